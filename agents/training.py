@@ -1,4 +1,4 @@
-"""The page that a training script reads: Steps reports each step to the agent on this machine.
+"""The page for training scripts: Steps reports each step to the agent on this machine.
 
     from agents.training import Steps
 
@@ -6,14 +6,14 @@
     for batch in batches:
         with steps.step(tokens=batch.size) as step:
             loss = forward_and_backward(batch)
-            step.computed()                  # before the collective; on a GPU behind whatever waits for the device
+            step.computed()                  # before the collective; on a GPU after a wait for the device
             all_reduce(gradients)
             step.communicated()
             optimizer.step()
             step.loss(loss)
             step.gradient_norm(norm)
 
-It never waits, never raises and needs no agent. docs/training.md shows the rest.
+It never waits, never raises and needs no agent. More: docs/training.md.
 """
 
 from agents.collectors.training.digest import replica_digest

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.collectors.training.agent_socket import VARIABLE
+from agents.collectors.training.agent_socket import SOCKET_VARIABLE
 from agents.training import Steps, replica_digest
 
 COLLECTOR = """
@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = os.environ[VARIABLE] = str(Path(folder) / "training.sock")
+        path = os.environ[SOCKET_VARIABLE] = str(Path(folder) / "training.sock")
         print("without an agent             ", measured(Steps("bench", 0), chosen.steps))
         with agent(path):
             print("with one, one by one         ", measured(Steps("bench", 0), chosen.steps))

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from agents.collectors.jobs.kubernetes import Kubelet, Refused
+from agents.collectors.jobs.kubernetes import PodListRefused, PodPoller
 from agents.node.health import incidents
-from agents.otlp.http import Post
+from agents.otlp.http import HttpDelivery
 from dashboards.client import ApiError, Client
 from pipeline.config.sections import Api, Check, Config, Opentelemetry
 from pipeline.http import addresses, client
@@ -79,7 +79,7 @@ def check(server: Server, token_file: Path) -> None:
 
 def kubelet(server: Server, token_file: Path) -> None:
     (token_file.parent / "token").write_text(TOKEN)
-    Kubelet(token_file.parent / "none.sock", token_file.parent, server.url, "n1", 1.0)._labels()
+    PodPoller(token_file.parent / "none.sock", token_file.parent, server.url, "n1", 1.0)._read_pod_list()
 
 
 def dashboard(server: Server, token_file: Path) -> None:
@@ -89,12 +89,12 @@ def dashboard(server: Server, token_file: Path) -> None:
 def opentelemetry(server: Server, token_file: Path) -> None:
     headers = token_file.parent / "headers"
     headers.write_text(f"Authorization: Bearer {TOKEN}\n")
-    Post(Opentelemetry(endpoint=server.url, headers_file=headers), "test")(b"")
+    HttpDelivery(Opentelemetry(endpoint=server.url, headers_file=headers), "test")(b"")
 
 
 Call = Callable[[Server, Path], None]
 CLIENTS: tuple[Call, ...] = (command, check, kubelet, dashboard, opentelemetry)
-FAILS = (Unreachable, incidents.NoAnswer, Refused, ApiError, Permanent)
+FAILS = (Unreachable, incidents.NoAnswer, PodListRefused, ApiError, Permanent)
 
 
 @pytest.fixture

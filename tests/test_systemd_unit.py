@@ -106,7 +106,7 @@ def test_what_others_read_and_write_is_where_the_service_lets_them() -> None:
     lines = (DEPLOY / UNIT).read_text().splitlines()
     assert f"RuntimeDirectory={status_file.RUN_FOLDER.relative_to('/run')}" in lines
     assert "RuntimeDirectoryMode=0755" in lines
-    assert Path(agent_socket.SYSTEM).parent == status_file.RUN_FOLDER
+    assert Path(agent_socket.SERVICE_SOCKET).parent == status_file.RUN_FOLDER
     assert not Jobs().facts.is_relative_to(status_file.RUN_FOLDER)
 
 

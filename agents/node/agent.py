@@ -37,7 +37,7 @@ from pipeline.transport.segments import folder_name
 
 if TYPE_CHECKING:
     from agents.node.uplink.sender import SpoolSender
-    from agents.otlp.export import Telemetry
+    from agents.otlp.export import OpenTelemetry
 
 INVENTORY_INTERVAL_US = 3600 * SECOND
 """The inventory is repeated hourly (DESIGN.md section 2), so that a store that lost it recovers."""
@@ -187,8 +187,8 @@ class Agent:
             self.spools.put(TELEMETRY, lambda: wire.encode(found), wire.TELEMETRY_KIND)
         if self._telemetry:
             if found:
-                self._telemetry.take(found)
-            self._telemetry.observe(self._build_snapshot(time, results))
+                self._telemetry.add_batch(found)
+            self._telemetry.update_snapshot(self._build_snapshot(time, results))
 
     def close(self) -> None:
         """Stops the workers that do not hang, and makes everything spooled durable."""
@@ -248,7 +248,7 @@ class Agent:
         self._inventory_sent = time
         devices = merge_inventories([*self._devices.values(), self._self_metrics.inventory()])
         if self._telemetry:
-            self._telemetry.describe(devices)
+            self._telemetry.set_devices(devices)
         return [build_inventory_event(time, self._origin.node, devices)]
 
     # --- state and log -----------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def format_log_line(event: Event) -> tuple[str, str] | None:
     return f"{event.kind} {event.entity}", ", ".join(facts)[:_MAX_LOG_LINE]
 
 
-def open_telemetry(config: Config, origin: Origin, log: Callable[[str, str], object]) -> Telemetry | None:
+def open_telemetry(config: Config, origin: Origin, log: Callable[[str, str], object]) -> OpenTelemetry | None:
     """The exporter that [opentelemetry] configures; None, and nothing loaded, if it is off (the default).
 
     `log` gets subject and text. Raises ConfigError.
@@ -314,9 +314,9 @@ def open_telemetry(config: Config, origin: Origin, log: Callable[[str, str], obj
         raise ConfigError(f'{where} metrics = "all": requires an endpoint, such as "http://127.0.0.1:4318"')
     if not (settings.endpoint or settings.kafka or settings.prometheus_port):
         return None
-    from agents.otlp.export import opened
+    from agents.otlp.export import build_opentelemetry
 
-    return opened(config, origin, log)
+    return build_opentelemetry(config, origin, log)
 
 
 def run(

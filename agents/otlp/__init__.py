@@ -1,5 +1,6 @@
-"""Telemetry as OTLP for houses that have a collector of it: encoding by template, sending over HTTP or to Kafka.
+"""Telemetry as OTLP for an OpenTelemetry Collector: encoded by template, sent over HTTP or to Kafka.
 
-`protobuf` writes the wire format, `template` a request whose values are overwritten in place, `layout` what a batch
-becomes, `export` ties them to the agent's ticks, `http` and `broker` send. Loaded only where [opentelemetry] wants it.
+`messages` has the wire format, `request_layout` a request whose values are overwritten in place, `export` gathers the
+agent's ticks, `agent_metrics` has the agent's metrics of itself, `http` and `broker` deliver, `outbox` queues. Loaded
+only if [opentelemetry] is configured.
 """

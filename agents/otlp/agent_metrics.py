@@ -1,13 +1,8 @@
-"""The agent's metrics of itself, through OpenTelemetry's SDK: sent as OTLP, or shown to Prometheus on loopback.
+"""The agent's metrics of itself, through OpenTelemetry's SDK: sent as OTLP, or served to Prometheus on loopback.
 
-The SDK keeps the instruments; `requests` encodes what it collects with our own few lines of protobuf, since the SDK's
-OTLP exporter would add requests, urllib3 and the generated classes: 4 MiB of memory for three kinds of message.
-
-What the SDK collected in Prometheus' text format 0.0.4, on a port of loopback.
-
-Names as the OpenTelemetry specification maps them: dots become underscores, the unit and `_total` are added.
-
-What the SDK collected as an ExportMetricsServiceRequest: gauges, sums and histograms with explicit bounds.
+The SDK keeps the instruments; their values are encoded here, since the SDK's OTLP exporter would add requests, urllib3
+and generated classes: 4 MiB of memory for three kinds of message. The Prometheus page is text format 0.0.4, with names
+as the OpenTelemetry specification maps them: dots become underscores, the unit and `_total` are appended.
 """
 
 from __future__ import annotations
@@ -41,13 +36,15 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _UNITS = {"s": "seconds", "By": "bytes"}
 
 
-class Exposition:
-    """Serves `/metrics` on 127.0.0.1. Raises ConfigError if the port cannot be had."""
+class PrometheusPage:
+    """Serves `/metrics` on 127.0.0.1. Raises ConfigError if the port is not free."""
 
     def __init__(self, port: int, collect: Callable[[], MetricsData | None]) -> None:
         class Page(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body, status = (render(collect()).encode(), 200) if self.path == "/metrics" else (b"/metrics\n", 404)
+                body, status = (
+                    (render_text(collect()).encode(), 200) if self.path == "/metrics" else (b"/metrics\n", 404)
+                )
                 self.send_response(status)
                 self.send_header("Content-Type", MEDIA_TYPE)
                 self.send_header("Content-Length", str(len(body)))
@@ -55,7 +52,7 @@ class Exposition:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Says nothing: a scrape is no news."""
+                """Logs nothing: scrapes are routine."""
 
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), Page)
@@ -67,22 +64,23 @@ class Exposition:
         self._thread.start()
 
     def close(self) -> None:
+        """Stops the server."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
 
-def render(data: MetricsData | None) -> str:
-    """All metrics, each with HELP and TYPE."""
+def render_text(data: MetricsData | None) -> str:
+    """Returns all metrics, each with HELP and TYPE."""
     lines: list[str] = []
     for found in data.resource_metrics if data else ():
         for scope in found.scope_metrics:
             for metric in scope.metrics:
-                lines += _family(metric)
+                lines += _render_family(metric)
     return "\n".join(lines) + "\n"
 
 
-def _family(metric: Metric) -> Iterator[str]:
+def _render_family(metric: Metric) -> Iterator[str]:
     data, unit = metric.data, _UNITS.get(metric.unit or "", "")
     name = re.sub(r"[^a-zA-Z0-9_]", "_", metric.name) + (f"_{unit}" if unit else "")
     monotonic = isinstance(data, Sum) and data.is_monotonic
@@ -92,28 +90,28 @@ def _family(metric: Metric) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
     for point in data.data_points:
         if isinstance(point, HistogramDataPoint):
-            yield from _buckets(name, point)
+            yield from _render_buckets(name, point)
         elif isinstance(point, NumberDataPoint):
-            yield f"{name}{_labels(point.attributes)} {_format_number(point.value)}"
+            yield f"{name}{_render_labels(point.attributes)} {_format_number(point.value)}"
 
 
-def _buckets(name: str, point: HistogramDataPoint) -> Iterator[str]:
+def _render_buckets(name: str, point: HistogramDataPoint) -> Iterator[str]:
     below = 0
     for bound, count in zip((*point.explicit_bounds, float("inf")), point.bucket_counts, strict=True):
         below += count
         label = "+Inf" if bound == float("inf") else _format_number(bound)
-        yield f"{name}_bucket{_labels(point.attributes, le=label)} {below}"
-    yield f"{name}_sum{_labels(point.attributes)} {_format_number(point.sum)}"
-    yield f"{name}_count{_labels(point.attributes)} {point.count}"
+        yield f"{name}_bucket{_render_labels(point.attributes, le=label)} {below}"
+    yield f"{name}_sum{_render_labels(point.attributes)} {_format_number(point.sum)}"
+    yield f"{name}_count{_render_labels(point.attributes)} {point.count}"
 
 
-def _labels(attributes: Mapping[str, object] | None, **more: str) -> str:
+def _render_labels(attributes: Mapping[str, object] | None, **more: str) -> str:
     pairs = {**{key.replace(".", "_"): str(value) for key, value in (attributes or {}).items()}, **more}
-    texts = (f'{key}="{_escaped(value)}"' for key, value in pairs.items())
+    texts = (f'{key}="{_escape(value)}"' for key, value in pairs.items())
     return "{" + ",".join(texts) + "}" if pairs else ""
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -122,51 +120,55 @@ def _format_number(value: float) -> str:
 
 
 def encode_metrics(data: MetricsData | None, resource: Mapping[str, str | bool], version: str) -> bytes:
-    """The request; `resource` stands in place of the SDK's."""
+    """Returns the OTLP request; `resource` replaces the SDK's."""
     metrics = [
-        messages.metric(metric.name, metric.description or "", metric.unit or "", _encode_data(metric))
+        messages.encode_metric(metric.name, metric.description or "", metric.unit or "", _encode_data(metric))
         for found in (data.resource_metrics if data else ())
         for scope in found.scope_metrics
         for metric in scope.metrics
     ]
-    return messages.request(messages.attributes(1, resource), "fleetpulse", version, SCHEMA, metrics)
+    return messages.encode_request(messages.encode_attributes(1, resource), "fleetpulse", version, SCHEMA, metrics)
 
 
 def _encode_data(metric: Metric) -> bytes:
     data = metric.data
     if isinstance(data, Gauge):
-        return messages.gauge(b"".join(messages.nested(1, _encode_number_point(point)) for point in data.data_points))
+        return messages.encode_gauge(
+            b"".join(messages.encode_nested(1, _encode_number_point(point)) for point in data.data_points)
+        )
     if isinstance(data, Sum):
-        points = b"".join(messages.nested(1, _encode_number_point(point)) for point in data.data_points)
-        return messages.total(points, data.is_monotonic)
+        points = b"".join(messages.encode_nested(1, _encode_number_point(point)) for point in data.data_points)
+        return messages.encode_sum(points, data.is_monotonic)
     if isinstance(data, Histogram):
-        return messages.histogram(
-            b"".join(messages.nested(1, _encode_histogram_point(point)) for point in data.data_points)
+        return messages.encode_histogram(
+            b"".join(messages.encode_nested(1, _encode_histogram_point(point)) for point in data.data_points)
         )
     raise TypeError(f"{metric.name}: {type(data).__name__}: wanted Gauge, Sum or Histogram")
 
 
 def _encode_number_point(point: NumberDataPoint) -> bytes:
-    """A NumberDataPoint; whole numbers as such, which all of ours that are have no sign."""
+    """Encodes a NumberDataPoint. All of our integers are unsigned."""
     value = point.value
-    body = messages.fixed(6, value) if isinstance(value, int) else messages.double(4, value)
-    times = messages.fixed(2, point.start_time_unix_nano or 0) + messages.fixed(3, point.time_unix_nano)
-    return times + body + messages.attributes(7, _texts(point.attributes))
+    body = messages.encode_fixed64(6, value) if isinstance(value, int) else messages.encode_double(4, value)
+    times = messages.encode_fixed64(2, point.start_time_unix_nano or 0) + messages.encode_fixed64(
+        3, point.time_unix_nano
+    )
+    return times + body + messages.encode_attributes(7, _texts(point.attributes))
 
 
 def _encode_histogram_point(point: HistogramDataPoint) -> bytes:
-    """A HistogramDataPoint."""
+    """Encodes a HistogramDataPoint."""
     return b"".join(
         (
-            messages.fixed(2, point.start_time_unix_nano or 0),
-            messages.fixed(3, point.time_unix_nano),
-            messages.fixed(4, point.count),
-            messages.double(5, point.sum),
-            messages.packed_fixed(6, point.bucket_counts),
-            messages.packed_doubles(7, point.explicit_bounds),
-            messages.double(11, point.min),
-            messages.double(12, point.max),
-            messages.attributes(9, _texts(point.attributes)),
+            messages.encode_fixed64(2, point.start_time_unix_nano or 0),
+            messages.encode_fixed64(3, point.time_unix_nano),
+            messages.encode_fixed64(4, point.count),
+            messages.encode_double(5, point.sum),
+            messages.encode_packed_fixed64(6, point.bucket_counts),
+            messages.encode_packed_doubles(7, point.explicit_bounds),
+            messages.encode_double(11, point.min),
+            messages.encode_double(12, point.max),
+            messages.encode_attributes(9, _texts(point.attributes)),
         )
     )
 
@@ -175,14 +177,16 @@ def _texts(attributes: Mapping[str, object] | None) -> dict[str, str | bool]:
     return {key: str(value) for key, value in (attributes or {}).items()}
 
 
-BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Of the histogram of looks, in s; chosen: two to a decade, from a file in /proc to a hung driver's deadline."""
-Told = Iterable[tuple[Mapping[str, str], float | int | None]]
+LOOK_TIME_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Histogram bounds of read times, in s. Chosen: two per decade, from a file in /proc to a hung driver's deadline."""
+PointValues = Iterable[tuple[Mapping[str, str], float | int | None]]
 """Attributes and value of each point of an instrument."""
 
 
-class Metrics:
-    """Instruments over the newest Snapshot. `send` gets a request per interval; a port of 0 shows nothing."""
+class AgentMetrics:
+    """Instruments over the newest Snapshot. `send` gets one request per interval; a prometheus_port of 0 serves
+    nothing.
+    """
 
     def __init__(
         self,
@@ -198,13 +202,13 @@ class Metrics:
         self._requests: Mapping[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._reader = InMemoryMetricReader()
-        # an empty resource: ours is told in full by `encoded`, and the SDK's would look into the environment again
+        # an empty resource: encode_metrics adds ours, and the SDK's would read the environment again
         self._provider = MeterProvider([self._reader], Resource({}), shutdown_on_exit=False)
         self._instruments()
-        self._exposition = Exposition(prometheus_port, self.collect) if prometheus_port else None
+        self._exposition = PrometheusPage(prometheus_port, self.collect) if prometheus_port else None
 
-    def observe(self, snapshot: Snapshot, requests: Mapping[str, tuple[int, int]] = {}) -> None:
-        """The agent after one tick, and each outbox's requests (sent, dropped)."""
+    def update_snapshot(self, snapshot: Snapshot, requests: Mapping[str, tuple[int, int]] = {}) -> None:
+        """Takes the agent's snapshot after one tick, and each outbox's requests (sent, dropped)."""
         for look in snapshot.results:
             about = {"collector": look.collector}
             self._looks.add(1, {**about, "result": look.result})
@@ -215,62 +219,63 @@ class Metrics:
             self._send(encode_metrics(self.collect(), self._resource, self._version))
 
     def collect(self) -> MetricsData | None:
-        """What the instruments hold now; None before there is anything."""
+        """Returns the instruments' current values; None before there are any."""
         with self._lock:
             return self._reader.get_metrics_data()
 
     def close(self) -> None:
+        """Stops the page and the SDK."""
         if self._exposition is not None:
             self._exposition.close()
         self._provider.shutdown()
 
     def _instruments(self) -> None:
         meter = self._provider.get_meter("fleetpulse", self._version)
-        self._looks = meter.create_counter("fleetpulse.agent.results", "{look}", "Looks of the collectors by result")
+        self._looks = meter.create_counter("fleetpulse.agent.looks", "{look}", "Reads of the collectors by result")
         self._took = meter.create_histogram(
             "fleetpulse.agent.look.duration",
             "s",
-            "How long the collectors' looks took",
-            explicit_bucket_boundaries_advisory=BOUNDS,
+            "Duration of the collectors' reads",
+            explicit_bucket_boundaries_advisory=LOOK_TIME_BOUNDS_S,
         )
 
-        def counter(name: str, unit: str, help: str, told: Callable[[], Told]) -> None:
-            meter.create_observable_counter(f"fleetpulse.agent.{name}", [_callback(told)], unit, help)
+        def counter(name: str, unit: str, help: str, read_points: Callable[[], PointValues]) -> None:
+            meter.create_observable_counter(f"fleetpulse.agent.{name}", [_callback(read_points)], unit, help)
 
-        def gauge(name: str, unit: str, help: str, told: Callable[[], Told]) -> None:
-            meter.create_observable_gauge(f"fleetpulse.agent.{name}", [_callback(told)], unit, help)
+        def gauge(name: str, unit: str, help: str, read_points: Callable[[], PointValues]) -> None:
+            meter.create_observable_gauge(f"fleetpulse.agent.{name}", [_callback(read_points)], unit, help)
 
         counter(
             "restarts",
             "{restart}",
-            "Collectors given up and started anew",
+            "Collectors given up and restarted",
             lambda: _by("collector", self._now.restarts),
         )
         gauge("spool.size", "By", "Bytes of the spools on disk", lambda: [({}, self._now.spool_bytes)])
         gauge("spool.wait", "s", "Longest wait for the spool's disk in 10 s", lambda: [({}, self._now.spool_wait)])
-        counter("spool.dropped", "{message}", "Messages that the spools lost", lambda: [({}, self._now.dropped)])
+        counter("spool.dropped", "{message}", "Messages dropped by the spools", lambda: [({}, self._now.dropped)])
         counter("gaps", "{message}", "Messages lost before they were sent", lambda: [({}, self._now.gaps)])
         gauge("sender.unsent", "{message}", "Messages not yet acknowledged", lambda: [({}, self._now.unsent)])
         gauge("sender.lag", "s", "Age of the oldest message not yet acknowledged", lambda: [({}, self._now.lag)])
-        counter("ticks.late", "{tick}", "Ticks that began late or were left out", lambda: [({}, self._now.late_ticks)])
+        counter("ticks.late", "{tick}", "Ticks that began late or were skipped", lambda: [({}, self._now.late_ticks)])
         counter("cpu.time", "s", "Processor time of all its processes", lambda: [({}, self._now.cpu_time)])
         gauge("memory.usage", "By", "Proportional set size of all its processes", lambda: [({}, self._now.memory)])
         counter("otlp.sent", "{request}", "OTLP requests delivered", lambda: _requests(self._requests, 0))
-        counter("otlp.dropped", "{request}", "OTLP requests lost", lambda: _requests(self._requests, 1))
+        counter("otlp.dropped", "{request}", "OTLP requests dropped", lambda: _requests(self._requests, 1))
 
 
-def _callback(told: Callable[[], Told]) -> Callable[[CallbackOptions], Iterator[Observation]]:
+def _callback(read_points: Callable[[], PointValues]) -> Callable[[CallbackOptions], Iterator[Observation]]:
     """For the SDK: one Observation per point that is known."""
 
     def observe(_: CallbackOptions) -> Iterator[Observation]:
-        return (Observation(value, attributes) for attributes, value in told() if value is not None)
+        return (Observation(value, attributes) for attributes, value in read_points() if value is not None)
 
     return observe
 
 
-def _by(key: str, values: Mapping[str, float]) -> Told:
+def _by(key: str, values: Mapping[str, float]) -> PointValues:
     return [({key: name}, value) for name, value in values.items()]
 
 
-def _requests(outboxes: Mapping[str, tuple[int, int]], which: int) -> Told:
+def _requests(outboxes: Mapping[str, tuple[int, int]], which: int) -> PointValues:
     return [({"to": name}, counts[which]) for name, counts in outboxes.items()]

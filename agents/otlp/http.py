@@ -1,4 +1,4 @@
-"""One OTLP request to a collector over HTTP: compressed, and what its answer means for trying again."""
+"""Delivers an OTLP request over HTTP, compressed, and classifies failures as retryable or permanent."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pipeline.model.errors import ConfigError, Permanent, Retryable
 
 TIMEOUT_S = 10.0
 """The OTLP exporters' default (opentelemetry.io, OTLP exporter configuration)."""
-AGAIN = (429, 502, 503, 504)
-"""Answers after which the specification wants another try; all others are final (OTLP 1.x, Failures)."""
-AFTER_MOST_S = 300.0
-"""How long a collector may tell us to wait; chosen."""
-MAX_ANSWER = 1 << 16
+RETRYABLE_STATUSES = (429, 502, 503, 504)
+"""Statuses that the specification retries; all others are permanent (OTLP 1.x, Failures)."""
+MAX_RETRY_AFTER_S = 300.0
+"""Longest wait that a collector may request. Chosen."""
+MAX_ANSWER_BYTES = 1 << 16
 
 
-class Post:
-    """Delivers requests to `ENDPOINT/v1/metrics`. Raises ConfigError where headers or certificates cannot be read."""
+class HttpDelivery:
+    """Sends requests to `ENDPOINT/v1/metrics`. Raises ConfigError if headers or certificates cannot be read."""
 
     def __init__(self, settings: Opentelemetry, source: str) -> None:
         self.url = settings.endpoint.rstrip("/") + "/v1/metrics"
@@ -32,24 +32,24 @@ class Post:
             "Content-Type": "application/x-protobuf",
             "Content-Encoding": "gzip",
             "User-Agent": "fleetpulse-agent",
-            **_headers(settings, source),
+            **_read_headers(settings, source),
         }
-        more = []
+        handlers = []
         if settings.endpoint.startswith("https:"):  # reading the system's certificates costs memory
-            more.append(urllib.request.HTTPSHandler(context=_trust(settings, source)))
-        self._opener = opener(*more, environment_proxies_to=self.url)
+            handlers.append(urllib.request.HTTPSHandler(context=_tls_context(settings, source)))
+        self._opener = opener(*handlers, environment_proxies_to=self.url)
 
     def __call__(self, request: bytes) -> None:
-        """Raises Retryable or Permanent, which says why."""
-        call = urllib.request.Request(self.url, gzip(request), self._headers, method="POST")
+        """Sends a request. Raises Retryable or Permanent with the reason."""
+        call = urllib.request.Request(self.url, compress(request), self._headers, method="POST")
         try:
             with self._opener.open(call, timeout=TIMEOUT_S) as answer:
-                refused, why = _refused(answer.read(MAX_ANSWER))
+                refused, why = _parse_rejected(answer.read(MAX_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             with error:
                 text = f"{self.url}: {error.code} {error.reason}"
-                if error.code in AGAIN:
-                    raise Retryable(text, _after(error.headers.get("Retry-After"))) from error
+                if error.code in RETRYABLE_STATUSES:
+                    raise Retryable(text, _parse_retry_after(error.headers.get("Retry-After"))) from error
                 raise Permanent(f"{text}; wanted 200") from error
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             raise Retryable(f"{self.url}: {getattr(error, 'reason', None) or error}") from error
@@ -57,26 +57,26 @@ class Post:
             raise Permanent(f"{self.url}: {refused} points refused: {why}")
 
 
-def gzip(data: bytes) -> bytes:
-    """Level 1, the cheapest: names and attributes that repeat are most of a request, and any level folds those."""
+def compress(data: bytes) -> bytes:
+    """Compresses with gzip level 1, the cheapest: repeated names and attributes compress well at any level."""
     packer = zlib.compressobj(1, wbits=31)  # 16 + 15: a gzip header, the largest window
     return packer.compress(data) + packer.flush()
 
 
-def _refused(answer: bytes) -> tuple[int, str]:
+def _parse_rejected(answer: bytes) -> tuple[int, str]:
     try:
-        return messages.rejected(answer)
-    except ValueError:  # a proxy's own page with 200; the points may have arrived, and nothing else can be known
+        return messages.decode_rejected(answer)
+    except ValueError:  # a proxy's own page with status 200; whether the points arrived is unknown
         return 0, ""
 
 
-def _after(text: str | None) -> float:
-    """Seconds of a Retry-After; the form with a date counts as none."""
-    return min(float(text), AFTER_MOST_S) if text and text.strip().isdecimal() else 0.0
+def _parse_retry_after(text: str | None) -> float:
+    """Returns the seconds of a Retry-After header; 0 for its form with a date."""
+    return min(float(text), MAX_RETRY_AFTER_S) if text and text.strip().isdecimal() else 0.0
 
 
-def _headers(settings: Opentelemetry, source: str) -> Mapping[str, str]:
-    """The lines of `headers_file`. They may be secrets, so that they leave the host encrypted only."""
+def _read_headers(settings: Opentelemetry, source: str) -> Mapping[str, str]:
+    """Returns the lines of `headers_file`. They may be secrets, so they leave the host only encrypted."""
     path = settings.headers_file
     if path is None:
         return {}
@@ -88,11 +88,11 @@ def _headers(settings: Opentelemetry, source: str) -> Mapping[str, str]:
     if any(":" not in line for line in lines):
         raise ConfigError(f"{where}: {path}: wanted lines 'Name: value'")
     if not settings.endpoint.startswith("https:") and not is_loopback_url(settings.endpoint):
-        raise ConfigError(f"{where}: its headers would go to {settings.endpoint} in clear; wanted https://")
+        raise ConfigError(f"{where}: its headers would go to {settings.endpoint} unencrypted; wanted https://")
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _trust(settings: Opentelemetry, source: str) -> ssl.SSLContext:
+def _tls_context(settings: Opentelemetry, source: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
     except (OSError, ssl.SSLError) as error:

@@ -1,12 +1,9 @@
-"""What columns of telemetry become as an OTLP request: which metrics, which points, and how values are converted.
+"""The layout of an OTLP request: which metrics and points a set of columns becomes, and how values are converted.
 
-Columns are the newest of each signal since the last request. A layout holds as long as the same signals of the same
-entities come; values then pass through it in a few NumPy operations over all points at once.
-
-An OTLP request that is serialised once; afterwards only times, values and flags are written over, with NumPy.
-
-Each point begins with the four fields that change, at fixed sizes, so that their places never move. A value that is
-missing keeps its point and says so (the data model's flag "no recorded value").
+A layout holds as long as the same signals of the same entities come. The request is serialised once; afterwards only
+times, values and flags are overwritten, with a few NumPy operations over all points. Each point begins with the four
+fields that change, at fixed sizes, so that their offsets never change. A missing value keeps its point, with the data
+model's flag "no recorded value".
 """
 
 from __future__ import annotations
@@ -34,8 +31,8 @@ NO_RECORDED_VALUE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """One metric and its points: the attributes of each, in the order in which values will come."""
+class MetricPoints:
+    """One metric and its points: the encoded attributes of each, in the order of the values."""
 
     name: str
     help: str
@@ -45,19 +42,21 @@ class Series:
     points: Sequence[bytes]
 
 
-class Template:
-    """One layout of a request. `about`: the resource's attributes."""
+class RequestTemplate:
+    """A serialised request. `about`: the resource's attributes."""
 
-    def __init__(self, about: Mapping[str, str | bool], version: str, schema: str, series: Sequence[Series]) -> None:
+    def __init__(
+        self, about: Mapping[str, str | bool], version: str, schema: str, series: Sequence[MetricPoints]
+    ) -> None:
         metrics, places, end = [], [], 0
         for one in series:
-            body, inside = _metric(one)
-            end += len(body) + len(messages.tag(2, messages.LENGTH)) + len(messages.varint(len(body)))
+            body, inside = _encode_metric(one)
+            end += len(body) + len(messages.encode_tag(2, messages.LENGTH)) + len(messages.encode_varint(len(body)))
             places += [end - len(body) + place for place in inside]
             metrics.append(body)
-        whole = messages.request(messages.attributes(1, about), "fleetpulse", version, schema, metrics)
+        whole = messages.encode_request(messages.encode_attributes(1, about), "fleetpulse", version, schema, metrics)
         # the metrics are followed by the schema's field alone
-        start = len(whole) - len(messages.text(3, schema)) - end
+        start = len(whole) - len(messages.encode_text(3, schema)) - end
         self._bytes = np.frombuffer(bytearray(whole), np.uint8)
         self._places = np.array(places, np.int32) + np.int32(start)
         self._heads = np.zeros(len(places), _HEAD)
@@ -70,14 +69,14 @@ class Template:
         """Bytes of the request."""
         return len(self._bytes)
 
-    def stamped(
+    def fill(
         self,
         times: NDArray[np.uint64],
         starts: NDArray[np.uint64],
         bits: NDArray[np.uint64],
         missing: NDArray[np.bool_],
     ) -> bytes:
-        """The request with these points: times in ns, values as the 64 bits of a double or whole number."""
+        """Returns the request with these points: times in ns, values as the 64 bits of a double or integer."""
         heads = self._heads
         heads["time"], heads["start"] = times, starts
         heads["value"] = np.where(missing, np.uint64(0), bits)
@@ -86,93 +85,98 @@ class Template:
         return self._bytes.tobytes()
 
 
-def _metric(series: Series) -> tuple[bytes, list[int]]:
-    """The Metric message, and where in it each point's head begins."""
+def _encode_metric(series: MetricPoints) -> tuple[bytes, list[int]]:
+    """Returns the Metric message, and the offset of each point's changing fields."""
     points, places, end = [], [], 0
     for attributes in series.points:
         body = bytes(_HEAD.itemsize) + attributes
-        prefix = messages.tag(1, messages.LENGTH) + messages.varint(len(body))
+        prefix = messages.encode_tag(1, messages.LENGTH) + messages.encode_varint(len(body))
         places.append(end + len(prefix))
         points += [prefix, body]
         end += len(prefix) + len(body)
     joined = b"".join(points)
     if series.instrument == "gauge":
-        data, tail = messages.gauge(joined), 0
+        data, tail = messages.encode_gauge(joined), 0
     else:
-        data = messages.total(joined, series.instrument == "counter")
-        tail = len(messages.total_tail(series.instrument == "counter"))
-    message = messages.metric(series.name, series.help, series.unit, data)
+        data = messages.encode_sum(joined, series.instrument == "counter")
+        tail = len(messages.encode_sum_tail(series.instrument == "counter"))
+    message = messages.encode_metric(series.name, series.help, series.unit, data)
     start = len(message) - tail - len(joined)
     return message, [start + place for place in places]
 
 
 MICROSECOND, SECOND = 1_000, 1_000_000_000
 """In ns, OTLP's unit of time."""
-WHOLE_MOST = np.uint64(2**63 - 1)
-"""OTLP's whole numbers have a sign: what is larger cannot be told, and is missing."""
+MAX_INT64 = np.uint64(2**63 - 1)
+"""OTLP's integers are signed: larger values are missing."""
 
 Group = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """Newest values of one signal: when they were looked at (us), and one per entity, in wire type."""
+class SignalColumn:
+    """The newest values of one signal: when they were read (us), and one per entity, in wire type."""
 
     time: int
     values: NDArray[Any]
 
 
-Columns = Mapping[Group, Mapping[str, Column]]
+Columns = Mapping[Group, Mapping[str, SignalColumn]]
 """By device class and entities, then by signal."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _MetricColumn:
     """One metric of one column."""
 
     group: Group
     metric: Metric
 
     @property
-    def whole(self) -> bool:
-        """Whether values are sent as whole numbers: counters whose unit is the convention's own."""
+    def is_integer(self) -> bool:
+        """Whether values are sent as integers: counters in the convention's own unit."""
         unsigned = CATALOGUE[self.metric.signal].type[0] == "u"
         return unsigned and self.metric.instrument == "counter" and (self.metric.factor, self.metric.offset) == (1, 0)
 
 
-class Layout:
-    """The request for one set of columns. `parents`: entity -> its nearest parent, where that is known."""
+class RequestLayout:
+    """The request for one set of columns. `parents`: entity -> its nearest parent, if known."""
 
     def __init__(
         self, about: Mapping[str, str | bool], version: str, columns: Columns, parents: Mapping[str, str]
     ) -> None:
         node = str(about.get("host.name", ""))
         parts = [
-            _Part(g, m)
+            _MetricColumn(g, m)
             for g, signals in columns.items()
             for name in signals
             for m in otel.metrics_of_signal(CATALOGUE[name])
         ]
-        series: dict[tuple[str, str, str], list[_Part]] = {}
+        series: dict[tuple[str, str, str], list[_MetricColumn]] = {}
         for part in parts:
             series.setdefault((part.metric.name, part.metric.unit, part.metric.instrument), []).append(part)
-        whole = [all(part.whole for part in found) for found in series.values()]
+        whole = [all(part.is_integer for part in found) for found in series.values()]
         ordered = [found for w, found in zip(whole, series.values(), strict=True) if not w]
         self._doubles = [part for found in ordered for part in found]
         fractions = len(ordered)
         ordered += [found for w, found in zip(whole, series.values(), strict=True) if w]
         self._wholes = [part for found in ordered[fractions:] for part in found]
-        self._template = Template(
-            about, version, SCHEMA, [_series(found, i >= fractions, node, parents) for i, found in enumerate(ordered)]
+        self._template = RequestTemplate(
+            about,
+            version,
+            SCHEMA,
+            [_build_points(found, i >= fractions, node, parents) for i, found in enumerate(ordered)],
         )
         counts = [len(part.group[1]) for part in self._doubles]
         self._factor = np.repeat([part.metric.factor for part in self._doubles], counts)
         self._offset = np.repeat([part.metric.offset for part in self._doubles], counts)
         self._counts = np.array([len(part.group[1]) for part in self._parts], np.intp)
-        self._looks = {part: _lookup(part.metric) for part in self._doubles if part.metric.states is not None}
+        self._state_tables = {
+            part: _state_table(part.metric) for part in self._doubles if part.metric.states is not None
+        }
 
     @property
-    def _parts(self) -> list[_Part]:
+    def _parts(self) -> list[_MetricColumn]:
         return [*self._doubles, *self._wholes]
 
     @property
@@ -180,14 +184,14 @@ class Layout:
         """Bytes of the request."""
         return self._template.size
 
-    def request(self, columns: Columns, begun: Mapping[Group, NDArray[np.uint64]]) -> bytes:
-        """The request for these columns. begun: UTC seconds in which each entity's counters began, where known."""
+    def fill(self, columns: Columns, begun: Mapping[Group, NDArray[np.uint64]]) -> bytes:
+        """Returns the request for these columns. begun: UTC seconds at which each entity's counters began, if known."""
         doubles = self._double_values(columns)
         wholes, unknown = self._whole_values(columns)
         bits = np.concatenate((doubles.view(np.uint64), wholes))
         missing = np.concatenate((np.isnan(doubles), unknown))
         times = [columns[part.group][part.metric.signal].time for part in self._parts]
-        return self._template.stamped(
+        return self._template.fill(
             np.repeat(np.array(times, np.uint64) * np.uint64(MICROSECOND), self._counts),
             self._starts(begun),
             bits,
@@ -200,9 +204,11 @@ class Layout:
         found = []
         for part in self._doubles:
             raw = columns[part.group][part.metric.signal].values
-            found.append(_shown(self._looks[part], raw) if part in self._looks else as_floats(raw))
+            found.append(
+                _apply_state_table(self._state_tables[part], raw) if part in self._state_tables else to_doubles(raw)
+            )
         values: NDArray[np.float64] = np.concatenate(found) * self._factor + self._offset
-        np.maximum(values, 0.0, out=values, where=self._factor < 0)  # of shares that may pass 1, what is left
+        np.maximum(values, 0.0, out=values, where=self._factor < 0)  # the rest of a share that may exceed 1
         return values
 
     def _whole_values(self, columns: Columns) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
@@ -213,10 +219,10 @@ class Layout:
         highest = np.repeat(
             np.array([np.iinfo(values.dtype).max for values in columns_of], np.uint64), [len(v) for v in columns_of]
         )
-        return values, (values == highest) | (values > WHOLE_MOST)
+        return values, (values == highest) | (values > MAX_INT64)
 
     def _starts(self, begun: Mapping[Group, NDArray[np.uint64]]) -> NDArray[np.uint64]:
-        """When each counter began, in ns; 0, which is unknown, for everything else."""
+        """Returns when each counter began, in ns; 0, unknown, for everything else."""
         found = []
         for part in self._parts:
             known = begun.get(part.group) if part.metric.instrument == "counter" else None
@@ -224,36 +230,38 @@ class Layout:
         return np.concatenate(found) if found else np.empty(0, np.uint64)
 
 
-def as_floats(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Wire values as doubles; missing is NaN."""
+def to_doubles(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns wire values as doubles; missing is NaN."""
     found = values.astype(np.float64)
     if values.dtype.kind == "u":
         found[values == np.iinfo(values.dtype).max] = np.nan
     return found
 
 
-def _lookup(metric: Metric) -> NDArray[np.float64]:
-    """State number -> 1 where the metric is of that state, 0 where not; last, NaN for what is no state."""
+def _state_table(metric: Metric) -> NDArray[np.float64]:
+    """Returns a table: state number -> 1 if the metric shows that state, else 0; last, NaN for invalid states."""
     states = len(CATALOGUE[metric.signal].states)
     table = np.zeros(states + 1)
     table[list(metric.states or ())], table[states] = 1.0, np.nan
     return table
 
 
-def _shown(table: NDArray[np.float64], values: NDArray[Any]) -> NDArray[np.float64]:
+def _apply_state_table(table: NDArray[np.float64], values: NDArray[Any]) -> NDArray[np.float64]:
     found: NDArray[np.float64] = table[np.minimum(values, len(table) - 1)]
     return found
 
 
-def _series(parts: Sequence[_Part], whole: bool, node: str, parents: Mapping[str, str]) -> Series:
+def _build_points(parts: Sequence[_MetricColumn], whole: bool, node: str, parents: Mapping[str, str]) -> MetricPoints:
     first = parts[0].metric
-    points = [_attributes(part.metric, entity, node, parents) for part in parts for entity in part.group[1]]
-    text = first.help if first.name.startswith(otel.PREFIX) else ""  # a convention has its own
-    return Series(first.name, text, first.unit, first.instrument, whole, points)
+    points = [
+        _encode_point_attributes(part.metric, entity, node, parents) for part in parts for entity in part.group[1]
+    ]
+    text = first.help if first.name.startswith(otel.PREFIX) else ""  # the convention has its own text
+    return MetricPoints(first.name, text, first.unit, first.instrument, whole, points)
 
 
-def _attributes(metric: Metric, entity: str, node: str, parents: Mapping[str, str]) -> bytes:
-    """A point's attributes, as field 7 of NumberDataPoint."""
+def _encode_point_attributes(metric: Metric, entity: str, node: str, parents: Mapping[str, str]) -> bytes:
+    """Returns a point's attributes, as field 7 of NumberDataPoint."""
     facts: dict[str, str | bool] = dict(metric.attributes)
     if metric.is_hardware:
         facts |= {"hw.id": entity, "hw.name": entity.partition(":")[2]}
@@ -267,4 +275,4 @@ def _attributes(metric: Metric, entity: str, node: str, parents: Mapping[str, st
             facts["system.device"] = part
         elif metric.name.startswith("system.filesystem."):
             facts["system.filesystem.mountpoint"] = part if kind == "filesystem" else "/"
-    return messages.attributes(7, facts)
+    return messages.encode_attributes(7, facts)

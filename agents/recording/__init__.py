@@ -1,9 +1,9 @@
-"""Recordings of one node: what its collectors saw, as files that `fleetpulse replay` and the agent itself play back.
+"""Recordings of one node: the readings of its collectors, as files that `fleetpulse replay` and the agent play back.
 
-`writer` writes the folder, `tape` reads it tick by tick, `playback` stands in for the collectors. The folder holds:
-  telemetry-CLASS.csv  the replay format, one line per entity and tick; empty = missing, or not looked at
-  events.jsonl         the replay format, with `seen` (the tick it came with) and, but for states, `collector`
-  topology.toml        parents and attributes, from the collectors' inventories
-  collectors.jsonl     each change of a collector's state: time, collector, state, reason, latency in s
-  recording.json       node, interval, and what each collector claims and sees
+`files` writes and reads the folder, `playback` plays it in place of the collectors. The folder holds:
+    telemetry-CLASS.csv  the replay format, one line per entity and tick; empty = missing, or not read at this tick
+    events.jsonl         the replay format, with `seen` (the tick it came with) and, except for states, `collector`
+    topology.toml        parents and attributes, from the collectors' inventories
+    collectors.jsonl     each change of a collector's state: time, collector, state, reason, latency in s
+    recording.json       node, interval, and each collector's signals, events and entities
 """

@@ -1,11 +1,8 @@
-"""Writes a recording: each tick is on disk, in whole lines, before the next; memory holds the inventory alone.
+"""The files of a recording: RecordingWriter writes them, the functions read them line by line.
 
-A tick is one write(2) per file, so that killing the process leaves whole lines; only a disk without room or a lost
-machine can tear the last one, which readers pass over.
-
-Reads the files of a recording, line by line; what is not complete at a file's end is passed over.
-
-Errors are UsageErrors that name file and line. Times are UTC microseconds.
+A tick is one write(2) per file and on disk before the next tick, so that a killed process leaves whole lines; only a
+full disk or a crashed machine can truncate the last line, which readers ignore. The writer keeps the inventory alone in
+memory. Read errors are UsageErrors with file and line. Times are UTC microseconds.
 """
 
 from __future__ import annotations
@@ -17,13 +14,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.collector import Collector, Device, Reading
+from agents.collector import Collector, Device
 from agents.node.batches import build_blocks, merge_inventories
+from agents.node.workers.read_server import ReadResult
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Block, Event, from_iso, iso, to_json
 from pipeline.model.signals import CATALOGUE, signals_of_class
@@ -32,30 +30,15 @@ from pipeline.recording.text_files import event_json, json_line, read_topology, 
 
 VERSION = 1
 MAX_ENTITIES = 10_000
-"""Entities that a recording remembers; chosen: ten times what a node with 8 GPUs, 8 NICs and their parts has."""
-
-
-class Delivery(Protocol):
-    """What one look brought; see agents.node.workers.read_server.Delivery. took: s."""
-
-    @property
-    def state(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def readings(self) -> tuple[Reading, ...]: ...
-    @property
-    def inventory(self) -> Mapping[str, Device] | None: ...
-    @property
-    def took(self) -> float: ...
+"""Most entities of a recording. Chosen: ten times those of a node with 8 GPUs, 8 NICs and their parts."""
 
 
 class RecordingWriter:
-    """One folder, which must be empty or absent. Raises UsageError where it is not or cannot be written."""
+    """Writes one folder, which must be empty or absent. Raises UsageError if it is not, or cannot be written."""
 
     def __init__(self, directory: str | Path, node: str, interval: float, collectors: Sequence[Collector]) -> None:
         self.directory = Path(directory)
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _AppendOnlyFile] = {}
         self._states: dict[str, tuple[str, str]] = {}
         self._devices: dict[str, dict[str, Device]] = {c.name: {} for c in collectors}
         self._about: dict[str, Any] = {"version": VERSION, "node": node, "interval": interval}
@@ -67,42 +50,44 @@ class RecordingWriter:
         classes = dict.fromkeys(CATALOGUE[name].device_class for name in CATALOGUE if name in claimed)
         self._columns = {c: tuple(s.name for s in signals_of_class(c) if s.name in claimed) for c in classes}
         _make_empty(self.directory)
-        self._describe()
+        self._write_description()
         for name in ("events.jsonl", "collectors.jsonl"):
             self._append(name, "")
 
-    def tick(self, time: int, looks: Iterable[tuple[Collector, Delivery]]) -> None:
-        """Everything that was seen at one tick, later than all before."""
-        looks = list(looks)
-        self._remember(looks)
-        changes = self._changes(time, looks)
+    def write_tick(self, time: int, results: Iterable[tuple[Collector, ReadResult]]) -> None:
+        """Writes the readings of one tick, which is later than all before."""
+        results = list(results)
+        self._update_inventory(results)
+        changes = self._state_changes(time, results)
         self._append("collectors.jsonl", "".join(map(json_line, changes)))
-        events = [(c.name, e) for c, d in looks for reading in d.readings for e in reading.events]
+        events = [(c.name, e) for c, d in results for reading in d.readings for e in reading.events]
         lines = [_event_line(time, event, collector=name) for name, event in events]
-        told = (Event(time, f"node:{self._about['node']}", "collector", _told(change)) for change in changes)
-        self._append("events.jsonl", "".join([*lines, *(_event_line(time, event) for event in told)]))
+        state_events = (
+            Event(time, f"node:{self._about['node']}", "collector", _state_event_data(change)) for change in changes
+        )
+        self._append("events.jsonl", "".join([*lines, *(_event_line(time, event) for event in state_events)]))
         rows: dict[str, dict[str, dict[str, str]]] = {}
-        for block in build_blocks(reading for _, delivery in looks for reading in delivery.readings):
-            _merge(rows.setdefault(block.device_class, {}), block)
+        for block in build_blocks(reading for _, result in results for reading in result.readings):
+            _merge_block(rows.setdefault(block.device_class, {}), block)
         for device_class, found in rows.items():
-            self._append(f"telemetry-{device_class}.csv", self._lines(time, device_class, found))
+            self._append(f"telemetry-{device_class}.csv", self._format_rows(time, device_class, found))
 
     def close(self) -> None:
-        """Releases the files; all is written already."""
+        """Closes the files; everything is written already."""
         for file in self._files.values():
             file.close()
 
-    def _changes(self, time: int, looks: Iterable[tuple[Collector, Delivery]]) -> list[dict[str, Any]]:
-        """The lines of collectors.jsonl for this tick."""
+    def _state_changes(self, time: int, results: Iterable[tuple[Collector, ReadResult]]) -> list[dict[str, Any]]:
+        """Returns the lines of collectors.jsonl for this tick."""
         changes: list[dict[str, Any]] = []
-        for collector, found in looks:
+        for collector, found in results:
             if self._states.get(collector.name) != (found.state, found.reason):
                 self._states[collector.name] = (found.state, found.reason)
                 row = {"time": iso(time), "collector": collector.name, "state": found.state, "reason": found.reason}
                 changes.append({**row, "latency": round(found.took, 6)})
         return changes
 
-    def _lines(self, time: int, device_class: str, found: Mapping[str, Mapping[str, str]]) -> str:
+    def _format_rows(self, time: int, device_class: str, found: Mapping[str, Mapping[str, str]]) -> str:
         names = self._columns[device_class]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -114,22 +99,22 @@ class RecordingWriter:
 
     def _append(self, name: str, text: str) -> None:
         if name not in self._files:
-            self._files[name] = _File(self.directory / name)
-        self._files[name].append(text)
+            self._files[name] = _AppendOnlyFile(self.directory / name)
+        self._files[name].append_text(text)
 
-    def _remember(self, looks: Iterable[tuple[Collector, Delivery]]) -> None:
-        """Writes topology.toml and recording.json anew if an inventory brought something."""
+    def _update_inventory(self, results: Iterable[tuple[Collector, ReadResult]]) -> None:
+        """Writes topology.toml and recording.json again if an inventory changed."""
         changed = False
-        for collector, found in looks:
+        for collector, found in results:
             mine = self._devices[collector.name]
             for entity, device in (found.inventory or {}).items():
                 room = entity in mine or sum(map(len, self._devices.values())) < MAX_ENTITIES
                 if room and mine.get(entity) != device:
                     mine[entity], changed = device, True
         if changed:
-            self._describe()
+            self._write_description()
 
-    def _describe(self) -> None:
+    def _write_description(self) -> None:
         devices = merge_inventories(self._devices.values())
         for name, mine in self._devices.items():
             self._seen[name]["entities"] = list(mine)
@@ -140,8 +125,8 @@ class RecordingWriter:
         _replace(self.directory / "recording.json", about + "\n")
 
 
-class _File:
-    """A file that grows by whole texts: what could not be written whole is taken back."""
+class _AppendOnlyFile:
+    """A file that grows by whole texts: an incomplete write is undone."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._size = path, 0
@@ -150,7 +135,7 @@ class _File:
         except OSError as error:
             raise _cannot_write(path, error) from error
 
-    def append(self, text: str) -> None:
+    def append_text(self, text: str) -> None:
         data, end = memoryview(text.encode()), self._size
         try:
             while data:
@@ -165,18 +150,18 @@ class _File:
         os.close(self._handle)
 
 
-def _merge(rows: dict[str, dict[str, str]], block: Block) -> None:
-    """Adds a block of one tick: entity -> signal -> text; what is missing has none."""
+def _merge_block(rows: dict[str, dict[str, str]], block: Block) -> None:
+    """Adds a block of one tick: entity -> signal -> text, without missing values."""
     for entity in block.entities:
         rows.setdefault(entity, {})
     for name, column in block.columns.items():
-        for entity, text in zip(block.entities, _texts(column[0]), strict=True):
+        for entity, text in zip(block.entities, _format_values(column[0]), strict=True):
             if text:
                 rows[entity][name] = text
 
 
-def _texts(values: NDArray[Any]) -> list[str]:
-    """Each number so short that it reads back exactly in its own type; missing is empty."""
+def _format_values(values: NDArray[Any]) -> list[str]:
+    """Returns each number as the shortest text that reads back exactly in its type; missing is empty."""
     if values.dtype.kind == "u":
         highest = np.iinfo(values.dtype).max
         return ["" if value == highest else str(value) for value in values.tolist()]
@@ -190,23 +175,23 @@ def _event_line(time: int, event: Event, **more: str) -> str:
     return json_line({**row, "data": to_json(row["data"]), **more, "seen": iso(time)})
 
 
-def _told(change: Mapping[str, Any]) -> dict[str, Any]:
-    """The data of the event that an agent sends of a change of state."""
+def _state_event_data(change: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the data of the event that an agent sends for a change of state."""
     return {key: change[key] for key in ("collector", "state", "reason")}
 
 
 def _make_empty(directory: Path) -> None:
-    """The folder, made if it is not there. Raises UsageError if it holds anything."""
+    """Makes the folder if it is absent. Raises UsageError if it holds anything."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise UsageError(f"{directory}: is not empty; wanted a new or an empty folder: recordings are never mixed")
+            raise UsageError(f"{directory}: not empty; wanted a new or empty folder, since recordings are never mixed")
     except OSError as error:
         raise _cannot_write(directory, error) from error
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a small file so that it is old or new, never half."""
+    """Writes a small file so that it is old or new, never partial."""
     fresh = path.with_name(path.name + ".part")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -219,13 +204,13 @@ def _cannot_write(path: Path, error: OSError) -> UsageError:
     return UsageError(f"{path}: cannot be written: {error.strerror}; wanted a folder with room, given by --output")
 
 
-TAIL_BYTES = 1 << 20
-"""What is read of a file's end to find its last time; chosen far above the longest line, an event's 64 KiB."""
+LAST_LINE_BYTES = 1 << 20
+"""Bytes read at a file's end to find its last time. Chosen far above the longest line, an event's 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """One recorded collector: what it claimed, how long a look of it might take in s, and which entities it saw."""
+class RecordedCollector:
+    """One recorded collector: its signals and events, the longest duration of a read in s, and its entities."""
 
     signals: frozenset[str]
     events: tuple[str, ...]
@@ -234,18 +219,18 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """recording.json and topology.toml: whose recording it is, its interval in s, and its collectors by name."""
+class RecordingInfo:
+    """recording.json and topology.toml: the recorded node, its interval in s, and its collectors by name."""
 
     node: str
     interval: float
-    collectors: dict[str, Claim]
+    collectors: dict[str, RecordedCollector]
     topology: Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a telemetry file: the texts of what was measured."""
+class TelemetryRow:
+    """One line of a telemetry file, with values as text."""
 
     time: int
     entity: str
@@ -253,7 +238,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """One line of collectors.jsonl."""
 
     time: int
@@ -263,7 +248,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecordedEvent:
     """One event that a collector sent with the tick at `time`."""
 
     time: int
@@ -271,28 +256,30 @@ class Seen:
     event: Event
 
 
-def about(directory: Path) -> About:
-    """What the recording is. Raises UsageError where the folder is none."""
+def read_info(directory: Path) -> RecordingInfo:
+    """Returns the description of a recording. Raises UsageError if the folder is none."""
     path = directory / "recording.json"
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
         claims = {
-            name: Claim(frozenset(c["signals"]), tuple(c["events"]), float(c["deadline"]), tuple(c["entities"]))
+            name: RecordedCollector(
+                frozenset(c["signals"]), tuple(c["events"]), float(c["deadline"]), tuple(c["entities"])
+            )
             for name, c in row["collectors"].items()
         }
-        version, found = row["version"], About(row["node"], float(row["interval"]), claims, Topology())
+        version, found = row["version"], RecordingInfo(row["node"], float(row["interval"]), claims, Topology())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; wanted a folder of 'fleetpulse record'") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path}: is no description of a recording: {error!r}") from error
+        raise UsageError(f"{path}: not a description of a recording: {error!r}") from error
     if version != VERSION or not isinstance(found.node, str) or not found.interval > 0:
         raise UsageError(f"{path}: wanted version = {VERSION}, node and interval above 0")
-    return About(found.node, found.interval, claims, read_topology(directory / "topology.toml"))
+    return RecordingInfo(found.node, found.interval, claims, read_topology(directory / "topology.toml"))
 
 
-def telemetry(path: Path) -> Iterator[Row]:
-    """Rows of one telemetry-CLASS.csv. A column that the catalogue has no longer is an error."""
-    lines = _cells(path)
+def read_rows(path: Path) -> Iterator[TelemetryRow]:
+    """Yields the rows of one telemetry-CLASS.csv. A column that is no longer in the catalogue is an error."""
+    lines = _read_cells(path)
     _, header = next(lines, (1, ["time", "entity"]))
     if header[:2] != ["time", "entity"]:
         raise UsageError(f"{path}: line 1: columns {', '.join(header[:2])}; wanted time, entity and signals")
@@ -306,61 +293,61 @@ def telemetry(path: Path) -> Iterator[Row]:
                 float(text)
         except (ValueError, KeyError) as error:
             raise UsageError(f"{path}: line {number}: {error}; wanted time, entity and numbers") from error
-        yield Row(time, entity, values)
+        yield TelemetryRow(time, entity, values)
 
 
-def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Number and cells of each line."""
-    lines = csv.reader(_lines(path))
+def _read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields number and cells of each line."""
+    lines = csv.reader(_read_lines(path))
     try:
         yield from ((lines.line_num, cells) for cells in lines)
     except csv.Error as error:
         raise UsageError(f"{path}: line {lines.line_num}: {error}; wanted comma-separated values") from error
 
 
-def changes(path: Path) -> Iterator[Change]:
-    """Lines of collectors.jsonl."""
-    for row, where in _objects(path):
+def read_changes(path: Path) -> Iterator[StateChange]:
+    """Yields the lines of collectors.jsonl."""
+    for row, where in _read_objects(path):
         try:
-            yield Change(from_iso(row["time"]), row["collector"], row["state"], row["reason"])
+            yield StateChange(from_iso(row["time"]), row["collector"], row["state"], row["reason"])
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{where}: {error!r}; wanted time, collector, state and reason") from error
 
 
-def events(path: Path) -> Iterator[Seen]:
-    """Events that collectors sent; a collector's states are in collectors.jsonl."""
-    for row, where in _objects(path):
+def read_events(path: Path) -> Iterator[RecordedEvent]:
+    """Yields the events of collectors; their states are in collectors.jsonl."""
+    for row, where in _read_objects(path):
         if "collector" not in row:
             continue
         try:
             event = Event(from_iso(row["time"]), row["entity"], row["kind"], dict(row["data"]))
-            yield Seen(from_iso(row["seen"]), row["collector"], event)
+            yield RecordedEvent(from_iso(row["seen"]), row["collector"], event)
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{where}: {error!r}; wanted time, entity, kind, data, collector and seen") from error
 
 
-def last_line(path: Path) -> str:
-    """The last complete line; empty if there is none."""
+def read_last_line(path: Path) -> str:
+    """Returns the last complete line; empty if there is none."""
     with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_LINE_BYTES))
         whole = file.read().rpartition(b"\n")[0]
     return whole.rpartition(b"\n")[2].decode("utf-8", "replace")
 
 
-def _objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    for number, line in enumerate(_lines(path), 1):
+def _read_objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    for number, line in enumerate(_read_lines(path), 1):
         where = f"{path}: line {number}"
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UsageError(f"{where}: is not JSON: {error}") from error
+            raise UsageError(f"{where}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise UsageError(f"{where}: wanted a JSON object")
         yield row, where
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Complete lines: one without its end was torn off while it was written."""
+def _read_lines(path: Path) -> Iterator[str]:
+    """Yields complete lines: a line without its end was truncated."""
     try:
         with path.open(newline="\n", encoding="utf-8") as file:
             yield from (line for line in file if line.endswith("\n"))

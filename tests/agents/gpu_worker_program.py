@@ -9,11 +9,11 @@ import os
 import sys
 import time
 
-from agents.collectors.canary.cpu_program import emit
+from agents.collectors.canary.cpu_program import write_line
 
 if __name__ == "__main__":
     index = sys.argv[1]
-    emit({"device": index, "begin": True, "canary": "gpu.0", "version": "v"})
+    write_line({"device": index, "begin": True, "canary": "gpu.0", "version": "v"})
     data = {"device": index, "canary": "gpu.0", "version": "v", "digest": os.environ["CUDA_VISIBLE_DEVICES"]}
-    emit({**data, "expected": f"GPU-{index}", "runs": 5, "pid": os.getpid()})
+    write_line({**data, "expected": f"GPU-{index}", "runs": 5, "pid": os.getpid()})
     time.sleep(float(sys.argv[2]))

@@ -11,13 +11,13 @@ import time
 import pytest
 
 from agents.collectors.accelerators import monitor_program as children
-from agents.collectors.accelerators.monitor_program import Child
+from agents.collectors.accelerators.monitor_program import MonitorProgram
 
 
 def test_a_program_that_does_not_end_when_it_is_killed_is_told_and_followed_by_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(children, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(children, "EXIT_WAIT_S", 0.1)
     kill, kept = subprocess.Popen.kill, []
 
     def pending(process: subprocess.Popen[bytes]) -> None:
@@ -25,16 +25,16 @@ def test_a_program_that_does_not_end_when_it_is_killed_is_told_and_followed_by_n
         kept.append(process) if not kept else kill(process)
 
     monkeypatch.setattr(subprocess.Popen, "kill", pending)
-    child = Child(["sh", "-c", "exec sleep 60"], silence=0.1)
+    child = MonitorProgram(["sh", "-c", "exec sleep 60"], silence=0.1)
     try:
         until = time.monotonic() + 10
-        while not (found := re.search(r"does not end: it waits in the kernel \(pid (\d+)\)", child.trouble())):
-            assert time.monotonic() < until, child.trouble()
+        while not (found := re.search(r"does not end: stuck in the kernel \(pid (\d+)\)", child.problem())):
+            assert time.monotonic() < until, child.problem()
             time.sleep(0.02)
-        assert child.newest() is None
+        assert child.pop_line() is None
         os.kill(int(found[1]), signal.SIGKILL)
-        while "does not end" in child.trouble():
-            assert time.monotonic() < until, child.trouble()
+        while "does not end" in child.problem():
+            assert time.monotonic() < until, child.problem()
             time.sleep(0.02)
     finally:
         monkeypatch.undo()

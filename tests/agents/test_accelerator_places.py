@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agents.collectors.accelerators.pci_devices import MAKERS, fitted, prefix
+from agents.collectors.accelerators.pci_devices import VENDORS, entity_prefix, list_devices
 from tests.agents.bindings import pci
 
 H100 = ("0x10de", "0x030200", "0x2330")
@@ -23,25 +23,25 @@ def test_a_nodes_only_maker_has_plain_numbers(tmp_path: Path) -> None:
         {"nvidia": H100, "amd": MI250X, "gaudi": GAUDI, "neuron": TRAINIUM, "tpu": TPU_V4}.items()
     ):
         bus = pci(tmp_path / str(number), device, device, AWS_DISK, GOOGLE_NIC, RADEON)
-        assert prefix(maker, bus) == ""
-        assert [one.address for one in fitted(maker, bus)] == ["0000:10:00.0", "0000:11:00.0"]
+        assert entity_prefix(maker, bus) == ""
+        assert [one.address for one in list_devices(maker, bus)] == ["0000:10:00.0", "0000:11:00.0"]
 
 
 def test_no_two_makers_of_a_node_share_names(tmp_path: Path) -> None:
     bus = pci(tmp_path, TPU_V4, TRAINIUM, GAUDI, MI300X, H100)
-    assert [prefix(maker, bus) for maker in MAKERS] == ["", "amd", "gaudi", "neuron", "tpu"]
+    assert [entity_prefix(maker, bus) for maker in VENDORS] == ["", "amd", "gaudi", "neuron", "tpu"]
     bus = pci(tmp_path / "without", GAUDI, MI300X)
-    assert (prefix("amd", bus), prefix("gaudi", bus)) == ("", "gaudi")
+    assert (entity_prefix("amd", bus), entity_prefix("gaudi", bus)) == ("", "gaudi")
 
 
 def test_the_model_is_told_where_the_number_names_it(tmp_path: Path) -> None:
     bus = pci(tmp_path, TPU_V4, TRAINIUM)
-    assert [one.model for maker in ("tpu", "neuron") for one in fitted(maker, bus)] == ["TPU v4", "trainium"]
+    assert [one.model for maker in ("tpu", "neuron") for one in list_devices(maker, bus)] == ["TPU v4", "trainium"]
 
 
 def test_no_bus_has_no_accelerators(tmp_path: Path) -> None:
-    assert fitted("amd", tmp_path / "none") == ()
-    assert prefix("amd", tmp_path / "none") == ""
+    assert list_devices("amd", tmp_path / "none") == ()
+    assert entity_prefix("amd", tmp_path / "none") == ""
     broken = pci(tmp_path, MI300X)
     (broken / "0000:10:00.0" / "vendor").unlink()
-    assert fitted("amd", broken) == ()
+    assert list_devices("amd", broken) == ()

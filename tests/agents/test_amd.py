@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agents.collector import NoData, Reading
 from agents.collectors.accelerators import amd
 from agents.collectors.accelerators.amd import Amd
-from agents.collectors.accelerators.answers import Columns
+from agents.collectors.accelerators.answers import SignalColumns
 from agents.node.batches import build_blocks, check_reading
 from tests.agents.bindings import install, pci, recorded
 
@@ -44,7 +44,7 @@ def test_without_the_driver_there_is_no_data_and_nothing_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
-    with pytest.raises(NoData, match="kfd is not there"):
+    with pytest.raises(NoData, match="kfd is missing"):
         Amd(driver=tmp_path / "kfd").open("n1")
     assert "amdsmi" not in sys.modules
 
@@ -65,12 +65,14 @@ def test_a_binding_without_its_c_library_is_no_data(
 
 
 def test_a_driver_that_refuses_is_no_data(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoData, match="AMD's driver does not answer: AMDSMI_STATUS_NO_PERM; is the agent in the groups"):
+    with pytest.raises(
+        NoData, match="AMD's driver does not respond: AMDSMI_STATUS_NO_PERM; is the agent in the groups"
+    ):
         opened({"amdsmi_init": {"refused": "AMDSMI_STATUS_NO_PERM"}, "devices": []}, tmp_path, monkeypatch)
 
 
 def test_no_device_at_all_is_no_data(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoData, match="the driver counts none"):
+    with pytest.raises(NoData, match="the driver reports none"):
         opened({"devices": []}, tmp_path, monkeypatch)
     assert sys.modules["amdsmi"].STARTED == []
 
@@ -227,7 +229,7 @@ NAMES = st.sampled_from(
 
 @given(st.dictionaries(NAMES, ANSWER, max_size=8), ANSWER)
 def test_no_answer_of_the_library_breaks_the_look(answer: dict[str, Any], pages: object) -> None:
-    columns = Columns(Amd.signals, 1)
+    columns = SignalColumns(Amd.signals, 1)
     for meaning in (
         amd.convert_activity,
         amd.convert_power,
@@ -237,9 +239,9 @@ def test_no_answer_of_the_library_breaks_the_look(answer: dict[str, Any], pages:
         amd.convert_pcie,
         amd.convert_metrics_table,
     ):
-        columns.put(0, meaning(answer))
-    columns.put(0, amd.convert_clock("gpu.sm_clock", answer))
-    columns.put(0, amd.convert_error_counts(answer, "gpu.ecc_corrected", "gpu.ecc_uncorrected", "gpu.ecc_deferred"))
-    columns.put(0, amd.convert_bad_pages(pages))
+        columns.set_row(0, meaning(answer))
+    columns.set_row(0, amd.convert_clock("gpu.sm_clock", answer))
+    columns.set_row(0, amd.convert_error_counts(answer, "gpu.ecc_corrected", "gpu.ecc_uncorrected", "gpu.ecc_deferred"))
+    columns.set_row(0, amd.convert_bad_pages(pages))
     assert all(isinstance(value, str) for value in amd.describe_device(answer).values())
-    build_blocks([Reading("gpu", ("gpu:n1.0",), columns.taken())])
+    build_blocks([Reading("gpu", ("gpu:n1.0",), columns.arrays())])

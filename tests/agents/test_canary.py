@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.canary.canary import Canary, limit
-from agents.collectors.canary.child_process import Child, program
-from agents.collectors.canary.cpu_program import LONGEST_REST_S, Pace
-from agents.collectors.canary.known_answers import known
-from agents.collectors.canary.ledger import MOST_DEVICES, WATCHED, Ledger
+from agents.collectors.canary.canary import Canary, memory_limit
+from agents.collectors.canary.child_process import CanaryProcess, module_command
+from agents.collectors.canary.cpu_program import MAX_REST_S, RestingPace
+from agents.collectors.canary.known_answers import load_known_answers
+from agents.collectors.canary.ledger import CLEAN_ROUNDS, MAX_DEVICES, ResultLedger
 from agents.collectors.canary.problems import PROBLEMS, VARIANTS, VERSION
-from agents.collectors.canary.schedule import Cores, Turns, cores
+from agents.collectors.canary.schedule import CoreRotation, ProgramSchedule, list_cores
 from agents.collectors.registry import configured
 from agents.node.agent import Agent
 from detectors.runner import Runner
@@ -53,8 +53,8 @@ class OnBadCore(Canary):
     isolated: ClassVar[bool] = False
     fault: ClassVar[str] = "output"
 
-    def _cpu_words(self, seconds: float) -> list[str]:
-        words = super()._cpu_words(seconds)
+    def _cpu_command(self, seconds: float) -> list[str]:
+        words = super()._cpu_command(seconds)
         return [sys.executable, str(PROGRAM), str(BAD), self.fault, *words[words.index("--cores") :]]
 
 
@@ -74,7 +74,7 @@ def looked(canary: Canary, enough: Callable[[list[Event]], bool]) -> list[Event]
 def eager(kind: type[Canary] = Canary, **more: float) -> Canary:
     """One that may use half a core and tells all."""
     canary = kind(gpu=False, share=0.5, every=0.3, **{"tell": 0.0, **more})
-    canary._rest = 0.0
+    canary._rest_factor = 0.0
     return canary
 
 
@@ -83,7 +83,7 @@ def eager(kind: type[Canary] = Canary, **more: float) -> Canary:
 
 @pytest.mark.slow
 def test_every_core_of_this_machine_gives_the_known_answers() -> None:
-    wanted = {f"cpu:n1.{core}" for core in cores()}
+    wanted = {f"cpu:n1.{core}" for core in list_cores()}
     found = looked(eager(), lambda events: {e.entity for e in events} == wanted)
     assert {e.kind for e in found} == {"digest"}
     assert all(e.data["golden"] is True and e.data["digest"] == e.data["expected"] for e in found)
@@ -96,22 +96,22 @@ def test_counts_of_each_core_are_told() -> None:
     canary.open("n1")
     (reading,) = canary.read()
     assert reading.device_class == "canary"
-    assert reading.entities == tuple(f"cpu:n1.{core}" for core in cores())
+    assert reading.entities == tuple(f"cpu:n1.{core}" for core in list_cores())
     assert set(reading.columns) == {name for name in canary.signals if name.startswith("canary.")}
     assert canary.inventory().keys() == set(reading.entities)
     canary.close()
 
 
 def test_its_program_runs_pinned_and_behind_everything_else_and_is_gone_afterwards() -> None:
-    child = Child(program("agents.collectors.canary.cpu_program", "--cores", f"{BAD}", "--minutes", "1"))
+    child = CanaryProcess(module_command("agents.collectors.canary.cpu_program", "--cores", f"{BAD}", "--minutes", "1"))
     try:
         until = time.monotonic() + PATIENCE_S
-        while not child.lines() and time.monotonic() < until:
+        while not child.read_lines() and time.monotonic() < until:
             time.sleep(0.01)
         assert os.sched_getaffinity(child.pid) == {BAD}
     finally:
         child.close()
-    assert child.died == "SIGKILL"
+    assert child.death_signal == "SIGKILL"
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
 
@@ -119,13 +119,13 @@ def test_its_program_runs_pinned_and_behind_everything_else_and_is_gone_afterwar
 def test_closing_ends_what_runs() -> None:
     canary = Canary(gpu=False, share=1.0, every=0.1)
     canary.open("n1")
-    turns = canary._cpu
+    turns = canary._cpu_schedule
     assert turns is not None
     until = time.monotonic() + PATIENCE_S
-    while not turns.running and time.monotonic() < until:
+    while not turns.running_pid and time.monotonic() < until:
         time.sleep(0.01)
         canary.read()
-    pid = turns.running
+    pid = turns.running_pid
     assert pid
     canary.close()
     with pytest.raises(ProcessLookupError):
@@ -144,7 +144,7 @@ def test_a_flipped_bit_names_the_core_the_problem_and_that_it_is_there_again() -
     event = wrong(found)[0]
     assert event.entity == f"cpu:n1.{BAD}"
     assert event.data["canary"].startswith("gemm-f32-random.")
-    assert event.data["digest"] != event.data["expected"] == known()[VERSION][event.data["canary"]]
+    assert event.data["digest"] != event.data["expected"] == load_known_answers()[VERSION][event.data["canary"]]
     assert event.data["wrong"] == [p.name for p in PROBLEMS if p.name.startswith("gemm-f32")] + ["alu-divide-f32"]
     assert (event.data["again"], event.data["format"], event.data["range"]) == (3, "f32", "random")
     assert all(e.entity == event.entity for e in wrong(found))
@@ -180,15 +180,15 @@ def test_a_program_that_was_killed_from_outside_blames_no_core() -> None:
 
     canary = eager(Killed)
     canary.open("n1")
-    turns = canary._cpu
+    turns = canary._cpu_schedule
     assert turns is not None
     until = time.monotonic() + PATIENCE_S
     found: list[Event] = []
-    while not turns.ledger.of(str(BAD)).yields and time.monotonic() < until:
+    while not turns.ledger.get_tally(str(BAD)).yields and time.monotonic() < until:
         time.sleep(0.02)
         found += [event for reading in canary.read() for event in reading.events]
     canary.close()
-    assert turns.ledger.of(str(BAD)).yields
+    assert turns.ledger.get_tally(str(BAD)).yields
     assert wrong(found) == []
 
 
@@ -223,8 +223,8 @@ def test_a_bad_core_is_a_finding_behind_agent_spool_and_detector(tmp_path: Path,
 # --- time and events --------------------------------------------------------------------------------------------------
 
 
-def ledger(tell: float = 3600.0, now: Callable[[], int] = lambda: START) -> Ledger:
-    return Ledger(lambda core: f"cpu:n1.{core}", tell, now)
+def ledger(tell: float = 3600.0, now: Callable[[], int] = lambda: START) -> ResultLedger:
+    return ResultLedger(lambda core: f"cpu:n1.{core}", tell, now)
 
 
 def line(core: str = "3", digest: str = "right", **more: object) -> dict[str, object]:
@@ -238,12 +238,12 @@ def test_right_rounds_are_folded_and_wrong_ones_told_at_once_with_the_retests() 
     told = []
     for minute in range(120):
         now[0] = START + 60 * minute * SECOND
-        told.append(book.take(line(digest="wrong" if minute == 70 else "right")))
+        told.append(book.record_line(line(digest="wrong" if minute == 70 else "right")))
     at = [minute for minute, event in enumerate(told) if event]
-    assert at == [0, 60, *range(70, 71 + WATCHED)]
+    assert at == [0, 60, *range(70, 71 + CLEAN_ROUNDS)]
     assert [e.data["rounds"] for e in told if e][:3] == [1, 60, 10]
-    assert book.of("3").runs == 120 * 36
-    assert book.of("3").mismatches == 1
+    assert book.get_tally("3").runs == 120 * 36
+    assert book.get_tally("3").mismatches == 1
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=300)
@@ -255,18 +255,18 @@ KEYS = st.sampled_from([*line(), "begin", "yielded", "took", "wrong", "again", "
 def test_whatever_a_bad_core_writes_no_event_of_it_is_unsound(said: dict[str, object]) -> None:
     book = ledger()
     for said_line in (said, {**line(), **said}):
-        event = book.take(said_line)
+        event = book.record_line(said_line)
         if event:
             json.dumps(dict(event.data), allow_nan=False)
             assert len(json.dumps(dict(event.data))) < 8000
-    book.died("SIGSEGV")
+    book.record_death("SIGSEGV")
 
 
 def test_devices_that_are_made_up_are_not_kept() -> None:
     book = ledger()
-    for number in range(MOST_DEVICES + 10):
-        book.take(line(str(number)))
-    assert len(book.tallies) == MOST_DEVICES
+    for number in range(MAX_DEVICES + 10):
+        book.record_line(line(str(number)))
+    assert len(book.tallies) == MAX_DEVICES
 
 
 def test_time_that_a_program_took_is_owed_before_the_next_turn() -> None:
@@ -278,59 +278,59 @@ def test_time_that_a_program_took_is_owed_before_the_next_turn() -> None:
         began.append(now[0])
         return burn
 
-    turns = Turns(10.0, 0.01, 60.0, ledger(), words, 1.0, lambda: now[0])
+    turns = ProgramSchedule(10.0, 0.01, 60.0, ledger(), words, 1.0, lambda: now[0])
     until = time.monotonic() + PATIENCE_S
     while now[0] < 100 and time.monotonic() < until:
-        turns.look()
-        if turns.running:
+        turns.poll()
+        if turns.running_pid:
             time.sleep(0.01)
         else:
             now[0] += 1.0
     turns.close()
     # it takes at least 0.3 s and may take 0.01 of the time
     assert 2 <= len(began) <= 4
-    assert turns.used / now[0] < 0.02
+    assert turns.cpu_used_s / now[0] < 0.02
 
 
 def test_a_program_that_does_not_end_is_killed_when_its_time_is_over() -> None:
     now = [0.0]
-    turns = Turns(1.0, 1.0, 5.0, ledger(), lambda _: ["/bin/sleep", "60"], 0.0, lambda: now[0])
+    turns = ProgramSchedule(1.0, 1.0, 5.0, ledger(), lambda _: ["/bin/sleep", "60"], 0.0, lambda: now[0])
     now[0] = 1.0
-    turns.look()
+    turns.poll()
     child = turns._child
     assert child is not None
-    child.began, now[0] = 1.0, 7.0
-    turns.look()
-    assert not turns.running
-    assert turns.failed == "killed: it took too long"
-    assert child.died == "SIGKILL"
+    child.started_at, now[0] = 1.0, 7.0
+    turns.poll()
+    assert not turns.running_pid
+    assert turns.last_failure == "killed: it took too long"
+    assert child.death_signal == "SIGKILL"
 
 
 def test_a_program_that_is_not_there_fails_and_is_tried_again() -> None:
     now = [0.0]
-    turns = Turns(1.0, 1.0, 5.0, ledger(), lambda _: ["/nonexistent"], 0.0, lambda: now[0])
+    turns = ProgramSchedule(1.0, 1.0, 5.0, ledger(), lambda _: ["/nonexistent"], 0.0, lambda: now[0])
     for second in (1.0, 2.0):
         now[0] = second
-        assert turns.look() == []
-        assert "No such file" in turns.failed
+        assert turns.poll() == []
+        assert "No such file" in turns.last_failure
 
 
 def test_cores_take_turns_and_suspects_come_first() -> None:
-    turn = Cores([0, 1, 2, 3])
+    turn = CoreRotation([0, 1, 2, 3])
     for core in ("0", "1"):
-        turn.heard({"device": core, "begin": True})
+        turn.advance({"device": core, "begin": True})
     assert turn.order([]) == [2, 3, 0, 1]
     assert turn.order(["1", "x", "9"]) == [1, 2, 3, 0]
-    turn.heard({"device": "1", "begin": True})
+    turn.advance({"device": "1", "begin": True})
     assert turn.order([])[0] == 2
 
 
 def test_a_core_that_is_offline_keeps_the_canary_from_no_other() -> None:
-    turn = Cores([0, 1, 2, 3])
+    turn = CoreRotation([0, 1, 2, 3])
     came: set[int] = set()
     for _ in range(4):  # each turn has time for two cores, of which core 1 is taken offline
         for core in turn.order([])[:2]:
-            turn.heard({"device": str(core), "skipped": "x"} if core == 1 else {"device": str(core), "begin": True})
+            turn.advance({"device": str(core), "skipped": "x"} if core == 1 else {"device": str(core), "begin": True})
             came.add(core)
     assert came == {0, 1, 2, 3}
 
@@ -340,23 +340,25 @@ def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{BAD},{max(os.sched_getaffinity(0))}\n0-1\n"[:-5])
-    assert cores(tmp_path) == [BAD]
-    assert cores(tmp_path / "nothing") == sorted(os.sched_getaffinity(0))
+    assert list_cores(tmp_path) == [BAD]
+    assert list_cores(tmp_path / "nothing") == sorted(os.sched_getaffinity(0))
 
 
 def test_it_rests_between_problems_so_that_a_quota_is_left_to_others() -> None:
     began = time.monotonic()
     # a burn-in keeps its priority: a busy machine would give the idle one no time
-    child = Child(program("agents.collectors.canary.cpu_program", "--cores", BAD, "--minutes", 0.0001, "--rest", 20))
-    while not child.ended() and time.monotonic() < began + PATIENCE_S:
+    child = CanaryProcess(
+        module_command("agents.collectors.canary.cpu_program", "--cores", BAD, "--minutes", 0.0001, "--rest", 20)
+    )
+    while not child.has_ended() and time.monotonic() < began + PATIENCE_S:
         time.sleep(0.01)
-    (result,) = [line for line in child.lines() if "digest" in line]
+    (result,) = [line for line in child.read_lines() if "digest" in line]
     child.close()
-    assert time.monotonic() - began > min(10 * result["took"], LONGEST_REST_S)  # a busy machine's problems take longer
+    assert time.monotonic() - began > min(10 * result["took"], MAX_REST_S)  # a busy machine's problems take longer
 
 
 def test_a_rest_is_a_multiple_of_the_processor_time_of_the_last_problem() -> None:
-    pace = Pace(20.0)
+    pace = RestingPace(20.0)
     until = time.process_time() + 0.02
     while time.process_time() < until:
         pass
@@ -370,27 +372,27 @@ def test_the_least_limit_of_memory_of_all_groups_above_holds(tmp_path: Path) -> 
     service = root / "system.slice" / "a.service"
     service.mkdir(parents=True)
     proc.write_text("0::/system.slice/a.service\n")
-    assert limit(proc, root) == math.inf
+    assert memory_limit(proc, root) == math.inf
     (service / "memory.max").write_text("max\n")
     (service.parent / "memory.max").write_text("134217728\n")
-    assert limit(proc, root) == 128 << 20
+    assert memory_limit(proc, root) == 128 << 20
     old = root / "memory" / "pod"
     old.mkdir(parents=True)
     (old / "memory.limit_in_bytes").write_text("1048576\n")
     proc.write_text("7:cpu,cpuacct:/\n4:memory:/pod\n")
-    assert limit(proc, root) == 1 << 20
-    assert limit(tmp_path / "none", root) == math.inf
+    assert memory_limit(proc, root) == 1 << 20
+    assert memory_limit(tmp_path / "none", root) == math.inf
 
 
 def test_cores_that_may_not_be_chosen_are_said() -> None:
-    turns = Turns(
+    turns = ProgramSchedule(
         1.0, 1.0, 5.0, ledger(), lambda _: ["/bin/echo", '{"device": "9", "skipped": "Invalid argument"}'], 0.0
     )
     until = time.monotonic() + PATIENCE_S
-    while not turns.failed and time.monotonic() < until:
+    while not turns.last_failure and time.monotonic() < until:
         time.sleep(0.01)
-        assert turns.look() == []
-    assert turns.failed == "core 9 cannot be tested: Invalid argument"
+        assert turns.poll() == []
+    assert turns.last_failure == "core 9 cannot be tested: Invalid argument"
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------
@@ -415,7 +417,7 @@ def test_without_torch_the_cores_are_tested_all_the_same(tmp_path: Path, capsys:
     canary.open("n1")
     assert canary.read()
     canary.close()
-    assert (f"GPUs are not tested: {canary._no_gpu()}\n" in capsys.readouterr().err) == bool(canary._no_gpu())
+    assert (f"GPUs are not tested: {canary._why_no_gpu()}\n" in capsys.readouterr().err) == bool(canary._why_no_gpu())
     only = Canary(driver=tmp_path / "none", cpu=False)
     with pytest.raises(NoData, match="no canary to run: no NVIDIA driver"):
         only.open("n1")
@@ -428,11 +430,11 @@ def test_its_signals_are_in_the_catalogue_with_the_rhythm_in_which_they_are_told
 
 
 def test_by_hand_it_tells_how_many_problems_were_right(capfd: pytest.CaptureFixture[str]) -> None:
-    child = Child(program("agents.canaries", "--minutes", "0.01"))
+    child = CanaryProcess(module_command("agents.canaries", "--minutes", "0.01"))
     until = time.monotonic() + PATIENCE_S
-    while not child.ended() and time.monotonic() < until:
+    while not child.has_ended() and time.monotonic() < until:
         time.sleep(0.02)
-    assert child.lines() == []
-    assert child.last.endswith(" rounds: 0 wrong")
+    assert child.read_lines() == []
+    assert child.last_text.endswith(" rounds: 0 wrong")
     assert child.status == 0
     child.close()

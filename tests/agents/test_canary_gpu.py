@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from agents.collectors.canary import gpu_problems
-from agents.collectors.canary.arithmetic import digest
-from agents.collectors.canary.gpu_problems import PROBLEMS, VOTED, right
-from agents.collectors.canary.known_answers import known
+from agents.collectors.canary.arithmetic import digest_array
+from agents.collectors.canary.gpu_problems import PROBLEMS, VOTED_PROBLEMS, right_answer
+from agents.collectors.canary.known_answers import load_known_answers
 from tests.agents import nvml_stub
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ def test_without_a_driver_it_says_so_and_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gemm-f8-down5", "alu-scatter"])
 def test_answers_that_are_shipped_for_gpus_are_computed_without_one(name: str) -> None:
     problem = next(p for p in PROBLEMS if p.name == name)
-    assert right(problem, 2) == known()[gpu_problems.VERSION][problem.instance(2)]
+    assert right_answer(problem, 2) == load_known_answers()[gpu_problems.VERSION][problem.instance(2)]
 
 
 SMALL = {"gemm": {"size": 64}, "alu": {"size": 4096}, "march": {}, "special": {"size": 4096}}
@@ -163,11 +163,11 @@ def answers(python: str, problems: list[Any], *spoilt: str) -> list[str | None]:
 
 @pytest.mark.torch
 def test_pytorchs_answers_are_those_of_numpy_in_every_format_that_it_has(torch_python: str) -> None:
-    small = [replace(p, **SMALL[p.work]) for p in (*PROBLEMS, *VOTED)]
+    small = [replace(p, **SMALL[p.work]) for p in (*PROBLEMS, *VOTED_PROBLEMS)]
     found = dict(zip(small, answers(torch_python, small), strict=True))
     computed = {p: a for p, a in found.items() if a is not None}
     assert {p.format for p in computed} >= {"f32", "f64", "tf32", "i64", "bf16"}
-    assert [p.name for p, a in computed.items() if p.work != "special" and a != right(p, 3)] == []
+    assert [p.name for p, a in computed.items() if p.work != "special" and a != right_answer(p, 3)] == []
     assert all(len(found[p] or "") == 16 for p in small if p.work == "special")
 
 
@@ -177,7 +177,7 @@ def test_a_value_that_changes_on_the_device_changes_its_answer(torch_python: str
     works = ("gemm", "alu", "march") if "march" in stages else ("gemm", "alu")
     small = [replace(p, **SMALL[p.work]) for p in PROBLEMS if p.work in works and p.format in ("f64", "i64")]
     for problem, answer in zip(small, answers(torch_python, small, *stages), strict=True):
-        assert answer != right(problem, 3), problem.name
+        assert answer != right_answer(problem, 3), problem.name
 
 
 @pytest.mark.torch
@@ -203,13 +203,13 @@ def test_a_worker_tells_a_round_of_known_and_one_of_voted_answers(torch_python: 
 
 def test_a_march_without_faults_has_an_answer_of_zeros() -> None:
     march = next(p for p in PROBLEMS if p.work == "march")
-    assert right(march, 0) == digest(np.zeros((gpu_problems.PASSES, 2), np.int64))
+    assert right_answer(march, 0) == digest_array(np.zeros((gpu_problems.MARCH_READS, 2), np.int64))
 
 
 def test_a_gpu_that_is_cut_into_instances_is_not_used(nvml_library: Path) -> None:
     program = (
-        "from agents.collectors.canary.gpu_program import Gpus\n"
-        "g = Gpus(None); print([g.usable(one) for one in g.all]); g.close()"
+        "from agents.collectors.canary.gpu_program import NvmlGpus\n"
+        "g = NvmlGpus(None); print([g.is_usable(one) for one in g.gpus]); g.close()"
     )
     environ = nvml_stub.environment(nvml_library, ("gpus 3", "mig 1")) | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environ, cwd=ROOT, capture_output=True, text=True)

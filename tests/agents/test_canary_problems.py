@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.collectors.canary import gpu_problems
-from agents.collectors.canary.arithmetic import _ALU, compute, digest, march
-from agents.collectors.canary.gpu_problems import ACCUMULATED_BITS, bits_of, fold
-from agents.collectors.canary.known_answers import known, right
+from agents.collectors.canary.arithmetic import _ALU, compute_problem, digest_array, run_march
+from agents.collectors.canary.gpu_problems import ACCUMULATED_BITS, fold_rows, to_bits
+from agents.collectors.canary.known_answers import load_known_answers, right_answer
 from agents.collectors.canary.problems import (
     DTYPES,
     EXACT_BITS,
@@ -23,12 +23,12 @@ from agents.collectors.canary.problems import (
     VARIANTS,
     VERSION,
     Problem,
-    exponent,
-    integers,
-    operand,
-    version_of,
-    whole,
-    words,
+    hash_problems,
+    integer_operand,
+    product_exponent,
+    random_integers,
+    random_words,
+    typed_operand,
 )
 
 PRODUCTS = [p for p in PROBLEMS if p.work == "gemm"]
@@ -49,13 +49,13 @@ def splitmix(seed: int, count: int) -> list[int]:
 
 
 def test_the_generator_is_the_published_one() -> None:
-    assert words(0, 3).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert random_words(0, 3).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 @given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 40), most=st.integers(1, 2**62))
 def test_numbers_are_those_of_plain_integer_arithmetic(seed: int, count: int, most: int) -> None:
-    assert words(seed, count).tolist() == splitmix(seed, count)
-    assert integers(seed, count, most).tolist() == [z % (2 * most + 1) - most for z in splitmix(seed, count)]
+    assert random_words(seed, count).tolist() == splitmix(seed, count)
+    assert random_integers(seed, count, most).tolist() == [z % (2 * most + 1) - most for z in splitmix(seed, count)]
 
 
 # --- exactness --------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_numbers_are_those_of_plain_integer_arithmetic(seed: int, count: int, mo
 @pytest.mark.parametrize("problem", PRODUCTS, ids=lambda p: p.name)
 def test_no_sum_of_a_product_can_leave_what_its_format_holds(problem: Problem) -> None:
     assert problem.largest_sum < 2 ** EXACT_BITS[problem.format]
-    assert int(np.abs(whole(problem, 0, "a")).max()) <= problem.most
+    assert int(np.abs(integer_operand(problem, 0, "a")).max()) <= problem.most
 
 
 @pytest.mark.parametrize("problem", [p for p in gpu_problems.PROBLEMS if p.work == "gemm"], ids=lambda p: p.name)
@@ -74,7 +74,7 @@ def test_no_sum_of_a_gpus_product_can_leave_its_accumulator_nor_an_input_its_for
     assert problem.most < 2**significand
     largest = {"f8": 448, "f16": 65504, "f16-wide": 65504}.get(problem.format, math.inf)
     assert problem.most * 2.0 ** EXPONENTS.get(problem.range, 0) <= largest
-    assert problem.format != "f16" or problem.largest_sum * 2.0 ** exponent(problem) <= largest
+    assert problem.format != "f16" or problem.largest_sum * 2.0 ** product_exponent(problem) <= largest
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,10 +94,10 @@ def test_every_product_within_the_bound_is_that_of_pythons_own_integers(
     problem = Problem("p", "gemm", format_, range_ if floating else "random", size, most)
     if problem.largest_sum >= 2 ** EXACT_BITS[format_]:
         return
-    a, b = (whole(problem, variant, side).tolist() for side in "ab")
+    a, b = (integer_operand(problem, variant, side).tolist() for side in "ab")
     exact = [[sum(a[i][k] * b[k][j] for k in range(size)) for j in range(size)] for i in range(size)]
-    found = operand(problem, variant, "a") @ operand(problem, variant, "b")
-    factor = Fraction(2) ** exponent(problem)
+    found = typed_operand(problem, variant, "a") @ typed_operand(problem, variant, "b")
+    factor = Fraction(2) ** product_exponent(problem)
     assert [[Fraction(x) for x in row] for row in found.tolist()] == [[x * factor for x in row] for row in exact]
 
 
@@ -107,22 +107,24 @@ def test_every_product_within_the_bound_is_that_of_pythons_own_integers(
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
 def test_this_machine_gives_the_answer_that_is_shipped(problem: Problem) -> None:
     for variant in (0, 5):
-        assert digest(compute(problem, variant)) == known()[VERSION][problem.instance(variant)]
+        assert (
+            digest_array(compute_problem(problem, variant)) == load_known_answers()[VERSION][problem.instance(variant)]
+        )
 
 
 def test_products_that_are_shipped_come_from_integer_arithmetic() -> None:
     for problem in PRODUCTS[::3]:
-        assert right(problem, 1) == known()[VERSION][problem.instance(1)]
+        assert right_answer(problem, 1) == load_known_answers()[VERSION][problem.instance(1)]
 
 
 def test_all_problems_and_no_others_have_a_shipped_answer() -> None:
     for version, problems in ((VERSION, PROBLEMS), (gpu_problems.VERSION, gpu_problems.PROBLEMS)):
-        assert known()[version].keys() == {p.instance(v) for p in problems for v in range(VARIANTS)}
-    assert len(known()) == 2
+        assert load_known_answers()[version].keys() == {p.instance(v) for p in problems for v in range(VARIANTS)}
+    assert len(load_known_answers()) == 2
 
 
 def test_another_set_of_problems_is_another_version() -> None:
-    assert version_of(PROBLEMS[1:]) != VERSION != version_of(reversed(PROBLEMS))
+    assert hash_problems(PROBLEMS[1:]) != VERSION != hash_problems(reversed(PROBLEMS))
 
 
 # --- elementwise, against Python's own arithmetic ---------------------------------------------------------------------
@@ -173,19 +175,19 @@ def test_division_and_square_root_are_rounded_as_ieee_754_says(a: int, b: int) -
 @settings(max_examples=30, deadline=None)
 @given(problem=st.sampled_from(PRODUCTS), place=st.integers(0, 2**30), bit=st.integers(0, 31))
 def test_any_flipped_bit_of_an_answer_changes_its_digest(problem: Problem, place: int, bit: int) -> None:
-    answer = compute(problem, 0)
+    answer = compute_problem(problem, 0)
     flat = answer.view(np.uint32).reshape(-1)
     flat[place % flat.size] ^= np.uint32(1 << bit)
-    assert digest(answer) != known()[VERSION][problem.instance(0)]
+    assert digest_array(answer) != load_known_answers()[VERSION][problem.instance(0)]
 
 
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 4), columns=st.integers(1, 9), place=st.integers(0, 35), change=st.integers(1, 2**32 - 1))
 def test_any_single_wrong_value_of_a_row_changes_its_fold(rows: int, columns: int, place: int, change: int) -> None:
-    bits = words(3, rows * columns).astype(np.uint32).view(np.int32).reshape(rows, columns)
+    bits = random_words(3, rows * columns).astype(np.uint32).view(np.int32).reshape(rows, columns)
     wrong = bits.copy()
     wrong.view(np.uint32).reshape(-1)[place % bits.size] ^= np.uint32(change)
-    differing = np.flatnonzero(fold(bits) != fold(wrong)).tolist()
+    differing = np.flatnonzero(fold_rows(bits) != fold_rows(wrong)).tolist()
     assert differing == [place % bits.size // columns]
 
 
@@ -205,14 +207,14 @@ def test_memory_that_changes_between_two_passes_is_found_with_its_place_and_bit(
         if next(stage) == when:
             held[place] ^= np.uint64(1 << bit)
 
-    found = march(problem, 0, spoil)
+    found = run_march(problem, 0, spoil)
     assert found[when].tolist() == [1, 1 << bit, place]
     assert np.count_nonzero(np.delete(found, when, axis=0)) == 0
 
 
 @given(value=st.integers(-(2**24), 2**24))
 def test_rounding_to_bfloat16_is_to_the_nearest_even(value: int) -> None:
-    (found,) = bits_of(np.array([float(value)]), "bf16").view(np.uint16).tolist()
+    (found,) = to_bits(np.array([float(value)]), "bf16").view(np.uint16).tolist()
     near = [
         np.array([(found + step) << 16], np.uint32).view(np.float32)[0]
         for step in (-1, 0, 1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agents.collector import Collector, Reading
 from agents.collectors.canary.problems import PROBLEMS
-from agents.collectors.canary.rounds import Task, asked
+from agents.collectors.canary.rounds import CanaryTask, run_round
 from agents.node.agent import Agent
 from agents.node.health import status_file
 from agents.node.health.report import MAX_CONDITIONS, NodeHealth, open_health
@@ -28,7 +28,7 @@ from pipeline.model.records import SECOND, Event, Origin
 from pipeline.model.signals import CATALOGUE
 
 PROBLEM = next(problem for problem in PROBLEMS if problem.name == "gemm-f32-down5")
-ROUND = Task("cpu", "v1", (PROBLEM,), 0, {PROBLEM.instance(0): "right"})
+ROUND = CanaryTask("cpu", "v1", (PROBLEM,), 0, {PROBLEM.instance(0): "right"})
 OK = CATALOGUE["leak.state"].states.index("ok")
 NOW = 1_800_000_000 * SECOND
 ORIGIN = Origin("local", "n1", bytes(16), False)
@@ -56,7 +56,7 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
 
 def round_of(answer: str) -> dict[str, Any]:
     """What a canary's round says of a device that gives this answer."""
-    found = asked(ROUND, "3", lambda problem, variant: answer)
+    found = run_round(ROUND, "3", lambda problem, variant: answer)
     assert found is not None
     return found
 

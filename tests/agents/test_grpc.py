@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import grpc as status
-from agents.grpc import LONGEST_REQUEST, CallFailed, Channel, call, opener
+from agents.grpc import MAX_REQUEST_BYTES, CallFailed, GrpcChannel, call_once, make_connector
 
 SLOW_S = 20.0
 """Longer than any deadline of these tests."""
@@ -86,35 +86,35 @@ def failure(ask: Callable[[], object]) -> CallFailed:
 # --- a real server ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, 16_384, 16_390, LONGEST_REQUEST])
+@pytest.mark.parametrize("size", [0, 1, 5, 16_384, 16_390, MAX_REQUEST_BYTES])
 def test_an_answer_is_what_was_asked_over_tcp_and_unix(service: tuple[Service, str, str], size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     for target in service[1:]:
-        assert call(target, "/test.Echo/Echo", body[:size]) == body[:size]
+        assert call_once(target, "/test.Echo/Echo", body[:size]) == body[:size]
 
 
 def test_many_calls_share_a_connection_and_its_deadline(service: tuple[Service, str, str]) -> None:
-    with Channel(service[2], 10.0) as channel:
-        assert [channel.unary("/test.Echo/Echo", b"%d" % i) for i in range(50)] == [b"%d" % i for i in range(50)]
+    with GrpcChannel(service[2], 10.0) as channel:
+        assert [channel.call_unary("/test.Echo/Echo", b"%d" % i) for i in range(50)] == [b"%d" % i for i in range(50)]
 
 
 def test_a_long_answer_passes_the_windows_of_http2(service: tuple[Service, str, str]) -> None:
-    with Channel(service[2], 20.0) as channel:
+    with GrpcChannel(service[2], 20.0) as channel:
         for _ in range(3):  # more than the connection's own window, which must be given back as well
-            assert len(channel.unary("/test.Echo/Huge", b"3000000")) == 3_000_000
+            assert len(channel.call_unary("/test.Echo/Huge", b"3000000")) == 3_000_000
 
 
 def test_an_answer_above_the_bound_is_refused_and_the_channel_goes_on(service: tuple[Service, str, str]) -> None:
-    with Channel(service[2], 10.0) as channel:
-        error = failure(lambda: channel.unary("/test.Echo/Huge", b"50000000", most=1000))
+    with GrpcChannel(service[2], 10.0) as channel:
+        error = failure(lambda: channel.call_unary("/test.Echo/Huge", b"50000000", most=1000))
         assert error.code == status.RESOURCE_EXHAUSTED
         assert "an answer of 50000000 bytes: wanted at most 1000" in str(error)
-        assert len(channel.unary("/test.Echo/Huge", b"1000", most=1000)) == 1000
+        assert len(channel.call_unary("/test.Echo/Huge", b"1000", most=1000)) == 1000
 
 
 def test_a_slow_answer_ends_at_the_deadline(service: tuple[Service, str, str]) -> None:
     began = time.monotonic()
-    error = failure(lambda: call(service[2], "/test.Echo/Slow", deadline=0.3))
+    error = failure(lambda: call_once(service[2], "/test.Echo/Slow", deadline=0.3))
     assert error.code == status.DEADLINE_EXCEEDED
     assert time.monotonic() - began < SLOW_S / 4
 
@@ -123,21 +123,21 @@ def test_the_server_is_told_the_deadline(service: tuple[Service, str, str]) -> N
     seen: list[float] = []
     made = service[0]
     made.remaining = lambda request, context: seen.append(context.time_remaining()) or b""  # type: ignore[attr-defined]
-    call(service[1], "/test.Echo/Remaining", deadline=7.0)
+    call_once(service[1], "/test.Echo/Remaining", deadline=7.0)
     assert 5.0 < seen[0] <= 7.1
     assert made.metadata["user-agent"].startswith("fleetpulse")
 
 
 def test_a_status_of_the_server_comes_with_its_words(service: tuple[Service, str, str]) -> None:
-    error = failure(lambda: call(service[2], "/test.Echo/Refuse"))
+    error = failure(lambda: call_once(service[2], "/test.Echo/Refuse"))
     assert error.code == status.PERMISSION_DENIED
     assert error.reason == "PERMISSION_DENIED (7): röt: 100 % no second line"
     assert str(error).startswith(f"{service[2]}: /test.Echo/Refuse: ")
 
 
 def test_a_method_that_is_not_there_and_one_that_breaks_are_told_apart(service: tuple[Service, str, str]) -> None:
-    assert failure(lambda: call(service[2], "/test.Echo/Absent")).code == status.UNIMPLEMENTED
-    error = failure(lambda: call(service[2], "/test.Echo/Fail"))
+    assert failure(lambda: call_once(service[2], "/test.Echo/Absent")).code == status.UNIMPLEMENTED
+    error = failure(lambda: call_once(service[2], "/test.Echo/Fail"))
     assert error.code == status.UNKNOWN
     assert "a fault of the server" in error.reason
 
@@ -148,16 +148,16 @@ def test_a_method_that_is_not_there_and_one_that_breaks_are_told_apart(service: 
 def test_nobody_there_is_unavailable_with_its_reason(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    error = failure(lambda: call(f"127.0.0.1:{port}", "/a.B/C"))
+    error = failure(lambda: call_once(f"127.0.0.1:{port}", "/a.B/C"))
     assert (error.code, error.reason) == (status.UNAVAILABLE, "UNAVAILABLE (14): Connection refused")
-    error = failure(lambda: call(f"unix:{tmp_path}/none", "/a.B/C"))
+    error = failure(lambda: call_once(f"unix:{tmp_path}/none", "/a.B/C"))
     assert error.reason == "UNAVAILABLE (14): No such file or directory"
 
 
 def test_without_h2_the_mend_is_told(service: tuple[Service, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("h2.exceptions", "h2.connection", "h2.config"):
         monkeypatch.setitem(sys.modules, name, None)
-    error = failure(lambda: call(service[2], "/test.Echo/Echo"))
+    error = failure(lambda: call_once(service[2], "/test.Echo/Echo"))
     assert error.code == status.INTERNAL
     assert "install the agent with its dependencies" in error.reason
 
@@ -165,20 +165,20 @@ def test_without_h2_the_mend_is_told(service: tuple[Service, str, str], monkeypa
 @pytest.mark.parametrize("target", ["", "unix:", "host", "localhost:", "localhost:x", "localhost:0", "localhost:70000"])
 def test_what_is_no_target_is_refused_with_its_mend(target: str) -> None:
     with pytest.raises(ValueError, match="wanted unix:PATH, /PATH or HOST:PORT"):
-        opener(target)
+        make_connector(target)
 
 
 @pytest.mark.parametrize("target", ["192.0.2.1:8431", "example.org:8431", "[2001:db8::1]:80", "0.0.0.0:80"])
 def test_another_machine_is_refused_unless_told(target: str) -> None:
     with pytest.raises(ValueError, match="not an address of this machine"):
-        opener(target)
-    assert callable(opener(target, anywhere=True))
-    assert callable(opener("[::1]:80"))
+        make_connector(target)
+    assert callable(make_connector(target, anywhere=True))
+    assert callable(make_connector("[::1]:80"))
 
 
 def test_a_request_that_is_too_long_is_a_fault_of_the_caller() -> None:
     with pytest.raises(ValueError, match="wanted at most 32768"):
-        call("localhost:1", "/a.B/C", bytes(LONGEST_REQUEST + 1))
+        call_once("localhost:1", "/a.B/C", bytes(MAX_REQUEST_BYTES + 1))
 
 
 # --- servers that misbehave ------------------------------------------------------------------------------------------
@@ -261,29 +261,29 @@ def test_a_server_that_misbehaves_costs_one_call_and_says_what_it_did(name: str)
     reply, code = REPLIES[name]
     with answering(reply) as target:
         if code is None:
-            assert call(target, "/a.B/C", deadline=5.0) == b"hi"
+            assert call_once(target, "/a.B/C", deadline=5.0) == b"hi"
             return
-        error = failure(lambda: call(target, "/a.B/C", deadline=5.0))
+        error = failure(lambda: call_once(target, "/a.B/C", deadline=5.0))
     assert error.code == code, str(error)
 
 
 def test_half_an_answer_and_silence_end_at_the_deadline() -> None:
     with answering(SETTINGS + frame(1, 4, 1, GRPC) + frame(0, 0, 1, HI[:4]), hold=True) as target:
-        assert failure(lambda: call(target, "/a.B/C", deadline=0.3)).code == status.DEADLINE_EXCEEDED
+        assert failure(lambda: call_once(target, "/a.B/C", deadline=0.3)).code == status.DEADLINE_EXCEEDED
 
 
 def test_a_channel_whose_server_died_connects_anew() -> None:
     whole, _ = REPLIES["whole"]
-    with answering(b"", whole) as target, Channel(target, 5.0) as channel:
-        assert failure(lambda: channel.unary("/a.B/C")).code == status.UNAVAILABLE
-        assert channel.unary("/a.B/C") == b"hi"
+    with answering(b"", whole) as target, GrpcChannel(target, 5.0) as channel:
+        assert failure(lambda: channel.call_unary("/a.B/C")).code == status.UNAVAILABLE
+        assert channel.call_unary("/a.B/C") == b"hi"
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_no_bytes_of_a_server_do_more_than_fail_the_call(garbage: bytes, after_settings: bool) -> None:
     with answering((SETTINGS if after_settings else b"") + garbage) as target:
-        failure(lambda: call(target, "/a.B/C", deadline=5.0))
+        failure(lambda: call_once(target, "/a.B/C", deadline=5.0))
 
 
 def test_a_server_that_drips_ends_at_the_deadline_of_the_whole_call() -> None:
@@ -304,7 +304,7 @@ def test_a_server_that_drips_ends_at_the_deadline_of_the_whole_call() -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         began = time.monotonic()
-        error = failure(lambda: call(f"unix:{folder}/s", "/a.B/C", deadline=0.4))
+        error = failure(lambda: call_once(f"unix:{folder}/s", "/a.B/C", deadline=0.4))
         took = time.monotonic() - began
         done.set()
         thread.join(SLOW_S)

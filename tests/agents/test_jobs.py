@@ -16,7 +16,7 @@ from agents.collector import NoData
 from agents.collectors.jobs import processes
 from agents.collectors.jobs.jobs import Jobs
 from agents.collectors.jobs.kubernetes import Pod
-from agents.collectors.jobs.processes import Processes
+from agents.collectors.jobs.processes import ProcessScanner
 from pipeline.model.records import SECOND, Event
 from tests.agents.proc_tree import ProcTree
 
@@ -140,7 +140,7 @@ def test_a_program_that_is_started_in_the_place_of_another_is_seen_within_a_turn
     jobs = make()
     assert events(jobs, 4) == []
     tree.exec(20, {"RANK": "3", "LOCAL_RANK": "3", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"})
-    assert [event.entity for event in events(jobs, processes.TURNS + 2)] == ["job:n1-29500"]
+    assert [event.entity for event in events(jobs, processes.RESCAN_EVERY + 2)] == ["job:n1-29500"]
 
 
 def test_a_gpu_that_another_job_takes_belongs_to_that_one_and_a_move_is_told_to_the_inventory(
@@ -195,15 +195,15 @@ def test_without_the_right_to_read_environments_control_groups_and_the_prolog_te
             raise PermissionError(13, "Permission denied", path)
         return read(path, most)
 
-    read = processes._bytes
-    monkeypatch.setattr(processes, "_bytes", refuse)
+    read = processes._read_bytes
+    monkeypatch.setattr(processes, "_read_bytes", refuse)
     jobs = make()
     (began,) = events(jobs, 4)
     assert began.data == {"ranks": {"rank:81.n1": {"gpu": "gpu:n1.1"}}, "scheduler": "slurm", "user": "ada"}
     assert jobs.inventory()["rank:81.n1"].parents == ("job:81", "gpu:n1.1", "gpu:n1.2")
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "the environment of 2 processes may not be read: wanted CAP_SYS_PTRACE" in said
+    assert "permission denied for the environment of 2 processes: wanted CAP_SYS_PTRACE" in said
 
 
 def test_ranks_within_a_pod_are_those_of_the_pods_job_whether_or_not_labels_may_be_read(
@@ -218,12 +218,12 @@ def test_ranks_within_a_pod_are_those_of_the_pods_job_whether_or_not_labels_may_
     for rank in (2, 3, 30):
         tree.start(10 + rank, {**common, "RANK": str(rank % 27), "LOCAL_RANK": str(rank % 2)}, cgroup)
     for pod in (
-        Pod("ml", "llama-0", POD, {"job-name": "llama"}, tuple(UUIDS[2:]), wants=2),
-        Pod("ml", "llama-0", labels={}, devices=tuple(UUIDS[2:]), wants=2),
+        Pod("ml", "llama-0", POD, {"job-name": "llama"}, tuple(UUIDS[2:]), requested=2),
+        Pod("ml", "llama-0", labels={}, devices=tuple(UUIDS[2:]), requested=2),
     ):
         jobs = make(memory=None)
-        assert jobs._kubelet is not None
-        jobs._kubelet.pods = (pod,)
+        assert jobs._pods is not None
+        jobs._pods.pods = (pod,)
         (began,) = events(jobs, 3)
         assert began.data["ranks"] == {f"rank:{pod.job}.{rank}": {"gpu": f"gpu:n1.{rank}"} for rank in (2, 3)}
         assert (began.entity, began.data["world_size"]) == (f"job:{pod.job}", 4)
@@ -268,9 +268,9 @@ def test_real_processes_with_torchruns_variables_are_seen_in_the_real_proc(make:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_environment_is_refused_by_the_kernel_and_counted() -> None:
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom agents.collectors.jobs.processes import Processes\n"
+        "import os, sys\nfrom pathlib import Path\nfrom agents.collectors.jobs.processes import ProcessScanner\n"
         "os.setgid(65534); os.setuid(65534)\n"
-        "found = Processes(Path('/proc'), 'n1'); found.look()\nprint(len(found.refused))"
+        "found = ProcessScanner(Path('/proc'), 'n1'); found.scan()\nprint(len(found.refused))"
     )
     root = Path(__file__).parents[2]
     ran = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
@@ -281,16 +281,16 @@ def test_processes_are_read_at_two_looks_and_then_in_turn(tree: ProcTree, monkey
     for pid in range(100, 400):
         tree.start(pid)
     read: list[str] = []
-    plain = processes._bytes
-    monkeypatch.setattr(processes, "_bytes", lambda path, most: (read.append(path), plain(path, most))[1])
-    found = Processes(tree.root, "n1")
+    plain = processes._read_bytes
+    monkeypatch.setattr(processes, "_read_bytes", lambda path, most: (read.append(path), plain(path, most))[1])
+    found = ProcessScanner(tree.root, "n1")
     for _ in range(2):
         read.clear()
-        found.look()
+        found.scan()
         assert sum(path.endswith("environ") for path in read) == 300
     read.clear()
-    found.look()
-    assert sum(path.endswith("environ") for path in read) == 300 / processes.TURNS
+    found.scan()
+    assert sum(path.endswith("environ") for path in read) == 300 / processes.RESCAN_EVERY
     assert len(found.members) == 0
 
 
@@ -298,12 +298,12 @@ def test_no_more_members_than_the_bound_are_kept(tree: ProcTree, monkeypatch: py
     monkeypatch.setattr(processes, "MAX_MEMBERS", 5)
     for pid in range(20, 40):
         tree.start(pid, task(pid))
-    found = Processes(tree.root, "n1")
-    assert len(found.look()) == 5
+    found = ProcessScanner(tree.root, "n1")
+    assert len(found.scan()) == 5
 
 
 def test_no_proc_is_no_data(tmp_path: Path, make: Callable[..., Jobs]) -> None:
-    with pytest.raises(NoData, match="wanted /proc mounted"):
+    with pytest.raises(NoData, match="mount /proc there"):
         make(proc=tmp_path / "absent")
 
 

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 
 from agents.collectors.jobs import gpu_assignment, kubernetes, processes, slurm_prolog
 from agents.collectors.jobs import processes as cgroups
-from agents.collectors.jobs.gpu_assignment import MOST, Gpus, devices, find, listed
-from agents.collectors.jobs.process_identity import LONGEST_NAME, WANTED, clean, identify
-from agents.collectors.jobs.processes import Place, place_of
-from agents.protobuf import Malformed
+from agents.collectors.jobs.gpu_assignment import (
+    MAX_DEVICES,
+    GpuNumbers,
+    find_devices,
+    load_gpu_numbers,
+    parse_device_list,
+)
+from agents.collectors.jobs.process_identity import IDENTITY_VARIABLES, MAX_NAME_CHARS, clean_name, identify_process
+from agents.collectors.jobs.processes import CgroupOwner, parse_cgroup
+from agents.protobuf import MalformedMessage
 from tests.agents.kubelet_double import KubeletDouble
 
 UID = "0b1c2d3e-1111-2222-3333-444455556666"
@@ -52,7 +58,7 @@ UUID = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
     ],
 )
 def test_an_environment_tells_job_rank_world_and_stage(environment: str, wanted: tuple[object, ...]) -> None:
-    who = identify(dict(word.split("=", 1) for word in environment.split()), "n1")
+    who = identify_process(dict(word.split("=", 1) for word in environment.split()), "n1")
     assert who is not None
     assert (who.job, who.scheduler, who.rank, who.world_size, who.stage, who.claim) == wanted
 
@@ -62,36 +68,40 @@ def test_an_environment_tells_job_rank_world_and_stage(environment: str, wanted:
     [{}, {"RANK": "3"}, {"SLURM_JOB_ID": "x"}, {"MASTER_ADDR": "n1"}, {"JOB_NAME": "a"}, {"FLEETPULSE__SPOOL": "x"}],
 )
 def test_what_belongs_to_no_job_is_none(environment: dict[str, str]) -> None:
-    assert identify(environment, "n1") is None
+    assert identify_process(environment, "n1") is None
 
 
-@given(st.dictionaries(st.sampled_from(sorted(WANTED)), st.one_of(st.text(max_size=300), st.integers().map(str))))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(IDENTITY_VARIABLES)), st.one_of(st.text(max_size=300), st.integers().map(str))
+    )
+)
 def test_whatever_an_environment_says_names_are_bounded_and_have_no_dot(environment: dict[str, str]) -> None:
-    who = identify(environment, "n1")
+    who = identify_process(environment, "n1")
     if who is not None:
-        assert 0 < len(who.job) <= LONGEST_NAME
-        assert who.job == clean(who.job)
+        assert 0 < len(who.job) <= MAX_NAME_CHARS
+        assert who.job == clean_name(who.job)
         assert "." not in who.job
         assert (who.rank_entity or "rank:").encode().isascii()
         assert who.rank is None or 0 <= who.rank < 2**24
-    held = devices(environment, who)
-    assert len(held.tokens) <= MOST
+    held = find_devices(environment, who)
+    assert len(held.tokens) <= MAX_DEVICES
 
 
 @given(st.binary(max_size=2000))
 def test_of_any_bytes_only_wanted_variables_are_kept(environment: bytes) -> None:
-    kept = processes.variables(environment)
-    assert kept.keys() <= WANTED | gpu_assignment.WANTED | {"HOSTNAME"}
+    kept = processes.parse_environment(environment)
+    assert kept.keys() <= IDENTITY_VARIABLES | gpu_assignment.DEVICE_VARIABLES | {"HOSTNAME"}
 
 
 def test_of_an_environment_only_wanted_variables_are_kept() -> None:
     environment = b"TOKEN=hunter2\0RANK=3\0RANK=4\0nothing\0CUDA_VISIBLE_DEVICES=1\0SLURM_JOB_ID\0=x"
-    assert processes.variables(environment) == {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
+    assert processes.parse_environment(environment) == {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
 
 
 @given(st.binary(max_size=300))
 def test_any_stat_is_a_start_or_none(stat: bytes) -> None:
-    assert processes.start_of(stat) is None or isinstance(processes.start_of(stat), int)
+    assert processes.parse_start_time(stat) is None or isinstance(processes.parse_start_time(stat), int)
 
 
 # --- which devices ---------------------------------------------------------------------------------------------------
@@ -122,41 +132,41 @@ def test_any_stat_is_a_start_or_none(stat: bytes) -> None:
 )
 def test_what_a_process_may_see_and_its_part_of_it(environment: str, wanted: tuple[str, ...]) -> None:
     said = {"FLEETPULSE_JOB": "x", **dict(word.split("=", 1) for word in environment.split())}
-    assert devices(said, identify(said)).tokens == wanted
+    assert find_devices(said, identify_process(said)).tokens == wanted
 
 
 def test_a_rank_of_torchrun_without_a_list_takes_the_gpu_of_its_local_rank_if_there_is_one() -> None:
     said = {"RANK": "9", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
-    held = devices(said, identify(said))
+    held = find_devices(said, identify_process(said))
     assert held.assumed
-    assert Gpus({UUID: 1}).entities("n1", held.tokens, held.assumed) == ("gpu:n1.1",)
-    assert Gpus().entities("n1", held.tokens, held.assumed) == ()
+    assert GpuNumbers({UUID: 1}).list_entities("n1", held.tokens, held.assumed) == ("gpu:n1.1",)
+    assert GpuNumbers().list_entities("n1", held.tokens, held.assumed) == ()
 
 
 @given(st.text(max_size=400))
 def test_any_list_of_devices_is_bounded(text: str) -> None:
-    found = listed(text)
-    assert found is None or len(found) <= MOST
+    found = parse_device_list(text)
+    assert found is None or len(found) <= MAX_DEVICES
 
 
 def test_a_range_without_end_is_bounded() -> None:
-    found = listed("0-9999,0-9999")
+    found = parse_device_list("0-9999,0-9999")
     assert found is not None
-    assert len(found) == MOST
+    assert len(found) == MAX_DEVICES
 
 
 def test_numbers_come_from_the_drivers_folder_by_address_and_not_by_minor(tmp_path: Path) -> None:
     for number, folder in enumerate(("0000:41:00.0", "0000:07:00.0", "nonsense")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "information").write_text(f"GPU UUID:\t {UUID[:-1]}{number}\nDevice Minor: \t {number}\n")
-    found = find(None, tmp_path, tmp_path / "absent")
-    assert (found.number(f"{UUID[:-1]}1"), found.number(f"{UUID[:-1]}0")) == (0, 1)
-    assert found.number("00000000:41:00.0") == found.number(f"MIG-{UUID[:-1]}0/3/0") == 1
-    assert found.number("7") is found.number("GPU-else") is None
+    found = load_gpu_numbers(None, tmp_path, tmp_path / "absent")
+    assert (found.find_number(f"{UUID[:-1]}1"), found.find_number(f"{UUID[:-1]}0")) == (0, 1)
+    assert found.find_number("00000000:41:00.0") == found.find_number(f"MIG-{UUID[:-1]}0/3/0") == 1
+    assert found.find_number("7") is found.find_number("GPU-else") is None
 
 
 def test_without_a_driver_a_number_stands_for_itself() -> None:
-    assert Gpus().entities("n1", ("3", "GPU-x", "3", "4000")) == ("gpu:n1.3",)
+    assert GpuNumbers().list_entities("n1", ("3", "GPU-x", "3", "4000")) == ("gpu:n1.3",)
 
 
 # --- control groups --------------------------------------------------------------------------------------------------
@@ -165,53 +175,56 @@ def test_without_a_driver_a_number_stands_for_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("5:devices:/slurm/uid_0/job_81/step_0/task_3\n1:name=systemd:/x", Place("81", "0")),
-        ("5:memory:/slurm_gpu001/uid_1000/job_81/step_batch", Place("81", "batch")),
-        ("0::/system.slice/slurmstepd.scope/job_81/step_extern/user/task_0", Place("81", "extern")),
-        ("0::/system.slice/gpu001_slurmstepd.scope/job_81/step_4/user/task_0", Place("81", "4")),
-        (f"0::/kubepods/burstable/pod{UID}/{CONTAINER}", Place(pod=UID, container=CONTAINER)),
+        ("5:devices:/slurm/uid_0/job_81/step_0/task_3\n1:name=systemd:/x", CgroupOwner("81", "0")),
+        ("5:memory:/slurm_gpu001/uid_1000/job_81/step_batch", CgroupOwner("81", "batch")),
+        ("0::/system.slice/slurmstepd.scope/job_81/step_extern/user/task_0", CgroupOwner("81", "extern")),
+        ("0::/system.slice/gpu001_slurmstepd.scope/job_81/step_4/user/task_0", CgroupOwner("81", "4")),
+        (f"0::/kubepods/burstable/pod{UID}/{CONTAINER}", CgroupOwner(pod=UID, container=CONTAINER)),
         (
             "0::/kubepods.slice/kubepods-besteffort.slice/"
             f"kubepods-besteffort-pod{UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope",
-            Place(pod=UID, container=CONTAINER),
+            CgroupOwner(pod=UID, container=CONTAINER),
         ),
-        (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice", Place(pod=UID)),
-        (f"3:cpu:/kubepods/pod{UID}/crio-{CONTAINER}", Place(pod=UID, container=CONTAINER)),
-        ("0::/user.slice/job_81", Place()),
-        ("", Place()),
+        (
+            f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice",
+            CgroupOwner(pod=UID),
+        ),
+        (f"3:cpu:/kubepods/pod{UID}/crio-{CONTAINER}", CgroupOwner(pod=UID, container=CONTAINER)),
+        ("0::/user.slice/job_81", CgroupOwner()),
+        ("", CgroupOwner()),
     ],
 )
-def test_a_control_group_names_job_or_pod(text: str, wanted: Place) -> None:
-    assert place_of(text.encode()) == wanted
+def test_a_control_group_names_job_or_pod(text: str, wanted: CgroupOwner) -> None:
+    assert parse_cgroup(text.encode()) == wanted
 
 
 @given(st.binary(max_size=400).map(lambda text: b"0::/kubepods/pod" + text + b"/slurm/uid_1/job_" + text))
 def test_any_control_group_is_read(text: bytes) -> None:
-    assert isinstance(place_of(text), Place)
-    assert isinstance(place_of(text * 100), cgroups.Place)
+    assert isinstance(parse_cgroup(text), CgroupOwner)
+    assert isinstance(parse_cgroup(text * 100), cgroups.CgroupOwner)
 
 
 # --- the prolog's facts ----------------------------------------------------------------------------------------------
 
 
 def test_facts_follow_their_files_and_keep_wanted_keys_only(tmp_path: Path) -> None:
-    folder = slurm_prolog.Folder(tmp_path)
+    folder = slurm_prolog.PrologFiles(tmp_path)
     for name in ("81.env", ".81.x", "82.env.tmp.3", "x.env"):
         (tmp_path / name).write_text("# of the prolog\nSLURM_JOB_ID=81\nSLURM_JOB_GPUS=0,1\nAWS_SECRET=x\n\nno line\n")
-    assert folder.look() == {"81": {"SLURM_JOB_ID": "81", "SLURM_JOB_GPUS": "0,1"}}
+    assert folder.read_jobs() == {"81": {"SLURM_JOB_ID": "81", "SLURM_JOB_GPUS": "0,1"}}
     (tmp_path / "new").write_text("SLURM_JOB_GPUS=2\n")
     (tmp_path / "new").replace(tmp_path / "81.env")
-    assert folder.look() == {"81": {"SLURM_JOB_GPUS": "2"}}
+    assert folder.read_jobs() == {"81": {"SLURM_JOB_GPUS": "2"}}
     (tmp_path / "81.env").unlink()
-    assert folder.look() == {}
-    assert slurm_prolog.Folder(tmp_path / "absent").look() == {}
+    assert folder.read_jobs() == {}
+    assert slurm_prolog.PrologFiles(tmp_path / "absent").read_jobs() == {}
 
 
 @given(st.binary(max_size=500))
 def test_any_file_of_facts_is_read(text: bytes) -> None:
-    found = slurm_prolog.parse(b"SLURM_JOB_ID=" + text)
-    assert found.keys() <= slurm_prolog.KEYS
-    assert all(len(value) <= slurm_prolog.MOST_VALUE for value in found.values())
+    found = slurm_prolog.parse_prolog_file(b"SLURM_JOB_ID=" + text)
+    assert found.keys() <= slurm_prolog.PROLOG_VARIABLES
+    assert all(len(value) <= slurm_prolog.MAX_VALUE_CHARS for value in found.values())
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------
@@ -249,18 +262,18 @@ def pod(labels: dict[str, str], **more: object) -> dict[str, object]:
     ],
 )
 def test_labels_name_the_job_and_sometimes_the_rank(labels: dict[str, str], job: str, rank: int | None) -> None:
-    (found,) = kubernetes.listed(json.dumps({"items": [pod(labels)]}).encode()).values()
+    (found,) = kubernetes.parse_pod_list(json.dumps({"items": [pod(labels)]}).encode()).values()
     assert (found.job, found.rank, found.uid, found.containers) == (job, rank, UID, (CONTAINER,))
-    assert (found.wants, "app" in found.labels) == (1, False)
+    assert (found.requested, "app" in found.labels) == (1, False)
 
 
 def test_one_bad_pod_costs_no_other_and_ended_ones_are_left_out() -> None:
     bad = [None, 3, {}, {"metadata": []}, {"metadata": {"name": 1}}, pod({}, status={"phase": "Succeeded"})]
     whole = {"items": [*bad, pod({}, spec={"containers": 3}, status=4)]}
-    assert list(kubernetes.listed(json.dumps(whole).encode())) == [("ml", "p-0")]
+    assert list(kubernetes.parse_pod_list(json.dumps(whole).encode())) == [("ml", "p-0")]
     for answer in (b"", b"[]", b'{"items": {}}', b"\xff", b'{"kind": "Status"}', b"[" * 100_000):
-        with pytest.raises(ValueError, match=r"pods|Expecting|utf-8"):
-            kubernetes.listed(answer)
+        with pytest.raises(ValueError, match=r"PodList|Expecting|utf-8"):
+            kubernetes.parse_pod_list(answer)
 
 
 def test_the_kubelets_answer_tells_devices_of_accelerators_once(tmp_path: Path) -> None:
@@ -268,18 +281,18 @@ def test_the_kubelets_answer_tells_devices_of_accelerators_once(tmp_path: Path) 
     double.hold("ml", "a", {"c": {"nvidia.com/gpu": [UUID, UUID, "GPU-x::1"], "cpu": ["1"]}, "d": {"rdma/hca": ["h"]}})
     double.hold("ml", "b", {"c": {"aws.amazon.com/neuroncore": ["5"], "aws.amazon.com/neuron": ["2"]}})
     double.hold("ml", "cpu-only", {"c": {"memory": ["0"]}})
-    found = kubernetes.resources(double.response())
+    found = kubernetes.parse_pod_resources(double.response())
     assert {key: one.devices for key, one in found.items()} == {
         ("ml", "a"): (UUID, "GPU-x"),
         ("ml", "b"): ("core:5", "2"),
     }
-    assert Gpus().entities("n1", found["ml", "b"].devices) == ("gpu:n1.2",)
+    assert GpuNumbers().list_entities("n1", found["ml", "b"].devices) == ("gpu:n1.2",)
 
 
 @given(st.binary(max_size=300))
 def test_any_answer_of_a_kubelet_is_pods_or_malformed(answer: bytes) -> None:
     try:
-        found = kubernetes.resources(answer)
-    except Malformed:
+        found = kubernetes.parse_pod_resources(answer)
+    except MalformedMessage:
         return
     assert len(found) <= kubernetes.MAX_PODS

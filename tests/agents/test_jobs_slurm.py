@@ -129,7 +129,7 @@ def test_without_a_process_to_read_the_prolog_tells_which_gpus_a_job_holds(slurm
     for jobs in made.values():
         assert jobs._processes is not None
         jobs._processes.refused.add(7)  # root may read everything, so the refusal itself is tried in test_jobs.py
-        jobs._processes._known[7] = 3
+        jobs._processes._times_read[7] = 3
     wanted = [{f"rank:{number}.{node}"} for node in slurm.nodes]
     until(made, lambda now: [ranks(reading) for reading in now.values()] == wanted)
     for node, jobs in made.items():

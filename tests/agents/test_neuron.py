@@ -183,18 +183,18 @@ def test_whatever_stands_at_whatever_place_of_a_document_the_look_goes_on(change
         except (KeyError, IndexError, TypeError):  # an earlier change took the place away
             continue
     report = neuron.parse_report(json.dumps(document).encode())
-    assert len(report.devices) <= neuron.MOST_DEVICES
-    assert len(report.cores) <= neuron.MOST_CORES
+    assert len(report.devices) <= neuron.MAX_DEVICES
+    assert len(report.cores) <= neuron.MAX_CORES
 
 
 # --- the child -------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_device_or_the_program_there_is_no_data(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="neuron0 is not there"):
+    with pytest.raises(NoData, match="neuron0 is missing"):
         Neuron(device=tmp_path / "neuron0").open("n1")
     (tmp_path / "neuron0").touch()
-    with pytest.raises(NoData, match=r"neuron-monitor is not there: install aws-neuronx-tools"):
+    with pytest.raises(NoData, match=r"found a Neuron device, but no neuron-monitor: install aws-neuronx-tools"):
         Neuron(device=tmp_path / "neuron0", command=str(tmp_path / "neuron-monitor")).open("n1")
 
 
@@ -241,8 +241,8 @@ def test_a_torn_line_is_passed_over(made: Make) -> None:
 
 
 def test_a_line_without_end_is_given_up(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_program, "LONGEST_LINE", 100_000)
-    monkeypatch.setattr(monitor_program, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(monitor_program, "MAX_LINE_BYTES", 100_000)
+    monkeypatch.setattr(monitor_program, "MIN_PAUSE_S", 0.05)
     body = "while True: os.write(1, b'x' * 50000)"
     collector = made(b"", body)
     said = told_at_once(collector)
@@ -251,11 +251,11 @@ def test_a_line_without_end_is_given_up(made: Make, tmp_path: Path, monkeypatch:
 
 
 def test_silence_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
-    assert "said nothing for 0.3 s" in told(made(b"", "time.sleep(60)", silence=0.3))
+    assert "wrote nothing for 0.3 s" in told(made(b"", "time.sleep(60)", silence=0.3))
 
 
 def test_empty_lines_are_no_sign_of_life(made: Make) -> None:
-    assert "said nothing for 0.3 s" in told(made(b"", "while True: os.write(1, b'\\n'); time.sleep(.01)", silence=0.3))
+    assert "wrote nothing for 0.3 s" in told(made(b"", "while True: os.write(1, b'\\n'); time.sleep(.01)", silence=0.3))
 
 
 def test_death_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
@@ -264,12 +264,12 @@ def test_death_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
 
 def test_garbage_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
     collector = made(b"no json\n", "while True: os.write(1, lines); time.sleep(.02)")
-    assert "neuron-monitor wrote a line that is no document" in told_at_once(collector)
+    assert "neuron-monitor wrote an invalid document" in told_at_once(collector)
 
 
 def told_at_once(collector: Neuron) -> str:
     """As if the last document had come long ago."""
-    collector._good -= 2 * collector.silence
+    collector._last_report -= 2 * collector.silence
     return told(collector)
 
 

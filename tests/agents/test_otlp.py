@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from agents.collector import Device
 from agents.otlp import messages
-from agents.otlp.export import LAYOUTS, Export
+from agents.otlp.export import MAX_LAYOUTS, TelemetryExport
 from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.model.signals import CATALOGUE, otel, signals_of_class
 
@@ -44,10 +44,10 @@ def gpus(**columns: list[float]) -> Block:
 def requests(*batches: Batch, interval: float = 1.0, devices: Mapping[str, Device] | None = None) -> list[Any]:
     """What an export of these batches sends, decoded."""
     sent: list[bytes] = []
-    export = Export(batches[0].origin, "1.2", interval, [sent.append])
-    export.describe(devices or {})
+    export = TelemetryExport(batches[0].origin, "1.2", interval, [sent.append])
+    export.set_devices(devices or {})
     for one in batches:
-        export.take(one)
+        export.add_batch(one)
     return [ExportMetricsServiceRequest.FromString(request) for request in sent]
 
 
@@ -173,13 +173,15 @@ def test_a_request_has_the_newest_of_what_was_looked_at_since_the_last() -> None
 
 def test_layouts_change_with_the_devices_and_are_kept_few() -> None:
     sent: list[bytes] = []
-    export = Export(ORIGIN, "1", 1.0, [sent.append])
-    for i in range(3 * LAYOUTS):
+    export = TelemetryExport(ORIGIN, "1", 1.0, [sent.append])
+    for i in range(3 * MAX_LAYOUTS):
         names = tuple(f"gpu:n1.{j}" for j in range(i % 7 + 1))
-        export.take(batch(T0 + i * SECOND, Block("gpu", names, {"gpu.power": np.full((1, len(names)), i, np.float32)})))
+        export.add_batch(
+            batch(T0 + i * SECOND, Block("gpu", names, {"gpu.power": np.full((1, len(names)), i, np.float32)}))
+        )
         found = points(ExportMetricsServiceRequest.FromString(sent[-1]))
         assert {(e, p.as_double) for (_, e), p in found.items()} == {(name, i) for name in names}
-    assert len(export._layouts) == LAYOUTS
+    assert len(export._layouts) == MAX_LAYOUTS
 
 
 wires = st.sampled_from([s for s in CATALOGUE.values() if s.device_class in ("gpu", "nic", "disk", "node", "dimm")])
@@ -215,30 +217,30 @@ def test_any_signals_with_any_values_decode_to_what_they_were(data: st.DataObjec
 
 @given(st.integers(0, 2**64 - 1))
 def test_numbers_are_written_as_protobuf_reads_them(value: int) -> None:
-    answer = messages.nested(1, messages.whole(1, value % 2**63) + messages.text(2, "why"))
+    answer = messages.encode_nested(1, messages.encode_unsigned(1, value % 2**63) + messages.encode_text(2, "why"))
     found = ExportMetricsServiceResponse.FromString(answer)
     assert (found.partial_success.rejected_data_points, found.partial_success.error_message) == (value % 2**63, "why")
-    assert messages.rejected(found.SerializeToString()) == (value % 2**63, "why")
+    assert messages.decode_rejected(found.SerializeToString()) == (value % 2**63, "why")
 
 
 @given(st.binary(max_size=60))
 def test_an_answer_of_any_bytes_is_read_or_refused(answer: bytes) -> None:
     try:
-        messages.rejected(answer)
+        messages.decode_rejected(answer)
     except ValueError:
         return
 
 
 def test_an_empty_answer_refuses_nothing() -> None:
-    assert messages.rejected(b"") == (0, "")
+    assert messages.decode_rejected(b"") == (0, "")
     empty = ExportMetricsServiceResponse(partial_success=ExportMetricsPartialSuccess())
-    assert messages.rejected(empty.SerializeToString()) == (0, "")
+    assert messages.decode_rejected(empty.SerializeToString()) == (0, "")
 
 
 def test_torn_requests_are_seen_as_such_by_others() -> None:
     sent: list[bytes] = []
-    export = Export(ORIGIN, "1", 1.0, [sent.append])
-    export.take(batch(T0, gpus(power=[1, 2])))
+    export = TelemetryExport(ORIGIN, "1", 1.0, [sent.append])
+    export.add_batch(batch(T0, gpus(power=[1, 2])))
     with pytest.raises(DecodeError):
         ExportMetricsServiceRequest.FromString(sent[0][:-3])
 
@@ -251,9 +253,9 @@ def test_a_stamped_request_costs_a_fraction_of_a_built_one() -> None:
     signals = [s for s in signals_of_class("gpu") if not s.states and s.name != "gpu.generation"]
     columns = {s.name: np.ones((1, 8), s.type) for s in signals}
     sent: list[bytes] = []
-    export = Export(ORIGIN, "1", 1.0, [sent.append])
+    export = TelemetryExport(ORIGIN, "1", 1.0, [sent.append])
     stamped = min(
-        took(lambda i=i: export.take(batch(T0 + i * SECOND, Block("gpu", names, columns)))) for i in range(20)
+        took(lambda i=i: export.add_batch(batch(T0 + i * SECOND, Block("gpu", names, columns)))) for i in range(20)
     )
     message = ExportMetricsServiceRequest.FromString(sent[-1])
     built = min(took(lambda: rebuilt(message).SerializeToString()) for _ in range(5))

@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from agents.node.agent import open_telemetry
-from agents.otlp.broker import Broker
+from agents.otlp.broker import KafkaDelivery
 from pipeline.config.sections import Config, Opentelemetry, Pipeline
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, Batch, Block, Origin
@@ -39,7 +39,7 @@ def test_telemetry_lies_in_the_topic_under_its_node(kafka: Address) -> None:
     assert telemetry is not None
     for i in range(3):
         block = Block("gpu", ("gpu:n7.0",), {"gpu.power": np.array([[100 + i]], np.float32)})
-        telemetry.take(Batch(Origin("dc1", "n7", bytes(16)), np.array([T0 + i * SECOND]), (block,)))
+        telemetry.add_batch(Batch(Origin("dc1", "n7", bytes(16)), np.array([T0 + i * SECOND]), (block,)))
     until(lambda: len(read(kafka, OTLP)) == 3)
     telemetry.close(5.0)
     records = read(kafka, OTLP)
@@ -52,7 +52,7 @@ def test_telemetry_lies_in_the_topic_under_its_node(kafka: Address) -> None:
 def test_a_topic_that_is_not_there_is_named(kafka: Address) -> None:
     configuration = make_topics(kafka)
     delete_topics(kafka, [OTLP])
-    broker = Broker(configuration, "n1")
+    broker = KafkaDelivery(configuration, "n1")
     with pytest.raises(Retryable, match=f"topic {OTLP}: UnknownTopic"):
         broker(b"x")
     broker.close()

@@ -28,8 +28,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from agents.node.agent import open_telemetry
 from agents.node.snapshot import CollectorResult, Snapshot
 from agents.otlp import outbox as outboxes
-from agents.otlp.export import Telemetry
-from agents.otlp.http import Post
+from agents.otlp.export import OpenTelemetry
+from agents.otlp.http import HttpDelivery
 from agents.otlp.outbox import Outbox
 from pipeline.config.sections import Config, Opentelemetry, Pipeline, load_config
 from pipeline.model.errors import ConfigError, Permanent, Retryable
@@ -101,10 +101,10 @@ def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def outbox(collector: Collector, said: Said) -> Outbox:
-    return Outbox("test", Post(Opentelemetry(endpoint=collector.url), "f.toml"), said.append)
+    return Outbox("test", HttpDelivery(Opentelemetry(endpoint=collector.url), "f.toml"), said.append)
 
 
-def opened(settings: Opentelemetry, said: Said) -> Telemetry:
+def opened(settings: Opentelemetry, said: Said) -> OpenTelemetry:
     made = open_telemetry(Config(opentelemetry=settings), ORIGIN, lambda subject, text: said.append(text))
     assert made is not None
     return made
@@ -126,8 +126,8 @@ def by_name(request: Any) -> dict[str, list[Any]]:
 def test_telemetry_and_the_agents_own_metrics_arrive_at_a_collector(collector: Collector) -> None:
     said: Said = []
     telemetry = opened(Opentelemetry(endpoint=collector.url + "/", metrics="all", interval=1.0), said)
-    telemetry.take(gpu(T0, 300))
-    telemetry.observe(Snapshot(T0, (CollectorResult("nvml", "ok", 0.002),)))
+    telemetry.add_batch(gpu(T0, 300))
+    telemetry.update_snapshot(Snapshot(T0, (CollectorResult("nvml", "ok", 0.002),)))
     until(lambda: len(collector.requests) == 2)
     telemetry.close(5.0)
     names = set().union(*(by_name(request) for request in collector.requests))
@@ -139,8 +139,8 @@ def test_telemetry_and_the_agents_own_metrics_arrive_at_a_collector(collector: C
 
 def test_by_default_telemetry_stays_at_home(collector: Collector) -> None:
     telemetry = opened(Opentelemetry(endpoint=collector.url, interval=1.0), [])
-    telemetry.take(gpu(T0, 300))
-    telemetry.observe(Snapshot(T0))
+    telemetry.add_batch(gpu(T0, 300))
+    telemetry.update_snapshot(Snapshot(T0))
     until(lambda: collector.requests)
     telemetry.close(5.0)
     assert "hw.power" not in by_name(collector.requests[0])
@@ -152,13 +152,13 @@ def test_what_may_work_later_is_sent_again(collector: Collector, status: int) ->
     said: Said = []
     collector.answers = [(status, {}, b"")] * 3
     box = outbox(collector, said)
-    box.put(b"")
+    box.enqueue(b"")
     until(lambda: box.sent == 1)
     box.close(5.0)
     assert len(collector.headers) == 4
     assert (len(said), box.dropped) == (2, 0)
     assert f"{status}" in said[0]
-    assert said[1].startswith("sending again")
+    assert said[1].startswith("sending works again")
 
 
 @pytest.mark.usefixtures("quick")
@@ -167,8 +167,8 @@ def test_what_never_works_is_counted_and_said(collector: Collector, status: int)
     said: Said = []
     collector.answers = [(status, {"Location": "http://127.0.0.1:9/"}, b"")]
     box = outbox(collector, said)
-    box.put(b"")
-    box.put(b"")
+    box.enqueue(b"")
+    box.enqueue(b"")
     until(lambda: box.sent == 1)
     box.close(5.0)
     assert box.dropped == 1
@@ -182,7 +182,7 @@ def test_a_collector_that_comes_late_gets_what_waited() -> None:
     gone.close()
     box = outbox(gone, said)
     for _ in range(3):
-        box.put(b"")
+        box.enqueue(b"")
     until(lambda: said)
     assert "refused" in said[0]
     late = Collector(gone.port)
@@ -198,7 +198,7 @@ def test_points_that_a_collector_refuses_are_said(collector: Collector) -> None:
     answer.partial_success.rejected_data_points, answer.partial_success.error_message = 7, "too old"
     collector.answers = [(200, {}, answer.SerializeToString())]
     box = outbox(collector, said)
-    box.put(b"")
+    box.enqueue(b"")
     until(lambda: said)
     box.close(5.0)
     assert "7 points refused: too old" in said[0]
@@ -208,7 +208,7 @@ def test_a_page_of_a_proxy_is_no_answer_and_no_end(collector: Collector) -> None
     said: Said = []
     collector.answers = [(200, {}, b"<html>\xff\xff welcome")]
     box = outbox(collector, said)
-    box.put(b"")
+    box.enqueue(b"")
     until(lambda: box.sent == 1)
     box.close(5.0)
 
@@ -224,7 +224,7 @@ def test_what_does_not_fit_pushes_the_oldest_out_and_never_waits(monkeypatch: py
 
     box = Outbox("test", deliver, lambda _: None)
     for i in range(10):
-        box.put(bytes([i]) * 300)
+        box.enqueue(bytes([i]) * 300)
         begun.wait(20)
     free.set()
     until(lambda: box.sent == 4)
@@ -243,8 +243,8 @@ def test_an_error_of_any_kind_costs_one_request(error: Exception) -> None:
 
     said: Said = []
     box = Outbox("test", deliver, said.append)
-    box.put(b"a")
-    box.put(b"b")
+    box.enqueue(b"a")
+    box.enqueue(b"b")
     until(lambda: box.sent == 1)
     box.close(5.0)
     assert (box.dropped, len(said)) == (1, 1)
@@ -255,7 +255,7 @@ def test_ending_waits_for_nobody() -> None:
         raise Retryable("away", 300.0)
 
     box = Outbox("test", deliver, lambda _: None)
-    box.put(b"a")
+    box.enqueue(b"a")
     began = clock_time.monotonic()
     box.close(5.0)
     assert clock_time.monotonic() - began < 2
@@ -271,9 +271,9 @@ def test_over_tls_only_a_collector_that_is_trusted_gets_anything(tmp_path: Path)
     served.load_cert_chain(certificate, key)
     collector = Collector(tls=served)
     url = f"https://127.0.0.1:{collector.port}"
-    Post(Opentelemetry(endpoint=url, ca_file=certificate), "f.toml")(b"")
+    HttpDelivery(Opentelemetry(endpoint=url, ca_file=certificate), "f.toml")(b"")
     with pytest.raises(Retryable, match="certificate verify failed"):
-        Post(Opentelemetry(endpoint=url), "f.toml")(b"")
+        HttpDelivery(Opentelemetry(endpoint=url), "f.toml")(b"")
     collector.close()
     assert len(collector.requests) == 1
 
@@ -318,14 +318,14 @@ def test_an_endpoint_that_is_no_address_is_said(tmp_path: Path) -> None:
 def test_tokens_leave_the_host_encrypted_only(tmp_path: Path, collector: Collector) -> None:
     (tmp_path / "headers").write_text("Authorization: Bearer geheim\n\nX-Scope-OrgID: 7\n")
     settings = Opentelemetry(endpoint=collector.url, headers_file=tmp_path / "headers")
-    Post(settings, "f.toml")(b"")
+    HttpDelivery(settings, "f.toml")(b"")
     assert collector.headers[0]["Authorization"] == "Bearer geheim"
     assert collector.headers[0]["X-Scope-Orgid"] == "7"
-    with pytest.raises(ConfigError, match="in clear; wanted https"):
-        Post(replace(settings, endpoint="http://collector.example:4318"), "f.toml")
+    with pytest.raises(ConfigError, match="unencrypted; wanted https"):
+        HttpDelivery(replace(settings, endpoint="http://collector.example:4318"), "f.toml")
     (tmp_path / "headers").write_text("geheim")
     with pytest.raises(ConfigError, match="wanted lines 'Name: value'") as refused:
-        Post(settings, "f.toml")
+        HttpDelivery(settings, "f.toml")
     assert "geheim" not in str(refused.value)
 
 
@@ -355,8 +355,8 @@ SNAPSHOT = Snapshot(
 
 def test_the_agents_own_metrics_are_what_the_snapshot_says(collector: Collector) -> None:
     telemetry = opened(Opentelemetry(endpoint=collector.url, interval=1.0), [])
-    telemetry.observe(SNAPSHOT)
-    telemetry.observe(replace(SNAPSHOT, time=T0 + SECOND))
+    telemetry.update_snapshot(SNAPSHOT)
+    telemetry.update_snapshot(replace(SNAPSHOT, time=T0 + SECOND))
     until(lambda: len(collector.requests) == 2)
     telemetry.close(5.0)
     told = {name.removeprefix("fleetpulse.agent."): points for name, points in by_name(collector.requests[1]).items()}
@@ -382,7 +382,7 @@ def test_the_agents_own_metrics_are_what_the_snapshot_says(collector: Collector)
 
 def test_what_is_not_known_has_no_point(collector: Collector) -> None:
     telemetry = opened(Opentelemetry(endpoint=collector.url, interval=1.0), [])
-    telemetry.observe(Snapshot(T0))
+    telemetry.update_snapshot(Snapshot(T0))
     until(lambda: collector.requests)
     telemetry.close(5.0)
     assert by_name(collector.requests[0]).keys() == {"fleetpulse.agent.otlp.sent", "fleetpulse.agent.otlp.dropped"}
@@ -393,7 +393,7 @@ def test_prometheus_reads_the_same_on_loopback() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     telemetry = opened(Opentelemetry(prometheus_port=port), [])
-    telemetry.observe(SNAPSHOT)
+    telemetry.update_snapshot(SNAPSHOT)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     with pytest.raises(urllib.error.HTTPError) as missing:

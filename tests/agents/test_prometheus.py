@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from agents.collector import Reading
 from agents.collectors.exporters import scraper as fetching
-from agents.collectors.exporters.mapping import Metric, Names, load, shipped
+from agents.collectors.exporters.mapping import MappedMetric, MetricMapping, list_shipped, load_mapping
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
-from agents.collectors.exporters.scraper import Fetch, Scraper, Unreachable
-from agents.collectors.exporters.translation import merged, page, translate
+from agents.collectors.exporters.scraper import EndpointScraper, PageFetcher, ScrapeError
+from agents.collectors.exporters.translation import merge_values, parse_page, translate_page
 from agents.collectors.registry import configured
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE
@@ -59,21 +59,21 @@ GIVEN = {"target": "t1", "node": "n1"}
 
 
 def rows(text: str, mapping: str, most: int = 100) -> dict[str, dict[str, dict[str, float]]]:
-    return translate(page(text), load(mapping), GIVEN, most).rows
+    return translate_page(parse_page(text), load_mapping(mapping), GIVEN, most).rows
 
 
 # --- reading a page --------------------------------------------------------------------------------------------------
 
 
 def test_a_bad_line_costs_only_itself() -> None:
-    found = page('# TYPE a counter\na{x="1"} 5\nb{ 7\nc "x" y\nd 3\n')
+    found = parse_page('# TYPE a counter\na{x="1"} 5\nb{ 7\nc "x" y\nd 3\n')
     assert [(s.name, s.value, s.kind) for s in found.series] == [("a", 5.0, "counter"), ("d", 3.0, "unknown")]
     assert found.bad == 2
 
 
 def test_openmetrics_with_exemplars_and_timestamps_is_read_too() -> None:
     text = '# TYPE hits counter\nhits_total{a="b"} 17 1520879607.789 # {id="x"} 0.5\n# EOF\n'
-    assert [(s.name, dict(s.labels), s.value, s.kind) for s in page(text).series] == [
+    assert [(s.name, dict(s.labels), s.value, s.kind) for s in parse_page(text).series] == [
         ("hits_total", {"a": "b"}, 17.0, "counter")
     ]
 
@@ -81,23 +81,23 @@ def test_openmetrics_with_exemplars_and_timestamps_is_read_too() -> None:
 @given(st.text(alphabet='ab_{}="\\\n #,1.5e+NaI', max_size=200))
 @settings(max_examples=300, deadline=None)
 def test_no_text_breaks_the_reader(text: str) -> None:
-    found = page(text)
+    found = parse_page(text)
     assert len(found.series) + found.bad <= text.count("\n") + 1
 
 
 # --- mappings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", list_shipped())
 def test_every_shipped_mapping_names_signals_of_the_catalogue_and_its_source(name: str) -> None:
-    names = load(name)
+    names = load_mapping(name)
     assert names.metric
     assert names.source
     assert all(metric.signal in CATALOGUE for metric in names.metric)
 
 
 def test_gpus_of_dcgm_exporter_get_our_names_units_and_attributes() -> None:
-    found = translate(page(DCGM), load("dcgm-exporter"), GIVEN, 100)
+    found = translate_page(parse_page(DCGM), load_mapping("dcgm-exporter"), GIVEN, 100)
     assert found.rows["gpu"] == {
         "gpu:gpu7.0": {"gpu.temperature": 41.0, "gpu.memory_used": 512 * 2.0**20, "gpu.energy": 9007199254740991.0},
         "gpu:gpu7.1": {"gpu.temperature": 43.0},
@@ -148,17 +148,17 @@ def test_several_series_of_one_device_are_merged_as_the_mapping_says() -> None:
     assert (node["node.cpu_count"], node["node.cpu_idle_time"], node["node.cpu_busy_time"]) == (2.0, 10_000.0, 4_000.0)
     values = [1.0, 4.0]
     wanted = {"sum": 5.0, "mean": 2.5, "min": 1.0, "max": 4.0, "count": 2.0}
-    assert {how: merged(Metric("a", "gpu.power", merge=how), values) for how in wanted} == wanted  # type: ignore[arg-type]
+    assert {how: merge_values(MappedMetric("a", "gpu.power", merge=how), values) for how in wanted} == wanted  # type: ignore[arg-type]
 
 
 def test_two_different_values_without_a_rule_contradict_each_other_and_count_as_missing() -> None:
-    assert merged(Metric("a", "gpu.power"), [2.0, 2.0]) == 2.0
-    assert str(merged(Metric("a", "gpu.power"), [2.0, 3.0])) == "nan"
+    assert merge_values(MappedMetric("a", "gpu.power"), [2.0, 2.0]) == 2.0
+    assert str(merge_values(MappedMetric("a", "gpu.power"), [2.0, 3.0])) == "nan"
 
 
 def test_unmapped_series_are_kept_with_labels_and_type_up_to_the_bound() -> None:
     text = "# TYPE wafer_temperature gauge\n" + "".join(f'wafer_temperature{{die="{i}"}} {i}\n' for i in range(5))
-    found = translate(page(text), load(""), GIVEN, 3)
+    found = translate_page(parse_page(text), load_mapping(""), GIVEN, 3)
     assert list(found.rows["custom"]) == [f"custom:t1.wafer_temperature{{die={i}}}" for i in range(3)]
     device = found.devices["custom:t1.wafer_temperature{die=0}"]
     assert device.parents == ("node:n1",)
@@ -197,14 +197,14 @@ def test_a_wrong_mapping_is_refused_with_its_place(tmp_path: Path, text: str, sa
     path = tmp_path / "own.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        load(str(path))
+        load_mapping(str(path))
     assert said in str(refused.value)
     assert "own.toml" in str(refused.value)
 
 
 def test_a_mapping_that_is_not_there_names_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"wanted a file, or one of dcgm-exporter, "):
-        load("dcgm")
+        load_mapping("dcgm")
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
@@ -353,11 +353,11 @@ def _scraped(made: Prometheus, scraper: Any) -> tuple[Reading, ...]:
 
 
 def test_what_nobody_foresaw_ends_a_scrape_and_not_the_scraping() -> None:
-    class Broken(Fetch):
+    class Broken(PageFetcher):
         def __call__(self) -> str:
             raise RuntimeError("what is this")
 
-    scrape = Scraper(Broken("http://127.0.0.1:1/", 1.0), load(""), GIVEN, 3600.0, 10).scrape()
+    scrape = EndpointScraper(Broken("http://127.0.0.1:1/", 1.0), load_mapping(""), GIVEN, 3600.0, 10).scrape()
     assert scrape.reason == "RuntimeError: what is this"
 
 
@@ -366,15 +366,15 @@ def test_what_nobody_foresaw_ends_a_scrape_and_not_the_scraping() -> None:
     [
         (says("x" * 2_000_000), "more than"),
         (says("", 302, Location="http://127.0.0.1:9/"), "answered 302"),
-        (says("a 1\n", **{"Content-Length": "50"}), "broke off 46 bytes before its end"),
+        (says("a 1\n", **{"Content-Length": "50"}), "closed 46 bytes before the end of the page"),
     ],
 )
 def test_pages_that_are_too_long_torn_or_elsewhere_are_refused(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[http.server.BaseHTTPRequestHandler], None], said: str
 ) -> None:
-    monkeypatch.setattr(fetching, "MOST_BYTES", 1 << 20)
-    with exporter(answer) as url, pytest.raises(Unreachable, match=said.replace(" ", r"\s")):
-        Fetch(url, 5.0)()
+    monkeypatch.setattr(fetching, "MAX_PAGE_BYTES", 1 << 20)
+    with exporter(answer) as url, pytest.raises(ScrapeError, match=said.replace(" ", r"\s")):
+        PageFetcher(url, 5.0)()
 
 
 def test_a_page_that_drips_is_given_up_in_time() -> None:
@@ -392,8 +392,8 @@ def test_a_page_that_drips_is_given_up_in_time() -> None:
 
     with exporter(drip) as url:
         began = time.monotonic()
-        with pytest.raises(Unreachable, match=r"timed out: no whole page within 0\.4 s"):
-            Fetch(url, 0.4)()
+        with pytest.raises(ScrapeError, match=r"timed out: no whole page within 0\.4 s"):
+            PageFetcher(url, 0.4)()
         stop.set()
     assert time.monotonic() - began < 3.0
 
@@ -408,8 +408,8 @@ def test_a_token_is_sent_and_never_said(tmp_path: Path) -> None:
         seen.append(handler.headers.get("Authorization"))
         says("", 401)(handler)
 
-    with exporter(answer) as url, pytest.raises(Unreachable) as refused:
-        Fetch(url, 5.0, token_file=token)()
+    with exporter(answer) as url, pytest.raises(ScrapeError) as refused:
+        PageFetcher(url, 5.0, token_file=token)()
     assert seen == ["Bearer sesame"]
     assert "sesame" not in str(refused.value)
 
@@ -453,8 +453,10 @@ def test_a_real_node_exporter_tells_of_this_node_what_our_own_collectors_tell(no
 
 
 def test_names_may_be_given_without_a_mapping_file() -> None:
-    names = Names(1, entities={"gpu": "gpu:{target}.{id}"}, metric=(Metric("die_watts", "gpu.power", scale=1000.0),))
-    found = translate(page('die_watts{id="4"} 0.25\n'), names, GIVEN, 10)
+    names = MetricMapping(
+        1, entities={"gpu": "gpu:{target}.{id}"}, metric=(MappedMetric("die_watts", "gpu.power", scale=1000.0),)
+    )
+    found = translate_page(parse_page('die_watts{id="4"} 0.25\n'), names, GIVEN, 10)
     assert found.rows == {"gpu": {"gpu:t1.4": {"gpu.power": 250.0}}}
 
 
@@ -462,15 +464,19 @@ def test_names_may_be_given_without_a_mapping_file() -> None:
 
 
 def test_a_label_must_match_whole_and_not_by_its_beginning() -> None:
-    metric = Metric("cpu", "node.cpu_utilization", where={"mode": "user|nice"})
-    taken = [mode for mode in ("user", "nice", "user_guest", "niceness", "no user", "") if metric.takes({"mode": mode})]
+    metric = MappedMetric("cpu", "node.cpu_utilization", where={"mode": "user|nice"})
+    taken = [
+        mode for mode in ("user", "nice", "user_guest", "niceness", "no user", "") if metric.matches({"mode": mode})
+    ]
     assert taken == ["user", "nice"]
-    assert not metric.takes({})
+    assert not metric.matches({})
 
 
 def test_a_value_is_scaled_and_then_moved() -> None:
-    names = Names(1, entities={"gpu": "gpu:{node}.0"}, metric=(Metric("k", "gpu.temperature", 0.1, offset=-273.15),))
-    found = translate(page("k 3131.5\n"), names, GIVEN, 0).rows["gpu"]["gpu:n1.0"]["gpu.temperature"]
+    names = MetricMapping(
+        1, entities={"gpu": "gpu:{node}.0"}, metric=(MappedMetric("k", "gpu.temperature", 0.1, offset=-273.15),)
+    )
+    found = translate_page(parse_page("k 3131.5\n"), names, GIVEN, 0).rows["gpu"]["gpu:n1.0"]["gpu.temperature"]
     assert found == pytest.approx(40.0)
 
 
@@ -482,4 +488,4 @@ def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -
     for name in ("http_proxy", "all_proxy"):
         monkeypatch.setenv(name, dead)
     with exporter(says("a 1\n")) as url:
-        assert Fetch(url, 5.0)() == "a 1\n"
+        assert PageFetcher(url, 5.0)() == "a 1\n"

@@ -23,8 +23,8 @@ from agents.collector import Collector, Device, NoData, Reading
 from agents.collectors.host.host import Host
 from agents.node.workers.pool import ReadResult, WorkerPool
 from agents.recording import files as writing
-from agents.recording.files import RecordingWriter, telemetry
-from agents.recording.playback import Tape, collectors, column, renamed
+from agents.recording.files import RecordingWriter, read_rows
+from agents.recording.playback import Tape, entity_renamer, parse_column, playback_collectors
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, TELEMETRY, Event
 from pipeline.recording.reader import Recording
@@ -69,7 +69,7 @@ def recorded(directory: Path, script: Sequence[Reading | Exception]) -> Path:
     looking, writer = WorkerPool([card], "n1"), RecordingWriter(directory, "n1", 1.0, [card])
     for i in range(len(script)):
         delivered = looking.tick(T0 + i * SECOND, 5.0, with_inventory=i == 0)
-        writer.tick(T0 + i * SECOND, [(w.collector, d) for w, d in delivered.items()])
+        writer.write_tick(T0 + i * SECOND, [(w.collector, d) for w, d in delivered.items()])
     looking.close(1.0)
     writer.close()
     return directory
@@ -87,7 +87,7 @@ class Hand:
 
 def looks(tape: Tape, hand: Hand, times: Sequence[float]) -> list[tuple[Reading, ...]]:
     """What the only collector of a tape says when it is asked at these seconds after the first look."""
-    (collector,) = collectors(tape)
+    (collector,) = playback_collectors(tape)
     collector.open("n2")
     found = []
     for at in times:
@@ -146,7 +146,7 @@ def test_what_two_collectors_know_of_one_device_is_put_together(tmp_path: Path) 
     for tick in range(2):
         told = ({"gpu:n1.0": Device(("node:n1",), {"serial": "S"})}, {"gpu:n1.0": Device((), {"slot": "3"})})
         looks = [(c, ReadResult("ok", inventory=i)) for c, i in zip((one, other), told, strict=True)]
-        writer.tick(T0 + tick * SECOND, looks)
+        writer.write_tick(T0 + tick * SECOND, looks)
     writer.close()
     found = read_topology(tmp_path / "topology.toml")
     assert (found.parents, found.attributes) == ({"gpu:n1.0": ("node:n1",)}, {"gpu:n1.0": {"serial": "S", "slot": "3"}})
@@ -157,9 +157,9 @@ def test_two_collectors_of_one_class_share_the_lines_of_their_devices(tmp_path: 
     writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
     power = Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array([5.0])})
     energy = Reading("gpu", ("gpu:n1.1", "gpu:n1.0"), {"gpu.energy": np.array([7, 8])})
-    writer.tick(T0, [(card, ReadResult("ok", readings=(power, energy)))])
+    writer.write_tick(T0, [(card, ReadResult("ok", readings=(power, energy)))])
     writer.close()
-    rows = [(row.entity, row.values) for row in telemetry(tmp_path / "telemetry-gpu.csv")]
+    rows = [(row.entity, row.values) for row in read_rows(tmp_path / "telemetry-gpu.csv")]
     assert rows == [("gpu:n1.0", {"gpu.power": "5", "gpu.energy": "8"}), ("gpu:n1.1", {"gpu.energy": "7"})]
 
 
@@ -169,7 +169,7 @@ def test_what_a_recording_remembers_is_bounded(tmp_path: Path, monkeypatch: pyte
     writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
     for tick in range(10):
         there = {f"gpu:n1.{tick * 10 + i}": Device() for i in range(10)}
-        writer.tick(T0 + tick * SECOND, [(card, ReadResult("ok", inventory=there))])
+        writer.write_tick(T0 + tick * SECOND, [(card, ReadResult("ok", inventory=there))])
     writer.close()
     assert len(json.loads((tmp_path / "recording.json").read_text())["collectors"]["card"]["entities"]) == 50
 
@@ -237,7 +237,7 @@ def test_the_agent_plays_a_recording_and_ends_with_it(
     words = ["--config", str(configuration), "--replay-recording", str(tmp_path / "r")]
     began = clock_time.time_ns() // 1000
     assert fleetpulse.main(["agent", *words, "--speed", "10"]) == 0
-    assert "is played to its end" in capsys.readouterr().err
+    assert "has ended" in capsys.readouterr().err
     batches = [wire.decode(m.value) for m in drain(tmp_path / "spool")[0] if m.partition.topic == TELEMETRY]
     seen = [b for batch in batches for b in batch.blocks if b.device_class == "gpu"]
     assert all(batch.origin.simulated and batch.origin.node == "n7" for batch in batches)
@@ -323,12 +323,12 @@ def test_events_come_with_new_times_and_names(tmp_path: Path) -> None:
 
 def test_whole_numbers_are_exact_and_what_is_none_is_missing() -> None:
     texts = ["18446744073709551614", "0", "5.0", "", "-1", "nan", "inf", "1e30", "99999999999999999999999"]
-    assert column("gpu.energy", texts).tolist() == [2**64 - 2, 0, 5, *[MISSING] * 6]
-    np.testing.assert_equal(column("gpu.power", ["0.1", "", "-3"]), np.array([0.1, np.nan, -3], np.float32))
+    assert parse_column("gpu.energy", texts).tolist() == [2**64 - 2, 0, 5, *[MISSING] * 6]
+    np.testing.assert_equal(parse_column("gpu.power", ["0.1", "", "-3"]), np.array([0.1, np.nan, -3], np.float32))
 
 
 def test_only_entities_of_the_recorded_node_are_renamed() -> None:
-    rename = renamed("a.b", "c")
+    rename = entity_renamer("a.b", "c")
     names = ("node:a.b", "gpu:a.b.0", "gpu:a.bc.0", "gpu:axb.0", "rack:a.b", "text a.b", "pdu:p1")
     assert [rename(n) for n in names] == [
         "node:c",
@@ -344,7 +344,7 @@ def test_only_entities_of_the_recorded_node_are_renamed() -> None:
 def test_a_collectors_troubles_are_played_as_they_were(tmp_path: Path) -> None:
     sound = gpus([1, 2], [3, 4])
     directory, hand = recorded(tmp_path, [sound, OSError("the bus fell"), sound, NoData("no card")]), Hand()
-    looking = WorkerPool(collectors(Tape(directory, 1.0, hand)), "n1", 1.0, hand)
+    looking = WorkerPool(playback_collectors(Tape(directory, 1.0, hand)), "n1", 1.0, hand)
     said = []
     for i in range(4):
         hand.at = 100.0 + i
@@ -359,9 +359,9 @@ def test_a_hang_begins_a_deadline_before_it_is_told_and_ends_as_it_did(tmp_path:
     for i, state in enumerate(("ok", "ok", "", "", "hung", "hung", "ok")):
         found = (gpus([i, i], [i, i]),) if state == "ok" else ()
         looks = [(card, ReadResult(state, readings=found, inventory=card.inventory()))] if state else []
-        writer.tick(T0 + i * SECOND, looks)
+        writer.write_tick(T0 + i * SECOND, looks)
     writer.close()
-    (played,) = collectors(Tape(tmp_path, 10.0, hand))
+    (played,) = playback_collectors(Tape(tmp_path, 10.0, hand))
     assert played.deadline == pytest.approx(0.2)
     played.open("n1")
     for at in (0.0, 0.1):

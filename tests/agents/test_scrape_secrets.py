@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agents.collector import Reading
-from agents.collectors.exporters.mapping import load
+from agents.collectors.exporters.mapping import load_mapping
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
-from agents.collectors.exporters.scraper import Fetch, Unreachable
+from agents.collectors.exporters.scraper import PageFetcher, ScrapeError
 from agents.collectors.registry import configured
 from pipeline.model.errors import ConfigError
 from tests.agents.exporter_double import OK, peer
@@ -27,7 +27,7 @@ def endpoint(**said: Any) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("url", ["http://gateway.example/", "http://gateway/", "http://localhost.example/"])
 def test_a_token_does_not_travel_in_clear_to_a_name(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"a: url = .* would send the token of token_file in clear; wanted https"):
+    with pytest.raises(ConfigError, match=r"a: url = .* would send the token of token_file unencrypted; wanted https"):
         configured(endpoint(url=url, token_file="/t"), "f.toml")
     configured(endpoint(url=url), "f.toml")
 
@@ -86,7 +86,7 @@ def test_a_token_that_cannot_be_used_costs_its_endpoint_alone_and_a_mended_one_w
             made.close()
         path.write_text("sesame")
         path.chmod(0o600)
-        assert Fetch(url, 5.0, token_file=path)() == "a 1\n"
+        assert PageFetcher(url, 5.0, token_file=path)() == "a 1\n"
     assert said in event.data["reason"]
     assert "sesam" not in event.data["reason"]
 
@@ -106,25 +106,25 @@ def test_an_exporter_is_trusted_by_its_certificate_and_one_that_is_mended_works_
 ) -> None:
     ca_file = tmp_path / "ca.pem"
     with peer(OK, b"Content-Length: 4\r\n\r\n", b"a 1\n", tls=tls) as url:
-        with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
-            Fetch(url, 5.0)()
-        fetch = Fetch(url, 5.0, ca_file)
-        with pytest.raises(Unreachable, match=r"ca\.pem: .*No such file or directory; wanted certificates in PEM"):
+        with pytest.raises(ScrapeError, match="CERTIFICATE_VERIFY_FAILED"):
+            PageFetcher(url, 5.0)()
+        fetch = PageFetcher(url, 5.0, ca_file)
+        with pytest.raises(ScrapeError, match=r"ca\.pem: .*No such file or directory; wanted certificates in PEM"):
             fetch()
         ca_file.write_text("nothing")
-        with pytest.raises(Unreachable, match="wanted certificates in PEM"):
+        with pytest.raises(ScrapeError, match="wanted certificates in PEM"):
             fetch()
         ca_file.write_text(certificate.read_text())
         assert fetch() == "a 1\n"
-        with pytest.raises(Unreachable, match=r"IP address mismatch|not valid for|doesn't match"):
-            Fetch(url.replace("127.0.0.1", "localhost"), 5.0, ca_file)()
+        with pytest.raises(ScrapeError, match=r"IP address mismatch|not valid for|doesn't match"):
+            PageFetcher(url.replace("127.0.0.1", "localhost"), 5.0, ca_file)()
 
 
 def test_an_exporter_that_drips_over_tls_is_given_up_in_time(certificate: Path, tls: ssl.SSLContext) -> None:
     with peer(OK, b"X: ", drip=b"x", tls=tls) as url:
         began = time.monotonic()
-        with pytest.raises(Unreachable, match="timed out"):
-            Fetch(url, 0.4, certificate)()
+        with pytest.raises(ScrapeError, match="timed out"):
+            PageFetcher(url, 0.4, certificate)()
         assert time.monotonic() - began < 2.0
 
 
@@ -143,5 +143,5 @@ def test_braces_that_no_label_can_fill_are_refused_with_their_place(tmp_path: Pa
     path = tmp_path / "own.toml"
     path.write_text(f"version = 1\n[entities]\n{entities}\n[parents]\n{parents}\n{metric}")
     with pytest.raises(ConfigError) as refused:
-        load(str(path))
+        load_mapping(str(path))
     assert f"own.toml: {place}: '{bad}'" in str(refused.value)

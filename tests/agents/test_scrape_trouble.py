@@ -13,16 +13,16 @@ import pytest
 
 from agents.collectors.exporters import scraper as fetching
 from agents.collectors.exporters import scraper as scraping
-from agents.collectors.exporters.mapping import load
+from agents.collectors.exporters.mapping import load_mapping
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
-from agents.collectors.exporters.scraper import Fetch, Scrape, Scraper, Unreachable
+from agents.collectors.exporters.scraper import EndpointScraper, PageFetcher, ScrapeError, ScrapeResult
 from tests.agents.exporter_double import OK, peer, until_told
 
 GIVEN = {"target": "t1", "node": "n1"}
 
 
-def scrape(fetch: Fetch) -> Scrape:
-    return Scraper(fetch, load(""), GIVEN, 3600.0, 100).scrape()
+def scrape(fetch: PageFetcher) -> ScrapeResult:
+    return EndpointScraper(fetch, load_mapping(""), GIVEN, 3600.0, 100).scrape()
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -42,16 +42,16 @@ def scrape(fetch: Fetch) -> Scrape:
 def test_an_exporter_that_drips_is_given_up_in_time(said: bytes, drip: bytes) -> None:
     with peer(said, drip=drip) as url:
         began = time.monotonic()
-        with pytest.raises(Unreachable, match=r"timed out: no whole page within 0\.3 s"):
-            Fetch(url, 0.3)()
+        with pytest.raises(ScrapeError, match=r"timed out: no whole page within 0\.3 s"):
+            PageFetcher(url, 0.3)()
         assert time.monotonic() - began < 2.0
 
 
 def test_a_handshake_that_drips_is_given_up_in_time() -> None:
     with peer(b"\x16\x03\x03\x40\x00", drip=b"\x02") as url:
         began = time.monotonic()
-        with pytest.raises(Unreachable, match="timed out"):
-            Fetch(url.replace("http:", "https:"), 0.3)()
+        with pytest.raises(ScrapeError, match="timed out"):
+            PageFetcher(url.replace("http:", "https:"), 0.3)()
         assert time.monotonic() - began < 2.0
 
 
@@ -103,7 +103,7 @@ def test_a_get_that_hangs_where_no_time_out_reaches_is_told_as_down_once_an_inte
 )
 def test_a_page_without_a_series_is_an_endpoint_that_is_down(body: bytes, said: str) -> None:
     with peer(OK, b"\r\n", body) as url:
-        found = scrape(Fetch(url, 5.0))
+        found = scrape(PageFetcher(url, 5.0))
     assert said in found.reason
     assert found.reason.isprintable()
     assert len(found.reason) < 300
@@ -111,16 +111,16 @@ def test_a_page_without_a_series_is_an_endpoint_that_is_down(body: bytes, said: 
 
 def test_a_page_that_is_packed_is_unpacked() -> None:
     with peer(OK, b"Content-Encoding: gzip\r\n\r\n", gzip.compress(b"a 1\n")) as url:
-        assert Fetch(url, 5.0)() == "a 1\n"
+        assert PageFetcher(url, 5.0)() == "a 1\n"
 
 
 @pytest.mark.parametrize(
     ("encoding", "body", "said"),
     [
-        (b"gzip", gzip.compress(b"a" * (2 << 20)), "more than 1 MiB once it is unpacked"),
+        (b"gzip", gzip.compress(b"a" * (2 << 20)), "more than 1 MiB after decompression"),
         (b"gzip", gzip.compress(b"a 1\n")[:-3], "not one whole gzip member"),
         (b"gzip", gzip.compress(b"a 1\n") * 2, "not one whole gzip member"),
-        (b"gzip", b"a 1\n", "but the page is none"),
+        (b"gzip", b"a 1\n", "but the page is not"),
         (b"br", b"a 1\n", "Content-Encoding br; wanted none, or gzip"),
     ],
     ids=["bomb", "torn", "two members", "not packed", "another way"],
@@ -128,17 +128,17 @@ def test_a_page_that_is_packed_is_unpacked() -> None:
 def test_a_page_that_is_packed_too_well_or_badly_is_refused(
     monkeypatch: pytest.MonkeyPatch, encoding: bytes, body: bytes, said: str
 ) -> None:
-    monkeypatch.setattr(fetching, "MOST_BYTES", 1 << 20)
-    with peer(OK, b"Content-Encoding: " + encoding + b"\r\n\r\n", body) as url, pytest.raises(Unreachable) as refused:
-        Fetch(url, 5.0)()
+    monkeypatch.setattr(fetching, "MAX_PAGE_BYTES", 1 << 20)
+    with peer(OK, b"Content-Encoding: " + encoding + b"\r\n\r\n", body) as url, pytest.raises(ScrapeError) as refused:
+        PageFetcher(url, 5.0)()
     assert said in str(refused.value)
 
 
 def test_the_words_of_a_hostile_exporter_are_cut_and_harmless() -> None:
     with peer(b"HTTP/1.1 500 \x1b[2J" + b"x" * 60_000 + b"\r\n\r\n") as url:
-        found = scrape(Fetch(url, 5.0))
+        found = scrape(PageFetcher(url, 5.0))
     assert found.reason.startswith("answered 500 ?[2Jxxx")
-    assert len(found.reason) == scraping.MOST_WORDS
+    assert len(found.reason) == scraping.MAX_REASON_CHARS
 
 
 # --- what two endpoints tell -----------------------------------------------------------------------------------------
@@ -147,12 +147,12 @@ def test_the_words_of_a_hostile_exporter_are_cut_and_harmless() -> None:
 def test_an_endpoint_that_is_down_at_start_loses_no_entity_and_tells_them_when_it_is_up() -> None:
     pages: list[Callable[[], str]] = [lambda: "", lambda: "a 1\n", lambda: "", lambda: "a 2\n"]
 
-    class Given(Fetch):
+    class Given(PageFetcher):
         def __call__(self) -> str:
             return pages.pop(0)()
 
     made = Prometheus(endpoints=(Endpoint("x", "http://127.0.0.1:1/"),))
-    scraper = Scraper(Given("http://127.0.0.1:1/", 1.0), load(""), {"target": "x"}, 3600.0, 10)
+    scraper = EndpointScraper(Given("http://127.0.0.1:1/", 1.0), load_mapping(""), {"target": "x"}, 3600.0, 10)
     made._scrapers = [scraper]
     told = []
     while pages:

@@ -21,7 +21,7 @@ from agents.collector import NoData
 from agents.collectors.accelerators import tpu
 from agents.collectors.accelerators.tpu import Tpu
 from agents.node.batches import check_reading
-from agents.protobuf import Malformed
+from agents.protobuf import MalformedMessage
 from tests.agents.bindings import pci
 
 V5E = ("0x1ae0", "0x120000", "0x0063")
@@ -77,10 +77,10 @@ class Libtpu(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.values: dict[str, dict[int, float]] = {
-            tpu.TOTAL: dict.fromkeys(range(4), 16 * GIB),
-            tpu.USED: {d: (d + 1) * GIB for d in range(4)},
-            tpu.DUTY: {d: 25.0 * (d + 1) for d in range(4)},
-            tpu.QUEUE: {d: d for d in range(4)},
+            tpu.MEMORY_TOTAL: dict.fromkeys(range(4), 16 * GIB),
+            tpu.MEMORY_USED: {d: (d + 1) * GIB for d in range(4)},
+            tpu.DUTY_CYCLE: {d: 25.0 * (d + 1) for d in range(4)},
+            tpu.QUEUE_SIZE: {d: d for d in range(4)},
             "hlo.execution.timing.distribution.microseconds": {},
         }
         self.lists = True
@@ -116,7 +116,7 @@ class Libtpu(grpc.GenericRpcHandler):
             one = found.metric.metrics.add()
             one.timestamp.seconds = 1_800_000_000
             one.attribute.key = "device-id"
-            if request.metric_name == tpu.QUEUE:
+            if request.metric_name == tpu.QUEUE_SIZE:
                 inner = one.attribute.value.kvlist_attr.attributes
                 inner.add(key="core_type").value.string_attr = "TENSOR_CORE"
                 inner.add(key="device_ordinal").value.string_attr = str(device)
@@ -188,7 +188,7 @@ def test_the_metrics_of_each_device_are_read(tmp_path: Path, libtpu: tuple[Libtp
 def test_the_duty_cycle_of_a_chip_is_told_of_both_its_devices(
     tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]
 ) -> None:
-    libtpu[0].values[tpu.DUTY] = {0: 30.0, 1: 90.0}
+    libtpu[0].values[tpu.DUTY_CYCLE] = {0: 30.0, 1: 90.0}
     collector, look = opened(tmp_path, libtpu[1], chips=2)
     (reading,) = look()
     assert reading.columns["gpu.utilization"].tolist() == pytest.approx([0.3, 0.3, 0.9, 0.9])
@@ -201,7 +201,7 @@ def test_an_old_libtpu_that_lists_nothing_is_asked_for_what_it_must_have(
     libtpu[0].lists = False
     _, look = opened(tmp_path, libtpu[1])
     (reading,) = look()
-    assert libtpu[0].asked == [tpu.TOTAL, tpu.USED, tpu.DUTY]
+    assert libtpu[0].asked == [tpu.MEMORY_TOTAL, tpu.MEMORY_USED, tpu.DUTY_CYCLE]
     assert np.isnan(reading.columns["gpu.queued_programs"]).all()
 
 
@@ -235,21 +235,21 @@ def test_a_libtpu_that_hangs_is_a_fault_within_the_timeout(
 ) -> None:
     libtpu[0].hangs.clear()
     _, look = opened(tmp_path, libtpu[1], timeout=0.3)
-    with pytest.raises(RuntimeError, match=r"libtpu does not answer: .*DEADLINE_EXCEEDED"):
+    with pytest.raises(RuntimeError, match=r"libtpu does not respond: .*DEADLINE_EXCEEDED"):
         look()
 
 
 def test_many_devices_are_bounded(tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]) -> None:
-    libtpu[0].values[tpu.USED] = dict.fromkeys(range(500), 1)
+    libtpu[0].values[tpu.MEMORY_USED] = dict.fromkeys(range(500), 1)
     _, look = opened(tmp_path, libtpu[1])
-    assert len(look()[0].entities) == tpu.MOST_DEVICES
+    assert len(look()[0].entities) == tpu.MAX_DEVICES
 
 
 @given(st.binary(max_size=200))
 def test_no_answer_breaks_the_reader(data: bytes) -> None:
-    with contextlib.suppress(Malformed):
-        tpu.read_metric(lambda method, request: data, tpu.USED)
-    with contextlib.suppress(Malformed):
+    with contextlib.suppress(MalformedMessage):
+        tpu.read_metric(lambda method, request: data, tpu.MEMORY_USED)
+    with contextlib.suppress(MalformedMessage):
         tpu.list_supported_metrics(lambda method, request: data)
 
 

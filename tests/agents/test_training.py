@@ -24,8 +24,8 @@ import pytest
 from agents.collector import NoData, Reading
 from agents.collectors.registry import configured
 from agents.collectors.training import agent_socket, datagram, training
-from agents.collectors.training.agent_socket import Sending, places
-from agents.collectors.training.datagram import Sender
+from agents.collectors.training.agent_socket import DatagramSender, socket_paths
+from agents.collectors.training.datagram import RankSender
 from agents.collectors.training.training import Training
 from agents.node.batches import check_reading
 from agents.training import Steps, TrainerSteps, replica_digest
@@ -56,16 +56,16 @@ def collector(path: Path) -> Iterator[Training]:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of microseconds would outrun the kernel's queue of ten datagrams, as no training does: they wait for it."""
-    went = Sending.send
+    went = DatagramSender.send
 
-    def goes(self: Sending, data: bytes) -> bool:
+    def goes(self: DatagramSender, data: bytes) -> bool:
         end = time.monotonic() + PATIENCE_S
         while not went(self, data):
             assert time.monotonic() < end
             time.sleep(0.001)
         return True
 
-    monkeypatch.setattr(Sending, "send", goes)
+    monkeypatch.setattr(DatagramSender, "send", goes)
 
 
 def row(reading: Reading, entity: str) -> dict[str, float]:
@@ -205,10 +205,10 @@ def test_what_is_refused_is_said_once_in_ten_minutes_with_its_reason(
     for last in (*range(7, 128, 8), 128, 129):  # eight fit into the shortest queue of a socket
         for number in range(last - 7, last + 1) if last < 128 else (last,):
             Steps(f"j{number}", 0).report()
-        looks(collector, lambda _: len(collector._ranks.senders()) + collector._ranks.refused > last)  # noqa: B023
+        looks(collector, lambda _: len(collector._ranks.list_senders()) + collector._ranks.refused > last)  # noqa: B023
     collector.read()
-    refused = "collector training: 1 datagrams refused, the last one from process"
-    limit = "is one too many; at most 256 ranks, 128 of one user\n"
+    refused = "collector training: 1 datagrams refused; last: from process"
+    limit = "too many ranks; at most 256, 128 of one user\n"
     (said,) = capsys.readouterr().err.splitlines(keepends=True)
     assert said.startswith(refused)
     assert said.endswith(f"rank:j128.0 {limit}")
@@ -287,7 +287,7 @@ def test_a_socket_that_stays_full_is_left_for_another_one_at_the_path(path: Path
     clock = [0.0]
     first = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     first.bind(str(path))
-    sender = Sending([str(path)], lambda: clock[0])
+    sender = DatagramSender([str(path)], lambda: clock[0])
     while sender.send(b"x"):
         pass
     path.unlink()
@@ -375,7 +375,7 @@ def test_a_rank_that_hangs_stays_with_a_step_that_stands_still(collector: Traini
 def test_two_agents_never_share_a_path_and_a_killed_ones_file_is_replaced(path: Path) -> None:
     first, second = Training(), Training()
     first.open("n1")
-    with pytest.raises(NoData, match="the agent that runs on this node listens there and has the steps"):
+    with pytest.raises(NoData, match="another agent on this node listens there and receives the steps"):
         second.open("n1")
     assert path.exists()
     first.close()
@@ -389,14 +389,14 @@ def test_two_agents_never_share_a_path_and_a_killed_ones_file_is_replaced(path: 
 
 def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
     path.write_text("mine")
-    with pytest.raises(NoData, match="is no socket"):
+    with pytest.raises(NoData, match="exists and is no socket"):
         Training().open("n1")
     assert path.read_text() == "mine"
 
 
 def test_a_socket_that_was_removed_or_replaced_is_told_and_opened_anew(collector: Training, path: Path) -> None:
     path.unlink()
-    with pytest.raises(NoData, match="removed, or taken by another agent"):
+    with pytest.raises(NoData, match="removed, or replaced by another agent"):
         collector.read()
     collector.close()
     collector.open("n1")
@@ -415,11 +415,11 @@ def test_a_folder_that_is_missing_or_not_ours_is_no_data_with_its_mend(
     monkeypatch.delenv("FLEETPULSE_TRAINING_SOCKET", raising=False)
     (tmp_path / "own").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "own"))
-    monkeypatch.setattr("agents.collectors.training.agent_socket.SYSTEM", str(tmp_path / "absent" / "t.sock"))
+    monkeypatch.setattr("agents.collectors.training.agent_socket.SERVICE_SOCKET", str(tmp_path / "absent" / "t.sock"))
     own = Training()
     own.open("n1")
     assert (tmp_path / "own" / "fleetpulse" / "training.sock").is_socket()
-    assert Sending(places(os.environ)).send(b"x")
+    assert DatagramSender(socket_paths(os.environ)).send(b"x")
     own.close()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     with pytest.raises(NoData, match="RuntimeDirectory=fleetpulse"):
@@ -453,7 +453,14 @@ def test_damaged_datagrams_are_counted_and_cost_nobody_else_anything(collector: 
         hostile.connect(str(path))
         handles = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
         before = len(os.listdir("/proc/self/fd"))
-        for data in (b"", b"x", b"FPTS", b"\0" * 20_000, datagram.head(9, b"{}"), datagram.head(1, b"{}")):
+        for data in (
+            b"",
+            b"x",
+            b"FPTS",
+            b"\0" * 20_000,
+            datagram.encode_header(9, b"{}"),
+            datagram.encode_header(1, b"{}"),
+        ):
             hostile.sendmsg([data], handles)
     until_sent(steps)
     looks(collector, at_step(1))
@@ -465,7 +472,7 @@ def test_damaged_datagrams_are_counted_and_cost_nobody_else_anything(collector: 
 
 
 def test_who_floods_the_socket_is_slowed_and_does_not_slow_a_look(collector: Training, path: Path) -> None:
-    flood = datagram.head(datagram.STEP, datagram.identity(Sender("f", 0))) + b"x"
+    flood = datagram.encode_header(datagram.STEP, datagram.encode_identity(RankSender("f", 0))) + b"x"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hostile:
         hostile.connect(str(path))
         hostile.setblocking(False)
@@ -554,8 +561,10 @@ def test_the_example_of_the_documents_runs_and_arrives(collector: Training, monk
 def test_a_datagram_that_was_cut_short_is_refused_though_what_is_left_of_it_could_be_read(
     collector: Training, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = datagram.STEP_BODY.pack(*(getattr(datagram.Step(7, 0, 0, 0, 0), f) for f in datagram.Step.__slots__))
-    whole = datagram.head(datagram.STEP, datagram.identity(Sender("cut", 0))) + body
+    body = datagram.STEP_BODY.pack(
+        *(getattr(datagram.StepReport(7, 0, 0, 0, 0), f) for f in datagram.StepReport.__slots__)
+    )
+    whole = datagram.encode_header(datagram.STEP, datagram.encode_identity(RankSender("cut", 0))) + body
     monkeypatch.setattr(training, "MAX_DATAGRAM", len(whole))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.connect(str(path))
@@ -563,4 +572,4 @@ def test_a_datagram_that_was_cut_short_is_refused_though_what_is_left_of_it_coul
         other.send(whole.replace(b"cut", b"not"))
     looks(collector, at_step(7, "rank:not.0"))
     assert collector._ranks.refused == 1
-    assert list(collector._ranks.senders()) == ["rank:not.0"]
+    assert list(collector._ranks.list_senders()) == ["rank:not.0"]

@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.collectors.jobs.process_identity import clean
+from agents.collectors.jobs.process_identity import clean_name
 from agents.collectors.training import datagram, reported_ranks
-from agents.collectors.training.datagram import Checkpoint, Digests, Sender, Step, Unusable
-from agents.collectors.training.reported_ranks import Ranks
+from agents.collectors.training.datagram import CheckpointReport, DigestsReport, InvalidDatagram, RankSender, StepReport
+from agents.collectors.training.reported_ranks import ReportedRanks
 from agents.collectors.training.training import Training
 
-WHO = Sender("81", 3, 8, "1", 3, "dp0")
+WHO = RankSender("81", 3, 8, "1", 3, "dp0")
 
 
-def of(kind: int, body: bytes, sender: Sender = WHO) -> bytes:
-    return datagram.head(kind, datagram.identity(sender)) + body
+def of(kind: int, body: bytes, sender: RankSender = WHO) -> bytes:
+    return datagram.encode_header(kind, datagram.encode_identity(sender)) + body
 
 
 def step(number: int = 1, **values: float) -> bytes:
-    told = Step(number, 0, 0, 0, 0, **values)
-    return datagram.STEP_BODY.pack(*(getattr(told, name) for name in Step.__dataclass_fields__))
+    told = StepReport(number, 0, 0, 0, 0, **values)
+    return datagram.STEP_BODY.pack(*(getattr(told, name) for name in StepReport.__dataclass_fields__))
 
 
 class Hand:
@@ -36,10 +36,10 @@ class Hand:
 
     def __init__(self) -> None:
         self.at = 0.0
-        self.ranks = Ranks("n1", lambda: round(self.at * 1e6), lambda: self.at)
+        self.ranks = ReportedRanks("n1", lambda: round(self.at * 1e6), lambda: self.at)
 
     def values(self) -> dict[str, dict[str, float]]:
-        found = self.ranks.look()
+        found = self.ranks.collect()
         return {
             entity: {name: values[row].item() for name, values in found.columns.items()}
             for row, entity in enumerate(found.entities)
@@ -47,22 +47,24 @@ class Hand:
 
 
 def test_every_kind_is_read_as_it_was_written() -> None:
-    whose, body = datagram.parsed(of(datagram.STEP, step(7, step_time=1.5, loss=2.0)))
-    assert datagram.sender_of(whose) == WHO
-    assert isinstance(body, Step)
+    whose, body = datagram.decode_datagram(of(datagram.STEP, step(7, step_time=1.5, loss=2.0)))
+    assert datagram.decode_sender(whose) == WHO
+    assert isinstance(body, StepReport)
     assert (body.step, body.step_time, body.loss) == (7, 1.5, 2.0)
     assert math.isnan(body.compute_time)
-    digests = datagram.digests_body(9, [(b"layer0", 2**64 - 1), (b"layer1", 0)])
-    assert datagram.parsed(of(datagram.DIGESTS, digests))[1] == Digests(9, (("layer0", 2**64 - 1), ("layer1", 0)))
+    digests = datagram.encode_digests(9, [(b"layer0", 2**64 - 1), (b"layer1", 0)])
+    assert datagram.decode_datagram(of(datagram.DIGESTS, digests))[1] == DigestsReport(
+        9, (("layer0", 2**64 - 1), ("layer1", 0))
+    )
     checkpoint = datagram.CHECKPOINT_BODY.pack(5, 30.0)
-    assert datagram.parsed(of(datagram.CHECKPOINT, checkpoint))[1] == Checkpoint(5, 30.0)
+    assert datagram.decode_datagram(of(datagram.CHECKPOINT, checkpoint))[1] == CheckpointReport(5, 30.0)
 
 
 @given(st.binary(max_size=600))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     for whole in (data, of(datagram.STEP, data), of(datagram.DIGESTS, data), of(datagram.CHECKPOINT, data)):
-        with contextlib.suppress(Unusable):
-            datagram.parsed(whole)
+        with contextlib.suppress(InvalidDatagram):
+            datagram.decode_datagram(whole)
 
 
 JSON = st.recursive(
@@ -78,10 +80,10 @@ JSON = st.recursive(
 def test_any_identity_is_a_sound_name_or_refused(told: object, raw: bytes) -> None:
     for whose in (json.dumps(told).encode(), raw):
         try:
-            found = datagram.sender_of(whose)
-        except Unusable:
+            found = datagram.decode_sender(whose)
+        except InvalidDatagram:
             continue
-        assert found.job == clean(found.job) != ""
+        assert found.job == clean_name(found.job) != ""
         assert found.rank >= 0
         assert found.world == 0 or found.rank < found.world
 
@@ -106,15 +108,15 @@ def test_any_identity_is_a_sound_name_or_refused(told: object, raw: bytes) -> No
     ],
 )
 def test_an_identity_that_cannot_be_is_refused(told: dict[str, object]) -> None:
-    with pytest.raises(Unusable):
-        datagram.sender_of(json.dumps(told).encode())
+    with pytest.raises(InvalidDatagram):
+        datagram.decode_sender(json.dumps(told).encode())
 
 
 def test_deep_and_long_identities_are_refused() -> None:
-    with pytest.raises(Unusable, match="no JSON"):
-        datagram.sender_of(b"[" * 1000)
-    with pytest.raises(Unusable, match="at most 1024"):
-        datagram.sender_of(b" " * 1025)
+    with pytest.raises(InvalidDatagram, match="no JSON"):
+        datagram.decode_sender(b"[" * 1000)
+    with pytest.raises(InvalidDatagram, match="at most 1024"):
+        datagram.decode_sender(b" " * 1025)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +131,8 @@ def test_deep_and_long_identities_are_refused() -> None:
     ],
 )
 def test_a_step_that_cannot_be_is_refused(body: bytes) -> None:
-    with pytest.raises(Unusable):
-        datagram.parsed(of(datagram.STEP, body))
+    with pytest.raises(InvalidDatagram):
+        datagram.decode_datagram(of(datagram.STEP, body))
 
 
 @pytest.mark.parametrize(
@@ -139,26 +141,26 @@ def test_a_step_that_cannot_be_is_refused(body: bytes) -> None:
         b"",
         datagram.DIGESTS_BODY.pack(1, 0, 0),
         datagram.DIGESTS_BODY.pack(1, 2, 0) + datagram.DIGEST.pack(1, 1) + b"a",
-        datagram.digests_body(1, [(b"a b", 1)]),
-        datagram.digests_body(1, [(b"\xff", 1)]),
-        datagram.digests_body(1, [(b"", 1)]),
-        datagram.digests_body(1, [(b"a" * 65, 1)]),
-        datagram.digests_body(1, [(b"a", 1)] * 129),
-        datagram.digests_body(1, [(b"a", 1)]) + b"x",
+        datagram.encode_digests(1, [(b"a b", 1)]),
+        datagram.encode_digests(1, [(b"\xff", 1)]),
+        datagram.encode_digests(1, [(b"", 1)]),
+        datagram.encode_digests(1, [(b"a" * 65, 1)]),
+        datagram.encode_digests(1, [(b"a", 1)] * 129),
+        datagram.encode_digests(1, [(b"a", 1)]) + b"x",
     ],
 )
 def test_digests_that_cannot_be_are_refused(body: bytes) -> None:
-    with pytest.raises(Unusable):
-        datagram.parsed(of(datagram.DIGESTS, body))
+    with pytest.raises(InvalidDatagram):
+        datagram.decode_datagram(of(datagram.DIGESTS, body))
 
 
 def test_the_most_digests_with_the_longest_names_fit_into_a_datagram() -> None:
     many = [(b"%064d" % number, 2**64 - 1) for number in range(datagram.MAX_DIGESTS)]
-    longest = Sender("j" * 120, 2**24 - 1, 2**24, "s" * 120, 4095, "g" * 120)
-    whole = of(datagram.DIGESTS, datagram.digests_body(2**64 - 2, many), longest)
+    longest = RankSender("j" * 120, 2**24 - 1, 2**24, "s" * 120, 4095, "g" * 120)
+    whole = of(datagram.DIGESTS, datagram.encode_digests(2**64 - 2, many), longest)
     assert len(whole) <= datagram.MAX_DATAGRAM
-    assert len(datagram.identity(longest)) <= datagram.MAX_IDENTITY
-    assert isinstance(datagram.parsed(whole)[1], Digests)
+    assert len(datagram.encode_identity(longest)) <= datagram.MAX_IDENTITY
+    assert isinstance(datagram.decode_datagram(whole)[1], DigestsReport)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def test_a_rank_of_another_user_is_not_taken_over() -> None:
     hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
     assert hand.values()["rank:81.3"]["rank.step"] == 5
     assert (hand.ranks.refused, "belongs to user 1000" in hand.ranks.reason) == (1, True)
-    hand.at = reported_ranks.SILENT_S + 1
+    hand.at = reported_ranks.STALE_S + 1
     assert hand.values() == {}
     hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
     assert hand.values()["rank:81.3"]["rank.step"] == 99
@@ -231,26 +233,28 @@ def test_totals_go_back_only_now_and_then() -> None:
 def test_one_user_leaves_room_for_others_and_memory_is_bounded() -> None:
     hand = Hand()
     for uid in range(4):
-        for rank in range(reported_ranks.MAX_OF_USER + 50):
-            hand.ranks.receive(of(datagram.STEP, step(1), Sender(f"j{uid}", rank)), 0, uid)
-        assert len(hand.ranks.senders()) == min((uid + 1) * reported_ranks.MAX_OF_USER, reported_ranks.MAX_RANKS)
-    assert hand.ranks.refused == 2 * 50 + 2 * (reported_ranks.MAX_OF_USER + 50)
+        for rank in range(reported_ranks.MAX_RANKS_PER_USER + 50):
+            hand.ranks.receive(of(datagram.STEP, step(1), RankSender(f"j{uid}", rank)), 0, uid)
+        assert len(hand.ranks.list_senders()) == min(
+            (uid + 1) * reported_ranks.MAX_RANKS_PER_USER, reported_ranks.MAX_RANKS
+        )
+    assert hand.ranks.refused == 2 * 50 + 2 * (reported_ranks.MAX_RANKS_PER_USER + 50)
 
 
 def test_events_are_told_in_order_and_bounded() -> None:
     hand = Hand()
     many = [(b"b%d" % number, number) for number in range(128)]
     for number in range(40):
-        hand.ranks.receive(of(datagram.DIGESTS, datagram.digests_body(number, many)), 0, 7)
-    told = [event for _ in range(20) for event in hand.ranks.look().events]
-    assert len(told) == reported_ranks.MAX_WAITING
-    assert hand.ranks.refused == 40 - reported_ranks.MAX_WAITING // 128
+        hand.ranks.receive(of(datagram.DIGESTS, datagram.encode_digests(number, many)), 0, 7)
+    told = [event for _ in range(20) for event in hand.ranks.collect().events]
+    assert len(told) == reported_ranks.MAX_QUEUED_EVENTS
+    assert hand.ranks.refused == 40 - reported_ranks.MAX_QUEUED_EVENTS // 128
     assert told[129].data == {"step": 1, "bucket": "b1", "digest": "0000000000000001", "group": "dp0"}
 
 
 def test_a_job_of_one_node_bears_the_agents_name_of_it() -> None:
     hand = Hand()
-    hand.ranks.receive(of(datagram.STEP, step(1), Sender(f"{datagram.HERE}-29500", 0)), 0, 7)
+    hand.ranks.receive(of(datagram.STEP, step(1), RankSender(f"{datagram.NODE_PLACEHOLDER}-29500", 0)), 0, 7)
     assert list(hand.values()) == ["rank:n1-29500.0"]
 
 
@@ -260,11 +264,11 @@ def test_no_datagram_whatever_spoils_a_look(sent: list[tuple[bytes, int]]) -> No
     for data, uid in sent:
         hand.ranks.receive(of(datagram.STEP, data), 0, uid)
         hand.ranks.receive(data, 0, uid)
-    assert set(hand.ranks.look().columns) <= set(Training.signals)
+    assert set(hand.ranks.collect().columns) <= set(Training.signals)
 
 
 def test_identities_that_are_remembered_are_bounded() -> None:
     hand = Hand()
     for number in range(2 * reported_ranks.MAX_RANKS + 10):
-        hand.ranks.receive(of(datagram.STEP, step(1), Sender("j", number)), 0, 7)
+        hand.ranks.receive(of(datagram.STEP, step(1), RankSender("j", number)), 0, 7)
     assert 0 < len(hand.ranks._senders) <= 2 * reported_ranks.MAX_RANKS

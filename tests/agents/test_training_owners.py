@@ -16,13 +16,13 @@ import pytest
 
 from agents.collectors.gpu.slots import boot
 from agents.collectors.jobs import ranks
-from agents.collectors.jobs.gpu_assignment import Gpus
-from agents.collectors.jobs.process_identity import identify
-from agents.collectors.jobs.processes import Place, Process
-from agents.collectors.jobs.ranks import Sources
+from agents.collectors.jobs.gpu_assignment import GpuNumbers
+from agents.collectors.jobs.process_identity import identify_process
+from agents.collectors.jobs.processes import CgroupOwner, JobProcess
+from agents.collectors.jobs.ranks import JobSources
 from agents.collectors.training import datagram
-from agents.collectors.training.datagram import STEP_BODY, Sender
-from agents.collectors.training.reported_ranks import JobOwners, Ranks, uids_of
+from agents.collectors.training.datagram import STEP_BODY, RankSender
+from agents.collectors.training.reported_ranks import JobOwners, ReportedRanks, resolve_uids
 from agents.collectors.training.training import Training
 
 VICTIM, IMPOSTOR = 1001, 1002
@@ -35,7 +35,9 @@ class Bench:
         self.facts, self.memory, self.at = folder / "facts", folder / "jobs.json", 0.0
         self.facts.mkdir()
         owners = JobOwners("n1", self.facts, self.memory, lambda: self.at)
-        self.ranks = Ranks("n1", lambda: 0, lambda: self.at, owners.of, uids_of(["root", "no such user"]))
+        self.ranks = ReportedRanks(
+            "n1", lambda: 0, lambda: self.at, owners.find_owners, resolve_uids(["root", "no such user"])
+        )
 
     def prolog(self, job: str, uid: int) -> None:
         (self.facts / f"{job}.env").write_text(f"SLURM_JOB_ID={job}\nSLURM_JOB_UID={uid}\n")
@@ -50,7 +52,7 @@ class Bench:
     def report(self, job: str, rank: int, uid: int) -> bool:
         """Whether a step was taken."""
         before, self.at = self.ranks.refused, self.at + 0.01
-        whole = datagram.head(datagram.STEP, datagram.identity(Sender(job, rank)))
+        whole = datagram.encode_header(datagram.STEP, datagram.encode_identity(RankSender(job, rank)))
         self.ranks.receive(whole + STEP_BODY.pack(1, 0, 0, 0, 0, *[1.0] * 5), 0, uid)
         return self.ranks.refused == before
 
@@ -74,7 +76,7 @@ def test_an_impostor_that_was_first_is_thrown_out_once_the_owner_is_known(bench:
     assert not bench.report("81", 1, VICTIM)  # nobody knows yet; the first reporter has the job
     bench.prolog("81", VICTIM)
     assert bench.report("81", 1, VICTIM)
-    found = bench.ranks.look()
+    found = bench.ranks.collect()
     assert found.entities == ("rank:81.1",)
     assert found.refused == 2
     assert bench.ranks.reason.startswith(f"rank:81.0 of user {IMPOSTOR}")
@@ -120,8 +122,8 @@ def test_a_job_of_ones_own_names_no_gpu_that_another_users_job_holds(tmp_path: P
     collector.open("n1")
     with contextlib.closing(collector):
         for gpu in (3, 4):
-            whose = datagram.identity(Sender("own", gpu, gpu=gpu))
-            whole = datagram.head(datagram.STEP, whose) + STEP_BODY.pack(1, 0, 0, 0, 0, *[1.0] * 5)
+            whose = datagram.encode_identity(RankSender("own", gpu, gpu=gpu))
+            whole = datagram.encode_header(datagram.STEP, whose) + STEP_BODY.pack(1, 0, 0, 0, 0, *[1.0] * 5)
             collector._ranks.receive(whole, 0, uid)
         found = collector.inventory()
     assert ("gpu:n1.3" in found["rank:own.3"].parents) == named
@@ -132,14 +134,16 @@ def test_a_job_of_ones_own_names_no_gpu_that_another_users_job_holds(tmp_path: P
 # --- what the collector `jobs` says ----------------------------------------------------------------------------------
 
 
-def ranks_of(*processes: Process, **prolog: str) -> dict[str, Any]:
+def ranks_of(*processes: JobProcess, **prolog: str) -> dict[str, Any]:
     told = {job: {"SLURM_JOB_UID": uid} for job, uid in prolog.items()}
-    found = ranks.ranks(Sources(processes, told, (), Gpus(), "n1"))
+    found = ranks.find_ranks(JobSources(processes, told, (), GpuNumbers(), "n1"))
     return {entity: rank.attributes["uid"] for entity, rank in found.items()}
 
 
-def process(pid: int, uid: int, place: str = "", **environment: str) -> Process:
-    return Process(pid, pid, uid, identify(environment, "n1"), place=Place(place, "0") if place else Place())
+def process(pid: int, uid: int, place: str = "", **environment: str) -> JobProcess:
+    return JobProcess(
+        pid, pid, uid, identify_process(environment, "n1"), cgroup=CgroupOwner(place, "0") if place else CgroupOwner()
+    )
 
 
 TASK = {"SLURM_JOB_ID": "81", "SLURM_STEP_ID": "0"}

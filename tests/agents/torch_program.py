@@ -80,7 +80,7 @@ def train(socket, kind):
     seen = {"loss": float(loss), "digest": f"{replica_digest(list(model.parameters())):016x}"}
     steps.close()
     optimizer.step()
-    return {**seen, "steps": steps.steps._step, "trouble": steps.steps.trouble}
+    return {**seen, "steps": steps.steps._step, "trouble": steps.steps.problem}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""AMD Instinct accelerators through ROCm's `amdsmi` binding, in the same signals as any other GPU.
+"""The collector `amd`: AMD Instinct accelerators through ROCm's `amdsmi` binding, in the signals of any other GPU.
 
 Not yet run on hardware: docs/accelerators.md. The binding is not among our dependencies, since it must fit the driver.
 
-What the answers of AMD's `amdsmi` binding mean in the catalogue's names and units.
-
-Shapes and units as in ROCm's amdsmi documentation, 6.0 to 7.0; "N/A", absent and out of range all count as missing.
+Shapes and units are those of ROCm's amdsmi documentation, 6.0 to 7.0; "N/A", absent and out of range are missing.
 """
 
 from __future__ import annotations
@@ -15,19 +13,27 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm
-from agents.collectors.accelerators.answers import Columns, number, scaled, text, total, wanted, whole
-from agents.collectors.accelerators.pci_devices import PCI, prefix
-from agents.collectors.accelerators.vendor_library import Library, load, quiet
+from agents.collectors.accelerators.answers import (
+    SignalColumns,
+    due_signals,
+    scale,
+    sum_counts,
+    to_count,
+    to_float,
+    to_text,
+)
+from agents.collectors.accelerators.pci_devices import PCI_DEVICES, entity_prefix
+from agents.collectors.accelerators.vendor_library import VendorLibrary, import_binding, stdout_to_stderr
 
 MIB = 1024 * 1024
 KIB = 1024
 """XGMI counters are in kilobytes of 1,024 (amdsmi.h, xgmi_read_data_acc)."""
-_WATTS_AT_MOST = 100_000
-"""Above this a power limit is in microwatts, as amdsmi_get_power_cap_info has it since ROCm 6; before it gave watts."""
+_MAX_WATTS = 100_000
+"""A higher power limit is in microwatts, as in amdsmi_get_power_cap_info since ROCm 6; earlier versions gave watts."""
 _GENERATIONS = {2_500: 1, 5_000: 2, 8_000: 3, 16_000: 4, 32_000: 5, 64_000: 6}
 """MT/s of a lane -> PCIe generation."""
 POWER_CAP, SOFTWARE_THERMAL, HARDWARE_THERMAL = 0x4, 0x20, 0x40
-"""Bits of gpu.throttle_reasons, which are NVML's, so that a detector reads every maker alike."""
+"""Bits of gpu.throttle_reasons: NVML's, so that a detector reads every vendor alike."""
 _BITS: tuple[tuple[range, int], ...] = (
     # bits of indep_throttle_status (Linux, amdgpu_smu.h, SMU_THROTTLER_*_BIT)
     (range(24), POWER_CAP),  # package power and current
@@ -48,60 +54,60 @@ _PENDING, _UNRESERVABLE = 1, 2
 
 
 def convert_activity(answer: Mapping[str, Any]) -> dict[str, object]:
-    """amdsmi_get_gpu_activity: percent."""
+    """Converts amdsmi_get_gpu_activity: percent."""
     return {
-        "gpu.utilization": scaled(answer.get("gfx_activity"), 0.01),
-        "gpu.memory_utilization": scaled(answer.get("umc_activity"), 0.01),
+        "gpu.utilization": scale(answer.get("gfx_activity"), 0.01),
+        "gpu.memory_utilization": scale(answer.get("umc_activity"), 0.01),
     }
 
 
 def convert_power(answer: Mapping[str, Any]) -> dict[str, object]:
-    """amdsmi_get_power_info: W; the MI300 tells the current power, older ones the average, newer libraries either."""
+    """Converts amdsmi_get_power_info: W. The MI300 gives current power, older chips the average."""
     names = ("current_socket_power", "average_socket_power", "socket_power")
-    return {"gpu.power": next((w for name in names if 0 < (w := number(answer.get(name))) < 65_535), None)}
+    return {"gpu.power": next((w for name in names if 0 < (w := to_float(answer.get(name))) < 65_535), None)}
 
 
 def convert_power_cap(answer: Mapping[str, Any]) -> dict[str, object]:
-    """amdsmi_get_power_cap_info."""
+    """Converts amdsmi_get_power_cap_info."""
     names = {"": "power_cap", "_default": "default_power_cap", "_min": "min_power_cap", "_max": "max_power_cap"}
-    return {f"gpu.power_limit{end}": _watts(number(answer.get(name))) for end, name in names.items()}
+    return {f"gpu.power_limit{end}": _to_watts(to_float(answer.get(name))) for end, name in names.items()}
 
 
 def convert_energy(answer: Mapping[str, Any]) -> dict[str, object]:
-    """amdsmi_get_energy_count: steps of so many microjoules; the accumulator was called `power` before ROCm 6."""
-    steps = whole(answer.get("energy_accumulator", answer.get("power")))
-    size = number(answer.get("counter_resolution"))
+    """Converts amdsmi_get_energy_count: steps of so many microjoules; the counter was called `power` before ROCm 6."""
+    steps = to_count(answer.get("energy_accumulator", answer.get("power")))
+    size = to_float(answer.get("counter_resolution"))
     return {"gpu.energy": int(steps * size / 1000) if steps < 2**63 and 0 < size < 1e6 else None}
 
 
 def convert_clock(signal: str, answer: Mapping[str, Any]) -> dict[str, object]:
-    """amdsmi_get_clock_info: MHz; the clock was called `cur_clk` before ROCm 6."""
+    """Converts amdsmi_get_clock_info: MHz; the clock was called `cur_clk` before ROCm 6."""
     return {signal: answer.get("clk", answer.get("cur_clk")), f"{signal}_max": answer.get("max_clk")}
 
 
 def convert_memory(answer: Mapping[str, Any]) -> dict[str, object]:
-    """amdsmi_get_gpu_vram_usage: MiB."""
-    return {f"gpu.memory_{end}": scaled(answer.get(f"vram_{end}"), MIB) for end in ("used", "total")}
+    """Converts amdsmi_get_gpu_vram_usage: MiB."""
+    return {f"gpu.memory_{end}": scale(answer.get(f"vram_{end}"), MIB) for end in ("used", "total")}
 
 
 def convert_error_counts(
     answer: Mapping[str, Any], corrected: str, uncorrected: str, deferred: str = ""
 ) -> dict[str, object]:
-    """amdsmi_get_gpu_total_ecc_count and amdsmi_get_gpu_ecc_count: since the driver was loaded."""
+    """Converts amdsmi_get_gpu_total_ecc_count and amdsmi_get_gpu_ecc_count: since the driver was loaded."""
     found = {corrected: answer.get("correctable_count"), uncorrected: answer.get("uncorrectable_count")}
     return found | ({deferred: answer.get("deferred_count")} if deferred else {})
 
 
 def convert_temperature(value: object) -> float:
-    """amdsmi_get_temp_metric: degrees; ROCm 5 gave thousandths, and no chip is at 1,000 degrees."""
-    found = number(value)
+    """Converts amdsmi_get_temp_metric: degrees Celsius. ROCm 5 gave thousandths, and no chip reaches 1,000 degrees."""
+    found = to_float(value)
     return found / 1000 if abs(found) > 1000 else found
 
 
 def convert_bad_pages(answer: object) -> dict[str, object]:
-    """amdsmi_get_gpu_bad_page_info: a list of records; ROCm 5 and 6.0 say a sentence where there are none."""
+    """Converts amdsmi_get_gpu_bad_page_info: a list of records; ROCm 5 and 6.0 return a sentence if there are none."""
     pages = answer if isinstance(answer, list) else []
-    found = [whole(page.get("status")) for page in pages if isinstance(page, Mapping)]
+    found = [to_count(page.get("status")) for page in pages if isinstance(page, Mapping)]
     return {
         "gpu.pages_uncorrected": len(found),
         "gpu.pages_pending": int(_PENDING in found),
@@ -110,13 +116,13 @@ def convert_bad_pages(answer: object) -> dict[str, object]:
 
 
 def convert_pcie(answer: Mapping[str, Any]) -> dict[str, object]:
-    """amdsmi_get_pcie_info: lanes, MT/s, counters since the driver was loaded."""
-    now, fixed = _part(answer, "pcie_metric"), _part(answer, "pcie_static")
+    """Converts amdsmi_get_pcie_info: lanes, MT/s, counters since the driver was loaded."""
+    now, fixed = _nested_dict(answer, "pcie_metric"), _nested_dict(answer, "pcie_static")
     return {
         "gpu.pcie_width": now.get("pcie_width"),
         "gpu.pcie_width_max": fixed.get("max_pcie_width"),
-        "gpu.pcie_generation": _GENERATIONS.get(whole(now.get("pcie_speed"))),
-        "gpu.pcie_generation_max": _GENERATIONS.get(whole(fixed.get("max_pcie_speed"))),
+        "gpu.pcie_generation": _GENERATIONS.get(to_count(now.get("pcie_speed"))),
+        "gpu.pcie_generation_max": _GENERATIONS.get(to_count(fixed.get("max_pcie_speed"))),
         "gpu.pcie_replays": now.get("pcie_replay_count"),
         "gpu.pcie_replay_rollovers": now.get("pcie_replay_roll_over_count"),
         "gpu.pcie_recoveries": now.get("pcie_l0_to_recovery_count"),
@@ -126,43 +132,43 @@ def convert_pcie(answer: Mapping[str, Any]) -> dict[str, object]:
 
 
 def convert_metrics_table(answer: Mapping[str, Any]) -> dict[str, object]:
-    """amdsmi_get_gpu_metrics_info: the firmware's own table."""
+    """Converts amdsmi_get_gpu_metrics_info: the firmware's own table."""
     found: dict[str, object] = {signal: answer.get(name) for signal, name in _LIMITERS.items()}
-    regulators = [number(answer.get(f"temperature_{name}")) for name in ("vrgfx", "vrsoc", "vrmem")]
+    regulators = [to_float(answer.get(f"temperature_{name}")) for name in ("vrgfx", "vrsoc", "vrmem")]
     found["gpu.regulator_temperature"] = max((value for value in regulators if value == value), default=None)
-    return found | dict(_throttling(answer)) | dict(_links(answer))
+    return found | dict(_convert_throttling(answer)) | dict(_convert_links(answer))
 
 
 def describe_device(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes from the answers about chip, board, driver, BIOS and firmware; what says nothing is left out."""
-    asic, board = _part(answers, "asic"), _part(answers, "board")
-    driver, bios = _part(answers, "driver"), _part(answers, "vbios")
+    """Returns the attributes from the answers about chip, board, driver, BIOS and firmware, without empty ones."""
+    asic, board = _nested_dict(answers, "asic"), _nested_dict(answers, "board")
+    driver, bios = _nested_dict(answers, "driver"), _nested_dict(answers, "vbios")
     found = {
         "vendor": "AMD",
-        "sku": text(asic.get("market_name")) or text(board.get("product_name")),
-        "serial": text(board.get("product_serial")) or text(asic.get("asic_serial")),
-        "uuid": text(answers.get("uuid")),
-        "pci": text(answers.get("bdf")).lower(),
-        "driver": text(driver.get("driver_version")),
-        "vbios": text(bios.get("version")),
-        "part_number": text(board.get("model_number")) or text(bios.get("part_number")),
-        "module_id": text(asic.get("oam_id")),
-        "firmware": _firmware(answers.get("firmware")),
+        "sku": to_text(asic.get("market_name")) or to_text(board.get("product_name")),
+        "serial": to_text(board.get("product_serial")) or to_text(asic.get("asic_serial")),
+        "uuid": to_text(answers.get("uuid")),
+        "pci": to_text(answers.get("bdf")).lower(),
+        "driver": to_text(driver.get("driver_version")),
+        "vbios": to_text(bios.get("version")),
+        "part_number": to_text(board.get("model_number")) or to_text(bios.get("part_number")),
+        "module_id": to_text(asic.get("oam_id")),
+        "firmware": _find_firmware(answers.get("firmware")),
     }
     return {key: value for key, value in found.items() if value}
 
 
-def _part(answer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _nested_dict(answer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = answer.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def _watts(value: float) -> float:
-    return value * 1e-6 if value > _WATTS_AT_MOST else value
+def _to_watts(value: float) -> float:
+    return value * 1e-6 if value > _MAX_WATTS else value
 
 
-def _throttling(answer: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Some versions of the binding give the mask, some only whether there is any bit."""
+def _convert_throttling(answer: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yields throttle signals. Some versions of the binding give the mask, some only whether a bit is set."""
     mask, any_bit = answer.get("indep_throttle_status"), answer.get("throttle_status")
     if isinstance(mask, int) and not isinstance(mask, bool) and 0 <= mask < 2**64 - 1:
         bits = [bit for bit in range(64) if mask >> bit & 1]
@@ -173,34 +179,34 @@ def _throttling(answer: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         yield "gpu.throttled", int(bool(mask if isinstance(mask, bool) else any_bit))
 
 
-def _links(answer: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Links that are not there say "N/A" in their place of the list."""
-    status = [value for value in _numbers(answer.get("xgmi_link_status")) if value in (0, 1)]
+def _convert_links(answer: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yields XGMI signals. A link that is absent has "N/A" in the list."""
+    status = [value for value in _valid_counts(answer.get("xgmi_link_status")) if value in (0, 1)]
     if status:
         yield "gpu.links", len(status)
         yield "gpu.links_up", sum(status)
     for signal, name in (("gpu.xgmi_rx_bytes", "xgmi_read_data_acc"), ("gpu.xgmi_tx_bytes", "xgmi_write_data_acc")):
-        moved = total(_numbers(answer.get(name)))
+        moved = sum_counts(_valid_counts(answer.get(name)))
         yield signal, None if moved is None else moved * KIB
 
 
-def _numbers(values: object) -> list[int]:
+def _valid_counts(values: object) -> list[int]:
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         return []
     return [value for value in values if isinstance(value, int) and 0 <= value < 2**64 - 1]
 
 
-def _firmware(answer: object) -> str:
-    """Version of the power management firmware, by which behaviour under load differs."""
+def _find_firmware(answer: object) -> str:
+    """Returns the version of the power management firmware, on which the behaviour under load depends."""
     listed = answer.get("fw_list") if isinstance(answer, Mapping) else None
     for one in listed if isinstance(listed, list) else ():
         name = one.get("fw_name") if isinstance(one, Mapping) else None
         if str(getattr(name, "name", name)).endswith(("_PM", "SMC")):
-            return text(one.get("fw_version"))
+            return to_text(one.get("fw_version"))
     return ""
 
 
-RHYTHMS = (300, 60, 30, 10, 5, 1)
+INTERVALS_S = (300, 60, 30, 10, 5, 1)
 _FACTS = {
     "asic": "amdsmi_get_gpu_asic_info",
     "board": "amdsmi_get_gpu_board_info",
@@ -222,14 +228,14 @@ _SENSORS = {"HOTSPOT": "gpu.temperature", "VRAM": "gpu.memory_temperature", "EDG
 
 Values = Mapping[str, object]
 
-_SLOWER = {"gpu.present": 5, "gpu.throttle_reasons": 5, "gpu.throttled": 5}
-"""Seconds between two looks where that is not the catalogue's figure: the firmware's table is long, and presence needs
-many calls, since a virtual machine may be refused those of each look."""
+_OWN_INTERVALS_S = {"gpu.present": 5, "gpu.throttle_reasons": 5, "gpu.throttled": 5}
+"""Seconds between two reads that differ from the catalogue: the firmware's table is long; presence needs many calls,
+since a virtual machine may be refused those of a single read."""
 
 
 @dataclass
 class Amd(Collector):
-    """gpu.*: one entity per accelerator that the library counts. One that stops answering keeps its place."""
+    """Reports gpu.*: one entity per accelerator of the library. One that stops answering keeps its number."""
 
     name: ClassVar[str] = "amd"
     lane: ClassVar[str] = "gpu"
@@ -249,112 +255,118 @@ class Amd(Collector):
     )
     deadline: float = 20.0
     driver: Path = Path("/dev/kfd")
-    pci: Path = PCI
+    pci: Path = PCI_DEVICES
     _node: str = field(default="", init=False, repr=False)
-    _library: Library | None = field(default=None, init=False, repr=False)
+    _library: VendorLibrary | None = field(default=None, init=False, repr=False)
     _handles: list[Any] = field(default_factory=list, init=False, repr=False)
     _facts: list[dict[str, Any]] = field(default_factory=list, init=False, repr=False)
     _entities: tuple[str, ...] = field(default=(), init=False, repr=False)
     _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """See `Collector.open`."""
         if not self.driver.exists():
-            raise NoData(f"no AMD accelerator: {self.driver} is not there (the driver amdgpu makes it)")
-        module = load("amdsmi", "there is an AMD accelerator")
+            raise NoData(f"no AMD accelerator: {self.driver} is missing (the driver amdgpu creates it)")
+        module = import_binding("amdsmi", "there is an AMD accelerator")
         self.close()
         self._node, self._rhythm = node, Rhythm(node)
         try:
-            with quiet():
+            with stdout_to_stderr():
                 module.amdsmi_init()
         except module.AmdSmiException as error:
             raise NoData(
-                f"AMD's driver does not answer: {error}; is the agent in the groups video and render?"
+                f"AMD's driver does not respond: {error}; is the agent in the groups video and render?"
             ) from None
-        self._library = Library(module, module.AmdSmiException)
-        handles = self._library.ask("amdsmi_get_processor_handles") or []
+        self._library = VendorLibrary(module, module.AmdSmiException)
+        handles = self._library.call("amdsmi_get_processor_handles") or []
         if not handles:
             self.close()
-            raise NoData("no AMD accelerator: the driver counts none")
-        self._handles = sorted(handles, key=lambda handle: text(self._ask("amdsmi_get_gpu_device_bdf", handle)))
-        self._facts = [self._described(handle) for handle in self._handles]
-        named = f"{node}.{prefix('amd', self.pci)}"
+            raise NoData("no AMD accelerator: the driver reports none")
+        self._handles = sorted(handles, key=lambda handle: to_text(self._call("amdsmi_get_gpu_device_bdf", handle)))
+        self._facts = [self._describe(handle) for handle in self._handles]
+        named = f"{node}.{entity_prefix('amd', self.pci)}"
         self._entities = tuple(f"gpu:{named}{index}" for index in range(len(self._handles)))
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the signals that are due."""
         assert self._library is not None
-        due = max([every for every in RHYTHMS if self._rhythm.due(every)], default=1)
-        columns = Columns(wanted(self.signals, due, _SLOWER), len(self._handles))
+        due = max([every for every in INTERVALS_S if self._rhythm.due(every)], default=1)
+        columns = SignalColumns(due_signals(self.signals, due, _OWN_INTERVALS_S), len(self._handles))
         for row, handle in enumerate(self._handles):
-            before = self._library.answered
-            for values in self._looks(handle, due):
-                columns.put(row, values)
-            columns.put(row, {"gpu.present": int(self._library.answered > before)})
-        return (Reading("gpu", self._entities, columns.taken()),)
+            before = self._library.answered_calls
+            for values in self._due_values(handle, due):
+                columns.set_row(row, values)
+            columns.set_row(row, {"gpu.present": int(self._library.answered_calls > before)})
+        return (Reading("gpu", self._entities, columns.arrays()),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the accelerators with their attributes."""
         parents = (f"node:{self._node}",)
         return {entity: Device(parents, facts) for entity, facts in zip(self._entities, self._facts, strict=True)}
 
     def close(self) -> None:
+        """See `Collector.close`."""
         if self._library is not None:
-            self._library.ask("amdsmi_shut_down")
+            self._library.call("amdsmi_shut_down")
         self._library, self._handles, self._facts, self._entities = None, [], [], ()
 
-    def _looks(self, handle: Any, due: int) -> Iterator[Values]:
-        """What is due of one accelerator, call by call."""
-        yield self._values("amdsmi_get_power_info", convert_power, handle)
+    def _due_values(self, handle: Any, due: int) -> Iterator[Values]:
+        """Yields the due values of one accelerator, call by call."""
+        yield self._call_and_convert("amdsmi_get_power_info", convert_power, handle)
         if due >= 5:
-            yield self._values("amdsmi_get_gpu_activity", convert_activity, handle)
-            yield self._values("amdsmi_get_gpu_metrics_info", convert_metrics_table, handle)
-            yield self._temperatures(handle)
-            yield from self._clocks(handle)
+            yield self._call_and_convert("amdsmi_get_gpu_activity", convert_activity, handle)
+            yield self._call_and_convert("amdsmi_get_gpu_metrics_info", convert_metrics_table, handle)
+            yield self._read_temperatures(handle)
+            yield from self._read_clocks(handle)
         if due >= 10:
-            yield self._values("amdsmi_get_gpu_vram_usage", convert_memory, handle)
-            yield self._values("amdsmi_get_energy_count", convert_energy, handle)
-            yield self._values("amdsmi_get_pcie_info", convert_pcie, handle)
-            yield from self._errors(handle)
+            yield self._call_and_convert("amdsmi_get_gpu_vram_usage", convert_memory, handle)
+            yield self._call_and_convert("amdsmi_get_energy_count", convert_energy, handle)
+            yield self._call_and_convert("amdsmi_get_pcie_info", convert_pcie, handle)
+            yield from self._read_errors(handle)
         if due >= 60:
-            yield self._values("amdsmi_get_power_cap_info", convert_power_cap, handle)
-        if due >= 300 and (pages := self._ask("amdsmi_get_gpu_bad_page_info", handle)) is not None:
+            yield self._call_and_convert("amdsmi_get_power_cap_info", convert_power_cap, handle)
+        if due >= 300 and (pages := self._call("amdsmi_get_gpu_bad_page_info", handle)) is not None:
             yield convert_bad_pages(pages)
 
-    def _temperatures(self, handle: Any) -> Values:
-        """A sensor that the chip has not is refused."""
+    def _read_temperatures(self, handle: Any) -> Values:
+        """Returns the temperatures; a sensor that the chip lacks is missing."""
         metric = self._constant("AmdSmiTemperatureMetric", "CURRENT")
         return {
-            signal: convert_temperature(self._ask("amdsmi_get_temp_metric", handle, sensor, metric))
+            signal: convert_temperature(self._call("amdsmi_get_temp_metric", handle, sensor, metric))
             for name, signal in _SENSORS.items()
             if (sensor := self._constant("AmdSmiTemperatureType", name)) is not None
         }
 
-    def _clocks(self, handle: Any) -> Iterator[Values]:
+    def _read_clocks(self, handle: Any) -> Iterator[Values]:
         for name, signal in _CLOCKS.items():
             kind = self._constant("AmdSmiClkType", name)
-            found = None if kind is None else self._ask("amdsmi_get_clock_info", handle, kind)
+            found = None if kind is None else self._call("amdsmi_get_clock_info", handle, kind)
             if isinstance(found, dict):
                 yield convert_clock(signal, found)
 
-    def _errors(self, handle: Any) -> Iterator[Values]:
-        yield self._values("amdsmi_get_gpu_total_ecc_count", lambda answer: convert_error_counts(answer, *_ECC), handle)
+    def _read_errors(self, handle: Any) -> Iterator[Values]:
+        yield self._call_and_convert(
+            "amdsmi_get_gpu_total_ecc_count", lambda answer: convert_error_counts(answer, *_ECC), handle
+        )
         for name, signals in _BLOCKS.items():
             block = self._constant("AmdSmiGpuBlock", name)
-            found = None if block is None else self._ask("amdsmi_get_gpu_ecc_count", handle, block)
+            found = None if block is None else self._call("amdsmi_get_gpu_ecc_count", handle, block)
             if isinstance(found, dict):
                 yield convert_error_counts(found, *signals)
 
-    def _described(self, handle: Any) -> dict[str, Any]:
-        return describe_device({key: self._ask(function, handle) for key, function in _FACTS.items()})
+    def _describe(self, handle: Any) -> dict[str, Any]:
+        return describe_device({key: self._call(function, handle) for key, function in _FACTS.items()})
 
-    def _values(self, function: str, meaning: Callable[[Mapping[str, Any]], Values], handle: Any) -> Values:
+    def _call_and_convert(self, function: str, meaning: Callable[[Mapping[str, Any]], Values], handle: Any) -> Values:
         assert self._library is not None
-        found = self._library.table(function, handle)
+        found = self._library.call_for_dict(function, handle)
         return {} if found is None else meaning(found)
 
-    def _ask(self, function: str, *arguments: Any) -> Any:
+    def _call(self, function: str, *arguments: Any) -> Any:
         assert self._library is not None
-        return self._library.ask(function, *arguments)
+        return self._library.call(function, *arguments)
 
     def _constant(self, table: str, name: str) -> Any:
-        """A member of one of the binding's enumerations; None where this version has it not."""
+        """Returns a member of one of the binding's enumerations; None if this version lacks it."""
         assert self._library is not None
         return getattr(getattr(self._library.module, table, None), name, None)

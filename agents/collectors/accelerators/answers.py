@@ -1,4 +1,6 @@
-"""Columns of one look: what was not told stays missing, and what is no number is not taken for one."""
+"""Converts answers of vendor libraries and JSON into columns of signals: missing stays missing, other types are
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ MISSING = np.iinfo(np.uint64).max
 _HIGHEST = int(MISSING) - 1
 
 
-class Columns:
-    """(devices,) values of each signal asked for."""
+class SignalColumns:
+    """Values of each requested signal, one per device."""
 
     def __init__(self, signals: Iterable[str], devices: int) -> None:
         self._columns: dict[str, NDArray[Any]] = {
@@ -24,45 +26,47 @@ class Columns:
             for name in signals
         }
 
-    def put(self, row: int, values: Mapping[str, object]) -> None:
-        """Values of one device; a signal that was not asked for is passed over."""
+    def set_row(self, row: int, values: Mapping[str, object]) -> None:
+        """Sets the values of one device; signals that were not requested are ignored."""
         for name, value in values.items():
             column = self._columns.get(name)
             if column is None:
                 continue
             if column.dtype.kind == "u":
-                column[row] = whole(value)
+                column[row] = to_count(value)
             else:
-                column[row] = number(value)
+                column[row] = to_float(value)
 
-    def taken(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns signal -> values of all devices."""
         return self._columns
 
 
-def number(value: object) -> float:
-    """A number as a library or JSON gives it; NaN for anything else, such as "N/A"."""
+def to_float(value: object) -> float:
+    """Returns a number of a library or JSON; NaN for anything else, such as "N/A"."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e300 else math.nan
 
 
-def whole(value: object) -> int:
-    """A count; the highest value for what is none."""
+def to_count(value: object) -> int:
+    """Returns a count; the highest value, which means missing, for anything else."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:  # above that a float is no count
         value = int(value)
     return value if isinstance(value, int) and 0 <= value <= _HIGHEST else int(MISSING)
 
 
-def scaled(value: object, by: float) -> float:
-    return number(value) * by
+def scale(value: object, by: float) -> float:
+    """Returns a number times a factor; NaN for anything else."""
+    return to_float(value) * by
 
 
-def total(values: Iterable[object]) -> int | None:
-    """The sum of counts; None where one of them is missing, since a sum that falls would look like a reset."""
-    found = [whole(value) for value in values]
+def sum_counts(values: Iterable[object]) -> int | None:
+    """Returns the sum of counts; None if one is missing, since a sum that falls would look like a reset."""
+    found = [to_count(value) for value in values]
     return sum(found) if found and int(MISSING) not in found else None
 
 
-def text(value: object) -> str:
-    """A text of a library as it can be sent; empty for what says nothing."""
+def to_text(value: object) -> str:
+    """Returns a library's text, printable and bounded; empty for "N/A" and the like."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, (str, int)) or isinstance(value, bool):
@@ -71,6 +75,6 @@ def text(value: object) -> str:
     return "" if found.upper() in ("N/A", "UNKNOWN", "NONE") else found[:200]
 
 
-def wanted(signals: Iterable[str], due: int, slower: Mapping[str, int]) -> list[str]:
-    """Signals of this look: as often as the catalogue says, or as `slower` does."""
+def due_signals(signals: Iterable[str], due: int, slower: Mapping[str, int]) -> list[str]:
+    """Returns the signals of this read: at the catalogue's interval, or at that of `slower`."""
     return [name for name in signals if slower.get(name, CATALOGUE[name].interval or 1) <= due]

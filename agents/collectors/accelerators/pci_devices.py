@@ -1,7 +1,8 @@
-"""Names of accelerators: `gpu:NODE.I` for the first maker on the PCI bus, `gpu:NODE.MAKERI` for every further one.
+"""Accelerators on the PCI bus, and their entity names: `gpu:NODE.I` for the first vendor, `gpu:NODE.VENDORI` for
+others.
 
-A node has accelerators of one maker as a rule; where it has two, numbers of both would meet. The PCI bus decides, since
-it stays what it is when a driver or an agent comes or goes.
+A node usually has accelerators of one vendor; with two, their numbers would clash. The PCI bus decides which is first,
+since it does not change when a driver or an agent starts or stops.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PCI = Path("/sys/bus/pci/devices")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
-    """How a maker's accelerators are known on the PCI bus: vendor, start of the class, device numbers (any if none)."""
+class Vendor:
+    """How a vendor's accelerators are found: vendor id, prefix of the class, device ids (None: all)."""
 
     vendor: str
-    kind: str = ""
+    class_prefix: str = ""
     devices: Mapping[str, str] | None = None
 
 
@@ -36,53 +37,55 @@ _TPU = {
     "0x006f": "TPU v6e",
     "0x0076": "TPU7x",
 }
-MAKERS: Mapping[str, Maker] = {
-    # in the order of precedence; numbers from the PCI ID list, Neuron's driver and Google's tpu-info
-    "nvidia": Maker("0x10de", "0x03"),
-    "amd": Maker("0x1002", "0x12"),
-    "gaudi": Maker("0x1da3"),
-    "neuron": Maker("0x1d0f", devices=_NEURON),  # Amazon's disks and network cards have the same vendor
-    "tpu": Maker("0x1ae0", devices=_TPU),  # so has Google's network card
+VENDORS: Mapping[str, Vendor] = {
+    # in order of precedence; ids from the PCI ID list, Neuron's driver and Google's tpu-info
+    "nvidia": Vendor("0x10de", "0x03"),
+    "amd": Vendor("0x1002", "0x12"),
+    "gaudi": Vendor("0x1da3"),
+    "neuron": Vendor("0x1d0f", devices=_NEURON),  # Amazon's disks and network cards have the same vendor
+    "tpu": Vendor("0x1ae0", devices=_TPU),  # Google's network card has the same vendor
 }
 _OLDER_AMD = "0x0380"
 """Class of AMD's accelerators up to the MI200 (display controller without a screen); graphics cards are 0x0300."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One accelerator on the bus: its address and the maker's name for its device number."""
+class PciDevice:
+    """One accelerator on the bus: its address, and the vendor's name for its device id."""
 
     address: str
     model: str
 
 
-def fitted(maker: str, pci: Path = PCI) -> tuple[Found, ...]:
-    """A maker's accelerators in the order of their addresses; none where the kernel does not tell."""
+def list_devices(maker: str, pci: Path = PCI_DEVICES) -> tuple[PciDevice, ...]:
+    """Returns a vendor's accelerators in the order of their addresses; empty if the kernel lists none."""
     try:
         folders = sorted(os.scandir(pci), key=lambda folder: folder.name)
-    except OSError:  # no PCI bus, or not for us to see
+    except OSError:  # no PCI bus, or not visible to us
         return ()
-    known = MAKERS[maker]
+    known = VENDORS[maker]
     return tuple(
-        Found(folder.name, model) for folder in folders if (model := _model(Path(folder.path), known)) is not None
+        PciDevice(folder.name, model)
+        for folder in folders
+        if (model := _match_model(Path(folder.path), known)) is not None
     )
 
 
-def prefix(maker: str, pci: Path = PCI) -> str:
-    """What stands before a number in the names of this maker's accelerators; nothing for a node's first maker."""
-    earlier = list(MAKERS)[: list(MAKERS).index(maker)]
-    return maker if any(fitted(other, pci) for other in earlier) else ""
+def entity_prefix(maker: str, pci: Path = PCI_DEVICES) -> str:
+    """Returns the text before a number in this vendor's entities: "" for a node's first vendor."""
+    earlier = list(VENDORS)[: list(VENDORS).index(maker)]
+    return maker if any(list_devices(other, pci) for other in earlier) else ""
 
 
-def _model(folder: Path, known: Maker) -> str | None:
+def _match_model(folder: Path, known: Vendor) -> str | None:
     try:
         if (folder / "vendor").read_text().strip() != known.vendor:
             return None
-        kind = (folder / "class").read_text().strip() if known.kind else ""
+        kind = (folder / "class").read_text().strip() if known.class_prefix else ""
         device = (folder / "device").read_text().strip() if known.devices is not None else ""
     except OSError:  # unplugged between two reads
         return None
     if known.devices is not None:
         return known.devices.get(device)
-    older = known is MAKERS["amd"] and kind.startswith(_OLDER_AMD)
-    return "" if kind.startswith(known.kind) or older else None
+    older = known is VENDORS["amd"] and kind.startswith(_OLDER_AMD)
+    return "" if kind.startswith(known.class_prefix) or older else None

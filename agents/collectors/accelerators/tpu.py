@@ -1,9 +1,7 @@
-"""Google TPUs through the metric service that libtpu opens within the training process (localhost:8431).
+"""The collector `tpu`: Google TPUs through the metric service of libtpu inside the training process (localhost:8431).
 
-Not yet run on hardware: docs/accelerators.md. The service is there only while a program holds the TPUs; between two
-programs nothing is measured.
-
-What libtpu's metric service says (tpu.monitoring.runtime, tpu_metric_service.proto of Google's tpu-info).
+Not yet run on hardware: docs/accelerators.md. The service exists only while a program holds the TPUs; between two
+programs nothing is measured. Protocol: tpu.monitoring.runtime, tpu_metric_service.proto of Google's tpu-info.
 """
 
 from __future__ import annotations
@@ -14,61 +12,66 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm
-from agents.collectors.accelerators.answers import Columns
-from agents.collectors.accelerators.answers import text as printable
-from agents.collectors.accelerators.pci_devices import PCI, Found, fitted, prefix
-from agents.grpc import UNAVAILABLE, UNIMPLEMENTED, CallFailed, Channel, opener
-from agents.protobuf import Malformed, Message, text
+from agents.collectors.accelerators.answers import SignalColumns
+from agents.collectors.accelerators.answers import to_text as printable
+from agents.collectors.accelerators.pci_devices import PCI_DEVICES, PciDevice, entity_prefix, list_devices
+from agents.grpc import UNAVAILABLE, UNIMPLEMENTED, CallFailed, GrpcChannel, make_connector
+from agents.protobuf import MalformedMessage, ProtobufMessage, encode_text
 
 SERVICE = "/tpu.monitoring.runtime.RuntimeMetricService"
-TOTAL = "tpu.runtime.hbm.memory.total.bytes"
-USED = "tpu.runtime.hbm.memory.usage.bytes"
-DUTY = "tpu.runtime.tensorcore.dutycycle.percent"
-QUEUE = "hlo.queue.size.gauge"
-SIGNALS = {TOTAL: "gpu.memory_total", USED: "gpu.memory_used", DUTY: "gpu.utilization", QUEUE: "gpu.queued_programs"}
-MOST_BYTES = 256 * 1024
-"""Longest answer that is taken; chosen: a host has up to 8 chips, whose metric takes some 100 bytes each."""
-MOST_DEVICES = 64
+MEMORY_TOTAL = "tpu.runtime.hbm.memory.total.bytes"
+MEMORY_USED = "tpu.runtime.hbm.memory.usage.bytes"
+DUTY_CYCLE = "tpu.runtime.tensorcore.dutycycle.percent"
+QUEUE_SIZE = "hlo.queue.size.gauge"
+SIGNALS = {
+    MEMORY_TOTAL: "gpu.memory_total",
+    MEMORY_USED: "gpu.memory_used",
+    DUTY_CYCLE: "gpu.utilization",
+    QUEUE_SIZE: "gpu.queued_programs",
+}
+MAX_ANSWER_BYTES = 256 * 1024
+"""Longest accepted answer. Chosen: a host has up to 8 chips, whose metric takes some 100 bytes each."""
+MAX_DEVICES = 64
 """Most devices of one host."""
-_MOST_NUMBER = 2**20
+_DEVICE_NUMBER_LIMIT = 2**20
 
-Ask = Callable[[str, bytes], bytes]
+CallMethod = Callable[[str, bytes], bytes]
 
 
-def read_metric(ask: Ask, name: str) -> dict[int, float]:
-    """Device number -> value of one metric. Raises Malformed for what is no answer."""
-    answer = Message(ask(f"{SERVICE}/GetRuntimeMetric", text(1, name)))
+def read_metric(ask: CallMethod, name: str) -> dict[int, float]:
+    """Returns device number -> value of one metric. Raises MalformedMessage if the answer is none."""
+    answer = ProtobufMessage(ask(f"{SERVICE}/GetRuntimeMetric", encode_text(1, name)))
     found: dict[int, float] = {}
     for one in answer.message(1).messages(3):  # MetricResponse.metric.metrics
-        device = _device(one.message(1))
-        value = _value(one.message(3))
-        if device is not None and value is not None and len(found) < MOST_DEVICES:
+        device = _parse_device(one.message(1))
+        value = _parse_value(one.message(3))
+        if device is not None and value is not None and len(found) < MAX_DEVICES:
             found[device] = value
     return found
 
 
-def list_supported_metrics(ask: Ask) -> list[str]:
-    """Names of the metrics that this libtpu has."""
-    answer = Message(ask(f"{SERVICE}/ListSupportedMetrics", b""))
+def list_supported_metrics(ask: CallMethod) -> list[str]:
+    """Returns the names of the metrics of this libtpu."""
+    answer = ProtobufMessage(ask(f"{SERVICE}/ListSupportedMetrics", b""))
     return [printable(one.text(1)) for one in answer.messages(1)[:1024]]
 
 
 def group_by_device(found: dict[str, dict[int, float]]) -> dict[int, dict[str, float]]:
-    """Device -> signals. The duty cycle is of a chip, which has two devices on v2, v3 and 7x: both get it."""
-    memory = sorted({*found.get(TOTAL, {}), *found.get(USED, {})})
-    duty = found.get(DUTY, {})
+    """Returns device -> signals. The duty cycle is per chip, which has two devices on v2, v3 and 7x: both get it."""
+    memory = sorted({*found.get(MEMORY_TOTAL, {}), *found.get(MEMORY_USED, {})})
+    duty = found.get(DUTY_CYCLE, {})
     if duty and len(memory) == 2 * len(duty):
         per_chip = [duty[chip] for chip in sorted(duty)]
-        found = found | {DUTY: {device: per_chip[place // 2] for place, device in enumerate(memory)}}
+        found = found | {DUTY_CYCLE: {device: per_chip[place // 2] for place, device in enumerate(memory)}}
     devices: dict[int, dict[str, float]] = {}
     for name, values in found.items():
         for device, value in values.items():
-            devices.setdefault(device, {})[SIGNALS[name]] = value / 100 if name == DUTY else value
+            devices.setdefault(device, {})[SIGNALS[name]] = value / 100 if name == DUTY_CYCLE else value
     return devices
 
 
-def _device(attribute: Message) -> int | None:
-    """The number stands alone (memory, duty cycle), or in a list under `device_ordinal`, in newer ones as a text."""
+def _parse_device(attribute: ProtobufMessage) -> int | None:
+    """Returns the device number: bare (memory, duty cycle), or in a list as `device_ordinal`, number or text."""
     value = attribute.message(2)
     for one in value.message(6).messages(1)[:16]:
         if one.text(1) == "device_ordinal":
@@ -76,95 +79,101 @@ def _device(attribute: Message) -> int | None:
             break
     word = value.text(1)
     number = int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else value.signed(3)
-    return number if 0 <= number < _MOST_NUMBER else None
+    return number if 0 <= number < _DEVICE_NUMBER_LIMIT else None
 
 
-def _value(gauge: Message) -> float | None:
+def _parse_value(gauge: ProtobufMessage) -> float | None:
     if gauge.has(1):
         return gauge.double(1)
     return float(gauge.signed(2)) if gauge.has(2) else None
 
 
-EVERY_S = 10.0
-"""Seconds between two looks; chosen: libtpu renews its own values every few seconds."""
+READ_INTERVAL_S = 10.0
+"""Seconds between two reads. Chosen: libtpu renews its own values every few seconds."""
 
 
 @dataclass
 class Tpu(Collector):
-    """gpu.*: one entity per device that libtpu tells of, under libtpu's own number."""
+    """Reports gpu.*: one entity per device of libtpu, under libtpu's own number."""
 
     name: ClassVar[str] = "tpu"
     signals: ClassVar[tuple[str, ...]] = tuple(SIGNALS.values())
     address: str = "localhost:8431"
     timeout: float = 2.0
-    pci: Path = PCI
+    pci: Path = PCI_DEVICES
     _node: str = field(default="", init=False, repr=False)
     _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
-    _chips: tuple[Found, ...] = field(default=(), init=False, repr=False)
+    _chips: tuple[PciDevice, ...] = field(default=(), init=False, repr=False)
     _prefix: str = field(default="", init=False, repr=False)
     _names: tuple[str, ...] = field(default=(), init=False, repr=False)
     _devices: tuple[int, ...] = field(default=(), init=False, repr=False)
 
     def open(self, node: str) -> None:
-        self._chips = fitted("tpu", self.pci)
+        """See `Collector.open`."""
+        self._chips = list_devices("tpu", self.pci)
         if not self._chips:
-            raise NoData("no TPU: the PCI bus has no such device of the vendor Google (1ae0)")
+            raise NoData("no TPU: no such PCI device of the vendor Google (1ae0)")
         try:
-            opener(self.address)
+            make_connector(self.address)
         except ValueError as error:
             raise NoData(f"[collector.tpu] address: {error}") from None
         self._node, self._rhythm = node, Rhythm(node)
-        self._prefix, self._names, self._devices = prefix("tpu", self.pci), (), ()
+        self._prefix, self._names, self._devices = entity_prefix("tpu", self.pci), (), ()
 
     def read(self) -> tuple[Reading, ...]:
-        if not self._rhythm.due(EVERY_S):
+        """Returns the metrics of all devices; nothing while no program holds the TPUs."""
+        if not self._rhythm.due(READ_INTERVAL_S):
             return ()
         try:
-            found = self._ask()
+            found = self._read_metrics()
         except CallFailed as error:
             if error.code == UNAVAILABLE:  # no program holds the TPUs, or it just ended
                 self._names = ()
                 return ()
-            raise RuntimeError(f"libtpu does not answer: {error}") from None
-        except Malformed as error:
-            raise RuntimeError(f"libtpu at {self.address}: no answer of its metric service: {error}") from None
-        self._devices = tuple(sorted({*self._devices, *found}))[:MOST_DEVICES]
-        columns = Columns(self.signals, len(self._devices))
+            raise RuntimeError(f"libtpu does not respond: {error}") from None
+        except MalformedMessage as error:
+            raise RuntimeError(f"libtpu at {self.address}: invalid answer of its metric service: {error}") from None
+        self._devices = tuple(sorted({*self._devices, *found}))[:MAX_DEVICES]
+        columns = SignalColumns(self.signals, len(self._devices))
         for row, device in enumerate(self._devices):
-            columns.put(row, found.get(device, {}))
-        entities = tuple(map(self._gpu, self._devices))
-        return (Reading("gpu", entities, columns.taken()),) if entities else ()
+            columns.set_row(row, found.get(device, {}))
+        entities = tuple(map(self._device_entity, self._devices))
+        return (Reading("gpu", entities, columns.arrays()),) if entities else ()
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the devices seen so far."""
         facts: dict[str, Any] = {"vendor": "Google", "sku": self._chips[0].model if self._chips else ""}
         node = f"node:{self._node}"
-        return {self._gpu(d): Device((node,), facts | self._place(row)) for row, d in enumerate(self._devices)}
+        return {
+            self._device_entity(d): Device((node,), facts | self._chip_attributes(row))
+            for row, d in enumerate(self._devices)
+        }
 
-    def _ask(self) -> dict[int, dict[str, float]]:
-        """All metrics over one connection; which there are is asked once per program."""
-        with Channel(self.address, self.timeout) as channel:
+    def _read_metrics(self) -> dict[int, dict[str, float]]:
+        """Reads all metrics over one connection; the list of metrics is requested once per program."""
+        with GrpcChannel(self.address, self.timeout) as channel:
 
             def ask(method: str, request: bytes) -> bytes:
-                return channel.unary(method, request, MOST_BYTES)
+                return channel.call_unary(method, request, MAX_ANSWER_BYTES)
 
-            self._names = self._names or self._known(ask)
+            self._names = self._names or self._known_metrics(ask)
             return group_by_device({name: read_metric(ask, name) for name in self._names})
 
-    def _known(self, ask: Ask) -> tuple[str, ...]:
-        """Metrics that this libtpu has of those wanted; an old one does not list them, but has the first three."""
+    def _known_metrics(self, ask: CallMethod) -> tuple[str, ...]:
+        """Returns the wanted metrics that this libtpu has; an old one has no list, but the first three."""
         try:
             listed = list_supported_metrics(ask)
         except CallFailed as error:
             if error.code != UNIMPLEMENTED:
                 raise
-            return (TOTAL, USED, DUTY)
+            return (MEMORY_TOTAL, MEMORY_USED, DUTY_CYCLE)
         return tuple(name for name in SIGNALS if name in listed)
 
-    def _place(self, row: int) -> dict[str, str]:
-        """The chip's address on the bus, where chips and devices are as many, or two devices are one chip."""
+    def _chip_attributes(self, row: int) -> dict[str, str]:
+        """Returns the chip's PCI address, if there are as many chips as devices, or one for two devices."""
         per_chip = len(self._devices) // len(self._chips) if self._chips else 0
         fits = per_chip in (1, 2) and per_chip * len(self._chips) == len(self._devices)
         return {"pci": self._chips[row // per_chip].address} if fits else {}
 
-    def _gpu(self, device: int) -> str:
+    def _device_entity(self, device: int) -> str:
         return f"gpu:{self._node}.{self._prefix}{device}"

@@ -1,4 +1,4 @@
-"""A maker's Python binding: loaded only where its hardware is, asked call by call; a refusal is a missing value."""
+"""A vendor's Python binding: imported only on nodes with its hardware; a refused call is a missing value."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from typing import Any
 from agents.collector import NoData
 
 
-def load(name: str, hardware: str) -> Any:
-    """The module `name`; NoData where it is not installed or does not find its own library."""
+def import_binding(name: str, hardware: str) -> Any:
+    """Imports the module `name`. Raises NoData if it is not installed, or does not find its own library."""
     try:
-        with quiet():
+        with stdout_to_stderr():
             return importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - a binding loads a C library at import, and each fails in its own way
+    except Exception as error:  # noqa: BLE001 - a binding loads a C library at import, which may raise anything
         text = f"{type(error).__name__}: {error}"
         raise NoData(
             f"{hardware}, but its Python binding {name} cannot be used ({text}): install it for the agent"
         ) from None
 
 
-def quiet() -> contextlib.AbstractContextManager[object]:
-    """Bindings print to stdout what they do not find; ours is for data."""
+def stdout_to_stderr() -> contextlib.AbstractContextManager[object]:
+    """Redirects stdout to stderr: bindings print warnings to stdout, which is for our data."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
-class Library:
-    """Calls functions of a binding and counts those that were answered."""
+class VendorLibrary:
+    """Calls functions of a binding and counts the answered calls."""
 
     def __init__(self, module: Any, refusal: type[Exception]) -> None:
         self.module, self._refusal = module, refusal
-        self.answered = 0
+        self.answered_calls = 0
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """The answer, or None: a function may be missing in an older binding, a value not supported by the device."""
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Returns the answer; None if the binding lacks the function or the device does not support it."""
         function = getattr(self.module, name, None)
         if function is None:
             return None
         try:
             found = function(*arguments)
-        except (self._refusal, ValueError, KeyError):  # ValueError: bytes that are no text, numbers that are no enum
+        except (self._refusal, ValueError, KeyError):  # ValueError: invalid text, or an unknown member of an enum
             return None
-        self.answered += 1
+        self.answered_calls += 1
         return found
 
-    def table(self, name: str, *arguments: Any) -> dict[str, Any] | None:
-        """An answer that must be a dict."""
-        found = self.ask(name, *arguments)
+    def call_for_dict(self, name: str, *arguments: Any) -> dict[str, Any] | None:
+        """Returns an answer that must be a dict; else None."""
+        found = self.call(name, *arguments)
         return found if isinstance(found, dict) else None

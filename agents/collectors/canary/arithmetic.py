@@ -1,4 +1,4 @@
-"""Computes the problems of the CPU canary with NumPy, and what stands for an answer: the digest of its bytes."""
+"""Computes the problems of the CPU canary with NumPy, and digests of the answers."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.collectors.canary.problems import Problem, Words, operand, seed_of, words
+from agents.collectors.canary.problems import Problem, Words, make_seed, random_words, typed_operand
 
-Touch = Callable[[str, Problem, NDArray[Any]], None]
-"""What tests hang in to corrupt an array in place, called at the stages input, output and march. None otherwise."""
+Corrupt = Callable[[str, Problem, NDArray[Any]], None]
+"""Tests pass one to corrupt an array in place; it is called at the stages input, output and march."""
 
 
-def digest(answer: NDArray[Any]) -> str:
-    """64 bits of the answer's bytes, little-endian, in C order."""
+def digest_array(answer: NDArray[Any]) -> str:
+    """Returns 64 bits of hash over the answer's bytes, little-endian, in C order."""
     plain = np.ascontiguousarray(answer.astype(answer.dtype.newbyteorder("<"), copy=False))
     return hashlib.blake2b(plain.data, digest_size=8).hexdigest()
 
 
-def combined(digests: list[str]) -> str:
-    """One digest that stands for several."""
+def combine_digests(digests: list[str]) -> str:
+    """Returns one digest for several."""
     return hashlib.blake2b(" ".join(digests).encode(), digest_size=8).hexdigest()
 
 
-def compute(problem: Problem, variant: int, touch: Touch | None = None) -> NDArray[Any]:
-    """The answer of this machine."""
-    touch = touch or _leave
+def compute_problem(problem: Problem, variant: int, touch: Corrupt | None = None) -> NDArray[Any]:
+    """Returns this machine's answer."""
+    touch = touch or _corrupt_nothing
     if problem.work == "march":
-        return march(problem, variant, touch)
+        return run_march(problem, variant, touch)
     if problem.work == "gemm":
-        a, b = operand(problem, variant, "a"), operand(problem, variant, "b")
+        a, b = typed_operand(problem, variant, "a"), typed_operand(problem, variant, "b")
         touch("input", problem, a)
         answer: NDArray[Any] = a @ b
     else:
-        drawn = words(seed_of(problem.name, variant), 2 * problem.size)
+        drawn = random_words(make_seed(problem.name, variant), 2 * problem.size)
         touch("input", problem, drawn)
         answer = _ALU[problem.name.removeprefix("alu-")](drawn[: problem.size], drawn[problem.size :])
     touch("output", problem, answer)
     return answer
 
 
-def _leave(stage: str, problem: Problem, values: NDArray[Any]) -> None:
-    """Touches nothing."""
+def _corrupt_nothing(stage: str, problem: Problem, values: NDArray[Any]) -> None:
+    """Changes nothing."""
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def _shift(a: Words, b: Words) -> NDArray[Any]:
 
 
 def _scatter(a: Words, b: Words) -> NDArray[Any]:
-    """Puts words at shuffled places, takes them from others, and counts into 256 cells."""
+    """Writes words to shuffled places, reads them from others, and counts into 256 cells."""
     places = np.argsort(b, kind="stable")
     spread = np.empty_like(a)
     spread[places] = a
@@ -76,13 +76,13 @@ def _scatter(a: Words, b: Words) -> NDArray[Any]:
 
 
 def _reduce(a: Words, b: Words) -> NDArray[Any]:
-    """Sums modulo 2^64, running ones too, exclusive or, least and greatest."""
+    """Returns sums modulo 2^64, also cumulative ones, exclusive or, minimum and maximum."""
     ends = np.array([a.sum(), b.sum(), np.bitwise_xor.reduce(a), a.min(), a.max(), np.bitwise_and.reduce(b)], np.uint64)
     return np.concatenate((ends, np.cumsum(a), np.bitwise_xor.accumulate(b)))
 
 
 def _real(values: Words, bits: int) -> NDArray[np.float64]:
-    """Integers of up to `bits` bits, never 0, as floats that hold them exactly."""
+    """Returns integers of up to `bits` bits, never 0, as floats that hold them exactly."""
     return ((values >> np.uint64(64 - bits)) | np.uint64(1)).astype(np.float64)
 
 
@@ -118,42 +118,44 @@ _ALU: dict[str, Callable[[Words, Words], NDArray[Any]]] = {
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def background(problem: Problem, variant: int) -> Words:
-    """What the march writes first; its complement comes next."""
+def march_background(problem: Problem, variant: int) -> Words:
+    """Returns the first values of a march; their complement follows."""
     if problem.range == "address":
         return np.arange(problem.size, dtype=np.uint64) * np.uint64(0x0001000100010001) + np.uint64(variant)
     word = 0x5555555555555555 if problem.range == "checker" else 0
     return np.full(1, word, np.uint64)
 
 
-def march(problem: Problem, variant: int, touch: Touch) -> NDArray[Any]:
-    """Writes and reads back, upwards and downwards, on pages that the kernel has just given.
+def run_march(problem: Problem, variant: int, touch: Corrupt) -> NDArray[Any]:
+    """Writes and reads back memory, upwards and downwards, on fresh pages of the kernel.
 
-    The answer says of each reading how many words were wrong, which bits, and the first place: all 0 if sound.
-    March C- by passes; van de Goor, "Using March Tests to Test SRAMs" (IEEE Design & Test, 1993).
+    For each reading the answer has the number of wrong words, the wrong bits, and the first wrong index: all 0 if
+    sound. March C- by passes; van de Goor, "Using March Tests to Test SRAMs" (IEEE Design & Test, 1993).
     """
     with mmap.mmap(-1, 8 * problem.size) as pages:
-        # no name is bound to the words: the pages cannot go while somebody looks at them
-        return _passes(np.frombuffer(pages, np.uint64), background(problem, variant), partial(touch, "march", problem))
+        # no name is bound to the array: the pages cannot be unmapped while it exists
+        return _run_passes(
+            np.frombuffer(pages, np.uint64), march_background(problem, variant), partial(touch, "march", problem)
+        )
 
 
-def _passes(held: Words, plain: Words, between: Callable[[Words], None]) -> NDArray[Any]:
+def _run_passes(held: Words, plain: Words, between: Callable[[Words], None]) -> NDArray[Any]:
     found: list[tuple[int, int, int]] = []
     inverse = ~plain
     held[:] = plain
     for order in (slice(None), slice(None, None, -1)):
         for there, next_ in ((plain, inverse), (inverse, plain)):
             between(held)
-            found.append(_read(held, there))
+            found.append(_compare_words(held, there))
             walk, value = held[order], np.broadcast_to(next_, held.shape)[order]
             walk[:] = value
     between(held)
-    found.append(_read(held, plain))
+    found.append(_compare_words(held, plain))
     return np.array(found, np.uint64)
 
 
-def _read(held: Words, wanted: Words) -> tuple[int, int, int]:
-    """Wrong words, the bits that were wrong in any, and the first one's place."""
+def _compare_words(held: Words, wanted: Words) -> tuple[int, int, int]:
+    """Returns the number of wrong words, the bits that were wrong in any, and the index of the first."""
     if np.array_equal(held, np.broadcast_to(wanted, held.shape)):
         return 0, 0, 0
     differing = held ^ wanted

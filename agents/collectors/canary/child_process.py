@@ -1,4 +1,4 @@
-"""A canary's program as its collector sees it: started, listened to without waiting, ended by its pid."""
+"""A canary's program as its collector sees it: started, read without waiting, ended by its pid."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-LONGEST = 1 << 14
-"""Bytes of one line; chosen: 20 times what a result takes. What is longer is thrown away."""
-_END_S = 0.5
-"""How long the kernel gets to end a killed program; chosen."""
+MAX_LINE_BYTES = 1 << 14
+"""Bytes of one line; longer ones are dropped. Chosen: 20 times the size of a result."""
+_KILL_WAIT_S = 0.5
+"""Longest wait for a killed program. Chosen."""
 
 
-class Child:
-    """One program. `cpu` is the processor time it took, known once it has ended."""
+class CanaryProcess:
+    """One program. cpu_s: processor time, known once it has ended; last_text: its last output that is no JSON."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str] = {}) -> None:
-        """environ goes on top of ours. Raises OSError."""
+        """environ is added to our environment. Raises OSError."""
         mine, theirs = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
             actions = [(os.POSIX_SPAWN_DUP2, nothing, 0)]
             actions += [(os.POSIX_SPAWN_DUP2, theirs, number) for number in (1, 2)]
-            self.pid = os.posix_spawn(words[0], list(words), {**environment(), **environ}, file_actions=actions)
+            self.pid = os.posix_spawn(words[0], list(words), {**child_environment(), **environ}, file_actions=actions)
         except OSError:
             os.close(mine)
             raise
@@ -34,75 +34,75 @@ class Child:
             os.close(theirs)
             os.close(nothing)
         os.set_blocking(mine, False)
-        self._from, self._rest = mine, b""
-        self.began = time.monotonic()
-        self.last = ""
+        self._pipe, self._buffer = mine, b""
+        self.started_at = time.monotonic()
+        self.last_text = ""
         self.status: int | None = None
-        self.cpu = 0.0
+        self.cpu_s = 0.0
 
-    def lines(self) -> list[dict[str, Any]]:
-        """What it said since the last call; talk that is no JSON is kept as `last`."""
+    def read_lines(self) -> list[dict[str, Any]]:
+        """Returns the JSON objects written since the last call; other output is kept as `last_text`."""
         try:
-            while part := os.read(self._from, 1 << 16):
-                self._rest += part
-                if len(self._rest) > 1 << 20:  # more than all results of the largest node
+            while part := os.read(self._pipe, 1 << 16):
+                self._buffer += part
+                if len(self._buffer) > 1 << 20:  # more than all results of the largest node
                     break
         except BlockingIOError:
             pass
-        *whole, self._rest = self._rest.split(b"\n")
-        self._rest = self._rest[:LONGEST]
-        return [found for line in whole if len(line) < LONGEST and (found := self._parsed(line)) is not None]
+        *whole, self._buffer = self._buffer.split(b"\n")
+        self._buffer = self._buffer[:MAX_LINE_BYTES]
+        return [found for line in whole if len(line) < MAX_LINE_BYTES and (found := self._parse_line(line)) is not None]
 
-    def _parsed(self, line: bytes) -> dict[str, Any] | None:
+    def _parse_line(self, line: bytes) -> dict[str, Any] | None:
         try:
             found = json.loads(line)
-        except (ValueError, RecursionError):  # talk, such as a traceback
-            self.last = line.decode(errors="replace")[:200]
+        except (ValueError, RecursionError):  # other output, such as a traceback
+            self.last_text = line.decode(errors="replace")[:200]
             return None
         return found if isinstance(found, dict) else None
 
-    def ended(self) -> bool:
-        """Whether it has ended."""
+    def has_ended(self) -> bool:
+        """Whether the program has ended."""
         if self.status is None:
             try:
                 pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else waited for it
+            except ChildProcessError:  # reaped elsewhere
                 self.status = 0
                 return True
             if pid:
-                self.status, self.cpu = status, usage.ru_utime + usage.ru_stime
+                self.status, self.cpu_s = status, usage.ru_utime + usage.ru_stime
         return self.status is not None
 
     @property
-    def died(self) -> str:
-        """The signal that ended it, by name; empty if none did."""
+    def death_signal(self) -> str:
+        """The name of the signal that ended it; empty if none did."""
         if self.status is None or not os.WIFSIGNALED(self.status):
             return ""
         number = os.WTERMSIG(self.status)
         return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
-    def end(self) -> None:
-        """Kills it if it still runs, and lets go of it."""
-        if not self.ended():
+    def kill(self) -> None:
+        """Kills the program if it still runs, and reaps it."""
+        if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
-            until = time.monotonic() + _END_S
-            while not self.ended() and time.monotonic() < until:
+            until = time.monotonic() + _KILL_WAIT_S
+            while not self.has_ended() and time.monotonic() < until:
                 time.sleep(0.002)
 
     def close(self) -> None:
-        """Ends it and closes our end of the pipe; may be called twice."""
-        self.end()
-        if self._from >= 0:
-            os.close(self._from)
-            self._from = -1
+        """Kills the program and closes our end of the pipe; may be called twice."""
+        self.kill()
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
 
 
-def environment() -> dict[str, str]:
-    """Ours, with the modules we were loaded from and libraries that start no threads."""
+def child_environment() -> dict[str, str]:
+    """Returns our environment, with our module path, and with libraries that start no threads."""
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-def program(module: str, *words: object) -> list[str]:
-    """Words that run a module of ours."""
+def module_command(module: str, *words: object) -> list[str]:
+    """Returns the command that runs one of our modules."""
     return [sys.executable, "-m", module, *map(str, words)]

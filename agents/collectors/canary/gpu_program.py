@@ -1,9 +1,10 @@
-"""The GPU canary's program: finds GPUs that have been idle, runs a worker on each in turn, and ends it for any job.
+"""The GPU canary's program: finds idle GPUs, runs a worker on each in turn, and kills the worker when a job needs the
+GPU.
 
     python -m agents.collectors.canary.gpu_program --seconds 21.6 --idle 300 --variant 3
 
-It asks NVIDIA's driver alone and never loads torch: the worker does, for one GPU, and is killed within POLL_S of the
-first compute process of somebody else. What the killed worker was about is not told.
+It uses NVIDIA's driver alone and never loads torch. The worker loads it for one GPU, and is killed within POLL_S of the
+first compute process of another user. The result of a killed worker is not reported.
 """
 
 from __future__ import annotations
@@ -18,150 +19,154 @@ from pathlib import Path
 from typing import Any
 
 from agents.collector import NoData
-from agents.collectors.canary.child_process import Child, program
-from agents.collectors.canary.cpu_program import Emit, emit
+from agents.collectors.canary.child_process import CanaryProcess, module_command
+from agents.collectors.canary.cpu_program import WriteLine, write_line
 from agents.collectors.gpu.library import Driver
 from agents.collectors.gpu.slots import Places, address, fitted, recall
 from pipeline.runtime.supervise import end_with_parent
 
 POLL_S = 0.1
-"""How often a GPU with a worker is looked at (detection.md section 3: yield when a compute process appears)."""
-WATCH_S = 1.0
-"""How often GPUs are looked at until they count as idle. Chosen."""
-IDLE_MEMORY = 2 << 30
-"""Bytes in use from which on a GPU counts as busy even if no process is shown, as in a container of its own. Chosen:
-driver and firmware of an idle H100 hold less than 1 GiB."""
+"""Seconds between two checks of a GPU with a worker (detection.md section 3: yield to a compute process)."""
+IDLE_POLL_S = 1.0
+"""Seconds between two checks of GPUs until they count as idle. Chosen."""
+IDLE_MEMORY_BYTES = 2 << 30
+"""A GPU with so much memory in use is busy even if no process is visible, as in another container. Chosen: driver and
+firmware of an idle H100 hold less than 1 GiB."""
 LOAD_S = 120.0
-"""Seconds that a worker gets beside its computing, to load torch and start the GPU. Chosen: it takes 5 to 20."""
+"""Seconds for a worker to load torch and start the GPU, beside its computing. Chosen: it takes 5 to 20."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU: its number, as the nvml collector names it, how torch is told of it, and the driver's handle."""
+class CanaryGpu:
+    """One GPU: its number in the nvml collector, its UUID for torch, and the driver's handle."""
 
     index: int
     uuid: str
     handle: Any
 
 
-class Gpus:
-    """The node's GPUs as NVIDIA's driver shows them."""
+class NvmlGpus:
+    """The node's GPUs as NVIDIA's driver lists them."""
 
     def __init__(self, seen: Path | None) -> None:
         """Raises NoData where there is no driver."""
         self._driver = Driver()
         self._nvml = self._driver.nvml
-        handles = [(self._key(i, h), h) for i, h in enumerate(self._driver.handles())]
+        handles = [(self._slot_key(i, h), h) for i, h in enumerate(self._driver.handles())]
         places = Places()
         places.settle(handles, fitted(Path("/sys/bus/pci/devices")), recall(seen))
-        self.all = [Gpu(p.index, self._uuid(p.handle), p.handle) for p in places.all if p.handle is not None]
+        self.gpus = [
+            CanaryGpu(p.index, self._read_uuid(p.handle), p.handle) for p in places.all if p.handle is not None
+        ]
 
-    def _key(self, index: int, handle: Any) -> str | None:
-        if handle is None:  # a lost GPU keeps its place, so that those behind it keep their names
+    def _slot_key(self, index: int, handle: Any) -> str | None:
+        if handle is None:  # a lost GPU keeps its slot, so that those after it keep their names
             return None
         try:
-            return address(_text(self._nvml.nvmlDeviceGetPciInfo_v3(handle).busId)) or f"index {index}"
-        except (self._nvml.NVMLError, AttributeError):  # a driver or binding that does not tell
+            return address(_decode(self._nvml.nvmlDeviceGetPciInfo_v3(handle).busId)) or f"index {index}"
+        except (self._nvml.NVMLError, AttributeError):  # not supported by this driver or binding
             return f"index {index}"
 
-    def _uuid(self, handle: Any) -> str:
+    def _read_uuid(self, handle: Any) -> str:
         try:
-            return _text(self._nvml.nvmlDeviceGetUUID(handle))
-        except self.error:
+            return _decode(self._nvml.nvmlDeviceGetUUID(handle))
+        except self.nvml_error:
             return ""
 
     @property
-    def error(self) -> type[Exception]:
+    def nvml_error(self) -> type[Exception]:
+        """The binding's exception class."""
         found: type[Exception] = self._nvml.NVMLError
         return found
 
-    def usable(self, gpu: Gpu) -> bool:
-        """Whether a canary on it could be in nobody's way: no MIG, and a mode in which a job may come beside it."""
+    def is_usable(self, gpu: CanaryGpu) -> bool:
+        """Whether a canary may run on the GPU: no MIG, and a compute mode in which a job can start beside it."""
         nvml = self._nvml
         try:
             if nvml.nvmlDeviceGetComputeMode(gpu.handle) != nvml.NVML_COMPUTEMODE_DEFAULT or not gpu.uuid:
                 return False
             return bool(nvml.nvmlDeviceGetMigMode(gpu.handle)[0] == 0)
-        except nvml.NVMLError as error:  # GPUs without MIG do not know the question
+        except nvml.NVMLError as error:  # GPUs without MIG do not support the call
             return bool(error.value == nvml.NVML_ERROR_NOT_SUPPORTED)
 
-    def strangers(self, gpu: Gpu, own: int = 0) -> bool:
-        """Whether anybody else computes on it; a driver that does not say counts as if."""
+    def has_other_processes(self, gpu: CanaryGpu, own: int = 0) -> bool:
+        """Whether another process computes on the GPU; true if the driver does not report it."""
         try:
             return any(p.pid != own for p in self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle))
-        except self.error:
+        except self.nvml_error:
             return True
 
-    def busy(self, gpu: Gpu) -> bool:
-        """Whether it is in use, by whatever the driver shows."""
+    def is_busy(self, gpu: CanaryGpu) -> bool:
+        """Whether the GPU is in use, by everything that the driver reports."""
         try:
             used = self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).used
             active = self._nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu
-        except self.error:
+        except self.nvml_error:
             return True
-        return bool(used > IDLE_MEMORY or active > 0) or self.strangers(gpu)
+        return bool(used > IDLE_MEMORY_BYTES or active > 0) or self.has_other_processes(gpu)
 
     def close(self) -> None:
+        """Closes the driver."""
         self._driver.close()
 
 
-def _text(found: Any) -> str:
-    """Older bindings give bytes."""
+def _decode(found: Any) -> str:
+    """Returns text; older bindings return bytes."""
     return found.decode() if isinstance(found, bytes) else str(found)
 
 
-def idle(gpus: Gpus, seconds: float, every: float = WATCH_S) -> list[Gpu]:
-    """GPUs on which nothing happened for so long; ends early when none is left."""
-    left, until = [gpu for gpu in gpus.all if gpus.usable(gpu)], time.monotonic() + seconds
+def wait_for_idle(gpus: NvmlGpus, seconds: float, every: float = IDLE_POLL_S) -> list[CanaryGpu]:
+    """Returns the GPUs that stay idle for so many seconds; returns early if none is left."""
+    left, until = [gpu for gpu in gpus.gpus if gpus.is_usable(gpu)], time.monotonic() + seconds
     while True:
-        left = [gpu for gpu in left if not gpus.busy(gpu)]
+        left = [gpu for gpu in left if not gpus.is_busy(gpu)]
         wait = min(every, until - time.monotonic())
         if not left or wait <= 0:
             return left
         time.sleep(wait)
 
 
-def attend(gpus: Gpus, gpu: Gpu, worker: Child, seconds: float, tell: Emit) -> None:
-    """Passes on what the worker says until it ends, is late, or somebody else wants the GPU."""
+def supervise_worker(gpus: NvmlGpus, gpu: CanaryGpu, worker: CanaryProcess, seconds: float, write: WriteLine) -> None:
+    """Passes on the worker's lines until it ends, is late, or another process needs the GPU."""
     device, until = str(gpu.index), time.monotonic() + seconds
     while True:
-        wanted, late, over = gpus.strangers(gpu, worker.pid), time.monotonic() > until, worker.ended()
+        wanted, late, over = gpus.has_other_processes(gpu, worker.pid), time.monotonic() > until, worker.has_ended()
         if wanted and not over:
-            worker.end()
-            tell({"device": device, "yielded": True})
+            worker.kill()
+            write({"device": device, "yielded": True})
             return
-        for line in worker.lines():
-            tell({**line, "uuid": gpu.uuid})
+        for line in worker.read_lines():
+            write({**line, "uuid": gpu.uuid})
         if over or late:
-            worker.end()
-            if worker.died or worker.status:
-                tell({"device": device, "died": worker.died, "talk": worker.last})
+            worker.kill()
+            if worker.death_signal or worker.status:
+                write({"device": device, "died": worker.death_signal, "talk": worker.last_text})
             return
         time.sleep(POLL_S)
 
 
-def main(words: list[str] | None = None, work: Callable[[Gpu, list[str]], list[str]] | None = None) -> int:
-    """`work` is for tests: the words that start a worker."""
+def main(words: list[str] | None = None, work: Callable[[CanaryGpu, list[str]], list[str]] | None = None) -> int:
+    """Runs the program. `work` is for tests: returns the command that starts a worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=20.0, help="time on each GPU")
     parser.add_argument("--variant", type=int, default=0, help="which set of inputs")
-    parser.add_argument("--idle", type=float, default=300.0, help="seconds that a GPU must have been idle")
-    parser.add_argument("--seen", type=Path, help="file in which the nvml collector keeps which GPU is which")
+    parser.add_argument("--idle", type=float, default=300.0, help="seconds for which a GPU must be idle")
+    parser.add_argument("--seen", type=Path, help="state file of the nvml collector with the GPUs' numbers")
     options = parser.parse_args(words)
     end_with_parent(signal.SIGKILL)
     try:
-        gpus = Gpus(options.seen)
+        gpus = NvmlGpus(options.seen)
     except NoData as error:
-        emit({"absent": str(error)})
+        write_line({"absent": str(error)})
         return 3
-    for gpu in idle(gpus, options.idle):
-        if gpus.busy(gpu):  # while another one had its turn
+    for gpu in wait_for_idle(gpus, options.idle):
+        if gpus.is_busy(gpu):  # since another GPU was tested
             continue
         what = ["--index", str(gpu.index), "--seconds", str(options.seconds), "--variant", str(options.variant)]
-        words = work(gpu, what) if work else program("agents.collectors.canary.gpu_worker", *what)
-        worker = Child(words, {"CUDA_VISIBLE_DEVICES": gpu.uuid})
+        words = work(gpu, what) if work else module_command("agents.collectors.canary.gpu_worker", *what)
+        worker = CanaryProcess(words, {"CUDA_VISIBLE_DEVICES": gpu.uuid})
         try:
-            attend(gpus, gpu, worker, options.seconds + LOAD_S, emit)
+            supervise_worker(gpus, gpu, worker, options.seconds + LOAD_S, write_line)
         finally:
             worker.close()
     gpus.close()

@@ -1,14 +1,11 @@
-"""The problems of the CPU canary. Each has one right answer, to the bit, on every processor that keeps IEEE 754.
+"""The problems of the CPU canary. Each has one right answer, to the bit, on every processor that follows IEEE 754.
 
-Inputs are integers so small that all partial sums of a product are integers that the format holds, in whichever order
-a library adds them; factors of 2 move exponents and round nothing; division and square root round as IEEE 754 says.
+Inputs are integers so small that all partial sums of a product are integers that the format holds, in any order of
+addition; factors of 2 move exponents and round nothing; division and square root round as IEEE 754 defines.
 
-Numbers of our own that are the same bit for bit on every machine: splitmix64 over a counter.
-
-A library's generator may change its stream from one version to the next; a canary's inputs must not.
-Source: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014), and Vigna's splitmix64.c.
-
-The matrices that products multiply: integers first, then in the format and range of the problem.
+Inputs come from splitmix64 over a counter: a library's generator may change its stream from version to version, and a
+canary's inputs must not. Source: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014),
+and Vigna's splitmix64.c.
 """
 
 from __future__ import annotations
@@ -22,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 VARIANTS = 8
-"""Sets of inputs, one per round in turn. Chosen: other data find more than repetition does, and the detector remembers
-64 questions, of which the CPU's and a GPU's take 24."""
+"""Sets of inputs, one per round in turn. Chosen: other data find more faults than repetition, and the detector keeps 64
+questions, of which the CPU's and a GPU's take 24."""
 REVISION = 1
-"""Goes up with every change of what a problem computes that its fields do not show."""
+"""Incremented with every change of a computation that the fields of a problem do not show."""
 EXACT_BITS = {"f16": 11, "bf16": 8, "tf32": 11, "f32": 24, "f64": 53, "i8": 7, "i32": 31, "i64": 63}
-"""Up to 2 to this power the format holds every integer: significands of IEEE 754 with the hidden bit."""
+"""The format holds every integer up to 2 to this power: significands of IEEE 754 with the hidden bit."""
 
 Range = Literal["random", "ones", "alternating", "down", "down5", "up5", "up"]
 EXPONENTS: dict[str, int] = {"down": -10, "down5": -5, "up5": 5, "up": 10}
-"""By which power of 2 both operands are scaled: 2^-10 to 2^10 spans 1e-3 to 1e3, over which errors differ."""
+"""Power of 2 by which both operands are scaled: 2^-10 to 2^10 spans 1e-3 to 1e3, over which errors differ."""
 SCALED: tuple[Range, ...] = ("down", "down5", "up5", "up")
 PLAIN: tuple[Range, ...] = ("random", "ones", "alternating")
 
@@ -40,7 +37,7 @@ PLAIN: tuple[Range, ...] = ("random", "ones", "alternating")
 class Problem:
     """One problem. work: gemm, alu or march. size: rows of square matrices, or words. most: largest input.
 
-    inner: length of the sums of a product; 0: as `size`.
+    inner: length of the sums of a product; 0: as `size`. Class and field names are part of the problems' version.
     """
 
     name: str
@@ -52,21 +49,22 @@ class Problem:
     inner: int = 0
 
     def instance(self, variant: int) -> str:
-        """Its name with one set of inputs."""
+        """Returns its name with one set of inputs."""
         return f"{self.name}.{variant}"
 
     @property
     def sums(self) -> int:
+        """Length of the sums of a product."""
         return self.inner or self.size
 
     @property
     def largest_sum(self) -> int:
-        """No partial sum of the product is larger, whatever its order."""
+        """Bound of all partial sums of the product, in any order."""
         return self.sums * self.most * self.most
 
 
-def products(format_: str, size: int, most: int, ranges: Iterable[str], inner: int = 0) -> tuple[Problem, ...]:
-    """A product of matrices of one format in each range."""
+def gemm_problems(format_: str, size: int, most: int, ranges: Iterable[str], inner: int = 0) -> tuple[Problem, ...]:
+    """Returns a matrix product of one format in each range."""
     return tuple(Problem(f"gemm-{format_}-{r}", "gemm", format_, r, size, most, inner) for r in ranges)
 
 
@@ -93,22 +91,22 @@ MARCH_WORDS = 1 << 19
 BACKGROUNDS = ("solid", "checker", "address")
 
 PROBLEMS: tuple[Problem, ...] = (
-    *products("f32", 192, 255, (*PLAIN, *SCALED)),
-    *products("f64", 192, 2**22 - 1, (*PLAIN, *SCALED)),
-    *products("i32", 64, 2**12 - 1, PLAIN),
-    *products("i64", 64, 2**28 - 1, PLAIN),
+    *gemm_problems("f32", 192, 255, (*PLAIN, *SCALED)),
+    *gemm_problems("f64", 192, 2**22 - 1, (*PLAIN, *SCALED)),
+    *gemm_problems("i32", 64, 2**12 - 1, PLAIN),
+    *gemm_problems("i64", 64, 2**28 - 1, PLAIN),
     *(Problem(f"alu-{name}", "alu", format_, "random", WORDS) for name, format_ in ALU.items()),
     *(Problem(f"march-{name}", "march", "i64", name, MARCH_WORDS) for name in BACKGROUNDS),
 )
 
 
-def version_of(problems: Iterable[Problem]) -> str:
-    """Stands for what is computed: the same on all machines whose answers may be compared."""
+def hash_problems(problems: Iterable[Problem]) -> str:
+    """Returns a version: the same on all machines whose answers may be compared."""
     text = f"{REVISION} {VARIANTS} {tuple(problems)!r}".encode()
     return hashlib.blake2b(text, digest_size=4).hexdigest()
 
 
-VERSION = version_of(PROBLEMS)
+VERSION = hash_problems(PROBLEMS)
 
 
 _STEP = 0x9E3779B97F4A7C15
@@ -116,17 +114,17 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
 
 Words = NDArray[np.uint64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
-def seed_of(*words: object) -> int:
-    """64 bits that stand for the words."""
+def make_seed(*words: object) -> int:
+    """Returns 64 bits that identify the words."""
     text = " ".join(map(str, words)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def words(seed: int, count: int) -> Words:
-    """`count` words of 64 bits; the i-th depends on seed and i alone."""
+def random_words(seed: int, count: int) -> Words:
+    """Returns `count` 64-bit words; the i-th depends on seed and i alone."""
     z = np.arange(1, count + 1, dtype=np.uint64)
     z *= np.uint64(_STEP)
     z += np.uint64(seed & _WORD)
@@ -138,9 +136,9 @@ def words(seed: int, count: int) -> Words:
     return z
 
 
-def integers(seed: int, count: int, most: int) -> Whole:
-    """`count` integers from -most to most. That 2^64 is no multiple of their number matters to no canary."""
-    drawn = (words(seed, count) % np.uint64(2 * most + 1)).astype(np.int64)
+def random_integers(seed: int, count: int, most: int) -> Integers:
+    """Returns `count` integers from -most to most. Canaries do not need an exactly uniform distribution."""
+    drawn = (random_words(seed, count) % np.uint64(2 * most + 1)).astype(np.int64)
     drawn -= most
     return drawn
 
@@ -150,8 +148,8 @@ _EVEN = 0x5555555555555555
 """Every second bit."""
 
 
-def whole(problem: Problem, variant: int, side: str) -> Whole:
-    """One operand as integers, the shape of `a` (size, sums), of `b` (sums, size)."""
+def integer_operand(problem: Problem, variant: int, side: str) -> Integers:
+    """Returns one operand as integers: `a` has the shape (size, sums), `b` (sums, size)."""
     shape = (problem.size, problem.sums) if side == "a" else (problem.sums, problem.size)
     count = shape[0] * shape[1]
     if problem.range == "ones":  # all bits that the format may have are set
@@ -160,31 +158,31 @@ def whole(problem: Problem, variant: int, side: str) -> Whole:
         first, second = problem.most & _EVEN, problem.most & ~_EVEN
         bits = np.arange(count, dtype=np.int64) + variant
         return np.where(bits % 2, first, second).reshape(shape)
-    # the scaled ranges bear the integers of the plain one
-    return integers(seed_of(problem.format, variant, side), count, problem.most).reshape(shape)
+    # the scaled ranges use the integers of the plain one
+    return random_integers(make_seed(problem.format, variant, side), count, problem.most).reshape(shape)
 
 
-def exponent(problem: Problem) -> int:
-    """By which power of 2 the product is larger than that of the integers."""
+def product_exponent(problem: Problem) -> int:
+    """Returns the power of 2 by which the product is larger than that of the integers."""
     return 2 * EXPONENTS.get(problem.range, 0)
 
 
-def operand(problem: Problem, variant: int, side: str) -> NDArray[Any]:
-    """One operand as the CPU multiplies it."""
-    values = whole(problem, variant, side)
+def typed_operand(problem: Problem, variant: int, side: str) -> NDArray[Any]:
+    """Returns one operand in the format in which the CPU multiplies it."""
+    values = integer_operand(problem, variant, side)
     shift = EXPONENTS.get(problem.range, 0)
     found = values.astype(DTYPES[problem.format])
     return np.ldexp(found, shift) if shift else found
 
 
-def exact(problem: Problem, variant: int) -> Whole:
-    """The product of the integers, by integer arithmetic alone."""
-    return whole(problem, variant, "a") @ whole(problem, variant, "b")
+def exact_product(problem: Problem, variant: int) -> Integers:
+    """Returns the product of the integers, by integer arithmetic."""
+    return integer_operand(problem, variant, "a") @ integer_operand(problem, variant, "b")
 
 
-def expected(problem: Problem, variant: int) -> NDArray[Any]:
-    """The right product in the problem's format, found without arithmetic in that format."""
-    scaled = np.ldexp(exact(problem, variant).astype(np.float64), exponent(problem))
+def expected_product(problem: Problem, variant: int) -> NDArray[Any]:
+    """Returns the right product in the problem's format, computed without arithmetic in that format."""
+    scaled = np.ldexp(exact_product(problem, variant).astype(np.float64), product_exponent(problem))
     if problem.format in ("i32", "i64"):
-        return exact(problem, variant).astype(DTYPES[problem.format])
+        return exact_product(problem, variant).astype(DTYPES[problem.format])
     return scaled.astype(DTYPES[problem.format])

@@ -1,10 +1,10 @@
-"""The file that puts another exporter's metrics under our own names.
+"""The mapping file: translates another exporter's metrics to our signals.
 
     version = 1
-    source = "what the names were taken from"
-    blank = 9.2e18                                # values from here on say "not supported"
+    source = "where the names come from"
+    blank = 9.2e18                                # values from here on mean "not supported"
 
-    [entities]                                    # device class -> entity; labels stand in braces
+    [entities]                                    # device class -> entity; labels in braces
     gpu = "gpu:{Hostname}.{gpu}"
     [parents]
     gpu = ["node:{Hostname}"]
@@ -15,16 +15,16 @@
     key = "guid"
 
     [[metric]]
-    name = "DCGM_FI_DEV_GPU_UTIL"                 # as it stands in the text
+    name = "DCGM_FI_DEV_GPU_UTIL"                 # as in the text
     signal = "gpu.utilization"
-    scale = 0.01                                  # value * scale is what the catalogue's unit wants
+    scale = 0.01                                  # value * scale has the catalogue's unit
     where = { mode = "user|nice" }                # labels that must match whole
-    without = ["GPU_I_ID"]                        # labels that must not be there
+    without = ["GPU_I_ID"]                        # labels that must be absent
     merge = "sum"                                 # several series of one entity: sum, mean, min, max, count
     states = { "1" = "ok", "3" = "critical" }     # value -> state of the catalogue
-    entity = "port:{guid}.{port}"                 # where it is another one than the class has
+    entity = "port:{guid}.{port}"                 # if it differs from that of the class
 
-`{target}` is the endpoint's name, `{node}` its node. A series whose labels an entity lacks stays unmapped.
+`{target}` is the endpoint's name, `{node}` its node. A series that lacks a label of its entity stays unmapped.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
 
-SHIPPED = Path(__file__).with_name("mappings")
+SHIPPED_FOLDER = Path(__file__).with_name("mappings")
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # Prometheus data model, label names
-Merge = Literal["", "sum", "mean", "min", "max", "count"]
+MergeRule = Literal["", "sum", "mean", "min", "max", "count"]
 
 
 @dataclass(frozen=True)
-class Metric:
-    """One line: series of this name, and what of them becomes which signal."""
+class MappedMetric:
+    """One [[metric]] entry: series of this name, and the signal that they become."""
 
     name: str
     signal: str
@@ -57,18 +57,18 @@ class Metric:
     offset: float = 0.0
     where: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
-    merge: Merge = ""
+    merge: MergeRule = ""
     states: Mapping[str, str] = field(default_factory=dict)
     entity: str = ""
 
-    def takes(self, labels: Mapping[str, str]) -> bool:
-        """Whether a series with these labels is meant."""
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether a series with these labels matches."""
         return all(p.fullmatch(labels.get(label, "")) for label, p in self._where) and not any(
             label in labels for label in self.without
         )
 
-    def value(self, given: float) -> float:
-        """The signal's value; NaN for a state that the mapping does not name."""
+    def convert(self, given: float) -> float:
+        """Returns the signal's value; NaN for a state that the mapping does not name."""
         if self.states:
             state = self.states.get(f"{given:g}")
             return float(CATALOGUE[self.signal].states.index(state)) if state else float("nan")
@@ -80,8 +80,8 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """A label that stands only at another metric: found by the key that both have."""
+class LabelLookup:
+    """A label that only another metric has: found by a key that both have."""
 
     metric: str
     key: str
@@ -89,8 +89,8 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class Names:
-    """One mapping file. blank: values from here on are no values."""
+class MetricMapping:
+    """One mapping file. blank: values from here on are missing."""
 
     version: int
     source: str = ""
@@ -98,50 +98,51 @@ class Names:
     entities: Mapping[str, str] = field(default_factory=dict)
     parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    lookups: Mapping[str, Lookup] = field(default_factory=dict)
-    metric: tuple[Metric, ...] = ()
+    lookups: Mapping[str, LabelLookup] = field(default_factory=dict)
+    metric: tuple[MappedMetric, ...] = ()
 
     @cached_property
-    def by_name(self) -> Mapping[str, tuple[Metric, ...]]:
-        found: dict[str, tuple[Metric, ...]] = {}
+    def by_name(self) -> Mapping[str, tuple[MappedMetric, ...]]:
+        """Metrics by name."""
+        found: dict[str, tuple[MappedMetric, ...]] = {}
         for metric in self.metric:
             found[metric.name] = (*found.get(metric.name, ()), metric)
         return found
 
-    def of(self, name: str) -> tuple[Metric, ...]:
-        """What is said of series of this name; counters are read with the `_total` that not every exporter writes."""
+    def find_metrics(self, name: str) -> tuple[MappedMetric, ...]:
+        """Returns the entries for series of this name; the suffix `_total`, which some exporters omit, is optional."""
         return self.by_name.get(name) or self.by_name.get(name.removesuffix("_total"), ())
 
-    def entity(self, metric: Metric) -> str:
-        """The template of the entity that bears a metric's signal."""
+    def entity_template(self, metric: MappedMetric) -> str:
+        """Returns the template of the entity of a metric's signal."""
         return metric.entity or self.entities[CATALOGUE[metric.signal].device_class]
 
 
-NONE = Names(1, "none: every series is kept as a custom signal")
+NO_MAPPING = MetricMapping(1, "none: every series is kept as a custom signal")
 
 
-def shipped() -> tuple[str, ...]:
-    """Names of the mappings that come with the agent."""
-    return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
+def list_shipped() -> tuple[str, ...]:
+    """Returns the names of the mappings that come with the agent."""
+    return tuple(sorted(path.stem for path in SHIPPED_FOLDER.glob("*.toml")))
 
 
-def load(name: str) -> Names:
-    """A shipped mapping by its name, or one of the user's by its path; "" maps nothing. Raises ConfigError."""
+def load_mapping(name: str) -> MetricMapping:
+    """Returns a shipped mapping by name, or a user's by path; "" maps nothing. Raises ConfigError."""
     if not name:
-        return NONE
-    path = SHIPPED / f"{name}.toml" if name in shipped() else Path(name).expanduser()
+        return NO_MAPPING
+    path = SHIPPED_FOLDER / f"{name}.toml" if name in list_shipped() else Path(name).expanduser()
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        known = ", ".join(shipped())
+        known = ", ".join(list_shipped())
         raise ConfigError(f"mapping {name!r}: {error.strerror}; wanted a file, or one of {known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    return check(build_section(Names, table, str(path)), str(path))
+    return check_mapping(build_section(MetricMapping, table, str(path)), str(path))
 
 
-def check(mapping: Names, where: str) -> Names:
-    """Raises ConfigError on signals, states and kinds that the catalogue lacks, and on braces without a label."""
+def check_mapping(mapping: MetricMapping, where: str) -> MetricMapping:
+    """Raises ConfigError for signals, states and kinds that are not in the catalogue, and for invalid templates."""
     if mapping.version != 1:
         raise ConfigError(f"{where}: version = {mapping.version}; wanted 1")
     for device_class in (*mapping.entities, *mapping.parents, *mapping.attributes):
@@ -157,7 +158,7 @@ def check(mapping: Names, where: str) -> Names:
     return mapping
 
 
-def _check_metric(mapping: Names, metric: Metric, where: str) -> None:
+def _check_metric(mapping: MetricMapping, metric: MappedMetric, where: str) -> None:
     signal = CATALOGUE.get(metric.signal)
     if signal is None:
         raise ConfigError(
@@ -178,7 +179,7 @@ def _check_metric(mapping: Names, metric: Metric, where: str) -> None:
 
 
 def _check_template(template: str, where: str) -> None:
-    """Braces hold the bare name of a label."""
+    """Raises ConfigError unless braces hold the name of a label."""
     wanted = "wanted names of labels in braces, as in gpu:{Hostname}.{gpu}"
     try:
         found = list(string.Formatter().parse(template))

@@ -1,8 +1,6 @@
-"""The thread that scrapes one endpoint again and again; what it brought waits for the collector's next look.
+"""Scrapes one endpoint over HTTP in a thread of its own: bounded in bytes, and in time from connect to the last byte.
 
-One GET of an exporter's page over HTTP: bounded in bytes and, from connecting to its last byte, in time.
-
-http.client follows no redirect, which would carry the token elsewhere, and uses no proxy.
+http.client follows no redirect, which could send the token elsewhere, and uses no proxy.
 """
 
 from __future__ import annotations
@@ -24,209 +22,219 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from agents.collector import HANG_S
-from agents.collectors.exporters.mapping import Names
-from agents.collectors.exporters.translation import Translated, page, translate
+from agents.collectors.exporters.mapping import MetricMapping
+from agents.collectors.exporters.translation import Translation, parse_page, translate_page
 from pipeline.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-MOST_BYTES = 32 << 20
-"""Largest page, packed or not; chosen: 65,000 switch ports with 4 counters each are about 25 MiB."""
-CHUNK = 1 << 16
+MAX_PAGE_BYTES = 32 << 20
+"""Largest page, compressed or not. Chosen: 65,000 switch ports with 4 counters each are about 25 MiB."""
+READ_BYTES = 1 << 16
 ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1"
-"""The plain format first: every exporter has it, and its parser forgives more."""
+"""The plain format first: every exporter has it, and its parser is more tolerant."""
 _GZIP = 16 + zlib.MAX_WBITS  # zlib manual, inflateInit2: 16 more than the window's size is gzip alone
 
 
-class Unreachable(Exception):  # noqa: N818 - what is wrong is with the exporter
-    """The exporter gave no page; the text says why."""
+class ScrapeError(Exception):
+    """The exporter returned no page; the message says why."""
 
 
-class Fetch:
-    """GETs of one URL. Token and certificates are read anew for each, since they are rotated."""
+class PageFetcher:
+    """Fetches one URL. Token and certificates are read for each request, since they are rotated."""
 
     def __init__(self, url: str, timeout: float, ca_file: Path | None = None, token_file: Path | None = None) -> None:
         self.url, self.timeout, self._ca_file, self._token_file = url, timeout, ca_file, token_file
-        self._system: ssl.SSLContext | None = None
+        self._system_context: ssl.SSLContext | None = None
 
     def __call__(self) -> str:
-        """The page. Raises Unreachable."""
+        """Returns the page. Raises ScrapeError."""
         try:
-            return self._page(time.monotonic() + self.timeout)
+            return self._fetch(time.monotonic() + self.timeout)
         except TimeoutError:
-            raise Unreachable(f"timed out: no whole page within {self.timeout:g} s") from None
+            raise ScrapeError(f"timed out: no whole page within {self.timeout:g} s") from None
         except (OSError, http.client.HTTPException, ConfigError) as error:
-            raise Unreachable(str(error) or type(error).__name__) from None
+            raise ScrapeError(str(error) or type(error).__name__) from None
 
-    def _page(self, until: float) -> str:
+    def _fetch(self, until: float) -> str:
         parts = urlsplit(self.url)
         headers = {"Host": parts.netloc, "Accept": ACCEPT, "User-Agent": "fleetpulse-agent", "Connection": "close"}
         if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {token(self._token_file)}"
-        with closing(self._connected(until)) as sock:
+            headers["Authorization"] = f"Bearer {read_token(self._token_file)}"
+        with closing(self._connect(until)) as sock:
             request = http.client.HTTPConnection(parts.hostname or "")
             request.sock = sock
             request.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), headers=headers)
-            with http.client.HTTPResponse(cast(socket.socket, _Timed(sock, until)), method="GET") as answer:
+            with http.client.HTTPResponse(cast(socket.socket, _DeadlineReader(sock, until)), method="GET") as answer:
                 answer.begin()
                 if answer.status != 200:
-                    raise Unreachable(f"answered {answer.status} {answer.reason}; wanted 200")
-                return _unpacked(_body(answer), answer.getheader("Content-Encoding", "")).decode("utf-8", "replace")
+                    raise ScrapeError(f"answered {answer.status} {answer.reason}; wanted 200")
+                return _decompress(_read_body(answer), answer.getheader("Content-Encoding", "")).decode(
+                    "utf-8", "replace"
+                )
 
-    def _connected(self, until: float) -> socket.socket:
-        """A connection to the first of its addresses that takes one; each has its share of the time."""
+    def _connect(self, until: float) -> socket.socket:
+        """Returns a connection to the first address that accepts one; each address has its share of the time."""
         parts = urlsplit(self.url)
         secure = parts.scheme == "https"
         found = socket.getaddrinfo(parts.hostname, parts.port or (443 if secure else 80), type=socket.SOCK_STREAM)
-        trouble = OSError(f"{parts.hostname}: has no address")
+        failure = OSError(f"{parts.hostname}: has no address")
         for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
             sock = socket.socket(family, kind, protocol)
             try:
-                sock.settimeout(_left(until) / left)
+                sock.settimeout(_seconds_left(until) / left)
                 sock.connect(address)
-                sock.settimeout(_left(until))
-                return self._trust().wrap_socket(sock, server_hostname=parts.hostname) if secure else sock
+                sock.settimeout(_seconds_left(until))
+                return self._tls_context().wrap_socket(sock, server_hostname=parts.hostname) if secure else sock
             except OSError as error:
                 sock.close()
-                trouble = error
+                failure = error
             except BaseException:
                 sock.close()
                 raise
-        raise trouble
+        raise failure
 
-    def _trust(self) -> ssl.SSLContext:
-        """Whom we trust; this system's own certificates are read once: they are many."""
+    def _tls_context(self) -> ssl.SSLContext:
+        """Returns the trusted certificates; the system's own ones, which are many, are read once."""
         try:
             if self._ca_file is not None:
                 return ssl.create_default_context(cafile=self._ca_file)
-            if self._system is None:
-                self._system = ssl.create_default_context()
+            if self._system_context is None:
+                self._system_context = ssl.create_default_context()
         except OSError as error:
             raise ConfigError(f"ca_file {self._ca_file}: {error}; wanted certificates in PEM") from None
-        return self._system
+        return self._system_context
 
 
-class _Timed(io.RawIOBase):
-    """What a socket brings; every wait for it ends when the whole GET has to."""
+class _DeadlineReader(io.RawIOBase):
+    """Reads from a socket; every wait ends at the deadline of the whole request."""
 
     def __init__(self, sock: socket.socket, until: float) -> None:
         self._sock, self._until = sock, until
 
     def makefile(self, *_: Any) -> io.BufferedReader:
+        """Returns a buffered reader, as http.client requires."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
+        """See `io.RawIOBase`."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        self._sock.settimeout(_left(self._until))
+        """See `io.RawIOBase`."""
+        self._sock.settimeout(_seconds_left(self._until))
         return self._sock.recv_into(buffer)
 
 
-def _left(until: float) -> float:
-    """Seconds until then. Raises TimeoutError where there are none."""
+def _seconds_left(until: float) -> float:
+    """Returns the seconds until the deadline. Raises TimeoutError after it."""
     left = until - time.monotonic()
     if left <= 0:
         raise TimeoutError
     return left
 
 
-def token(path: Path) -> str:
-    """The bearer token in a file that only its owner and group may read. Raises ConfigError, which never quotes it."""
+def read_token(path: Path) -> str:
+    """Returns the bearer token in a file that others may not read. Raises ConfigError, which never quotes it."""
     try:
         mode = path.stat().st_mode
         if mode & (stat.S_IROTH | stat.S_IWOTH):
-            wanted = f"wanted one that others may not open: chmod 600 {path}"
+            wanted = f"wanted a file that others may not read: chmod 600 {path}"
             raise ConfigError(f"token_file {path}: open to every user of this host (mode {mode & 0o777:04o}); {wanted}")
         found = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
-        raise ConfigError(f"token_file {path}: {why}; wanted a file with the token that we may read") from None
+        raise ConfigError(f"token_file {path}: {why}; wanted a readable file with the token") from None
     if not found or not found.isprintable() or " " in found:
-        raise ConfigError(f"token_file {path}: wanted one bearer token in it, a single word")
+        raise ConfigError(f"token_file {path}: wanted one bearer token, a single word")
     return found
 
 
-def _body(answer: http.client.HTTPResponse) -> bytes:
-    """The whole body, unless it is too long."""
+def _read_body(answer: http.client.HTTPResponse) -> bytes:
+    """Returns the whole body, unless it is too long."""
     parts, size = [], 0
-    while part := answer.read1(CHUNK):
+    while part := answer.read1(READ_BYTES):
         size += len(part)
-        if size > MOST_BYTES:
-            raise Unreachable(f"a page of more than {MOST_BYTES >> 20} MiB")
+        if size > MAX_PAGE_BYTES:
+            raise ScrapeError(f"a page of more than {MAX_PAGE_BYTES >> 20} MiB")
         parts.append(part)
-    if answer.length:  # read1 gives what there was, where the other end closed too early
-        raise Unreachable(f"the page broke off {answer.length} bytes before its end")
+    if answer.length:  # read1 returns a partial body if the other end closed too early
+        raise ScrapeError(f"the connection closed {answer.length} bytes before the end of the page")
     return b"".join(parts)
 
 
-def _unpacked(body: bytes, encoding: str) -> bytes:
-    """The body as it was before it was packed; some exporters pack though nobody asked for it."""
+def _decompress(body: bytes, encoding: str) -> bytes:
+    """Returns the decompressed body; some exporters compress without a request for it."""
     if encoding.strip().lower() in ("", "identity"):
         return body
     if encoding.strip().lower() not in ("gzip", "x-gzip"):
-        raise Unreachable(f"Content-Encoding {encoding}; wanted none, or gzip")
+        raise ScrapeError(f"Content-Encoding {encoding}; wanted none, or gzip")
     unpacker = zlib.decompressobj(_GZIP)
     try:
-        found = unpacker.decompress(body, MOST_BYTES + 1)
+        found = unpacker.decompress(body, MAX_PAGE_BYTES + 1)
     except zlib.error as error:
-        raise Unreachable(f"Content-Encoding {encoding}, but the page is none: {error}") from None
-    if len(found) > MOST_BYTES:
-        raise Unreachable(f"a page of more than {MOST_BYTES >> 20} MiB once it is unpacked")
+        raise ScrapeError(f"Content-Encoding {encoding}, but the page is not: {error}") from None
+    if len(found) > MAX_PAGE_BYTES:
+        raise ScrapeError(f"a page of more than {MAX_PAGE_BYTES >> 20} MiB after decompression")
     if not unpacker.eof or unpacker.unused_data:
-        raise Unreachable(f"Content-Encoding {encoding}, but the page is not one whole gzip member")
+        raise ScrapeError(f"Content-Encoding {encoding}, but the page is not one whole gzip member")
     return found
 
 
-MOST_WORDS = 300
-"""Most characters of a reason: some hold what the exporter sent. Chosen: two lines of a terminal."""
-_SHOWN = 60
-"""Characters of a page without a series that are shown; chosen: enough to see what it is instead."""
+MAX_REASON_CHARS = 300
+"""Most characters of a reason: some quote the exporter. Chosen: two lines of a terminal."""
+_SHOWN_CHARS = 60
+"""Characters quoted of a page without series. Chosen: enough to recognise it."""
 OVERDUE_S = 5.0
-"""How much longer than its time-out a GET may take before it counts as down, HANG_S at most; chosen. It ends itself in
-time; only what has no time-out, as a name server or a file on a server that is away, can take longer."""
+"""Seconds beyond the time-out after which a request counts as down, at most HANG_S in total. Chosen. A request ends by
+itself in time, except for steps without a time-out, such as a name server or a file on a remote server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scrape:
-    """One scrape of one endpoint: what it brought, or why it brought nothing. took: seconds."""
+class ScrapeResult:
+    """One scrape of one endpoint: its translation, or the reason why there is none. took: seconds."""
 
     target: str
     reason: str = ""
     took: float = 0.0
     series: int = 0
     bad: int = 0
-    found: Translated = field(default_factory=Translated)
+    translation: Translation = field(default_factory=Translation)
 
 
-class Scraper:
-    """One endpoint. Only the newest scrape that nobody took yet is kept."""
+class EndpointScraper:
+    """One endpoint. Only the newest result that was not read yet is kept."""
 
-    def __init__(self, fetch: Fetch, names: Names, given: Mapping[str, str], interval: float, most: int) -> None:
+    def __init__(
+        self, fetch: PageFetcher, names: MetricMapping, given: Mapping[str, str], interval: float, most: int
+    ) -> None:
         self._fetch, self._names, self._given, self._interval, self._most = fetch, names, given, interval, most
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._newest: Scrape | None = None
+        self._newest: ScrapeResult | None = None
         self._overdue = math.inf
         name = f"scrape {given['target']}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
+        """Starts the thread."""
         self._thread.start()
 
-    def take(self) -> Scrape | None:
-        """The newest scrape, once; one without a page, once an interval, for a GET that does not end."""
+    def pop_result(self) -> ScrapeResult | None:
+        """Returns the newest result, once; for a request that hangs, one result without a page per interval."""
         with self._lock:
             newest, self._newest = self._newest, None
             if newest is None and time.monotonic() > self._overdue:
                 self._overdue = time.monotonic() + self._interval
-                return Scrape(self._given["target"], "a GET does not end: is the exporter, a name server or file away?")
+                return ScrapeResult(
+                    self._given["target"], "a GET does not end: is the exporter, a name server or a file unreachable?"
+                )
         return newest
 
     def stop(self) -> None:
-        """Ends the thread at its next step; it waits for nobody."""
+        """Ends the thread at its next step; does not wait for it."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -237,26 +245,26 @@ class Scraper:
                 self._newest = newest
             self._stop.wait(max(0.0, self._interval - (time.monotonic() - began)))
 
-    def scrape(self) -> Scrape:
-        """One scrape now."""
+    def scrape(self) -> ScrapeResult:
+        """Does one scrape now."""
         target, began = self._given["target"], time.monotonic()
-        reason, series, bad, found = "", 0, 0, Translated()
+        reason, series, bad, found = "", 0, 0, Translation()
         try:
-            text = self._text()
-            read = page(text)
+            text = self._fetch_text()
+            read = parse_page(text)
             series, bad = len(read.series), read.bad
             if bad > series > 0:
-                raise Unreachable(f"{bad} lines that are no samples beside {series} series: is it another page?")
+                raise ScrapeError(f"{bad} invalid lines and {series} series: is it another page?")
             if not series:
-                raise Unreachable(f"no series in {len(text)} characters that begin with {text[:_SHOWN]!a}")
-            found = translate(read, self._names, self._given, self._most)
-        except Unreachable as why:
+                raise ScrapeError(f"no series in {len(text)} characters, which begin with {text[:_SHOWN_CHARS]!a}")
+            found = translate_page(read, self._names, self._given, self._most)
+        except ScrapeError as why:
             reason = str(why)
-        except Exception as fault:  # noqa: BLE001 - a thread that ended would be an endpoint that is silent for ever
+        except Exception as fault:  # noqa: BLE001 - without its thread the endpoint would stay silent for ever
             reason = f"{type(fault).__name__}: {fault}"
-        return Scrape(target, _plain(reason), time.monotonic() - began, series, bad, found)
+        return ScrapeResult(target, _clean_reason(reason), time.monotonic() - began, series, bad, found)
 
-    def _text(self) -> str:
+    def _fetch_text(self) -> str:
         with self._lock:
             self._overdue = time.monotonic() + min(self._fetch.timeout + OVERDUE_S, HANG_S)
         try:
@@ -266,6 +274,6 @@ class Scraper:
                 self._overdue = math.inf
 
 
-def _plain(reason: str) -> str:
-    """A reason that is short and holds nothing that a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in reason[:MOST_WORDS])
+def _clean_reason(reason: str) -> str:
+    """Returns a reason that is short and has no control characters."""
+    return "".join(c if c.isprintable() else "?" for c in reason[:MAX_REASON_CHARS])

@@ -1,6 +1,6 @@
-"""Series of an exporter -> rows of our own signals, and custom signals for what no mapping knows.
+"""Parses an exporter's text into series, and translates series into rows of our signals and custom signals.
 
-The text of an exporter -> its series. One bad line costs only itself.
+An invalid line costs only itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.collector import Device
-from agents.collectors.exporters.mapping import Metric, Names
+from agents.collectors.exporters.mapping import MappedMetric, MetricMapping
 from pipeline.model.signals import CATALOGUE
 
 
@@ -27,31 +27,33 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """One answer of an exporter. bad: lines that are no samples. help: text by name of the family."""
+class ParsedPage:
+    """One answer of an exporter. bad: invalid lines; help: text by name of the family."""
 
     series: tuple[Series, ...]
     bad: int = 0
     help: Mapping[str, str] = field(default_factory=dict)
 
 
-def page(text: str) -> Page:
-    """What stands in `text`, in the Prometheus text format 0.0.4 or in OpenMetrics 1.0.
+def parse_page(text: str) -> ParsedPage:
+    """Parses the Prometheus text format 0.0.4 or OpenMetrics 1.0.
 
-    OpenMetrics' exemplars and timestamps are left aside: the time of a scrape is the agent's.
+    Exemplars and timestamps are ignored: the time of a scrape is the agent's.
     """
     try:
-        return _whole(text)
-    except (ValueError, KeyError, IndexError, TypeError):  # what the library raises on lines that it cannot read
-        return _line_by_line(text)
+        return _parse_whole(text)
+    except (ValueError, KeyError, IndexError, TypeError):  # raised by the library on invalid lines
+        return _parse_lines(text)
 
 
-def _whole(text: str) -> Page:
-    families = list(_families(text))
-    return Page(tuple(_series(families)), 0, {f.name: f.documentation for f in families if f.documentation})
+def _parse_whole(text: str) -> ParsedPage:
+    families = list(_parse_families(text))
+    return ParsedPage(
+        tuple(_iterate_series(families)), 0, {f.name: f.documentation for f in families if f.documentation}
+    )
 
 
-def _families(text: str) -> Iterator[Any]:
+def _parse_families(text: str) -> Iterator[Any]:
     from prometheus_client.openmetrics import parser as openmetrics
     from prometheus_client.parser import text_string_to_metric_families as plain
 
@@ -59,14 +61,14 @@ def _families(text: str) -> Iterator[Any]:
     yield from read(text)
 
 
-def _series(families: list[Any]) -> Iterator[Series]:
+def _iterate_series(families: list[Any]) -> Iterator[Series]:
     for family in families:
         for sample in family.samples:
             yield Series(sample.name, sample.labels, float(sample.value), family.type)
 
 
-def _line_by_line(text: str) -> Page:
-    """The same for a text with bad lines in it; each sample is read with the TYPE line of its family before it."""
+def _parse_lines(text: str) -> ParsedPage:
+    """Parses a text with invalid lines; each sample gets the TYPE of its family from the lines before it."""
     from prometheus_client.parser import text_string_to_metric_families as plain
 
     found: list[Series] = []
@@ -81,30 +83,30 @@ def _line_by_line(text: str) -> Page:
         if not words:
             continue
         try:
-            samples = list(_series(list(plain(line.partition(" # ")[0] + "\n"))))
+            samples = list(_iterate_series(list(plain(line.partition(" # ")[0] + "\n"))))
         except (ValueError, KeyError, IndexError, TypeError):
             bad += 1
             continue
-        found += [Series(s.name, s.labels, s.value, _kind(s.name, kinds)) for s in samples]
-    return Page(tuple(found), bad)
+        found += [Series(s.name, s.labels, s.value, _family_type(s.name, kinds)) for s in samples]
+    return ParsedPage(tuple(found), bad)
 
 
-def _kind(name: str, kinds: Mapping[str, str]) -> str:
-    """The type of a sample's family: its own name, or that without the suffix that OpenMetrics puts to it."""
+def _family_type(name: str, kinds: Mapping[str, str]) -> str:
+    """Returns the type of a sample's family: its name, or the name without an OpenMetrics suffix."""
     stems = (name, *(name.removesuffix(end) for end in ("_total", "_sum", "_count", "_bucket", "_info", "_created")))
     return next((kinds[stem] for stem in stems if stem in kinds), "unknown")
 
 
-NAME = 200
-"""Most characters of an entity that labels make; chosen: longer ones are no names of devices."""
-CUSTOM_NAME = 400
-"""Most characters of the name of a custom signal, its labels included; chosen."""
-_FIELDS = string.Formatter()
+MAX_ENTITY_CHARS = 200
+"""Most characters of an entity built from labels. Chosen: longer ones are no device names."""
+MAX_CUSTOM_CHARS = 400
+"""Most characters of a custom signal's name with its labels. Chosen."""
+_FORMATTER = string.Formatter()
 
 
 @dataclass(slots=True)
-class Translated:
-    """One scrape. rows: class -> entity -> signal -> value; dropped: unmapped series beyond the bound."""
+class Translation:
+    """The result of one scrape. rows: class -> entity -> signal -> value; dropped: unmapped series beyond the limit."""
 
     rows: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
@@ -113,33 +115,33 @@ class Translated:
     dropped: int = 0
 
 
-def translate(page: Page, names: Names, given: Mapping[str, str], most: int) -> Translated:
-    """What a page says in our words. given: `target` and `node` of the endpoint; most: custom signals that are kept."""
-    found = Translated()
-    gathered: dict[tuple[str, int], tuple[Metric, list[float]]] = {}
-    known = _lookups(page.series, names)
+def translate_page(page: ParsedPage, names: MetricMapping, given: Mapping[str, str], most: int) -> Translation:
+    """Translates a page. given: `target` and `node` of the endpoint; most: custom signals to keep."""
+    found = Translation()
+    gathered: dict[tuple[str, int], tuple[MappedMetric, list[float]]] = {}
+    known = _build_lookups(page.series, names)
     unknown = []
     for series in page.series:
         if not math.isfinite(series.value) or series.value >= names.blank:
-            continue  # "not supported now", as exporters say it
-        labels = {**series.labels, **given, **_looked_up(series, names, known)}
-        mine = [m for m in names.of(series.name) if m.takes(series.labels)]
-        placed = [(m, e) for m in mine if (e := filled(names.entity(m), labels)) is not None]
+            continue  # exporters write it for "not supported now"
+        labels = {**series.labels, **given, **_apply_lookups(series, names, known)}
+        mine = [m for m in names.find_metrics(series.name) if m.matches(series.labels)]
+        placed = [(m, e) for m in mine if (e := fill_template(names.entity_template(m), labels)) is not None]
         for metric, entity in placed:
             gathered.setdefault((entity, id(metric)), (metric, []))[1].append(series.value)
-            _describe(found, names, metric, entity, labels)
+            _add_device(found, names, metric, entity, labels)
         found.mapped += bool(placed)
         if not placed:
             unknown.append(series)
     for (entity, _), (metric, values) in gathered.items():
         row = found.rows.setdefault(CATALOGUE[metric.signal].device_class, {}).setdefault(entity, {})
-        row[metric.signal] = metric.value(merged(metric, values))
-    _keep(found, unknown, page, given, most)
+        row[metric.signal] = metric.convert(merge_values(metric, values))
+    _add_custom_signals(found, unknown, page, given, most)
     return found
 
 
-def merged(metric: Metric, values: list[float]) -> float:
-    """One value of several series of one entity; without `merge` two different ones contradict each other: NaN."""
+def merge_values(metric: MappedMetric, values: list[float]) -> float:
+    """Returns one value for several series of one entity. Without `merge`, different values give NaN."""
     if metric.merge == "count":
         return float(len(values))
     if len(values) == 1:
@@ -151,17 +153,17 @@ def merged(metric: Metric, values: list[float]) -> float:
     return min(values) if metric.merge == "min" else max(values)
 
 
-def filled(template: str, labels: Mapping[str, str]) -> str | None:
-    """The template with labels in its braces; None where one is missing, empty or no name of a device."""
-    wanted = [name for _, name, _, _ in _FIELDS.parse(template) if name]
+def fill_template(template: str, labels: Mapping[str, str]) -> str | None:
+    """Returns the template with labels filled in; None if a label is missing, or the result is no device name."""
+    wanted = [name for _, name, _, _ in _FORMATTER.parse(template) if name]
     if not all(labels.get(name) for name in wanted):
         return None
     text = template.format_map(labels) if wanted else template
-    return text if len(text) <= NAME and text.isprintable() else None
+    return text if len(text) <= MAX_ENTITY_CHARS and text.isprintable() else None
 
 
-def _lookups(series: Iterable[Series], names: Names) -> Mapping[str, Mapping[str, str]]:
-    """Lookup -> key -> what it stands for."""
+def _build_lookups(series: Iterable[Series], names: MetricMapping) -> Mapping[str, Mapping[str, str]]:
+    """Returns lookup -> key -> label value."""
     found: dict[str, dict[str, str]] = {name: {} for name in names.lookups}
     metrics = {lookup.metric for lookup in names.lookups.values()}
     for one in (s for s in series if s.name in metrics):
@@ -172,32 +174,41 @@ def _lookups(series: Iterable[Series], names: Names) -> Mapping[str, Mapping[str
     return found
 
 
-def _looked_up(series: Series, names: Names, known: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-    """What the lookups say of a series; the key itself where nothing is known of it."""
+def _apply_lookups(series: Series, names: MetricMapping, known: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    """Returns the looked-up labels of a series; the key itself if the lookup has no entry."""
     keys = {name: series.labels.get(lookup.key) for name, lookup in names.lookups.items()}
     return {name: known[name].get(key, key) for name, key in keys.items() if key}
 
 
-def _describe(found: Translated, names: Names, metric: Metric, entity: str, labels: Mapping[str, str]) -> None:
+def _add_device(
+    found: Translation, names: MetricMapping, metric: MappedMetric, entity: str, labels: Mapping[str, str]
+) -> None:
     device_class = CATALOGUE[metric.signal].device_class
     before = found.devices.get(entity)
     wanted = names.attributes.get(device_class, {})
     facts = {name: labels[label] for name, label in wanted.items() if labels.get(label)}
     if before is None:
-        above = (filled(template, labels) for template in names.parents.get(device_class, ()))
+        above = (fill_template(template, labels) for template in names.parents.get(device_class, ()))
         found.devices[entity] = Device(tuple(parent for parent in above if parent and parent != entity), facts)
     elif not facts.keys() <= before.attributes.keys():
         found.devices[entity] = Device(before.parents, {**facts, **before.attributes})
 
 
-def _keep(found: Translated, unknown: list[Series], page: Page, given: Mapping[str, str], most: int) -> None:
-    """Unmapped series as custom signals, at most so many; buckets of histograms are left out for their sums."""
+def _add_custom_signals(
+    found: Translation, unknown: list[Series], page: ParsedPage, given: Mapping[str, str], most: int
+) -> None:
+    """Adds unmapped series as custom signals, up to a limit; histograms keep their sums but not their buckets."""
     parents = (f"node:{given['node']}",) if given.get("node") else ()
     rows: dict[str, dict[str, float]] = {}
     for series in unknown:
         found.unmapped += 1
         name = custom_name(series, given["target"])
-        if len(rows) >= most or len(name) > CUSTOM_NAME or not name.isprintable() or series.name.endswith("_bucket"):
+        if (
+            len(rows) >= most
+            or len(name) > MAX_CUSTOM_CHARS
+            or not name.isprintable()
+            or series.name.endswith("_bucket")
+        ):
             found.dropped += 1
             continue
         rows[name] = {"custom.value": series.value}
@@ -208,6 +219,6 @@ def _keep(found: Translated, unknown: list[Series], page: Page, given: Mapping[s
 
 
 def custom_name(series: Series, target: str) -> str:
-    """`custom:TARGET.METRIC{label=value,...}`, labels in order, so that one series always has one name."""
+    """Returns `custom:TARGET.METRIC{label=value,...}` with sorted labels, so that a series always has the same name."""
     inside = ",".join(f"{label}={value}" for label, value in sorted(series.labels.items()))
     return f"custom:{target}.{series.name}" + (f"{{{inside}}}" if inside else "")

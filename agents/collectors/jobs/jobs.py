@@ -1,4 +1,4 @@
-"""Which job, rank and pipeline stage holds which GPU of this node: Slurm, Kubernetes, torchrun, MPI (docs/jobs.md)."""
+"""The collector `jobs`: which job, rank and pipeline stage holds which GPU of this node (docs/jobs.md)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from typing import ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
 from agents.collectors.gpu.slots import memory_of_the_service
-from agents.collectors.jobs.gpu_assignment import Gpus, find
-from agents.collectors.jobs.job_lifecycle import Membership, memory_of_jobs
-from agents.collectors.jobs.kubernetes import Kubelet, in_cluster
-from agents.collectors.jobs.processes import Processes
-from agents.collectors.jobs.ranks import Sources, ranks
-from agents.collectors.jobs.slurm_prolog import Folder
+from agents.collectors.jobs.gpu_assignment import GpuNumbers, load_gpu_numbers
+from agents.collectors.jobs.job_lifecycle import JobTracker, job_state_file
+from agents.collectors.jobs.kubernetes import PodPoller, cluster_api_url
+from agents.collectors.jobs.processes import ProcessScanner
+from agents.collectors.jobs.ranks import JobSources, find_ranks
+from agents.collectors.jobs.slurm_prolog import PrologFiles
 
-GPUS_S = 60.0
-"""How often the GPUs' numbers are looked up, and whether a kubelet came; chosen: both change by hand."""
-_RIGHT = "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (jobs.conf, docs/agent.md)"
+REFRESH_S = 60.0
+"""Seconds between two reads of the GPUs' numbers, and checks for a kubelet. Chosen: both change only by hand."""
+_REQUIRED_RIGHTS = "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (jobs.conf, docs/agent.md)"
 
 
 @dataclass
 class Jobs(Collector):
-    """Events job_start and job_end, and jobs, stages and ranks in the inventory; no signal of its own.
+    """Reports events job_start and job_end, and jobs, stages and ranks in the inventory; has no signals.
 
-    proc, driver, others: /proc, and where NVIDIA's and AMD's drivers list GPUs. facts: what Slurm's prolog wrote.
-    pod_resources: the kubelet's socket; account: folder of the service account; api: the API server, where not the
-    cluster's own; kube_node: this node's name in Kubernetes, where it is not that of the agent (or NODE_NAME's).
-    gpus, memory: the nvml collector's memory of GPUs, and our own of jobs; by default in the service's state folder.
+    proc, driver, others: /proc, and the folders in which NVIDIA's and AMD's drivers list GPUs. facts: folder of the
+    files that Slurm's prolog wrote. pod_resources: the kubelet's socket. account: folder of the service account. api:
+    URL of the API server, if not the cluster's own. kube_node: this node's name in Kubernetes, if it is not the agent's
+    (or NODE_NAME). gpus, memory: state files of the nvml collector's GPUs and of our jobs, by default in the service's
+    folder.
     """
 
     name: ClassVar[str] = "jobs"
@@ -47,73 +48,79 @@ class Jobs(Collector):
     api: str = ""
     kube_node: str = ""
     gpus: Path | None = field(default_factory=memory_of_the_service)
-    memory: Path | None = field(default_factory=memory_of_jobs)
+    memory: Path | None = field(default_factory=job_state_file)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
     _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
-    _processes: Processes | None = field(default=None, init=False, repr=False)
-    _folder: Folder | None = field(default=None, init=False, repr=False)
-    _kubelet: Kubelet | None = field(default=None, init=False, repr=False)
-    _members: Membership = field(default_factory=Membership, init=False, repr=False)
-    _found: Gpus = field(default_factory=Gpus, init=False, repr=False)
-    _said: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _processes: ProcessScanner | None = field(default=None, init=False, repr=False)
+    _prolog: PrologFiles | None = field(default=None, init=False, repr=False)
+    _pods: PodPoller | None = field(default=None, init=False, repr=False)
+    _tracker: JobTracker = field(default_factory=JobTracker, init=False, repr=False)
+    _gpu_numbers: GpuNumbers = field(default_factory=GpuNumbers, init=False, repr=False)
+    _logged: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """See `Collector.open`."""
         if not (self.proc / "stat").exists():
-            raise NoData(f"{self.proc}: no processes; wanted /proc mounted")
+            raise NoData(f"{self.proc}: no process information; mount /proc there")
         self._node, self._rhythm = node, Rhythm(node, self._now)
-        self._rhythm.due(GPUS_S)
-        self._processes, self._folder = Processes(self.proc, node), Folder(self.facts)
+        self._rhythm.due(REFRESH_S)
+        self._processes, self._prolog = ProcessScanner(self.proc, node), PrologFiles(self.facts)
         kube_node = self.kube_node or os.environ.get("NODE_NAME", "") or node
-        self._kubelet = Kubelet(self.pod_resources, self.account, self.api or in_cluster(), kube_node, self.interval)
-        if not self._members.ranks:
-            self._members = Membership(self.memory)
-            self._members.recall()
-        self._seldom()
+        self._pods = PodPoller(
+            self.pod_resources, self.account, self.api or cluster_api_url(), kube_node, self.interval
+        )
+        if not self._tracker.ranks:
+            self._tracker = JobTracker(self.memory)
+            self._tracker.restore()
+        self._refresh()
 
     def read(self) -> tuple[Reading, ...]:
-        if self._processes is None or self._folder is None or self._kubelet is None:
+        """Returns the ranks on this node, with the events of jobs that started or ended."""
+        if self._processes is None or self._prolog is None or self._pods is None:
             raise NoData("not open")
-        if self._rhythm.due(GPUS_S):
-            self._seldom()
-        processes = self._processes.look()
-        blind, refused = self._processes.blind, len(self._processes.refused)
-        facts, pods = self._folder.look(), self._kubelet.pods
-        sources = Sources(processes.values(), facts, pods, self._found, self._node, blind)
-        events = self._members.follow(ranks(sources), self._now())
-        lack = f"the environment of {refused} processes may not be read: wanted {_RIGHT}"
-        self._say("rights", lack if blind else "")
-        self._say("pods", self._kubelet.trouble)
-        return (Reading("rank", tuple(self._members.ranks), {}, tuple(events)),)
+        if self._rhythm.due(REFRESH_S):
+            self._refresh()
+        processes = self._processes.scan()
+        mostly_refused, refused = self._processes.mostly_refused, len(self._processes.refused)
+        facts, pods = self._prolog.read_jobs(), self._pods.pods
+        sources = JobSources(processes.values(), facts, pods, self._gpu_numbers, self._node, mostly_refused)
+        events = self._tracker.update(find_ranks(sources), self._now())
+        problem = f"permission denied for the environment of {refused} processes: wanted {_REQUIRED_RIGHTS}"
+        self._log_change("rights", problem if mostly_refused else "")
+        self._log_change("pods", self._pods.problem)
+        return (Reading("rank", tuple(self._tracker.ranks), {}, tuple(events)),)
 
     def inventory(self) -> Mapping[str, Device]:
-        """Jobs, their stages as far as known, and the ranks on this node."""
+        """Returns jobs, their stages where known, and the ranks on this node."""
         found: dict[str, Device] = {}
-        for rank in self._members.ranks.values():
+        for rank in self._tracker.ranks.values():
             job = f"job:{rank.job}"
-            found.setdefault(job, Device((), self._members.job_of(rank.job)))
+            found.setdefault(job, Device((), self._tracker.describe_job(rank.job)))
             if rank.stage:
                 found.setdefault(f"stage:{rank.job}.{rank.stage}", Device((job,)))
-        for entity, rank in self._members.ranks.items():
+        for entity, rank in self._tracker.ranks.items():
             found[entity] = Device(rank.parents(self._node), rank.attributes)
         return found
 
     def close(self) -> None:
-        if self._kubelet is not None:
-            self._kubelet.stop()
-        self._processes = self._folder = self._kubelet = None
+        """See `Collector.close`."""
+        if self._pods is not None:
+            self._pods.stop_polling()
+        self._processes = self._prolog = self._pods = None
 
-    def _seldom(self) -> None:
-        self._found = find(self.gpus, self.driver, self.others)
-        if self._kubelet is not None and self._kubelet.present():
-            self._kubelet.start()
+    def _refresh(self) -> None:
+        """Reads the GPUs' numbers again, and starts the pod poller once there is a kubelet."""
+        self._gpu_numbers = load_gpu_numbers(self.gpus, self.driver, self.others)
+        if self._pods is not None and self._pods.is_available():
+            self._pods.start_polling()
 
-    def _say(self, subject: str, text: str) -> None:
-        """One line for the journal when something begins to be lacking; the number of it may change unsaid."""
+    def _log_change(self, subject: str, text: str) -> None:
+        """Logs one line when a problem begins, changes its kind or ends; a change of numbers alone is not logged."""
         kind = text.translate(_NO_DIGITS)
-        if self._said.get(subject, "") != kind:
-            self._said[subject] = kind
-            sys.stderr.write(f"collector jobs: {text or f'{subject}: all is had again'}\n")
+        if self._logged.get(subject, "") != kind:
+            self._logged[subject] = kind
+            sys.stderr.write(f"collector jobs: {text or f'{subject}: resolved'}\n")
 
 
 _NO_DIGITS = str.maketrans("", "", "0123456789")

@@ -1,13 +1,11 @@
-"""Pods as jobs: which job and rank a pod is by its labels, and which devices the kubelet gave it.
+"""Pods as jobs: polls the kubelet for pods with devices and the API server for their labels, in a thread of its own.
 
-Labels, first that is there: JobSet, LeaderWorkerSet (each group of it is a job), Kubeflow's training operator,
-Volcano, Job. A pod with none of them, or whose labels may not be read, is a job by itself. A label tells a rank only
-where each pod is one: a pod with more than one device runs several ranks, whose numbers are in its environment.
+The kubelet's socket (pod-resources, v1) is polled once per interval. The API server is polled only for what the kubelet
+does not have: for a new pod and every LABELS_INTERVAL_S, from its cache, for this node's pods alone.
 
-Asks the kubelet which pods hold devices, and the API server for their labels, in a thread that no look waits for.
-
-The kubelet's socket (pod-resources, v1) is asked once per interval. The API server is asked only for what the kubelet
-cannot tell: when there is a pod that was not known, and every LABELS_S; from its cache, for this node's pods alone.
+The first of these labels decides a pod's job: JobSet, LeaderWorkerSet (each group is a job), Kubeflow's training
+operator, Volcano, Job. A pod without them, or with labels that may not be read, is a job by itself. A label gives a
+rank only if each pod is one: a pod with more than one device runs several ranks, numbered in their environment.
 """
 
 from __future__ import annotations
@@ -20,23 +18,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.collectors.jobs.process_identity import clean, number
-from agents.protobuf import Message
+from agents.collectors.jobs.process_identity import clean_name, parse_number
+from agents.protobuf import ProtobufMessage
 
 MAX_PODS = 1024
-"""Most pods of a node that are kept; chosen: kubelet's default allows 110, large nodes 500."""
+"""Most pods of a node that are kept. Chosen: kubelet's default allows 110, large nodes 500."""
 MAX_DEVICES = 256
-"""Most devices of one container; chosen: twice the cores of a large Trainium node."""
-RESOURCES = (
+"""Most devices of one container. Chosen: twice the cores of a large Trainium node."""
+ACCELERATOR_RESOURCES = (
     *("nvidia.com/", "amd.com/gpu", "aws.amazon.com/neuron", "google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/"),
     *("intel.com/gpu",),
 )
-"""Beginnings of names of resources that are accelerators, as their device plugins name them."""
-CHOSEN = "fleetpulse/job"
-"""The label by which somebody names a job, also of a pod without an accelerator."""
-_COMPLETION = "batch.kubernetes.io/job-completion-index"
+"""Prefixes of resource names that are accelerators, as their device plugins name them."""
+JOB_LABEL = "fleetpulse/job"
+"""The label that names a job by hand, also of a pod without an accelerator."""
+_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 # label of the job's name, labels joined to it, label of the rank
-_KINDS = (
+_JOB_LABELS = (
     ("jobset.sigs.k8s.io/jobset-name", (), ""),
     (
         "leaderworkerset.sigs.k8s.io/name",
@@ -45,21 +43,21 @@ _KINDS = (
     ),
     ("training.kubeflow.org/job-name", (), ""),
     ("volcano.sh/job-name", (), ""),
-    ("batch.kubernetes.io/job-name", (), _COMPLETION),
-    ("job-name", (), _COMPLETION),
+    ("batch.kubernetes.io/job-name", (), _COMPLETION_INDEX),
+    ("job-name", (), _COMPLETION_INDEX),
 )
-KEPT = (
-    *(label for name, joined, rank in _KINDS for label in (name, *joined, rank) if label),
+KEPT_LABELS = (
+    *(label for name, joined, rank in _JOB_LABELS for label in (name, *joined, rank) if label),
     *("jobset.sigs.k8s.io/replicatedjob-name", "jobset.sigs.k8s.io/job-index", "jobset.sigs.k8s.io/job-global-index"),
     *("training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index", "volcano.sh/task-spec"),
-    *("volcano.sh/task-index", "app.kubernetes.io/name", CHOSEN, "fleetpulse/rank", "fleetpulse/stage"),
+    *("volcano.sh/task-index", "app.kubernetes.io/name", JOB_LABEL, "fleetpulse/rank", "fleetpulse/stage"),
 )
-"""Labels that are kept; others are not looked at."""
+"""Labels that are kept; others are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod of this node. devices: of all its containers, in their plugin's words; wants: how many it asks for."""
+    """One pod of this node. devices: of all its containers, in the plugin's words; requested: number of devices."""
 
     namespace: str
     name: str
@@ -67,180 +65,187 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
-    wants: int = 0
+    requested: int = 0
 
     @property
     def job(self) -> str:
-        """Name of its job, `NAMESPACE/NAME`."""
-        return clean(f"{self.namespace}/{self.title}")
+        """The name of its job, `NAMESPACE/NAME`."""
+        return clean_name(f"{self.namespace}/{self.title}")
 
     @property
     def title(self) -> str:
-        """Its job's name among those of the name space."""
-        own = self.labels.get(CHOSEN)
-        for label, joined, _ in _KINDS:
+        """The name of its job within the namespace."""
+        own = self.labels.get(JOB_LABEL)
+        for label, joined, _ in _JOB_LABELS:
             if own is None and label in self.labels:
                 own = "-".join((self.labels[label], *(self.labels[one] for one in joined if one in self.labels)))
         return own or self.name
 
     @property
     def rank(self) -> int | None:
-        """Its rank, where its labels tell that."""
-        if (own := number(self.labels.get("fleetpulse/rank"))) is not None:
+        """Its rank; None if the labels do not give one."""
+        if (own := parse_number(self.labels.get("fleetpulse/rank"))) is not None:
             return own
-        label = next((rank for name, _, rank in _KINDS if name in self.labels), "")
-        return number(self.labels.get(label)) if max(len(self.devices), self.wants) < 2 else None
+        label = next((rank for name, _, rank in _JOB_LABELS if name in self.labels), "")
+        return parse_number(self.labels.get(label)) if max(len(self.devices), self.requested) < 2 else None
 
     @property
     def stage(self) -> str:
-        return clean(self.labels.get("fleetpulse/stage", ""))
+        """Its pipeline stage; empty without the label."""
+        return clean_name(self.labels.get("fleetpulse/stage", ""))
 
 
-def resources(answer: bytes) -> dict[tuple[str, str], Pod]:
-    """ListPodResourcesResponse of the kubelet's v1 PodResourcesLister: pods that hold accelerators.
+def parse_pod_resources(answer: bytes) -> dict[tuple[str, str], Pod]:
+    """Returns (namespace, name) -> pod with accelerators, from a ListPodResourcesResponse of the kubelet's v1 API.
 
-    Raises Malformed on what is no such message.
+    Raises MalformedMessage if it is no such message.
     """
     found: dict[tuple[str, str], Pod] = {}
-    for pod in Message(answer).messages(1):
+    for pod in ProtobufMessage(answer).messages(1):
         held: dict[str, tuple[str, ...]] = {}
         for container in pod.messages(3):
-            devices = tuple(_accelerators(container))
+            devices = tuple(_device_ids(container))
             if devices:
                 held[container.text(1)] = devices
         key = pod.text(2), pod.text(1)
         if held and all(key) and len(found) < MAX_PODS:
             devices = tuple(dict.fromkeys(device for some in held.values() for device in some))
-            found[key] = Pod(key[0], key[1], devices=devices, wants=len(devices))
+            found[key] = Pod(key[0], key[1], devices=devices, requested=len(devices))
     return found
 
 
-def _accelerators(container: Message) -> Iterator[str]:
-    """Device ids of one container; one id stands once per NUMA node, and time-slicing adds `::N` to it."""
+def _device_ids(container: ProtobufMessage) -> Iterator[str]:
+    """Yields the device ids of one container. An id occurs once per NUMA node; time-slicing appends `::N`."""
     left = MAX_DEVICES
     for devices in container.messages(2):
         resource = devices.text(1)
-        if resource.startswith(RESOURCES):
-            # a core's number is no device's: it names a core, which no GPU of ours bears
+        if resource.startswith(ACCELERATOR_RESOURCES):
+            # the number of a core is not the number of a device: no GPU entity has this name
             core = "core:" if resource.endswith("core") else ""
             for device in devices.texts(2)[:left]:
                 left -= 1
                 yield core + device[:200].partition("::")[0]
 
 
-def listed(answer: bytes) -> dict[tuple[str, str], Pod]:
-    """PodList of the API server, in JSON: namespace, name, uid, kept labels. Raises ValueError where it is none."""
+def parse_pod_list(answer: bytes) -> dict[tuple[str, str], Pod]:
+    """Returns (namespace, name) -> pod with uid and kept labels, from the API server's PodList. Raises ValueError."""
     try:
         whole = json.loads(answer)
     except RecursionError:
-        raise ValueError("no list of pods: nested without end") from None
+        raise ValueError("not a PodList: nested too deeply") from None
     if not isinstance(whole, dict) or not isinstance(whole.get("items"), list):
-        raise ValueError("no list of pods: wanted an object with `items`")
+        raise ValueError("not a PodList: wanted an object with `items`")
     found = {}
     for item in whole["items"][:MAX_PODS]:
-        pod = _pod(item)
+        pod = _parse_pod(item)
         if pod is not None:
             found[pod.namespace, pod.name] = pod
     return found
 
 
-def _pod(item: Any) -> Pod | None:
-    """One pod; None if it has another shape, or has ended."""
-    facts, status = _table(item, "metadata"), _table(item, "status")
+def _parse_pod(item: Any) -> Pod | None:
+    """Returns one pod; None if it has another shape or has ended."""
+    facts, status = _nested_dict(item, "metadata"), _nested_dict(item, "status")
     space, name, uid = (facts.get(key) for key in ("namespace", "name", "uid"))
     if not (isinstance(space, str) and isinstance(name, str) and isinstance(uid, str)):
         return None
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
-    labels = _table(item, "metadata", "labels")
-    kept = {key: text[:63] for key in KEPT if isinstance(text := labels.get(key), str)}  # 63: the longest label
+    labels = _nested_dict(item, "metadata", "labels")
+    kept = {key: text[:63] for key in KEPT_LABELS if isinstance(text := labels.get(key), str)}  # 63: the longest label
     statuses = status.get("containerStatuses")
     ids = (one.get("containerID") for one in statuses if isinstance(one, dict)) if isinstance(statuses, list) else ()
     containers = tuple(one.rpartition("/")[2][:64] for one in ids if isinstance(one, str))
-    return Pod(space, name, uid, kept, containers=containers[:64], wants=_wanted(item))
+    return Pod(space, name, uid, kept, containers=containers[:64], requested=_count_requested(item))
 
 
-def _wanted(item: Any) -> int:
-    """How many accelerators the containers of a pod have as their limit."""
-    containers = _table(item, "spec").get("containers")
-    limits = (_table(one, "resources", "limits") for one in (containers if isinstance(containers, list) else ()))
-    return sum(number(str(n)) or 0 for table in limits for key, n in table.items() if key.startswith(RESOURCES))
+def _count_requested(item: Any) -> int:
+    """Returns the number of accelerators in the resource limits of a pod's containers."""
+    containers = _nested_dict(item, "spec").get("containers")
+    limits = (_nested_dict(one, "resources", "limits") for one in (containers if isinstance(containers, list) else ()))
+    return sum(
+        parse_number(str(n)) or 0
+        for table in limits
+        for key, n in table.items()
+        if key.startswith(ACCELERATOR_RESOURCES)
+    )
 
 
-def _table(item: Any, *keys: str) -> Mapping[str, Any]:
+def _nested_dict(item: Any, *keys: str) -> Mapping[str, Any]:
     for key in keys:
         item = item.get(key) if isinstance(item, dict) else None
     return item if isinstance(item, dict) else {}
 
 
-def joined(
+def merge_pods(
     held: Mapping[tuple[str, str], Pod], known: Mapping[tuple[str, str], Pod], complete: bool
 ) -> tuple[Pod, ...]:
-    """Each pod once, with what either source says of it; a pod without an accelerator only if a label says `job`.
+    """Returns each pod once, with the data of both sources.
 
-    held: by the kubelet; complete: whether it answered, so that who is not in it holds nothing. known: by the labels.
+    held: pods of the kubelet; labelled: pods of the API server. complete: whether the kubelet answered, so that a pod
+    missing in `held` has no device. A pod without an accelerator is kept only if JOB_LABEL names its job.
     """
     found = []
     for key in dict.fromkeys((*held, *known)):
         pod, other = held.get(key), known.get(key)
         if pod is not None and other is not None:
-            found.append(Pod(*key, other.uid, other.labels, pod.devices, other.containers, pod.wants))
+            found.append(Pod(*key, other.uid, other.labels, pod.devices, other.containers, pod.requested))
         elif pod is not None:
             found.append(pod)
-        elif other is not None and (CHOSEN in other.labels or (other.wants and not complete)):
+        elif other is not None and (JOB_LABEL in other.labels or (other.requested and not complete)):
             found.append(other)
     return tuple(found)
 
 
-LABELS_S = 300.0
-"""Chosen: labels hardly ever change; 10,000 nodes ask 33 times a second in all."""
+LABELS_INTERVAL_S = 300.0
+"""Seconds between two requests for labels, which hardly change. Chosen: 10,000 nodes make 33 requests a second."""
 RETRY_S = 30.0
-"""How long a refusal of the API server holds; chosen."""
-PATIENCE_S = 5.0
-"""Longest answer; the kubelet's takes milliseconds."""
-MOST_LABELS = 16 << 20
+"""Seconds before the next request after a failure. Chosen."""
+TIMEOUT_S = 5.0
+"""Longest wait for an answer; the kubelet's takes milliseconds."""
+MAX_POD_LIST_BYTES = 16 << 20
 """Most bytes of the API server's answer: MAX_PODS of 16 KiB."""
-MOST_RESOURCES = 4 << 20
+MAX_POD_RESOURCES_BYTES = 4 << 20
 """Most bytes of the kubelet's answer: gRPC's own default."""
-LIST = "/v1.PodResourcesLister/List"
+LIST_METHOD = "/v1.PodResourcesLister/List"
 
 
-class Refused(Exception):  # noqa: N818 - the API server's word
-    """The API server did not give the pods; the text says why."""
+class PodListRefused(Exception):  # noqa: N818 - the API server's word
+    """The API server did not return the pods; the message says why."""
 
 
 @dataclass
-class Kubelet:
-    """socket: the kubelet's; account: folder of the service account; api: `https://HOST:PORT` of the API server.
+class PodPoller:
+    """Polls the pods of this node. problem: what failed in the last round, "" if nothing; pods: the last answers.
 
-    `trouble` is what could not be had, "" if all was; `pods` are those of the last answers.
+    socket: the kubelet's; account: folder of the service account; api: `https://HOST:PORT` of the API server.
     """
 
     socket: Path
     account: Path
     api: str
     node: str
-    every: float
+    interval: float
     pods: tuple[Pod, ...] = ()
-    trouble: str = ""
+    problem: str = ""
     _thread: threading.Thread | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
-    _known: dict[tuple[str, str], Pod] = field(default_factory=dict)
-    _asked: float | None = None
+    _labelled: dict[tuple[str, str], Pod] = field(default_factory=dict)
+    _labels_read_at: float | None = None
 
-    def present(self) -> bool:
-        """Whether this node has a kubelet that lets us ask, or this is a pod with an account."""
+    def is_available(self) -> bool:
+        """Whether this node has a kubelet socket, or this is a pod with a service account."""
         return self.socket.exists() or bool(self.api and (self.account / "token").exists())
 
-    def start(self) -> None:
-        """Begins to ask; once."""
+    def start_polling(self) -> None:
+        """Starts the thread, once."""
         if self._thread is None:
             self._stop = threading.Event()
             self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
             self._thread.start()
 
-    def stop(self) -> None:
-        """Ends; what is under way ends within PATIENCE_S by itself."""
+    def stop_polling(self) -> None:
+        """Stops polling; a request in flight ends within TIMEOUT_S."""
         self._stop.set()
         self._thread = None
 
@@ -248,51 +253,53 @@ class Kubelet:
         stop, now = self._stop, 0.0
         while not stop.is_set():
             try:
-                self.ask(now)
-            except Exception as fault:  # noqa: BLE001 - an odd answer must not end all asking; it is told
-                self.trouble = f"{self.socket} or {self.api}: answer cannot be read: {type(fault).__name__}"
-            now += self.every
-            stop.wait(self.every)
+                self.poll(now)
+            except Exception as fault:  # noqa: BLE001 - a malformed answer must not end the polling; it is reported
+                self.problem = f"{self.socket} or {self.api}: answer cannot be read: {type(fault).__name__}"
+            now += self.interval
+            stop.wait(self.interval)
 
-    def ask(self, now: float) -> None:
-        """One round. now: seconds since the first one."""
+    def poll(self, now: float) -> None:
+        """Does one round. now: seconds since the first one."""
         troubles, answered = [], False
         held: dict[tuple[str, str], Pod] = {}
         if self.socket.exists():
             try:
-                held, answered = self._resources(), True
+                held, answered = self._read_pod_resources(), True
             except (OSError, ValueError) as error:
                 troubles.append(f"{self.socket}: {error}")
                 held = {(pod.namespace, pod.name): pod for pod in self.pods if pod.devices}
-        if self.api and self._due(now, held):
-            self._asked = now
+        if self.api and self._labels_due(now, held):
+            self._labels_read_at = now
             try:
-                self._known = listed(self._labels())
-            except (OSError, ValueError, Refused) as error:
-                self._asked = now + RETRY_S - LABELS_S
+                self._labelled = parse_pod_list(self._read_pod_list())
+            except (OSError, ValueError, PodListRefused) as error:
+                self._labels_read_at = now + RETRY_S - LABELS_INTERVAL_S
                 troubles.append(f"{self.api}: {error}")
-        self.pods, self.trouble = joined(held, self._known, answered), "; ".join(troubles)
+        self.pods, self.problem = merge_pods(held, self._labelled, answered), "; ".join(troubles)
 
-    def _due(self, now: float, held: dict[tuple[str, str], Pod]) -> bool:
-        if self._asked is None:
+    def _labels_due(self, now: float, held: dict[tuple[str, str], Pod]) -> bool:
+        if self._labels_read_at is None:
             return True
-        chosen = any(CHOSEN in pod.labels and key not in held for key, pod in self._known.items())
-        fresh = chosen or not held.keys() <= self._known.keys() or not self.socket.exists()
-        return now - self._asked >= (RETRY_S if fresh else LABELS_S)
+        chosen = any(JOB_LABEL in pod.labels and key not in held for key, pod in self._labelled.items())
+        fresh = chosen or not held.keys() <= self._labelled.keys() or not self.socket.exists()
+        return now - self._labels_read_at >= (RETRY_S if fresh else LABELS_INTERVAL_S)
 
-    def _resources(self) -> dict[tuple[str, str], Pod]:
+    def _read_pod_resources(self) -> dict[tuple[str, str], Pod]:
         from agents.grpc import (
             CallFailed,
-            call,  # here, so that a node without a kubelet does not pay for it
+            call_once,  # here, so that a node without a kubelet does not pay for it
         )
 
         try:
-            return resources(call(f"unix:{self.socket}", LIST, b"", deadline=PATIENCE_S, most=MOST_RESOURCES))
+            return parse_pod_resources(
+                call_once(f"unix:{self.socket}", LIST_METHOD, b"", deadline=TIMEOUT_S, most=MAX_POD_RESOURCES_BYTES)
+            )
         except CallFailed as error:
             raise OSError(str(error)) from None
 
-    def _labels(self) -> bytes:
-        """PodList of this node. Raises Refused with the server's own words where the account lacks the right."""
+    def _read_pod_list(self) -> bytes:
+        """Returns the PodList of this node. Raises PodListRefused with the status if the account lacks the right."""
         import ssl
         import urllib.error
         import urllib.request
@@ -301,22 +308,24 @@ class Kubelet:
         from pipeline.http.addresses import opener
 
         path = f"/api/v1/pods?fieldSelector={quote('spec.nodeName=' + self.node)}&resourceVersion=0"
-        token = (self.account / "token").read_text().strip()  # each time anew: kubelet renews it hourly
+        token = (self.account / "token").read_text().strip()  # each time: the kubelet renews it hourly
         trust = self.account / "ca.crt"
         context = ssl.create_default_context(cafile=str(trust) if trust.exists() else None)
         request = urllib.request.Request(self.api + path, headers={"Authorization": f"Bearer {token}"})
         try:
-            with opener(urllib.request.HTTPSHandler(context=context)).open(request, timeout=PATIENCE_S) as answer:
-                found: bytes = answer.read(MOST_LABELS + 1)
+            with opener(urllib.request.HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_S) as answer:
+                found: bytes = answer.read(MAX_POD_LIST_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
-                raise Refused(f"status {error.code}; wanted the right to list pods (docs/jobs.md)") from None
-        if len(found) > MOST_LABELS:
-            raise Refused(f"more than {MOST_LABELS} bytes of pods")
+                raise PodListRefused(
+                    f"status {error.code}; the account needs the right to list pods (docs/jobs.md)"
+                ) from None
+        if len(found) > MAX_POD_LIST_BYTES:
+            raise PodListRefused(f"the list of pods has more than {MAX_POD_LIST_BYTES} bytes")
         return found
 
 
-def in_cluster() -> str:
-    """Where a pod finds the API server; empty outside of one."""
+def cluster_api_url() -> str:
+    """Returns the URL of the API server for a pod; empty outside of a cluster."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}" if host else ""

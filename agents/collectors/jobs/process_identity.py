@@ -1,12 +1,13 @@
-"""Which job, rank and pipeline stage a process is, from its environment: one pure function for the agent and the hook.
+"""Finds the job, rank and pipeline stage of a process from its environment; used by the agent and by training scripts.
 
-A name of a job holds no dot, so that `rank:JOB.N` and `stage:JOB.S` part at the last one.
+A job's name has no dot, so that `rank:JOB.N` and `stage:JOB.S` split at the last one. The first of these that is set
+counts:
 
-    job     FLEETPULSE_JOB; else Slurm's job id (of a heterogeneous job the leader's; a task of an array has an id of
-            its own); else POD_NAMESPACE/JOB_NAME, which a pod's manifest sets; else torchrun's run id, or where
-            torchrun was given none its meeting point MASTER_ADDR-MASTER_PORT; else MPI's name space
-    rank    FLEETPULSE_RANK; else RANK; else Slurm's, MPI's, PMI's
-    stage   FLEETPULSE_STAGE; else PIPELINE_STAGE, PIPELINE_PARALLEL_RANK or PP_RANK; else FLEETPULSE_STAGES stages of
+    job     FLEETPULSE_JOB; Slurm's job id (of a heterogeneous job the leader's; a task of an array has its own id);
+            POD_NAMESPACE/JOB_NAME, set in a pod's manifest; torchrun's run id, or without one its rendezvous
+            MASTER_ADDR-MASTER_PORT; MPI's namespace
+    rank    FLEETPULSE_RANK; RANK; those of Slurm, MPI and PMI
+    stage   FLEETPULSE_STAGE; PIPELINE_STAGE, PIPELINE_PARALLEL_RANK or PP_RANK; FLEETPULSE_STAGES stages of
             consecutive ranks, as Megatron-LM orders them
 """
 
@@ -16,11 +17,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LONGEST_NAME = 120
-"""Most characters of a job's name; chosen: with kind and rank it stays below the 200 that the API takes."""
-LARGEST = 2**24
-"""Ranks are below it; chosen: a hundred times the largest job there was."""
-_NOT_A_NAME = re.compile(r"[^A-Za-z0-9_+/@-]+")
+MAX_NAME_CHARS = 120
+"""Most characters of a job's name. Chosen: with kind and rank it stays below the API's 200."""
+RANK_LIMIT = 2**24
+"""Ranks are below it. Chosen: a hundred times the largest job known."""
+_FORBIDDEN_CHARS = re.compile(r"[^A-Za-z0-9_+/@-]+")
 _NUMBER = re.compile(r"[0-9]{1,8}")
 _SLURM_RANK = "SLURM_PROCID"
 _RANKS = (
@@ -50,24 +51,24 @@ _LOCAL_RANKS = (
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 _NODE_RANKS = ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID", "OMPI_COMM_WORLD_NODE_RANK")
 _STAGES = ("FLEETPULSE_STAGE", "PIPELINE_STAGE", "PIPELINE_PARALLEL_RANK", "PP_RANK")
-_LAUNCHED = frozenset({"FLEETPULSE_RANK", "RANK"})
-WANTED = frozenset(
+_LAUNCHER_RANKS = frozenset({"FLEETPULSE_RANK", "RANK"})
+IDENTITY_VARIABLES = frozenset(
     (*_RANKS, *_WORLDS, *_LOCAL_RANKS, *_LOCAL_SIZES, *_NODE_RANKS, *_STAGES, "FLEETPULSE_JOB", "FLEETPULSE_STAGES")
 ) | {
     *("SLURM_JOB_ID", "SLURM_HET_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
     *("SLURM_JOB_NAME", "SLURM_JOB_USER", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_PARTITION"),
     *("POD_NAMESPACE", "POD_NAME", "JOB_NAME", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE"),
 }
-"""All variables that are looked at; nothing else of an environment is ever kept."""
+"""All variables that are read here; nothing else of an environment is kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Who a process is. `claim`: how sure its rank is; of one job on one node only the highest claims are ranks.
+class ProcessIdentity:
+    """The identity of a process. claim: confidence of its rank; on one node only a job's highest claims are ranks.
 
-    3 a launcher of ranks (torchrun) or the user says so, 2 a step of Slurm or MPI, 1 Slurm's batch script.
-    named: whether its owner named the job (FLEETPULSE_JOB), so that no other source does.
-    array: of a task of a job array `ARRAY_TASK`, as Slurm's users write it.
+    Claims: 3 a launcher of ranks (torchrun) or the user set it, 2 a step of Slurm or MPI, 1 Slurm's batch script.
+    job_named_by_user: FLEETPULSE_JOB is set, and overrides every other source. array: `ARRAY_TASK` of a job array's
+    task.
     """
 
     job: str
@@ -82,127 +83,133 @@ class Identity:
     claim: int = 0
     title: str = ""
     user: str = ""
-    named: bool = False
+    job_named_by_user: bool = False
     array: str = ""
 
     @property
     def job_entity(self) -> str:
+        """The job's entity."""
         return f"job:{self.job}"
 
     @property
     def rank_entity(self) -> str | None:
+        """The rank's entity; None without a rank."""
         return None if self.rank is None else f"rank:{self.job}.{self.rank}"
 
     @property
     def stage_entity(self) -> str | None:
+        """The stage's entity; None without a stage."""
         return f"stage:{self.job}.{self.stage}" if self.stage else None
 
 
-def identify(environment: Mapping[str, str], node: str = "") -> Identity | None:
-    """Who a process with this environment is; None if it belongs to no job. `node` names a job that is on it alone."""
-    job, scheduler, number = _job(environment, node)
+def identify_process(environment: Mapping[str, str], node: str = "") -> ProcessIdentity | None:
+    """Returns the identity of a process with this environment; None if it belongs to no job.
+
+    node: names a job that runs on this node alone.
+    """
+    job, scheduler, number = _find_job(environment, node)
     if not job:
         return None
-    key, rank = _first(environment, _RANKS)
-    world = _first(environment, _WORLDS)[1]
-    return Identity(
+    key, rank = _first_number(environment, _RANKS)
+    world = _first_number(environment, _WORLDS)[1]
+    return ProcessIdentity(
         job,
         scheduler,
         number,
         rank,
         world,
-        _first(environment, _LOCAL_RANKS)[1],
-        _local_size(environment),
-        _first(environment, _NODE_RANKS)[1],
-        _stage(environment, rank, world),
-        _claim(environment, key),
-        _text(environment.get("SLURM_JOB_NAME") or environment.get("JOB_NAME", "")),
-        _text(environment.get("SLURM_JOB_USER", "")),
-        bool(clean(environment.get("FLEETPULSE_JOB", ""))),
-        _array(environment),
+        _first_number(environment, _LOCAL_RANKS)[1],
+        _find_local_size(environment),
+        _first_number(environment, _NODE_RANKS)[1],
+        _find_stage(environment, rank, world),
+        _rate_claim(environment, key),
+        _one_line(environment.get("SLURM_JOB_NAME") or environment.get("JOB_NAME", "")),
+        _one_line(environment.get("SLURM_JOB_USER", "")),
+        bool(clean_name(environment.get("FLEETPULSE_JOB", ""))),
+        _array_task_id(environment),
     )
 
 
-def clean(name: str) -> str:
-    """A name as entities bear it: without what has a meaning there."""
-    return _NOT_A_NAME.sub("-", name)[:LONGEST_NAME].strip("-")
+def clean_name(name: str) -> str:
+    """Returns a name without the characters that have a meaning in entities."""
+    return _FORBIDDEN_CHARS.sub("-", name)[:MAX_NAME_CHARS].strip("-")
 
 
-def number(text: str | None) -> int | None:
-    """A whole number that can be a rank or a size."""
+def parse_number(text: str | None) -> int | None:
+    """Returns a number that can be a rank or a size; None for anything else."""
     if text is None or not _NUMBER.fullmatch(text):
         return None
-    return value if (value := int(text)) < LARGEST else None
+    return value if (value := int(text)) < RANK_LIMIT else None
 
 
-def _job(environment: Mapping[str, str], node: str) -> tuple[str, str, str]:
-    """(name, who placed it, its number there)."""
+def _find_job(environment: Mapping[str, str], node: str) -> tuple[str, str, str]:
+    """Returns (job name, scheduler, Slurm job id)."""
     slurm = environment.get("SLURM_JOB_ID", "")
     slurm = slurm if _NUMBER.fullmatch(slurm) else ""
     leader = environment.get("SLURM_HET_JOB_ID", "")
     names = (
         ("slurm", leader if slurm and _NUMBER.fullmatch(leader) else slurm),
-        ("kubernetes", _pod(environment)),
-        ("torchrun", _torchrun(environment, node)),
+        ("kubernetes", _pod_job_name(environment)),
+        ("torchrun", _torchrun_job_name(environment, node)),
         ("mpi", environment.get("PMIX_NAMESPACE", "")),
     )
-    scheduler, name = next(((who, clean(name)) for who, name in names if clean(name)), ("", ""))
-    if chosen := clean(environment.get("FLEETPULSE_JOB", "")):
+    scheduler, name = next(((source, clean_name(name)) for source, name in names if clean_name(name)), ("", ""))
+    if chosen := clean_name(environment.get("FLEETPULSE_JOB", "")):
         return chosen, scheduler or "process", slurm
     return name, scheduler, slurm
 
 
-def _pod(environment: Mapping[str, str]) -> str:
+def _pod_job_name(environment: Mapping[str, str]) -> str:
     space, name = environment.get("POD_NAMESPACE", ""), environment.get("JOB_NAME", "")
     return f"{space}/{name}" if space and name else ""
 
 
-def _torchrun(environment: Mapping[str, str], node: str) -> str:
-    """torchrun's run id; "none" is what it has by default, and then ranks that meet at one place are one job."""
+def _torchrun_job_name(environment: Mapping[str, str], node: str) -> str:
+    """Returns torchrun's run id. By default it is "none": then ranks with the same rendezvous are one job."""
     run = environment.get("TORCHELASTIC_RUN_ID", "")
     if run and run != "none":
         return run
     where, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    if not where or number(environment.get("RANK")) is None:
+    if not where or parse_number(environment.get("RANK")) is None:
         return ""
     alone = where in ("localhost", "::1") or where.startswith("127.")
     return f"{node if alone and node else where}-{port}" if port else (node if alone and node else where)
 
 
-def _stage(environment: Mapping[str, str], rank: int | None, world: int | None) -> str:
-    said = next((text for key in _STAGES if (text := clean(environment.get(key, "")))), "")
-    stages = number(environment.get("FLEETPULSE_STAGES"))
-    if said or not stages or rank is None or not world or rank >= world or stages > world:
-        return said
+def _find_stage(environment: Mapping[str, str], rank: int | None, world: int | None) -> str:
+    stage = next((text for key in _STAGES if (text := clean_name(environment.get(key, "")))), "")
+    stages = parse_number(environment.get("FLEETPULSE_STAGES"))
+    if stage or not stages or rank is None or not world or rank >= world or stages > world:
+        return stage
     return str(rank * stages // world)
 
 
-def _array(environment: Mapping[str, str]) -> str:
-    job, task = (number(environment.get(key)) for key in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
+def _array_task_id(environment: Mapping[str, str]) -> str:
+    job, task = (parse_number(environment.get(key)) for key in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
     return "" if job is None or task is None else f"{job}_{task}"
 
 
-def _local_size(environment: Mapping[str, str]) -> int | None:
-    """Ranks of the job on this node: Slurm writes `4(x2),3`, which says it only where all nodes have as many."""
-    found = _first(environment, _LOCAL_SIZES)[1]
+def _find_local_size(environment: Mapping[str, str]) -> int | None:
+    """Returns the number of the job's ranks on this node; None if Slurm's list (`4(x2),3`) differs by node."""
+    found = _first_number(environment, _LOCAL_SIZES)[1]
     if found is not None:
         return found
     text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
-    return number(text.partition("(")[0]) if "," not in text else None
+    return parse_number(text.partition("(")[0]) if "," not in text else None
 
 
-def _claim(environment: Mapping[str, str], key: str) -> int:
+def _rate_claim(environment: Mapping[str, str], key: str) -> int:
     if not key:
         return 0
-    return 3 if key in _LAUNCHED else 2 if key != _SLURM_RANK or "SLURM_STEP_ID" in environment else 1
+    return 3 if key in _LAUNCHER_RANKS else 2 if key != _SLURM_RANK or "SLURM_STEP_ID" in environment else 1
 
 
-def _first(environment: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, int | None]:
-    """The first of the variables that holds a number, and the number."""
-    found = ((key, number(environment.get(key))) for key in keys)
+def _first_number(environment: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, int | None]:
+    """Returns the first of the variables that holds a number, and that number."""
+    found = ((key, parse_number(environment.get(key))) for key in keys)
     return next(((key, value) for key, value in found if value is not None), ("", None))
 
 
-def _text(value: str) -> str:
-    """A name for people, bounded and in one line."""
-    return " ".join(value.split())[:LONGEST_NAME]
+def _one_line(value: str) -> str:
+    """Returns a display name, bounded and on one line."""
+    return " ".join(value.split())[:MAX_NAME_CHARS]

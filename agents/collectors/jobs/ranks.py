@@ -1,8 +1,9 @@
-"""Which ranks of which jobs are on this node now, from what each source saw.
+"""Finds the ranks of jobs on this node from processes, Slurm's prolog and pods.
 
-A rank is all the processes that say so (its data loaders have its environment). Where no source tells a job's ranks,
-the job's share of this node is one member, `rank:JOB.NODE` (`rank:JOB.POD` of a pod): its GPUs still belong to it.
-What the prolog says counts alone only where environments may not be read: a job without a process has not begun.
+A rank is the group of processes with the same job and rank number, such as a trainer with its data loaders. If no
+source gives the ranks of a job, one placeholder stands for the job on this node: `rank:JOB.NODE`, or `rank:JOB.POD`.
+Its GPUs still belong to the job. The prolog alone counts only if environments may not be read: a job without a process
+has not begun.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.collectors.jobs import gpu_assignment
-from agents.collectors.jobs.gpu_assignment import Gpus
+from agents.collectors.jobs.gpu_assignment import GpuNumbers
 from agents.collectors.jobs.kubernetes import Pod
-from agents.collectors.jobs.process_identity import Identity, clean, identify
-from agents.collectors.jobs.processes import Process
-from agents.collectors.jobs.slurm_prolog import Facts
+from agents.collectors.jobs.process_identity import ProcessIdentity, clean_name, identify_process
+from agents.collectors.jobs.processes import JobProcess
+from agents.collectors.jobs.slurm_prolog import JobVariables
 
 MAX_RANKS = 512
-"""Most ranks of one node that are told; chosen: as many as a node of 512 processors runs without a GPU."""
+"""Most ranks of one node. Chosen: a node of 512 processors runs no more without a GPU."""
 
 
-Member = tuple[Process, Identity, Pod | None]
-"""A process of a job, who it is, and the pod that it is in."""
+Member = tuple[JobProcess, ProcessIdentity, Pod | None]
+"""A process of a job, its identity, and its pod."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """One rank of a job on this node. pid: its first process, 0 where none is known; start: when that began, ticks."""
+class JobRank:
+    """One rank of a job on this node. pid: its first process, 0 if unknown; start: in ticks since boot."""
 
     entity: str
     job: str
@@ -41,148 +42,162 @@ class Rank:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def parents(self, node: str) -> tuple[str, ...]:
-        """Stage, job, GPUs; the node for a rank without a GPU."""
+        """Returns stage, job and GPUs; for a rank without a GPU the node."""
         stage = (f"stage:{self.job}.{self.stage}",) if self.stage else ()
         return (*stage, f"job:{self.job}", *(self.gpus or (f"node:{node}",)))
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """What one look saw. facts: by Slurm's job id; blind: whether there are environments that may not be read."""
+class JobSources:
+    """Results of one scan. prolog: variables by Slurm job id; environments_refused: most are not readable."""
 
-    processes: Iterable[Process]
-    facts: Mapping[str, Facts]
+    processes: Iterable[JobProcess]
+    prolog: Mapping[str, JobVariables]
     pods: tuple[Pod, ...]
-    gpus: Gpus
+    gpus: GpuNumbers
     node: str
-    blind: bool = False
+    environments_refused: bool = False
 
 
-def ranks(sources: Sources) -> dict[str, Rank]:
-    """Entity -> rank, of all jobs on this node."""
+def find_ranks(sources: JobSources) -> dict[str, JobRank]:
+    """Returns entity -> rank of all jobs on this node."""
     by_job: dict[str, list[Member]] = {}
     uids = {pod.uid: pod for pod in sources.pods if pod.uid}
     containers = {container: pod for pod in sources.pods for container in pod.containers}
-    unnumbered = {pod.name: pod for pod in sources.pods if not pod.uid}  # without labels the kubelet tells names alone
+    unlabelled = {pod.name: pod for pod in sources.pods if not pod.uid}  # the kubelet alone gives names without uids
     for process in sources.processes:
-        place = process.place
-        pod = uids.get(place.pod) or containers.get(place.container) or unnumbered.get(process.host)
-        who = _who(process, pod, sources)
-        if who is not None:
-            by_job.setdefault(who.job, []).append((process, who, pod))
-    found: dict[str, Rank] = {}
-    for job, everybody in by_job.items():
-        together = _of_its_users(job, everybody, sources.facts)
-        best = max((who.claim for _, who, _ in together), default=0)
-        for process, who, pod in sorted(together, key=lambda one: (one[0].start, one[0].pid)):
-            if who.claim == best and (rank := _rank(process, who, pod, sources)).entity not in found:
+        owner = process.cgroup
+        pod = uids.get(owner.pod) or containers.get(owner.container) or unlabelled.get(process.pod_name)
+        identity = _resolve_identity(process, pod, sources)
+        if identity is not None:
+            by_job.setdefault(identity.job, []).append((process, identity, pod))
+    found: dict[str, JobRank] = {}
+    for job, candidates in by_job.items():
+        together = _keep_job_users(job, candidates, sources.prolog)
+        best = max((identity.claim for _, identity, _ in together), default=0)
+        for process, identity, pod in sorted(together, key=lambda one: (one[0].start, one[0].pid)):
+            if identity.claim == best and (rank := _build_rank(process, identity, pod, sources)).entity not in found:
                 found[rank.entity] = rank
     for pod in sources.pods:
         if not any(rank.attributes.get("pod") == pod.name for rank in found.values()):
-            rank = _of_pod(pod, sources)
+            rank = _rank_of_pod(pod, sources)
             found.setdefault(rank.entity, rank)
-    for job, facts in sources.facts.items() if sources.blind else ():
+    for job, facts in sources.prolog.items() if sources.environments_refused else ():
         if not any(rank.slurm_job == job for rank in found.values()):
-            rank = _of_facts(job, facts, sources)
+            rank = _rank_of_prolog(job, facts, sources)
             found.setdefault(rank.entity, rank)
     return dict(list(found.items())[:MAX_RANKS])
 
 
-def _of_its_users(job: str, together: list[Member], facts: Mapping[str, Facts]) -> list[Member]:
-    """The processes of a job that its users run: an environment can be made up, so any user can claim any job.
+def _keep_job_users(job: str, together: list[Member], facts: Mapping[str, JobVariables]) -> list[Member]:
+    """Returns the processes that run as the job's users: environments can be forged, to claim any job.
 
-    The users of a job are whom Slurm's prolog names; else who runs in its pods; else who was first: in its control
-    group, in another one of Slurm under this name, or at all. Root may run for anybody.
+    The users of a job are, in this order: the user named by Slurm's prolog; the users of its pods' processes; the user
+    of the first process, by the surest placement (in the job's control group, in another of Slurm's, in none). Root
+    counts as every user.
     """
     uid = facts.get(job, {}).get("SLURM_JOB_UID", "")
     uids = {int(uid)} if uid.isdecimal() else {process.uid for process, _, pod in together if pod is not None}
     if not uids:
-        surest = max(_sureness(job, *member) for member in together)
-        mine = [process for process, who, pod in together if _sureness(job, process, who, pod) == surest]
+        surest = max(_placement_confidence(job, *member) for member in together)
+        mine = [
+            process
+            for process, identity, pod in together
+            if _placement_confidence(job, process, identity, pod) == surest
+        ]
         uids = {min(mine, key=lambda process: (process.start, process.pid)).uid}
     return [member for member in together if member[0].uid in uids | {0}]
 
 
-def _sureness(job: str, process: Process, who: Identity, _: Pod | None) -> int:
-    """How sure it is without its environment that a process is of a job."""
-    placed = process.place.slurm_job
-    return 0 if not placed else 2 if placed == job else int(who.scheduler_id in ("", placed))
+def _placement_confidence(job: str, process: JobProcess, identity: ProcessIdentity, _: Pod | None) -> int:
+    """Returns how surely a process belongs to a job, without its environment.
+
+    2: same Slurm job; 1: the job has another name; 0: in no Slurm job, or a different one.
+    """
+    placed = process.cgroup.slurm_job
+    return 0 if not placed else 2 if placed == job else int(identity.scheduler_id in ("", placed))
 
 
-def _who(process: Process, pod: Pod | None, sources: Sources) -> Identity | None:
-    """Who a process is: by its environment, placed by Slurm's or Kubernetes' word where it says nothing itself."""
-    who, place = process.identity, process.place
+def _resolve_identity(process: JobProcess, pod: Pod | None, sources: JobSources) -> ProcessIdentity | None:
+    """Returns the identity of a process: from its environment, completed by its pod or its Slurm control group."""
+    identity, owner = process.identity, process.cgroup
     if pod is not None:
-        if who is not None and who.scheduler_id:  # Slurm within a pod
-            return who
-        whole = who or Identity("", "kubernetes")
+        if identity is not None and identity.scheduler_id:  # Slurm inside a pod
+            return identity
+        whole = identity or ProcessIdentity("", "kubernetes")
         return (
             whole
-            if whole.named
+            if whole.job_named_by_user
             else replace(whole, job=pod.job, scheduler="kubernetes", title=whole.title or pod.title)
         )
-    if who is None and place.slurm_job and place.step not in ("extern", "4294967295"):
-        facts = sources.facts.get(place.slurm_job, {})
-        return identify({**facts, "SLURM_JOB_ID": place.slurm_job}, sources.node)
-    return who if who is None or who.rank is not None or place.slurm_job else None
+    if identity is None and owner.slurm_job and owner.step not in ("extern", "4294967295"):
+        facts = sources.prolog.get(owner.slurm_job, {})
+        return identify_process({**facts, "SLURM_JOB_ID": owner.slurm_job}, sources.node)
+    return identity if identity is None or identity.rank is not None or owner.slurm_job else None
 
 
-def _rank(process: Process, who: Identity, pod: Pod | None, sources: Sources) -> Rank:
-    """The rank that a process is, or the member that stands for its job on this node or in its pod."""
-    facts = sources.facts.get(who.scheduler_id or process.place.slurm_job, {})
+def _build_rank(process: JobProcess, identity: ProcessIdentity, pod: Pod | None, sources: JobSources) -> JobRank:
+    """Returns the rank of a process, or the placeholder of its job on this node or in its pod."""
+    facts = sources.prolog.get(identity.scheduler_id or process.cgroup.slurm_job, {})
     held = process.devices
     if not held.tokens or held.assumed:
-        given = pod.devices if pod is not None else gpu_assignment.listed(facts.get("SLURM_JOB_GPUS", "")) or ()
-        held = gpu_assignment.Devices(gpu_assignment.share(given, who)) if given else held
-    number = who.rank if who.rank is not None else pod.rank if pod is not None else None
-    stage = who.stage or (pod.stage if pod is not None else "")
-    return Rank(
-        f"rank:{who.job}.{_member(number, pod, sources.node)}",
-        who.job,
+        given = (
+            pod.devices if pod is not None else gpu_assignment.parse_device_list(facts.get("SLURM_JOB_GPUS", "")) or ()
+        )
+        held = gpu_assignment.HeldDevices(gpu_assignment.share_of_rank(given, identity)) if given else held
+    number = identity.rank if identity.rank is not None else pod.rank if pod is not None else None
+    stage = identity.stage or (pod.stage if pod is not None else "")
+    return JobRank(
+        f"rank:{identity.job}.{_member_name(number, pod, sources.node)}",
+        identity.job,
         stage,
-        sources.gpus.entities(sources.node, held.tokens, held.assumed),
+        sources.gpus.list_entities(sources.node, held.tokens, held.assumed),
         process.pid,
         process.start,
-        who.scheduler_id or process.place.slurm_job,
-        who.title or facts.get("SLURM_JOB_NAME", ""),
-        _attributes(who, pod, facts, {"pid": process.pid, "uid": process.uid}, sources.node),
+        identity.scheduler_id or process.cgroup.slurm_job,
+        identity.title or facts.get("SLURM_JOB_NAME", ""),
+        _rank_attributes(identity, pod, facts, {"pid": process.pid, "uid": process.uid}, sources.node),
     )
 
 
-def _of_pod(pod: Pod, sources: Sources) -> Rank:
-    """A pod none of whose processes is seen: another's process ids, or none yet."""
-    who = Identity(pod.job, "kubernetes", rank=pod.rank, title=pod.title)
-    entity = f"rank:{pod.job}.{_member(pod.rank, pod, sources.node)}"
-    held = sources.gpus.entities(sources.node, pod.devices)
-    told = _attributes(who, pod, {}, {}, sources.node)
-    return Rank(entity, pod.job, pod.stage, held, title=pod.title, attributes=told)
+def _rank_of_pod(pod: Pod, sources: JobSources) -> JobRank:
+    """Returns the rank of a pod without visible processes: another pid namespace, or none started yet."""
+    identity = ProcessIdentity(pod.job, "kubernetes", rank=pod.rank, title=pod.title)
+    entity = f"rank:{pod.job}.{_member_name(pod.rank, pod, sources.node)}"
+    held = sources.gpus.list_entities(sources.node, pod.devices)
+    attributes = _rank_attributes(identity, pod, {}, {}, sources.node)
+    return JobRank(entity, pod.job, pod.stage, held, title=pod.title, attributes=attributes)
 
 
-def _of_facts(job: str, facts: Facts, sources: Sources) -> Rank:
-    """A job of which only Slurm's prolog tells."""
-    who = identify({**facts, "SLURM_JOB_ID": job}, sources.node) or Identity(job, "slurm", job)
-    held = sources.gpus.entities(sources.node, gpu_assignment.listed(facts.get("SLURM_JOB_GPUS", "")) or ())
-    entity = f"rank:{who.job}.{_member(None, None, sources.node)}"
-    told = _attributes(who, None, facts, {}, sources.node)
-    return Rank(entity, who.job, "", held, slurm_job=job, title=who.title, attributes=told)
+def _rank_of_prolog(job: str, facts: JobVariables, sources: JobSources) -> JobRank:
+    """Returns the placeholder of a job that only Slurm's prolog reports."""
+    identity = identify_process({**facts, "SLURM_JOB_ID": job}, sources.node) or ProcessIdentity(job, "slurm", job)
+    held = sources.gpus.list_entities(
+        sources.node, gpu_assignment.parse_device_list(facts.get("SLURM_JOB_GPUS", "")) or ()
+    )
+    entity = f"rank:{identity.job}.{_member_name(None, None, sources.node)}"
+    attributes = _rank_attributes(identity, None, facts, {}, sources.node)
+    return JobRank(entity, identity.job, "", held, slurm_job=job, title=identity.title, attributes=attributes)
 
 
-def _member(number: int | None, pod: Pod | None, node: str) -> str:
-    return str(number) if number is not None else clean(pod.name) if pod is not None else clean(node)
+def _member_name(number: int | None, pod: Pod | None, node: str) -> str:
+    return str(number) if number is not None else clean_name(pod.name) if pod is not None else clean_name(node)
 
 
-def _attributes(who: Identity, pod: Pod | None, facts: Facts, more: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """What is known of a rank beside its place; `node` marks who told of it, so that it goes when that one stops."""
+def _rank_attributes(
+    identity: ProcessIdentity, pod: Pod | None, facts: JobVariables, more: Mapping[str, Any], node: str
+) -> dict[str, Any]:
+    """Returns the attributes of a rank. `node`: the reporting node; the rank is removed when it stops."""
     found: dict[str, Any] = {
         "node": node,
-        "scheduler": who.scheduler,
-        "rank": who.rank,
-        "world_size": who.world_size,
-        "local_rank": who.local_rank,
-        "node_rank": who.node_rank,
-        "stage": who.stage,
-        "array": who.array,
-        "user": who.user or facts.get("SLURM_JOB_USER", ""),
+        "scheduler": identity.scheduler,
+        "rank": identity.rank,
+        "world_size": identity.world_size,
+        "local_rank": identity.local_rank,
+        "node_rank": identity.node_rank,
+        "stage": identity.stage,
+        "array": identity.array,
+        "user": identity.user or facts.get("SLURM_JOB_USER", ""),
         **more,
     }
     if pod is not None:

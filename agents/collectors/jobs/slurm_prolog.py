@@ -1,8 +1,8 @@
-"""What Slurm's prolog wrote of the jobs on this node, for an agent that may not read the environment of processes.
+"""Reads the job files that Slurm's prolog wrote, for an agent that may not read the environment of processes.
 
-One file per job, `JOBID.env`, in a folder such as /run/fleetpulse/jobs: lines `KEY=VALUE`, unquoted, of the variables
-in KEYS alone; `#` lines and empty ones are passed over. The prolog writes it under another name and renames it, the
-epilog removes it. At most MOST_BYTES each and MOST_FILES of them are read, again only when the file is another.
+One file per job, `JOBID.env`, in a folder such as /run/fleetpulse/jobs: unquoted lines `KEY=VALUE` of the variables in
+PROLOG_VARIABLES; empty lines and `#` lines are ignored. The prolog writes the file under another name and renames it,
+the epilog removes it. A file is read again only if it changed.
 """
 
 from __future__ import annotations
@@ -13,61 +13,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KEYS = frozenset(
+PROLOG_VARIABLES = frozenset(
     {
         *("SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_USER", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION"),
         *("SLURM_JOB_ACCOUNT", "SLURM_JOB_GPUS", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME", "SLURM_ARRAY_JOB_ID"),
         *("SLURM_ARRAY_TASK_ID", "SLURM_HET_JOB_ID", "SLURMD_NODENAME"),
     }
 )
-MOST_BYTES, MOST_FILES = 16_384, 512
-"""Chosen: a hundred times a file, and as many jobs as a node of 512 processors could run."""
-MOST_VALUE = 1024
+MAX_FILE_BYTES, MAX_FILES = 16_384, 512
+"""Most bytes of a file, and most files. Chosen: a hundred times a file; a node of 512 processors runs no more jobs."""
+MAX_VALUE_CHARS = 1024
 """Most characters of one value; lists of nodes are cut there."""
-_NAME = re.compile(r"([0-9]{1,10})\.env")
+_FILE_NAME = re.compile(r"([0-9]{1,10})\.env")
 
-Facts = Mapping[str, str]
+JobVariables = Mapping[str, str]
 
 
-def parse(text: bytes) -> dict[str, str]:
-    """The wanted variables of one file."""
+def parse_prolog_file(text: bytes) -> dict[str, str]:
+    """Returns the variables in PROLOG_VARIABLES of one file."""
     found = {}
-    for line in text[:MOST_BYTES].decode("utf-8", "replace").splitlines():
+    for line in text[:MAX_FILE_BYTES].decode("utf-8", "replace").splitlines():
         key, equals, value = line.partition("=")
-        if equals and key in KEYS and value.isprintable():
-            found[key] = value[:MOST_VALUE]
+        if equals and key in PROLOG_VARIABLES and value.isprintable():
+            found[key] = value[:MAX_VALUE_CHARS]
     return found
 
 
 @dataclass
-class Folder:
-    """Follows the files of a folder."""
+class PrologFiles:
+    """The job files of one folder, with a cache of their content."""
 
     path: Path
-    _kept: dict[str, tuple[tuple[int, int, int], Facts]] = field(default_factory=dict)
+    _cache: dict[str, tuple[tuple[int, int, int], JobVariables]] = field(default_factory=dict)
 
-    def look(self) -> dict[str, Facts]:
-        """Job id -> what its file says now; none where there is no such folder."""
-        kept: dict[str, tuple[tuple[int, int, int], Facts]] = {}
+    def read_jobs(self) -> dict[str, JobVariables]:
+        """Returns Slurm job id -> its variables now; empty if there is no such folder."""
+        kept: dict[str, tuple[tuple[int, int, int], JobVariables]] = {}
         try:
             names = sorted(os.listdir(self.path))
         except OSError:  # no prolog of ours on this node
             names = []
         for name in names:
-            if (named := _NAME.fullmatch(name)) is not None and len(kept) < MOST_FILES:
-                found = self._file(named[1], self.path / name)
+            if (named := _FILE_NAME.fullmatch(name)) is not None and len(kept) < MAX_FILES:
+                found = self._read_file(named[1], self.path / name)
                 if found is not None:
                     kept[named[1]] = found
-        self._kept = kept
+        self._cache = kept
         return {job: facts for job, (_, facts) in kept.items()}
 
-    def _file(self, job: str, path: Path) -> tuple[tuple[int, int, int], Facts] | None:
+    def _read_file(self, job: str, path: Path) -> tuple[tuple[int, int, int], JobVariables] | None:
         try:
             status = os.stat(path)
             state = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if job in self._kept and self._kept[job][0] == state:
-                return self._kept[job]
+            if job in self._cache and self._cache[job][0] == state:
+                return self._cache[job]
             with open(path, "rb") as opened:
-                return state, parse(opened.read(MOST_BYTES))
-        except OSError:  # the epilog took it away meanwhile
+                return state, parse_prolog_file(opened.read(MAX_FILE_BYTES))
+        except OSError:  # the epilog removed it meanwhile
             return None

@@ -1,8 +1,7 @@
-"""Steps: what a training script calls once per step. It never waits for the agent and never raises.
+"""Steps: reports a training script's steps to the agent. It never waits for the agent and never raises.
 
-Reporting steps without a line per step: hooks of a PyTorch optimizer, and a callback of the Trainer's shape.
-
-No framework is loaded here; the objects are used by their documented faces.
+TorchSteps hooks a PyTorch optimizer, and TrainerSteps is a callback of Hugging Face's Trainer. No framework is loaded
+here; their documented interfaces are used.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from agents.collectors.jobs.process_identity import clean, identify
+from agents.collectors.jobs.process_identity import clean_name, identify_process
 from agents.collectors.training import datagram
-from agents.collectors.training.agent_socket import Sending, places
-from agents.collectors.training.datagram import GREATEST, MAX_SECONDS, STEP_BODY, Sender, bucket_is_good
+from agents.collectors.training.agent_socket import DatagramSender, socket_paths
+from agents.collectors.training.datagram import MAX_FLOAT32, MAX_SECONDS, STEP_BODY, RankSender, is_bucket_name
 from agents.collectors.training.digest import replica_digest
 
-_MOST = (1 << 64) - 2  # a counter's highest value means "missing"
+_MAX_COUNT = (1 << 64) - 2  # a counter's highest value means "missing"
 
 
 class Step:
-    """One step under way, from `with steps.step() as step:`. What is not told of it is missing."""
+    """One step in progress, from `with steps.step() as step:`. Values that are not given are missing."""
 
     __slots__ = ("_began", "_communicated", "_computed", "_digests", "_loss", "_norm", "_number", "_steps", "_tokens")
 
@@ -44,7 +43,7 @@ class Step:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Reports the step; one that ended by an exception did not finish."""
+        """Reports the step; a step that ends by an exception is not reported."""
         if kind is None:
             now = perf_counter()
             communication = self._communicated - self._computed
@@ -60,31 +59,31 @@ class Step:
             )
 
     def computed(self) -> None:
-        """Now forward and backward are done, and the collective has not begun."""
+        """Marks the end of forward and backward, before the collective."""
         self._computed = perf_counter()
 
     def communicated(self) -> None:
-        """Now the collective is done."""
+        """Marks the end of the collective."""
         self._communicated = perf_counter()
 
     def number(self, number: Any) -> None:
-        """The step's number, where the script counts them itself."""
+        """Sets the step's number, if the script counts its steps."""
         self._number = number
 
     def tokens(self, tokens: Any) -> None:
-        """How many tokens this rank worked on in this step."""
+        """Sets the number of tokens of this rank in this step."""
         self._tokens = tokens
 
     def loss(self, value: Any) -> None:
-        """The loss: a number, or what float() makes one of."""
+        """Sets the loss: a number, or what float() accepts."""
         self._loss = value
 
     def gradient_norm(self, value: Any) -> None:
-        """The norm of the gradient, before clipping."""
+        """Sets the norm of the gradient before clipping."""
         self._norm = value
 
     def digest(self, bucket: str, value: int) -> None:
-        """What replica_digest gives of a bucket of parameters after the step."""
+        """Adds the replica_digest of a bucket of parameters after the step."""
         if self._digests is None:
             self._digests = {}
         self._digests[bucket] = value
@@ -93,12 +92,12 @@ class Step:
 class Steps:
     """Reports the steps of one rank to the agent on this machine.
 
-    Who the rank is stands in the environment (Slurm, torchrun, MPI, a pod's manifest); arguments override it. group:
-    ranks of one name hold the same parameters (a data-parallel group; "" for all of a stage). first: steps that were
+    The rank's identity comes from the environment (Slurm, torchrun, MPI, a pod's manifest); arguments override it.
+    group: ranks of one group hold the same parameters (a data-parallel group; "" for all of a stage). first: steps
     finished before, as after a restart from a checkpoint.
 
-    dropped: datagrams that did not go; refused: values that could not be used. Threads may share one object; after a
-    fork the child's copy begins anew.
+    dropped: datagrams that were not sent; refused: values that could not be used. Threads may share one object; after a
+    fork the child's copy starts from zero.
     """
 
     def __init__(
@@ -112,37 +111,38 @@ class Steps:
         socket: str = "",
         first: int = 0,
     ) -> None:
-        self._told, self._more = (job, rank, world, stage, gpu, group), (socket, first)
-        self._first, self._paths = first, (socket,) if socket else places(os.environ)
-        self._begin()
+        self._identity_arguments, self._options = (job, rank, world, stage, gpu, group), (socket, first)
+        self._first, self._paths = first, (socket,) if socket else socket_paths(os.environ)
+        self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, as for a process that is spawned, begins anew."""
-        return Steps, (*self._told, *self._more)
+        """Pickles the arguments alone: a copy, as in a spawned process, starts from zero."""
+        return Steps, (*self._identity_arguments, *self._options)
 
-    def _begin(self) -> None:
-        """Counts from the beginning, as the process that we are now."""
+    def _reset(self) -> None:
+        """Sets all counts to zero, for the current process."""
         self._pid, self._lock = os.getpid(), RLock()  # a signal's handler may report, too
         self.dropped = self.refused = self._nonfinite = self._tokens = 0
-        self._step, self._sending = self._whole(self._first, 0), Sending(self._paths)
-        self.trouble = ""
+        self._step, self._sender = self._to_count(self._first, 0), DatagramSender(self._paths)
+        self.problem = ""
         try:
-            whose = datagram.identity(sender(*self._told))
-        except Exception as wrong:  # noqa: BLE001 - an argument may be anything; it must not end a training
-            self.say(str(wrong))
-            whose = b""
-        self._heads = {
-            kind: datagram.head(kind, whose) for kind in (datagram.STEP, datagram.DIGESTS, datagram.CHECKPOINT)
+            identity_bytes = datagram.encode_identity(resolve_sender(*self._identity_arguments))
+        except Exception as wrong:  # noqa: BLE001 - an argument of any kind must not end a training
+            self._disable(str(wrong))
+            identity_bytes = b""
+        self._headers = {
+            kind: datagram.encode_header(kind, identity_bytes)
+            for kind in (datagram.STEP, datagram.DIGESTS, datagram.CHECKPOINT)
         }
 
-    def say(self, trouble: str) -> None:
-        """Says once why nothing is reported; from then on every report counts as dropped."""
-        self.trouble = f"training steps are not reported: {trouble}"
+    def _disable(self, trouble: str) -> None:
+        """Logs once why nothing is reported; from then on every report counts as dropped."""
+        self.problem = f"training steps are not reported: {trouble}"
         with suppress(Exception):  # there may be no stderr
-            sys.stderr.write(f"fleetpulse: {self.trouble}\n")
+            sys.stderr.write(f"fleetpulse: {self.problem}\n")
 
     def step(self, tokens: int = 0, number: int | None = None) -> Step:
-        """A step, to be used with `with`: its length is that of the block."""
+        """Returns a step for a `with` block; the block's duration is the step's."""
         return Step(self, tokens, number)
 
     def report(
@@ -156,63 +156,63 @@ class Steps:
         gradient_norm: Any = None,
         digests: Mapping[str, int] | None = None,
     ) -> None:
-        """One finished step in one call. step: its number, by default one more than before; durations in seconds."""
+        """Reports one finished step in one call. step: its number, default: last one plus 1; durations in seconds."""
         if os.getpid() != self._pid:
-            self._begin()
+            self._reset()
         try:
             with self._lock:
-                self._count(step, tokens)
-                # what is sound already is not looked at twice: a call that does nothing costs most of what this may
+                self._count_step(step, tokens)
+                # valid floats skip the conversion: even an empty call would cost most of the time allowed here
                 if type(step_time) is not float or not 0.0 <= step_time <= MAX_SECONDS:
-                    step_time = self._seconds(step_time)
+                    step_time = self._to_seconds(step_time)
                 if type(compute_time) is not float or not 0.0 <= compute_time <= MAX_SECONDS:
-                    compute_time = self._seconds(compute_time)
+                    compute_time = self._to_seconds(compute_time)
                 if type(communication_time) is not float or not 0.0 <= communication_time <= MAX_SECONDS:
-                    communication_time = self._seconds(communication_time)
-                if type(loss) is not float or not -GREATEST <= loss <= GREATEST:
-                    loss = self._number(loss)
-                if type(gradient_norm) is not float or not -GREATEST <= gradient_norm <= GREATEST:
-                    gradient_norm = self._number(gradient_norm)
+                    communication_time = self._to_seconds(communication_time)
+                if type(loss) is not float or not -MAX_FLOAT32 <= loss <= MAX_FLOAT32:
+                    loss = self._to_number(loss)
+                if type(gradient_norm) is not float or not -MAX_FLOAT32 <= gradient_norm <= MAX_FLOAT32:
+                    gradient_norm = self._to_number(gradient_norm)
                 totals = self._step, self._tokens, self.dropped, self.refused, self._nonfinite
                 body = STEP_BODY.pack(*totals, step_time, compute_time, communication_time, loss, gradient_norm)
                 self._send(datagram.STEP, body)
                 if digests:
                     self._send_digests(digests)
-        except Exception:  # noqa: BLE001 - whatever is wrong here must not end a training; it is counted
+        except Exception:  # noqa: BLE001 - an error here must not end a training; it is counted
             self.refused += 1
 
     def checkpoint(self, seconds: float | None = None) -> None:
-        """A checkpoint was written; one rank of the job should say so."""
+        """Reports a written checkpoint; one rank of the job should call it."""
         if os.getpid() != self._pid:
-            self._begin()
+            self._reset()
         try:
             with self._lock:
-                self._send(datagram.CHECKPOINT, datagram.CHECKPOINT_BODY.pack(self._step, self._seconds(seconds)))
+                self._send(datagram.CHECKPOINT, datagram.CHECKPOINT_BODY.pack(self._step, self._to_seconds(seconds)))
         except Exception:  # noqa: BLE001 - as above
             self.refused += 1
 
     def close(self) -> None:
-        """Lets go of the socket; a report after it opens another one."""
-        self._sending.close()
+        """Closes the socket; a later report opens another one."""
+        self._sender.close()
 
-    def _count(self, step: Any, tokens: Any) -> None:
-        """The totals after this step; what is no number of steps or tokens is refused."""
-        self._step = self._whole(step, self._step + 1) if step is not None else self._step + 1
+    def _count_step(self, step: Any, tokens: Any) -> None:
+        """Updates the totals with this step; an invalid step number or token count is refused."""
+        self._step = self._to_count(step, self._step + 1) if step is not None else self._step + 1
         if tokens:
-            self._tokens = min(self._tokens + self._whole(tokens, 0), _MOST)
+            self._tokens = min(self._tokens + self._to_count(tokens, 0), _MAX_COUNT)
 
-    def _whole(self, value: Any, instead: int) -> int:
+    def _to_count(self, value: Any, instead: int) -> int:
         try:
             found = int(value)
-        except Exception:  # noqa: BLE001 - a value may be an object whose __int__ raises anything
+        except Exception:  # noqa: BLE001 - a value may be an object identity_bytes __int__ raises anything
             found = -1
-        if 0 <= found <= _MOST:
+        if 0 <= found <= _MAX_COUNT:
             return found
         self.refused += 1
         return instead
 
-    def _seconds(self, value: Any) -> float:
-        """A duration; NaN where there is none."""
+    def _to_seconds(self, value: Any) -> float:
+        """Returns a duration; NaN if there is none."""
         if value is None:
             return nan
         try:
@@ -224,8 +224,8 @@ class Steps:
         self.refused += 1
         return nan
 
-    def _number(self, value: Any) -> float:
-        """A loss or norm: NaN where none was told, infinite where it is not finite, which is counted."""
+    def _to_number(self, value: Any) -> float:
+        """Returns a loss or norm: NaN if not given; infinite, and counted, if not finite."""
         if value is None:
             return nan
         try:
@@ -233,52 +233,52 @@ class Steps:
         except Exception:  # noqa: BLE001 - as above
             self.refused += 1
             return nan
-        if -GREATEST <= found <= GREATEST:
+        if -MAX_FLOAT32 <= found <= MAX_FLOAT32:
             return found
         self._nonfinite += 1
         return inf
 
     def _send(self, kind: int, body: bytes) -> None:
-        if self.trouble or not self._sending.send(self._heads[kind] + body):
+        if self.problem or not self._sender.send(self._headers[kind] + body):
             self.dropped += 1
 
     def _send_digests(self, digests: Mapping[str, int]) -> None:
         good = [
             (bucket.encode(), int(value))
             for bucket, value in digests.items()
-            if bucket_is_good(bucket) and 0 <= int(value) < 1 << 64
+            if is_bucket_name(bucket) and 0 <= int(value) < 1 << 64
         ][: datagram.MAX_DIGESTS]
         self.refused += len(digests) - len(good)
         if good:
-            self._send(datagram.DIGESTS, datagram.digests_body(self._step, good))
+            self._send(datagram.DIGESTS, datagram.encode_digests(self._step, good))
 
 
-def sender(
+def resolve_sender(
     job: str, rank: int | None, world: int | None, stage: str | int, gpu: int | None, group: str | int
-) -> Sender:
-    """Who this process is: the arguments, else the environment, else a job of this process alone."""
-    found = identify(os.environ, datagram.HERE)
+) -> RankSender:
+    """Returns the identity of this process: arguments, else the environment, else a job of this process alone."""
+    found = identify_process(os.environ, datagram.NODE_PLACEHOLDER)
     if found is None:
-        name, number, size, part = f"{datagram.HERE}-{os.getpid()}", 0, 0, ""
+        name, number, size, part = f"{datagram.NODE_PLACEHOLDER}-{os.getpid()}", 0, 0, ""
     else:
         name, number, size, part = found.job, found.rank or 0, found.world_size or 0, found.stage
-    return Sender(
-        clean(str(job)) or name,
+    return RankSender(
+        clean_name(str(job)) or name,
         number if rank is None else int(rank),
         size if world is None else int(world),
-        clean(str(stage)) or part,
+        clean_name(str(stage)) or part,
         -1 if gpu is None else int(gpu),
-        clean(str(group)),
+        clean_name(str(group)),
     )
 
 
 class TorchSteps:
-    """Reports a step at the end of each `optimizer.step()`; its length is the time since the one before.
+    """Reports a step at the end of each `optimizer.step()`; its duration is the time since the step before.
 
-    digest_every: after so many steps the digest of each parameter group goes along; 0: never. Between two calls of
-    optimizer.step() the script may tell `computed()`, `communicated()`, `loss(x)`, `gradient_norm(x)` and `tokens(n)`.
-    On a GPU `computed()` is true only behind `torch.cuda.synchronize()` or whatever else waits for the device. Other
-    arguments are those of Steps. Optimizers of torch 2.0 or newer have hooks for it; of older ones `step` is wrapped.
+    digest_every: sends the digest of each parameter group every so many steps; 0: never. Between two calls of
+    optimizer.step() the script may call `computed()`, `communicated()`, `loss(x)`, `gradient_norm(x)` and `tokens(n)`.
+    On a GPU, `computed()` is exact only after `torch.cuda.synchronize()` or another wait for the device. Other
+    arguments are those of Steps. Optimizers of torch 2.0 and newer have hooks; of older ones `step` is wrapped.
     """
 
     def __init__(self, optimizer: Any, digest_every: int = 0, **identity: Any) -> None:
@@ -286,9 +286,9 @@ class TorchSteps:
         self._optimizer, self._every, self._done = optimizer, digest_every, 0
         self._step = self.steps.step()
         hook = getattr(optimizer, "register_step_post_hook", None)
-        self._handle = hook(self._finished) if hook else _WrappedStep(optimizer, self._finished)
+        self._handle = hook(self._report_step) if hook else _WrappedStep(optimizer, self._report_step)
 
-    def _finished(self, *_: Any) -> None:
+    def _report_step(self, *_: Any) -> None:
         self._done += 1
         if self._every and self._done % self._every == 0:
             for number, group in enumerate(self._optimizer.param_groups):
@@ -297,26 +297,27 @@ class TorchSteps:
         self._step = self.steps.step()
 
     def digest(self, bucket: str, parameters: Any) -> None:
-        """Adds the digest of some parameters to the step under way."""
+        """Adds the digest of some parameters to the step in progress."""
         try:
             self._step.digest(bucket, replica_digest(parameters))
-        except Exception:  # noqa: BLE001 - a device that fails here fails in the training itself; it is counted
+        except Exception:  # noqa: BLE001 - a failing device fails in the training itself; here it is only counted
             self.steps.refused += 1
 
     def __getattr__(self, name: str) -> Callable[..., None]:
+        """Returns a method of the step in progress."""
         if name not in ("computed", "communicated", "loss", "gradient_norm", "tokens"):
             raise AttributeError(name)
-        told: Callable[..., None] = getattr(self._step, name)
-        return told
+        method: Callable[..., None] = getattr(self._step, name)
+        return method
 
     def close(self) -> None:
-        """Takes the hook off the optimizer."""
+        """Removes the hook from the optimizer."""
         self._handle.remove()
         self.steps.close()
 
 
 class _WrappedStep:
-    """Calls `hook` after each step of an optimizer that has no hooks of its own."""
+    """Calls `hook` after each step of an optimizer without hooks."""
 
     def __init__(self, optimizer: Any, hook: Callable[..., None]) -> None:
         self._hook: Callable[..., None] | None = hook
@@ -332,14 +333,14 @@ class _WrappedStep:
         optimizer.step = step
 
     def remove(self) -> None:
-        """Ends the calls. The wrapper stays: a scheduler may have wrapped it in turn."""
+        """Stops the calls. The wrapper stays: a scheduler may have wrapped it in turn."""
         self._hook = None
 
 
 class TrainerSteps:
-    """A callback of the shape of Hugging Face's TrainerCallback: `trainer.add_callback(TrainerSteps())`.
+    """A callback for Hugging Face's Trainer: `trainer.add_callback(TrainerSteps())`.
 
-    A step is what lies between on_step_begin and on_step_end, loss and gradient norm are those that were logged last.
+    A step lasts from on_step_begin to on_step_end; loss and gradient norm are the last logged ones.
     """
 
     def __init__(self, **identity: Any) -> None:
@@ -348,22 +349,26 @@ class TrainerSteps:
         self._logged: dict[str, Any] = {}
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Starts a step."""
         self._step = self.steps.step()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Keeps loss and gradient norm for the step's report."""
         self._logged = {key: logs[key] for key in ("loss", "grad_norm") if key in logs} if logs else {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Reports the step."""
         self._step.number(state.global_step)
         self._step.loss(self._logged.pop("loss", None))
         self._step.gradient_norm(self._logged.pop("grad_norm", None))
         self._step.__exit__(None, None, None)
 
     def on_save(self, *_: Any, **__: Any) -> None:
+        """Reports a checkpoint."""
         self.steps.checkpoint()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Every other event of a Trainer, none of which says anything of a step."""
+        """Returns a method that ignores its call, for every other event of a Trainer."""
         if not name.startswith("on_"):
             raise AttributeError(name)
         return lambda *_, **__: None

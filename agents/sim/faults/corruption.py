@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.collectors.canary.ledger import WATCHED
+from agents.collectors.canary.ledger import CLEAN_ROUNDS
 from agents.sim.effects import Defect, Effects
 from agents.sim.faults.kind import DAY, HOUR, MONTH, Detectability, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
@@ -43,7 +43,7 @@ class SilentDataCorruption(Kind):
         "failure": (*["none"] * 83, *["jump"] * 16, "nonfinite"),  # 3 of 18 [AEGIS]; 1 % are NaN [GPU SDC, DSN'26]
     }
     severe = "decades"
-    lingers = (WATCHED + 1) * PERIOD
+    lingers = (CLEAN_ROUNDS + 1) * PERIOD
     probability: float | None = None  # of a wrong digest per round: given, the canary sees it so, and nothing else does
     decades: float | None = None  # power of ten of the chance to err per kernel, at the onset; doubles every month
     reached: str | None = None  # whether a canary's arithmetic touches the defect

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.collectors.canary.ledger import WATCHED
+from agents.collectors.canary.ledger import CLEAN_ROUNDS
 from agents.sim.effects import Defect, Effects, EventTime, PlannedEvent
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
@@ -77,9 +77,9 @@ class Canaries:
                 wrong[defect.gpu] = float(defect.misses.mean())
             errors = np.flatnonzero(defect.misses[: place + 1])
             usual = (number + int(self._due[defect.gpu])) % REPORT_EVERY or REPORT_EVERY
-            if len(errors) and (place - errors[-1] <= WATCHED or usual == REPORT_EVERY):
+            if len(errors) and (place - errors[-1] <= CLEAN_ROUNDS or usual == REPORT_EVERY):
                 before = errors[errors < place]
-                reported = min(place - 1, int(before[-1]) + WATCHED) if len(before) else place - usual
+                reported = min(place - 1, int(before[-1]) + CLEAN_ROUNDS) if len(before) else place - usual
                 watched[defect.gpu] = min(usual, place - reported)
         return wrong, watched
 
