@@ -296,7 +296,7 @@ def test_nothing_is_loaded_where_nothing_is_configured() -> None:
     ("settings", "said"),
     [
         (Opentelemetry(kafka=True), 'transport = "kafka"'),
-        (Opentelemetry(metrics="all"), "expected an endpoint"),
+        (Opentelemetry(metrics="all"), "requires an endpoint"),
         (
             Opentelemetry(endpoint="http://127.0.0.1:1", headers_file=Path("/absent")),
             "headers_file: /absent: cannot be read",

@@ -219,7 +219,7 @@ def test_a_mapping_that_is_not_there_names_those_that_are() -> None:
         ({"name": "a", "url": "http://x/", "mapping": "dcgm"}, "wanted a file, or one of"),
         ({"name": "a", "url": "http://x/", "interval": 0}, "seconds, 1 to 3600"),
         ({"name": "a", "url": "http://x/", "custom": 10**6}, "0 to 5000"),
-        ({"name": "a\nb", "url": "http://x/"}, "printable letters"),
+        ({"name": "a\nb", "url": "http://x/"}, "printable characters"),
     ],
 )
 def test_a_wrong_endpoint_is_refused(endpoint: Mapping[str, Any], said: str) -> None:

@@ -112,7 +112,7 @@ def test_values_are_written_so_that_they_read_back_exactly(tmp_path: Path) -> No
 
 def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
-    with pytest.raises(UsageError, match="is not empty; wanted a new or an empty folder"):
+    with pytest.raises(UsageError, match="not empty; wanted a new or empty folder"):
         RecordingWriter(tmp_path, "n1", 1.0, [])
     with pytest.raises(UsageError, match="cannot be written: File exists"):
         RecordingWriter(tmp_path / "old", "n1", 1.0, [])
@@ -260,7 +260,7 @@ def test_once_shows_the_first_tick(tmp_path: Path, configuration: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["agent", "--speed", "2"], "wanted --replay-recording"),
+        (["agent", "--speed", "2"], "add --replay-recording"),
         (["agent", "--replay-recording", "absent"], "wanted a folder of 'fleetpulse record'"),
         (["once", "--replay-recording", "absent"], "wanted a folder of 'fleetpulse record'"),
         (["record", "--output", "x", "--seconds", "0"], "wanted more than 0"),

@@ -58,12 +58,12 @@ def test_a_url_that_could_never_be_asked_is_refused_when_it_is_configured(url: s
         (
             "sesame",
             0o644,
-            "open to every user of this host (mode 0644); wanted one that others may not open: chmod 600",
+            "open to every user of this host (mode 0644); wanted a file that others may not read: chmod 600",
         ),
-        ("\n", 0o600, "wanted one bearer token in it, a single word"),
-        ("sesame\r\nX-Other: 1", 0o600, "wanted one bearer token in it, a single word"),
+        ("\n", 0o600, "wanted one bearer token, a single word"),
+        ("sesame\r\nX-Other: 1", 0o600, "wanted one bearer token, a single word"),
         ("sesam\u00e9", 0o600, "is not text"),
-        (None, 0o600, "No such file or directory; wanted a file with the token"),
+        (None, 0o600, "No such file or directory; wanted a readable file with the token"),
     ],
 )
 def test_a_token_that_cannot_be_used_costs_its_endpoint_alone_and_a_mended_one_works_at_once(

@@ -93,9 +93,12 @@ def test_a_get_that_hangs_where_no_time_out_reaches_is_told_as_down_once_an_inte
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", "no series in 0 characters that begin with ''"),
-        (b"<html>\n<body x>\nload 1\n", "2 lines that are no samples beside 1 series: is it another page"),
-        (b"<html><title>Log in</title>\x1b[31m\n", r"no series in 33 characters that begin with '<html><title>Log in"),
+        (b"", "no series in 0 characters, which begin with ''"),
+        (b"<html>\n<body x>\nload 1\n", "2 invalid lines and 1 series: is it another page"),
+        (
+            b"<html><title>Log in</title>\x1b[31m\n",
+            r"no series in 33 characters, which begin with '<html><title>Log in",
+        ),
         (gzip.compress(b"a 1\n", mtime=0), r"begin with '\x1f\ufffd"),
         (b"# TYPE a gauge\n", "no series in 15 characters"),
     ],

@@ -162,7 +162,7 @@ def test_without_a_chip_there_is_no_data_and_nothing_is_loaded(tmp_path: Path) -
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match=r"\[collector.tpu\] address: .*not an address of this machine"):
+    with pytest.raises(NoData, match=r"\[collector.tpu\] address: .*another machine, and the call"):
         opened(tmp_path, "192.0.2.7:8431")
 
 

@@ -211,7 +211,7 @@ def test_what_is_refused_is_said_once_in_ten_minutes_with_its_reason(
     limit = "too many ranks; at most 256, 128 of one user\n"
     (said,) = capsys.readouterr().err.splitlines(keepends=True)
     assert said.startswith(refused)
-    assert said.endswith(f"rank:j128.0 {limit}")
+    assert said.endswith(f"rank:j128.0: {limit}")
     now[0] += 600.0
     collector.read()
     (said,) = capsys.readouterr().err.splitlines(keepends=True)

@@ -140,7 +140,7 @@ class Prometheus(Collector):
 
     def read(self) -> tuple[Reading, ...]:
         """Returns the results of the scrapes since the last read."""
-        scrapes = [scrape for scraper in self._scrapers if (scrape := scraper.take())]
+        scrapes = [scrape for scraper in self._scrapers if (scrape := scraper.pop_result())]
         found = [reading for scrape in scrapes for reading in self._build_readings(scrape)]
         events = [event for scrape in scrapes for event in self._state_events(scrape)]
         own = readings(((f"exporter:{s.target}", _exporter_signals(s)) for s in scrapes), "exporter")
