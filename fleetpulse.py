@@ -290,11 +290,11 @@ def _replay(given: argparse.Namespace) -> int:
 
 
 def _score(given: argparse.Namespace) -> int:
-    from detectors.scoring.score import score, shown
+    from detectors.scoring.score import format_score, score
 
     files = {"incidents": given.incidents, "topology": given.topology, "meta": given.meta, "json_file": given.json}
     files |= {"clean": given.clean, "events": given.events}
-    lines, columns, more = shown(score(given.findings, given.truth, **files), given.output)
+    lines, columns, more = format_score(score(given.findings, given.truth, **files), given.output)
     _print(lines, columns, given.output)
     sys.stdout.write(more)
     return 0

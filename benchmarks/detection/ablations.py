@@ -30,7 +30,7 @@ from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector
 from detectors.base.streams import Streams
 from detectors.heat.coolant import Coolant
-from detectors.scoring.score import merge
+from detectors.scoring.score import merge_scores
 from detectors.straggler.straggler import Straggler
 from pipeline.model.records import Frame
 
@@ -178,7 +178,7 @@ def kept(result: Mapping[str, Any], score: Mapping[str, Any]) -> tuple[int, int]
 
 def row(variant: str, clean: Sequence[Mapping[str, Any]], raised: Sequence[Mapping[str, Any]]) -> str:
     """A line of the table."""
-    quiet, faulty = merge(clean), merge(raised)
+    quiet, faulty = merge_scores(clean), merge_scores(raised)
     kinds = faulty["page_kinds"]
     days = quiet["node_days"] + faulty["node_days"]
     figures = (

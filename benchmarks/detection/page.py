@@ -11,8 +11,8 @@ from benchmarks.detection import goals
 from benchmarks.detection.results import Result, scored
 from benchmarks.detection.scenarios import NAMES, SUITES, Run, kinds_of
 from benchmarks.detection.tables import bounds, interval, number, share, table
-from detectors.scoring.matching import row_of
-from detectors.scoring.score import merge, with_field_rates
+from detectors.scoring.matching import row_name
+from detectors.scoring.score import add_field_rates, merge_scores
 
 Score = Mapping[str, Any]
 Line = tuple[Run, int, Result]
@@ -74,11 +74,11 @@ class Beside:
 def page(scale: str, code: str, lines: Sequence[Line], planned: int, beside: Beside = Beside()) -> str:
     """The whole text. code: fingerprint of what judged; lines: the finished runs of `planned`."""
     scores = [(run, result, scored(result)) for run, _, result in lines]
-    by_suite = {s: merge([score for run, _, score in scores if run.suite == s]) for s in _there(scores)}
+    by_suite = {s: merge_scores([score for run, _, score in scores if run.suite == s]) for s in _there(scores)}
     clean = [score for run, _, score in scores if run.suite == "clean"]
     raised = by_suite.get("raised")
     if raised is not None and clean:
-        by_suite["raised"] = raised = with_field_rates(raised, clean)
+        by_suite["raised"] = raised = add_field_rates(raised, clean)
     events = [pair for run, result, score in scores if run.suite == "raised" for pair in _pairs(result, score)]
     seen = goals.Seen(by_suite.get("clean"), raised, events, beside.trials)
     parts = [
@@ -224,7 +224,7 @@ where a page is wanted is not found, but seen.
 def _said(name: str, score: Score) -> str:
     """Parts of the site that alerts named for the events of a row."""
     sought = (e for e in score["records"]["events"] if e["detectability"] in ("hard", "soft"))
-    said = Counter(str(e["said"]) for e in sought if row_of(e["kind"], e["detectability"]) == name)
+    said = Counter(str(e["said"]) for e in sought if row_name(e["kind"], e["detectability"]) == name)
     return ", ".join(f"{named} {count}" for named, count in said.most_common())
 
 
@@ -305,7 +305,7 @@ def _confusion(rows: Mapping[str, Mapping[str, int]]) -> tuple[Sequence[str], li
 
 def _confounders(by_suite: Mapping[str, Score]) -> str:
     """Harmless events, over all suites."""
-    whole = merge(list(by_suite.values()))
+    whole = merge_scores(list(by_suite.values()))
     rows = [
         (
             *(kind, line["events"], line["fooled"], line["pages"]),

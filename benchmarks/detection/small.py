@@ -16,7 +16,7 @@ from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from benchmarks.detection.judge import judge
 from benchmarks.detection.results import ROOT, result_of, scored
 from benchmarks.detection.scenarios import INTERVAL, NAMES, kinds_of
-from detectors.scoring.score import merge
+from detectors.scoring.score import merge_scores
 
 TABLE = ROOT / "tests" / "detectors" / "scenario_suite.toml"
 SEED = 7  # one of those to tune on
@@ -88,7 +88,7 @@ def measured() -> Table:
         judged = judge(scenario, SEED)
         assert judged is not None, "it was not stopped"
         results[name] = scored(result_of(judged, ""))
-    whole = merge(list(results.values()))
+    whole = merge_scores(list(results.values()))
     return {
         "tolerance": dict(TOLERANCE),
         "all": {key: None if whole[key] is None else round(whole[key], 3) for key in ("precision", "recall")},

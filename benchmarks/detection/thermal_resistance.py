@@ -21,7 +21,7 @@ from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from benchmarks.detection.judge import Judged, Trial
 from benchmarks.detection.scenarios import GPUS, INTERVAL, REPORT, TUNE
 from detectors import configured
-from detectors.scoring.figures import wilson
+from detectors.scoring.figures import wilson_interval
 from pipeline.model.records import LEVELS, SECOND, from_iso
 
 _LASTS, _QUIET = 3600.0, 1800.0  # s of a fault, and before the first one: a stream learns in 200 s
@@ -92,7 +92,7 @@ def figure(seeds: Sequence[int], events: int) -> str:
 
 def _row(found: list[float | None]) -> str:
     times = sorted(t for t in found if t is not None)
-    soon, low = sum(t <= _SOON for t in times), wilson(len(times), len(found))
+    soon, low = sum(t <= _SOON for t in times), wilson_interval(len(times), len(found))
     spread: Any = "no delay"
     if times:
         spread = f"delay median {np.median(times):.0f} s, p90 {np.percentile(times, 90):.0f} s"

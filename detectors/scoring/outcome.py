@@ -10,21 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from detectors.scoring.alerts import Alert, Heard
-from detectors.scoring.counts import DELTA_MIN, NOT_FOUND, folded, says
+from detectors.scoring.alerts import Alert, Alerts
+from detectors.scoring.answer_rules import DELTA_MIN, NOT_FOUND, alert_class, fault_class
 from detectors.scoring.inputs import Meta, Truth
-from detectors.scoring.matching import FREE, GRACE, LEAD, counting, fits, match, related, within
+from detectors.scoring.matching import FREE, GRACE, LEAD, answer_rule, is_answer, is_in_time, is_related, match_alerts
+from detectors.scoring.placement import Placement
 from detectors.scoring.records import EventRecord, FalseRecord, Records, RunRecord
-from detectors.scoring.world import World
 from pipeline.model.records import SECOND, iso
 
 
-class Case:
-    """answers: event -> alert, by their places.   paging: the incidents that woke somebody.   members: their alerts."""
+class MatchedRun:
+    """One run and its answers: event -> alert, by their positions.
 
-    def __init__(self, events: Sequence[Truth], alerts: Sequence[Alert], world: World) -> None:
+    paging: incidents with a page.   members: alerts of each incident.
+    """
+
+    def __init__(self, events: Sequence[Truth], alerts: Sequence[Alert], world: Placement) -> None:
         self.events, self.alerts, self.world = events, alerts, world
-        self.answers = match(events, alerts, world)
+        self.answers = match_alerts(events, alerts, world)
         self.event_of = {a: events[e] for e, a in self.answers.items()}
         self.paging = {alert.incident for alert in alerts if alert.paged is not None}
         self.members: dict[str, list[int]] = defaultdict(list)
@@ -34,50 +37,51 @@ class Case:
         self._to = np.array([e.end + GRACE for e in events], np.int64)
         self._idle = sorted((alert.time, a) for a, alert in enumerate(alerts) if a not in self.event_of)
 
-    def paged(self, place: int) -> int | None:
-        """When the incident that answers an event paged about it: the answer itself, else the first other that fits."""
+    def page_time(self, place: int) -> int | None:
+        """Returns when the incident that answers an event paged about it: by the answer, else by its first other alert
+        that answers the event; None if it did not."""
         event, answer = self.events[place], self.alerts[self.answers[place]]
-        if within(answer.paged, event):
+        if is_in_time(answer.paged, event):
             return answer.paged
         others = (self.alerts[a] for a in self.members[answer.incident])
-        told = (a.paged for a in others if within(a.paged, event) and fits(a, event, self.world))
-        return min((time for time in told if time is not None), default=None)
+        times = (a.paged for a in others if is_in_time(a.paged, event) and is_answer(a, event, self.world))
+        return min((time for time in times if time is not None), default=None)
 
-    def now(self, time: int) -> list[int]:
-        """Places of the events that something said at that time may be about, the latest first."""
+    def events_at(self, time: int) -> list[int]:
+        """Returns the positions of the events that an alert at that time may be about, the latest first."""
         on = np.flatnonzero((self._from <= time) & (time <= self._to)).tolist()
         return sorted(on, key=lambda e: (-self.events[e].onset, self.events[e].id))
 
-    def blamed(self, event: Truth) -> Alert | None:
-        """The first alert that answers nothing and names the event's surroundings in its time: pages before tickets."""
+    def first_blaming_alert(self, event: Truth) -> Alert | None:
+        """Returns the first alert without an event that names the event's surroundings in its time, pages first."""
         low = bisect_left(self._idle, event.onset - LEAD, key=lambda line: line[0])
         high = bisect_right(self._idle, event.end + GRACE, key=lambda line: line[0])
         idle = [self.alerts[a] for _, a in self._idle[low:high]]
-        for alert in sorted(idle, key=lambda a: (a.paged is None, a.time, a.cause, a.heard)):
-            if related(alert, event, self.world):
+        for alert in sorted(idle, key=lambda a: (a.paged is None, a.time, a.cause, a.found_by)):
+            if is_related(alert, event, self.world):
                 return alert
         return None
 
 
-def recorded(events: Sequence[Truth], heard: Heard, world: World, meta: Meta) -> Records:
-    """What came of one run."""
-    case = Case(events, heard.alerts, world)
+def record_run(events: Sequence[Truth], alerts: Alerts, world: Placement, meta: Meta) -> Records:
+    """Returns the records of one run."""
+    case = MatchedRun(events, alerts.alerts, world)
     run = RunRecord(
         meta.node_days,
         meta.gpus,
         meta.cpu_seconds,
         meta.samples,
-        heard.incidents,
-        heard.conditions,
-        heard.page_conditions,
-        heard.stray,
+        alerts.incidents,
+        alerts.conditions,
+        alerts.page_conditions,
+        alerts.stray,
     )
-    told = tuple(_event(i, case, meta.end) for i in range(len(events)))
-    false = [_false(alert, level, case) for level in ("page", "ticket") for alert in _wrong(case, level)]
-    return Records(told, tuple(false), (run,))
+    events_found = tuple(_event_record(i, case, meta.end) for i in range(len(events)))
+    false = [_false_record(alert, level, case) for level in ("page", "ticket") for alert in _false_alerts(case, level)]
+    return Records(events_found, tuple(false), (run,))
 
 
-def _event(place: int, case: Case, recording_end: int | None) -> EventRecord:
+def _event_record(place: int, case: MatchedRun, recording_end: int | None) -> EventRecord:
     event = case.events[place]
     end = event.end if recording_end is None else min(event.end, recording_end)
     least = DELTA_MIN.get(event.effect_unit or "")
@@ -86,24 +90,24 @@ def _event(place: int, case: Case, recording_end: int | None) -> EventRecord:
         id=event.id,
         kind=event.kind,
         detectability=event.detectability,
-        row=folded(event.attribution),
+        row=fault_class(event.attribution),
         severity=event.severity,
         large=least is None or event.effect is None or abs(event.effect) >= least,
         length_s=(end - event.visible) / SECOND,
     )
     if place in case.answers:
         return replace(record, **_answer(place, end, case))
-    blamed = case.blamed(event)
-    return replace(record, said=says(blamed.detector, blamed.cause) if blamed else NOT_FOUND)
+    blamed = case.first_blaming_alert(event)
+    return replace(record, said=alert_class(blamed.detector, blamed.cause) if blamed else NOT_FOUND)
 
 
-def _answer(place: int, end: int, case: Case) -> dict[str, Any]:
-    """Delays end with the event, but not those of an instant, which would all be 0."""
+def _answer(place: int, end: int, case: MatchedRun) -> dict[str, Any]:
+    """Returns the fields of an answered event. Delays end with the event, except for instants, where all would be 0."""
     event, alert = case.events[place], case.alerts[case.answers[place]]
-    time = alert.at(counting(event.kind, event.detectability).level)
+    time = alert.time_at(answer_rule(event.kind, event.detectability).level)
     assert time is not None
     late = time > end > event.onset
-    places = [any(case.world.same(named, root, time) for root in event.entities) for named in alert.suspects[:3]]
+    places = [any(case.world.is_same(named, root, time) for root in event.entities) for named in alert.suspects[:3]]
     return {
         "delay_s": max(0, (end if late else time) - event.visible) / SECOND,
         "late": late,
@@ -112,82 +116,82 @@ def _answer(place: int, end: int, case: Case) -> dict[str, Any]:
         "incident": alert.incident,
         "top1": places[0],
         "top3": any(places),
-        "said": says(alert.detector, alert.cause),
+        "said": alert_class(alert.detector, alert.cause),
     }
 
 
-def _level(place: int, case: Case) -> str | None:
-    """A page where its incident paged about the event, a ticket where that never paged at all."""
-    if case.paged(place) is not None:
+def _level(place: int, case: MatchedRun) -> str | None:
+    """Returns page where its incident paged about the event, ticket where the incident never paged."""
+    if case.page_time(place) is not None:
         return "page"
     return None if case.alerts[case.answers[place]].incident in case.paging else "ticket"
 
 
-def _wrong(case: Case, level: str) -> list[Alert]:
-    """The first alert of each page, or ticket, that is false.
+def _false_alerts(case: MatchedRun, level: str) -> list[Alert]:
+    """Returns the first alert of each page, or ticket, that is false.
 
-    What one incident says without answering anything is one page, and one more for every further 6 hours. Incidents
-    that paged have no tickets.
+    The alerts of one incident without an event are one page, and one more for every further 6 hours. Incidents that
+    paged have no tickets.
     """
-    wrong: list[Alert] = []
+    false: list[Alert] = []
     answered: dict[str, list[int]] = defaultdict(list)
     for e, a in case.answers.items():
         answered[case.alerts[a].incident].append(e)
     for incident, places in case.members.items():
         if level == "page":
-            wrong += _leftover(_paged(places, case), _page_answers(answered[incident], case), case.world)
+            false += _not_free(_unanswered_pages(places, case), _page_answers(answered[incident], case), case.world)
         elif incident not in case.paging:
             idle = [case.alerts[a] for a in places if a not in case.event_of]
             answers = [(case.alerts[case.answers[e]].time, case.events[e]) for e in answered[incident]]
-            wrong += _leftover(idle, answers, case.world)
-    return sorted(wrong, key=lambda a: (a.time, a.cause, a.heard))
+            false += _not_free(idle, answers, case.world)
+    return sorted(false, key=lambda a: (a.time, a.cause, a.found_by))
 
 
-def _paged(places: Sequence[int], case: Case) -> list[Alert]:
-    """Pages that answer nothing, those too that answered as a ticket and rose when the event was long over."""
+def _unanswered_pages(places: Sequence[int], case: MatchedRun) -> list[Alert]:
+    """Returns the pages without an event, also those that answered as a ticket and became a page after the event."""
     return [
         alert
         for alert, event in ((case.alerts[a], case.event_of.get(a)) for a in places)
-        if alert.paged is not None and (event is None or not within(alert.paged, event))
+        if alert.paged is not None and (event is None or not is_in_time(alert.paged, event))
     ]
 
 
-def _page_answers(answered: Sequence[int], case: Case) -> list[tuple[int, Truth]]:
-    """When an incident paged about which event; where only a ticket answers, its pages are not free."""
-    told = ((case.paged(e), case.events[e]) for e in answered)
-    return [(time, event) for time, event in told if time is not None]
+def _page_answers(answered: Sequence[int], case: MatchedRun) -> list[tuple[int, Truth]]:
+    """Returns (time, event) of the pages of an incident about events that it answers."""
+    pages = ((case.page_time(e), case.events[e]) for e in answered)
+    return [(time, event) for time, event in pages if time is not None]
 
 
-def _leftover(idle: Sequence[Alert], answers: Sequence[tuple[int, Truth]], world: World) -> list[Alert]:
-    """Of an incident's alerts that answer nothing, those that are not on what it answered within 6 hours."""
+def _not_free(idle: Sequence[Alert], answers: Sequence[tuple[int, Truth]], world: Placement) -> list[Alert]:
+    """Returns the alerts of an incident without an event that are false: not about an event that it answered lately."""
     first: list[Alert] = []
-    for alert in sorted(idle, key=lambda a: (a.time, a.cause, a.heard)):
-        free = any(_free(alert, time, event, world) for time, event in answers)
+    for alert in sorted(idle, key=lambda a: (a.time, a.cause, a.found_by)):
+        free = any(_is_free(alert, time, event, world) for time, event in answers)
         if not free and not (first and alert.time - first[-1].time <= FREE):
             first.append(alert)
     return first
 
 
-def _free(alert: Alert, answered: int, event: Truth, world: World) -> bool:
-    """Whether it only says again what its incident answered; about what is invisible it must fit by itself."""
-    again = within(alert.time, event) and abs(alert.time - answered) <= FREE
-    return again and (event.detectability != "invisible" or fits(alert, event, world))
+def _is_free(alert: Alert, answered: int, event: Truth, world: Placement) -> bool:
+    """Returns whether it repeats an answer of its incident; to an invisible event it must be an answer itself."""
+    again = is_in_time(alert.time, event) and abs(alert.time - answered) <= FREE
+    return again and (event.detectability != "invisible" or is_answer(alert, event, world))
 
 
-def _false(alert: Alert, level: str, case: Case) -> FalseRecord:
-    why, event = _why(alert, case)
+def _false_record(alert: Alert, level: str, case: MatchedRun) -> FalseRecord:
+    why, event = _reason(alert, case)
     beside = (event.kind, event.id) if event else (None, None)
-    said = says(alert.detector, alert.cause)
+    said = alert_class(alert.detector, alert.cause)
     return FalseRecord(0, level, iso(alert.time), alert.detector, alert.cause, said, why, *beside)
 
 
-def _why(alert: Alert, case: Case) -> tuple[str, Truth | None]:
-    """What it may have been about: an answered event, else something harmless, else a fault; of several the latest."""
-    now = case.now(alert.time)
+def _reason(alert: Alert, case: MatchedRun) -> tuple[str, Truth | None]:
+    """Returns why it is false, and the event that was present: answered, else harmless, else a fault; the latest."""
+    now = case.events_at(alert.time)
     for e in now:
-        if e in case.answers and fits(alert, case.events[e], case.world):
+        if e in case.answers and is_answer(alert, case.events[e], case.world):
             return "duplicate", case.events[e]
-    near = [case.events[e] for e in now if related(alert, case.events[e], case.world)]
+    near = [case.events[e] for e in now if is_related(alert, case.events[e], case.world)]
     for why, harmless in (("benign", True), ("wrong", False)):
         for event in near:
             if (event.detectability == "benign") is harmless:

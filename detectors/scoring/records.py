@@ -1,7 +1,7 @@
-"""What came of each event and of each wrong alert, as plain data: all figures follow from it, of one run or of many.
+"""Records of each event and each false alert, as plain data: all figures are computed from them.
 
-Runs are added up by putting their records together, so nothing is averaged twice. The records stand in the JSON of
-`fleetpulse score --json`.
+Runs are added up by joining their records, so nothing is averaged twice. The JSON of `fleetpulse score --json` contains
+the records.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from detectors.scoring.counts import NOT_FOUND
+from detectors.scoring.answer_rules import NOT_FOUND
 from pipeline.model.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """What came of one labelled event.
+    """The result of one labelled event.
 
-    row:      what is at fault, as the confusion has it.   said: what the answering or blaming alert named.
-    large:    whether its effect is at least delta_min, or the truth tells none.
-    length_s: from when it can be seen to its end, or the recording's; negative if it never could be.
-    delay_s:  from when it can be seen to the answer; None: not found.   late: the answer came after the end.
+    row:      class of the fault, for the confusion matrix.   said: class of the answering or blaming alert.
+    large:    its effect is at least delta_min, or the truth has none.
+    length_s: from when it is visible to its end, or the recording's; negative if it never is.
+    delay_s:  from when it is visible to the answer; None: not found.   late: the answer came after the end.
     level:    of the answer: a page or only a ticket; None also where an incident answers with a ticket, but pages for
-              something else: that counts neither way.   incident: of the answer, for one page is one incident.
-    top1, top3: whether the guilty entity stands that far up.   detector: of the answer.
+              something else: that counts neither way.   incident: of the answer, as an incident is one page.
+    top1, top3: the guilty entity is the first, or among the first three, suspects.   detector: of the answer.
     """
 
     run: int
@@ -46,16 +46,17 @@ class EventRecord:
 
     @property
     def found(self) -> bool:
+        """Whether an alert answers it."""
         return self.delay_s is not None
 
 
 @dataclass(frozen=True, slots=True)
 class FalseRecord:
-    """One page or ticket that answered nothing.
+    """One page or ticket without an event.
 
-    why:    duplicate (of an answer), benign (something harmless was on), wrong (of a fault of, above or below what it
-            names: other device, type or level than counts) or nothing (nothing that what it names belongs to).
-    beside: the kind of the event that it lies on, and its id.
+    why:    duplicate (of an answer), benign (a harmless event was present), wrong (a fault was present, but device,
+            type or level do not match the rule) or nothing.
+    beside: kind of the event that was present, and its id.
     """
 
     run: int
@@ -71,7 +72,7 @@ class FalseRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One recording as a whole. conditions: of all levels in the incidents that paged; page_conditions: pages alone."""
+    """One recording. conditions: of all levels in the incidents that paged; page_conditions: pages alone."""
 
     node_days: float | None
     gpus: float | None
@@ -85,18 +86,19 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Everything that figures are made of."""
+    """All records of one run or of many."""
 
     events: tuple[EventRecord, ...] = ()
     false: tuple[FalseRecord, ...] = ()
     runs: tuple[RunRecord, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {f.name: [_plain(line) for line in getattr(self, f.name)] for f in fields(self)}
+        """Returns the records as JSON data."""
+        return {f.name: [_as_dict(line) for line in getattr(self, f.name)] for f in fields(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Records:
-        """Raises UsageError if these are not the records of this version."""
+        """Reads records from JSON data. Raises UsageError if they are not of this version."""
         try:
             return cls(
                 tuple(EventRecord(**line) for line in data["events"]),
@@ -105,12 +107,12 @@ class Records:
             )
         except (KeyError, TypeError) as error:
             raise UsageError(
-                f"records: {error}; wanted what `score --json` of this version writes: score anew"
+                f"records: {error}; expected the output of `score --json` of this version: score again"
             ) from error
 
 
-def together(parts: Iterable[Records]) -> Records:
-    """Several as one; runs are numbered on."""
+def join_records(parts: Iterable[Records]) -> Records:
+    """Returns several as one; runs are renumbered."""
     events: list[EventRecord] = []
     false: list[FalseRecord] = []
     runs: list[RunRecord] = []
@@ -121,5 +123,5 @@ def together(parts: Iterable[Records]) -> Records:
     return Records(tuple(events), tuple(false), tuple(runs))
 
 
-def _plain(line: Any) -> dict[str, Any]:
+def _as_dict(line: Any) -> dict[str, Any]:
     return {f.name: getattr(line, f.name) for f in fields(line)}

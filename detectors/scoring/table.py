@@ -1,4 +1,4 @@
-"""A score as people read it: one row per kind, then the lines that no row has room for. At most 100 columns."""
+"""A score for people: one row per kind, then lines with the other figures. At most 100 columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from detectors.scoring.counts import CLASSES, NOT_FOUND
+from detectors.scoring.answer_rules import CLASSES, NOT_FOUND
 
 COLUMNS = ("kind", "found", "recall", "recall_95", "median_s", "p90_s", "top1", "top3", "small")
 FIELDS = (
@@ -18,13 +18,15 @@ _WIDTH = 100
 _SHORT = {NOT_FOUND: "none"}
 
 
-def shown(result: Mapping[str, Any], form: str) -> tuple[Iterable[dict[str, Any]], tuple[str, ...], str]:
-    """(rows, columns, what follows them) on stdout: words for people, numbers alone for programs."""
-    return (rows(result), COLUMNS, f"\n{summary(result)}\n") if form == "table" else (_plain_rows(result), FIELDS, "")
+def format_score(result: Mapping[str, Any], form: str) -> tuple[Iterable[dict[str, Any]], tuple[str, ...], str]:
+    """Returns (rows, columns, text after them) for stdout: words for people, numbers only for programs."""
+    if form == "table":
+        return table_rows(result), COLUMNS, f"\n{summary_text(result)}\n"
+    return _number_rows(result), FIELDS, ""
 
 
-def _plain_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """One row of numbers per kind, then all, for programs."""
+def _number_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Yields one row of numbers per kind, then all, for programs."""
     for kind, block in _blocks(result):
         low, high = block["recall_95"] or (None, None)
         yield {name: block.get(name) for name in FIELDS} | {"kind": kind, "recall_low": low, "recall_high": high}
@@ -37,8 +39,8 @@ def _blocks(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [*sorted(result["kinds"].items()), ("all", whole)]
 
 
-def rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """The table that `fleetpulse score` prints: one row per kind, then all."""
+def table_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Yields the table that `fleetpulse score` prints: one row per kind, then all."""
     for kind, block in _blocks(result):
         yield {
             "kind": kind,
@@ -53,41 +55,40 @@ def rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         }
 
 
-def summary(result: Mapping[str, Any]) -> str:
-    """What the table has no room for, in lines."""
-    told = (
+def summary_text(result: Mapping[str, Any]) -> str:
+    """Returns the figures that are not in the table, as lines."""
+    wrapped = (
         textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in _lines(result) if line
     )
-    return "\n".join([*told, *_confusion(result)])
+    return "\n".join([*wrapped, *_confusion(result)])
 
 
 def _lines(result: Mapping[str, Any]) -> Iterator[str]:
-    yield from _waiting(result)
+    yield from _waiting_line(result)
     yield from _however_short(result)
     yield _pages("page", result)
     if result["tickets"]["tickets"]:
         yield _pages("ticket", result["tickets"])
-    yield _told("false pages by detector", result["false_by_detector"])
-    yield _told("false pages by reason", result["false_by_reason"])
-    yield from _fooled(result["false_by_benign"])
-    yield _told("false pages beside faults", result["false_beside_faults"])
+    yield _counts_line("false pages by detector", result["false_by_detector"])
+    yield _counts_line("false pages by reason", result["false_by_reason"])
+    yield from _benign_lines(result["false_by_benign"])
+    yield _counts_line("false pages beside faults", result["false_beside_faults"])
     yield _compression(result)
     yield from _field(result.get("precision_at_field_rates"))
     yield from _sizes(result["scales"])
 
 
-def _pages(level: str, told: Mapping[str, Any]) -> str:
-    precision = _text(told["precision"], 3)
-    if told["precision_95"] is not None:
-        precision += f" ({_interval(told['precision_95'])})"
-    rate = told[f"false_{level}s_per_1000_node_days"]
+def _pages(level: str, figures: Mapping[str, Any]) -> str:
+    precision = _text(figures["precision"], 3)
+    if figures["precision_95"] is not None:
+        precision += f" ({_interval(figures['precision_95'])})"
+    rate = figures[f"false_{level}s_per_1000_node_days"]
     often = "no meta.json, so no rate" if rate is None else f"{_rate(rate)} per 1,000 node-days"
-    copies = f", {told['duplicates']} of them duplicates" if told["duplicates"] else ""
-    little = f"; {told['right_small']} right about small events alone" if told["right_small"] else ""
-    excused = f"; {told['excused']} excused, about invisible events alone" if told["excused"] else ""
-    return (
-        f"{level} precision {precision}: {told['false']} false of {told[f'{level}s']}{copies}; {often}{little}{excused}"
-    )
+    copies = f", {figures['duplicates']} of them duplicates" if figures["duplicates"] else ""
+    little = f"; {figures['right_small']} right, about small events only" if figures["right_small"] else ""
+    excused = f"; {figures['excused']} excused, about invisible events only" if figures["excused"] else ""
+    false = f"{figures['false']} false of {figures[f'{level}s']}{copies}"
+    return f"{level} precision {precision}: {false}; {often}{little}{excused}"
 
 
 def _whole_first(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -95,37 +96,37 @@ def _whole_first(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
     return [whole, *kinds]
 
 
-def _waiting(result: Mapping[str, Any]) -> Iterator[str]:
-    """What the delays of the found alone do not tell."""
-    told = [
-        f"{kind} {_wait(block['half_known_after_s'])} and {_wait(block['ninety_percent_known_after_s'])}"
+def _waiting_line(result: Mapping[str, Any]) -> Iterator[str]:
+    """Times until half and 90 % of the events are found; delays of found events alone leave out the missed ones."""
+    times = [
+        f"{kind} {_wait_text(block['half_known_after_s'])} and {_wait_text(block['ninety_percent_known_after_s'])}"
         for kind, block in _whole_first(result)
         if block["found"] < block["events"] and block["found"]
     ]
-    if told:
-        yield f"half and 90 % known after, the missed as still waiting: {'; '.join(told)}"
+    if times:
+        yield f"half and 90 % found after, missed events still waiting: {'; '.join(times)}"
 
 
-def _wait(seconds: float | None) -> str:
+def _wait_text(seconds: float | None) -> str:
     return "never" if seconds is None else f"{seconds:.0f} s"
 
 
 def _however_short(result: Mapping[str, Any]) -> Iterator[str]:
-    """Recall without the rule of length, where that takes anything out."""
-    told = [
+    """Recall without the rule of length, where that removes events."""
+    shares = [
         f"{kind} {block['large_found']} of {block['large']} ({block['large_recall']:.3f})"
         for kind, block in _whole_first(result)
         if block["large"] > block["events"]
     ]
-    if told:
-        yield f"found of all large events, however short: {'; '.join(told)}"
+    if shares:
+        yield f"found of all large events, however short: {'; '.join(shares)}"
 
 
-def _fooled(benign: Mapping[str, Any]) -> Iterator[str]:
-    for kind, said in benign.items():
-        if said["pages"]:
-            by = ", ".join(said["detectors"])
-            yield f"fooled by {kind}: {said['fooled']} of {said['events']} drew {said['pages']} pages of {by}"
+def _benign_lines(benign: Mapping[str, Any]) -> Iterator[str]:
+    for kind, figures in benign.items():
+        if figures["pages"]:
+            by, events = ", ".join(figures["detectors"]), f"{figures['fooled']} of {figures['events']} events"
+            yield f"false pages on harmless {kind}: {figures['pages']} on {events}, by {by}"
 
 
 def _compression(result: Mapping[str, Any]) -> str:
@@ -148,7 +149,7 @@ def _field(field: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _sizes(scales: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """One line per size of fleet, if any size is known."""
+    """Yields one line per size of fleet, if it is known."""
     for line in scales:
         if line["gpus"] is None:
             continue
@@ -161,19 +162,19 @@ def _sizes(scales: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
-    """Rows and columns that hold anything, as a table of fixed width."""
+    """Yields the rows and columns that are not empty, as a table of fixed width."""
     rows = result["attribution"]
     columns = [c for c in (*CLASSES, NOT_FOUND) if any(row[c] for row in rows.values())]
     if not any(c != NOT_FOUND for c in columns):
         return
     right = result["attribution_right"]
-    yield f"what is at fault (down) and what was named (across): {right['right']} of {right['told']} right"
+    yield f"class of the fault (down) and of the alert (across): {right['right']} of {right['told']} right"
     yield "".join([" " * 10, *(f"{_SHORT.get(c, c):>10}" for c in columns)])
     for name, row in rows.items():
         yield "".join([f"{name:<10}", *(f"{row[c]:>10}" for c in columns)])
 
 
-def _told(what: str, counts: Mapping[str, int]) -> str:
+def _counts_line(what: str, counts: Mapping[str, int]) -> str:
     most = sorted(counts, key=lambda name: (-counts[name], name))
     return f"{what}: " + ", ".join(f"{name} {counts[name]}" for name in most) if counts else ""
 

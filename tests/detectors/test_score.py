@@ -7,14 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from detectors.scoring.counts import BY_CAUSE, BY_FAMILY, DELTA_MIN
-from detectors.scoring.score import COUNTS, Alert, Heard, Meta, Truth, World, judge, merge, with_field_rates
+from detectors.scoring.answer_rules import BY_CAUSE, BY_FAMILY, DELTA_MIN
+from detectors.scoring.score import (
+    ANSWER_RULES,
+    Alert,
+    Alerts,
+    Meta,
+    Placement,
+    Truth,
+    add_field_rates,
+    merge_scores,
+    score_run,
+)
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
 HOUR = 3600
-WORLD = World(
+WORLD = Placement(
     Topology(
         {
             "rank:7.0": ["stage:7.0", "job:7", "gpu:n0.0"],
@@ -50,7 +60,7 @@ def ticket(cause, detector, seconds, incident=""):
 
 
 def scored(events, alerts, days=10.0, **meta):
-    return judge(events, Heard(tuple(alerts)), WORLD, Meta(days, **meta))
+    return score_run(events, Alerts(tuple(alerts)), WORLD, Meta(days, **meta))
 
 
 def told(result):
@@ -337,10 +347,10 @@ def test_severities_are_told_by_tenths():
 def test_a_rank_that_moved_stands_for_the_gpu_that_it_was_on():
     starts = [(0, "gpu:n0.0"), (HOUR, "gpu:n0.1")]
     placed = [Event(at(s), "job:9", "job_start", {"ranks": {"rank:9.0": {"gpu": g}}}) for s, g in starts]
-    world = World(WORLD.topology, placed)
+    world = Placement(WORLD.topology, placed)
     for seconds, gpu, found in ((60, 0, 1), (60, 1, 0), (HOUR + 60, 0, 0), (HOUR + 60, 1, 1)):
-        said = Heard((page("rank:9.0", "straggler", seconds),))
-        assert judge([event("straggler", f"gpu:n0.{gpu}", 0, 2 * HOUR)], said, world, Meta())["found"] == found
+        said = Alerts((page("rank:9.0", "straggler", seconds),))
+        assert score_run([event("straggler", f"gpu:n0.{gpu}", 0, 2 * HOUR)], said, world, Meta())["found"] == found
 
 
 def test_the_price_of_a_sample_and_the_size_of_the_fleet_are_told():
@@ -355,7 +365,7 @@ def test_runs_are_added_up_exactly():
     one = scored([event("sdc", "gpu:n0.0", name="a")], [page("gpu:n0.0", "sdc", 100)], 10.0, gpus=8.0)
     two = scored([event("sdc", "gpu:n0.0", name="a")], [page("gpu:n0.0", "sdc", 300)], 20.0, gpus=8.0)
     three = scored([event("sdc", "gpu:n0.0", name="b")], [page("cdu:c0", "coolant", 300)], 30.0, gpus=64.0)
-    result = merge([one, two, three])
+    result = merge_scores([one, two, three])
     assert (result["events"], result["found"], result["false"], result["node_days"]) == (3, 2, 1, 60.0)
     assert (result["recall"], result["delay_median_s"], result["missed"]) == (2 / 3, 200.0, ["b"])
     assert result["false_pages_per_1000_node_days"]["value"] == pytest.approx(1000 / 60)
@@ -363,8 +373,8 @@ def test_runs_are_added_up_exactly():
         tuple(s[key] for key in ("gpus", "runs", "events", "found", "false", "node_days")) for s in result["scales"]
     ]
     assert scales == [(8.0, 2, 2, 2, 0, 30.0), (64.0, 1, 1, 0, 1, 30.0)]
-    assert merge([merge([one, two]), three]) == result == merge([one, merge([two, three])])
-    assert merge([one]) == one
+    assert merge_scores([merge_scores([one, two]), three]) == result == merge_scores([one, merge_scores([two, three])])
+    assert merge_scores([one]) == one
 
 
 def test_what_is_small_is_decided_over_all_runs_together():
@@ -372,7 +382,7 @@ def test_what_is_small_is_decided_over_all_runs_together():
     short = event("straggler", "gpu:n0.0", 0, 700, "soft")
     alone = scored([short], [])
     assert alone["events"] == 1
-    result = merge([alone, scored([long], [page("gpu:n0.0", "straggler", 300)])])
+    result = merge_scores([alone, scored([long], [page("gpu:n0.0", "straggler", 300)])])
     assert (result["events"], result["found"], result["small"]["events"]) == (1, 1, 1)
 
 
@@ -381,7 +391,7 @@ def test_precision_at_field_rates_is_what_pencil_and_paper_give():
     events = [event("sdc", "gpu:n0.0"), event("coolant", "cdu:c0")]
     result = scored(events, [page("gpu:n0.0", "sdc", 60)])
     clean = scored([], [], 10_000.0)
-    field = with_field_rates(result, [clean])["precision_at_field_rates"]
+    field = add_field_rates(result, [clean])["precision_at_field_rates"]
     assert (field["false_pages"], field["node_days"], field["recall"]) == (0, 10_000.0, 0.5)
     told = [(p["faults_per_1000_node_days"], p["value"], p["low"], p["high"]) for p in field["precision"]]
     assert told == [
@@ -389,17 +399,17 @@ def test_precision_at_field_rates_is_what_pencil_and_paper_give():
         (2.34, 1.0, pytest.approx(0.76029, abs=1e-5), 1.0),
     ]
     paged = scored([], [page("gpu:n0.0", "sdc", 60 + 9 * HOUR * i) for i in range(3)], 2_000.0)
-    field = with_field_rates(result, [clean, paged])["precision_at_field_rates"]
+    field = add_field_rates(result, [clean, paged])["precision_at_field_rates"]
     assert (field["false_pages"], field["node_days"]) == (3, 12_000.0)
     assert field["precision"][0]["value"] == pytest.approx(3.25 / 3.5)
-    assert with_field_rates(scored([], []), [clean])["precision_at_field_rates"] is None
+    assert add_field_rates(scored([], []), [clean])["precision_at_field_rates"] is None
 
 
 def test_every_simulated_kind_of_fault_has_its_line_in_the_table():
     from agents.sim.kinds import KINDS
 
     wanted = {name for name, kind in KINDS.items() if kind.detectability in ("hard", "soft")}
-    assert wanted <= COUNTS.keys()
+    assert wanted <= ANSWER_RULES.keys()
     assert {kind.effect_unit for kind in KINDS.values()} - {None} <= DELTA_MIN.keys()
 
 
@@ -411,9 +421,9 @@ def cells_of(name):
     return [cell.strip() for cell in line.strip("|").split("|")[1:]]
 
 
-@pytest.mark.parametrize("kind", COUNTS)
+@pytest.mark.parametrize("kind", ANSWER_RULES)
 def test_the_page_on_scoring_shows_the_table(kind):
-    counting = COUNTS[kind]
+    counting = ANSWER_RULES[kind]
     level, detectors, causes = cells_of(kind)
     assert level == counting.level
     assert set(detectors.split(", ")) == counting.detectors
@@ -422,7 +432,7 @@ def test_the_page_on_scoring_shows_the_table(kind):
 
 def test_the_page_on_scoring_shows_no_kind_that_is_not_in_the_table():
     shown = {line.split("`")[1] for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 5}
-    assert shown == set(COUNTS)
+    assert shown == set(ANSWER_RULES)
 
 
 @pytest.mark.parametrize("unit", DELTA_MIN)

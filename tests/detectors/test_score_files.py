@@ -9,8 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from detectors.scoring.inputs import Meta
-from detectors.scoring.score import COLUMNS, as_heard, as_truth, judge, merge, rows, score, shown, summary
-from detectors.scoring.world import World
+from detectors.scoring.placement import Placement
+from detectors.scoring.score import (
+    COLUMNS,
+    as_alerts,
+    as_truth,
+    format_score,
+    merge_scores,
+    score,
+    score_run,
+    summary_text,
+    table_rows,
+)
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Finding, Incident, iso
 from pipeline.model.topology import Topology
@@ -76,13 +86,13 @@ def test_files_are_scored_by_incident_and_written_as_json(files, tmp_path):
 def test_what_was_written_is_added_up_as_what_was_not(files, tmp_path):
     result = score(**files, json_file=tmp_path / "s.json")
     written = json.loads((tmp_path / "s.json").read_text())
-    assert merge([written, result]) == merge([result, result])
-    assert merge([written, written])["events"] == 2
+    assert merge_scores([written, result]) == merge_scores([result, result])
+    assert merge_scores([written, written])["events"] == 2
 
 
 def test_records_of_another_version_are_refused():
-    with pytest.raises(UsageError, match="score anew"):
-        merge([{"records": {"events": [{"colour": "red"}], "false": [], "runs": []}}])
+    with pytest.raises(UsageError, match="score again"):
+        merge_scores([{"records": {"events": [{"colour": "red"}], "false": [], "runs": []}}])
 
 
 def test_without_incidents_each_condition_is_an_alert(files):
@@ -96,7 +106,9 @@ def test_an_incident_counts_conditions_of_all_levels_and_pages_that_no_incident_
             file.write(json.dumps(line) + "\n")
     result = score(**files)
     assert (result["compression"], result["compression_of_pages"], result["pages_in_no_incident"]) == (1.5, 1.0, 1)
-    assert "1.5 conditions (1.0 pages) per incident; 2 CPU s per 1M samples; 1 pages in no incident" in summary(result)
+    assert "1.5 conditions (1.0 pages) per incident; 2 CPU s per 1M samples; 1 pages in no incident" in summary_text(
+        result
+    )
 
 
 def test_what_a_member_says_after_its_incident_was_resolved_is_not_of_that_incident(files):
@@ -122,10 +134,10 @@ def test_the_same_comes_from_memory_as_from_files(files):
     told = [Finding(T0 + 60 * SECOND, T0, "rank:7.0", "straggler", "page", 1.0, "slow")]
     opened = T0 + 60 * SECOND
     case = Incident("a", "gpu:n0.0", opened, T0, "page", "slow", "straggler", "rank:7.0", ("rank:7.0",))
-    world = World(Topology({"rank:7.0": ["gpu:n0.0"]}))
-    result = judge(as_truth([FAULT]), as_heard(told, [case]), world, Meta(1.0))
+    world = Placement(Topology({"rank:7.0": ["gpu:n0.0"]}))
+    result = score_run(as_truth([FAULT]), as_alerts(told, [case]), world, Meta(1.0))
     assert (result["found"], result["false"], result["delay_median_s"]) == (1, 0, 60.0)
-    assert judge(as_truth([FAULT]), as_heard(told, None), world, Meta(1.0))["found"] == 1
+    assert score_run(as_truth([FAULT]), as_alerts(told, None), world, Meta(1.0))["found"] == 1
 
 
 def test_nothing_said_and_nothing_that_happened_are_a_score_too(files):
@@ -134,19 +146,19 @@ def test_nothing_said_and_nothing_that_happened_are_a_score_too(files):
     result = score(**files)
     assert (result["events"], result["pages"], result["recall"], result["precision"]) == (0, 0, None, None)
     assert result["false_pages_per_1000_node_days"]["value"] == 0.0
-    assert [row["kind"] for row in rows(result)] == ["all"]
-    assert "page precision -" in summary(result)
+    assert [row["kind"] for row in table_rows(result)] == ["all"]
+    assert "page precision -" in summary_text(result)
 
 
 def test_the_table_has_a_row_per_kind_and_one_for_all_and_fits_a_hundred_columns(files):
     from pipeline.commands.output import rendered
 
     result = score(**files)
-    table = list(rows(result))
+    table = list(table_rows(result))
     assert [row["kind"] for row in table] == ["straggler", "all"]
     assert all(set(row) == set(COLUMNS) for row in table)
-    assert "1 false of 2" in summary(result)
-    text = rendered(*shown(result, "table")[:2], "table") + shown(result, "table")[2]
+    assert "1 false of 2" in summary_text(result)
+    text = rendered(*format_score(result, "table")[:2], "table") + format_score(result, "table")[2]
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -154,7 +166,7 @@ def test_the_table_has_a_row_per_kind_and_one_for_all_and_fits_a_hundred_columns
 def test_programs_get_numbers_alone(files, form):
     from pipeline.commands.output import rendered
 
-    lines, columns, more = shown(score(**files), form)
+    lines, columns, more = format_score(score(**files), form)
     assert more == ""
     text = rendered(lines, columns, form)
     if form == "json":
@@ -178,12 +190,12 @@ def test_clean_runs_give_the_precision_at_field_rates(files, tmp_path):
     result = score(**files, clean=[path, path])
     field = result["precision_at_field_rates"]
     assert (field["node_days"], field["false_pages"], len(field["precision"])) == (20.0, 0, 2)
-    assert "precision at 6.5 faults per 1,000 node-days: 1.000 (0.034 to 1.000)" in summary(result)
+    assert "precision at 6.5 faults per 1,000 node-days: 1.000 (0.034 to 1.000)" in summary_text(result)
 
 
 def test_a_run_with_faults_is_no_clean_run(files, tmp_path):
     path = clean(tmp_path, truth=json.dumps(FAULT))
-    with pytest.raises(UsageError, match=r"clean\.json: holds 1 faults; wanted a run without"):
+    with pytest.raises(UsageError, match=r"clean\.json: has 1 faults; expected a run with harmless events only"):
         score(**files, clean=[path])
 
 
@@ -212,26 +224,30 @@ BAD = [
     ("findings", "{", "line 5: is no JSON.*cut off"),
     ("findings", json.dumps(finding(60, "rank:7.0"))[:-9], "line 5: is no JSON"),
     ("findings", '{"time": "soon"}', "line 5: onset, entity, detector, level missing"),
-    ("findings", json.dumps({**finding(60, "gpu:a"), "time": "soon"}), "line 5: time: .*soon.*wanted a time like 2026"),
+    (
+        "findings",
+        json.dumps({**finding(60, "gpu:a"), "time": "soon"}),
+        "line 5: time: .*soon.*expected a time like 2026",
+    ),
     ("findings", json.dumps({**finding(60, "gpu:a"), "time": 5}), "line 5: time: found '5'"),
     ("findings", json.dumps({**finding(60, "gpu:a"), "entity": None}), "line 5: entity: found 'None'"),
     (
         "findings",
         json.dumps(finding(60, "gpu:a", "alarm")),
-        "line 5: level 'alarm'; wanted one of suspect, ticket, page",
+        "line 5: level 'alarm'; expected one of suspect, ticket, page",
     ),
     ("findings", swapped(finding(60, "gpu:a"), "time", "onset"), "line 5: onset .* is after time .*swapped"),
     ("findings", "[" * 100_000, "line 5: is no JSON"),
     ("findings", '{"time": 1' + "0" * 5000 + "}", "line 5: is no JSON"),
     ("truth", '{"id": "x"}', "line 2: kind, entity, onset, end missing"),
-    ("truth", json.dumps(FAULT), "line 2: id '1' is that of line 1; wanted each id once"),
+    ("truth", json.dumps(FAULT), "line 2: id '1' is that of line 1; expected each id once"),
     ("truth", swapped({**FAULT, "id": "2"}, "onset", "end"), "line 2: end .* is before onset .*swapped"),
     (
         "truth",
         json.dumps({**FAULT, "id": "2", "kind": "stragler"}),
         "line 2: kind 'stragler'.*did you mean 'straggler'",
     ),
-    ("truth", json.dumps({**FAULT, "id": "2", "class": "odd"}), "line 2: class 'odd'; wanted one of hard, soft"),
+    ("truth", json.dumps({**FAULT, "id": "2", "class": "odd"}), "line 2: class 'odd'; expected one of hard, soft"),
     ("truth", json.dumps({**FAULT, "id": "2", "parameters": []}) + "\n", None),
     ("truth", json.dumps({**FAULT, "id": "2", "parameters": [1]}), "line 2: parameters must be an object"),
     ("truth", json.dumps({**FAULT, "id": "2", "entities": "gpu:a"}), "line 2: .*entities a list"),
@@ -246,13 +262,13 @@ BAD = [
     (
         "truth",
         json.dumps({**FAULT, "id": "2", "parameters": {"detectable": "?"}}),
-        "line 2: detectable: .*wanted a time",
+        "line 2: detectable: .*expected a time",
     ),
-    ("truth", json.dumps({**FAULT, "id": "2", "end": "99999-01-01T00:00:00Z"}), "line 2: end: .*wanted a time"),
+    ("truth", json.dumps({**FAULT, "id": "2", "end": "99999-01-01T00:00:00Z"}), "line 2: end: .*expected a time"),
     ("incidents", "[]", "line 4: found list"),
     ("incidents", json.dumps({**CASE, "id": "a"}), "line 4: id 'a' is that of line 1"),
-    ("incidents", json.dumps({**CASE, "severity": "loud"}), "line 4: severity 'loud'; wanted one of page"),
-    ("incidents", json.dumps({**CASE, "members": [1]}), "line 4: members: found .*wanted a list of entities"),
+    ("incidents", json.dumps({**CASE, "severity": "loud"}), "line 4: severity 'loud'; expected one of page"),
+    ("incidents", json.dumps({**CASE, "members": [1]}), "line 4: members: found .*expected a list of entities"),
     ("incidents", swapped(CASE, "opened", "resolved"), "line 4: resolved .* is before opened .*swapped"),
     ("incidents", json.dumps({**CASE, "onset": at(91)}), "line 4: resolved .* is before onset .*swapped"),
 ]
@@ -341,7 +357,7 @@ def test_a_kind_of_ones_own_is_answered_by_any_page_on_the_guilty(files):
         (json.dumps({**META, "nodes": 1e999}), "nodes: found inf"),
         (json.dumps({**META, "nodes": None}), "nodes is missing"),
         (json.dumps({**META, "gpus": 10**400}), "gpus: found 1000"),
-        (json.dumps({**META, "end": "never"}), "end: .*wanted a time"),
+        (json.dumps({**META, "end": "never"}), "end: .*expected a time"),
         (json.dumps({**META, "end": META["start"], "start": META["end"]}), "end .* is before start.*swapped"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.scoring.matching import match
-from detectors.scoring.score import Alert, Heard, Meta, Truth, World, judge
+from detectors.scoring.matching import match_alerts
+from detectors.scoring.score import Alert, Alerts, Meta, Placement, Truth, score_run
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
 
@@ -31,7 +31,7 @@ RULES = {
 }
 SOFT_SDC = ("ticket", {"sdc", "sdc_replica", "sdc_gradient"}, {"gpu", "node"})
 MINUTE = 60
-WORLD = World(Topology(PARENTS))
+WORLD = Placement(Topology(PARENTS))
 
 
 @st.composite
@@ -109,7 +109,7 @@ FEW = settings(max_examples=120, deadline=None)
 @FEW
 @given(*CASES)
 def test_each_alert_answers_one_event_that_it_fits_and_no_event_is_lost(some, said):
-    found = match(some, said, WORLD)
+    found = match_alerts(some, said, WORLD)
     assert all(answers(said[a], some[e]) for e, a in found.items())
     assert len(set(found.values())) == len(found)
     sought = [i for i, e in enumerate(some) if e.detectability in ("hard", "soft")]
@@ -124,8 +124,8 @@ def test_each_alert_answers_one_event_that_it_fits_and_no_event_is_lost(some, sa
 @FEW
 @given(*CASES)
 def test_the_order_of_the_lines_decides_nothing_but_which_of_equals_is_named(some, said):
-    one = judge(some, Heard(tuple(said)), WORLD, Meta(5.0))
-    other = judge(some[::-1], Heard(tuple(said[::-1])), WORLD, Meta(5.0))
+    one = score_run(some, Alerts(tuple(said)), WORLD, Meta(5.0))
+    other = score_run(some[::-1], Alerts(tuple(said[::-1])), WORLD, Meta(5.0))
     assert one["found"] + one["small"]["found"] == other["found"] + other["small"]["found"]
 
 
@@ -218,8 +218,8 @@ def pager(e, some, said, found):
 @FEW
 @given(*CASES)
 def test_all_figures_are_those_of_the_second_scorer(some, said):
-    result = judge(some, Heard(tuple(said)), WORLD, Meta(5.0))
-    wanted = by_hand(some, said, match(some, said, WORLD))
+    result = score_run(some, Alerts(tuple(said)), WORLD, Meta(5.0))
+    wanted = by_hand(some, said, match_alerts(some, said, WORLD))
     assert (result["events"], result["found"], result["false"]) == (wanted["events"], wanted["found"], wanted["false"])
     assert result["small"]["events"] == wanted["small"]
     assert result["precision"] == wanted["precision"]
@@ -239,10 +239,10 @@ def test_all_figures_are_those_of_the_second_scorer(some, said):
 @FEW
 @given(st.lists(st.tuples(*CASES), min_size=1, max_size=4))
 def test_runs_together_have_the_sum_of_what_each_has(cases):
-    from detectors.scoring.score import merge
+    from detectors.scoring.score import merge_scores
 
-    results = [judge(some, Heard(tuple(said)), WORLD, Meta(5.0)) for some, said in cases]
-    whole = merge(results)
+    results = [score_run(some, Alerts(tuple(said)), WORLD, Meta(5.0)) for some, said in cases]
+    whole = merge_scores(results)
 
     def total(part):
         return sum(part(r) for r in results)

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from detectors.scoring.alerts import heard
-from detectors.scoring.counts import GOAL_S, HOLD_S
-from detectors.scoring.matching import counting
+from detectors.scoring.alerts import find_alerts
+from detectors.scoring.answer_rules import GOAL_S, HOLD_S
+from detectors.scoring.matching import answer_rule
 from detectors.scoring.score import (
     Alert,
-    Heard,
+    Alerts,
     Meta,
+    Placement,
     Truth,
-    World,
+    add_field_rates,
     as_truth,
-    judge,
-    merge,
-    rows,
+    merge_scores,
     score,
-    summary,
-    with_field_rates,
+    score_run,
+    summary_text,
+    table_rows,
 )
 from pipeline.model.records import SECOND, Event, iso
 from pipeline.model.topology import Topology
@@ -38,7 +38,7 @@ PARENTS = {
     "node:n0": ["rack:r1"],
     "rack:r1": ["cdu:c0"],
 }
-WORLD = World(Topology(PARENTS))
+WORLD = Placement(Topology(PARENTS))
 
 
 def at(seconds):
@@ -61,7 +61,7 @@ def ticket(cause, detector, seconds, incident=""):
 
 
 def scored(events, alerts):
-    return judge(events, Heard(tuple(alerts)), WORLD, Meta(10.0))
+    return score_run(events, Alerts(tuple(alerts)), WORLD, Meta(10.0))
 
 
 def pages(result):
@@ -70,7 +70,7 @@ def pages(result):
 
 def lines(result):
     """The summary as one line."""
-    return " ".join(summary(result).split())
+    return " ".join(summary_text(result).split())
 
 
 # what answers
@@ -106,15 +106,15 @@ def test_the_detector_of_the_condition_counts_as_well_as_that_of_its_incident():
 
 def test_a_rank_stands_for_its_gpu_and_never_for_its_job_or_stage():
     for root in ("job:7", "stage:7.0"):
-        assert not WORLD.same("rank:7.0", root, at(0))
+        assert not WORLD.is_same("rank:7.0", root, at(0))
         assert scored([event("own label", root)], [page("rank:7.0", "straggler", 60)])["found"] == 0
-    assert WORLD.same("rank:7.0", "gpu:n0.0", at(0))
+    assert WORLD.is_same("rank:7.0", "gpu:n0.0", at(0))
 
 
 def test_a_rank_is_on_its_new_gpu_from_the_very_start_of_its_job():
     starts = [(0, "gpu:n0.0"), (HOUR, "gpu:n0.1")]
     placed = [Event(at(s), "job:9", "job_start", {"ranks": {"rank:9.0": {"gpu": g}}}) for s, g in starts]
-    world = World(WORLD.topology, placed)
+    world = Placement(WORLD.topology, placed)
     assert world.parents("rank:9.0", at(HOUR) - 1) == ("job:9", "gpu:n0.0")
     assert world.parents("rank:9.0", at(HOUR)) == ("job:9", "gpu:n0.1")
 
@@ -132,14 +132,14 @@ def incident(cause, members, **more):
 
 
 def test_an_incident_that_is_only_watched_tells_nobody_anything():
-    told = heard([said(60, "gpu:n0.0", "ticket")], [incident("gpu:n0.0", ["gpu:n0.0"], severity="watch")])
+    told = find_alerts([said(60, "gpu:n0.0", "ticket")], [incident("gpu:n0.0", ["gpu:n0.0"], severity="watch")])
     assert told.alerts == ()
 
 
 def test_the_entity_blamed_most_stands_right_behind_the_cause():
     told = [said(60, "rank:7.1", "page"), said(70, "rank:7.2", "page")]
     case = incident("node:n0", ["rank:7.1", "rank:7.2"], entity="gpu:n0.0")
-    assert heard(told, [case]).alerts[0].suspects == ("node:n0", "gpu:n0.0", "rank:7.1", "rank:7.2")
+    assert find_alerts(told, [case]).alerts[0].suspects == ("node:n0", "gpu:n0.0", "rank:7.1", "rank:7.2")
 
 
 def test_what_blames_a_missed_event_is_the_first_page_before_any_ticket():
@@ -201,7 +201,7 @@ def test_an_invisible_event_excuses_one_page_on_itself_and_that_is_told():
     hidden = event("sdc", "gpu:n0.0", 0, 72 * HOUR, "invisible")
     result = scored([hidden], [page("gpu:n0.0", "sdc", 60)])
     assert (*pages(result), result["excused"]) == (0, 0, 0, 1)
-    assert "1 excused, about invisible events alone" in lines(result)
+    assert "1 excused, about invisible events only" in lines(result)
     assert pages(scored([hidden], [page("gpu:n0.0", "sdc", 60), page("gpu:n0.0", "sdc", HOUR)])) == (1, 0, 1)
     both = [page("gpu:n0.0", "sdc", 60, "a"), page("gpu:n0.1", "sdc", 60, "a")]
     result = scored([hidden, event("sdc", "gpu:n0.1")], both)
@@ -220,7 +220,7 @@ def test_a_right_page_about_a_small_event_alone_is_told():
     tiny = event("straggler", "gpu:n0.0", cls="soft", effect=0.001, effect_unit="time")
     result = scored([tiny, event("sdc", "gpu:n0.1")], [page("gpu:n0.0", "straggler", 60), page("gpu:n0.1", "sdc", 60)])
     assert (result["right"], result["right_small"]) == (2, 1)
-    assert "1 right about small events alone" in lines(result)
+    assert "1 right, about small events only" in lines(result)
 
 
 def test_a_page_on_a_neighbour_is_about_nothing():
@@ -258,7 +258,7 @@ def test_what_was_missed_is_still_waiting_in_the_delays_that_people_read():
     events = [event("sdc", "gpu:n0.0", i * 9000, i * 9000 + 3600, name=f"{i}") for i in range(3)]
     result = scored(events, [page("gpu:n0.0", "sdc", i * 9000 + 100) for i in range(2)])
     assert (result["delay_p90_s"], result["ninety_percent_known_after_s"]) == (100.0, None)
-    assert "half and 90 % known after, the missed as still waiting: all 100 s and never" in lines(result)
+    assert "half and 90 % found after, missed events still waiting: all 100 s and never" in lines(result)
 
 
 def test_precision_in_the_field_takes_the_recall_of_what_is_paged():
@@ -266,19 +266,19 @@ def test_precision_in_the_field_takes_the_recall_of_what_is_paged():
     events = [event("sdc", "gpu:n0.0"), event("psu_loss", "psu:n0.p0"), event("data_stall", "job:7")]
     result = scored(events, [ticket("node:n0", "power", 60), ticket("job:7", "straggler_job", 60)])
     assert (result["recall"], result["page_kinds"]["recall"]) == (2 / 3, 0.0)
-    field = with_field_rates(result, [scored([], [page("gpu:n0.0", "sdc", 60)])])["precision_at_field_rates"]
+    field = add_field_rates(result, [scored([], [page("gpu:n0.0", "sdc", 60)])])["precision_at_field_rates"]
     assert (field["recall"], field["events"], field["found"]) == (0.0, 1, 0)
     assert field["precision"][0]["value"] == 0.0
 
 
 def test_incidents_of_two_runs_with_one_name_are_two_pages():
     one = scored([event("sdc", "gpu:n0.0")], [page("gpu:n0.0", "sdc", 60, "a")])
-    assert pages(merge([one, one])) == (2, 2, 0)
+    assert pages(merge_scores([one, one])) == (2, 2, 0)
 
 
 def test_the_page_on_scoring_tells_the_cap_of_the_median():
     text = " ".join((Path(__file__).parents[2] / "docs/scoring.md").read_text().split())
-    assert f"at most {GOAL_S:,.0f} s, the goal for a page" in text
+    assert f"at most {GOAL_S:,.0f} s, the goal for pages" in text
 
 
 # names
@@ -296,14 +296,14 @@ def test_guilty_entities_that_the_topology_does_not_hold_are_named_on_stderr(tmp
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     result = score(tmp_path / "findings", tmp_path / "truth", topology=tmp_path / "topology")
-    assert len(list(rows(result))) == 2
+    assert len(list(table_rows(result))) == 2
     error = capsys.readouterr().err
-    assert (error == "") if more is None else ("score: the topology does not hold gpu:x0.0" in error and more in error)
+    assert (error == "") if more is None else ("score: the topology has no gpu:x0.0" in error and more in error)
 
 
 def test_wrong_results_that_only_training_shows_are_answered_by_a_ticket():
-    hard, soft = counting("sdc"), counting("sdc", "soft")
+    hard, soft = answer_rule("sdc"), answer_rule("sdc", "soft")
     assert (hard.level, soft.level) == ("page", "ticket")
     assert "sdc_gradient" in soft.detectors
     assert "sdc_gradient" not in hard.detectors
-    assert counting("straggler", "soft") == counting("straggler")
+    assert answer_rule("straggler", "soft") == answer_rule("straggler")

@@ -6,7 +6,7 @@ import pytest
 
 from agents.sim.scenario import Fleet, Scenario, demo
 from benchmarks.detection.judge import judge
-from detectors.scoring.score import COUNTS
+from detectors.scoring.score import ANSWER_RULES
 from pipeline.model.records import SECOND
 
 
@@ -28,7 +28,7 @@ def test_every_fault_of_the_demo_becomes_one_incident_with_the_right_cause(judge
     assert sorted(i.cause for i in paged) == sorted(fault.entity for fault in simulator.faults)
     for fault in simulator.faults:
         incident = next(i for i in paged if i.cause == fault.entity)
-        assert incident.detector in COUNTS[fault.kind.name].detectors
+        assert incident.detector in ANSWER_RULES[fault.kind.name].detectors
         assert 0 <= incident.opened - simulator.at(fault.onset) <= 900 * SECOND
 
 

@@ -1,4 +1,4 @@
-"""Who belonged to what at a moment: the topology, and the ranks where the starts of jobs placed them."""
+"""Ancestors of entities at a time: the topology, with ranks where the starts of jobs placed them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pipeline.model.records import Event
 from pipeline.model.topology import Topology, kind_of
 
 
-class World:
-    """Hardware stays where it is; ranks move with their jobs.
+class Placement:
+    """Topology over time: hardware is static, ranks move with their jobs.
 
-    events: of these only job_start counts (`data.ranks`: rank -> stage and gpu). When its job ends a rank stays where
-    it last was, for an alert may come a little later. Ranks that no event places are where the topology has them.
+    events: only job_start counts (`data.ranks`: rank -> stage and gpu). When its job ends a rank stays in its last
+    place, since an alert may come a little later. Ranks without an event are where the topology has them.
     """
 
     def __init__(self, topology: Topology, events: Iterable[Event] = ()) -> None:
@@ -27,7 +27,7 @@ class World:
                 self._placed.setdefault(rank, []).append((event.time, _parents(event.entity, place)))
 
     def __contains__(self, entity: str) -> bool:
-        """Whether the topology or the start of a job names it."""
+        """Returns whether the topology or the start of a job names it."""
         return entity in self._named
 
     @cached_property
@@ -36,35 +36,39 @@ class World:
         above = {parent for parents in (*self.topology.parents.values(), *moved) for parent in parents}
         return above.union(self.topology.parents, self.topology.attributes, self._placed)
 
-    def above(self, entity: str, time: int) -> tuple[str, ...]:
-        """All that it was part of, ran on or was fed by."""
+    def ancestors(self, entity: str, time: int) -> tuple[str, ...]:
+        """Returns all that it was part of, ran on or was fed by."""
         if entity not in self._placed:
             return self.topology.ancestors(entity)
         parents = self.parents(entity, time)
         return tuple(dict.fromkeys((*parents, *(e for p in parents for e in self.topology.ancestors(p)))))
 
     def parents(self, entity: str, time: int) -> tuple[str, ...]:
-        """The nearest of those."""
+        """Returns the nearest of those."""
         placed = self._placed.get(entity)
         if not placed:
             return self.topology.parents.get(entity, ())
         return placed[max(0, bisect_right(placed, time, key=lambda line: line[0]) - 1)][1]
 
-    def same(self, entity: str, root: str, time: int) -> bool:
-        """Whether it is that very thing, the rank that ran on it, or the other end of that link."""
+    def is_same(self, entity: str, root: str, time: int) -> bool:
+        """Returns whether it is the root itself, the rank that ran on it, or the other end of that link."""
         if entity == root:
             return True
         if kind_of(entity) == "rank":
             return root in self.parents(entity, time) and kind_of(root) == "gpu"
         return kind_of(root) == "port" and self.topology.attributes.get(root, {}).get(PEER) == entity
 
-    def joined(self, entity: str, root: str, time: int) -> bool:
-        """Whether one is the other, above it or below it."""
-        return self.same(entity, root, time) or entity in self.above(root, time) or root in self.above(entity, time)
+    def is_connected(self, entity: str, root: str, time: int) -> bool:
+        """Returns whether one is the other, above it or below it."""
+        return (
+            self.is_same(entity, root, time)
+            or entity in self.ancestors(root, time)
+            or root in self.ancestors(entity, time)
+        )
 
 
 def _parents(job: str, place: object) -> tuple[str, ...]:
-    """Of a rank: its stage, its job and its GPU, as far as they are told."""
-    told = place if isinstance(place, Mapping) else {}
-    named = (told.get("stage"), job, told.get("gpu"))
+    """Returns stage, job and GPU of a rank, as far as they are given."""
+    given = place if isinstance(place, Mapping) else {}
+    named = (given.get("stage"), job, given.get("gpu"))
     return tuple(name for name in named if isinstance(name, str))

@@ -1,0 +1,155 @@
+"""Rules for answers: for each kind of fault the least level, the detectors and the kinds of cause, in one table.
+
+Names of detectors that do not exist (yet) are harmless. docs/scoring.md has the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.model.records import Level
+from pipeline.model.topology import kind_of
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRule:
+    """The least level, and the detectors and kinds of cause that are an answer; None: any."""
+
+    level: Level
+    detectors: frozenset[str] | None
+    causes: frozenset[str] | None
+
+
+def _rule(level: Level, detectors: str, causes: str) -> AnswerRule:
+    return AnswerRule(level, frozenset(detectors.split()), frozenset(causes.split()))
+
+
+_BLIND = "telemetry telemetry_blind"
+_SENSOR = f"{_BLIND} telemetry_sensor"
+_HEAT = "thermal thermal_edge"
+_LOOP = "coolant coolant_edge"
+_LINK = "link link_stall"
+_SLOW = "straggler straggler_inferred"
+ANSWER_RULES: Mapping[str, AnswerRule] = {
+    # GPU and memory. Ticket where NVIDIA's catalogue of XIDs has "ignore" or "restart app" (13, 31, 63, 94), page
+    # where it has reset or reboot (48 of SRAM, 64, 79, 95, 119).
+    "gpu_off_bus": _rule("page", f"xid {_BLIND}", "gpu node"),
+    "gpu_engine_fault": _rule("ticket", "xid", "gpu node rank job"),
+    "hbm_ce_burst": _rule("ticket", "memory xid", "gpu node"),
+    "hbm_ue_contained": _rule("ticket", "memory xid", "gpu node"),
+    "hbm_ue_uncontained": _rule("page", "memory xid", "gpu node"),
+    "remap_failure": _rule("page", "memory xid", "gpu node"),
+    "sram_ecc": _rule("page", "memory xid", "gpu node"),
+    "gsp_timeout": _rule("page", f"xid {_BLIND}", "gpu node"),
+    "sdc": _rule("page", "sdc sdc_replica", "gpu node"),
+    # slow devices; the acute straggler is slowed by heat, so a finding of the heat is right too
+    "straggler": _rule("page", f"{_SLOW} {_HEAT}", "rank gpu node"),
+    "cold_plate": _rule("ticket", f"{_SLOW} {_HEAT}", "rank gpu node"),
+    "clock_stuck": _rule("page", _SLOW, "rank gpu node"),
+    "pcie_downgrade": _rule("page", f"link_pcie {_SLOW} xid", "port rank gpu node"),
+    # links and switches
+    "nvlink_error": _rule("page", f"link_nvlink xid {_SLOW}", "port nvlink nvswitch gpu node rack"),
+    "link_degradation": _rule("page", "link", "port node leaf rail"),
+    "optic_degradation": _rule("ticket", "link link_optic", "port node leaf rail"),
+    "link_down": _rule("page", "link", "port node leaf rail"),
+    "link_flap": _rule("page", "link", "port node leaf rail"),
+    "leaf_crash": _rule("page", f"link {_BLIND}", "leaf pod fabric"),
+    # no port has errors, the switch is at fault: its waiting ports or its slow jobs may be named too
+    "gray_leaf": _rule(
+        "page", f"{_LINK} link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"
+    ),
+    "nic_stall": _rule("page", f"{_LINK} straggler", "port node"),
+    # no link fault: the job or the switch is named, never a port
+    "congestion": _rule("ticket", "link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"),
+    # hosts
+    "host_contention": _rule("page", _SLOW, "node"),
+    "host_fault": _rule("page", f"memory power {_SLOW} xid {_BLIND}", "node"),
+    # power; a lost supply with its spare running can wait until morning, a tripped PDU cannot
+    "psu_loss": _rule("ticket", "power", "psu node rack pdu"),
+    "pdu_trip": _rule("page", f"power {_BLIND}", "pdu row"),
+    # cooling; slow ranks may be the first sign of a warm loop, but the cause must be the loop or its rack
+    "coolant": _rule("page", f"{_LOOP} {_HEAT} {_SLOW}", "cdu loop rack"),
+    "facility_water": _rule("page", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
+    # of one node: its rack's manifold is right too, the whole loop is not
+    "node_restriction": _rule("page", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
+    "coolant_leak": _rule("page", f"coolant_leak {_LOOP}", "leak_detector rack cdu loop"),
+    "recirculation": _rule("ticket", f"{_HEAT} thermal_inlet", "rack row hall"),
+    # the instrument is at fault: only telemetry health answers, a thermal page is false
+    "sensor_fault": _rule("ticket", _SENSOR, "sensor gpu rank node port psu pdu cdu loop rack"),
+    "telemetry_gap": _rule("ticket", f"{_BLIND} telemetry_site", "gpu node rack site"),
+    # caused by the job
+    "job_hang": _rule("page", "straggler_job", "job"),
+    "data_stall": _rule("ticket", "straggler_job", "job"),
+}
+SOFT_RULES: Mapping[str, AnswerRule] = {
+    # without a wrong digest only training shows it: no proof, so a ticket to test the GPU
+    "sdc": _rule("ticket", "sdc sdc_replica sdc_gradient", "gpu node"),
+    # warm GPUs that do not throttle slow no job: that waits for office hours, as cold plates do
+    "node_restriction": _rule("ticket", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
+}
+"""Rules instead of ANSWER_RULES where an event is `soft`; otherwise its kind is a logged fact."""
+ANY_PAGE = AnswerRule("page", None, None)
+"""Rule of a kind that is not in ANSWER_RULES, so that own labels can be scored: any page on the root or an ancestor."""
+
+DELTA_MIN: Mapping[str, float] = {
+    "time": 0.02,  # Llama 3 saw 1 to 2 % of daily change of throughput alone (Dubey et al. 2024, section 3.3.4)
+    "clock": 0.03,  # two steps of 15 MHz at 1,000 MHz; chosen
+    "bandwidth": 0.10,  # Greyhound's check of a change of the mean (Wu et al. 2024)
+    "temperature": 3.0,  # K, three steps of NVML's rounding; chosen
+    "resistance": 0.08,  # the least that 1 K of rounding lets through at 40 K over the coolant, threefold; chosen
+    "flow": 0.10,  # five times the 2 % error of a flow meter; chosen
+    "power": 0.10,  # above the spread of identical GPUs, 8 % (Sinha et al., SC 2022)
+    "flaps": 3.0,  # in 12 hours, as gpud counts them
+}
+"""The least `parameters.effect` that must be found, by `effect_unit`: shares, K, and a number of flaps."""
+HOLD_S = 600.0
+"""Hold of a statistical page: benign slowdowns last 30 to 300 s, twice the longest. Chosen."""
+GOAL_S = 1020.0
+"""Goal for the page of a soft event, 17 min from its onset. Recall counts soft events of at least HOLD_S plus the
+median delay of their kind, at most this: else late findings would remove events that were found. Chosen."""
+
+_CLASS_OF_ATTRIBUTION = {
+    **dict.fromkeys(("gpu", "memory", "node", "host"), "NODE"),
+    "job": "JOB",
+    "network": "NETWORK",
+    "cooling": "COOLING",
+    "power": "POWER",
+    "sdc": "SDC",
+    **dict.fromkeys(("instrument", "telemetry"), "TELEMETRY"),
+}
+"""`parameters.attribution` of the truth -> row of the confusion matrix."""
+BY_FAMILY = {
+    "link": "NETWORK",
+    "link_nvlink": "NODE",
+    "link_pcie": "NODE",
+    "sdc": "SDC",
+    "memory": "NODE",
+    "xid": "NODE",
+    "power": "POWER",
+    "coolant": "COOLING",
+    "telemetry": "TELEMETRY",
+}
+"""Class of a detector's alerts whatever their cause: by its whole name, or by its family, the name up to the first
+underscore. PCIe and NVLink are parts of a node: a technician must go there."""
+BY_CAUSE = {
+    **dict.fromkeys(("rank", "gpu", "node"), "NODE"),
+    **dict.fromkeys(("job", "stage"), "JOB"),
+    **dict.fromkeys(("port", "leaf", "rail", "pod", "fabric"), "NETWORK"),
+    **dict.fromkeys(("cdu", "loop", "rack", "row", "hall", "facility"), "COOLING"),
+    **dict.fromkeys(("psu", "pdu"), "POWER"),
+}
+"""Class of the alerts of all other detectors (straggler, thermal), by the kind of their cause."""
+CLASSES = ("NODE", "JOB", "NETWORK", "COOLING", "POWER", "SDC", "TELEMETRY", "OTHER")
+NOT_FOUND = "not found"
+
+
+def fault_class(attribution: str | None) -> str:
+    """Returns the row of the confusion matrix for an attribution in the truth."""
+    return _CLASS_OF_ATTRIBUTION.get(attribution or "", "OTHER")
+
+
+def alert_class(detector: str, cause: str) -> str:
+    """Returns the column of the confusion matrix for an alert."""
+    family = detector.split("_", 1)[0]
+    return BY_FAMILY.get(detector) or BY_FAMILY.get(family) or BY_CAUSE.get(kind_of(cause), "OTHER")
