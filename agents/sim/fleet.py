@@ -209,7 +209,7 @@ class FleetSimulator:
         return self._chunk(number, effects)
 
     def _chunk(self, number: int, effects: Effects) -> Chunk:
-        columns = self._plant.advance(number, effects)
+        columns = self._plant.step(number, effects)
         self._canaries.rounds(effects)
         self._calendar.add_events(effects, effects.stays)
         gpus = np.concatenate([np.zeros(0, np.intp), *(stay.gpus for stay in effects.stays)])

@@ -31,6 +31,7 @@ class JobRestart(Kind):
     lasts = Span(1500.0, high=2400.0)  # restart and 200 steps of warm-up
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (), 0.0, fault.device)
 
     def act(self, fault: Fault, effects: Effects) -> None:
@@ -52,6 +53,7 @@ class Evaluation(Kind):
     lasts = Span(120.0, high=900.0)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         effects.site.evaluating.add(fault.device, effects.active(fault.onset, fault.end))
 
 
@@ -77,6 +79,7 @@ class StageImbalance(Kind):
     longer: float | None = None  # by which their compute time grows
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.longer is not None
         for stay in effects.stays:
             if stay.job.number == fault.device:
@@ -113,6 +116,7 @@ class LossSpike(Kind):
     jump: float | None = None  # factor on the loss at first; the norm of the gradient jumps by its square; chosen
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.jump is not None
         since = np.maximum(effects.time - fault.onset, 0.0)
         left = np.exp(-4 * since / (fault.end - fault.onset)) * effects.active(fault.onset, fault.end)

@@ -39,6 +39,7 @@ class EcmpCollision(Kind):
     collective: float | None = None  # factor on the job's time in collectives: below 2 % of a step
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.goodput is not None
         assert self.collective is not None
         ports, here = self._ports(fault, effects.layout), effects.active(fault.onset, fault.end)
@@ -81,6 +82,7 @@ class CounterOddity(Kind):
     answer with all bits set."""
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         port, device, here = effects.port, fault.device, effects.active(fault.onset, fault.end)
         if self.variant == "sentinel":
             for begin, end in self._silences(fault):

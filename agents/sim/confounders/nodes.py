@@ -42,6 +42,7 @@ class NodeTransient(Kind):
     slowdown: float | None = None
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.slowdown is not None
         when = effects.active(fault.onset, fault.end)
         contend(effects, fault, self.slowdown, when)
@@ -67,9 +68,11 @@ class Maintenance(Kind):
     change: str | None = None  # which version is another afterwards
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (fault.device,), fault.end - fault.onset)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         length, rng = fault.end - fault.onset, fault.rng(1)
         ports = effects.layout.gpus_of(np.array([fault.device]))
         for port in rng.choice(ports, min(2, len(ports)), replace=False).tolist():
@@ -109,9 +112,11 @@ class MixedSilicon(Kind):
         return fault.onset + min(self.work, 0.5 * (fault.end - fault.onset))
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (fault.device,), self._done(fault) - fault.onset, waits=True)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.offset is not None
         done = self._done(fault)
         serve(fault, effects, done, str(self.change))
@@ -143,6 +148,7 @@ class LateTelemetry(Kind):
     hole: float | None = None  # s without samples: less than the minute after which an entity counts as absent
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.ahead is not None
         assert self.hole is not None
         if self.how == "hole":
@@ -177,6 +183,7 @@ class OwnCanary(Kind):
     slowdown: float | None = None
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.slowdown is not None
         tick = float(effects.time[0]) - effects.since
         both = np.minimum(effects.time, fault.end) - np.maximum(effects.time - tick, fault.onset)

@@ -41,6 +41,7 @@ class SetpointShift(Kind):
     direction: str | None = None
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.shift is not None
         assert self.ramp is not None
         shift = np.float32(self.shift if self.direction == "up" else -self.shift)
@@ -70,6 +71,7 @@ class PowerCap(Kind):
     reach: str | None = None  # "unit": a power distribution unit; "jobs": all that run on it; "fleet"
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.share is not None
         on = effects.active(fault.onset, fault.end)[:, None] & self._capped(fault, effects)
         effects.gpu.capped.lower_to(slice(None), np.where(on, 1 - self.share, 1.0))
@@ -107,6 +109,7 @@ class InletRise(Kind):
     ramp: float | None = None  # s that it takes, there and back
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.rise is not None
         assert self.ramp is not None
         warm_air(fault.device, np.float32(self.rise) * there_and_back(fault, effects, self.ramp), effects)
@@ -139,6 +142,7 @@ class SensorOffset(Kind):
     direction: str | None = None  # "up": it reads high; "down": low
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.size is not None
         assert self.which is not None
         done, planner = self.done(fault), effects.layout.nodes

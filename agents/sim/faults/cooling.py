@@ -54,10 +54,12 @@ class CoolantLoss(Kind):
     ramp: float = 10.0  # time in which the pump runs down (s)
 
     def effect(self) -> float:
+        """Returns the size of its effect."""
         assert self.flow is not None
         return 1 - self.flow
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.flow is not None
         lost = np.float32(1 - self.flow) * effects.ramp(fault.onset, fault.end, self.ramp)
         effects.site.flow.lower_to(fault.device, 1 - lost)
@@ -103,10 +105,12 @@ class FacilityWater(Kind):
         return 300.0 if self.course == "step" else self.days * DAY
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         assert self.rise is not None
         return min(fault.onset + self.ramp() * WARM_K / max(self.rise, WARM_K), fault.end)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.rise is not None
         grown = effects.ramp(fault.onset, fault.end, self.ramp())
         effects.site.supply.add(fault.device, np.float32(self.rise) * grown)
@@ -139,14 +143,17 @@ class CoolantLeak(Kind):
         return fault.onset + self.wet * (fault.end - fault.onset)
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         assert self.loss is not None
         fallen = fault.onset + (fault.end - fault.onset) * 0.05 / max(self.loss, 0.05)  # by ten times a float's noise
         return min(fallen, self.rope(fault))
 
     def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
         return fault.entity, layout.entities["leak"][fault.device]
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.loss is not None
         loop = int(effects.layout.loop_of_rack[fault.device])
         lost = np.float32(self.loss) * effects.ramp(fault.onset, fault.end, fault.end - fault.onset)
@@ -184,14 +191,17 @@ class Recirculation(Kind):
     ramp: float | None = None  # s until it is
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         assert self.ramp is not None
         assert self.rise is not None
         return min(fault.onset + self.ramp * WARM_K / max(self.rise, WARM_K), fault.end)
 
     def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
         return tuple(layout.places["rack"][rack] for rack in layout.row_of(fault.device).tolist())
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.ramp is not None
         assert self.rise is not None
         grown = effects.ramp(fault.onset, fault.end, self.ramp)

@@ -70,6 +70,7 @@ class SilentDataCorruption(Kind):
         return moment if moment < fault.end else np.inf
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         effects.defects.append(Defect(fault.device, fault.onset, self.misses(fault)))
         moment = self.fails(fault)
         on = effects.active(moment, moment + _STEPS)
@@ -78,11 +79,13 @@ class SilentDataCorruption(Kind):
             effects.gpu.gradient.scale(fault.device, np.where(on, jump, 1.0))
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         rounds = np.flatnonzero(self.misses(fault))
         first = fault.onset + PERIOD * float(rounds[0]) if len(rounds) else fault.end
         return min(first, self.fails(fault))
 
     def verdict(self, fault: Fault) -> Detectability:
+        """Returns its class in the truth."""
         if self.misses(fault).any():
             return "hard"
         return "soft" if self.fails(fault) < fault.end else "invisible"
@@ -91,6 +94,7 @@ class SilentDataCorruption(Kind):
         return super().severity() if self.probability is None else self.probability
 
     def stops(self, fault: Fault, layout: Layout) -> Stop | None:
+        """Returns the stop of jobs that it causes."""
         moment = self.fails(fault)
         if self.failure != "nonfinite" or moment == np.inf:
             return None

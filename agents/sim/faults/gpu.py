@@ -57,6 +57,7 @@ class GpuOffBus(Kind):
     dies_after: float | None = None  # s until the job has died
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.dies_after is not None
         node, onset, back = node_of(fault.device, effects.layout), fault.onset, fault.end - self._boots(fault)
         effects.gpu.gone.add(fault.device, effects.active(onset, fault.end))
@@ -79,10 +80,10 @@ class GpuOffBus(Kind):
     def _boots(self, fault: Fault) -> float:
         return min(_REBOOT, 0.2 * (fault.end - fault.onset))
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_death(self, fault: Fault) -> float:
+        """Returns the second at which the job has died."""
         assert self.dies_after is not None
-        at = min(fault.onset + self.dies_after, fault.end)
-        return Stop(at, (node_of(fault.device, layout),), fault.end - at)
+        return min(fault.onset + self.dies_after, fault.end)
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class GpuEngineFault(Kind):
     engine: str | None = None  # compute: XID 13; memory: 31; scheduler: 109, which only hardware has
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         width = effects.layout.gpus_per_node
         first = node_of(fault.device, effects.layout) * width
         others = (fault.device - first + 1 + fault.rng(1).permutation(max(1, width - 1))[:2]) % width + first
@@ -132,15 +134,18 @@ class GpuEngineFault(Kind):
         return Line(moment, 13, text, True)
 
     def verdict(self, fault: Fault) -> Detectability:
+        """Returns its class in the truth."""
         return "hard" if self.origin == "hardware" else "benign"
 
     def blames(self) -> Attribution:
         return "gpu" if self.origin == "hardware" else "job"
 
     def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
         return (fault.entity,) if self.origin == "hardware" else ()
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
         at = min(fault.onset + 10.0, fault.end)  # s until the launcher has seen it and ended all ranks; chosen
         out = fault.end - at if self.origin == "hardware" else 0.0
         return Stop(at, (node_of(fault.device, layout),), out)
@@ -164,6 +169,7 @@ class GspTimeout(Kind):
     code: str | None = None  # 119: no answer in time; 120: the firmware reported an error
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         logged = min(fault.onset + _GSP_WAITS, fault.end)
         index = fault.entity.rpartition(".")[2]
         text = (
@@ -181,4 +187,5 @@ class GspTimeout(Kind):
         reset(effects, fault.device, fault.end)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
         return Stop(fault.end, (node_of(fault.device, layout),), 600.0)  # drain, reset and check; chosen

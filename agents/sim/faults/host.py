@@ -9,9 +9,7 @@ import numpy as np
 
 from agents.sim.effects import Effects
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
-from agents.sim.layout import Layout
 from agents.sim.physics import kernel_log
-from agents.sim.schedule import Stop
 
 _TOLD_EVERY = 60.0  # s between two lines of corrected errors: the kernel bounds what it says; chosen
 _AGONY = 30.0  # s from the error that kills the job to the end of the node: a panic waits for its dump; chosen
@@ -42,6 +40,7 @@ class HostContention(Kind):
     slowdown: float | None = None  # by which the compute time of the slowest rank grows
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.slowdown is not None
         contend(effects, fault, self.slowdown, effects.active(fault.onset, fault.end))
         there = effects.active(fault.onset, fault.end).astype(np.float32)
@@ -86,9 +85,9 @@ class HostFault(Kind):
         after = {"cpu": 1.0, "dimm": self.warning, "chassis": 0.5, "io_board": 2.0, "ssd": 60.0}[str(self.part)]
         return fault.onset + min(after, 0.3 * (fault.end - fault.onset))
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
-        death = self.death(fault)
-        return Stop(death, (fault.device,), fault.end - death)
+    def job_death(self, fault: Fault) -> float:
+        """Returns the second at which the node is dead, and its job with it."""
+        return self.death(fault)
 
     def silence(self, fault: Fault) -> float:
         """When the node is dead; without its disk it works until it is repaired."""
@@ -97,6 +96,7 @@ class HostFault(Kind):
         return min(self.death(fault) + (0.0 if self.part == "chassis" else _AGONY), fault.end)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         node, death, dead = effects.node, self.death(fault), self.silence(fault)
         if self.part == "dimm":
             self._memory(fault, death, effects)

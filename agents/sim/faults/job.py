@@ -29,9 +29,11 @@ class JobHang(Kind):
     signals = ("rank.step", "nic.tx_bytes", "gpu.utilization", "gpu.power")
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
         return Stop(fault.end, (), 0.0, fault.device)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         effects.site.hung.add(fault.device, effects.active(fault.onset, fault.end))
 
 
@@ -55,6 +57,7 @@ class DataStall(Kind):
     pressure: float | None = None  # share of the time in which some task waits for I/O; chosen
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.pressure is not None
         when = effects.active(fault.onset, fault.end)
         effects.site.stalled.add(fault.device, when)

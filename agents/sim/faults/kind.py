@@ -163,9 +163,17 @@ class Kind(ABC):
         """All entities to blame."""
         return (fault.entity,) if self.detectability != "benign" else ()
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop | None:
-        """The end it makes of jobs, if it does."""
+    def job_death(self, fault: Fault) -> float | None:
+        """Returns the second at which the jobs on it have died; None: they survive."""
         return None
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop | None:
+        """Returns the stop of jobs that it causes: at their death, with its nodes out of service until its end."""
+        death = self.job_death(fault)
+        if death is None:
+            return None
+        nodes = sorted(set(layout.nodes_below(self.strikes, fault.device).tolist()))
+        return Stop(death, tuple(nodes), fault.end - death)
 
     def severity(self) -> float | None:
         """0 to 1: where its worst parameter lies within its range."""

@@ -12,7 +12,6 @@ from agents.sim.effects import Effects
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.link import DARK, fall, stops_at, strand
 from agents.sim.layout import Index, Layout
-from agents.sim.schedule import Stop
 
 _TOGETHER = 5.0  # s within which all ports of a leaf that crashes go down
 _LOOK = 10.0  # s between two looks of the fabric's agent
@@ -47,6 +46,7 @@ class LeafCrash(Kind):
     dies_after: float | None = None  # s until its jobs have died
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         ports, rng, dies = ports_of(fault.device, effects.layout), fault.rng(), stops_at(fault, self.dies_after)
         spread = rng.uniform(0.0, min(_TOGETHER, 0.2 * (fault.end - fault.onset)), (2, len(ports)))
         names = effects.layout.entities["nic"]
@@ -59,10 +59,9 @@ class LeafCrash(Kind):
         effects.add_event(seen, fault.entity, "switch_state", None, state="gone", **data)
         effects.add_event(fault.end, fault.entity, "switch_state", None, state="seen", **data)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
-        dies = stops_at(fault, self.dies_after)
-        nodes = sorted(set(layout.nodes_below("leaf", fault.device).tolist()))
-        return Stop(dies, tuple(nodes), fault.end - dies)
+    def job_death(self, fault: Fault) -> float:
+        """Returns the second at which the jobs on its ports have died."""
+        return stops_at(fault, self.dies_after)
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ class GrayLeaf(Kind):
     part: str | None = None  # "leaf": all its ports; "card": the first half of them, one line card of two
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.lost is not None
         ports, port, lost = self._ports(fault, effects.layout), effects.port, np.float32(self.lost)
         when = effects.active(fault.onset, fault.end)
@@ -147,11 +147,13 @@ class Congestion(Kind):
         return Span(cls.lasts.low, _LARGE_MEAN if large else cls.lasts.mean, cls.lasts.high).draw(rng)
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         assert self.slowdown is not None
         assert self.rise is not None
         return min(fault.onset + self.rise * min(1.0, _LEAST / max(self.slowdown, 1e-9)), fault.end)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.rise is not None
         rng, ports = fault.rng(), ports_of(fault.device, effects.layout)

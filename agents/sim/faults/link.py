@@ -11,9 +11,7 @@ import numpy as np
 from agents.sim.effects import Effects
 from agents.sim.faults.gpu import hang
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
-from agents.sim.layout import Layout
 from agents.sim.physics.noise import Floats
-from agents.sim.schedule import Stop
 
 DARK = -40.0  # dB: no light arrives
 _TIMEOUTS = 2.0  # per second, of the queue pairs of a rank that waits for a dead port; chosen
@@ -53,6 +51,7 @@ class LinkDegradation(Kind):
     collective: float = 1.1  # factor on the job's time in collectives; 2 while the link is down
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.symbol_rate is not None
         assert self.flap_every is not None
         port, grown = effects.port, effects.ramp(fault.onset, fault.end, 60.0)
@@ -83,14 +82,15 @@ class LinkDown(Kind):
     dies_after: float | None = None  # s until the job has died: retries of an RDMA connection, times their number
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         dies = stops_at(fault, self.dies_after)
         fall(effects, fault.entity, fault.device, fault.onset, fault.end)
         effects.port.rx_power.add(fault.device, DARK * effects.active(fault.onset, fault.end))
         strand(effects, fault.device, fault.onset, dies)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
-        dies = stops_at(fault, self.dies_after)
-        return Stop(dies, (int(layout.node_of_gpu[fault.device]),), fault.end - dies)
+    def job_death(self, fault: Fault) -> float:
+        """Returns the second at which its library closes the connection."""
+        return stops_at(fault, self.dies_after)
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,11 @@ class LinkFlap(Kind):
         return replace(super().drawn(rng), flaps=self.flaps or drawn)
 
     def effect(self) -> float | None:
+        """Returns the size of its effect."""
         return self.flaps
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.flaps is not None
         rng = fault.rng()
         places = (fault.end - fault.onset) / self.flaps
@@ -155,6 +157,7 @@ class NicStall(Kind):
     cqe_rate: float | None = None  # completions with an error, per second, until then
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.cqe_rate is not None
         dies = stops_at(fault, self.dies_after)
         effects.port.stalled.add(fault.device, effects.active(fault.onset, fault.end))
@@ -166,9 +169,9 @@ class NicStall(Kind):
         seq = zlib.crc32(f"{fault.entity} {fault.onset}".encode()) % 1_000_000
         effects.add_event(fault.onset + 4.0, fault.entity, "kernel", None, **data, text=text, seq=seq)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
-        dies = stops_at(fault, self.dies_after)
-        return Stop(dies, (int(layout.node_of_gpu[fault.device]),), fault.end - dies)
+    def job_death(self, fault: Fault) -> float:
+        """Returns the second at which its library closes the connection."""
+        return stops_at(fault, self.dies_after)
 
 
 def fall(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:

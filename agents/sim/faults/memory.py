@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.effects import Channel, Effects
-from agents.sim.faults.gpu import RESET, hang, node_of, reset
+from agents.sim.faults.gpu import RESET, hang, reset
 from agents.sim.faults.kind import DAY, HOUR, Chain, Fault, Kind, Rate, Span
-from agents.sim.layout import Layout
 from agents.sim.physics.kernel_log import Line, log_xids
 from agents.sim.physics.memory import DRAM_CORRECTED
-from agents.sim.schedule import Stop
 
 _DIES = 5.0  # s until a job has ended of whose processes one was killed; chosen
 _OVERDISPERSION = 2.0  # variance = mean + 2 mean^2 of the counts of an hour; assumed
@@ -61,9 +59,9 @@ def _errors(fault: Fault, per_hour: float) -> NDArray[np.float64]:
     return np.sort(found[found < fault.end])
 
 
-def _stop(fault: Fault, layout: Layout, after: float = _DIES) -> Stop:
-    at = min(fault.onset + after, fault.end)
-    return Stop(at, (node_of(fault.device, layout),), fault.end - at)
+def _death(fault: Fault, after: float = _DIES) -> float:
+    """Returns the second at which the job has died, `after` s from the onset."""
+    return min(fault.onset + after, fault.end)
 
 
 @dataclass(frozen=True)
@@ -97,6 +95,7 @@ class HbmCorrectedBurst(Kind):
         return float(errors[nth]) if nth < len(errors) else None
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         gpu, device = effects.gpu, fault.device
         _count(effects, gpu.dram_corrected, device, self.moments(fault))
         moment = self.remapped(fault)
@@ -107,13 +106,15 @@ class HbmCorrectedBurst(Kind):
             reset(effects, device, fault.end)
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         errors = self.moments(fault)
         return float(errors[0]) if len(errors) else fault.end
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop | None:
+    def job_death(self, fault: Fault) -> float | None:
+        """Returns when the job ends for the remap, if a row is remapped."""
         if self.remapped(fault) is None:
             return None
-        return _stop(fault, layout, max(_DIES, fault.end - _DRAIN - fault.onset))
+        return _death(fault, max(_DIES, fault.end - _DRAIN - fault.onset))
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class HbmContained(Kind):
         return (fault.onset,) if self.clears == "yes" else (fault.onset, again + min(300.0, (fault.end - again) / 2))
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         gpu, device = effects.gpu, fault.device
         for moment in self.hits(fault):
             lines = [_dbe(fault, moment), _remapped(fault, moment + 0.01)]
@@ -157,10 +159,10 @@ class HbmContained(Kind):
             hang(effects, device, fault.onset, fault.onset + _DIES)
         reset(effects, device, fault.end)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_death(self, fault: Fault) -> float:
         """Immediately, or for the reset."""
         first = fault.end if self.clears == "yes" else (fault.onset + fault.end) / 2
-        return _stop(fault, layout, _DIES if self.kills == "yes" else max(_DIES, first - _DRAIN - fault.onset))
+        return _death(fault, _DIES if self.kills == "yes" else max(_DIES, first - _DRAIN - fault.onset))
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class HbmUncontained(Kind):
     errors: float | None = None  # uncorrected errors until the GPU is drained, rounded down
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.errors is not None
         gpu, device, onset = effects.gpu, fault.device, fault.onset
         lines = [_dbe(fault, onset), _remapped(fault, onset + 0.01)]
@@ -193,8 +196,9 @@ class HbmUncontained(Kind):
         hang(effects, device, onset, onset + _DIES)
         reset(effects, device, fault.end)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
-        return _stop(fault, layout)
+    def job_death(self, fault: Fault) -> float:
+        """Returns the second at which the job has died."""
+        return _death(fault)
 
 
 @dataclass(frozen=True)
@@ -224,6 +228,7 @@ class RemapFailure(Kind):
         return fault.onset + min(self.wears, (fault.end - fault.onset) / 3)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         device, onset = fault.device, self.fails(fault)
         self._wear(fault, effects)
         failed = Line(onset + 0.01, 64, f"Row Remapper: New row ({_row(fault)}) could not be marked for remapping")
@@ -242,8 +247,9 @@ class RemapFailure(Kind):
         _count(effects, effects.gpu.dram_corrected, fault.device, np.repeat(rows, 2))
         effects.gpu.rows_pending.add(fault.device, effects.active(float(rows[0]), fault.end))
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
-        return _stop(fault, layout, self.fails(fault) - fault.onset + _DIES)
+    def job_death(self, fault: Fault) -> float:
+        """Returns the second at which the job has died."""
+        return _death(fault, self.fails(fault) - fault.onset + _DIES)
 
 
 @dataclass(frozen=True)
@@ -266,6 +272,7 @@ class SramEcc(Kind):
     corrected: float | None = None  # errors that ECC corrects, rounded down; 10,000 fail a node at Azure
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.corrected is not None
         device, onset = fault.device, fault.onset
         lines = [_dbe(fault, onset, "SM"), Line(onset + 0.02, 94, "Contained: SM (0x1). RST: Yes, D-RST: No", True)]
@@ -276,5 +283,6 @@ class SramEcc(Kind):
         hang(effects, device, onset, onset + _DIES)
         reset(effects, device, fault.end)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
-        return _stop(fault, layout)
+    def job_death(self, fault: Fault) -> float:
+        """Returns the second at which the job has died."""
+        return _death(fault)

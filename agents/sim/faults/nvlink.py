@@ -15,9 +15,7 @@ from agents.collectors.host.kmsg import Record
 from agents.sim.effects import Effects
 from agents.sim.faults.gpu import hang, node_of, reset
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
-from agents.sim.layout import Layout
 from agents.sim.physics.kernel_log import Line, log_xids
-from agents.sim.schedule import Stop
 from pipeline.model.records import SECOND
 
 _FATAL = 0.9  # share of the bandwidth from which on the job does not go on; chosen
@@ -54,6 +52,7 @@ class NvlinkError(Kind):
     dies_after: float | None = None  # s until the job has died, if it does
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.loss is not None
         assert self.crc_rate is not None
         gpu, device, here = effects.gpu, fault.device, effects.active(fault.onset, fault.end)
@@ -73,9 +72,9 @@ class NvlinkError(Kind):
             gpu.compute.scale(slice(first, first + width), 1 + _INSIDE * (1 / (1 - self.loss) - 1) * here)
         self._tell(fault, effects, moments)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop | None:
-        dies = self._dies(fault)
-        return Stop(dies, (node_of(fault.device, layout),), fault.end - dies) if self._fatal() else None
+    def job_death(self, fault: Fault) -> float | None:
+        """Returns the second at which the job has died, if the link is dead."""
+        return self._dies(fault) if self._fatal() else None
 
     def _fatal(self) -> bool:
         assert self.loss is not None

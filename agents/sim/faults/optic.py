@@ -58,6 +58,7 @@ class OpticDegradation(Kind):
     flap_every: float = 900.0  # mean time between flaps beyond the cliff (s)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.loss is not None
         assert self.heat is not None
         device, port = fault.device, effects.port
@@ -76,6 +77,7 @@ class OpticDegradation(Kind):
             flap(effects, fault.entity, device, begin, end)
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         return min(fault.onset + self._reaches(_USUAL + _DECADE), fault.end)
 
     def cliff(self, fault: Fault) -> float:

@@ -45,9 +45,11 @@ class PsuLoss(Kind):
     extent: str | None = None  # "node": one supply; "rack": the same supply of all nodes of the rack, a shelf
 
     def effect(self) -> float:
+        """Returns the size of its effect."""
         return 1 / (PSUS - 1)
 
     def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
         nodes = self._nodes(fault, layout)
         if self.extent == "node":
             return (fault.entity,)
@@ -55,6 +57,7 @@ class PsuLoss(Kind):
         return layout.places["rack"][layout.rack_of_node[nodes[0]]], *supplies
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         site, nodes = effects.site, self._nodes(fault, effects.layout)
         lost = effects.active(fault.onset, fault.end)
         channel = site.psu_unfed if self.part == "feed" else site.psu_lost
@@ -86,10 +89,12 @@ class PduTrip(Kind):
     signals = ("power.draw", "power.voltage", "node.uptime")
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
         nodes = tuple(layout.nodes_below("power", fault.device).tolist())
         return Stop(fault.onset, nodes, fault.end - fault.onset + _CHECKED)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         nodes, off = effects.layout.nodes_below("power", fault.device), effects.active(fault.onset, fault.end)
         effects.node.dead.add(nodes, off)
         effects.node.reset.add(nodes, effects.impulse(fault.end) > 0)

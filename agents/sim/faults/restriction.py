@@ -81,6 +81,7 @@ class NodeRestriction(Kind):
         return cls(hours=kind.hours, course=kind.course), span + grows
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         begin, rise = self._course(fault)
         share = min(_LEAST_LOST / max(self._lost, _LEAST_LOST), 1.0)
         return min(begin + share * rise, fault.end)
@@ -92,6 +93,7 @@ class NodeRestriction(Kind):
         return "hard" if grown * self._lost >= _THROTTLES else "soft"
 
     def stops(self, fault: Fault, layout: Layout) -> Stop | None:
+        """Returns the stop of jobs that it causes."""
         if self.course == "ramp":
             return None
         done, _ = self._course(fault)
@@ -99,6 +101,7 @@ class NodeRestriction(Kind):
         return Stop(at, (fault.device,), done - at, waits=True)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         begin, rise = self._course(fault)
         if self.course == "service":
             serve(fault, effects, begin, "cooling")

@@ -40,12 +40,14 @@ class ColdPlate(Kind):
     days: float | None = None  # how long the ramp takes; it may be cut off by the end
 
     def detectable(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
         assert self.rise is not None
         assert self.days is not None
         share = _SEEN_FROM / self.rise if self.rise > _SEEN_FROM else np.inf
         return min(fault.onset + share * self.days * DAY, fault.end)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.rise is not None
         assert self.days is not None
         grown = effects.ramp(fault.onset, fault.end, self.days * DAY)
@@ -79,6 +81,7 @@ class PcieDowngrade(Kind):
     lost: str | None = None  # width: 16 lanes to 8; generation: 5 to 3
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.replays is not None
         gpu, device, on = effects.gpu, fault.device, effects.active(fault.onset, fault.end)
@@ -124,10 +127,12 @@ class Straggler(Kind):
     ramp: float = 60.0  # time until the slowdown is fully grown (s)
 
     def effect(self) -> float:
+        """Returns the size of its effect."""
         assert self.slowdown is not None
         return 1 / (1 - self.slowdown) - 1
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.reason is not None
         gpu, grown = effects.gpu, effects.ramp(fault.onset, fault.end, self.ramp)
@@ -167,6 +172,7 @@ class ClockStuck(Kind):
     extent: str | None = None  # "gpu": this one; "node": all GPUs of its node by the same share
 
     def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
         if self.extent == "gpu":
             return (fault.entity,)
         names = layout.entities["gpu"]
@@ -174,6 +180,7 @@ class ClockStuck(Kind):
         return node, *(names[gpu] for gpu in self._gpus(fault, layout).tolist())
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.lost is not None
         gpus = self._gpus(fault, effects.layout)
         effects.gpu.clock.scale(gpus, 1 - np.float32(self.lost) * effects.active(fault.onset, fault.end))
@@ -181,6 +188,7 @@ class ClockStuck(Kind):
             reset(effects, gpu, fault.end)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
         return Stop(fault.end, (node_of(fault.device, layout),), _OUT_S)
 
     def _gpus(self, fault: Fault, layout: Layout) -> Index:

@@ -62,6 +62,7 @@ class SensorFault(Kind):
         return {**super().parameters(), **dict.fromkeys(void)}
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         assert self.size is not None
         assert self.which is not None
         assert self.mode is not None
@@ -121,4 +122,5 @@ class TelemetryGap(Kind):
     signals = ("node.uptime", "gpu.power")  # their rows, as all others of the node, are missing
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
         effects.node.silent.add(fault.device, effects.active(fault.onset, fault.end))

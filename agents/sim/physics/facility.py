@@ -60,7 +60,7 @@ class Facility:
         noise = np.float32(0.15) * self._drifts["supply"].draw(rng, len(daily))
         return np.asarray(SUPPLY_C + self._bias + daily[:, None] + noise + effects.site.supply.values, np.float32)
 
-    def advance(
+    def step(
         self, block: int, supply: Floats, power: NDArray[Any], effects: Effects
     ) -> dict[str, dict[str, NDArray[Any]]]:
         """Columns of the classes coolant, power and leak from the GPUs' power."""
@@ -134,7 +134,7 @@ class Psus:
         share = 1 + _SHARING * rng.uniform(-1, 1, (layout.nodes, PSUS))
         self._share: Floats = (share / share.sum(axis=1, keepdims=True)).astype(np.float32)
 
-    def advance(self, block: int, power: NDArray[Any], effects: Effects) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, power: NDArray[Any], effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class psu from the power of the GPUs."""
         rng, site = generator(self.seed, 56, block), effects.site
         shape = len(power), self.layout.nodes * PSUS
@@ -179,7 +179,7 @@ class Sensors:
         self._fan = (1 + 0.02 * rng.standard_normal(n).clip(-3, 3)).astype(np.float32)
         self._drift = Drift(state, "node.inlet", rng, n, 0.9, interval)
 
-    def advance(self, block: int, effects: Effects) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class sensor: a temperature has no speed, and a fan no temperature."""
         rng, ticks = generator(self.seed, 58, block), len(effects.time)
         daily = _DAILY * np.sin(2 * np.pi * effects.time / 86_400 - 2).astype(np.float32)

@@ -125,7 +125,7 @@ class Gpus:
         self._ecc = Memory(layout, interval, seed, state)
         self._replays = Counter(state, "gpu.pcie_replays", rng.poisson(2.0, n))
 
-    def advance(
+    def step(
         self, block: int, tempo: Tempo, supply: Floats, effects: Effects, stays: list[Stay]
     ) -> tuple[dict[str, NDArray[Any]], Floats]:
         """(columns of class gpu, factor on the nominal clock as the ranks feel it)."""
@@ -155,7 +155,7 @@ class Gpus:
             "gpu.memory_temperature": np.rint(self._memory_heat(heat, tempo.load) + sensor),
             "gpu.power": np.rint(power),
             "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), restarted),
-            **self._ecc.advance(block, effects, restarted),
+            **self._ecc.step(block, effects, restarted),
             "gpu.pcie_generation": np.broadcast_to(effects.gpu.pcie_generation.values, shape),
             "gpu.pcie_width": np.broadcast_to(effects.gpu.pcie_width.values, shape),
             "gpu.pcie_replays": self._replays.add(replays + effects.gpu.pcie_replays.values, restarted),

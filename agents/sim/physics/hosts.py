@@ -56,7 +56,7 @@ class Hosts:
             for name in ("memory_corrected", "memory_uncorrected")
         }
 
-    def advance(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class node."""
         rng, ticks = generator(self.seed, 51, block), len(effects.time)
         width = self.layout.gpus_per_node

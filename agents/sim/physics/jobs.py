@@ -115,7 +115,7 @@ class Jobs:
         tempo.load = np.maximum(np.where(resting, 0, tempo.load), effects.gpu.busy.values).astype(np.float32)
         return tempo
 
-    def advance(
+    def step(
         self, block: int, tempo: Tempo, clock: Floats, effects: Effects, stays: list[Stay]
     ) -> list[tuple[Stay, dict[str, NDArray[Any]]]]:
         """Per stay the columns of its ranks from the GPUs' clocks (factor on nominal); sets tempo.pace."""

@@ -43,7 +43,7 @@ class Memory:
         state["counter.gpu.ecc_corrected"], state["counter.gpu.ecc_uncorrected"] = past, zero
         self._counters = {name: Counter(state, f"gpu.{name}", starts.get(name, zero)) for name in names}
 
-    def advance(self, block: int, effects: Effects, reset: NDArray[np.bool_] | None) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, effects: Effects, reset: NDArray[np.bool_] | None) -> dict[str, NDArray[Any]]:
         """Columns of class gpu; `reset` (ticks, GPUs): whether the driver was reloaded or the GPU reset."""
         rng, gpu, shape = generator(self.seed, 26, block), effects.gpu, effects.job_of_gpu.shape
         grown: dict[str, NDArray[np.int64] | None] = {

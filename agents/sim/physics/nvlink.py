@@ -38,7 +38,7 @@ class Nvlinks:
         self._counters = {name: Counter(state, f"nvlink.{name}", starts.get(name, zero)) for name in names}
         self._levels: list[float] = []
 
-    def advance(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class nvlink."""
         rng, harm = generator(self.seed, 38, block), generator(self.seed, 39, block)
         gpu, shape = effects.gpu, tempo.load.shape

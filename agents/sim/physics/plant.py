@@ -37,20 +37,20 @@ class Plant:
         self._psus, self._sensors = Psus(layout, seed), Sensors(layout, interval, seed, state)
         self._lives = Lives(layout, state)
 
-    def advance(self, block: int, effects: Effects) -> dict[str, Columns]:
+    def step(self, block: int, effects: Effects) -> dict[str, Columns]:
         """Device class -> true columns, of ranks those of the block's stays: load, heat, the pace of jobs, the rest."""
         before, stays = self._lives.readings(), list(effects.stays)
         tempo, supply = self._jobs.load(effects, stays), self._facility.supply(block, effects)
-        gpu, clock = self._gpus.advance(block, tempo, supply, effects, stays)
-        sent = self._jobs.advance(block, tempo, clock, effects, stays)
+        gpu, clock = self._gpus.step(block, tempo, supply, effects, stays)
+        sent = self._jobs.step(block, tempo, clock, effects, stays)
         columns = {
             "gpu": gpu,
-            "nic": self._links.advance(block, tempo, effects),
-            "nvlink": self._nvlinks.advance(block, tempo, effects),
-            "node": self._hosts.advance(block, tempo, effects),
-            "psu": self._psus.advance(block, gpu["gpu.power"], effects),
-            "sensor": self._sensors.advance(block, effects),
-            **self._facility.advance(block, supply, gpu["gpu.power"], effects),
+            "nic": self._links.step(block, tempo, effects),
+            "nvlink": self._nvlinks.step(block, tempo, effects),
+            "node": self._hosts.step(block, tempo, effects),
+            "psu": self._psus.step(block, gpu["gpu.power"], effects),
+            "sensor": self._sensors.step(block, effects),
+            **self._facility.step(block, supply, gpu["gpu.power"], effects),
         }
         self._lives.follow(columns, before, effects, effects.start // SECOND)
         names = sent[0][1] if sent else {}

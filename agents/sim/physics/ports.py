@@ -83,7 +83,7 @@ class Optics:
         self._bits = Counter(state, "nic.phy_bits", past)
         self._corrected = Counter(state, "nic.phy_corrected_bits", (past * 10**level).astype(np.int64))
 
-    def advance(
+    def step(
         self, block: int, down: NDArray[np.bool_], reset: NDArray[np.bool_] | None, effects: Effects
     ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64] | None]:
         """(columns of class nic, failed codewords in each tick; None if there is none)."""
@@ -226,12 +226,12 @@ class Links:
         }
         self._optics = Optics(layout, interval, seed, state)
 
-    def advance(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class nic."""
         rng, harm = generator(self.seed, 31, block), generator(self.seed, 32, block)
         port, shape, restarted = effects.port, tempo.load.shape, resets(effects, "nic")
         down = np.broadcast_to(port.down.values, shape)
-        optical, failed = self._optics.advance(block, down, restarted, effects)
+        optical, failed = self._optics.step(block, down, restarted, effects)
         noise = self._drift.draw(rng, shape[0])
         growth = self._traffic(rng, tempo, noise, down | port.stalled.values, effects)
         growth |= self._congestion(rng, harm, tempo, noise, effects)
