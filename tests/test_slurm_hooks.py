@@ -1,4 +1,4 @@
-"""The Slurm hooks with a real Slurm: they fail open; a node that is certainly unfit is drained, its job requeued."""
+"""The Slurm hooks with a real Slurm: they fail open; an unfit node is drained, and its job requeued."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Site:
         lines += [f"export SLURM_CONF={slurm.folder}/slurm.conf"]  # Slurm passes it to a prolog, not to a health check
         lines += ["export FLEETPULSE__AGENT__NODE=$SLURMD_NODENAME", "case $SLURMD_NODENAME in"]
         lines += [f"{NO_COMMAND}) FLEETPULSE=/nowhere/fleetpulse ;;", f"{FROZEN}) FLEETPULSE={frozen} ;;"]
-        self._silent = socket.create_server(("127.0.0.1", 0))  # an API that takes the connection and says nothing
+        self._silent = socket.create_server(("127.0.0.1", 0))  # an API that accepts the connection and sends nothing
         url = f"http://127.0.0.1:{self._silent.getsockname()[1]}"
         lines += [f"{SICK}) export FLEETPULSE__CHECK__API_URL={url} ;;"]
         lines += [f"{CRASHES}) FLEETPULSE={crashes} ;;", f"{LOUD}) FLEETPULSE={loud} ;;", "esac"]
@@ -57,7 +57,7 @@ class Site:
         return file
 
     def tell(self, node: str, *events: Event) -> NodeHealth:
-        """What the agent of a node writes when these happen."""
+        """Writes the status of a node's agent after these events."""
         (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
         origin = Origin("local", node, bytes(16), False)
         fitness = open_health(load_config(self.config), origin, lambda *_: None, {})
@@ -71,14 +71,14 @@ class Site:
         return self.slurm.run("scontrol", "--oneliner", "show", "job", job)
 
     def wait(self, what: Callable[[], bool], job: str = "") -> None:
-        until = time.monotonic() + 90  # on a busy machine Slurm's own rounds take long
+        until = time.monotonic() + 90  # on a busy machine Slurm's own cycles take long
         while not what():
             assert time.monotonic() < until, (self.slurm.run("sinfo", "-R"), self.job(job) if job else "")
             time.sleep(0.1)  # Slurm is polled: there is no event to wait for
 
 
 class Hooked(Cluster):
-    """A cluster with the settings that docs/install.md wants beside prolog and epilog."""
+    """A cluster with the settings that docs/install.md requires beside prolog and epilog."""
 
     def _configure(self) -> None:
         super()._configure()
@@ -102,7 +102,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def health_check(slurm: Cluster) -> Path:
-    """Ours, on one node alone: on the others it would drain before their jobs start."""
+    """Our hook, on one node alone: on the others it would drain before their jobs start."""
     file = slurm.folder / "health_check"
     conf = f"export FLEETPULSE_HOOKS_CONF={slurm.folder}/hooks.conf\n"
     file.write_text(f"#!/bin/sh\n[ $SLURMD_NODENAME = {IDLE} ] || exit 0\n{conf}exec {HOOKS}/health_check.sh\n")
@@ -124,7 +124,7 @@ def agent(site: Site, node: str) -> Iterator[None]:
 
 
 @pytest.mark.slurm
-def test_a_job_runs_on_a_node_whose_agent_finds_nothing_and_its_facts_are_there_meanwhile(site: Site) -> None:
+def test_a_job_runs_on_a_healthy_node_and_its_facts_exist_meanwhile(site: Site) -> None:
     with agent(site, FIT):
         job = site.slurm.batch("while [ ! -e done ]; do sleep 0.1; done", "-w", FIT, "--gres=gpu:2", "-J", "train")
         site.wait(lambda: "JobState=RUNNING" in site.job(job), job)
@@ -148,14 +148,16 @@ def test_an_unfit_node_is_drained_with_our_reason_and_its_job_runs_elsewhere(sit
     assert f"Reason=fleetpulse: gpu:{UNFIT}.3 XID 79 GPU has fallen off the bus: reboot node" in site.node(UNFIT)
     site.wait(lambda: "Restarts=1" in site.job(job), job)
     assert list(site.slurm.facts(UNFIT).iterdir()) == []
-    site.wait(lambda: "JobState=PENDING Reason=BeginTime" in site.job(job), job)  # earlier, its requeue sets it again
+    site.wait(
+        lambda: "JobState=PENDING Reason=BeginTime" in site.job(job), job
+    )  # before that, its requeue sets it again
     site.slurm.run("scontrol", "update", f"JobId={job}", f"ReqNodeList={FIT}", "StartTime=now")  # else after 2 min
     site.wait(lambda: "JobState=COMPLETED" in site.job(job), job)
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("node", [NO_COMMAND, FROZEN, CRASHES, LOUD, SICK])
-def test_a_job_runs_where_the_check_is_missing_freezes_crashes_babbles_or_has_no_agent(site: Site, node: str) -> None:
+def test_a_job_runs_if_the_check_is_missing_hangs_crashes_prints_garbage_or_has_no_agent(site: Site, node: str) -> None:
     assert site.slurm.run("srun", "-w", node, "echo", "ran") == "ran\n"
     assert "DRAIN" not in site.node(node)
 
@@ -168,7 +170,7 @@ def test_slurm_s_own_health_check_drains_an_idle_node(site: Site) -> None:
 
 
 def hook(name: str, folder: Path, conf: str, **variables: str) -> tuple[int, float]:
-    """Runs a hook as slurmd does, without a search path: (exit code, seconds until its output ended)."""
+    """Runs a hook like slurmd, without PATH: (exit code, seconds until its output ended)."""
     file = folder / "hooks.conf"
     file.write_text(conf)
     environ = {"FLEETPULSE_HOOKS_CONF": str(file), "FLEETPULSE_JOBS_DIR": str(folder / "jobs"), "SLURMD_NODENAME": "n1"}
@@ -222,7 +224,7 @@ def test_a_dry_run_drains_nothing(tmp_path: Path) -> None:
     assert "Reason=fleetpulse: gpu:n1.0 lost" in called.read_text()
 
 
-def test_the_health_check_keeps_the_reason_of_who_drained_before(tmp_path: Path) -> None:
+def test_the_health_check_keeps_the_reason_of_an_earlier_drain(tmp_path: Path) -> None:
     says = frozen(tmp_path, "says", "CRITICAL - gpu:n1.0 lost | x=1")
     called, scontrol = tmp_path / "called", tmp_path / "scontrol"
     scontrol.write_text(f"#!/bin/sh\necho $* >> {called}\necho NodeName=n1 State=IDLE+DRAIN Reason=disk\n")
@@ -232,7 +234,9 @@ def test_the_health_check_keeps_the_reason_of_who_drained_before(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["prolog.sh", "epilog.sh", "health_check.sh"])
-def test_a_hook_behind_a_link_finds_its_settings_and_one_without_them_says_so(tmp_path: Path, name: str) -> None:
+def test_a_hook_behind_a_symlink_finds_its_settings_and_one_without_them_reports_that(
+    tmp_path: Path, name: str
+) -> None:
     (tmp_path / "link").symlink_to(HOOKS / name)
     unfit = tmp_path / "unfit"
     unfit.write_text(f"#!/bin/sh\n>{tmp_path}/asked; echo 'CRITICAL - lost | x=1'\n")
@@ -251,8 +255,8 @@ def test_a_hook_behind_a_link_finds_its_settings_and_one_without_them_says_so(tm
     assert done.stderr == f"{alone}: no {tmp_path}/hooks.sh: this hook does nothing\n"
 
 
-def test_facts_hold_no_more_than_they_may(tmp_path: Path) -> None:
-    """No line breaks that would forge another fact, nothing endless, nothing of the job's own environment."""
+def test_facts_contain_no_more_than_allowed(tmp_path: Path) -> None:
+    """No line breaks that would forge another fact, no unlimited text, nothing of the job's own environment."""
     name, conf = "a\nSLURM_JOB_UID=0", "FLEETPULSE=/bin/false\n"
     more = {"SLURM_JOB_NAME": name, "SLURM_JOB_NODELIST": "n" * 5000, "SECRET": "x", "SLURM_JOB_USER": "$(id) `id`"}
     assert hook("prolog.sh", tmp_path, conf, SLURM_JOB_ID="7", **more)[0] == 0
@@ -262,7 +266,7 @@ def test_facts_hold_no_more_than_they_may(tmp_path: Path) -> None:
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
-def test_what_hangs_is_killed_and_does_not_stay_behind(tmp_path: Path) -> None:
+def test_a_hanging_check_is_killed_and_leaves_no_process(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     hangs = tmp_path / "hangs"
     hangs.write_text(f"#!/bin/sh\necho $$ >{pid}\nexec sleep 30\n")
@@ -270,6 +274,6 @@ def test_what_hangs_is_killed_and_does_not_stay_behind(tmp_path: Path) -> None:
     assert hook("prolog.sh", tmp_path, f"FLEETPULSE={hangs}\nTIMEOUT=1\n", SLURM_JOB_ID="7")[0] == 0
     left = Path(f"/proc/{pid.read_text().strip()}/cmdline")
     until = time.monotonic() + 5
-    while left.exists() and left.read_bytes():  # a process that ended has no command line, and soon no folder
+    while left.exists() and left.read_bytes():  # an ended process has no command line, and soon no folder
         assert time.monotonic() < until
         time.sleep(0.02)

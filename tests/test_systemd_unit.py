@@ -1,4 +1,4 @@
-"""The agent's systemd unit: systemd itself reads it, finds it tight enough, and its drop-ins too."""
+"""The agent's systemd unit and its drop-ins, checked by systemd itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def install(folder: Path, drop_ins: list[Path]) -> None:
-    """Puts drop-ins where an administrator would."""
+    """Installs drop-ins as an administrator would."""
     (folder / f"{UNIT}.d").mkdir()
     for example in drop_ins:
         shutil.copy(example, folder / f"{UNIT}.d" / example.name.removesuffix(".example"))
@@ -51,7 +51,7 @@ def exposure(folder: Path, threshold: int) -> float:
     return float(found[1])
 
 
-def test_the_unit_is_as_tight_as_it_was_asked_to_be(analyze: Path) -> None:
+def test_the_unit_reaches_its_security_score(analyze: Path) -> None:
     assert exposure(analyze, TIGHT) <= TIGHT / 10
 
 
@@ -61,7 +61,7 @@ def test_systemd_understands_every_line_of_the_unit(analyze: Path) -> None:
 
 
 @pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda path: path.name)
-def test_each_drop_in_adds_a_right_that_systemd_understands(analyze: Path, drop_in: Path) -> None:
+def test_each_drop_in_adds_a_privilege_that_systemd_understands(analyze: Path, drop_in: Path) -> None:
     before = exposure(analyze, 100)
     install(analyze, [drop_in])
     done = run("verify", "--man=no", analyze / UNIT)
@@ -69,24 +69,24 @@ def test_each_drop_in_adds_a_right_that_systemd_understands(analyze: Path, drop_
     assert exposure(analyze, 100) > before  # so it was read
 
 
-def test_all_drop_ins_together_leave_a_unit_that_is_still_confined(analyze: Path) -> None:
+def test_with_all_drop_ins_the_unit_is_still_confined(analyze: Path) -> None:
     install(analyze, DROP_INS)
     assert exposure(analyze, WITH_RIGHTS) <= WITH_RIGHTS / 10
 
 
 def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What systemd says of our unit; other units of this machine have their own troubles."""
+    """The messages of systemd about our unit, without those about other units of this machine."""
     return [line for line in done.stderr.splitlines() if "fleetpulse" in line]
 
 
-def test_every_drop_in_is_explained_where_rights_are() -> None:
+def test_every_drop_in_is_documented() -> None:
     page = (DEPLOY.parent / "docs/agent.md").read_text()
     assert DROP_INS
     assert [example.name for example in DROP_INS if example.name not in page] == []
 
 
-def test_nothing_in_the_unit_takes_what_the_collectors_need() -> None:
-    """What hardening by habit would set, and which signals would then silently be missing."""
+def test_the_unit_removes_nothing_that_collectors_need() -> None:
+    """Usual hardening settings that would make signals disappear silently."""
     lines = (DEPLOY / UNIT).read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     taken = {
@@ -101,8 +101,8 @@ def test_nothing_in_the_unit_takes_what_the_collectors_need() -> None:
     assert settings["ProtectProc"] == "default"
 
 
-def test_what_others_read_and_write_is_where_the_service_lets_them() -> None:
-    """Job facts, which root's prolog writes, must not lie in the folder that goes with the service."""
+def test_shared_files_are_where_the_service_allows_access() -> None:
+    """Job facts, which root's prolog writes, must not be in the folder that is removed with the service."""
     lines = (DEPLOY / UNIT).read_text().splitlines()
     assert f"RuntimeDirectory={status_file.RUN_FOLDER.relative_to('/run')}" in lines
     assert "RuntimeDirectoryMode=0755" in lines
@@ -120,8 +120,8 @@ os.execv(sys.executable, [sys.executable, "-c", program])
 """
 
 
-def test_the_agent_loads_where_no_memory_may_become_executable() -> None:
-    """As MemoryDenyWriteExecute has it; ctypes and NumPy are what could mind."""
+def test_the_agent_loads_with_memory_deny_write_execute() -> None:
+    """With MemoryDenyWriteExecute; ctypes and NumPy could fail."""
     words = [sys.executable, "-c", UNDER_THE_UNITS_MEMORY_RULE]
     done = subprocess.run(words, cwd=DEPLOY.parent, capture_output=True, text=True)
     if done.returncode == 77:

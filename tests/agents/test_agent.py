@@ -1,4 +1,4 @@
-"""The loop goes on whatever a collector or the disk does, and says every change once."""
+"""The loop continues whatever a collector or the disk does, and logs every change once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SteppedClock:
 
 @dataclass
 class Node(Collector):
-    """A collector that counts its looks and can be told to misbehave."""
+    """A collector that counts its reads and can be made to misbehave."""
 
     name: ClassVar[str] = "node"
     isolated: ClassVar[bool] = False
@@ -85,7 +85,7 @@ class Node(Collector):
 
 @dataclass
 class Hanging(Node):
-    """Hangs in its first look until it is released."""
+    """Hangs in its first read until it is released."""
 
     name: ClassVar[str] = "hanging"
     release: threading.Event = field(default_factory=threading.Event)
@@ -102,7 +102,7 @@ class Hanging(Node):
 
 @dataclass
 class AbsentAtFirst(Hanging):
-    """A device that comes later."""
+    """A device that appears later."""
 
     def open(self, node: str) -> None:
         self.opened += 1
@@ -116,7 +116,7 @@ def config_at(folder: Path, interval: float = 1.0, free_bytes: int = 0) -> Confi
 
 @dataclass
 class Ran:
-    """What a run of the agent left behind."""
+    """The result of a run of the agent."""
 
     batches: list[Batch]
     events: list[Event]
@@ -128,7 +128,7 @@ class Ran:
 
 @pytest.fixture
 def loop(tmp_path: Path, drain: Drain) -> Callable[..., Ran]:
-    """Runs an agent for some ticks over the given collectors."""
+    """Runs an agent for some ticks with the given collectors."""
 
     def run_it(*collectors: Collector, ticks: int, interval: float = 1.0, patience: float = 5.0) -> Ran:
         log = io.StringIO()
@@ -150,14 +150,14 @@ def test_every_tick_is_one_batch_at_a_whole_multiple_of_the_interval(loop: Calla
     assert {len(b.origin.boot_id) for b in ran.batches} == {16}
 
 
-def test_values_travel_in_the_type_of_the_catalogue_and_broken_ones_are_missing(loop: Callable[..., Ran]) -> None:
+def test_values_are_sent_in_their_catalogue_type_and_invalid_ones_are_missing(loop: Callable[..., Ran]) -> None:
     block = next(b for b in loop(Node(count=-3), ticks=1).batches[0].blocks if b.device_class == "node")
     assert block.columns["node.load1"].dtype == np.dtype("<f4")
     assert block.columns["node.cpu_count"].dtype == np.dtype("<u2")
     assert block.columns["node.cpu_count"][0, 0] == 65535
 
 
-def test_a_hung_collector_stops_neither_tick_nor_others_and_is_said_once(loop: Callable[..., Ran]) -> None:
+def test_a_hung_collector_delays_neither_the_tick_nor_others_and_is_logged_once(loop: Callable[..., Ran]) -> None:
     hanging = Hanging(deadline=3)
     try:
         ran = loop(Node(), hanging, ticks=8, patience=0.3)
@@ -168,10 +168,10 @@ def test_a_hung_collector_stops_neither_tick_nor_others_and_is_said_once(loop: C
     told = [e.data["state"] for e in ran.events if e.kind == "collector" and e.data["collector"] == "hanging"]
     assert told == ["hung"]
     states = [b.columns["collector.state"] for t in ran.batches for b in t.blocks if b.device_class == "collector"]
-    assert [int(state[0, 1]) for state in states] == [0, 4]  # starting; hung, told with the tick that noticed
+    assert [int(state[0, 1]) for state in states] == [0, 4]  # starting; hung, reported with the tick that detected it
 
 
-def test_a_tick_in_which_no_collector_answers_still_says_that_the_agent_is_there(loop: Callable[..., Ran]) -> None:
+def test_a_tick_without_readings_still_reports_the_agent(loop: Callable[..., Ran]) -> None:
     hanging = Hanging(deadline=60)
     try:
         ran = loop(hanging, ticks=5, patience=0.05)
@@ -180,7 +180,7 @@ def test_a_tick_in_which_no_collector_answers_still_says_that_the_agent_is_there
     assert len(ran.batches) == 5
 
 
-def test_a_collector_that_hung_goes_on_without_its_old_reading(tmp_path: Path, drain: Drain) -> None:
+def test_a_collector_that_hung_continues_without_its_old_reading(tmp_path: Path, drain: Drain) -> None:
     hanging, clock, log = Hanging(deadline=3), SteppedClock(99), io.StringIO()
     agent = Agent(config_at(tmp_path), [hanging], clock, log, collect_share=0.2)
     try:
@@ -198,19 +198,19 @@ def test_a_collector_that_hung_goes_on_without_its_old_reading(tmp_path: Path, d
     assert "collector hanging: ok" in log.getvalue()
 
 
-def test_a_faulting_collector_is_said_once_reopened_and_not_pestered(loop: Callable[..., Ran]) -> None:
+def test_a_failing_collector_is_logged_once_reopened_and_then_paused(loop: Callable[..., Ran]) -> None:
     collector = Node(faults={i: RuntimeError("bus error") for i in range(3, 6)})
     ran = loop(collector, ticks=40)
     assert ran.log.count("collector node: fault: RuntimeError: bus error") == 1
     assert ran.log.count("collector node: ok") == 2
     assert collector.opened == 4
-    assert collector.looks < 25  # after the second fault in a row it is left alone for 10 s
+    assert collector.looks < 25  # after the second fault in a row it pauses for 10 s
     assert [e.data["state"] for e in ran.events if e.kind == "collector"] == ["ok", "fault", "ok"]
 
 
 @dataclass
 class Broken(Node):
-    """Delivers a reading that cannot be sent."""
+    """Returns a reading that cannot be sent."""
 
     name: ClassVar[str] = "broken"
     reading: Reading = field(default_factory=lambda: Reading("gpu", ("gpu:n1.0",), {}))
@@ -237,7 +237,7 @@ def test_a_reading_that_cannot_be_sent_is_a_fault_of_its_collector_alone(
     assert any(line.startswith("collector broken: fault: ") and complaint in line for line in ran.log)
 
 
-def test_a_source_that_is_not_there_is_said_once_and_tried_again_later_each_time(loop: Callable[..., Ran]) -> None:
+def test_an_absent_source_is_logged_once_and_retried_with_backoff(loop: Callable[..., Ran]) -> None:
     absent = Node(faults={i: NoData("no such device") for i in range(1, 99)})
     ran = loop(absent, Hanging(release=_set()), ticks=200)
     assert ran.log.count("collector node: no data: no such device") == 1
@@ -251,14 +251,14 @@ def _set() -> threading.Event:
     return event
 
 
-def test_a_slow_interval_of_a_collector_is_kept(loop: Callable[..., Ran]) -> None:
+def test_a_collector_keeps_its_own_longer_interval(loop: Callable[..., Ran]) -> None:
     slow = Node(interval=10.0)
     assert len(loop(slow, Hanging(release=_set()), ticks=30).values("gpu.power")) == 30
-    assert slow.looks in (3, 4)  # whole multiples of 10 s that lie in 30 ticks, and the first look
+    assert slow.looks in (3, 4)  # whole multiples of 10 s within 30 ticks, and the first read
 
 
-def test_inventory_is_told_at_the_start_hourly_and_on_change(loop: Callable[..., Ran]) -> None:
-    ran = loop(Node(), ticks=130 * 15, interval=60.0)  # on its way to a tick it checks its collectors every 4 s
+def test_inventory_is_sent_at_start_hourly_and_on_change(loop: Callable[..., Ran]) -> None:
+    ran = loop(Node(), ticks=130 * 15, interval=60.0)  # in a long wait for a tick it checks its collectors every 4 s
     told = [e for e in ran.events if e.kind == "inventory"]
     assert [e.time - told[0].time for e in told] == [0, 3600 * SECOND, 7200 * SECOND]
     assert told[0].entity == "node:n1"
@@ -267,7 +267,7 @@ def test_inventory_is_told_at_the_start_hourly_and_on_change(loop: Callable[...,
     assert entities["collector:n1.node"]["parents"] == entities["agent:n1"]["parents"] == ["node:n1"]
 
 
-def test_a_new_device_is_told_at_once(loop: Callable[..., Ran]) -> None:
+def test_a_new_device_is_sent_at_once(loop: Callable[..., Ran]) -> None:
     late = AbsentAtFirst(release=_set(), interval=5.0)
     ran = loop(Node(), late, ticks=100)
     told = [set(e.data["entities"]) for e in ran.events if e.kind == "inventory"]
@@ -275,7 +275,7 @@ def test_a_new_device_is_told_at_once(loop: Callable[..., Ran]) -> None:
     assert told[1] - told[0] == {"gpu:n1.0"}
 
 
-def test_a_clock_set_back_gives_no_second_batch_of_one_time(tmp_path: Path, drain: Drain) -> None:
+def test_a_clock_set_back_makes_no_second_batch_of_the_same_time(tmp_path: Path, drain: Drain) -> None:
     clock = SteppedClock(9)
     agent = Agent(config_at(tmp_path), [Node(interval=0.0)], clock, io.StringIO(), 5.0)
     agent.tick(START)
@@ -286,7 +286,7 @@ def test_a_clock_set_back_gives_no_second_batch_of_one_time(tmp_path: Path, drai
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 KiB of its own."""
+    """A separate file system of 128 KiB."""
     place = tmp_path / "full"
     place.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(place)], capture_output=True)
@@ -296,7 +296,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_ends_nothing_and_is_said_once(full_disk: Path, drain: Drain) -> None:
+def test_a_full_disk_does_not_stop_the_agent_and_is_logged_once(full_disk: Path, drain: Drain) -> None:
     (full_disk / "hog").write_bytes(bytes(60 << 10))
     log, clock = io.StringIO(), SteppedClock(400)
     agent = Agent(config_at(full_disk), [Node()], clock, log, 5.0)
@@ -318,7 +318,7 @@ def test_a_spool_of_another_process_or_without_permission_is_refused(tmp_path: P
         Agent(config_at(tmp_path / "file"), [], SteppedClock(0), io.StringIO())
 
 
-def test_an_interval_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_interval_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\[agent\] interval = 0: expected more than 0 s"):
         run(config_at(tmp_path, interval=0))
 

@@ -1,4 +1,4 @@
-"""The agent over Kafka: the same loop, and a sender beside it."""
+"""The agent with Kafka: the same loop, and a sender."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config(folder: Path, kafka: Kafka, **spool: int) -> Config:
 
 @pytest.fixture
 def nobody() -> Iterator[Kafka]:
-    """Brokers that are not there."""
+    """Unreachable brokers."""
     with held() as port:
         yield Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}")
 
@@ -63,7 +63,7 @@ def running(agent: Agent) -> Iterator[SpoolSender]:
 
 
 @pytest.mark.walk
-def test_what_the_collectors_bring_is_in_the_topics(kafka: Address, tmp_path: Path) -> None:
+def test_readings_of_the_collectors_are_in_the_topics(kafka: Address, tmp_path: Path) -> None:
     log = io.StringIO()
     with running(Agent(config(tmp_path, make_topics(kafka)), [Host()], log=log)) as sender:
         until(lambda: sender.dispatcher.sent > 5)
@@ -76,7 +76,7 @@ def test_what_the_collectors_bring_is_in_the_topics(kafka: Address, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_the_spool_lost_in_an_outage_is_told_as_an_event(own_broker: Broker, tmp_path: Path) -> None:
+def test_losses_of_the_spool_in_an_outage_are_sent_as_an_event(own_broker: Broker, tmp_path: Path) -> None:
     settings, log = make_topics(own_broker), io.StringIO()
     own_broker.kill()
 
@@ -126,14 +126,14 @@ def test_sigterm_in_an_outage_ends_the_agent_within_2_s_and_its_log_is_one_line_
         began = time.monotonic()
         lines += process.stderr.readlines()
         assert process.wait() == 0, "".join(lines)
-        assert time.monotonic() - began < 6  # two seconds; the rest is the interpreter's end on a busy machine
+        assert time.monotonic() - began < 6  # two seconds, plus the interpreter's end on a busy machine
     if frozen:
         own_broker.thaw()
     assert sum("kafka:" in line for line in lines) == 1, lines
     assert all(" collector " in line or " agent: " in line or " kafka: " in line for line in lines), lines
 
 
-def test_over_the_spool_nothing_of_kafka_is_loaded(tmp_path: Path) -> None:
+def test_with_transport_spool_nothing_of_kafka_is_loaded(tmp_path: Path) -> None:
     program = PROGRAM.split("sys.exit")[0] + (
         "from agents.node.agent import Agent as A\n"
         "A(Config(agent=Agent('n1'), spool=Spool(spool)), []).close()\n"

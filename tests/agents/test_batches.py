@@ -1,4 +1,4 @@
-"""What is no value becomes missing, in every wire type, and counters keep every digit."""
+"""Invalid values become missing in every wire type, and counters keep every digit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = {(signal.type, signal.valid): signal for signal in CATALOGUE.values()}
 
 @pytest.mark.parametrize("signal", KINDS.values(), ids=lambda s: f"{s.type} {s.valid[0]:g}..{s.valid[1]:g}")
 @given(values=st.lists(st.one_of(st.floats(), st.integers(-(2**60), 2**60).map(float)), min_size=1, max_size=5))
-def test_whatever_is_measured_fits_the_wire_type_or_is_missing(signal: Signal, values: list[float]) -> None:
+def test_every_measured_value_fits_the_wire_type_or_is_missing(signal: Signal, values: list[float]) -> None:
     found = encode_column(signal, np.array(values))
     assert found.dtype == np.dtype(signal.type)
     for value, sent in zip(values, found.tolist(), strict=True):
@@ -48,7 +48,7 @@ def test_whatever_is_measured_fits_the_wire_type_or_is_missing(signal: Signal, v
             assert sent == pytest.approx(value, rel=1e-6, abs=1.0 if found.dtype.kind == "u" else 1e-30)
 
 
-def test_readings_of_the_same_devices_share_one_block_and_strangers_are_left_out() -> None:
+def test_readings_of_the_same_devices_share_one_block_and_unknown_signals_are_omitted() -> None:
     first = Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array([300.0]), "gpu.made_up": np.array([1.0])})
     second = Reading("gpu", ("gpu:n1.0",), {"gpu.temperature": np.array([50.0]), "node.load1": np.array([1.0])})
     (block,) = build_blocks([first, second])
@@ -56,8 +56,8 @@ def test_readings_of_the_same_devices_share_one_block_and_strangers_are_left_out
     assert block.columns["gpu.power"].shape == (1, 1)
 
 
-def test_two_collectors_that_know_one_device_make_one_row_of_it() -> None:
-    """The store has one row per device and tick: what only one of them tells is missing for the others' devices."""
+def test_two_collectors_of_one_device_share_its_row() -> None:
+    """The store has one row per device and tick: a signal of one collector is missing for devices of the others."""
     ports, errors = ("port:n1.a", "port:n1.b"), ("port:n1.b", "port:n1.c")
     speed = Reading("nic", ports, {"nic.speed": np.array([100.0, 200.0])})
     crc = Reading("nic", errors, {"nic.crc_errors": np.array([7, 8], np.uint64)})
@@ -67,7 +67,7 @@ def test_two_collectors_that_know_one_device_make_one_row_of_it() -> None:
     assert block.columns["nic.crc_errors"].tolist() == [[np.iinfo(np.uint64).max, 7, 8]]
 
 
-def test_what_is_missing_in_one_reading_takes_nothing_from_another() -> None:
+def test_a_missing_value_replaces_no_value_of_another_reading() -> None:
     ports = ("port:n1.a", "port:n1.b")
     first = Reading("nic", ports, {"nic.speed": np.array([100.0, 200.0])})
     second = Reading("nic", ports, {"nic.speed": np.array([np.nan, 400.0])})
@@ -75,7 +75,7 @@ def test_what_is_missing_in_one_reading_takes_nothing_from_another() -> None:
     assert block.columns["nic.speed"].tolist() == [[100.0, 400.0]]
 
 
-def test_a_name_that_is_no_text_is_a_fault_of_its_collector() -> None:
+def test_a_name_that_is_not_text_is_a_fault_of_its_collector() -> None:
     with pytest.raises(ValueError, match="surrogates"):
         check_reading(Reading("nic", ("port:n1.\udcf0",), {"nic.speed": np.ones(1)}), None)
 
@@ -85,7 +85,7 @@ def test_a_float_too_large_for_64_bits_is_missing() -> None:
     assert found.tolist() == [np.iinfo(np.uint64).max, 5]
 
 
-def test_nothing_read_is_no_batch() -> None:
+def test_without_readings_there_is_no_batch() -> None:
     origin = Origin("local", "n1", bytes(16))
     assert build_batch(origin, 1, []) is None
     assert build_batch(origin, 1, [Reading("gpu", (), {"gpu.power": np.array([])})]) is None

@@ -1,4 +1,4 @@
-"""`fleetpulse check` as a prolog calls it: real processes, files of agents, servers that answer badly or never."""
+"""`fleetpulse check` as a prolog calls it: real processes, status files, servers with bad responses or none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DOWN = Event(1_800_000_000 * SECOND, "port:n1.mlx5_0", "link_state", {"state": "
 
 
 class Node:
-    """A node n1 with a configuration and a folder of its own."""
+    """A node n1 with its own configuration and folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Node:
         self.file.write_text(f"{text}\n[agent]\nnode = 'n1'\n[spool]\ndirectory = '{self.folder}/spool'\n")
 
     def tell(self, *events: Event, simulated: bool = False) -> None:
-        """What its agent writes when these happen."""
+        """Writes the agent's status after these events."""
         origin = Origin("local", "n1", bytes(16), simulated)
         open_health(load_config(self.file), origin, lambda *_: None, {}).update((), events, (), 0)
 
@@ -58,7 +58,7 @@ class Node:
         )
 
     def verdict(self, *words: str) -> tuple[int, str, str]:
-        """Exit code, state and text of the one Nagios line."""
+        """Exit code, state and text of the Nagios line."""
         done = self.check(*words)
         found = LINE.fullmatch(done.stdout)
         assert found, (done.stdout, done.stderr)
@@ -73,7 +73,7 @@ def node(tmp_path: Path) -> Node:
 
 @contextmanager
 def api(answer: bytes, status_code: int = 200) -> Iterator[tuple[str, list[str]]]:
-    """A server with one answer to all; where it is, and what it was asked."""
+    """A server with one response to all requests; its URL, and the requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -107,7 +107,7 @@ def body(*found: Any) -> bytes:
     return json.dumps({"incidents": list(found)}).encode()
 
 
-def test_a_node_against_which_nothing_speaks_is_ok(node: Node) -> None:
+def test_a_node_without_problems_is_ok(node: Node) -> None:
     node.tell()
     assert node.verdict()[:2] == (0, "OK")
     assert node.check(nagios=False).returncode == 0
@@ -122,21 +122,21 @@ def test_a_lost_gpu_is_critical_and_named(node: Node) -> None:
     assert [(row["check"], row["state"]) for row in rows] == [("gpu_lost", "CRITICAL"), ("link_down", "WARNING")]
 
 
-def test_a_link_that_is_down_warns_and_no_job_is_kept_off(node: Node) -> None:
+def test_a_link_that_is_down_is_a_warning_and_keeps_no_job_away(node: Node) -> None:
     node.tell(DOWN)
     assert node.verdict()[:2] == (1, "WARNING")
     assert node.check(nagios=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["gpu_lost", "gpu:n1.3"])
-def test_what_is_to_be_ignored_is_shown_and_counts_for_nothing(node: Node, name: str) -> None:
+def test_an_ignored_condition_is_shown_but_does_not_count(node: Node, name: str) -> None:
     node.configure(f"[check]\nignore = ['{name}']")
     node.tell(LOST)
     assert node.verdict()[:2] == (0, "OK")
     assert "ignored" in node.check(nagios=False).stdout
 
 
-def test_a_mistyped_name_in_ignore_is_told(node: Node) -> None:
+def test_an_unknown_name_in_ignore_is_an_error(node: Node) -> None:
     node.configure("[check]\nignore = ['gpu_lots']")
     node.tell()
     done = node.check(nagios=False)
@@ -197,21 +197,21 @@ NOBODY_KNOWS += [of_a_recording, torn, of_a_bad_configuration]
 
 
 @pytest.mark.parametrize("happens", NOBODY_KNOWS, ids=lambda happens: happens.__name__)
-def test_it_is_unknown_and_never_critical_where_nobody_knows(node: Node, happens: Any) -> None:
+def test_without_information_the_result_is_unknown_and_never_critical(node: Node, happens: Any) -> None:
     happens(node)
     assert node.verdict()[:2] == (3, "UNKNOWN")
 
 
-def test_a_file_system_that_hangs_ends_with_the_timeout(node: Node) -> None:
-    """A pipe that nobody writes into: opening it blocks in the kernel."""
+def test_a_hanging_file_system_ends_with_the_timeout(node: Node) -> None:
+    """A pipe without a writer: opening it blocks in the kernel."""
     os.mkfifo(node.folder / "stuck")
     node.configure(f"[check]\nstatus_file = '{node.folder}/stuck'")
     began = time.monotonic()
     assert node.verdict("--timeout", "500ms")[:2] == (3, "UNKNOWN")
-    assert time.monotonic() - began < 10  # the rest is the start of the interpreter on a busy machine
+    assert time.monotonic() - began < 10  # plus the start of the interpreter on a busy machine
 
 
-def test_who_reads_its_output_to_the_end_does_not_wait_for_what_hangs(node: Node) -> None:
+def test_a_reader_of_the_output_does_not_wait_for_the_hanging_child(node: Node) -> None:
     os.mkfifo(node.folder / "stuck")
     node.configure(f"[check]\nstatus_file = '{node.folder}/stuck'")
     done = node.check("--timeout", "0.3")  # capture_output reads to the end
@@ -219,7 +219,7 @@ def test_who_reads_its_output_to_the_end_does_not_wait_for_what_hangs(node: Node
 
 
 def test_a_frozen_api_is_unknown_in_time_and_hides_no_critical(node: Node) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as frozen:  # takes the connection and says nothing
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # accepts the connection and sends nothing
         node.configure(f"[check]\napi_url = 'http://127.0.0.1:{frozen.getsockname()[1]}'")
         node.tell()
         code, state, text = node.verdict("--timeout", "2s")
@@ -229,8 +229,8 @@ def test_a_frozen_api_is_unknown_in_time_and_hides_no_critical(node: Node) -> No
         assert node.verdict("--timeout", "2s")[:2] == (2, "CRITICAL")
 
 
-def test_an_api_that_trickles_ends_with_the_timeout_too(node: Node) -> None:
-    """Each byte comes before the socket's own timeout: only the limit of the whole check ends it."""
+def test_an_api_that_sends_slowly_ends_with_the_timeout_too(node: Node) -> None:
+    """Each byte arrives before the socket's own timeout: only the timeout of the whole check ends it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stop = threading.Event()
 
@@ -283,7 +283,7 @@ def test_a_page_incident_on_this_node_warns_or_is_critical_as_configured(node: N
     ],
     ids=["torn", "a list", "no list", "no text", "deep", "503", "401", "huge"],
 )
-def test_a_bad_answer_of_the_api_is_unknown(node: Node, answer: bytes, code: int) -> None:
+def test_an_invalid_response_of_the_api_is_unknown(node: Node, answer: bytes, code: int) -> None:
     with api(answer, code) as (url, _):
         node.configure(f"[check]\napi_url = '{url}'")
         node.tell()
@@ -306,7 +306,7 @@ def test_an_incident_concerns_a_node_by_its_cause_or_a_member(over: dict[str, An
 
 
 @given(st.text(max_size=600))
-def test_nothing_in_a_text_breaks_the_line(text: str) -> None:
+def test_no_character_in_a_text_breaks_the_line(text: str) -> None:
     row = check.CheckRow("x", check.CRITICAL, "", "", text)
     said = check.CheckResult((row,)).nagios_line(0.1, 5)
     assert said.isprintable() or not set(said) & set("\n\r\x00")
@@ -314,14 +314,14 @@ def test_nothing_in_a_text_breaks_the_line(text: str) -> None:
     assert len(said.splitlines()) == 1
 
 
-def test_a_text_that_the_locale_cannot_write_is_no_reason_to_fail(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_the_locale_cannot_encode_does_not_fail(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     node.tell(Event(LOST.time, LOST.entity, "gpu_lost", {"serial": "Ω\ud800"}))
     assert node.verdict()[:2] == (2, "CRITICAL")
 
 
 def test_it_loads_nothing_heavy() -> None:
-    """A prolog waits for it: NumPy alone would take longer than all of it."""
+    """A prolog waits for it: loading NumPy alone would take longer than the whole check."""
     program = (
         "import contextlib, io, sys, fleetpulse\n"
         "with contextlib.redirect_stdout(io.StringIO()): fleetpulse.main(['check', '--nagios'])\n"
@@ -332,12 +332,12 @@ def test_it_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("5s", 5.0), ("5", 5.0), ("500ms", 0.5), ("0.5s", 0.5)])
-def test_the_timeout_is_written_as_people_write_it(text: str, seconds: float) -> None:
+def test_the_timeout_accepts_usual_notations(text: str, seconds: float) -> None:
     assert parser().parse_args(["check", "--timeout", text]).timeout == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-1s", "601", "nan", "inf", "s", "5m", ""])
-def test_a_timeout_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_timeout_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parser().parse_args(["check", f"--timeout={text}"])
     assert "--timeout" in capsys.readouterr().err
@@ -356,27 +356,27 @@ def test_for_nagios_bad_usage_is_unknown_in_one_line(node: Node, words: list[str
     assert node.check(*words, nagios=False).returncode == 2
 
 
-def test_nagios_mistyped_is_unknown_too(node: Node) -> None:
+def test_a_mistyped_nagios_option_is_unknown_too(node: Node) -> None:
     done = node.check("--nagio", nagios=False)
     assert (done.returncode, done.stdout) == (3, "UNKNOWN - fleetpulse: unrecognized arguments: --nagio\n")
 
 
 @pytest.mark.parametrize("words", ["--nagios", "", "--nagios --timeout 0"])
 @pytest.mark.parametrize("where", [">/dev/full", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_a_verdict_that_cannot_be_said_is_unknown(node: Node, words: str, where: str) -> None:
+def test_a_verdict_that_cannot_be_printed_is_unknown(node: Node, words: str, where: str) -> None:
     node.tell()
     line = f"{sys.executable} {ROOT}/fleetpulse.py check --config {node.file} {words} {where}"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (3, "")
 
 
-def test_the_status_of_the_running_agent_wins_over_that_in_the_spool(tmp_path: Path) -> None:
+def test_the_status_of_the_running_agent_precedes_that_in_the_spool(tmp_path: Path) -> None:
     running, kept = status_file.status_paths(Config(), tmp_path)
     assert running.parent == tmp_path
     assert kept.name == "status.json"
 
 
-def test_what_is_certain_wins_over_what_is_not_known() -> None:
+def test_a_certain_state_precedes_an_unknown_one() -> None:
     rows = [check.CheckRow(state, state, "", "", "") for state in (check.OK, check.UNKNOWN, check.WARNING)]
     assert check.CheckResult(tuple(rows)).state == check.WARNING
     assert check.CheckResult(tuple(rows[:2])).state == check.UNKNOWN

@@ -1,4 +1,4 @@
-"""Edge rules: they tell what cannot wait, once, and never for a broken reading or a changed load."""
+"""Edge rules report urgent conditions once, and never for a wrong reading or a changed load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOP, ROPE, GPU = "connector:row1.1", "leak_detector:row1.tray", "gpu:n1.0"
 
 
 class Watch:
-    """Shows values to the rules, one look a second unless told otherwise."""
+    """Passes values to the rules, by default one reading a second."""
 
     def __init__(self, **how: object) -> None:
         self.edge, self.time = EdgeRules(sections.Edge(**how)), START  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def said(events: list[Event]) -> list[tuple[str, str]]:
 # --- leaks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_leak_is_told_at_the_first_look_once_and_again_when_it_grows() -> None:
+def test_a_leak_is_reported_at_the_first_reading_once_and_again_when_it_worsens() -> None:
     watch = Watch()
     found = watch.leak(0, 0, 1, 1, 1, 2, 2, 2)
     assert [(e.kind, e.entity, e.data["leak"]) for e in found] == [
@@ -58,7 +58,7 @@ def test_a_leak_is_told_at_the_first_look_once_and_again_when_it_grows() -> None
     assert found[0].time == START + 3 * SECOND == found[0].data["since"] == found[1].data["since"]
 
 
-def test_a_leak_is_over_after_two_dry_looks_and_a_wet_one_between_begins_nothing_new() -> None:
+def test_a_leak_ends_after_two_dry_readings_and_a_wet_one_between_begins_no_new_one() -> None:
     watch = Watch()
     assert said(watch.leak(2, 0, 2, 0)) == [("leak", "active")]
     assert said(watch.leak(0)) == [("leak", "cleared")]
@@ -71,14 +71,14 @@ def test_a_detector_that_cannot_be_read_neither_leaks_nor_ends_a_leak() -> None:
     assert said(watch.leak(0, 0)) == [("leak", "cleared")]
 
 
-def test_a_detector_that_flaps_is_told_at_most_once_a_minute() -> None:
+def test_a_flapping_detector_is_reported_at_most_once_a_minute() -> None:
     found = Watch().leak(*(state for _ in range(300) for state in (2, 0, 0, 0)))
     begun = [e.time for e in found if e.data["state"] == "active"]
     assert len(begun) == 20
     assert min(np.diff(begun)) >= 60 * SECOND
 
 
-def test_a_detector_that_swings_between_warning_and_critical_is_told_twice() -> None:
+def test_a_detector_that_alternates_between_warning_and_critical_is_reported_twice() -> None:
     assert [e.data["leak"] for e in Watch().leak(*[1, 2] * 200)] == ["warning", "critical"]
 
 
@@ -91,7 +91,7 @@ def learnt(**how: object) -> Watch:
     return watch
 
 
-def test_flow_below_seven_tenths_is_told_at_the_second_look() -> None:
+def test_flow_below_seven_tenths_is_reported_at_the_second_reading() -> None:
     watch = learnt()
     began = watch.time + SECOND
     (found,) = watch.flow(190, 190, 100, 50)
@@ -102,13 +102,13 @@ def test_flow_below_seven_tenths_is_told_at_the_second_look() -> None:
     assert found.data["signal"] == "coolant.flow"
 
 
-def test_one_broken_reading_is_not_told() -> None:
+def test_one_wrong_reading_is_not_reported() -> None:
     watch = learnt()
     for broken in (0.0, float("nan"), 1e9, -1.0, 49_999.0, 0.0):
         assert watch.flow(broken, 300, 301, 299) == []
 
 
-def test_silence_neither_begins_nor_ends_a_collapse_nor_counts_as_a_look() -> None:
+def test_missing_readings_neither_begin_nor_end_a_collapse() -> None:
     watch = learnt()
     nan = float("nan")
     assert watch.flow(nan, nan, nan, nan) == []
@@ -117,7 +117,7 @@ def test_silence_neither_begins_nor_ends_a_collapse_nor_counts_as_a_look() -> No
     assert said(watch.flow(*[300] * 5)) == [("flow_collapse", "cleared")]
 
 
-def test_a_flow_that_recovers_is_told_after_five_good_looks_and_not_at_the_threshold() -> None:
+def test_a_recovered_flow_is_reported_after_five_good_readings_and_not_at_the_threshold() -> None:
     watch = learnt()
     assert said(watch.flow(100, 100)) == [("flow_collapse", "active")]
     assert watch.flow(*[215, 205, 212] * 20) == []
@@ -125,7 +125,7 @@ def test_a_flow_that_recovers_is_told_after_five_good_looks_and_not_at_the_thres
     assert (over.data["state"], over.data["why"]) == ("cleared", "recovered")
 
 
-def test_a_flow_that_swings_about_the_threshold_is_told_at_most_once_a_minute() -> None:
+def test_a_flow_that_oscillates_around_the_threshold_is_reported_at_most_once_a_minute() -> None:
     found = learnt().flow(*([100] * 3 + [300] * 6) * 100)
     begun = [e.time for e in found if e.data["state"] == "active"]
     assert 10 <= len(begun) <= 15
@@ -140,7 +140,7 @@ def test_a_collapse_does_not_become_the_usual_flow_before_four_hours() -> None:
     assert said(watch.flow(40, 40)) == [("flow_collapse", "active")]
 
 
-def test_a_slow_decline_and_a_pump_that_starts_are_no_collapse() -> None:
+def test_a_slow_decline_and_a_starting_pump_are_not_a_collapse() -> None:
     watch = learnt()
     assert watch.flow(*np.linspace(300, 120, 7200)) == []
     watch = Watch()
@@ -149,19 +149,19 @@ def test_a_slow_decline_and_a_pump_that_starts_are_no_collapse() -> None:
 
 
 def renewed_every(seconds: int, looks: int = 120) -> list[float]:
-    """What a controller shows that measures this seldom: each measurement at many looks."""
+    """Values of a controller that measures this rarely: each measurement in many readings."""
     noise = np.random.default_rng(2).normal(300, 6, looks // seconds)
     return [float(value) for value in noise for _ in range(seconds)]
 
 
 @pytest.mark.parametrize("seconds", [5, 7, 10])
-def test_one_wrong_zero_of_a_controller_that_renews_its_sensors_seldom_is_one_measurement(seconds: int) -> None:
+def test_one_wrong_zero_of_a_slow_controller_is_one_measurement(seconds: int) -> None:
     watch = Watch()
     assert watch.flow(*renewed_every(seconds), *[0.0] * seconds, *renewed_every(seconds)) == []
     assert said(watch.flow(*[0.0] * 20)) == [("flow_collapse", "active")]
 
 
-def test_two_measurements_that_differ_tell_at_once_however_seldom_they_come() -> None:
+def test_two_different_low_measurements_are_reported_at_once_however_rare() -> None:
     watch = Watch()
     watch.flow(*renewed_every(5))
     began = watch.time + SECOND
@@ -169,7 +169,7 @@ def test_two_measurements_that_differ_tell_at_once_however_seldom_they_come() ->
     assert found.time == began + 5 * SECOND
 
 
-def test_flow_and_pressure_that_fall_together_second_each_other() -> None:
+def test_flow_and_pressure_that_fall_together_confirm_each_other() -> None:
     watch = Watch()
     for value in renewed_every(10):
         watch.see("coolant", LOOP, coolant__flow=value, coolant__pressure=value / 100)
@@ -178,7 +178,7 @@ def test_flow_and_pressure_that_fall_together_second_each_other() -> None:
     assert [e.kind for e in fallen[1]] == ["flow_collapse", "pressure_collapse"]
 
 
-def test_a_sensor_that_never_changed_is_believed_at_the_second_look_and_at_zero_at_the_third() -> None:
+def test_a_constant_sensor_is_reported_at_the_second_low_reading_and_at_the_third_zero() -> None:
     watch = Watch()
     watch.flow(*[300] * 60)
     assert watch.flow(0.0, 0.0, *[300] * 3) == []
@@ -188,7 +188,7 @@ def test_a_sensor_that_never_changed_is_believed_at_the_second_look_and_at_zero_
     assert said(watch.flow(0.0, 0.0, 0.0)) == [("flow_collapse", "active")]
 
 
-def test_an_idle_loop_is_not_judged() -> None:
+def test_an_idle_loop_is_not_evaluated() -> None:
     assert Watch().flow(*[0.4] * 100, 0.0, 0.0, 0.0) == []
 
 
@@ -196,7 +196,7 @@ def test_a_broken_reading_while_learning_does_no_harm() -> None:
     assert Watch().flow(*[300] * 5, 49_999, 0.0, *[300] * 30, 0.0, *[300] * 30) == []
 
 
-def test_pressure_that_falls_to_less_than_half_is_told_for_either_sensor() -> None:
+def test_pressure_below_half_is_reported_for_either_sensor() -> None:
     for signal in ("coolant__pressure", "coolant__supply_pressure"):
         watch = Watch()
         for _ in range(60):
@@ -209,12 +209,12 @@ def test_pressure_that_falls_to_less_than_half_is_told_for_either_sensor() -> No
 # --- configuration, bounds, hostile input ----------------------------------------------------------------------------
 
 
-def test_rules_can_be_turned_off_and_thresholds_moved() -> None:
+def test_rules_can_be_disabled_and_thresholds_changed() -> None:
     assert Watch(enabled=False).leak(2, 2, 2) == []
     assert learnt(flow_share=0.3).flow(100, 100, 100) == []
 
 
-def test_what_is_watched_and_told_is_bounded() -> None:
+def test_entities_and_events_are_bounded() -> None:
     edge = EdgeRules(sections.Edge())
     names = tuple(f"leak_detector:x.{i}" for i in range(edges.MAX_WATCHED + 500))
     states = np.full(len(names), 2, np.uint8)
@@ -236,7 +236,7 @@ numbers = st.floats(width=32) | st.sampled_from([0.0, 70.0, 300.0, float("nan")]
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(numbers, numbers, st.integers(0, 255), st.integers(-5, 100)), max_size=80))
-def test_no_numbers_and_no_clock_break_a_rule(looks: list[tuple[float, float, int, int]]) -> None:
+def test_no_value_and_no_clock_breaks_a_rule(looks: list[tuple[float, float, int, int]]) -> None:
     watch = Watch()
     for flow, warmth, state, step in looks:
         watch.see("coolant", LOOP, step, coolant__flow=flow, coolant__supply_temperature=warmth)
@@ -254,14 +254,14 @@ def test_a_flow_just_above_its_threshold_has_not_recovered() -> None:
     assert said(watch.flow(300, 301, 300, 301, 300)) == [("flow_collapse", "cleared")]
 
 
-def test_a_flow_has_recovered_at_the_fifth_good_look_in_a_row_and_not_before() -> None:
+def test_a_flow_has_recovered_at_the_fifth_good_reading_in_a_row_and_not_before() -> None:
     watch = learnt()
     assert said(watch.flow(100, 101)) == [("flow_collapse", "active")]
     assert watch.flow(300, 301, 300, 301, 100, 300, 301, 300, 301) == []
     assert said(watch.flow(300)) == [("flow_collapse", "cleared")]
 
 
-def test_a_pump_that_started_is_watched_at_its_new_flow_within_two_minutes() -> None:
+def test_a_started_pump_is_monitored_at_its_new_flow_within_two_minutes() -> None:
     watch = Watch()
     assert watch.flow(*[5.0, 5.1] * 30, *[300.0, 301.0] * 60) == []
     assert said(watch.flow(150, 151)) == [("flow_collapse", "active")]

@@ -1,4 +1,4 @@
-"""A leak and a lost flow at a BMC end as events, an incident and a webhook, through the real processes."""
+"""A leak and a lost flow at a BMC become events, an incident and a webhook, through the real processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROPE = "leak_detector:c1.cdu.C1.Tray"
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes webhooks."""
+    """Receives webhooks."""
 
     daemon_threads = False
 
@@ -51,7 +51,7 @@ class _Taker(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a test's output is its own."""
+        """Suppresses the server's log."""
 
 
 @pytest.fixture
@@ -67,13 +67,13 @@ def asked(url: str) -> Any:
 
 
 def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The first thing that is found; OSError counts as not yet."""
+    """The first value that is found; OSError counts as not yet."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
             if true := found():
                 return true
-        except OSError:  # it does not listen yet
+        except OSError:  # it is not listening yet
             pass
         time.sleep(0.05)
     raise AssertionError(f"not within {seconds:g} s: {what}")

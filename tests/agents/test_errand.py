@@ -1,4 +1,4 @@
-"""What one look after another tells of what there is: the whole inventory where it changed, and only then."""
+"""A read returns the whole inventory if it changed, and only then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST, SECOND = ("pump:a.1", "pump:a.2"), ("pump:b.1",)
 
 @dataclass
 class Turns(Collector):
-    """Tells of other pumps at each look, all of which it has in its inventory from the start."""
+    """Returns other pumps at each read, all of which are in its inventory from the start."""
 
     name: ClassVar[str] = "turns"
     signals: ClassVar[tuple[str, ...]] = ("pump.speed",)
@@ -42,13 +42,13 @@ class Turns(Collector):
 
 
 class InTurns(Turns):
-    """The same, and says so."""
+    """The same, declared as partial."""
 
     partial: ClassVar[bool] = True
 
 
 class FarEnd:
-    """A collector at the far end of a channel, asked as a worker asks it."""
+    """A collector behind a channel, read as a worker reads it."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel, self.stream = channel, channel.makefile("rb")
@@ -61,7 +61,7 @@ class FarEnd:
         return found
 
     def tells(self, looks: int) -> list[bool]:
-        """Of each of so many looks, whether it told the inventory."""
+        """For each of `count` reads, whether it returned the inventory."""
         return [self.look().inventory is not None for _ in range(looks)]
 
 
@@ -80,23 +80,23 @@ def served(collector: Collector) -> Iterator[FarEnd]:
     assert not thread.is_alive()
 
 
-def test_who_tells_of_some_at_each_look_tells_its_inventory_once() -> None:
+def test_a_partial_collector_sends_its_inventory_once() -> None:
     with served(InTurns()) as end:
         assert end.tells(6) == [True, False, False, False, False, False]
 
 
-def test_who_tells_of_all_at_each_look_tells_its_inventory_when_they_are_others() -> None:
+def test_a_full_collector_sends_its_inventory_when_its_entities_change() -> None:
     with served(Turns()) as end:
         assert end.tells(4) == [True, True, True, True]
 
 
 @pytest.mark.parametrize("kind", [Turns, InTurns])
-def test_an_inventory_is_whole_whatever_the_look_told_of(kind: type[Turns]) -> None:
+def test_an_inventory_is_complete_whatever_the_read_returned(kind: type[Turns]) -> None:
     with served(kind()) as end:
         assert set(end.look().inventory or ()) == {*FIRST, *SECOND}
 
 
-def test_a_change_that_only_the_collector_knows_of_and_a_wish_to_hear_it_bring_the_inventory() -> None:
+def test_a_change_known_only_to_the_collector_and_a_request_both_send_the_inventory() -> None:
     collector = InTurns()
     with served(collector) as end:
         assert end.tells(2) == [True, False]

@@ -1,4 +1,4 @@
-"""What doctor says of the collectors: hardware that is absent is news, a missing right a warning, a fault a failure."""
+"""Doctor's checks of collectors: absent hardware is information, a missing privilege a warning, a fault a failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WELL = CollectorReport("nvme", 1, (Reading("disk", ("disk:n1.nvme0",), {"disk.te
 NOTHING: frozenset[str] = frozenset()
 
 
-def test_a_collector_that_brings_something_is_ok_and_says_how_much() -> None:
+def test_a_collector_with_readings_is_ok_and_states_how_many() -> None:
     found = doctor.check_report(WELL)
     assert (found.name, found.state, found.found) == ("collector nvme", "ok", "1 signals of 1 entity")
 
@@ -48,7 +48,7 @@ def test_a_collector_that_brings_something_is_ok_and_says_how_much() -> None:
         ("something else entirely", "info", ""),
     ],
 )
-def test_what_is_not_there_is_news_and_what_is_closed_to_us_a_warning_each_with_its_mend(
+def test_an_absent_source_is_information_and_an_unreadable_one_a_warning_each_with_its_fix(
     reason: str, state: str, mend: str
 ) -> None:
     found = doctor.check_report(CollectorReport("kernel_log", 1, (), f"no data: {reason}"))
@@ -90,14 +90,14 @@ REFUSALS = (
 
 
 @pytest.mark.parametrize("reason", REFUSALS)
-def test_a_refused_permission_is_a_warning_with_a_mend_and_a_fail_where_it_is_a_fault(reason: str) -> None:
+def test_a_refused_permission_is_a_warning_with_a_fix_and_a_failure_if_it_is_a_fault(reason: str) -> None:
     for state, judged in (("no data", "warn"), ("fault", "fail")):
         found = doctor.check_report(CollectorReport("ipmi", 1, (), f"{state}: {reason}"))
         assert (found.state, bool(found.mend)) == (judged, True)
 
 
 def texts_of_permissions() -> list[str]:
-    """Every text of a collector or source that speaks of a right; what is put in at run time is `x`."""
+    """Every message of a collector that mentions a permission; values inserted at run time are `x`."""
     found = []
     for path in [*(ROOT / "agents/collectors").rglob("*.py"), *(ROOT / "agents/sources").rglob("*.py")]:
         for part in ast.walk(ast.parse(path.read_text())):
@@ -110,7 +110,7 @@ def texts_of_permissions() -> list[str]:
     return [text for text in found if "\n" not in text and ": " in text]
 
 
-def test_every_text_of_a_collector_that_speaks_of_a_permission_is_a_warning() -> None:
+def test_every_message_of_a_collector_about_a_permission_is_a_warning() -> None:
     found = texts_of_permissions()
     assert len(found) >= 4
     judged = {text: doctor.check_report(CollectorReport("ipmi", 1, (), f"no data: {text}")).state for text in found}
@@ -123,7 +123,7 @@ NAN = float("nan")
 
 
 def gpus(*events: Event, **columns: list[float]) -> CollectorReport:
-    """A look at three GPUs."""
+    """A reading of three GPUs."""
     names = ("gpu:n1.0", "gpu:n1.1", "gpu:n1.2")
     found = {f"gpu.{name}": np.array(values) for name, values in columns.items()}
     return CollectorReport("nvml", 1, (Reading("gpu", names, found, tuple(events)),))
@@ -177,11 +177,11 @@ def test_a_gpu_that_failed_fails_the_check_and_is_named(look: CollectorReport, s
         CollectorReport("xid", 1, (Reading("gpu", (), {}),)),
     ],
 )
-def test_gpus_that_answer_are_ok(look: CollectorReport) -> None:
+def test_responding_gpus_are_ok(look: CollectorReport) -> None:
     assert doctor.check_report(look).state == "ok"
 
 
-def test_doctor_is_not_green_on_a_node_whose_gpu_is_lost(nvml_library: Path, tmp_path: Path) -> None:
+def test_doctor_fails_on_a_node_with_a_lost_gpu(nvml_library: Path, tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(f"[collector.nvml]\npci = '{tmp_path}'\nseen = '{tmp_path}/seen.json'\n")
     line = [sys.executable, "fleetpulse.py", "doctor", "--config", str(tmp_path / "f.toml")]
     states = {}
@@ -195,10 +195,10 @@ def test_doctor_is_not_green_on_a_node_whose_gpu_is_lost(nvml_library: Path, tmp
     assert done.returncode == 1
 
 
-# --- rights ----------------------------------------------------------------------------------------------------------
+# --- privileges -----------------------------------------------------------------------------------------------------
 
 
-def test_each_right_names_the_drop_in_that_gives_it() -> None:
+def test_each_privilege_names_its_drop_in() -> None:
     for right in doctor.PRIVILEGES:
         if right.drop_in:
             text = (ROOT / "deploy" / doctor.DROP_INS / f"{right.drop_in}.example").read_text()
@@ -211,12 +211,12 @@ def test_each_right_names_the_drop_in_that_gives_it() -> None:
             assert all(f"AmbientCapabilities={name}" in unit for name in right.capabilities)
 
 
-def test_every_right_is_of_a_collector_that_exists() -> None:
+def test_every_privilege_belongs_to_an_existing_collector() -> None:
     known = {collector.name for collector in COLLECTORS}
     assert {right.collector for right in doctor.PRIVILEGES} <= known
 
 
-def test_a_part_that_is_closed_to_a_working_collector_is_a_warning_with_what_it_costs(tmp_path: Path) -> None:
+def test_a_missing_privilege_of_a_working_collector_is_a_warning_with_its_cost(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvme0").touch()
     (found,) = doctor.check_privileges([WELL], NOTHING, tmp_path)
@@ -230,7 +230,7 @@ def test_a_part_that_is_closed_to_a_working_collector_is_a_warning_with_what_it_
     assert doctor.check_privileges([WELL], NOTHING, tmp_path) == []
 
 
-def test_files_that_are_open_to_us_need_no_capability(tmp_path: Path) -> None:
+def test_readable_files_need_no_capability(tmp_path: Path) -> None:
     zone = tmp_path / "sys/class/powercap/intel-rapl:0"
     zone.mkdir(parents=True)
     (zone / "energy_uj").write_text("1\n")
@@ -238,7 +238,7 @@ def test_files_that_are_open_to_us_need_no_capability(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "state"), [(1.0, "ok"), (0.0, "warn")])
-def test_a_clock_that_nobody_keeps_is_a_warning(value: float, state: str) -> None:
+def test_an_unsynchronized_clock_is_a_warning(value: float, state: str) -> None:
     reading = Reading("node", ("node:n1",), {"node.clock_synchronized": np.array([value])})
     (found,) = doctor.check_clock([CollectorReport("clock", 1, (reading,))])
     assert (found.name, found.state) == ("node clock", state)
@@ -256,13 +256,13 @@ def test_the_capabilities_of_a_process_are_read_from_the_kernel() -> None:
     assert done.stdout.split() == sorted(doctor.held_capabilities() - {"CAP_SYSLOG", "CAP_SYS_ADMIN"})
 
 
-def test_the_collectors_of_this_host_are_asked_and_none_hangs() -> None:
+def test_the_collectors_of_this_host_are_read_and_none_hangs() -> None:
     found = doctor.check_collectors(Config())
     assert {f"collector {c.name}" for c in COLLECTORS if c().wanted()} <= {check.name for check in found}
     assert [check for check in found if check.state == "fail"] == []
 
 
-def test_without_the_right_to_the_kernel_log_doctor_names_it_and_its_mend() -> None:
+def test_without_access_to_the_kernel_log_doctor_names_the_privilege_and_its_fix() -> None:
     if shutil.which("setpriv") is None or Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("the kernel log is open to everybody here (kernel.dmesg_restrict), or there is no setpriv")
     line = ["setpriv", "--bounding-set=-syslog,-sys_admin", "--inh-caps=-all", sys.executable]

@@ -22,14 +22,14 @@ def config(tmp_path: Path) -> Config:
 
 
 def said(config: Config, seconds_ago: float) -> None:
-    """The agent's status, as if it were written so long ago."""
+    """Writes the agent's status as of so many seconds ago."""
     path = status_file.spool_status_path(config.spool.directory, "n1")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")
     os.utime(path, (time.time() - seconds_ago,) * 2)
 
 
-def test_an_agent_that_holds_its_spool_and_says_nothing_fails(config: Config) -> None:
+def test_an_agent_that_holds_its_spool_without_a_status_fails(config: Config) -> None:
     said(config, 31)
     with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
         found = check_agent(config)
@@ -37,13 +37,13 @@ def test_an_agent_that_holds_its_spool_and_says_nothing_fails(config: Config) ->
     assert found.found == "has been hung or stopped for 31 s"
 
 
-def test_an_agent_that_spoke_lately_is_well(config: Config) -> None:
+def test_an_agent_with_a_recent_status_is_ok(config: Config) -> None:
     said(config, 10)
     with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
         assert check_agent(config).state == "ok"
 
 
-def test_an_agent_that_has_just_started_is_not_taken_for_one_that_hangs(config: Config) -> None:
+def test_an_agent_that_has_just_started_is_not_hung(config: Config) -> None:
     with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
         assert (check_agent(config).state, check_agent(config).found) == ("ok", "is starting")
 

@@ -1,4 +1,4 @@
-"""What makes a node unfit: begun by events, ended by events and values, written at once and every ten seconds."""
+"""Conditions that make a node unfit: begun by events, ended by events and values, written at once and every 10 s."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
 
 
 def round_of(answer: str) -> dict[str, Any]:
-    """What a canary's round says of a device that gives this answer."""
+    """The event of a canary round with this result."""
     found = run_round(ROUND, "3", lambda problem, variant: answer)
     assert found is not None
     return found
@@ -125,13 +125,13 @@ def test_an_event_begins_a_condition_that_is_written_at_once(
     ],
     ids=lambda e: f"{e.kind} {e.entity}",
 )
-def test_what_ends_a_condition_takes_it_out(tmp_path: Path, begins: Event, ends: Event) -> None:
+def test_the_end_of_a_condition_removes_it(tmp_path: Path, begins: Event, ends: Event) -> None:
     fitness = made(tmp_path)
     assert len(told(fitness, begins)) == 1
     assert told(fitness, ends) == []
 
 
-def test_a_wrong_round_of_a_canary_has_another_name_than_the_right_one_that_clears_it() -> None:
+def test_a_wrong_canary_round_is_cleared_by_a_correct_one_with_another_name() -> None:
     assert (round_of("wrong")["canary"], round_of("right")["canary"]) == ("gemm-f32-down5.0", "cpu.0")
 
 
@@ -147,7 +147,7 @@ def test_a_wrong_round_of_a_canary_has_another_name_than_the_right_one_that_clea
     ],
     ids=lambda value: value.kind if isinstance(value, Event) else "",
 )
-def test_values_end_what_a_collector_that_was_started_anew_does_not_tell(
+def test_healthy_values_end_conditions_that_a_restarted_collector_does_not_end(
     tmp_path: Path, begins: Event, readings: tuple[Reading, ...]
 ) -> None:
     fitness = made(tmp_path)
@@ -169,11 +169,11 @@ def test_values_end_what_a_collector_that_was_started_anew_does_not_tell(
     ],
     ids=lambda e: f"{e.kind} {dict(e.data)}",
 )
-def test_what_is_not_certain_leaves_the_node_fit(tmp_path: Path, harmless: Event) -> None:
+def test_an_uncertain_event_leaves_the_node_fit(tmp_path: Path, harmless: Event) -> None:
     assert told(made(tmp_path), harmless) == []
 
 
-def test_gpus_that_are_still_missing_stay_told(tmp_path: Path) -> None:
+def test_missing_gpus_remain_a_condition(tmp_path: Path) -> None:
     fitness = made(tmp_path)
     fewer = [event("gpu_count", "node:n1", present=7, expected=8, source=source) for source in ("pci", "nvml")]
     readings = (*counted(7, 8), *seen("gpu.present", 1), *seen("gpu.present", 0))
@@ -184,10 +184,12 @@ def test_a_reset_of_a_port_ends_no_error_of_a_gpu(tmp_path: Path) -> None:
     fitness = made(tmp_path)
     assert told(fitness, event("xid", **FATAL), event("xid", "node:n1", **FATAL)) != []
     assert len(told(fitness, event("counter_reset", "port:n1.mlx5_0", signals=["nic.rx"]))) == 2
-    assert len(told(fitness, event("counter_reset", "gpu:n1.0", signals=["gpu.energy"]))) == 1  # gpu:n1.3 has its own
+    assert (
+        len(told(fitness, event("counter_reset", "gpu:n1.0", signals=["gpu.energy"]))) == 1
+    )  # gpu:n1.3 has its own reset
 
 
-def test_fatal_errors_outlive_a_restart_of_the_agent_but_no_boot(tmp_path: Path) -> None:
+def test_fatal_errors_survive_a_restart_of_the_agent_but_not_a_boot(tmp_path: Path) -> None:
     told(made(tmp_path), event("xid", **FATAL), event("flow_collapse", "cdu:a", state="active"))
     assert told(made(tmp_path)) == ["xid.119 gpu:n1.3"]
     file = tmp_path / "n1" / "status.json"
@@ -200,7 +202,7 @@ def test_fatal_errors_outlive_a_restart_of_the_agent_but_no_boot(tmp_path: Path)
         {"version": 1, "node": "n1", "boot": status_file.read_boot_id(), "conditions": value}
     ).encode()
 )))  # fmt: skip
-def test_no_file_that_was_left_stops_the_agent(tmp_path_factory: pytest.TempPathFactory, left: bytes) -> None:
+def test_no_invalid_status_file_stops_the_agent(tmp_path_factory: pytest.TempPathFactory, left: bytes) -> None:
     folder = tmp_path_factory.mktemp("spool")
     (folder / "n1").mkdir()
     (folder / "n1" / "status.json").write_bytes(left)
@@ -215,7 +217,7 @@ def test_a_storm_of_errors_stays_bounded(tmp_path: Path) -> None:
     assert (tmp_path / "n1" / "status.json").stat().st_size < status_file.MAX_BYTES
 
 
-def test_a_storm_of_warnings_shuts_no_critical_condition_out(tmp_path: Path) -> None:
+def test_a_storm_of_warnings_excludes_no_critical_condition(tmp_path: Path) -> None:
     fitness = made(tmp_path)
     downs = [event("link_state", f"port:leaf-1.{i}", state="down") for i in range(2 * MAX_CONDITIONS)]
     found = told(fitness, *downs, event("gpu_lost", "gpu:n1.3", gpu=3))
@@ -232,7 +234,7 @@ def test_the_file_is_readable_for_monitoring_whatever_the_umask(tmp_path: Path) 
     assert (tmp_path / "n1" / "status.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_place_that_cannot_be_written_is_said_and_the_other_one_is_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_logged_and_the_other_one_is_written(tmp_path: Path) -> None:
     said: list[tuple[str, str]] = []
     away = tmp_path / "away" / "status.json"
     (tmp_path / "n1").mkdir()
@@ -252,7 +254,7 @@ def test_a_place_that_cannot_be_written_is_said_and_the_other_one_is_written(tmp
 
 @dataclass
 class Losing(Collector):
-    """A collector whose GPU is lost at its first look."""
+    """A collector whose GPU is lost at its first read."""
 
     name = "losing"
     signals = ("gpu.present",)
@@ -263,7 +265,7 @@ class Losing(Collector):
         return (Reading("gpu", ("gpu:n1.3",), {"gpu.present": np.zeros(1, np.uint8)}, (event("gpu_lost"),)),)
 
 
-def test_the_agent_writes_it_in_the_spool_and_where_the_service_manager_says(
+def test_the_agent_writes_the_status_to_the_spool_and_to_the_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
@@ -279,19 +281,19 @@ def test_the_agent_writes_it_in_the_spool_and_where_the_service_manager_says(
         assert found["collectors"]["losing"][0] == "ok"
 
 
-def test_every_rule_is_about_an_event_that_there_is_and_says_why() -> None:
+def test_every_rule_has_an_existing_event_and_a_reason() -> None:
     assert {rule.kind for rule in RULES} | {kind for rule in RULES for kind in rule.ended_by} <= EVENT_KINDS.keys()
     assert all(rule.reason and rule.detail in ("", *EVENT_KINDS[rule.kind].data) for rule in RULES)
     assert len(condition_names()) == len(set(condition_names()))
 
 
-def test_an_error_of_a_switch_that_its_driver_calls_not_fatal_leaves_the_node_fit(tmp_path: Path) -> None:
+def test_a_switch_error_that_is_not_fatal_by_its_driver_leaves_the_node_fit(tmp_path: Path) -> None:
     data = {"sxid": 20034, "severity": "critical", "action": "reset all GPUs and NVSwitches"}
     assert told(made(tmp_path), event("sxid", "node:n1", **data, fatal=False)) == []
     assert told(made(tmp_path), event("sxid", "node:n1", **data)) == ["sxid.20034 node:n1"]
 
 
-def test_a_recovery_action_in_the_kernel_log_is_one_condition_and_ends_with_the_all_clear(tmp_path: Path) -> None:
+def test_a_recovery_action_in_the_kernel_log_is_one_condition_and_ends_with_action_none(tmp_path: Path) -> None:
     fitness, words = made(tmp_path), {"xid": 154, "severity": "critical", "action": "reset GPU"}
     assert told(fitness, event("xid", **words, detail={"to": 1})) == ["recovery_action gpu:n1.3"]
     assert told(fitness, event("xid", **words, detail={"to": 0})) == []

@@ -1,4 +1,4 @@
-"""Counters are shipped raw; a generation tells when their present life began."""
+"""Counters are sent raw; the generation is when they last started from zero."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def follow(generations: CounterGenerations, second: int, *readings: Reading) -> 
     return since, events
 
 
-def test_a_device_that_counts_bears_the_second_in_which_it_was_first_seen(tmp_path: Path) -> None:
+def test_a_device_with_counters_gets_the_second_in_which_it_was_first_seen(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     assert follow(generations, 0, look(5, 7)) == ([0, 0], [])
     assert follow(generations, 9, look(6, 7)) == ([0, 0], [])
 
 
-def test_a_counter_that_goes_back_begins_a_generation_of_its_device_alone_and_is_told(tmp_path: Path) -> None:
+def test_a_decreasing_counter_begins_a_generation_of_its_device_alone_with_an_event(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look(5, 7))
     since, events = follow(generations, 4, look(6, 2))
@@ -43,20 +43,20 @@ def test_a_counter_that_goes_back_begins_a_generation_of_its_device_alone_and_is
     assert events == [Event(START + 4 * SECOND, "port:n1.b", "counter_reset", {"signals": ["nic.rx_bytes"]})]
 
 
-def test_a_reset_is_seen_across_looks_in_which_the_counter_was_missing(tmp_path: Path) -> None:
+def test_a_reset_is_found_across_readings_without_the_counter(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look(5, 7))
     assert follow(generations, 1, look(MISSING, 8))[0] == [0, 0]
     assert follow(generations, 2, look(1, 9))[0] == [2, 0]
 
 
-def test_a_reset_is_seen_though_another_device_went_with_the_same_look(tmp_path: Path) -> None:
+def test_a_reset_is_found_although_another_device_disappears_in_the_same_reading(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look(5, 7))
     assert follow(generations, 3, look(2, entities=("port:n1.a",)))[0] == [3]
 
 
-def test_a_reset_while_the_agent_was_down_is_seen(tmp_path: Path) -> None:
+def test_a_reset_while_the_agent_was_down_is_found(tmp_path: Path) -> None:
     first = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(first, 0, look(5, 7))
     first.save()
@@ -65,32 +65,32 @@ def test_a_reset_while_the_agent_was_down_is_seen(tmp_path: Path) -> None:
     assert [event.entity for event in events] == ["port:n1.a"]
 
 
-def test_a_counter_that_starts_again_by_design_was_not_reset(tmp_path: Path) -> None:
+def test_a_counter_that_restarts_by_design_was_not_reset(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     for second, energy in enumerate((262_143_000_000, 12)):
         reading = Reading("sensor", ("sensor:n1.p",), {"sensor.energy": np.array([energy], np.uint64)})
         assert generations.update(START + second * SECOND, [reading])[1] == []
 
 
-def test_more_than_32_bits_that_fall_were_reset(tmp_path: Path) -> None:
+def test_a_decrease_from_more_than_32_bits_is_a_reset(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look((1 << 32) + 10, 7))
     assert follow(generations, 1, look(3, 8))[0] == [1, 0]
 
 
-def test_a_counter_of_32_bits_that_wraps_was_not_reset(tmp_path: Path) -> None:
+def test_a_32_bit_wrap_is_not_a_reset(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look((1 << 32) - 10, 7))
     assert follow(generations, 1, look(3, 8)) == ([0, 0], [])
 
 
-def test_generations_outlive_a_restart_of_the_agent_but_not_a_boot(tmp_path: Path) -> None:
+def test_generations_survive_a_restart_of_the_agent_but_not_a_boot(tmp_path: Path) -> None:
     follow(CounterGenerations(tmp_path / "g.json", BOOT), 0, look(5, 7))
     assert follow(CounterGenerations(tmp_path / "g.json", BOOT), 60, look(6, 8))[0] == [0, 0]
     assert follow(CounterGenerations(tmp_path / "g.json", bytes(16)), 60, look(6, 8))[0] == [60, 60]
 
 
-def test_a_kept_file_that_is_not_ours_is_as_good_as_none(tmp_path: Path) -> None:
+def test_an_invalid_state_file_is_ignored(tmp_path: Path) -> None:
     ours = f'{{"boot": "{BOOT.hex()}", "last": {{}}, "since": {{"port:n1.a": %s}}}}'
     flipped = [ours % number for number in ("9795287768", "-1", "Infinity", "NaN", "[" * 100_000)]
     for text in (*flipped, "", "[]", "{", '{"boot": 1, "since": 2}', '{"boot": "00", "since": {"a": "x"}}', "\x00\xff"):
@@ -98,13 +98,13 @@ def test_a_kept_file_that_is_not_ours_is_as_good_as_none(tmp_path: Path) -> None
         assert follow(CounterGenerations(tmp_path / "g.json", BOOT), 3, look(5, 7))[0] == [3, 3]
 
 
-def test_a_folder_that_cannot_be_written_costs_only_the_memory_of_restarts(tmp_path: Path) -> None:
+def test_a_read_only_folder_costs_only_the_state_over_restarts(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "absent" / "g.json", BOOT)
     assert follow(generations, 0, look(5, 7))[0] == [0, 0]
     assert follow(generations, 1, look(1, 7))[0] == [1, 0]
 
 
-def test_collectors_that_look_at_one_device_share_its_generation(tmp_path: Path) -> None:
+def test_collectors_of_one_device_share_its_generation(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     errors = Reading("nic", PORTS, {"nic.crc_errors": np.array([4, 4], np.uint64)})
     follow(generations, 0, look(5, 7), errors)
@@ -121,7 +121,7 @@ def test_gauges_and_events_have_no_generation(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 1 << 31), min_size=2, max_size=30))
-def test_a_generation_changes_exactly_when_a_counter_falls(values: list[int]) -> None:
+def test_a_generation_changes_exactly_when_a_counter_decreases(values: list[int]) -> None:
     generations = CounterGenerations(Path("/proc/none"), BOOT)
     last = follow(generations, 0, look(values[0], 0))[0][0]
     for second, (before, now) in enumerate(itertools.pairwise(values), 1):

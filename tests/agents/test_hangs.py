@@ -1,4 +1,4 @@
-"""Whatever a source does to its collector, that it does not answer is reported within 30 s."""
+"""A source that does not respond is reported within 30 s, however its collector waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMISED_S = 30.0
 
 @dataclass
 class Clock:
-    """Time that passes by waiting; `stop` is set once `until` seconds have passed, or when `done` says so."""
+    """Time that passes by waiting; `stop` is set once `until` seconds have passed or `done` returns true."""
 
     until: float
     done: Callable[[], bool] = lambda: False
@@ -51,7 +51,7 @@ class Clock:
 
 
 def hanging(kind: type[Collector], release: threading.Event) -> Collector:
-    """That collector with its own interval and deadline, over a source that does not answer before `release`."""
+    """That collector with its own interval and deadline, and a source that does not respond before `release`."""
 
     def read(self: Collector) -> tuple[Reading, ...]:
         release.wait()
@@ -69,7 +69,7 @@ def hanging(kind: type[Collector], release: threading.Event) -> Collector:
 
 @pytest.mark.parametrize("interval", [1.0, 600.0])
 @pytest.mark.parametrize("kind", COLLECTORS, ids=lambda kind: kind.name)
-def test_every_collector_whose_source_hangs_is_reported_within_30_s_of_its_look(
+def test_every_collector_with_a_hanging_source_is_reported_within_30_s(
     tmp_path: Path, kind: type[Collector], interval: float
 ) -> None:
     release = threading.Event()
@@ -88,12 +88,12 @@ def test_every_collector_whose_source_hangs_is_reported_within_30_s_of_its_look(
     assert clock.seconds - asked[0] <= PROMISED_S
 
 
-def test_no_deadline_that_may_be_configured_breaks_the_promise() -> None:
+def test_no_configurable_deadline_breaks_the_30_s() -> None:
     assert MOST_DEADLINE_S + CHECK_S + COLLECT_SHARE < PROMISED_S
     assert HANG_S + 1.0 + COLLECT_SHARE < PROMISED_S
 
 
-# --- sources that a thread of the collector waits for: the collector itself answers all the time ---------------------
+# --- sources that a thread of the collector waits for: the collector itself always responds --------------------------
 
 
 def mute(connection: socket.socket, end: threading.Event) -> None:
@@ -109,7 +109,7 @@ def dripping(connection: socket.socket, end: threading.Event) -> None:
 
 @contextmanager
 def server(behave: Callable[[socket.socket, threading.Event], None]) -> Iterator[tuple[int, threading.Event]]:
-    """A port of loopback and whether somebody has connected; each connection is treated as `behave` does."""
+    """A loopback port and whether a client has connected; each connection is handled by `behave`."""
     end, came, threads = threading.Event(), threading.Event(), []
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -141,10 +141,10 @@ def events_of(collector: Collector) -> list[Event]:
 
 
 @pytest.mark.parametrize(("scheme", "behave"), [("http", mute), ("http", dripping), ("https", mute)])
-def test_a_bmc_that_accepts_and_does_not_answer_is_lost_after_20_s_though_it_is_waited_for_longer(
+def test_a_bmc_that_accepts_and_does_not_respond_is_lost_after_20_s_despite_a_longer_timeout(
     scheme: str, behave: Callable[[socket.socket, threading.Event], None]
 ) -> None:
-    """Before, it was reported after its time-out of 200 s."""
+    """Regression: it was reported only after its timeout of 200 s."""
     with server(behave) as (port, came):
         one = Redfish(bmcs=(Bmc("b1", f"{scheme}://127.0.0.1:{port}", allow_http=True, verify=False),))
         now = [1000.0]

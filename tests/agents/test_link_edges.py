@@ -1,4 +1,4 @@
-"""Events of links: however much a port flaps, what was told last becomes true."""
+"""Events of links: however much a port flaps, the last reported state becomes the true one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PORT = "port:n1.mlx5_0"
 
 
 class Told:
-    """A port that was active at first, and what was told of it; each look is a second later."""
+    """A port that is active at first, and its reported events; each read is a second later."""
 
     def __init__(self) -> None:
         self.edges, self.time, self.events, self.state = Edges(), 0, list[Event](), "active"
@@ -36,7 +36,7 @@ class Told:
 
 @pytest.mark.parametrize("flaps", [BURST, BURST + 1, 38, 39, 40, 41, 60, 61, 600, 601])
 @pytest.mark.parametrize("final", ["down", "active"])
-def test_the_state_that_is_told_last_is_the_true_one_as_soon_as_one_may_be_told(flaps: int, final: str) -> None:
+def test_the_last_reported_state_is_the_true_one_once_reporting_is_allowed(flaps: int, final: str) -> None:
     told = Told()
     told.flap(flaps)
     told.look(final, REFILL_S)
@@ -44,15 +44,15 @@ def test_the_state_that_is_told_last_is_the_true_one_as_soon_as_one_may_be_told(
     assert len(told.events) <= BURST + 1 + (flaps + REFILL_S) // REFILL_S
 
 
-def test_all_of_a_burst_is_told() -> None:
+def test_a_whole_burst_is_reported() -> None:
     told = Told()
     told.flap(BURST)
     assert len(told.events) == BURST
 
 
-def test_a_port_that_goes_when_it_may_not_tell_is_told_gone_later() -> None:
+def test_a_port_removed_while_muted_is_reported_later() -> None:
     told = Told()
-    told.flap(BURST + 5)  # those that came in the meantime too
+    told.flap(BURST + 5)  # including those that arrived meanwhile
     told.look("down", 1)
     told.take(told.edges.gone(told.time, PORT))
     assert told.state != "gone"
@@ -61,18 +61,18 @@ def test_a_port_that_goes_when_it_may_not_tell_is_told_gone_later() -> None:
     assert told.edges.late(told.time + 3600 * SECOND, ()) == []
 
 
-def test_a_port_that_is_there_again_is_not_told_gone() -> None:
+def test_a_returned_port_is_not_reported_as_removed() -> None:
     told = Told()
-    told.flap(BURST + 5)  # those that came in the meantime too
+    told.flap(BURST + 5)  # including those that arrived meanwhile
     told.take(told.edges.gone(told.time, PORT))
     assert told.edges.late(told.time + 3600 * SECOND, (PORT,)) == []
     assert told.edges.late(told.time + 7200 * SECOND, ()) == []
 
 
-def test_a_clock_that_is_set_back_mutes_no_port() -> None:
+def test_a_clock_set_back_mutes_no_port() -> None:
     told = Told()
     told.time = 7200 * SECOND
-    told.flap(BURST + 5)  # those that came in the meantime too
+    told.flap(BURST + 5)  # including those that arrived meanwhile
     told.time -= 3600 * SECOND
     told.look("down", REFILL_S + 1)
     assert told.state == "down"

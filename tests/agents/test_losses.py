@@ -1,4 +1,4 @@
-"""Gaps that wait for the next events: those that touch are one, and a flood of them stays small."""
+"""Gaps that wait for the next events: adjacent ones are merged, and a flood of them stays small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.transport import Partition
 ONE, OTHER = (Partition("telemetry.v1", node, "0a") for node in ("n0", "n1"))
 
 
-def test_gaps_that_touch_are_one_per_stream_and_cause() -> None:
+def test_adjacent_gaps_are_merged_per_stream_and_cause() -> None:
     losses = GapEvents()
     for partition, first, behind, cause in [
         (ONE, 3, 4, "x"),
@@ -28,7 +28,7 @@ def test_gaps_that_touch_are_one_per_stream_and_cause() -> None:
     assert losses.take_events() == []
 
 
-def test_what_was_taken_is_not_told_again_when_more_comes_behind_it() -> None:
+def test_reported_gaps_are_not_repeated_when_more_follow() -> None:
     losses = GapEvents()
     losses.add(ONE, 0, 1, "x")
     losses.take_events()

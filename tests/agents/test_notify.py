@@ -1,4 +1,4 @@
-"""What the service manager hears, over a real socket of its kind."""
+"""The messages to the service manager, over a real socket of its kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Manager = Callable[[str], socket.socket]
 
 @pytest.fixture
 def manager() -> Iterator[Manager]:
-    """Listens at an address, as systemd does."""
+    """Receives at an address, as systemd does."""
     opened: list[socket.socket] = []
 
     def listen(address: str) -> socket.socket:
@@ -34,7 +34,7 @@ def manager() -> Iterator[Manager]:
 
 
 def heard(listener: socket.socket) -> list[list[str]]:
-    """All messages that wait, each as its lines."""
+    """All received messages, each as its lines."""
     found = []
     while True:
         try:
@@ -66,7 +66,7 @@ def test_ready_alive_and_stopping_arrive_at_either_kind_of_address(manager: Mana
     assert notify.error is None
 
 
-def test_a_watchdog_shorter_than_the_agents_own_beat_is_told_to_wait(manager: Manager, tmp_path: Path) -> None:
+def test_a_watchdog_shorter_than_the_agents_interval_is_extended(manager: Manager, tmp_path: Path) -> None:
     listener = manager(address := str(tmp_path / "notify"))
     notify = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
     notify.notify_ready(60.0)
@@ -101,7 +101,7 @@ def test_without_a_manager_nothing_happens(address: str) -> None:
     assert notify.error is None
 
 
-def test_a_manager_that_is_gone_is_told_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_missing_manager_is_recorded_and_costs_nothing(tmp_path: Path) -> None:
     notify = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")})
     notify.notify_ready(1.0)
     assert notify.error == "NOTIFY_SOCKET: No such file or directory"
@@ -131,7 +131,7 @@ sys.exit(run(Config(agent=Agent("n1", 0.1), spool=Spool(Path(sys.argv[1]))), col
 """
 
 
-def test_the_agent_is_ready_pings_from_its_loop_and_says_when_it_stops(manager: Manager, tmp_path: Path) -> None:
+def test_the_agent_notifies_ready_alive_from_its_loop_and_stopping(manager: Manager, tmp_path: Path) -> None:
     listener = manager(address := str(tmp_path / "notify"))
     listener.setblocking(True)
     listener.settimeout(20)

@@ -1,4 +1,4 @@
-"""One reading, in every format, also where there is no GPU."""
+"""`fleetpulse once` in every format, also without a GPU."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from pipeline.model.records import Event, Origin
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """A node with a network tree of no interfaces, so that one collector surely has no data."""
+    """A node without network interfaces, so that one collector certainly has no data."""
     return Config(agent=Agent("n1"), collector={"network": {"root": str(tmp_path)}})
 
 
-def test_once_says_per_collector_what_it_brought_or_why_not(config: Config) -> None:
+def test_once_returns_readings_or_the_reason_per_collector(config: Config) -> None:
     looks = {look.collector: look for look in read_once(config)}
     assert looks["host"].readings[0].entities == ("node:n1",)
     assert looks["network"].problem.startswith("no data: no network interface")
     assert looks["nvml"].readings or looks["nvml"].problem.startswith("no data: ")
 
 
-def test_json_is_json_and_troubles_go_to_stderr_too(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_valid_and_problems_go_to_stderr_too(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     assert print_once(config, "json") == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
@@ -47,7 +47,7 @@ def test_json_is_json_and_troubles_go_to_stderr_too(config: Config, capsys: pyte
     assert "collector network: no data" in err
 
 
-def test_a_slow_disk_of_the_running_agent_is_said_on_stderr(
+def test_a_slow_disk_of_the_running_agent_is_reported_on_stderr(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = replace(config, spool=Spool(tmp_path / "spool"))
@@ -62,10 +62,10 @@ def test_a_slow_disk_of_the_running_agent_is_said_on_stderr(
     assert "spool: the disk of the spool is slow: a message has waited 7.0 s" in capsys.readouterr().err
 
 
-def test_a_disk_that_gives_no_answer_does_not_hold_it_up(tmp_path: Path, config: Config) -> None:
+def test_a_disk_that_does_not_respond_does_not_block_it(tmp_path: Path, config: Config) -> None:
     place = status_file.spool_status_path(tmp_path / "spool", "n1")
     place.parent.mkdir(parents=True)
-    os.mkfifo(place)  # opening it waits for a writer that never comes
+    os.mkfifo(place)  # opening it waits for a writer, and there is none
     began = time.monotonic()
     assert "has not responded for 2 s" in describe_slow_disk(replace(config, spool=Spool(tmp_path / "spool")))
     assert time.monotonic() - began < 10.0
@@ -95,12 +95,12 @@ def test_the_table_shows_missing_as_a_dash(config: Config, capsys: pytest.Captur
     assert "nan" not in out
 
 
-# --- collectors that fail, hang or are not there ----------------------------------------------------------------------
+# --- collectors that fail, hang or are absent -------------------------------------------------------------------------
 
 
 @dataclass
 class Scripted(Collector):
-    """Brings a load, a gap, no data, a fault, or an answer only when it is closed."""
+    """Returns a load, a gap, no data, a fault, or a result only when it is closed."""
 
     name = "scripted"
     signals = ("node.load1", "node.load5")
@@ -123,7 +123,7 @@ class Scripted(Collector):
 
 
 class Other(Scripted):
-    """Another, whose deadline is long."""
+    """Another one, with a long deadline."""
 
     name = "other"
 
@@ -150,7 +150,7 @@ def test_a_collector_that_fails_or_hangs_is_exit_code_1_and_the_others_are_print
     assert err == said
 
 
-def test_nobody_waits_for_the_longest_deadline_when_a_short_one_hangs(config: Config) -> None:
+def test_a_hang_with_a_short_deadline_does_not_wait_for_the_longest_deadline(config: Config) -> None:
     one, began = Scripted(does="hangs", deadline=0.3), time.monotonic()
     try:
         looks = {look.collector: look for look in read_once(config, [one, Other(deadline=30.0)])}
@@ -162,7 +162,7 @@ def test_nobody_waits_for_the_longest_deadline_when_a_short_one_hangs(config: Co
 
 def test_each_has_its_own_deadline_however_short_the_others_are(config: Config) -> None:
     late = Other(does="hangs", deadline=30.0)
-    threading.Timer(1.0, late._released.set).start()  # long after the other was given up
+    threading.Timer(1.0, late._released.set).start()  # long after the other was abandoned
     one = Scripted(does="hangs", deadline=0.2)
     try:
         looks = {look.collector: look for look in read_once(config, [one, late])}
@@ -172,9 +172,7 @@ def test_each_has_its_own_deadline_however_short_the_others_are(config: Config) 
     assert looks["other"].readings
 
 
-def test_the_table_says_what_a_dash_means_where_there_is_one(
-    config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_explains_a_dash_if_there_is_one(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     print_once(config, "table", [Scripted(does="gap")])
     out, err = capsys.readouterr()
     assert any(line.split() == ["node.load5", "-", "1"] for line in out.splitlines())

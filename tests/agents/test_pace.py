@@ -1,4 +1,4 @@
-"""How fast a backlog leaves a node, in time that the test sets."""
+"""How fast a backlog is sent, with a clock set by the test."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PARTITION = Partition("telemetry.v1", "n1", "ab" * 16)
 
 
 def backlog(count: int, every: float = 1.0, start: int = START) -> SendStream:
-    """A stream of which `count` messages wait, one made each `every` seconds."""
+    """A stream with `count` waiting messages, one made every `every` seconds."""
     made = [start + round(i * every * SECOND) for i in range(count)]
     values = [wire.seal(b"x", wire.TELEMETRY_KIND, bytes(16), i, sent) for i, sent in enumerate(made)]
     return SendStream(PARTITION, 0, deque(Message(PARTITION, i, value) for i, value in enumerate(values)))
 
 
 def sent(pace: CatchUpLimiter, stream: SendStream, seconds: float, begin: float = 1000.0, trouble: bool = False) -> int:
-    """Messages that go out in so many seconds, with a turn every half second."""
+    """Messages sent in so many seconds, with an iteration every half second."""
     count, turns = 0, round(seconds * 2)
     for turn in range(turns):
         now = begin + turn / 2
@@ -33,16 +33,16 @@ def sent(pace: CatchUpLimiter, stream: SendStream, seconds: float, begin: float 
     return count
 
 
-def test_a_backlog_goes_out_at_the_chosen_multiple_of_real_time() -> None:
+def test_a_backlog_is_sent_at_the_configured_multiple_of_real_time() -> None:
     assert sent(CatchUpLimiter(20.0), backlog(10_000), 60) == pytest.approx(20 * 60, rel=0.05)
 
 
 @pytest.mark.parametrize("every", [0.1, 5.0, 60.0])
-def test_the_multiple_is_one_of_time_however_often_messages_were_made(every: float) -> None:
+def test_the_multiple_is_measured_in_time_however_frequent_messages_are(every: float) -> None:
     assert sent(CatchUpLimiter(20.0), backlog(20_000, every), 60) == pytest.approx(20 * 60 / every, rel=0.1)
 
 
-def test_a_node_without_backlog_is_never_held_back() -> None:
+def test_a_node_without_backlog_is_never_delayed() -> None:
     pace, stream = CatchUpLimiter(20.0, jitter=600.0, draw=lambda: 1.0), backlog(0)
     for second in range(120):
         stream.ahead.extend(backlog(1, start=START + second * SECOND).ahead)
@@ -51,11 +51,11 @@ def test_a_node_without_backlog_is_never_held_back() -> None:
         stream.skip_next()
 
 
-def test_while_there_is_trouble_no_more_goes_out_than_arises() -> None:
+def test_during_a_problem_no_more_is_sent_than_produced() -> None:
     assert sent(CatchUpLimiter(20.0), backlog(10_000), 60, trouble=True) == pytest.approx(60, abs=3)
 
 
-def test_after_trouble_each_node_waits_a_share_of_the_jitter_that_it_draws_itself() -> None:
+def test_after_a_problem_each_node_waits_its_own_random_share_of_the_jitter() -> None:
     for share in (0.0, 0.5, 1.0):
         pace, stream = CatchUpLimiter(20.0, jitter=10.0, draw=lambda share=share: share), backlog(10_000)
         sent(pace, stream, 5, trouble=True)
@@ -63,13 +63,13 @@ def test_after_trouble_each_node_waits_a_share_of_the_jitter_that_it_draws_itsel
         assert sent(pace, stream, 30, begin=1005.0) == pytest.approx(expected, rel=0.08)
 
 
-def test_a_hole_of_days_is_not_waited_for() -> None:
+def test_a_gap_of_days_is_not_waited_for() -> None:
     pace, stream = CatchUpLimiter(20.0), backlog(10)
     stream.ahead.extend(backlog(10, start=START + 3 * 86400 * SECOND).ahead)
     assert sent(pace, stream, 6) == 20
 
 
-def test_what_is_sent_again_costs_nothing() -> None:
+def test_a_retry_costs_nothing() -> None:
     pace, stream = CatchUpLimiter(20.0), backlog(1000)
     first = sent(pace, stream, 10)
     stream.ahead = backlog(1000).ahead
@@ -77,11 +77,11 @@ def test_what_is_sent_again_costs_nothing() -> None:
     assert sent(pace, stream, 0.5, begin=1010.0) >= first
 
 
-def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
+def test_a_clock_set_back_delays_nothing() -> None:
     pace, stream = CatchUpLimiter(20.0), backlog(10)
     stream.ahead.extend(backlog(100, start=START - 7200 * SECOND).ahead)
     assert sent(pace, stream, 3) == 110
 
 
-def test_without_limits_everything_goes_out_at_once() -> None:
+def test_without_limits_everything_is_sent_at_once() -> None:
     assert sent(CatchUpLimiter(), backlog(5000), 0.5) == 5000

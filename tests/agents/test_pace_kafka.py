@@ -1,4 +1,4 @@
-"""The pace of a backlog on its way to a real broker."""
+"""The rate at which a backlog is sent to a real broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS, MULTIPLE = 300, 50.0
 LIMIT_S = 30.0  # chosen: three times what sending takes, for a busy machine
 
 
-def test_a_backlog_leaves_whole_and_at_the_chosen_multiple_of_the_time_in_which_it_arose(
+def test_a_backlog_is_sent_completely_and_at_the_configured_multiple_of_its_time(
     kafka: Address, tmp_path: Path
 ) -> None:
     with Spool(tmp_path, "n0", TELEMETRY) as spool:
@@ -33,7 +33,7 @@ def test_a_backlog_leaves_whole_and_at_the_chosen_multiple_of_the_time_in_which_
         ticket = sender.request_flush()
         while not sender.is_flushed(ticket):
             assert time.monotonic() - began < LIMIT_S
-            time.sleep(0.01)  # the broker's turn
+            time.sleep(0.01)  # lets the broker run
         took = time.monotonic() - began
     finally:
         sender.close()

@@ -1,4 +1,4 @@
-"""From the spool to a real broker: once and in order where nothing fails, completely whatever fails."""
+"""From the spool to a real broker: once and in order if nothing fails, completely whatever fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.refusals
 
 
 class Site:
-    """Spools of some nodes, and senders for them that are closed at the end."""
+    """Spools of some nodes, and their senders, which are closed at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.said = folder, list[str]()
@@ -38,7 +38,7 @@ class Site:
         self.senders: list[SpoolSender] = []
 
     def add(self, count: int, node: str = "n0", topic: str = TELEMETRY, size: int = 2000, **more: Any) -> None:
-        """Spools messages made at 0, 1, 2, ... us."""
+        """Writes messages made at 0, 1, 2, ... us to the spool."""
         spool = self.spools.get((node, topic)) or Spool(self.folder, node, topic, **more)
         self.spools[node, topic] = spool
         for _ in range(count):
@@ -80,7 +80,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.endswith(I_O)]
 
 
-def test_what_is_acknowledged_is_in_the_topic_once_and_in_order_under_its_node(kafka: Address, site: Site) -> None:
+def test_acknowledged_messages_are_in_the_topic_once_and_in_order_under_their_node(kafka: Address, site: Site) -> None:
     settings = make_topics(kafka)
     site.add(3000)
     sender = site.send(settings)
@@ -93,7 +93,7 @@ def test_what_is_acknowledged_is_in_the_topic_once_and_in_order_under_its_node(k
     assert sender.problem() is None
 
 
-def test_a_restart_goes_on_at_the_cursor(kafka: Address, site: Site) -> None:
+def test_a_restart_continues_at_the_cursor(kafka: Address, site: Site) -> None:
     settings = make_topics(kafka)
     site.add(50)
     first = site.send(settings)
@@ -131,7 +131,7 @@ def test_bytes_in_flight_stay_below_the_bound_however_large_the_backlog(kafka: A
 
 
 @pytest.mark.slow
-def test_without_a_broker_the_sender_starts_says_why_and_sends_all_when_one_is_there(
+def test_without_a_broker_the_sender_starts_states_why_and_sends_all_once_one_is_reachable(
     own_broker: Broker, site: Site
 ) -> None:
     settings = make_topics(own_broker)
@@ -148,7 +148,7 @@ def test_without_a_broker_the_sender_starts_says_why_and_sends_all_when_one_is_t
 
 
 @pytest.mark.slow
-def test_a_broker_that_was_killed_gets_everything_when_it_is_back(own_broker: Broker, site: Site) -> None:
+def test_a_killed_broker_gets_everything_after_its_return(own_broker: Broker, site: Site) -> None:
     settings = make_topics(own_broker)
     site.add(100)
     sender = site.send(settings)
@@ -164,7 +164,7 @@ def test_a_broker_that_was_killed_gets_everything_when_it_is_back(own_broker: Br
 
 
 @pytest.mark.slow
-def test_a_client_that_hears_nothing_from_a_frozen_broker_is_replaced_and_everything_arrives(
+def test_a_client_without_response_of_a_frozen_broker_is_replaced_and_everything_arrives(
     own_broker: Broker, site: Site
 ) -> None:
     settings = make_topics(own_broker)
@@ -184,7 +184,9 @@ def test_a_client_that_hears_nothing_from_a_frozen_broker_is_replaced_and_everyt
 
 
 @pytest.mark.slow
-def test_what_the_cap_of_the_spool_cost_in_an_outage_is_an_event_with_its_cause(own_broker: Broker, site: Site) -> None:
+def test_messages_dropped_by_the_size_limit_in_an_outage_are_an_event_with_its_cause(
+    own_broker: Broker, site: Site
+) -> None:
     settings = make_topics(own_broker)
     site.add(10, max_bytes=200_000)
     sender = site.send(settings)
@@ -203,7 +205,7 @@ def test_what_the_cap_of_the_spool_cost_in_an_outage_is_an_event_with_its_cause(
     assert sender.take_events() == []
 
 
-def test_a_message_too_large_for_the_topic_is_passed_over_and_told_and_its_neighbours_arrive(
+def test_a_message_too_large_for_the_topic_is_dropped_and_reported_and_its_neighbours_arrive(
     kafka: Address, site: Site
 ) -> None:
     make_topic(kafka, TELEMETRY, max_message_bytes="20000")
@@ -227,7 +229,7 @@ def test_a_message_too_large_for_the_topic_is_passed_over_and_told_and_its_neigh
     assert (second.data["first"], second.data["next"]) == (4, 5)
 
 
-def test_a_missing_topic_is_named_does_not_hold_the_other_and_gets_everything_once_it_is_there(
+def test_a_missing_topic_is_named_does_not_block_the_other_and_gets_everything_once_created(
     kafka: Address, site: Site
 ) -> None:
     settings = make_topics(kafka)
@@ -267,7 +269,7 @@ def test_ending_in_an_outage_takes_less_than_3_s_leaves_no_thread_and_the_spool_
 
 
 @pytest.mark.slow
-def test_a_wrong_password_is_told_as_such_and_works_once_its_file_is_mended(
+def test_a_wrong_password_is_reported_as_such_and_works_once_its_file_is_fixed(
     secure_kafka: Broker, site: Site, tmp_path: Path
 ) -> None:
     right = make_topics(secure_kafka)
@@ -283,7 +285,7 @@ def test_a_wrong_password_is_told_as_such_and_works_once_its_file_is_mended(
     assert set(sequences(secure_kafka)) == set(range(10))
 
 
-def test_a_mended_password_file_works_at_once_though_the_client_would_be_tried_again_much_later(
+def test_a_fixed_password_file_works_at_once_although_the_client_would_retry_much_later(
     secure_kafka: Broker, site: Site, tmp_path: Path
 ) -> None:
     right = make_topics(secure_kafka)
@@ -313,8 +315,8 @@ def test_a_sender_that_was_never_started_can_be_closed(site: Site) -> None:
     assert threads() == []
 
 
-def test_the_private_parts_of_the_client_that_ending_it_needs_are_there(kafka: Address) -> None:
-    """kafka-python is pinned; another version has to pass this, or stalled clients could not be ended."""
+def test_the_private_attributes_for_ending_the_client_exist(kafka: Address) -> None:
+    """kafka-python is pinned; another version must pass this, or stalled clients could not be ended."""
     client = KafkaSendClient(kafka_of(kafka), "test", SHORT, SimpleQueue())
     assert client.is_alive
     assert client._producer._sender.is_alive()
@@ -325,16 +327,16 @@ def test_the_private_parts_of_the_client_that_ending_it_needs_are_there(kafka: A
     assert not client.is_alive
 
 
-def test_what_cannot_be_read_from_the_spool_does_not_count_as_sent(kafka: Address, site: Site) -> None:
+def test_unreadable_messages_do_not_count_as_sent(kafka: Address, site: Site) -> None:
     site.add(3)
     (segment,) = site.folder.rglob("*.seg")
     away = segment.with_suffix(".away")
     segment.rename(away)
-    segment.symlink_to(segment)  # a loop: it cannot be opened
+    segment.symlink_to(segment)  # a symlink loop: it cannot be opened
     sender = site.send(make_topics(kafka))
     ticket = sender.request_flush()
     until(sender.problem)
     assert not sender.is_flushed(ticket)
-    away.replace(segment)  # at once: a segment that is absent for a moment is a gap, and rightly settled
+    away.replace(segment)  # atomically: a segment that is absent for a moment is a gap, and counts as flushed
     until(lambda: sender.is_flushed(ticket))
     assert sender.dispatcher.sent == 3

@@ -1,4 +1,4 @@
-"""A password that is changed on the brokers: told as what it is, and over as soon as the file has the new one."""
+"""A password changed on the brokers: reported as such, and over as soon as the file has the new one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def until(holds: Callable[[], object]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.refusals
-def test_a_password_changed_on_the_brokers_is_told_as_refused_and_the_mended_file_works_at_once(
+def test_a_password_changed_on_the_brokers_is_reported_as_refused_and_the_fixed_file_works_at_once(
     new_broker: Callable[..., Broker], tmp_path: Path
 ) -> None:
     security, said = Security(tmp_path / "security"), list[str]()
@@ -57,7 +57,7 @@ def test_a_password_changed_on_the_brokers_is_told_as_refused_and_the_mended_fil
         add()
         broker.start()
         until(lambda: "is refused" in (sender.problem() or ""))
-        time.sleep(2 * TIMES.delivery)  # deliveries fail meanwhile, which must not be told as another cause
+        time.sleep(2 * TIMES.delivery)  # deliveries fail meanwhile, which must not be reported as another cause
         assert "is refused" in (sender.problem() or "")
         security.password_file.write_text("another")
         mended = time.monotonic()

@@ -1,4 +1,4 @@
-"""The parts of the sender that need no broker: what a stream has acknowledged, what is read, and what is said."""
+"""The parts of the sender that need no broker: acknowledgements of a stream, reading, and log lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stream(count: int, size: int = 100) -> SendStream:
     return found
 
 
-def test_only_what_is_acknowledged_without_a_hole_is_done() -> None:
+def test_only_messages_acknowledged_without_a_gap_count() -> None:
     one = stream(4)
     for _ in range(4):
         one.mark_sent(0.0)
@@ -41,7 +41,7 @@ def test_only_what_is_acknowledged_without_a_hole_is_done() -> None:
     assert (one.acknowledged, one.in_flight_bytes) == (4, 0)
 
 
-def test_a_failure_takes_a_stream_back_to_the_first_message_that_is_not_acknowledged() -> None:
+def test_a_failure_returns_a_stream_to_the_first_unacknowledged_message() -> None:
     one = stream(5)
     for _ in range(5):
         one.mark_sent(0.0)
@@ -56,7 +56,7 @@ def test_a_failure_takes_a_stream_back_to_the_first_message_that_is_not_acknowle
     assert (one.position, one.acknowledged, one.in_flight, one.at_end) == (1, 1, {}, False)
 
 
-def test_what_is_known_to_be_gone_is_not_told_again_when_a_stream_goes_back_before_it() -> None:
+def test_a_known_gap_is_not_reported_again_after_a_rewind() -> None:
     one = stream(40)
     for _ in range(10):
         one.mark_sent(0.0)
@@ -66,7 +66,7 @@ def test_what_is_known_to_be_gone_is_not_told_again_when_a_stream_goes_back_befo
     assert one.add_gap(35, 36) == [(35, 36)]
 
 
-def test_a_window_admits_one_message_however_large_and_no_more_than_it_holds() -> None:
+def test_a_window_allows_one_message_of_any_size_and_otherwise_its_limit() -> None:
     one = stream(2, WINDOW_BYTES)
     assert one.fits_window(WINDOW_BYTES * 2)
     one.mark_sent(0.0)
@@ -101,7 +101,7 @@ def test_a_transport_for_some_nodes_sees_only_theirs(spools: Callable[..., Spool
     transport.close()
 
 
-def test_a_transport_knows_its_own_cursor_and_none_before_it_stored_anything(
+def test_a_transport_has_its_own_cursor_and_none_before_it_stored_anything(
     spools: Callable[..., Spool], tmp_path: Path
 ) -> None:
     filled(spools("n0"), [10, 10, 10])
@@ -115,7 +115,7 @@ def test_a_transport_knows_its_own_cursor_and_none_before_it_stored_anything(
     assert SpoolTransport(tmp_path, "pipeline").stored_offset(partition) is None
 
 
-def test_cursors_can_be_written_without_waiting_for_their_time(spools: Callable[..., Spool], tmp_path: Path) -> None:
+def test_cursors_can_be_written_at_once(spools: Callable[..., Spool], tmp_path: Path) -> None:
     filled(spools("n0"), [10, 10, 10])
     transport = SpoolTransport(tmp_path, "kafka", lambda: 0.0)
     (partition,) = transport.partitions()
@@ -127,7 +127,7 @@ def test_cursors_can_be_written_without_waiting_for_their_time(spools: Callable[
     transport.close()
 
 
-def test_what_was_dropped_unsent_is_told_with_its_cause_and_reading_goes_on_behind_it(
+def test_messages_dropped_unsent_are_reported_with_their_cause_and_reading_continues_after_them(
     spools: Callable[..., Spool], tmp_path: Path
 ) -> None:
     filled(spools("n0", max_bytes=40_000), [3000] * 30)
@@ -141,7 +141,7 @@ def test_what_was_dropped_unsent_is_told_with_its_cause_and_reading_goes_on_behi
     transport.close()
 
 
-def test_what_another_reader_had_before_us_is_no_gap(spools: Callable[..., Spool], tmp_path: Path) -> None:
+def test_messages_read_by_another_reader_before_are_not_a_gap(spools: Callable[..., Spool], tmp_path: Path) -> None:
     spool = filled(spools("n0", segment_bytes=6000), [3000] * 9)
     reader = SpoolTransport(tmp_path, "pipeline")
     reader.commit_offset(reader.partitions()[0], 6)
@@ -183,14 +183,14 @@ def test_only_the_other_transports_cursors_of_the_named_nodes_are_removed(
 @pytest.fixture
 def outlook() -> Iterator[SimpleNamespace]:
     said: list[str] = []
-    with held() as port:  # nobody listens there, and nobody else will
+    with held() as port:  # the port is reserved, and no process listens on it
         made = LinkState(Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}"), said.append)
         yield SimpleNamespace(it=made, said=said)
         made.close()
 
 
 def weigh(outlook: LinkState, streams: list[SendStream], now: float) -> None:
-    """As the sender does once a second; the cause is asked for in a thread of its own."""
+    """Updates the state as the sender does once a second; the cause is looked up in another thread."""
     outlook.update(streams, now, None)
     if outlook._lookup is not None:
         outlook._lookup.join(10)
@@ -198,7 +198,7 @@ def weigh(outlook: LinkState, streams: list[SendStream], now: float) -> None:
 
 
 @pytest.mark.refusals
-def test_silence_of_the_brokers_is_told_once_with_its_cause_and_once_when_it_ends(outlook: SimpleNamespace) -> None:
+def test_silence_of_the_brokers_is_logged_once_with_its_cause_and_once_when_it_ends(outlook: SimpleNamespace) -> None:
     one = stream(1)
     one.mark_sent(100.0)
     weigh(outlook.it, [one], 100.0 + NO_ACK_S)
@@ -214,7 +214,7 @@ def test_silence_of_the_brokers_is_told_once_with_its_cause_and_once_when_it_end
     assert outlook.it.problem is None
 
 
-def test_a_refused_message_is_told_once_per_topic_and_reason_with_the_mend(outlook: SimpleNamespace) -> None:
+def test_a_refused_message_is_logged_once_per_topic_and_reason_with_the_fix(outlook: SimpleNamespace) -> None:
     for _ in range(3):
         outlook.it.log_refused(stream(1), 5000, ValueError())
     (line,) = outlook.said

@@ -1,6 +1,6 @@
-"""A disk that is slow, or does not answer at all, costs the agent no tick, and nothing without a count.
+"""A disk that is slow or does not respond delays no tick, and every loss is counted.
 
-The disk is made slow for real: a library of C, preloaded into the agent, delays calls that touch the spool's folder.
+The disk is really slow: a C library, preloaded into the agent, delays calls that touch the spool's folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ sys.exit(run(Config(agent=Agent("n1", 0.1), spool=settings), collectors=[Host()]
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that makes a disk slow."""
+    """The library that slows a disk down."""
     if sys.platform != "linux" or (compiler := nvml_stub.compiler()) is None:
         pytest.skip("no C compiler on Linux: install gcc to make a disk slow")
     made = tmp_path_factory.mktemp("slow") / "slow_disk.so"
@@ -49,7 +49,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Node:
-    """An agent in a process of its own whose disk obeys `disk`: "sync 3", "all ever", "sync 0"."""
+    """An agent in its own process with a disk controlled by `disk`: "sync 3", "all ever", "sync 0"."""
 
     folder: Path
     library: Path
@@ -100,7 +100,7 @@ def node(tmp_path: Path, library: Path) -> Iterator[Node]:
 
 
 def wait_for(found: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    """Until it is there, for it happens in another process."""
+    """Waits for a condition in another process."""
     until = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < until, what
@@ -119,13 +119,13 @@ def events(messages: list[Message], kind: str) -> list[Event]:
 
 
 def missed(ticks: list[int]) -> int:
-    """Ticks of 0.1 s that are missing between the first and the last."""
+    """Missing ticks of 0.1 s between the first and the last."""
     return (ticks[-1] - ticks[0]) // 100_000 + 1 - len(ticks)
 
 
 @pytest.mark.slow
-def test_a_disk_that_takes_seconds_costs_no_tick_and_is_reported(node: Node, drain: Drain) -> None:
-    """Before, each tick waited for the disk: 4 ticks of 80 were made."""
+def test_a_disk_that_takes_seconds_delays_no_tick_and_is_reported(node: Node, drain: Drain) -> None:
+    """Regression: each tick waited for the disk, so that 4 of 80 ticks were made."""
     node.start()
     wait_for(lambda: len(times(drain(node.spool)[0])) > 5, "the first ticks")
     node.disk("sync 4")
@@ -141,9 +141,7 @@ def test_a_disk_that_takes_seconds_costs_no_tick_and_is_reported(node: Node, dra
 
 
 @pytest.mark.slow
-def test_a_disk_that_never_answers_again_costs_what_does_not_fit_into_memory_as_a_counted_gap(
-    node: Node, drain: Drain
-) -> None:
+def test_a_disk_that_never_responds_costs_a_counted_gap_of_what_exceeds_memory(node: Node, drain: Drain) -> None:
     node.queue_bytes = 1 << 16
     node.start()
     wait_for(lambda: len(times(drain(node.spool)[0])) > 5, "the first ticks")
@@ -165,14 +163,14 @@ def test_a_disk_that_never_answers_again_costs_what_does_not_fit_into_memory_as_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_what_waited_for_a_slow_disk_when_the_agent_ended_is_a_counted_gap(
+def test_messages_waiting_for_a_slow_disk_at_the_end_of_the_agent_are_a_counted_gap(
     node: Node, drain: Drain, number: int
 ) -> None:
     node.start()
     wait_for(lambda: len(times(drain(node.spool)[0])) > 5, "the first ticks")
     node.disk("all ever")
     durable = len(times(drain(node.spool)[0]))
-    time.sleep(2)  # what happens to the samples of these two seconds is the question
+    time.sleep(2)  # the samples of these two seconds are under test
     node.end(number, 10)
     assert len(times(drain(node.spool)[0])) <= durable + 1
     node.disk("sync 0")
@@ -185,7 +183,7 @@ def test_what_waited_for_a_slow_disk_when_the_agent_ended_is_a_counted_gap(
 
 
 @pytest.mark.slow
-def test_an_agent_starts_though_its_disk_does_not_answer(node: Node, drain: Drain) -> None:
+def test_an_agent_starts_although_its_disk_does_not_respond(node: Node, drain: Drain) -> None:
     node.spool.mkdir()
     node.disk("all ever")
     node.start()
@@ -196,10 +194,10 @@ def test_an_agent_starts_though_its_disk_does_not_answer(node: Node, drain: Drai
     assert node.end() == 0
 
 
-# --- the queue by itself ----------------------------------------------------------------------------------------------
+# --- the queue alone --------------------------------------------------------------------------------------------------
 
 
-def test_the_queue_gives_up_the_oldest_beyond_its_bytes_and_counts_them_before_what_is_left() -> None:
+def test_the_queue_drops_the_oldest_beyond_its_bytes_and_counts_them_before_the_rest() -> None:
     queue = MessageQueue(10, 600, lambda: 0.0)
     for i in range(6):
         queue.add(b"%03d" % i, 1, i)
@@ -210,7 +208,7 @@ def test_the_queue_gives_up_the_oldest_beyond_its_bytes_and_counts_them_before_w
     assert (queue.handled, queue.accepted, queue.empty) == (6, 6, True)
 
 
-def test_the_queue_gives_up_what_waited_too_long_but_never_the_newest() -> None:
+def test_the_queue_drops_old_messages_but_never_the_newest() -> None:
     now = [0.0]
     queue = MessageQueue(1 << 20, 5, lambda: now[0])
     for second in (0, 1, 20):
@@ -220,7 +218,7 @@ def test_the_queue_gives_up_what_waited_too_long_but_never_the_newest() -> None:
     assert queue.dropped == 2
 
 
-def test_one_bite_is_bounded_and_a_larger_message_is_taken_alone() -> None:
+def test_one_write_is_bounded_and_a_larger_message_is_written_alone() -> None:
     queue = MessageQueue(8 << 20, 600, lambda: 0.0)
     for size in (WRITE_BYTES + 1, WRITE_BYTES - 1, 1, 1):
         queue.add(bytes(size), 1, size)
@@ -244,7 +242,7 @@ def test_the_age_is_that_of_the_oldest_message_also_while_it_is_being_written() 
     assert queue.oldest_age() == 0
 
 
-def test_the_count_of_what_was_accepted_outlives_the_process_and_belongs_to_one_epoch(tmp_path: Path) -> None:
+def test_the_accepted_count_outlives_the_process_and_belongs_to_one_epoch(tmp_path: Path) -> None:
     first, epoch = AcceptedCount(tmp_path / "spool", tmp_path), bytes(range(16))
     first.start_count(epoch, 100, 0)
     first.set_accepted(7)
@@ -254,8 +252,8 @@ def test_the_count_of_what_was_accepted_outlives_the_process_and_belongs_to_one_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_waited_for_an_epoch_that_cannot_go_on_is_a_gap_of_the_next_one(tmp_path: Path) -> None:
-    """A gap at the end of an epoch, as a kill between it and the next record leaves, ends the epoch."""
+def test_messages_waiting_for_an_epoch_that_cannot_continue_are_a_gap_of_the_next_one(tmp_path: Path) -> None:
+    """A gap at the end of an epoch, as after a kill before the next record, ends the epoch."""
     settings = Settings(tmp_path / "spool", free_bytes=0)
     before = TopicWriter(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
     before.open()
@@ -277,7 +275,7 @@ def test_what_waited_for_an_epoch_that_cannot_go_on_is_a_gap_of_the_next_one(tmp
 
 
 @pytest.mark.parametrize("content", [b"", b"FPA1", bytes(64), bytes(range(200, 236))])
-def test_a_count_that_is_damaged_counts_nothing(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_count_is_ignored(tmp_path: Path, content: bytes) -> None:
     count = AcceptedCount(tmp_path / "spool", tmp_path)
     count.start_count(bytes(16), 1 << 40, 0)
     count.close(keep=True)
@@ -286,7 +284,7 @@ def test_a_count_that_is_damaged_counts_nothing(tmp_path: Path, content: bytes) 
     assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() is None
 
 
-def test_a_link_that_another_user_laid_is_not_followed(tmp_path: Path) -> None:
+def test_a_symlink_of_another_user_is_not_followed(tmp_path: Path) -> None:
     memory, target = tmp_path / "memory", tmp_path / "target"
     memory.mkdir()
     target.write_bytes(b"precious")
@@ -303,7 +301,7 @@ def test_a_link_that_another_user_laid_is_not_followed(tmp_path: Path) -> None:
     assert target.read_bytes() == b"precious"
 
 
-def test_where_there_is_no_memory_for_it_nothing_is_counted_and_nothing_fails(tmp_path: Path) -> None:
+def test_without_shared_memory_nothing_is_counted_and_nothing_fails(tmp_path: Path) -> None:
     assert memory_folder({"RUNTIME_DIRECTORY": str(tmp_path / "none")}) is None
     count = AcceptedCount(tmp_path, None)
     count.start_count(bytes(16), 0, 0)

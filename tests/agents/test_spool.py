@@ -1,4 +1,4 @@
-"""The spool keeps what it acknowledged, in order, or counts what it gave up."""
+"""The spool keeps what it acknowledged, in order, or counts what it dropped."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def last_segment(directory: Path) -> Path:
     return max(directory.glob("n1/telemetry.v1/*/*.seg"))
 
 
-def test_what_was_synced_is_read_back_in_order_with_its_sequence(tmp_path: Path, drain: Drain) -> None:
+def test_synced_messages_are_read_back_in_order_with_their_sequence(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
         assert spool.append_many([b"a", b"b"], wire.EVENTS_KIND, sent=7, simulated=True) == range(2)
         spool.sync()
@@ -64,7 +64,7 @@ def test_what_was_synced_is_read_back_in_order_with_its_sequence(tmp_path: Path,
     assert gaps == []
 
 
-def test_nobody_sees_what_is_not_synced(tmp_path: Path, drain: Drain) -> None:
+def test_unsynced_messages_are_invisible(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
         put(spool, b"durable")
         spool.append(b"waiting", wire.TELEMETRY_KIND, sent=1)
@@ -83,7 +83,7 @@ def test_sequences_and_epoch_survive_a_restart(tmp_path: Path, drain: Drain) -> 
     assert bodies_of(drain(tmp_path)[0]) == [b"0", b"1", b"2"]
 
 
-def test_a_second_writer_is_refused_and_told_the_mend(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_with_the_fix(tmp_path: Path) -> None:
     with spool_at(tmp_path), pytest.raises(SpoolError, match=r"another process writes this spool; stop it, or set"):
         spool_at(tmp_path)
     spool_at(tmp_path).close()
@@ -103,7 +103,7 @@ def test_any_other_node_name_is_read_back_as_it_was(tmp_path: Path, drain: Drain
     assert drain(tmp_path)[0][0].partition.name == node
 
 
-def test_a_tail_torn_at_any_byte_is_cut_and_no_sequence_means_two_messages(tmp_path: Path, drain: Drain) -> None:
+def test_a_tail_torn_at_any_byte_is_cut_and_no_sequence_identifies_two_messages(tmp_path: Path, drain: Drain) -> None:
     whole_folder = tmp_path / "whole"
     with spool_at(whole_folder) as spool:
         put(spool, b"first", b"second")
@@ -123,7 +123,7 @@ def test_a_tail_torn_at_any_byte_is_cut_and_no_sequence_means_two_messages(tmp_p
 
 
 def _crashed_after(directory: Path, segment: bytes, seen: int) -> None:
-    """Leaves the last segment and the mark as a writer killed in the middle of a write does."""
+    """Sets the last segment and the mark as a writer killed during a write leaves them."""
     path = last_segment(directory)
     path.write_bytes(segment)
     mark = segments.read_mark(path.parent)
@@ -190,7 +190,7 @@ def test_damage_in_an_old_segment_does_not_stop_the_reader(tmp_path: Path, drain
     assert bodies_of(messages) == [b"%050d" % i for i in range(lost, 9)]
 
 
-def test_the_cap_holds_and_what_it_costs_is_a_counted_gap(tmp_path: Path, drain: Drain) -> None:
+def test_the_size_limit_holds_and_dropped_messages_are_a_counted_gap(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path, max_bytes=20_000, segment_bytes=4096) as spool:
         for i in range(300):
             put(spool, b"%0200d" % i)
@@ -200,10 +200,10 @@ def test_the_cap_holds_and_what_it_costs_is_a_counted_gap(tmp_path: Path, drain:
     messages, gaps = drain(tmp_path)
     assert dropped + len(messages) == 300
     assert bodies_of(messages) == [b"%0200d" % i for i in range(dropped, 300)]
-    assert gaps == []  # a reader that begins now begins at the first record
+    assert gaps == []  # a new reader starts at the first record
 
 
-def test_a_reader_that_lags_behind_the_cap_gets_the_gap_with_its_cause(tmp_path: Path) -> None:
+def test_a_reader_behind_the_size_limit_gets_the_gap_with_its_cause(tmp_path: Path) -> None:
     with spool_at(tmp_path, max_bytes=8192, segment_bytes=1024) as spool:
         put(spool, b"first")
         transport = SpoolTransport(tmp_path)
@@ -217,7 +217,7 @@ def test_a_reader_that_lags_behind_the_cap_gets_the_gap_with_its_cause(tmp_path:
         transport.close()
 
 
-def test_segments_go_only_when_every_reader_has_stored_them(tmp_path: Path) -> None:
+def test_segments_are_removed_only_after_every_reader_stored_them(tmp_path: Path) -> None:
     def first_kept() -> int:
         return min(int(p.stem) for p in tmp_path.glob("n1/telemetry.v1/*/*.seg"))
 
@@ -234,7 +234,7 @@ def test_segments_go_only_when_every_reader_has_stored_them(tmp_path: Path) -> N
         assert spool.dropped == 0
 
 
-def test_an_old_epoch_goes_when_it_was_read_to_its_end(tmp_path: Path) -> None:
+def test_an_old_epoch_is_removed_after_it_was_read_to_its_end(tmp_path: Path) -> None:
     with spool_at(tmp_path) as spool:
         put(spool, b"old")
     (last_segment(tmp_path).parent / "mark").unlink()
@@ -251,7 +251,7 @@ def test_an_old_epoch_goes_when_it_was_read_to_its_end(tmp_path: Path) -> None:
         assert SpoolTransport(tmp_path).partitions() == (new,)
 
 
-def test_less_free_space_than_the_floor_leaves_one_segment(tmp_path: Path, drain: Drain) -> None:
+def test_free_space_below_the_minimum_leaves_one_segment(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path, segment_bytes=1024, free_bytes=1 << 60) as spool:
         put(spool, *[bytes(200)] * 50)
         assert spool.size <= 2048
@@ -259,7 +259,7 @@ def test_less_free_space_than_the_floor_leaves_one_segment(tmp_path: Path, drain
         assert spool.dropped + len(drain(tmp_path)[0]) == 50
 
 
-def test_a_spool_whose_folder_was_removed_is_made_anew_under_a_new_epoch(tmp_path: Path, drain: Drain) -> None:
+def test_a_spool_whose_folder_was_removed_is_recreated_with_a_new_epoch(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
         put(spool, b"first")
         epoch = spool.epoch
@@ -272,7 +272,7 @@ def test_a_spool_whose_folder_was_removed_is_made_anew_under_a_new_epoch(tmp_pat
     assert bodies_of(drain(tmp_path)[0]) == [b"after", b"that"]
 
 
-def test_a_spool_that_cannot_be_made_anew_counts_its_losses_and_writes_to_no_other_file(
+def test_a_spool_that_cannot_be_recreated_counts_its_losses_and_writes_to_no_other_file(
     tmp_path: Path, drain: Drain
 ) -> None:
     precious = [tmp_path / f"precious{i}" for i in range(8)]
@@ -283,7 +283,7 @@ def test_a_spool_that_cannot_be_made_anew_counts_its_losses_and_writes_to_no_oth
         put(spool, b"lost")
         for path in precious:
             path.write_text("precious" * 10)
-            others.enter_context(path.open("r+"))  # gets the numbers of the files that the spool closed
+            others.enter_context(path.open("r+"))  # gets the descriptors of the files that the spool closed
         for i in range(3):
             put(spool, b"lost %d" % i, b"lost too")
             assert "cannot be recreated" in str(spool.problem)
@@ -297,7 +297,7 @@ def test_a_spool_that_cannot_be_made_anew_counts_its_losses_and_writes_to_no_oth
     assert bodies_of(drain(tmp_path / "spool")[0]) == [b"after"]
 
 
-def test_a_vanished_spool_whose_place_another_writer_took_counts_its_losses(tmp_path: Path, drain: Drain) -> None:
+def test_a_removed_spool_that_another_writer_holds_counts_its_losses(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
         put(spool, b"first")
         shutil.rmtree(tmp_path / "n1")
@@ -312,7 +312,7 @@ def test_a_vanished_spool_whose_place_another_writer_took_counts_its_losses(tmp_
     assert bodies_of(drain(tmp_path)[0]) == [b"theirs", b"mine"]
 
 
-def test_a_closed_spool_takes_nothing_more(tmp_path: Path) -> None:
+def test_a_closed_spool_accepts_no_messages(tmp_path: Path) -> None:
     spool = spool_at(tmp_path)
     spool.close()
     spool.close()
@@ -339,7 +339,7 @@ def test_a_segment_that_cannot_be_unlinked_on_a_full_disk_never_raises(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The system calls that write and sync, as they are made: (call, suffix or name of the file)."""
+    """Records the system calls that write and sync: (call, suffix or name of the file)."""
     made: list[tuple[str, str]] = []
 
     def recorded(name: str) -> None:
@@ -357,9 +357,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return made
 
 
-def test_a_segment_is_durable_before_the_mark_that_readers_obey_moves(
-    tmp_path: Path, calls: list[tuple[str, str]]
-) -> None:
+def test_a_segment_is_durable_before_the_mark_of_readers_moves(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     with spool_at(tmp_path) as spool:
         calls.clear()
         put(spool, b"into a new segment")
@@ -377,7 +375,7 @@ def test_a_message_larger_than_the_wire_allows_is_refused(tmp_path: Path) -> Non
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB of its own."""
+    """A separate file system of 256 KiB."""
     place = tmp_path / "small"
     place.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True)
@@ -387,7 +385,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_on_a_full_disk_the_oldest_goes_counted_and_the_newest_stays(small_disk: Path, drain: Drain) -> None:
+def test_on_a_full_disk_the_oldest_is_dropped_with_a_count_and_the_newest_stays(small_disk: Path, drain: Drain) -> None:
     with spool_at(small_disk, segment_bytes=32 << 10) as spool:
         for i in range(400):
             put(spool, b"%04000d" % i)
@@ -405,7 +403,9 @@ def fill(hog: Path) -> None:
             file.write(bytes(4096))
 
 
-def test_a_disk_filled_by_others_costs_counted_records_and_never_the_agent(small_disk: Path, drain: Drain) -> None:
+def test_a_disk_filled_by_others_costs_counted_records_but_never_stops_the_agent(
+    small_disk: Path, drain: Drain
+) -> None:
     with spool_at(small_disk, segment_bytes=32 << 10) as spool:
         put(spool, b"before")
         hog = small_disk / "hog"
@@ -434,7 +434,7 @@ print(spool.dropped)
 """
 
 
-def test_a_write_cut_short_goes_to_a_new_segment(tmp_path: Path, drain: Drain) -> None:
+def test_a_short_write_continues_in_a_new_segment(tmp_path: Path, drain: Drain) -> None:
     done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "0\n", done.stderr
     for path in tmp_path.glob("n1/telemetry.v1/*/*.seg"):
@@ -491,7 +491,7 @@ def test_everything_acknowledged_before_a_kill_is_read_back_once(tmp_path: Path,
     segment_bytes=st.integers(200, 5000),
     max_bytes=st.integers(2000, 30_000),
 )
-def test_after_anything_each_record_is_read_once_or_lies_in_a_gap(
+def test_after_any_operation_each_record_is_read_once_or_is_in_a_gap(
     tmp_path_factory: pytest.TempPathFactory,
     drain: Drain,
     script: list[tuple[str, list[int]]],

@@ -1,4 +1,4 @@
-"""A spool whose files were damaged in any way opens, goes on, and gives nobody a byte that was not written."""
+"""A spool with damaged files opens, continues, and returns no byte that was not written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = 4096
 
 
 class Written:
-    """A spool in a folder, and what was ever written to it under which sequence."""
+    """A spool in a folder, and everything written to it, by sequence."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,7 +34,7 @@ class Written:
                 spool.sync()
 
     def holds(self, drain: Drain) -> int:
-        """Messages that are read, each of which was written as it is, under a sequence of its own."""
+        """The number of messages read; each was written like this, with its own sequence."""
         messages, _ = drain(self.folder)
         found = {(e.epoch, e.sequence): m for m in messages if (e := wire.open_envelope(m.value))}
         assert len(found) == len(messages)
@@ -50,7 +50,7 @@ def written(tmp_path: Path) -> Written:
     return Written(tmp_path)
 
 
-def test_truncated_at_any_byte_it_goes_on_and_loses_no_more_than_what_was_cut(written: Written, drain: Drain) -> None:
+def test_truncated_at_any_byte_it_continues_and_loses_only_what_was_cut(written: Written, drain: Drain) -> None:
     written.write(12)
     whole = written.files("*.seg")[-1].read_bytes()
     before = written.holds(drain) - 12
@@ -63,7 +63,7 @@ def test_truncated_at_any_byte_it_goes_on_and_loses_no_more_than_what_was_cut(wr
 
 
 def _restore(written: Written, whole: bytes) -> None:
-    """The spool again as it was before the damage: one epoch, whole segments."""
+    """Restores the spool from before the damage: one epoch, complete segments."""
     first, *newer = sorted({path.parent for path in written.files("mark")})
     for folder in newer:
         for path in folder.iterdir():
@@ -92,7 +92,7 @@ def test_three_thousand_flipped_bits_give_no_wrong_byte(written: Written, drain:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_opened_with_flipped_bits_in_every_file_it_goes_on(written: Written, drain: Drain, seed: int) -> None:
+def test_opened_with_flipped_bits_in_every_file_it_continues(written: Written, drain: Drain, seed: int) -> None:
     written.write(40)
     draw = random.Random(seed)
     for path in [*written.files("*.seg"), *written.files("mark"), *written.files("gaps*")]:
@@ -104,7 +104,7 @@ def test_opened_with_flipped_bits_in_every_file_it_goes_on(written: Written, dra
     assert written.holds(drain) >= 5
 
 
-def test_a_last_page_of_zeros_as_a_power_cut_leaves_it_costs_that_page_alone(written: Written, drain: Drain) -> None:
+def test_a_last_page_of_zeros_after_a_power_cut_costs_only_that_page(written: Written, drain: Drain) -> None:
     written.write(3, size=1500)
     path = written.files("*.seg")[-1]
     data = path.read_bytes()
@@ -114,9 +114,7 @@ def test_a_last_page_of_zeros_as_a_power_cut_leaves_it_costs_that_page_alone(wri
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 40, b"not a cursor\n", bytes(40)])
-def test_a_readers_cursor_that_is_damaged_or_gone_costs_no_message(
-    written: Written, drain: Drain, damage: bytes
-) -> None:
+def test_a_damaged_or_missing_cursor_costs_no_message(written: Written, drain: Drain, damage: bytes) -> None:
     written.write(20)
     transport = SpoolTransport(written.folder, "pipeline")
     (partition,) = transport.partitions()
@@ -131,7 +129,7 @@ def test_a_readers_cursor_that_is_damaged_or_gone_costs_no_message(
     assert written.holds(drain) == 30
 
 
-def test_files_of_others_in_its_folder_do_not_stop_it(written: Written, drain: Drain) -> None:
+def test_foreign_files_in_its_folder_do_not_stop_it(written: Written, drain: Drain) -> None:
     written.write(5)
     home = written.files("mark")[0].parent
     for name in ("lost+found", "notes.txt", "99999999999999999999999.seg", "abc.seg", "mark.tmp"):

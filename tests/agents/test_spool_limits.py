@@ -1,4 +1,4 @@
-"""What a spool may take of its disk when nobody says so, and what waiting less often for the disk can cost."""
+"""The default share of the disk of a spool, and what syncing less often can cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 8 << 20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB of its own."""
+    """A separate file system of 8 MiB."""
     place = tmp_path / "small"
     place.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)], capture_output=True)
@@ -33,7 +33,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_unless_told_a_spool_takes_a_twentieth_of_its_disk_and_a_gibibyte_at_most(
+def test_by_default_a_spool_uses_a_twentieth_of_its_disk_and_at_most_one_gibibyte(
     small_disk: Path, tmp_path: Path, drain: Drain
 ) -> None:
     with Spool(small_disk, "n1", TELEMETRY, free_bytes=0) as spool:
@@ -50,8 +50,8 @@ def test_unless_told_a_spool_takes_a_twentieth_of_its_disk_and_a_gibibyte_at_mos
     assert messages[-1].value[wire.ENVELOPE_BYTES :][:4] == b"0999"
 
 
-def test_on_a_full_disk_collection_goes_on_and_what_is_lost_is_counted_exactly(small_disk: Path, drain: Drain) -> None:
-    """8 MiB, no reader, a cap far above: the oldest goes; then others fill the disk, and leave it again."""
+def test_on_a_full_disk_collection_continues_and_losses_are_counted_exactly(small_disk: Path, drain: Drain) -> None:
+    """8 MiB, no reader, a much higher limit: the oldest is dropped; then others fill the disk, and free it again."""
     hog, lost = small_disk / "hog", 0
     with Spool(small_disk, "n1", TELEMETRY, max_bytes=1 << 30, segment_bytes=1 << 20, free_bytes=0) as spool:
         for i in range(1200):
@@ -62,7 +62,7 @@ def test_on_a_full_disk_collection_goes_on_and_what_is_lost_is_counted_exactly(s
             spool.append(b"%04d" % i + bytes(12_000), wire.TELEMETRY_KIND, sent=1)
             spool.sync()
         assert (spool.next, spool.problem) == (1200, None)
-        assert "no room on its disk" in spool.loss_reason  # well again, and still known
+        assert "no room on its disk" in spool.loss_reason  # recovered, and still known
         lost = spool.dropped
     messages, gaps = drain(small_disk)
     first = messages[0].offset
@@ -78,12 +78,12 @@ def _fill(path: Path) -> None:
         try:
             while file.write(bytes(1 << 16)):
                 pass
-        except OSError:  # full, as it should be
+        except OSError:  # full, as intended
             return
 
 
 class Clock:
-    """Time that the test moves."""
+    """Time set by the test."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -100,7 +100,7 @@ def spools_at(directory: Path, durable: Callable[[], object] = lambda: None, **s
     return NodeSpools(Settings(directory, **settings), origin, lambda *_: None, Clock(), durable)  # type: ignore[arg-type]
 
 
-def test_each_message_is_durable_without_a_wait_of_the_loop(tmp_path: Path, drain: Drain) -> None:
+def test_each_message_becomes_durable_without_blocking_the_loop(tmp_path: Path, drain: Drain) -> None:
     durable = Semaphore(0)
     spools = spools_at(tmp_path, durable.release)
     for count in range(1, 6):
@@ -110,7 +110,7 @@ def test_each_message_is_durable_without_a_wait_of_the_loop(tmp_path: Path, drai
     spools.close()
 
 
-def test_what_waits_for_the_next_sync_is_seen_by_nobody_and_written_at_the_end(tmp_path: Path, drain: Drain) -> None:
+def test_messages_waiting_for_the_next_sync_are_invisible_and_written_at_the_end(tmp_path: Path, drain: Drain) -> None:
     durable = Semaphore(0)
     spools = spools_at(tmp_path, durable.release, sync_seconds=60.0)
     spools.put(TELEMETRY, lambda: b"x", wire.TELEMETRY_KIND)
@@ -122,7 +122,7 @@ def test_what_waits_for_the_next_sync_is_seen_by_nobody_and_written_at_the_end(t
     assert len(drain(tmp_path)[0]) == 5
 
 
-def test_a_message_that_cannot_be_made_or_is_too_large_is_counted_and_ends_nothing(
+def test_a_message_that_cannot_be_encoded_or_is_too_large_is_counted_and_stops_nothing(
     tmp_path: Path, drain: Drain
 ) -> None:
     spools = spools_at(tmp_path)

@@ -1,4 +1,4 @@
-"""Half an hour of faults, compressed: the agent lives, and each tick is stored or counted (benchmarks/storm.py)."""
+"""Half an hour of faults, compressed: the agent survives, and each tick is stored or counted (benchmarks/storm.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_collectors_that_hang_fail_and_are_killed_at_random_end_no_agent_and_lose_no_tick_uncounted() -> None:
+def test_random_hangs_failures_and_kills_of_collectors_stop_no_agent_and_lose_no_uncounted_tick() -> None:
     if nvml_stub.compiler() is None:
         pytest.skip("no C compiler to build the stand-in for the NVIDIA driver's library")
     words = [sys.executable, "-m", "benchmarks.storm", "--hours", "0.5", "--every", "30", "--seed", "3"]

@@ -1,4 +1,4 @@
-"""`once` and `doctor` tell of a BMC that is not read, and why: the first look at it is empty, so they look again."""
+"""`once` and `doctor` report a BMC that cannot be read, and why: its first reading is empty, so they read again."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ CONFIG = Config(agent=Agent("n1"))
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real BMC gets 5 s; those on loopback say all they know in one."""
+    """A real BMC gets 5 s; those on loopback respond within one."""
     monkeypatch.setattr(Redfish, "settling", 1.0)
 
 
 @pytest.fixture
 def closed() -> str:
-    """A port at which nobody listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_says_so(
+def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_reports_it(
     closed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))]
@@ -49,7 +49,7 @@ def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_says_so(
 
 
 @pytest.mark.parametrize(("password", "said"), [("wrong", "HTTP 401"), (None, "No such file")])
-def test_doctor_fails_a_bmc_that_we_may_not_read(tmp_path: Path, password: str | None, said: str) -> None:
+def test_doctor_fails_a_bmc_that_refuses_the_login(tmp_path: Path, password: str | None, said: str) -> None:
     path = tmp_path / "password"
     if password is not None:
         path.touch(0o600)
@@ -61,7 +61,7 @@ def test_doctor_fails_a_bmc_that_we_may_not_read(tmp_path: Path, password: str |
     assert said in found.found
 
 
-def test_once_shows_the_values_of_a_bmc_that_answers_within_seconds(tmp_path: Path) -> None:
+def test_once_shows_the_values_of_a_bmc_that_responds_within_seconds(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.touch(0o600)
     with Double(cdu()) as double:
@@ -83,6 +83,6 @@ def test_an_exporter_that_is_down_is_named_with_its_reason_and_one_that_is_back_
     assert find_unreachable([*down, *told(1.0, "up", "")]) == {}
 
 
-def test_a_bmc_that_has_not_answered_yet_is_a_warning() -> None:
+def test_a_bmc_without_a_response_yet_is_a_warning() -> None:
     waits = Reading("bmc", ("bmc:b",), {"bmc.pending": np.array([5.0])})
     assert find_unreachable([waits]) == {"bmc:b": "no answer yet"}

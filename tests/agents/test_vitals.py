@@ -1,4 +1,4 @@
-"""What the agent tells of itself."""
+"""The agent's own telemetry."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_collector_has_a_state_a_latency_and_a_silence(looking: WorkerPool)
     assert found["collector.restarts"].tolist() == [0, 0]
 
 
-def test_its_cost_is_that_of_all_its_processes(looking: WorkerPool) -> None:
+def test_its_cost_covers_all_its_processes(looking: WorkerPool) -> None:
     found = told(vitals_of(looking), looking)
     spent = sum(os.times()[:2]) * 1000
     assert found["agent.cpu_time"][0] >= spent - 200
@@ -56,7 +56,7 @@ def test_its_cost_is_that_of_all_its_processes(looking: WorkerPool) -> None:
     assert found["agent.spool_bytes"] == [7.0]
 
 
-def test_a_worker_that_is_in_a_call_is_not_measured(looking: WorkerPool, tmp_path: Path) -> None:
+def test_a_worker_in_a_call_is_not_measured(looking: WorkerPool, tmp_path: Path) -> None:
     """Reading the memory map of a process that hangs in the kernel may hang as well."""
     asked: list[str] = []
 
@@ -77,7 +77,7 @@ def test_a_worker_that_is_in_a_call_is_not_measured(looking: WorkerPool, tmp_pat
     assert str(os.getpid()) in asked
 
 
-def test_a_lane_whose_collectors_must_all_wait_gets_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_whose_collectors_are_all_paused_gets_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     made = WorkerPool([Network()], "n1")
     (worker,) = made.workers
     worker.release()
@@ -88,7 +88,7 @@ def test_a_lane_whose_collectors_must_all_wait_gets_no_process(monkeypatch: pyte
     made.close(5.0)
 
 
-def test_processor_time_never_falls_when_a_worker_ends(looking: WorkerPool) -> None:
+def test_cpu_time_never_decreases_when_a_worker_ends(looking: WorkerPool) -> None:
     vitals = vitals_of(looking)
     before = vitals._total_cpu_ms()
     for worker in looking.workers:
@@ -96,7 +96,7 @@ def test_processor_time_never_falls_when_a_worker_ends(looking: WorkerPool) -> N
     assert vitals._total_cpu_ms() >= before
 
 
-def test_it_is_told_every_ten_seconds_and_at_once_when_a_state_changes(looking: WorkerPool) -> None:
+def test_self_metrics_are_sent_every_ten_seconds_and_at_once_when_a_state_changes(looking: WorkerPool) -> None:
     vitals = vitals_of(looking)
     assert told(vitals, looking)
     assert told(vitals, looking) == {}

@@ -1,4 +1,4 @@
-"""Workers in real processes: what hangs is given up and started anew, and delays nobody."""
+"""Workers in real processes: one that hangs is abandoned and restarted, and delays no other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Tick = Callable[..., dict[str, ReadResult]]
 
 
 class Ticking:
-    """Looks with a clock that is moved by hand; real time passes only while a tick waits."""
+    """Reads with a clock moved by hand; real time passes only while a tick waits."""
 
     def __init__(self, *collectors: Collector) -> None:
         self.seconds = 0.0
@@ -69,7 +69,7 @@ def sysfs(tmp_path: Path) -> Path:
 
 
 def block(sysfs: Path) -> Path:
-    """Opening this file for reading waits in the kernel, as a file of a driver that hangs does."""
+    """Opening this file for reading waits in the kernel, like a file of a hanging driver."""
     speed = sysfs / "eth0" / "speed"
     speed.unlink()
     os.mkfifo(speed)
@@ -77,7 +77,7 @@ def block(sysfs: Path) -> Path:
 
 
 def alive(pid: int) -> bool:
-    """Whether any thread of a process still runs; the first may be gone before the others."""
+    """Whether any thread of a process still runs; the first may end before the others."""
     try:
         states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:
@@ -90,10 +90,10 @@ def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < end
-        time.sleep(0.005)  # another process's turn; nothing is measured by it
+        time.sleep(0.005)  # lets another process run; not a measurement
 
 
-def test_an_isolated_collector_runs_in_another_process_and_gives_the_same(
+def test_an_isolated_collector_runs_in_another_process_with_the_same_result(
     ticking: Callable[..., Ticking], sysfs: Path
 ) -> None:
     one = ticking(Network(root=sysfs))
@@ -107,7 +107,7 @@ def test_an_isolated_collector_runs_in_another_process_and_gives_the_same(
     assert alive(place.pid)
 
 
-def test_a_collector_that_hangs_delays_no_other_and_is_given_up_at_its_deadline(
+def test_a_hanging_collector_delays_no_other_and_is_abandoned_at_its_deadline(
     ticking: Callable[..., Ticking], sysfs: Path
 ) -> None:
     block(sysfs)
@@ -122,7 +122,7 @@ def test_a_collector_that_hangs_delays_no_other_and_is_given_up_at_its_deadline(
     ]
 
 
-def test_it_is_started_anew_alone_later_each_time_and_killed_if_it_hangs_again(
+def test_a_hung_collector_is_restarted_alone_with_backoff_and_killed_if_it_hangs_again(
     ticking: Callable[..., Ticking], sysfs: Path
 ) -> None:
     block(sysfs)
@@ -139,7 +139,7 @@ def test_it_is_started_anew_alone_later_each_time_and_killed_if_it_hangs_again(
     until(lambda: not any(map(alive, pids[:-1])))
 
 
-def test_it_delivers_again_once_the_source_answers(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+def test_a_collector_has_readings_again_once_its_source_responds(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     speed = block(sysfs)
     one = ticking(Network(root=sysfs, deadline=1.0))
     for _ in range(4):
@@ -152,7 +152,7 @@ def test_it_delivers_again_once_the_source_answers(ticking: Callable[..., Tickin
     assert one.workers["network"].state == "ok"
 
 
-def test_a_worker_that_is_killed_is_told_and_started_anew(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+def test_a_killed_worker_is_reported_and_restarted(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs))
     one.tick()
     worker = one.workers["network"]
@@ -177,14 +177,14 @@ def test_collectors_of_one_lane_share_a_process_until_one_hangs(ticking: Callabl
     assert states[0]["versions"].state == "ok"
     assert all(found.get("versions", states[0]["versions"]).state == "ok" for found in states)
     assert first.state == "hung"
-    until(lambda: not alive(shared))  # what hangs there may spin: the other moved on, and it was killed
+    until(lambda: not alive(shared))  # a hanging call may spin: the other collector moved, and the process was killed
     one.tick(step=60.0)
     assert second.client is not None
     assert second.client.pid not in (0, shared)
     assert second.state == "ok"
 
 
-def test_one_that_hung_goes_on_in_a_process_of_its_own(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+def test_a_collector_that_hung_continues_in_its_own_process(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     speed = block(sysfs)
     one = ticking(Network(root=sysfs, deadline=1.0), Versions())
     for _ in range(3):
@@ -198,7 +198,7 @@ def test_one_that_hung_goes_on_in_a_process_of_its_own(ticking: Callable[..., Ti
     assert places["versions"] is None or places["versions"].pid != places["network"].pid
 
 
-def test_a_lane_that_found_nothing_to_measure_ends(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
+def test_a_lane_with_nothing_to_measure_ends(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
     one = ticking(Network(root=tmp_path / "absent"))
     place = one.workers["network"].client
     assert place is not None
@@ -207,13 +207,13 @@ def test_a_lane_that_found_nothing_to_measure_ends(ticking: Callable[..., Tickin
     until(lambda: not alive(place.pid))
 
 
-def test_a_look_longer_than_the_patience_of_a_tick_costs_no_rate(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+def test_a_read_longer_than_the_timeout_of_a_tick_keeps_its_rate(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs))
     one.tick()
     worker = one.workers["network"]
     told = 0
     for _ in range(4):
-        found = one.tick(patience=0.0)  # it is asked, and what it brings comes with the next tick, if not at once
+        found = one.tick(patience=0.0)  # it is read, and its result comes with the next tick, if not at once
         told += sum(len(delivery.readings) for delivery in found.values())
         until(lambda: not worker.busy or bool(select.select([worker.client], [], [], 0)[0]))
     assert told >= 3
@@ -242,8 +242,8 @@ def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:
         one.looking.close(5.0)
 
 
-def test_a_tick_that_came_late_blames_no_worker(ticking: Callable[..., Ticking], sysfs: Path) -> None:
-    """The machine slept: what was asked before has not had those seconds to answer."""
+def test_a_late_tick_times_out_no_worker(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    """The machine was suspended: a read in progress had not had those seconds to finish."""
     block(sysfs)
     one = ticking(Network(root=sysfs, deadline=5.0))
     one.tick(patience=0.01)
@@ -251,7 +251,7 @@ def test_a_tick_that_came_late_blames_no_worker(ticking: Callable[..., Ticking],
     assert one.workers["network"].state == "starting"
 
 
-def test_the_wait_is_short_again_after_ten_sound_minutes(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+def test_the_backoff_is_reset_after_ten_minutes_without_loss(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs))
     worker: Worker = one.workers["network"]
 
@@ -272,10 +272,10 @@ def test_the_wait_is_short_again_after_ten_sound_minutes(ticking: Callable[..., 
     assert waits == ["5 s", "10 s", "5 s"]
 
 
-# --- the nursery -----------------------------------------------------------------------------------------------------
+# --- the fork server -------------------------------------------------------------------------------------------------
 
 
-def test_a_nursery_that_was_killed_is_made_anew(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+def test_a_killed_fork_server_is_restarted(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs))
     one.tick()
     os.kill(one.looking.pids[0], signal.SIGKILL)  # it was started before its workers
@@ -283,7 +283,7 @@ def test_a_nursery_that_was_killed_is_made_anew(ticking: Callable[..., Ticking],
     until(lambda: one.tick(step=6.0).get("network", ReadResult("hung")).state == "ok")
 
 
-def test_nothing_is_left_when_it_is_closed(sysfs: Path) -> None:
+def test_nothing_remains_after_close(sysfs: Path) -> None:
     block(sysfs)
     one = Ticking(Network(root=sysfs), Host())
     one.tick(patience=0.01)
@@ -295,8 +295,8 @@ def test_nothing_is_left_when_it_is_closed(sysfs: Path) -> None:
     until(lambda: not any(map(alive, pids)))
 
 
-def test_workers_hold_nothing_of_the_agents_open(tmp_path: Path, sysfs: Path) -> None:
-    """A spool's lock that a hanging worker held open would keep the next agent out."""
+def test_workers_keep_no_file_of_the_agent_open(tmp_path: Path, sysfs: Path) -> None:
+    """A spool's lock held open by a hanging worker would block the next agent."""
     with (tmp_path / "lock").open("w") as lock:
         one = Ticking(Network(root=sysfs))
         try:
@@ -309,7 +309,7 @@ def test_workers_hold_nothing_of_the_agents_open(tmp_path: Path, sysfs: Path) ->
         assert lock.name not in held
 
 
-def test_the_status_of_a_process_that_runs_is_running() -> None:
+def test_the_status_of_a_running_process_is_running() -> None:
     nursery = WorkerProcesses()
     try:
         assert nursery.wait_status(os.getpid()) == RUNNING
@@ -317,7 +317,7 @@ def test_the_status_of_a_process_that_runs_is_running() -> None:
         nursery.close()
 
 
-def test_mates_of_a_lane_that_was_killed_start_again_together(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+def test_the_collectors_of_a_killed_lane_restart_together(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs), Versions())
     one.tick()
     places = [worker.client for worker in one.looking.workers]
@@ -332,9 +332,7 @@ def test_mates_of_a_lane_that_was_killed_start_again_together(ticking: Callable[
     assert killed not in pids
 
 
-def test_an_answer_that_cannot_be_read_costs_the_worker_and_not_the_agent(
-    ticking: Callable[..., Ticking], sysfs: Path
-) -> None:
+def test_an_unreadable_result_ends_the_worker_and_not_the_agent(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     for rubbish in (b"\x04\x00\x00\x00abcd", b"\xff\xff\xff\xff"):
         one = ticking(Network(root=sysfs))
         worker = one.workers["network"]
@@ -350,8 +348,8 @@ def test_an_answer_that_cannot_be_read_costs_the_worker_and_not_the_agent(
         assert found.state == "fault"
 
 
-def test_where_no_process_can_be_had_the_reason_is_told_and_it_is_tried_again(sysfs: Path) -> None:
-    """As where the number of processes is at its limit: nothing of it may reach the agent's loop."""
+def test_if_no_process_can_be_started_the_reason_is_reported_and_it_is_retried(sysfs: Path) -> None:
+    """Simulates the limit of processes: no error may reach the agent's loop."""
 
     class Refusing(WorkerProcesses):
         def spawn(self, *_: object) -> int:
