@@ -35,12 +35,15 @@ class Site:
         self.config = folder / "fleetpulse.toml"
         self.config.write_text(f"[spool]\ndirectory = '{folder}/spool'\n")
         command = self.program("fleetpulse", f'exec {sys.executable} {ROOT}/fleetpulse.py "$@"')
-        frozen, crashes = self.program("frozen", "exec sleep 600"), self.program("crashes", "kill -SEGV $$")
+        hanging_program, crashes = (
+            self.program("hanging_program", "exec sleep 600"),
+            self.program("crashes", "kill -SEGV $$"),
+        )
         loud = self.program("loud", "echo CRITICAL; echo 'CRITICAL: it broke - x' >&2; exit 2")
         lines = [f"FLEETPULSE={command}", f"CONFIG={self.config}", f"TIMEOUT={TIMEOUT_S}"]
         lines += [f"export SLURM_CONF={slurm.folder}/slurm.conf"]  # Slurm passes it to a prolog, not to a health check
         lines += ["export FLEETPULSE__AGENT__NODE=$SLURMD_NODENAME", "case $SLURMD_NODENAME in"]
-        lines += [f"{NO_COMMAND}) FLEETPULSE=/nowhere/fleetpulse ;;", f"{FROZEN}) FLEETPULSE={frozen} ;;"]
+        lines += [f"{NO_COMMAND}) FLEETPULSE=/nowhere/fleetpulse ;;", f"{FROZEN}) FLEETPULSE={hanging_program} ;;"]
         self._silent = socket.create_server(("127.0.0.1", 0))  # an API that accepts the connection and sends nothing
         url = f"http://127.0.0.1:{self._silent.getsockname()[1]}"
         lines += [f"{SICK}) export FLEETPULSE__CHECK__API_URL={url} ;;"]
@@ -56,13 +59,13 @@ class Site:
         file.chmod(0o755)
         return file
 
-    def tell(self, node: str, *events: Event) -> NodeHealth:
+    def write_status(self, node: str, *events: Event) -> NodeHealth:
         """Writes the status of a node's agent after these events."""
         (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
         origin = Origin("local", node, bytes(16), False)
-        fitness = open_health(load_config(self.config), origin, lambda *_: None, {})
-        fitness.update((), events, (), 0)
-        return fitness
+        health = open_health(load_config(self.config), origin, lambda *_: None, {})
+        health.update((), events, (), 0)
+        return health
 
     def node(self, name: str) -> str:
         return self.slurm.run("scontrol", "--oneliner", "show", "node", name)
@@ -142,7 +145,7 @@ def test_a_job_runs_on_a_healthy_node_and_its_facts_exist_meanwhile(site: Site) 
 
 @pytest.mark.slurm
 def test_an_unfit_node_is_drained_with_our_reason_and_its_job_runs_elsewhere(site: Site) -> None:
-    site.tell(UNFIT, Event(1, f"gpu:{UNFIT}.3", "xid", XID))
+    site.write_status(UNFIT, Event(1, f"gpu:{UNFIT}.3", "xid", XID))
     job = site.slurm.batch("true", "--requeue", "-w", UNFIT)
     site.wait(lambda: "DRAIN" in site.node(UNFIT), job)
     assert f"Reason=fleetpulse: gpu:{UNFIT}.3 XID 79 GPU has fallen off the bus: reboot node" in site.node(UNFIT)
@@ -164,7 +167,7 @@ def test_a_job_runs_if_the_check_is_missing_hangs_crashes_prints_garbage_or_has_
 
 @pytest.mark.slurm
 def test_slurm_s_own_health_check_drains_an_idle_node(site: Site) -> None:
-    site.tell(IDLE, Event(1, f"gpu:{IDLE}.3", "gpu_lost", {}))
+    site.write_status(IDLE, Event(1, f"gpu:{IDLE}.3", "gpu_lost", {}))
     site.wait(lambda: "DRAIN" in site.node(IDLE))
     assert f"Reason=fleetpulse: gpu:{IDLE}.3 lost, it does not answer its driver" in site.node(IDLE)
 
@@ -180,20 +183,22 @@ def hook(name: str, folder: Path, conf: str, **variables: str) -> tuple[int, flo
     return done.returncode, time.monotonic() - began
 
 
-def frozen(folder: Path, name: str, says: str = "") -> Path:
+def hanging_program(folder: Path, name: str, output: str = "") -> Path:
     file = folder / name
-    file.write_text(f"#!/bin/sh\n{f'echo {says!r}' if says else ''}\nexec sleep 600\n")
+    file.write_text(f"#!/bin/sh\n{f'echo {output!r}' if output else ''}\nexec sleep 600\n")
     file.chmod(0o755)
     return file
 
 
 def test_the_prolog_ends_a_second_after_the_timeout_at_the_latest_also_if_slurm_itself_hangs(tmp_path: Path) -> None:
-    says = frozen(tmp_path, "says", "CRITICAL - gpu:n1.0 lost | x=1")
-    conf = f"FLEETPULSE={says}\nTIMEOUT=1\nSCONTROL={frozen(tmp_path, 'scontrol')}\n"
+    output = hanging_program(tmp_path, "output", "CRITICAL - gpu:n1.0 lost | x=1")
+    conf = f"FLEETPULSE={output}\nTIMEOUT=1\nSCONTROL={hanging_program(tmp_path, 'scontrol')}\n"
     code, took = hook("prolog.sh", tmp_path, conf, SLURM_JOB_ID="7")
     assert code == 1
     assert took < 1 + 1 + 1  # the last for a busy machine
-    code, took = hook("prolog.sh", tmp_path, f"FLEETPULSE={frozen(tmp_path, 'silent')}\nTIMEOUT=1\n", SLURM_JOB_ID="7")
+    code, took = hook(
+        "prolog.sh", tmp_path, f"FLEETPULSE={hanging_program(tmp_path, 'silent')}\nTIMEOUT=1\n", SLURM_JOB_ID="7"
+    )
     assert code == 0
     assert took < 1 + 1 + 1
 
@@ -211,12 +216,12 @@ def test_no_setting_makes_a_hook_fail(tmp_path: Path, name: str, conf: str) -> N
 
 
 def test_a_dry_run_drains_nothing(tmp_path: Path) -> None:
-    says = frozen(tmp_path, "says", "CRITICAL - gpu:n1.0 lost | x=1")
+    output = hanging_program(tmp_path, "output", "CRITICAL - gpu:n1.0 lost | x=1")
     called = tmp_path / "called"
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f"#!/bin/sh\necho $* >> {called}\n")
     scontrol.chmod(0o755)
-    conf = f"FLEETPULSE={says}\nTIMEOUT=1\nSCONTROL={scontrol}\n"
+    conf = f"FLEETPULSE={output}\nTIMEOUT=1\nSCONTROL={scontrol}\n"
     assert hook("prolog.sh", tmp_path, f"{conf}DRAIN=no\n", SLURM_JOB_ID="7")[0] == 0
     assert not called.exists()
     assert (tmp_path / "jobs" / "7.env").exists()
@@ -225,11 +230,11 @@ def test_a_dry_run_drains_nothing(tmp_path: Path) -> None:
 
 
 def test_the_health_check_keeps_the_reason_of_an_earlier_drain(tmp_path: Path) -> None:
-    says = frozen(tmp_path, "says", "CRITICAL - gpu:n1.0 lost | x=1")
+    output = hanging_program(tmp_path, "output", "CRITICAL - gpu:n1.0 lost | x=1")
     called, scontrol = tmp_path / "called", tmp_path / "scontrol"
     scontrol.write_text(f"#!/bin/sh\necho $* >> {called}\necho NodeName=n1 State=IDLE+DRAIN Reason=disk\n")
     scontrol.chmod(0o755)
-    assert hook("health_check.sh", tmp_path, f"FLEETPULSE={says}\nTIMEOUT=1\nSCONTROL={scontrol}\n")[0] == 0
+    assert hook("health_check.sh", tmp_path, f"FLEETPULSE={output}\nTIMEOUT=1\nSCONTROL={scontrol}\n")[0] == 0
     assert called.read_text() == "--oneliner show node n1\n"
 
 

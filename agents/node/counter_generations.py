@@ -32,7 +32,7 @@ _MAX_LAYOUTS, _MAX_DEVICES = 512, 32_768
 class, and reads of a few layouts; the agent of a fabric has 16,384 ports (agents/collectors/fabric). Beyond that
 (interfaces of containers) a reset may be missed."""
 _SAVE_US = 60 * SECOND
-"""Interval of saving the newest counters for a restart of the agent, so that a reset meanwhile is found. Chosen: at
+"""Interval of saving the newest counters for a restart of the agent, so that a reset in between is found. Chosen: at
 most 60 kB a minute; after a kill -9 a counter that exceeds its value of a minute ago hides its reset."""
 _MAX_SECOND = 0xFFFF_FFFE
 """Highest second that the signal can hold; the value above it means missing."""

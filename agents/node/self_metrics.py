@@ -1,7 +1,7 @@
 """The agent's own telemetry: state and latency of each collector, its CPU time and memory, its spools.
 
-In the classes `collector` and `agent`, every 10 s (signals.md 2e). A change of a collector's state is sent at once, so
-that a hung driver is in the store with the next tick.
+In the classes `collector` and `agent`, every 10 s (signals.md 2e). A change of a collector's state is sent
+immediately, so that a hung driver is in the store with the next tick.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SelfMetrics:
         try:
             words = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
             return (int(words[11]) + int(words[12])) * self._tick_ms
-        except (OSError, IndexError, ValueError):  # it ended meanwhile
+        except (OSError, IndexError, ValueError):  # it has ended
             return None
 
     def _total_memory(self) -> int:
@@ -100,7 +100,7 @@ class SelfMetrics:
         try:
             text = (self._proc / str(pid) / "smaps_rollup").read_text()
             return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
-        except (OSError, StopIteration, ValueError):  # it ended meanwhile, or a kernel before 4.14
+        except (OSError, StopIteration, ValueError):  # it has ended, or a kernel before 4.14
             return 0
 
 

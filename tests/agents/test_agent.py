@@ -130,9 +130,9 @@ class Ran:
 def loop(tmp_path: Path, drain: Drain) -> Callable[..., Ran]:
     """Runs an agent for some ticks with the given collectors."""
 
-    def run_it(*collectors: Collector, ticks: int, interval: float = 1.0, patience: float = 5.0) -> Ran:
+    def run_it(*collectors: Collector, ticks: int, interval: float = 1.0, collect_share: float = 5.0) -> Ran:
         log = io.StringIO()
-        Agent(config_at(tmp_path, interval), collectors, SteppedClock(ticks), log, patience).run(threading.Event())
+        Agent(config_at(tmp_path, interval), collectors, SteppedClock(ticks), log, collect_share).run(threading.Event())
         messages, gaps = drain(tmp_path)
         assert gaps == []
         batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
@@ -160,7 +160,7 @@ def test_values_are_sent_in_their_catalogue_type_and_invalid_ones_are_missing(lo
 def test_a_hung_collector_delays_neither_the_tick_nor_others_and_is_logged_once(loop: Callable[..., Ran]) -> None:
     hanging = Hanging(deadline=3)
     try:
-        ran = loop(Node(), hanging, ticks=8, patience=0.3)
+        ran = loop(Node(), hanging, ticks=8, collect_share=0.3)
     finally:
         hanging.release.set()
     assert ran.values("node.load1") == list(range(1, 9))
@@ -174,7 +174,7 @@ def test_a_hung_collector_delays_neither_the_tick_nor_others_and_is_logged_once(
 def test_a_tick_without_readings_still_reports_the_agent(loop: Callable[..., Ran]) -> None:
     hanging = Hanging(deadline=60)
     try:
-        ran = loop(hanging, ticks=5, patience=0.05)
+        ran = loop(hanging, ticks=5, collect_share=0.05)
     finally:
         hanging.release.set()
     assert len(ran.batches) == 5

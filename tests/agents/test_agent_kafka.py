@@ -35,7 +35,7 @@ def config(folder: Path, kafka: Kafka, **spool: int) -> Config:
 
 
 @pytest.fixture
-def nobody() -> Iterator[Kafka]:
+def unreachable_kafka() -> Iterator[Kafka]:
     """Unreachable brokers."""
     with held() as port:
         yield Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}")
@@ -143,8 +143,8 @@ def test_with_transport_spool_nothing_of_kafka_is_loaded(tmp_path: Path) -> None
     assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_the_transport_decides_whether_there_is_a_sender(nobody: Kafka, tmp_path: Path) -> None:
-    settings = config(tmp_path, nobody)
+def test_the_transport_decides_whether_there_is_a_sender(unreachable_kafka: Kafka, tmp_path: Path) -> None:
+    settings = config(tmp_path, unreachable_kafka)
     assert open_uplink(settings, "spool", ["n1"], print, "agent") is None
     sender = open_uplink(settings, "kafka", ["n1"], print, "agent")
     assert sender is not None

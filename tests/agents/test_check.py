@@ -45,7 +45,7 @@ class Node:
     def configure(self, text: str = "") -> None:
         self.file.write_text(f"{text}\n[agent]\nnode = 'n1'\n[spool]\ndirectory = '{self.folder}/spool'\n")
 
-    def tell(self, *events: Event, simulated: bool = False) -> None:
+    def write_status(self, *events: Event, simulated: bool = False) -> None:
         """Writes the agent's status after these events."""
         origin = Origin("local", "n1", bytes(16), simulated)
         open_health(load_config(self.file), origin, lambda *_: None, {}).update((), events, (), 0)
@@ -108,13 +108,13 @@ def body(*found: Any) -> bytes:
 
 
 def test_a_node_without_problems_is_ok(node: Node) -> None:
-    node.tell()
+    node.write_status()
     assert node.verdict()[:2] == (0, "OK")
     assert node.check(nagios=False).returncode == 0
 
 
 def test_a_lost_gpu_is_critical_and_named(node: Node) -> None:
-    node.tell(LOST, DOWN)
+    node.write_status(LOST, DOWN)
     assert node.verdict() == (2, "CRITICAL", "gpu:n1.3 lost, it does not respond to its driver (pci 0000:1b:00.0)")
     done = node.check("--output", "json", nagios=False)
     assert done.returncode == 1
@@ -123,7 +123,7 @@ def test_a_lost_gpu_is_critical_and_named(node: Node) -> None:
 
 
 def test_a_link_that_is_down_is_a_warning_and_keeps_no_job_away(node: Node) -> None:
-    node.tell(DOWN)
+    node.write_status(DOWN)
     assert node.verdict()[:2] == (1, "WARNING")
     assert node.check(nagios=False).returncode == 0
 
@@ -131,14 +131,14 @@ def test_a_link_that_is_down_is_a_warning_and_keeps_no_job_away(node: Node) -> N
 @pytest.mark.parametrize("name", ["gpu_lost", "gpu:n1.3"])
 def test_an_ignored_condition_is_shown_but_does_not_count(node: Node, name: str) -> None:
     node.configure(f"[check]\nignore = ['{name}']")
-    node.tell(LOST)
+    node.write_status(LOST)
     assert node.verdict()[:2] == (0, "OK")
     assert "ignored" in node.check(nagios=False).stdout
 
 
 def test_an_unknown_name_in_ignore_is_an_error(node: Node) -> None:
     node.configure("[check]\nignore = ['gpu_lots']")
-    node.tell()
+    node.write_status()
     done = node.check(nagios=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no condition 'gpu_lots'; did you mean 'gpu_lost'?" in done.stderr
@@ -149,36 +149,36 @@ def without_agent(node: Node) -> None:
 
 
 def stale(node: Node) -> None:
-    node.tell(LOST)
+    node.write_status(LOST)
     change(node, since_boot=status_file.seconds_since_boot() - 31)
 
 
 def of_the_future(node: Node) -> None:
-    node.tell(LOST)
+    node.write_status(LOST)
     change(node, since_boot=status_file.seconds_since_boot() + 100)
 
 
 def of_another_boot(node: Node) -> None:
-    node.tell(LOST)
+    node.write_status(LOST)
     change(node, boot="another")
 
 
 def of_another_version(node: Node) -> None:
-    node.tell(LOST)
+    node.write_status(LOST)
     change(node, version=2)
 
 
 def of_another_node(node: Node) -> None:
-    node.tell(LOST)
+    node.write_status(LOST)
     change(node, node="n2")
 
 
 def of_a_recording(node: Node) -> None:
-    node.tell(LOST, simulated=True)
+    node.write_status(LOST, simulated=True)
 
 
 def torn(node: Node) -> None:
-    node.tell(LOST)
+    node.write_status(LOST)
     file = node.folder / "spool/n1/status.json"
     file.write_text(file.read_text()[:-20])
 
@@ -221,11 +221,11 @@ def test_a_reader_of_the_output_does_not_wait_for_the_hanging_child(node: Node) 
 def test_a_frozen_api_is_unknown_in_time_and_hides_no_critical(node: Node) -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # accepts the connection and sends nothing
         node.configure(f"[check]\napi_url = 'http://127.0.0.1:{frozen.getsockname()[1]}'")
-        node.tell()
+        node.write_status()
         code, state, text = node.verdict("--timeout", "2s")
         assert (code, state) == (3, "UNKNOWN")
         assert "timed out" in text
-        node.tell(LOST)
+        node.write_status(LOST)
         assert node.verdict("--timeout", "2s")[:2] == (2, "CRITICAL")
 
 
@@ -247,7 +247,7 @@ def test_an_api_that_sends_slowly_ends_with_the_timeout_too(node: Node) -> None:
         thread = threading.Thread(target=trickle)
         thread.start()
         node.configure(f"[check]\napi_url = 'http://127.0.0.1:{server.getsockname()[1]}'")
-        node.tell()
+        node.write_status()
         try:
             assert node.verdict("--timeout", "700ms")[:2] == (3, "UNKNOWN")
         finally:
@@ -256,11 +256,11 @@ def test_an_api_that_sends_slowly_ends_with_the_timeout_too(node: Node) -> None:
 
 
 def test_a_page_incident_on_this_node_warns_or_is_critical_as_configured(node: Node) -> None:
-    node.tell()
+    node.write_status()
     (node.folder / "token").write_text("# for checks\nnode:secret-7\n")
     with api(body(incident(), incident(cause="gpu:n12.3", members=["gpu:n12.3"]))) as (url, asked):
         node.configure(f"[check]\napi_url = '{url}'\ntoken_file = '{node.folder}/token'")
-        node.tell()
+        node.write_status()
         assert node.verdict() == (1, "WARNING", "gpu:n1.3 incident i7: digest differs")
         assert asked == ["/api/v1/incidents?state=open Bearer secret-7"]
         node.configure(f"[check]\napi_url = '{url}'\nincidents = 'critical'")
@@ -286,7 +286,7 @@ def test_a_page_incident_on_this_node_warns_or_is_critical_as_configured(node: N
 def test_an_invalid_response_of_the_api_is_unknown(node: Node, answer: bytes, code: int) -> None:
     with api(answer, code) as (url, _):
         node.configure(f"[check]\napi_url = '{url}'")
-        node.tell()
+        node.write_status()
         assert node.verdict()[:2] == (3, "UNKNOWN")
 
 
@@ -316,7 +316,7 @@ def test_no_character_in_a_text_breaks_the_line(text: str) -> None:
 
 def test_a_text_that_the_locale_cannot_encode_does_not_fail(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    node.tell(Event(LOST.time, LOST.entity, "gpu_lost", {"serial": "Ω\ud800"}))
+    node.write_status(Event(LOST.time, LOST.entity, "gpu_lost", {"serial": "Ω\ud800"}))
     assert node.verdict()[:2] == (2, "CRITICAL")
 
 
@@ -348,7 +348,7 @@ def test_an_invalid_timeout_is_refused(text: str, capsys: pytest.CaptureFixture[
     [["--timeout", "5min"], ["--timeout", "0s"], ["--timeout", "-1"], ["--bogus"], ["more"], ["--output", "x|y"]],
 )
 def test_for_nagios_bad_usage_is_unknown_in_one_line(node: Node, words: list[str]) -> None:
-    node.tell(LOST)
+    node.write_status(LOST)
     done = node.check(*words)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (3, "", 1)
     assert done.stdout.startswith("UNKNOWN - fleetpulse")
@@ -364,7 +364,7 @@ def test_a_mistyped_nagios_option_is_unknown_too(node: Node) -> None:
 @pytest.mark.parametrize("words", ["--nagios", "", "--nagios --timeout 0"])
 @pytest.mark.parametrize("where", [">/dev/full", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_verdict_that_cannot_be_printed_is_unknown(node: Node, words: str, where: str) -> None:
-    node.tell()
+    node.write_status()
     line = f"{sys.executable} {ROOT}/fleetpulse.py check --config {node.file} {words} {where}"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (3, "")

@@ -31,7 +31,7 @@ class Receiver(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.alerts: list[dict[str, Any]] = []
-        super().__init__(("127.0.0.1", 0), _Taker)
+        super().__init__(("127.0.0.1", 0), _WebhookHandler)
         self.thread = threading.Thread(target=self.serve_forever, args=(0.05,))
         self.thread.start()
 
@@ -41,7 +41,7 @@ class Receiver(ThreadingHTTPServer):
         self.thread.join()
 
 
-class _Taker(BaseHTTPRequestHandler):
+class _WebhookHandler(BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
@@ -61,12 +61,12 @@ def receiver() -> Iterator[Receiver]:
     made.close()
 
 
-def asked(url: str) -> Any:
+def get_json(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return json.load(answer)
 
 
-def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait_for(found: Callable[[], Any], seconds: float, what: str) -> Any:
     """The first value that is found; OSError counts as not yet."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -117,18 +117,18 @@ def test_a_leak_is_an_event_an_incident_and_a_webhook_while_another_bmc_hangs(
             stack.callback(process.wait, 30)
             stack.callback(process.terminate)
         api = f"http://127.0.0.1:{port}/api/v1"
-        until(lambda: asked(f"{api}/entities?kind=leak_detector")["entities"], 40, "the leak detectors are known")
+        wait_for(lambda: get_json(f"{api}/entities?kind=leak_detector")["entities"], 40, "the leak detectors are known")
         changed = time.monotonic()
         double.set(LEAK, "/DetectorState", "Critical")
-        opened = until(
-            lambda: [i for i in asked(f"{api}/incidents")["incidents"] if i["cause"] == ROPE], 20, "the incident"
+        opened = wait_for(
+            lambda: [i for i in get_json(f"{api}/incidents")["incidents"] if i["cause"] == ROPE], 20, "the incident"
         )
         assert opened[0]["severity"] == "page"
         assert opened[0]["detector"] == "coolant_leak"
-        mine = until(lambda: [a for a in receiver.alerts if a["labels"].get("cause") == ROPE], 20, "the webhook")
+        mine = wait_for(lambda: [a for a in receiver.alerts if a["labels"].get("cause") == ROPE], 20, "the webhook")
         assert time.monotonic() - changed < 25
         assert mine[0]["status"] == "firing"
         assert mine[0]["labels"]["severity"] == "critical"
-        parents = {e["entity"]: e["parents"] for e in asked(f"{api}/entities?kind=leak_detector")["entities"]}
+        parents = {e["entity"]: e["parents"] for e in get_json(f"{api}/entities?kind=leak_detector")["entities"]}
         assert parents[ROPE][0] == "cdu:c1.C1"
         assert slow.most_in_flight == double.most_in_flight == 1

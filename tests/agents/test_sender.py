@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agents.node.spool.spool import Spool
-from agents.node.uplink import sender as flow
+from agents.node.uplink import sender as sender_module
 from agents.node.uplink.client import ClientTimeouts, KafkaSendClient
 from agents.node.uplink.sender import SpoolSender
 from pipeline.config.sections import Kafka
@@ -125,7 +125,7 @@ def test_bytes_in_flight_stay_below_the_bound_however_large_the_backlog(kafka: A
     site.add(1, "n0", size=wire.MAX_MESSAGE - wire.ENVELOPE_BYTES)
     sender = site.send(settings, ClientTimeouts())
     all_arrive(sender, 60)
-    assert 0 < sender.dispatcher.peak_in_flight <= flow.IN_FLIGHT
+    assert 0 < sender.dispatcher.peak_in_flight <= sender_module.IN_FLIGHT
     assert sender.dispatcher.sent == 8 * 204 + 1
     assert sender.dispatcher.refused == 0
 

@@ -171,52 +171,52 @@ def test_only_the_other_transports_cursors_of_the_named_nodes_are_removed(
             transport.commit_offset(partition, 1)
         transport.close()
 
-    def left() -> list[str]:
+    def cursors() -> list[str]:
         return sorted(f"{p.parts[-4]} {p.stem}" for p in tmp_path.glob("*/*/*/*.cursor"))
 
     remove_stale_cursors(tmp_path, ["n0", "absent"], "kafka")
-    assert left() == ["n0 kafka"] * 2 + ["n1 kafka"] * 2 + ["n1 pipeline"] * 2
+    assert cursors() == ["n0 kafka"] * 2 + ["n1 kafka"] * 2 + ["n1 pipeline"] * 2
     remove_stale_cursors(tmp_path, ["n1"], "spool")
-    assert left() == ["n0 kafka"] * 2 + ["n1 pipeline"] * 2
+    assert cursors() == ["n0 kafka"] * 2 + ["n1 pipeline"] * 2
 
 
 @pytest.fixture
-def outlook() -> Iterator[SimpleNamespace]:
-    said: list[str] = []
+def link() -> Iterator[SimpleNamespace]:
+    lines: list[str] = []
     with held() as port:  # the port is reserved, and no process listens on it
-        made = LinkState(Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}"), said.append)
-        yield SimpleNamespace(it=made, said=said)
+        made = LinkState(Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}"), lines.append)
+        yield SimpleNamespace(it=made, lines=lines)
         made.close()
 
 
-def weigh(outlook: LinkState, streams: list[SendStream], now: float) -> None:
+def update_link(link: LinkState, streams: list[SendStream], now: float) -> None:
     """Updates the state as the sender does once a second; the cause is looked up in another thread."""
-    outlook.update(streams, now, None)
-    if outlook._lookup is not None:
-        outlook._lookup.join(10)
-        outlook.update(streams, now, None)
+    link.update(streams, now, None)
+    if link._lookup is not None:
+        link._lookup.join(10)
+        link.update(streams, now, None)
 
 
 @pytest.mark.refusals
-def test_silence_of_the_brokers_is_logged_once_with_its_cause_and_once_when_it_ends(outlook: SimpleNamespace) -> None:
+def test_silence_of_the_brokers_is_logged_once_with_its_cause_and_once_when_it_ends(link: SimpleNamespace) -> None:
     one = stream(1)
     one.mark_sent(100.0)
-    weigh(outlook.it, [one], 100.0 + NO_ACK_S)
-    assert outlook.said == []
+    update_link(link.it, [one], 100.0 + NO_ACK_S)
+    assert link.lines == []
     for second in range(1, 60):
-        weigh(outlook.it, [one], 100.0 + NO_ACK_S + second)
+        update_link(link.it, [one], 100.0 + NO_ACK_S + second)
     one.mark_returned(0)
-    weigh(outlook.it, [one], 200.0)
-    assert len(outlook.said) == 2
-    assert "connection refused" in outlook.said[0]
-    assert "stay in the spool" in outlook.said[0]
-    assert outlook.said[1] == "messages arrive again"
-    assert outlook.it.problem is None
+    update_link(link.it, [one], 200.0)
+    assert len(link.lines) == 2
+    assert "connection refused" in link.lines[0]
+    assert "stay in the spool" in link.lines[0]
+    assert link.lines[1] == "messages arrive again"
+    assert link.it.problem is None
 
 
-def test_a_refused_message_is_logged_once_per_topic_and_reason_with_the_fix(outlook: SimpleNamespace) -> None:
+def test_a_refused_message_is_logged_once_per_topic_and_reason_with_the_fix(link: SimpleNamespace) -> None:
     for _ in range(3):
-        outlook.it.log_refused(stream(1), 5000, ValueError())
-    (line,) = outlook.said
+        link.it.log_refused(stream(1), 5000, ValueError())
+    (line,) = link.lines
     assert "5000 bytes" in line
     assert "max.message.bytes of at least 9096" in line

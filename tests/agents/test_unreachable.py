@@ -22,7 +22,7 @@ CONFIG = Config(agent=Agent("n1"))
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real BMC gets 5 s; those on loopback respond within one."""
     monkeypatch.setattr(Redfish, "settling", 1.0)
 
@@ -73,14 +73,14 @@ def test_once_shows_the_values_of_a_bmc_that_responds_within_seconds(tmp_path: P
 
 
 def test_an_exporter_that_is_down_is_named_with_its_reason_and_one_that_is_back_is_not() -> None:
-    def told(value: float, state: str, reason: str) -> list[Reading]:
+    def reading_of(value: float, state: str, reason: str) -> list[Reading]:
         event = Event(1, "exporter:e", "exporter", {"state": state, "reason": reason})
         up = Reading("exporter", ("exporter:e",), {"exporter.up": np.array([value])})
         return [up, Reading("exporter", (), {}, (event,))]
 
-    down = told(0.0, "down", "HTTP 503")
+    down = reading_of(0.0, "down", "HTTP 503")
     assert find_unreachable(down) == {"exporter:e": "HTTP 503"}
-    assert find_unreachable([*down, *told(1.0, "up", "")]) == {}
+    assert find_unreachable([*down, *reading_of(1.0, "up", "")]) == {}
 
 
 def test_a_bmc_without_a_response_yet_is_a_warning() -> None:

@@ -35,12 +35,12 @@ class Ticking:
 
     def __init__(self, *collectors: Collector) -> None:
         self.seconds = 0.0
-        self.looking = WorkerPool(collectors, "n1", 1.0, lambda: self.seconds)
-        self.workers = {w.collector.name: w for w in self.looking.workers}
+        self.pool = WorkerPool(collectors, "n1", 1.0, lambda: self.seconds)
+        self.workers = {w.collector.name: w for w in self.pool.workers}
 
-    def tick(self, patience: float = 10.0, step: float = 1.0) -> dict[str, ReadResult]:
+    def tick(self, timeout: float = 10.0, step: float = 1.0) -> dict[str, ReadResult]:
         self.seconds += step
-        found = self.looking.tick(START + round(self.seconds * SECOND), patience)
+        found = self.pool.tick(START + round(self.seconds * SECOND), timeout)
         return {worker.collector.name: delivery for worker, delivery in found.items()}
 
 
@@ -54,7 +54,7 @@ def ticking() -> Iterator[Callable[..., Ticking]]:
 
     yield make
     for one in made:
-        one.looking.close(5.0)
+        one.pool.close(5.0)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_hanging_collector_delays_no_other_and_is_abandoned_at_its_deadline(
     block(sysfs)
     one = ticking(Host(), Network(root=sysfs, deadline=3.0))
     before = time.monotonic()
-    states = [one.tick(patience=0.2) for _ in range(5)]
+    states = [one.tick(timeout=0.2) for _ in range(5)]
     assert time.monotonic() - before < 5
     assert all(found["host"].state == "ok" for found in states)
     told = [found["network"] for found in states if "network" in found]
@@ -130,7 +130,7 @@ def test_a_hung_collector_is_restarted_alone_with_backoff_and_killed_if_it_hangs
     worker = one.workers["network"]
     waits, pids = [], []
     for _ in range(60):
-        found = one.tick(patience=0.02)
+        found = one.tick(timeout=0.02)
         if worker.client is not None and worker.client.alone and worker.client.pid not in pids:
             pids.append(worker.client.pid)
         waits += [d.reason.rpartition(" in ")[2] for d in found.values()]
@@ -143,7 +143,7 @@ def test_a_collector_has_readings_again_once_its_source_responds(ticking: Callab
     speed = block(sysfs)
     one = ticking(Network(root=sysfs, deadline=1.0))
     for _ in range(4):
-        one.tick(patience=0.02)
+        one.tick(timeout=0.02)
     assert one.workers["network"].state == "hung"
     speed.unlink()
     speed.write_text("400\n")
@@ -173,7 +173,7 @@ def test_collectors_of_one_lane_share_a_process_until_one_hangs(ticking: Callabl
     assert second.client is not None
     shared = first.client.pid
     assert second.client.pid == shared
-    states = [one.tick(patience=0.5) for _ in range(4)]
+    states = [one.tick(timeout=0.5) for _ in range(4)]
     assert states[0]["versions"].state == "ok"
     assert all(found.get("versions", states[0]["versions"]).state == "ok" for found in states)
     assert first.state == "hung"
@@ -188,14 +188,14 @@ def test_a_collector_that_hung_continues_in_its_own_process(ticking: Callable[..
     speed = block(sysfs)
     one = ticking(Network(root=sysfs, deadline=1.0), Versions())
     for _ in range(3):
-        one.tick(patience=0.02)
+        one.tick(timeout=0.02)
     speed.unlink()
     speed.write_text("400\n")
     one.tick(step=60.0)
-    places = {name: worker.client for name, worker in one.workers.items()}
-    assert places["network"] is not None
-    assert places["network"].alone
-    assert places["versions"] is None or places["versions"].pid != places["network"].pid
+    clients = {name: worker.client for name, worker in one.workers.items()}
+    assert clients["network"] is not None
+    assert clients["network"].alone
+    assert clients["versions"] is None or clients["versions"].pid != clients["network"].pid
 
 
 def test_a_lane_with_nothing_to_measure_ends(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_read_longer_than_the_timeout_of_a_tick_keeps_its_rate(ticking: Callab
     worker = one.workers["network"]
     told = 0
     for _ in range(4):
-        found = one.tick(patience=0.0)  # it is read, and its result comes with the next tick, if not at once
+        found = one.tick(timeout=0.0)  # it is read, and its result comes with the next tick, if not at once
         told += sum(len(delivery.readings) for delivery in found.values())
         until(lambda: not worker.busy or bool(select.select([worker.client], [], [], 0)[0]))
     assert told >= 3
@@ -233,21 +233,21 @@ def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:
     before = threading.active_count()
     try:
         for _ in range(400):
-            one.tick(patience=0.001)
+            one.tick(timeout=0.001)
         worker = one.workers["host"]
         assert worker.reason == "3 calls hang in the kernel; it restarts when one of them returns"
         assert threading.active_count() - before <= limits.MAX_STUCK
     finally:
         release.set()
-        one.looking.close(5.0)
+        one.pool.close(5.0)
 
 
 def test_a_late_tick_times_out_no_worker(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     """The machine was suspended: a read in progress had not had those seconds to finish."""
     block(sysfs)
     one = ticking(Network(root=sysfs, deadline=5.0))
-    one.tick(patience=0.01)
-    assert one.tick(patience=0.01, step=3600.0) == {}
+    one.tick(timeout=0.01)
+    assert one.tick(timeout=0.01, step=3600.0) == {}
     assert one.workers["network"].state == "starting"
 
 
@@ -278,7 +278,7 @@ def test_the_backoff_is_reset_after_ten_minutes_without_loss(ticking: Callable[.
 def test_a_killed_fork_server_is_restarted(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs))
     one.tick()
-    os.kill(one.looking.pids[0], signal.SIGKILL)  # it was started before its workers
+    os.kill(one.pool.pids[0], signal.SIGKILL)  # it was started before its workers
     until(lambda: one.tick(step=6.0).get("network", ReadResult("hung")).state == "fault")
     until(lambda: one.tick(step=6.0).get("network", ReadResult("hung")).state == "ok")
 
@@ -286,12 +286,12 @@ def test_a_killed_fork_server_is_restarted(ticking: Callable[..., Ticking], sysf
 def test_nothing_remains_after_close(sysfs: Path) -> None:
     block(sysfs)
     one = Ticking(Network(root=sysfs), Host())
-    one.tick(patience=0.01)
+    one.tick(timeout=0.01)
     place = one.workers["network"].client
     assert place is not None
-    pids = one.looking.pids
+    pids = one.pool.pids
     assert place.pid in pids
-    one.looking.close(0.5)
+    one.pool.close(0.5)
     until(lambda: not any(map(alive, pids)))
 
 
@@ -305,29 +305,29 @@ def test_workers_keep_no_file_of_the_agent_open(tmp_path: Path, sysfs: Path) -> 
             assert place is not None
             held = [os.readlink(link) for link in Path(f"/proc/{place.pid}/fd").iterdir()]
         finally:
-            one.looking.close(1.0)
+            one.pool.close(1.0)
         assert lock.name not in held
 
 
 def test_the_status_of_a_running_process_is_running() -> None:
-    nursery = WorkerProcesses()
+    processes = WorkerProcesses()
     try:
-        assert nursery.wait_status(os.getpid()) == RUNNING
+        assert processes.wait_status(os.getpid()) == RUNNING
     finally:
-        nursery.close()
+        processes.close()
 
 
 def test_the_collectors_of_a_killed_lane_restart_together(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs), Versions())
     one.tick()
-    places = [worker.client for worker in one.looking.workers]
-    assert places[0] is not None
-    killed = places[0].pid
+    clients = [worker.client for worker in one.pool.workers]
+    assert clients[0] is not None
+    killed = clients[0].pid
     os.kill(killed, signal.SIGKILL)
     until(lambda: not alive(killed))
     assert {d.state for d in one.tick(step=60.0).values()} == {"fault"}
     assert one.tick(step=60.0)["network"].state == "ok"
-    pids = {worker.client.pid for worker in one.looking.workers if worker.client is not None}
+    pids = {worker.client.pid for worker in one.pool.workers if worker.client is not None}
     assert len(pids) == 1
     assert killed not in pids
 
@@ -358,11 +358,11 @@ def test_if_no_process_can_be_started_the_reason_is_reported_and_it_is_retried(s
     one = Ticking(Network(root=sysfs))
     worker = one.workers["network"]
     worker.release()
-    one.looking._processes.close()
-    one.looking._processes = worker._processes = Refusing()
+    one.pool._processes.close()
+    one.pool._processes = worker._processes = Refusing()
     assert one.tick() == {}
     assert worker.reason == "no process for it: Resource temporarily unavailable"
-    one.looking.close(1.0)
+    one.pool.close(1.0)
 
 
 ALONE = """
@@ -373,20 +373,20 @@ from pathlib import Path
 from agents.collectors.nic.network import Network
 from agents.collectors.host.versions import Versions
 from agents.node.workers.pool import WorkerPool
-looking = WorkerPool([Network(root=Path(sys.argv[1])), Versions()], "n1")
-found = looking.tick(1_767_225_600_000_000, 10.0)
-parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in looking.pids]
+pool = WorkerPool([Network(root=Path(sys.argv[1])), Versions()], "n1")
+found = pool.tick(1_767_225_600_000_000, 10.0)
+parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pool.pids]
 assert parents == [os.getpid()], parents
 assert [delivery.state for delivery in found.values()] == ["ok", "ok"], found
-(worker,) = looking.pids
+(worker,) = pool.pids
 held = [os.readlink(link) for link in Path(f"/proc/{worker}/fd").iterdir()]
 assert lock.name not in held, held
 os.kill(worker, signal.SIGKILL)
 while Path(f"/proc/{worker}").exists():
     pass
-found = looking.tick(1_767_225_601_000_000, 10.0)
+found = pool.tick(1_767_225_601_000_000, 10.0)
 assert {delivery.state for delivery in found.values()} == {"fault"}, found
-looking.close(5.0)
+pool.close(5.0)
 assert threading.active_count() == 1
 """
 

@@ -1,6 +1,6 @@
 """Edge rules for coolant: flow or pressure far below the usual value of the same sensor, and leak detectors.
 
-A leak state is reported at once: the controller of the leak detector has already debounced it.
+A leak state is reported immediately: the controller of the leak detector has already debounced it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Sensor:
         return len(self.first_values) >= LEARN_READINGS
 
     def learn(self, time: int, value: float) -> None:
-        """Updates the usual value. A lasting level of twice the usual is learnt anew, as when a pump starts."""
+        """Updates the usual value. A lasting level of twice the usual is learnt again, as when a pump starts."""
         self.high_count = self.high_count + 1 if self.known and value > JUMP_FACTOR * self.usual else 0
         if self.high_count >= LEARN_READINGS:
             self.first_values, self.high_count = [], 0

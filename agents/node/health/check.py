@@ -31,7 +31,7 @@ NAGIOS_EXIT = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}
 """Exit codes of Nagios plugins: https://nagios-plugins.org/doc/guidelines.html, 'Plugin Return Codes'."""
 EXIT = {OK: 0, WARNING: 0, CRITICAL: 1, UNKNOWN: 3}
 BY_SEVERITY = (CRITICAL, WARNING, UNKNOWN, OK)
-"""The first of these that is found is the verdict: what is certain precedes what is unknown."""
+"""The first of these that is found is the verdict: certain states precede unknown ones."""
 COLUMNS = ("check", "state", "entity", "since", "text")
 MAX_LINE = 400
 """Characters of the line; chosen: Slurm and old Nagios cut reasons at about as many."""

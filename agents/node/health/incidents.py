@@ -19,7 +19,7 @@ PATH = "/api/v1/incidents?state=open"
 
 
 class NoAnswer(Exception):  # noqa: N818 - it is a result: the incidents are unknown
-    """The pipeline did not return its open incidents. The message says what was found."""
+    """The pipeline did not return its open incidents. The message names the API and the error."""
 
 
 def read_incidents(check: Check, node: str, timeout: float) -> tuple[list[dict[str, Any]], str]:

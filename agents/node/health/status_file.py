@@ -30,7 +30,7 @@ LEVELS = ("critical", "warning")
 
 
 class NoStatus(Exception):  # noqa: N818 - it is a result: the health is unknown
-    """The agent has not reported the health of the node lately. The message says what was found, and the fix."""
+    """There is no recent report of the agent. The message names the file and the fix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Which segments of a spool are kept: unlinked after every reader has stored them, or, oldest first, to make room.
 
-What is unlinked to make room is a gap with its cause, recorded before the unlinking if the disk allows it.
+A segment unlinked to make room is a gap with its cause, recorded before the unlinking if the disk allows it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pipeline.model.records import EVENTS, TELEMETRY, Origin
 from pipeline.transport import segments
 
 WRITE_BYTES = 1 << 20
-"""Bytes taken from a queue at once, and so the most that is held beyond `max_bytes`; equal to spool.BUFFER_BYTES."""
+"""Bytes taken from a queue in one step: the most that is held beyond `max_bytes`; equal to spool.BUFFER_BYTES."""
 TOPICS = (EVENTS, TELEMETRY)
 DISK_SLOW = "the disk was too slow"
 AGENT_KILLED = "the agent ended while its disk was slow"
@@ -193,7 +193,7 @@ class TopicWriter:
 
 
 class SpoolWriter:
-    """The writing thread, started at once. It calls `on_durable` whenever readers can read something new.
+    """The writing thread, started by the constructor. It calls `on_durable` whenever readers can read something new.
 
     failure: why the spools can never be opened; None while they are open, or may be.
     """

@@ -1,6 +1,6 @@
 """The Kafka client of a sender, isolated: it can be abandoned at any moment, and never holds many messages.
 
-kafka-python 3.0 has no bound of its own memory, ends permanently at the second failed login, and `close` raises while
+kafka-python 3.0 does not bound its memory, ends permanently at the second failed login, and `close` raises while
 messages wait for an unreachable broker. So we bound what it holds, and end it by force if it does not end by itself.
 """
 
@@ -21,7 +21,7 @@ BATCH_BYTES = 256 << 10
 """Of one batch: about 40 messages of a node with 8 GPUs. The default of 16 KiB would send larger ones singly."""
 LINGER_MS = 5
 """How long a batch waits for more messages. Short: a node makes one message a second, which any wait only delays; long
-enough for messages of a backlog, which follow each other at once, to share batches."""
+enough for messages of a backlog, which follow each other directly, to share batches."""
 FORCED_CLOSE_S = 1.0
 """Timeout of ending a client by force; chosen: half of the 2 s in which an agent must end."""
 
@@ -32,10 +32,10 @@ class ClientTimeouts:
 
     delivery: until a message has failed, which only means that it is sent again.
     block: of one send that waits for the metadata of a topic; short, because other topics, and the end of the process,
-    wait meanwhile. The client keeps asking, so the next send finds the answer.
+    wait for it. The client keeps asking, so the next send finds the answer.
     blocked: a client that accepts no message for so long is replaced: it ends permanently at its second failed login.
     Chosen: half of the 30 s within which a user fixed on the brokers must work again, and not less, as 10,000 refused
-    agents then log in 700 times a second. A fixed credential file is noticed at once, at no cost to the brokers.
+    agents then log in 700 times a second. A fixed credential file is noticed immediately, at no cost to the brokers.
     """
 
     delivery: float = 30.0

@@ -89,7 +89,7 @@ class LinkState:
         self._failure = f"sender: {type(error).__name__}: {error}; retrying"
         self._report(self._failure)
 
-    # --- what is logged ----------------------------------------------------------------------------------------------
+    # --- logging ----------------------------------------------------------------------------------------------------
 
     def update(self, streams: Iterable[SendStream], now: float, spool_problem: str | None) -> None:
         """Evaluates everything, and logs a change. `spool_problem`: what cannot be read or written in the spool."""

@@ -32,7 +32,7 @@ STALLED_TIMEOUTS = 3
 """Delivery timeouts without an acknowledgement, while something is in flight, after which the client is replaced. It
 should fail after one; kafka-python was seen not to, and it does not find brokers that have all moved."""
 GRACE_S = 0.5
-"""How long ending waits for what is in flight, so that it need not be sent again; a response takes milliseconds."""
+"""How long ending waits for messages in flight, so that they need not be sent again; a response takes milliseconds."""
 IN_FLIGHT = 4 << 20
 """Bytes in flight over all streams: the bound of DESIGN.md, as the client has none. The largest message just fits."""
 TOPIC_SHARE = IN_FLIGHT // 2
@@ -152,7 +152,7 @@ class Dispatcher:
             return False
         try:
             self.client.send(stream, message.offset, message.value)
-        except (KafkaError, ValueError) as error:  # ValueError: a topic that lost its partitions meanwhile
+        except (KafkaError, ValueError) as error:  # ValueError: a topic that has lost its partitions
             if is_permanent(error):
                 self._drop_refused(stream, message.offset, len(message.value), error)
                 stream.skip_next()
@@ -291,7 +291,7 @@ class SpoolSender:
         self._inbox.put(None)
 
     def close(self, seconds: float = 2.0) -> None:
-        """Ends within `seconds`, with or without brokers. What is not acknowledged stays in the spool."""
+        """Ends within `seconds`, with or without brokers. Unacknowledged messages stay in the spool."""
         self.stop()
         if self._thread.ident is None:
             self._shut_down()

@@ -24,7 +24,7 @@ from pipeline.transport.spool import SpoolTransport
 WINDOW_BYTES = 512 << 10
 """Bytes of one stream in flight, unless one message is larger: two batches. At most so much is sent twice."""
 AHEAD_MESSAGES, AHEAD_BYTES = 64, 64 << 10
-"""Read at once from one stream; chosen: about ten messages of a node, so that reading costs little beside sending."""
+"""One read of a stream; chosen: about ten messages of a node, so that reading costs little beside sending."""
 BURST_S = 2.0
 """Seconds of its rate that a stream may save up. Chosen: the sender runs at least once a second."""
 MAX_GAP_S = 60.0
@@ -186,7 +186,7 @@ class SendStreams:
         return bool(stream.ahead)
 
     def commit_progress(self, stream: SendStream) -> None:
-        """Lets the spool's writer unlink what is acknowledged."""
+        """Lets the spool's writer unlink acknowledged messages."""
         if stream.acknowledged > 0:
             self._transport.commit_offset(stream.partition, stream.acknowledged)
 

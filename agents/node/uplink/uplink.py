@@ -40,7 +40,7 @@ def open_uplink(
     from agents.node.uplink.sender import SpoolSender  # here, so that an agent without Kafka need not load it
     from agents.node.uplink.streams import CatchUpLimiter
 
-    # a simulation has a speed of its own
+    # a simulation has its own speed
     limiter = CatchUpLimiter(config.kafka.catch_up, config.kafka.jitter) if role == "agent" else CatchUpLimiter()
     return SpoolSender(config.spool.directory, nodes, config.kafka, log, role, limiter=limiter)
 

@@ -23,24 +23,24 @@ START = 1_767_225_600 * SECOND
 
 
 @pytest.fixture
-def looking() -> Iterator[WorkerPool]:
+def pool() -> Iterator[WorkerPool]:
     made = WorkerPool([Host(), Network()], "n1")
     made.tick(START, 10.0)
     yield made
     made.close(5.0)
 
 
-def vitals_of(looking: WorkerPool, proc: Path = Path("/proc")) -> SelfMetrics:
-    return SelfMetrics("n1", looking, Rhythm("n1", lambda: START), proc)
+def self_metrics_of(pool: WorkerPool, proc: Path = Path("/proc")) -> SelfMetrics:
+    return SelfMetrics("n1", pool, Rhythm("n1", lambda: START), proc)
 
 
-def told(vitals: SelfMetrics, looking: WorkerPool, changed: bool = False) -> dict[str, Any]:
-    found: list[Reading] = vitals.build_readings(changed, {"agent.spool_bytes": 7.0})
+def values_of(metrics: SelfMetrics, pool: WorkerPool, changed: bool = False) -> dict[str, Any]:
+    found: list[Reading] = metrics.build_readings(changed, {"agent.spool_bytes": 7.0})
     return {name: values for reading in found for name, values in reading.columns.items()}
 
 
-def test_each_collector_has_a_state_a_latency_and_a_silence(looking: WorkerPool) -> None:
-    found = told(vitals_of(looking), looking)
+def test_each_collector_has_a_state_a_latency_and_a_silence(pool: WorkerPool) -> None:
+    found = values_of(self_metrics_of(pool), pool)
     states = [CATALOGUE["collector.state"].states[int(s)] for s in found["collector.state"]]
     assert states[0] == "ok"
     assert np.all(found["collector.latency"] > 0)
@@ -48,15 +48,15 @@ def test_each_collector_has_a_state_a_latency_and_a_silence(looking: WorkerPool)
     assert found["collector.restarts"].tolist() == [0, 0]
 
 
-def test_its_cost_covers_all_its_processes(looking: WorkerPool) -> None:
-    found = told(vitals_of(looking), looking)
+def test_its_cost_covers_all_its_processes(pool: WorkerPool) -> None:
+    found = values_of(self_metrics_of(pool), pool)
     spent = sum(os.times()[:2]) * 1000
     assert found["agent.cpu_time"][0] >= spent - 200
     assert 10e6 < found["agent.memory"][0] < 2e9
     assert found["agent.spool_bytes"] == [7.0]
 
 
-def test_a_worker_in_a_call_is_not_measured(looking: WorkerPool, tmp_path: Path) -> None:
+def test_a_worker_in_a_call_is_not_measured(pool: WorkerPool, tmp_path: Path) -> None:
     """Reading the memory map of a process that hangs in the kernel may hang as well."""
     asked: list[str] = []
 
@@ -65,14 +65,14 @@ def test_a_worker_in_a_call_is_not_measured(looking: WorkerPool, tmp_path: Path)
             asked.append(str(name))
             return Path("/proc") / str(name)
 
-    (worker,) = [w for w in looking.workers if w.collector.name == "network"]
+    (worker,) = [w for w in pool.workers if w.collector.name == "network"]
     assert worker.client is not None
     assert worker.is_due(START + SECOND, False)
     assert worker.start_read(False)
-    vitals = vitals_of(looking, Watched("/proc"))
-    pids = vitals._pids()
+    metrics = self_metrics_of(pool, Watched("/proc"))
+    pids = metrics._pids()
     assert worker.client.pid in pids
-    vitals._total_memory()
+    metrics._total_memory()
     assert str(worker.client.pid) not in asked
     assert str(os.getpid()) in asked
 
@@ -88,19 +88,19 @@ def test_a_lane_whose_collectors_are_all_paused_gets_no_process(monkeypatch: pyt
     made.close(5.0)
 
 
-def test_cpu_time_never_decreases_when_a_worker_ends(looking: WorkerPool) -> None:
-    vitals = vitals_of(looking)
-    before = vitals._total_cpu_ms()
-    for worker in looking.workers:
+def test_cpu_time_never_decreases_when_a_worker_ends(pool: WorkerPool) -> None:
+    metrics = self_metrics_of(pool)
+    before = metrics._total_cpu_ms()
+    for worker in pool.workers:
         worker.release()
-    assert vitals._total_cpu_ms() >= before
+    assert metrics._total_cpu_ms() >= before
 
 
-def test_self_metrics_are_sent_every_ten_seconds_and_at_once_when_a_state_changes(looking: WorkerPool) -> None:
-    vitals = vitals_of(looking)
-    assert told(vitals, looking)
-    assert told(vitals, looking) == {}
-    assert set(told(vitals, looking, changed=True)) == {
+def test_self_metrics_are_sent_every_ten_seconds_and_at_once_when_a_state_changes(pool: WorkerPool) -> None:
+    metrics = self_metrics_of(pool)
+    assert values_of(metrics, pool)
+    assert values_of(metrics, pool) == {}
+    assert set(values_of(metrics, pool, changed=True)) == {
         "collector.state",
         "collector.latency",
         "collector.silence",
@@ -108,7 +108,7 @@ def test_self_metrics_are_sent_every_ten_seconds_and_at_once_when_a_state_change
     }
 
 
-def test_agent_and_collectors_are_in_the_inventory(looking: WorkerPool) -> None:
-    found = vitals_of(looking).inventory()
+def test_agent_and_collectors_are_in_the_inventory(pool: WorkerPool) -> None:
+    found = self_metrics_of(pool).inventory()
     assert set(found) == {"agent:n1", "collector:n1.host", "collector:n1.network"}
     assert found["collector:n1.network"].attributes["place"] == "process"

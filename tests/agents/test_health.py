@@ -54,37 +54,37 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
 ]
 
 
-def round_of(answer: str) -> dict[str, Any]:
+def digest_event(answer: str) -> dict[str, Any]:
     """The event of a canary round with this result."""
     found = run_round(ROUND, "3", lambda problem, variant: answer)
     assert found is not None
     return found
 
 
-def made(folder: Path, said: list[tuple[str, str]] | None = None) -> NodeHealth:
-    def say(subject: str, text: str) -> None:
-        if said is not None:
-            said.append((subject, text))
+def open_health_at(folder: Path, log: list[tuple[str, str]] | None = None) -> NodeHealth:
+    def add(subject: str, text: str) -> None:
+        if log is not None:
+            log.append((subject, text))
 
     (folder / "n1").mkdir(parents=True, exist_ok=True)
     config = Config(agent=AgentSection(node="n1"), spool=SpoolSection(directory=folder))
-    return open_health(config, ORIGIN, say, {})
+    return open_health(config, ORIGIN, add, {})
 
 
-def told(fitness: NodeHealth, *events: Event, readings: tuple[Reading, ...] = ()) -> list[str]:
-    fitness.update(readings, events, (), NOW)
-    return [f"{one.name} {one.entity}" for one in fitness.conditions]
+def apply(health: NodeHealth, *events: Event, readings: tuple[Reading, ...] = ()) -> list[str]:
+    health.update(readings, events, (), NOW)
+    return [f"{one.name} {one.entity}" for one in health.conditions]
 
 
 def event(kind: str, entity: str = "gpu:n1.3", **data: Any) -> Event:
     return Event(NOW, entity, kind, data)
 
 
-def seen(signal: str, value: int, entity: str = "gpu:n1.3") -> tuple[Reading, ...]:
+def reading_of(signal: str, value: int, entity: str = "gpu:n1.3") -> tuple[Reading, ...]:
     return (Reading(signal.partition(".")[0], (entity,), {signal: np.array([value], np.uint8)}),)
 
 
-def counted(found: int, expected: int) -> tuple[Reading, ...]:
+def gpu_counts(found: int, expected: int) -> tuple[Reading, ...]:
     columns = {"node.gpu_pci": np.array([found]), "node.gpu_expected": np.array([expected])}
     return (Reading("node", ("node:n1",), columns),)
 
@@ -95,7 +95,7 @@ def counted(found: int, expected: int) -> tuple[Reading, ...]:
 def test_an_event_begins_a_condition_that_is_written_at_once(
     tmp_path: Path, kind: str, level: str, entity: str, data: dict[str, Any], text: str
 ) -> None:
-    told(made(tmp_path), Event(NOW, entity, kind, data))
+    apply(open_health_at(tmp_path), Event(NOW, entity, kind, data))
     (found,) = json.loads((tmp_path / "n1" / "status.json").read_text())["conditions"]
     assert (found["level"], found["entity"], found["since"]) == (level, entity, NOW)
     assert text in found["text"]
@@ -120,39 +120,39 @@ def test_an_event_begins_a_condition_that_is_written_at_once(
             event("leak", "leak_detector:a", state="cleared", leak="ok"),
         ),
         (event("flow_collapse", "cdu:a", state="active"), event("flow_collapse", "cdu:a", state="cleared")),
-        (event("digest", **round_of("wrong")), event("digest", **round_of("right"))),
+        (event("digest", **digest_event("wrong")), event("digest", **digest_event("right"))),
         (event("link_state", "port:n1.a", state="down"), event("link_state", "port:n1.a", state="up")),
     ],
     ids=lambda e: f"{e.kind} {e.entity}",
 )
 def test_the_end_of_a_condition_removes_it(tmp_path: Path, begins: Event, ends: Event) -> None:
-    fitness = made(tmp_path)
-    assert len(told(fitness, begins)) == 1
-    assert told(fitness, ends) == []
+    health = open_health_at(tmp_path)
+    assert len(apply(health, begins)) == 1
+    assert apply(health, ends) == []
 
 
 def test_a_wrong_canary_round_is_cleared_by_a_correct_one_with_another_name() -> None:
-    assert (round_of("wrong")["canary"], round_of("right")["canary"]) == ("gemm-f32-down5.0", "cpu.0")
+    assert (digest_event("wrong")["canary"], digest_event("right")["canary"]) == ("gemm-f32-down5.0", "cpu.0")
 
 
 @pytest.mark.parametrize(
     ("begins", "readings"),
     [
-        (event("gpu_lost"), seen("gpu.present", 1)),
-        (event("recovery_action", to=1, action="reset GPU"), seen("gpu.recovery_action", 0)),
-        (event("leak", "leak_detector:a", leak="warning"), seen("leak.state", OK, "leak_detector:a")),
-        (event("link_state", "port:n1.a", state="down"), seen("nic.state", 1, "port:n1.a")),
-        (event("gpu_count", "node:n1", present=0, expected=1, source="nvml"), seen("gpu.present", 1)),
-        (event("gpu_count", "node:n1", present=7, expected=8, source="pci"), counted(8, 8)),
+        (event("gpu_lost"), reading_of("gpu.present", 1)),
+        (event("recovery_action", to=1, action="reset GPU"), reading_of("gpu.recovery_action", 0)),
+        (event("leak", "leak_detector:a", leak="warning"), reading_of("leak.state", OK, "leak_detector:a")),
+        (event("link_state", "port:n1.a", state="down"), reading_of("nic.state", 1, "port:n1.a")),
+        (event("gpu_count", "node:n1", present=0, expected=1, source="nvml"), reading_of("gpu.present", 1)),
+        (event("gpu_count", "node:n1", present=7, expected=8, source="pci"), gpu_counts(8, 8)),
     ],
     ids=lambda value: value.kind if isinstance(value, Event) else "",
 )
 def test_healthy_values_end_conditions_that_a_restarted_collector_does_not_end(
     tmp_path: Path, begins: Event, readings: tuple[Reading, ...]
 ) -> None:
-    fitness = made(tmp_path)
-    assert len(told(fitness, begins)) == 1
-    assert told(fitness, readings=readings) == []
+    health = open_health_at(tmp_path)
+    assert len(apply(health, begins)) == 1
+    assert apply(health, readings=readings) == []
 
 
 @pytest.mark.parametrize(
@@ -170,31 +170,31 @@ def test_healthy_values_end_conditions_that_a_restarted_collector_does_not_end(
     ids=lambda e: f"{e.kind} {dict(e.data)}",
 )
 def test_an_uncertain_event_leaves_the_node_fit(tmp_path: Path, harmless: Event) -> None:
-    assert told(made(tmp_path), harmless) == []
+    assert apply(open_health_at(tmp_path), harmless) == []
 
 
 def test_missing_gpus_remain_a_condition(tmp_path: Path) -> None:
-    fitness = made(tmp_path)
+    health = open_health_at(tmp_path)
     fewer = [event("gpu_count", "node:n1", present=7, expected=8, source=source) for source in ("pci", "nvml")]
-    readings = (*counted(7, 8), *seen("gpu.present", 1), *seen("gpu.present", 0))
-    assert told(fitness, *fewer, readings=readings) == ["gpu_count.pci node:n1", "gpu_count.nvml node:n1"]
+    readings = (*gpu_counts(7, 8), *reading_of("gpu.present", 1), *reading_of("gpu.present", 0))
+    assert apply(health, *fewer, readings=readings) == ["gpu_count.pci node:n1", "gpu_count.nvml node:n1"]
 
 
 def test_a_reset_of_a_port_ends_no_error_of_a_gpu(tmp_path: Path) -> None:
-    fitness = made(tmp_path)
-    assert told(fitness, event("xid", **FATAL), event("xid", "node:n1", **FATAL)) != []
-    assert len(told(fitness, event("counter_reset", "port:n1.mlx5_0", signals=["nic.rx"]))) == 2
+    health = open_health_at(tmp_path)
+    assert apply(health, event("xid", **FATAL), event("xid", "node:n1", **FATAL)) != []
+    assert len(apply(health, event("counter_reset", "port:n1.mlx5_0", signals=["nic.rx"]))) == 2
     assert (
-        len(told(fitness, event("counter_reset", "gpu:n1.0", signals=["gpu.energy"]))) == 1
+        len(apply(health, event("counter_reset", "gpu:n1.0", signals=["gpu.energy"]))) == 1
     )  # gpu:n1.3 has its own reset
 
 
 def test_fatal_errors_survive_a_restart_of_the_agent_but_not_a_boot(tmp_path: Path) -> None:
-    told(made(tmp_path), event("xid", **FATAL), event("flow_collapse", "cdu:a", state="active"))
-    assert told(made(tmp_path)) == ["xid.119 gpu:n1.3"]
+    apply(open_health_at(tmp_path), event("xid", **FATAL), event("flow_collapse", "cdu:a", state="active"))
+    assert apply(open_health_at(tmp_path)) == ["xid.119 gpu:n1.3"]
     file = tmp_path / "n1" / "status.json"
     file.write_text(file.read_text().replace(status_file.read_boot_id(), "another"))
-    assert told(made(tmp_path)) == []
+    assert apply(open_health_at(tmp_path)) == []
 
 
 @given(st.one_of(st.binary(max_size=200), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(
@@ -206,21 +206,21 @@ def test_no_invalid_status_file_stops_the_agent(tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("spool")
     (folder / "n1").mkdir()
     (folder / "n1" / "status.json").write_bytes(left)
-    assert told(made(folder)) == []
+    assert apply(open_health_at(folder)) == []
 
 
 def test_a_storm_of_errors_stays_bounded(tmp_path: Path) -> None:
-    fitness = made(tmp_path)
+    health = open_health_at(tmp_path)
     assert (
-        len(told(fitness, *(event("xid", f"gpu:n1.{i}", **FATAL) for i in range(2 * MAX_CONDITIONS)))) == MAX_CONDITIONS
+        len(apply(health, *(event("xid", f"gpu:n1.{i}", **FATAL) for i in range(2 * MAX_CONDITIONS)))) == MAX_CONDITIONS
     )
     assert (tmp_path / "n1" / "status.json").stat().st_size < status_file.MAX_BYTES
 
 
 def test_a_storm_of_warnings_excludes_no_critical_condition(tmp_path: Path) -> None:
-    fitness = made(tmp_path)
+    health = open_health_at(tmp_path)
     downs = [event("link_state", f"port:leaf-1.{i}", state="down") for i in range(2 * MAX_CONDITIONS)]
-    found = told(fitness, *downs, event("gpu_lost", "gpu:n1.3", gpu=3))
+    found = apply(health, *downs, event("gpu_lost", "gpu:n1.3", gpu=3))
     assert len(found) == MAX_CONDITIONS
     assert "gpu_lost gpu:n1.3" in found
 
@@ -228,28 +228,28 @@ def test_a_storm_of_warnings_excludes_no_critical_condition(tmp_path: Path) -> N
 def test_the_file_is_readable_for_monitoring_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        told(made(tmp_path))
+        apply(open_health_at(tmp_path))
     finally:
         os.umask(before)
     assert (tmp_path / "n1" / "status.json").stat().st_mode & 0o777 == 0o644
 
 
 def test_a_path_that_cannot_be_written_is_logged_and_the_other_one_is_written(tmp_path: Path) -> None:
-    said: list[tuple[str, str]] = []
+    log: list[tuple[str, str]] = []
     away = tmp_path / "away" / "status.json"
     (tmp_path / "n1").mkdir()
     config = Config(
         agent=AgentSection(node="n1"), spool=SpoolSection(directory=tmp_path), check=Check(status_file=away)
     )
-    fitness = open_health(config, ORIGIN, lambda *both: said.append(both), {})
-    told(fitness)
-    assert [text for _, text in said] == [
+    health = open_health(config, ORIGIN, lambda *both: log.append(both), {})
+    apply(health)
+    assert [text for _, text in log] == [
         "cannot be written: No such file or directory; fleetpulse check returns UNKNOWN"
     ]
     assert (tmp_path / "n1" / "status.json").exists()
     away.parent.mkdir()
-    told(fitness, event("gpu_lost"))
-    assert said[-1][1] == "is written again"
+    apply(health, event("gpu_lost"))
+    assert log[-1][1] == "is written again"
 
 
 @dataclass
@@ -289,11 +289,11 @@ def test_every_rule_has_an_existing_event_and_a_reason() -> None:
 
 def test_a_switch_error_that_is_not_fatal_by_its_driver_leaves_the_node_fit(tmp_path: Path) -> None:
     data = {"sxid": 20034, "severity": "critical", "action": "reset all GPUs and NVSwitches"}
-    assert told(made(tmp_path), event("sxid", "node:n1", **data, fatal=False)) == []
-    assert told(made(tmp_path), event("sxid", "node:n1", **data)) == ["sxid.20034 node:n1"]
+    assert apply(open_health_at(tmp_path), event("sxid", "node:n1", **data, fatal=False)) == []
+    assert apply(open_health_at(tmp_path), event("sxid", "node:n1", **data)) == ["sxid.20034 node:n1"]
 
 
 def test_a_recovery_action_in_the_kernel_log_is_one_condition_and_ends_with_action_none(tmp_path: Path) -> None:
-    fitness, words = made(tmp_path), {"xid": 154, "severity": "critical", "action": "reset GPU"}
-    assert told(fitness, event("xid", **words, detail={"to": 1})) == ["recovery_action gpu:n1.3"]
-    assert told(fitness, event("xid", **words, detail={"to": 0})) == []
+    health, words = open_health_at(tmp_path), {"xid": 154, "severity": "critical", "action": "reset GPU"}
+    assert apply(health, event("xid", **words, detail={"to": 1})) == ["recovery_action gpu:n1.3"]
+    assert apply(health, event("xid", **words, detail={"to": 0})) == []

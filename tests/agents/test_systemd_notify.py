@@ -33,7 +33,7 @@ def manager() -> Iterator[Manager]:
         listener.close()
 
 
-def heard(listener: socket.socket) -> list[list[str]]:
+def received(listener: socket.socket) -> list[list[str]]:
     """All received messages, each as its lines."""
     found = []
     while True:
@@ -57,7 +57,7 @@ def test_ready_alive_and_stopping_arrive_at_either_kind_of_address(manager: Mana
     notify.notify_stopping()
     notify.close()
     notify.close()
-    assert heard(listener) == [
+    assert received(listener) == [
         ["READY=1"],
         ["WATCHDOG=1", "STATUS=12 collectors, 11 well"],
         ["WATCHDOG=1"],
@@ -71,7 +71,7 @@ def test_a_watchdog_shorter_than_the_agents_interval_is_extended(manager: Manage
     notify = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
     notify.notify_ready(60.0)
     notify.close()
-    assert heard(listener) == [["READY=1", "WATCHDOG_USEC=240000000"]]
+    assert received(listener) == [["READY=1", "WATCHDOG_USEC=240000000"]]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_without_a_watchdog_of_ours_only_a_changed_status_is_sent(
     notify.notify_alive("well\nREADY=1")
     notify.notify_alive("well\nREADY=1")
     notify.close()
-    assert heard(listener) == [["STATUS=well READY=1"]]
+    assert received(listener) == [["STATUS=well READY=1"]]
 
 
 @pytest.mark.parametrize("address", ["", "vsock:2:1234", "relative/path"])
@@ -115,10 +115,10 @@ def test_a_manager_that_reads_nothing_never_blocks_and_gets_the_status_later(man
         notify.notify_alive("full")  # until the kernel's queue of the socket is full
     notify.notify_alive("news")
     assert notify.error == "NOTIFY_SOCKET: Resource temporarily unavailable"
-    heard(listener)
+    received(listener)
     notify.notify_alive("news")
     notify.close()
-    assert heard(listener) == [["WATCHDOG=1", "STATUS=news"]]
+    assert received(listener) == [["WATCHDOG=1", "STATUS=news"]]
 
 
 PROGRAM = """

@@ -21,7 +21,7 @@ def config(tmp_path: Path) -> Config:
     return Config(agent=Agent(node="n1"), spool=SpoolSettings(directory=tmp_path / "spool"))
 
 
-def said(config: Config, seconds_ago: float) -> None:
+def write_status(config: Config, seconds_ago: float) -> None:
     """Writes the agent's status as of so many seconds ago."""
     path = status_file.spool_status_path(config.spool.directory, "n1")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def said(config: Config, seconds_ago: float) -> None:
 
 
 def test_an_agent_that_holds_its_spool_without_a_status_fails(config: Config) -> None:
-    said(config, 31)
+    write_status(config, 31)
     with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
         found = check_agent(config)
     assert found.state == "fail"
@@ -38,7 +38,7 @@ def test_an_agent_that_holds_its_spool_without_a_status_fails(config: Config) ->
 
 
 def test_an_agent_with_a_recent_status_is_ok(config: Config) -> None:
-    said(config, 10)
+    write_status(config, 10)
     with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
         assert check_agent(config).state == "ok"
 
@@ -50,5 +50,5 @@ def test_an_agent_that_has_just_started_is_not_hung(config: Config) -> None:
 
 def test_an_agent_that_does_not_run_is_a_warning(config: Config) -> None:
     assert check_agent(config).state == "info"
-    said(config, 3600)
+    write_status(config, 3600)
     assert check_agent(config).state == "warn"

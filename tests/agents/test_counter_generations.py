@@ -19,11 +19,11 @@ BOOT = bytes(range(16))
 PORTS = ("port:n1.a", "port:n1.b")
 
 
-def look(*values: int, entities: tuple[str, ...] = PORTS) -> Reading:
+def nic_reading(*values: int, entities: tuple[str, ...] = PORTS) -> Reading:
     return Reading("nic", entities, {"nic.rx_bytes": np.array(values, np.uint64), "nic.speed": np.ones(len(entities))})
 
 
-def follow(generations: CounterGenerations, second: int, *readings: Reading) -> tuple[list[int], list[Event]]:
+def update_at(generations: CounterGenerations, second: int, *readings: Reading) -> tuple[list[int], list[Event]]:
     found, events = generations.update(START + second * SECOND, readings)
     since = [int(s) - START // SECOND for reading in found for s in reading.columns["nic.generation"]]
     return since, events
@@ -31,36 +31,36 @@ def follow(generations: CounterGenerations, second: int, *readings: Reading) -> 
 
 def test_a_device_with_counters_gets_the_second_in_which_it_was_first_seen(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
-    assert follow(generations, 0, look(5, 7)) == ([0, 0], [])
-    assert follow(generations, 9, look(6, 7)) == ([0, 0], [])
+    assert update_at(generations, 0, nic_reading(5, 7)) == ([0, 0], [])
+    assert update_at(generations, 9, nic_reading(6, 7)) == ([0, 0], [])
 
 
 def test_a_decreasing_counter_begins_a_generation_of_its_device_alone_with_an_event(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
-    follow(generations, 0, look(5, 7))
-    since, events = follow(generations, 4, look(6, 2))
+    update_at(generations, 0, nic_reading(5, 7))
+    since, events = update_at(generations, 4, nic_reading(6, 2))
     assert since == [0, 4]
     assert events == [Event(START + 4 * SECOND, "port:n1.b", "counter_reset", {"signals": ["nic.rx_bytes"]})]
 
 
 def test_a_reset_is_found_across_readings_without_the_counter(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
-    follow(generations, 0, look(5, 7))
-    assert follow(generations, 1, look(MISSING, 8))[0] == [0, 0]
-    assert follow(generations, 2, look(1, 9))[0] == [2, 0]
+    update_at(generations, 0, nic_reading(5, 7))
+    assert update_at(generations, 1, nic_reading(MISSING, 8))[0] == [0, 0]
+    assert update_at(generations, 2, nic_reading(1, 9))[0] == [2, 0]
 
 
 def test_a_reset_is_found_although_another_device_disappears_in_the_same_reading(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
-    follow(generations, 0, look(5, 7))
-    assert follow(generations, 3, look(2, entities=("port:n1.a",)))[0] == [3]
+    update_at(generations, 0, nic_reading(5, 7))
+    assert update_at(generations, 3, nic_reading(2, entities=("port:n1.a",)))[0] == [3]
 
 
 def test_a_reset_while_the_agent_was_down_is_found(tmp_path: Path) -> None:
     first = CounterGenerations(tmp_path / "g.json", BOOT)
-    follow(first, 0, look(5, 7))
+    update_at(first, 0, nic_reading(5, 7))
     first.save()
-    since, events = follow(CounterGenerations(tmp_path / "g.json", BOOT), 90, look(0, 8))
+    since, events = update_at(CounterGenerations(tmp_path / "g.json", BOOT), 90, nic_reading(0, 8))
     assert since == [90, 0]
     assert [event.entity for event in events] == ["port:n1.a"]
 
@@ -74,20 +74,20 @@ def test_a_counter_that_restarts_by_design_was_not_reset(tmp_path: Path) -> None
 
 def test_a_decrease_from_more_than_32_bits_is_a_reset(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
-    follow(generations, 0, look((1 << 32) + 10, 7))
-    assert follow(generations, 1, look(3, 8))[0] == [1, 0]
+    update_at(generations, 0, nic_reading((1 << 32) + 10, 7))
+    assert update_at(generations, 1, nic_reading(3, 8))[0] == [1, 0]
 
 
 def test_a_32_bit_wrap_is_not_a_reset(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
-    follow(generations, 0, look((1 << 32) - 10, 7))
-    assert follow(generations, 1, look(3, 8)) == ([0, 0], [])
+    update_at(generations, 0, nic_reading((1 << 32) - 10, 7))
+    assert update_at(generations, 1, nic_reading(3, 8)) == ([0, 0], [])
 
 
 def test_generations_survive_a_restart_of_the_agent_but_not_a_boot(tmp_path: Path) -> None:
-    follow(CounterGenerations(tmp_path / "g.json", BOOT), 0, look(5, 7))
-    assert follow(CounterGenerations(tmp_path / "g.json", BOOT), 60, look(6, 8))[0] == [0, 0]
-    assert follow(CounterGenerations(tmp_path / "g.json", bytes(16)), 60, look(6, 8))[0] == [60, 60]
+    update_at(CounterGenerations(tmp_path / "g.json", BOOT), 0, nic_reading(5, 7))
+    assert update_at(CounterGenerations(tmp_path / "g.json", BOOT), 60, nic_reading(6, 8))[0] == [0, 0]
+    assert update_at(CounterGenerations(tmp_path / "g.json", bytes(16)), 60, nic_reading(6, 8))[0] == [60, 60]
 
 
 def test_an_invalid_state_file_is_ignored(tmp_path: Path) -> None:
@@ -95,21 +95,21 @@ def test_an_invalid_state_file_is_ignored(tmp_path: Path) -> None:
     flipped = [ours % number for number in ("9795287768", "-1", "Infinity", "NaN", "[" * 100_000)]
     for text in (*flipped, "", "[]", "{", '{"boot": 1, "since": 2}', '{"boot": "00", "since": {"a": "x"}}', "\x00\xff"):
         (tmp_path / "g.json").write_text(text, "utf-8")
-        assert follow(CounterGenerations(tmp_path / "g.json", BOOT), 3, look(5, 7))[0] == [3, 3]
+        assert update_at(CounterGenerations(tmp_path / "g.json", BOOT), 3, nic_reading(5, 7))[0] == [3, 3]
 
 
 def test_a_read_only_folder_costs_only_the_state_over_restarts(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "absent" / "g.json", BOOT)
-    assert follow(generations, 0, look(5, 7))[0] == [0, 0]
-    assert follow(generations, 1, look(1, 7))[0] == [1, 0]
+    assert update_at(generations, 0, nic_reading(5, 7))[0] == [0, 0]
+    assert update_at(generations, 1, nic_reading(1, 7))[0] == [1, 0]
 
 
 def test_collectors_of_one_device_share_its_generation(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     errors = Reading("nic", PORTS, {"nic.crc_errors": np.array([4, 4], np.uint64)})
-    follow(generations, 0, look(5, 7), errors)
+    update_at(generations, 0, nic_reading(5, 7), errors)
     fewer = Reading("nic", PORTS, {"nic.crc_errors": np.array([0, 4], np.uint64)})
-    readings, _ = generations.update(START + SECOND, [look(6, 8), fewer])
+    readings, _ = generations.update(START + SECOND, [nic_reading(6, 8), fewer])
     assert [int(s) - START // SECOND for s in readings[0].columns["nic.generation"]] == [1, 0]
     assert len(readings) == 1
 
@@ -123,8 +123,8 @@ def test_gauges_and_events_have_no_generation(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 1 << 31), min_size=2, max_size=30))
 def test_a_generation_changes_exactly_when_a_counter_decreases(values: list[int]) -> None:
     generations = CounterGenerations(Path("/proc/none"), BOOT)
-    last = follow(generations, 0, look(values[0], 0))[0][0]
+    last = update_at(generations, 0, nic_reading(values[0], 0))[0][0]
     for second, (before, now) in enumerate(itertools.pairwise(values), 1):
-        since = follow(generations, second, look(now, 0))[0][0]
+        since = update_at(generations, second, nic_reading(now, 0))[0][0]
         assert (since != last) == (now < before)
         last = since

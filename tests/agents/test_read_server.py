@@ -19,18 +19,18 @@ FIRST, SECOND = ("pump:a.1", "pump:a.2"), ("pump:b.1",)
 
 
 @dataclass
-class Turns(Collector):
+class Rotating(Collector):
     """Returns other pumps at each read, all of which are in its inventory from the start."""
 
     name: ClassVar[str] = "turns"
     signals: ClassVar[tuple[str, ...]] = ("pump.speed",)
     remote: ClassVar[bool] = True
     new: bool = False
-    looks: int = field(default=0, init=False)
+    count: int = field(default=0, init=False)
 
     def read(self) -> tuple[Reading, ...]:
-        self.looks += 1
-        entities = (FIRST, SECOND)[self.looks % 2]
+        self.count += 1
+        entities = (FIRST, SECOND)[self.count % 2]
         return (Reading("coolant", entities, {"pump.speed": np.ones(len(entities), np.float32)}),)
 
     def renewed(self) -> bool:
@@ -41,36 +41,36 @@ class Turns(Collector):
         return dict.fromkeys((*FIRST, *SECOND), Device())
 
 
-class InTurns(Turns):
+class PartialRotating(Rotating):
     """The same, declared as partial."""
 
     partial: ClassVar[bool] = True
 
 
-class FarEnd:
+class ReadClientDouble:
     """A collector behind a channel, read as a worker reads it."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel, self.stream = channel, channel.makefile("rb")
 
-    def look(self, request: bytes = READ) -> ReadResult:
+    def read(self, request: bytes = READ) -> ReadResult:
         self.channel.sendall(request)
         (length,) = LENGTH.unpack(self.stream.read(LENGTH.size))
         found = unpack_result(self.stream.read(length))
         assert (found.state, found.reason) == ("ok", "")
         return found
 
-    def tells(self, looks: int) -> list[bool]:
+    def inventories(self, count: int) -> list[bool]:
         """For each of `count` reads, whether it returned the inventory."""
-        return [self.look().inventory is not None for _ in range(looks)]
+        return [self.read().inventory is not None for _ in range(count)]
 
 
 @contextmanager
-def served(collector: Collector) -> Iterator[FarEnd]:
+def serving(collector: Collector) -> Iterator[ReadClientDouble]:
     near, far = socket.socketpair()
     thread = threading.Thread(target=serve_reads, args=(far, collector, "n1"))
     thread.start()
-    end = FarEnd(near)
+    end = ReadClientDouble(near)
     try:
         yield end
     finally:
@@ -81,26 +81,26 @@ def served(collector: Collector) -> Iterator[FarEnd]:
 
 
 def test_a_partial_collector_sends_its_inventory_once() -> None:
-    with served(InTurns()) as end:
-        assert end.tells(6) == [True, False, False, False, False, False]
+    with serving(PartialRotating()) as end:
+        assert end.inventories(6) == [True, False, False, False, False, False]
 
 
 def test_a_full_collector_sends_its_inventory_when_its_entities_change() -> None:
-    with served(Turns()) as end:
-        assert end.tells(4) == [True, True, True, True]
+    with serving(Rotating()) as end:
+        assert end.inventories(4) == [True, True, True, True]
 
 
-@pytest.mark.parametrize("kind", [Turns, InTurns])
-def test_an_inventory_is_complete_whatever_the_read_returned(kind: type[Turns]) -> None:
-    with served(kind()) as end:
-        assert set(end.look().inventory or ()) == {*FIRST, *SECOND}
+@pytest.mark.parametrize("kind", [Rotating, PartialRotating])
+def test_an_inventory_is_complete_whatever_the_read_returned(kind: type[Rotating]) -> None:
+    with serving(kind()) as end:
+        assert set(end.read().inventory or ()) == {*FIRST, *SECOND}
 
 
 def test_a_change_known_only_to_the_collector_and_a_request_both_send_the_inventory() -> None:
-    collector = InTurns()
-    with served(collector) as end:
-        assert end.tells(2) == [True, False]
+    collector = PartialRotating()
+    with serving(collector) as end:
+        assert end.inventories(2) == [True, False]
         collector.new = True
-        assert end.tells(2) == [True, False]
-        assert end.look(READ_WITH_INVENTORY).inventory is not None
-        assert end.tells(1) == [False]
+        assert end.inventories(2) == [True, False]
+        assert end.read(READ_WITH_INVENTORY).inventory is not None
+        assert end.inventories(1) == [False]
