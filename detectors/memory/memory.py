@@ -32,7 +32,7 @@ from detectors.memory.error_rates import (
     is_positive,
     update_row_history,
 )
-from detectors.xid.levels import UNCONTAINED, number, resets
+from detectors.xid.levels import UNCONTAINED, read_code, requires_reset
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, to_json
 
@@ -176,8 +176,8 @@ class Memory(Detector):
     def _record_xids(self, frame: Frame) -> None:
         """Records from XIDs whether the errors of a GPU were contained."""
         for event in frame.events:
-            code = number(event.data, "xid") if event.kind == "xid" else None
-            if code in UNCONTAINED or (code == 94 and resets(event)):
+            code = read_code(event.data, "xid") if event.kind == "xid" else None
+            if code in UNCONTAINED or (code == 94 and requires_reset(event)):
                 self.containment[event.entity] = [event.time, "uncontained"]
             elif code == 94:
                 at, known = self.containment.get(event.entity, [0, ""])

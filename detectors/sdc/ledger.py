@@ -1,60 +1,64 @@
-"""What is known of each device that computed wrongly: its mismatches, its right rounds since, and the odds.
+"""What is known of each tested device: its mismatches, its right rounds since, the odds of a defect, and its jobs.
 
-Beta-Bernoulli: a defective device errs in a share of its rounds drawn from Beta(1/8, 1), a sound one in UPSET of them.
-
-When each device was last known to compute rightly, and which jobs used it since: their results are in doubt.
+Beta-Bernoulli: a defective device fails a share of its rounds drawn from Beta(1/8, 1), a healthy one UPSET_RATE.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from detectors.base.event_data import read_text
-from detectors.sdc.votes import Unjust, Verdict
+from detectors.base.state import State, memory, notes, parts
+from detectors.sdc.votes import CanaryVerdict, FalseMismatch
 from pipeline.model.records import Event, Frame
 from pipeline.model.topology import kind_of
 
-PRIOR: Mapping[str, float] = {"gpu": 1.3e-3, "cpu": 5.6e-6}
+DEFECT_RATE: Mapping[str, float] = {"gpu": 1.3e-3, "cpu": 5.6e-6}
 """Share of devices that are defective: 13 of some 10,000 GPUs over 35M GPU-hours (AEGIS, OSDI 2026); 3.61 of 10,000
 processors (Wang et al., SOSP 2023), here of each of 64 cores."""
-A, B = 0.125, 1.0
+PRIOR_A, PRIOR_B = 0.125, 1.0
 """Of the Beta law: occurrence spreads over 1e-8 to 1 (SDCHunter, OSDI 2026). Of conjugate laws Beta(1/8, 1) is the
 nearest to log-uniform there: nine tenths lie above 1e-8, a quarter above 0.1."""
-UPSET = 1e-9
-"""Wrong rounds of a sound device, each: particles cause some 100 wrong results in 1e9 hours of an accelerator under
-beam tests (about 1e-11 a round of a second at most); a hundredfold for what nobody thought of. Chosen."""
-ASKED_AGAIN = 3
-"""Times that an agent asks at once what came out wrong (`again` of the event tells how often it was wrong again). Its
+UPSET_RATE = 1e-9
+"""Share of the rounds of a healthy device that are wrong: particles cause some 100 wrong results in 1e9 hours of an
+accelerator under beam tests (about 1e-11 per round of a second at most); a hundredfold for unknown causes. Chosen."""
+RETESTS = 3
+"""Times that an agent repeats a wrong problem at once (`again` of the event: how often it was wrong again). Its
 operands are made anew each time, so what upset a memory cell once does not come again."""
-KEPT = 100
+MAX_MISMATCHES = 100
 """Mismatches kept of a device, of more only the number; chosen."""
+MAX_NAMED = 10
+"""Newest jobs named in evidence; their number is shown too. Chosen."""
+_MAX_JOBS = 2048  # jobs kept; the oldest ended ones are dropped first; chosen
+_MAX_ODDS = 1e12
 Record = dict[str, Any]
 
 
-def odds(wrong: int, right: int, kind: str) -> float:
-    """Odds that a device with so many wrong and right rounds is defective; at most 1e12."""
-    prior = PRIOR.get(kind, PRIOR["gpu"])
-    defective = _ln_beta(A + wrong, B + right) - _ln_beta(A, B)
-    sound = wrong * math.log(UPSET) + right * math.log1p(-UPSET)
-    return float(math.exp(min(math.log(prior / (1 - prior)) + defective - sound, math.log(1e12))))
+def defect_odds(wrong: int, right: int, kind: str) -> float:
+    """Returns the odds that a device with so many wrong and right rounds is defective; at most _MAX_ODDS."""
+    prior = DEFECT_RATE.get(kind, DEFECT_RATE["gpu"])
+    defective = _log_beta(PRIOR_A + wrong, PRIOR_B + right) - _log_beta(PRIOR_A, PRIOR_B)
+    healthy = wrong * math.log(UPSET_RATE) + right * math.log1p(-UPSET_RATE)
+    return float(math.exp(min(math.log(prior / (1 - prior)) + defective - healthy, math.log(_MAX_ODDS))))
 
 
-def chance_of_right(wrong: int, right: int, streak: int) -> float:
-    """Chance that a device that erred `wrong` times and was `right` between is right `streak` times running."""
-    return math.exp(_ln_beta(A + wrong, B + right + streak) - _ln_beta(A + wrong, B + right))
+def chance_of_streak(wrong: int, right: int, streak: int) -> float:
+    """Returns the chance that a device with `wrong` and `right` rounds is right `streak` times in a row."""
+    return math.exp(_log_beta(PRIOR_A + wrong, PRIOR_B + right + streak) - _log_beta(PRIOR_A + wrong, PRIOR_B + right))
 
 
-def _ln_beta(a: float, b: float) -> float:
+def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-class Ledger:
-    """Devices that gave a wrong answer of late; a part() of SdcVote.
+@dataclass
+class MismatchLedger(State):
+    """Devices that gave a wrong answer recently.
 
     state:   suspect (one mismatch, its retest is awaited), confirmed, or cleared (kept for the next mismatch).
     before:  right rounds before the first mismatch.   between: since then, up to the last mismatch.
@@ -62,31 +66,30 @@ class Ledger:
     clean:   time of the last right answer before the condition (0: unknown).   jobs: those that used it since then.
     """
 
-    def __init__(self) -> None:
-        self.records: dict[str, Record] = {}
+    records: dict[str, Record] = notes()
 
-    def wrong(self, verdict: Verdict, before: int, page_at: int, horizon: int) -> Record | None:
-        """Enters a mismatch. before: right rounds of the device so far. None if it was told before.
+    def record_wrong(self, verdict: CanaryVerdict, before: int, page_at: int, horizon: int) -> Record | None:
+        """Enters a mismatch; returns its record, None if it was entered before.
 
-        horizon: mismatches from before it do not help to confirm.
+        before: right rounds of the device so far.   horizon: mismatches from before it do not help to confirm.
         """
-        record = self.records.setdefault(verdict.entity, _fresh(before))
+        record = self.records.setdefault(verdict.entity, _new_record(before))
         if any(e["time"] == verdict.time and e["canary"] == verdict.canary for e in record["wrong"]):
             return None
-        folded = max(verdict.facts.get("rounds", 1) - 1, 0)  # rounds that were right and not told
+        folded = max(verdict.facts.get("rounds", 1) - 1, 0)  # right rounds that were not reported one by one
         record["between" if record["count"] else "before"] += folded
         record["between"] += sum(record["streak"].values())
         record["streak"] = {}
         record["count"] += 1
         if "again" in verdict.facts:
-            again = min(verdict.facts["again"], ASKED_AGAIN)
+            again = min(verdict.facts["again"], RETESTS)
             record["again"] += again
-            record["between"] += ASKED_AGAIN - again
-        record["wrong"] = [*record["wrong"], _entry(verdict)][-KEPT:]
+            record["between"] += RETESTS - again
+        record["wrong"] = [*record["wrong"], _ledger_entry(verdict)][-MAX_MISMATCHES:]
         record["uuid"] = verdict.facts.get("uuid", record["uuid"])
-        record["reproduced"] |= _reproduced(record["wrong"][-1:])
+        record["reproduced"] |= _is_reproduced(record["wrong"][-1:])
         recent = sum(e["time"] >= horizon for e in record["wrong"])
-        confirmed = record["state"] == "confirmed" or record["reproduced"] or recent >= min(page_at, KEPT)
+        confirmed = record["state"] == "confirmed" or record["reproduced"] or recent >= min(page_at, MAX_MISMATCHES)
         record["state"] = "confirmed" if confirmed else "suspect"
         record["retest"] = "failed" if confirmed else "asked"
         if confirmed and not record["confirmed"]:
@@ -94,88 +97,83 @@ class Ledger:
         record["since"] = record["since"] or verdict.time
         return record
 
-    def right(self, verdict: Verdict, clean_runs: int, doubt: float) -> Record | None:
-        """Enters right rounds; the record if there is one. With a `doubt` below 0 nothing is cleared by them."""
+    def record_right(self, verdict: CanaryVerdict, clean_runs: int, doubt: float) -> Record | None:
+        """Enters right rounds; returns the record if there is one. A `doubt` below 0: they do not clear it."""
         record = self.records.get(verdict.entity)
         if record is None or verdict.time <= record["wrong"][-1]["time"]:
             return record
         rounds = max(verdict.facts.get("rounds", 1), 1)
         streak = record["streak"]
         streak[verdict.version] = streak.get(verdict.version, 0) + rounds
-        if record["state"] != "cleared" and doubt > 0 and self._clean(record, clean_runs, doubt):
+        if record["state"] != "cleared" and doubt > 0 and _is_clean(record, clean_runs, doubt):
             record["state"], record["retest"], record["reproduced"] = "cleared", "clean", False
             record["since"] = record["confirmed"] = 0
         return record
 
-    def _clean(self, record: Record, clean_runs: int, doubt: float) -> bool:
-        """Whether it was right often enough: once if it erred once, else more often than a device like it would be.
-
-        Rounds of the version that it failed count; of other ones, since a release may end a version, a tenth.
-        """
-        streak: dict[str, int] = record["streak"]
-        failed = {e["version"] for e in record["wrong"]}
-        runs = max(min(streak.get(v, 0) for v in failed), sum(streak.values()) // 10)
-        if record["state"] == "suspect":
-            return runs >= 1
-        wrong = record["count"] + record["again"]
-        return runs >= clean_runs and chance_of_right(wrong, record["between"], runs) <= doubt
-
-    def strike(self, unjust: Unjust, page_at: int) -> list[str]:
-        """Takes back mismatches that were the software's; the devices that have none left."""
+    def remove_mismatches(self, false: FalseMismatch, page_at: int) -> list[str]:
+        """Removes mismatches that software caused; returns the devices that have none left."""
         over = []
         for entity, record in list(self.records.items()):
-            struck = [e for e in record["wrong"] if unjust.holds(entity, e)]
-            if struck:
-                kept = [e for e in record["wrong"] if e not in struck]
-                record["count"] -= len(struck)
-                record["again"] -= sum(min(e.get("again", 0), ASKED_AGAIN) for e in struck)
+            removed = [e for e in record["wrong"] if false.covers(entity, e)]
+            if removed:
+                kept = [e for e in record["wrong"] if e not in removed]
+                record["count"] -= len(removed)
+                record["again"] -= sum(min(e.get("again", 0), RETESTS) for e in removed)
                 record["wrong"] = kept
-                if record["state"] == "confirmed" and len(kept) < page_at and not _reproduced(kept):
+                if record["state"] == "confirmed" and len(kept) < page_at and not _is_reproduced(kept):
                     record |= {"state": "suspect", "retest": "asked", "reproduced": False, "confirmed": 0}
                 if not kept:
                     del self.records[entity]
                     over.append(entity)
         return over
 
-    def exchanged(self, entity: str, uuid: object) -> bool:
-        """Whether another device sits there now; then nothing is known of it."""
+    def drop_if_replaced(self, entity: str, uuid: object) -> bool:
+        """Drops the record of a device if another one is in its place now; returns whether that is so."""
         record = self.records.get(entity)
         other = record is not None and isinstance(uuid, str) and record["uuid"] not in (None, uuid)
         if other:
             del self.records[entity]
         return other
 
-    def forget(self, horizon: int) -> None:
-        """Lets what was cleared go once its last mismatch lies before `horizon`."""
+    def drop_expired(self, horizon: int) -> None:
+        """Drops cleared records whose last mismatch is older than `horizon`."""
         for entity, record in list(self.records.items()):
             if record["state"] == "cleared" and record["wrong"][-1]["time"] < horizon:
                 del self.records[entity]
 
-    def odds(self, entity: str) -> float:
-        """Odds that the device is defective, by all its rounds."""
+    def odds_of(self, entity: str) -> float:
+        """Returns the odds that a device is defective, from all its rounds."""
         record = self.records[entity]
         right = record["before"] + record["between"] + sum(record["streak"].values())
-        return odds(record["count"] + record["again"], right, kind_of(entity))
-
-    def snapshot(self) -> dict[str, Any]:
-        return copy.deepcopy(self.records)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.records = state
+        return defect_odds(record["count"] + record["again"], right, kind_of(entity))
 
 
-def _fresh(before: int) -> Record:
+def _is_clean(record: Record, clean_runs: int, doubt: float) -> bool:
+    """Returns whether a device was right often enough: once after one mismatch, else more often than a like device.
+
+    Rounds of the version that it failed count; of others a tenth, since a release may end a version.
+    """
+    streak: dict[str, int] = record["streak"]
+    failed = {e["version"] for e in record["wrong"]}
+    runs = max(min(streak.get(v, 0) for v in failed), sum(streak.values()) // 10)
+    if record["state"] == "suspect":
+        return runs >= 1
+    wrong = record["count"] + record["again"]
+    return runs >= clean_runs and chance_of_streak(wrong, record["between"], runs) <= doubt
+
+
+def _new_record(before: int) -> Record:
     counts: Record = {"count": 0, "again": 0, "before": before, "between": 0, "streak": {}, "since": 0, "confirmed": 0}
     counts |= {"clean": 0, "jobs": [], "wrong": [], "uuid": None, "reproduced": False}
     return {**counts, "state": "suspect", "retest": "asked"}
 
 
-def _reproduced(entries: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether one came out wrong again at once, while another device has it right."""
+def _is_reproduced(entries: Iterable[Mapping[str, Any]]) -> bool:
+    """Returns whether a retest of one was wrong too, while another device has the right answer."""
     return any(e.get("again") and e["agreeing"] > 0 for e in entries)
 
 
-def _entry(verdict: Verdict) -> Record:
+def _ledger_entry(verdict: CanaryVerdict) -> Record:
     return {
         "time": verdict.time,
         "canary": verdict.canary,
@@ -190,96 +188,88 @@ def _entry(verdict: Verdict) -> Record:
     }
 
 
-_JOBS = 2048  # jobs remembered, the oldest ended ones go first; chosen
-NAMED = 10
-"""Jobs named in evidence, the newest; their number is told too. Chosen."""
+@dataclass
+class ClassResults(State):
+    """Time of the last right answer, and right rounds in all, of each device of a class."""
+
+    last: np.ndarray[Any, np.dtype[np.int64]] = memory(0, np.int64)
+    rounds: np.ndarray[Any, np.dtype[np.int64]] = memory(0, np.int64)
+    names: list[str] = notes(list)
 
 
-class Tested:
-    """Time of the last right answer and right rounds in all, of each device that frames name; a part() of SdcVote.
+@dataclass
+class RightResults(State):
+    """When each device of the frames was last right, and how often: 16 bytes for each GPU and core."""
 
-    Of cores only those that gave a wrong answer have a ledger; GPUs and cores alike have 16 bytes here.
-    """
+    classes: dict[str, ClassResults] = parts(ClassResults)
+    nodes: dict[str, dict[str, int]] = notes()  # node -> its two devices that were right last, and when
+    _index: dict[str, tuple[str, int]] = field(default_factory=dict, init=False, repr=False)
 
-    def __init__(self) -> None:
-        self._cells: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}  # class -> (2, N): time, rounds
-        self._places: dict[str, tuple[str, int]] = {}
-        self._names: dict[str, tuple[str, ...]] = {}
-        self._nodes: dict[str, dict[str, int]] = {}  # node -> its two devices that were right last, and when
-
-    def look(self, frames: Mapping[str, Frame]) -> None:
-        """Learns the names of devices."""
+    def add_devices(self, frames: Mapping[str, Frame]) -> None:
+        """Adds the devices of the frames that are not known yet."""
         for device_class in ("gpu", "canary"):
-            frame = frames.get(device_class)
-            known = len(self._names.get(device_class, ()))
-            if frame is None or len(frame.entities) <= known:
+            frame, known = frames.get(device_class), self.classes.get(device_class)
+            if frame is None or (known is not None and len(frame.entities) <= len(known.names)):
                 continue
-            for i in range(known, len(frame.entities)):
-                self._places[frame.entities[i]] = (device_class, i)
-            self._names[device_class] = tuple(frame.entities)
-            cells = self._cells.get(device_class, np.zeros((2, 0), np.int64))
-            if cells.shape[1] < len(frame.entities):
-                self._cells[device_class] = np.zeros((2, len(frame.entities)), np.int64)
-                self._cells[device_class][:, : cells.shape[1]] = cells
+            if known is None:
+                known = self.classes[device_class] = ClassResults()
+            known.names = list(frame.entities)
+            known.grow(len(known.names))
+            self._index |= {e: (device_class, i) for i, e in enumerate(known.names)}
 
-    def right(self, entity: str, time: int, rounds: int, node: str | None) -> None:
+    def record_right(self, entity: str, time: int, rounds: int, node: str | None) -> None:
         """Enters right rounds of a device of a node."""
         if node is not None:
-            _two(self._nodes.setdefault(node, {}), entity, time)
-        place = self._places.get(entity)
-        if place is not None:
-            cells = self._cells[place[0]]
-            cells[0, place[1]] = max(cells[0, place[1]], time)
-            cells[1, place[1]] += rounds
+            _keep_two_newest(self.nodes.setdefault(node, {}), entity, time)
+        at = self._index.get(entity)
+        if at is not None:
+            known = self.classes[at[0]]
+            known.last[at[1]] = max(known.last[at[1]], time)
+            known.rounds[at[1]] += rounds
 
-    def of(self, entity: str) -> tuple[int, int]:
-        """(time of the last right answer, right rounds in all); 0 if none is known."""
-        place = self._places.get(entity)
-        if place is None:
+    def last_right(self, entity: str) -> tuple[int, int]:
+        """Returns (time of the last right answer, right rounds in all); 0 if none is known."""
+        at = self._index.get(entity)
+        if at is None:
             return 0, 0
-        time, rounds = self._cells[place[0]][:, place[1]].tolist()
-        return time, rounds
+        known = self.classes[at[0]]
+        return int(known.last[at[1]]), int(known.rounds[at[1]])
 
-    def newest_beside(self, entity: str, node: str | None) -> int:
-        """When another device of the same node was right last; 0 if none is known."""
-        beside = self._nodes.get(node, {}) if node is not None else {}
+    def newest_on_node(self, entity: str, node: str | None) -> int:
+        """Returns when another device of the same node was right last; 0 if none is known."""
+        beside = self.nodes.get(node, {}) if node is not None else {}
         return max((time for other, time in beside.items() if other != entity), default=0)
 
-    def snapshot(self) -> dict[str, Any]:
-        cells = {name: cells.copy() for name, cells in self._cells.items()}
-        nodes = {node: dict(beside) for node, beside in self._nodes.items()}
-        return {"cells": cells, "names": dict(self._names), "nodes": nodes}
-
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._cells, self._nodes = dict(state["cells"]), dict(state["nodes"])
-        self._names = {name: tuple(names) for name, names in state["names"].items()}
-        self._places = {e: (name, i) for name, names in self._names.items() for i, e in enumerate(names)}
+        """See `State.restore`; the index of devices is built again."""
+        super().restore(state)
+        self._index = {e: (c, i) for c, known in self.classes.items() for i, e in enumerate(known.names)}
 
 
-def _two(beside: dict[str, int], entity: str, time: int) -> None:
+def _keep_two_newest(beside: dict[str, int], entity: str, time: int) -> None:
     """Enters a device of a node among the two that were right last."""
     beside[entity] = max(beside.get(entity, 0), time)
     if len(beside) > 2:
         del beside[min(beside, key=lambda e: (beside[e], e))]
 
 
-class Users:
-    """Which job was on which GPU from when to when, as job_start and job_end tell; a part() of detectors."""
+@dataclass
+class GpuJobs(State):
+    """Which jobs were on which GPU, and when, from job_start and job_end events."""
 
-    def __init__(self) -> None:
-        self.jobs: dict[str, dict[str, Any]] = {}
+    jobs: dict[str, dict[str, Any]] = notes()
 
-    def hear(self, frames: Mapping[str, Frame]) -> None:
-        """Takes the events of an instant."""
-        told = [e for f in frames.values() for e in f.events if e.kind in ("job_start", "job_end")]
-        for event in sorted(told, key=lambda e: (e.time, e.entity, e.kind == "job_start")):
-            self._take(event)
-        if told and len(self.jobs) > _JOBS:
+    def update(self, frames: Mapping[str, Frame]) -> None:
+        """Reads the events of an instant."""
+        events = [e for f in frames.values() for e in f.events if e.kind in ("job_start", "job_end")]
+        for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind == "job_start")):
+            self._apply_event(event)
+        if events and len(self.jobs) > _MAX_JOBS:
             oldest = sorted(self.jobs, key=lambda j: (self.jobs[j]["end"] or event.time, j))
-            for job in oldest[: len(self.jobs) - _JOBS]:
+            for job in oldest[: len(self.jobs) - _MAX_JOBS]:
                 del self.jobs[job]
 
-    def _take(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
         if event.kind == "job_end":
             if event.entity in self.jobs:
                 self.jobs[event.entity]["end"] = event.time
@@ -287,19 +277,13 @@ class Users:
         ranks = event.data.get("ranks")
         job = self.jobs.setdefault(event.entity, {"start": event.time, "end": None, "gpus": {}})
         job["end"] = None
-        for place in ranks.values() if isinstance(ranks, Mapping) else ():
-            gpu = read_text(place.get("gpu")) if isinstance(place, Mapping) else ""
+        for rank in ranks.values() if isinstance(ranks, Mapping) else ():
+            gpu = read_text(rank.get("gpu")) if isinstance(rank, Mapping) else ""
             if gpu:
                 job["gpus"].setdefault(gpu, event.time)
 
-    def since(self, gpu: str, time: int) -> list[str]:
-        """Jobs that used a GPU at `time` or later, the newest first."""
+    def jobs_since(self, gpu: str, time: int) -> list[str]:
+        """Returns the jobs that used a GPU at `time` or later, the newest first."""
         mine = ((name, job) for name, job in self.jobs.items() if gpu in job["gpus"])
         used = [(job["gpus"][gpu], name) for name, job in mine if (job["end"] or time) >= time]
         return [name for _, name in sorted(used, reverse=True)]
-
-    def snapshot(self) -> dict[str, Any]:
-        return {name: {**job, "gpus": dict(job["gpus"])} for name, job in self.jobs.items()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.jobs = {name: dict(job) for name, job in state.items()}

@@ -1,11 +1,10 @@
 """Finds replicas that no longer hold the same bits: ranks of one group must have the same digest after each step.
 
-Digests of replicas by step: a round is judged once all members told, or when it has waited long enough.
+A round is judged once all ranks have reported their digest, or when it has waited long enough.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,22 +12,29 @@ from typing import Any, ClassVar
 from detectors.base.detector import Detector, notes, part
 from detectors.base.event_data import read_integer, read_text
 from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
-from detectors.sdc.votes import word
+from detectors.base.state import State
+from detectors.sdc.votes import read_word
+from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
 
-_OPEN = 8  # steps of a series that wait at once: ranks of a synchronous job are a step apart at most; chosen
-_LATELY = 4  # rounds: whom one of so many last ones lacked is not waited for; chosen
-_SERIES = 20_000  # groups and buckets remembered, the newest; chosen
-_IDLE = 86_400 * 1_000_000  # us after which a series that nobody tells of is forgotten: its job is over; chosen
+Record = dict[str, Any]
+_HOUR = 3600 * SECOND
+_SIGNALS = ("event:replica_digest",)
+_MAX_OPEN_STEPS = 8  # of a series at once: ranks of a synchronous job are a step apart at most; chosen
+_RECENT_ROUNDS = 4  # a rank that was missing in so many last ones is not waited for; chosen
+_MAX_SERIES = 20_000  # groups and buckets kept, the newest; chosen
+_IDLE_AFTER = 24 * _HOUR  # us without a digest after which a series is dropped: its job is over; chosen
+_MAX_RECORDS = 1000  # GPUs and jobs kept; chosen
+_MAX_STEPS, _MAX_RANKS, _MAX_MOVES = 20, 10, 4  # kept of a record; chosen
 
 
 @dataclass(frozen=True, slots=True)
-class Dissent:
-    """One judged round.
+class JudgedRound:
+    """The digests of all ranks of a group for one bucket after one step.
 
-    known:  every dissenter had agreed with this group before.   split: no digest has more than half.
-    alike:  two or more dissenters hold the same other bits.     digest: the majority's.
+    known:  every dissenting rank had agreed with this group before.   split: no digest has more than half.
+    alike:  two or more dissenting ranks hold the same other bits.     digest: the majority's.
     """
 
     series: str
@@ -46,59 +52,61 @@ class Dissent:
     alike: bool
 
 
-class Rounds:
-    """Open rounds and who agreed before, by series (job, group, bucket); a part() of SdcReplica."""
+@dataclass
+class ReplicaRounds(State):
+    """Rounds that are still open, and the ranks that agreed before, by series (job, group, bucket)."""
 
-    def __init__(self) -> None:
-        self.series: dict[str, dict[str, Any]] = {}
+    series: dict[str, dict[str, Any]] = notes()
 
-    def add(self, event: Event) -> None:
-        """Takes one rank's digest of one bucket after one step; events that lack a part of it are left out."""
+    def add_digest(self, event: Event) -> None:
+        """Adds the digest of one rank's bucket after one step; incomplete events are left out."""
         data = event.data
-        step, bucket, digest = read_integer(data.get("step")), word(data.get("bucket")), read_text(data.get("digest"))
+        step, bucket = read_integer(data.get("step")), read_word(data.get("bucket"))
+        digest = read_text(data.get("digest"))
         if step is None or not bucket or not digest or not event.entity.startswith("rank:"):
             return
-        job, group = event.entity[5:].rpartition(".")[0], word(data.get("group"))
+        job, group = event.entity.partition(":")[2].rpartition(".")[0], read_word(data.get("group"))
         key = f"{job}|{group}|{bucket}"
         known = self.series.get(key)
         if known is None:
             known = {"job": job, "group": group, "bucket": bucket, "open": {}, "agreed": {}, "number": 0, "time": 0}
             self.series[key] = known
         known["time"] = max(known["time"], event.time)
-        held = known["open"].setdefault(str(step), {"first": event.time, "last": event.time, "told": {}})
-        held["told"][event.entity] = digest
+        held = known["open"].setdefault(str(step), {"first": event.time, "last": event.time, "digests": {}})
+        held["digests"][event.entity] = digest
         held["last"] = max(held["last"], event.time)
 
-    def restart(self, job: str) -> None:
-        """A job begins anew: what waits is of the life before, whose steps may be told again with other bits."""
+    def restart_job(self, job: str) -> None:
+        """Drops the open rounds of a job that starts again: its steps may be repeated with other bits."""
         for known in self.series.values():
             if known["job"] == job or known["job"].startswith(f"{job}."):
                 known["open"] = {}
 
-    def judged(self, time: int, patience: int) -> Iterator[Dissent]:
-        """Rounds that are complete or have waited for `patience`; they are then over."""
+    def judge_due(self, time: int, patience: int) -> Iterator[JudgedRound]:
+        """Yields and closes the rounds that are complete or have waited for `patience` us."""
         for key, known in list(self.series.items()):
             order = sorted(known["open"], key=int)
             for step in order:
                 held = known["open"][step]
-                lately = {r for r, number in known["agreed"].items() if known["number"] - number < _LATELY}
-                full = len(lately) > 1 and lately <= held["told"].keys()
-                if full or time - held["first"] >= patience or len(known["open"]) > _OPEN:
+                recent = {r for r, number in known["agreed"].items() if known["number"] - number < _RECENT_ROUNDS}
+                full = len(recent) > 1 and recent <= held["digests"].keys()
+                if full or time - held["first"] >= patience or len(known["open"]) > _MAX_OPEN_STEPS:
                     del known["open"][step]
-                    if len(held["told"]) > 1:
+                    if len(held["digests"]) > 1:
                         yield self._judge(key, known, int(step), held)
-            if time - known["time"] > _IDLE:
+            if time - known["time"] > _IDLE_AFTER:
                 del self.series[key]
-        for key in sorted(self.series, key=lambda k: self.series[k]["time"])[: max(0, len(self.series) - _SERIES)]:
+        excess = max(0, len(self.series) - _MAX_SERIES)
+        for key in sorted(self.series, key=lambda k: self.series[k]["time"])[:excess]:
             del self.series[key]
 
-    def _judge(self, key: str, known: dict[str, Any], step: int, held: dict[str, Any]) -> Dissent:
-        told: dict[str, str] = held["told"]
+    def _judge(self, key: str, known: dict[str, Any], step: int, held: dict[str, Any]) -> JudgedRound:
+        digests: dict[str, str] = held["digests"]
         by_digest: dict[str, list[str]] = {}
-        for rank in sorted(told):
-            by_digest.setdefault(told[rank], []).append(rank)
+        for rank in sorted(digests):
+            by_digest.setdefault(digests[rank], []).append(rank)
         digest = min(by_digest, key=lambda d: (-len(by_digest[d]), d))
-        split = 2 * len(by_digest[digest]) <= len(told)
+        split = 2 * len(by_digest[digest]) <= len(digests)
         agreeing = () if split else tuple(by_digest[digest])
         dissenting = tuple(r for d, ranks in by_digest.items() if d != digest or split for r in ranks)
         alike = any(len(ranks) > 1 for d, ranks in by_digest.items() if d != digest)
@@ -108,33 +116,22 @@ class Rounds:
         if len(by_digest) == 1:
             known["agreed"].update(dict.fromkeys(agreeing, known["number"]))
         where = (key, known["job"], known["group"], known["bucket"], step, held["last"])
-        return Dissent(*where, agreeing, dissenting, told, digest, fresh, split, alike)
-
-    def snapshot(self) -> dict[str, Any]:
-        return copy.deepcopy(self.series)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.series = state
-
-
-_HOUR = 3600 * SECOND
-_MOST = 1000  # GPUs and jobs of which something is kept; chosen
-Record = dict[str, Any]
+        return JudgedRound(*where, agreeing, dissenting, digests, digest, fresh, split, alike)
 
 
 @dataclass
 class SdcReplica(Detector):
-    """Votes over the digests that replicas of the same parameters tell after a step: bit-exact, nothing to learn.
+    """Votes over the digests of replicas of the same parameters after a step: bit-exact, nothing to learn.
 
     Of `least` replicas or more that had agreed, the one with other bits is a suspect, and pages on its GPU when it has
     other bits in `page_at` steps: that persists, or came again. Several with the same other bits, more than a third of
-    them, two replicas that differ, or a rank that takes the divergence along to another GPU blame no GPU but the job.
-    Groups that never agreed are no replicas (sharded parameters under one name), which is a silent suspect of the job.
+    them, two replicas that differ, or a rank that still diverges on another GPU: the job is blamed, no GPU.
+    Groups that never agreed are no replicas (sharded parameters under one name), which is a suspect of the job only.
     It ends after `clean_rounds` steps in which the GPU's ranks agreed, or `hours` after its job's last digest.
 
     Source: replicas in data parallelism hold identical bits after each step (all-reduce gives every rank the same;
-    SDCHunter, OSDI 2026, compares them so); that digests after the reduction cannot show a wrong gradient follows.
-    The numbers are chosen: two steps, as one digest may be told of a step that was cut off.
+    SDCHunter, OSDI 2026, compares them so); so digests after the reduction cannot show a wrong gradient.
+    The numbers are chosen: two steps, as one digest may be of a step that was cut off.
     """
 
     name: ClassVar[str] = "sdc_replica"
@@ -153,7 +150,7 @@ class SdcReplica(Detector):
     patience: float = 120.0
     hours: float = 24.0
 
-    rounds: Rounds = part(Rounds)
+    rounds: ReplicaRounds = part(ReplicaRounds)
     gpus: dict[str, Record] = notes()
     jobs: dict[str, Record] = notes()
     carried: dict[str, list[str]] = notes()
@@ -164,18 +161,18 @@ class SdcReplica(Detector):
             return []
         time = max(frame.time for frame in frames.values())
         topology = next(iter(frames.values())).topology
-        for event in _of(frames, ("job_start", "job_end", "checkpoint")):
+        for event in _events_of(frames, ("job_start", "job_end", "checkpoint")):
             if event.kind == "checkpoint":
-                self._saved(event)
+                self._count_checkpoint(event)
             elif kind_of(event.entity) == "job":
-                self.rounds.restart(event.entity.partition(":")[2])
-        for event in _of(frames, ("replica_digest",)):
-            self.rounds.add(event)
-        for judged in self.rounds.judged(time, int(self.patience * SECOND)):
-            self._judge(judged, topology)
+                self.rounds.restart_job(event.entity.partition(":")[2])
+        for event in _events_of(frames, ("replica_digest",)):
+            self.rounds.add_digest(event)
+        for judged in self.rounds.judge_due(time, int(self.patience * SECOND)):
+            self._apply_round(judged, topology)
         if not self.gpus and not self.jobs and not self.conditions:
             return []
-        self._forget(time)
+        self._drop_ended(time)
         return self._findings(time)
 
     def budget(self) -> list[str]:
@@ -184,15 +181,15 @@ class SdcReplica(Detector):
             " software that strikes one rank alone is the only false alarm that is left"
         ]
 
-    def _saved(self, event: Event) -> None:
+    def _count_checkpoint(self, event: Event) -> None:
         for record in self.gpus.values():
             if record["job"] == event.entity:
                 record["checkpoints"] += 1
 
-    def _judge(self, judged: Dissent, topology: Topology) -> None:
+    def _apply_round(self, judged: JudgedRound, topology: Topology) -> None:
         job = topology.ancestor_of_kind(next(iter(judged.digests)), "job") or f"job:{judged.job}"
         for rank in judged.agreeing:
-            if self.gpus and (record := self.gpus.get(_gpu(topology, rank))) is not None:
+            if self.gpus and (record := self.gpus.get(_gpu_of(topology, rank))) is not None:
                 record["last"] = judged.time
                 if judged.step not in record["steps"] and judged.step != record["clean_step"]:
                     record["clean"], record["clean_step"] = record["clean"] + 1, judged.step
@@ -201,107 +198,120 @@ class SdcReplica(Detector):
                 known["clean"] += 1
                 known["last"] = judged.time
             return
-        why = self._nobody(judged, topology)
+        why = self._why_no_gpu(judged, topology)
         if why:
-            self._divided(job, judged, why)
+            self._record_job(job, judged, why)
             return
         for rank in judged.dissenting:
-            self._dissents(_gpu(topology, rank), rank, job, judged)
+            self._record_gpu(_gpu_of(topology, rank), rank, job, judged)
 
-    def _nobody(self, judged: Dissent, topology: Topology) -> str:
-        """Why no GPU is to blame; empty if one is."""
+    def _why_no_gpu(self, judged: JudgedRound, topology: Topology) -> str:
+        """Returns why no GPU is to blame; empty if one is."""
         total = len(judged.agreeing) + len(judged.dissenting)
         if not judged.known:
-            return "they never agreed: is every rank of this group a replica?"
+            return "they never agreed: check that every rank of this group is a replica"
         if total < self.least:
-            return "two replicas differ, and which of them is wrong cannot be told"
+            return "two replicas differ, and it is unknown which of them is wrong"
         if judged.split:
-            return f"{total} replicas differ and none of their digests has a majority"
+            return f"{total} replicas differ and no digest has a majority"
         if 3 * len(judged.dissenting) > total:
-            return f"{len(judged.dissenting)} of {total} replicas differ from the rest: software more likely than GPUs"
+            return f"{len(judged.dissenting)} of {total} replicas differ from the rest: rather software than GPUs"
         if judged.alike:
-            return f"{len(judged.dissenting)} replicas hold the same other bits, as broken GPUs would not"
-        moved = [r for r in judged.dissenting if set(self.carried.get(r, ())) - {_gpu(topology, r)}]
-        return f"{moved[0]} diverges again on another GPU, so it is not the GPU" if moved else ""
+            return f"{len(judged.dissenting)} replicas hold the same other bits, which defective GPUs would not"
+        moved = [r for r in judged.dissenting if set(self.carried.get(r, ())) - {_gpu_of(topology, r)}]
+        return f"{moved[0]} diverges again on another GPU, so the GPU is not the cause" if moved else ""
 
-    def _dissents(self, gpu: str, rank: str, job: str, judged: Dissent) -> None:
+    def _record_gpu(self, gpu: str, rank: str, job: str, judged: JudgedRound) -> None:
         fresh = {"rank": rank, "job": job, "since": judged.time, "steps": [], "buckets": [], "checkpoints": 0}
         record = self.gpus.setdefault(gpu, fresh | {"clean": 0, "clean_step": -1, "count": 0, "last": 0, "sure": False})
         again = judged.step not in record["steps"]
         if again:
-            record["steps"] = [*record["steps"], judged.step][-20:]
+            record["steps"] = [*record["steps"], judged.step][-_MAX_STEPS:]
             record["count"] += 1
         if judged.bucket not in record["buckets"]:
-            record["buckets"] = [*record["buckets"], judged.bucket][-20:]
+            record["buckets"] = [*record["buckets"], judged.bucket][-_MAX_STEPS:]
         record["sure"] |= record["count"] >= self.page_at
         record |= {"rank": rank, "job": job, "clean": 0, "last": judged.time, "group": judged.group}
         record |= {"digest": judged.digests[rank], "expected": judged.digest, "peers": len(judged.agreeing)}
-        self.carried[rank] = list(dict.fromkeys([*self.carried.get(rank, ()), gpu]))[-4:]
+        self.carried[rank] = list(dict.fromkeys([*self.carried.get(rank, ()), gpu]))[-_MAX_MOVES:]
 
-    def _divided(self, job: str, judged: Dissent, why: str) -> None:
+    def _record_job(self, job: str, judged: JudgedRound, why: str) -> None:
         record = self.jobs.setdefault(job, {"since": judged.time, "steps": []})
-        record["steps"] = [*record["steps"], judged.step][-20:]
+        record["steps"] = [*record["steps"], judged.step][-_MAX_STEPS:]
         ranks = [*judged.agreeing, *judged.dissenting]
         record |= {"why": why, "clean": 0, "last": judged.time, "series": judged.series, "replicas": len(ranks)}
-        record |= {"group": judged.group, "bucket": judged.bucket, "ranks": sorted(judged.dissenting or ranks)[:10]}
+        record |= {
+            "group": judged.group,
+            "bucket": judged.bucket,
+            "ranks": sorted(judged.dissenting or ranks)[:_MAX_RANKS],
+        }
 
-    def _forget(self, time: int) -> None:
-        """What agreed for long, or of whose job no digest came for long."""
+    def _drop_ended(self, time: int) -> None:
+        """Drops GPUs and jobs that agreed for long, or whose job has reported no digest for long."""
         horizon = time - int(self.hours * _HOUR)
         for known in (self.gpus, self.jobs):
             over = [e for e, r in known.items() if r["clean"] >= self.clean_rounds or r["last"] < horizon]
-            for entity in over + sorted(known, key=lambda e: known[e]["last"])[: max(0, len(known) - _MOST)]:
+            for entity in over + sorted(known, key=lambda e: known[e]["last"])[: max(0, len(known) - _MAX_RECORDS)]:
                 known.pop(entity, None)
-        for rank in list(self.carried)[:-_MOST]:
+        for rank in list(self.carried)[:-_MAX_RECORDS]:
             del self.carried[rank]
 
     def _findings(self, time: int) -> list[Finding]:
         holding = {*self.gpus, *self.jobs}
         over = [(e, c) for e, c in sorted(self.conditions.items()) if e not in holding]
-        found = [self._cleared(e, time, condition) for e, condition in over]
+        found = [self._cleared_finding(e, time, condition) for e, condition in over]
         close_ended(self.conditions, holding)
         for gpu, record in sorted(self.gpus.items()):
             level: Level = "page" if record["sure"] else "suspect"
             if due := due_report(self.conditions, gpu, time, record["since"], level):
-                found.append(self._of_gpu(gpu, time, due, record))
+                found.append(self._gpu_finding(gpu, time, due, record))
         for job, record in sorted(self.jobs.items()):
             if due := due_report(self.conditions, job, time, record["since"], "suspect"):
-                found.append(self._of_job(job, time, due, record))
+                found.append(self._job_finding(job, time, due, record))
         return found
 
-    def _cleared(self, entity: str, time: int, condition: Mapping[str, Any]) -> Finding:
-        words = f"replicas on {entity} agree again, or no digest of them came for {self.hours:g} h"
-        facts = make_evidence("nothing: it is over", cleared=True)
+    def _cleared_finding(self, entity: str, time: int, condition: Mapping[str, Any]) -> Finding:
+        summary = pager_title(entity, f"replicas agree again, or no digest for {self.hours:g} h")
+        evidence = make_evidence("nothing: it is over", cleared=True)
         onset, level = min(condition["onset"], time), condition["level"]  # the clock may have gone back since
-        return Finding(time, onset, entity, self.name, level, 0.0, words, facts, ("event:replica_digest",))
+        return Finding(time, onset, entity, self.name, level, 0.0, summary, evidence, _SIGNALS)
 
-    def _of_gpu(self, gpu: str, time: int, due: tuple[int, Level], record: Record) -> Finding:
+    def _gpu_finding(self, gpu: str, time: int, due: tuple[int, Level], record: Record) -> Finding:
         steps = record["count"]
-        words = (
-            f"{record['rank']} on {gpu} holds other parameters than its {record['peers']} replicas, in {steps} "
-            f"step{'' if steps == 1 else 's'} from {record['steps'][0]} on: {', '.join(record['buckets'][:3])} of "
-            f"{record['job']}, group {record['group'] or 'unnamed'}"
-        )
-        words += "; go back to a checkpoint from before, without this GPU" if record["sure"] else ""
+        rank = entity_name(record["rank"])
         shown = ("rank", "job", "group", "steps", "buckets", "digest", "expected", "peers", "checkpoints")
-        clears = f"{self.clean_rounds} steps running in which its ranks agree, or {self.hours:g} h without a digest"
-        facts = make_evidence(clears, holds=True, dissents=steps, **{k: record[k] for k in shown})
-        return Finding(time, due[0], gpu, self.name, due[1], float(steps), words, facts, ("event:replica_digest",))
+        return self.finding(
+            *(time, gpu, due),
+            score=float(steps),
+            summary=pager_title(gpu, f"{rank} differs from {record['peers']} replicas in {_plural(steps, 'step')}"),
+            signals=_SIGNALS,
+            clears=f"{self.clean_rounds} steps in a row in which its ranks agree, or {self.hours:g} h without a digest",
+            holds=True,
+            dissents=steps,
+            **{key: record[key] for key in shown},
+        )
 
-    def _of_job(self, job: str, time: int, due: tuple[int, Level], record: Record) -> Finding:
-        where = f"{record['bucket']} (group {record['group'] or 'unnamed'})"
-        words = f"replicas of {job} differ in {where}: {record['why']}"
+    def _job_finding(self, job: str, time: int, due: tuple[int, Level], record: Record) -> Finding:
         shown = ("why", "group", "bucket", "ranks", "replicas", "steps")
-        clears = f"{self.clean_rounds} steps running in which they agree, or {self.hours:g} h without a digest"
-        facts = make_evidence(clears, cannot_tell=True, **{k: record[k] for k in shown})
-        score = float(len(record["steps"]))
-        return Finding(time, due[0], job, self.name, due[1], score, words, facts, ("event:replica_digest",))
+        return self.finding(
+            *(time, job, due),
+            score=float(len(record["steps"])),
+            summary=pager_title(job, f"{record['replicas']} replicas differ, no single GPU at fault"),
+            signals=_SIGNALS,
+            clears=f"{self.clean_rounds} steps in a row in which they agree, or {self.hours:g} h without a digest",
+            cannot_tell=True,
+            **{key: record[key] for key in shown},
+        )
 
 
-def _of(frames: Mapping[str, Frame], kinds: tuple[str, ...]) -> Iterable[Event]:
+def _plural(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _events_of(frames: Mapping[str, Frame], kinds: tuple[str, ...]) -> Iterable[Event]:
     return (e for device_class in sorted(frames) for e in frames[device_class].events if e.kind in kinds)
 
 
-def _gpu(topology: Topology, rank: str) -> str:
-    """The GPU that a rank runs on; the rank itself where nobody tells."""
+def _gpu_of(topology: Topology, rank: str) -> str:
+    """Returns the GPU of a rank; the rank itself if none is known."""
     return topology.ancestor_of_kind(rank, "gpu") or rank

@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.detection.sdc_coverage import START, anew
 from detectors.runner import Runner
-from detectors.sdc.ledger import Ledger
+from detectors.sdc.ledger import MismatchLedger
 from detectors.sdc.sdc import SdcVote
 from detectors.sdc.sdc_replica import SdcReplica
-from detectors.sdc.votes import MOST, Poll, Unjust, Verdict
+from detectors.sdc.votes import MAX_POLLED, AnswerPoll, CanaryVerdict, FalseMismatch
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
@@ -93,7 +93,7 @@ def test_a_program_that_most_fail_pages_nobody_however_its_results_come(one_by_o
     assert of(found, "page") == set()
     assert held(detector) == set()
     if one_by_one:
-        assert "most devices fail this version" in found[-1].summary
+        assert "most devices fail this canary version" in found[-1].summary
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -123,25 +123,27 @@ def test_right_cores_do_not_vouch_for_a_program_of_gpus():
 
 
 def test_a_mismatch_from_before_the_broken_release_stays_and_pages_no_more():
-    ledger = Ledger()
+    ledger = MismatchLedger()
     for version, time in (("7", START), ("8", START + 2 * DAY)):
         of_ = ("gpu:n0.0", time, False, "gpu.0", version, "w", "right", 8, 7, True)
-        record = ledger.wrong(Verdict(*of_, {}), 0, 2, START - DAY)
+        record = ledger.record_wrong(CanaryVerdict(*of_, {}), 0, 2, START - DAY)
     assert record["state"] == "confirmed"
-    assert ledger.strike(Unjust("broken", "8", kind="gpu", since=START), 2) == []
+    assert ledger.remove_mismatches(FalseMismatch("broken", "8", kind="gpu", since=START), 2) == []
     assert (record["state"], record["count"], record["wrong"][0]["version"]) == ("suspect", 1, "7")
 
 
 def test_a_poll_of_a_large_fleet_keeps_an_even_share_and_the_newest_answer_of_each():
-    poll = Poll()
+    poll = AnswerPoll()
     for time in range(3):  # those who are wrong tell three times as often
         for i, gpu in enumerate(fleet(20_000)):
             if i % 4 == 0 or time == 0:
-                poll.tell(gpu, time, i % 4 > 0)
-    count = poll.count()
-    assert MOST / 4 < len(poll.of) <= MOST
-    assert 0.15 < count[False] / len(poll.of) < 0.35
-    assert Poll(poll.snapshot()).snapshot() == poll.snapshot()
+                poll.add_answer(gpu, time, i % 4 > 0)
+    count = poll.count_answers()
+    assert MAX_POLLED / 4 < len(poll.answers) <= MAX_POLLED
+    assert 0.15 < count[False] / len(poll.answers) < 0.35
+    again = AnswerPoll()
+    again.restore(poll.snapshot())
+    assert again.snapshot() == poll.snapshot()
 
 
 # --- the ledger's days ------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def test_a_result_that_makes_no_sense_hides_no_other(name, digest):
         strange.data[name] = value
         events = [strange, told(names[3], START + SECOND, "bad", again=3, rounds=5)]
         assert names[3] in of(shown(detector, names, events, topology, False), "page")
-        assert detector.tested.of(names[1])[1] <= 10**6 + 1
+        assert detector.results.last_right(names[1])[1] <= 10**6 + 1
 
 
 def test_a_job_event_of_no_job_hides_no_digest():
@@ -186,7 +188,7 @@ def test_a_job_event_of_no_job_hides_no_digest():
     for value in BAD:
         events += [Event(START, ranks[0], "replica_digest", data | {n: value}) for n in ("step", "bucket", "digest")]
     detector.observe({"rank": Frame(START, "rank", ranks, {}, topology, tuple(events))})
-    assert detector.rounds.series["7|g|w"]["open"]["1"]["told"].keys() == set(ranks)
+    assert detector.rounds.series["7|g|w"]["open"]["1"]["digests"].keys() == set(ranks)
 
 
 # --- cost, restart, benchmark -----------------------------------------------------------------------------------------

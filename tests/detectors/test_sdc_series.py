@@ -1,24 +1,24 @@
-"""Gradient norms that leap on and on, however seldom: the GPU's series, whichever rank is on it."""
+"""Gradient norms that spike on and on, however seldom: the GPU's series, whichever rank is on it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from detectors.sdc.sdc_gradient import SdcGradient, by_chance, in_series, remember
+from detectors.sdc.sdc_gradient import SdcGradient, add_to_series, chance_clusters, is_series
 from pipeline.model.records import SECOND, Frame
 from tests.detectors.cases.case import START
 from tests.detectors.cases.sdc import GPUS
 from tests.detectors.cases.sdc_gradient import CASE, shown
 
 STEP = 10 * SECOND
-LEAPS, SEEN, STAGE = np.zeros(64), np.full(64, 2000.0), np.arange(64) < 16
+SPIKES, SEEN, STAGE = np.zeros(64), np.full(64, 2000.0), np.arange(64) < 16
 
 
-def test_a_gpu_that_leaps_on_and_on_is_a_ticket_however_far_apart_and_stays_one_between_its_leaps():
-    def leap(tick, norm, count):
+def test_a_gpu_that_spikes_on_and_on_is_a_ticket_however_far_apart_and_stays_one_between_its_spikes():
+    def spike(tick, norm, count):
         norm[3] *= 8.0 if tick % 120 == 60 else 1.0  # each 20 min
 
-    found = shown(leap, 1200)
+    found = shown(spike, 1200)
     assert {f.entity for f in found} == {GPUS[3]}
     start = next(f.time for f in found if f.level == "ticket")
     assert start - found[0].time == 240 * STEP
@@ -28,73 +28,73 @@ def test_a_gpu_that_leaps_on_and_on_is_a_ticket_however_far_apart_and_stays_one_
 
 
 def test_a_series_ends_after_three_of_its_usual_pauses():
-    def leap(tick, norm, count):
+    def spike(tick, norm, count):
         norm[3] *= 8.0 if tick % 120 == 60 and tick < 500 else 1.0
 
     detector = SdcGradient()
-    last = max(f.time for f in shown(leap, 1200, detector))
+    last = max(f.time for f in shown(spike, 1200, detector))
     assert 420 + 350 < (last - START) / STEP <= 420 + 360
     assert not detector.held
 
 
-def test_ranks_of_which_several_leap_now_and_then_get_no_ticket():
-    def leap(tick, norm, count):
+def test_ranks_of_which_several_spike_now_and_then_get_no_ticket():
+    def spike(tick, norm, count):
         norm[[1, 3, 5][tick // 120 % 3]] *= 8.0 if tick % 120 == 60 else 1.0
 
-    assert {f.level for f in shown(leap, 1800)} == {"suspect"}
+    assert {f.level for f in shown(spike, 1800)} == {"suspect"}
 
 
 def at(hours):
     return START + int(hours * 3600 * SECOND)
 
 
-def test_leaps_are_the_gpus_whichever_rank_is_on_it():
-    gpus, leaps = {}, LEAPS.copy()
+def test_spikes_are_the_gpus_whichever_rank_is_on_it():
+    gpus, spikes = {}, SPIKES.copy()
     for k, rank in enumerate((3, 3, 9)):  # the job moved after the second
-        leaps[rank] += 1
-        known = remember(gpus, "gpu:a", (rank, 1000.0 + 120 * k), at(k / 3))
-    assert (known["leaps"], known["steps"]) == (3, 240)
-    assert in_series(known, leaps, SEEN, STAGE, 0.2)
+        spikes[rank] += 1
+        known = add_to_series(gpus, "gpu:a", (rank, 1000.0 + 120 * k), at(k / 3))
+    assert (known["spikes"], known["steps"]) == (3, 240)
+    assert is_series(known, spikes, SEEN, STAGE, 0.2)
 
 
-def test_leaps_that_follow_a_rank_from_gpu_to_gpu_are_its_datas():
-    gpus, leaps = {}, LEAPS.copy()
+def test_spikes_that_follow_a_rank_from_gpu_to_gpu_are_its_datas():
+    gpus, spikes = {}, SPIKES.copy()
     told = []
     for k in range(12):
-        leaps[3] += 1
-        known = remember(gpus, "gpu:a" if k < 3 else "gpu:b", (3, 120.0 * k), at(k / 3))
-        told.append(in_series(known, leaps, SEEN, STAGE, 0.2))
+        spikes[3] += 1
+        known = add_to_series(gpus, "gpu:a" if k < 3 else "gpu:b", (3, 120.0 * k), at(k / 3))
+        told.append(is_series(known, spikes, SEEN, STAGE, 0.2))
     assert told[2]
     assert not any(told[3:])
 
 
-def test_a_gpu_that_leaps_as_others_of_its_stage_do_is_in_no_series():
-    leaps = LEAPS.copy()
-    leaps[3], leaps[4] = 5, 5
-    known = {"leaps": 5, "steps": 2000, "by": {"3": 5}}
-    assert not in_series(known, leaps, SEEN, STAGE, 0.2)
-    leaps[4] = 1
-    assert in_series(known, leaps, SEEN, STAGE, 0.2)
+def test_a_gpu_that_spikes_as_others_of_its_stage_do_is_in_no_series():
+    spikes = SPIKES.copy()
+    spikes[3], spikes[4] = 5, 5
+    known = {"spikes": 5, "steps": 2000, "by": {"3": 5}}
+    assert not is_series(known, spikes, SEEN, STAGE, 0.2)
+    spikes[4] = 1
+    assert is_series(known, spikes, SEEN, STAGE, 0.2)
 
 
 def test_a_series_is_forgotten_after_a_day_and_few_gpus_are_remembered():
     gpus = {}
-    remember(gpus, "gpu:a", (3, 0.0), at(0))
-    assert remember(gpus, "gpu:a", (3, 9000.0), at(25))["leaps"] == 1
+    add_to_series(gpus, "gpu:a", (3, 0.0), at(0))
+    assert add_to_series(gpus, "gpu:a", (3, 9000.0), at(25))["spikes"] == 1
     for k in range(2000):
-        remember(gpus, f"gpu:{k}", (k, 0.0), at(26))
+        add_to_series(gpus, f"gpu:{k}", (k, 0.0), at(26))
     assert len(gpus) == 1000
     assert "gpu:1999" in gpus
 
 
-def test_thousands_of_leaps_are_no_number_too_large():
-    assert by_chance(1e-2, 4000, 400_000) > 1e6
-    assert by_chance(1e-5, 4000, 400_000) < 1e-9
+def test_thousands_of_spikes_are_no_number_too_large():
+    assert chance_clusters(1e-2, 4000, 400_000) > 1e6
+    assert chance_clusters(1e-5, 4000, 400_000) < 1e-9
 
 
 def test_what_a_person_calls_no_fault_begins_no_series_from_before():
     detector = SdcGradient()
-    detector.series = {GPUS[3]: {"leaps": 9}, GPUS[4]: {"leaps": 9}}
+    detector.series = {GPUS[3]: {"spikes": 9}, GPUS[4]: {"spikes": 9}}
     frame = Frame(SECOND, "rank", CASE.names["rank"], {}, CASE.topology())
     detector.grow(16)
     detector.accept_as_normal(GPUS[3], {"rank": frame})
