@@ -66,7 +66,7 @@ def kernel_speed(streams: int, ticks: int) -> tuple[float, float]:
     words = cells[5].view(np.uint32)
 
     def advance(_: int) -> None:
-        kernel.advance(cells, words, residual, scale, wide, limit, settings, np.uint32(10))
+        kernel.advance_streams(cells, words, residual, scale, wide, limit, settings, np.uint32(10))
 
     mine = (2 * _STATE_BYTES + _INPUT_BYTES) * streams / seconds(advance, ticks)
     return mine, 2 * cells.nbytes / seconds(lambda _: np.copyto(other, cells), ticks)

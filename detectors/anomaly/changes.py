@@ -121,7 +121,7 @@ def _move(cell: Floats, k: int, x: float, harm: int, settings: tuple[float, floa
 
 
 @compiled
-def advance(
+def advance_changes(
     cells: Floats,
     sample: Floats,
     time: float,
@@ -249,7 +249,7 @@ class SignalMove:
 
 @dataclass
 class SignalStreams(State):
-    """The streams of one signal. rule: see `advance`."""
+    """The streams of one signal. rule: see `advance_changes`."""
 
     signal: Signal
     cells: Floats = memory(0.0, shape=(N, CELLS))
@@ -304,7 +304,7 @@ class ClassChanges(State):
         for s, streams in enumerate(self.streams.values()):
             sample = np.array(streams.sample(frame[streams.signal.name]), np.float64)
             out = (self._unusual, self._usual, self._now)
-            advance(streams.cells, sample, float(frame.time), streams.rule, (memory_, least / limit), s, *out)
+            advance_changes(streams.cells, sample, float(frame.time), streams.rule, (memory_, least / limit), s, *out)
         if len(cohorts[1]) > 1:
             subtract_peers(self._unusual, *cohorts, PEERS, limit / 2)
         score_entities(self._unusual, self.score, self._scale, self.judged)

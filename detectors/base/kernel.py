@@ -191,7 +191,7 @@ def _decided(
 
 
 @compiled
-def advance(
+def advance_streams(
     cells: F4, words: U4, residual: F4, scale: F4, widening: F4, limit: F4, settings: F4, seconds: np.uint32
 ) -> None:
     """Adds one sample of every stream to the state, in place: `settings` is Channel.settings(); NaN = no sample.

@@ -77,7 +77,7 @@ class Channel:
     frozen: bool = True
 
     def settings(self) -> Singles:
-        """Returns the settings in the order of kernel.advance."""
+        """Returns the settings in the order of kernel.advance_streams."""
         shrink = math.sqrt((1 - self.phi) / (1 + self.phi))
         clip, frozen = CLIP if self.clip else 1e6, _FROZEN if self.frozen else 1e9
         numbers = (self.floor, self.delta, shrink, float(self.both), LEARN, SLACK, _DOUBT, clip, frozen)
@@ -305,7 +305,7 @@ class Streams(State):
         if self._settings is None or self._settings[0] is not self.channel:
             self._settings = self.channel, self.channel.settings()
         kept = self._shifted_cells(words) if self._moved.cohort[:size].any() else None
-        kernel.advance(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
+        kernel.advance_streams(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
         if kept is not None:
             still, learnt, young, as_they_were = kept
             cells[: len(learnt), still], cells[:, young] = learnt, as_they_were

@@ -204,7 +204,7 @@ class Coolant(Detector):
         flows = self.flows
         for cells in (flows.ready, flows.low, flows.large_since, flows.back, flows.well):
             cells[: len(mask)][mask] = 0
-        self.supplies.accept_as_normal(mask)
+        self.supplies.relearn(mask)
 
     def _find_baselines(self, n: int) -> Floats:
         """Returns (4, N) the usual value of each signal; NaN for loops that are not learned yet."""

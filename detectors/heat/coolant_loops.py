@@ -199,7 +199,7 @@ class SupplyState(State):
         last, means = (self.last[:n], self.last_at[:n]), (self.fast[:n], self.slow[:n])
         follow_supply(supply, time, *last, *means, self.rapid_at[:n], self.jumped_at[:n])
 
-    def accept_as_normal(self, mask: Bools) -> None:
+    def relearn(self, mask: Bools) -> None:
         """Forgets rapid rises and jumps of some loops."""
         for at in (self.rapid_at, self.jumped_at):
             at[: len(mask)][mask] = -_REMEMBERED

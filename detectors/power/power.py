@@ -130,7 +130,7 @@ class Power(Detector):
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Makes the present voltage of an entity its usual one; see `Detector.accept_as_normal`."""
         super().accept_as_normal(entity, frames)
-        self.voltages.accept_as_normal(entity, next((frame.topology for frame in frames.values()), None))
+        self.voltages.relearn(entity, next((frame.topology for frame in frames.values()), None))
 
     def budget(self) -> list[str]:
         return [

@@ -180,7 +180,7 @@ class Voltages(State):
         away = (cells[_NOW] / np.maximum(cells[_USUAL], 1e-9) - 1)[below]
         return float(np.mean(away < -MAINS / 2 if lower else away > MAINS / 2))
 
-    def accept_as_normal(self, entity: str, topology: Topology | None) -> None:
+    def relearn(self, entity: str, topology: Topology | None) -> None:
         """Learns the voltage of an entity again, and any that is off below it: a person said that it is no fault."""
         for signal, readings in self.readings.items():
             for i, name in enumerate(self._names(signal)[: readings.cells.shape[1]]):

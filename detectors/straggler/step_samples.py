@@ -73,7 +73,7 @@ class StepSamples:
                 self._starting.update({rank: event.time for rank in ranks if isinstance(rank, str)})
         return told
 
-    def accept_as_normal(self, entity: str) -> None:
+    def relearn(self, entity: str) -> None:
         """A person said that it is no fault: its ranks learn anew, as soon as it is known which they are."""
         self._accepted.append(entity)
 

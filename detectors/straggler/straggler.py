@@ -159,7 +159,7 @@ class Straggler(Detector):
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal from now on."""
-        self.samples.accept_as_normal(entity)
+        self.samples.relearn(entity)
 
     def _reset(self, slots: Sequence[int], elsewhere: bool = False) -> None:
         """Learns ranks anew: others than before or elsewhere, or with other software."""

@@ -169,7 +169,7 @@ class StragglerInferred(Detector):
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal as soon as it is seen."""
-        self.whole.accept_as_normal(entity)
+        self.whole.relearn(entity)
         self.forgiven.append(entity)
 
     def _reset(self, mask: Bools) -> None:

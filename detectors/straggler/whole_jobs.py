@@ -234,7 +234,7 @@ class WholeJobs:
         first = self.first[slow.entity]
         return slow.since if first - slow.since <= hold * SECOND else first
 
-    def accept_as_normal(self, entity: str) -> None:
+    def relearn(self, entity: str) -> None:
         """What a person calls no fault, of a job or of what it is put down to, is normal from now on."""
         slot = self.jobs.jobs.get(self.of.get(entity, entity))
         self.jobs.reset(np.array([] if slot is None else [slot], np.intp))

@@ -1,4 +1,4 @@
-"""Shared by the tests of the detectors: a small site of our own making, seen frame by frame."""
+"""Fixtures of the detector tests: a small artificial site, frame by frame."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Site:
         self.slow = 1 + 0.1 * (np.arange(16) >= 8)
 
     def values(self) -> dict[str, dict[str, Floats]]:
-        """A quiet instant; the caller may change it."""
+        """Returns a healthy instant; the caller may change it."""
         noise = lambda n, sd: 1 + sd * self.rng.standard_normal(n)  # noqa: E731
         return {
             "gpu": {"gpu.sm_clock": np.full(16, 1980.0), "gpu.throttle_reasons": np.zeros(16)},
@@ -59,10 +59,10 @@ class Site:
     def frames(
         self, tick: int, values: Mapping[str, Mapping[str, Floats]], events: Iterable[Event] = ()
     ) -> dict[str, Frame]:
-        """Read-only frames of one instant; what the names lack at the end is not measured yet."""
+        """Returns read-only frames of one instant; entities missing at the end are not measured yet."""
         by_class: dict[str, list[Event]] = {}
         for event in events:
-            mine = class_of_entity(event.entity)  # a class that is not framed here lends its events to another one
+            mine = class_of_entity(event.entity)  # events of a class without a frame are added to another one
             by_class.setdefault(mine if mine in values else "gpu", []).append(event)
         found = {}
         for device_class, columns in values.items():
@@ -84,7 +84,7 @@ def site() -> Site:
 
 @pytest.fixture
 def watch() -> Callable[..., list[Finding]]:
-    """Shows `ticks` instants of a site to a detector or runner; `change(tick, values)` may break something."""
+    """Observes `ticks` instants of a site with a detector or runner; `change(tick, values)` may add a fault."""
 
     def run(observer: object, site: Site, ticks: int, change: Change | None = None, first: int = 0) -> list[Finding]:
         found: list[Finding] = []

@@ -33,7 +33,7 @@ def test_no_clip_and_no_freeze_reach_streams_of_parts_of_parts():
         assert {(s.channel.clip, s.channel.frozen) for s in found} == {left}
 
 
-def test_no_cohort_leaves_nobody_a_peer():
+def test_no_cohort_leaves_no_peers():
     made = VARIANTS["no cohort"]()
     frame = Frame(SECOND, "gpu", NAMES, {}, TOPOLOGY)
     assert pieces(made, Peers)
@@ -82,7 +82,7 @@ def test_no_corroboration_lets_a_slow_rank_wait_though_its_gpu_throttles(site, w
     assert waits["no corroboration"] >= 600
 
 
-def test_what_was_not_measured_is_no_zero():
+def test_missing_values_are_not_zero():
     nothing = scored({"findings": [], "incidents": [], "truth": [], "placed": [], "parents": {}, "meta": META})
     unkept = {**nothing, "kept": (0, 0)}
     assert row("whole", [unkept], [unkept]).count(" - |") == 5

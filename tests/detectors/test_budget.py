@@ -1,4 +1,4 @@
-"""The arithmetic of false alarms agrees with the published table and with what the kernel does."""
+"""The arithmetic of false alarms matches the published table and the kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_budget_counts_streams_and_ticks():
     assert false_alarms(18.5, 8, 1.0).per_1000 == pytest.approx(10 * eight.per_1000)
 
 
-def test_what_may_be_less_than_normal_too_alarms_twice_as_often():
+def test_two_sided_channels_alarm_twice_as_often():
     assert false_alarms(18.5, 8, sides=2).per_1000 == pytest.approx(2 * false_alarms(18.5, 8).per_1000)
 
 
@@ -65,13 +65,13 @@ class Paired(Detector):
         return []
 
 
-def test_streams_that_a_piece_of_a_detector_holds_are_told_too():
-    told = Paired().budget()
-    assert [line.split(":")[0] for line in told] == ["pair.hot", "pair.others.cold", "own"]
-    assert "threshold 20 at 10 s" in told[1]
+def test_streams_in_parts_of_a_detector_are_listed_too():
+    lines = Paired().budget()
+    assert [line.split(":")[0] for line in lines] == ["pair.hot", "pair.others.cold", "own"]
+    assert "threshold 20 at 10 s" in lines[1]
 
 
-def test_it_is_told_in_one_line():
+def test_the_budget_is_one_line():
     line = budget_line(Channel(1.0, 1.0), 8)
     assert "8 streams per node at most" in line
     assert "suspects per 1,000 node-days" in line
@@ -85,16 +85,16 @@ def test_one_stream_is_one_and_thresholds_are_rounded():
 
 
 @pytest.mark.parametrize("name", ["telemetry_sensor", "power_draw"])
-def test_streams_that_look_both_ways_tell_the_alarms_of_both(name):
+def test_two_sided_streams_list_the_alarms_of_both_sides(name):
     """Of a threshold of 17.4 on each side, at 30 s."""
-    told = [line for line in explain(name)["budget"] if "suspects per 1,000 node-days" in line]
-    assert told
+    lines = [line for line in explain(name)["budget"] if "suspects per 1,000 node-days" in line]
+    assert lines
     cost = f"{arl0(Channel(1.0, 1.0).limit(30)) / 2:.2g} ticks"
-    assert all("at 30 s" in line and f"once in {cost} (" in line for line in told), told
+    assert all("at 30 s" in line and f"once in {cost} (" in line for line in lines), lines
 
 
 def test_the_kernel_alarms_no_more_often_than_the_arithmetic_says():
-    """At a low threshold, where alarms can be counted: sound streams of normal noise, own variance learnt first."""
+    """At a low threshold, where alarms can be counted: healthy streams of normal noise, own variance learnt first."""
     size, ticks, threshold = 2000, 600, 15.0
     rng, streams = np.random.default_rng(3), Streams(Channel(0.001, 0.0, 0.0, threshold=threshold))
     groups, alarms = np.zeros(size, np.int32), 0
@@ -105,13 +105,13 @@ def test_the_kernel_alarms_no_more_often_than_the_arithmetic_says():
 
 
 @pytest.mark.parametrize("name", ["telemetry", "telemetry_clock", "telemetry_blind", "xid"])
-def test_detectors_that_go_by_rules_say_so(name):
+def test_detectors_with_rules_have_a_line_for_the_rule(name):
     (line,) = explain(name)["budget"]
     assert line.startswith("a rule on")
     assert line.endswith("no statistical alarm rate")
 
 
-def test_instruments_tell_what_their_streams_cost_at_the_rhythm_at_which_they_are_judged():
+def test_instruments_list_the_false_alarms_at_their_own_rhythm():
     *streams, rule = explain("telemetry_sensor")["budget"]
     assert len(streams) == 4
     assert all("at 30 s" in line and "suspects per 1,000 node-days" in line for line in streams)

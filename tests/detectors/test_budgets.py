@@ -1,4 +1,4 @@
-"""Every detector says what false alarms it costs."""
+"""Every detector lists its false alarms."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ EVERY = configured()
 
 
 @pytest.mark.parametrize("detector", EVERY, ids=[d.name for d in EVERY])
-def test_a_detector_says_what_it_costs_in_false_alarms(detector: Detector):
+def test_every_detector_lists_its_false_alarms(detector: Detector):
     lines = detector.budget()
-    assert lines, "wanted a line at least: the arithmetic of its threshold, or that it is a rule on logged facts"
+    assert lines, "at least one line expected: the arithmetic of its threshold, or a rule on logged facts"
     for line in lines:
         assert re.search(r"\d", line) or "rule" in line, f"wanted a figure, or `a rule on ...`: {line}"
         assert len(line.split()) >= 4, f"wanted a sentence: {line}"

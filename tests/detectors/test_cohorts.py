@@ -21,7 +21,7 @@ def fleet(racks=2, per_rack=10, sku="H100"):
     return gpus, topology
 
 
-def test_peers_are_those_of_the_same_rack_and_like_make():
+def test_peers_share_rack_and_attributes():
     gpus, topology = fleet()
     peers, f = Peers(("rack", "@sku", "@driver"), least=8), frame(gpus, topology)
     groups = peers.groups(f)
@@ -29,7 +29,7 @@ def test_peers_are_those_of_the_same_rack_and_like_make():
     assert peers.cohort_name(f, 0) == "rack:r0, H100, 570"
 
 
-def test_an_attribute_is_that_of_the_nearest_thing_that_has_it():
+def test_an_attribute_is_that_of_the_nearest_ancestor_with_it():
     gpus, topology = fleet()
     topology.merge({}, {gpus[0]: {"sku": "H100", "driver": "other"}})
     groups = Peers(("rack", "@sku", "@driver"), least=2).groups(frame(gpus, topology))
@@ -37,7 +37,7 @@ def test_an_attribute_is_that_of_the_nearest_thing_that_has_it():
     assert set(groups[1:10]) == {groups[1]}
 
 
-def test_too_few_peers_are_sought_on_the_next_rung():
+def test_with_too_few_peers_the_next_rung_counts():
     gpus, topology = fleet(racks=3, per_rack=4)
     f = frame(gpus, topology)
     assert Peers(("rack",), ("@sku",), least=8).groups(f).tolist() == [0] * 12
@@ -45,7 +45,7 @@ def test_too_few_peers_are_sought_on_the_next_rung():
     assert Peers(("rack",), least=8).cohort_name(f, 0) == "own past"
 
 
-def test_who_left_a_rung_is_no_peer_on_the_next_one():
+def test_members_of_a_cohort_are_no_peers_on_the_next_rung():
     """A rack with enough stays a cohort; the rest of the fleet is compared among itself."""
     gpus, topology = fleet(racks=2, per_rack=10)
     few = [f"gpu:x{i}" for i in range(8)]
@@ -54,7 +54,7 @@ def test_who_left_a_rung_is_no_peer_on_the_next_one():
     assert groups.tolist() == [0] * 10 + [1] * 10 + [2] * 8
 
 
-def test_the_same_array_comes_back_until_something_changes():
+def test_the_same_array_is_returned_until_something_changes():
     gpus, topology = fleet()
     peers, f = Peers(("rack",), least=8), frame(gpus, topology)
     first = peers.groups(f)

@@ -1,4 +1,4 @@
-"""What every detector keeps to, whatever it looks for: each is shown its own trouble (tests/detectors/cases)."""
+"""The contract of all detectors; each observes its own fault (tests/detectors/cases)."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def test_every_detector_has_a_case():
 
 
 @every
-def test_it_finds_its_trouble_and_blames_only_the_guilty(case):
+def test_it_finds_its_fault_and_blames_only_the_faulty_entities(case):
     found = whole(case)
     assert {f.entity for f in found} == case.guilty
     assert max((LEVELS.index(f.level) for f in found), default=-1) == LEVELS.index(case.level)
 
 
 @every
-def test_it_says_nothing_before_its_trouble_begins(case):
+def test_it_reports_nothing_before_its_fault_begins(case):
     begin = case.time(case.fault) - case.step * SECOND
     assert all(f.time > begin for f in whole(case))
 
 
 @every
-def test_it_is_silent_when_all_is_quiet(case):
+def test_it_is_silent_without_a_fault(case):
     assert case.shown(case.detector(), range(max(case.ticks, 600)), broken=False) == []
 
 
@@ -66,7 +66,7 @@ def test_findings_keep_to_the_contract(case):
 
 
 @every
-def test_each_finding_is_one_sentence_and_says_what_would_clear_it(case):
+def test_each_finding_has_a_title_and_the_end_of_its_condition(case):
     for f in whole(case):
         assert isinstance(f.evidence.get(CLEARS), str), f.evidence
         assert len(f.evidence[CLEARS]) > 10
@@ -74,7 +74,7 @@ def test_each_finding_is_one_sentence_and_says_what_would_clear_it(case):
         assert "\n" not in f.summary
         assert len(f.summary) <= 400
         compared = set(COMPARED) & f.evidence.keys()
-        # who names a value compares it with something, and says with what
+        # a value is compared with an expected one, with all fields of a comparison
         assert not ({"value", "expected"} <= f.evidence.keys() and compared != set(COMPARED)), f.evidence
 
 
@@ -91,8 +91,8 @@ def test_the_onset_stays_and_the_level_never_falls_while_a_condition_holds(case)
 
 
 @every
-def test_it_repeats_what_still_holds_each_minute(case):
-    """The Desk takes ten minutes of quiet for the end."""
+def test_it_repeats_a_condition_that_holds_each_minute(case):
+    """The Desk resolves after ten minutes without a finding."""
     found = whole(case)
     last = case.time(case.ticks - 1)
     assert last - max(f.time for f in found) <= 2 * max(REPEATS, case.step * SECOND)
@@ -113,7 +113,7 @@ def test_a_snapshot_resumes_midway_as_if_nothing_had_stopped(case):
 
 
 @every
-def test_a_runner_brings_its_state_through_json(case):
+def test_a_runner_restores_its_state_from_json(case):
     first, second = Runner([case.detector()]), Runner([case.detector()])
     topology, stop = case.topology(), (case.fault + case.ticks) // 2
     found = [f for t in range(stop) for f in first.observe(case.frames(t, True, topology))]
@@ -151,8 +151,8 @@ def test_the_order_of_entities_does_not_matter(case):
 
 
 @every
-def test_it_looks_at_no_signal_that_it_does_not_name(case):
-    """The pipeline makes frames of nothing else."""
+def test_it_reads_no_signal_that_it_does_not_declare(case):
+    """The pipeline makes frames of declared signals only."""
     named = set(case.detector().input_signals())
 
     def reduced(f: Frame) -> Frame:
@@ -167,11 +167,11 @@ def test_it_looks_at_no_signal_that_it_does_not_name(case):
 
 
 ALWAYS = {"maintenance_start", "maintenance_end", "version", "reset", "job_start", "job_end"}
-"""What Gates hear; whoever may be fooled by these need not name them."""
+"""Kinds that Gates read; detectors need not declare them."""
 
 
 @every
-def test_it_bears_frames_in_which_nothing_was_measured(case):
+def test_frames_without_measurements_are_accepted(case):
     detector, topology = case.detector(), case.topology()
     for tick in range(90):
         frames = case.frames(tick, False, topology)
@@ -186,7 +186,7 @@ def emptied(f: Frame) -> Frame:
 
 
 @every
-def test_it_bears_missing_classes_empty_fleets_and_no_frames_at_all(case):
+def test_missing_classes_empty_fleets_and_no_frames_are_accepted(case):
     detector = case.detector()
     assert detector.observe({}) == []
     frame = Frame(START, "node", ("node:n0",), {"node.load1": np.array([1.0])}, Topology())
@@ -195,14 +195,14 @@ def test_it_bears_missing_classes_empty_fleets_and_no_frames_at_all(case):
 
 
 @every
-def test_it_bears_time_that_goes_back(case):
+def test_a_clock_that_is_set_back_is_accepted(case):
     detector, topology = case.detector(), case.topology()
     for tick in (*range(40), *range(20, 50), 5, *range(50, 60)):
         assert detector.observe(case.frames(tick, False, topology)) == []
 
 
 @every
-def test_it_bears_nan_storms(case):
+def test_many_nan_values_are_accepted(case):
     """Half of all values are lost at random, then all of some ticks."""
     detector, topology = case.detector(), case.topology()
     for tick in range(200):
@@ -230,7 +230,7 @@ def test_its_page_names_its_source_its_needs_and_what_it_cannot_see(case):
     assert cls.family
 
 
-def test_each_name_is_there_once():
+def test_each_name_is_unique():
     names = [cls.name for cls in DETECTORS]
     assert len(set(names)) == len(names)
 
@@ -264,8 +264,8 @@ def test_a_real_host_alone_gives_no_findings():
 
 
 @every
-def test_what_an_event_is_by_itself_depends_on_it_alone_and_changes_no_state(case):
-    """Also of odd events; and of kinds that wait for their frame nothing is said on arrival."""
+def test_a_finding_of_an_event_depends_on_the_event_alone_and_changes_no_state(case):
+    """Also for malformed events; kinds that wait for their frame have no finding on arrival."""
     detector, topology = case.detector(), case.topology()
     for tick in range(0, case.fault, max(1, case.fault // 10)):
         detector.observe(case.frames(tick, True, topology))

@@ -1,4 +1,4 @@
-"""Announced work, new software and young jobs are known for as long as they matter, and no longer."""
+"""Announced work, new software and young jobs count for as long as they matter, and no longer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GPUS = ("gpu:n0.0", "gpu:n1.0")
 
 def shown(gates, seconds, *events):
     time = T0 + seconds * SECOND
-    told = tuple(Event(time, entity, kind, data) for entity, kind, data in events)
-    gates.update({"node": Frame(time, "node", (), {}, TOPOLOGY, told)})
+    mine = tuple(Event(time, entity, kind, data) for entity, kind, data in events)
+    gates.update({"node": Frame(time, "node", (), {}, TOPOLOGY, mine)})
     return time
 
 
@@ -32,12 +32,12 @@ def test_work_on_a_node_covers_its_gpus_and_no_others():
     assert not gates.in_maintenance("gpu:n1.0", TOPOLOGY, time)
 
 
-def test_work_on_a_rack_covers_all_that_is_in_it():
+def test_work_on_a_rack_covers_all_devices_in_it():
     gates = Gates()
     assert working(gates, shown(gates, 0, ("rack:r1", "maintenance_start", {}))) == [True, True]
 
 
-def test_after_its_end_a_device_settles_for_a_while():
+def test_a_device_settles_for_a_while_after_work():
     gates = Gates()
     shown(gates, 0, ("node:n0", "maintenance_start", {}))
     end = shown(gates, 100, ("node:n0", "maintenance_end", {}))
@@ -45,7 +45,7 @@ def test_after_its_end_a_device_settles_for_a_while():
     assert working(gates, end + SETTLES + SECOND) == [False, False]
 
 
-def test_work_whose_end_nobody_tells_is_over_after_half_as_long_again():
+def test_work_without_an_end_is_over_after_half_as_long_again():
     gates = Gates()
     shown(gates, 0, ("node:n0", "maintenance_start", {"seconds": 1000}))
     assert working(gates, shown(gates, 1499)) == [True, False]
@@ -53,7 +53,7 @@ def test_work_whose_end_nobody_tells_is_over_after_half_as_long_again():
     assert working(gates, late + SETTLES) == [False, False]
 
 
-def test_no_announcement_hides_a_node_for_ever():
+def test_an_announcement_is_bounded_in_time():
     for seconds in (None, -1, float("nan"), float("inf"), "long", 1e12):
         gates = Gates()
         shown(gates, 0, ("node:n0", "maintenance_start", {"seconds": seconds}))
@@ -61,14 +61,14 @@ def test_no_announcement_hides_a_node_for_ever():
         assert working(gates, late + SETTLES + SECOND) == [False, False], seconds
 
 
-def test_a_change_of_versions_is_known_of_all_that_is_part_of_it():
+def test_a_change_of_versions_applies_to_all_parts_of_a_node():
     gates = Gates()
     time = shown(gates, 5, ("node:n0", "version", {"versions": {"driver": "570"}}))
     assert gates.last_change("gpu:n0.0", TOPOLOGY) == time
     assert gates.last_change("gpu:n1.0", TOPOLOGY) is None
 
 
-def test_a_job_that_started_anew_has_not_ended():
+def test_a_job_that_started_again_has_not_ended():
     gates = Gates()
     begun = shown(gates, 0, ("job:7", "job_start", {"ranks": {}}))
     assert gates.job_started_at("job:7") == begun
@@ -79,7 +79,7 @@ def test_a_job_that_started_anew_has_not_ended():
     assert gates.job_ended_at("job:7") is None
 
 
-def test_memory_is_bounded_in_time():
+def test_old_entries_are_dropped():
     gates = Gates()
     for n in range(100):
         shown(gates, n, (f"job:{n}", "job_start", {}), (f"node:{n}", "version", {}), (f"job:{n}", "job_end", {}))
@@ -87,7 +87,7 @@ def test_memory_is_bounded_in_time():
     assert all(not known for known in gates.snapshot().values())
 
 
-def test_a_restart_remembers_through_json():
+def test_state_survives_a_restart_as_json():
     gates, other = Gates(), Gates()
     time = shown(gates, 0, ("node:n0", "maintenance_start", {}), ("job:7", "job_start", {}))
     other.restore(json.loads(json.dumps(gates.snapshot())))

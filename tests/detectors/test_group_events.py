@@ -1,4 +1,4 @@
-"""Many of a cohort that are off alike are one ticket on what they share; chance, work, jobs and versions are none."""
+"""Members of a cohort that are off alike are one ticket on what they share; chance, work, jobs, versions are none."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_thirteen_of_32_alike_are_one_ticket_on_their_rack(shown):
     assert HOLD <= first.time - first.onset <= HOLD + 300 * SECOND
 
 
-def test_what_lasts_less_than_ten_minutes_is_a_phase(shown):
+def test_a_shift_of_less_than_ten_minutes_is_a_phase(shown):
     assert shown.looks(50, SOME) + shown.looks(100) == []
 
 
-def test_three_of_ten_are_not_a_group_yet(shown):
+def test_three_of_ten_are_no_group_event(shown):
     assert shown.looks(200, range(9)) == []
 
 
@@ -85,25 +85,25 @@ def test_two_of_a_cohort_of_six_are_enough():
     assert {f.entity for f in fleet.looks(120, (1, 4))} == {"rack:few"}
 
 
-def test_where_most_are_worse_the_others_are_told_as_better(shown):
+def test_where_most_are_worse_the_others_are_reported_as_better(shown):
     found = shown.looks(150, range(20))
     assert found
     assert "12 of 32 GPUs are cooler than the others" in found[-1].summary
 
 
-def test_it_ends_with_the_trouble(shown):
+def test_it_ends_with_the_fault(shown):
     assert shown.looks(120, SOME)
     shown.looks(40)
     assert shown.looks(100) == []
     assert shown.group.began == {}
 
 
-def test_it_is_told_for_as_long_as_it_lasts(shown):
-    told = shown.looks(3000, SOME)
-    assert max(f.time for f in told) >= shown.frame().time - 90 * SECOND
+def test_it_is_reported_for_as_long_as_it_lasts(shown):
+    found = shown.looks(3000, SOME)
+    assert max(f.time for f in found) >= shown.frame().time - 90 * SECOND
 
 
-def test_less_than_the_others_is_said_so():
+def test_members_below_the_others_are_reported_as_less():
     fleet = Shown(both=True)
     fleet.looks(LEARNT)
     found = fleet.looks(120, SOME, by=-3.0)
@@ -111,7 +111,7 @@ def test_less_than_the_others_is_said_so():
     assert "are cooler" in found[0].summary
 
 
-def test_those_that_lie_in_one_thing_of_several_name_that_one():
+def test_members_below_one_shared_entity_blame_that_entity():
     """Half of a stage is slow on one loop: the loop is what they share, not the stage."""
     halves = {f"node:n{i}": [f"rack:r{i}"] for i in range(4)} | {f"rack:r{i}": [f"cdu:c{i // 2}"] for i in range(4)}
     ranks = {f"rank:7.{i}": [g, "stage:7.0"] for i, g in enumerate(GPUS)} | {"stage:7.0": ["job:7"]}
@@ -120,12 +120,12 @@ def test_those_that_lie_in_one_thing_of_several_name_that_one():
     assert {f.entity for f in fleet.looks(120, range(15))} == {"cdu:c0"}
 
 
-def test_who_is_blamed_by_the_detector_is_not_named_twice(shown):
+def test_an_entity_that_the_detector_blames_is_not_reported_twice(shown):
     shown.blamed = ("rack:r1",)
     assert shown.looks(120, SOME) == []
 
 
-def test_what_only_a_product_is_shared_by_is_the_fleets():
+def test_members_that_share_only_their_model_blame_the_fleet():
     apart = Topology({g: [f"rack:{g[-1]}"] for g in GPUS}, {g: {"sku": "H100"} for g in GPUS})
     fleet = Shown(apart, (("@sku",),))
     fleet.looks(LEARNT)
@@ -137,7 +137,7 @@ def test_announced_work_on_the_rack_is_no_event(shown):
     assert shown.look(events=[work]) + shown.looks(200, SOME) == []
 
 
-def test_what_happens_to_one_of_them_again_and_again_hides_nothing(shown):
+def test_repeated_changes_of_one_member_hide_no_group_event(shown):
     found = []
     for tick in range(120):
         event = Event(shown.frame().time, GPUS[0], "reset", {})
@@ -145,14 +145,14 @@ def test_what_happens_to_one_of_them_again_and_again_hides_nothing(shown):
     assert found
 
 
-def test_new_software_starts_the_clock_anew(shown):
+def test_new_software_restarts_the_hold(shown):
     shown.looks(60, SOME)
     events = [Event(shown.frame().time, gpu, "version", {}) for gpu in GPUS]
     assert shown.look(SOME, events=events) + shown.looks(50, SOME) == []
     assert shown.looks(30, SOME)
 
 
-def test_the_start_of_their_job_starts_the_clock_anew(shown):
+def test_the_start_of_their_job_restarts_the_hold(shown):
     ranks = {f"rank:7.{i}": [g, "stage:7.0"] for i, g in enumerate(GPUS)} | {"stage:7.0": ["job:7"]}
     shown.topology = Topology(RACK.parents | ranks, RACK.attributes)
     shown.looks(55, SOME)
@@ -171,13 +171,13 @@ def test_a_silence_of_two_minutes_ends_it_and_a_short_one_does_not(shown):
     assert shown.group.began == {}
 
 
-def test_time_that_goes_back_says_nothing(shown):
+def test_a_clock_that_is_set_back_is_no_group_event(shown):
     shown.looks(120, SOME)
     shown.tick = 10
     assert shown.looks(60, SOME) == []
 
 
-def test_a_restart_goes_on_to_the_bit(shown):
+def test_a_restart_continues_bit_by_bit(shown):
     shown.looks(50, SOME)
     other = Shown()
     other.streams.restore(shown.streams.snapshot())

@@ -1,4 +1,4 @@
-"""Mann-Kendall's z of one series and of many, with holes, against the definition."""
+"""Mann-Kendall's z of one series and of many, with gaps, against the definition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_z_of_a_row_is_as_mann_and_kendall_define_it(series):
     assert row_trend_z(np.array([series]))[0] == pytest.approx(defined(series))
 
 
-def test_rows_are_judged_each_by_itself():
+def test_rows_are_independent():
     rising, noise = np.arange(48.0), np.random.default_rng(1).standard_normal(48)
     z = row_trend_z(np.stack([rising, -rising, noise, np.full(48, np.nan)]))
     assert z[0] > 9

@@ -35,7 +35,7 @@ def test_grouped_mad_is_the_median_distance_from_the_median(pairs):
             assert mad[i] == pytest.approx(np.median(np.abs(members - np.median(members))), abs=1e-6)
 
 
-def test_more_groups_than_a_short_integer_holds_are_told_apart():
+def test_more_groups_than_a_16_bit_integer_are_distinguished():
     groups = np.arange(80_000, dtype=np.int32) // 2
     values = np.random.default_rng(1).standard_normal(80_000)
     median, size = grouped_median(values, groups)

@@ -1,4 +1,4 @@
-"""Replay: the contract's files in, findings and incidents out, the same each time."""
+"""Replay: files in, findings and incidents out, the same each time."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_findings_carry_the_fields_of_the_contract_in_order_of_time(recording):
     assert {(f["entity"], f["detector"]) for f in found} == {("cdu:c0", "coolant"), ("gpu:n1.1", "sdc")}
 
 
-def test_the_same_twice_is_the_same_byte_for_byte(recording):
+def test_two_replays_are_equal_byte_for_byte(recording):
     run(recording, "a.jsonl")
     run(recording, "b.jsonl")
     assert (recording / "a.jsonl").read_bytes() == (recording / "b.jsonl").read_bytes()
 
 
-def test_replay_says_what_the_detectors_say_of_the_same_frames(recording, site, watch):
-    """The loops' noise is another one than in the files, but the moment and the entity of the page are the same."""
+def test_replay_gives_the_findings_of_the_detectors_on_the_same_frames(recording, site, watch):
+    """The noise differs from that in the files, but time and entity of the page are the same."""
 
     def change(tick, values):
         if tick >= 100:
@@ -90,19 +90,19 @@ def test_replay_says_what_the_detectors_say_of_the_same_frames(recording, site, 
     assert (page["entity"], page["time"]) == (live[0].entity, iso(live[0].time))
 
 
-def test_the_desk_makes_one_incident_of_each_trouble(recording):
+def test_the_desk_makes_one_incident_of_each_fault(recording):
     run(recording, incidents=recording / "incidents.jsonl", desk=Desk)
     cases = [json.loads(line) for line in (recording / "incidents.jsonl").read_text().splitlines()]
     assert [(c["cause"], c["severity"]) for c in cases] == [("cdu:c0", "page"), ("gpu:n1.1", "page")]
     assert all({"id", "opened", "onset", "resolved", "members", "confidence"} <= c.keys() for c in cases)
 
 
-def test_a_detector_without_its_needs_is_off_and_says_so(recording, capsys):
+def test_a_detector_without_its_needs_is_off_and_logged(recording, capsys):
     run(recording, events=[])
-    said = capsys.readouterr()
-    assert "link is off: the input has no nic.state" in said.err
-    assert "sdc is off: the input has no event:digest" in said.err
-    assert said.out == ""
+    printed = capsys.readouterr()
+    assert "link is off: the input has no nic.state" in printed.err
+    assert "sdc is off: the input has no event:digest" in printed.err
+    assert printed.out == ""
 
 
 def test_quiet_telemetry_ends_with_zero_and_an_empty_file(recording):
@@ -127,7 +127,7 @@ def seconds_apart(folder):
     pq.write_table(table, folder / "t.parquet")
 
 
-def test_rows_of_declared_signals_that_lie_closer_than_a_frame_are_all_judged(tmp_path):
+def test_rows_of_declared_signals_closer_than_a_frame_are_all_judged(tmp_path):
     """On a grid of 10 s there would be 6 samples, too few to have learnt from."""
     seconds_apart(tmp_path)
     (tmp_path / "signals.toml").write_text(DECLARED)
@@ -145,7 +145,7 @@ def test_a_recording_of_a_fleet_is_judged_on_the_grid_of_the_pipeline(tmp_path, 
     assert len({f["time"] for f in coarse}) < len({f["time"] for f in run(recording)[1]})
 
 
-def test_modes_of_the_configuration_hold_in_replay_too(recording):
+def test_modes_of_the_configuration_apply_in_replay(recording):
     config = Config(modes=(ModeRule("record", "coolant"),))
     _, found = run(recording, config=config, incidents=recording / "incidents.jsonl", desk=Desk)
     assert {f["evidence"].get("mode") for f in found if f["detector"] == "coolant"} == {"record"}
@@ -153,7 +153,7 @@ def test_modes_of_the_configuration_hold_in_replay_too(recording):
     assert [c["cause"] for c in cases] == ["gpu:n1.1"]
 
 
-def test_the_configuration_of_detectors_holds_in_replay_too(recording):
+def test_the_configuration_of_detectors_applies_in_replay(recording):
     config = Config(detector={"sdc": {"quorum": 99}})
     assert "sdc" in {f["detector"] for f in run(recording)[1]}
     assert "sdc" not in {f["detector"] for f in run(recording, config=config)[1]}

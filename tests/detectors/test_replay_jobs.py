@@ -1,4 +1,4 @@
-"""Replay follows jobs: who runs where is what the events say, from their time on and never before."""
+"""Replay follows jobs: ranks are where the events place them, from their time on."""
 
 from __future__ import annotations
 
@@ -77,29 +77,29 @@ def test_a_slow_rank_is_compared_with_its_stage_and_blamed_where_it_runs_then(re
     assert incident["cause"] == "gpu:n2.0"
 
 
-def test_an_incident_about_a_rank_resolves_although_its_job_ended_before_it_was_well(recording):
+def test_an_incident_of_a_rank_resolves_after_its_job_ended(recording):
     _, (incident,) = run(recording)
     assert incident["severity"] == "page"
     assert iso(START + OVER * STEP) < incident["resolved"] < iso(START + (OVER + 70) * STEP)
 
 
-def test_without_its_events_nobody_knows_the_stages(recording):
+def test_without_events_the_stages_are_unknown(recording):
     found, incidents = run(recording, events=[])
     assert found == []
     assert incidents == []
 
 
-def test_an_inventory_in_the_events_tells_the_same_as_a_start(recording):
-    """A recorded real fleet has both; an inventory bears the node, and lets go of what it names no longer."""
+def test_an_inventory_event_has_the_effect_of_a_job_start(recording):
+    """A recorded real fleet has both; an inventory is of a node, and removes entities that it no longer names."""
     lines = (recording / "events.jsonl").read_text().splitlines()
-    told = {
+    entities = {
         rank: {"parents": [p["stage"], "job:7", p["gpu"]], "attributes": {"node": "n0"}}
         for rank, p in places(0).items()
     }
-    told |= {f"stage:7.{s}": {"parents": ["job:7"], "attributes": {}} for s in range(2)}
-    told["rank:7.5"]["parents"][2] = "gpu:n2.0"
+    entities |= {f"stage:7.{s}": {"parents": ["job:7"], "attributes": {}} for s in range(2)}
+    entities["rank:7.5"]["parents"][2] = "gpu:n2.0"
     moment = START + MOVED * STEP
-    inventory = {"time": iso(moment), "entity": "node:n0", "kind": "inventory", "data": {"entities": told}}
+    inventory = {"time": iso(moment), "entity": "node:n0", "kind": "inventory", "data": {"entities": entities}}
     (recording / "events.jsonl").write_text("\n".join([lines[0], json.dumps(inventory), lines[2]]) + "\n")
     found, (incident,) = run(recording)
     assert {f["evidence"]["gpu"] for f in found} == {"gpu:n2.0"}

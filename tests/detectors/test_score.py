@@ -1,4 +1,4 @@
-"""The scorer on cases made by hand, whose right answer is known without it."""
+"""The scorer on cases with known answers, made by hand."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def event(kind, entity, onset=0.0, end=3600.0, cls="hard", name="", visible=None
 
 
 def page(cause, detector, seconds, incident="", suspects=(), ticket=None):
-    told = at(seconds if ticket is None else ticket)
-    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause, *suspects), told, at(seconds))
+    ticketed = at(seconds if ticket is None else ticket)
+    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause, *suspects), ticketed, at(seconds))
 
 
 def ticket(cause, detector, seconds, incident=""):
@@ -63,7 +63,7 @@ def scored(events, alerts, days=10.0, **meta):
     return score_run(events, Alerts(tuple(alerts)), WORLD, Meta(days, **meta))
 
 
-def told(result):
+def counts(result):
     return result["found"], result["false"], result["duplicates"]
 
 
@@ -99,7 +99,7 @@ def test_detector_and_cause_must_count_for_the_kind(kind, root, cause, detector,
     assert (result["found"], result["false"]) == ((1, 0) if answers else (0, 1))
 
 
-def test_who_finds_everything_is_perfect():
+def test_finding_everything_gives_perfect_figures():
     events = [event("sdc", "gpu:n0.0"), event("coolant", "cdu:c0"), event("straggler", "gpu:n0.1", cls="soft")]
     alerts = [page("gpu:n0.0", "sdc", 5), page("cdu:c0", "coolant", 5), page("rank:7.1", "straggler", 5)]
     result = scored(events, alerts)
@@ -107,21 +107,21 @@ def test_who_finds_everything_is_perfect():
     assert (result["missed"], result["delay_median_s"]) == ([], 5.0)
 
 
-def test_who_says_nothing_finds_nothing_and_is_never_wrong():
+def test_no_alerts_find_nothing_and_are_never_false():
     result = scored([event("sdc", "gpu:n0.0", name="x")], [])
-    assert (*told(result), result["recall"], result["precision"], result["f1"]) == (0, 0, 0, 0.0, None, None)
+    assert (*counts(result), result["recall"], result["precision"], result["f1"]) == (0, 0, 0, 0.0, None, None)
     assert (result["missed"], result["delay_median_s"]) == (["x"], None)
 
 
-def test_an_alarm_that_is_always_on_finds_nothing_but_what_began_with_it():
+def test_an_alarm_that_is_always_on_finds_only_the_event_that_began_with_it():
     events = [event("sdc", "gpu:n0.0", onset * HOUR, onset * HOUR + 600) for onset in (1, 5, 9)]
     one = scored(events, [page("gpu:n0.0", "sdc", -HOUR)])
-    assert told(one) == (0, 1, 0)
+    assert counts(one) == (0, 1, 0)
 
 
 def test_one_incident_that_never_ends_is_a_false_page_for_every_six_hours():
     alerts = [page("gpu:n0.0", "sdc", hour * HOUR, "a") for hour in range(24)]
-    assert scored([], alerts)["false"] == 4  # at hours 0, 7, 14 and 21: each stands for what follows within 6 h
+    assert scored([], alerts)["false"] == 4  # at hours 0, 7, 14 and 21: each covers the alerts of the next 6 h
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(-61, 0), (-60, 1), (0, 1), (4200, 1), (4201, 0)])
@@ -130,15 +130,15 @@ def test_a_page_counts_from_a_minute_before_the_onset_to_ten_minutes_after_the_e
     assert (result["found"], result["false"]) == (found, 1 - found)
 
 
-def test_a_page_that_comes_too_late_is_false_and_the_event_is_missed():
+def test_a_page_that_is_too_late_is_false_and_the_event_is_missed():
     result = scored([event("sdc", "gpu:n0.0", 0, 600)], [page("gpu:n0.0", "sdc", 1201)])
-    assert told(result) == (0, 1, 0)
+    assert counts(result) == (0, 1, 0)
     assert result["false_by_reason"] == {"nothing": 1}
 
 
-def test_a_page_on_another_device_is_false_and_blames_what_is_near():
+def test_a_page_on_another_device_is_false_and_lists_the_fault_beside_it():
     result = scored([event("straggler", "gpu:n0.0", attribution="gpu")], [page("rack:r1", "straggler", 60)])
-    assert told(result) == (0, 1, 0)
+    assert counts(result) == (0, 1, 0)
     assert result["false_by_reason"] == {"wrong": 1}
     assert result["false_beside_faults"] == {"straggler": 1}
     assert result["attribution"]["NODE"]["COOLING"] == 1
@@ -147,43 +147,43 @@ def test_a_page_on_another_device_is_false_and_blames_what_is_near():
 def test_one_page_answers_only_one_of_two_faults():
     events = [event("straggler", "gpu:n0.0", name="a"), event("straggler", "gpu:n0.1", name="b")]
     result = scored(events, [page("node:n0", "straggler", 60)])
-    assert (*told(result), result["missed"]) == (1, 0, 0, ["b"])
+    assert (*counts(result), result["missed"]) == (1, 0, 0, ["b"])
 
 
 def test_two_pages_find_two_faults_in_whatever_order_they_fit():
-    """The first page fits both events, the second only the one that the first would take: none is lost."""
+    """The first page matches both events, the second only the one that the first would answer: none is lost."""
     events = [event("straggler", "gpu:n0.0", 50, name="a"), event("straggler", "gpu:n0.1", 0, name="b")]
     result = scored(events, [page("node:n0", "straggler", 60), page("gpu:n0.0", "straggler", 70)])
-    assert told(result) == (2, 0, 0)
+    assert counts(result) == (2, 0, 0)
 
 
 def test_a_second_incident_for_the_same_event_is_a_duplicate_and_false():
     result = scored([event("sdc", "gpu:n0.0")], [page("gpu:n0.0", "sdc", 60), page("node:n0", "sdc", 70)])
-    assert (*told(result), result["precision"]) == (1, 1, 1, 0.5)
+    assert (*counts(result), result["precision"]) == (1, 1, 1, 0.5)
 
 
 def test_further_alerts_of_one_incident_on_one_event_are_free_for_six_hours():
     long = event("sdc", "gpu:n0.0", 0, 48 * HOUR)
     inside = [page("gpu:n0.0", "sdc", seconds, "a") for seconds in (60, 70, 60 + 6 * HOUR)]
-    assert told(scored([long], inside)) == (1, 0, 0)
-    assert told(scored([long], [*inside, page("gpu:n0.0", "sdc", 61 + 6 * HOUR, "a")])) == (1, 1, 1)
-    assert told(scored([long], [replace(a, incident=f"{i}") for i, a in enumerate(inside)])) == (1, 2, 2)
+    assert counts(scored([long], inside)) == (1, 0, 0)
+    assert counts(scored([long], [*inside, page("gpu:n0.0", "sdc", 61 + 6 * HOUR, "a")])) == (1, 1, 1)
+    assert counts(scored([long], [replace(a, incident=f"{i}") for i, a in enumerate(inside)])) == (1, 2, 2)
 
 
 def test_an_incident_that_pages_again_without_cause_is_false():
     events = [event("sdc", "gpu:n0.0", 0, 600)]
     result = scored(events, [page("gpu:n0.0", "sdc", 60, "a"), page("gpu:n0.0", "sdc", 5060, "a")])
-    assert told(result) == (1, 1, 0)
+    assert counts(result) == (1, 1, 0)
 
 
 def test_an_incident_that_pages_again_may_answer_another_event():
     events = [event("sdc", "gpu:n0.0", 0, 600), event("sdc", "gpu:n0.0", 5000, 5600)]
-    assert told(scored(events, [page("gpu:n0.0", "sdc", 60, "a")])) == (1, 0, 0)
+    assert counts(scored(events, [page("gpu:n0.0", "sdc", 60, "a")])) == (1, 0, 0)
     result = scored(events, [page("gpu:n0.0", "sdc", 60, "a"), page("gpu:n0.0", "sdc", 5060, "a")])
-    assert (*told(result), result["precision"]) == (2, 0, 0, 1.0)
+    assert (*counts(result), result["precision"]) == (2, 0, 0, 1.0)
 
 
-def test_a_page_within_a_benign_event_is_false_and_names_whom_it_fooled():
+def test_a_page_within_a_benign_event_is_false_and_names_its_detector():
     harmless = [event("job_restart", "job:7", cls="benign", name=n, attribution="job") for n in ("a", "b")]
     result = scored(harmless, [page("gpu:n0.0", "straggler", 60, suspects=["rank:7.0"]), page("cdu:c0", "coolant", 60)])
     assert (result["events"], result["recall"], result["false"]) == (0, None, 2)
@@ -193,9 +193,9 @@ def test_a_page_within_a_benign_event_is_false_and_names_whom_it_fooled():
     assert result["not_sought"] == {"benign": {"events": 2, "found": 0}}
 
 
-def test_a_fault_within_a_benign_event_may_be_found_all_the_same():
+def test_a_fault_within_a_benign_event_can_be_found():
     events = [event("evaluation", "job:7", cls="benign"), event("straggler", "gpu:n0.0")]
-    assert told(scored(events, [page("rank:7.0", "straggler", 60)])) == (1, 0, 0)
+    assert counts(scored(events, [page("rank:7.0", "straggler", 60)])) == (1, 0, 0)
 
 
 def test_a_ticket_within_a_benign_event_is_no_false_page():
@@ -203,7 +203,7 @@ def test_a_ticket_within_a_benign_event_is_no_false_page():
     assert (result["false"], result["tickets"]["false"]) == (0, 1)
 
 
-def test_an_invisible_event_is_not_looked_for_and_finding_it_is_not_false():
+def test_an_invisible_event_need_not_be_found_and_finding_it_is_not_false():
     hidden = event("sdc", "gpu:n0.0", cls="invisible")
     assert (scored([hidden], [])["events"], scored([hidden], [])["recall"]) == (0, None)
     result = scored([hidden], [page("gpu:n0.0", "sdc", 60)])
@@ -211,7 +211,7 @@ def test_an_invisible_event_is_not_looked_for_and_finding_it_is_not_false():
     assert result["not_sought"]["invisible"] == {"events": 1, "found": 1}
 
 
-def test_an_alert_goes_to_the_event_that_is_looked_for_before_the_invisible_one():
+def test_an_alert_answers_a_visible_event_before_an_invisible_one():
     events = [event("sdc", "gpu:n0.0", 50, cls="invisible"), event("sdc", "gpu:n0.0", 0)]
     assert scored(events, [page("gpu:n0.0", "sdc", 60)])["found"] == 1
 
@@ -222,10 +222,10 @@ def test_a_ticket_answers_where_a_ticket_is_enough_and_nowhere_else():
         result = scored([fault], [ticket("port:n0.p0", "link", 60)])
         assert (result["found"], result["false"], result["pages"]) == (found, 0, 0)
         assert (result["tickets"]["right"], result["tickets"]["false"]) == (found, false)
-    assert told(scored([slow], [page("port:n0.p0", "link", 60)])) == (1, 0, 0)
+    assert counts(scored([slow], [page("port:n0.p0", "link", 60)])) == (1, 0, 0)
 
 
-def test_the_delay_counts_to_the_level_that_is_wanted():
+def test_the_delay_ends_with_the_required_level():
     rising = page("port:n0.p0", "link", 900, ticket=100)
     assert scored([event("optic_degradation", "port:n0.p0")], [rising])["delay_median_s"] == 100.0
     assert scored([event("link_down", "port:n0.p0")], [rising])["delay_median_s"] == 900.0
@@ -245,13 +245,13 @@ def test_a_page_before_the_onset_has_no_delay_and_one_about_an_instant_has_its_o
     assert scored([event("sdc", "gpu:n0.0", 0, 0)], [page("gpu:n0.0", "sdc", 40)])["delay_median_s"] == 40.0
 
 
-def test_the_delay_of_a_ramp_counts_from_when_it_can_be_seen():
+def test_the_delay_of_a_ramp_counts_from_when_it_is_visible():
     ramp = event("cold_plate", "gpu:n0.0", 0, 10 * HOUR, "soft", visible=4 * HOUR)
     assert scored([ramp], [page("gpu:n0.0", "thermal", 5 * HOUR)])["delay_median_s"] == HOUR
     assert scored([ramp], [page("gpu:n0.0", "thermal", 3 * HOUR)])["delay_median_s"] == 0.0
 
 
-def test_what_could_never_be_seen_within_the_recording_is_small():
+def test_an_event_that_is_never_visible_in_the_recording_is_small():
     ramp = event("optic_degradation", "port:n0.p0", 0, 10 * HOUR, visible=4 * HOUR)
     assert scored([ramp], [], end=at(5 * HOUR))["events"] == 1
     cut = scored([ramp], [], end=at(3 * HOUR))
@@ -266,7 +266,7 @@ def test_localisation_is_exact_or_among_the_first_three():
     assert (fourth["top1"], fourth["top3"]) == (0.0, 0.0)
 
 
-def test_effects_below_delta_min_are_told_apart_and_finding_one_is_not_false():
+def test_effects_below_delta_min_count_separately_and_finding_one_is_not_false():
     tiny = event("straggler", "gpu:n0.0", cls="soft", effect=0.019, effect_unit="time")
     enough = event("straggler", "gpu:n0.1", cls="soft", effect=0.02, effect_unit="time")
     result = scored([tiny, enough], [page("gpu:n0.0", "straggler", 60), page("gpu:n0.1", "straggler", 60)])
@@ -276,19 +276,19 @@ def test_effects_below_delta_min_are_told_apart_and_finding_one_is_not_false():
 
 
 @pytest.mark.parametrize(("effect", "unit"), [(None, None), (0.001, None), (None, "time"), (0.001, "parsec")])
-def test_an_event_whose_effect_is_not_told_in_a_known_unit_counts(effect, unit):
+def test_an_event_without_an_effect_in_a_known_unit_counts(effect, unit):
     assert scored([event("straggler", "gpu:n0.0", effect=effect, effect_unit=unit)], [])["events"] == 1
 
 
 @pytest.mark.parametrize("unit", DELTA_MIN)
-def test_an_effect_may_be_a_fall(unit):
+def test_an_effect_may_be_negative(unit):
     for share, counts in ((-0.99, 0), (-1.01, 1)):
         size = share * DELTA_MIN[unit]
         assert scored([event("straggler", "gpu:n0.0", effect=size, effect_unit=unit)], [])["events"] == counts
 
 
-def test_a_soft_event_must_last_for_the_hold_and_the_median_delay_of_its_kind():
-    """One found after 300 s: what counts lasts 600 + 300 s. Without any found, 600 s are enough."""
+def test_a_soft_event_must_last_for_the_hold_plus_the_median_delay_of_its_kind():
+    """One found after 300 s: events of 600 + 300 s count. Without any found, 600 s are enough."""
     events = [event("straggler", "gpu:n0.0", cls="soft", name="long")]
     events += [event("straggler", "gpu:n0.1", 9000, 9000 + s, "soft", name=f"{s}") for s in (599, 600, 899, 900)]
     found = scored(events, [page("gpu:n0.0", "straggler", 300)])
@@ -297,7 +297,7 @@ def test_a_soft_event_must_last_for_the_hold_and_the_median_delay_of_its_kind():
     assert (silent["events"], silent["small"]["events"]) == (4, 1)
 
 
-def test_the_delay_of_an_effect_too_small_to_count_decides_nothing():
+def test_the_delay_of_a_small_effect_does_not_change_the_required_length():
     tiny = event("straggler", "gpu:n0.0", cls="soft", effect=0.001, effect_unit="time")
     large = event("straggler", "gpu:n0.1", 9000, 9700, "soft", effect=0.5, effect_unit="time")
     result = scored([tiny, large], [page("gpu:n0.0", "straggler", 3000)])
@@ -308,14 +308,14 @@ def test_a_hard_event_counts_however_short_it_was():
     assert scored([event("gpu_off_bus", "gpu:n0.0", 0, 0)], [])["events"] == 1
 
 
-def test_false_pages_are_told_per_thousand_node_days_with_their_interval():
+def test_false_pages_per_thousand_node_days_have_an_interval():
     rate = scored([], [page("gpu:n0.0", "sdc", 60)], 500.0)["false_pages_per_1000_node_days"]
     assert rate["value"] == 2.0
     assert (rate["low"], rate["high"]) == pytest.approx((0.0506, 11.143), abs=1e-3)
     assert scored([], [], None)["false_pages_per_1000_node_days"] is None
 
 
-def test_attribution_is_told_by_what_was_at_fault_and_what_was_named():
+def test_attribution_is_a_matrix_of_fault_class_and_alert_class():
     events = [
         event("straggler", "gpu:n0.0", attribution="gpu"),
         event("host_contention", "node:n0", attribution="host"),
@@ -325,7 +325,7 @@ def test_attribution_is_told_by_what_was_at_fault_and_what_was_named():
     ]
     alerts = [
         page("gpu:n0.0", "straggler", 60),
-        page("gpu:n0.1", "straggler", 60, suspects=["rank:7.1"]),  # blames a GPU for what the job does
+        page("gpu:n0.1", "straggler", 60, suspects=["rank:7.1"]),  # blames a GPU for a fault of the job
         page("port:n0.p0", "link", 60),
     ]
     result = scored(events, alerts)
@@ -334,7 +334,7 @@ def test_attribution_is_told_by_what_was_at_fault_and_what_was_named():
     assert (result["attribution_right"]["right"], result["attribution_right"]["told"]) == (3, 4)
 
 
-def test_severities_are_told_by_tenths():
+def test_recall_is_listed_by_tenths_of_severity():
     events = [event("sdc", "gpu:n0.0", i, severity=s) for i, s in enumerate((0.0, 0.09, 0.1, 1.0, None))]
     tenths = scored(events, [page("gpu:n0.0", "sdc", 0)])["severity"]
     assert {name: (block["found"], block["events"]) for name, block in tenths.items()} == {
@@ -344,16 +344,16 @@ def test_severities_are_told_by_tenths():
     }
 
 
-def test_a_rank_that_moved_stands_for_the_gpu_that_it_was_on():
+def test_a_rank_that_moved_counts_as_the_gpu_that_it_was_on():
     starts = [(0, "gpu:n0.0"), (HOUR, "gpu:n0.1")]
     placed = [Event(at(s), "job:9", "job_start", {"ranks": {"rank:9.0": {"gpu": g}}}) for s, g in starts]
     world = Placement(WORLD.topology, placed)
     for seconds, gpu, found in ((60, 0, 1), (60, 1, 0), (HOUR + 60, 0, 0), (HOUR + 60, 1, 1)):
-        said = Alerts((page("rank:9.0", "straggler", seconds),))
-        assert score_run([event("straggler", f"gpu:n0.{gpu}", 0, 2 * HOUR)], said, world, Meta())["found"] == found
+        alerts = Alerts((page("rank:9.0", "straggler", seconds),))
+        assert score_run([event("straggler", f"gpu:n0.{gpu}", 0, 2 * HOUR)], alerts, world, Meta())["found"] == found
 
 
-def test_the_price_of_a_sample_and_the_size_of_the_fleet_are_told():
+def test_cost_per_sample_and_fleet_size_are_figures():
     result = scored([event("sdc", "gpu:n0.0")], [page("gpu:n0.0", "sdc", 9)], gpus=64.0, cpu_seconds=3.0, samples=2e6)
     assert result["cpu_s_per_million_samples"] == 1.5
     (scale,) = result["scales"]
@@ -377,7 +377,7 @@ def test_runs_are_added_up_exactly():
     assert merge_scores([one]) == one
 
 
-def test_what_is_small_is_decided_over_all_runs_together():
+def test_small_events_are_decided_over_all_runs_together():
     long = event("straggler", "gpu:n0.0", cls="soft")
     short = event("straggler", "gpu:n0.0", 0, 700, "soft")
     alone = scored([short], [])
@@ -386,15 +386,15 @@ def test_what_is_small_is_decided_over_all_runs_together():
     assert (result["events"], result["found"], result["small"]["events"]) == (1, 1, 1)
 
 
-def test_precision_at_field_rates_is_what_pencil_and_paper_give():
+def test_precision_at_field_rates_matches_a_calculation_by_hand():
     """Recall 0.5, no false page in 10,000 node-days (upper bound 3.689 / 10): 3.25 / (3.25 + 0.3689) = 0.898."""
     events = [event("sdc", "gpu:n0.0"), event("coolant", "cdu:c0")]
     result = scored(events, [page("gpu:n0.0", "sdc", 60)])
     clean = scored([], [], 10_000.0)
     field = add_field_rates(result, [clean])["precision_at_field_rates"]
     assert (field["false_pages"], field["node_days"], field["recall"]) == (0, 10_000.0, 0.5)
-    told = [(p["faults_per_1000_node_days"], p["value"], p["low"], p["high"]) for p in field["precision"]]
-    assert told == [
+    lines = [(p["faults_per_1000_node_days"], p["value"], p["low"], p["high"]) for p in field["precision"]]
+    assert lines == [
         (6.5, 1.0, pytest.approx(0.89807, abs=1e-5), 1.0),
         (2.34, 1.0, pytest.approx(0.76029, abs=1e-5), 1.0),
     ]
@@ -441,7 +441,7 @@ def test_the_page_on_scoring_shows_the_least_effects(unit):
 
 
 @pytest.mark.parametrize("name", sorted({*BY_FAMILY, *BY_CAUSE}))
-def test_the_page_on_scoring_shows_what_alerts_say(name):
+def test_the_page_on_scoring_shows_the_classes_of_alerts(name):
     wanted = {table[name] for table in (BY_FAMILY, BY_CAUSE) if name in table}
     lines = [line for line in PAGE.splitlines() if line.startswith("- says ") and f"`{name}`" in line]
     assert {line.split()[2].rstrip(":") for line in lines} == wanted

@@ -1,4 +1,4 @@
-"""The scorer from files: what it reads, what it writes, and what it says of bad input."""
+"""The scorer on files: input, output, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def incident(name, cause, opened, members, **more):
 
 @pytest.fixture
 def files(tmp_path):
-    """One straggler, found; one page about nothing."""
+    """One straggler, found; one page without a fault."""
     texts = {
         "findings": [
             finding(20, "rank:7.0", "suspect"),
@@ -83,7 +83,7 @@ def test_files_are_scored_by_incident_and_written_as_json(files, tmp_path):
     assert json.loads((tmp_path / "s.json").read_text()) == json.loads(json.dumps(result))
 
 
-def test_what_was_written_is_added_up_as_what_was_not(files, tmp_path):
+def test_results_read_from_files_are_merged_like_those_in_memory(files, tmp_path):
     result = score(**files, json_file=tmp_path / "s.json")
     written = json.loads((tmp_path / "s.json").read_text())
     assert merge_scores([written, result]) == merge_scores([result, result])
@@ -100,7 +100,7 @@ def test_without_incidents_each_condition_is_an_alert(files):
     assert (result["pages"], result["found"], result["node_days"], result["compression"]) == (2, 1, None, None)
 
 
-def test_an_incident_counts_conditions_of_all_levels_and_pages_that_no_incident_holds_are_told(files):
+def test_conditions_per_incident_count_all_levels_and_pages_without_an_incident_are_listed(files):
     with files["findings"].open("a") as file:
         for line in (finding(70, "rank:7.0", "suspect", 65, "link"), finding(9999, "rank:1.1")):
             file.write(json.dumps(line) + "\n")
@@ -111,36 +111,36 @@ def test_an_incident_counts_conditions_of_all_levels_and_pages_that_no_incident_
     )
 
 
-def test_what_a_member_says_after_its_incident_was_resolved_is_not_of_that_incident(files):
+def test_conditions_after_an_incident_was_resolved_do_not_belong_to_it(files):
     with files["findings"].open("a") as file:
         file.write(json.dumps(finding(2500, "rank:7.0", onset=2400)) + "\n")
     result = score(**files)
     assert (result["pages"], result["compression"], result["pages_in_no_incident"]) == (2, 1.0, 1)
 
 
-def test_an_incident_without_a_page_of_its_own_is_told_when_the_second_suspect_came(files):
-    """Two suspects that bear each other out are a ticket: it is an answer only where a ticket is enough."""
+def test_an_incident_of_suspects_alone_alerts_with_the_second_suspect(files):
+    """Two suspects that corroborate each other are a ticket: it is an answer only where a ticket is enough."""
     slow = {**FAULT, "kind": "cold_plate"}
-    told = [finding(20, "rank:7.0", "suspect"), finding(80, "gpu:n0.0", "suspect", detector="thermal")]
+    findings = [finding(20, "rank:7.0", "suspect"), finding(80, "gpu:n0.0", "suspect", detector="thermal")]
     case = incident("a", "gpu:n0.0", 20, ["rank:7.0", "gpu:n0.0"], severity="ticket")
-    for name, lines in (("findings", told), ("incidents", [case]), ("truth", [slow])):
+    for name, lines in (("findings", findings), ("incidents", [case]), ("truth", [slow])):
         files[name].write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = score(**files)
     assert (result["found"], result["delay_median_s"], result["pages"]) == (1, 80.0, 0)
     assert result["tickets"]["right"] == 1
 
 
-def test_the_same_comes_from_memory_as_from_files(files):
-    told = [Finding(T0 + 60 * SECOND, T0, "rank:7.0", "straggler", "page", 1.0, "slow")]
+def test_data_in_memory_and_files_give_the_same_result(files):
+    findings = [Finding(T0 + 60 * SECOND, T0, "rank:7.0", "straggler", "page", 1.0, "slow")]
     opened = T0 + 60 * SECOND
     case = Incident("a", "gpu:n0.0", opened, T0, "page", "slow", "straggler", "rank:7.0", ("rank:7.0",))
     world = Placement(Topology({"rank:7.0": ["gpu:n0.0"]}))
-    result = score_run(as_truth([FAULT]), as_alerts(told, [case]), world, Meta(1.0))
+    result = score_run(as_truth([FAULT]), as_alerts(findings, [case]), world, Meta(1.0))
     assert (result["found"], result["false"], result["delay_median_s"]) == (1, 0, 60.0)
-    assert score_run(as_truth([FAULT]), as_alerts(told, None), world, Meta(1.0))["found"] == 1
+    assert score_run(as_truth([FAULT]), as_alerts(findings, None), world, Meta(1.0))["found"] == 1
 
 
-def test_nothing_said_and_nothing_that_happened_are_a_score_too(files):
+def test_a_run_without_alerts_and_events_has_a_score(files):
     for name in ("findings", "incidents", "truth"):
         files[name].write_text("")
     result = score(**files)
@@ -163,7 +163,7 @@ def test_the_table_has_a_row_per_kind_and_one_for_all_and_fits_a_hundred_columns
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
-def test_programs_get_numbers_alone(files, form):
+def test_programs_get_numbers_only(files, form):
     from pipeline.commands.output import rendered
 
     lines, columns, more = format_score(score(**files), form)
@@ -203,7 +203,7 @@ def test_a_run_with_faults_is_no_clean_run(files, tmp_path):
     ("text", "wanted"),
     [("", "was it cut off"), ("[]", "found list"), ("{}", "false, node_days, events, records missing")],
 )
-def test_a_clean_run_that_is_none_is_named(files, tmp_path, text, wanted):
+def test_a_file_that_is_no_clean_run_is_named(files, tmp_path, text, wanted):
     (tmp_path / "clean.json").write_text(text)
     with pytest.raises(UsageError, match=rf"clean\.json.*{wanted}"):
         score(**files, clean=[tmp_path / "clean.json"])
@@ -275,7 +275,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "line", "wanted"), BAD)
-def test_a_bad_line_is_named_with_its_mend_and_costs_nothing(files, tmp_path, name, line, wanted):
+def test_a_bad_line_is_reported_with_file_line_and_expectation(files, tmp_path, name, line, wanted):
     kept = tmp_path / "score.json"
     kept.write_text("of yesterday")
     with files[name].open("a") as file:
@@ -288,7 +288,7 @@ def test_a_bad_line_is_named_with_its_mend_and_costs_nothing(files, tmp_path, na
     assert kept.read_text() == "of yesterday"
 
 
-def test_an_incident_of_a_pipeline_may_be_over_before_people_could_see_it(files):
+def test_an_incident_may_be_over_before_it_is_opened(files):
     line = json.dumps({**CASE, "onset": at(30), "opened": at(200), "resolved": at(90)})
     files["incidents"].write_text(line + "\n")
     result = score(**files)
@@ -312,7 +312,7 @@ FIELDS = [(name, key) for name, row in WHOLE.items() for key in row] + [("truth"
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-def test_whatever_stands_in_a_field_is_scored_or_refused_with_its_line(files, name, field, data):
+def test_any_value_of_a_field_is_scored_or_refused_with_its_line(files, name, field, data):
     row = json.loads(json.dumps(WHOLE[name]))
     part, _, key = field.partition(" ")
     (row[part] if key else row)[key or part] = data.draw(ANY_JSON)
@@ -325,7 +325,7 @@ def test_whatever_stands_in_a_field_is_scored_or_refused_with_its_line(files, na
     assert not refused or refused.startswith(f"{files[name]}: " + ("" if name == "meta" else "line 1: "))
 
 
-def test_blank_lines_a_byte_order_mark_and_odd_line_ends_within_texts_cost_nothing(files):
+def test_blank_lines_a_byte_order_mark_and_unusual_line_ends_are_read(files):
     lines = files["findings"].read_text().splitlines()
     odd = json.dumps({**finding(70, "rank:7.0"), "summary": "one\u2028two"}, ensure_ascii=False)
     files["findings"].write_text("\ufeff" + "\r\n\r\n".join([*lines, odd]) + "\r\n\r\n")
@@ -334,13 +334,13 @@ def test_blank_lines_a_byte_order_mark_and_odd_line_ends_within_texts_cost_nothi
 
 
 @pytest.mark.parametrize("cls", ["hard", "soft", "benign", None])
-def test_an_event_that_nobody_is_guilty_of_is_benign(files, cls):
+def test_an_event_without_faulty_entities_is_benign(files, cls):
     files["truth"].write_text(json.dumps({**FAULT, "class": cls, "entities": []}))
     result = score(**files)
     assert (result["events"], result["false_by_benign"]["straggler"]["pages"]) == (0, 1)
 
 
-def test_a_kind_of_ones_own_is_answered_by_any_page_on_the_guilty(files):
+def test_an_own_kind_is_answered_by_any_page_on_the_faulty_entity(files):
     files["truth"].write_text(json.dumps({**FAULT, "kind": "mouse in the rack"}))
     assert score(**files)["found"] == 1
 
@@ -377,6 +377,6 @@ def test_a_file_that_cannot_be_read_is_named(files, name):
         score(**files)
 
 
-def test_a_place_that_cannot_be_written_is_named(files, tmp_path):
+def test_an_output_that_cannot_be_written_is_named(files, tmp_path):
     with pytest.raises(UsageError, match="cannot be written"):
         score(**files, json_file=tmp_path / "nowhere" / "s.json")

@@ -1,4 +1,4 @@
-"""Intervals of the scorer: against published tables, closed forms and sums that need no quantile."""
+"""Intervals of the scorer against published tables, closed forms and sums without a quantile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_wilson_intervals_are_those_of_the_tables():
 
 
 @given(st.integers(1, 10_000), st.data())
-def test_the_ends_of_a_wilson_interval_are_where_the_score_test_turns(of, data):
+def test_the_ends_of_a_wilson_interval_are_the_limits_of_the_score_test(of, data):
     hits = data.draw(st.integers(0, of))
     for end in wilson_interval(hits, of):
         if 0 < end < 1:
@@ -72,8 +72,8 @@ def test_the_ends_of_a_wilson_interval_are_where_the_score_test_turns(of, data):
             assert score == pytest.approx(1.959964**2, rel=1e-6)
 
 
-def test_waiting_times_are_those_of_the_textbook():
-    """Kaplan and Meier's own example: known at 0.8, 3.1, 5.4, 9.2, still waiting at 1.0, 2.7, 7.0, 12.1."""
+def test_waiting_times_match_the_textbook():
+    """The example of Kaplan and Meier: found at 0.8, 3.1, 5.4, 9.2, still waiting at 1.0, 2.7, 7.0, 12.1."""
     waits = [
         (0.8, True),
         (1.0, False),
@@ -84,7 +84,7 @@ def test_waiting_times_are_those_of_the_textbook():
         (9.2, True),
         (12.1, False),
     ]
-    # what is left after each: 7/8, 7/8 x 4/5 = 0.7, 0.7 x 3/4 = 0.525, 0.525 x 1/2 = 0.2625
+    # share left after each: 7/8, 7/8 x 4/5 = 0.7, 0.7 x 3/4 = 0.525, 0.525 x 1/2 = 0.2625
     assert [time_until_share(waits, share) for share in (0.12, 0.3, 0.47, 0.5, 0.73, 0.74)] == [
         0.8,
         3.1,

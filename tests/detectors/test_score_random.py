@@ -1,4 +1,4 @@
-"""The scorer against a second one, written from the protocol alone: brute force, no shared code, small cases."""
+"""The scorer against a second one written from the protocol: brute force, no shared code, small cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABOVE = {
     "gpu:b": {"node:n", "rack:r"},
     "node:n": {"rack:r"},
 }
-# kind -> level, detectors, kinds of cause, as docs/scoring.md tells them
+# kind -> level, detectors, kinds of cause, as in docs/scoring.md
 HEAT_OR_SLOW = {"straggler", "straggler_inferred", "thermal", "thermal_edge"}
 RULES = {
     "sdc": ("page", {"sdc", "sdc_replica"}, {"gpu", "node"}),
@@ -62,11 +62,11 @@ def alerts(draw):
     return Alert(incident, cause, detector, detector, suspects, time * SECOND, late)
 
 
-def told_at(alert, level):
+def time_at(alert, level):
     return alert.paged if level == "page" else alert.ticketed
 
 
-def stands_for(name, root):
+def counts_as(name, root):
     return name == root or (name == "rank:7.0" and root == "gpu:a")
 
 
@@ -76,7 +76,7 @@ def rule(event):
 
 def answers(alert, event):
     level, detectors, causes = rule(event)
-    time = told_at(alert, level)
+    time = time_at(alert, level)
     return (
         event.detectability != "benign"
         and time is not None
@@ -84,21 +84,21 @@ def answers(alert, event):
         and (detectors is None or alert.detector in detectors)
         and (causes is None or alert.cause.split(":")[0] in causes)
         and (
-            stands_for(alert.cause, event.entity)
+            counts_as(alert.cause, event.entity)
             or (event.detectability != "invisible" and alert.cause in ABOVE[event.entity])
         )
     )
 
 
-def most_answered(some, said):
-    """Size of the best assignment, by trying all."""
-    if not some or not said:
+def most_answered(some, alerts):
+    """Returns the size of the best assignment, by trying all."""
+    if not some or not alerts:
         return 0
     first, *rest = some
-    best = most_answered(rest, said)
-    for alert in said:
+    best = most_answered(rest, alerts)
+    for alert in alerts:
         if answers(alert, first):
-            best = max(best, 1 + most_answered(rest, [a for a in said if a is not alert]))
+            best = max(best, 1 + most_answered(rest, [a for a in alerts if a is not alert]))
     return best
 
 
@@ -108,24 +108,24 @@ FEW = settings(max_examples=120, deadline=None)
 
 @FEW
 @given(*CASES)
-def test_each_alert_answers_one_event_that_it_fits_and_no_event_is_lost(some, said):
-    found = match_alerts(some, said, WORLD)
-    assert all(answers(said[a], some[e]) for e, a in found.items())
+def test_each_alert_answers_one_matching_event_and_no_event_is_lost(some, alerts):
+    found = match_alerts(some, alerts, WORLD)
+    assert all(answers(alerts[a], some[e]) for e, a in found.items())
     assert len(set(found.values())) == len(found)
     sought = [i for i, e in enumerate(some) if e.detectability in ("hard", "soft")]
-    assert len([i for i in sought if i in found]) == most_answered([some[i] for i in sought], said)
-    idle = [a for i, a in enumerate(said) if i not in found.values()]
+    assert len([i for i in sought if i in found]) == most_answered([some[i] for i in sought], alerts)
+    idle = [a for i, a in enumerate(alerts) if i not in found.values()]
     for e, a in found.items():
         level = rule(some[e])[0]
-        earlier = [x for x in idle if answers(x, some[e]) and told_at(x, level) < told_at(said[a], level)]
+        earlier = [x for x in idle if answers(x, some[e]) and time_at(x, level) < time_at(alerts[a], level)]
         assert earlier == []
 
 
 @FEW
 @given(*CASES)
-def test_the_order_of_the_lines_decides_nothing_but_which_of_equals_is_named(some, said):
-    one = score_run(some, Alerts(tuple(said)), WORLD, Meta(5.0))
-    other = score_run(some[::-1], Alerts(tuple(said[::-1])), WORLD, Meta(5.0))
+def test_the_order_of_the_lines_decides_only_between_equal_answers(some, alerts):
+    one = score_run(some, Alerts(tuple(alerts)), WORLD, Meta(5.0))
+    other = score_run(some[::-1], Alerts(tuple(alerts[::-1])), WORLD, Meta(5.0))
     assert one["found"] + one["small"]["found"] == other["found"] + other["small"]["found"]
 
 
@@ -133,29 +133,29 @@ def seconds(time):
     return time / SECOND
 
 
-def by_hand(some, said, found):
-    """The figures, from who answered what."""
+def by_hand(some, alerts, found):
+    """Returns the figures for given answers."""
     delays, lengths = {}, {}
     for i, e in enumerate(some):
         lengths[i] = seconds(e.end - e.visible)
         if i in found:
-            time = told_at(said[found[i]], rule(e)[0])
+            time = time_at(alerts[found[i]], rule(e)[0])
             if e.end > e.onset:
                 time = min(time, e.end)
             delays[i] = seconds(max(0, time - e.visible))
     sought = [i for i, e in enumerate(some) if e.detectability in ("hard", "soft")]
     large = [i for i in sought if some[i].effect is None or some[i].effect >= 0.02]
     counted = [i for i in large if lengths[i] >= least(i, some, large, delays)]
-    pages = {said[found[i]].incident for i in sought if i in found and pager(i, some, said, found) is not None}
-    false = false_pages(some, said, found)
+    pages = {alerts[found[i]].incident for i in sought if i in found and pager(i, some, alerts, found) is not None}
+    false = false_pages(some, alerts, found)
     return {
         "events": len(counted),
         "found": sum(i in found for i in counted),
         "small": len(sought) - len(counted),
         "delays": sorted(delays[i] for i in counted if i in found),
-        "top1": sum(stands_for(said[found[i]].suspects[0], some[i].entity) for i in counted if i in found),
+        "top1": sum(counts_as(alerts[found[i]].suspects[0], some[i].entity) for i in counted if i in found),
         "top3": sum(
-            any(stands_for(s, some[i].entity) for s in said[found[i]].suspects[:3]) for i in counted if i in found
+            any(counts_as(s, some[i].entity) for s in alerts[found[i]].suspects[:3]) for i in counted if i in found
         ),
         "false": false,
         "precision": len(pages) / (len(pages) + false) if len(pages) + false else None,
@@ -169,35 +169,35 @@ def middle(values):
 
 
 def least(i, some, large, delays):
-    """How long an event must last to count."""
+    """Returns how long an event must last to count."""
     if some[i].detectability == "hard":
         return 0
     mine = [delays[j] for j in large if some[j].kind == some[i].kind and j in delays]
     return 600 + (min(1020, middle(mine)) if mine else 0)
 
 
-def false_pages(some, said, found):
+def false_pages(some, alerts, found):
     count = 0
     for name in "xyz":
-        mine = [i for i, a in enumerate(said) if a.incident == name]
+        mine = [i for i, a in enumerate(alerts) if a.incident == name]
         wrong = sorted(
-            said[i].paged for i in mine if said[i].paged is not None and not is_free(i, mine, some, said, found)
+            alerts[i].paged for i in mine if alerts[i].paged is not None and not is_free(i, mine, some, alerts, found)
         )
-        while wrong:  # the first stands for what follows within 6 hours
+        while wrong:  # the first covers the alerts of the next 6 hours
             count, wrong = count + 1, [t for t in wrong if t > wrong[0] + 6 * 3600 * SECOND]
     return count
 
 
-def is_free(i, mine, some, said, found):
+def is_free(i, mine, some, alerts, found):
     for e, a in found.items():
-        if a == i and in_time(said[i].paged, some[e]):
+        if a == i and in_time(alerts[i].paged, some[e]):
             return True
-        paged = pager(e, some, said, found)
-        if a not in mine or paged is None or not in_time(said[i].paged, some[e]):
+        paged = pager(e, some, alerts, found)
+        if a not in mine or paged is None or not in_time(alerts[i].paged, some[e]):
             continue
-        if some[e].detectability == "invisible" and not answers(said[i], some[e]):
+        if some[e].detectability == "invisible" and not answers(alerts[i], some[e]):
             continue
-        if abs(said[i].paged - paged) <= 6 * 3600 * SECOND:
+        if abs(alerts[i].paged - paged) <= 6 * 3600 * SECOND:
             return True
     return False
 
@@ -206,20 +206,20 @@ def in_time(time, event):
     return time is not None and event.onset - 60 * SECOND <= time <= event.end + 600 * SECOND
 
 
-def pager(e, some, said, found):
-    """When the incident that answered an event paged about it."""
-    answer = said[found[e]]
+def pager(e, some, alerts, found):
+    """Returns when the incident that answered an event paged about it."""
+    answer = alerts[found[e]]
     if in_time(answer.paged, some[e]):
         return answer.paged
-    fitting = [a.paged for a in said if a.incident == answer.incident and answers(a, some[e])]
-    return min((t for t in fitting if in_time(t, some[e])), default=None)
+    matching = [a.paged for a in alerts if a.incident == answer.incident and answers(a, some[e])]
+    return min((t for t in matching if in_time(t, some[e])), default=None)
 
 
 @FEW
 @given(*CASES)
-def test_all_figures_are_those_of_the_second_scorer(some, said):
-    result = score_run(some, Alerts(tuple(said)), WORLD, Meta(5.0))
-    wanted = by_hand(some, said, match_alerts(some, said, WORLD))
+def test_all_figures_match_the_second_scorer(some, alerts):
+    result = score_run(some, Alerts(tuple(alerts)), WORLD, Meta(5.0))
+    wanted = by_hand(some, alerts, match_alerts(some, alerts, WORLD))
     assert (result["events"], result["found"], result["false"]) == (wanted["events"], wanted["found"], wanted["false"])
     assert result["small"]["events"] == wanted["small"]
     assert result["precision"] == wanted["precision"]
@@ -238,10 +238,10 @@ def test_all_figures_are_those_of_the_second_scorer(some, said):
 
 @FEW
 @given(st.lists(st.tuples(*CASES), min_size=1, max_size=4))
-def test_runs_together_have_the_sum_of_what_each_has(cases):
+def test_merged_runs_have_the_sums_of_each(cases):
     from detectors.scoring.score import merge_scores
 
-    results = [score_run(some, Alerts(tuple(said)), WORLD, Meta(5.0)) for some, said in cases]
+    results = [score_run(some, Alerts(tuple(alerts)), WORLD, Meta(5.0)) for some, alerts in cases]
     whole = merge_scores(results)
 
     def total(part):

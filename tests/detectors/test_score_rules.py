@@ -1,4 +1,4 @@
-"""Each rule of docs/scoring.md that a slip of the pen could turn, on the smallest case that shows it."""
+"""Each rule of docs/scoring.md that a small mistake could change, on the smallest case that shows it."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def event(kind, entity, onset=0.0, end=3600.0, cls="hard", name="", **more):
     return Truth(name, kind, entity, (entity,), at(onset), at(end), cls, at(onset), **more)
 
 
-def page(cause, detector, seconds, incident="", ticket=None, heard_by=""):
-    told = at(seconds if ticket is None else ticket)
+def page(cause, detector, seconds, incident="", ticket=None, found_by=""):
+    ticketed = at(seconds if ticket is None else ticket)
     incident = incident or f"{cause}-{seconds}"
-    return Alert(incident, cause, detector, heard_by or detector, (cause,), told, at(seconds))
+    return Alert(incident, cause, detector, found_by or detector, (cause,), ticketed, at(seconds))
 
 
 def ticket(cause, detector, seconds, incident=""):
@@ -69,42 +69,42 @@ def pages(result):
 
 
 def lines(result):
-    """The summary as one line."""
+    """Returns the summary as one line."""
     return " ".join(summary_text(result).split())
 
 
-# what answers
+# answers
 
 
-def test_a_fault_that_must_be_paged_is_answered_when_the_page_comes_not_when_its_ticket_came():
+def test_a_fault_that_must_page_is_answered_by_the_page_not_by_its_earlier_ticket():
     rising = page("port:n0.p0", "link", 60, ticket=-600)
     assert scored([event("link_down", "port:n0.p0")], [rising])["found"] == 1
 
 
-def test_an_alert_that_fits_two_events_takes_the_one_with_the_nearest_onset():
+def test_an_alert_that_matches_two_events_answers_the_one_with_the_nearest_onset():
     events = [event("sdc", "gpu:n0.0", 0, name="a"), event("sdc", "gpu:n0.0", 1000, name="b")]
     assert scored(events, [page("gpu:n0.0", "sdc", 1010)])["missed"] == ["a"]
 
 
-def test_alerts_choose_in_order_of_time():
-    """The one at 20 s takes the onset at 30 s, the one at 40 s what is left: 0 and 40 s; reversed it were 10 and 20."""
+def test_alerts_are_assigned_in_order_of_time():
+    """The one at 20 s answers the onset at 30 s, the one at 40 s the other: 0 and 40 s; reversed, 10 and 20."""
     events = [event("sdc", "gpu:n0.0", 0, name="a"), event("sdc", "gpu:n0.0", 30, name="b")]
     result = scored(events, [page("gpu:n0.0", "sdc", 20), page("gpu:n0.0", "sdc", 40)])
     assert (result["found"], result["delay_median_s"], result["delay_p90_s"]) == (2, 20.0, 40.0)
 
 
-def test_the_earlier_of_two_tickets_answers_though_it_rose_to_a_page_last():
+def test_the_earlier_of_two_tickets_answers_even_if_it_became_a_page_later():
     rising = page("port:n0.p0", "link", 900, ticket=100)
     result = scored([event("optic_degradation", "port:n0.p0")], [rising, ticket("port:n0.p0", "link", 500)])
     assert result["delay_median_s"] == 100.0
 
 
 def test_the_detector_of_the_condition_counts_as_well_as_that_of_its_incident():
-    mixed = page("gpu:n0.0", "link", 60, heard_by="straggler")
+    mixed = page("gpu:n0.0", "link", 60, found_by="straggler")
     assert pages(scored([event("straggler", "gpu:n0.0")], [mixed])) == (1, 1, 0)
 
 
-def test_a_rank_stands_for_its_gpu_and_never_for_its_job_or_stage():
+def test_a_rank_counts_as_its_gpu_and_never_as_its_job_or_stage():
     for root in ("job:7", "stage:7.0"):
         assert not WORLD.is_same("rank:7.0", root, at(0))
         assert scored([event("own label", root)], [page("rank:7.0", "straggler", 60)])["found"] == 0
@@ -119,10 +119,10 @@ def test_a_rank_is_on_its_new_gpu_from_the_very_start_of_its_job():
     assert world.parents("rank:9.0", at(HOUR)) == ("job:9", "gpu:n0.1")
 
 
-# what is told
+# alerts
 
 
-def said(seconds, entity, level, detector="straggler"):
+def finding(seconds, entity, level, detector="straggler"):
     return {"time": at(seconds), "onset": at(0), "entity": entity, "detector": detector, "level": level}
 
 
@@ -131,18 +131,18 @@ def incident(cause, members, **more):
     return {**plain, "detector": "straggler", "entity": members[0], **more}
 
 
-def test_an_incident_that_is_only_watched_tells_nobody_anything():
-    told = find_alerts([said(60, "gpu:n0.0", "ticket")], [incident("gpu:n0.0", ["gpu:n0.0"], severity="watch")])
-    assert told.alerts == ()
+def test_an_incident_of_severity_watch_is_no_alert():
+    found = find_alerts([finding(60, "gpu:n0.0", "ticket")], [incident("gpu:n0.0", ["gpu:n0.0"], severity="watch")])
+    assert found.alerts == ()
 
 
-def test_the_entity_blamed_most_stands_right_behind_the_cause():
-    told = [said(60, "rank:7.1", "page"), said(70, "rank:7.2", "page")]
+def test_the_most_blamed_entity_follows_the_cause_in_the_suspects():
+    findings = [finding(60, "rank:7.1", "page"), finding(70, "rank:7.2", "page")]
     case = incident("node:n0", ["rank:7.1", "rank:7.2"], entity="gpu:n0.0")
-    assert find_alerts(told, [case]).alerts[0].suspects == ("node:n0", "gpu:n0.0", "rank:7.1", "rank:7.2")
+    assert find_alerts(findings, [case]).alerts[0].suspects == ("node:n0", "gpu:n0.0", "rank:7.1", "rank:7.2")
 
 
-def test_what_blames_a_missed_event_is_the_first_page_before_any_ticket():
+def test_a_missed_event_is_blamed_by_the_first_page_before_any_ticket():
     missed = event("sdc", "gpu:n0.0", attribution="sdc")
     result = scored([missed], [ticket("rack:r1", "coolant", 10), page("gpu:n0.0", "xid", 900)])
     assert {name: n for name, n in result["attribution"]["SDC"].items() if n} == {"NODE": 1}
@@ -159,20 +159,20 @@ def test_an_incident_that_answers_two_faults_is_one_right_page_as_it_would_be_on
     assert (result["found"], *pages(result), result["precision"]) == (2, 3, 1, 2, 1 / 3)
 
 
-def test_a_ticket_that_answers_makes_no_right_page_of_its_incident_and_its_wrong_page_is_false():
+def test_a_ticket_that_answers_does_not_make_the_pages_of_its_incident_right():
     lost = event("psu_loss", "psu:n0.p0")
     result = scored([lost], [ticket("node:n0", "power", 60, "a"), page("node:n0", "xid", 70, "a")])
     assert (result["found"], *pages(result)) == (1, 1, 0, 1)
     assert result["tickets"]["tickets"] == 0
 
 
-def test_a_page_that_follows_the_ticket_in_its_incident_and_fits_too_is_the_right_page():
+def test_a_matching_page_after_the_ticket_of_its_incident_is_right():
     lost = event("psu_loss", "psu:n0.p0")
     result = scored([lost], [ticket("node:n0", "power", 60, "a"), page("psu:n0.p0", "power", 70, "a")])
     assert (*pages(result), result["delay_median_s"]) == (1, 1, 0, 60.0)
 
 
-def test_a_ticket_that_rises_to_a_page_long_after_the_event_is_a_false_page():
+def test_a_ticket_that_becomes_a_page_long_after_the_event_is_a_false_page():
     lost = event("psu_loss", "psu:n0.p0")
     assert pages(scored([lost], [page("node:n0", "power", 9000, ticket=60)])) == (1, 0, 1)
 
@@ -182,7 +182,7 @@ def test_an_incident_that_paged_has_no_tickets():
     assert scored([event("sdc", "gpu:n0.0")], both)["tickets"]["tickets"] == 0
 
 
-def test_what_an_incident_said_more_than_six_hours_before_its_answer_is_false_too():
+def test_alerts_of_an_incident_more_than_six_hours_before_its_answer_are_false():
     long = event("sdc", "gpu:n0.0", 0, 48 * HOUR)
     for hour, false in ((2, 0), (1, 1)):
         result = scored([long], [page("gpu:n0.0", "thermal", hour * HOUR, "a"), page("gpu:n0.0", "sdc", 8 * HOUR, "a")])
@@ -190,14 +190,14 @@ def test_what_an_incident_said_more_than_six_hours_before_its_answer_is_false_to
 
 
 @pytest.mark.parametrize("cls", ["hard", "soft", "invisible", "benign"])
-def test_a_page_on_an_event_that_nobody_is_guilty_of_is_false_whatever_its_class(cls):
+def test_a_page_on_an_event_without_faulty_entities_is_false_whatever_its_class(cls):
     line = {"id": 1, "kind": "own label", "entity": "gpu:n0.0", "entities": [], "class": cls}
     labels = as_truth([{**line, "onset": iso(T0), "end": iso(at(HOUR))}])
     assert labels[0].detectability == "benign"
     assert pages(scored(labels, [page("gpu:n0.0", "straggler", 60)])) == (1, 0, 1)
 
 
-def test_an_invisible_event_excuses_one_page_on_itself_and_that_is_told():
+def test_an_invisible_event_excuses_one_page_on_its_entity():
     hidden = event("sdc", "gpu:n0.0", 0, 72 * HOUR, "invisible")
     result = scored([hidden], [page("gpu:n0.0", "sdc", 60)])
     assert (*pages(result), result["excused"]) == (0, 0, 0, 1)
@@ -208,7 +208,7 @@ def test_an_invisible_event_excuses_one_page_on_itself_and_that_is_told():
     assert (*pages(result), result["excused"]) == (1, 1, 0, 0)
 
 
-def test_an_invisible_event_excuses_nothing_else():
+def test_an_invisible_event_excuses_no_other_page():
     hidden = event("sdc", "gpu:n0.0", 0, 72 * HOUR, "invisible")
     for other in (page("node:n0", "sdc", 60), page("gpu:n0.0", "xid", 60), page("gpu:n0.1", "sdc", 60)):
         assert (*pages(scored([hidden], [other])), scored([hidden], [other])["excused"]) == (1, 0, 1, 0)
@@ -216,23 +216,23 @@ def test_an_invisible_event_excuses_nothing_else():
     assert (*pages(scored([hidden], mixed)), scored([hidden], mixed)["excused"]) == (1, 0, 1, 1)
 
 
-def test_a_right_page_about_a_small_event_alone_is_told():
+def test_right_pages_about_small_events_only_are_listed():
     tiny = event("straggler", "gpu:n0.0", cls="soft", effect=0.001, effect_unit="time")
     result = scored([tiny, event("sdc", "gpu:n0.1")], [page("gpu:n0.0", "straggler", 60), page("gpu:n0.1", "sdc", 60)])
     assert (result["right"], result["right_small"]) == (2, 1)
     assert "1 right, about small events only" in lines(result)
 
 
-def test_a_page_on_a_neighbour_is_about_nothing():
+def test_a_page_on_a_neighbour_has_no_event_beside_it():
     result = scored([event("straggler", "gpu:n0.0")], [page("gpu:n0.1", "straggler", 60)])
     assert result["false_by_reason"] == {"nothing": 1}
 
 
-# what recall is of
+# events that recall counts
 
 
-def test_who_is_late_does_not_choose_how_long_an_event_must_last():
-    """Ten of an hour, all found after 3,100 s: the median counts up to the goal, so all ten still do."""
+def test_late_findings_do_not_change_the_required_length_of_an_event():
+    """Ten of an hour, all found after 3,100 s: the median counts up to the goal, so all ten still count."""
     events = [event("straggler", "gpu:n0.0", 9000 * i, 9000 * i + 3600, "soft") for i in range(10)]
     result = scored(events, [page("gpu:n0.0", "straggler", 9000 * i + 3100) for i in range(10)])
     assert (result["events"], result["found"], result["recall"]) == (10, 10, 1.0)
@@ -242,7 +242,7 @@ def test_who_is_late_does_not_choose_how_long_an_event_must_last():
     assert (both["events"], both["missed"], both["small"]["events"]) == (11, [f"{least}"], 1)
 
 
-def test_recall_of_all_large_events_stands_beside_that_of_the_long_ones():
+def test_recall_of_all_large_events_is_listed_beside_that_of_long_ones():
     short = event("straggler", "gpu:n0.0", 0, 300, "soft")
     tiny = event("straggler", "gpu:n0.0", 20_000, 29_000, "soft", effect=0.001, effect_unit="time")
     unseen = Truth("x", "straggler", "gpu:n0.0", ("gpu:n0.0",), at(0), at(60), "soft", at(90))
@@ -254,15 +254,15 @@ def test_recall_of_all_large_events_stands_beside_that_of_the_long_ones():
     assert "found of all large events, however short: all 1 of 2 (0.500); straggler 1 of 2 (0.500)" in lines(result)
 
 
-def test_what_was_missed_is_still_waiting_in_the_delays_that_people_read():
+def test_missed_events_count_as_waiting_in_the_delays():
     events = [event("sdc", "gpu:n0.0", i * 9000, i * 9000 + 3600, name=f"{i}") for i in range(3)]
     result = scored(events, [page("gpu:n0.0", "sdc", i * 9000 + 100) for i in range(2)])
     assert (result["delay_p90_s"], result["ninety_percent_known_after_s"]) == (100.0, None)
     assert "half and 90 % found after, missed events still waiting: all 100 s and never" in lines(result)
 
 
-def test_precision_in_the_field_takes_the_recall_of_what_is_paged():
-    """Both tickets are found and the one that must be paged is not: a hall would be paged for nothing."""
+def test_precision_in_the_field_uses_the_recall_of_paged_kinds():
+    """Both tickets are found and the one that must page is not: a hall would get no right page."""
     events = [event("sdc", "gpu:n0.0"), event("psu_loss", "psu:n0.p0"), event("data_stall", "job:7")]
     result = scored(events, [ticket("node:n0", "power", 60), ticket("job:7", "straggler_job", 60)])
     assert (result["recall"], result["page_kinds"]["recall"]) == (2 / 3, 0.0)
@@ -276,7 +276,7 @@ def test_incidents_of_two_runs_with_one_name_are_two_pages():
     assert pages(merge_scores([one, one])) == (2, 2, 0)
 
 
-def test_the_page_on_scoring_tells_the_cap_of_the_median():
+def test_the_page_on_scoring_has_the_limit_of_the_median():
     text = " ".join((Path(__file__).parents[2] / "docs/scoring.md").read_text().split())
     assert f"at most {GOAL_S:,.0f} s, the goal for pages" in text
 
@@ -285,7 +285,7 @@ def test_the_page_on_scoring_tells_the_cap_of_the_median():
 
 
 @pytest.mark.parametrize(("count", "more"), [(0, None), (1, "gpu:x0.0, which"), (7, "gpu:x4.0 and 2 more, which")])
-def test_guilty_entities_that_the_topology_does_not_hold_are_named_on_stderr(tmp_path, capsys, count, more):
+def test_faulty_entities_that_are_missing_in_the_topology_are_listed_on_stderr(tmp_path, capsys, count, more):
     line = {"kind": "sdc", "onset": iso(T0), "end": iso(at(HOUR))}
     names = ["gpu:n0.0", "node:n0", *(f"gpu:x{i}.0" for i in range(count))]
     texts = {

@@ -12,7 +12,7 @@ from pipeline.model.records import SECOND
 
 @pytest.fixture
 def judged():
-    """Everything that is said of a simulated fleet: (findings, incidents, the simulator)."""
+    """Returns (findings, incidents, the simulator) of a simulated fleet."""
 
     def run(scenario, seed):
         result = judge(scenario, seed)

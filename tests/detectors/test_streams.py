@@ -1,4 +1,4 @@
-"""The common kernel: it computes what its formulas say, forgets nothing at a restart and learns no fault as normal."""
+"""Streams: they compute their formulas, lose nothing at a restart and do not learn a fault as normal."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_stream_has_24_bytes_of_state():
     assert streams.cells.nbytes == 24 * 1000
 
 
-def test_a_member_that_departs_from_its_cohort_is_found_and_nobody_else():
+def test_only_the_member_that_departs_from_its_cohort_is_found():
     rows, groups = quiet(200, 32), np.zeros(32, np.int32)
     rows[100:, 5] += 0.12
     step = fed(Streams(TIMES), rows, groups)
@@ -99,7 +99,7 @@ def test_a_member_that_departs_from_its_cohort_is_found_and_nobody_else():
     assert not step.moved.any()
 
 
-def test_what_moves_the_whole_cohort_is_nobodys_fault():
+def test_a_shift_of_the_whole_cohort_blames_no_member():
     rows, groups = quiet(200, 32), np.zeros(32, np.int32)
     rows[100:] += 0.5
     assert not fed(Streams(TIMES), rows, groups).on.any()
@@ -113,7 +113,7 @@ def test_a_third_of_a_cohort_is_the_cohorts_own_event():
     assert step.moved.all()
 
 
-def test_a_cohort_that_moved_as_one_is_learnt_anew_after_a_day():
+def test_a_shifted_cohort_is_relearnt_after_a_day():
     streams, groups, minute = Streams(TIMES), np.zeros(32, np.int32), 60 * SECOND
     rows = quiet(1800, 32)
     rows[100:, :12] += 0.2
@@ -122,8 +122,8 @@ def test_a_cohort_that_moved_as_one_is_learnt_anew_after_a_day():
     assert on[-1] == 0
 
 
-def test_what_most_of_a_cohort_suffers_for_hours_does_not_become_the_normal_of_the_others():
-    """24 of 32 slow for 8 h and then well again: the 8 that were well all the time stand as they did before."""
+def test_a_shift_of_most_of_a_cohort_does_not_become_the_normal_of_the_others():
+    """24 of 32 slow for 8 h and then well again: the 8 that were well all the time are as before."""
     rows, groups = quiet(200 + 2880 + 100, 32), np.zeros(32, np.int32)
     rows[200:3080, :24] += 0.2
     streams = Streams(TIMES)
@@ -133,7 +133,7 @@ def test_what_most_of_a_cohort_suffers_for_hours_does_not_become_the_normal_of_t
     assert np.abs(step.effect).max() < 0.03
 
 
-def test_what_is_better_than_normal_for_a_day_is_normal_then():
+def test_a_day_better_than_normal_becomes_normal():
     streams, groups, minute = Streams(TIMES), np.zeros(32, np.int32), 60 * SECOND
     rows = quiet(1800, 32)
     rows[100:, 3] -= 0.2
@@ -142,7 +142,7 @@ def test_what_is_better_than_normal_for_a_day_is_normal_then():
     assert abs(effect[-1]) < 0.03
 
 
-def test_who_was_off_before_the_others_is_blamed_while_they_are_off_too():
+def test_a_member_that_was_off_before_the_others_stays_blamed():
     rows, groups = quiet(400, 32), np.zeros(32, np.int32)
     rows[100:, :8] += 0.3
     rows[250:300, (9, 17, 26)] += 0.3
@@ -153,7 +153,7 @@ def test_who_was_off_before_the_others_is_blamed_while_they_are_off_too():
     assert fed(streams, rows[290:], groups, 290).on[:8].all()
 
 
-def test_who_is_off_by_far_more_than_the_others_stands_out_of_a_cohort_that_moved():
+def test_a_member_that_is_off_by_far_more_stands_out_of_a_shifted_cohort():
     rows, groups = quiet(300, 32), np.zeros(32, np.int32)
     rows[100:, :10] += 0.15
     rows[100:, 20] += 0.4
@@ -171,17 +171,17 @@ def test_a_share_at_the_limit_does_not_flicker():
     for tick, row in enumerate(rows):
         moved.append(streams.step(row, groups, START + tick * TICK).moved[0])
     first = moved.index(True)
-    assert all(moved[first : first + 88]), "known after 15 min, until then hidden without a break"
+    assert all(moved[first : first + 88]), "known after 15 min, hidden without a break until then"
 
 
 def test_half_of_a_cohort_that_is_off_for_long_is_the_cohorts_own_event():
-    """With as many off as not the spread is as wide as the effect, so that no sum ever rises."""
+    """With half of the members off the spread is as wide as the effect, so no sum ever rises."""
     rows, groups = quiet(300, 16, sd=0.005), np.zeros(16, np.int32)
     rows[100:, :8] += 0.3
     assert fed(Streams(Channel(0.01, 0.03, phi=0.6)), rows, groups).moved.all()
 
 
-def test_who_is_learnt_anew_while_the_cohort_is_off_learns_when_it_is_well():
+def test_a_member_that_is_reset_while_the_cohort_is_off_learns_when_it_is_well():
     rows, groups, streams = quiet(900, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
     rows[100:500, :20] += 0.25
     fed(streams, rows[:300], groups)
@@ -212,7 +212,7 @@ def test_a_device_that_was_always_different_is_normal():
     assert not fed(Streams(TIMES), rows, groups).on.any()
 
 
-def test_forgetting_makes_the_new_normal_normal():
+def test_a_reset_makes_the_new_level_normal():
     rows, groups, streams = quiet(400, 32), np.zeros(32, np.int32), Streams(TIMES)
     rows[100:, 5] += 0.15
     assert fed(streams, rows[:200], groups).on[5]
@@ -250,13 +250,13 @@ def test_heavy_tails_are_clipped():
     assert np.isfinite(streams.cells[:5]).all()
 
 
-def test_the_first_twenty_samples_say_nothing():
+def test_the_first_twenty_samples_are_not_judged():
     rows, groups = quiet(LEARN, 32), np.zeros(32, np.int32)
     rows[10:, 5] += 5.0
     assert not fed(Streams(TIMES), rows, groups).on.any()
 
 
-def test_what_the_gate_holds_back_is_neither_judged_nor_learnt():
+def test_gated_samples_are_neither_judged_nor_learnt():
     rows, groups, streams = quiet(300, 32), np.zeros(32, np.int32), Streams(TIMES)
     fed(streams, rows[:100], groups)
     before = streams.cells.copy()
@@ -284,7 +284,7 @@ def test_a_sample_out_of_order_changes_nothing():
     assert np.array_equal(before, streams.cells)
 
 
-def test_a_hole_in_the_telemetry_is_no_hold():
+def test_a_gap_in_the_telemetry_does_not_count_as_hold():
     """An hour without samples does not make a condition an hour old."""
     rows, groups, streams = quiet(140, 32), np.zeros(32, np.int32), Streams(TIMES)
     rows[125:, 5] += 0.12
@@ -307,7 +307,7 @@ def test_without_peers_the_own_past_judges_at_a_higher_limit():
     assert step.alone[0]
 
 
-def test_who_loses_its_peers_learns_anew():
+def test_a_stream_that_loses_its_peers_is_relearnt():
     rows, streams = quiet(200, 9) + 5.0, Streams(TIMES)
     fed(streams, rows[:100], np.zeros(9, np.int32))
     step = fed(streams, rows[100:], np.array([0] * 8 + [-1], np.int32), 100)
@@ -324,7 +324,7 @@ def test_entities_may_join():
 
 @given(st.integers(0, 120))
 @settings(max_examples=20, deadline=None)
-def test_a_restart_goes_on_to_the_bit(stop):
+def test_a_restart_continues_bit_by_bit(stop):
     rows, groups = quiet(130, 16), np.zeros(16, np.int32)
     rows[60:, 3] += 0.1
     whole, first, second = Streams(TIMES), Streams(TIMES), Streams(TIMES)
@@ -352,7 +352,7 @@ def test_selecting_gives_the_median(size):
 
 @pytest.mark.parametrize("tick", [0, 1, 2, 5, 15])
 @pytest.mark.parametrize("absurd", [255.0, -40.0, 1e20])
-def test_one_absurd_value_in_its_youth_blinds_no_stream(tick, absurd):
+def test_one_absurd_value_among_the_first_samples_does_not_blind_a_stream(tick, absurd):
     """A temperature of 60 Cel: the step of 6 K at the end is found within a quarter of an hour."""
     rows, groups = 60 + quiet(700, 32, sd=0.5), np.zeros(32, np.int32)
     rows[tick, 5] = absurd
@@ -363,7 +363,7 @@ def test_one_absurd_value_in_its_youth_blinds_no_stream(tick, absurd):
     assert np.isfinite(streams.cells[:5]).all()
 
 
-def test_who_vanished_counts_for_no_share_of_its_cohort():
+def test_members_without_samples_do_not_count_in_the_share_of_a_cohort():
     rows, groups, streams = quiet(200, 12), np.zeros(12, np.int32), Streams(TIMES)
     rows[100:, [0, 1]] += 0.2
     rows[160:, 4:] = np.nan

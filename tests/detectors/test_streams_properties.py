@@ -1,4 +1,4 @@
-"""Whatever comes in, a stream's state stays finite, and order, restarts and clocks change nothing of what is said."""
+"""State of a stream stays finite for any input; order, restarts and clocks do not change its verdicts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def rows(seed, struck=0):
     return values
 
 
-def told(streams, values, groups=GROUPS, first=0):
-    """State and verdicts after each sample."""
+def verdicts(streams, values, groups=GROUPS, first=0):
+    """Returns state and verdicts after each sample."""
     out = []
     for tick, row in enumerate(values, first):
         step = streams.step(row, groups, (1 + tick) * TICK)
@@ -44,8 +44,8 @@ def test_the_order_of_entities_changes_nothing(seed, struck, random):
     order = np.arange(SIZE)
     random.shuffle(order)
     values = rows(seed, struck)
-    there = told(Streams(CHANNEL), values)
-    back = told(Streams(CHANNEL), values[:, order], GROUPS[order])
+    there = verdicts(Streams(CHANNEL), values)
+    back = verdicts(Streams(CHANNEL), values[:, order], GROUPS[order])
     assert alike([[a[order] for a in line] for line in there], back)
 
 
@@ -53,25 +53,25 @@ def test_the_order_of_entities_changes_nothing(seed, struck, random):
 @given(st.integers(0, 99), st.integers(0, SIZE), st.integers(0, TICKS))
 def test_a_restart_at_any_time_goes_on_to_the_bit(seed, struck, stop):
     values, first, second = rows(seed, struck), Streams(CHANNEL), Streams(CHANNEL)
-    whole = told(Streams(CHANNEL), values)
-    told(first, values[:stop])
+    whole = verdicts(Streams(CHANNEL), values)
+    verdicts(first, values[:stop])
     second.restore(copy.deepcopy(first.snapshot()))
-    assert alike(told(second, values[stop:], first=stop), whole[stop:])
+    assert alike(verdicts(second, values[stop:], first=stop), whole[stop:])
 
 
 @FEW
 @given(st.lists(st.tuples(st.integers(0, TICKS - 1), st.integers(0, SIZE - 1), WEIRD), max_size=200))
-def test_no_storm_of_odd_values_leaves_a_trace_that_is_no_number(storm):
+def test_no_sequence_of_extreme_values_makes_the_state_infinite(storm):
     values, streams = rows(1), Streams(CHANNEL)
     for tick, i, value in storm:
         values[tick, i] = value
-    told(streams, values)
+    verdicts(streams, values)
     assert np.isfinite(streams.cells[:5]).all()
 
 
 @FEW
 @given(st.lists(st.integers(-50, 200), min_size=1, max_size=80))
-def test_a_clock_that_jumps_says_nothing_and_is_followed_back_where_it_was_set(times):
+def test_a_clock_that_jumps_is_followed_without_findings(times):
     streams, last = Streams(CHANNEL), 0
     for tick in times:
         time = 1_000 * SECOND + tick * TICK
@@ -84,15 +84,15 @@ def test_a_clock_that_jumps_says_nothing_and_is_followed_back_where_it_was_set(t
 
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 99))
-def test_nobody_learns_while_the_cohort_moves(seed):
-    """Else who stayed as it was would be taken for slow once the others are well again."""
+def test_no_member_learns_while_the_cohort_is_shifted(seed):
+    """Else a member that did not change would count as slow once the others are well again."""
     values, streams = np.random.default_rng(seed).normal(0.0, 0.01, (900, SIZE)), Streams(CHANNEL)
     values[300:600, :10] += 0.1
     groups = np.zeros(SIZE, np.int32)
-    told(streams, values[:400], groups)
+    verdicts(streams, values[:400], groups)
     learnt = streams.cells[0].copy()
     assert streams.step(values[400], groups, 401 * TICK).moved.all()
-    told(streams, values[401:600], groups, 401)
+    verdicts(streams, values[401:600], groups, 401)
     assert np.abs(streams.cells[0] - learnt).max() <= 1e-6
-    after = told(streams, values[600:], groups, 600)
+    after = verdicts(streams, values[600:], groups, 600)
     assert not np.any([line[0] for line in after[60:]])

@@ -1,4 +1,4 @@
-"""The pipeline compiles before it reads: the first frames find machine code for the types of their arrays."""
+"""The pipeline compiles before it reads: machine code for the first frames exists."""
 
 from __future__ import annotations
 

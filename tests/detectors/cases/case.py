@@ -1,4 +1,4 @@
-"""A detector's own trouble, as the contract suite shows it: one file per detector beside this one."""
+"""The fault of each detector for the contract suite: one file per detector beside this one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Shown = tuple[Values, list[Event]]
 
 @dataclass(frozen=True)
 class Case:
-    """What one detector is shown by the contract suite.
+    """The frames of one detector in the contract suite.
 
-    names:    device class -> entities of a small site.          topology: makes it anew.
+    names:    device class -> entities of a small site.          topology: builds it.
     instant:  (tick, broken, rng) -> values by class and signal, and events; `broken` holds from tick `fault` on.
-    guilty:   the entities that must be blamed, and nobody else.  level: the highest that is reached by the end.
+    guilty:   the entities that must be blamed, and no others.  level: the highest that is reached by the end.
     step:     seconds between two ticks.
-    exact:    why it needs no learning and may speak within its first 20 samples; empty: it must be silent there.
+    exact:    why it needs no learning and may report within its first 20 samples; empty: it must be silent there.
     """
 
     detector: type[Detector]
@@ -43,16 +43,16 @@ class Case:
     exact: str = ""
 
     def time(self, tick: int) -> int:
-        """When a tick is (us)."""
+        """Returns the time of a tick (us)."""
         return START + tick * self.step * SECOND
 
     def frames(self, tick: int, broken: bool, topology: Topology) -> dict[str, Frame]:
-        """Read-only frames of one instant: the same for the same tick, whatever was shown before."""
+        """Returns read-only frames of one instant: the same for the same tick."""
         values, events = self.instant(tick, broken and tick >= self.fault, np.random.default_rng([tick, 7]))
         return self.framed(tick, values, events, topology)
 
     def framed(self, tick: int, values: Values, events: Iterable[Event], topology: Topology) -> dict[str, Frame]:
-        """Values and events as frames; a class with events alone has a frame too."""
+        """Returns values and events as frames; a class with events only has a frame too."""
         by_class: dict[str, list[Event]] = {}
         for event in events:
             by_class.setdefault(class_of_entity(event.entity), []).append(event)
@@ -68,12 +68,12 @@ class Case:
         return found
 
     def shown(self, detector: Detector, ticks: range, broken: bool = True) -> list[Finding]:
-        """What a detector says over some ticks."""
+        """Returns the findings of a detector over some ticks."""
         topology = self.topology()
         return [finding for t in ticks for finding in detector.observe(self.frames(t, broken, topology))]
 
 
 def cases() -> list[Case]:
-    """Those of all files beside this one, by name."""
+    """Returns the cases of all files beside this one, by name."""
     names = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem != "case")
     return [importlib.import_module(f"tests.detectors.cases.{name}").CASE for name in names]

@@ -1,4 +1,4 @@
-"""Which feeds are dark: what a meter once told that is absurd, or in another unit, makes none dark for good."""
+"""Feeds without power; absurd readings, or readings in another unit, make no feed dark for good."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("pdu:p0", "pdu:p1")
 
 
 def shown(volts, draw=lambda tick: 5e4, ticks=60, feeds=None, first=0):
-    """The feeds after instants of 30 s; volts and draw of the second one by tick."""
+    """Returns the feeds after instants of 30 s; volts and draw of the second one by tick."""
     feeds = feeds or PowerFeeds()
     for tick in range(first, first + ticks):
         time = T0 + tick * STEP * SECOND
@@ -42,7 +42,7 @@ def test_a_voltage_that_was_wrong_from_the_beginning_is_not_taken_for_a_loss():
     assert not shown(lambda t: 65_535.0 if t < 25 else 230.0).dark
 
 
-def test_a_load_that_was_wrong_from_the_beginning_is_learnt_anew_within_a_day_and_is_dark_till_then():
+def test_a_load_that_was_wrong_from_the_beginning_is_relearnt_within_a_day():
     nan = float("nan")
     feeds = shown(lambda t: nan, lambda t: 4e6 if t < 25 else 5e4 + t % 7, ticks=120)
     assert set(feeds.dark) == {"pdu:p1"}
@@ -57,7 +57,7 @@ def test_a_feed_without_voltage_stays_dark_however_long_it_lasts(volts):
     assert set(shown(lambda t: volts, lambda t: 0.0, ticks=3500, feeds=feeds, first=30).dark) == {"pdu:p1"}
 
 
-def test_a_feed_that_was_dark_while_it_was_learnt_is_dark_when_it_is_lost_again():
+def test_a_feed_that_was_dark_while_its_usual_level_was_learnt_can_be_dark_again():
     feeds = shown(lambda t: 0.0 if t < 25 else 230.0, ticks=200)
     assert not feeds.dark
     assert set(shown(lambda t: 0.0, ticks=2, feeds=feeds, first=200).dark) == {"pdu:p1"}

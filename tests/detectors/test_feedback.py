@@ -1,4 +1,4 @@
-"""Whom a person forgives where a finding named a group: its members, and nobody else."""
+"""Feedback about a group applies to its members, and to no other entity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def frame(tick=0, events=()):
 
 
 @pytest.mark.parametrize(
-    ("named", "who"),
+    ("named", "expected"),
     [
         (["gpu:n1.0"], {2}),
         (["node:n1"], {2, 3}),
@@ -49,13 +49,13 @@ def frame(tick=0, events=()):
         ([], set()),
     ],
 )
-def test_a_name_stands_for_itself_and_what_is_below_it(named, who):
-    assert set(np.flatnonzero(members_mask(named, frame())).tolist()) == who
+def test_a_name_covers_itself_and_all_below_it(named, expected):
+    assert set(np.flatnonzero(members_mask(named, frame())).tolist()) == expected
 
 
 @dataclass
 class Watching(Detector):
-    """Follows the power of GPUs, finds nothing. Source: this test."""
+    """Learns the power of GPUs, reports nothing. Source: this test."""
 
     name: ClassVar[str] = "watching"
     family: ClassVar[str] = "none"
@@ -71,17 +71,19 @@ class Watching(Detector):
         return []
 
 
-@pytest.mark.parametrize(("named", "who"), [("rack:r0", {0, 1, 2, 3}), ("gpu:n2.0", {4}), ("fleet:gpu", set(range(6)))])
-def test_streams_of_a_groups_members_begin_anew(named, who):
+@pytest.mark.parametrize(
+    ("named", "expected"), [("rack:r0", {0, 1, 2, 3}), ("gpu:n2.0", {4}), ("fleet:gpu", set(range(6)))]
+)
+def test_streams_of_the_members_of_a_group_are_reset(named, expected):
     runner = Runner([Watching()])
     for tick in range(30):
         runner.observe({"gpu": frame(tick)})
     before = runner.detectors[0].streams.cells.copy()
-    told = Event(START, named, "feedback", {"verdict": "not_a_fault", "detector": "watching"})
-    runner.detectors[0].accept_as_normal(told.entity, {"gpu": frame(30)})
+    feedback = Event(START, named, "feedback", {"verdict": "not_a_fault", "detector": "watching"})
+    runner.detectors[0].accept_as_normal(feedback.entity, {"gpu": frame(30)})
     cells = runner.detectors[0].streams.cells
-    assert set(np.flatnonzero((cells == 0).all(axis=0)).tolist()) == who
-    kept = [i for i in range(6) if i not in who]
+    assert set(np.flatnonzero((cells == 0).all(axis=0)).tolist()) == expected
+    kept = [i for i in range(6) if i not in expected]
     assert (cells[:, kept] == before[:, kept]).all()
-    runner.observe({"gpu": frame(31, [told])})
+    runner.observe({"gpu": frame(31, [feedback])})
     assert not runner.errors
