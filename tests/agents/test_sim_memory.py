@@ -111,7 +111,7 @@ def test_a_contained_error_remaps_a_row_that_waits_for_the_reset() -> None:
     assert column(chunks, "ecc_uncorrected")[-1] == 0
     assert column(chunks, "rows_uncorrected")[-1] == column(chunks, "rows_uncorrected")[0] + 1
     reset = [e for c in chunks for _, e in c.events if e.kind == "counter_reset" and e.entity == GPU]
-    assert [e.time for e in reset] == [simulator.at(END)]
+    assert [e.time for e in reset] == [simulator.time_at(END)]
     assert set(reset[0].data["signals"]) >= {"gpu.dram_uncorrected", "gpu.ecc_uncorrected"}
     assert simulator.schedule.stays[0].end == ONSET + 5.0
 

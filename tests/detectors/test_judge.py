@@ -63,7 +63,7 @@ def test_a_result_holds_where_the_ranks_ran_of_which_something_was_said(whole):
     lines = result_of(whole, "")["placed"]
     assert named
     assert named <= {rank for line in lines for rank in line["data"]["ranks"]}
-    starts = {iso(whole.simulator.at(stay.begin)) for stay in whole.simulator.schedule.stays}
+    starts = {iso(whole.simulator.time_at(stay.begin)) for stay in whole.simulator.schedule.stays}
     assert {line["time"] for line in lines} <= starts
 
 

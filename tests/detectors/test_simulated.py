@@ -29,7 +29,7 @@ def test_every_fault_of_the_demo_becomes_one_incident_with_the_right_cause(judge
     for fault in simulator.faults:
         incident = next(i for i in paged if i.cause == fault.entity)
         assert incident.detector in ANSWER_RULES[fault.kind.name].detectors
-        assert 0 <= incident.opened - simulator.at(fault.onset) <= 900 * SECOND
+        assert 0 <= incident.opened - simulator.time_at(fault.onset) <= 900 * SECOND
 
 
 @pytest.mark.slow
