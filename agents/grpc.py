@@ -107,7 +107,7 @@ class CallResponse:
         if parse_status(status) != OK:
             raise self._error(parse_status(status), decode_message(self._headers.get(b"grpc-message", b"")))
         if len(self._body) < _PREFIX_BYTES or len(self._body) != self._expected_size():
-            raise self._error(INTERNAL, f"{len(self._body)} bytes: wanted one whole message")
+            raise self._error(INTERNAL, f"{len(self._body)} bytes: expected one whole message")
         return bytes(self._body[_PREFIX_BYTES:])
 
     def _check_headers(self, first: bool) -> None:
@@ -130,7 +130,7 @@ class CallResponse:
         if self._body[0]:
             raise self._error(INTERNAL, "a compressed answer, which was not requested")
         if self._expected_size() > self._most + _PREFIX_BYTES:
-            text = f"an answer of {self._expected_size() - _PREFIX_BYTES} bytes: wanted at most {self._most}"
+            text = f"an answer of {self._expected_size() - _PREFIX_BYTES} bytes: expected at most {self._most}"
             raise self._error(RESOURCE_EXHAUSTED, text)
         if len(self._body) > self._expected_size():
             raise self._error(INTERNAL, "the answer has more than one message")
@@ -142,7 +142,7 @@ class CallResponse:
         return CallFailed(*self._name, code, message)
 
 
-TARGET_HINT = "wanted unix:PATH, /PATH or HOST:PORT, such as unix:/run/service.sock, localhost:8431 or [::1]:8431"
+TARGET_HINT = "expected unix:PATH, /PATH or HOST:PORT, such as unix:/run/service.sock, localhost:8431 or [::1]:8431"
 
 
 def make_connector(target: str, anywhere: bool = False) -> Callable[[float], socket.socket]:
@@ -161,7 +161,7 @@ def make_connector(target: str, anywhere: bool = False) -> Callable[[float], soc
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{target!r}: {TARGET_HINT}")
     if not (anywhere or _is_loopback(host)):
-        raise ValueError(f"{target!r}: another machine, and the call is not encrypted; wanted localhost")
+        raise ValueError(f"{target!r}: another machine, and the call is not encrypted; expected localhost")
     return lambda timeout: socket.create_connection((host, int(port)), timeout)
 
 
@@ -216,7 +216,7 @@ class GrpcChannel:
         method: /PACKAGE.SERVICE/METHOD. most: bytes of the longest answer.
         """
         if len(request) > MAX_REQUEST_BYTES:
-            raise ValueError(f"{method}: a request of {len(request)} bytes: wanted at most {MAX_REQUEST_BYTES}")
+            raise ValueError(f"{method}: a request of {len(request)} bytes: expected at most {MAX_REQUEST_BYTES}")
         try:
             return self._exchange(method, request, most)
         except CallFailed:

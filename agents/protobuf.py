@@ -161,7 +161,7 @@ def _read_value(data: bytes, kind: int, place: int) -> tuple[int | bytes, int]:
         size = 8 if kind == FIXED64 else 4
         body = data[place : place + size] if place + size <= len(data) else None
     else:
-        raise MalformedMessage(f"wire type {kind} at byte {place}: wanted 0, 1, 2 or 5")
+        raise MalformedMessage(f"wire type {kind} at byte {place}: expected 0, 1, 2 or 5")
     if body is None:
-        raise MalformedMessage(f"{size} bytes wanted at byte {place} of {len(data)}: the message is incomplete")
+        raise MalformedMessage(f"expected {size} bytes at byte {place} of {len(data)}: the message is incomplete")
     return (body if kind == LENGTH else int.from_bytes(body, "little")), place + size

@@ -83,7 +83,7 @@ def kubelet(server: Server, token_file: Path) -> None:
 
 
 def dashboard(server: Server, token_file: Path) -> None:
-    Client(server.url, TOKEN).detectors()
+    Client(server.url, TOKEN).fetch_detectors()
 
 
 def opentelemetry(server: Server, token_file: Path) -> None:

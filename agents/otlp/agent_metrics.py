@@ -58,7 +58,7 @@ class PrometheusPage:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), Page)
         except OSError as error:
             raise ConfigError(
-                f"[opentelemetry] prometheus_port = {port}: {error.strerror}; wanted a port that is free on 127.0.0.1"
+                f"[opentelemetry] prometheus_port = {port}: {error.strerror}; expected a port that is free on 127.0.0.1"
             ) from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
         self._thread.start()
@@ -143,7 +143,7 @@ def _encode_data(metric: Metric) -> bytes:
         return messages.encode_histogram(
             b"".join(messages.encode_nested(1, _encode_histogram_point(point)) for point in data.data_points)
         )
-    raise TypeError(f"{metric.name}: {type(data).__name__}: wanted Gauge, Sum or Histogram")
+    raise TypeError(f"{metric.name}: {type(data).__name__}: expected Gauge, Sum or Histogram")
 
 
 def _encode_number_point(point: NumberDataPoint) -> bytes:

@@ -189,7 +189,7 @@ def build_opentelemetry(config: Config, origin: Origin, log: Callable[[str, str]
             from agents.otlp import agent_metrics
         except ImportError as error:
             raise ConfigError(
-                f"{config.source}: [opentelemetry]: {error}; wanted opentelemetry-sdk: pip install 'fleetpulse[agent]'"
+                f"{config.source}: [opentelemetry]: {error}; install it: pip install 'fleetpulse[agent]'"
             ) from error
         send = outboxes["http"].enqueue if settings.endpoint else None
         metrics = agent_metrics.AgentMetrics(

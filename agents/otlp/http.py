@@ -50,7 +50,7 @@ class HttpDelivery:
                 text = f"{self.url}: {error.code} {error.reason}"
                 if error.code in RETRYABLE_STATUSES:
                     raise Retryable(text, _parse_retry_after(error.headers.get("Retry-After"))) from error
-                raise Permanent(f"{text}; wanted 200") from error
+                raise Permanent(f"{text}; expected 200") from error
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             raise Retryable(f"{self.url}: {getattr(error, 'reason', None) or error}") from error
         if refused:
@@ -84,11 +84,11 @@ def _read_headers(settings: Opentelemetry, source: str) -> Mapping[str, str]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: {path}: cannot be read: {error}; wanted lines 'Name: value'") from error
+        raise ConfigError(f"{where}: {path}: cannot be read: {error}; expected lines 'Name: value'") from error
     if any(":" not in line for line in lines):
-        raise ConfigError(f"{where}: {path}: wanted lines 'Name: value'")
+        raise ConfigError(f"{where}: {path}: expected lines 'Name: value'")
     if not settings.endpoint.startswith("https:") and not is_loopback_url(settings.endpoint):
-        raise ConfigError(f"{where}: its headers would go to {settings.endpoint} unencrypted; wanted https://")
+        raise ConfigError(f"{where}: its headers would go to {settings.endpoint} unencrypted; expected https://")
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -97,5 +97,5 @@ def _tls_context(settings: Opentelemetry, source: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"{source}: [opentelemetry] ca_file: {settings.ca_file}: {error}; wanted certificates in PEM"
+            f"{source}: [opentelemetry] ca_file: {settings.ca_file}: {error}; expected certificates in PEM"
         ) from error

@@ -31,7 +31,7 @@ EXTRA_PLAY_S = 0.5
 def record(config: Config, directory: str | Path, seconds: float | None, stop: threading.Event) -> int:
     """Runs the collectors and writes their readings, for so many seconds or until `stop`. Raises UsageError."""
     if seconds is not None and not seconds > 0:
-        raise UsageError(f"record: --seconds {seconds:g}; wanted more than 0")
+        raise UsageError(f"record: --seconds {seconds:g}; expected more than 0")
     node, interval = config.agent.node, config.agent.interval
     found = configured(config.collector, config.source, config.agent.collectors)
     writer = RecordingWriter(directory, node, interval, found)
@@ -88,7 +88,7 @@ def once(config: Config, directory: str | Path, output: Output) -> int:
 
 def _open_tape(directory: str | Path, speed: float) -> Tape:
     if not 0 < speed <= 1000:
-        raise UsageError(f"--speed {speed:g}; wanted more than 0 and at most 1000 times")
+        raise UsageError(f"--speed {speed:g}; expected more than 0 and at most 1000 times")
     return Tape(directory, speed)
 
 

@@ -185,7 +185,9 @@ def _make_empty(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise UsageError(f"{directory}: not empty; wanted a new or empty folder, since recordings are never mixed")
+            raise UsageError(
+                f"{directory}: not empty; expected a new or empty folder, since recordings are never mixed"
+            )
     except OSError as error:
         raise _cannot_write(directory, error) from error
 
@@ -201,7 +203,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _cannot_write(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path}: cannot be written: {error.strerror}; wanted a folder with room, given by --output")
+    return UsageError(f"{path}: cannot be written: {error.strerror}; expected a folder with room, given by --output")
 
 
 LAST_LINE_BYTES = 1 << 20
@@ -269,11 +271,13 @@ def read_info(directory: Path) -> RecordingInfo:
         }
         version, found = row["version"], RecordingInfo(row["node"], float(row["interval"]), claims, Topology())
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; wanted a folder of 'fleetpulse record'") from error
+        raise UsageError(
+            f"{path}: cannot be read: {error.strerror}; expected a folder of 'fleetpulse record'"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not a description of a recording: {error!r}") from error
     if version != VERSION or not isinstance(found.node, str) or not found.interval > 0:
-        raise UsageError(f"{path}: wanted version = {VERSION}, node and interval above 0")
+        raise UsageError(f"{path}: expected version = {VERSION}, node and interval above 0")
     return RecordingInfo(found.node, found.interval, claims, read_topology(directory / "topology.toml"))
 
 
@@ -282,7 +286,7 @@ def read_rows(path: Path) -> Iterator[TelemetryRow]:
     lines = _read_cells(path)
     _, header = next(lines, (1, ["time", "entity"]))
     if header[:2] != ["time", "entity"]:
-        raise UsageError(f"{path}: line 1: columns {', '.join(header[:2])}; wanted time, entity and signals")
+        raise UsageError(f"{path}: line 1: columns {', '.join(header[:2])}; expected time, entity and signals")
     if unknown := [name for name in header[2:] if name not in CATALOGUE]:
         raise UsageError(f"{path}: line 1: column {unknown[0]!r}: no such signal in the catalogue")
     for number, cells in lines:
@@ -292,7 +296,7 @@ def read_rows(path: Path) -> Iterator[TelemetryRow]:
             for text in values.values():
                 float(text)
         except (ValueError, KeyError) as error:
-            raise UsageError(f"{path}: line {number}: {error}; wanted time, entity and numbers") from error
+            raise UsageError(f"{path}: line {number}: {error}; expected time, entity and numbers") from error
         yield TelemetryRow(time, entity, values)
 
 
@@ -302,7 +306,7 @@ def _read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         yield from ((lines.line_num, cells) for cells in lines)
     except csv.Error as error:
-        raise UsageError(f"{path}: line {lines.line_num}: {error}; wanted comma-separated values") from error
+        raise UsageError(f"{path}: line {lines.line_num}: {error}; expected comma-separated values") from error
 
 
 def read_changes(path: Path) -> Iterator[StateChange]:
@@ -311,7 +315,7 @@ def read_changes(path: Path) -> Iterator[StateChange]:
         try:
             yield StateChange(from_iso(row["time"]), row["collector"], row["state"], row["reason"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{where}: {error!r}; wanted time, collector, state and reason") from error
+            raise UsageError(f"{where}: {error!r}; expected time, collector, state and reason") from error
 
 
 def read_events(path: Path) -> Iterator[RecordedEvent]:
@@ -323,7 +327,7 @@ def read_events(path: Path) -> Iterator[RecordedEvent]:
             event = Event(from_iso(row["time"]), row["entity"], row["kind"], dict(row["data"]))
             yield RecordedEvent(from_iso(row["seen"]), row["collector"], event)
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{where}: {error!r}; wanted time, entity, kind, data, collector and seen") from error
+            raise UsageError(f"{where}: {error!r}; expected time, entity, kind, data, collector and seen") from error
 
 
 def read_last_line(path: Path) -> str:
@@ -342,7 +346,7 @@ def _read_objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
         except ValueError as error:
             raise UsageError(f"{where}: not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise UsageError(f"{where}: wanted a JSON object")
+            raise UsageError(f"{where}: expected a JSON object")
         yield row, where
 
 
@@ -354,4 +358,4 @@ def _read_lines(path: Path) -> Iterator[str]:
     except FileNotFoundError:
         return
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; wanted UTF-8 text") from error
+        raise UsageError(f"{path}: cannot be read: {error}; expected UTF-8 text") from error

@@ -66,7 +66,7 @@ class Tape:
         heads = [*(stream.next for stream in self._rows), self._events.next, self._changes.next]
         starts = [head.time for head in heads if head is not None]
         if not starts:
-            raise UsageError(f"{self.directory}: the recording has no tick; wanted at least one")
+            raise UsageError(f"{self.directory}: the recording has no tick; expected at least one")
         self.first: int = min(starts)
         self.last = max(_read_last_time(path, self.first) for path in (*paths, changed))
         self.on_start: Callable[[], object] = lambda: None

@@ -1,8 +1,8 @@
-"""Stand-ins for makers' Python bindings, written as modules from recordings of calls and answers.
+"""Stand-ins for vendors' Python bindings, written as modules from recordings of calls and answers.
 
-They have the names, enumerations, exceptions and habits of `amdsmi` (ROCm 6 and 7) and `pyhlml` (1.9 to 1.20), so that
-the collectors load them under the import name of the real ones. A recording is JSON: what each call answers for each
-device, by argument where it has one; {"refused": CODE} is an exception.
+They have the names, enumerations, exceptions and behaviour of `amdsmi` (ROCm 6 and 7) and `pyhlml` (1.9 to 1.20), so
+that the collectors import them in place of the real ones. A recording is JSON: the answer of each call for each device,
+by argument if it has one; {"refused": CODE} is an exception.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 def install(module: str, recording: dict[str, Any], folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Makes `import MODULE` find the stand-in that answers from the recording; its folder, to change that."""
+    """Makes `import MODULE` find the stand-in; returns its folder, in which the recording can be changed."""
     place = folder / "site" / module
     place.mkdir(parents=True, exist_ok=True)
     (place / "__init__.py").write_text(_SOURCES[module])
@@ -137,7 +137,7 @@ def install(module: str, recording: dict[str, Any], folder: Path, patch: pytest.
 
 
 def pci(folder: Path, *devices: tuple[str, str, str]) -> Path:
-    """A PCI bus with devices (vendor, class, device number), from 0000:10:00.0 on."""
+    """Writes a PCI bus with devices (vendor, class, device id), from 0000:10:00.0 on."""
     root = folder / "pci"
     for number, (vendor, kind, device) in enumerate(devices):
         place = root / f"0000:{0x10 + number:02x}:00.0"

@@ -1,9 +1,9 @@
-"""The CPU canary's program with one bad core: run in place of it, it corrupts what that core computes.
+"""The CPU canary's program with one bad core: corrupts what that core computes.
 
-    python canary_program.py CORE WHAT [the program's own words]
+    python canary_program.py CORE WHAT [arguments of the program]
 
-WHAT: output (flips a bit of each product in single precision), once (the same, the first time alone), memory (changes
-a word between two passes of a march), dies (as by a wrong pointer), killed (from outside).
+WHAT: output (flips a bit of each product in single precision), once (the same, only the first time), memory (changes a
+word between two passes of a march), dies (as by a wrong pointer), killed (from outside).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agents.collectors.canary.problems import Problem
 
 
 class Fault:
-    """What is wrong with the core."""
+    """The fault of the core."""
 
     def __init__(self, core: int, what: str) -> None:
         self.core, self.what, self.left = core, what, 1 if what == "once" else 1 << 30

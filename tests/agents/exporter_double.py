@@ -1,4 +1,4 @@
-"""A server that says whatever bytes a test wants to whoever connects."""
+"""A server that sends given bytes to every connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @contextmanager
 def peer(*said: bytes, drip: bytes = b"", every: float = 0.02, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """A server that says the same to whoever connects, then one byte again and again, or closes."""
+    """A server that sends the same to every connection, then one byte again and again, or closes."""
     stop, threads = threading.Event(), []
 
     def serve(plain: socket.socket) -> None:
@@ -28,7 +28,7 @@ def peer(*said: bytes, drip: bytes = b"", every: float = 0.02, tls: ssl.SSLConte
                     sock.sendall(part)
                 while drip and not stop.wait(every):
                     sock.sendall(drip)
-        except OSError:  # the other end has had enough
+        except OSError:  # the other end closed the connection
             return
 
     def accept() -> None:
@@ -53,8 +53,8 @@ def peer(*said: bytes, drip: bytes = b"", every: float = 0.02, tls: ssl.SSLConte
                 thread.join()
 
 
-def until_told(collector: Prometheus, target: str, limit: float = 10.0) -> list[Reading]:
-    """Looks until something is told of the endpoint."""
+def read_until_reported(collector: Prometheus, target: str, limit: float = 10.0) -> list[Reading]:
+    """Reads until the endpoint's state is reported."""
     found: list[Reading] = []
     end = time.monotonic() + limit
     while not any(f"exporter:{target}" in r.entities for r in found):

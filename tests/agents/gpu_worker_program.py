@@ -1,4 +1,4 @@
-"""A worker of the GPU canary that needs no GPU: says what it is told to and stays as long.
+"""A worker of the GPU canary that needs no GPU: writes fixed lines and runs as long as asked.
 
 python gpu_worker_program.py INDEX SECONDS
 """

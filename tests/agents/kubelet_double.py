@@ -22,7 +22,7 @@ SCHEMA = {  # message -> (field, number, repeated, type); of k8s.io/kubelet/pkg/
 
 
 def _response() -> Any:
-    """The class of the answer."""
+    """Returns the class of the answer."""
     file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package="v1", syntax="proto3")
     for name, fields in SCHEMA.items():
         message = file.message_type.add(name=name)
@@ -41,7 +41,7 @@ def _response() -> Any:
 
 
 class KubeletDouble:
-    """`hold` says which pod's container has which devices; `answer` replaces the whole answer by other bytes."""
+    """`hold` sets the devices of a pod's container; `answer` replaces the whole answer by other bytes."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "kubelet.sock"
@@ -73,7 +73,7 @@ class KubeletDouble:
         return self.response() if self.answer is None else self.answer
 
     def response(self) -> bytes:
-        """The answer as protobuf's own library writes it."""
+        """Returns the answer encoded by protobuf's own library."""
         whole = _response()()
         for (namespace, name), containers in self._pods.items():
             pod = whole.pod_resources.add(name=name, namespace=namespace)

@@ -1,4 +1,4 @@
-"""A /proc of our own: processes with the files that the jobs collector reads."""
+"""A /proc of our own: processes with the files that the collector `jobs` reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class ProcTree:
-    """`start`, `exec` and `end` do to a process what the kernel does."""
+    """`start`, `exec` and `end` change a process as the kernel does."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -26,7 +26,7 @@ class ProcTree:
         self.exec(pid, environment)
 
     def exec(self, pid: int, environment: Mapping[str, str]) -> None:
-        """Another program in its place."""
+        """Starts another program in the process."""
         text = "".join(
             f"{key}={value}\0" for key, value in {"PATH": "/bin", "SECRET": "hunter2", **environment}.items()
         )

@@ -1,4 +1,4 @@
-"""The makers' real Python bindings, over stand-ins of their C libraries: what they hand over is what we take."""
+"""The vendors' real Python bindings, over stand-ins of their C libraries: their answers are what we expect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_SUPPORTED = 2
 
 
 def real(name: str, patch: pytest.MonkeyPatch) -> Path:
-    """Where the real binding is installed; it will be loaded afresh."""
+    """Returns the path of the installed real binding, which is then imported anew."""
     for loaded in [module for module in sys.modules if module.partition(".")[0] == name]:
         patch.delitem(sys.modules, loaded)
     spec = importlib.util.find_spec(name)
@@ -56,7 +56,7 @@ def test_gaudi_is_read_through_the_real_pyhlml(tmp_path: Path, monkeypatch: pyte
     collector.open("n1")
     (reading,) = collector.read()
     columns = reading.columns
-    assert columns["gpu.power"].tolist() == [501, 500]  # each device of its own, though the binding has one handle
+    assert columns["gpu.power"].tolist() == [501, 500]  # each device has its own values
     assert (columns["gpu.temperature"][0], columns["gpu.board_temperature"][0]) == (50, 60)
     assert (columns["gpu.ecc_uncorrected"][0], columns["gpu.ecc_uncorrected_total"][0]) == (10, 11)
     assert (columns["gpu.dram_corrected"][0], columns["gpu.sram_uncorrected"][0]) == (1, 100)
@@ -83,7 +83,7 @@ def test_gaudi_is_read_through_the_real_pyhlml(tmp_path: Path, monkeypatch: pyte
 
 
 def filling(**values: Any) -> Callable[..., int]:
-    """A function of the C library that fills the structure that its last argument points to; `a__b` is a.b."""
+    """Returns a C function that fills the structure of its last argument; `a__b` is a.b."""
 
     def function(*arguments: Any) -> int:
         for path, value in values.items():
@@ -101,7 +101,7 @@ def filling(**values: Any) -> Callable[..., int]:
 
 
 def pointing(count: Any, places: Any, address: int, kind: Any, many: int) -> int:
-    """Two-step listing: how many, then where."""
+    """Returns a two-step listing: the count, then the entries."""
     count._obj.value = many
     if isinstance(places, ctypes.Array):
         for i in range(many):
@@ -111,7 +111,7 @@ def pointing(count: Any, places: Any, address: int, kind: Any, many: int) -> int
 
 @pytest.fixture
 def amdsmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The real binding's wrapper over a library whose every function refuses; the tests put answers into it."""
+    """Returns the real binding's wrapper over a library that refuses everything; tests add answers."""
     folder = real("amdsmi", monkeypatch)
     names = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", (folder / "amdsmi_wrapper.py").read_text()))
     compiled(
@@ -173,7 +173,7 @@ def test_amd_is_read_through_the_real_amdsmi(tmp_path: Path, amdsmi: Any) -> Non
     assert (columns["gpu.dram_corrected"], columns["gpu.xgmi_uncorrected"]) == ([3] * 2, [1] * 2)
     assert (columns["gpu.pcie_generation"], columns["gpu.pcie_width"]) == ([5] * 2, [16] * 2)
     assert (columns["gpu.limiter_power"], columns["gpu.limiter_ticks"]) == ([10] * 2, [1000] * 2)
-    assert columns["gpu.throttled"] == [1, 1]  # this version of the binding tells no more than that
+    assert columns["gpu.throttled"] == [1, 1]  # this version of the binding reports no more
     assert columns["gpu.xgmi_rx_bytes"] == [70 * 1024] * 2
     assert (columns["gpu.links"], columns["gpu.links_up"]) == ([7] * 2, [6] * 2)
     assert columns["gpu.present"] == [1, 1]
@@ -181,7 +181,7 @@ def test_amd_is_read_through_the_real_amdsmi(tmp_path: Path, amdsmi: Any) -> Non
     assert (attributes["sku"], attributes["serial"]) == ("AMD Instinct MI300X", "0x000000001234ABCD")
 
 
-def test_a_library_that_refuses_everything_leaves_everything_missing(tmp_path: Path, amdsmi: Any) -> None:
+def test_a_library_that_refuses_everything_gives_no_values(tmp_path: Path, amdsmi: Any) -> None:
     columns, attributes = looked(tmp_path)
     assert columns.pop("gpu.present") == [0, 0]
     missing = (2**64 - 1, pytest.approx(float("nan"), nan_ok=True))
@@ -189,7 +189,7 @@ def test_a_library_that_refuses_everything_leaves_everything_missing(tmp_path: P
     assert attributes == {"vendor": "AMD"}
 
 
-def test_a_binding_without_its_library_is_no_data_and_leaves_stdout_alone(
+def test_a_binding_without_its_library_is_no_data_and_writes_nothing_to_stdout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real("amdsmi", monkeypatch)

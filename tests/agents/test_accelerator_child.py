@@ -1,4 +1,4 @@
-"""A program whose newest line is wanted: one that the kernel holds is told, and no second one is started beside it."""
+"""A program whose newest line is read: a hung one is reported, and no second one is started."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agents.collectors.accelerators import monitor_program as children
 from agents.collectors.accelerators.monitor_program import MonitorProgram
 
 
-def test_a_program_that_does_not_end_when_it_is_killed_is_told_and_followed_by_none(
+def test_an_unkillable_program_is_reported_and_no_second_one_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(children, "EXIT_WAIT_S", 0.1)
     kill, kept = subprocess.Popen.kill, []
 
     def pending(process: subprocess.Popen[bytes]) -> None:
-        """As for a process in state D: the first one's signal stays pending."""
+        """Leaves the first signal pending, as for a process in state D."""
         kept.append(process) if not kept else kill(process)
 
     monkeypatch.setattr(subprocess.Popen, "kill", pending)

@@ -1,4 +1,4 @@
-"""Names of accelerators of several makers on one node."""
+"""Names of accelerators of several vendors on one node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TPU_V4 = ("0x1ae0", "0x120000", "0x005e")
 GOOGLE_NIC = ("0x1ae0", "0x020000", "0x0042")
 
 
-def test_a_nodes_only_maker_has_plain_numbers(tmp_path: Path) -> None:
+def test_a_nodes_only_vendor_has_plain_numbers(tmp_path: Path) -> None:
     for number, (maker, device) in enumerate(
         {"nvidia": H100, "amd": MI250X, "gaudi": GAUDI, "neuron": TRAINIUM, "tpu": TPU_V4}.items()
     ):
@@ -27,14 +27,14 @@ def test_a_nodes_only_maker_has_plain_numbers(tmp_path: Path) -> None:
         assert [one.address for one in list_devices(maker, bus)] == ["0000:10:00.0", "0000:11:00.0"]
 
 
-def test_no_two_makers_of_a_node_share_names(tmp_path: Path) -> None:
+def test_no_two_vendors_of_a_node_share_names(tmp_path: Path) -> None:
     bus = pci(tmp_path, TPU_V4, TRAINIUM, GAUDI, MI300X, H100)
     assert [entity_prefix(maker, bus) for maker in VENDORS] == ["", "amd", "gaudi", "neuron", "tpu"]
     bus = pci(tmp_path / "without", GAUDI, MI300X)
     assert (entity_prefix("amd", bus), entity_prefix("gaudi", bus)) == ("", "gaudi")
 
 
-def test_the_model_is_told_where_the_number_names_it(tmp_path: Path) -> None:
+def test_the_model_is_given_where_the_device_id_names_it(tmp_path: Path) -> None:
     bus = pci(tmp_path, TPU_V4, TRAINIUM)
     assert [one.model for maker in ("tpu", "neuron") for one in list_devices(maker, bus)] == ["TPU v4", "trainium"]
 

@@ -1,4 +1,4 @@
-"""The collector of AMD's accelerators, on recordings of the amdsmi binding's answers."""
+"""The collector `amd`, on recordings of the amdsmi binding's answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def opened(recording: dict[str, Any], tmp_path: Path, patch: pytest.MonkeyPatch)
     return collector
 
 
-def look(collector: Amd) -> tuple[Reading, dict[str, list[float]]]:
+def read_columns(collector: Amd) -> tuple[Reading, dict[str, list[float]]]:
     (reading,) = collector.read()
     return reading, {name: values.tolist() for name, values in reading.columns.items()}
 
@@ -49,7 +49,7 @@ def test_without_the_driver_there_is_no_data_and_nothing_is_imported(
     assert "amdsmi" not in sys.modules
 
 
-def test_without_the_binding_the_mend_is_told(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_binding_the_message_has_the_fix(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(NoData, match=r"its Python binding amdsmi cannot be used .*: install it for the agent"):
         Amd(driver=driver).open("n1")
@@ -64,7 +64,7 @@ def test_a_binding_without_its_c_library_is_no_data(
         Amd(driver=driver).open("n1")
 
 
-def test_a_driver_that_refuses_is_no_data(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusing_driver_is_no_data(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         NoData, match="AMD's driver does not respond: AMDSMI_STATUS_NO_PERM; is the agent in the groups"
     ):
@@ -77,12 +77,12 @@ def test_no_device_at_all_is_no_data(driver: Path, tmp_path: Path, monkeypatch: 
     assert sys.modules["amdsmi"].STARTED == []
 
 
-def test_an_mi300x_is_read_in_the_catalogues_names_and_units(
+def test_an_mi300x_is_read_with_the_catalogues_names_and_units(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = opened(recorded("amd_mi300x.json"), tmp_path, monkeypatch)
-    reading, columns = look(collector)
-    assert reading.entities == ("gpu:n1.0", "gpu:n1.1")  # in the order of PCI addresses, not of the library
+    reading, columns = read_columns(collector)
+    assert reading.entities == ("gpu:n1.0", "gpu:n1.1")  # in order of PCI addresses, not of the library
     assert columns["gpu.power"] == [702, 703]
     assert columns["gpu.temperature"] == [71, 72]
     assert np.isnan(columns["gpu.edge_temperature"]).all()
@@ -113,7 +113,7 @@ def test_an_mi300x_is_read_in_the_catalogues_names_and_units(
     assert sys.modules["amdsmi"].STARTED == []
 
 
-def test_its_attributes_tell_what_to_compare_and_what_to_send_back(
+def test_its_attributes_include_versions_and_serial_numbers(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = opened(recorded("amd_mi300x.json"), tmp_path, monkeypatch)
@@ -134,11 +134,11 @@ def test_its_attributes_tell_what_to_compare_and_what_to_send_back(
     }
 
 
-def test_an_older_generation_and_library_is_read_in_the_same_names(
+def test_an_older_generation_and_library_give_the_same_signals(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = opened(recorded("amd_mi100.json"), tmp_path, monkeypatch)
-    _, columns = look(collector)
+    _, columns = read_columns(collector)
     attributes = collector.inventory()["gpu:n1.0"].attributes
     collector.close()
     assert (columns["gpu.power"], columns["gpu.power_limit"]) == ([38], [290])  # this library gives limits in watts
@@ -152,14 +152,14 @@ def test_an_older_generation_and_library_is_read_in_the_same_names(
     assert (attributes["sku"], attributes["serial"]) == ("Arcturus GL-XL [Instinct MI100]", "0x77BA51F3720A6C11")
 
 
-def test_a_device_that_stops_answering_keeps_its_place_and_costs_the_others_nothing(
+def test_a_device_that_stops_answering_keeps_its_number_and_harms_no_other(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = opened(recorded("amd_mi300x.json"), tmp_path, monkeypatch)
-    look(collector)
+    read_columns(collector)
     sys.modules["amdsmi"].RECORDING["devices"][1].clear()  # the one at the lower address
-    collector._rhythm._now = lambda: 10**12  # a look at everything
-    reading, columns = look(collector)
+    collector._rhythm._now = lambda: 10**12  # a read of everything
+    reading, columns = read_columns(collector)
     collector.close()
     assert reading.entities == ("gpu:n1.0", "gpu:n1.1")
     assert np.isnan(columns["gpu.power"][0])
@@ -167,24 +167,24 @@ def test_a_device_that_stops_answering_keeps_its_place_and_costs_the_others_noth
     assert columns["gpu.present"] == [0, 1]
 
 
-def test_a_guest_that_is_refused_its_power_is_present_all_the_same(
+def test_a_virtual_machine_without_power_readings_still_counts_as_present(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording = recorded("amd_mi300x.json")
     for calls in recording["devices"]:
         del calls["amdsmi_get_power_info"]
     collector = opened(recording, tmp_path, monkeypatch)
-    assert look(collector)[1]["gpu.present"] == [1, 1]
+    assert read_columns(collector)[1]["gpu.present"] == [1, 1]
     clock = [10**12]
     collector._rhythm._now = lambda: clock[0]
     told = []
     for clock[0] in range(10**12, 10**12 + 20_000_000, 1_000_000):
-        told += look(collector)[1].get("gpu.present", [])
+        told += read_columns(collector)[1].get("gpu.present", [])
     collector.close()
     assert set(told) == {1}
 
 
-def test_slow_signals_come_in_their_rhythm(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_signals_come_at_their_interval(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collector = opened(recorded("amd_mi300x.json"), tmp_path, monkeypatch)
     clock = [1_800_000_000_000_000]
     collector._rhythm._now = lambda: clock[0]
@@ -202,13 +202,13 @@ def test_slow_signals_come_in_their_rhythm(driver: Path, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("other", [("0x10de", "0x030200", "0x2330")])
-def test_beside_another_makers_gpus_the_names_differ(
+def test_names_differ_on_a_node_with_two_vendors(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: tuple[str, str, str]
 ) -> None:
     install("amdsmi", recorded("amd_mi300x.json"), tmp_path, monkeypatch)
     collector = Amd(driver=driver, pci=pci(tmp_path, ("0x1002", "0x120000", "0x74a1"), other))
     collector.open("n1")
-    assert look(collector)[0].entities == ("gpu:n1.amd0", "gpu:n1.amd1")
+    assert read_columns(collector)[0].entities == ("gpu:n1.amd0", "gpu:n1.amd1")
     collector.close()
 
 
@@ -228,7 +228,7 @@ NAMES = st.sampled_from(
 
 
 @given(st.dictionaries(NAMES, ANSWER, max_size=8), ANSWER)
-def test_no_answer_of_the_library_breaks_the_look(answer: dict[str, Any], pages: object) -> None:
+def test_no_answer_of_the_library_breaks_a_read(answer: dict[str, Any], pages: object) -> None:
     columns = SignalColumns(Amd.signals, 1)
     for meaning in (
         amd.convert_activity,

@@ -1,4 +1,4 @@
-"""The CPU canary end to end: a bad core is named, a sound one is quiet, and neither time nor events run over."""
+"""The CPU canary end to end: a bad core is reported, a sound one is not, and time and events stay bounded."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from pipeline.transport import Message, wire
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
 PROGRAM = Path(__file__).with_name("canary_program.py")
 START = 1_790_000_000 * SECOND
-PATIENCE_S = 240.0  # what runs behind all else gets hardly a core beside other tests
+PATIENCE_S = 240.0  # at lowest priority it hardly gets a core while other tests run
 BAD = min(os.sched_getaffinity(0))
 
 
 @dataclass
 class OnBadCore(Canary):
-    """A canary on a machine of which one core is bad."""
+    """A canary on a machine with one bad core."""
 
     isolated: ClassVar[bool] = False
     fault: ClassVar[str] = "output"
@@ -58,8 +58,8 @@ class OnBadCore(Canary):
         return [sys.executable, str(PROGRAM), str(BAD), self.fault, *words[words.index("--cores") :]]
 
 
-def looked(canary: Canary, enough: Callable[[list[Event]], bool]) -> list[Event]:
-    """Events of looks until there are enough."""
+def collect_events(canary: Canary, enough: Callable[[list[Event]], bool]) -> list[Event]:
+    """Reads until there are enough events; returns them."""
     canary.open("n1")
     found: list[Event] = []
     until = time.monotonic() + PATIENCE_S
@@ -72,7 +72,7 @@ def looked(canary: Canary, enough: Callable[[list[Event]], bool]) -> list[Event]
 
 
 def eager(kind: type[Canary] = Canary, **more: float) -> Canary:
-    """One that may use half a core and tells all."""
+    """Returns a canary that may use half a core and reports every round."""
     canary = kind(gpu=False, share=0.5, every=0.3, **{"tell": 0.0, **more})
     canary._rest_factor = 0.0
     return canary
@@ -84,15 +84,15 @@ def eager(kind: type[Canary] = Canary, **more: float) -> Canary:
 @pytest.mark.slow
 def test_every_core_of_this_machine_gives_the_known_answers() -> None:
     wanted = {f"cpu:n1.{core}" for core in list_cores()}
-    found = looked(eager(), lambda events: {e.entity for e in events} == wanted)
+    found = collect_events(eager(), lambda events: {e.entity for e in events} == wanted)
     assert {e.kind for e in found} == {"digest"}
     assert all(e.data["golden"] is True and e.data["digest"] == e.data["expected"] for e in found)
     assert all(e.data["version"] == VERSION and e.data["runs"] == len(PROBLEMS) for e in found)
 
 
-def test_counts_of_each_core_are_told() -> None:
+def test_counts_of_each_core_are_reported() -> None:
     canary = eager()
-    looked(canary, lambda events: len(events) >= 1)
+    collect_events(canary, lambda events: len(events) >= 1)
     canary.open("n1")
     (reading,) = canary.read()
     assert reading.device_class == "canary"
@@ -102,7 +102,7 @@ def test_counts_of_each_core_are_told() -> None:
     canary.close()
 
 
-def test_its_program_runs_pinned_and_behind_everything_else_and_is_gone_afterwards() -> None:
+def test_its_program_runs_pinned_with_lowest_priority_and_ends() -> None:
     child = CanaryProcess(module_command("agents.collectors.canary.cpu_program", "--cores", f"{BAD}", "--minutes", "1"))
     try:
         until = time.monotonic() + PATIENCE_S
@@ -116,7 +116,7 @@ def test_its_program_runs_pinned_and_behind_everything_else_and_is_gone_afterwar
         os.kill(child.pid, 0)
 
 
-def test_closing_ends_what_runs() -> None:
+def test_closing_ends_the_running_program() -> None:
     canary = Canary(gpu=False, share=1.0, every=0.1)
     canary.open("n1")
     turns = canary._cpu_schedule
@@ -139,8 +139,8 @@ def wrong(found: list[Event]) -> list[Event]:
     return [e for e in found if e.data.get("golden") is False]
 
 
-def test_a_flipped_bit_names_the_core_the_problem_and_that_it_is_there_again() -> None:
-    found = looked(eager(OnBadCore, tell=3600.0), lambda events: bool(wrong(events)))
+def test_a_flipped_bit_gives_the_core_the_problem_and_failed_retests() -> None:
+    found = collect_events(eager(OnBadCore, tell=3600.0), lambda events: bool(wrong(events)))
     event = wrong(found)[0]
     assert event.entity == f"cpu:n1.{BAD}"
     assert event.data["canary"].startswith("gemm-f32-random.")
@@ -150,35 +150,35 @@ def test_a_flipped_bit_names_the_core_the_problem_and_that_it_is_there_again() -
     assert all(e.entity == event.entity for e in wrong(found))
 
 
-def test_a_bit_that_flips_once_is_told_as_not_coming_again() -> None:
+def test_a_bit_flipped_once_passes_its_retests() -> None:
     class Once(OnBadCore):
         fault = "once"
 
-    event = wrong(looked(eager(Once), lambda events: bool(wrong(events))))[0]
+    event = wrong(collect_events(eager(Once), lambda events: bool(wrong(events))))[0]
     assert (event.data["wrong"], event.data["again"]) == (["gemm-f32-random"], 0)
 
 
-def test_memory_that_forgets_is_found_by_the_march() -> None:
-    class Forgetful(OnBadCore):
+def test_changed_memory_is_found_by_the_march() -> None:
+    class WithBadMemory(OnBadCore):
         fault = "memory"
 
-    event = wrong(looked(eager(Forgetful), lambda events: bool(wrong(events))))[0]
+    event = wrong(collect_events(eager(WithBadMemory), lambda events: bool(wrong(events))))[0]
     assert event.data["wrong"] == ["march-solid", "march-checker", "march-address"]
 
 
-def test_a_core_on_which_the_program_dies_gave_a_wrong_answer() -> None:
-    class Deadly(OnBadCore):
+def test_a_core_that_crashes_the_program_counts_as_a_wrong_answer() -> None:
+    class CrashingProgram(OnBadCore):
         fault = "dies"
 
-    event = wrong(looked(eager(Deadly), lambda events: bool(wrong(events))))[0]
+    event = wrong(collect_events(eager(CrashingProgram), lambda events: bool(wrong(events))))[0]
     assert (event.entity, event.data["digest"]) == (f"cpu:n1.{BAD}", "died SIGSEGV")
 
 
-def test_a_program_that_was_killed_from_outside_blames_no_core() -> None:
-    class Killed(OnBadCore):
+def test_a_program_killed_from_outside_counts_against_no_core() -> None:
+    class KilledProgram(OnBadCore):
         fault = "killed"
 
-    canary = eager(Killed)
+    canary = eager(KilledProgram)
     canary.open("n1")
     turns = canary._cpu_schedule
     assert turns is not None
@@ -192,7 +192,7 @@ def test_a_program_that_was_killed_from_outside_blames_no_core() -> None:
     assert wrong(found) == []
 
 
-def test_a_bad_core_is_a_finding_behind_agent_spool_and_detector(tmp_path: Path, drain: Drain) -> None:
+def test_a_bad_core_becomes_a_finding_of_the_detector(tmp_path: Path, drain: Drain) -> None:
     spool = SpoolSection(directory=tmp_path / "spool")
     canary = eager(OnBadCore, tell=3600.0)
     canary.interval = 0.05
@@ -232,7 +232,7 @@ def line(core: str = "3", digest: str = "right", **more: object) -> dict[str, ob
     return {**data, "golden": digest == "right", **more}
 
 
-def test_right_rounds_are_folded_and_wrong_ones_told_at_once_with_the_retests() -> None:
+def test_right_rounds_are_folded_and_wrong_ones_reported_at_once_with_retests() -> None:
     now = [START]
     book = ledger(now=lambda: now[0])
     told = []
@@ -252,7 +252,7 @@ KEYS = st.sampled_from([*line(), "begin", "yielded", "took", "wrong", "again", "
 
 
 @given(said=st.dictionaries(KEYS, SAID))
-def test_whatever_a_bad_core_writes_no_event_of_it_is_unsound(said: dict[str, object]) -> None:
+def test_any_output_of_a_bad_core_gives_valid_events(said: dict[str, object]) -> None:
     book = ledger()
     for said_line in (said, {**line(), **said}):
         event = book.record_line(said_line)
@@ -262,14 +262,14 @@ def test_whatever_a_bad_core_writes_no_event_of_it_is_unsound(said: dict[str, ob
     book.record_death("SIGSEGV")
 
 
-def test_devices_that_are_made_up_are_not_kept() -> None:
+def test_invented_devices_are_not_kept() -> None:
     book = ledger()
     for number in range(MAX_DEVICES + 10):
         book.record_line(line(str(number)))
     assert len(book.tallies) == MAX_DEVICES
 
 
-def test_time_that_a_program_took_is_owed_before_the_next_turn() -> None:
+def test_time_over_the_share_is_deducted_from_the_next_turn() -> None:
     now = [0.0]
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"]
     began: list[float] = []
@@ -287,12 +287,12 @@ def test_time_that_a_program_took_is_owed_before_the_next_turn() -> None:
         else:
             now[0] += 1.0
     turns.close()
-    # it takes at least 0.3 s and may take 0.01 of the time
+    # it needs at least 0.3 s, and its share is 0.01
     assert 2 <= len(began) <= 4
     assert turns.cpu_used_s / now[0] < 0.02
 
 
-def test_a_program_that_does_not_end_is_killed_when_its_time_is_over() -> None:
+def test_a_program_that_does_not_end_is_killed_after_its_timeout() -> None:
     now = [0.0]
     turns = ProgramSchedule(1.0, 1.0, 5.0, ledger(), lambda _: ["/bin/sleep", "60"], 0.0, lambda: now[0])
     now[0] = 1.0
@@ -306,7 +306,7 @@ def test_a_program_that_does_not_end_is_killed_when_its_time_is_over() -> None:
     assert child.death_signal == "SIGKILL"
 
 
-def test_a_program_that_is_not_there_fails_and_is_tried_again() -> None:
+def test_a_missing_program_fails_and_is_tried_again() -> None:
     now = [0.0]
     turns = ProgramSchedule(1.0, 1.0, 5.0, ledger(), lambda _: ["/nonexistent"], 0.0, lambda: now[0])
     for second in (1.0, 2.0):
@@ -315,7 +315,7 @@ def test_a_program_that_is_not_there_fails_and_is_tried_again() -> None:
         assert "No such file" in turns.last_failure
 
 
-def test_cores_take_turns_and_suspects_come_first() -> None:
+def test_cores_are_tested_in_turn_and_suspects_first() -> None:
     turn = CoreRotation([0, 1, 2, 3])
     for core in ("0", "1"):
         turn.advance({"device": core, "begin": True})
@@ -325,17 +325,17 @@ def test_cores_take_turns_and_suspects_come_first() -> None:
     assert turn.order([])[0] == 2
 
 
-def test_a_core_that_is_offline_keeps_the_canary_from_no_other() -> None:
+def test_an_offline_core_does_not_stop_the_others_from_being_tested() -> None:
     turn = CoreRotation([0, 1, 2, 3])
     came: set[int] = set()
-    for _ in range(4):  # each turn has time for two cores, of which core 1 is taken offline
+    for _ in range(4):  # each turn has time for two cores; core 1 goes offline
         for core in turn.order([])[:2]:
             turn.advance({"device": str(core), "skipped": "x"} if core == 1 else {"device": str(core), "begin": True})
             came.add(core)
     assert came == {0, 1, 2, 3}
 
 
-def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
+def test_threads_of_one_core_count_as_one_core(tmp_path: Path) -> None:
     for cpu in os.sched_getaffinity(0):
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
@@ -344,7 +344,7 @@ def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
     assert list_cores(tmp_path / "nothing") == sorted(os.sched_getaffinity(0))
 
 
-def test_it_rests_between_problems_so_that_a_quota_is_left_to_others() -> None:
+def test_it_rests_between_problems_to_leave_quota_to_others() -> None:
     began = time.monotonic()
     # a burn-in keeps its priority: a busy machine would give the idle one no time
     child = CanaryProcess(
@@ -367,7 +367,7 @@ def test_a_rest_is_a_multiple_of_the_processor_time_of_the_last_problem() -> Non
     assert time.monotonic() - began >= 20 * 0.02
 
 
-def test_the_least_limit_of_memory_of_all_groups_above_holds(tmp_path: Path) -> None:
+def test_the_lowest_memory_limit_of_all_parent_groups_counts(tmp_path: Path) -> None:
     proc, root = tmp_path / "cgroup", tmp_path / "fs"
     service = root / "system.slice" / "a.service"
     service.mkdir(parents=True)
@@ -384,7 +384,7 @@ def test_the_least_limit_of_memory_of_all_groups_above_holds(tmp_path: Path) -> 
     assert memory_limit(tmp_path / "none", root) == math.inf
 
 
-def test_cores_that_may_not_be_chosen_are_said() -> None:
+def test_cores_that_cannot_be_pinned_are_reported() -> None:
     turns = ProgramSchedule(
         1.0, 1.0, 5.0, ledger(), lambda _: ["/bin/echo", '{"device": "9", "skipped": "Invalid argument"}'], 0.0
     )
@@ -398,19 +398,19 @@ def test_cores_that_may_not_be_chosen_are_said() -> None:
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
-def test_settings_that_cannot_be_are_refused_for_rhythms_too() -> None:
+def test_invalid_intervals_are_refused() -> None:
     for key in ("every", "gpu_every"):
         with pytest.raises(ConfigError, match=f"{key} = 0.0: expected more than 0 s"):
             configured({"canary": {key: 0}}, "f.toml")
 
 
 @pytest.mark.parametrize("share", [0, 1.5, -0.1])
-def test_a_share_that_cannot_be_is_refused(share: float) -> None:
+def test_an_invalid_share_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match=r"f\.toml: \[collector\.canary\] share = .*expected a share of time"):
         configured({"canary": {"share": share}}, "f.toml")
 
 
-def test_without_torch_the_cores_are_tested_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_torch_the_cores_are_still_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driver = tmp_path / "version"
     driver.write_text("NVRM version: 590.48.01\n")
     canary = Canary(driver=driver)
@@ -424,12 +424,12 @@ def test_without_torch_the_cores_are_tested_all_the_same(tmp_path: Path, capsys:
     assert not Canary(cpu=False, gpu=False).wanted()
 
 
-def test_its_signals_are_in_the_catalogue_with_the_rhythm_in_which_they_are_told() -> None:
+def test_its_signals_are_in_the_catalogue_with_their_interval() -> None:
     assert {CATALOGUE[name].interval for name in Canary.signals} == {3600}
-    assert VARIANTS * 3 < 64  # questions that the detector remembers: of CPU, GPU and what GPUs vote on
+    assert VARIANTS * 3 < 64  # the detector's questions: of CPU, GPU, and those that GPUs vote on
 
 
-def test_by_hand_it_tells_how_many_problems_were_right(capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_by_hand_it_reports_how_many_problems_were_right(capfd: pytest.CaptureFixture[str]) -> None:
     child = CanaryProcess(module_command("agents.canaries", "--minutes", "0.01"))
     until = time.monotonic() + PATIENCE_S
     while not child.has_ended() and time.monotonic() < until:

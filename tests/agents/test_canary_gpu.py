@@ -1,4 +1,4 @@
-"""The GPU canary: only on GPUs that nobody uses, gone when somebody comes; PyTorch's answers are the known ones."""
+"""The GPU canary: runs only on idle GPUs, yields to jobs, and PyTorch gives the known answers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ATTEND = (
 )
 
 
-class Watching:
-    """The program that attends to GPUs, on a machine of stub GPUs which is told what happens while it runs."""
+class GpuProgram:
+    """The GPU program on a machine of stub GPUs, whose state the test changes."""
 
     def __init__(self, library: Path, folder: Path, stays: float, idle: float, *told: str) -> None:
         self.control = folder / "control"
@@ -49,14 +49,14 @@ class Watching:
         found: dict[str, Any] = json.loads(self.process.stdout.readline())
         return found
 
-    def looked_again(self) -> None:
-        """Waits until it has asked how busy the first GPU is, once more."""
-        before, until = self._looks(), time.monotonic() + PATIENCE_S
-        while self._looks() == before:
+    def wait_for_poll(self) -> None:
+        """Waits until the program has polled the first GPU once more."""
+        before, until = self._count_polls(), time.monotonic() + PATIENCE_S
+        while self._count_polls() == before:
             assert time.monotonic() < until
             time.sleep(0.01)
 
-    def _looks(self) -> int:
+    def _count_polls(self) -> int:
         calls = nvml_stub.calls_made(self.calls)
         return sum(name == "nvmlDeviceGetUtilizationRates" and gpu == 0 for name, gpu, _ in calls)
 
@@ -66,17 +66,17 @@ class Watching:
         return [json.loads(line) for line in said.splitlines()]
 
 
-# --- whose turn it is -------------------------------------------------------------------------------------------------
+# --- idle GPUs --------------------------------------------------------------------------------------------------------
 
 
-def test_each_idle_gpu_gets_a_worker_that_sees_it_alone(nvml_library: Path, tmp_path: Path) -> None:
-    found = Watching(nvml_library, tmp_path, 0, 0.1, *UNUSED).rest()
+def test_each_idle_gpu_gets_a_worker_that_sees_only_this_gpu(nvml_library: Path, tmp_path: Path) -> None:
+    found = GpuProgram(nvml_library, tmp_path, 0, 0.1, *UNUSED).rest()
     results = [line for line in found if "digest" in line]
     assert [line["device"] for line in results] == ["0", "1", "2"]
     assert all(line["digest"] == line["expected"] == line["uuid"] for line in results)
 
 
-def test_gpus_that_are_used_or_could_be_in_somebodys_way_get_none(nvml_library: Path, tmp_path: Path) -> None:
+def test_gpus_in_use_or_needed_by_a_job_get_no_worker(nvml_library: Path, tmp_path: Path) -> None:
     told = (
         "set nvmlDeviceGetComputeRunningProcesses_v3 1 1",
         "set nvmlDeviceGetUtilizationRates 3 2",
@@ -86,35 +86,33 @@ def test_gpus_that_are_used_or_could_be_in_somebodys_way_get_none(nvml_library: 
         "fail nvmlDeviceGetComputeRunningProcesses_v3 999 6",
         "lost 7",
     )
-    found = Watching(nvml_library, tmp_path, 0, 0, *UNUSED, "gpus 9", *told).rest()
+    found = GpuProgram(nvml_library, tmp_path, 0, 0, *UNUSED, "gpus 9", *told).rest()
     assert {line["device"] for line in found} == {"0", "8"}
 
 
-def test_a_gpu_that_is_used_while_it_is_watched_is_not_idle(nvml_library: Path, tmp_path: Path) -> None:
-    watching = Watching(nvml_library, tmp_path, 0, 3.0, *UNUSED)
-    watching.looked_again()
+def test_a_gpu_used_during_the_watch_is_not_idle(nvml_library: Path, tmp_path: Path) -> None:
+    watching = GpuProgram(nvml_library, tmp_path, 0, 3.0, *UNUSED)
+    watching.wait_for_poll()
     nvml_stub.tell(watching.control, *UNUSED, "set nvmlDeviceGetUtilizationRates 50 0")
-    watching.looked_again()
+    watching.wait_for_poll()
     nvml_stub.tell(watching.control, *UNUSED)
     assert {line["device"] for line in watching.rest()} == {"1", "2"}
 
 
-def test_a_job_that_comes_ends_the_worker_at_once_and_its_result_is_not_told(
-    nvml_library: Path, tmp_path: Path
-) -> None:
-    watching = Watching(nvml_library, tmp_path, 60, 0, *UNUSED, "gpus 1")
+def test_a_new_job_ends_the_worker_at_once_and_its_result_is_dropped(nvml_library: Path, tmp_path: Path) -> None:
+    watching = GpuProgram(nvml_library, tmp_path, 60, 0, *UNUSED, "gpus 1")
     assert watching.line()["begin"]
     pid = watching.line()["pid"]
     came = time.monotonic()
     nvml_stub.tell(watching.control, *UNUSED, "gpus 1", "set nvmlDeviceGetComputeRunningProcesses_v3 1")
     (last,) = watching.rest()
     assert last == {"device": "0", "yielded": True}
-    assert time.monotonic() - came < PATIENCE_S / 2  # 0.1 s, and what a loaded machine needs; the worker would stay 60
+    assert time.monotonic() - came < PATIENCE_S / 2  # 0.1 s plus load; the worker would run 60 s
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_without_a_driver_it_says_so_and_ends(tmp_path: Path) -> None:
+def test_without_a_driver_it_reports_that_and_ends(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(tmp_path)}
     words = [sys.executable, "-m", "agents.collectors.canary.gpu_program", "--idle", "0"]
     ran = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, text=True)
@@ -128,7 +126,7 @@ def test_without_a_driver_it_says_so_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemm-f8-down5", "alu-scatter"])
-def test_answers_that_are_shipped_for_gpus_are_computed_without_one(name: str) -> None:
+def test_shipped_gpu_answers_are_computed_without_a_gpu(name: str) -> None:
     problem = next(p for p in PROBLEMS if p.name == name)
     assert right_answer(problem, 2) == load_known_answers()[gpu_problems.VERSION][problem.instance(2)]
 
@@ -149,7 +147,7 @@ print(json.dumps([device.answer(Problem(**given), 3) for given in problems]))
 
 
 def answers(python: str, problems: list[Any], *spoilt: str) -> list[str | None]:
-    """What PyTorch on the CPU answers to small problems."""
+    """Returns PyTorch's answers on the CPU to small problems."""
     given = [{name: getattr(p, name) for name in p.__dataclass_fields__} for p in problems]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     words = [python, "-c", ASK]
@@ -162,7 +160,7 @@ def answers(python: str, problems: list[Any], *spoilt: str) -> list[str | None]:
 
 
 @pytest.mark.torch
-def test_pytorchs_answers_are_those_of_numpy_in_every_format_that_it_has(torch_python: str) -> None:
+def test_pytorch_and_numpy_give_the_same_answers_in_every_format(torch_python: str) -> None:
     small = [replace(p, **SMALL[p.work]) for p in (*PROBLEMS, *VOTED_PROBLEMS)]
     found = dict(zip(small, answers(torch_python, small), strict=True))
     computed = {p: a for p, a in found.items() if a is not None}
@@ -173,7 +171,7 @@ def test_pytorchs_answers_are_those_of_numpy_in_every_format_that_it_has(torch_p
 
 @pytest.mark.torch
 @pytest.mark.parametrize("stages", [("input", "march"), ("output",)])
-def test_a_value_that_changes_on_the_device_changes_its_answer(torch_python: str, stages: tuple[str, ...]) -> None:
+def test_a_changed_value_on_the_device_changes_its_answer(torch_python: str, stages: tuple[str, ...]) -> None:
     works = ("gemm", "alu", "march") if "march" in stages else ("gemm", "alu")
     small = [replace(p, **SMALL[p.work]) for p in PROBLEMS if p.work in works and p.format in ("f64", "i64")]
     for problem, answer in zip(small, answers(torch_python, small, *stages), strict=True):
@@ -181,7 +179,7 @@ def test_a_value_that_changes_on_the_device_changes_its_answer(torch_python: str
 
 
 @pytest.mark.torch
-def test_a_worker_tells_a_round_of_known_and_one_of_voted_answers(torch_python: str) -> None:
+def test_a_worker_reports_a_round_of_known_and_one_of_voted_answers(torch_python: str) -> None:
     program = (
         "import sys; from dataclasses import replace; from agents.collectors.canary import gpu_worker as w;"
         "w.PROBLEMS = tuple(replace(p, size=64) for p in w.PROBLEMS if p.format == 'f64' and p.work == 'gemm');"
@@ -195,7 +193,7 @@ def test_a_worker_tells_a_round_of_known_and_one_of_voted_answers(torch_python: 
     assert [line.get("begin", False) for line in lines] == [True, False, True, False]
     exact, special = lines[1], lines[3]
     assert exact["device"] == special["device"] == "6"
-    assert exact["canary"] == "gemm-f64-random.0"  # of another size than what is known: a wrong answer
+    assert exact["canary"] == "gemm-f64-random.0"  # another size than the known one: a wrong answer
     assert special["canary"] == "gpu-special.0"
     assert "expected" not in special
     assert special["version"] != exact["version"]
@@ -206,7 +204,7 @@ def test_a_march_without_faults_has_an_answer_of_zeros() -> None:
     assert right_answer(march, 0) == digest_array(np.zeros((gpu_problems.MARCH_READS, 2), np.int64))
 
 
-def test_a_gpu_that_is_cut_into_instances_is_not_used(nvml_library: Path) -> None:
+def test_a_gpu_with_mig_instances_is_not_used(nvml_library: Path) -> None:
     program = (
         "from agents.collectors.canary.gpu_program import NvmlGpus\n"
         "g = NvmlGpus(None); print([g.is_usable(one) for one in g.gpus]); g.close()"

@@ -1,4 +1,4 @@
-"""Known problems: exact whatever the order of sums, the same everywhere, and blind to no single bit."""
+"""Known problems: exact in any order of sums, the same everywhere, and sensitive to every single bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PRODUCTS = [p for p in PROBLEMS if p.work == "gemm"]
 
 
 def splitmix(seed: int, count: int) -> list[int]:
-    """The published generator in Python's own integers."""
+    """Returns the published generator in Python's own integers."""
     found, mask = [], 2**64 - 1
     for i in range(1, count + 1):
         z = (seed + i * 0x9E3779B97F4A7C15) & mask
@@ -48,12 +48,12 @@ def splitmix(seed: int, count: int) -> list[int]:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_generator_is_the_published_one() -> None:
+def test_the_generator_matches_its_publication() -> None:
     assert random_words(0, 3).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 @given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 40), most=st.integers(1, 2**62))
-def test_numbers_are_those_of_plain_integer_arithmetic(seed: int, count: int, most: int) -> None:
+def test_random_numbers_match_plain_integer_arithmetic(seed: int, count: int, most: int) -> None:
     assert random_words(seed, count).tolist() == splitmix(seed, count)
     assert random_integers(seed, count, most).tolist() == [z % (2 * most + 1) - most for z in splitmix(seed, count)]
 
@@ -62,13 +62,13 @@ def test_numbers_are_those_of_plain_integer_arithmetic(seed: int, count: int, mo
 
 
 @pytest.mark.parametrize("problem", PRODUCTS, ids=lambda p: p.name)
-def test_no_sum_of_a_product_can_leave_what_its_format_holds(problem: Problem) -> None:
+def test_no_sum_of_a_product_exceeds_its_format(problem: Problem) -> None:
     assert problem.largest_sum < 2 ** EXACT_BITS[problem.format]
     assert int(np.abs(integer_operand(problem, 0, "a")).max()) <= problem.most
 
 
 @pytest.mark.parametrize("problem", [p for p in gpu_problems.PROBLEMS if p.work == "gemm"], ids=lambda p: p.name)
-def test_no_sum_of_a_gpus_product_can_leave_its_accumulator_nor_an_input_its_format(problem: Problem) -> None:
+def test_no_sum_of_a_gpu_product_exceeds_its_accumulator_and_no_input_its_format(problem: Problem) -> None:
     assert problem.largest_sum < 2 ** ACCUMULATED_BITS.get(problem.format, 24)
     significand = {"f8": 4, "f32": 24}.get(problem.format) or EXACT_BITS[problem.format.removesuffix("-wide")]
     assert problem.most < 2**significand
@@ -85,7 +85,7 @@ def test_no_sum_of_a_gpus_product_can_leave_its_accumulator_nor_an_input_its_for
     variant=st.integers(0, VARIANTS - 1),
     share=st.floats(0, 1),
 )
-def test_every_product_within_the_bound_is_that_of_pythons_own_integers(
+def test_every_product_within_the_bound_matches_python_integers(
     format_: str, range_: str, size: int, variant: int, share: float
 ) -> None:
     most = max(1, math.isqrt((2 ** EXACT_BITS[format_] - 1) // size))
@@ -105,14 +105,14 @@ def test_every_product_within_the_bound_is_that_of_pythons_own_integers(
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
-def test_this_machine_gives_the_answer_that_is_shipped(problem: Problem) -> None:
+def test_this_machine_gives_the_shipped_answers(problem: Problem) -> None:
     for variant in (0, 5):
         assert (
             digest_array(compute_problem(problem, variant)) == load_known_answers()[VERSION][problem.instance(variant)]
         )
 
 
-def test_products_that_are_shipped_come_from_integer_arithmetic() -> None:
+def test_shipped_products_come_from_integer_arithmetic() -> None:
     for problem in PRODUCTS[::3]:
         assert right_answer(problem, 1) == load_known_answers()[VERSION][problem.instance(1)]
 
@@ -123,7 +123,7 @@ def test_all_problems_and_no_others_have_a_shipped_answer() -> None:
     assert len(load_known_answers()) == 2
 
 
-def test_another_set_of_problems_is_another_version() -> None:
+def test_another_set_of_problems_has_another_version() -> None:
     assert hash_problems(PROBLEMS[1:]) != VERSION != hash_problems(reversed(PROBLEMS))
 
 
@@ -134,7 +134,7 @@ WORD = st.integers(0, 2**64 - 1)
 
 @settings(max_examples=40, deadline=None)
 @given(pairs=st.lists(st.tuples(WORD, WORD), min_size=1, max_size=20))
-def test_elementwise_answers_are_those_of_plain_integers(pairs: list[tuple[int, int]]) -> None:
+def test_elementwise_answers_match_plain_integers(pairs: list[tuple[int, int]]) -> None:
     a, b = ([p[side] for p in pairs] for side in (0, 1))
     x, y = np.array(a, np.uint64), np.array(b, np.uint64)
     divisors = [(q >> (q & 63)) | 1 for q in b]
@@ -157,7 +157,7 @@ def test_elementwise_answers_are_those_of_plain_integers(pairs: list[tuple[int, 
 
 @settings(max_examples=40, deadline=None)
 @given(a=WORD, b=WORD)
-def test_division_and_square_root_are_rounded_as_ieee_754_says(a: int, b: int) -> None:
+def test_division_and_square_root_are_rounded_as_ieee_754_defines(a: int, b: int) -> None:
     x, y = np.array([a], np.uint64), np.array([b], np.uint64)
     p, q = (a >> 11) | 1, (b >> 11) | 1
     assert _ALU["divide-f64"](x, y).tolist() == [p / q]  # Python rounds the quotient of integers correctly
@@ -169,7 +169,7 @@ def test_division_and_square_root_are_rounded_as_ieee_754_says(a: int, b: int) -
         assert ((low + middle) / 2) ** 2 <= argument <= ((middle + high) / 2) ** 2
 
 
-# --- nothing hides ----------------------------------------------------------------------------------------------------
+# --- every bit counts -------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)
@@ -198,7 +198,7 @@ def test_any_single_wrong_value_of_a_row_changes_its_fold(rows: int, columns: in
     bit=st.integers(0, 63),
     when=st.integers(0, 4),
 )
-def test_memory_that_changes_between_two_passes_is_found_with_its_place_and_bit(
+def test_memory_changed_between_two_passes_is_found_with_index_and_bit(
     range_: str, place: int, bit: int, when: int
 ) -> None:
     problem, stage = Problem("m", "march", "i64", range_, 4096), iter(range(9))

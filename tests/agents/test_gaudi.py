@@ -1,4 +1,4 @@
-"""The collector of Intel's Gaudi accelerators, on a recording of the pyhlml binding's answers."""
+"""The collector `gaudi`, on a recording of the pyhlml binding's answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_without_hardware_there_is_no_data_and_nothing_is_imported(
     assert "pyhlml" not in sys.modules
 
 
-def test_without_the_binding_or_its_driver_the_mend_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_binding_or_its_driver_the_message_has_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bus = pci(tmp_path, HABANA)
     monkeypatch.setitem(sys.modules, "pyhlml", None)
     with pytest.raises(NoData, match="its Python binding pyhlml cannot be used"):
@@ -48,12 +50,12 @@ def test_without_the_binding_or_its_driver_the_mend_is_told(tmp_path: Path, monk
     assert sys.modules["pyhlml"].STARTED == []
 
 
-def test_a_gaudi2_is_read_in_the_catalogues_names_and_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gaudi2_is_read_with_the_catalogues_names_and_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collector = opened(tmp_path, monkeypatch)
     (reading,) = collector.read()
     columns = {name: values.tolist() for name, values in reading.columns.items()}
     assert reading.entities == ("gpu:n1.0", "gpu:n1.1")
-    assert columns["gpu.temperature"] == [55, 54]  # the second of the library is at the lower PCI address
+    assert columns["gpu.temperature"] == [55, 54]  # the library's second device has the lower PCI address
     assert columns["gpu.board_temperature"] == [41, 41]
     assert (columns["gpu.power"], columns["gpu.power_limit_default"]) == ([431.25] * 2, [600] * 2)
     assert columns["gpu.utilization"] == [0.88, 0.88]
@@ -91,11 +93,11 @@ def test_a_gaudi2_is_read_in_the_catalogues_names_and_units(tmp_path: Path, monk
     assert sys.modules["pyhlml"].STARTED == []
 
 
-def test_a_device_that_stops_answering_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_stops_answering_keeps_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collector = opened(tmp_path, monkeypatch)
     collector.read()
     sys.modules["pyhlml"].RECORDING["devices"][1].clear()
-    collector._rhythm._now = lambda: 10**12  # a look at everything
+    collector._rhythm._now = lambda: 10**12  # a read of everything
     (reading,) = collector.read()
     collector.close()
     assert reading.entities == ("gpu:n1.0", "gpu:n1.1")

@@ -1,4 +1,4 @@
-"""The gRPC client against a real grpcio server, and against servers that misbehave on a real socket."""
+"""The gRPC client against a real grpcio server, and against misbehaving servers on a real socket."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def service() -> Iterator[tuple[Service, str, str]]:
 
 @contextmanager
 def short_folder() -> Iterator[str]:
-    """A folder whose sockets have names below the kernel's 108 bytes."""
+    """A folder for sockets, with a path below the kernel's 108 bytes."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="g", dir="/tmp") as folder:
@@ -87,7 +87,7 @@ def failure(ask: Callable[[], object]) -> CallFailed:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 16_384, 16_390, MAX_REQUEST_BYTES])
-def test_an_answer_is_what_was_asked_over_tcp_and_unix(service: tuple[Service, str, str], size: int) -> None:
+def test_an_answer_matches_its_request_over_tcp_and_unix(service: tuple[Service, str, str], size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     for target in service[1:]:
         assert call_once(target, "/test.Echo/Echo", body[:size]) == body[:size]
@@ -98,17 +98,17 @@ def test_many_calls_share_a_connection_and_its_deadline(service: tuple[Service, 
         assert [channel.call_unary("/test.Echo/Echo", b"%d" % i) for i in range(50)] == [b"%d" % i for i in range(50)]
 
 
-def test_a_long_answer_passes_the_windows_of_http2(service: tuple[Service, str, str]) -> None:
+def test_a_long_answer_exceeds_the_windows_of_http2(service: tuple[Service, str, str]) -> None:
     with GrpcChannel(service[2], 20.0) as channel:
         for _ in range(3):  # more than the connection's own window, which must be given back as well
             assert len(channel.call_unary("/test.Echo/Huge", b"3000000")) == 3_000_000
 
 
-def test_an_answer_above_the_bound_is_refused_and_the_channel_goes_on(service: tuple[Service, str, str]) -> None:
+def test_an_answer_above_the_limit_is_refused_and_the_channel_still_works(service: tuple[Service, str, str]) -> None:
     with GrpcChannel(service[2], 10.0) as channel:
         error = failure(lambda: channel.call_unary("/test.Echo/Huge", b"50000000", most=1000))
         assert error.code == status.RESOURCE_EXHAUSTED
-        assert "an answer of 50000000 bytes: wanted at most 1000" in str(error)
+        assert "an answer of 50000000 bytes: expected at most 1000" in str(error)
         assert len(channel.call_unary("/test.Echo/Huge", b"1000", most=1000)) == 1000
 
 
@@ -119,7 +119,7 @@ def test_a_slow_answer_ends_at_the_deadline(service: tuple[Service, str, str]) -
     assert time.monotonic() - began < SLOW_S / 4
 
 
-def test_the_server_is_told_the_deadline(service: tuple[Service, str, str]) -> None:
+def test_the_server_receives_the_deadline(service: tuple[Service, str, str]) -> None:
     seen: list[float] = []
     made = service[0]
     made.remaining = lambda request, context: seen.append(context.time_remaining()) or b""  # type: ignore[attr-defined]
@@ -128,14 +128,14 @@ def test_the_server_is_told_the_deadline(service: tuple[Service, str, str]) -> N
     assert made.metadata["user-agent"].startswith("fleetpulse")
 
 
-def test_a_status_of_the_server_comes_with_its_words(service: tuple[Service, str, str]) -> None:
+def test_a_status_of_the_server_comes_with_its_message(service: tuple[Service, str, str]) -> None:
     error = failure(lambda: call_once(service[2], "/test.Echo/Refuse"))
     assert error.code == status.PERMISSION_DENIED
     assert error.reason == "PERMISSION_DENIED (7): röt: 100 % no second line"
     assert str(error).startswith(f"{service[2]}: /test.Echo/Refuse: ")
 
 
-def test_a_method_that_is_not_there_and_one_that_breaks_are_told_apart(service: tuple[Service, str, str]) -> None:
+def test_a_missing_method_and_a_failing_one_have_different_codes(service: tuple[Service, str, str]) -> None:
     assert failure(lambda: call_once(service[2], "/test.Echo/Absent")).code == status.UNIMPLEMENTED
     error = failure(lambda: call_once(service[2], "/test.Echo/Fail"))
     assert error.code == status.UNKNOWN
@@ -145,7 +145,7 @@ def test_a_method_that_is_not_there_and_one_that_breaks_are_told_apart(service: 
 # --- no server -------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_there_is_unavailable_with_its_reason(tmp_path: Path) -> None:
+def test_a_missing_server_is_unavailable_with_the_reason(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     error = failure(lambda: call_once(f"127.0.0.1:{port}", "/a.B/C"))
@@ -154,7 +154,7 @@ def test_nobody_there_is_unavailable_with_its_reason(tmp_path: Path) -> None:
     assert error.reason == "UNAVAILABLE (14): No such file or directory"
 
 
-def test_without_h2_the_mend_is_told(service: tuple[Service, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_h2_the_message_has_the_fix(service: tuple[Service, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("h2.exceptions", "h2.connection", "h2.config"):
         monkeypatch.setitem(sys.modules, name, None)
     error = failure(lambda: call_once(service[2], "/test.Echo/Echo"))
@@ -163,21 +163,21 @@ def test_without_h2_the_mend_is_told(service: tuple[Service, str, str], monkeypa
 
 
 @pytest.mark.parametrize("target", ["", "unix:", "host", "localhost:", "localhost:x", "localhost:0", "localhost:70000"])
-def test_what_is_no_target_is_refused_with_its_mend(target: str) -> None:
-    with pytest.raises(ValueError, match="wanted unix:PATH, /PATH or HOST:PORT"):
+def test_an_invalid_target_is_refused_with_a_hint(target: str) -> None:
+    with pytest.raises(ValueError, match="expected unix:PATH, /PATH or HOST:PORT"):
         make_connector(target)
 
 
 @pytest.mark.parametrize("target", ["192.0.2.1:8431", "example.org:8431", "[2001:db8::1]:80", "0.0.0.0:80"])
-def test_another_machine_is_refused_unless_told(target: str) -> None:
+def test_another_machine_is_refused_unless_allowed(target: str) -> None:
     with pytest.raises(ValueError, match="another machine, and the call is not encrypted"):
         make_connector(target)
     assert callable(make_connector(target, anywhere=True))
     assert callable(make_connector("[::1]:80"))
 
 
-def test_a_request_that_is_too_long_is_a_fault_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="wanted at most 32768"):
+def test_a_too_long_request_raises_a_value_error() -> None:
+    with pytest.raises(ValueError, match="expected at most 32768"):
         call_once("localhost:1", "/a.B/C", bytes(MAX_REQUEST_BYTES + 1))
 
 
@@ -186,7 +186,7 @@ def test_a_request_that_is_too_long_is_a_fault_of_the_caller() -> None:
 
 @contextmanager
 def answering(*replies: bytes, hold: bool = False) -> Iterator[str]:
-    """A server of raw bytes: what it says to each connection, then it closes, or holds the line until the end."""
+    """A server of raw bytes: sends them to each connection, then closes it or keeps it open."""
     with short_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/s")
         listener.listen()
@@ -224,7 +224,7 @@ OK_200 = b"\x88"  # :status 200 of HPACK's static table
 
 
 def header(name: bytes, value: bytes) -> bytes:
-    """A header as HPACK writes it, neither indexed nor compressed."""
+    """Returns a header as HPACK encodes it, neither indexed nor compressed."""
     return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
 
 
@@ -257,7 +257,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_a_server_that_misbehaves_costs_one_call_and_says_what_it_did(name: str) -> None:
+def test_a_misbehaving_server_fails_one_call_with_its_reason(name: str) -> None:
     reply, code = REPLIES[name]
     with answering(reply) as target:
         if code is None:
@@ -272,7 +272,7 @@ def test_half_an_answer_and_silence_end_at_the_deadline() -> None:
         assert failure(lambda: call_once(target, "/a.B/C", deadline=0.3)).code == status.DEADLINE_EXCEEDED
 
 
-def test_a_channel_whose_server_died_connects_anew() -> None:
+def test_a_channel_reconnects_after_its_server_died() -> None:
     whole, _ = REPLIES["whole"]
     with answering(b"", whole) as target, GrpcChannel(target, 5.0) as channel:
         assert failure(lambda: channel.call_unary("/a.B/C")).code == status.UNAVAILABLE
@@ -281,12 +281,12 @@ def test_a_channel_whose_server_died_connects_anew() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200), st.booleans())
-def test_no_bytes_of_a_server_do_more_than_fail_the_call(garbage: bytes, after_settings: bool) -> None:
+def test_any_bytes_of_a_server_fail_only_the_call(garbage: bytes, after_settings: bool) -> None:
     with answering((SETTINGS if after_settings else b"") + garbage) as target:
         failure(lambda: call_once(target, "/a.B/C", deadline=5.0))
 
 
-def test_a_server_that_drips_ends_at_the_deadline_of_the_whole_call() -> None:
+def test_a_slowly_dripping_server_ends_at_the_deadline_of_the_call() -> None:
     with short_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/s")
         listener.listen()
@@ -294,9 +294,9 @@ def test_a_server_that_drips_ends_at_the_deadline_of_the_whole_call() -> None:
 
         def drip() -> None:
             connection, _ = listener.accept()
-            with connection, contextlib.suppress(OSError):  # the client had enough
+            with connection, contextlib.suppress(OSError):  # the client closed the connection
                 connection.sendall(SETTINGS)
-                for byte in frame(0, 0, 1, bytes(100))[:30]:  # never whole, so that there is nothing to answer
+                for byte in frame(0, 0, 1, bytes(100))[:30]:  # never complete, so there is nothing to answer
                     connection.sendall(bytes((byte,)))
                     if done.wait(0.1):
                         return

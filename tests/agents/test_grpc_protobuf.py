@@ -1,4 +1,4 @@
-"""The reader and writer of protobuf's wire format: against the real library where it can judge, and against garbage."""
+"""Protobuf's wire format: compared with the real library, and tested with garbage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHOLE = st.integers(0, 2**64 - 1)
 
 
 @given(WHOLE, st.floats(allow_nan=False), st.text(), st.lists(st.text(), max_size=5))
-def test_what_is_written_is_read(number: int, real: float, word: str, words: list[str]) -> None:
+def test_encoded_fields_are_decoded(number: int, real: float, word: str, words: list[str]) -> None:
     data = (
         encode_unsigned(1, number)
         + encode_double(2, real)
@@ -53,13 +53,13 @@ def test_a_message_of_the_real_library_is_read() -> None:
     assert ProtobufMessage(descriptor_pb2.EnumValueDescriptorProto(number=-7).SerializeToString()).signed(2) == -7
 
 
-def test_repeated_numbers_are_read_packed_and_not() -> None:
+def test_repeated_numbers_are_read_packed_and_unpacked() -> None:
     assert ProtobufMessage(
         encode_nested(3, encode_varint(1) + encode_varint(300)) + encode_unsigned(3, 5)
     ).unsigned_list(3) == [5, 1, 300]
 
 
-def test_of_several_the_last_holds_and_another_wire_type_counts_as_absent() -> None:
+def test_the_last_of_several_fields_counts_and_another_wire_type_is_absent() -> None:
     found = ProtobufMessage(
         encode_unsigned(1, 1) + encode_unsigned(1, 2) + encode_text(2, "x") + encode_tag(6, 5) + b"abcd"
     )
@@ -76,18 +76,18 @@ def test_of_several_the_last_holds_and_another_wire_type_counts_as_absent() -> N
         *(b"\0\0", b"\x0a" + b"\xff" * 9 + b"\x01"),
     ],
 )
-def test_what_is_no_message_is_malformed(torn: bytes) -> None:
+def test_invalid_bytes_are_malformed(torn: bytes) -> None:
     with pytest.raises(MalformedMessage):
         ProtobufMessage(torn)
 
 
-def test_a_message_of_too_many_fields_is_refused() -> None:
+def test_a_message_with_too_many_fields_is_refused() -> None:
     with pytest.raises(MalformedMessage, match=f"above {MAX_FIELDS} fields"):
         ProtobufMessage(encode_unsigned(1, 1) * (MAX_FIELDS + 1))
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_read_or_malformed(data: bytes) -> None:
+def test_any_bytes_are_read_or_malformed(data: bytes) -> None:
     try:
         found = ProtobufMessage(data)
         for number in range(1, 20):

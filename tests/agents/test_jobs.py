@@ -1,4 +1,4 @@
-"""The jobs collector over files that we know: Slurm, torchrun, MPI, control groups, restarts, rights."""
+"""The collector `jobs` over known files: Slurm, torchrun, MPI, control groups, restarts, permissions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> ProcTree:
 
 @pytest.fixture
 def make(tmp_path: Path, tree: ProcTree) -> Callable[..., Jobs]:
-    """A collector whose every source lies in our folder, with time of its own."""
+    """Returns a function that makes a collector over our own folder and clock."""
 
     def made(**more: object) -> Jobs:
         nowhere = tmp_path / "nowhere"
@@ -56,7 +56,7 @@ def make(tmp_path: Path, tree: ProcTree) -> Callable[..., Jobs]:
 
 
 def gpus(tmp_path: Path) -> None:
-    """Four GPUs as NVIDIA's driver lists them; minor numbers go the other way round."""
+    """Four GPUs as NVIDIA's driver lists them; minor numbers are in reverse order."""
     for number, uuid in enumerate(UUIDS):
         folder = tmp_path / "driver" / f"0000:{number + 1:02x}:00.0"
         folder.mkdir(parents=True)
@@ -71,7 +71,7 @@ def events(jobs: Jobs, looks: int = 1) -> list[Event]:
     return [event for _ in range(looks) for event in jobs.read()[0].events]
 
 
-def test_tasks_of_slurm_are_ranks_with_their_gpus_and_workers_of_a_rank_are_none_of_their_own(
+def test_slurm_tasks_are_ranks_with_gpus_and_worker_processes_are_not(
     make: Callable[..., Jobs], tree: ProcTree
 ) -> None:
     tree.start(10, {"SLURM_JOB_ID": "81", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})  # the batch script
@@ -95,7 +95,7 @@ def test_tasks_of_slurm_are_ranks_with_their_gpus_and_workers_of_a_rank_are_none
     assert "hunter2" not in repr((jobs, found, jobs._processes))
 
 
-def test_a_rank_that_restarts_within_two_looks_goes_on_and_one_that_does_not_has_ended(
+def test_a_rank_restarted_within_two_scans_continues_and_otherwise_ends(
     make: Callable[..., Jobs], tree: ProcTree
 ) -> None:
     tree.start(20, task(0))
@@ -112,7 +112,7 @@ def test_a_rank_that_restarts_within_two_looks_goes_on_and_one_that_does_not_has
     assert jobs.inventory() == {}
 
 
-def test_a_jobs_length_ends_with_the_last_look_that_saw_it(make: Callable[..., Jobs], tree: ProcTree) -> None:
+def test_a_jobs_duration_ends_with_the_last_scan_that_found_it(make: Callable[..., Jobs], tree: ProcTree) -> None:
     tree.start(20, task(0))
     jobs = make()
     moments = iter(range(NOW, NOW + 100 * SECOND, 10 * SECOND))
@@ -123,7 +123,7 @@ def test_a_jobs_length_ends_with_the_last_look_that_saw_it(make: Callable[..., J
     assert [(event.kind, event.data.get("seconds")) for event in found] == [("job_start", None), ("job_end", 20.0)]
 
 
-def test_a_process_id_that_another_process_got_is_another_process(make: Callable[..., Jobs], tree: ProcTree) -> None:
+def test_a_reused_pid_is_another_process(make: Callable[..., Jobs], tree: ProcTree) -> None:
     tree.start(20, task(0))
     jobs = make()
     events(jobs, 6)
@@ -133,9 +133,7 @@ def test_a_process_id_that_another_process_got_is_another_process(make: Callable
     assert jobs.read()[0].entities == ("rank:82.3",)
 
 
-def test_a_program_that_is_started_in_the_place_of_another_is_seen_within_a_turn(
-    make: Callable[..., Jobs], tree: ProcTree
-) -> None:
+def test_a_program_started_by_exec_is_found_within_one_rescan(make: Callable[..., Jobs], tree: ProcTree) -> None:
     tree.start(20)
     jobs = make()
     assert events(jobs, 4) == []
@@ -143,7 +141,7 @@ def test_a_program_that_is_started_in_the_place_of_another_is_seen_within_a_turn
     assert [event.entity for event in events(jobs, processes.RESCAN_EVERY + 2)] == ["job:n1-29500"]
 
 
-def test_a_gpu_that_another_job_takes_belongs_to_that_one_and_a_move_is_told_to_the_inventory(
+def test_a_gpu_taken_by_another_job_moves_to_it_and_the_inventory_is_sent(
     make: Callable[..., Jobs], tree: ProcTree
 ) -> None:
     tree.start(20, task(0, CUDA_VISIBLE_DEVICES="2"))
@@ -152,11 +150,11 @@ def test_a_gpu_that_another_job_takes_belongs_to_that_one_and_a_move_is_told_to_
     tree.end(20)
     tree.start(21, task(0, CUDA_VISIBLE_DEVICES="3"))
     entities = [jobs.read()[0].entities for _ in range(3)]
-    assert () in entities  # away for one look, so that the agent asks for the inventory
+    assert () in entities  # left out of one scan, so that the agent sends the inventory
     assert jobs.inventory()["rank:81.0"].parents == ("job:81", "gpu:n1.3")
 
 
-def test_an_agent_that_is_started_anew_tells_no_start_twice_and_the_end_of_what_ended_meanwhile(
+def test_a_restarted_agent_repeats_no_start_and_reports_missed_ends(
     make: Callable[..., Jobs], tree: ProcTree, tmp_path: Path
 ) -> None:
     tree.start(20, task(0))
@@ -177,7 +175,7 @@ def test_an_agent_that_is_started_anew_tells_no_start_twice_and_the_end_of_what_
         assert [event.kind for event in events(make(), 3)] == ["job_start"]
 
 
-def test_without_the_right_to_read_environments_control_groups_and_the_prolog_tell_of_a_job(
+def test_without_readable_environments_control_groups_and_prolog_give_the_job(
     make: Callable[..., Jobs],
     tree: ProcTree,
     tmp_path: Path,
@@ -203,13 +201,13 @@ def test_without_the_right_to_read_environments_control_groups_and_the_prolog_te
     assert jobs.inventory()["rank:81.n1"].parents == ("job:81", "gpu:n1.1", "gpu:n1.2")
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "permission denied for the environment of 2 processes: wanted CAP_SYS_PTRACE" in said
+    assert "permission denied for the environment of 2 processes: requires CAP_SYS_PTRACE" in said
 
 
-def test_ranks_within_a_pod_are_those_of_the_pods_job_whether_or_not_labels_may_be_read(
+def test_ranks_in_a_pod_belong_to_the_pods_job_with_or_without_labels(
     make: Callable[..., Jobs], tree: ProcTree, tmp_path: Path
 ) -> None:
-    """Two processes of torchrun in one pod with two GPUs, beside the pause container and a data loader."""
+    """One pod with two GPUs has two torchrun processes, the pause container and a data loader."""
     gpus(tmp_path)
     common = {"HOSTNAME": "llama-0", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
     common |= {"LOCAL_WORLD_SIZE": "2", "NVIDIA_VISIBLE_DEVICES": ",".join(UUIDS[2:])}
@@ -232,7 +230,7 @@ def test_ranks_within_a_pod_are_those_of_the_pods_job_whether_or_not_labels_may_
     assert {event.entity for event in events(jobs, 8)} == {"job:mine"}
 
 
-def test_real_processes_with_torchruns_variables_are_seen_in_the_real_proc(make: Callable[..., Jobs]) -> None:
+def test_real_processes_with_torchrun_variables_are_found_in_the_real_proc(make: Callable[..., Jobs]) -> None:
     common = {"TORCHELASTIC_RUN_ID": "test.run", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
     words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     started = [
@@ -266,7 +264,7 @@ def test_real_processes_with_torchruns_variables_are_seen_in_the_real_proc(make:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_environment_is_refused_by_the_kernel_and_counted() -> None:
+def test_environments_of_other_users_are_refused_and_counted() -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom agents.collectors.jobs.processes import ProcessScanner\n"
         "os.setgid(65534); os.setuid(65534)\n"
@@ -277,7 +275,7 @@ def test_another_users_environment_is_refused_by_the_kernel_and_counted() -> Non
     assert int(ran.stdout) > 0
 
 
-def test_processes_are_read_at_two_looks_and_then_in_turn(tree: ProcTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_read_in_two_scans_and_then_in_turn(tree: ProcTree, monkeypatch: pytest.MonkeyPatch) -> None:
     for pid in range(100, 400):
         tree.start(pid)
     read: list[str] = []
@@ -294,7 +292,7 @@ def test_processes_are_read_at_two_looks_and_then_in_turn(tree: ProcTree, monkey
     assert len(found.members) == 0
 
 
-def test_no_more_members_than_the_bound_are_kept(tree: ProcTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_limited(tree: ProcTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "MAX_MEMBERS", 5)
     for pid in range(20, 40):
         tree.start(pid, task(pid))
@@ -307,7 +305,7 @@ def test_no_proc_is_no_data(tmp_path: Path, make: Callable[..., Jobs]) -> None:
         make(proc=tmp_path / "absent")
 
 
-def test_what_was_kept_in_another_boot_is_forgotten(make: Callable[..., Jobs], tree: ProcTree, tmp_path: Path) -> None:
+def test_state_of_another_boot_is_ignored(make: Callable[..., Jobs], tree: ProcTree, tmp_path: Path) -> None:
     tree.start(20, task(0))
     assert [event.kind for event in events(make(), 3)] == ["job_start"]
     assert events(make(), 3) == []
@@ -317,9 +315,7 @@ def test_what_was_kept_in_another_boot_is_forgotten(make: Callable[..., Jobs], t
 
 
 @pytest.mark.parametrize("step", ["extern", "4294967295"])
-def test_the_step_in_which_slurm_keeps_what_comes_from_outside_is_no_rank(
-    make: Callable[..., Jobs], tree: ProcTree, step: str
-) -> None:
+def test_slurms_extern_step_is_no_rank(make: Callable[..., Jobs], tree: ProcTree, step: str) -> None:
     tree.start(21, cgroup=f"0::/system.slice/slurmstepd.scope/job_81/step_{step}/user/task_0")
     jobs = make(memory=None)
     assert events(jobs, 4) == []

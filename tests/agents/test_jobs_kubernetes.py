@@ -1,4 +1,4 @@
-"""Real pods seen as jobs: a real API server, kwok for the kubelet, a real gRPC server as its pod-resources socket."""
+"""Real pods as jobs: a real API server, kwok for the kubelet, a real gRPC server as its pod-resources socket."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def job(name: str, pods: int, gpus: int) -> dict[str, Any]:
 
 
 def account(cluster: Cluster, folder: Path, name: str, allowed: bool) -> Path:
-    """A service account that may list pods, or may not."""
+    """A service account with or without the right to list pods."""
     subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
     cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
     rbac = "rbac.authorization.k8s.io"
@@ -90,8 +90,8 @@ def collector(cluster: Cluster, kubelet: KubeletDouble, driver: Path, account: P
     return made
 
 
-def looks(jobs: Jobs, wanted: str, limit: float = 40.0) -> Event:
-    """Looks until an event of the kind comes; pods are asked for in a thread, so this takes real time."""
+def read_until(jobs: Jobs, wanted: str, limit: float = 40.0) -> Event:
+    """Reads until an event of the kind comes; pods are polled in a thread, so this takes real time."""
     end = time.monotonic() + limit
     while time.monotonic() < end:
         for event in jobs.read()[0].events:
@@ -102,7 +102,7 @@ def looks(jobs: Jobs, wanted: str, limit: float = 40.0) -> Event:
 
 
 def pods_of(cluster: Cluster, name: str, number: int) -> Mapping[str, str]:
-    """Completion index -> name of the pod, once all run."""
+    """Returns completion index -> pod name, once all pods run."""
     index = r"{.metadata.labels.batch\.kubernetes\.io/job-completion-index}"
     form = f"jsonpath={{range .items[*]}}{index} {{.metadata.name}} {{.status.phase}};{{end}}"
     found: dict[str, str] = {}
@@ -118,7 +118,7 @@ def pods_of(cluster: Cluster, name: str, number: int) -> Mapping[str, str]:
     return found
 
 
-def test_a_jobs_pods_are_seen_as_its_ranks_with_the_gpus_that_the_kubelet_gave_them(
+def test_pods_of_a_job_become_ranks_with_the_gpus_of_the_kubelet(
     cluster: Cluster, kubelet: KubeletDouble, driver: Path, tmp_path: Path
 ) -> None:
     cluster.apply(job("llama", pods=2, gpus=1))
@@ -127,7 +127,7 @@ def test_a_jobs_pods_are_seen_as_its_ranks_with_the_gpus_that_the_kubelet_gave_t
         kubelet.hold("default", name, {"train": {"nvidia.com/gpu": [UUIDS[int(index) + 4]], "cpu": ["3"]}})
     jobs = collector(cluster, kubelet, driver, account(cluster, tmp_path, "reader", allowed=True))
     try:
-        began = looks(jobs, "job_start")
+        began = read_until(jobs, "job_start")
         assert began.entity == "job:default/llama"
         ranks = {f"rank:default/llama.{rank}": {"gpu": f"gpu:{NODE}.{rank + 4}"} for rank in range(2)}
         assert (began.data["ranks"], began.data["name"]) == (ranks, "llama")
@@ -139,23 +139,23 @@ def test_a_jobs_pods_are_seen_as_its_ranks_with_the_gpus_that_the_kubelet_gave_t
         cluster.kubectl("delete", "job", "llama", "--wait=true")
         for name in pods.values():
             kubelet.release("default", name)
-        assert looks(jobs, "job_end").data["ranks"] == sorted(ranks)
+        assert read_until(jobs, "job_end").data["ranks"] == sorted(ranks)
         assert not jobs.inventory()
     finally:
         jobs.close()
 
 
-def test_without_the_right_to_list_pods_a_pod_stands_alone_and_the_lack_is_told_once(
+def test_without_the_right_to_list_pods_each_pod_is_a_job_and_one_line_is_logged(
     cluster: Cluster, kubelet: KubeletDouble, driver: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubelet.hold("vision", "resnet-0", {"train": {"nvidia.com/gpu": [UUIDS[0], UUIDS[1]]}})
     jobs = collector(cluster, kubelet, driver, account(cluster, tmp_path, "stranger", allowed=False))
     try:
-        began = looks(jobs, "job_start")
+        began = read_until(jobs, "job_start")
         jobs.read()
     finally:
         jobs.close()
     assert (began.entity, list(began.data["ranks"])) == ("job:vision/resnet-0", ["rank:vision/resnet-0.resnet-0"])
     assert jobs.inventory()["rank:vision/resnet-0.resnet-0"].parents[1:] == (f"gpu:{NODE}.0", f"gpu:{NODE}.1")
     said = capsys.readouterr().err
-    assert said.count("status 403; wanted the right to list pods") == 1
+    assert said.count("status 403; the account needs the right to list pods") == 1

@@ -1,4 +1,4 @@
-"""What the parts of the jobs collector read from texts: identities, devices, control groups, facts, pods."""
+"""Parsers of the collector `jobs`: identities, devices, control groups, prolog files, pods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UID = "0b1c2d3e-1111-2222-3333-444455556666"
 CONTAINER = "ab" * 32
 UUID = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
 
-# --- who a process is ------------------------------------------------------------------------------------------------
+# --- identities ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ UUID = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
         ("SLURM_JOB_ID=81 RANK=-1 SLURM_PROCID=4 SLURM_STEP_ID=1", ("81", "slurm", 4, None, "", 2)),
     ],
 )
-def test_an_environment_tells_job_rank_world_and_stage(environment: str, wanted: tuple[object, ...]) -> None:
+def test_an_environment_gives_job_rank_world_size_and_stage(environment: str, wanted: tuple[object, ...]) -> None:
     who = identify_process(dict(word.split("=", 1) for word in environment.split()), "n1")
     assert who is not None
     assert (who.job, who.scheduler, who.rank, who.world_size, who.stage, who.claim) == wanted
@@ -67,7 +67,7 @@ def test_an_environment_tells_job_rank_world_and_stage(environment: str, wanted:
     "environment",
     [{}, {"RANK": "3"}, {"SLURM_JOB_ID": "x"}, {"MASTER_ADDR": "n1"}, {"JOB_NAME": "a"}, {"FLEETPULSE__SPOOL": "x"}],
 )
-def test_what_belongs_to_no_job_is_none(environment: dict[str, str]) -> None:
+def test_an_environment_without_a_job_gives_none(environment: dict[str, str]) -> None:
     assert identify_process(environment, "n1") is None
 
 
@@ -76,7 +76,7 @@ def test_what_belongs_to_no_job_is_none(environment: dict[str, str]) -> None:
         st.sampled_from(sorted(IDENTITY_VARIABLES)), st.one_of(st.text(max_size=300), st.integers().map(str))
     )
 )
-def test_whatever_an_environment_says_names_are_bounded_and_have_no_dot(environment: dict[str, str]) -> None:
+def test_names_from_any_environment_are_bounded_and_have_no_dot(environment: dict[str, str]) -> None:
     who = identify_process(environment, "n1")
     if who is not None:
         assert 0 < len(who.job) <= MAX_NAME_CHARS
@@ -89,29 +89,29 @@ def test_whatever_an_environment_says_names_are_bounded_and_have_no_dot(environm
 
 
 @given(st.binary(max_size=2000))
-def test_of_any_bytes_only_wanted_variables_are_kept(environment: bytes) -> None:
+def test_from_any_bytes_only_known_variables_are_kept(environment: bytes) -> None:
     kept = processes.parse_environment(environment)
     assert kept.keys() <= IDENTITY_VARIABLES | gpu_assignment.DEVICE_VARIABLES | {"HOSTNAME"}
 
 
-def test_of_an_environment_only_wanted_variables_are_kept() -> None:
+def test_from_an_environment_only_known_variables_are_kept() -> None:
     environment = b"TOKEN=hunter2\0RANK=3\0RANK=4\0nothing\0CUDA_VISIBLE_DEVICES=1\0SLURM_JOB_ID\0=x"
     assert processes.parse_environment(environment) == {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
 
 
 @given(st.binary(max_size=300))
-def test_any_stat_is_a_start_or_none(stat: bytes) -> None:
+def test_any_stat_line_gives_a_start_time_or_none(stat: bytes) -> None:
     assert processes.parse_start_time(stat) is None or isinstance(processes.parse_start_time(stat), int)
 
 
-# --- which devices ---------------------------------------------------------------------------------------------------
+# --- devices ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("environment", "wanted"),
     [
         ("SLURM_JOB_GPUS=0-3 CUDA_VISIBLE_DEVICES=0,1,2,3 RANK=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=4", ("2",)),
-        ("SLURM_STEP_GPUS=4,5 CUDA_VISIBLE_DEVICES=0,1 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", ("5",)),  # shut in
+        ("SLURM_STEP_GPUS=4,5 CUDA_VISIBLE_DEVICES=0,1 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", ("5",)),  # hidden
         ("SLURM_STEP_GPUS=4,5 CUDA_VISIBLE_DEVICES=4,5 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", ("5",)),
         ("SLURM_JOB_GPUS=0,1,2,3 CUDA_VISIBLE_DEVICES=2 SLURM_PROCID=2 SLURM_LOCALID=2", ("2",)),
         (
@@ -130,12 +130,12 @@ def test_any_stat_is_a_start_or_none(stat: bytes) -> None:
         ("", ()),
     ],
 )
-def test_what_a_process_may_see_and_its_part_of_it(environment: str, wanted: tuple[str, ...]) -> None:
+def test_the_devices_of_a_process_and_its_rank(environment: str, wanted: tuple[str, ...]) -> None:
     said = {"FLEETPULSE_JOB": "x", **dict(word.split("=", 1) for word in environment.split())}
     assert find_devices(said, identify_process(said)).tokens == wanted
 
 
-def test_a_rank_of_torchrun_without_a_list_takes_the_gpu_of_its_local_rank_if_there_is_one() -> None:
+def test_a_torchrun_rank_without_a_list_uses_the_gpu_of_its_local_rank_if_it_exists() -> None:
     said = {"RANK": "9", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
     held = find_devices(said, identify_process(said))
     assert held.assumed
@@ -155,7 +155,7 @@ def test_a_range_without_end_is_bounded() -> None:
     assert len(found) == MAX_DEVICES
 
 
-def test_numbers_come_from_the_drivers_folder_by_address_and_not_by_minor(tmp_path: Path) -> None:
+def test_gpu_numbers_follow_pci_addresses_and_not_minor_numbers(tmp_path: Path) -> None:
     for number, folder in enumerate(("0000:41:00.0", "0000:07:00.0", "nonsense")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "information").write_text(f"GPU UUID:\t {UUID[:-1]}{number}\nDevice Minor: \t {number}\n")
@@ -194,20 +194,20 @@ def test_without_a_driver_a_number_stands_for_itself() -> None:
         ("", CgroupOwner()),
     ],
 )
-def test_a_control_group_names_job_or_pod(text: str, wanted: CgroupOwner) -> None:
+def test_a_control_group_gives_job_or_pod(text: str, wanted: CgroupOwner) -> None:
     assert parse_cgroup(text.encode()) == wanted
 
 
 @given(st.binary(max_size=400).map(lambda text: b"0::/kubepods/pod" + text + b"/slurm/uid_1/job_" + text))
-def test_any_control_group_is_read(text: bytes) -> None:
+def test_any_bytes_of_a_control_group_are_parsed(text: bytes) -> None:
     assert isinstance(parse_cgroup(text), CgroupOwner)
     assert isinstance(parse_cgroup(text * 100), cgroups.CgroupOwner)
 
 
-# --- the prolog's facts ----------------------------------------------------------------------------------------------
+# --- prolog files ----------------------------------------------------------------------------------------------------
 
 
-def test_facts_follow_their_files_and_keep_wanted_keys_only(tmp_path: Path) -> None:
+def test_prolog_files_are_reread_when_changed_and_only_known_keys_are_kept(tmp_path: Path) -> None:
     folder = slurm_prolog.PrologFiles(tmp_path)
     for name in ("81.env", ".81.x", "82.env.tmp.3", "x.env"):
         (tmp_path / name).write_text("# of the prolog\nSLURM_JOB_ID=81\nSLURM_JOB_GPUS=0,1\nAWS_SECRET=x\n\nno line\n")
@@ -221,7 +221,7 @@ def test_facts_follow_their_files_and_keep_wanted_keys_only(tmp_path: Path) -> N
 
 
 @given(st.binary(max_size=500))
-def test_any_file_of_facts_is_read(text: bytes) -> None:
+def test_any_bytes_of_a_prolog_file_are_parsed(text: bytes) -> None:
     found = slurm_prolog.parse_prolog_file(b"SLURM_JOB_ID=" + text)
     assert found.keys() <= slurm_prolog.PROLOG_VARIABLES
     assert all(len(value) <= slurm_prolog.MAX_VALUE_CHARS for value in found.values())
@@ -261,13 +261,13 @@ def pod(labels: dict[str, str], **more: object) -> dict[str, object]:
         ({"app": "x"}, "ml/p-0", None),
     ],
 )
-def test_labels_name_the_job_and_sometimes_the_rank(labels: dict[str, str], job: str, rank: int | None) -> None:
+def test_labels_give_the_job_and_sometimes_the_rank(labels: dict[str, str], job: str, rank: int | None) -> None:
     (found,) = kubernetes.parse_pod_list(json.dumps({"items": [pod(labels)]}).encode()).values()
     assert (found.job, found.rank, found.uid, found.containers) == (job, rank, UID, (CONTAINER,))
     assert (found.requested, "app" in found.labels) == (1, False)
 
 
-def test_one_bad_pod_costs_no_other_and_ended_ones_are_left_out() -> None:
+def test_malformed_and_ended_pods_are_skipped() -> None:
     bad = [None, 3, {}, {"metadata": []}, {"metadata": {"name": 1}}, pod({}, status={"phase": "Succeeded"})]
     whole = {"items": [*bad, pod({}, spec={"containers": 3}, status=4)]}
     assert list(kubernetes.parse_pod_list(json.dumps(whole).encode())) == [("ml", "p-0")]
@@ -276,7 +276,7 @@ def test_one_bad_pod_costs_no_other_and_ended_ones_are_left_out() -> None:
             kubernetes.parse_pod_list(answer)
 
 
-def test_the_kubelets_answer_tells_devices_of_accelerators_once(tmp_path: Path) -> None:
+def test_the_kubelets_answer_gives_each_accelerator_once(tmp_path: Path) -> None:
     double = KubeletDouble(tmp_path)
     double.hold("ml", "a", {"c": {"nvidia.com/gpu": [UUID, UUID, "GPU-x::1"], "cpu": ["1"]}, "d": {"rdma/hca": ["h"]}})
     double.hold("ml", "b", {"c": {"aws.amazon.com/neuroncore": ["5"], "aws.amazon.com/neuron": ["2"]}})
@@ -290,7 +290,7 @@ def test_the_kubelets_answer_tells_devices_of_accelerators_once(tmp_path: Path) 
 
 
 @given(st.binary(max_size=300))
-def test_any_answer_of_a_kubelet_is_pods_or_malformed(answer: bytes) -> None:
+def test_any_answer_of_a_kubelet_gives_pods_or_an_error(answer: bytes) -> None:
     try:
         found = kubernetes.parse_pod_resources(answer)
     except MalformedMessage:

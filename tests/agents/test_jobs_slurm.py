@@ -1,4 +1,4 @@
-"""Real Slurm jobs over two nodes with GPUs: ranks by environment and by what the prolog wrote, and their end."""
+"""Real Slurm jobs over two nodes with GPUs: ranks by environment and by the prolog, and their end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def agents(slurm: Cluster, proc: Callable[[str], Path]) -> dict[str, Jobs]:
-    """The collector of each node."""
+    """The collectors of both nodes."""
     nowhere = slurm.folder / "nowhere"
     made = {
         node: Jobs(
@@ -50,7 +50,7 @@ def agents(slurm: Cluster, proc: Callable[[str], Path]) -> dict[str, Jobs]:
 
 
 def until(made: dict[str, Jobs], ready: Callable[[dict[str, Reading]], bool]) -> list[Reading]:
-    """Looks, a few times a second, until it is so; all readings."""
+    """Reads a few times per second until the condition holds; returns all readings."""
     seen: list[Reading] = []
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
@@ -66,7 +66,7 @@ def ranks(reading: Reading) -> set[str]:
     return set(reading.entities)
 
 
-def test_a_job_over_two_nodes_is_seen_with_its_ranks_and_gpus_and_its_end(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_job_over_two_nodes_has_ranks_gpus_and_an_end(slurm: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     script = f"srun --ntasks-per-node=2 --gpus-per-task=2 {WORKER} {stop}"
     number = slurm.batch(script, "--nodes=2", "--ntasks-per-node=2", "--gres=gpu:4", "--job-name=llama")
@@ -90,11 +90,11 @@ def test_a_job_over_two_nodes_is_seen_with_its_ranks_and_gpus_and_its_end(slurm:
     ends = [set(event.data["ranks"]) for event in events if event.kind == "job_end"]
     assert ends == list(wanted.values()) or ends == list(wanted.values())[::-1]
     assert {event.entity for event in events} == {f"job:{number}"}
-    until(made, lambda now: not any(any(slurm.facts(node).iterdir()) for node in made))  # the epilog took them away
+    until(made, lambda now: not any(any(slurm.facts(node).iterdir()) for node in made))  # the epilog removed them
 
 
-def test_torchrun_within_slurm_is_its_workers_and_not_its_launcher(slurm: Cluster, tmp_path: Path) -> None:
-    """The launcher has Slurm's rank 0 or 1, one per node; the workers have torchrun's 0 to 3."""
+def test_torchrun_in_slurm_gives_its_workers_as_ranks_and_not_its_launcher(slurm: Cluster, tmp_path: Path) -> None:
+    """The launcher has Slurm's rank 0 or 1, one per node; the workers have torchrun's ranks 0 to 3."""
     stop, launcher = tmp_path / "stop", tmp_path / "launcher.sh"
     worker = f"{WORKER} {stop}"
     launcher.write_text(
@@ -117,8 +117,8 @@ def test_torchrun_within_slurm_is_its_workers_and_not_its_launcher(slurm: Cluste
     until(made, lambda now: not any(map(ranks, now.values())))
 
 
-def test_without_a_process_to_read_the_prolog_tells_which_gpus_a_job_holds(slurm: Cluster, tmp_path: Path) -> None:
-    """A node where the agent may read no environment: a tree in which the processes' environments are shut."""
+def test_without_readable_processes_the_prolog_gives_the_gpus_of_a_job(slurm: Cluster, tmp_path: Path) -> None:
+    """A node on which the agent may read no environment: a tree without readable environments."""
     stop = tmp_path / "stop"
     number = slurm.batch(f"srun {WORKER} {stop}", "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:3")
     blind = tmp_path / "proc"
@@ -128,7 +128,7 @@ def test_without_a_process_to_read_the_prolog_tells_which_gpus_a_job_holds(slurm
     made = agents(slurm, lambda node: blind)
     for jobs in made.values():
         assert jobs._processes is not None
-        jobs._processes.refused.add(7)  # root may read everything, so the refusal itself is tried in test_jobs.py
+        jobs._processes.refused.add(7)  # root may read everything, so the refusal itself is tested in test_jobs.py
         jobs._processes._times_read[7] = 3
     wanted = [{f"rank:{number}.{node}"} for node in slurm.nodes]
     until(made, lambda now: [ranks(reading) for reading in now.values()] == wanted)
@@ -140,9 +140,7 @@ def test_without_a_process_to_read_the_prolog_tells_which_gpus_a_job_holds(slurm
     until(made, lambda now: not any(map(ranks, now.values())))
 
 
-def test_both_parts_of_a_heterogeneous_job_are_one_job_and_each_task_of_an_array_is_its_own(
-    slurm: Cluster, tmp_path: Path
-) -> None:
+def test_parts_of_a_heterogeneous_job_are_one_job_and_array_tasks_are_several(slurm: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     parts = "#SBATCH --ntasks=1 --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --ntasks=1 --gres=gpu:4\n"
     number = slurm.batch(f"{parts}srun --het-group=0,1 {WORKER} {stop}")

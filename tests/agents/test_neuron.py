@@ -1,4 +1,4 @@
-"""The collector of AWS Trainium and Inferentia, on a program that prints recorded documents of neuron-monitor."""
+"""The collector `neuron`, on a program that prints recorded documents of neuron-monitor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Make = Callable[..., Neuron]
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Make]:
-    """Makes an opened collector whose program prints `lines` and does as `body` says."""
+    """Returns a function that opens a collector whose program prints `lines` and runs `body`."""
     collectors = []
 
     def make(lines: bytes, body: str = ONCE_THEN_WAIT, **settings: Any) -> Neuron:
@@ -57,7 +57,7 @@ def made(tmp_path: Path) -> Iterator[Make]:
         collector.close()
 
 
-def awaited(collector: Neuron, good: Callable[[tuple[Reading, ...]], bool] = bool) -> tuple[Reading, ...]:
+def wait_for_readings(collector: Neuron, good: Callable[[tuple[Reading, ...]], bool] = bool) -> tuple[Reading, ...]:
     until = time.monotonic() + BOUND_S
     while time.monotonic() < until:
         if good(found := collector.read()):
@@ -84,7 +84,7 @@ def alive(pid: int) -> bool:
 def test_a_document_is_read_by_device_and_core(made: Make) -> None:
     collector = made(DOCUMENTS[1] + b"\n")
     collector._now = lambda: 123
-    devices, cores = awaited(collector)
+    devices, cores = wait_for_readings(collector)
     assert devices.entities == ("gpu:n1.0", "gpu:n1.1")
     columns = {name: values.tolist() for name, values in devices.columns.items()}
     assert columns["gpu.utilization"] == pytest.approx([0.805, 0.41])
@@ -117,14 +117,14 @@ def test_a_document_is_read_by_device_and_core(made: Make) -> None:
     assert len(build_blocks([devices, cores])) == 2
 
 
-def test_a_core_that_no_program_holds_does_nothing() -> None:
+def test_a_core_without_a_program_has_use_zero() -> None:
     report = neuron.parse_report(DOCUMENTS[0])
     assert [report.devices[d]["gpu.utilization"] for d in (0, 1)] == [0, 0]
     assert report.failures == []
     assert "gpu.execution_latency" not in report.devices[0]
 
 
-def test_joined_cores_of_a_trn2_lie_on_the_right_device() -> None:
+def test_joined_cores_of_a_trn2_belong_to_the_right_device() -> None:
     document = json.loads(DOCUMENTS[1])
     hardware = document["neuron_hardware_info"]
     hardware |= {"neuron_device_type": "trainium2", "neuroncore_per_device_count": 8, "logical_neuroncore_config": 2}
@@ -150,7 +150,7 @@ def test_joined_cores_of_a_trn2_lie_on_the_right_device() -> None:
         b"1" * 5000,
     ],
 )
-def test_what_is_no_document_is_a_value_error(broken: bytes) -> None:
+def test_an_invalid_document_raises_a_value_error(broken: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever json says of it
         neuron.parse_report(broken)
 
@@ -172,7 +172,7 @@ PATHS = [path for path in paths(json.loads(DOCUMENTS[1])) if path]
 
 
 @given(st.lists(st.tuples(st.sampled_from(PATHS), JSON), min_size=1, max_size=4))
-def test_whatever_stands_at_whatever_place_of_a_document_the_look_goes_on(changes: list[tuple[Any, Any]]) -> None:
+def test_any_value_at_any_place_of_a_document_is_read_without_error(changes: list[tuple[Any, Any]]) -> None:
     document: Any = json.loads(DOCUMENTS[1])
     for path, value in changes:
         place = document
@@ -180,7 +180,7 @@ def test_whatever_stands_at_whatever_place_of_a_document_the_look_goes_on(change
             for key in path[:-1]:
                 place = place[key]
             place[path[-1]] = value
-        except (KeyError, IndexError, TypeError):  # an earlier change took the place away
+        except (KeyError, IndexError, TypeError):  # an earlier change removed the place
             continue
     report = neuron.parse_report(json.dumps(document).encode())
     assert len(report.devices) <= neuron.MAX_DEVICES
@@ -198,7 +198,7 @@ def test_without_a_device_or_the_program_there_is_no_data(tmp_path: Path) -> Non
         Neuron(device=tmp_path / "neuron0", command=str(tmp_path / "neuron-monitor")).open("n1")
 
 
-def test_the_configuration_file_asks_for_what_is_read_and_goes_with_the_collector(made: Make) -> None:
+def test_the_configuration_file_requests_the_groups_and_is_removed_at_close(made: Make) -> None:
     collector = made(b"", period=7)
     config = Path(collector._config)
     asked = json.loads(config.read_text())
@@ -213,7 +213,7 @@ def test_the_configuration_file_asks_for_what_is_read_and_goes_with_the_collecto
 
 def test_closing_ends_the_child_by_its_id(made: Make, tmp_path: Path) -> None:
     collector = made(DOCUMENTS[0] + b"\n")
-    awaited(collector)
+    wait_for_readings(collector)
     (pid,) = pids(tmp_path)
     assert alive(pid)
     collector.close()
@@ -223,65 +223,67 @@ def test_closing_ends_the_child_by_its_id(made: Make, tmp_path: Path) -> None:
 
 def test_a_child_that_dies_is_started_again(made: Make, tmp_path: Path) -> None:
     collector = made(DOCUMENTS[0] + b"\n", "os.write(1, lines)")
-    awaited(collector)
-    awaited(collector)
+    wait_for_readings(collector)
+    wait_for_readings(collector)
     assert len(pids(tmp_path)) >= 2
 
 
-def test_of_a_flood_only_the_newest_document_is_taken(made: Make) -> None:
+def test_only_the_newest_of_many_documents_is_read(made: Make) -> None:
     body = "os.write(1, lines)\nfor _ in range(300): sys.stdout.buffer.write(lines)\nsys.stdout.flush(); time.sleep(60)"
     collector = made(b"\n".join([*DOCUMENTS, b""]), body)
-    awaited(collector, lambda found: bool(found) and found[0].columns["gpu.dram_corrected"][0] == 6)
+    wait_for_readings(collector, lambda found: bool(found) and found[0].columns["gpu.dram_corrected"][0] == 6)
 
 
-def test_a_torn_line_is_passed_over(made: Make) -> None:
+def test_an_incomplete_line_is_skipped(made: Make) -> None:
     body = "os.write(1, lines[:500] + b'\\n')\ntime.sleep(.2)\nos.write(1, lines)\ntime.sleep(60)"
     collector = made(DOCUMENTS[0] + b"\n", body)
-    assert awaited(collector)[0].entities == ("gpu:n1.0", "gpu:n1.1")
+    assert wait_for_readings(collector)[0].entities == ("gpu:n1.0", "gpu:n1.1")
 
 
-def test_a_line_without_end_is_given_up(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_ends_the_program(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor_program, "MAX_LINE_BYTES", 100_000)
     monkeypatch.setattr(monitor_program, "MIN_PAUSE_S", 0.05)
     body = "while True: os.write(1, b'x' * 50000)"
     collector = made(b"", body)
-    said = told_at_once(collector)
+    said = fault_text_now(collector)
     assert "wrote a line of more than 100000 bytes" in said
     assert len(pids(tmp_path)) >= 1
 
 
-def test_silence_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
-    assert "wrote nothing for 0.3 s" in told(made(b"", "time.sleep(60)", silence=0.3))
+def test_silence_becomes_a_fault_with_its_cause(made: Make) -> None:
+    assert "wrote nothing for 0.3 s" in fault_text(made(b"", "time.sleep(60)", silence=0.3))
 
 
-def test_empty_lines_are_no_sign_of_life(made: Make) -> None:
-    assert "wrote nothing for 0.3 s" in told(made(b"", "while True: os.write(1, b'\\n'); time.sleep(.01)", silence=0.3))
+def test_empty_lines_count_as_silence(made: Make) -> None:
+    assert "wrote nothing for 0.3 s" in fault_text(
+        made(b"", "while True: os.write(1, b'\\n'); time.sleep(.01)", silence=0.3)
+    )
 
 
-def test_death_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
-    assert "ended with status 3" in told_at_once(made(b"", "sys.exit(3)"))
+def test_a_crash_becomes_a_fault_with_its_cause(made: Make) -> None:
+    assert "ended with status 3" in fault_text_now(made(b"", "sys.exit(3)"))
 
 
-def test_garbage_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
+def test_garbage_becomes_a_fault_with_its_cause(made: Make) -> None:
     collector = made(b"no json\n", "while True: os.write(1, lines); time.sleep(.02)")
-    assert "neuron-monitor wrote an invalid document" in told_at_once(collector)
+    assert "neuron-monitor wrote an invalid document" in fault_text_now(collector)
 
 
-def told_at_once(collector: Neuron) -> str:
-    """As if the last document had come long ago."""
+def fault_text_now(collector: Neuron) -> str:
+    """Returns the fault, as if the last document were long ago."""
     collector._last_report -= 2 * collector.silence
-    return told(collector)
+    return fault_text(collector)
 
 
-def told(collector: Neuron) -> str:
+def fault_text(collector: Neuron) -> str:
     with pytest.raises(RuntimeError) as fault:
-        awaited(collector, lambda found: False)
+        wait_for_readings(collector, lambda found: False)
     return str(fault.value)
 
 
-def test_beside_another_makers_gpus_the_names_differ(made: Make, tmp_path: Path) -> None:
+def test_names_differ_on_a_node_with_two_vendors(made: Make, tmp_path: Path) -> None:
     pci(tmp_path, ("0x10de", "0x030200", "0x2330"), ("0x1d0f", "0x120000", "0x7164"))
     collector = made(DOCUMENTS[0] + b"\n")
-    devices, cores = awaited(collector)
+    devices, cores = wait_for_readings(collector)
     assert devices.entities == ("gpu:n1.neuron0", "gpu:n1.neuron1")
     assert cores.entities[0] == "neuroncore:n1.neuron0.0"

@@ -1,4 +1,4 @@
-"""Telemetry as OTLP: what OpenTelemetry's own classes read is what the batch held, under the conventions' names."""
+"""Telemetry as OTLP: OpenTelemetry's own classes read the batch's values, under the conventions' names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gpus(**columns: list[float]) -> Block:
 
 
 def requests(*batches: Batch, interval: float = 1.0, devices: Mapping[str, Device] | None = None) -> list[Any]:
-    """What an export of these batches sends, decoded."""
+    """Returns the decoded requests of an export of these batches."""
     sent: list[bytes] = []
     export = TelemetryExport(batches[0].origin, "1.2", interval, [sent.append])
     export.set_devices(devices or {})
@@ -62,7 +62,7 @@ def facts(attributes: Any) -> dict[str, Any]:
 
 
 def points(request: Any, *keys: str) -> dict[tuple[Any, ...], Any]:
-    """(metric, entity, further attributes) -> point."""
+    """Returns (metric, entity, further attributes) -> point."""
     found = {}
     for metric, point in walk(request):
         told = facts(point.attributes)
@@ -94,7 +94,7 @@ def test_a_batch_arrives_with_the_names_units_and_values_of_the_conventions() ->
     assert facts(found["hw.energy", GPUS[1]].attributes)["hw.parent"] == "node:n1"
 
 
-def test_the_resource_says_who_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resource_names_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.node.name=w7,host.name=other,nonsense")
     simulated = Origin("dc1", "n1", bytes(16), simulated=True)
     (request,) = requests(batch(T0, gpus(power=[1, 2]), origin=simulated))
@@ -105,14 +105,14 @@ def test_the_resource_says_who_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (told["k8s.node.name"], told["fleetpulse.simulated"], told["service.version"]) == ("w7", True, "1.2")
 
 
-def test_counters_in_the_conventions_unit_are_whole_and_exact() -> None:
+def test_counters_in_the_conventions_unit_are_exact_integers() -> None:
     (request,) = requests(batch(T0, gpus(ecc_corrected=[2**63 - 1, 2**53 + 1])))
     found = points(request)
     assert [found["hw.errors", gpu].as_int for gpu in GPUS] == [2**63 - 1, 2**53 + 1]
 
 
 @pytest.mark.parametrize("value", [MISSING, 2**63])
-def test_what_is_missing_or_cannot_be_told_is_a_point_without_a_value(value: int) -> None:
+def test_missing_and_unrepresentable_values_are_points_without_a_value(value: int) -> None:
     (request,) = requests(batch(T0, gpus(ecc_corrected=[value, 5], power=[math.nan, 7], energy=[MISSING, 1])))
     found = points(request)
     for name in ("hw.errors", "hw.power", "hw.energy"):
@@ -120,12 +120,12 @@ def test_what_is_missing_or_cannot_be_told_is_a_point_without_a_value(value: int
     assert (found["hw.errors", GPUS[0]].as_int, found["hw.power", GPUS[0]].as_double) == (0, 0)
 
 
-def test_a_signal_that_no_entity_can_tell_is_left_out() -> None:
+def test_a_signal_without_any_value_is_left_out() -> None:
     (request,) = requests(batch(T0, gpus(power=[1, 2], energy=[MISSING, MISSING])))
     assert {name for name, _ in points(request)} == {"hw.power"}
 
 
-def test_a_state_is_one_where_it_holds_and_zero_where_not() -> None:
+def test_a_state_is_one_if_active_and_zero_if_not() -> None:
     ports = tuple(f"port:n1.p{i}" for i in range(3))
     (request,) = requests(batch(T0, Block("nic", ports, {"nic.state": np.array([[1, 0, 255]], np.uint8)})))
     found = points(request)
@@ -140,13 +140,13 @@ def test_a_state_is_one_where_it_holds_and_zero_where_not() -> None:
     assert [shown[disks[1], s] for s in ("ok", "degraded", "failed")] == [0, 0, 1]
 
 
-def test_what_is_left_of_a_disks_life_is_never_below_zero() -> None:
+def test_the_remaining_life_of_a_disk_is_never_negative() -> None:
     used = np.array([[0.25, 1.5]], np.float32)
     (request,) = requests(batch(T0, Block("disk", ("disk:n1.a", "disk:n1.b"), {"disk.endurance_used": used})))
     assert sorted(point.as_double for point in points(request).values()) == [0, 0.75]
 
 
-def test_counters_tell_when_they_began_and_gauges_do_not() -> None:
+def test_counters_have_a_start_time_and_gauges_do_not() -> None:
     block = gpus(energy=[1, 2], power=[3, 4], generation=[1_767_000_000, 2**32 - 1])
     (request,) = requests(batch(T0, block))
     found = points(request)
@@ -155,10 +155,10 @@ def test_counters_tell_when_they_began_and_gauges_do_not() -> None:
     assert not any("generation" in name for name, _ in found)
 
 
-# --- rhythm ----------------------------------------------------------------------------------------------------------
+# --- intervals -------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_has_the_newest_of_what_was_looked_at_since_the_last() -> None:
+def test_a_request_has_the_newest_values_since_the_last_request() -> None:
     ticks = [batch(T0 + i * SECOND, gpus(power=[i, i])) for i in range(11)]
     ticks[3] = batch(T0 + 3 * SECOND, gpus(power=[3, 3], energy=[3000, 3000]))
     first, second = requests(*ticks, interval=10.0)
@@ -171,7 +171,7 @@ def test_a_request_has_the_newest_of_what_was_looked_at_since_the_last() -> None
     )
 
 
-def test_layouts_change_with_the_devices_and_are_kept_few() -> None:
+def test_layouts_change_with_the_devices_and_few_are_kept() -> None:
     sent: list[bytes] = []
     export = TelemetryExport(ORIGIN, "1", 1.0, [sent.append])
     for i in range(3 * MAX_LAYOUTS):
@@ -189,7 +189,7 @@ wires = st.sampled_from([s for s in CATALOGUE.values() if s.device_class in ("gp
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_any_signals_with_any_values_decode_to_what_they_were(data: st.DataObject) -> None:
+def test_any_signals_and_values_decode_unchanged(data: st.DataObject) -> None:
     signals = data.draw(st.lists(wires, min_size=1, max_size=12, unique_by=lambda s: s.name))
     blocks, wanted = [], {}
     for device_class in dict.fromkeys(s.device_class for s in signals):
@@ -212,11 +212,11 @@ def test_any_signals_with_any_values_decode_to_what_they_were(data: st.DataObjec
                 assert any(told == pytest.approx(float(v), nan_ok=True) for v in values)
 
 
-# --- the few lines of protobuf ---------------------------------------------------------------------------------------
+# --- protobuf --------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_numbers_are_written_as_protobuf_reads_them(value: int) -> None:
+def test_encoded_numbers_are_decoded_by_protobuf(value: int) -> None:
     answer = messages.encode_nested(1, messages.encode_unsigned(1, value % 2**63) + messages.encode_text(2, "why"))
     found = ExportMetricsServiceResponse.FromString(answer)
     assert (found.partial_success.rejected_data_points, found.partial_success.error_message) == (value % 2**63, "why")
@@ -224,7 +224,7 @@ def test_numbers_are_written_as_protobuf_reads_them(value: int) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_an_answer_of_any_bytes_is_read_or_refused(answer: bytes) -> None:
+def test_any_bytes_of_an_answer_are_decoded_or_refused(answer: bytes) -> None:
     try:
         messages.decode_rejected(answer)
     except ValueError:
@@ -237,7 +237,7 @@ def test_an_empty_answer_refuses_nothing() -> None:
     assert messages.decode_rejected(empty.SerializeToString()) == (0, "")
 
 
-def test_torn_requests_are_seen_as_such_by_others() -> None:
+def test_protobuf_rejects_truncated_requests() -> None:
     sent: list[bytes] = []
     export = TelemetryExport(ORIGIN, "1", 1.0, [sent.append])
     export.add_batch(batch(T0, gpus(power=[1, 2])))
@@ -248,7 +248,7 @@ def test_torn_requests_are_seen_as_such_by_others() -> None:
 # --- cost ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stamped_request_costs_a_fraction_of_a_built_one() -> None:
+def test_a_filled_template_costs_a_fraction_of_a_built_request() -> None:
     names = tuple(f"gpu:n1.{i}" for i in range(8))
     signals = [s for s in signals_of_class("gpu") if not s.states and s.name != "gpu.generation"]
     columns = {s.name: np.ones((1, 8), s.type) for s in signals}
@@ -269,7 +269,7 @@ def took(act: Any) -> float:
 
 
 def rebuilt(message: Any) -> Any:
-    """The same request by the generated classes, point by point, as an exporter does it."""
+    """Returns the same request built by the generated classes, point by point, as an exporter does."""
     fresh = ExportMetricsServiceRequest()
     scope = fresh.resource_metrics.add().scope_metrics.add()
     for metric in message.resource_metrics[0].scope_metrics[0].metrics:

@@ -1,4 +1,4 @@
-"""Telemetry as OTLP on Kafka's topic `otlp_metrics`, keyed by the node, and brokers that are away."""
+"""Telemetry as OTLP in Kafka's topic `otlp_metrics`, keyed by node, and unreachable brokers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
         clock_time.sleep(0.01)
 
 
-def test_telemetry_lies_in_the_topic_under_its_node(kafka: Address) -> None:
+def test_telemetry_is_in_the_topic_keyed_by_its_node(kafka: Address) -> None:
     settings = Opentelemetry(kafka=True, interval=1.0)
     config = Config(opentelemetry=settings, pipeline=Pipeline(transport="kafka"), kafka=make_topics(kafka))
     telemetry = open_telemetry(config, Origin("dc1", "n7", bytes(16)), lambda *_: None)
@@ -49,7 +49,7 @@ def test_telemetry_lies_in_the_topic_under_its_node(kafka: Address) -> None:
     assert [(m.name, m.gauge.data_points[0].as_double) for m in metrics] == [("hw.power", 100 + i) for i in range(3)]
 
 
-def test_a_topic_that_is_not_there_is_named(kafka: Address) -> None:
+def test_a_missing_topic_is_named_in_the_error(kafka: Address) -> None:
     configuration = make_topics(kafka)
     delete_topics(kafka, [OTLP])
     broker = KafkaDelivery(configuration, "n1")
@@ -58,7 +58,7 @@ def test_a_topic_that_is_not_there_is_named(kafka: Address) -> None:
     broker.close()
 
 
-def test_brokers_that_are_away_are_tried_again_later() -> None:
+def test_unreachable_brokers_are_retried_later() -> None:
     program = (
         "import sys; from agents.otlp.broker import Broker; from pipeline.config.sections import Kafka\n"
         "from pipeline.model.errors import Retryable\n"
@@ -66,7 +66,7 @@ def test_brokers_that_are_away_are_tried_again_later() -> None:
         "try: broker(b'x')\n"
         "except Retryable as error: print(error)\n"
         "broker.close(); broker.close()"
-    )  # in a process of its own: kafka-python leaves the sockets of refused connections to the garbage collector
+    )  # in a separate process: kafka-python leaves sockets of refused connections to the garbage collector
     with held() as port:
         words = [sys.executable, "-c", program, f"127.0.0.1:{port.getsockname()[1]}"]
         ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)

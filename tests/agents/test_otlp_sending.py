@@ -1,4 +1,4 @@
-"""OTLP on its way: to a real HTTP server that refuses, stalls and goes away, and the agent's own metrics."""
+"""Delivery of OTLP: to a real HTTP server that refuses, stalls and disappears, and the agent's own metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Said = list[str]
 
 
 class Collector:
-    """An OTLP/HTTP collector: answers with what `answers` holds next, then 200. Keeps requests, decoded."""
+    """An OTLP/HTTP collector: returns the next of `answers`, then 200. Keeps requests, decoded."""
 
     def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
@@ -137,7 +137,7 @@ def test_telemetry_and_the_agents_own_metrics_arrive_at_a_collector(collector: C
     assert said == []
 
 
-def test_by_default_telemetry_stays_at_home(collector: Collector) -> None:
+def test_by_default_no_telemetry_is_sent(collector: Collector) -> None:
     telemetry = opened(Opentelemetry(endpoint=collector.url, interval=1.0), [])
     telemetry.add_batch(gpu(T0, 300))
     telemetry.update_snapshot(Snapshot(T0))
@@ -148,7 +148,7 @@ def test_by_default_telemetry_stays_at_home(collector: Collector) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_what_may_work_later_is_sent_again(collector: Collector, status: int) -> None:
+def test_retryable_failures_are_retried(collector: Collector, status: int) -> None:
     said: Said = []
     collector.answers = [(status, {}, b"")] * 3
     box = outbox(collector, said)
@@ -163,7 +163,7 @@ def test_what_may_work_later_is_sent_again(collector: Collector, status: int) ->
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("status", [301, 400, 401, 413, 500])
-def test_what_never_works_is_counted_and_said(collector: Collector, status: int) -> None:
+def test_permanent_failures_are_counted_and_logged(collector: Collector, status: int) -> None:
     said: Said = []
     collector.answers = [(status, {"Location": "http://127.0.0.1:9/"}, b"")]
     box = outbox(collector, said)
@@ -176,7 +176,7 @@ def test_what_never_works_is_counted_and_said(collector: Collector, status: int)
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_collector_that_comes_late_gets_what_waited() -> None:
+def test_a_late_collector_receives_the_queued_requests() -> None:
     said: Said = []
     gone = Collector()
     gone.close()
@@ -192,7 +192,7 @@ def test_a_collector_that_comes_late_gets_what_waited() -> None:
     assert (box.dropped, len(said)) == (0, 2)
 
 
-def test_points_that_a_collector_refuses_are_said(collector: Collector) -> None:
+def test_points_refused_by_a_collector_are_logged(collector: Collector) -> None:
     said: Said = []
     answer = ExportMetricsServiceResponse()
     answer.partial_success.rejected_data_points, answer.partial_success.error_message = 7, "too old"
@@ -204,7 +204,7 @@ def test_points_that_a_collector_refuses_are_said(collector: Collector) -> None:
     assert "7 points refused: too old" in said[0]
 
 
-def test_a_page_of_a_proxy_is_no_answer_and_no_end(collector: Collector) -> None:
+def test_a_proxys_page_counts_as_delivered(collector: Collector) -> None:
     said: Said = []
     collector.answers = [(200, {}, b"<html>\xff\xff welcome")]
     box = outbox(collector, said)
@@ -213,7 +213,7 @@ def test_a_page_of_a_proxy_is_no_answer_and_no_end(collector: Collector) -> None
     box.close(5.0)
 
 
-def test_what_does_not_fit_pushes_the_oldest_out_and_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_drops_the_oldest_and_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outboxes, "MAX_BYTES", 1000)
     begun, free, got = threading.Event(), threading.Event(), list[bytes]()
 
@@ -229,12 +229,12 @@ def test_what_does_not_fit_pushes_the_oldest_out_and_never_waits(monkeypatch: py
     free.set()
     until(lambda: box.sent == 4)
     box.close(5.0)
-    assert [request[0] for request in got] == [0, 7, 8, 9]  # the first was on its way
+    assert [request[0] for request in got] == [0, 7, 8, 9]  # the first was in flight
     assert box.dropped == 6
 
 
 @pytest.mark.parametrize("error", [Permanent("no"), ValueError("a defect")])
-def test_an_error_of_any_kind_costs_one_request(error: Exception) -> None:
+def test_an_unexpected_error_costs_one_request(error: Exception) -> None:
     errors = [error]
 
     def deliver(_: bytes) -> None:
@@ -250,7 +250,7 @@ def test_an_error_of_any_kind_costs_one_request(error: Exception) -> None:
     assert (box.dropped, len(said)) == (1, 1)
 
 
-def test_ending_waits_for_nobody() -> None:
+def test_closing_does_not_wait_for_a_hung_delivery() -> None:
     def deliver(_: bytes) -> None:
         raise Retryable("away", 300.0)
 
@@ -262,7 +262,7 @@ def test_ending_waits_for_nobody() -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
-def test_over_tls_only_a_collector_that_is_trusted_gets_anything(tmp_path: Path) -> None:
+def test_over_tls_only_a_trusted_collector_receives_requests(tmp_path: Path) -> None:
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     words += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=c", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -281,7 +281,7 @@ def test_over_tls_only_a_collector_that_is_trusted_gets_anything(tmp_path: Path)
 # --- configuration ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_loaded_where_nothing_is_configured() -> None:
+def test_nothing_is_loaded_without_configuration() -> None:
     program = (
         "import sys; from pipeline.config.sections import Config; from pipeline.model.records import Origin\n"
         "from agents.node.agent import open_telemetry\n"
@@ -304,32 +304,32 @@ def test_nothing_is_loaded_where_nothing_is_configured() -> None:
         (Opentelemetry(endpoint="https://127.0.0.1:1", ca_file=Path("/absent")), "ca_file: /absent"),
     ],
 )
-def test_what_cannot_be_is_said_before_it_starts(settings: Opentelemetry, said: str) -> None:
+def test_invalid_settings_are_refused_at_start(settings: Opentelemetry, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         open_telemetry(Config(opentelemetry=settings), ORIGIN, lambda *_: None)
 
 
-def test_an_endpoint_that_is_no_address_is_said(tmp_path: Path) -> None:
+def test_an_invalid_endpoint_address_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text('[opentelemetry]\nendpoint = "collector:4318"\n')
     with pytest.raises(ConfigError, match="expected nothing, or http://host:port"):
         load_config(tmp_path / "f.toml")
 
 
-def test_tokens_leave_the_host_encrypted_only(tmp_path: Path, collector: Collector) -> None:
+def test_tokens_leave_the_host_only_encrypted(tmp_path: Path, collector: Collector) -> None:
     (tmp_path / "headers").write_text("Authorization: Bearer geheim\n\nX-Scope-OrgID: 7\n")
     settings = Opentelemetry(endpoint=collector.url, headers_file=tmp_path / "headers")
     HttpDelivery(settings, "f.toml")(b"")
     assert collector.headers[0]["Authorization"] == "Bearer geheim"
     assert collector.headers[0]["X-Scope-Orgid"] == "7"
-    with pytest.raises(ConfigError, match="unencrypted; wanted https"):
+    with pytest.raises(ConfigError, match="unencrypted; expected https"):
         HttpDelivery(replace(settings, endpoint="http://collector.example:4318"), "f.toml")
     (tmp_path / "headers").write_text("geheim")
-    with pytest.raises(ConfigError, match="wanted lines 'Name: value'") as refused:
+    with pytest.raises(ConfigError, match="expected lines 'Name: value'") as refused:
         HttpDelivery(settings, "f.toml")
     assert "geheim" not in str(refused.value)
 
 
-def test_kafka_is_made_without_a_broker() -> None:
+def test_kafka_delivery_is_built_without_a_broker() -> None:
     config = Config(opentelemetry=Opentelemetry(kafka=True, interval=1.0), pipeline=Pipeline(transport="kafka"))
     telemetry = open_telemetry(config, ORIGIN, lambda *_: None)
     assert telemetry is not None
@@ -353,7 +353,7 @@ SNAPSHOT = Snapshot(
 )
 
 
-def test_the_agents_own_metrics_are_what_the_snapshot_says(collector: Collector) -> None:
+def test_the_agents_own_metrics_match_the_snapshot(collector: Collector) -> None:
     telemetry = opened(Opentelemetry(endpoint=collector.url, interval=1.0), [])
     telemetry.update_snapshot(SNAPSHOT)
     telemetry.update_snapshot(replace(SNAPSHOT, time=T0 + SECOND))
@@ -380,7 +380,7 @@ def test_the_agents_own_metrics_are_what_the_snapshot_says(collector: Collector)
     }
 
 
-def test_what_is_not_known_has_no_point(collector: Collector) -> None:
+def test_unknown_values_have_no_point(collector: Collector) -> None:
     telemetry = opened(Opentelemetry(endpoint=collector.url, interval=1.0), [])
     telemetry.update_snapshot(Snapshot(T0))
     until(lambda: collector.requests)
@@ -388,7 +388,7 @@ def test_what_is_not_known_has_no_point(collector: Collector) -> None:
     assert by_name(collector.requests[0]).keys() == {"fleetpulse.agent.otlp.sent", "fleetpulse.agent.otlp.dropped"}
 
 
-def test_prometheus_reads_the_same_on_loopback() -> None:
+def test_prometheus_reads_the_same_metrics_on_loopback() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -410,10 +410,10 @@ def test_prometheus_reads_the_same_on_loopback() -> None:
     assert missing.value.code == 404
 
 
-def test_a_port_that_is_taken_is_said() -> None:
+def test_a_port_in_use_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"prometheus_port = {port}: .*wanted a port that is free"):
+        with pytest.raises(ConfigError, match=f"prometheus_port = {port}: .*expected a port that is free"):
             opened(Opentelemetry(prometheus_port=port), [])

@@ -1,4 +1,4 @@
-"""Scraping other exporters: their metrics under our own names, the rest kept as custom signals."""
+"""Scraping other exporters: their metrics become our signals, the rest custom signals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def rows(text: str, mapping: str, most: int = 100) -> dict[str, dict[str, dict[s
 # --- reading a page --------------------------------------------------------------------------------------------------
 
 
-def test_a_bad_line_costs_only_itself() -> None:
+def test_an_invalid_line_costs_only_itself() -> None:
     found = parse_page('# TYPE a counter\na{x="1"} 5\nb{ 7\nc "x" y\nd 3\n')
     assert [(s.name, s.value, s.kind) for s in found.series] == [("a", 5.0, "counter"), ("d", 3.0, "unknown")]
     assert found.bad == 2
@@ -80,7 +80,7 @@ def test_openmetrics_with_exemplars_and_timestamps_is_read_too() -> None:
 
 @given(st.text(alphabet='ab_{}="\\\n #,1.5e+NaI', max_size=200))
 @settings(max_examples=300, deadline=None)
-def test_no_text_breaks_the_reader(text: str) -> None:
+def test_no_text_breaks_the_parser(text: str) -> None:
     found = parse_page(text)
     assert len(found.series) + found.bad <= text.count("\n") + 1
 
@@ -96,7 +96,7 @@ def test_every_shipped_mapping_names_signals_of_the_catalogue_and_its_source(nam
     assert all(metric.signal in CATALOGUE for metric in names.metric)
 
 
-def test_gpus_of_dcgm_exporter_get_our_names_units_and_attributes() -> None:
+def test_gpus_of_dcgm_exporter_get_our_signals_units_and_attributes() -> None:
     found = translate_page(parse_page(DCGM), load_mapping("dcgm-exporter"), GIVEN, 100)
     assert found.rows["gpu"] == {
         "gpu:gpu7.0": {"gpu.temperature": 41.0, "gpu.memory_used": 512 * 2.0**20, "gpu.energy": 9007199254740991.0},
@@ -106,7 +106,7 @@ def test_gpus_of_dcgm_exporter_get_our_names_units_and_attributes() -> None:
     assert (gpu.parents, dict(gpu.attributes)) == (("node:gpu7",), {"sku": "NVIDIA H100", "uuid": "GPU-a"})
 
 
-def test_a_last_xid_that_stays_for_ever_and_an_instance_of_mig_are_kept_as_custom_signals_only() -> None:
+def test_a_permanent_last_xid_and_mig_instances_are_only_custom_signals() -> None:
     kept = rows(DCGM, "dcgm-exporter")["custom"]
     assert sorted(name.partition("{")[0] for name in kept) == [
         "custom:t1.DCGM_FI_DEV_GPU_TEMP",
@@ -114,14 +114,14 @@ def test_a_last_xid_that_stays_for_ever_and_an_instance_of_mig_are_kept_as_custo
     ]
 
 
-def test_ports_of_switches_are_named_by_a_lookup_or_by_their_guid() -> None:
+def test_switch_ports_are_named_by_a_lookup_or_their_guid() -> None:
     assert rows(SWITCH, "infiniband_exporter")["nic"] == {
         "port:leaf-1.17": {"nic.symbol_errors": 12.0},
         "port:0x20.3": {"nic.symbol_errors": 1.0},
     }
 
 
-def test_power_shelves_and_leak_detectors_of_redfish_exporter_get_our_names() -> None:
+def test_power_shelves_and_leak_detectors_of_redfish_exporter_get_our_signals() -> None:
     text = (
         'redfish_powershelf_input_power{power_supply_id="ps1"} 2900\nredfish_powershelf_power_load 61\n'
         'redfish_chassis_leak_detector_health{chassis_id="c",leak_detector_id="d1",leak_detection_id="x"} 3\n'
@@ -140,7 +140,7 @@ def test_states_are_translated_and_unknown_ones_are_missing() -> None:
     assert found["port:t1.Ethernet8"]["nic.state"] != found["port:t1.Ethernet8"]["nic.state"]
 
 
-def test_several_series_of_one_device_are_merged_as_the_mapping_says() -> None:
+def test_several_series_of_one_device_are_merged_by_the_mappings_rule() -> None:
     text = "".join(
         f'node_cpu_seconds_total{{cpu="{c}",mode="{m}"}} {v}\n' for c in (0, 1) for m, v in (("idle", 5), ("user", 2))
     )
@@ -151,12 +151,12 @@ def test_several_series_of_one_device_are_merged_as_the_mapping_says() -> None:
     assert {how: merge_values(MappedMetric("a", "gpu.power", merge=how), values) for how in wanted} == wanted  # type: ignore[arg-type]
 
 
-def test_two_different_values_without_a_rule_contradict_each_other_and_count_as_missing() -> None:
+def test_different_values_without_a_merge_rule_are_missing() -> None:
     assert merge_values(MappedMetric("a", "gpu.power"), [2.0, 2.0]) == 2.0
     assert str(merge_values(MappedMetric("a", "gpu.power"), [2.0, 3.0])) == "nan"
 
 
-def test_unmapped_series_are_kept_with_labels_and_type_up_to_the_bound() -> None:
+def test_unmapped_series_are_kept_with_labels_and_type_up_to_the_limit() -> None:
     text = "# TYPE wafer_temperature gauge\n" + "".join(f'wafer_temperature{{die="{i}"}} {i}\n' for i in range(5))
     found = translate_page(parse_page(text), load_mapping(""), GIVEN, 3)
     assert list(found.rows["custom"]) == [f"custom:t1.wafer_temperature{{die={i}}}" for i in range(3)]
@@ -177,10 +177,10 @@ def test_labels_of_a_hostile_exporter_make_no_entity() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("version = 2", "version = 2; wanted 1"),
+        ("version = 2", "version = 2; expected 1"),
         ('version = 1\n[entities]\ngpus = "gpu:x"', "'gpus' is no device class"),
         ('version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.heat"', "signal = 'gpu.heat' is not in the catalogue"),
-        ('version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.power"', "wanted one of the class gpu"),
+        ('version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.power"', "expected one of the class gpu"),
         (
             'version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.power"\nentity = "gpu:1"\nwhere = { m = "(" }',
             "is no regular expression",
@@ -193,7 +193,7 @@ def test_labels_of_a_hostile_exporter_make_no_entity() -> None:
         ("version", "Expected"),
     ],
 )
-def test_a_wrong_mapping_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_mapping_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "own.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
@@ -202,8 +202,8 @@ def test_a_wrong_mapping_is_refused_with_its_place(tmp_path: Path, text: str, sa
     assert "own.toml" in str(refused.value)
 
 
-def test_a_mapping_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(ConfigError, match=r"wanted a file, or one of dcgm-exporter, "):
+def test_a_missing_mapping_is_refused_with_the_available_ones() -> None:
+    with pytest.raises(ConfigError, match=r"expected a file, or one of dcgm-exporter, "):
         load_mapping("dcgm")
 
 
@@ -216,13 +216,13 @@ def test_a_mapping_that_is_not_there_names_those_that_are() -> None:
         ({"name": "a", "url": "ftp://x/"}, "expected http:// or https://"),
         ({"name": "a", "url": "http://8.8.8.8/metrics"}, "https to public ones"),
         ({"name": "a", "url": "http://user:word@x/"}, "no user name in it"),
-        ({"name": "a", "url": "http://x/", "mapping": "dcgm"}, "wanted a file, or one of"),
+        ({"name": "a", "url": "http://x/", "mapping": "dcgm"}, "expected a file, or one of"),
         ({"name": "a", "url": "http://x/", "interval": 0}, "seconds, 1 to 3600"),
         ({"name": "a", "url": "http://x/", "custom": 10**6}, "0 to 5000"),
         ({"name": "a\nb", "url": "http://x/"}, "printable characters"),
     ],
 )
-def test_a_wrong_endpoint_is_refused(endpoint: Mapping[str, Any], said: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: Mapping[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         configured({"prometheus": {"endpoints": [endpoint]}}, "f.toml")
     assert said in str(refused.value)
@@ -239,7 +239,7 @@ def test_without_an_endpoint_the_agent_makes_no_worker_for_it() -> None:
 
 @contextmanager
 def exporter(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """A real HTTP server that answers as told."""
+    """A real HTTP server with the given answers."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -270,8 +270,8 @@ def says(text: str, status: int = 200, **headers: str) -> Callable[[http.server.
     return answer
 
 
-def looks(collector: Prometheus, until: Callable[[list[Reading]], bool], limit: float = 10.0) -> list[Reading]:
-    """Looks again and again until what came is enough."""
+def read_until(collector: Prometheus, until: Callable[[list[Reading]], bool], limit: float = 10.0) -> list[Reading]:
+    """Reads until the readings are enough."""
     found: list[Reading] = []
     end = time.monotonic() + limit
     while not until(found):
@@ -290,7 +290,7 @@ def values(readings: list[Reading], signal: str) -> dict[str, float]:
     }
 
 
-def test_an_endpoint_that_hangs_delays_no_other_and_is_told_as_down() -> None:
+def test_a_hung_endpoint_delays_no_other_and_is_reported_as_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, exporter(says(DCGM)) as url:
         deaf = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
         made = Prometheus(
@@ -298,9 +298,9 @@ def test_an_endpoint_that_hangs_delays_no_other_and_is_told_as_down() -> None:
         )
         made.open("n1")
         try:
-            first = looks(made, lambda found: bool(values(found, "gpu.temperature")), limit=5.0)
+            first = read_until(made, lambda found: bool(values(found, "gpu.temperature")), limit=5.0)
             assert values(first, "gpu.temperature") == {"gpu:gpu7.0": 41.0, "gpu:gpu7.1": 43.0}
-            rest = first + looks(made, lambda found: "exporter:deaf" in values(found, "exporter.up"))
+            rest = first + read_until(made, lambda found: "exporter:deaf" in values(found, "exporter.up"))
         finally:
             made.close()
     assert values(rest, "exporter.up") == {"exporter:dcgm": 1.0, "exporter:deaf": 0.0}
@@ -309,13 +309,13 @@ def test_an_endpoint_that_hangs_delays_no_other_and_is_told_as_down() -> None:
     assert "timed out" in event.data["reason"]
 
 
-def test_each_value_is_given_once_and_an_outage_is_told_once_with_its_end() -> None:
+def test_each_value_is_read_once_and_an_outage_is_reported_once_with_its_end() -> None:
     pages = iter([says("a 1\n"), says("no", 503), says("no", 503), says("a 2\n")])
     with exporter(lambda handler: next(pages, says("a 3\n"))(handler)) as url:
         made = Prometheus(endpoints=(Endpoint("x", url, interval=3600.0),))
         made.open("n1")
         try:
-            found = looks(made, lambda found: bool(values(found, "custom.value")))
+            found = read_until(made, lambda found: bool(values(found, "custom.value")))
             assert made.read() == ()
             (scraper,) = made._scrapers
             events = [e for _ in range(3) for r in _scraped(made, scraper) for e in r.events]
@@ -323,18 +323,18 @@ def test_each_value_is_given_once_and_an_outage_is_told_once_with_its_end() -> N
             made.close()
     assert values(found, "custom.value") == {"custom:x.a": 1.0}
     assert [(e.data["state"], e.data["reason"]) for e in events] == [
-        ("down", "answered 503 Service Unavailable; wanted 200"),
+        ("down", "answered 503 Service Unavailable; expected 200"),
         ("up", ""),
     ]
 
 
-def test_its_inventory_is_told_anew_only_where_a_scrape_brought_other_devices() -> None:
+def test_its_inventory_is_renewed_only_when_devices_change() -> None:
     pages = iter([says("a 1\n"), says("a 2\n"), says("b 1\n"), says("", 503), says("b 2\n")])
     with exporter(lambda handler: next(pages, says("b 3\n"))(handler)) as url:
         made = Prometheus(endpoints=(Endpoint("x", url, interval=3600.0),))
         made.open("n1")
         try:
-            looks(made, lambda found: bool(values(found, "custom.value")))
+            read_until(made, lambda found: bool(values(found, "custom.value")))
             renewed = [made.renewed()]
             for _ in range(4):
                 _scraped(made, made._scrapers[0])
@@ -347,12 +347,12 @@ def test_its_inventory_is_told_anew_only_where_a_scrape_brought_other_devices() 
 
 
 def _scraped(made: Prometheus, scraper: Any) -> tuple[Reading, ...]:
-    """What the collector makes of one more scrape."""
+    """Returns the collector's readings of one more scrape."""
     scraper._newest = scraper.scrape()
     return made.read()
 
 
-def test_what_nobody_foresaw_ends_a_scrape_and_not_the_scraping() -> None:
+def test_an_unexpected_error_ends_one_scrape_and_not_the_thread() -> None:
     class Broken(PageFetcher):
         def __call__(self) -> str:
             raise RuntimeError("what is this")
@@ -369,7 +369,7 @@ def test_what_nobody_foresaw_ends_a_scrape_and_not_the_scraping() -> None:
         (says("a 1\n", **{"Content-Length": "50"}), "closed 46 bytes before the end of the page"),
     ],
 )
-def test_pages_that_are_too_long_torn_or_elsewhere_are_refused(
+def test_too_long_incomplete_and_redirected_pages_are_refused(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[http.server.BaseHTTPRequestHandler], None], said: str
 ) -> None:
     monkeypatch.setattr(fetching, "MAX_PAGE_BYTES", 1 << 20)
@@ -377,7 +377,7 @@ def test_pages_that_are_too_long_torn_or_elsewhere_are_refused(
         PageFetcher(url, 5.0)()
 
 
-def test_a_page_that_drips_is_given_up_in_time() -> None:
+def test_a_slowly_dripping_page_is_given_up_in_time() -> None:
     stop = threading.Event()
 
     def drip(handler: http.server.BaseHTTPRequestHandler) -> None:
@@ -398,7 +398,7 @@ def test_a_page_that_drips_is_given_up_in_time() -> None:
     assert time.monotonic() - began < 3.0
 
 
-def test_a_token_is_sent_and_never_said(tmp_path: Path) -> None:
+def test_a_token_is_sent_and_never_logged(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("sesame\n")
     token.chmod(0o600)
@@ -414,7 +414,7 @@ def test_a_token_is_sent_and_never_said(tmp_path: Path) -> None:
     assert "sesame" not in str(refused.value)
 
 
-# --- the real thing --------------------------------------------------------------------------------------------------
+# --- a real exporter -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -434,11 +434,11 @@ def node_exporter() -> Iterator[str]:
         child.wait(10)
 
 
-def test_a_real_node_exporter_tells_of_this_node_what_our_own_collectors_tell(node_exporter: str) -> None:
+def test_a_real_node_exporter_matches_our_own_collectors(node_exporter: str) -> None:
     made = Prometheus(endpoints=(Endpoint("here", node_exporter, "node_exporter", interval=1.0),))
     made.open("n1")
     try:
-        found = looks(made, lambda found: bool(values(found, "node.memory_total")))
+        found = read_until(made, lambda found: bool(values(found, "node.memory_total")))
         inventory = made.inventory()
     finally:
         made.close()
@@ -452,7 +452,7 @@ def test_a_real_node_exporter_tells_of_this_node_what_our_own_collectors_tell(no
     assert not {"gpu", "coolant"} & {r.device_class for r in found}
 
 
-def test_names_may_be_given_without_a_mapping_file() -> None:
+def test_a_mapping_can_be_built_without_a_file() -> None:
     names = MetricMapping(
         1, entities={"gpu": "gpu:{target}.{id}"}, metric=(MappedMetric("die_watts", "gpu.power", scale=1000.0),)
     )
@@ -460,10 +460,10 @@ def test_names_may_be_given_without_a_mapping_file() -> None:
     assert found.rows == {"gpu": {"gpu:t1.4": {"gpu.power": 250.0}}}
 
 
-# --- what a mapping says exactly -------------------------------------------------------------------------------------
+# --- details of a mapping --------------------------------------------------------------------------------------------
 
 
-def test_a_label_must_match_whole_and_not_by_its_beginning() -> None:
+def test_a_label_must_match_as_a_whole() -> None:
     metric = MappedMetric("cpu", "node.cpu_utilization", where={"mode": "user|nice"})
     taken = [
         mode for mode in ("user", "nice", "user_guest", "niceness", "no user", "") if metric.matches({"mode": mode})
@@ -472,7 +472,7 @@ def test_a_label_must_match_whole_and_not_by_its_beginning() -> None:
     assert not metric.matches({})
 
 
-def test_a_value_is_scaled_and_then_moved() -> None:
+def test_a_value_is_scaled_and_then_offset() -> None:
     names = MetricMapping(
         1, entities={"gpu": "gpu:{node}.0"}, metric=(MappedMetric("k", "gpu.temperature", 0.1, offset=-273.15),)
     )
@@ -480,7 +480,7 @@ def test_a_value_is_scaled_and_then_moved() -> None:
     assert found == pytest.approx(40.0)
 
 
-def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         dead = f"http://127.0.0.1:{free.getsockname()[1]}"
     for name in ("no_proxy", "NO_PROXY"):

@@ -1,4 +1,4 @@
-"""Recordings: what collectors saw is written exactly, survives a kill, and is played back as it was."""
+"""Recordings: readings are written exactly, survive a kill, and are played back unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MISSING = 2**64 - 1
 
 @dataclass
 class Card(Collector):
-    """A collector of two GPUs that says what its script holds, look by look."""
+    """A collector of two GPUs that returns its script, read by read."""
 
     name = "card"
     signals = ("gpu.power", "gpu.energy")
@@ -64,7 +64,7 @@ def gpus(power: Sequence[float], energy: Sequence[int], *events: Event) -> Readi
 
 
 def recorded(directory: Path, script: Sequence[Reading | Exception]) -> Path:
-    """One look per second at a card, written as `fleetpulse record` does."""
+    """Writes one read of a card per second, as `fleetpulse record` does."""
     card = Card(script=script)
     looking, writer = WorkerPool([card], "n1"), RecordingWriter(directory, "n1", 1.0, [card])
     for i in range(len(script)):
@@ -75,7 +75,7 @@ def recorded(directory: Path, script: Sequence[Reading | Exception]) -> Path:
     return directory
 
 
-class Hand:
+class ManualClock:
     """A clock that is moved by hand."""
 
     def __init__(self) -> None:
@@ -85,8 +85,8 @@ class Hand:
         return self.at
 
 
-def looks(tape: Tape, hand: Hand, times: Sequence[float]) -> list[tuple[Reading, ...]]:
-    """What the only collector of a tape says when it is asked at these seconds after the first look."""
+def read_at(tape: Tape, hand: ManualClock, times: Sequence[float]) -> list[tuple[Reading, ...]]:
+    """Returns the readings of a tape's only collector at these seconds after the first read."""
     (collector,) = playback_collectors(tape)
     collector.open("n2")
     found = []
@@ -110,9 +110,9 @@ def test_values_are_written_so_that_they_read_back_exactly(tmp_path: Path) -> No
     )
 
 
-def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
-    with pytest.raises(UsageError, match="not empty; wanted a new or empty folder"):
+    with pytest.raises(UsageError, match="not empty; expected a new or empty folder"):
         RecordingWriter(tmp_path, "n1", 1.0, [])
     with pytest.raises(UsageError, match="cannot be written: File exists"):
         RecordingWriter(tmp_path / "old", "n1", 1.0, [])
@@ -140,7 +140,7 @@ def test_topology_and_attributes_come_from_the_inventory(tmp_path: Path) -> None
     assert found.attributes["gpu:n1.1"] == {"serial": "S1", "links": [1, 2]}
 
 
-def test_what_two_collectors_know_of_one_device_is_put_together(tmp_path: Path) -> None:
+def test_attributes_of_one_device_from_two_collectors_are_merged(tmp_path: Path) -> None:
     one, other = Card(), Host()
     writer = RecordingWriter(tmp_path, "n1", 1.0, [one, other])
     for tick in range(2):
@@ -163,7 +163,7 @@ def test_two_collectors_of_one_class_share_the_lines_of_their_devices(tmp_path: 
     assert rows == [("gpu:n1.0", {"gpu.power": "5", "gpu.energy": "8"}), ("gpu:n1.1", {"gpu.energy": "7"})]
 
 
-def test_what_a_recording_remembers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entities_of_a_recording_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "MAX_ENTITIES", 50)
     card = Card()
     writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
@@ -174,7 +174,7 @@ def test_what_a_recording_remembers_is_bounded(tmp_path: Path, monkeypatch: pyte
     assert len(json.loads((tmp_path / "recording.json").read_text())["collectors"]["card"]["entities"]) == 50
 
 
-def test_a_disk_without_room_ends_it_with_a_whole_last_line(tmp_path: Path) -> None:
+def test_a_full_disk_ends_a_recording_with_a_complete_last_line(tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
@@ -184,24 +184,24 @@ def test_a_disk_without_room_ends_it_with_a_whole_last_line(tmp_path: Path) -> N
     )
     words = [sys.executable, "-c", program, str(ROOT), str(Path(__file__).parent), str(tmp_path / "r")]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert "telemetry-gpu.csv: cannot be written: File too large; wanted a folder with room" in said
+    assert "telemetry-gpu.csv: cannot be written: File too large; expected a folder with room" in said
     text = (tmp_path / "r/telemetry-gpu.csv").read_text()
     assert 900 < len(text) <= 1000
     assert text.endswith("\n")
 
 
-# --- the door --------------------------------------------------------------------------------------------------------
+# --- commands --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Path:
-    """A node that never waits long, with its spool in the test's folder."""
+    """A node with short waits, and its spool in the test's folder."""
     path = tmp_path / "fleetpulse.toml"
     path.write_text(f'[agent]\nnode = "n7"\ninterval = 0.1\n[spool]\ndirectory = "{tmp_path}/spool"\n')
     return path
 
 
-def test_what_record_writes_is_what_replay_takes(
+def test_replay_reads_what_record_writes(
     tmp_path: Path, configuration: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["record", "--config", str(configuration), "--output", str(tmp_path / "r"), "--seconds", "0.5"]
@@ -216,7 +216,7 @@ def test_what_record_writes_is_what_replay_takes(
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 0), (signal.SIGTERM, 0)]
 )
-def test_a_recording_that_was_ended_in_any_way_can_be_read(
+def test_a_recording_ended_in_any_way_can_be_read(
     tmp_path: Path, configuration: Path, number: int, status: int
 ) -> None:
     words = [sys.executable, str(ROOT / "fleetpulse.py"), "record", "--config", str(configuration), "--output"]
@@ -261,12 +261,12 @@ def test_once_shows_the_first_tick(tmp_path: Path, configuration: Path, capsys: 
     ("words", "said"),
     [
         (["agent", "--speed", "2"], "add --replay-recording"),
-        (["agent", "--replay-recording", "absent"], "wanted a folder of 'fleetpulse record'"),
-        (["once", "--replay-recording", "absent"], "wanted a folder of 'fleetpulse record'"),
-        (["record", "--output", "x", "--seconds", "0"], "wanted more than 0"),
+        (["agent", "--replay-recording", "absent"], "expected a folder of 'fleetpulse record'"),
+        (["once", "--replay-recording", "absent"], "expected a folder of 'fleetpulse record'"),
+        (["record", "--output", "x", "--seconds", "0"], "expected more than 0"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_arguments_are_refused(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -285,27 +285,27 @@ def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(jitter=st.lists(st.floats(-0.4, 0.4), min_size=20, max_size=20))
 @settings(max_examples=30, deadline=None)
-def test_every_tick_comes_once_however_the_looks_jitter(twenty: Path, jitter: list[float]) -> None:
-    hand = Hand()
+def test_every_tick_comes_once_with_jittering_reads(twenty: Path, jitter: list[float]) -> None:
+    hand = ManualClock()
     tape = Tape(twenty, 1.0, hand)
-    found = looks(tape, hand, [0, *(i + jitter[i] for i in range(1, 20)), 20, 21])
+    found = read_at(tape, hand, [0, *(i + jitter[i] for i in range(1, 20)), 20, 21])
     assert [int(r.columns["gpu.energy"][0]) for look in found for r in look] == list(range(20))
 
 
-def test_ticks_that_nobody_asked_for_leave_their_newest_values(tmp_path: Path) -> None:
+def test_skipped_ticks_leave_their_newest_values(tmp_path: Path) -> None:
     first = Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array([5.0]), "gpu.energy": np.array([1])})
     later = Reading("gpu", ("gpu:n1.0",), {"gpu.energy": np.array([2])})
-    hand = Hand()
+    hand = ManualClock()
     tape = Tape(recorded(tmp_path, [first, first, later, later]), 1.0, hand)
-    _, (late,) = looks(tape, hand, [0, 3])
+    _, (late,) = read_at(tape, hand, [0, 3])
     assert {name: values.tolist() for name, values in late.columns.items()} == {"gpu.power": [5.0], "gpu.energy": [2]}
 
 
 def test_twice_the_speed_plays_in_half_the_time(twenty: Path) -> None:
-    hand = Hand()
+    hand = ManualClock()
     tape = Tape(twenty, 2.0, hand)
     assert (tape.interval, tape.seconds) == (0.5, 9.5)
-    found = looks(tape, hand, [i / 2 for i in range(20)])
+    found = read_at(tape, hand, [i / 2 for i in range(20)])
     assert [int(r.columns["gpu.energy"][0]) for look in found for r in look] == list(range(20))
 
 
@@ -313,15 +313,15 @@ def test_events_come_with_new_times_and_names(tmp_path: Path) -> None:
     xid = Event(
         T0 + 1_500_000, "gpu:n1.0", "xid", {"code": 79, "peers": ["gpu:n1.1", "gpu:n10.1"], "of": {"node:n1": 1}}
     )
-    directory, hand = recorded(tmp_path, [gpus([1, 1], [1, 1]), gpus([1, 1], [1, 1], xid)]), Hand()
+    directory, hand = recorded(tmp_path, [gpus([1, 1], [1, 1]), gpus([1, 1], [1, 1], xid)]), ManualClock()
     tape = Tape(directory, 1.0, hand, lambda: 5 * SECOND)
-    _, second = looks(tape, hand, [0, 1])
+    _, second = read_at(tape, hand, [0, 1])
     (event,) = [event for reading in second for event in reading.events]
     assert (event.time, event.entity, event.kind) == (6_500_000, "gpu:n2.0", "xid")
     assert event.data == {"code": 79, "peers": ["gpu:n2.1", "gpu:n10.1"], "of": {"node:n2": 1}}
 
 
-def test_whole_numbers_are_exact_and_what_is_none_is_missing() -> None:
+def test_integers_are_exact_and_other_text_is_missing() -> None:
     texts = ["18446744073709551614", "0", "5.0", "", "-1", "nan", "inf", "1e30", "99999999999999999999999"]
     assert parse_column("gpu.energy", texts).tolist() == [2**64 - 2, 0, 5, *[MISSING] * 6]
     np.testing.assert_equal(parse_column("gpu.power", ["0.1", "", "-3"]), np.array([0.1, np.nan, -3], np.float32))
@@ -341,9 +341,9 @@ def test_only_entities_of_the_recorded_node_are_renamed() -> None:
     ]
 
 
-def test_a_collectors_troubles_are_played_as_they_were(tmp_path: Path) -> None:
+def test_a_collectors_failures_are_played_as_recorded(tmp_path: Path) -> None:
     sound = gpus([1, 2], [3, 4])
-    directory, hand = recorded(tmp_path, [sound, OSError("the bus fell"), sound, NoData("no card")]), Hand()
+    directory, hand = recorded(tmp_path, [sound, OSError("the bus fell"), sound, NoData("no card")]), ManualClock()
     looking = WorkerPool(playback_collectors(Tape(directory, 1.0, hand)), "n1", 1.0, hand)
     said = []
     for i in range(4):
@@ -353,8 +353,8 @@ def test_a_collectors_troubles_are_played_as_they_were(tmp_path: Path) -> None:
     assert said == [("ok", ""), ("fault", "OSError: the bus fell"), ("ok", ""), ("no data", "no card")]
 
 
-def test_a_hang_begins_a_deadline_before_it_is_told_and_ends_as_it_did(tmp_path: Path) -> None:
-    card, hand = Card(deadline=2.0), Hand()
+def test_a_hang_begins_a_deadline_before_its_record_and_ends_as_recorded(tmp_path: Path) -> None:
+    card, hand = Card(deadline=2.0), ManualClock()
     writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
     for i, state in enumerate(("ok", "ok", "", "", "hung", "hung", "ok")):
         found = (gpus([i, i], [i, i]),) if state == "ok" else ()
@@ -381,16 +381,16 @@ def test_a_hang_begins_a_deadline_before_it_is_told_and_ends_as_it_did(tmp_path:
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_cut_anywhere_still_plays(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_still_plays(tmp_path: Path) -> None:
     directory = recorded(tmp_path / "r", [gpus([i, i], [i, i]) for i in range(3)])
     for name in ("telemetry-gpu.csv", "events.jsonl", "collectors.jsonl"):
         whole = (directory / name).read_bytes()
         for length in range(0, len(whole), 3):
             (directory / name).write_bytes(whole[:length])
-            hand = Hand()
+            hand = ManualClock()
             energy = [
                 int(r.columns["gpu.energy"][0])
-                for look in looks(Tape(directory, 1.0, hand), hand, [0, 1, 2])
+                for look in read_at(Tape(directory, 1.0, hand), hand, [0, 1, 2])
                 for r in look
             ]
             assert energy == list(range(len(energy)))
@@ -404,9 +404,9 @@ def test_a_file_cut_anywhere_still_plays(tmp_path: Path) -> None:
 def test_damage_is_a_usage_error_or_is_played(twenty: Path, text: str, name: str) -> None:
     whole = (twenty / name).read_bytes()
     (twenty / name).write_bytes(whole[: len(whole) // 2] + text.encode("utf-8", "surrogatepass") + b"\n")
-    hand = Hand()
+    hand = ManualClock()
     try:
         with contextlib.suppress(UsageError):
-            looks(Tape(twenty, 1.0, hand), hand, range(22))
+            read_at(Tape(twenty, 1.0, hand), hand, range(22))
     finally:
         (twenty / name).write_bytes(whole)

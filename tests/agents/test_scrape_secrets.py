@@ -1,4 +1,4 @@
-"""Tokens that would leak, addresses that nobody can ask, and mappings that no label could fill."""
+"""Tokens that could leak, addresses that cannot work, and templates that no label can fill."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ def endpoint(**said: Any) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("url", ["http://gateway.example/", "http://gateway/", "http://localhost.example/"])
-def test_a_token_does_not_travel_in_clear_to_a_name(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"a: url = .* would send the token of token_file unencrypted; wanted https"):
+def test_a_token_is_not_sent_unencrypted_to_a_host_name(url: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a: url = .* would send the token of token_file unencrypted; expected https"
+    ):
         configured(endpoint(url=url, token_file="/t"), "f.toml")
     configured(endpoint(url=url), "f.toml")
 
 
-def test_a_public_address_is_public_in_the_clothes_of_another_version_too() -> None:
+def test_a_public_ipv4_address_in_ipv6_notation_is_public() -> None:
     with pytest.raises(ConfigError, match="https to public ones"):
         configured(endpoint(url="http://[::ffff:8.8.8.8]/"), "f.toml")
     configured(endpoint(url="http://[::ffff:10.0.0.7]/"), "f.toml")
 
 
 @pytest.mark.parametrize("url", ["https://x.example/", "http://10.0.0.7:9/", "http://[::1]:9/", "http://localhost/"])
-def test_a_token_may_travel_encrypted_or_within_our_own_networks(url: str) -> None:
+def test_a_token_may_be_sent_encrypted_or_in_private_networks(url: str) -> None:
     configured(endpoint(url=url, token_file="/t"), "f.toml")
 
 
@@ -47,7 +49,7 @@ def test_a_token_may_travel_encrypted_or_within_our_own_networks(url: str) -> No
     "url",
     ["http://x:99999/", "http://x:0/", "http://x:y/", "http://[::1/", "http://x/a b", "http://x/\n", "http://:@x/"],
 )
-def test_a_url_that_could_never_be_asked_is_refused_when_it_is_configured(url: str) -> None:
+def test_an_unusable_url_is_refused_at_configuration(url: str) -> None:
     with pytest.raises(ConfigError, match="a port of 1 to 65535"):
         configured(endpoint(url=url), "f.toml")
 
@@ -58,15 +60,15 @@ def test_a_url_that_could_never_be_asked_is_refused_when_it_is_configured(url: s
         (
             "sesame",
             0o644,
-            "open to every user of this host (mode 0644); wanted a file that others may not read: chmod 600",
+            "open to every user of this host (mode 0644); expected a file that others may not read: chmod 600",
         ),
-        ("\n", 0o600, "wanted one bearer token, a single word"),
-        ("sesame\r\nX-Other: 1", 0o600, "wanted one bearer token, a single word"),
+        ("\n", 0o600, "expected one bearer token, a single word"),
+        ("sesame\r\nX-Other: 1", 0o600, "expected one bearer token, a single word"),
         ("sesam\u00e9", 0o600, "is not text"),
-        (None, 0o600, "No such file or directory; wanted a readable file with the token"),
+        (None, 0o600, "No such file or directory; expected a readable file with the token"),
     ],
 )
-def test_a_token_that_cannot_be_used_costs_its_endpoint_alone_and_a_mended_one_works_at_once(
+def test_an_unusable_token_affects_only_its_endpoint_and_a_fixed_one_works_at_once(
     tmp_path: Path, text: str | None, mode: int, said: str
 ) -> None:
     path = tmp_path / "token"
@@ -101,7 +103,7 @@ def tls(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-def test_an_exporter_is_trusted_by_its_certificate_and_one_that_is_mended_works_at_once(
+def test_an_exporter_is_verified_by_its_certificate_and_a_fixed_one_works_at_once(
     tmp_path: Path, certificate: Path, tls: ssl.SSLContext
 ) -> None:
     ca_file = tmp_path / "ca.pem"
@@ -109,10 +111,10 @@ def test_an_exporter_is_trusted_by_its_certificate_and_one_that_is_mended_works_
         with pytest.raises(ScrapeError, match="CERTIFICATE_VERIFY_FAILED"):
             PageFetcher(url, 5.0)()
         fetch = PageFetcher(url, 5.0, ca_file)
-        with pytest.raises(ScrapeError, match=r"ca\.pem: .*No such file or directory; wanted certificates in PEM"):
+        with pytest.raises(ScrapeError, match=r"ca\.pem: .*No such file or directory; expected certificates in PEM"):
             fetch()
         ca_file.write_text("nothing")
-        with pytest.raises(ScrapeError, match="wanted certificates in PEM"):
+        with pytest.raises(ScrapeError, match="expected certificates in PEM"):
             fetch()
         ca_file.write_text(certificate.read_text())
         assert fetch() == "a 1\n"
@@ -120,7 +122,7 @@ def test_an_exporter_is_trusted_by_its_certificate_and_one_that_is_mended_works_
             PageFetcher(url.replace("127.0.0.1", "localhost"), 5.0, ca_file)()
 
 
-def test_an_exporter_that_drips_over_tls_is_given_up_in_time(certificate: Path, tls: ssl.SSLContext) -> None:
+def test_a_slowly_dripping_tls_exporter_is_given_up_in_time(certificate: Path, tls: ssl.SSLContext) -> None:
     with peer(OK, b"X: ", drip=b"x", tls=tls) as url:
         began = time.monotonic()
         with pytest.raises(ScrapeError, match="timed out"):
@@ -135,7 +137,7 @@ def test_an_exporter_that_drips_over_tls_is_given_up_in_time(certificate: Path, 
     "bad", ["cdu:{target", "cdu:target}", "cdu:{0}", "cdu:{}", "cdu:{a!r}", "cdu:{a:>10}", "cdu:{a.b}"]
 )
 @pytest.mark.parametrize("place", ["[entities] coolant", "[parents] coolant", "[[metric]] flow"])
-def test_braces_that_no_label_can_fill_are_refused_with_their_place(tmp_path: Path, bad: str, place: str) -> None:
+def test_invalid_templates_are_refused_with_their_place(tmp_path: Path, bad: str, place: str) -> None:
     entities = f'coolant = "{bad if "entities" in place else "cdu:x"}"'
     parents = f'coolant = ["{bad if "parents" in place else "row:{target}"}"]'
     own = f'entity = "{bad}"' if "metric" in place else ""

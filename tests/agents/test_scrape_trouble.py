@@ -1,4 +1,4 @@
-"""Exporters that are slow, ill or hostile, and two that tell of the same."""
+"""Exporters that are slow, broken or hostile, and two that report the same entity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agents.collectors.exporters import scraper as scraping
 from agents.collectors.exporters.mapping import load_mapping
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
 from agents.collectors.exporters.scraper import EndpointScraper, PageFetcher, ScrapeError, ScrapeResult
-from tests.agents.exporter_double import OK, peer, until_told
+from tests.agents.exporter_double import OK, peer, read_until_reported
 
 GIVEN = {"target": "t1", "node": "n1"}
 
@@ -39,7 +39,7 @@ def scrape(fetch: PageFetcher) -> ScrapeResult:
     ],
     ids=["header", "status", "continue", "chunk", "body"],
 )
-def test_an_exporter_that_drips_is_given_up_in_time(said: bytes, drip: bytes) -> None:
+def test_a_slowly_dripping_exporter_is_given_up_in_time(said: bytes, drip: bytes) -> None:
     with peer(said, drip=drip) as url:
         began = time.monotonic()
         with pytest.raises(ScrapeError, match=r"timed out: no whole page within 0\.3 s"):
@@ -47,7 +47,7 @@ def test_an_exporter_that_drips_is_given_up_in_time(said: bytes, drip: bytes) ->
         assert time.monotonic() - began < 2.0
 
 
-def test_a_handshake_that_drips_is_given_up_in_time() -> None:
+def test_a_slowly_dripping_handshake_is_given_up_in_time() -> None:
     with peer(b"\x16\x03\x03\x40\x00", drip=b"\x02") as url:
         began = time.monotonic()
         with pytest.raises(ScrapeError, match="timed out"):
@@ -55,12 +55,12 @@ def test_a_handshake_that_drips_is_given_up_in_time() -> None:
         assert time.monotonic() - began < 2.0
 
 
-def test_an_exporter_that_drips_its_header_is_told_as_down_and_asked_again_by_the_same_thread() -> None:
+def test_a_slowly_dripping_header_is_reported_as_down_and_the_same_thread_retries() -> None:
     with peer(b"HTTP/1.1 200 OK\r\nX: ", drip=b"x") as url:
         made = Prometheus(endpoints=(Endpoint("x", url, interval=1.0, timeout=0.2),))
         made.open("n1")
         try:
-            found = until_told(made, "x") + until_told(made, "x")
+            found = read_until_reported(made, "x") + read_until_reported(made, "x")
             threads = [t for t in threading.enumerate() if t.name == "scrape x"]
         finally:
             made.close()
@@ -68,20 +68,20 @@ def test_an_exporter_that_drips_its_header_is_told_as_down_and_asked_again_by_th
     assert len(threads) == 1
 
 
-def test_a_get_that_hangs_where_no_time_out_reaches_is_told_as_down_once_an_interval(
+def test_a_hang_without_a_timeout_is_reported_as_down_once_an_interval(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(scraping, "OVERDUE_S", 0.1)
-    pipe = tmp_path / "token"  # as a file of a server that is away: opening it waits for ever
+    pipe = tmp_path / "token"  # like a file on an unreachable server: opening it never returns
     os.mkfifo(pipe, 0o600)
     made = Prometheus(endpoints=(Endpoint("x", "http://127.0.0.1:1/", interval=3600.0, timeout=0.1, token_file=pipe),))
     made.open("n1")
     try:
-        found = until_told(made, "x")
+        found = read_until_reported(made, "x")
         assert made.read() == ()
     finally:
         made.close()
-        with pipe.open("w"):  # lets the thread go
+        with pipe.open("w"):  # releases the thread
             pass
     (event,) = [e for r in found for e in r.events]
     assert (event.data["state"], event.data["reason"].partition(":")[0]) == ("down", "a GET does not end")
@@ -104,7 +104,7 @@ def test_a_get_that_hangs_where_no_time_out_reaches_is_told_as_down_once_an_inte
     ],
     ids=["empty", "page of HTML", "login", "packed and not said", "comments"],
 )
-def test_a_page_without_a_series_is_an_endpoint_that_is_down(body: bytes, said: str) -> None:
+def test_an_endpoint_whose_page_has_no_series_is_down(body: bytes, said: str) -> None:
     with peer(OK, b"\r\n", body) as url:
         found = scrape(PageFetcher(url, 5.0))
     assert said in found.reason
@@ -112,7 +112,7 @@ def test_a_page_without_a_series_is_an_endpoint_that_is_down(body: bytes, said: 
     assert len(found.reason) < 300
 
 
-def test_a_page_that_is_packed_is_unpacked() -> None:
+def test_a_compressed_page_is_decompressed() -> None:
     with peer(OK, b"Content-Encoding: gzip\r\n\r\n", gzip.compress(b"a 1\n")) as url:
         assert PageFetcher(url, 5.0)() == "a 1\n"
 
@@ -124,11 +124,11 @@ def test_a_page_that_is_packed_is_unpacked() -> None:
         (b"gzip", gzip.compress(b"a 1\n")[:-3], "not one whole gzip member"),
         (b"gzip", gzip.compress(b"a 1\n") * 2, "not one whole gzip member"),
         (b"gzip", b"a 1\n", "but the page is not"),
-        (b"br", b"a 1\n", "Content-Encoding br; wanted none, or gzip"),
+        (b"br", b"a 1\n", "Content-Encoding br; expected none, or gzip"),
     ],
     ids=["bomb", "torn", "two members", "not packed", "another way"],
 )
-def test_a_page_that_is_packed_too_well_or_badly_is_refused(
+def test_a_page_that_decompresses_too_large_or_badly_is_refused(
     monkeypatch: pytest.MonkeyPatch, encoding: bytes, body: bytes, said: str
 ) -> None:
     monkeypatch.setattr(fetching, "MAX_PAGE_BYTES", 1 << 20)
@@ -137,17 +137,17 @@ def test_a_page_that_is_packed_too_well_or_badly_is_refused(
     assert said in str(refused.value)
 
 
-def test_the_words_of_a_hostile_exporter_are_cut_and_harmless() -> None:
+def test_text_of_a_hostile_exporter_is_shortened_and_printable() -> None:
     with peer(b"HTTP/1.1 500 \x1b[2J" + b"x" * 60_000 + b"\r\n\r\n") as url:
         found = scrape(PageFetcher(url, 5.0))
     assert found.reason.startswith("answered 500 ?[2Jxxx")
     assert len(found.reason) == scraping.MAX_REASON_CHARS
 
 
-# --- what two endpoints tell -----------------------------------------------------------------------------------------
+# --- two endpoints ---------------------------------------------------------------------------------------------------
 
 
-def test_an_endpoint_that_is_down_at_start_loses_no_entity_and_tells_them_when_it_is_up() -> None:
+def test_an_endpoint_down_at_start_loses_no_entity_and_reports_them_once_up() -> None:
     pages: list[Callable[[], str]] = [lambda: "", lambda: "a 1\n", lambda: "", lambda: "a 2\n"]
 
     class Given(PageFetcher):
@@ -167,7 +167,7 @@ def test_an_endpoint_that_is_down_at_start_loses_no_entity_and_tells_them_when_i
     assert told == [(["exporter:x"], True), (up, True), (["exporter:x"], False), (up, False)]
 
 
-def test_what_two_endpoints_know_of_one_entity_is_put_together(tmp_path: Path) -> None:
+def test_attributes_of_one_entity_from_two_endpoints_are_merged(tmp_path: Path) -> None:
     paths = []
     for attribute in ("sku", "serial"):
         paths.append(tmp_path / f"{attribute}.toml")

@@ -1,4 +1,4 @@
-"""The collector of Google TPUs, against a real grpcio server with the messages of libtpu's metric service."""
+"""The collector `tpu`, against a real grpcio server with the messages of libtpu's metric service."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PACKAGE = "tpu.monitoring.runtime"
 
 
 def schema() -> dict[str, Any]:
-    """Classes of the real protobuf library for the messages above."""
+    """Returns classes of the real protobuf library for the messages above."""
     file = descriptor_pb2.FileDescriptorProto(name="tpu_metric_service.proto", package=PACKAGE, syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
     for message, listed in SCHEMA.items():
@@ -61,7 +61,7 @@ def schema() -> dict[str, Any]:
             kind = kind.removeprefix("*")
             field.type = kinds.TYPE_MESSAGE if kind in SCHEMA else getattr(kinds, f"TYPE_{kind.upper()}")
             if message in ONE_OF:
-                field.oneof_index = 0  # so that a zero is written, too
+                field.oneof_index = 0  # so that zeros are written, too
             if kind in SCHEMA:
                 field.type_name = f".{PACKAGE}.{kind}"
     pool = descriptor_pool.DescriptorPool()
@@ -73,7 +73,7 @@ PB = schema()
 
 
 class Libtpu(grpc.GenericRpcHandler):
-    """What libtpu serves: metric -> device -> value. Newer ones name the device in a list, and as a text."""
+    """The metrics of libtpu: metric -> device -> value. Newer versions name the device in a list, and as text."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[int, float]] = {
@@ -142,7 +142,7 @@ def libtpu() -> Iterator[tuple[Libtpu, str, grpc.Server]]:
 
 
 def opened(tmp_path: Path, address: str, chips: int = 4, **settings: Any) -> tuple[Tpu, Callable[[], Any]]:
-    """The collector, and a look at the next time that one is due."""
+    """Returns the collector, and a function that reads at the next due time."""
     collector = Tpu(address=address, pci=pci(tmp_path, *[V5E] * chips), **settings)
     collector.open("n1")
     clock = [1_800_000_000_000_000]
@@ -185,7 +185,7 @@ def test_the_metrics_of_each_device_are_read(tmp_path: Path, libtpu: tuple[Libtp
     assert collector.read() == ()  # not due
 
 
-def test_the_duty_cycle_of_a_chip_is_told_of_both_its_devices(
+def test_the_duty_cycle_of_a_chip_is_reported_for_both_devices(
     tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]
 ) -> None:
     libtpu[0].values[tpu.DUTY_CYCLE] = {0: 30.0, 1: 90.0}
@@ -195,7 +195,7 @@ def test_the_duty_cycle_of_a_chip_is_told_of_both_its_devices(
     assert [collector.inventory()[f"gpu:n1.{d}"].attributes["pci"][5:7] for d in range(4)] == ["10", "10", "11", "11"]
 
 
-def test_an_old_libtpu_that_lists_nothing_is_asked_for_what_it_must_have(
+def test_an_old_libtpu_without_a_list_is_read_for_the_basic_metrics(
     tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]
 ) -> None:
     libtpu[0].lists = False
@@ -217,7 +217,7 @@ def test_between_two_programs_nothing_is_measured_and_no_library_is_loaded(
     assert "h2.connection" not in sys.modules
 
 
-def test_a_device_that_is_not_told_of_any_more_keeps_its_place(
+def test_a_device_that_is_no_longer_reported_keeps_its_number(
     tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]
 ) -> None:
     _, look = opened(tmp_path, libtpu[1])
@@ -230,9 +230,7 @@ def test_a_device_that_is_not_told_of_any_more_keeps_its_place(
     assert reading.columns["gpu.memory_used"][2] == 3 * GIB
 
 
-def test_a_libtpu_that_hangs_is_a_fault_within_the_timeout(
-    tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]
-) -> None:
+def test_a_hung_libtpu_is_a_fault_within_the_timeout(tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]) -> None:
     libtpu[0].hangs.clear()
     _, look = opened(tmp_path, libtpu[1], timeout=0.3)
     with pytest.raises(RuntimeError, match=r"libtpu does not respond: .*DEADLINE_EXCEEDED"):
@@ -254,6 +252,6 @@ def test_no_answer_breaks_the_reader(data: bytes) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(list(tpu.SIGNALS)), st.dictionaries(st.integers(0, 9), st.floats(), max_size=9)))
-def test_whatever_numbers_come_each_device_has_its_own(found: dict[str, dict[int, float]]) -> None:
+def test_any_device_numbers_are_kept_apart(found: dict[str, dict[int, float]]) -> None:
     told = {device for values in found.values() for device in values}
     assert tpu.group_by_device(found).keys() <= told

@@ -1,4 +1,4 @@
-"""The hook of training scripts and its collector over a real socket: nothing waits, nothing raises, all is counted."""
+"""Training scripts and the collector `training` over a real socket: nothing waits, nothing raises, all is counted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PRELUDE = "from agents.training import Steps; steps = Steps(job='j', rank=0)\n"
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the socket is, for hook and collector alike."""
+    """The socket's path, for script and collector."""
     for name in ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "FLEETPULSE_JOB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLEETPULSE_TRAINING_SOCKET", str(tmp_path / "t.sock"))
@@ -54,8 +54,8 @@ def collector(path: Path) -> Iterator[Training]:
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of microseconds would outrun the kernel's queue of ten datagrams, as no training does: they wait for it."""
+def wait_for_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes reports wait for the kernel's queue of ten datagrams, which steps of microseconds would fill."""
     went = DatagramSender.send
 
     def goes(self: DatagramSender, data: bytes) -> bool:
@@ -73,8 +73,8 @@ def row(reading: Reading, entity: str) -> dict[str, float]:
     return {name: values[at].item() for name, values in reading.columns.items()}
 
 
-def looks(collector: Training, until: Callable[[Reading], bool]) -> Reading:
-    """Looks until one shows what is awaited."""
+def read_until(collector: Training, until: Callable[[Reading], bool]) -> Reading:
+    """Reads until a read satisfies the condition."""
     end = time.monotonic() + PATIENCE_S
     while True:
         readings = collector.read()
@@ -91,13 +91,13 @@ def at_step(number: int, entity: str = "rank:j.0") -> Callable[[Reading], bool]:
 
 
 def started(program: str, **environment: str) -> subprocess.Popen[bytes]:
-    """A training script that waits for a line before it ends."""
+    """Starts a training script that waits for a line before it ends."""
     words = [sys.executable, "-c", PRELUDE + program]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def test_a_step_arrives_with_all_that_was_told_of_it(collector: Training) -> None:
+def test_a_step_arrives_with_all_its_values(collector: Training) -> None:
     steps = Steps("j", 0, 4, stage=2, gpu=5, group="dp1", first=100)
     with steps.step(tokens=512) as step:
         time.sleep(0.002)
@@ -109,7 +109,7 @@ def test_a_step_arrives_with_all_that_was_told_of_it(collector: Training) -> Non
         step.digest("layer0", 10)
     steps.checkpoint(12.5)
     events: list[Any] = []
-    found = looks(collector, lambda r: bool(events.extend(r.events)) or len(events) == 2)
+    found = read_until(collector, lambda r: bool(events.extend(r.events)) or len(events) == 2)
     values = row(found, "rank:j.0")
     assert (values["rank.step"], values["rank.tokens"], values["rank.loss"]) == (101, 512, 2.5)
     assert values["rank.gradient_norm"] == 0.5
@@ -128,21 +128,23 @@ def test_a_step_arrives_with_all_that_was_told_of_it(collector: Training) -> Non
     assert inventory["stage:j.2"].parents == ("job:j",)
 
 
-def test_who_a_rank_is_stands_in_the_environment(collector: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_identity_of_a_rank_comes_from_the_environment(
+    collector: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8", "PP_RANK": "1"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     Steps().report()
-    looks(collector, at_step(1, "rank:n1-29500.3"))
+    read_until(collector, at_step(1, "rank:n1-29500.3"))
     assert collector.inventory()["rank:n1-29500.3"].parents[:2] == ("stage:n1-29500.1", "job:n1-29500")
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     Steps().report()
-    looks(collector, at_step(1, "rank:4711.3"))
+    read_until(collector, at_step(1, "rank:4711.3"))
 
 
-def test_a_script_that_nothing_launched_is_a_job_of_its_own(collector: Training) -> None:
+def test_a_script_without_a_launcher_is_a_job_of_its_own(collector: Training) -> None:
     Steps().report()
-    looks(collector, at_step(1, f"rank:n1-{os.getpid()}.0"))
+    read_until(collector, at_step(1, f"rank:n1-{os.getpid()}.0"))
 
 
 def test_a_step_that_ended_by_an_exception_is_not_reported(collector: Training) -> None:
@@ -150,11 +152,11 @@ def test_a_step_that_ended_by_an_exception_is_not_reported(collector: Training) 
     with pytest.raises(KeyError), steps.step():
         raise KeyError
     steps.report(tokens=1)
-    assert row(looks(collector, at_step(1)), "rank:j.0")["rank.tokens"] == 1
+    assert row(read_until(collector, at_step(1)), "rank:j.0")["rank.tokens"] == 1
 
 
-class Spiteful:
-    """What raises whatever is done with it."""
+class RaisesAlways:
+    """Raises on every use."""
 
     def __float__(self) -> float:
         raise RuntimeError
@@ -166,46 +168,46 @@ class Spiteful:
         raise RuntimeError
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_values_that_are_none_are_counted_and_never_raise(collector: Training) -> None:
+@pytest.mark.usefixtures("wait_for_queue")
+def test_invalid_values_are_counted_and_never_raise(collector: Training) -> None:
     steps = Steps("j", 0)
-    bad: tuple[Any, ...] = ("x", Spiteful(), [1], -1.0, math.inf, 1e9)
+    bad: tuple[Any, ...] = ("x", RaisesAlways(), [1], -1.0, math.inf, 1e9)
     for value in bad:
         steps.report(step_time=value)
     steps.report(tokens=-1)
     steps.report(tokens="many")
     steps.report(step=-5)
     steps.report(loss="x")
-    steps.report(loss=Spiteful(), gradient_norm=[1, 2])
+    steps.report(loss=RaisesAlways(), gradient_norm=[1, 2])
     steps.report(digests={"a b": 1, "ok": 2, "": 3, "big": 2**64, 7: 1})  # type: ignore[dict-item] # on purpose
-    steps.report(digests={"a": Spiteful()})  # type: ignore[dict-item] # on purpose
+    steps.report(digests={"a": RaisesAlways()})  # type: ignore[dict-item] # on purpose
     steps.report(digests=3)  # type: ignore[arg-type] # on purpose
     steps.checkpoint("x")  # type: ignore[arg-type] # on purpose
     steps.report()
-    found = row(looks(collector, at_step(15)), "rank:j.0")
+    found = row(read_until(collector, at_step(15)), "rank:j.0")
     assert found["rank.refused"] == steps.refused == len(bad) + 3 + 1 + 2 + 4 + 1 + 1 + 1
     assert found["rank.drops"] == 0
 
 
-def test_losses_and_norms_that_are_not_finite_are_counted_and_missing(collector: Training) -> None:
+def test_infinite_losses_and_norms_are_counted_and_missing(collector: Training) -> None:
     steps = Steps("j", 0)
     for value in (math.nan, math.inf, -math.inf, 1e39, np.float32("nan")):
         steps.report(loss=value, gradient_norm=2.0)
     steps.report(gradient_norm=math.nan)
-    found = row(looks(collector, at_step(6)), "rank:j.0")
+    found = row(read_until(collector, at_step(6)), "rank:j.0")
     assert (found["rank.nonfinite"], found["rank.refused"]) == (6, 0)
     assert math.isnan(found["rank.loss"])
 
 
-def test_what_is_refused_is_said_once_in_ten_minutes_with_its_reason(
+def test_refused_datagrams_are_logged_every_ten_minutes_with_the_reason(
     collector: Training, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [1000.0]
     collector._clock = lambda: now[0]
-    for last in (*range(7, 128, 8), 128, 129):  # eight fit into the shortest queue of a socket
+    for last in (*range(7, 128, 8), 128, 129):  # eight fit in a socket's shortest queue
         for number in range(last - 7, last + 1) if last < 128 else (last,):
             Steps(f"j{number}", 0).report()
-        looks(collector, lambda _: len(collector._ranks.list_senders()) + collector._ranks.refused > last)  # noqa: B023
+        read_until(collector, lambda _: len(collector._ranks.list_senders()) + collector._ranks.refused > last)  # noqa: B023
     collector.read()
     refused = "collector training: 1 datagrams refused; last: from process"
     limit = "too many ranks; at most 256, 128 of one user\n"
@@ -216,16 +218,16 @@ def test_what_is_refused_is_said_once_in_ten_minutes_with_its_reason(
     collector.read()
     (said,) = capsys.readouterr().err.splitlines(keepends=True)
     assert said.startswith(refused)
-    assert said.endswith(f"rank:j129.0 {limit}")
+    assert said.endswith(f"rank:j129.0: {limit}")
     now[0] += 600.0
     collector.read()
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rank": "x"}, {"rank": 8, "world": 8}, {"rank": -1}, {"job": Spiteful()}, {"gpu": 1e9}]
+    "wrong", [{"rank": "x"}, {"rank": 8, "world": 8}, {"rank": -1}, {"job": RaisesAlways()}, {"gpu": 1e9}]
 )
-def test_an_identity_that_cannot_be_is_said_once_and_ends_nothing(
+def test_an_invalid_identity_is_logged_once_and_raises_nothing(
     wrong: dict[str, Any], path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = Steps(**{"job": "j", **wrong})
@@ -234,7 +236,7 @@ def test_an_identity_that_cannot_be_is_said_once_and_ends_nothing(
     assert (steps.dropped, capsys.readouterr().err.count("training steps are not reported")) == (3, 1)
 
 
-def test_without_an_agent_reports_are_dropped_and_counted_in_the_first_that_goes(path: Path) -> None:
+def test_without_an_agent_reports_are_dropped_and_the_next_one_has_the_count(path: Path) -> None:
     steps = Steps("j", 0)
     for _ in range(10):
         steps.report(tokens=5)
@@ -243,13 +245,13 @@ def test_without_an_agent_reports_are_dropped_and_counted_in_the_first_that_goes
     collector.open("n1")
     with contextlib.closing(collector):
         until_sent(steps)
-        found = row(looks(collector, at_step(11)), "rank:j.0")
+        found = row(read_until(collector, at_step(11)), "rank:j.0")
         assert found["rank.drops"] == steps.dropped
         assert found["rank.tokens"] == 50
 
 
 def until_sent(steps: Steps) -> None:
-    """Reports until one goes: a script looks for a new agent once a second."""
+    """Reports until one is sent: a script looks for a new agent once a second."""
     end = time.monotonic() + PATIENCE_S
     while True:
         before = steps.dropped
@@ -260,18 +262,18 @@ def until_sent(steps: Steps) -> None:
         time.sleep(0.02)
 
 
-def test_an_agent_that_was_started_anew_is_found(path: Path) -> None:
+def test_a_restarted_agent_is_found(path: Path) -> None:
     steps = Steps("j", 0)
     for _ in range(3):
         collector = Training()
         collector.open("n1")
         until_sent(steps)
-        looks(collector, at_step(1))
+        read_until(collector, at_step(1))
         collector.close()
         assert not path.exists()
 
 
-def test_a_full_queue_costs_drops_and_no_time(path: Path) -> None:
+def test_a_full_queue_drops_reports_without_waiting(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nobody_reads:
         nobody_reads.bind(str(path))
         steps = Steps("j", 0)
@@ -280,10 +282,10 @@ def test_a_full_queue_costs_drops_and_no_time(path: Path) -> None:
             steps.report(step_time=1.0)
         took = time.perf_counter() - began
         assert steps.dropped > 1000
-        assert took < 2.0  # 2000 steps; a single wait would be longer
+        assert took < 2.0  # 2000 steps; one wait would take longer
 
 
-def test_a_socket_that_stays_full_is_left_for_another_one_at_the_path(path: Path) -> None:
+def test_a_socket_that_stays_full_is_replaced_by_a_new_one_at_the_path(path: Path) -> None:
     clock = [0.0]
     first = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     first.bind(str(path))
@@ -302,29 +304,29 @@ def test_a_socket_that_stays_full_is_left_for_another_one_at_the_path(path: Path
     sender.close()
 
 
-def test_a_forked_child_begins_anew(collector: Training) -> None:
+def test_a_forked_child_starts_from_zero(collector: Training) -> None:
     steps = Steps("j", 0)
     steps.report(tokens=100)
-    looks(collector, at_step(1))
+    read_until(collector, at_step(1))
     child = os.fork()
     if not child:
-        try:  # whatever happens, the child must not go on as a second process of pytest
+        try:  # the child must never continue as a second pytest process
             steps.report(tokens=1)
             os._exit(0 if (steps._step, steps._tokens) == (1, 1) else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     steps.report(tokens=100)
-    assert row(looks(collector, at_step(2)), "rank:j.0")["rank.tokens"] == 200
+    assert row(read_until(collector, at_step(2)), "rank:j.0")["rank.tokens"] == 200
 
 
-def test_a_copy_for_another_process_begins_anew(collector: Training) -> None:
+def test_a_pickled_copy_starts_from_zero(collector: Training) -> None:
     steps = pickle.loads(pickle.dumps(Steps("j", 0, first=10)))
     steps.report()
-    looks(collector, at_step(11))
+    read_until(collector, at_step(11))
 
 
-def test_a_signals_handler_may_report_in_the_middle_of_a_report(collector: Training) -> None:
+def test_a_signal_handler_may_report_during_a_report(collector: Training) -> None:
     steps = Steps("j", 0)
     before = signal.signal(signal.SIGALRM, lambda *_: steps.report())
     try:
@@ -335,7 +337,7 @@ def test_a_signals_handler_may_report_in_the_middle_of_a_report(collector: Train
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     until_sent(steps)
-    looks(collector, at_step(5001))
+    read_until(collector, at_step(5001))
 
 
 def test_threads_may_share_one_object(collector: Training) -> None:
@@ -346,33 +348,33 @@ def test_threads_may_share_one_object(collector: Training) -> None:
     for thread in threads:
         thread.join()
     until_sent(steps)
-    found = row(looks(collector, at_step(2001)), "rank:j.0")
+    found = row(read_until(collector, at_step(2001)), "rank:j.0")
     assert found["rank.tokens"] == 2000
 
 
-def test_a_rank_whose_process_is_killed_is_shown_once_more_and_then_forgotten(collector: Training) -> None:
+def test_a_rank_of_a_killed_process_is_reported_once_more_and_then_removed(collector: Training) -> None:
     script = started("steps.report(tokens=9); print(flush=True); input()")
     assert script.stdout is not None
     script.stdout.readline()
-    looks(collector, at_step(1))
+    read_until(collector, at_step(1))
     script.send_signal(signal.SIGKILL)
     script.communicate()
-    looks(collector, lambda reading: not reading.entities)
+    read_until(collector, lambda reading: not reading.entities)
     assert collector.inventory() == {}
 
 
-def test_a_rank_that_hangs_stays_with_a_step_that_stands_still(collector: Training) -> None:
+def test_a_hung_rank_keeps_its_last_step(collector: Training) -> None:
     script = started("steps.report(); print(flush=True); input()")
     assert script.stdout is not None
     script.stdout.readline()
-    looks(collector, at_step(1))
+    read_until(collector, at_step(1))
     for _ in range(5):
         (reading,) = collector.read()
         assert row(reading, "rank:j.0")["rank.step"] == 1
     script.communicate(b"\n")
 
 
-def test_two_agents_never_share_a_path_and_a_killed_ones_file_is_replaced(path: Path) -> None:
+def test_two_agents_never_share_a_socket_and_a_stale_one_is_replaced(path: Path) -> None:
     first, second = Training(), Training()
     first.open("n1")
     with pytest.raises(NoData, match="another agent on this node listens there and receives the steps"):
@@ -387,14 +389,14 @@ def test_two_agents_never_share_a_path_and_a_killed_ones_file_is_replaced(path: 
     assert not path.exists()
 
 
-def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
+def test_a_file_that_is_no_socket_is_kept(path: Path) -> None:
     path.write_text("mine")
     with pytest.raises(NoData, match="exists and is no socket"):
         Training().open("n1")
     assert path.read_text() == "mine"
 
 
-def test_a_socket_that_was_removed_or_replaced_is_told_and_opened_anew(collector: Training, path: Path) -> None:
+def test_a_removed_or_replaced_socket_is_no_data_and_opened_again(collector: Training, path: Path) -> None:
     path.unlink()
     with pytest.raises(NoData, match="removed, or replaced by another agent"):
         collector.read()
@@ -402,12 +404,10 @@ def test_a_socket_that_was_removed_or_replaced_is_told_and_opened_anew(collector
     collector.open("n1")
     steps = Steps("j", 0)
     steps.report()
-    looks(collector, at_step(1))
+    read_until(collector, at_step(1))
 
 
-def test_a_folder_that_is_missing_or_not_ours_is_no_data_with_its_mend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_or_foreign_folder_is_no_data_with_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoData, match="RuntimeDirectory=fleetpulse"):
         Training(socket=str(tmp_path / "absent" / "t.sock")).open("n1")
     with pytest.raises(NoData, match=r"path too long.*RuntimeDirectory=fleetpulse"):
@@ -426,7 +426,7 @@ def test_a_folder_that_is_missing_or_not_ours_is_no_data_with_its_mend(
         own.open("n1")
 
 
-def test_every_user_may_send_whatever_the_umask_says(path: Path) -> None:
+def test_every_user_may_send_with_any_umask(path: Path) -> None:
     before = os.umask(0o077)
     try:
         collector = Training()
@@ -442,12 +442,12 @@ def test_every_user_may_send_whatever_the_umask_says(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["0999", "rw", "", "0o666"])
-def test_a_mode_that_is_none_is_refused(mode: str) -> None:
+def test_an_invalid_file_mode_is_refused(mode: str) -> None:
     with pytest.raises(ConfigError, match="expected a file mode in octal"):
         configured({"training": {"mode": mode}}, "f.toml")
 
 
-def test_damaged_datagrams_are_counted_and_cost_nobody_else_anything(collector: Training, path: Path) -> None:
+def test_damaged_datagrams_are_counted_and_harm_no_other_rank(collector: Training, path: Path) -> None:
     steps = Steps("j", 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hostile:
         hostile.connect(str(path))
@@ -463,15 +463,15 @@ def test_damaged_datagrams_are_counted_and_cost_nobody_else_anything(collector: 
         ):
             hostile.sendmsg([data], handles)
     until_sent(steps)
-    looks(collector, at_step(1))
-    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the hook's own socket; no handle that was sent along
+    read_until(collector, at_step(1))
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the script's own socket; no descriptor that was sent
     collector._rhythm._last.clear()
     _, node = collector.read()
     assert (node.entities, node.columns["node.training_refused"].tolist()) == (("node:n1",), [6])
     assert "from process" in collector.inventory()["node:n1"].attributes["training_refused"]
 
 
-def test_who_floods_the_socket_is_slowed_and_does_not_slow_a_look(collector: Training, path: Path) -> None:
+def test_a_flood_of_datagrams_is_limited_and_does_not_delay_a_read(collector: Training, path: Path) -> None:
     flood = datagram.encode_header(datagram.STEP, datagram.encode_identity(RankSender("f", 0))) + b"x"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hostile:
         hostile.connect(str(path))
@@ -484,10 +484,10 @@ def test_who_floods_the_socket_is_slowed_and_does_not_slow_a_look(collector: Tra
     collector.read()
     assert time.perf_counter() - began < 1.0
     most = training.MAX_AT_ONCE * (0.5 / training.PAUSE_S + 2)
-    assert 0 < collector._ranks.refused <= most + 600  # and what the kernel's queue held: 512 at most by default
+    assert 0 < collector._ranks.refused <= most + 600  # and the kernel's queue: 512 at most by default
 
 
-def test_the_hook_loads_nothing_but_the_standard_library() -> None:
+def test_training_scripts_load_only_the_standard_library() -> None:
     program = (
         "import sys; import agents.training; "
         "print(sorted({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'__main__'}))"
@@ -513,7 +513,7 @@ def test_any_flipped_bit_changes_the_digest(dtype: Any, size: int) -> None:
     assert replica_digest(values) == before
 
 
-def test_a_digest_counts_the_order_of_arrays_and_takes_any_layout() -> None:
+def test_a_digest_depends_on_the_order_of_arrays_and_accepts_any_layout() -> None:
     a, b = np.arange(10.0), np.arange(10.0, 20.0)
     assert replica_digest([a, b]) != replica_digest([b, a])
     assert replica_digest([a]) == replica_digest(a) == replica_digest(np.repeat(a, 2)[::2])
@@ -522,8 +522,8 @@ def test_a_digest_counts_the_order_of_arrays_and_takes_any_layout() -> None:
     assert replica_digest(np.array(1.5)) == replica_digest(np.array([1.5]))
 
 
-def test_a_callback_of_the_trainers_shape_reports_steps_logs_and_checkpoints(collector: Training) -> None:
-    """Called as Hugging Face's CallbackHandler calls: every event by name, with state as a keyword or not."""
+def test_the_trainer_callback_reports_steps_logs_and_checkpoints(collector: Training) -> None:
+    """Called like Hugging Face's CallbackHandler: every event by name, with state as a keyword or positional."""
 
     class State:
         global_step = 0
@@ -537,28 +537,30 @@ def test_a_callback_of_the_trainers_shape_reports_steps_logs_and_checkpoints(col
         callback.on_step_end(None, state, None, model=None)
     callback.on_save(None, state, None, model=None)
     kinds: list[str] = []
-    found = looks(collector, lambda r: bool(kinds.extend(e.kind for e in r.events)) or kinds == ["checkpoint"])
+    found = read_until(collector, lambda r: bool(kinds.extend(e.kind for e in r.events)) or kinds == ["checkpoint"])
     values = row(found, "rank:j.0")
     assert (values["rank.step"], values["rank.loss"], values["rank.gradient_norm"]) == (42, 1.5, 2.0)
     with pytest.raises(AttributeError):
         _ = callback.no_such_thing
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_the_example_of_the_documents_runs_and_arrives(collector: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("wait_for_queue")
+def test_the_example_in_the_docs_runs_and_its_steps_arrive(
+    collector: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     example = re.search(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.S)
     assert example
     monkeypatch.setenv("FLEETPULSE_JOB", "documents")
     exec(compile(example[1], "docs/training.md", "exec"), {})
     events: list[Any] = []
-    found = looks(collector, lambda r: bool(events.extend(r.events)) or len(events) == 2)
+    found = read_until(collector, lambda r: bool(events.extend(r.events)) or len(events) == 2)
     values = row(found, "rank:documents.0")
     assert (values["rank.step"], values["rank.tokens"], values["rank.refused"]) == (10, 320, 0)
     assert values["rank.step_time"] > values["rank.compute_time"] > 0
     assert [event.data["step"] for event in events] == [5, 10]
 
 
-def test_a_datagram_that_was_cut_short_is_refused_though_what_is_left_of_it_could_be_read(
+def test_a_truncated_datagram_is_refused_even_if_the_rest_can_be_decoded(
     collector: Training, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = datagram.STEP_BODY.pack(
@@ -570,6 +572,6 @@ def test_a_datagram_that_was_cut_short_is_refused_though_what_is_left_of_it_coul
         other.connect(str(path))
         other.send(whole + b"more")
         other.send(whole.replace(b"cut", b"not"))
-    looks(collector, at_step(7, "rank:not.0"))
+    read_until(collector, at_step(7, "rank:not.0"))
     assert collector._ranks.refused == 1
     assert list(collector._ranks.list_senders()) == ["rank:not.0"]

@@ -1,4 +1,4 @@
-"""Datagrams of training steps: what is written is read, and nothing that a hostile process sends gets through."""
+"""Datagrams of training steps: encoded ones are decoded, and nothing from a hostile process gets through."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step(number: int = 1, **values: float) -> bytes:
 
 
 class Hand:
-    """Time that is set by hand, and ranks that keep it."""
+    """A clock that is set by hand, and ranks that use it."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -46,7 +46,7 @@ class Hand:
         }
 
 
-def test_every_kind_is_read_as_it_was_written() -> None:
+def test_every_kind_of_datagram_is_decoded_as_it_was_encoded() -> None:
     whose, body = datagram.decode_datagram(of(datagram.STEP, step(7, step_time=1.5, loss=2.0)))
     assert datagram.decode_sender(whose) == WHO
     assert isinstance(body, StepReport)
@@ -61,7 +61,7 @@ def test_every_kind_is_read_as_it_was_written() -> None:
 
 
 @given(st.binary(max_size=600))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     for whole in (data, of(datagram.STEP, data), of(datagram.DIGESTS, data), of(datagram.CHECKPOINT, data)):
         with contextlib.suppress(InvalidDatagram):
             datagram.decode_datagram(whole)
@@ -77,7 +77,7 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from(["job", "rank", "world", "stage", "gpu", "group", "x"]), JSON) | JSON,
     st.binary(max_size=60),
 )
-def test_any_identity_is_a_sound_name_or_refused(told: object, raw: bytes) -> None:
+def test_any_identity_is_a_valid_name_or_refused(told: object, raw: bytes) -> None:
     for whose in (json.dumps(told).encode(), raw):
         try:
             found = datagram.decode_sender(whose)
@@ -107,7 +107,7 @@ def test_any_identity_is_a_sound_name_or_refused(told: object, raw: bytes) -> No
         {"job": "81", "rank": 0, "group": ["a"]},
     ],
 )
-def test_an_identity_that_cannot_be_is_refused(told: dict[str, object]) -> None:
+def test_an_invalid_identity_is_refused(told: dict[str, object]) -> None:
     with pytest.raises(InvalidDatagram):
         datagram.decode_sender(json.dumps(told).encode())
 
@@ -130,7 +130,7 @@ def test_deep_and_long_identities_are_refused() -> None:
         step() + b"x",
     ],
 )
-def test_a_step_that_cannot_be_is_refused(body: bytes) -> None:
+def test_an_impossible_step_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidDatagram):
         datagram.decode_datagram(of(datagram.STEP, body))
 
@@ -149,12 +149,12 @@ def test_a_step_that_cannot_be_is_refused(body: bytes) -> None:
         datagram.encode_digests(1, [(b"a", 1)]) + b"x",
     ],
 )
-def test_digests_that_cannot_be_are_refused(body: bytes) -> None:
+def test_invalid_digests_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidDatagram):
         datagram.decode_datagram(of(datagram.DIGESTS, body))
 
 
-def test_the_most_digests_with_the_longest_names_fit_into_a_datagram() -> None:
+def test_the_most_digests_with_the_longest_names_fit_in_a_datagram() -> None:
     many = [(b"%064d" % number, 2**64 - 1) for number in range(datagram.MAX_DIGESTS)]
     longest = RankSender("j" * 120, 2**24 - 1, 2**24, "s" * 120, 4095, "g" * 120)
     whole = of(datagram.DIGESTS, datagram.encode_digests(2**64 - 2, many), longest)
@@ -163,10 +163,10 @@ def test_the_most_digests_with_the_longest_names_fit_into_a_datagram() -> None:
     assert isinstance(datagram.decode_datagram(whole)[1], DigestsReport)
 
 
-# --- what is kept ----------------------------------------------------------------------------------------------------
+# --- kept ranks ------------------------------------------------------------------------------------------------------
 
 
-def test_several_steps_between_two_looks_give_means_and_the_longest() -> None:
+def test_several_steps_between_two_reads_give_mean_and_maximum() -> None:
     hand = Hand()
     for number, (seconds, norm) in enumerate([(1.0, 5.0), (3.0, 9.0), (2.0, 4.0)], 1):
         body = step(number, step_time=seconds, compute_time=seconds / 2, loss=10.0 - number, gradient_norm=norm)
@@ -179,7 +179,7 @@ def test_several_steps_between_two_looks_give_means_and_the_longest() -> None:
     assert math.isnan(found["rank.communication_time"])
 
 
-def test_without_a_new_step_the_last_ones_values_stand() -> None:
+def test_without_a_new_step_the_last_values_are_repeated() -> None:
     hand = Hand()
     hand.ranks.receive(of(datagram.STEP, step(1, step_time=1.0)), 0, 7)
     hand.ranks.receive(of(datagram.STEP, step(2, step_time=2.0)), 0, 7)
@@ -187,7 +187,7 @@ def test_without_a_new_step_the_last_ones_values_stand() -> None:
     assert first["rank:81.3"]["rank.step_time"] == second["rank:81.3"]["rank.step_time"] == 1.5
 
 
-def test_a_loss_that_is_not_finite_is_missing_until_a_finite_one_comes() -> None:
+def test_an_infinite_loss_is_missing_until_a_finite_one_comes() -> None:
     hand = Hand()
     seen = []
     for loss in (2.0, math.inf, math.nan, 3.0):
@@ -198,7 +198,7 @@ def test_a_loss_that_is_not_finite_is_missing_until_a_finite_one_comes() -> None
     assert math.isnan(seen[2])
 
 
-def test_a_rank_of_another_user_is_not_taken_over() -> None:
+def test_another_user_cannot_take_over_a_rank() -> None:
     hand = Hand()
     hand.ranks.receive(of(datagram.STEP, step(5)), 0, 1000)
     hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
@@ -210,7 +210,7 @@ def test_a_rank_of_another_user_is_not_taken_over() -> None:
     assert hand.values()["rank:81.3"]["rank.step"] == 99
 
 
-def test_a_rank_stays_with_the_process_that_reports_for_it_while_that_lives() -> None:
+def test_a_rank_stays_with_its_reporting_process_while_it_lives() -> None:
     hand, other = Hand(), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     hand.ranks.receive(of(datagram.STEP, step(5)), other.pid, 7)
     hand.ranks.receive(of(datagram.STEP, step(99)), os.getpid(), 7)
@@ -221,7 +221,7 @@ def test_a_rank_stays_with_the_process_that_reports_for_it_while_that_lives() ->
     assert hand.values()["rank:81.3"]["rank.step"] == 6
 
 
-def test_totals_go_back_only_now_and_then() -> None:
+def test_totals_may_decrease_only_now_and_then() -> None:
     hand = Hand()
     for at, number, shown in ((0, 9, 9), (1, 5, 5), (2, 6, 6), (3, 2, 6), (11, 2, 2), (12, 1, 2)):
         hand.at = float(at)
@@ -241,7 +241,7 @@ def test_one_user_leaves_room_for_others_and_memory_is_bounded() -> None:
     assert hand.ranks.refused == 2 * 50 + 2 * (reported_ranks.MAX_RANKS_PER_USER + 50)
 
 
-def test_events_are_told_in_order_and_bounded() -> None:
+def test_events_keep_their_order_and_are_bounded() -> None:
     hand = Hand()
     many = [(b"b%d" % number, number) for number in range(128)]
     for number in range(40):
@@ -252,14 +252,14 @@ def test_events_are_told_in_order_and_bounded() -> None:
     assert told[129].data == {"step": 1, "bucket": "b1", "digest": "0000000000000001", "group": "dp0"}
 
 
-def test_a_job_of_one_node_bears_the_agents_name_of_it() -> None:
+def test_a_job_on_one_node_has_the_agents_node_name() -> None:
     hand = Hand()
     hand.ranks.receive(of(datagram.STEP, step(1), RankSender(f"{datagram.NODE_PLACEHOLDER}-29500", 0)), 0, 7)
     assert list(hand.values()) == ["rank:n1-29500.0"]
 
 
 @given(st.lists(st.tuples(st.binary(max_size=200), st.integers(0, 3)), max_size=20))
-def test_no_datagram_whatever_spoils_a_look(sent: list[tuple[bytes, int]]) -> None:
+def test_no_datagram_breaks_a_read(sent: list[tuple[bytes, int]]) -> None:
     hand = Hand()
     for data, uid in sent:
         hand.ranks.receive(of(datagram.STEP, data), 0, uid)
@@ -267,7 +267,7 @@ def test_no_datagram_whatever_spoils_a_look(sent: list[tuple[bytes, int]]) -> No
     assert set(hand.ranks.collect().columns) <= set(Training.signals)
 
 
-def test_identities_that_are_remembered_are_bounded() -> None:
+def test_cached_identities_are_bounded() -> None:
     hand = Hand()
     for number in range(2 * reported_ranks.MAX_RANKS + 10):
         hand.ranks.receive(of(datagram.STEP, step(1), RankSender("j", number)), 0, 7)

@@ -1,4 +1,4 @@
-"""A real data-parallel training, seen through agent, spool, pipeline and store: steps, norms, digests, who is slow."""
+"""A real data-parallel training through agent, spool, pipeline and store: steps, norms, digests, the slow rank."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Store:
 
 @contextlib.contextmanager
 def running_agent(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A running agent that listens."""
+    """Runs an agent whose socket is open."""
     (folder / "agent.toml").write_text(AGENT.format(folder=folder))
     words = [sys.executable, str(ROOT / "fleetpulse.py"), "agent", "--config", str(folder / "agent.toml")]
     with (folder / "log").open("ab") as log:
@@ -106,7 +106,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def trained(agent: Path) -> Iterator[tuple[Store, list[dict[str, Any]]]]:
-    """The store after a training of which all was stored, and what each rank said of itself."""
+    """The store after a training that is stored completely, and each rank's own report."""
     words = [sys.executable, str(ROOT / "tests/agents/training_loop.py"), *map(str, (agent, COUNT, SLOW, FLIPPED))]
     ranks = [
         subprocess.Popen(
@@ -136,7 +136,7 @@ def tables(store: Store) -> set[str]:
 
 
 @pytest.mark.slow
-def test_every_rank_arrives_with_its_steps_and_none_was_dropped(
+def test_all_steps_of_all_ranks_arrive(
     trained: tuple[Store, list[dict[str, Any]]],
 ) -> None:
     store, said = trained
@@ -147,7 +147,7 @@ def test_every_rank_arrives_with_its_steps_and_none_was_dropped(
     assert [(told["dropped"], told["refused"]) for told in said] == [(0, 0)] * WORLD
 
 
-def test_loss_and_gradient_norm_are_those_of_the_script(trained: tuple[Store, list[dict[str, Any]]]) -> None:
+def test_loss_and_gradient_norm_match_the_script(trained: tuple[Store, list[dict[str, Any]]]) -> None:
     store, said = trained
     for told in said:
         query = f"SELECT step, loss, gradient_norm FROM rank WHERE entity = 'rank:mlp.{told['rank']}' ORDER BY time"
@@ -158,10 +158,10 @@ def test_loss_and_gradient_norm_are_those_of_the_script(trained: tuple[Store, li
                 norms = [one["norm"] for one in told["steps"][before:step]]
                 assert math.isclose(norm, max(norms), rel_tol=1e-6)
             before = step
-    assert said[0]["steps"][-1]["loss"] < said[0]["steps"][0]["loss"]  # it learns
+    assert said[0]["steps"][-1]["loss"] < said[0]["steps"][0]["loss"]  # the loss falls
 
 
-def test_the_slow_rank_is_slow_in_compute_time_and_all_others_wait_for_it(
+def test_the_slow_rank_has_long_compute_times_and_the_others_wait(
     trained: tuple[Store, list[dict[str, Any]]],
 ) -> None:
     store, _ = trained
@@ -178,7 +178,7 @@ def test_the_slow_rank_is_slow_in_compute_time_and_all_others_wait_for_it(
             assert waiting > SLOWER / 2
 
 
-def test_a_flipped_bit_changes_the_digests_of_its_rank_alone_from_its_step_on(
+def test_a_flipped_bit_changes_only_its_ranks_digests_from_that_step_on(
     trained: tuple[Store, list[dict[str, Any]]],
 ) -> None:
     store, _ = trained
@@ -203,7 +203,7 @@ def test_a_flipped_bit_changes_the_digests_of_its_rank_alone_from_its_step_on(
 
 
 @pytest.mark.slow
-def test_a_training_outlives_its_agent_and_its_steps_go_on_where_they_are(tmp_path: Path) -> None:
+def test_a_training_survives_its_agent_and_its_step_counts_continue(tmp_path: Path) -> None:
     path = tmp_path / "t.sock"
     script = subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment(tmp_path), stdin=subprocess.PIPE)
     try:
@@ -216,7 +216,7 @@ def test_a_training_outlives_its_agent_and_its_steps_go_on_where_they_are(tmp_pa
         with running_agent(tmp_path):
             found = waited(lambda: [row for row in newest(store) if row[0] > seen[0][0] + 50], "more steps")
         ((step, tokens, drops),) = found
-        assert step == tokens  # what was dropped is counted in the totals all the same
+        assert step == tokens  # dropped steps still count in the totals
         assert drops > 0
         store.service.close()
     finally:
@@ -224,7 +224,7 @@ def test_a_training_outlives_its_agent_and_its_steps_go_on_where_they_are(tmp_pa
 
 
 def listens(path: Path) -> bool:
-    """Whether somebody has bound the socket; a worker that was killed leaves the file behind."""
+    """Whether an agent is bound to the socket; a killed worker leaves the file behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as trial:
         try:
             trial.connect(str(path))

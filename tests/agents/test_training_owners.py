@@ -1,4 +1,4 @@
-"""Whose ranks a user may report: those of its own jobs, as far as the node knows to whom a job belongs."""
+"""Which users may report a rank: those who own its job, as far as the node knows the owner."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from agents.collectors.training.training import Training
 VICTIM, IMPOSTOR = 1001, 1002
 
 
-class Bench:
-    """Ranks over files that say whose a job is, with time of its own."""
+class OwnedRanks:
+    """Ranks over files with the owners of jobs, and a clock set by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.facts, self.memory, self.at = folder / "facts", folder / "jobs.json", 0.0
@@ -43,14 +43,14 @@ class Bench:
         (self.facts / f"{job}.env").write_text(f"SLURM_JOB_ID={job}\nSLURM_JOB_UID={uid}\n")
         self.at += 1.0
 
-    def seen(self, **users: int) -> None:
-        """What the collector `jobs` keeps: a rank of each job, run by that user."""
+    def write_job_state(self, **users: int) -> None:
+        """Writes the state file of `jobs`: a rank of each job, run by that user."""
         rows: list[Any] = [(f"rank:{job}.0", job, "", [], "", {"node": "n1", "uid": uid}) for job, uid in users.items()]
         self.memory.write_text(json.dumps({"boot": boot(), "jobs": {}, "ranks": rows}))
         self.at += 1.0
 
     def report(self, job: str, rank: int, uid: int) -> bool:
-        """Whether a step was taken."""
+        """Returns whether a step was accepted."""
         before, self.at = self.ranks.refused, self.at + 0.01
         whole = datagram.encode_header(datagram.STEP, datagram.encode_identity(RankSender(job, rank)))
         self.ranks.receive(whole + STEP_BODY.pack(1, 0, 0, 0, 0, *[1.0] * 5), 0, uid)
@@ -58,62 +58,62 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def owned(tmp_path: Path) -> OwnedRanks:
+    return OwnedRanks(tmp_path)
 
 
 @pytest.mark.parametrize("known", ["prolog", "seen"])
-def test_a_user_cannot_report_for_a_job_of_another_user(bench: Bench, known: str) -> None:
-    bench.prolog("81", VICTIM) if known == "prolog" else bench.seen(**{"81": VICTIM})
-    assert not bench.report("81", 0, IMPOSTOR)
-    assert bench.ranks.reason == f"from process 0 of user {IMPOSTOR}: job 81 belongs to user {VICTIM}"
-    assert bench.report("81", 0, VICTIM)
-    assert bench.report("82", 0, IMPOSTOR)
+def test_a_user_cannot_report_for_a_job_of_another_user(owned: OwnedRanks, known: str) -> None:
+    owned.prolog("81", VICTIM) if known == "prolog" else owned.write_job_state(**{"81": VICTIM})
+    assert not owned.report("81", 0, IMPOSTOR)
+    assert owned.ranks.reason == f"from process 0 of user {IMPOSTOR}: job 81 belongs to user {VICTIM}"
+    assert owned.report("81", 0, VICTIM)
+    assert owned.report("82", 0, IMPOSTOR)
 
 
-def test_an_impostor_that_was_first_is_thrown_out_once_the_owner_is_known(bench: Bench) -> None:
-    assert bench.report("81", 0, IMPOSTOR)
-    assert not bench.report("81", 1, VICTIM)  # nobody knows yet; the first reporter has the job
-    bench.prolog("81", VICTIM)
-    assert bench.report("81", 1, VICTIM)
-    found = bench.ranks.collect()
+def test_a_false_first_reporter_is_removed_once_the_owner_is_known(owned: OwnedRanks) -> None:
+    assert owned.report("81", 0, IMPOSTOR)
+    assert not owned.report("81", 1, VICTIM)  # unknown so far; the job belongs to its first reporter
+    owned.prolog("81", VICTIM)
+    assert owned.report("81", 1, VICTIM)
+    found = owned.ranks.collect()
     assert found.entities == ("rank:81.1",)
     assert found.refused == 2
-    assert bench.ranks.reason.startswith(f"rank:81.0 of user {IMPOSTOR}")
+    assert owned.ranks.reason.startswith(f"rank:81.0 of user {IMPOSTOR}")
 
 
-def test_of_a_job_that_nobody_knows_the_user_who_reports_first_has_all_ranks(bench: Bench) -> None:
-    assert bench.report("run7", 0, VICTIM)
-    assert not bench.report("run7", 1, IMPOSTOR)
-    assert bench.report("run7", 1, VICTIM)
+def test_an_unknown_job_belongs_to_its_first_reporter(owned: OwnedRanks) -> None:
+    assert owned.report("run7", 0, VICTIM)
+    assert not owned.report("run7", 1, IMPOSTOR)
+    assert owned.report("run7", 1, VICTIM)
 
 
-def test_root_may_report_for_any_job_and_takes_none_from_its_user(bench: Bench) -> None:
-    bench.prolog("81", VICTIM)
-    assert bench.report("81", 5, 0)
-    assert bench.report("81", 0, VICTIM)
-    assert bench.report("run7", 0, 0)
-    assert bench.report("run7", 1, VICTIM)
+def test_root_may_report_for_any_job_and_takes_none_over(owned: OwnedRanks) -> None:
+    owned.prolog("81", VICTIM)
+    assert owned.report("81", 5, 0)
+    assert owned.report("81", 0, VICTIM)
+    assert owned.report("run7", 0, 0)
+    assert owned.report("run7", 1, VICTIM)
 
 
-def test_the_prolog_is_believed_before_what_environments_say(bench: Bench) -> None:
-    bench.seen(**{"81": IMPOSTOR})
-    bench.prolog("81", VICTIM)
-    assert not bench.report("81", 0, IMPOSTOR)
+def test_the_prolog_takes_precedence_over_environments(owned: OwnedRanks) -> None:
+    owned.write_job_state(**{"81": IMPOSTOR})
+    owned.prolog("81", VICTIM)
+    assert not owned.report("81", 0, IMPOSTOR)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', '{"boot": "B", "ranks": [1]}', '{"ranks": 7}'])
-def test_a_file_of_another_shape_or_boot_says_nothing(bench: Bench, text: str) -> None:
-    bench.memory.write_text(text.replace('"B"', json.dumps(boot())))
-    assert bench.report("81", 0, IMPOSTOR)
+def test_a_file_of_another_shape_or_boot_is_ignored(owned: OwnedRanks, text: str) -> None:
+    owned.memory.write_text(text.replace('"B"', json.dumps(boot())))
+    assert owned.report("81", 0, IMPOSTOR)
 
 
-# --- which GPU a rank says that it runs on ---------------------------------------------------------------------------
+# --- claimed GPUs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("uid", "named"), [(IMPOSTOR, False), (VICTIM, True), (0, True)])
-def test_a_job_of_ones_own_names_no_gpu_that_another_users_job_holds(tmp_path: Path, uid: int, named: bool) -> None:
-    """Else made-up ranks with made-up digests would page it, or call it healed."""
+def test_a_rank_cannot_claim_a_gpu_of_another_users_job(tmp_path: Path, uid: int, named: bool) -> None:
+    """Otherwise forged ranks with forged digests could raise or clear its incidents."""
     memory, at = tmp_path / "jobs.json", [0.0]
     row = ("rank:81.0", "81", "", ["gpu:n1.3"], "", {"node": "n1", "uid": VICTIM})
     memory.write_text(json.dumps({"boot": boot(), "jobs": {}, "ranks": [row]}))
@@ -131,7 +131,7 @@ def test_a_job_of_ones_own_names_no_gpu_that_another_users_job_holds(tmp_path: P
     assert "node:n1" in found["rank:own.3"].parents
 
 
-# --- what the collector `jobs` says ----------------------------------------------------------------------------------
+# --- owners from the collector `jobs` --------------------------------------------------------------------------------
 
 
 def ranks_of(*processes: JobProcess, **prolog: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def process(pid: int, uid: int, place: str = "", **environment: str) -> JobProce
 TASK = {"SLURM_JOB_ID": "81", "SLURM_STEP_ID": "0"}
 
 
-def test_a_made_up_environment_makes_nobody_a_rank_of_another_users_job() -> None:
+def test_a_forged_environment_gives_no_rank_of_another_users_job() -> None:
     real = process(20, VICTIM, "81", SLURM_PROCID="0", **TASK)
     fake = process(10, IMPOSTOR, SLURM_PROCID="1", **TASK)
     named = process(11, IMPOSTOR, "90", FLEETPULSE_JOB="81", SLURM_JOB_ID="90", SLURM_PROCID="2", SLURM_STEP_ID="0")
@@ -157,7 +157,7 @@ def test_a_made_up_environment_makes_nobody_a_rank_of_another_users_job() -> Non
     assert ranks_of(fake, **{"81": str(VICTIM)}) == {}
 
 
-def test_of_a_job_without_scheduler_the_user_whose_process_began_first_has_it() -> None:
+def test_a_job_without_scheduler_belongs_to_the_user_of_its_first_process() -> None:
     first = process(10, VICTIM, TORCHELASTIC_RUN_ID="r", RANK="0")
     second = process(11, IMPOSTOR, TORCHELASTIC_RUN_ID="r", RANK="1")
     launched = process(12, 0, TORCHELASTIC_RUN_ID="r", RANK="2")
@@ -189,7 +189,7 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_the_kernels_word_on_the_sender_is_compared_with_the_jobs_owner(collector: Training, tmp_path: Path) -> None:
+def test_the_kernels_credentials_are_compared_with_the_jobs_owner(collector: Training, tmp_path: Path) -> None:
     (tmp_path / "facts" / "81.env").write_text(f"SLURM_JOB_ID=81\nSLURM_JOB_UID={VICTIM}\n")
     for uid, value in ((IMPOSTOR, 9.0), (VICTIM, 1.0)):
         words = [sys.executable, "-c", AS_USER.format(uid=uid, value=value)]

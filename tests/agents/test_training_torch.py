@@ -1,4 +1,4 @@
-"""The hook with PyTorch: digests are those of NumPy, and a step of the optimizer is a step."""
+"""Training scripts with PyTorch: digests equal NumPy's, and an optimizer step is a step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.torch
 
 
 def run(python: str, *words: str) -> Any:
-    """What the program prints in the Python that has PyTorch."""
+    """Returns the program's output in the Python that has PyTorch."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     ran = subprocess.run([python, PROGRAM, *words], env=environ, capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
 
-def test_tensors_have_the_digest_of_the_same_bits_in_numpy(torch_python: str) -> None:
+def test_tensors_have_the_same_digest_as_numpy_arrays(torch_python: str) -> None:
     found = run(torch_python, "digests")
     assert len(found["equal"]) == 3 * 5 * 4 + 2
     assert [name for name, digest, wanted in found["equal"] if digest != wanted] == []
@@ -37,10 +37,10 @@ def test_tensors_have_the_digest_of_the_same_bits_in_numpy(torch_python: str) ->
 
 
 @pytest.mark.parametrize("optimizer", ["own", "hooks"])
-def test_each_step_of_the_optimizer_is_reported_with_loss_norm_and_digests(
+def test_each_optimizer_step_is_reported_with_loss_norm_and_digests(
     optimizer: str, tmp_path: Path, torch_python: str
 ) -> None:
-    """With the optimizer of this PyTorch as it is, and with one that has the hooks of PyTorch 2."""
+    """With this PyTorch's optimizer, and with one that has the hooks of PyTorch 2."""
     collector = Training(socket=str(tmp_path / "t.sock"))
     collector.open("n1")
     with contextlib.closing(collector):

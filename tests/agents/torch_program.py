@@ -1,9 +1,9 @@
-"""Run by a Python that has PyTorch, as a training script would be; prints what it saw as JSON.
+"""Run by a Python with PyTorch as a training script; prints its results as JSON.
 
     python torch_program.py digests | train SOCKET own|hooks
 
-digests: pairs of digests that must be equal, and pairs that must differ.
-train:   four steps of a real optimizer; `hooks`: of one that has the hooks of torch 2, also where this torch is older.
+digests: pairs of digests that must be equal, and pairs that must differ. train: four steps of a real optimizer;
+`hooks`: of one with the hooks of torch 2, even if this torch is older.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DTYPES = ("float32", "float64", "float16", "int8", "bool")
 
 
 class Handle:
-    """What register_step_post_hook returns."""
+    """The return value of register_step_post_hook."""
 
     def __init__(self, hooks, hook):
         self.hooks, self.hook = hooks, hook
@@ -29,7 +29,7 @@ class Handle:
 
 
 class Hooked(torch.optim.SGD):
-    """An optimizer with the hooks that torch 2 documents."""
+    """An optimizer with the documented hooks of torch 2."""
 
     def register_step_post_hook(self, hook):
         self.__dict__.setdefault("after", []).append(hook)

@@ -1,10 +1,10 @@
-"""One rank of a real data-parallel training in NumPy: a small network, an all-reduce over sockets, steps reported.
+"""One rank of a real data-parallel training in NumPy: a small network, an all-reduce over sockets, reported steps.
 
     python training_loop.py FOLDER STEPS SLOW FLIPPED
 
-RANK and WORLD_SIZE stand in the environment, as a launcher sets them. Rank SLOW computes SLOWER seconds longer in each
-step; in rank FLIPPED one bit of a parameter flips in the middle of the training. FOLDER is
-where the ranks meet. A rank ends when its standard input does.
+RANK and WORLD_SIZE are in the environment, as a launcher sets them. Rank SLOW computes SLOWER seconds longer in each
+step; in rank FLIPPED one bit of a parameter flips in the middle of the training. In FOLDER the ranks find each other. A
+rank ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHAPES = ((16, 32), (32, 4))
 
 
 def reduced(values, rank, world, peers):
-    """The mean over all ranks, the same bits everywhere: rank 0 adds in order of rank and sends the sum back."""
+    """Returns the mean over all ranks, bit-identical everywhere: rank 0 adds in rank order and sends the sum back."""
     if rank:
         peers[0].sendall(values.tobytes())
         return np.frombuffer(received(peers[0], values.nbytes), values.dtype).copy()
@@ -46,7 +46,7 @@ def received(peer, size):
 
 
 def connected(folder, rank, world):
-    """Rank 0: a socket to each other rank, in order; others: one to rank 0."""
+    """Returns rank 0's sockets to the other ranks, in order; for the others one to rank 0."""
     path = str(folder / "ring")
     if rank:
         peer = socket.socket(socket.AF_UNIX)
@@ -67,7 +67,7 @@ def connected(folder, rank, world):
 
 
 def gradients(weights, inputs, labels):
-    """Loss and gradients of a network of two layers with softmax."""
+    """Returns loss and gradients of a network of two layers with softmax."""
     hidden = np.maximum(inputs @ weights[0], 0)
     scores = hidden @ weights[1]
     chances = np.exp(scores - scores.max(1, keepdims=True))
@@ -112,7 +112,7 @@ def main(folder, count, slow, flipped):
     told = {"rank": rank, "dropped": steps.dropped, "refused": steps.refused, "steps": said}
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
-    sys.stdin.read()  # stay until the test has seen the last step
+    sys.stdin.read()  # stay until the test has read the last step
 
 
 if __name__ == "__main__":

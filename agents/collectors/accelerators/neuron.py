@@ -64,7 +64,7 @@ def parse_report(line: bytes) -> MonitorReport:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("wanted a JSON object")
+        raise ValueError("expected a JSON object")
     hardware = _nested_dict(found, "neuron_hardware_info")
     count = _bounded_count(hardware, "neuron_device_count", MAX_DEVICES)
     per_device = _cores_per_device(hardware)

@@ -135,7 +135,7 @@ def load_mapping(name: str) -> MetricMapping:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         known = ", ".join(list_shipped())
-        raise ConfigError(f"mapping {name!r}: {error.strerror}; wanted a file, or one of {known}") from None
+        raise ConfigError(f"mapping {name!r}: {error.strerror}; expected a file, or one of {known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
     return check_mapping(build_section(MetricMapping, table, str(path)), str(path))
@@ -144,10 +144,10 @@ def load_mapping(name: str) -> MetricMapping:
 def check_mapping(mapping: MetricMapping, where: str) -> MetricMapping:
     """Raises ConfigError for signals, states and kinds that are not in the catalogue, and for invalid templates."""
     if mapping.version != 1:
-        raise ConfigError(f"{where}: version = {mapping.version}; wanted 1")
+        raise ConfigError(f"{where}: version = {mapping.version}; expected 1")
     for device_class in (*mapping.entities, *mapping.parents, *mapping.attributes):
         if device_class not in CLASSES:
-            raise ConfigError(f"{where}: {device_class!r} is no device class; wanted one of {', '.join(CLASSES)}")
+            raise ConfigError(f"{where}: {device_class!r} is no device class; expected one of {', '.join(CLASSES)}")
     for device_class, template in mapping.entities.items():
         _check_template(template, f"{where}: [entities] {device_class}")
     for device_class, templates in mapping.parents.items():
@@ -168,7 +168,7 @@ def _check_metric(mapping: MetricMapping, metric: MappedMetric, where: str) -> N
     template = metric.entity or mapping.entities.get(signal.device_class, "")
     kind = template.partition(":")[0]
     if CLASS_OF_KIND.get(kind) != signal.device_class:
-        raise ConfigError(f"{where}: entity {template!r}: wanted one of the class {signal.device_class}")
+        raise ConfigError(f"{where}: entity {template!r}: expected one of the class {signal.device_class}")
     for value, state in metric.states.items():
         _check_state(signal, value, state, where)
     for label, pattern in metric.where.items():
@@ -180,7 +180,7 @@ def _check_metric(mapping: MetricMapping, metric: MappedMetric, where: str) -> N
 
 def _check_template(template: str, where: str) -> None:
     """Raises ConfigError unless braces hold the name of a label."""
-    wanted = "wanted names of labels in braces, as in gpu:{Hostname}.{gpu}"
+    wanted = "expected names of labels in braces, as in gpu:{Hostname}.{gpu}"
     try:
         found = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -196,4 +196,4 @@ def _check_state(signal: Signal, value: Any, state: str, where: str) -> None:
     try:
         float(value)
     except ValueError:
-        raise ConfigError(f"{where}: states {value!r}; wanted the number that the exporter gives") from None
+        raise ConfigError(f"{where}: states {value!r}; expected the number that the exporter gives") from None

@@ -107,12 +107,12 @@ class Prometheus(Collector):
         names = [endpoint.name for endpoint in self.endpoints]
         if len(set(names)) < len(names) or not all(name.isprintable() and name for name in names):
             raise ConfigError(
-                f"[[collector.prometheus.endpoints]] name: {names}; wanted unique names of printable characters"
+                f"[[collector.prometheus.endpoints]] name: {names}; expected unique names of printable characters"
             )
         for one in self.endpoints:
             parts = urlsplit(one.url)
             if one.token_file and parts.scheme == "http" and not _is_private_host(parts.hostname or "", named=False):
-                wanted = "wanted https, or http to a private address"
+                wanted = "expected https, or http to a private address"
                 where = f"[[collector.prometheus.endpoints]] {one.name}: url = {one.url!r}"
                 raise ConfigError(f"{where} would send the token of token_file unencrypted; {wanted}")
 

@@ -70,7 +70,7 @@ class PageFetcher:
             with http.client.HTTPResponse(cast(socket.socket, _DeadlineReader(sock, until)), method="GET") as answer:
                 answer.begin()
                 if answer.status != 200:
-                    raise ScrapeError(f"answered {answer.status} {answer.reason}; wanted 200")
+                    raise ScrapeError(f"answered {answer.status} {answer.reason}; expected 200")
                 return _decompress(_read_body(answer), answer.getheader("Content-Encoding", "")).decode(
                     "utf-8", "replace"
                 )
@@ -104,7 +104,7 @@ class PageFetcher:
             if self._system_context is None:
                 self._system_context = ssl.create_default_context()
         except OSError as error:
-            raise ConfigError(f"ca_file {self._ca_file}: {error}; wanted certificates in PEM") from None
+            raise ConfigError(f"ca_file {self._ca_file}: {error}; expected certificates in PEM") from None
         return self._system_context
 
 
@@ -141,14 +141,14 @@ def read_token(path: Path) -> str:
     try:
         mode = path.stat().st_mode
         if mode & (stat.S_IROTH | stat.S_IWOTH):
-            wanted = f"wanted a file that others may not read: chmod 600 {path}"
+            wanted = f"expected a file that others may not read: chmod 600 {path}"
             raise ConfigError(f"token_file {path}: open to every user of this host (mode {mode & 0o777:04o}); {wanted}")
         found = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
-        raise ConfigError(f"token_file {path}: {why}; wanted a readable file with the token") from None
+        raise ConfigError(f"token_file {path}: {why}; expected a readable file with the token") from None
     if not found or not found.isprintable() or " " in found:
-        raise ConfigError(f"token_file {path}: wanted one bearer token, a single word")
+        raise ConfigError(f"token_file {path}: expected one bearer token, a single word")
     return found
 
 
@@ -170,7 +170,7 @@ def _decompress(body: bytes, encoding: str) -> bytes:
     if encoding.strip().lower() in ("", "identity"):
         return body
     if encoding.strip().lower() not in ("gzip", "x-gzip"):
-        raise ScrapeError(f"Content-Encoding {encoding}; wanted none, or gzip")
+        raise ScrapeError(f"Content-Encoding {encoding}; expected none, or gzip")
     unpacker = zlib.decompressobj(_GZIP)
     try:
         found = unpacker.decompress(body, MAX_PAGE_BYTES + 1)

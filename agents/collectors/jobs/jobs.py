@@ -86,7 +86,7 @@ class Jobs(Collector):
         facts, pods = self._prolog.read_jobs(), self._pods.pods
         sources = JobSources(processes.values(), facts, pods, self._gpu_numbers, self._node, mostly_refused)
         events = self._tracker.update(find_ranks(sources), self._now())
-        problem = f"permission denied for the environment of {refused} processes: wanted {_REQUIRED_RIGHTS}"
+        problem = f"permission denied for the environment of {refused} processes: requires {_REQUIRED_RIGHTS}"
         self._log_change("rights", problem if mostly_refused else "")
         self._log_change("pods", self._pods.problem)
         return (Reading("rank", tuple(self._tracker.ranks), {}, tuple(events)),)

@@ -134,7 +134,7 @@ def parse_pod_list(answer: bytes) -> dict[tuple[str, str], Pod]:
     except RecursionError:
         raise ValueError("not a PodList: nested too deeply") from None
     if not isinstance(whole, dict) or not isinstance(whole.get("items"), list):
-        raise ValueError("not a PodList: wanted an object with `items`")
+        raise ValueError("not a PodList: expected an object with `items`")
     found = {}
     for item in whole["items"][:MAX_PODS]:
         pod = _parse_pod(item)

@@ -125,12 +125,12 @@ def encode_digests(step: int, values: list[tuple[bytes, int]]) -> bytes:
 def decode_datagram(data: bytes) -> tuple[bytes, Report]:
     """Returns (identity as bytes, report) of one datagram. Raises InvalidDatagram."""
     if len(data) > MAX_DATAGRAM or len(data) < HEADER.size:
-        raise InvalidDatagram(f"{len(data)} bytes; wanted {HEADER.size} to {MAX_DATAGRAM}")
+        raise InvalidDatagram(f"{len(data)} bytes; expected {HEADER.size} to {MAX_DATAGRAM}")
     magic, version, kind, size = HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
-        raise InvalidDatagram(f"begins with {data[:5]!r}; wanted {MAGIC!r} and version {VERSION}")
+        raise InvalidDatagram(f"begins with {data[:5]!r}; expected {MAGIC!r} and version {VERSION}")
     if size > MAX_IDENTITY:
-        raise InvalidDatagram(f"an identity of {size} bytes; wanted at most {MAX_IDENTITY}")
+        raise InvalidDatagram(f"an identity of {size} bytes; expected at most {MAX_IDENTITY}")
     identity_bytes, body = data[HEADER.size : HEADER.size + size], data[HEADER.size + size :]
     reader = _DECODERS.get(kind)
     if reader is None:
@@ -141,7 +141,7 @@ def decode_datagram(data: bytes) -> tuple[bytes, Report]:
 def decode_sender(identity_bytes: bytes) -> RankSender:
     """Returns the sender in an identity. Raises InvalidDatagram."""
     if len(identity_bytes) > MAX_IDENTITY:
-        raise InvalidDatagram(f"an identity of {len(identity_bytes)} bytes; wanted at most {MAX_IDENTITY}")
+        raise InvalidDatagram(f"an identity of {len(identity_bytes)} bytes; expected at most {MAX_IDENTITY}")
     try:
         identity = json.loads(identity_bytes)
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number of too many digits
@@ -153,12 +153,12 @@ def decode_sender(identity_bytes: bytes) -> RankSender:
         _is_entity_name(job) and (stage == "" or _is_entity_name(stage)) and (group == "" or _is_entity_name(group))
     ):
         raise InvalidDatagram(
-            f"job {job!r}, stage {stage!r}, group {group!r}; wanted letters, digits and _+/@- (job: no less)"
+            f"job {job!r}, stage {stage!r}, group {group!r}; expected letters, digits and _+/@- (job: no less)"
         )
     rank, world = _integer_field(identity, "rank", 0, RANK_LIMIT - 1), _integer_field(identity, "world", 0, RANK_LIMIT)
     if rank is None or (world and rank >= world):
         raise InvalidDatagram(
-            f"rank {identity.get('rank')!r} of {world}; wanted a whole number from 0 and below the world's size"
+            f"rank {identity.get('rank')!r} of {world}; expected a whole number from 0 and below the world's size"
         )
     gpu = _integer_field(identity, "gpu", -1, MAX_GPUS - 1)
     return RankSender(str(job), rank, world or 0, str(stage), -1 if gpu is None else gpu, str(group))
@@ -180,19 +180,19 @@ def _integer_field(identity: dict[str, Any], key: str, low: int, high: int) -> i
     if found is None:
         return None
     if type(found) is not int or not low <= found <= high:
-        raise InvalidDatagram(f"{key} {found!r}; wanted a whole number from {low} to {high}")
+        raise InvalidDatagram(f"{key} {found!r}; expected a whole number from {low} to {high}")
     return found
 
 
 def _decode_step(body: bytes) -> StepReport:
     if len(body) != STEP_BODY.size:
-        raise InvalidDatagram(f"a step of {len(body)} bytes; wanted {STEP_BODY.size}")
+        raise InvalidDatagram(f"a step of {len(body)} bytes; expected {STEP_BODY.size}")
     found = StepReport(*STEP_BODY.unpack(body))
     if _MISSING_COUNT in (found.step, found.tokens, found.drops, found.refused, found.nonfinite):
         raise InvalidDatagram("a count of 2^64 - 1")
     for seconds in (found.step_time, found.compute_time, found.communication_time):
         if not (seconds != seconds or 0 <= seconds <= MAX_SECONDS):
-            raise InvalidDatagram(f"a duration of {seconds!r} s; wanted 0 to {MAX_SECONDS:g}")
+            raise InvalidDatagram(f"a duration of {seconds!r} s; expected 0 to {MAX_SECONDS:g}")
     return found
 
 
@@ -201,7 +201,7 @@ def _decode_digests(body: bytes) -> DigestsReport:
         raise InvalidDatagram(f"digests of {len(body)} bytes")
     step, count, _ = DIGESTS_BODY.unpack_from(body)
     if not 0 < count <= MAX_DIGESTS or step == _MISSING_COUNT:
-        raise InvalidDatagram(f"{count} digests of step {step}; wanted 1 to {MAX_DIGESTS}")
+        raise InvalidDatagram(f"{count} digests of step {step}; expected 1 to {MAX_DIGESTS}")
     at, values = DIGESTS_BODY.size, []
     for _ in range(count):
         if at + DIGEST.size > len(body):
@@ -209,7 +209,7 @@ def _decode_digests(body: bytes) -> DigestsReport:
         value, size = DIGEST.unpack_from(body, at)
         name = body[at + DIGEST.size : at + DIGEST.size + size].decode("ascii", "replace")
         if len(name) != size or not is_bucket_name(name):
-            raise InvalidDatagram(f"a bucket named {name!r}; wanted 1 to {MAX_BUCKET} printable ASCII characters")
+            raise InvalidDatagram(f"a bucket named {name!r}; expected 1 to {MAX_BUCKET} printable ASCII characters")
         values.append((name, value))
         at += DIGEST.size + size
     if at != len(body):
@@ -219,7 +219,7 @@ def _decode_digests(body: bytes) -> DigestsReport:
 
 def _decode_checkpoint(body: bytes) -> CheckpointReport:
     if len(body) != CHECKPOINT_BODY.size:
-        raise InvalidDatagram(f"a checkpoint of {len(body)} bytes; wanted {CHECKPOINT_BODY.size}")
+        raise InvalidDatagram(f"a checkpoint of {len(body)} bytes; expected {CHECKPOINT_BODY.size}")
     step, seconds = CHECKPOINT_BODY.unpack(body)
     if step == _MISSING_COUNT or not (seconds != seconds or 0 <= seconds <= MAX_SECONDS):
         raise InvalidDatagram(f"a checkpoint of {seconds!r} s after step {step}")
