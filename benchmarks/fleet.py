@@ -125,7 +125,7 @@ def _plain(rows: Rows) -> pa.Table:
 
 def _append(store: Path, fleet: Fleet, commits: Sequence[Rows]) -> float:
     connection = duckdb.connect(str(store))
-    schema.create(connection)
+    schema.create_tables(connection)
     kinds = {name: f"{v.dtype.kind}{v.dtype.itemsize}" for name, v in fleet.columns.items()}
     schema.ensure_class(connection, "gpu", [Signal(n, "1", "gauge", "gpu", k, "benchmark") for n, k in kinds.items()])
     start = cpu()

@@ -110,7 +110,7 @@ def read_instants(
             framer = Framer(grid, topology, recording.names, catalogue, signals=signals)
             framer.add_events(events)
         for block in rows:
-            framer.add(block)
+            framer.add_rows(block)
         yield from map(membership.apply_instant, framer.advance(watermark))
 
 
@@ -155,8 +155,8 @@ class ReplayedIncidents:
 
     def observe(self, instant: Instant, findings: Sequence[Finding]) -> None:
         """Passes the findings of an instant to the Desk."""
-        self._seen.note(instant)
-        for change in self._desk.observe(instant.time, findings, self._seen.present):
+        self._seen.record_instant(instant)
+        for change in self._desk.observe(instant.time, findings, self._seen.is_present):
             self._incidents[change.incident.id] = change.incident
 
     def open_level(self, finding: Finding) -> Level | None:

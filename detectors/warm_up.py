@@ -34,7 +34,7 @@ def warm_up(detectors: Sequence[Detector]) -> None:
     for instant in range(_INSTANTS):
         time = _BEGIN + instant * _STEP
         for rows in _rows(runner.signals, time):
-            framer.add(rows)
+            framer.add_rows(rows)
         for instant_frames in framer.advance(time + _STEP):
             runner.observe(instant_frames.frames)
 

@@ -26,7 +26,7 @@ from pipeline.model.errors import UsageError
 from pipeline.model.records import Block, Event, from_iso, iso, to_json
 from pipeline.model.signals import CATALOGUE, signals_of_class
 from pipeline.model.topology import Topology
-from pipeline.recording.text_files import event_json, json_line, read_topology, topology_text
+from pipeline.recording.text_files import event_to_json, format_json_line, format_topology, read_topology
 
 VERSION = 1
 MAX_ENTITIES = 10_000
@@ -59,7 +59,7 @@ class RecordingWriter:
         results = list(results)
         self._update_inventory(results)
         changes = self._state_changes(time, results)
-        self._append("collectors.jsonl", "".join(map(json_line, changes)))
+        self._append("collectors.jsonl", "".join(map(format_json_line, changes)))
         events = [(c.name, e) for c, d in results for reading in d.readings for e in reading.events]
         lines = [_event_line(time, event, collector=name) for name, event in events]
         state_events = (
@@ -120,7 +120,7 @@ class RecordingWriter:
             self._seen[name]["entities"] = list(mine)
         parents = {entity: device.parents for entity, device in devices.items()}
         facts = {entity: device.attributes for entity, device in devices.items() if device.attributes}
-        _replace(self.directory / "topology.toml", topology_text(parents, facts))
+        _replace(self.directory / "topology.toml", format_topology(parents, facts))
         about = json.dumps({**self._about, "collectors": self._seen}, indent=1, ensure_ascii=False)
         _replace(self.directory / "recording.json", about + "\n")
 
@@ -171,8 +171,8 @@ def _format_values(values: NDArray[Any]) -> list[str]:
 
 
 def _event_line(time: int, event: Event, **more: str) -> str:
-    row = event_json(event)
-    return json_line({**row, "data": to_json(row["data"]), **more, "seen": iso(time)})
+    row = event_to_json(event)
+    return format_json_line({**row, "data": to_json(row["data"]), **more, "seen": iso(time)})
 
 
 def _state_event_data(change: Mapping[str, Any]) -> dict[str, Any]:

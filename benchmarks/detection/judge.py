@@ -120,7 +120,7 @@ class Trial:
             table = chunk.table(device_class)
             self.samples += len(table.time) * len(table.columns)
             device = self.numbers.of(device_class, chunk.entities[device_class])[table.device]
-            self.framer.add(Rows(device_class, table.time, device, table.columns))
+            self.framer.add_rows(Rows(device_class, table.time, device, table.columns))
         self.framer.add_events(event for _, event in chunk.events)
         self.seconds["frames"] += time.process_time() - began
 

@@ -353,7 +353,7 @@ def _holder(path: Path) -> str | None:
         with database.open_file(path, {"enable_external_access": "false"}, read_only=True) as connection:
             schema.check_version(connection)
     except duckdb.Error as error:
-        raise database.explained(path, error) from error
+        raise database.explain_error(path, error) from error
     except Unreachable as error:
         if "lock on file" not in str(error):
             raise

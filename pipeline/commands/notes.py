@@ -31,12 +31,12 @@ class Notes:
 
     def not_a_fault(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         """Resolves it, and those of its detectors that learn take what they see there for normal."""
-        return self._ready_engine().not_a_fault(incident, user, comment).incident.as_json()
+        return self._ready_engine().resolve_as_not_a_fault(incident, user, comment).incident.as_json()
 
     def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         engine = self._ready_engine()
         made = engine.mute(detector, scope, seconds, reason, user)
-        return {**made.as_json(), "warning": engine.doubt(scope)}
+        return {**made.as_json(), "warning": engine.describe_unknown_scope(scope)}
 
     def unmute(self, mute: str, user: str) -> Mapping[str, Any]:
         return self._ready_engine().unmute(mute, user).as_json()
@@ -52,7 +52,7 @@ class Notes:
         return [{"detector": r.detector, "scope": r.scope, "mode": r.mode} for r in self.config.modes]
 
     def _note(self, change: Callable[[LiveDesk], Change]) -> Mapping[str, Any]:
-        return self._ready_engine().note(change).incident.as_json()
+        return self._ready_engine().apply_note(change).incident.as_json()
 
     def _ready_engine(self) -> Engine:
         if self.engine is None:

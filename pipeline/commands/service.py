@@ -36,9 +36,16 @@ from pipeline.notify.outbox import Notifier
 from pipeline.runtime.heartbeat import JudgingProgress
 from pipeline.runtime.supervise import Stop
 from pipeline.store import events
-from pipeline.store.database import Database, explained
+from pipeline.store.database import Database, explain_error
 from pipeline.store.devices import Devices
-from pipeline.store.retention import DAY, drop_silent, drop_unnamed, expire, losses, trim
+from pipeline.store.retention import (
+    DAY,
+    apply_bounds,
+    count_losses,
+    delete_old_rows,
+    drop_silent_devices,
+    drop_unnamed_entities,
+)
 from pipeline.transport.signatures import SenderCheck
 
 log = logging.getLogger("fleetpulse.pipeline")
@@ -78,12 +85,12 @@ class Service(Notes):
             self._assemble()
         except duckdb.Error as error:
             self.database.close()
-            raise explained(config.store.path, error) from error
+            raise explain_error(config.store.path, error) from error
         self.judging = JudgingProgress(config.pipeline.frame, config.pipeline.lateness, monotonic)
         self.silence = SiteSilenceWatch(
             self.ingest.progress.arrivals,
             lambda node: self.devices.site_of(node),
-            events.silent_sites(self.database),
+            events.load_silent_sites(self.database),
             monotonic,
             lambda node: self.ingest.senders.interval_of(node),
         )
@@ -103,7 +110,7 @@ class Service(Notes):
 
     def _forget(self, share: float) -> bool:
         """Drops silent devices if there are many; True if frames have other numbers for the rest now."""
-        dropped = drop_silent(self.database, self._kept, share, self.clock())
+        dropped = drop_silent_devices(self.database, self._kept, share, self.clock())
         if dropped:
             log.warning("store: %d devices dropped that sent nothing for %g days", dropped, self._kept / DAY)
         return bool(dropped)
@@ -112,7 +119,7 @@ class Service(Notes):
         """All that is read from the store at a start; `start` makes the engine of it."""
         config, database = self.config, self.database
         self._forget(_SHARE_AT_START)
-        drop_unnamed(database, self._kept, self.clock())
+        drop_unnamed_entities(database, self._kept, self.clock())
         self.transport = open_transport(config, database)
         self.devices = Devices(database.connection)
         entities = load_entities(database.connection, self.clock())
@@ -202,8 +209,8 @@ class Service(Notes):
         """Removes what is over the bounds of the store; before ingest, which may wait for that room."""
         now = self._retention_time()
         if now - self._expired >= _HOUR:
-            expire(self.database, now - int(self.config.store.hot_hours * _HOUR))
-            trim(self.database, self.config.store, now)
+            delete_old_rows(self.database, now - int(self.config.store.hot_hours * _HOUR))
+            apply_bounds(self.database, self.config.store, now)
             self.ingest.apply_retention(now - int(self.config.store.gap_days * DAY))
             self._expired = now
             if self._forget(_SHARE_LATER):
@@ -266,7 +273,7 @@ class Service(Notes):
         except Interrupted:
             return 0.0
         except (Retryable, duckdb.Error, OSError) as error:
-            said = explained(self.config.store.path, error) if isinstance(error, duckdb.Error) else error
+            said = explain_error(self.config.store.path, error) if isinstance(error, duckdb.Error) else error
             self._stumble(str(said))
             return getattr(error, "after_s", 0.0) or 1.0
         except Exception as error:  # noqa: BLE001 - a fault of ours; what is not durable is fetched again
@@ -281,7 +288,7 @@ class Service(Notes):
         for event in found:
             log.warning("%s: %s, %s agents", event.entity, event.kind, event.data["agents"])
         try:
-            self.engine.report(found)
+            self.engine.report_events(found)
         except BaseException:
             self.silence.undo_changes(found)
             raise
@@ -302,7 +309,7 @@ class Service(Notes):
             return f"all they send is rejected ({', '.join(rejected)})"
         try:
             return describe_shared(
-                nodes, self.topology, lambda sample: events.upgraded(self.database, sample, self.clock())
+                nodes, self.topology, lambda sample: events.find_upgrade(self.database, sample, self.clock())
             )
         except duckdb.Error as error:
             log.exception("what the silent agents share was not found")
@@ -329,7 +336,7 @@ class Service(Notes):
         due = max(self.watermark() or 0, (newest or 0) - int(self.config.pipeline.lateness * SECOND))
         unjudged = max(due - self._advanced, self._judging)  # in the order in which they pass on
         return {
-            "watermark": self.engine.standing.judged if self.engine and self.engine.standing.judged > 0 else None,
+            "watermark": self.engine.progress.judged if self.engine and self.engine.progress.judged > 0 else None,
             "backlog": self.engine is None or waiting is not None or unjudged > STALE,
             "lag_s": None if (oldest := waiting or newest) is None else max(0.0, (self.clock() - oldest) / SECOND),
             "stalled": self._is_blind(),
@@ -340,7 +347,7 @@ class Service(Notes):
         cursor = self.database.cursor()
         try:
             nodes = self.ingest.progress.nodes
-            gaps, letters = losses(cursor)
+            gaps, letters = count_losses(cursor)
         finally:
             cursor.close()
         silent = sum(self.clock() - time > SILENT for time in nodes.values())
@@ -377,9 +384,9 @@ class Service(Notes):
             *self._kept_out(),
             *filter(None, (self._fault, still, self.silence.describe_total_silence(self.clock()))),
         ]
-        if still and self.engine is not None and self.engine.standing.judged > 0:
-            reasons.append(f"judged up to {iso(self.engine.standing.judged)}")
-        reasons += filter(None, (self.database.short_of_room(), self._all_newer(), self._all_rejected()))
+        if still and self.engine is not None and self.engine.progress.judged > 0:
+            reasons.append(f"judged up to {iso(self.engine.progress.judged)}")
+        reasons += filter(None, (self.database.find_space_problem(), self._all_newer(), self._all_rejected()))
         return list(dict.fromkeys(reasons))
 
     def _all_rejected(self) -> str | None:
@@ -434,8 +441,8 @@ class Service(Notes):
         if self.engine is not None:
             late = self.engine.framer.late
             out |= {f'fleetpulse_rows_late_total{{class="{c}"}}': float(n) for c, n in sorted(late.items())}
-            if self.engine.standing.judged > 0:
-                out["fleetpulse_judged_up_to_timestamp_seconds"] = self.engine.standing.judged / SECOND
+            if self.engine.progress.judged > 0:
+                out["fleetpulse_judged_up_to_timestamp_seconds"] = self.engine.progress.judged / SECOND
             out["fleetpulse_desk_faults_total"] = float(self.engine.faults)
             out["fleetpulse_rows_unjudged"] = float(self.engine.unjudged)
         for row in self.judge.listing():

@@ -1,8 +1,9 @@
-"""Engine: durable rows -> frames -> findings -> incidents, and what a restart needs to go on as if it had never ended.
+"""Engine: durable rows become frames, findings and incidents; and a restart continues as if the process had not
+stopped.
 
-Results and the state that made them are written in one transaction. The judge's state is large, so it is written once
-per SNAPSHOT_EVERY of event time; after a restart the frames since then are judged again from the store, and the Desk,
-whose state is newer, is shown only what it has not seen.
+Results and the state that produced them are written in one transaction. The state of the detectors is large, so it is
+written once per SNAPSHOT_EVERY of event time. After a restart the frames since then are evaluated again from the store,
+and the Desk, whose state is newer, receives only what it has not seen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pipeline.config.sections import ModeRule
-from pipeline.engine.restart import FUTURE, clamped, dated_later, reread
+from pipeline.engine.restart import MAX_FUTURE, clamp_state, count_later_rows, read_since
 from pipeline.incidents import ledger
 from pipeline.incidents import ledger as mutes
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
@@ -36,19 +37,20 @@ from pipeline.store.events import write_events
 
 log = logging.getLogger("fleetpulse.engine")
 
-SNAPSHOT_EVERY = 60 * SECOND  # chosen: a restart judges at most this much again
-INSTANTS_PER_RESULT = 60  # bound of judged instants whose results wait for one transaction
+SNAPSHOT_EVERY = 60 * SECOND  # chosen: a restart evaluates at most this much again
+INSTANTS_PER_RESULT = 60  # maximum instants whose results are written in one transaction
 
 
 Enqueue = Callable[[Sequence[Change], int], Sequence[ledger.Payload]]
 
 
 class Judge(Protocol):
-    """The detectors, as the pipeline sees them; the door passes them in. signals: all that they look at; None: any.
+    """The detectors, passed in by the entry point.
 
-    names: of the detectors, for modes and mutes.   listing: a row for each, as GET /api/v1/detectors has it.
-    beat: called with what it does next; the pipeline sets it.
-    judge_events: findings of events by themselves, as they arrive.
+    signals: all that they use; None: any.   names: detectors, for modes and mutes.
+    listing: a row per detector, as in GET /api/v1/detectors.
+    beat: heartbeat, called with the next step; set by the pipeline.
+    judge_events: findings of single events, on arrival.
     """
 
     @property
@@ -71,28 +73,29 @@ class Judge(Protocol):
 
 
 @dataclass(slots=True)
-class Standing:
-    """How far judging has come: end of the last judged cell, and of that in the judge's snapshot."""
+class EngineProgress:
+    """End of the last evaluated cell (`judged`), and of the last cell in the detectors' snapshot."""
 
     judged: int = -(1 << 62)
     snapshot: int = -(1 << 62)
 
 
 @dataclass(slots=True)
-class Unwritten:
-    """Results of the instants before `end`, and of events on arrival, that no transaction holds yet.
+class PendingResults:
+    """Results of the instants before `end`, and of events on arrival, that are not written yet.
 
-    shown: what the Desk was shown, in order.
+    replay: the calls to the Desk, in order.
     """
 
     end: int
     findings: list[Finding] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    shown: list[Callable[[], list[Change]]] = field(default_factory=list)
+    replay: list[Callable[[], list[Change]]] = field(default_factory=list)
 
 
 class Engine:
-    """Judges what ingest committed. `observe` and `advance` run in one thread; notes come from others, under `lock`."""
+    """Evaluates committed rows and events. `observe` and `advance` run in one thread; notes from others, under
+    `lock`."""
 
     def __init__(
         self,
@@ -108,78 +111,80 @@ class Engine:
         wake: Callable[[], None] = lambda: None,
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        """wake: called when payloads of `enqueue` are durable.  ended: whether somebody asked for the end; then Ended
-        is raised before the next instant, here and by `advance`."""
-        self._ended = ended
+        """wake: called when payloads of `enqueue` are durable.  ended: whether the process is stopping; then
+        Interrupted is raised before the next instant, here and by `advance`."""
+        self._is_stopping = ended
         self._beat = judge.beat = beat
         self._wake = wake
         self.database, self.devices, self.topology = database, devices, topology
-        self.voice = FindingFilter(topology, modes)
+        self.finding_filter = FindingFilter(topology, modes)
         check_rules(modes, judge.names)
         self.membership = Membership(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
         self.desk = LiveDesk(topology, self._is_simulated, self._site_of)
-        self.standing = Standing()
+        self.progress = EngineProgress()
         self.faults = self.unjudged = 0
         self._enqueue = enqueue
-        self._seen = LastSeen()
-        self._ready: deque[Instant] = deque()
+        self._last_seen = LastSeen()
+        self._ready_instants: deque[Instant] = deque()
         self._restore()
-        self._unwritten, self._desk_state = Unwritten(self.standing.judged), self.desk.snapshot()
+        self._pending, self._desk_state = PendingResults(self.progress.judged), self.desk.snapshot()
         for device_class in CLASSES:
-            self._seen.know(device_class, devices.names(device_class))
-        start = self.standing.snapshot if self.standing.snapshot > 0 else None
+            self._last_seen.add_devices(device_class, devices.names(device_class))
+        start = self.progress.snapshot if self.progress.snapshot > 0 else None
         self.framer = Framer(step, topology, devices.names, start=start, signals=judge.signals)
-        self._unjudged: list[Event] = []  # only while what the store holds is read again
-        reread(database, start or 0, clock() + FUTURE, self._refill)
-        self._judge_arrived(self._unjudged, again=True)
-        self._unjudged = []
+        self._stored_events: list[Event] = []  # only while stored rows are read at the start
+        read_since(database, start or 0, clock() + MAX_FUTURE, self._add_stored)
+        self._evaluate_arrived(self._stored_events, again=True)
+        self._stored_events = []
 
     def _is_simulated(self, entity: str) -> bool:
-        """Of what sends no telemetry itself, such as a job or a leaf: whether all that is below it is simulated."""
-        if self.devices.knows(entity):
+        """Whether an entity is simulated; without own telemetry (job, leaf): whether all its descendants are."""
+        if self.devices.has_device(entity):
             return self.devices.is_simulated(entity)
-        below = [e for e in self.topology.descendants(entity) if self.devices.knows(e)]
-        if not below:  # a job that has ended, a whole site: as simulated as the rest
-            return self.devices.all_simulated() or entity.split(":", 1)[1].startswith("sim-")
+        below = [e for e in self.topology.descendants(entity) if self.devices.has_device(e)]
+        if not below:  # a job that has ended, a whole site: like the rest
+            return self.devices.are_all_simulated() or entity.split(":", 1)[1].startswith("sim-")
         return all(map(self.devices.is_simulated, below))
 
     def _site_of(self, entity: str) -> str | None:
-        """The site of a node or of what is in it; of a group that of the first of its nodes that is known."""
+        """The site of a node or of a part of it; for a group, that of its first known node."""
         inside = (entity, self.topology.ancestor_of_kind(entity, "node"), *self.topology.descendants(entity))
         nodes = (e.partition(":")[2] for e in inside if e is not None and e.startswith("node:"))
         site = next((site for node in nodes if (site := self.devices.site_of(node))), None)
         return site and f"site:{site}"
 
-    # --- what comes in ------------------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------------
 
     def observe(self, committed: Committed) -> None:
-        """Takes rows and events that are durable now; judges on arrival what an event is by itself."""
+        """Adds durable rows and events; evaluates single events on arrival."""
         for block in committed.rows:
-            self.framer.add(self._placed(block))
+            self.framer.add_rows(self._map_devices(block))
         inventories = [event for event in committed.events if event.kind == "inventory"]
         if inventories:
-            self._seen.end(self.membership.apply_inventories(inventories), max(event.time for event in inventories))
+            self._last_seen.end_entities(
+                self.membership.apply_inventories(inventories), max(event.time for event in inventories)
+            )
         events = [event for event in committed.events if event.kind != "inventory"]
         self.framer.add_events(events)
-        self._judge_arrived(events)
+        self._evaluate_arrived(events)
 
-    def _placed(self, block: Rows) -> Rows:
-        """Rows with the slots of their devices instead of the ids; without those of devices that were dropped."""
-        slots = self.devices.slots(block.device_class, block.device)
+    def _map_devices(self, block: Rows) -> Rows:
+        """Rows with slots instead of device ids, without dropped devices."""
+        slots = self.devices.find_slots(block.device_class, block.device)
         return block if slots is block.device else select_rows(replace(block, device=slots), slots >= 0)
 
-    def _refill(self, rows: Sequence[Rows], events: Sequence[tuple[int, Event]], until: int) -> None:
-        """A restart: what the store holds after the snapshot, in chunks; all before `until` is complete."""
+    def _add_stored(self, rows: Sequence[Rows], events: Sequence[tuple[int, Event]], until: int) -> None:
+        """Adds a chunk of stored rows and events after the snapshot, at a restart; all before `until` is complete."""
         for block in rows:
-            self.framer.add(self._placed(block))
-        self.framer.place_events(events)
-        self._unjudged += [event for judged, event in events if judged >= self.standing.judged]
-        self.advance(min(until, self.standing.judged))
+            self.framer.add_rows(self._map_devices(block))
+        self.framer.add_dated_events(events)
+        self._stored_events += [event for judged, event in events if judged >= self.progress.judged]
+        self.advance(min(until, self.progress.judged))
 
-    def _judge_arrived(self, events: Sequence[Event], again: bool = False) -> None:
-        """Findings that need only an event do not wait for its frame. again: some may have been written before."""
+    def _evaluate_arrived(self, events: Sequence[Event], again: bool = False) -> None:
+        """Evaluates events that need no frame. again: their findings may be written already."""
         found = self.judge.judge_events(events, self.topology)
         if found and again:
             with self.database.lock:
@@ -187,109 +192,110 @@ class Engine:
             found = [finding for finding in found if finding.key not in written]
         if found:
             with self.lock:
-                self._show_arrived(found)
+                self._observe_early(found)
             self._write()
 
-    # --- what goes out ------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------
 
     def advance(self, watermark: int) -> int:
-        """Judges every cell that the watermark has passed; returns how many there were.
+        """Evaluates every cell that the watermark has passed; returns how many.
 
-        A transaction that fails leaves its results in memory: they are written first when this is called again. Raises
-        Ended; what no transaction holds then is judged again after the next start.
+        A failed transaction leaves its results in memory: the next call writes them first. Raises Interrupted; results
+        that are not written are evaluated again after the next start.
         """
         self._write()
-        with self.lock:  # persons add events of their own
-            self._ready.extend(self.framer.advance(watermark))
-        count = len(self._ready)
-        while self._ready:
-            for _ in range(min(INSTANTS_PER_RESULT, len(self._ready))):
-                self._judge(self._ready.popleft())
+        with self.lock:  # notes of people add events
+            self._ready_instants.extend(self.framer.advance(watermark))
+        count = len(self._ready_instants)
+        while self._ready_instants:
+            for _ in range(min(INSTANTS_PER_RESULT, len(self._ready_instants))):
+                self._evaluate(self._ready_instants.popleft())
             self._write()
         return count
 
-    def _judge(self, instant: Instant) -> None:
-        """Shows an instant to the judge, and its findings to the Desk unless the Desk saw them before a restart."""
-        if self._ended():
-            raise Interrupted("asked to end while judging")
+    def _evaluate(self, instant: Instant) -> None:
+        """Passes an instant to the detectors, and their findings to the Desk unless it had them before a restart."""
+        if self._is_stopping():
+            raise Interrupted("interrupted while judging")
         self._beat("judging")
         instant = self.membership.apply_instant(instant)
         found = self.judge.observe(instant.frames)
         with self.lock:
-            self._seen.note(instant)
-            if instant.end > self._unwritten.end:
-                self._show(instant, found)
+            self._last_seen.record_instant(instant)
+            if instant.end > self._pending.end:
+                self._observe_instant(instant, found)
 
-    def _show(self, instant: Instant, found: list[Finding]) -> None:
-        """Takes what the Desk makes of an instant and of what arrived before it."""
+    def _observe_instant(self, instant: Instant, found: list[Finding]) -> None:
+        """Passes an instant and earlier arrivals to the Desk."""
         found = [*self.desk.list_due(instant.end), *found]
-        found, heard = self.voice.filter_findings(found, self.desk.open_level_by_frames, instant.time)
-        time, end, present = instant.time, instant.end, self._seen.present
-        if self._shown(lambda: self.desk.observe(time, end, heard, present, self.clock()), found):
-            self._unwritten.end = instant.end
+        found, heard = self.finding_filter.filter_findings(found, self.desk.open_level_by_frames, instant.time)
+        time, end, present = instant.time, instant.end, self._last_seen.is_present
+        if self._update_desk(lambda: self.desk.observe(time, end, heard, present, self.clock()), found):
+            self._pending.end = instant.end
 
-    def _show_arrived(self, found: list[Finding]) -> None:
-        """Takes what the Desk makes of findings before their instant."""
-        told = [self.voice.annotate(finding, self.desk.open_level) for finding in found]
+    def _observe_early(self, found: list[Finding]) -> None:
+        """Passes findings to the Desk before their instant."""
+        annotated = [self.finding_filter.annotate(finding, self.desk.open_level) for finding in found]
         early = [
-            EarlyFinding(max(f.time, self.framer.closed), f, heard) for f, (_, heard) in zip(found, told, strict=True)
+            EarlyFinding(max(f.time, self.framer.closed), f, heard)
+            for f, (_, heard) in zip(found, annotated, strict=True)
         ]
-        self._shown(lambda: self.desk.observe_early(early, self.clock()), [finding for finding, _ in told])
+        self._update_desk(lambda: self.desk.observe_early(early, self.clock()), [finding for finding, _ in annotated])
 
-    def _shown(self, observe: Callable[[], list[Change]], found: list[Finding]) -> bool:
-        """All of what the Desk makes of it or, if the Desk fails, nothing of it; whether it did not fail."""
-        new = self._unwritten
+    def _update_desk(self, observe: Callable[[], list[Change]], found: list[Finding]) -> bool:
+        """Collects the results of a call to the Desk; if it fails, restores the Desk and returns False."""
+        new = self._pending
         try:
             changes = observe()
         except Exception:
             self.faults += 1
-            log.exception("the Desk failed on %d findings; they are left out: %s", len(found), found[:1])
+            log.exception("the Desk failed on %d findings; they are skipped: %s", len(found), found[:1])
             self.desk.restore(self._desk_state)
-            for before in new.shown:
+            for before in new.replay:
                 before()
             return False
         new.findings += found
         new.changes += changes
-        new.shown.append(observe)
+        new.replay.append(observe)
         return True
 
     def _write(self) -> None:
         """Writes findings, incidents, alerts and state in one transaction."""
         with self.lock:
-            done = self._unwritten
-            if done.end == self.standing.judged and not done.shown:
+            done = self._pending
+            if done.end == self.progress.judged and not done.replay:
                 return
-            snapshot = done.end - self.standing.snapshot >= SNAPSHOT_EVERY
+            snapshot = done.end - self.progress.snapshot >= SNAPSHOT_EVERY
             with self.database.transaction() as connection:
                 payloads = self._enqueue(done.changes, self.clock())
                 ledger.write_changes(connection, done.findings, done.changes, payloads, done.end)
                 state = self.desk.snapshot()
                 ledger.save_snapshot(connection, "desk", done.end, state)
-                ledger.save_snapshot(connection, "unheard", done.end, self.voice.held.snapshot())
+                ledger.save_snapshot(connection, "unheard", done.end, self.finding_filter.held.snapshot())
                 if snapshot:
                     ledger.save_snapshot(connection, "judge", done.end, self.judge.snapshot())
-            self.standing = Standing(done.end, done.end if snapshot else self.standing.snapshot)
-            self._unwritten, self._desk_state = Unwritten(done.end), state
+            self.progress = EngineProgress(done.end, done.end if snapshot else self.progress.snapshot)
+            self._pending, self._desk_state = PendingResults(done.end), state
         if payloads:
             self._wake()
 
-    def note(self, change: Callable[[LiveDesk], Change], events: Sequence[Event] = ()) -> Change:
-        """Applies a person's note to the Desk and writes it with its alerts and events, or nothing of it."""
+    def apply_note(self, change: Callable[[LiveDesk], Change], events: Sequence[Event] = ()) -> Change:
+        """Applies a note to the Desk and writes it with its alerts and events, or neither."""
         return self._apply(lambda desk: [change(desk)], events)[0]
 
-    def report(self, events: Sequence[Event]) -> list[Change]:
-        """Judges events of the pipeline itself at once: they have no telemetry that would close their frames."""
+    def report_events(self, events: Sequence[Event]) -> list[Change]:
+        """Evaluates events of the pipeline itself immediately: no telemetry would close their frames."""
         with self.lock:
             now = self.clock()
             self._write()
-            judged = self.judge.judge_events(events, self.topology, again=True)  # a report that failed is repeated
-            found, heard = self.voice.filter_findings(judged, self.desk.open_level, now)
+            judged = self.judge.judge_events(events, self.topology, again=True)  # a failed report is repeated
+            found, heard = self.finding_filter.filter_findings(judged, self.desk.open_level, now)
             return self._apply(lambda desk: desk.observe_own(now, heard), events, found)
 
     def _apply(
         self, change: Callable[[LiveDesk], list[Change]], events: Sequence[Event], findings: Sequence[Finding] = ()
     ) -> list[Change]:
-        """Changes the Desk and writes that with its alerts, events and findings, or nothing of it."""
+        """Changes the Desk and writes the changes with alerts, events and findings, or neither."""
         with self.lock:
             self._write()
             before = self.desk.snapshot()
@@ -301,8 +307,10 @@ class Engine:
                     if events:
                         write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))], self.framer.closed)
                     after = self.desk.snapshot()
-                    ledger.save_snapshot(connection, "desk", self.standing.judged, after)
-                    ledger.save_snapshot(connection, "unheard", self.standing.judged, self.voice.held.snapshot())
+                    ledger.save_snapshot(connection, "desk", self.progress.judged, after)
+                    ledger.save_snapshot(
+                        connection, "unheard", self.progress.judged, self.finding_filter.held.snapshot()
+                    )
             except BaseException:
                 self.desk.restore(before)
                 raise
@@ -313,87 +321,87 @@ class Engine:
         return made
 
     def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mute:
-        """Silences a detector on a scope from now on. Raises UsageError on what nobody could want."""
+        """Mutes a detector in a scope from now on. Raises UsageError on invalid arguments."""
         check_mute(detector, scope, seconds, reason, self.judge.names)
         with self.lock:
             now = self.clock()
-            self.voice.drop_expired(self.standing.judged)
-            if len(self.voice.mutes) >= MAX_MUTES:
-                raise UsageError(f"mutes: {MAX_MUTES} stand already, which is the most; end some of them")
+            self.finding_filter.drop_expired(self.progress.judged)
+            if len(self.finding_filter.mutes) >= MAX_MUTES:
+                raise UsageError(f"mutes: {MAX_MUTES} are active, which is the maximum; end some of them")
             mute = Mute(uuid.uuid4().hex[:12], detector, scope, now, now + int(seconds * SECOND), reason.strip(), user)
             with self.database.transaction() as connection:
                 mutes.add_mute(connection, mute)
-            self.voice.mutes.append(mute)
+            self.finding_filter.mutes.append(mute)
         return mute
 
-    def doubt(self, scope: str) -> str:
-        """What to tell somebody who mutes a scope that is not known; empty if it is."""
-        return warn_unknown_scope(scope, self.topology, self.devices.knows)
+    def describe_unknown_scope(self, scope: str) -> str:
+        """A warning for a mute with an unknown scope; "" if it is known."""
+        return warn_unknown_scope(scope, self.topology, self.devices.has_device)
 
     def unmute(self, id_: str, user: str) -> Mute:
-        """Somebody ends a mute now. Raises KeyError if none of that id stands."""
+        """Ends a mute now. Raises KeyError if there is no active mute of that id."""
         with self.lock:
-            found = next((m for m in self.voice.mutes if m.id == id_ and m.ended is None), None)
+            found = next((m for m in self.finding_filter.mutes if m.id == id_ and m.ended is None), None)
             if found is None:
                 raise KeyError(id_)
             over = replace(found, ended=min(self.clock(), found.until), ended_by=user)
             with self.database.transaction() as connection:
                 mutes.end_mute(connection, id_, user, self.clock())
-            self.voice.mutes[self.voice.mutes.index(found)] = over
+            self.finding_filter.mutes[self.finding_filter.mutes.index(found)] = over
         return over
 
-    def not_a_fault(self, incident: str, user: str, comment: str) -> Change:
-        """Resolves an incident and tells its detectors that what they saw is normal there: they learn anew.
+    def resolve_as_not_a_fault(self, incident: str, user: str, comment: str) -> Change:
+        """Resolves an incident as a false alarm: its detectors take the present values as normal and learn again.
 
-        The verdict is an event of its own, so that a restart judges with it as well.
+        The verdict is an event, so that a restart evaluates it too.
         """
         with self.lock:
             time = max(self.clock(), self.framer.closed)
             said = {"verdict": "not_a_fault", "incident": incident, "user": user, "comment": comment}
             blamed = self.desk.list_conditions(incident)
             events = [Event(time, entity, "feedback", {**said, "detector": name}) for name, entity in blamed]
-            return self.note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
+            return self.apply_note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
 
     @property
     def is_ahead(self) -> bool:
-        """Whether our clock came back from far ahead since frames were closed: nothing would be judged till then."""
-        return self.framer.closed > self.clock() + FUTURE
+        """Whether our clock was set back far behind the closed frames: nothing would be evaluated until then."""
+        return self.framer.closed > self.clock() + MAX_FUTURE
 
-    def _believable(self, state: str) -> str:
-        """The state of the Desk; judging goes on from now where it was made by a clock that was far ahead."""
-        now, judged = self.clock(), self.standing.judged
-        if judged <= now + FUTURE:
+    def _limit_to_now(self, state: str) -> str:
+        """The state of the Desk; if it was made by a clock far ahead, limited to now, where evaluation continues."""
+        now, judged = self.clock(), self.progress.judged
+        if judged <= now + MAX_FUTURE:
             return state
-        self.unjudged = dated_later(self.database, now)
+        self.unjudged = count_later_rows(self.database, now)
         log.warning(
-            "our clock came back: judged up to %s, which is in the future; judging goes on from %s. %d rows and events "
-            "dated later are not judged again; rows that came too late meanwhile are in late_rows",
+            "our clock was set back: judged up to %s, which is in the future; judging continues from %s. %d rows and "
+            "events with later times are not judged again; rows that came too late in between are in late_rows",
             *(iso(judged), iso(now), self.unjudged),
         )
-        self.standing.judged = now
-        return clamped(state, now)
+        self.progress.judged = now
+        return clamp_state(state, now)
 
     def _restore(self) -> None:
         with self.database.lock:
-            self.voice.mutes = mutes.load_active_mutes(self.database.connection, max(self.standing.judged, 0))
+            self.finding_filter.mutes = mutes.load_active_mutes(self.database.connection, max(self.progress.judged, 0))
             desk = ledger.load_snapshot(self.database.connection, "desk")
             unheard = ledger.load_snapshot(self.database.connection, "unheard")
             judge = ledger.load_snapshot(self.database.connection, "judge")
         if unheard is not None:
-            self.voice.held.restore(unheard[1])
+            self.finding_filter.held.restore(unheard[1])
         if desk is not None:
-            self.standing.judged, state = desk
-            self.desk.restore(self._believable(state))
+            self.progress.judged, state = desk
+            self.desk.restore(self._limit_to_now(state))
         if judge is not None:
-            self.standing.snapshot, state = judge
-            if self.standing.snapshot > self.clock() + FUTURE:
-                log.warning("the detectors learn anew: their snapshot is of %s, later than our clock", iso(judge[0]))
-                self.standing.snapshot = self.standing.judged
+            self.progress.snapshot, state = judge
+            if self.progress.snapshot > self.clock() + MAX_FUTURE:
+                log.warning("the detectors learn again: their snapshot is of %s, later than our clock", iso(judge[0]))
+                self.progress.snapshot = self.progress.judged
                 return
             if not state:
-                log.warning("the detectors learn anew: devices that were silent for long were dropped")
+                log.warning("the detectors learn again: devices without data for long were dropped")
                 return
             try:
                 self.judge.restore(state)
             except Exception:
-                log.exception("the detectors learn anew: their snapshot of %s cannot be read", iso(judge[0]))
+                log.exception("the detectors learn again: their snapshot of %s cannot be read", iso(judge[0]))

@@ -17,16 +17,16 @@ from pipeline.model.signals import CATALOGUE, column_of
 from pipeline.store.database import Database
 
 CHUNK = 60 * SECOND
-"""Event time read at once: 0.6 MB of a node of 8 GPUs and 10 ports. Chosen: a restart seldom has more to read."""
+"""Event time read at once (us): 0.6 MB for a node of 8 GPUs and 10 ports. Chosen: a restart rarely has more."""
 _JUDGED = "coalesce(judged, time)"
 Refill = Callable[[Sequence[Rows], Sequence[tuple[int, Event]], int], None]
-"""Takes rows, and events with the time at which each is judged."""
+"""(rows, events with the time of their cell, end) -> None."""
 
 
-def reread(database: Database, start: int, end: int, refill: Refill) -> None:
-    """Calls `refill(rows, events, until)` for every chunk of event time that has something, from `start` to `end`.
+def read_since(database: Database, start: int, end: int, refill: Refill) -> None:
+    """Calls `refill(rows, events, until)` for every non-empty chunk of event time from `start` to `end`.
 
-    end: later rows are of a clock that was wrong; versions that believed every clock stored them.
+    end: later rows have a wrong clock; old versions stored them.
     """
     cursor = database.cursor()
     try:
@@ -39,13 +39,13 @@ def reread(database: Database, start: int, end: int, refill: Refill) -> None:
         )
         for (chunk,) in cursor.execute(f"SELECT DISTINCT chunk FROM ({query}) ORDER BY 1").fetchall():
             first, until = max(start, chunk * CHUNK), min(end, (chunk + 1) * CHUNK)
-            rows = [block for c in classes if (block := _rows(cursor, c, first, until)) is not None]
-            refill(rows, _events(cursor, first, until), until)
+            rows = [block for c in classes if (block := _read_rows(cursor, c, first, until)) is not None]
+            refill(rows, _read_events(cursor, first, until), until)
     finally:
         cursor.close()
 
 
-def _rows(cursor: duckdb.DuckDBPyConnection, device_class: str, first: int, until: int) -> Rows | None:
+def _read_rows(cursor: duckdb.DuckDBPyConnection, device_class: str, first: int, until: int) -> Rows | None:
     table = cursor.sql(
         f'SELECT epoch_us(time) AS "time", * EXCLUDE (time, late) FROM "hot_{device_class}" '
         f"WHERE time >= make_timestamptz({first}) AND time < make_timestamptz({until}) AND late IS NOT TRUE"
@@ -62,7 +62,7 @@ def _rows(cursor: duckdb.DuckDBPyConnection, device_class: str, first: int, unti
     return Rows(device_class, table["time"].to_numpy(), device, columns)
 
 
-def _events(cursor: duckdb.DuckDBPyConnection, first: int, until: int) -> list[tuple[int, Event]]:
+def _read_events(cursor: duckdb.DuckDBPyConnection, first: int, until: int) -> list[tuple[int, Event]]:
     rows = cursor.execute(
         f"SELECT epoch_us({_JUDGED}), epoch_us(time), entity, kind, data FROM events WHERE kind <> 'inventory' "
         f"AND {_JUDGED} >= make_timestamptz(?) AND {_JUDGED} < make_timestamptz(?) ORDER BY ALL",
@@ -71,26 +71,26 @@ def _events(cursor: duckdb.DuckDBPyConnection, first: int, until: int) -> list[t
     return [(judged, Event(time, entity, kind, json.loads(data))) for judged, time, entity, kind, data in rows]
 
 
-FUTURE = 3600 * SECOND
-"""Later times are of a clock that was wrong: the most that clock_bound may be. A smaller step back is waited for."""
-_KEPT = frozenset({"mutes"})  # what a person set may well end later
+MAX_FUTURE = 3600 * SECOND
+"""Times further ahead are from a wrong clock (us): the maximum of clock_bound. A smaller step back is waited for."""
+_UNLIMITED_KEYS = frozenset({"mutes"})  # set by people; may end later
 
 
-def clamped(state: str, now: int) -> str:
-    """The state of a Desk (JSON) in which no time is later than `now`, so that its incidents can end."""
-    return json.dumps(_clamped(json.loads(state), now))
+def clamp_state(state: str, now: int) -> str:
+    """The state of a Desk (JSON) with no time later than `now`, so that its incidents can end."""
+    return json.dumps(_clamp(json.loads(state), now))
 
 
-def _clamped(value: Any, now: int) -> Any:
+def _clamp(value: Any, now: int) -> Any:
     if isinstance(value, dict):
-        return {key: inner if key in _KEPT else _clamped(inner, now) for key, inner in value.items()}
+        return {key: inner if key in _UNLIMITED_KEYS else _clamp(inner, now) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_clamped(inner, now) for inner in value]
+        return [_clamp(inner, now) for inner in value]
     return min(value, now) if type(value) is int else value
 
 
-def dated_later(database: Database, latest: int) -> int:
-    """How many rows and events the store holds that are dated after `latest`: they are not judged any more."""
+def count_later_rows(database: Database, latest: int) -> int:
+    """Number of stored rows and events after `latest`, which are not evaluated any more."""
     with database.lock:
         connection: duckdb.DuckDBPyConnection = database.connection
         classes = [c for (c,) in connection.execute("SELECT DISTINCT class FROM device ORDER BY ALL").fetchall()]

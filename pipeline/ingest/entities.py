@@ -20,7 +20,7 @@ from pipeline.model.names import find_entity_fault, quote_text
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CLASS_OF_KIND, CLASSES
 from pipeline.model.topology import ParentGraph, Topology, kind_of
-from pipeline.store.retention import newest_row
+from pipeline.store.retention import find_newest_row
 
 EXPIRY = 24 * 3600 * SECOND
 """An entity that no message named for one to two of these no longer counts (chosen; inventory is sent hourly)."""
@@ -202,7 +202,7 @@ def _skip_circles(found: StoredEntities) -> None:
 
 def _load_devices(connection: duckdb.DuckDBPyConnection, now: int) -> list[KnownEntity]:
     """Devices with telemetry within EXPIRY of the newest row."""
-    since = newest_row(connection, now) - EXPIRY
+    since = find_newest_row(connection, now) - EXPIRY
     each = " UNION ".join(
         f"SELECT d.site, d.entity, d.node FROM latest_{c} l JOIN device d ON d.id = l.device AND d.class = '{c}' "
         f"WHERE l.time >= make_timestamptz({since})"

@@ -27,7 +27,7 @@ from pipeline.ingest.transaction import TransactionWrites
 from pipeline.model.errors import GapError, Retryable, WireError
 from pipeline.model.records import SECOND, Event, EventBatch, Rows
 from pipeline.store.append import NEVER
-from pipeline.store.database import Database, explained, is_of_message
+from pipeline.store.database import Database, explain_error, is_message_fault
 from pipeline.store.devices import Devices
 from pipeline.store.retention import clamp_latest
 from pipeline.transport import Message, Partition, Transport, wire
@@ -176,7 +176,7 @@ class Ingest:
             self._has_stepped = True
         except (duckdb.Error, MemoryError) as error:
             self._discard_fetched()
-            raise Retryable(f"cannot commit: {explained(self.database.path, error)}", after_s=1.0) from error
+            raise Retryable(f"cannot commit: {explain_error(self.database.path, error)}", after_s=1.0) from error
         except BaseException:
             self._discard_fetched()
             raise
@@ -206,7 +206,7 @@ class Ingest:
 
     def _check_disk_space(self) -> None:
         """Raises Retryable if the disk has no space for a commit; input then stays in the transport."""
-        if trouble := self.database.short_of_room():
+        if trouble := self.database.find_space_problem():
             raise Retryable(trouble, after_s=1.0)
 
     def _reread_letters(self) -> None:
@@ -330,7 +330,7 @@ class Ingest:
             try:
                 return self._write_transaction(items, gaps)
             except Exception as error:
-                if not is_of_message(error):
+                if not is_message_fault(error):
                     raise
                 refusal = error
                 text = "commit of %d messages refused (attempt %d of %d): %s"
@@ -364,7 +364,7 @@ class Ingest:
             self.admission.save_owners(connection)
             writes.write_all(connection, rows, events, self._closed)
             saved = self.senders.save(connection, writes.now)
-        self.devices.saved()
+        self.devices.mark_saved()
         self.admission.commit()
         self.senders.mark_reported(clocks)
         self.rejections.mark_reported(refused)

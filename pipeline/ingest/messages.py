@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.ingest.columns import ColumnLimits
 from pipeline.model.errors import NewerWireError, Rejected, WireError
 from pipeline.model.records import Event, EventBatch, Rows, select_rows
-from pipeline.store.devices import BARRED, Devices
+from pipeline.store.devices import EXCLUDED, Devices
 from pipeline.transport import Message, wire
 
 _EARLIEST = 946_684_800_000_000  # year 2000; an earlier clock is broken
@@ -168,12 +168,14 @@ def build_rows(bodies: Sequence[wire.Body], devices: Devices, excluded: Collecti
                 continue
             ids = np.stack(
                 [
-                    devices.ids(device_class, b.layout.site, b.layout.node, b.envelope.simulated, entities, excluded)
+                    devices.assign_ids(
+                        device_class, b.layout.site, b.layout.node, b.envelope.simulated, entities, excluded
+                    )
                     for b, entities in zip(group.bodies, names, strict=True)
                 ]
             )
             time = np.repeat(group.times.reshape(-1), width)
             device = np.broadcast_to(ids[:, None, :], (messages, ticks, width)).reshape(-1)
             rows = Rows(device_class, time, device, {n: v.reshape(-1) for n, v in columns.items()})
-            out.append(rows if not excluded else select_rows(rows, device != BARRED))
+            out.append(rows if not excluded else select_rows(rows, device != EXCLUDED))
     return [rows for rows in out if len(rows.time)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import duckdb
 
-from pipeline.store.gaps import HOLES, Gap, Sender, stored_gaps
+from pipeline.store.gaps import MAX_GAPS, Gap, Sender, load_gaps
 from pipeline.transport import Partition, Transport
 
 MAX_SPOOLS = 16
@@ -35,7 +35,7 @@ class Offsets:
         self.last: dict[tuple[str, str], int] = {}
         for (topic, node, _), sequence in self.marks.items():
             self.last[topic, node] = max(sequence, self.last.get((topic, node), -1))
-        self.gaps = stored_gaps(connection)
+        self.gaps = load_gaps(connection)
         self._gap_count = sum(map(len, self.gaps.values()))
         self.fetched: dict[Partition, int] = {}
         self.durable: dict[Partition, int] = dict(self._next_offsets)
@@ -75,7 +75,7 @@ class Offsets:
             self._gap_count += len(left) - len(self.gaps.pop(sender, ()))
             if left:
                 self.gaps[sender] = left
-        while self._gap_count > HOLES:  # drops those of the sender without a new gap for longest; they stay counted
+        while self._gap_count > MAX_GAPS:  # drops those of the sender without a new gap for longest; they stay counted
             self._gap_count -= len(self.gaps.pop(next(iter(self.gaps))))
 
     def spools_over_limit(self, marks: Iterable[Sender]) -> list[Sender]:

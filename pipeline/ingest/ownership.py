@@ -24,7 +24,7 @@ import duckdb
 from pipeline.config.sections import Admission
 from pipeline.model.records import SECOND
 from pipeline.model.topology import kind_of
-from pipeline.store.append import insert, times
+from pipeline.store.append import insert_columns, to_timestamps
 from pipeline.store.database import Database
 from pipeline.transport import wire
 
@@ -308,11 +308,11 @@ def save_claims(connection: duckdb.DuckDBPyConnection, owners: Owners) -> None:
         "entity": entities,
         "node": [claim.owner for claim in claims],
         "former": [claim.former for claim in claims],
-        "since": times([claim.since for claim in claims]),
+        "since": to_timestamps([claim.since for claim in claims]),
         "released": [claim.released for claim in claims],
     }
     renew = "node = excluded.node, former = excluded.former, since = excluded.since, released = excluded.released"
-    insert(connection, "owner", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
+    insert_columns(connection, "owner", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
     connection.execute(
         """UPDATE device SET node = owner.node FROM owner
            WHERE owner.entity = device.entity AND owner.node <> device.node AND list_contains(?, device.entity)""",

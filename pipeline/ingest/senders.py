@@ -9,9 +9,9 @@ import duckdb
 from pipeline.ingest.clocks import BOUND, CommonClock, SenderClock
 from pipeline.model.records import SECOND, Event, EventBatch, Origin
 from pipeline.model.signals import CLASSES
-from pipeline.store.append import insert, times
+from pipeline.store.append import insert_columns, to_timestamps
 from pipeline.store.database import Database
-from pipeline.store.events import clock_errors
+from pipeline.store.events import load_clock_errors
 
 MAX_SENDERS = 100_000
 """Maximum senders; above it, those with the oldest message are dropped. Chosen: eight times a fleet of 12,500 nodes,
@@ -175,13 +175,13 @@ class Senders:
         nodes, fresh = sorted(self._changed), SenderClock()
         columns = {
             "node": nodes,
-            "arrived": times([self.arrivals[node] for node in nodes]),
-            "newest": times([self.newest.get(node, 0) for node in nodes]),
+            "arrived": to_timestamps([self.arrivals[node] for node in nodes]),
+            "newest": to_timestamps([self.newest.get(node, 0) for node in nodes]),
             "clock_error": [self._clocks.get(node, fresh).error for node in nodes],
             "apart": [self.interval_of(node) for node in nodes],
         }
         renew = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "node")
-        insert(connection, "sender", columns, f"ON CONFLICT (node) DO UPDATE SET {renew}")
+        insert_columns(connection, "sender", columns, f"ON CONFLICT (node) DO UPDATE SET {renew}")
         if self._dropped:
             connection.execute("DELETE FROM sender WHERE list_contains(?, node)", [self._dropped])
         return True
@@ -220,7 +220,7 @@ class Senders:
                 self.newest[node] = newest
             if apart:
                 self._intervals[node] = apart
-        self._reported = {e: round(s * SECOND) for e, s in clock_errors(database).items()}
+        self._reported = {e: round(s * SECOND) for e, s in load_clock_errors(database).items()}
         self._restore_alive(now)
 
     def _restore_alive(self, now: int) -> None:

@@ -21,7 +21,7 @@ from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Rows
 from pipeline.model.signals import Signal, column_of
 from pipeline.store import schema
-from pipeline.store.append import append_rows, insert, registered, times
+from pipeline.store.append import append_rows, insert_columns, register_columns, to_timestamps
 from pipeline.store.events import write_events
 from pipeline.store.gaps import UNEXPLAINED, Gap, Sender, explain_gaps, insert_gaps, replace_gaps
 from pipeline.transport import Message, Partition, wire
@@ -169,7 +169,7 @@ class TransactionWrites:
         at = bisect_right(known, sequence, key=lambda gap: gap.first) - 1
         if at < 0 or sequence >= known[at].after:
             return False
-        self._gaps_of(sender)[at : at + 1] = known[at].without(sequence)
+        self._gaps_of(sender)[at : at + 1] = known[at].split_at(sequence)
         self.counters["healed"] += 1
         return True
 
@@ -241,7 +241,7 @@ class TransactionWrites:
             explain_gaps(connection)
         self._write_marks(connection)
         partitions = list(self.next_offsets)
-        insert(
+        insert_columns(
             connection,
             "ingest_commit",
             {
@@ -251,7 +251,7 @@ class TransactionWrites:
                 "first_offset": [self.first_offsets[p] for p in partitions],
                 "next_offset": [self.next_offsets[p] for p in partitions],
                 "rows": [total] * len(partitions),
-                "committed": times([self.now] * len(partitions)),
+                "committed": to_timestamps([self.now] * len(partitions)),
             },
         )
 
@@ -259,7 +259,7 @@ class TransactionWrites:
         self.dropped_spools = self.offsets.spools_over_limit(self.marks)
         if known := [sender for sender in self.dropped_spools if sender in self.offsets.marks]:
             spools = dict(zip(("topic", "node", "epoch"), zip(*known, strict=True), strict=True))
-            with registered(connection, "forgotten_spools", spools):
+            with register_columns(connection, "forgotten_spools", spools):
                 connection.execute(
                     "DELETE FROM producer_mark WHERE (topic, node, epoch) IN (SELECT (topic, node, epoch) "
                     "FROM forgotten_spools)"
@@ -275,10 +275,10 @@ class TransactionWrites:
             "epoch": epochs,
             "sequence": [self._mark_of(s) for s in senders],
             "sent": pa.array([self.sent.get(s, self.offsets.sent.get(s)) for s in senders], pa.int64()),
-            "updated": times([self.now] * len(senders)),
+            "updated": to_timestamps([self.now] * len(senders)),
         }
         renew = "sequence = excluded.sequence, sent = excluded.sent, updated = excluded.updated"
-        insert(connection, "producer_mark", columns, f"ON CONFLICT (topic, node, epoch) DO UPDATE SET {renew}")
+        insert_columns(connection, "producer_mark", columns, f"ON CONFLICT (topic, node, epoch) DO UPDATE SET {renew}")
 
     def _write_losses(self, connection: duckdb.DuckDBPyConnection) -> None:
         remove_letters(connection, self.reread_letters)
@@ -286,11 +286,11 @@ class TransactionWrites:
         replace_gaps(connection, self.offsets.gaps, self.gaps)
         if self.letters:
             letters, payloads = zip(*self.letters, strict=True)
-            insert(
+            insert_columns(
                 connection,
                 "dead_letter",
                 {
-                    "time": times([self.now] * len(letters)),
+                    "time": to_timestamps([self.now] * len(letters)),
                     "topic": [letter.message.partition.topic for letter in letters],
                     "partition": [letter.message.partition.name for letter in letters],
                     "offset": [letter.message.offset for letter in letters],

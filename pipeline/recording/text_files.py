@@ -22,30 +22,31 @@ _HARM = ("up", "down", "both")
 
 
 def read_signals(path: str | Path) -> dict[str, Signal]:
-    """The catalogue with the signals of a signals.toml; a declaration wins. Raises UsageError naming file and key."""
-    table = _toml(path, "signals.toml")
-    _only(table, ("version", "signals"), f"{path}")
+    """The catalogue with the signals of a signals.toml, which take precedence. Raises UsageError naming file and
+    key."""
+    table = _read_toml(path, "signals.toml")
+    _reject_unknown(table, ("version", "signals"), f"{path}")
     declared = table.get("signals", {})
     if not isinstance(declared, dict):
-        raise UsageError(f'{path}: signals = {declared!r}; wanted a table [signals."NAME"] per signal')
-    return extend_catalogue(_signal(name, line, f'{path}: [signals."{name}"]') for name, line in declared.items())
+        raise UsageError(f'{path}: signals = {declared!r}; expected a table [signals."NAME"] per signal')
+    return extend_catalogue(_parse_signal(name, line, f'{path}: [signals."{name}"]') for name, line in declared.items())
 
 
 def read_topology(path: str | Path) -> Topology:
-    """The graph of a topology.toml. Raises UsageError naming file and line."""
-    table = _toml(path, "topology.toml")
+    """The topology in a topology.toml. Raises UsageError naming file and line."""
+    table = _read_toml(path, "topology.toml")
     attributes = table.pop("attributes", {})
     table.pop("version")
     parents: dict[str, tuple[str, ...]] = {}
     for kind, lines in table.items():
         if not isinstance(lines, dict):
-            raise UsageError(f"{path}: {kind} = {lines!r}; wanted a table [{kind}] of entities and their parents")
+            raise UsageError(f"{path}: {kind} = {lines!r}; expected a table [{kind}] of entities and their parents")
         for name, above in lines.items():
             if not isinstance(above, list) or not all(isinstance(p, str) and ":" in p.strip(":") for p in above):
-                raise UsageError(f'{path}: [{kind}] "{name}" = {above!r}; wanted a list of entities like "node:n042"')
+                raise UsageError(f'{path}: [{kind}] "{name}" = {above!r}; expected a list of entities like "node:n042"')
             parents[f"{kind}:{name}"] = tuple(above)
     if not isinstance(attributes, dict) or not all(isinstance(facts, dict) for facts in attributes.values()):
-        raise UsageError(f'{path}: [attributes]: wanted lines like "node:n042" = {{ sku = "X" }}')
+        raise UsageError(f'{path}: [attributes]: expected lines like "node:n042" = {{ sku = "X" }}')
     try:
         return Topology(parents, attributes)
     except UsageError as error:
@@ -53,19 +54,19 @@ def read_topology(path: str | Path) -> Topology:
 
 
 def read_events(paths: Iterable[str | Path]) -> list[Event]:
-    """Events of several events.jsonl in order of time. Raises UsageError naming file and line.
+    """Events of events.jsonl files in order of time. Raises UsageError naming file and line.
 
-    A last line without its end that is no event was torn off while it was written, and is passed over.
+    An incomplete last line without its end was cut off during writing, and is skipped.
     """
-    found = [event for path in paths for event in _events(Path(path))]
+    found = [event for path in paths for event in _read_event_file(Path(path))]
     found.sort(key=lambda e: (e.time, e.entity, e.kind))
     return found
 
 
-def _events(path: Path) -> list[Event]:
+def _read_event_file(path: Path) -> list[Event]:
     found = []
     *lines, last = _read_text(path, "events, one JSON object per line").split("\n")
-    for number, line in enumerate(lines if _torn(last) else [*lines, last], 1):
+    for number, line in enumerate(lines if _is_torn(last) else [*lines, last], 1):
         if not line.strip():
             continue
         try:
@@ -73,14 +74,16 @@ def _events(path: Path) -> list[Event]:
             event = Event(from_iso(row["time"]), row["entity"], row["kind"], row.get("data") or {})
             sound = ":" in event.entity and isinstance(event.kind, str) and isinstance(event.data, dict)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path}: line {number}: {_why(error)}; wanted time, entity, kind and data") from error
+            raise UsageError(
+                f"{path}: line {number}: {_describe_error(error)}; expected time, entity, kind and data"
+            ) from error
         if not sound:
-            raise UsageError(f"{path}: line {number}: wanted entity (kind:name), kind (text), data (object)")
+            raise UsageError(f"{path}: line {number}: expected entity (kind:name), kind (text), data (object)")
         found.append(event)
     return found
 
 
-def _torn(line: str) -> bool:
+def _is_torn(line: str) -> bool:
     try:
         json.loads(line)
     except ValueError:
@@ -88,7 +91,7 @@ def _torn(line: str) -> bool:
     return False
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
@@ -96,46 +99,46 @@ def _read_text(path: str | Path, wanted: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; wanted {wanted}") from error
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; expected {wanted}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8 text: {error}; wanted {wanted}") from error
+        raise UsageError(f"{path}: is not UTF-8 text: {error}; expected {wanted}") from error
 
 
-def _toml(path: str | Path, wanted: str) -> dict[str, Any]:
-    """A TOML file of version 1."""
+def _read_toml(path: str | Path, wanted: str) -> dict[str, Any]:
+    """The table in a TOML file of version 1."""
     try:
         table = tomllib.loads(_read_text(path, f"a {wanted}"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: is not TOML: {error}") from error
     found = table.get("version")
     if type(found) is not int or found != VERSION:
-        raise UsageError(f"{path}: version = {found!r}; wanted version = {VERSION}")
+        raise UsageError(f"{path}: version = {found!r}; expected version = {VERSION}")
     return table
 
 
-def _only(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Refuses unknown keys, with a suggestion."""
+def _reject_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raises UsageError on unknown keys, with a suggestion."""
     for key in table:
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
-            mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
-            raise UsageError(f"{where}: {key}: no such key; {mend}")
+            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+            raise UsageError(f"{where}: {key}: no such key; {hint}")
 
 
-def _signal(name: str, line: Any, where: str) -> Signal:
-    """One [signals."NAME"] table."""
+def _parse_signal(name: str, line: Any, where: str) -> Signal:
+    """The signal of a [signals."NAME"] table."""
     if not isinstance(line, dict):
-        raise UsageError(f"{where}: is {line!r}; wanted a table")
-    _only(line, _KEYS, where)
+        raise UsageError(f"{where}: is {line!r}; expected a table")
+    _reject_unknown(line, _KEYS, where)
     for key in _REQUIRED:
         if not isinstance(line.get(key), str) or not line[key]:
             found = f"= {line[key]!r}" if key in line else "is missing"
-            raise UsageError(f"{where}: {key} {found}; wanted a text")
-    _one_of(line["kind"], get_args(Kind), f"{where}: kind")
-    _one_of(line.get("harm", "both"), _HARM, f"{where}: harm")
-    states, normal = (_texts(line.get(key, []), f"{where}: {key}") for key in ("states", "normal"))
+            raise UsageError(f"{where}: {key} {found}; expected a text")
+    _check_choice(line["kind"], get_args(Kind), f"{where}: kind")
+    _check_choice(line.get("harm", "both"), _HARM, f"{where}: harm")
+    states, normal = (_parse_texts(line.get(key, []), f"{where}: {key}") for key in ("states", "normal"))
     if not set(normal) <= set(states):
-        raise UsageError(f"{where}: normal = {list(normal)}; wanted some of states = {list(states)}")
+        raise UsageError(f"{where}: normal = {list(normal)}; expected some of states = {list(states)}")
     return Signal(
         name,
         line["unit"],
@@ -144,66 +147,66 @@ def _signal(name: str, line: Any, where: str) -> Signal:
         "f8",
         line["help"],
         "declared",
-        valid=_valid(line.get("valid"), where),
+        valid=_parse_valid(line.get("valid"), where),
         states=states,
         normal=normal,
         harm=line.get("harm", "both"),
-        interval=_interval(line.get("interval"), where),
+        interval=_parse_interval(line.get("interval"), where),
     )
 
 
-def _one_of(value: Any, wanted: tuple[str, ...], where: str) -> None:
+def _check_choice(value: Any, wanted: tuple[str, ...], where: str) -> None:
     if value not in wanted:
         close = difflib.get_close_matches(str(value), wanted, 1)
-        mend = f"did you mean '{close[0]}'?" if close else f"wanted one of {', '.join(wanted)}"
-        raise UsageError(f"{where} = {value!r}: {mend}")
+        hint = f"did you mean '{close[0]}'?" if close else f"wanted one of {', '.join(wanted)}"
+        raise UsageError(f"{where} = {value!r}: {hint}")
 
 
-def _texts(value: Any, where: str) -> tuple[str, ...]:
+def _parse_texts(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise UsageError(f"{where} = {value!r}; wanted a list of texts")
+        raise UsageError(f"{where} = {value!r}; expected a list of texts")
     return tuple(value)
 
 
-def _valid(value: Any, where: str) -> tuple[float, float]:
+def _parse_valid(value: Any, where: str) -> tuple[float, float]:
     if value is None:
         return -math.inf, math.inf
-    if not isinstance(value, list) or len(value) != 2 or not all(map(_number, value)) or value[0] > value[1]:
-        raise UsageError(f"{where}: valid = {value!r}; wanted [lowest, highest]")
+    if not isinstance(value, list) or len(value) != 2 or not all(map(_is_number, value)) or value[0] > value[1]:
+        raise UsageError(f"{where}: valid = {value!r}; expected [lowest, highest]")
     return float(value[0]), float(value[1])
 
 
-def _interval(value: Any, where: str) -> float | None:
+def _parse_interval(value: Any, where: str) -> float | None:
     if value is None:
         return None
-    if not _number(value) or value <= 0:
-        raise UsageError(f"{where}: interval = {value!r}; wanted seconds above 0")
+    if not _is_number(value) or value <= 0:
+        raise UsageError(f"{where}: interval = {value!r}; expected seconds above 0")
     return float(value)
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and not math.isnan(value)
 
 
-def event_json(event: Event) -> dict[str, Any]:
-    """The line of events.jsonl."""
+def event_to_json(event: Event) -> dict[str, Any]:
+    """The JSON object of an event in events.jsonl."""
     return {"time": iso(event.time), "entity": event.entity, "kind": event.kind, "data": dict(event.data)}
 
 
-def json_line(row: Mapping[str, Any]) -> str:
-    """One object on one line."""
+def format_json_line(row: Mapping[str, Any]) -> str:
+    """A JSON object as one line."""
     return json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def write_topology(
     path: Path, parents: Mapping[str, Sequence[str]], attributes: Mapping[str, Mapping[str, object]]
 ) -> None:
-    """topology.toml: one table per kind; entities without parents need no line."""
-    path.write_text(topology_text(parents, attributes), encoding="utf-8")
+    """Writes topology.toml: one table per kind; entities without parents need no line."""
+    path.write_text(format_topology(parents, attributes), encoding="utf-8")
 
 
-def topology_text(parents: Mapping[str, Sequence[str]], attributes: Mapping[str, Mapping[str, object]]) -> str:
-    """What topology.toml holds. Facts that are not known (None) have no place in TOML and are left out."""
+def format_topology(parents: Mapping[str, Sequence[str]], attributes: Mapping[str, Mapping[str, object]]) -> str:
+    """The text of topology.toml. Unknown attributes (None) are left out, since TOML has no null."""
     lines = ["version = 1"]
     kinds = dict.fromkeys(kind_of(entity) for entity, above in parents.items() if above)
     for kind in kinds:
@@ -220,7 +223,7 @@ def topology_text(parents: Mapping[str, Sequence[str]], attributes: Mapping[str,
 
 
 def _toml_string(text: str) -> str:
-    """A TOML basic string; JSON's escapes are TOML's, but for DEL."""
+    """A TOML basic string; JSON's escapes are valid TOML, except DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

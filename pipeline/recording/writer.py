@@ -1,6 +1,6 @@
 """Writes the replay format: telemetry-CLASS.parquet, events.jsonl, topology.toml, truth.jsonl and meta.json.
 
-Telemetry bears the suffix `.part` until it is complete, so that nobody takes half a file for a whole one.
+Telemetry files have the suffix `.part` until they are complete.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Event, to_json
-from pipeline.recording.text_files import event_json, json_line, write_topology
+from pipeline.recording.text_files import event_to_json, format_json_line, write_topology
 
 GROUP_ROWS = 1 << 17
-"""Rows of a Parquet row group: 131,072, one more than DuckDB's own group of 122,880 needs. Chosen."""
+"""Rows of a Parquet row group: 131,072, at least DuckDB's own group of 122,880. Chosen."""
 
 
 class TelemetryWriter:
-    """One telemetry-CLASS.parquet: sorted by time, then entity; integers as int64, a missing value is null."""
+    """Writes one telemetry-CLASS.parquet: sorted by time, then entity; integers as int64, missing values as null."""
 
     def __init__(self, directory: Path, device_class: str) -> None:
         self.path = directory / f"telemetry-{device_class}.parquet"
@@ -40,8 +40,8 @@ class TelemetryWriter:
         columns: Mapping[str, NDArray[Any]],
         present: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Ticks later than all before: times (ticks,) or (ticks, devices), within a tick apart by less than a tick;
-        columns (ticks, devices) in wire type, present likewise."""
+        """Appends ticks, later than all before. times: (ticks,), or (ticks, devices) that differ by less than a tick
+        within a tick. columns: (ticks, devices) in wire type; present: (ticks, devices)."""
         import pyarrow as pa
 
         if tuple(entities) != self._entities:
@@ -51,7 +51,7 @@ class TelemetryWriter:
         if present is not None and not present.all():
             keep = np.flatnonzero(present[:, order].ravel())
         when = np.repeat(times, len(order)) if times.ndim == 1 else times[:, order].ravel()
-        if times.ndim == 2 and len(order):  # devices of one tick may be dated apart: order by time, then entity
+        if times.ndim == 2 and len(order):  # devices of a tick may have different times: order by time, then entity
             keep = np.arange(len(when))[keep]
             keep = keep[np.argsort(when[keep], kind="stable")]
         names = pa.array([entities[i] for i in order], pa.string())
@@ -60,7 +60,7 @@ class TelemetryWriter:
             {
                 "time": pa.array(when[keep], pa.timestamp("us", "UTC")),
                 "entity": pa.DictionaryArray.from_arrays(places, names).cast(pa.string()),
-                **{name: _arrow(values[:, order].ravel()[keep]) for name, values in columns.items()},
+                **{name: _to_arrow(values[:, order].ravel()[keep]) for name, values in columns.items()},
             }
         )
         self._waiting.append(table)
@@ -70,7 +70,7 @@ class TelemetryWriter:
             self._flush()
 
     def close(self) -> None:
-        """Completes the file; without a row there is none. May be called twice."""
+        """Completes the file; no file without rows. May be called twice."""
         self._flush()
         if self._writer is not None:
             self._writer.close()
@@ -91,14 +91,14 @@ class TelemetryWriter:
 
 
 class RecordingWriter:
-    """A whole recording in one folder, made if it is not there; files of the same name are replaced at the end."""
+    """Writes a recording into a folder, created if missing; existing files are replaced at the end."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{directory}: cannot be written: {error.strerror}; wanted a folder") from error
+            raise UsageError(f"{directory}: cannot be written: {error.strerror}; expected a folder") from error
         self._part = self.directory / "events.jsonl.part"
         self._events: IO[str] | None = None
         self._telemetry: dict[str, TelemetryWriter] = {}
@@ -111,21 +111,21 @@ class RecordingWriter:
         columns: Mapping[str, NDArray[Any]],
         present: NDArray[np.bool_],
     ) -> None:
-        """Rows of one class; see TelemetryWriter.append."""
+        """Appends rows of one class; see `TelemetryWriter.append`."""
         if device_class not in self._telemetry:
             self._telemetry[device_class] = TelemetryWriter(self.directory, device_class)
         self._telemetry[device_class].append(times, entities, columns, present)
 
     def events(self, events: Sequence[Event]) -> None:
-        """Events later than all before."""
-        self._told().writelines(json_line(event_json(event)) for event in events)
+        """Appends events, later than all before."""
+        self._open_events().writelines(format_json_line(event_to_json(event)) for event in events)
 
-    def _told(self) -> IO[str]:
-        """The file of events, made at the first use: who only asks for a recording that is refused leaves no file."""
+    def _open_events(self) -> IO[str]:
+        """The file of events, opened at first use, so that a refused recording leaves no file."""
         try:
             self._events = self._events or self._part.open("w", encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"{self._part}: cannot be written: {error.strerror}; wanted a folder") from error
+            raise UsageError(f"{self._part}: cannot be written: {error.strerror}; expected a folder") from error
         return self._events
 
     def close(
@@ -136,7 +136,7 @@ class RecordingWriter:
         meta: Mapping[str, Any],
     ) -> None:
         """Completes all files; `meta` gets the rows of each telemetry file."""
-        self._told().close()
+        self._open_events().close()
         self._part.replace(self.directory / "events.jsonl")
         for writer in self._telemetry.values():
             writer.close()
@@ -147,13 +147,13 @@ class RecordingWriter:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON object per line; non-finite numbers become null."""
+    """Writes one JSON object per line; non-finite numbers become null."""
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json_line(to_json(dict(row))) for row in rows)
+        file.writelines(format_json_line(to_json(dict(row))) for row in rows)
 
 
-def _arrow(values: NDArray[Any]) -> Any:
-    """Wire values as a signed Arrow column: the highest unsigned value and NaN are missing."""
+def _to_arrow(values: NDArray[Any]) -> Any:
+    """Wire values as a signed Arrow column; the highest unsigned value and NaN become null."""
     import pyarrow as pa
 
     if values.dtype.kind == "u":

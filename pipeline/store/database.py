@@ -31,24 +31,24 @@ from pipeline.store import schema
 
 RECOVERY = "docs/store.md, section Recovery"
 _OF_MESSAGE = (
-    *(WireError, duckdb.DataError, duckdb.IntegrityError),  # what is checked here and by the store
-    *(ValueError, TypeError, LookupError, ArithmeticError),  # what NumPy, Arrow and our code raise on values
+    *(WireError, duckdb.DataError, duckdb.IntegrityError),  # raised by our checks and by DuckDB
+    *(ValueError, TypeError, LookupError, ArithmeticError),  # raised by NumPy, Arrow and our code on bad values
 )
 _SIGNS_OF_DAMAGE = ("Corrupt", "corrupt", "Could not read enough bytes", "replaying WAL", "deserializ")
 
 
-def is_of_message(error: Exception) -> bool:
-    """Whether the content of a message can be the reason, so that looking for that message makes sense.
+def is_message_fault(error: Exception) -> bool:
+    """Whether the content of a message may be the cause, so that a search for that message makes sense.
 
-    All else (disk, memory, locks, an invalid database, what nobody foresaw) says nothing of any message: it is tried
-    again, and no message is given up for it. A full disk at COMMIT is a TransactionException, a failed checkpoint a
+    Any other error (disk, memory, locks, an invalid database, anything unforeseen) says nothing about messages: the
+    commit is retried, and no message is dropped. A full disk at COMMIT is a TransactionException, a failed checkpoint a
     FatalException, a damaged block a bare duckdb.Error.
     """
     return isinstance(error, _OF_MESSAGE)
 
 
-def explained(path: Path, error: Exception) -> FleetpulseError:
-    """What an error of DuckDB on this file means, and what to do."""
+def explain_error(path: Path, error: Exception) -> FleetpulseError:
+    """Explains an error of DuckDB on this file, and what to do."""
     text = " ".join(str(error).split())
     if isinstance(error, FleetpulseError):
         return error
@@ -67,18 +67,18 @@ def explained(path: Path, error: Exception) -> FleetpulseError:
         return Unreachable(f"store {path}: out of memory; raise [store] memory_limit ({text})")
     if "newer version of DuckDB" in text or "storage version" in text:
         return UsageError(f"[store] path = '{path}': written by a newer DuckDB; upgrade fleetpulse ({text})")
-    if damaged(error):
-        return DamagedStore(_damage(path, text))
+    if is_damaged(error):
+        return DamagedStore(_describe_damage(path, text))
     return Unreachable(f"store {path}: cannot be used: {text}")
 
 
-def damaged(error: Exception) -> bool:
-    """Whether DuckDB found bytes in the file or its log that cannot be right."""
+def is_damaged(error: Exception) -> bool:
+    """Whether DuckDB found damage in the file or its log."""
     text = str(error)
     return isinstance(error, duckdb.Error) and any(sign in text for sign in _SIGNS_OF_DAMAGE)
 
 
-def _damage(path: Path, text: str) -> str:
+def _describe_damage(path: Path, text: str) -> str:
     log = path.with_name(path.name + ".wal")
     if "WAL" in text:
         return (
@@ -87,30 +87,30 @@ def _damage(path: Path, text: str) -> str:
         )
     return (
         f"store {path}: the file is damaged ({text}). Check the disk; stop the pipeline, move {path.name} and "
-        f"{log.name} aside, put a copy back or start with a new store. {RECOVERY}"
+        f"{log.name} aside, restore a copy or start with a new store. {RECOVERY}"
     )
 
 
 MAGIC, MAGIC_AT = b"DUCK", 8
-_HEAD = 64  # bytes that tell what a file is
+_HEAD = 64  # bytes read to identify the file
 _FOREIGN = {b"SQLite format 3\0": "an SQLite database", b"PAR1": "a Parquet file", b"\x1f\x8b": "a gzip file"}
 
 
 def open_file(path: Path, settings: Mapping[str, str], read_only: bool = False) -> duckdb.DuckDBPyConnection:
-    """A connection to the store's file; `read_only` changes nothing. Raises UsageError, or what faults.py lists."""
+    """Opens a connection to the store's file. Raises the errors listed in the module docstring."""
     _check_file(path)
     try:
         return duckdb.connect(str(path), read_only=read_only, config=dict(settings))
     except duckdb.Error as error:
-        raise explained(path, error) from error
+        raise explain_error(path, error) from error
 
 
 def _check_file(path: Path) -> None:
-    """Raises UsageError if what lies at `path` cannot be a store of ours; an absent file can."""
+    """Raises UsageError if the file at `path` cannot be a store; a missing file is fine."""
     where = f"[store] path = '{path}'"
     try:
         if stat.S_ISFIFO(path.stat().st_mode):
-            raise UsageError(f"{where}: is a pipe, and opening it would wait for ever; set another path")
+            raise UsageError(f"{where}: is a pipe, which cannot be opened without waiting for ever; set another path")
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except FileNotFoundError:
@@ -122,11 +122,11 @@ def _check_file(path: Path) -> None:
     log = path.with_name(path.name + ".wal")
     if not head and log.exists():
         raise DamagedStore(
-            f"store {path}: the file is empty although its log {log} is there, so it was cut off. Check the disk; move "
-            f"{path.name} and {log.name} aside, put a copy back or start with a new store. {RECOVERY}"
+            f"store {path}: the file is empty although its log {log} exists, so it was truncated. Check the disk; move "
+            f"{path.name} and {log.name} aside, restore a copy or start with a new store. {RECOVERY}"
         )
     if not head:
-        raise UsageError(f"{where}: is empty: it holds nothing, remove it: rm {path}")
+        raise UsageError(f"{where}: is empty: remove it: rm {path}")
     if head[MAGIC_AT : MAGIC_AT + len(MAGIC)] == MAGIC:
         return
     kind = next((name for magic, name in _FOREIGN.items() if head.startswith(magic)), None)
@@ -135,14 +135,14 @@ def _check_file(path: Path) -> None:
 
 
 FREE_BYTES = 256 << 20
-"""Default of [store] free_bytes: room for the largest commit, and for what DuckDB writes anew at a checkpoint."""
-_FREE_SHARE = 20  # at most a twentieth of the disk is kept free, so that a small disk can be used too; chosen
+"""Default of [store] free_bytes: space for the largest commit, and for what DuckDB rewrites at a checkpoint."""
+_FREE_SHARE = 20  # at most a twentieth of the disk is kept free, so that small disks work; chosen
 
 
 class Database:
-    """One open store. Raises what pipeline/store/database.py lists, and UsageError if its schema is newer.
+    """The open store. Raises the errors listed in the module docstring, and UsageError if its schema is newer.
 
-    broken: why DuckDB will not work before `reopen`; None if it works. `free_bytes`: see `short_of_room`.
+    broken: why DuckDB needs `reopen`; None if it works. `free_bytes`: see `find_space_problem`.
     """
 
     def __init__(
@@ -155,22 +155,22 @@ class Database:
         try:
             private_files.make_folder(path.parent)
         except OSError as error:
-            raise UsageError(f"[store] path = {str(path)!r}: its folder cannot be made: {error.strerror}") from error
+            raise UsageError(f"[store] path = {str(path)!r}: its folder cannot be created: {error.strerror}") from error
         self.path, self._memory_limit, self._free_bytes = path, memory_limit, free_bytes
         self.lock = threading.RLock()
         self.broken: str | None = None
-        self.connection = self._connected()
+        self.connection = self._connect()
         try:
             with self.transaction() as connection:
-                schema.create(connection, catalogue)
+                schema.create_tables(connection, catalogue)
         except duckdb.Error as error:
             self.connection.close()
-            raise explained(path, error) from error
+            raise explain_error(path, error) from error
         except FleetpulseError:
             self.connection.close()
             raise
 
-    def _connected(self) -> duckdb.DuckDBPyConnection:
+    def _connect(self) -> duckdb.DuckDBPyConnection:
         settings = {
             "enable_external_access": "false",
             "python_enable_replacements": "false",
@@ -182,22 +182,22 @@ class Database:
             connection.execute("SET GLOBAL lock_configuration = true")
         except duckdb.Error as error:
             connection.close()
-            raise explained(self.path, error) from error
+            raise explain_error(self.path, error) from error
         return connection
 
     def reopen(self) -> None:
-        """Opens the file again after a fatal error; what is in memory of it must be read anew.
+        """Opens the file again after a fatal error; everything in memory about it must be loaded again.
 
-        A checkpoint that fails is fatal to DuckDB though nothing that was committed is lost. Raises Retryable while it
-        cannot be opened: the disk is still full, or a reader still holds a cursor of before.
+        A failed checkpoint is fatal for DuckDB, although no commit is lost. Raises Retryable while the file cannot be
+        opened: the disk is still full, or a reader still has an old cursor.
         """
         with self.lock:
             self.connection.close()
             try:
-                self.connection = self._connected()
+                self.connection = self._connect()
                 self.connection.execute("SELECT count(*) FROM meta").fetchall()
             except (duckdb.Error, FleetpulseError) as error:
-                raise Retryable(str(explained(self.path, error)), after_s=1.0) from error
+                raise Retryable(str(explain_error(self.path, error)), after_s=1.0) from error
             self.broken = None
 
     @contextlib.contextmanager
@@ -211,38 +211,39 @@ class Database:
             except BaseException as error:
                 if isinstance(error, duckdb.FatalException):
                     self.broken = str(error)
-                # a failed COMMIT has already ended the transaction, and then ROLLBACK is the error of the two
+                # after a failed COMMIT the transaction has ended, and ROLLBACK fails
                 with contextlib.suppress(duckdb.Error):
                     self.connection.execute("ROLLBACK")
                 raise
 
-    def short_of_room(self) -> str | None:
-        """Why no telemetry is stored now: the disk has less than `free_bytes` free, or 5 % of it if that is less.
+    def find_space_problem(self) -> str | None:
+        """Describes why no telemetry is stored: less than `free_bytes` (at most 5 % of the disk) is free. None if
+        enough.
 
-        Space that the file has to spare inside counts as free. What is kept free serves the rest: incidents, deletion
-        by age, and checkpoints, which DuckDB does not survive without room.
+        Free blocks inside the file count as free. The reserve is for everything else: incidents, deletion by age, and
+        checkpoints, which DuckDB does not survive without space.
         """
         disk = shutil.disk_usage(self.path.parent)
         least = min(self._free_bytes, disk.total // _FREE_SHARE)
-        if disk.free >= least or disk.free + self._spare() >= least:
+        if disk.free >= least or disk.free + self._free_block_bytes() >= least:
             return None
         return (
             f"store {self.path}: {disk.free >> 20} MiB free on its disk, minimum {least >> 20} MiB ([store] "
-            "free_bytes): nothing is stored until there is room; free space or lower [store] hot_hours"
+            "free_bytes): nothing is stored until there is space; free space or lower [store] hot_hours"
         )
 
-    def _spare(self) -> int:
-        """Bytes of blocks in the file that hold nothing; 0 where it is not known, as the file is being opened again."""
+    def _free_block_bytes(self) -> int:
+        """Bytes of free blocks in the file; 0 if unknown, while the file is being reopened."""
         with contextlib.suppress(duckdb.Error), contextlib.closing(self.cursor()) as cursor:
             [(size, spare)] = cursor.execute("SELECT block_size, free_blocks FROM pragma_database_size()").fetchall()
             return int(size * spare)
         return 0
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A connection of its own for one thread; the caller closes it."""
+        """A new connection for one thread; the caller closes it."""
         return self.connection.cursor()
 
     def close(self) -> None:
-        """Checkpoints and lets go of the file; may be called twice."""
+        """Checkpoints and closes the file; may be called twice."""
         with self.lock:
             self.connection.close()

@@ -1,4 +1,4 @@
-"""Integer ids of devices: one small dense range per device class, so that frames are plain arrays."""
+"""Integer ids of devices: a small dense range per device class, so that frames are plain arrays."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.store.append import insert
+from pipeline.store.append import insert_columns
 
-BARRED = -1
-"""Instead of an id: the rows of this device are not stored."""
-_ARRAYS = 16_000_000
-"""Ids that are kept looked up, 64 MB; chosen: 12,500 nodes of 300 devices in three rhythms are 11 million."""
+EXCLUDED = -1
+"""Used instead of an id: the rows of this device are not stored."""
+_MAX_CACHED = 16_000_000
+"""Maximum cached ids, 64 MB; chosen: 12,500 nodes of 300 devices at three intervals are 11 million."""
 
 
 class Devices:
-    """(class, site, entity) -> id within the class. Ids are given in order of appearance and never change.
+    """(class, site, entity) -> id within the class. Ids are assigned in order of appearance and never change.
 
-    In frames a device stands at its slot: its place among the ids that are known. Both are the same until devices were
+    In frames a device has a slot: its position among the existing ids. Ids and slots are equal until devices are
     dropped (pipeline/store/retention.py). New devices wait in memory until `save` writes them in the transaction that
-    stores their first rows; after a rollback they are written by the next one.
+    stores their first rows; after a rollback the next one writes them.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
@@ -31,13 +31,13 @@ class Devices:
         self.load(connection)
 
     def load(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Takes what the store holds, and forgets everything else."""
+        """Loads all devices from the store, and drops everything else."""
         self._ids: dict[tuple[str, str, str], int] = {}
         self._names: dict[str, list[str]] = defaultdict(list)
         self._arrays: dict[tuple[str, str, tuple[str, ...]], NDArray[np.int32]] = {}
-        self._kept = 0  # ids in _arrays
+        self._cached = 0  # ids in _arrays
         self._next: Counter[str] = Counter()
-        self._slots: dict[str, NDArray[np.int32]] = {}  # by id; absent where ids and slots are the same
+        self._slots: dict[str, NDArray[np.int32]] = {}  # by id; absent if ids and slots are equal
         self._unsaved.clear()
         self._simulated.clear()
         self._sites: dict[str, str] = {}
@@ -55,8 +55,8 @@ class Devices:
                 self._slots[device_class] = np.full(after, -1, np.int32)
                 self._slots[device_class][ids] = np.arange(len(ids))
 
-    def slots(self, device_class: str, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Places in `names` of devices by id; -1 for those that were dropped."""
+    def find_slots(self, device_class: str, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Slots of devices by id; -1 for dropped devices."""
         known = self._slots.get(device_class)
         if known is None:
             return ids
@@ -68,44 +68,46 @@ class Devices:
         return self._names[device_class]
 
     def is_simulated(self, entity: str) -> bool:
-        """Whether the sender of that entity's telemetry said so; False for entities without telemetry."""
+        """Whether the telemetry of an entity is marked as simulated; False without telemetry."""
         return self._simulated.get(entity, False)
 
     def site_of(self, node: str) -> str | None:
-        """The site of a node, as its newest device had it; None if no telemetry of it ever came."""
+        """The site of a node, from its newest device; None without telemetry."""
         return self._sites.get(node)
 
-    def knows(self, entity: str) -> bool:
-        """Whether telemetry of it ever came."""
+    def has_device(self, entity: str) -> bool:
+        """Whether the entity ever had telemetry."""
         return entity in self._simulated
 
-    def all_simulated(self) -> bool:
-        """Whether there is telemetry, and all of it simulated."""
+    def are_all_simulated(self) -> bool:
+        """Whether there is telemetry, and all of it is simulated."""
         return bool(self._simulated) and all(self._simulated.values())
 
-    def ids(
+    def assign_ids(
         self,
         device_class: str,
         site: str,
         node: str,
         simulated: bool,
         entities: tuple[str, ...],
-        barred: Collection[str] = (),
+        excluded: Collection[str] = (),
     ) -> NDArray[np.int32]:
-        """(devices,) ids of `entities`, new ones given to strangers; BARRED for those that get none."""
+        """(devices,) ids of `entities`; assigns new ids; EXCLUDED for excluded entities."""
         key = (device_class, site, entities)
-        if barred or key not in self._arrays:
-            found = [BARRED if e in barred else self._id(device_class, site, node, simulated, e) for e in entities]
-            if barred:
+        if excluded or key not in self._arrays:
+            found = [
+                EXCLUDED if e in excluded else self._assign_id(device_class, site, node, simulated, e) for e in entities
+            ]
+            if excluded:
                 return np.array(found, np.int32)
-            if self._kept > _ARRAYS:
+            if self._cached > _MAX_CACHED:
                 self._arrays.clear()
-                self._kept = 0
+                self._cached = 0
             self._arrays[key] = np.array(found, np.int32)
-            self._kept += len(found)
+            self._cached += len(found)
         return self._arrays[key]
 
-    def _id(self, device_class: str, site: str, node: str, simulated: bool, entity: str) -> int:
+    def _assign_id(self, device_class: str, site: str, node: str, simulated: bool, entity: str) -> int:
         key = (device_class, site, entity)
         if key not in self._ids:
             self._ids[key] = self._next[device_class]
@@ -116,11 +118,11 @@ class Devices:
         return self._ids[key]
 
     def save(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Writes new devices; `saved` forgets them once the transaction is durable."""
+        """Writes new devices; call `mark_saved` when the transaction is durable."""
         if self._unsaved:
             names = ("class", "id", "site", "entity", "node", "simulated")
-            insert(connection, "device", dict(zip(names, zip(*self._unsaved, strict=True), strict=True)))
+            insert_columns(connection, "device", dict(zip(names, zip(*self._unsaved, strict=True), strict=True)))
 
-    def saved(self) -> None:
-        """The last `save` is durable."""
+    def mark_saved(self) -> None:
+        """Records that the last `save` is durable."""
         self._unsaved = []

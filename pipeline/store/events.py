@@ -1,4 +1,4 @@
-"""Events -> rows, and what inventory events say of entities."""
+"""Events as rows, inventories as entities, and queries over events that a start needs."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ import pyarrow as pa
 from pipeline.model.membership import ATTRIBUTE, parse_inventory
 from pipeline.model.records import SECOND, EventBatch
 from pipeline.model.topology import kind_of
-from pipeline.store.append import NEVER, TIME, insert, times
+from pipeline.store.append import NEVER, TIME, insert_columns, to_timestamps
 from pipeline.store.database import Database
 
-UPGRADED = 1800 * SECOND
-"""How long an upgrade of agents may be the reason of their silence. Chosen."""
-_UPGRADED = """
-WITH told AS (
+UPGRADE_WINDOW = 1800 * SECOND
+"""Time within which an upgrade of agents may explain their silence (us). Chosen."""
+_FIND_UPGRADE = """
+WITH reported AS (
     SELECT entity, data::JSON -> 'entities' -> entity -> 'attributes' ->> 'agent' AS version, time
     FROM events WHERE kind = 'inventory' AND list_contains($1::VARCHAR[], entity)),
 changed AS (
     SELECT entity, version, time, lag(version) OVER (PARTITION BY entity ORDER BY time) AS before
-    FROM told WHERE version IS NOT NULL)
+    FROM reported WHERE version IS NOT NULL)
 SELECT version FROM changed WHERE version <> before AND epoch_us(time) >= $2
 GROUP BY version HAVING count(DISTINCT entity) >= $3 ORDER BY count(DISTINCT entity) DESC LIMIT 1
 """
 
 
 def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventBatch], closed: int = NEVER) -> None:
-    """Events as rows; inventory also becomes what is known of the entities.
+    """Writes events as rows; inventories also update the table `entity`.
 
-    closed: frames before it are closed, so that events before it are judged in the first that is open.
+    closed: frames before it are closed; earlier events are evaluated in the first open frame.
     """
     flat = [(event, batch.origin) for batch in batches for event in batch.events]
-    insert(
+    insert_columns(
         connection,
         "events",
         {
-            "time": times([event.time for event, _ in flat]),
+            "time": to_timestamps([event.time for event, _ in flat]),
             "entity": [event.entity for event, _ in flat],
             "kind": [event.kind for event, _ in flat],
             "data": [json.dumps(dict(event.data), sort_keys=True) for event, _ in flat],
@@ -60,16 +60,16 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
         names = ("entity", "kind", "site", "simulated", "parents", "attributes", "node", "named")
         columns = dict(zip(names, map(list, zip(*known.values(), strict=True)), strict=True))
         columns["parents"] = pa.array(columns["parents"], pa.list_(pa.string()))
-        columns["named"] = times(columns["named"])
-        left = _over(connection, known)
+        columns["named"] = to_timestamps(columns["named"])
+        left = _possibly_empty(connection, known)
         renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:])
-        insert(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
+        insert_columns(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
         told = sorted({(o.site, e.entity.partition(":")[2]) for e, o in flat if e.kind == "inventory"})
-        _end(connection, told, known, left)
+        _remove_ended(connection, told, known, left)
 
 
-def _over(connection: duckdb.DuckDBPyConnection, known: Collection[str]) -> set[str]:
-    """Stages and jobs that may be empty once the inventories are in: where ranks were, and those that these name."""
+def _possibly_empty(connection: duckdb.DuckDBPyConnection, known: Collection[str]) -> set[str]:
+    """Stages and jobs that the inventories may leave empty: former parents of ranks, and those that they name."""
     ranks = [e for e in known if kind_of(e) == "rank"]
     found = {e for e in known if kind_of(e) in ("stage", "job")}
     if ranks:
@@ -78,13 +78,13 @@ def _over(connection: duckdb.DuckDBPyConnection, known: Collection[str]) -> set[
     return found
 
 
-def _end(
+def _remove_ended(
     connection: duckdb.DuckDBPyConnection, told: Sequence[tuple[str, str]], known: Collection[str], left: set[str]
 ) -> None:
-    """Takes out ranks that their node names no longer, and the stages and jobs that nobody is in any more.
+    """Deletes ranks that their node no longer lists, and stages and jobs without ranks.
 
-    told: (site, node) of the inventories; known: all that these name; left: what nobody may be in by now. The same as
-    pipeline/model/membership.py does in memory.
+    told: (site, node) of the inventories; known: all entities that they list; left: possibly empty stages and jobs. The
+    same as pipeline/model/membership.py in memory.
     """
     gone = connection.execute(
         f"""DELETE FROM entity WHERE kind = 'rank' AND contains(attributes, '"{ATTRIBUTE}"')
@@ -101,8 +101,8 @@ def _end(
         )
 
 
-def silent_sites(database: Database) -> dict[str, dict[str, object]]:
-    """Site -> data of the event that said that it is silent, of those of which none said that it is heard again."""
+def load_silent_sites(database: Database) -> dict[str, dict[str, object]]:
+    """Site -> data of its last event, for sites whose last event is `site_silent`."""
     with database.lock:
         rows = database.connection.execute(
             "SELECT entity, arg_max(data, time) FROM events WHERE kind IN ('site_silent', 'site_heard') "
@@ -111,8 +111,8 @@ def silent_sites(database: Database) -> dict[str, dict[str, object]]:
     return {entity.partition(":")[2]: json.loads(data) for entity, data in rows}
 
 
-def clock_errors(database: Database) -> dict[str, float]:
-    """Entity -> error of its clock (s) as the newest event `clock_error` has it, of those that are wrong."""
+def load_clock_errors(database: Database) -> dict[str, float]:
+    """Entity -> clock error (s) of its newest `clock_error` event, for wrong clocks."""
     with database.lock:
         rows = database.connection.execute(
             "SELECT entity, arg_max(CAST(data ->> '$.seconds' AS DOUBLE), time) AS seconds FROM events "
@@ -121,8 +121,10 @@ def clock_errors(database: Database) -> dict[str, float]:
     return dict(rows)
 
 
-def upgraded(database: Database, nodes: Sequence[str], now: int) -> str:
-    """The version that the agents of at least half of `nodes` changed to within UPGRADED; empty if there is none."""
+def find_upgrade(database: Database, nodes: Sequence[str], now: int) -> str:
+    """The version to which the agents of at least half of `nodes` changed within UPGRADE_WINDOW; "" if none."""
     with contextlib.closing(database.cursor()) as cursor:
-        rows = cursor.execute(_UPGRADED, [[f"node:{node}" for node in nodes], now - UPGRADED, max(1, len(nodes) / 2)])
+        rows = cursor.execute(
+            _FIND_UPGRADE, [[f"node:{node}" for node in nodes], now - UPGRADE_WINDOW, max(1, len(nodes) / 2)]
+        )
         return "".join(str(version) for (version,) in rows.fetchall())

@@ -1,4 +1,4 @@
-"""Gaps: sequences of a sender that never came. What comes later after all takes its place in the gap away."""
+"""Gaps: missing sequence numbers of a sender. A message that arrives late is removed from its gap."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import dataclass
 
 import duckdb
 
-from pipeline.store.append import insert, registered, times
+from pipeline.store.append import insert_columns, register_columns, to_timestamps
 
 UNEXPLAINED = "lost before it was stored"
-"""Cause of a gap until its sender's `gap` event says why."""
-HOLES = 100_000
-"""Gaps kept in memory so that they can heal, newest first: about 30 MB. Older ones stay counted. Chosen."""
+"""Cause of a gap until a `gap` event of its sender gives the cause."""
+MAX_GAPS = 100_000
+"""Newest gaps kept in memory so that they can heal: about 30 MB. Older ones stay counted. Chosen."""
 Sender = tuple[str, str, str]
-"""(topic, node, epoch): one spool."""
+"""(topic, node, epoch) of one spool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Sequences [first, after) of one sender, found missing at `time` (UTC us)."""
+    """Sequence numbers [first, after) of a sender, found missing at `time` (UTC us)."""
 
     first: int
     after: int
     cause: str
     time: int
 
-    def without(self, sequence: int) -> list[Gap]:
-        """What is left of it when a sequence in it has come."""
+    def split_at(self, sequence: int) -> list[Gap]:
+        """The rest of the gap without `sequence`: up to two gaps."""
         parts = ((self.first, sequence), (sequence + 1, self.after))
         return [Gap(first, after, self.cause, self.time) for first, after in parts if first < after]
 
 
-def stored_gaps(connection: duckdb.DuckDBPyConnection) -> dict[Sender, list[Gap]]:
-    """The newest HOLES gaps with an extent, by sender, in order of sequence."""
+def load_gaps(connection: duckdb.DuckDBPyConnection) -> dict[Sender, list[Gap]]:
+    """The newest MAX_GAPS non-empty gaps by sender, in order of sequence number."""
     rows = connection.execute(
         "SELECT topic, source, epoch, first_sequence, next_sequence, cause, epoch_us(time) FROM "
         "(FROM gaps WHERE next_sequence > first_sequence ORDER BY time DESC LIMIT ?) ORDER BY first_sequence",
-        [HOLES],
+        [MAX_GAPS],
     ).fetchall()
     out: dict[Sender, list[Gap]] = {}
     for topic, source, epoch, first, after, cause, time in rows:
@@ -46,13 +46,13 @@ def stored_gaps(connection: duckdb.DuckDBPyConnection) -> dict[Sender, list[Gap]
 
 
 def insert_gaps(connection: duckdb.DuckDBPyConnection, gaps: Sequence[tuple[Sender, Gap]]) -> None:
-    """New rows of `gaps`."""
+    """Inserts rows into `gaps`."""
     if gaps:
-        insert(
+        insert_columns(
             connection,
             "gaps",
             {
-                "time": times([gap.time for _, gap in gaps]),
+                "time": to_timestamps([gap.time for _, gap in gaps]),
                 "topic": [sender[0] for sender, _ in gaps],
                 "source": [sender[1] for sender, _ in gaps],
                 "epoch": [sender[2] for sender, _ in gaps],
@@ -68,16 +68,16 @@ def replace_gaps(
     before: Mapping[Sender, Sequence[Gap]],
     now: Mapping[Sender, Sequence[Gap]],
 ) -> None:
-    """Makes the rows of the senders in `now` what it says; `before` is what the store has of them."""
+    """Replaces the stored gaps of the senders in `now`; `before` is what the store has."""
     old = {(sender, gap) for sender in now for gap in before.get(sender, ())}
     new = {(sender, gap) for sender, gaps in now.items() for gap in gaps}
     gone = sorted(old - new, key=lambda pair: (pair[0], pair[1].first))
     if gone:
-        _delete(connection, gone)
+        _delete_gaps(connection, gone)
     insert_gaps(connection, sorted(new - old, key=lambda pair: (pair[0], pair[1].first)))
 
 
-def _delete(connection: duckdb.DuckDBPyConnection, gaps: Sequence[tuple[Sender, Gap]]) -> None:
+def _delete_gaps(connection: duckdb.DuckDBPyConnection, gaps: Sequence[tuple[Sender, Gap]]) -> None:
     keys = {
         "topic": [sender[0] for sender, _ in gaps],
         "source": [sender[1] for sender, _ in gaps],
@@ -86,21 +86,22 @@ def _delete(connection: duckdb.DuckDBPyConnection, gaps: Sequence[tuple[Sender, 
         "next_sequence": [gap.after for _, gap in gaps],
     }
     names = ", ".join(keys)
-    with registered(connection, "healed_gaps", keys):
+    with register_columns(connection, "healed_gaps", keys):
         connection.execute(f"DELETE FROM gaps WHERE ({names}) IN (SELECT ({names}) FROM healed_gaps)")
 
 
 def explain_gaps(connection: duckdb.DuckDBPyConnection) -> None:
-    """Gaps that nobody explained get the cause that their sender's `gap` events tell."""
+    """Sets the cause of unexplained gaps from the `gap` events of their senders."""
     connection.execute(
         """
-        UPDATE gaps SET cause = told.cause FROM (
+        UPDATE gaps SET cause = reported.cause FROM (
             SELECT node, json_extract_string(data, '$.topic') AS topic, json_extract_string(data, '$.epoch') AS epoch,
                    TRY_CAST(json_extract_string(data, '$.first') AS BIGINT) AS first,
                    TRY_CAST(json_extract_string(data, '$.next') AS BIGINT) AS after,
                    json_extract_string(data, '$.cause') AS cause
-            FROM events WHERE kind = 'gap') told
-        WHERE gaps.cause = ? AND told.cause IS NOT NULL AND gaps.source = told.node AND gaps.topic = told.topic
-          AND gaps.epoch = told.epoch AND gaps.first_sequence < told.after AND gaps.next_sequence > told.first""",
+            FROM events WHERE kind = 'gap') reported
+        WHERE gaps.cause = ? AND reported.cause IS NOT NULL AND gaps.source = reported.node
+          AND gaps.topic = reported.topic AND gaps.epoch = reported.epoch
+          AND gaps.first_sequence < reported.after AND gaps.next_sequence > reported.first""",
         [UNEXPLAINED],
     )

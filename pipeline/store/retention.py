@@ -19,36 +19,36 @@ from pipeline.store.database import Database
 
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
-GAP_ROWS = 100_000  # as many as can heal (HOLES of gaps.py)
-LETTER_ROWS = 100_000  # chosen: far more than anybody reads; the bytes are bounded too
+GAP_ROWS = 100_000  # as many as can heal (MAX_GAPS of gaps.py)
+LETTER_ROWS = 100_000  # chosen: far more than a person reads; bytes are bounded too
 FINDING_ROWS = 1_000_000  # chosen: a finding a minute for two years
 INCIDENT_ROWS = 100_000  # chosen: a thousand a day for a quarter
 MUTE_ROWS = 10_000  # chosen: a hundred a day for a quarter
-LOSS_CAUSES = 1_000  # causes are the senders' words; beyond so many they are one; chosen
+LOSS_CAUSES = 1_000  # causes come from senders; more are counted as one; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What bounds a table, as docs/store.md says it.  sql: statements that remove what is over it, in order.
+    """The bound of a table, as in docs/store.md.  sql: statements that remove rows over it, in order.
 
-    In them {now}, {gaps}, {letters}, {history} are the times (us) before which rows are too old, {bytes} is the bound
-    of the payloads of dead letters.
+    {now}, {gaps}, {letters}, {history} are the times (us) before which rows are too old; {bytes} is the limit of the
+    payloads of dead letters.
     """
 
     text: str
     sql: tuple[str, ...] = ()
 
 
-def _before(table: str, time: str, name: str, rows: int) -> str:
-    """Condition of the rows that are older than {name}, or than the newest `rows`."""
+def _older_than(table: str, time: str, name: str, rows: int) -> str:
+    """SQL condition: older than {name}, or than the newest `rows` rows."""
     newest = f'SELECT max({time}) FROM (SELECT {time} FROM "{table}" ORDER BY {time} DESC NULLS LAST OFFSET {rows})'
     return f"({time} < make_timestamptz({{{name}}}) OR {time} <= ({newest}))"
 
 
-_OLD_GAP = _before("gaps", "time", "gaps", GAP_ROWS)
-_OLD_INCIDENT = _before("incidents", "resolved", "history", INCIDENT_ROWS)
+_OLD_GAP = _older_than("gaps", "time", "gaps", GAP_ROWS)
+_OLD_INCIDENT = _older_than("incidents", "resolved", "history", INCIDENT_ROWS)
 _OLD_LETTER = (
-    _before("dead_letter", "time", "letters", LETTER_ROWS)[:-1]
+    _older_than("dead_letter", "time", "letters", LETTER_ROWS)[:-1]
     + """ OR time <= (SELECT max(time) FROM (
         SELECT time, sum(octet_length(payload)) OVER (ORDER BY time DESC) AS held FROM dead_letter)
         WHERE held > {bytes}))"""
@@ -56,7 +56,7 @@ _OLD_LETTER = (
 
 
 def _add_losses(kind: str, cause: str, messages: str, table: str, condition: str) -> str:
-    """Adds the rows that meet the condition to their totals."""
+    """SQL that adds the rows that match the condition to their totals in `losses`."""
     known = f"(SELECT count(*) FROM losses) < {LOSS_CAUSES} OR cause IN (SELECT cause FROM losses)"
     return f"""
         INSERT INTO losses
@@ -73,18 +73,18 @@ _HOT = "rows older than [store] hot_hours"
 BOUNDS: Mapping[str, Bound] = {
     "meta": Bound("a fixed set of keys"),
     "snapshot": Bound("a fixed set of keys; the newest state of each"),
-    "device": Bound("devices that telemetry names, as admission bounds them"),
-    "entity": Bound("entities that inventory names, as admission bounds them"),
-    "sender": Bound("100,000 senders; those heard longest ago leave"),
+    "device": Bound("devices in telemetry, limited by admission"),
+    "entity": Bound("entities in inventories, limited by admission"),
+    "sender": Bound("100,000 senders; those with the oldest message are removed"),
     "owner": Bound(
-        "entities that senders claim, as admission bounds them; unclaimed for a week they leave, ranks in an hour"
+        "entities claimed by senders, limited by admission; removed after a week without a claim, ranks after an hour"
     ),
     "events": Bound(_HOT),
     **{f"hot_{c}": Bound(_HOT) for c in CLASSES},
     **{f"latest_{c}": Bound("one row per row of device") for c in CLASSES},
     "ingest_commit": Bound(
-        "commits of [store] hot_hours, and the newest of each partition; of a partition that begins anew or is silent "
-        "for [store] history_days nothing stays",
+        "commits of [store] hot_hours, and the newest of each partition; partitions that were replaced or silent for "
+        "[store] history_days are removed",
         (
             """DELETE FROM ingest_commit WHERE (topic, partition, incarnation) IN (
                 SELECT (topic, partition, incarnation) FROM ingest_commit GROUP BY topic, partition, incarnation
@@ -92,15 +92,15 @@ BOUNDS: Mapping[str, Bound] = {
         ),
     ),
     "producer_mark": Bound(
-        "the 16 newest spools of a sender and topic, 400,000 senders and topics; spools "
-        "without a message for [store] history_days leave",
+        "the 16 newest spools per sender and topic, 400,000 senders and topics; spools without a message for "
+        "[store] history_days are removed",
         (
             "UPDATE producer_mark SET updated = make_timestamptz({now}) WHERE updated IS NULL",
             "DELETE FROM producer_mark WHERE updated < make_timestamptz({history})",
         ),
     ),
     "gaps": Bound(
-        f"[store] gap_days, and the newest {GAP_ROWS:,} rows; totals stay in losses",
+        f"[store] gap_days, and the newest {GAP_ROWS:,} rows; totals are kept in losses",
         (
             _add_losses("gap", "cause", "next_sequence - first_sequence", "gaps", _OLD_GAP),
             f"DELETE FROM gaps WHERE {_OLD_GAP}",
@@ -108,7 +108,7 @@ BOUNDS: Mapping[str, Bound] = {
     ),
     "dead_letter": Bound(
         f"[store] dead_letter_hours, [store] dead_letter_bytes of payload, and the newest {LETTER_ROWS:,} rows; "
-        "totals stay in losses",
+        "totals are kept in losses",
         (
             _add_losses("dead_letter", "rule", "1", "dead_letter", _OLD_LETTER),
             f"DELETE FROM dead_letter WHERE {_OLD_LETTER}",
@@ -116,36 +116,36 @@ BOUNDS: Mapping[str, Bound] = {
     ),
     "losses": Bound(f"{LOSS_CAUSES:,} causes; further ones are counted as 'other causes'"),
     "incidents": Bound(
-        f"[store] history_days since they were resolved, and the {INCIDENT_ROWS:,} resolved last; unresolved ones stay",
+        f"[store] history_days after resolution, and the {INCIDENT_ROWS:,} resolved last; unresolved ones are kept",
         (f"DELETE FROM incidents WHERE resolved IS NOT NULL AND {_OLD_INCIDENT}",),
     ),
     "findings": Bound(
-        f"[store] history_days, and the newest {FINDING_ROWS:,} rows; those of incidents that are there stay",
+        f"[store] history_days, and the newest {FINDING_ROWS:,} rows; those of stored incidents are kept",
         (
-            f"""DELETE FROM findings WHERE {_before("findings", "time", "history", FINDING_ROWS)}
+            f"""DELETE FROM findings WHERE {_older_than("findings", "time", "history", FINDING_ROWS)}
                 AND (incident IS NULL OR incident NOT IN (SELECT id FROM incidents))""",
         ),
     ),
     "history": Bound(
-        "with their incident",
+        "removed with their incident",
         ("DELETE FROM history WHERE incident NOT IN (SELECT id FROM incidents)",),
     ),
     "outbox": Bound(
-        "a week after their incident was resolved (notifier), and with their incident",
+        "a week after their incident was resolved (notifier), or with the incident",
         ("DELETE FROM outbox WHERE incident NOT IN (SELECT id FROM incidents) AND state <> 'pending'",),
     ),
     "mutes": Bound(
-        f"[store] history_days after their end, and the newest {MUTE_ROWS:,} of those that ended",
+        f"[store] history_days after their end, and the newest {MUTE_ROWS:,} ended ones",
         (
-            f"""DELETE FROM mutes WHERE {_before("mutes", "since", "history", MUTE_ROWS)}
+            f"""DELETE FROM mutes WHERE {_older_than("mutes", "since", "history", MUTE_ROWS)}
                 AND least("until", coalesce(ended, "until")) < make_timestamptz({{history}})""",
         ),
     ),
 }
 
 
-def trim(database: Database, store: Store, now: int) -> None:
-    """Removes what is over the bounds, in one transaction. Telemetry and events leave by retention.py."""
+def apply_bounds(database: Database, store: Store, now: int) -> None:
+    """Removes rows over the bounds, in one transaction; telemetry and events: see `delete_old_rows`."""
     values = {
         "now": now,
         "gaps": now - int(store.gap_days * DAY),
@@ -159,8 +159,8 @@ def trim(database: Database, store: Store, now: int) -> None:
                 connection.execute(statement.format(**values))
 
 
-def losses(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
-    """(gaps, dead letters) ever counted, those that left their tables too."""
+def count_losses(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
+    """(gaps, dead letters) ever counted, including removed ones."""
     found = connection.execute("""
         SELECT (SELECT count(*) FROM gaps) + coalesce(sum(number) FILTER (kind = 'gap'), 0),
                (SELECT count(*) FROM dead_letter) + coalesce(sum(number) FILTER (kind = 'dead_letter'), 0)
@@ -169,15 +169,15 @@ def losses(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
     return int(gaps), int(letters)
 
 
-LEAST = 4096
-"""Silent devices of a class that are worth no renumbering (chosen: they cost the detectors about 20 MB)."""
+MIN_SILENT_DEVICES = 4096
+"""Silent devices of a class that are not worth renumbering (chosen: they cost the detectors about 20 MB)."""
 
 
-def expire(database: Database, before: int) -> int:
-    """Removes telemetry and events older than `before` (us) and superseded commit rows; returns the telemetry rows.
+def delete_old_rows(database: Database, before: int) -> int:
+    """Removes telemetry and events older than `before` (us), and superseded commit rows; returns the telemetry rows.
 
-    Incidents, history, gaps and dead letters stay. The newest commit row of each partition stays for ever: it is the
-    offset, and the fence against a writer that slept.
+    Incidents, history, gaps and dead letters are kept. The newest commit row of each partition is never removed: it is
+    the offset, and the fence against a suspended writer.
     """
     removed = 0
     with database.transaction() as connection:
@@ -195,9 +195,9 @@ def expire(database: Database, before: int) -> int:
 
 
 def clamp_latest(database: Database, now: int, latest: int) -> int:
-    """Sets the time of the newest row of a device to `now` where it is after `latest`; returns how many there were.
+    """Sets the time of the newest row of a device to `now` if it is after `latest`; returns how many there were.
 
-    A clock that was wrong would else keep its devices "just seen" until that time comes.
+    Otherwise a wrong clock would keep its devices "just seen" until that time.
     """
     with database.transaction() as connection:
         return sum(
@@ -208,23 +208,23 @@ def clamp_latest(database: Database, now: int, latest: int) -> int:
         )
 
 
-def newest_row(connection: duckdb.DuckDBPyConnection, now: int) -> int:
+def find_newest_row(connection: duckdb.DuckDBPyConnection, now: int) -> int:
     """Time of the newest telemetry, at most `now`; `now` if there is none. UTC us."""
     each = " UNION ALL ".join(f"SELECT max(time) AS time FROM latest_{c}" for c in CLASSES)
     [(newest,)] = connection.execute(f"SELECT epoch_us(max(time)) FROM ({each})").fetchall()
     return now if newest is None else min(now, newest)
 
 
-def drop_silent(database: Database, keep: int, share: float, now: int) -> int:
-    """Drops devices without a row in the last `keep` us of telemetry, if there are many; returns how many it dropped.
+def drop_silent_devices(database: Database, keep: int, share: float, now: int) -> int:
+    """Drops devices without a row in the last `keep` us of telemetry, if there are many; returns how many.
 
-    Many: in some class LEAST plus `share` of the others. Devices in frames are numbered anew then, so that the
-    detectors learn anew; what they knew is marked as void. Their rows go too, since their ids may be given again.
+    Many: in some class MIN_SILENT_DEVICES plus `share` of the others. Devices in frames are renumbered then, so the
+    detectors learn again; their snapshot is cleared. Rows of dropped devices are deleted too, since ids are reused.
     """
     with database.lock:
-        before = newest_row(database.connection, now) - keep
-        counts = list(_counts(database.connection, before))
-    if not any(silent > LEAST + share * (known - silent) for _, silent, known in counts):
+        before = find_newest_row(database.connection, now) - keep
+        counts = list(_count_silent(database.connection, before))
+    if not any(silent > MIN_SILENT_DEVICES + share * (known - silent) for _, silent, known in counts):
         return 0
     with database.transaction() as connection:
         for device_class, silent, _ in counts:
@@ -237,8 +237,8 @@ def drop_silent(database: Database, keep: int, share: float, now: int) -> int:
     return sum(silent for _, silent, _ in counts)
 
 
-def _counts(connection: duckdb.DuckDBPyConnection, before: int) -> Iterator[tuple[str, int, int]]:
-    """Class, its devices without a row since `before`, and all of them."""
+def _count_silent(connection: duckdb.DuckDBPyConnection, before: int) -> Iterator[tuple[str, int, int]]:
+    """(class, devices without a row since `before`, all devices)."""
     for device_class in CLASSES:
         [(silent, known)] = connection.execute(
             f"SELECT count(*) FILTER (time < make_timestamptz({before})), count(*) FROM latest_{device_class}"
@@ -246,13 +246,13 @@ def _counts(connection: duckdb.DuckDBPyConnection, before: int) -> Iterator[tupl
         yield device_class, silent, known
 
 
-def drop_unnamed(database: Database, keep: int, now: int) -> int:
-    """Drops entities that no inventory has named in the last `keep` us of telemetry; returns how many.
+def drop_unnamed_entities(database: Database, keep: int, now: int) -> int:
+    """Drops entities that no inventory named in the last `keep` us of telemetry; returns how many.
 
-    Rows of an older version, which do not say when, count as named now.
+    Rows of an older version, without that time, count as named now.
     """
     with database.transaction() as connection:
-        before = newest_row(connection, now) - keep
+        before = find_newest_row(connection, now) - keep
         connection.execute(f"UPDATE entity SET named = make_timestamptz({now}) WHERE named IS NULL")
         found = connection.execute(f"DELETE FROM entity WHERE named < make_timestamptz({before})").fetchall()
     return int(found[0][0])

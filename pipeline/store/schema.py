@@ -1,11 +1,11 @@
-"""Every table and view of the store, and the schema version that migrates forward, never back.
+"""Tables and views of the store, and the schema version, which migrates forward, never back.
 
-Telemetry is wide: per device class `hot_CLASS` holds one row per device and tick, `latest_CLASS` the newest row of each
-device, and the view named like the class shows `time, entity, signals...` over all of it.
+Telemetry is wide: per device class, `hot_CLASS` has one row per device and tick, `latest_CLASS` the newest row of each
+device, and the view with the name of the class shows `time, entity, signals...` of all rows.
 
-Each frame that was judged can be made again from here: `late` in `hot_CLASS` marks a row that arrived after its frame
-had closed and so was not judged (the view `late_rows` lists them); `judged` in `events` is the event time of the frame
-in which a late event was judged, and null for an event that was judged in its own.
+Evaluated frames can be rebuilt from the store: `late` in `hot_CLASS` marks a row that arrived after its frame had
+closed and was not evaluated (view `late_rows`); `judged` in `events` is the event time of the frame in which a late
+event was evaluated, null for an event that was evaluated in its own frame.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.model.errors import DamagedStore, UsageError
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
 
 SCHEMA_VERSION = 1
-RESERVED = ("time", "entity", "device", "late")  # columns of tables and views of a class that are no signals
+RESERVED = ("time", "entity", "device", "late")  # columns of class tables and views that are not signals
 SQL_TYPES: Mapping[str, str] = {
     "u1": "UTINYINT",
     "u2": "USMALLINT",
@@ -104,21 +104,21 @@ WITH port AS MATERIALIZED (
 SELECT a.entity, b.entity AS peer FROM port a JOIN port b ON a.far = b.own
 UNION SELECT b.entity, a.entity FROM port a JOIN port b ON a.far = b.own
 UNION SELECT a.entity, b.entity FROM port a JOIN port b ON a.far = b.switch AND a.far_number = b.number"""
-"""Both ends of each cable, a row for each end, by the GUIDs that pipeline/model/links.py joins by."""
+"""The ends of each cable, one row per end, paired by GUID as in pipeline/model/links.py."""
 
 
-def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
-    """Makes what is missing. Raises UsageError if the file was written by a newer schema."""
+def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
+    """Creates missing tables, columns and views. Raises UsageError if the file has a newer schema."""
     check_version(connection)
     connection.execute(_TABLES)
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
-    have = _columns(connection)
+    have = _signal_columns(connection)
     for table in (name for name in have if name.startswith("hot_")):
         connection.execute(f'ALTER TABLE "{table}" ADD COLUMN IF NOT EXISTS late BOOLEAN')
     for device_class in CLASSES:
         _ensure_class(connection, device_class, signals_of_class(device_class, catalogue), have)
-    _entities_view(connection)
-    _late_rows_view(connection)
+    _create_entities_view(connection)
+    _create_late_rows_view(connection)
     connection.execute(_LINKS)
 
 
@@ -139,13 +139,13 @@ def check_version(connection: duckdb.DuckDBPyConnection) -> None:
         raise DamagedStore(f"store: its table meta is damaged: schema_version is {version[:40]!r}, expected a number")
     if int(version) > SCHEMA_VERSION:
         raise UsageError(
-            f"store: schema version {version}, wanted at most {SCHEMA_VERSION}: a newer fleetpulse wrote it"
+            f"store: schema version {version}, expected at most {SCHEMA_VERSION}: a newer fleetpulse wrote it"
         )
 
 
 def ensure_class(connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal]) -> None:
-    """Tables and view of a device class with at least these signals; a new signal is a new column."""
-    _ensure_class(connection, device_class, signals, _columns(connection))
+    """Creates tables and view of a device class with at least these signals; a new signal is a new column."""
+    _ensure_class(connection, device_class, signals, _signal_columns(connection))
 
 
 def _ensure_class(
@@ -170,8 +170,8 @@ def _ensure_class(
     )
 
 
-def _columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
-    """Names of signals' columns in their order, by table of any class."""
+def _signal_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """Table -> its signal columns in order, for all classes."""
     found: dict[str, list[str]] = {}
     rows = connection.execute(
         """SELECT table_name, column_name FROM duckdb_columns()
@@ -183,8 +183,8 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
     return found
 
 
-def _late_rows_view(connection: duckdb.DuckDBPyConnection) -> None:
-    """`late_rows`: class, time and entity of each row that was stored and not judged."""
+def _create_late_rows_view(connection: duckdb.DuckDBPyConnection) -> None:
+    """Creates the view `late_rows`: class, time and entity of rows that were stored but not evaluated."""
     each = " UNION ALL ".join(
         f"SELECT '{c}' AS class, h.time, d.entity FROM \"hot_{c}\" h JOIN device d ON d.id = h.device "
         f"AND d.class = '{c}' WHERE h.late"
@@ -193,8 +193,8 @@ def _late_rows_view(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(f"CREATE OR REPLACE VIEW late_rows AS {each}")
 
 
-def _entities_view(connection: duckdb.DuckDBPyConnection) -> None:
-    """`entities`: everything known, whether announced by inventory or seen in telemetry, with when it was last seen."""
+def _create_entities_view(connection: duckdb.DuckDBPyConnection) -> None:
+    """Creates the view `entities`: all entities in inventories or telemetry, with the time of their last row."""
     seen = " UNION ALL ".join(
         f"SELECT d.entity, d.site, d.simulated, l.time FROM latest_{c} l "
         f"JOIN device d ON d.id = l.device AND d.class = '{c}'"

@@ -259,8 +259,8 @@ class Unmonitored(Trial):
 
     def __init__(self, *args):
         super().__init__(*args)
-        add, tell = self.framer.add, self.framer.add_events
-        self.framer.add = lambda rows: None if rows.device_class in COOLANT else add(rows)
+        add, tell = self.framer.add_rows, self.framer.add_events
+        self.framer.add_rows = lambda rows: None if rows.device_class in COOLANT else add(rows)
         self.framer.add_events = lambda events: tell(e for e in events if class_of_entity(e.entity) not in COOLANT)
 
 

@@ -10,7 +10,7 @@ from pipeline.config.sections import Store
 from pipeline.model.records import SECOND
 from pipeline.store import retention
 from pipeline.store.database import Database
-from pipeline.store.retention import BOUNDS, DAY, HOUR, losses, trim
+from pipeline.store.retention import BOUNDS, DAY, HOUR, apply_bounds, count_losses
 
 NOW = 1_790_000_000 * SECOND
 
@@ -57,13 +57,13 @@ def put_letters(database: Database, *letters: tuple[int, int]) -> None:
 
 def test_old_gaps_leave_and_stay_counted(database: Database) -> None:
     put_gaps(database, (40 * DAY, 5, "full"), (31 * DAY, 7, "full"), (35 * DAY, 1, "damaged"), (DAY, 9, "full"))
-    before = losses(database.connection)
-    trim(database, Store(), NOW)
-    trim(database, Store(), NOW)
+    before = count_losses(database.connection)
+    apply_bounds(database, Store(), NOW)
+    apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT next_sequence FROM gaps") == [(9,)]
     found = run(database, "SELECT kind, topic, cause, number, messages, epoch_us(first) FROM losses ORDER BY cause")
     assert found == [("gap", "t", "damaged", 1, 1, NOW - 35 * DAY), ("gap", "t", "full", 2, 12, NOW - 40 * DAY)]
-    assert losses(database.connection) == before == (4, 0)
+    assert count_losses(database.connection) == before == (4, 0)
 
 
 def test_more_gaps_than_the_bound_leave_the_oldest_first(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +72,11 @@ def test_more_gaps_than_the_bound_leave_the_oldest_first(database: Database, mon
         f"""INSERT INTO gaps SELECT make_timestamptz({NOW} - i), 't', 'n1', 'e', i, i + 1, 'full'
             FROM range({retention.GAP_ROWS + 500}) r(i)""",
     )
-    trim(database, Store(), NOW)
+    apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT count(*), max(first_sequence) FROM gaps") == [
         (retention.GAP_ROWS, retention.GAP_ROWS - 1)
     ]
-    assert losses(database.connection) == (retention.GAP_ROWS + 500, 0)
+    assert count_losses(database.connection) == (retention.GAP_ROWS + 500, 0)
 
 
 def test_causes_of_losses_are_bounded_though_senders_word_them(database: Database) -> None:
@@ -86,16 +86,16 @@ def test_causes_of_losses_are_bounded_though_senders_word_them(database: Databas
             f"""INSERT INTO gaps SELECT {at(40 * DAY)}, 't', 'n1', 'e', i, i + 1, 'cause ' || i
                 FROM range({start}, {start + 900}) r(i)""",
         )
-        trim(database, Store(), NOW)
+        apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT count(*) <= 2000 FROM losses") == [(True,)]
-    assert losses(database.connection) == (2700, 0)
+    assert count_losses(database.connection) == (2700, 0)
 
 
 def test_dead_letters_leave_by_age_and_by_size_and_stay_counted(database: Database) -> None:
     put_letters(database, (200 * HOUR, 10), (3 * HOUR, 400), (2 * HOUR, 400), (HOUR, 400))
-    trim(database, Store(dead_letter_bytes=1000), NOW)
+    apply_bounds(database, Store(dead_letter_bytes=1000), NOW)
     assert run(database, "SELECT epoch_us(time) FROM dead_letter ORDER BY 1") == [(NOW - 2 * HOUR,), (NOW - HOUR,)]
-    assert losses(database.connection) == (0, 4)
+    assert count_losses(database.connection) == (0, 4)
     assert run(database, "SELECT kind, cause, messages FROM losses") == [("dead_letter", "wire", 2)]
 
 
@@ -122,7 +122,7 @@ def test_incidents_leave_with_all_that_belongs_to_them_a_quarter_after_they_were
     put_incident(database, "old", at(91 * DAY))
     put_incident(database, "recent", at(89 * DAY))
     put_incident(database, "unresolved", "NULL")
-    trim(database, Store(), NOW)
+    apply_bounds(database, Store(), NOW)
     for table, column in (
         ("incidents", "id"),
         ("history", "incident"),
@@ -138,7 +138,7 @@ def test_marks_and_offsets_of_spools_that_are_long_silent_leave(database: Databa
         run(database, f"INSERT INTO producer_mark VALUES ('t', 'n1', '{epoch}', 7, NULL, {at(age * DAY)})")
         run(database, f"INSERT INTO ingest_commit VALUES ('t', 'n1', '{epoch}', 0, 8, 8, {at(age * DAY)})")
     run(database, "INSERT INTO producer_mark VALUES ('t', 'n2', 'before it was kept', 7, NULL, NULL)")
-    trim(database, Store(), NOW)
+    apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT epoch FROM producer_mark ORDER BY 1") == [("before it was kept",), ("new",)]
     assert run(database, "SELECT incarnation FROM ingest_commit") == [("new",)]
 
@@ -146,5 +146,5 @@ def test_marks_and_offsets_of_spools_that_are_long_silent_leave(database: Databa
 def test_mutes_leave_long_after_their_end(database: Database) -> None:
     for name, until in (("old", at(91 * DAY)), ("standing", f"make_timestamptz({NOW + DAY})")):
         run(database, f"INSERT INTO mutes VALUES ('{name}', '*', '*', {at(200 * DAY)}, {until}, '', 'u', NULL, NULL)")
-    trim(database, Store(), NOW)
+    apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT id FROM mutes") == [("standing",)]

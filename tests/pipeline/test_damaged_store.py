@@ -137,7 +137,7 @@ def test_a_file_that_was_cut_to_nothing_beside_its_log_is_damaged(killed: Path, 
     """ "Nothing was ever stored in it; remove it" was untrue, and would have left the log of another file."""
     path = copied(killed, tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(DamagedStore, match=r"cut off.*store\.duckdb\.wal aside.*Recovery"):
+    with pytest.raises(DamagedStore, match=r"truncated.*store\.duckdb\.wal aside.*Recovery"):
         Database(path)
 
 
@@ -213,14 +213,14 @@ def test_a_damaged_log_is_named_and_the_store_opens_once_it_is_set_aside(
 
 
 def test_damage_in_the_middle_is_told_when_it_is_read(sound: Path, tmp_path: Path) -> None:
-    from pipeline.store.database import explained
+    from pipeline.store.database import explain_error
 
     path = copied(sound, tmp_path)
     flip(path.stat().st_size // 2)(path)
     database = Database(path)
     with pytest.raises(duckdb.Error) as found:
         database.connection.execute("SELECT sum(temperature) FROM hot_gpu").fetchall()
-    assert isinstance(explained(path, found.value), DamagedStore)
+    assert isinstance(explain_error(path, found.value), DamagedStore)
     database.close()
 
 
@@ -234,13 +234,13 @@ def test_a_store_that_another_process_holds_is_not_called_damaged(sound: Path, t
 
 
 def test_a_newer_storage_version_asks_for_an_upgrade(tmp_path: Path) -> None:
-    from pipeline.store.database import explained
+    from pipeline.store.database import explain_error
 
     text = (
         "IO Error: Trying to read a database file with storage version number 99, but we can only read storage "
         "versions between 64 and 70.\nThe database file was created with a newer version of DuckDB."
     )
-    error = explained(tmp_path / "store.duckdb", duckdb.IOException(text))
+    error = explain_error(tmp_path / "store.duckdb", duckdb.IOException(text))
     assert isinstance(error, UsageError)
     assert "upgrade fleetpulse" in str(error)
 

@@ -161,7 +161,7 @@ def test_a_note_and_its_history_are_stored_or_neither_is(site, monkeypatch):
     running = play(site, [95] * 5)
     engine = running.engine
     incident = min(i.id for i in engine.desk.incidents.values() if i.state == "open")
-    engine.note(lambda desk: desk.acknowledge(incident, "ada", "mine", T0 + 60 * STEP))
+    engine.apply_note(lambda desk: desk.acknowledge(incident, "ada", "mine", T0 + 60 * STEP))
     assert {row[0]: row[4] for row in running.results()[1]}[incident] == "acknowledged"
 
     def broken(*_):
@@ -169,14 +169,14 @@ def test_a_note_and_its_history_are_stored_or_neither_is(site, monkeypatch):
 
     monkeypatch.setattr("pipeline.engine.engine.ledger.write_changes", broken)
     with pytest.raises(OSError, match="no disk"):
-        engine.note(lambda desk: desk.resolve(incident, "ada", "done", T0 + 61 * STEP))
+        engine.apply_note(lambda desk: desk.resolve(incident, "ada", "done", T0 + 61 * STEP))
     assert engine.desk.incidents[incident].state == "acknowledged"
 
 
 def test_a_note_on_an_unknown_incident_is_refused(site):
     engine = play(site, [50]).engine
     with pytest.raises(UsageError, match="inc-nope"):
-        engine.note(lambda desk: desk.comment("inc-nope", "ada", "?", T0))
+        engine.apply_note(lambda desk: desk.comment("inc-nope", "ada", "?", T0))
 
 
 def test_rows_that_an_older_version_stored_in_the_future_are_not_judged_after_a_restart(site):
@@ -211,22 +211,22 @@ def test_the_inventories_of_many_nodes_change_the_topology_once(site):
 def test_silence_is_not_quiet():
     seen = LastSeen()
     gpus = ["gpu:n1.0", "gpu:n1.1"]
-    seen.note(Instant(T0, T0 + STEP, {}, {"gpu": (gpus, np.array([True, False]))}))
-    assert seen.present("gpu:n1.0")
-    assert not seen.present("gpu:n1.1")
-    seen.note(Instant(T0 + 7 * STEP, T0 + 8 * STEP, {}))
-    assert not seen.present("gpu:n1.0")
-    assert seen.present("rack:r1")  # bears no telemetry of its own
+    seen.record_instant(Instant(T0, T0 + STEP, {}, {"gpu": (gpus, np.array([True, False]))}))
+    assert seen.is_present("gpu:n1.0")
+    assert not seen.is_present("gpu:n1.1")
+    seen.record_instant(Instant(T0 + 7 * STEP, T0 + 8 * STEP, {}))
+    assert not seen.is_present("gpu:n1.0")
+    assert seen.is_present("rack:r1")  # bears no telemetry of its own
 
 
 def test_what_agents_look_at_seldom_is_present_between_two_looks():
     seen = LastSeen()
     assert {CATALOGUE[name].interval for name in ("dimm.corrected", "dimm.uncorrected")} == {30}
-    seen.note(Instant(T0, T0 + STEP, {}, {"dimm": (["dimm:n1.mc0.dimm0"], np.array([True]))}))
-    seen.note(Instant(T0 + 8 * STEP, T0 + 9 * STEP, {}))
-    assert seen.present("dimm:n1.mc0.dimm0")
-    seen.note(Instant(T0 + 10 * STEP, T0 + 11 * STEP, {}))
-    assert not seen.present("dimm:n1.mc0.dimm0")
+    seen.record_instant(Instant(T0, T0 + STEP, {}, {"dimm": (["dimm:n1.mc0.dimm0"], np.array([True]))}))
+    seen.record_instant(Instant(T0 + 8 * STEP, T0 + 9 * STEP, {}))
+    assert seen.is_present("dimm:n1.mc0.dimm0")
+    seen.record_instant(Instant(T0 + 10 * STEP, T0 + 11 * STEP, {}))
+    assert not seen.is_present("dimm:n1.mc0.dimm0")
 
 
 def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judged_twice(site, new_site, monkeypatch):

@@ -160,7 +160,7 @@ def test_not_a_fault_resolves_and_tells_the_detector_once(site):
     running = started(site)
     running.play(0, [95] * 5)
     (id_,) = site.rows("SELECT id FROM incidents WHERE cause = 'gpu:n1.0'")[0]
-    change = running.engine.not_a_fault(id_, "ann", "always so")
+    change = running.engine.resolve_as_not_a_fault(id_, "ann", "always so")
     assert change.incident.state == "resolved"
     running.now += STEP
     running.play(6, [95] * 3)
@@ -173,7 +173,7 @@ def test_a_verdict_outlives_a_restart_before_it_was_judged(site):
     running = started(site)
     running.play(0, [95] * 5)
     (id_,) = site.rows("SELECT id FROM incidents WHERE cause = 'gpu:n1.0'")[0]
-    running.engine.not_a_fault(id_, "ann", "always so")
+    running.engine.resolve_as_not_a_fault(id_, "ann", "always so")
     running.start()
     running.play(6, [95] * 3)
     assert [e.entity for e in running.judge.told] == ["gpu:n1.0"]
@@ -183,7 +183,7 @@ def test_a_verdict_on_an_incident_that_is_not_there_changes_nothing(site):
     running = started(site)
     running.play(0, [95] * 5)
     with pytest.raises(KeyError):
-        running.engine.not_a_fault("nothing", "ann", "x")
+        running.engine.resolve_as_not_a_fault("nothing", "ann", "x")
     assert site.rows("SELECT count(*) FROM events WHERE kind = 'feedback'") == [(0,)]
     assert {state for _, state in incidents(site)} == {"open"}
 
@@ -210,11 +210,11 @@ def test_a_mute_is_ended_once(site):
 def test_a_mute_on_what_nobody_knows_is_taken_and_told(site):
     running = started(site)
     running.play(0, [50] * 3)
-    said = running.engine.doubt("gpu:n1.o")
+    said = running.engine.describe_unknown_scope("gpu:n1.o")
     assert said.startswith("scope = 'gpu:n1.o': unknown entity")
     assert running.engine.mute("hot", "gpu:n1.o", 600, "why", "ada").scope == "gpu:n1.o"
     for known in ("gpu:n1.0", "*", "fleet:gpu", "site:all"):
-        assert running.engine.doubt(known) == ""
+        assert running.engine.describe_unknown_scope(known) == ""
 
 
 def test_a_scope_that_only_the_topology_knows_is_known_and_a_slip_is_met_with_a_suggestion():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.judging.frames import Framer, as_float
+from pipeline.judging.frames import Framer, to_float
 from pipeline.model.records import SECOND, Event, Rows
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
@@ -26,7 +26,7 @@ def rows(*samples, device_class="gpu", signal="gpu.temperature"):
 
 def test_a_frame_has_one_cell_per_device_and_nan_where_nothing_was_measured():
     f = framer()
-    f.add(rows((1, 0, 50.0), (2, 2, 60.0)))
+    f.add_rows(rows((1, 0, 50.0), (2, 2, 60.0)))
     [instant] = f.advance(STEP)
     frame = instant.frames["gpu"]
     assert list(frame.entities) == NAMES["gpu"]
@@ -36,8 +36,8 @@ def test_a_frame_has_one_cell_per_device_and_nan_where_nothing_was_measured():
 
 def test_an_instant_has_the_time_of_its_newest_sample():
     f = framer()
-    f.add(rows((1, 0, 1.0), (7, 1, 1.0)))
-    f.add(rows((8, 0, 1.0), device_class="nic", signal="nic.speed"))
+    f.add_rows(rows((1, 0, 1.0), (7, 1, 1.0)))
+    f.add_rows(rows((8, 0, 1.0), device_class="nic", signal="nic.speed"))
     [instant] = f.advance(STEP)
     assert (instant.time, instant.end) == (8 * SECOND, STEP)
     assert {frame.time for frame in instant.frames.values()} == {8 * SECOND}
@@ -45,14 +45,14 @@ def test_an_instant_has_the_time_of_its_newest_sample():
 
 def test_the_newest_of_several_samples_in_a_cell_holds_but_a_missing_one_hides_nothing():
     f = framer()
-    f.add(rows((5, 0, 2.0), (1, 0, 1.0), (9, 0, np.nan)))
+    f.add_rows(rows((5, 0, 2.0), (1, 0, 1.0), (9, 0, np.nan)))
     [instant] = f.advance(STEP)
     assert instant.frames["gpu"]["gpu.temperature"][0] == 2.0
 
 
 def test_a_cell_waits_for_the_watermark():
     f = framer()
-    f.add(rows((1, 0, 1.0), (11, 0, 2.0)))
+    f.add_rows(rows((1, 0, 1.0), (11, 0, 2.0)))
     assert list(f.advance(STEP - 1)) == []
     assert len(list(f.advance(STEP))) == 1
     assert len(list(f.advance(2 * STEP))) == 1
@@ -60,9 +60,9 @@ def test_a_cell_waits_for_the_watermark():
 
 def test_rows_behind_the_watermark_are_counted_and_not_judged():
     f = framer()
-    f.add(rows((11, 0, 1.0)))
+    f.add_rows(rows((11, 0, 1.0)))
     list(f.advance(2 * STEP))
-    f.add(rows((3, 0, 1.0), (25, 0, 5.0)))
+    f.add_rows(rows((3, 0, 1.0), (25, 0, 5.0)))
     f.add_events([Event(3 * SECOND, "gpu:a.0", "xid")])
     assert f.late == {"gpu": 1, "events": 1}
     [instant] = f.advance(3 * STEP)
@@ -71,7 +71,7 @@ def test_rows_behind_the_watermark_are_counted_and_not_judged():
 
 def test_a_value_outside_the_valid_range_counts_as_missing():
     f = framer()
-    f.add(rows((1, 0, 5000.0)))
+    f.add_rows(rows((1, 0, 5000.0)))
     [instant] = f.advance(STEP)
     assert np.isnan(instant.frames["gpu"]["gpu.temperature"][0])
 
@@ -87,7 +87,7 @@ def test_events_come_with_the_frame_of_their_class_also_without_samples():
 
 def test_frames_cannot_be_written_to():
     f = framer()
-    f.add(rows((1, 0, 1.0)))
+    f.add_rows(rows((1, 0, 1.0)))
     [instant] = f.advance(STEP)
     with pytest.raises(ValueError, match="read-only"):
         instant.frames["gpu"]["gpu.temperature"][0] = 3.0
@@ -95,14 +95,14 @@ def test_frames_cannot_be_written_to():
 
 def test_a_restart_begins_at_the_cell_of_its_snapshot():
     f = framer(start=25 * SECOND)
-    f.add(rows((15, 0, 1.0), (21, 0, 2.0)))
+    f.add_rows(rows((15, 0, 1.0), (21, 0, 2.0)))
     assert f.late == {"gpu": 1}
     [instant] = f.advance(3 * STEP)
     assert instant.frames["gpu"]["gpu.temperature"][0] == 2.0
 
 
 def test_the_highest_unsigned_value_means_not_measured():
-    np.testing.assert_array_equal(as_float(np.array([7, 255], "u1")), [7.0, np.nan])
+    np.testing.assert_array_equal(to_float(np.array([7, 255], "u1")), [7.0, np.nan])
 
 
 def test_the_class_of_an_entity_is_that_of_its_kind():
@@ -119,13 +119,13 @@ def test_the_class_of_an_entity_is_that_of_its_kind():
 def test_order_and_commit_boundaries_never_show(samples, data):
     whole = [(second, device, value) for (second, device), value in sorted(samples.items())]
     plain = framer()
-    plain.add(rows(*whole))
+    plain.add_rows(rows(*whole))
     wanted = list(plain.advance(6 * STEP))
     shuffled = data.draw(st.permutations(whole))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(whole)), max_size=5)) | {len(whole)})
     other, got, done = framer(), [], 0
     for cut in cuts:
-        other.add(rows(*shuffled[done:cut])) if cut > done else None
+        other.add_rows(rows(*shuffled[done:cut])) if cut > done else None
         done = cut
         rest = [second for second, _, _ in shuffled[cut:]]
         got += list(other.advance(min(rest, default=60) * SECOND))  # no watermark passes what is still to come
@@ -136,11 +136,11 @@ def test_order_and_commit_boundaries_never_show(samples, data):
 
 def test_of_signals_that_nobody_looks_at_it_is_only_told_who_had_one():
     f = Framer(STEP, Topology(), lambda c: NAMES.get(c, []), signals=["gpu.temperature"])
-    f.add(rows((1, 0, 50.0)))
-    f.add(rows((2, 2, 300.0), signal="gpu.power"))
-    f.add(rows((3, 0, 1.0), device_class="nic", signal="nic.speed"))
+    f.add_rows(rows((1, 0, 50.0)))
+    f.add_rows(rows((2, 2, 300.0), signal="gpu.power"))
+    f.add_rows(rows((3, 0, 1.0), device_class="nic", signal="nic.speed"))
     f.add_events([Event(4 * SECOND, "port:a.x", "link_state", {})])
-    f.add(rows((11, 0, 1.0), device_class="nic", signal="nic.speed"))
+    f.add_rows(rows((11, 0, 1.0), device_class="nic", signal="nic.speed"))
     first, second = f.advance(2 * STEP)
     assert set(first.frames["gpu"].values) == {"gpu.temperature"}
     assert first.frames["nic"].values == {}  # there for its event
@@ -155,7 +155,7 @@ def test_of_signals_that_nobody_looks_at_it_is_only_told_who_had_one():
 
 def test_who_had_only_missing_or_impossible_values_was_not_seen():
     f = framer()
-    f.add(rows((1, 0, np.nan), (1, 1, 50.0), (1, 2, 5000.0)))
+    f.add_rows(rows((1, 0, np.nan), (1, 1, 50.0), (1, 2, 5000.0)))
     [instant] = f.advance(STEP)
     assert instant.seen["gpu"][1].tolist() == [False, True, False]
 
@@ -168,7 +168,7 @@ def test_signals_that_come_in_rows_of_their_own_meet_in_one_frame(samples):
     for i, (second, device, hot, both) in enumerate(sorted(samples, key=lambda s: s[0])):
         names = ["gpu.temperature", "gpu.power"] if both else ["gpu.temperature" if hot else "gpu.power"]
         columns = {name: np.array([float(i)], "f4") for name in names}
-        f.add(Rows("gpu", np.array([second * SECOND]), np.array([device], np.int32), columns))
+        f.add_rows(Rows("gpu", np.array([second * SECOND]), np.array([device], np.int32), columns))
         wanted.update({(second // 10, device, name): float(i) for name in names})
     found = {
         (instant.time // STEP, device, name): value

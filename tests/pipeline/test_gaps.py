@@ -203,7 +203,7 @@ def test_many_gaps_of_one_sender_heal_without_a_statement_for_each(store: Store)
 
 
 def test_gaps_beyond_what_memory_holds_stay_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.ingest.offsets.HOLES", 2)
+    monkeypatch.setattr("pipeline.ingest.offsets.MAX_GAPS", 2)
     for epoch in (b"a" * 16, b"b" * 16, b"c" * 16):
         store.log.add(ONE, [sealed(0, epoch=epoch), sealed(2, epoch=epoch)])
         store.drain()

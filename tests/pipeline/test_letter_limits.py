@@ -16,7 +16,7 @@ from pipeline.ingest.rejections import PAYLOAD_BYTES, PER_MINUTE, LetterLimits
 from pipeline.model.records import SECOND, TELEMETRY
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.store.retention import HOUR, trim
+from pipeline.store.retention import HOUR, apply_bounds
 from pipeline.transport import Message, Partition, wire
 from pipeline.transport.signatures import SenderCheck, sign
 from tests.pipeline.conftest import NOW
@@ -205,6 +205,6 @@ def test_letters_that_leave_the_table_make_room_for_new_ones(site: Any) -> None:
     site.send_raw("n1", b"rubbish")
     ingest = site.drain()
     assert ingest.letter_limits.stored > 0
-    trim(site.database, Store(), NOW + 200 * HOUR)
+    apply_bounds(site.database, Store(), NOW + 200 * HOUR)
     ingest.apply_retention(0)
     assert ingest.letter_limits.stored == 0

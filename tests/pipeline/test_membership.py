@@ -37,81 +37,82 @@ def membership() -> Membership:
 
 
 def test_a_start_places_ranks_in_stage_job_and_on_their_gpus(membership):
-    assert membership.follow([start("81", "gpu:n0.0", "gpu:n1.0")]) == ()
+    assert membership.apply_events([start("81", "gpu:n0.0", "gpu:n1.0")]) == ()
     assert membership.topology.parents["rank:81.1"] == ("stage:81.0", "job:81", "gpu:n1.0")
     assert membership.topology.parents["stage:81.0"] == ("job:81",)
     assert membership.topology.ancestor_of_kind("rank:81.1", "node") == "node:n1"
 
 
 def test_a_rank_that_starts_elsewhere_moves(membership):
-    membership.follow([start("81", "gpu:n0.0"), start("81", "gpu:n2.1", time=NOW + SECOND, stage="3")])
+    membership.apply_events([start("81", "gpu:n0.0"), start("81", "gpu:n2.1", time=NOW + SECOND, stage="3")])
     assert membership.topology.parents["rank:81.0"] == ("stage:81.3", "job:81", "gpu:n2.1")
 
 
 def test_an_end_takes_the_ranks_with_the_stages_and_the_job_that_nobody_is_left_in(membership):
-    membership.follow([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
-    assert membership.follow([end("81", "rank:81.0", time=NOW + 1)]) == ("rank:81.0",)
-    assert set(membership.follow([end("81", "rank:81.1", time=NOW + 2)])) == {"rank:81.1", "stage:81.0", "job:81"}
+    membership.apply_events([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
+    assert membership.apply_events([end("81", "rank:81.0", time=NOW + 1)]) == ("rank:81.0",)
+    assert set(membership.apply_events([end("81", "rank:81.1", time=NOW + 2)])) == {"rank:81.1", "stage:81.0", "job:81"}
     assert membership.topology.descendants("job:82") == ("rank:82.0", "stage:82.0")
     assert not [entity for entity in membership.topology.parents if "81" in entity]
 
 
 def test_an_end_that_names_no_ranks_ends_all_of_the_job(membership):
-    membership.follow([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
-    membership.follow([end("81", time=NOW + 1)])
+    membership.apply_events([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
+    membership.apply_events([end("81", time=NOW + 1)])
     assert [e for e in membership.topology.parents if e.startswith("rank:")] == ["rank:82.0"]
 
 
 def test_an_end_before_the_rank_started_anew_ends_nothing(membership):
-    membership.follow([start("81", "gpu:n0.0", time=NOW + 5 * SECOND)])
-    assert membership.follow([end("81", time=NOW)]) == ()
+    membership.apply_events([start("81", "gpu:n0.0", time=NOW + 5 * SECOND)])
+    assert membership.apply_events([end("81", time=NOW)]) == ()
     assert "rank:81.0" in membership.topology.parents
 
 
 @pytest.mark.parametrize("named", [(), ("rank:81.0",)])
 def test_an_older_start_that_comes_after_its_end_places_no_ghost(membership, named):
-    membership.follow([end("81", *named, time=NOW + 60 * SECOND)])
-    membership.follow([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
+    membership.apply_events([end("81", *named, time=NOW + 60 * SECOND)])
+    membership.apply_events([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
     assert membership.topology.parents == PLACES
-    membership.follow([start("81", "gpu:n1.0", time=NOW + 60 * SECOND)])
+    membership.apply_events([start("81", "gpu:n1.0", time=NOW + 60 * SECOND)])
     assert membership.topology.ancestor_of_kind("rank:81.0", "node") == "node:n1", "a restart at the end's moment holds"
 
 
 def test_an_older_end_that_comes_late_forgets_no_later_one(membership):
-    membership.follow([end("81", time=NOW + 60 * SECOND)])
-    membership.follow([end("81", time=NOW + 20 * SECOND)])
-    membership.follow([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
+    membership.apply_events([end("81", time=NOW + 60 * SECOND)])
+    membership.apply_events([end("81", time=NOW + 20 * SECOND)])
+    membership.apply_events([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
     assert membership.topology.parents == PLACES
 
 
 def test_ends_are_known_for_a_while_and_then_cost_no_memory(membership):
     for job in range(100):
         time = NOW + job * REMEMBERED // 10
-        membership.follow([end(str(job), f"rank:{job}.0", time=time)])
-    known = len(membership._over_since)
+        membership.apply_events([end(str(job), f"rank:{job}.0", time=time)])
+    known = len(membership._ended_at)
     assert 10 <= known <= 11
-    membership.follow([start("95", "gpu:n0.0", time=NOW + 94 * REMEMBERED // 10)])
+    membership.apply_events([start("95", "gpu:n0.0", time=NOW + 94 * REMEMBERED // 10)])
     assert membership.topology.parents == PLACES
 
 
 def test_a_start_says_nothing_against_a_later_inventory(membership):
     """As live: the inventory is read when it comes, the start when its instant is judged."""
-    membership.learn([told("n1", rank("81", 0, "n1", "2"))])
-    membership.follow([start("81", "gpu:n0.0", time=NOW - SECOND)])
+    membership.apply_inventories([told("n1", rank("81", 0, "n1", "2"))])
+    membership.apply_events([start("81", "gpu:n0.0", time=NOW - SECOND)])
     assert membership.topology.parents["rank:81.0"] == ("stage:81.2", "job:81", "gpu:n1.0")
 
 
 def test_further_gpus_of_a_rank_stay_when_its_start_names_the_first(membership):
     lines = {"rank:81.0": ("job:81", "gpu:n1.0", "gpu:n1.1")}
-    membership.learn([told("n1", lines)])
-    membership.follow([start("81", "gpu:n1.0", time=NOW + 1)])
+    membership.apply_inventories([told("n1", lines)])
+    membership.apply_events([start("81", "gpu:n1.0", time=NOW + 1)])
     assert membership.topology.parents["rank:81.0"] == ("stage:81.0", "job:81", "gpu:n1.0", "gpu:n1.1")
 
 
 def test_whoever_is_taken_out_by_an_end_is_not_kept_by_its_inventory(membership):
-    membership.learn([told("n1", rank("81", 0, "n1", "2"))])
-    assert set(membership.follow([end("81", time=NOW + 1)])) == {"rank:81.0", "stage:81.2", "job:81"}
-    membership.learn([told("n1", {"job:81": (), "stage:81.2": ("job:81",)})])  # left over in an agent's inventory
+    membership.apply_inventories([told("n1", rank("81", 0, "n1", "2"))])
+    assert set(membership.apply_events([end("81", time=NOW + 1)])) == {"rank:81.0", "stage:81.2", "job:81"}
+    left_over = {"job:81": (), "stage:81.2": ("job:81",)}  # in an agent's inventory
+    membership.apply_inventories([told("n1", left_over)])
     assert not [entity for entity in membership.topology.parents if "81" in entity]
 
 
@@ -120,13 +121,13 @@ def test_whoever_is_taken_out_by_an_end_is_not_kept_by_its_inventory(membership)
     [{}, {"ranks": 3}, {"ranks": {"rank:81.0": 5}}, {"ranks": {"gpu:n0.0": {"gpu": "gpu:n0.1"}}}],
 )
 def test_a_start_without_the_shape_of_one_changes_nothing(membership, data):
-    membership.follow([Event(NOW, "job:81", "job_start", data)])
+    membership.apply_events([Event(NOW, "job:81", "job_start", data)])
     assert membership.topology.parents == PLACES
 
 
 def test_a_start_that_makes_a_circle_is_refused_with_a_line_in_the_log(membership, caplog):
     membership.topology.merge({"job:81": ("rank:81.0",)})
-    membership.follow([start("81", "gpu:n0.0")])
+    membership.apply_events([start("81", "gpu:n0.0")])
     assert "job_start of job:81 refused" in caplog.text
 
 
@@ -135,11 +136,11 @@ def test_ranks_change_at_the_instant_of_their_event_and_never_before(membership)
     ranks = ["rank:81.0"]
     framer = Framer(10 * SECOND, membership.topology, lambda _: ranks)
     for tick in range(4):
-        framer.add(_row(NOW + tick * 10 * SECOND))
+        framer.add_rows(_row(NOW + tick * 10 * SECOND))
     framer.add_events([start("81", "gpu:n0.0"), start("81", "gpu:n1.0", time=NOW + 25 * SECOND)])
     nodes = [
         i.frames["rank"].topology.ancestor_of_kind("rank:81.0", "node")
-        for i in map(membership.applied, framer.advance(NOW + 60 * SECOND))
+        for i in map(membership.apply_instant, framer.advance(NOW + 60 * SECOND))
     ]
     assert nodes == ["node:n0", "node:n0", "node:n1", "node:n1"]
 
@@ -147,28 +148,28 @@ def test_ranks_change_at_the_instant_of_their_event_and_never_before(membership)
 def test_an_incident_of_a_rank_resolves_after_its_job_ended(membership):
     """An ended rank tells nothing more, and its silence is no missing telemetry."""
     framer = Framer(10 * SECOND, membership.topology, lambda _: ["rank:81.0"])
-    framer.add(_row(NOW))
+    framer.add_rows(_row(NOW))
     framer.add_events([start("81", "gpu:n0.0"), end("81", time=NOW + 15 * SECOND)])
     seen, desk = LastSeen(), Desk(membership.topology)
-    for instant in map(membership.applied, framer.advance(NOW + 60 * SECOND)):
-        seen.note(instant)
+    for instant in map(membership.apply_instant, framer.advance(NOW + 60 * SECOND)):
+        seen.record_instant(instant)
         slow = Finding(NOW, NOW, "rank:81.0", "straggler", "page", 1.0, "slow")
-        desk.observe(instant.time, [slow] if instant.time == NOW else [], seen.present)
+        desk.observe(instant.time, [slow] if instant.time == NOW else [], seen.is_present)
     seen.now = NOW + 2 * QUIET_PERIOD
-    desk.observe(seen.now, [], seen.present)
+    desk.observe(seen.now, [], seen.is_present)
     assert [i.state for i in desk.incidents.values()] == ["resolved"]
 
 
 def test_a_rank_that_tells_again_after_its_end_can_be_missed_again(membership):
     framer = Framer(10 * SECOND, membership.topology, lambda _: ["rank:81.0"])
     framer.add_events([start("81", "gpu:n0.0"), end("81", time=NOW + SECOND)])
-    framer.add(_row(NOW + 60 * SECOND))
+    framer.add_rows(_row(NOW + 60 * SECOND))
     seen = LastSeen()
-    for instant in map(membership.applied, framer.advance(NOW + 120 * SECOND)):
-        seen.note(instant)
-    assert seen.present("rank:81.0")
+    for instant in map(membership.apply_instant, framer.advance(NOW + 120 * SECOND)):
+        seen.record_instant(instant)
+    assert seen.is_present("rank:81.0")
     seen.now = NOW + 600 * SECOND
-    assert not seen.present("rank:81.0")
+    assert not seen.is_present("rank:81.0")
 
 
 def _row(time: int) -> Rows:

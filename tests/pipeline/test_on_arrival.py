@@ -10,7 +10,7 @@ import pytest
 from detectors import configured
 from detectors.runner import Runner
 from pipeline.engine.engine import Engine
-from pipeline.engine.restart import reread
+from pipeline.engine.restart import read_since
 from pipeline.judging.frames import Framer
 from pipeline.model.records import SECOND, Event, Finding, Rows
 from pipeline.model.topology import Topology
@@ -157,7 +157,7 @@ def test_late_rows_are_marked_and_a_restart_and_a_replay_judge_the_same_frames(j
     late = [("gpu", T0 + 3 * STEP, f"gpu:n2.{g}") for g in range(2)]
     assert judged.site.rows("SELECT class, epoch_us(time), entity FROM late_rows ORDER BY ALL") == late
     again: list[Rows] = []
-    reread(judged.site.database, T0, CLOCK, lambda rows, events, until: again.extend(rows))
+    read_since(judged.site.database, T0, CLOCK, lambda rows, events, until: again.extend(rows))
     assert sum(len(rows.time) for rows in again) == 9 * 2
 
 

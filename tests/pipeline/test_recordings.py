@@ -187,7 +187,7 @@ def test_a_last_line_that_was_torn_off_is_passed_over(tmp_path: Path, cut: int) 
     path.write_text("\n".join(["time,entity,gpu.power,gpu.energy", *rows, rows[0][:cut]]))
     assert Recording([path]).load()["gpu"].columns["gpu.power"].tolist() == [0, 1, 2]
     path.write_text("\n".join(["time,entity,gpu.power,gpu.energy", rows[0][:cut], *rows]))
-    with pytest.raises(UsageError, match="no readable CSV"):
+    with pytest.raises(UsageError, match="not a readable CSV"):
         Recording([path])
 
 

@@ -29,17 +29,17 @@ def refused(tmp_path: Path, name: str, read: object) -> str:
     [
         ({"time": TIME, "gpu.power": [1.0, 2.0]}, "column 'entity' is missing"),
         ({"entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0]}, "column 'time' is missing"),
-        ({"time": TIME, "entity": ["gpu:a", "gpu:b"]}, "wanted at least one signal"),
+        ({"time": TIME, "entity": ["gpu:a", "gpu:b"]}, "expected at least one signal"),
         ({"time": TIME, "entity": ["gpu:a", "gpu:b"], "gpu.powr": [1.0, 2.0]}, "did you mean 'gpu.power'?"),
         ({"time": TIME, "entity": ["gpu:a", "gpu:b"], "zzz": [1.0, 2.0]}, "declare it in signals.toml"),
-        ({"time": TIME, "entity": ["gpu:a", "b"], "gpu.power": [1.0, 2.0]}, "row 2: entity = 'b'; wanted kind:name"),
+        ({"time": TIME, "entity": ["gpu:a", "b"], "gpu.power": [1.0, 2.0]}, "row 2: entity = 'b'; expected kind:name"),
         ({"time": TIME, "entity": ["gpu:a", None], "gpu.power": [1.0, 2.0]}, "row 2: entity is missing"),
         (
             {"time": TIME, "entity": ["gpu:a", "gpu:b"], "gpu.power": ["1", "2"]},
-            "'gpu.power' holds string; wanted numbers",
+            "'gpu.power' holds string; expected numbers",
         ),
-        ({"time": TIME, "entity": [1, 2], "gpu.power": [1.0, 2.0]}, "'entity' holds int64; wanted text"),
-        ({"time": ["a", "b"], "entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0]}, "wanted timestamp"),
+        ({"time": TIME, "entity": [1, 2], "gpu.power": [1.0, 2.0]}, "'entity' holds int64; expected text"),
+        ({"time": ["a", "b"], "entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0]}, "expected timestamp"),
         (
             {
                 "time": pa.array([0, None], pa.timestamp("us", "UTC")),
@@ -50,7 +50,7 @@ def refused(tmp_path: Path, name: str, read: object) -> str:
         ),
         (
             {"time": TIME, "entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0], "nic.state": [1, 1]},
-            "wanted one class per file",
+            "expected one class per file",
         ),
     ],
 )
@@ -65,13 +65,13 @@ def test_a_bad_parquet_file_is_named_with_column_and_row(tmp_path: Path, columns
         ("", "column 'time' is missing; found none"),
         (
             "time,entity,gpu.power\n2026-01-01T00:00:00Z,gpu:a,1\nyesterday,gpu:a,2\n",
-            "line 3: time = 'yesterday'; wanted ISO",
+            "line 3: time = 'yesterday'; expected ISO",
         ),
-        ("time,entity,gpu.power\n2026-01-01T00:00:00Z,gpu:a,warm\n", "line 2: gpu.power = 'warm'; wanted a number"),
-        ("time,entity,gpu.power\n2026-01-01T00:00:00Z,gpu:a\n", "is no readable CSV file"),
+        ("time,entity,gpu.power\n2026-01-01T00:00:00Z,gpu:a,warm\n", "line 2: gpu.power = 'warm'; expected a number"),
+        ("time,entity,gpu.power\n2026-01-01T00:00:00Z,gpu:a\n", "is not a readable CSV file"),
         ("time,entity,gpu.power\n,gpu:a,1\n", "row 1: time is missing"),
         ("time,entity,gpu.power\n2026-01-01T00:00:00Z,a,1\n", "row 1: entity = 'a'"),
-        ("time,entity,gpu.power,gpu.power\n", "stands there twice"),
+        ("time,entity,gpu.power,gpu.power\n", "is there twice"),
     ],
 )
 def test_a_bad_csv_file_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
@@ -92,7 +92,7 @@ def test_a_truncated_parquet_file_is_named(tmp_path: Path) -> None:
     for length in (0, 3, len(data) // 2, len(data) - 1):
         (tmp_path / "cut.parquet").write_bytes(data[:length])
         said = refused(tmp_path, "cut.parquet", lambda: Recording([tmp_path / "cut.parquet"]))
-        assert "was it cut off?" in said
+        assert "was it truncated?" in said
 
 
 def test_a_parquet_file_with_damaged_pages_is_named(tmp_path: Path) -> None:
@@ -118,20 +118,20 @@ def test_a_missing_file_and_no_file_at_all_are_named(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("version = 1\n[[[", "is not TOML"),
-        (SIGNAL, "version = None; wanted version = 1"),
+        (SIGNAL, "version = None; expected version = 1"),
         ("version = 2\n", "version = 2"),
         ("version = 1\n" + SIGNAL.replace('unit = "1"\n', ""), '[signals."x.y"]: unit is missing'),
         ("version = 1\n" + SIGNAL.replace('"gauge"', '"gage"'), "kind = 'gage': did you mean 'gauge'?"),
         ("version = 1\n" + SIGNAL + 'harn = "up"\n', "harn: no such key; did you mean 'harm'?"),
         ("version = 1\n" + SIGNAL + 'harm = "sideways"\n', "harm = 'sideways'"),
-        ("version = 1\n" + SIGNAL + "valid = [1, 0]\n", "valid = [1, 0]; wanted [lowest, highest]"),
+        ("version = 1\n" + SIGNAL + "valid = [1, 0]\n", "valid = [1, 0]; expected [lowest, highest]"),
         ("version = 1\n" + SIGNAL + "valid = 3\n", "valid = 3"),
-        ("version = 1\n" + SIGNAL + "interval = 0\n", "interval = 0; wanted seconds above 0"),
-        ("version = 1\n" + SIGNAL + 'states = ["a"]\nnormal = ["b"]\n', "normal = ['b']; wanted some of states"),
-        ("version = 1\n" + SIGNAL + "states = 3\n", "states = 3; wanted a list of texts"),
+        ("version = 1\n" + SIGNAL + "interval = 0\n", "interval = 0; expected seconds above 0"),
+        ("version = 1\n" + SIGNAL + 'states = ["a"]\nnormal = ["b"]\n', "normal = ['b']; expected some of states"),
+        ("version = 1\n" + SIGNAL + "states = 3\n", "states = 3; expected a list of texts"),
         ("version = 1\nsignal = 3\n", "did you mean 'signals'?"),
         ("version = 1\nsignals = 3\n", "signals = 3"),
-        ('version = 1\n[signals]\n"x.y" = 3\n', "is 3; wanted a table"),
+        ('version = 1\n[signals]\n"x.y" = 3\n', "is 3; expected a table"),
     ],
 )
 def test_a_bad_signals_file_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
@@ -147,8 +147,8 @@ def test_a_bad_signals_file_is_named_with_its_key(tmp_path: Path, text: str, sai
         ("version = '1'\n", "version = '1'"),
         ('version = 1\n[node]\na = ["node:b"]\nb = ["node:a"]\n', "circle"),
         ('version = 1\n[node]\na = "rack:b"\n', '[node] "a" = '),
-        ('version = 1\n[node]\na = ["b"]\n', "wanted a list of entities"),
-        ("version = 1\nnode = 3\n", "node = 3; wanted a table"),
+        ('version = 1\n[node]\na = ["b"]\n', "expected a list of entities"),
+        ("version = 1\nnode = 3\n", "node = 3; expected a table"),
         ('version = 1\n[attributes]\n"node:a" = 3\n', "[attributes]"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_bad_topology_file_is_named_with_its_line(tmp_path: Path, text: str, s
         ("{", "line 2"),
         ('{"entity": "gpu:a", "kind": "xid"}', "line 2: 'time' is missing"),
         ('{"time": "noon", "entity": "gpu:a", "kind": "xid"}', "line 2"),
-        ('{"time": "2026-01-01T00:00:00Z", "entity": "a", "kind": "xid"}', "line 2: wanted entity (kind:name)"),
+        ('{"time": "2026-01-01T00:00:00Z", "entity": "a", "kind": "xid"}', "line 2: expected entity (kind:name)"),
         ('{"time": "2026-01-01T00:00:00Z", "entity": "gpu:a", "kind": "xid", "data": [1]}', "data (object)"),
         ("[1]", "line 2"),
     ],

@@ -49,12 +49,14 @@ def send_devices(site, time, *entities):
 
 
 def test_silent_devices_are_dropped_once_they_are_many_and_the_others_keep_ids_and_rows(site, monkeypatch):
-    monkeypatch.setattr(retention, "LEAST", 2)
+    monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 2)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1", "gpu:n1.2", "gpu:n1.3")
     send_devices(site, T0 + 8 * DAY, "gpu:n1.1", "gpu:n1.9")
     site.drain()
-    assert retention.drop_silent(site.database, WEEK, share=1.0, now=T0 + 9 * DAY) == 0  # 3 are no more than 2 + 2
-    assert retention.drop_silent(site.database, WEEK, share=0.25, now=T0 + 9 * DAY) == 3
+    assert (
+        retention.drop_silent_devices(site.database, WEEK, share=1.0, now=T0 + 9 * DAY) == 0
+    )  # 3 are no more than 2 + 2
+    assert retention.drop_silent_devices(site.database, WEEK, share=0.25, now=T0 + 9 * DAY) == 3
     assert site.rows("SELECT id, entity FROM device ORDER BY ALL") == [(1, "gpu:n1.1"), (4, "gpu:n1.9")]
     site.shut()
     send_devices(site, T0 + 8 * DAY + SECOND, "gpu:n1.0", "gpu:n1.1", "gpu:n1.9")
@@ -66,26 +68,26 @@ def test_silent_devices_are_dropped_once_they_are_many_and_the_others_keep_ids_a
         ("gpu:n1.9", 2),
     ]
     ids = np.array([0, 1, 2, 4, 5], np.int32)
-    assert ingest.devices.slots("gpu", ids).tolist() == [-1, 0, -1, 1, 2]
-    assert Devices(site.database.connection).slots("gpu", ids).tolist() == [-1, 0, -1, 1, 2]
+    assert ingest.devices.find_slots("gpu", ids).tolist() == [-1, 0, -1, 1, 2]
+    assert Devices(site.database.connection).find_slots("gpu", ids).tolist() == [-1, 0, -1, 1, 2]
 
 
 def test_a_fleet_that_was_silent_as_a_whole_is_not_dropped(site, monkeypatch):
-    monkeypatch.setattr(retention, "LEAST", 0)
+    monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 0)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1")
     site.drain()
-    assert retention.drop_silent(site.database, WEEK, share=0.25, now=T0 + 100 * DAY) == 0
+    assert retention.drop_silent_devices(site.database, WEEK, share=0.25, now=T0 + 100 * DAY) == 0
 
 
 def test_one_clock_in_the_future_drops_nobody(site, monkeypatch):
-    monkeypatch.setattr(retention, "LEAST", 0)
+    monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 0)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1")
     send_devices(site, T0, "gpu:n1.2")
     site.drain()
     site.database.connection.execute(
         f"UPDATE latest_gpu SET time = make_timestamptz({T0 + 5000 * DAY}) WHERE device = 2"
     )
-    assert retention.drop_silent(site.database, WEEK, share=0.25, now=T0 + SECOND) == 0
+    assert retention.drop_silent_devices(site.database, WEEK, share=0.25, now=T0 + SECOND) == 0
 
 
 def test_entities_that_no_inventory_names_any_more_are_dropped(site):
@@ -98,24 +100,24 @@ def test_entities_that_no_inventory_names_any_more_are_dropped(site):
         "INSERT INTO entity BY NAME SELECT 'gpu:old' AS entity, 'gpu' AS kind, "
         "'local' AS site, false AS simulated, [] AS parents, '{}' AS attributes"
     )
-    assert retention.drop_unnamed(site.database, WEEK, now=T0 + 9 * DAY) == 1
+    assert retention.drop_unnamed_entities(site.database, WEEK, now=T0 + 9 * DAY) == 1
     assert site.rows("SELECT entity FROM entity ORDER BY ALL") == [("gpu:n1.1",), ("gpu:old",)]
 
 
 def test_the_last_row_of_each_device_is_found_whatever_the_ids():
     device = np.array([3, 1, 3, 2, 1], np.int32)
     for more in (0, 10_000_000):
-        assert sorted(append._last_of_each(device + np.int32(more)).to_pylist()) == [2, 3, 4]
+        assert sorted(append._last_rows(device + np.int32(more)).to_pylist()) == [2, 3, 4]
 
 
 def test_rows_of_a_renumbered_device_reach_its_slot_in_frames_and_learnt_state_is_void(site, monkeypatch):
-    monkeypatch.setattr(retention, "LEAST", 0)
+    monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 0)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1")
     send_devices(site, T0 + 8 * DAY, "gpu:n1.1")
     site.drain()
     with site.database.transaction() as connection:
         ledger.save_snapshot(connection, "judge", T0 + 8 * DAY - SECOND, "{}")
-    retention.drop_silent(site.database, WEEK, share=0.25, now=T0 + 9 * DAY)
+    retention.drop_silent_devices(site.database, WEEK, share=0.25, now=T0 + 9 * DAY)
     judge = Frames()
     devices = Devices(site.database.connection)
     engine = Engine(site.database, devices, Topology(), judge, lambda *_: (), lambda: T0 + 9 * DAY, 10 * SECOND)

@@ -330,7 +330,7 @@ def test_the_end_does_not_wait_for_a_backlog_to_be_judged_and_the_next_start_jud
         again.judge.observe = lambda frames: seen.append(1) or []
         again.start()
         drain(again)
-        assert again.engine.standing.judged >= T0 + 400 * SECOND
+        assert again.engine.progress.judged >= T0 + 400 * SECOND
         assert len(seen) >= 43
     finally:
         again.close()

@@ -7,7 +7,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from pipeline.engine.restart import CHUNK, reread
+from pipeline.engine.restart import CHUNK, read_since
 from pipeline.incidents import ledger
 from pipeline.judging.mutes import Mute
 from pipeline.model.errors import UsageError
@@ -18,7 +18,7 @@ from pipeline.store.append import append_rows
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
-from pipeline.store.retention import expire
+from pipeline.store.retention import delete_old_rows
 
 T0 = 1_780_000_000 * SECOND
 
@@ -97,13 +97,13 @@ def test_python_variables_are_no_tables(database):
 def test_device_ids_are_dense_per_class_and_survive_a_restart(tmp_path):
     first = Database(tmp_path / "store.duckdb")
     devices = Devices(first.connection)
-    assert devices.ids("gpu", "local", "n1", True, ("gpu:n1.0", "gpu:n1.1")).tolist() == [0, 1]
-    assert devices.ids("nic", "local", "n1", True, ("port:n1.x",)).tolist() == [0]
+    assert devices.assign_ids("gpu", "local", "n1", True, ("gpu:n1.0", "gpu:n1.1")).tolist() == [0, 1]
+    assert devices.assign_ids("nic", "local", "n1", True, ("port:n1.x",)).tolist() == [0]
     devices.save(first.connection)
     first.close()
     second = Database(tmp_path / "store.duckdb")
     again = Devices(second.connection)
-    assert again.ids("gpu", "local", "n1", True, ("gpu:n1.1", "gpu:n9.0")).tolist() == [1, 2]
+    assert again.assign_ids("gpu", "local", "n1", True, ("gpu:n1.1", "gpu:n9.0")).tolist() == [1, 2]
     assert again.names("gpu") == ["gpu:n1.0", "gpu:n1.1", "gpu:n9.0"]
     assert again.is_simulated("gpu:n1.0")
     second.close()
@@ -112,7 +112,7 @@ def test_device_ids_are_dense_per_class_and_survive_a_restart(tmp_path):
 def put(database, *samples):
     """Rows of one GPU from (second, temperature)."""
     devices = Devices(database.connection)
-    devices.ids("gpu", "local", "n1", False, ("gpu:n1.0",))
+    devices.assign_ids("gpu", "local", "n1", False, ("gpu:n1.0",))
     time, value = zip(*samples, strict=True)
     stamps = T0 + np.array(time) * SECOND
     with database.transaction() as connection:
@@ -142,7 +142,7 @@ def test_retention_removes_what_is_older_and_keeps_the_newest_offset(database):
     database.connection.execute(
         f"INSERT INTO ingest_commit VALUES ('t', 'n1', 'e', 0, 5, 1, {old}), ('t', 'n1', 'e', 5, 9, 1, {new})"
     )
-    assert expire(database, T0 + 50 * SECOND) == 1
+    assert delete_old_rows(database, T0 + 50 * SECOND) == 1
     assert database.connection.execute("SELECT temperature FROM gpu").fetchall() == [(41.0,)]
     assert database.connection.execute("SELECT next_offset FROM ingest_commit").fetchall() == [(9,)]
 
@@ -152,7 +152,7 @@ def test_a_restart_reads_rows_and_events_again_in_chunks_of_time(database):
     xid = Event(T0 + SECOND, "gpu:n1.0", "xid", {"code": 79})
     write_events(database.connection, [EventBatch(Origin("local", "n1", b""), (xid,))])
     chunks = []
-    reread(database, T0 + SECOND, T0 + 10 * CHUNK, lambda rows, events, until: chunks.append((rows, events, until)))
+    read_since(database, T0 + SECOND, T0 + 10 * CHUNK, lambda rows, events, until: chunks.append((rows, events, until)))
     assert len(chunks) == 2
     (rows, events, until), (later, none, _) = chunks
     assert rows[0].time.tolist() == [T0 + SECOND]
@@ -184,5 +184,5 @@ def test_a_store_of_a_catalogue_with_fewer_signals_keeps_its_rows_and_is_like_a_
 
 def test_a_store_whose_folder_cannot_be_made_is_said_with_its_key(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"\[store\] path = .*cannot be made"):
+    with pytest.raises(UsageError, match=r"\[store\] path = .*cannot be created"):
         Database(tmp_path / "file" / "store.duckdb")

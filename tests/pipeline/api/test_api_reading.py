@@ -36,7 +36,7 @@ def test_entities_are_all_or_of_one_kind(client: httpx.Client) -> None:
 
 def test_a_store_that_knows_nothing_yet_has_no_entities() -> None:
     with duckdb.connect() as fresh:
-        schema.create(fresh)
+        schema.create_tables(fresh)
         assert fresh.sql(_ENTITIES, params=[None]).fetchall() == []
 
 
