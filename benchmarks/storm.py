@@ -23,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 
-from agents.collectors.registry import configured
+from agents.collectors.registry import configured_collectors
 from agents.node.agent import Agent
 from benchmarks import node_files
 from benchmarks.mischief import Mischief
@@ -75,7 +75,7 @@ def storm(folder: Path, options: argparse.Namespace) -> int:
     clock = Wound(options.hours, options.interval)
     config = Config(agent=Section("n1", options.interval), spool=Spool(folder / "spool", 1 << 21, 1 << 18, 1 << 18))
     watch = Watch(folder / "spool", clock.now)
-    collectors = [*configured(tables), *troubles]
+    collectors = [*configured_collectors(tables), *troubles]
     agent = Agent(config, collectors, clock, watch, options.patience / options.interval)
     watch.agent = agent
     clock.watch = watch

@@ -1,1 +1,1 @@
-"""Collectors, one folder per kind of device. `registry.py` lists them; modules here are shared by several folders."""
+"""Collectors, one folder per kind of device, listed in `registry.py`. Modules here are shared by several folders."""

@@ -1,4 +1,4 @@
-"""A command under limits: of time, of what it may print, and of who may outlive it."""
+"""Runs a command with limits on its time and output, and kills what it leaves behind."""
 
 from __future__ import annotations
 
@@ -13,45 +13,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _CHUNK = 1 << 16
-_TALK = 1 << 18
-"""Most bytes of standard error that are kept; chosen: 2,000 lines, more is the same thing again."""
-_LEAVE_S = 2.0
-"""How long a command that was killed is waited for; chosen. One that a dead adapter holds in the kernel is left."""
-_TICK_S = 0.25
-"""How often a command is looked at while it is silent; chosen: a stop is obeyed within it."""
+_MAX_ERROR_BYTES = 1 << 18
+"""Most bytes of standard error that are kept. Chosen: 2,000 lines, more only repeats."""
+_KILL_WAIT_S = 2.0
+"""Seconds to wait for a killed command. Chosen. A command that a dead adapter holds in the kernel is left behind."""
+_POLL_S = 0.25
+"""Seconds between two checks of a command that prints nothing. Chosen: a stop takes effect within this time."""
 
 
 class CommandError(Exception):
-    """A command could not be run, ran too long, printed too much or was stopped; the message is for a person."""
+    """A command could not be started, exceeded a limit or was stopped. The message is for a person."""
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """What a command printed and how it ended. cut: whether it had more to say on standard error than is kept."""
+class CommandOutput:
+    """Exit code, standard output and standard error of a command.
+
+    errors_cut: whether standard error was longer than what is kept.
+    """
 
     code: int
     text: str
-    talk: str
-    cut: bool = False
+    errors: str
+    errors_cut: bool = False
 
 
 @dataclass
-class Command:
-    """Runs one command at a time; `stop`, from any thread, ends the one that runs with all that it started.
+class CommandRunner:
+    """Runs one command at a time. `stop`, from any thread, kills the running one and everything that it started.
 
-    limit: seconds it may take. most: bytes it may print.
+    limit: seconds that it may take. max_bytes: bytes that it may print.
     """
 
     limit: float
-    most: int
+    max_bytes: int
     environment: Mapping[str, str] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
-    _left: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    _leftover: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
 
-    def run(self, command: Sequence[str]) -> Output:
-        """Raises CommandError where there is no output to be had. A command's own failure is its code."""
-        if self._left is not None and self._left.poll() is None:
-            raise CommandError(f"{command[0]}: the one before it still waits in the kernel (pid {self._left.pid})")
+    def run(self, command: Sequence[str]) -> CommandOutput:
+        """Runs a command and returns its output.
+
+        A failure of the command itself is in the exit code. Raises CommandError if there is no complete output.
+        """
+        if self._leftover is not None and self._leftover.poll() is None:
+            raise CommandError(
+                f"{command[0]}: the previous run is still blocked in the kernel (pid {self._leftover.pid})"
+            )
         try:
             process = subprocess.Popen(
                 list(command),
@@ -59,34 +67,37 @@ class Command:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, "LC_ALL": "C", **self.environment},
-                start_new_session=True,  # so that its process group is its own and can be ended whole
+                start_new_session=True,  # its own process group, which can be killed as a whole
             )
         except OSError as error:
             raise CommandError(f"{command[0]}: {error.strerror}") from error
         try:
-            return self._follow(process, command[0])
+            return self._collect_output(process, command[0])
         finally:
-            self._leave(process)
+            self._kill(process)
 
-    def _leave(self, process: subprocess.Popen[bytes]) -> None:
-        """Ends what is left of a command; one that cannot be ended is waited for no longer, and none follows it."""
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself, with all its children
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kills what is left of a command.
+
+        If it cannot be killed, it is left behind and no other command is started.
+        """
+        with contextlib.suppress(ProcessLookupError):  # it exited by itself, with all its children
             os.killpg(process.pid, signal.SIGKILL)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
         try:
-            process.wait(_LEAVE_S)
-            self._left = None
+            process.wait(_KILL_WAIT_S)
+            self._leftover = None
         except subprocess.TimeoutExpired:
-            self._left = process
+            self._leftover = process
 
     def stop(self) -> None:
-        """Ends what runs, and refuses what would run."""
+        """Kills the running command and refuses further ones."""
         self._stopped.set()
 
-    def _follow(self, process: subprocess.Popen[bytes], name: str) -> Output:
-        """Takes what it prints until both ends are closed."""
+    def _collect_output(self, process: subprocess.Popen[bytes], name: str) -> CommandOutput:
+        """Collects the output until both streams are closed."""
         assert process.stdout is not None
         assert process.stderr is not None
         until = time.monotonic() + self.limit
@@ -96,33 +107,34 @@ class Command:
             for stream in found:
                 selector.register(stream, selectors.EVENT_READ)
             while selector.get_map():
-                self._may_go_on(name, until)
-                for key, _ in selector.select(_TICK_S):
+                self._check_limits(name, until)
+                for key, _ in selector.select(_POLL_S):
                     data = os.read(key.fd, _CHUNK)
                     if not data:
                         selector.unregister(key.fileobj)
                     elif key.fileobj is process.stderr:
                         said += len(data)
-                        found[process.stderr] += data[: max(0, _TALK - len(found[process.stderr]))]
+                        found[process.stderr] += data[: max(0, _MAX_ERROR_BYTES - len(found[process.stderr]))]
                     else:
                         found[process.stdout] += data
-                if len(found[process.stdout]) > self.most:
-                    raise CommandError(f"{name}: printed more than {self.most >> 20} MiB; it was ended")
-        code = self._end(process, name, until)
+                if len(found[process.stdout]) > self.max_bytes:
+                    raise CommandError(f"{name}: printed more than {self.max_bytes >> 20} MiB; killed")
+        code = self._wait_for_exit(process, name, until)
         out, talk = (bytes(found[s]).decode("utf-8", "replace") for s in (process.stdout, process.stderr))
-        return Output(code, out, talk, said > _TALK)
+        return CommandOutput(code, out, talk, said > _MAX_ERROR_BYTES)
 
-    def _end(self, process: subprocess.Popen[bytes], name: str, until: float) -> int:
-        """Its code; it may close what it prints to and stay."""
+    def _wait_for_exit(self, process: subprocess.Popen[bytes], name: str, until: float) -> int:
+        """Returns the exit code. A command may close its output and keep running."""
         while True:
-            self._may_go_on(name, until)
+            self._check_limits(name, until)
             try:
-                return process.wait(_TICK_S)
+                return process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
                 continue
 
-    def _may_go_on(self, name: str, until: float) -> None:
+    def _check_limits(self, name: str, until: float) -> None:
+        """Raises CommandError if the command was stopped or its time is over."""
         if self._stopped.is_set():
             raise CommandError(f"{name}: stopped")
         if time.monotonic() > until:
-            raise CommandError(f"{name}: did not end within {self.limit:g} s; it was ended")
+            raise CommandError(f"{name}: did not finish within {self.limit:g} s; killed")

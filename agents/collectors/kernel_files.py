@@ -1,4 +1,4 @@
-"""A file of /proc or /sys that is opened once and read again and again: one system call per look."""
+"""Files of /proc and /sys that are opened once and read repeatedly: one system call per read."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 MAX_READ = 1 << 16
-"""Most bytes of one look; the processor lines of /proc/stat stay below it up to 800 processors."""
+"""Most bytes of one read. The processor lines of /proc/stat stay below it up to 800 processors."""
 
-MAX_LIST = 1 << 20
-"""Most bytes of a list, and one look more; chosen: 10,000 lines of /proc/diskstats."""
+MAX_FULL_READ = 1 << 20
+"""Most bytes of a list, plus one read. Chosen: 10,000 lines of /proc/diskstats."""
 
 
 class KernelFile(ABC):
-    """A file of the kernel that may be open, and goes with whoever held it."""
+    """A file of the kernel that may be open. It is closed with its owner."""
 
     __slots__ = ("_handle",)
     _handle: int | None
 
     @abstractmethod
     def text(self) -> str | None:
-        """What the file says now; None where that cannot be had."""
+        """Returns the content; None if it cannot be read."""
 
     def number(self) -> int | None:
-        """The whole number that the file consists of."""
+        """Returns the content as a whole number; None if it is not one."""
         text = self.text()
         try:
             return None if text is None else int(text)
@@ -32,6 +32,7 @@ class KernelFile(ABC):
             return None
 
     def close(self) -> None:
+        """Closes the file."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -41,51 +42,54 @@ class KernelFile(ABC):
 
 
 class ProcFile(KernelFile):
-    """An open file, or the lack of one: `text` and `number` give None where it is absent or cannot be read now."""
+    """An open file, or a missing one: `text` and `number` return None if it does not exist or cannot be read now."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # absent on this kernel, or not for us: the signal is missing, which the store shows
+        except OSError:  # not on this kernel, or no permission: the signal is missing, which the store shows
             self._handle = None
 
     @property
     def present(self) -> bool:
+        """Whether the file could be opened."""
         return self._handle is not None
 
     def text(self) -> str | None:
-        """What the file says now."""
+        """Returns the content now."""
         if self._handle is None:
             return None
         try:
             return os.pread(self._handle, MAX_READ, 0).decode("ascii", "replace")
-        except OSError:  # such as the speed of a link that is down (EINVAL), or pressure switched off (EOPNOTSUPP)
+        except OSError:  # such as the speed of a link that is down (EINVAL), or disabled pressure counters (EOPNOTSUPP)
             return None
 
-    def whole(self) -> str | None:
-        """What a long list says now: the kernel hands lists out a page (4 KiB) at a time (fs/seq_file.c)."""
+    def full_text(self) -> str | None:
+        """Returns a long list. The kernel returns lists one page (4 KiB) at a time (fs/seq_file.c)."""
         if self._handle is None:
             return None
         found = bytearray()
         try:
             os.lseek(self._handle, 0, os.SEEK_SET)
-            while len(found) < MAX_LIST and (piece := os.read(self._handle, MAX_READ)):
+            while len(found) < MAX_FULL_READ and (piece := os.read(self._handle, MAX_READ)):
                 found += piece
-        except OSError:  # as above
+        except OSError:  # see text()
             return None
         return found.decode("ascii", "replace")
 
 
-def text_of(path: Path) -> str | None:
-    """What a file that is seldom looked at says now, without surrounding white space; it is not kept open."""
+def read_text(path: Path) -> str | None:
+    """Returns the content of a file without surrounding white space; None if it cannot be read. The file is not kept
+    open.
+    """
     file = ProcFile(path)
     text = file.text()
     file.close()
     return None if text is None else text.strip()
 
 
-def number_of(path: Path) -> int | None:
-    """The whole number that such a file consists of."""
+def read_number(path: Path) -> int | None:
+    """Returns the whole number in a file; None if there is none. The file is not kept open."""
     file = ProcFile(path)
     number = file.number()
     file.close()

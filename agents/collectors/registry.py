@@ -1,4 +1,7 @@
-"""The collectors. A new one is one file beside this and one line in COLLECTORS; `[collector.NAME]` configures it."""
+"""The list of collectors, and their construction from the configuration.
+
+A new collector is one module below this folder and one line in COLLECTORS. `[collector.NAME]` configures it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from agents.collector import Collector, settings
+from agents.collector import Collector, collector_settings
 from agents.collectors.accelerators.amd import Amd
 from agents.collectors.accelerators.gaudi import Gaudi
 from agents.collectors.accelerators.neuron import Neuron
@@ -47,7 +50,7 @@ COLLECTORS: tuple[type[Collector], ...] = (
     Infiniband,
     EthtoolStatistics,
     Fabric,
-    Lldp,  # after whoever tells of the port itself
+    Lldp,  # after the collectors that report the port itself
     Nvml,
     Amd,
     Neuron,
@@ -71,58 +74,61 @@ COLLECTORS: tuple[type[Collector], ...] = (
     Prometheus,
     Canary,
     Jobs,
-    Training,  # after whoever knows a rank's GPU: the first one's parents hold
+    Training,  # after the collectors that know a rank's GPU: the parents reported first are kept
 )
 
-Rule = tuple[str, Callable[[Any], bool]]
-MOST_DEADLINE_S = 25
-"""Longest deadline: a collector that hangs is reported within 30 s of its look, a look at the workers included."""
-PARTS = ("patience", "timeout", "budget")
-"""Settings that say how long a part of a look may take: together less than `deadline`, else each look is given up."""
-_PART: Rule = "seconds, above 0 and below `deadline`", lambda value: 0 < value < MOST_DEADLINE_S
-_RULES: Mapping[str, Rule] = {
+SettingRule = tuple[str, Callable[[Any], bool]]
+MAX_DEADLINE_S = 25
+"""Longest deadline. A collector that hangs is reported within 30 s of its read, including the check of the workers."""
+TIME_LIMIT_KEYS = ("patience", "timeout", "budget")
+"""Settings that limit the duration of parts of a read. Their sum must be below `deadline`, otherwise every read would
+time out."""
+_TIME_LIMIT_RULE: SettingRule = "seconds, above 0 and below `deadline`", lambda value: 0 < value < MAX_DEADLINE_S
+_RULES: Mapping[str, SettingRule] = {
     "interval": ("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600),
-    "deadline": (f"seconds, above 0 and at most {MOST_DEADLINE_S}", lambda value: 0 < value <= MOST_DEADLINE_S),
-    **dict.fromkeys(PARTS, _PART),
+    "deadline": (f"seconds, above 0 and at most {MAX_DEADLINE_S}", lambda value: 0 < value <= MAX_DEADLINE_S),
+    **dict.fromkeys(TIME_LIMIT_KEYS, _TIME_LIMIT_RULE),
 }
-_NUMBER: Rule = "a number, not negative", lambda value: 0 <= value < math.inf
+_NUMBER_RULE: SettingRule = "a number, not negative", lambda value: 0 <= value < math.inf
 
 
-def configured(
+def configured_collectors(
     tables: Mapping[str, Mapping[str, Any]], source: str = "configuration", only: Collection[str] = ()
 ) -> tuple[Collector, ...]:
-    """Every collector that has something to do, with its table of the configuration; of those `only`, if any is named.
+    """Returns every collector that has something to do, built from its table of the configuration.
 
-    Raises ConfigError on names and keys that nobody has, and on values that cannot work.
+    only: names of collectors; if given, the others are left out. Raises ConfigError for unknown names and keys and for
+    values that cannot work.
     """
     known = {collector.name: collector for collector in COLLECTORS}
     for name in tables:
         _check_name(name, known, f"{source}: [collector.{name}]", "[collector.{}]")
     for name in only:
         _check_name(name, known, f"{source}: [agent] collectors has {name!r}", "{!r}")
-    made = (_made(collector, tables.get(name, {}), source) for name, collector in known.items())
-    return tuple(c for c in made if c.wanted() and (not only or c.name in only))
+    made = (_build_collector(collector, tables.get(name, {}), source) for name, collector in known.items())
+    return tuple(c for c in made if c.has_work() and (not only or c.name in only))
 
 
-def _check_name(name: str, known: Collection[str], where: str, form: str) -> None:
+def _check_name(name: str, known: Collection[str], where: str, template: str) -> None:
     if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
-        mend = f"did you mean {form.format(close[0])}?" if close else f"known: {', '.join(known)}"
-        raise ConfigError(f"{where}: no such collector; {mend}")
+        similar = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {template.format(similar[0])}?" if similar else f"known: {', '.join(known)}"
+        raise ConfigError(f"{where}: no such collector; {hint}")
 
 
-def _made(kind: type[Collector], table: Mapping[str, Any], source: str) -> Collector:
-    """One collector; what is true of the settings of all, new ones included, is seen to here."""
+def _build_collector(kind: type[Collector], table: Mapping[str, Any], source: str) -> Collector:
+    """Builds one collector and checks the settings that all collectors have in common."""
     section = f"collector.{kind.name}"
     made = build_section(kind, table, source, section)
-    found = settings(made)
-    parts = [key for key in PARTS if key in found]
-    for key, value in found.items():
+    values = collector_settings(made)
+    time_limits = [key for key in TIME_LIMIT_KEYS if key in values]
+    for key, value in values.items():
         if type(value) in (int, float):
-            text, holds = _RULES.get(key, _NUMBER)
+            text, holds = _RULES.get(key, _NUMBER_RULE)
             check_value(describe_key(source, section, key), value, text, holds)
-    if parts and sum(found[key] for key in parts) >= made.deadline:
-        key = next((key for key in parts if key in table), parts[0])
-        text = f"{' and '.join(parts)} {'together ' if len(parts) > 1 else ''}below `deadline` ({made.deadline:g} s)"
-        check_value(describe_key(source, section, key), found[key], text, lambda _: False)
+    if time_limits and sum(values[key] for key in time_limits) >= made.deadline:
+        key = next((key for key in time_limits if key in table), time_limits[0])
+        together = "together " if len(time_limits) > 1 else ""
+        text = f"{' and '.join(time_limits)} {together}below `deadline` ({made.deadline:g} s)"
+        check_value(describe_key(source, section, key), values[key], text, lambda _: False)
     return made

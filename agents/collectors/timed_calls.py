@@ -1,4 +1,7 @@
-"""Calls that may hang, several devices at once: each in a thread of its own, none asked again before it came back."""
+"""Calls that may hang, for several devices at once, with a common time limit.
+
+Each call runs in its own thread. A device is not called again before its last call returned.
+"""
 
 from __future__ import annotations
 
@@ -12,58 +15,60 @@ T = TypeVar("T")
 
 
 @dataclass
-class Answer(Generic[T]):
-    """What a call brought, or the OSError that it ended with. `took` is None while it is under way, seconds else."""
+class CallResult(Generic[T]):
+    """Result of a call, or the OSError that it raised. `seconds` is None while the call is running."""
 
-    began: float
-    took: float | None = None
+    started: float
+    seconds: float | None = None
     value: T | None = None
     error: OSError | None = None
 
 
-class Calls(Generic[T]):
-    """As many threads as there are devices that do not answer; all the others end with the look."""
+class TimedCalls(Generic[T]):
+    """Runs calls in threads. Only the threads of calls that hang outlive a read."""
 
     def __init__(self) -> None:
-        self._under_way: dict[str, Answer[T]] = {}
+        self._running: dict[str, CallResult[T]] = {}
         self._finished = threading.Condition()
 
-    def ask(self, calls: Mapping[str, Callable[[], T]], patience: float) -> dict[str, Answer[T]]:
-        """Runs all calls and waits `patience` seconds for them together; what hangs from before is not asked anew."""
+    def run(self, calls: Mapping[str, Callable[[], T]], patience: float) -> dict[str, CallResult[T]]:
+        """Starts all calls and waits up to `patience` seconds for them together. Calls that still hang are not started
+        again.
+        """
         with self._finished:
-            asked = {name: self._under_way[name] for name in calls if name in self._under_way}
+            asked = {name: self._running[name] for name in calls if name in self._running}
         for name, call in calls.items():
             if name not in asked:
-                asked[name] = self._begin(name, call)
+                asked[name] = self._start(name, call)
         with self._finished:
-            self._finished.wait_for(lambda: all(a.took is not None for a in asked.values()), patience)
-            return {name: Answer(a.began, a.took, a.value, a.error) for name, a in asked.items()}
+            self._finished.wait_for(lambda: all(a.seconds is not None for a in asked.values()), patience)
+            return {name: CallResult(a.started, a.seconds, a.value, a.error) for name, a in asked.items()}
 
     @staticmethod
-    def waiting(answer: Answer[T]) -> float:
-        """Seconds that a call has been under way, or took."""
-        return time.monotonic() - answer.began if answer.took is None else answer.took
+    def elapsed(answer: CallResult[T]) -> float:
+        """Returns the seconds that a call has been running, or took."""
+        return time.monotonic() - answer.started if answer.seconds is None else answer.seconds
 
-    def _begin(self, name: str, call: Callable[[], T]) -> Answer[T]:
-        answer: Answer[T] = Answer(time.monotonic())
+    def _start(self, name: str, call: Callable[[], T]) -> CallResult[T]:
+        answer: CallResult[T] = CallResult(time.monotonic())
         with self._finished:
-            self._under_way[name] = answer
-        thread = threading.Thread(target=self._run, args=(name, call, answer), name=f"asks {name}", daemon=True)
+            self._running[name] = answer
+        thread = threading.Thread(target=self._run, args=(name, call, answer), name=f"call {name}", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no thread to be had: nothing is under way that would ever come back
+        except RuntimeError:  # no thread could be started: nothing is running that would ever return
             with self._finished:
-                del self._under_way[name]
+                del self._running[name]
             raise
         return answer
 
-    def _run(self, name: str, call: Callable[[], T], answer: Answer[T]) -> None:
+    def _run(self, name: str, call: Callable[[], T], answer: CallResult[T]) -> None:
         value, error = None, None
         try:
             value = call()
         except OSError as failed:
             error = failed
         with self._finished:
-            answer.value, answer.error, answer.took = value, error, time.monotonic() - answer.began
-            del self._under_way[name]
+            answer.value, answer.error, answer.seconds = value, error, time.monotonic() - answer.started
+            del self._running[name]
             self._finished.notify_all()

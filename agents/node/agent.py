@@ -13,9 +13,9 @@ import time as clock_time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from agents.collector import Collector, Device, Rhythm
-from agents.collectors.gpu.xid_correlation import folding_for
-from agents.collectors.registry import configured
+from agents.collector import Collector, Device, SamplingSchedule
+from agents.collectors.gpu.xid_correlation import correlator_for
+from agents.collectors.registry import configured_collectors
 from agents.node.batches import build_batch, build_inventory_event, clean_event, merge_inventories
 from agents.node.counter_generations import CounterGenerations
 from agents.node.edge.rules import EdgeRules
@@ -120,8 +120,8 @@ class Agent:
         self.spools = NodeSpools(config.spool, self._origin, self._log, self.clock, self._wake_sender)
         home = config.spool.directory / folder_name(node)
         self._generations = CounterGenerations(home / "generations.json", self._origin.boot_id, self.spools)
-        self._self_metrics = SelfMetrics(node, self.pool, Rhythm(node, self.clock.now))
-        self._xid_events, self._edge = folding_for(collectors), EdgeRules(config.edge)
+        self._self_metrics = SelfMetrics(node, self.pool, SamplingSchedule(node, self.clock.now))
+        self._xid_events, self._edge = correlator_for(collectors), EdgeRules(config.edge)
         self._health = open_health(config, self._origin, self._log, files=self.spools)
         self._telemetry = open_telemetry(config, self._origin, self._log)
         self._systemd = systemd or SystemdNotifier({})
@@ -174,7 +174,7 @@ class Agent:
         # the agent reports itself at least when nothing else was read, so that each tick shows that it runs
         readings += self._self_metrics.build_readings(bool(changes) or not readings, self._spool_metrics())
         generations, resets = self._generations.update(time, readings)
-        seen = self._xid_events.take([event for reading in readings for event in reading.events], time)
+        seen = self._xid_events.process([event for reading in readings for event in reading.events], time)
         for line in filter(None, map(format_log_line, seen)):
             self._log(*line)
         gaps = self.uplink.take_events() if self.uplink else []
@@ -196,7 +196,7 @@ class Agent:
         if self.uplink:
             self.uplink.stop()
         self.pool.close(STOP_S)
-        self._put_events(self._xid_events.rest())
+        self._put_events(self._xid_events.flush())
         self._generations.save()
         self.spools.close()
         self._systemd.close()
@@ -332,7 +332,11 @@ def run(
     if not config.agent.interval > 0:
         raise ConfigError(f"{config.source}: [agent] interval = {config.agent.interval}: expected more than 0 s")
     stop = stop or Stop()
-    chosen = configured(config.collector, config.source, config.agent.collectors) if collectors is None else collectors
+    chosen = (
+        configured_collectors(config.collector, config.source, config.agent.collectors)
+        if collectors is None
+        else collectors
+    )
     agent = Agent(config, chosen, simulated=simulated, systemd=SystemdNotifier())
     before = _install_handlers(lambda *_: stop.set())
     try:

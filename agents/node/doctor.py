@@ -20,8 +20,8 @@ from typing import Literal
 from urllib.parse import quote
 
 from agents.collector import Collector
-from agents.collectors.gpu.failures import failures
-from agents.collectors.registry import configured
+from agents.collectors.gpu.failures import gpu_failures
+from agents.collectors.registry import configured_collectors
 from agents.node.health import status_file
 from agents.node.once import NO_ANSWER_YET, CollectorReport, find_unreachable, read_once
 from pipeline.commands.checks import Check
@@ -146,7 +146,9 @@ _MEANING_CLOCK = "timestamps of this node do not match those of others"
 
 def prepare_collector_checks(config: Config) -> Callable[[Config], list[Check]]:
     """`check_collectors` with its collectors. Raises ConfigError: a wrong setting ends doctor as any command."""
-    return partial(check_collectors, chosen=configured(config.collector, config.source, config.agent.collectors))
+    return partial(
+        check_collectors, chosen=configured_collectors(config.collector, config.source, config.agent.collectors)
+    )
 
 
 def check_agent(config: Config) -> Check:
@@ -200,7 +202,7 @@ def check_report(report: CollectorReport) -> Check:
     name, problem = f"collector {report.collector}", report.problem
     reason = problem.partition(": ")[2]
     if not problem:
-        wrong = failures(report.readings)
+        wrong = gpu_failures(report.readings)
         if wrong:
             return Check(name, "fail", "; ".join(wrong), "jobs that use this GPU fail, or get fewer", _LOST)
         return _check_remote(name, report) or Check(name, "ok", _summarize(report))

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from agents.collector import Collector, Reading
-from agents.collectors.registry import configured
+from agents.collectors.registry import configured_collectors
 from agents.node.batches import build_blocks
 from agents.node.health import status_file
 from agents.node.workers.pool import ReadResult, Worker, WorkerPool, merge_results
@@ -56,7 +56,9 @@ class CollectorReport:
 def read_once(config: Config, collectors: Sequence[Collector] | None = None) -> list[CollectorReport]:
     """Reads every collector once, all at the same time; one that exceeds its deadline is `hung`."""
     collectors = (
-        configured(config.collector, config.source, config.agent.collectors) if collectors is None else collectors
+        configured_collectors(config.collector, config.source, config.agent.collectors)
+        if collectors is None
+        else collectors
     )
     pool, now = WorkerPool(collectors, config.agent.node), clock_time.time_ns() // 1000
     try:

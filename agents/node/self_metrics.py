@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.collector import Device, Reading, Rhythm
+from agents.collector import Device, Reading, SamplingSchedule
 from agents.node.workers.pool import Worker, WorkerPool
 from pipeline.model.signals import CATALOGUE
 
@@ -28,7 +28,7 @@ class SelfMetrics:
     cpu_time (s) and memory (bytes): the last values, None before the first.
     """
 
-    def __init__(self, node: str, pool: WorkerPool, rhythm: Rhythm, proc: Path = Path("/proc")) -> None:
+    def __init__(self, node: str, pool: WorkerPool, rhythm: SamplingSchedule, proc: Path = Path("/proc")) -> None:
         self._node, self._pool, self._rhythm, self._proc = node, pool, rhythm, proc
         self._tick_ms = 1000 / os.sysconf("SC_CLK_TCK")
         self._ended_ms = 0.0

@@ -8,7 +8,7 @@ import threading
 import time as clock_time
 from pathlib import Path
 
-from agents.collectors.registry import configured
+from agents.collectors.registry import configured_collectors
 from agents.node import agent
 from agents.node.once import Output, print_once
 from agents.node.workers.pool import WorkerPool
@@ -33,7 +33,7 @@ def record(config: Config, directory: str | Path, seconds: float | None, stop: t
     if seconds is not None and not seconds > 0:
         raise UsageError(f"record: --seconds {seconds:g}; expected more than 0")
     node, interval = config.agent.node, config.agent.interval
-    found = configured(config.collector, config.source, config.agent.collectors)
+    found = configured_collectors(config.collector, config.source, config.agent.collectors)
     writer = RecordingWriter(directory, node, interval, found)
     looking = WorkerPool(found, node, interval)
     until = f"for {seconds:g} s" if seconds is not None else "until Ctrl-C"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agents.collectors.bmc.ipmi_device import Refused, Silent
+from agents.collectors.bmc.ipmi_device import IpmiError, IpmiTimeout
 
 FIRMWARE = bytes.fromhex("20 01 03 42 02 df a2 02 00 34 12 00000000")
 DEGREES, VOLTS, AMPERES, WATTS, RPM = 1, 4, 5, 6, 18  # base units
@@ -143,9 +143,9 @@ class DirectBmc:
     def request(self, netfn: int, command: int, data: bytes = b"", lun: int = 0) -> bytes:
         answer = self.board.answer(netfn, command, data, lun)
         if answer is None:
-            raise Silent(f"BMC gave no answer to command {command:02x}h in 5 s")
+            raise IpmiTimeout(f"BMC gave no answer to command {command:02x}h in 5 s")
         if answer[0]:
-            raise Refused(answer[0], netfn, command)
+            raise IpmiError(answer[0], netfn, command)
         return answer[1:]
 
     def close(self) -> None:

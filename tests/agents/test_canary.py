@@ -25,7 +25,7 @@ from agents.collectors.canary.known_answers import load_known_answers
 from agents.collectors.canary.ledger import CLEAN_ROUNDS, MAX_DEVICES, ResultLedger
 from agents.collectors.canary.problems import PROBLEMS, VARIANTS, VERSION
 from agents.collectors.canary.schedule import CoreRotation, ProgramSchedule, list_cores
-from agents.collectors.registry import configured
+from agents.collectors.registry import configured_collectors
 from agents.node.agent import Agent
 from detectors.runner import Runner
 from detectors.sdc.sdc import SdcVote
@@ -401,13 +401,13 @@ def test_cores_that_cannot_be_pinned_are_reported() -> None:
 def test_invalid_intervals_are_refused() -> None:
     for key in ("every", "gpu_every"):
         with pytest.raises(ConfigError, match=f"{key} = 0.0: expected more than 0 s"):
-            configured({"canary": {key: 0}}, "f.toml")
+            configured_collectors({"canary": {key: 0}}, "f.toml")
 
 
 @pytest.mark.parametrize("share", [0, 1.5, -0.1])
 def test_an_invalid_share_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match=r"f\.toml: \[collector\.canary\] share = .*expected a share of time"):
-        configured({"canary": {"share": share}}, "f.toml")
+        configured_collectors({"canary": {"share": share}}, "f.toml")
 
 
 def test_without_torch_the_cores_are_still_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,7 +421,7 @@ def test_without_torch_the_cores_are_still_tested(tmp_path: Path, capsys: pytest
     only = Canary(driver=tmp_path / "none", cpu=False)
     with pytest.raises(NoData, match="no canary to run: no NVIDIA driver"):
         only.open("n1")
-    assert not Canary(cpu=False, gpu=False).wanted()
+    assert not Canary(cpu=False, gpu=False).has_work()
 
 
 def test_its_signals_are_in_the_catalogue_with_their_interval() -> None:

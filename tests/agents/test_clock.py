@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from agents.collector import NoData
 from agents.collectors.host import clock
-from agents.collectors.host.clock import Clock, Kept
+from agents.collectors.host.clock import Clock, KernelClock
 from pipeline.model.records import SECOND
 
 CHRONYD = shutil.which("chronyd") or shutil.which("chronyd", path="/usr/sbin:/usr/local/sbin")
@@ -30,7 +30,7 @@ def look(collector: Clock) -> dict[str, float]:
     return {name: values[0] for name, values in reading.columns.items()}
 
 
-def test_this_kernel_tells_how_its_clock_is_kept() -> None:
+def test_this_kernel_reports_the_state_of_its_clock() -> None:
     collector = Clock(chrony_port=0)
     collector.open("n1")
     found = look(collector)
@@ -40,23 +40,23 @@ def test_this_kernel_tells_how_its_clock_is_kept() -> None:
     assert np.isnan(found["node.clock_stratum"])
 
 
-def test_the_kernels_numbers_get_their_units() -> None:
-    kept = Kept(state=0, offset=-1500, frequency=-(12 << 16), error_max=2_000_000, status=0x2001)
-    found = clock.values(kept, None)
+def test_kernel_numbers_are_converted_to_units() -> None:
+    kept = KernelClock(state=0, offset=-1500, frequency=-(12 << 16), error_max=2_000_000, status=0x2001)
+    found = clock.clock_values(kept, None)
     assert found["node.clock_offset"] == -1.5e-6  # STA_NANO
-    assert clock.values(Kept(0, -1500, 0, 0, 0x0001), None)["node.clock_offset"] == -1.5e-3
+    assert clock.clock_values(KernelClock(0, -1500, 0, 0, 0x0001), None)["node.clock_offset"] == -1.5e-3
     assert found["node.clock_frequency"] == -12
     assert found["node.clock_error_max"] == 2
     assert found["node.clock_synchronized"] == 1
 
 
 @pytest.mark.parametrize(("state", "status"), [(5, 0x0001), (0, 0x0040)])
-def test_a_clock_that_nobody_keeps_is_told(state: int, status: int) -> None:
-    assert clock.values(Kept(state, 0, 0, 16_000_000, status), None)["node.clock_synchronized"] == 0
+def test_an_unsynchronized_clock_is_reported(state: int, status: int) -> None:
+    assert clock.clock_values(KernelClock(state, 0, 0, 16_000_000, status), None)["node.clock_synchronized"] == 0
 
 
 def test_a_kernel_that_refuses_is_no_data() -> None:
-    def refuse() -> Kept:
+    def refuse() -> KernelClock:
         raise PermissionError(1, "adjtimex")
 
     collector = Clock()
@@ -104,7 +104,7 @@ def chronyd(tmp_path: Path) -> Iterator[int]:
         process.communicate()
 
 
-def test_a_real_chronyd_tells_its_stratum(chronyd: int) -> None:
+def test_a_real_chronyd_reports_its_stratum(chronyd: int) -> None:
     collector = Clock(chrony_port=chronyd)
     collector.open("n1")
     found = look(collector)
@@ -118,18 +118,18 @@ def report(sequence: int, stratum: int = 2, offset: int = 0, reply: int = 5) -> 
     return head + struct.pack("!I20sHHIII9I", 1, b"", stratum, 0, 0, 0, 0, offset, *[0] * 8)
 
 
-def test_chronyds_offset_holds_where_the_kernels_is_zero() -> None:
+def test_chronyds_offset_is_used_where_the_kernels_is_zero() -> None:
     half = 1 << 25 | 1 << 23  # exponent 1, coefficient 2^23: 2^23 * 2^(1 - 25)
     tracking = clock.decode_tracking(report(9, 3, half), 9)
     assert (tracking.stratum, tracking.offset) == (3, 0.5)
-    assert clock.values(Kept(0, 0, 0, 0, 0), tracking)["node.clock_offset"] == 0.5
+    assert clock.clock_values(KernelClock(0, 0, 0, 0, 0), tracking)["node.clock_offset"] == 0.5
 
 
 @pytest.mark.parametrize(
     ("word", "number"),
     [(0, 0.0), (2 << 25 | 1 << 23, 1.0), (127 << 25 | (1 << 25) - (1 << 24), -0.25), (126 << 25 | 1 << 23, 0.0625)],
 )
-def test_chronyds_own_numbers_are_read(word: int, number: float) -> None:
+def test_chronyd_floats_are_decoded(word: int, number: float) -> None:
     assert clock.decode_float(word) == number
 
 
@@ -137,18 +137,18 @@ def test_chronyds_own_numbers_are_read(word: int, number: float) -> None:
     ("reply", "said"),
     [
         (b"", "reply of 0 bytes"),
-        (report(8), "reply to request 8; wanted 9"),
+        (report(8), "reply to request 8; expected 9"),
         (report(9, reply=3), "reply 3"),
         (b"\x05" + report(9)[1:], "version 5"),
     ],
 )
-def test_what_is_not_the_answer_says_why(reply: bytes, said: str) -> None:
+def test_a_wrong_reply_is_an_error_with_a_reason(reply: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         clock.decode_tracking(reply, 9)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_more_than_be_no_report(reply: bytes) -> None:
+def test_arbitrary_bytes_are_a_report_or_a_value_error(reply: bytes) -> None:
     try:
         clock.decode_tracking(reply, 1)
     except ValueError:
@@ -183,11 +183,11 @@ def server() -> Iterator[Callable[[bytes], int]]:
         link.close()
 
 
-def test_one_who_answers_with_something_else_is_no_chronyd(server: Callable[[bytes], int]) -> None:
+def test_a_server_with_other_replies_is_not_chronyd(server: Callable[[bytes], int]) -> None:
     assert clock.query_chronyd(server(b"hello"), 1.0) is None
 
 
-def test_a_port_where_nobody_listens_costs_no_time() -> None:
+def test_a_closed_port_costs_no_time() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = int(taken.getsockname()[1])

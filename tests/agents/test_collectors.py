@@ -11,7 +11,7 @@ import pytest
 
 from agents.collector import Collector, NoData, Reading
 from agents.collectors.nic.network import Network
-from agents.collectors.registry import COLLECTORS, configured
+from agents.collectors.registry import COLLECTORS, configured_collectors
 from agents.node.batches import encode_column
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE, kinds_of_class
@@ -42,7 +42,7 @@ def test_names_are_unique_and_can_be_written_in_toml() -> None:
     assert all(name.isidentifier() for name in names)
 
 
-def test_every_signal_it_claims_is_in_the_catalogue(collector: Collector) -> None:
+def test_every_declared_signal_is_in_the_catalogue(collector: Collector) -> None:
     assert collector.signals or collector.events
     assert set(collector.signals) <= CATALOGUE.keys()
 
@@ -53,7 +53,7 @@ def test_its_configuration_has_defaults_and_an_interval_and_deadline(collector: 
     assert all(not f.name.startswith("_") for f in fields(collector) if f.init)
 
 
-def test_it_delivers_only_what_it_claims_in_the_catalogues_range(collector: Collector) -> None:
+def test_it_returns_only_declared_signals_in_their_range(collector: Collector) -> None:
     for reading in readings_of(collector):
         name = "" if collector.remote else "n1"
         starts = tuple(f"{kind}:{name}" for kind in kinds_of_class(reading.device_class))
@@ -66,7 +66,7 @@ def test_it_delivers_only_what_it_claims_in_the_catalogues_range(collector: Coll
             encode_column(CATALOGUE[name], values)
 
 
-def test_its_inventory_names_what_it_reads(collector: Collector) -> None:
+def test_its_inventory_contains_what_it_reads(collector: Collector) -> None:
     try:
         collector.open("n1")
         entities = {entity for reading in collector.read() for entity in reading.entities}
@@ -93,20 +93,20 @@ def test_it_can_be_closed_twice_and_without_open_and_opened_again(collector: Col
 
 
 def test_configuration_reaches_the_collector_and_unknown_names_get_a_suggestion() -> None:
-    made = configured({"network": {"exclude": ["lo", "ib*"], "interval": 5}}, "f.toml")
-    assert [type(c) for c in made] == [c for c in COLLECTORS if c().wanted()]
+    made = configured_collectors({"network": {"exclude": ["lo", "ib*"], "interval": 5}}, "f.toml")
+    assert [type(c) for c in made] == [c for c in COLLECTORS if c().has_work()]
     network = next(c for c in made if isinstance(c, Network))
     assert (network.exclude, network.interval) == (("lo", "ib*"), 5.0)
     with pytest.raises(ConfigError, match=r"f\.toml: \[collector\.netwrk\]: .*did you mean \[collector\.network\]"):
-        configured({"netwrk": {}}, "f.toml")
+        configured_collectors({"netwrk": {}}, "f.toml")
     with pytest.raises(ConfigError, match=r"\[collector\.host\] prok.*did you mean 'proc'"):
-        configured({"host": {"prok": "/proc"}}, "f.toml")
+        configured_collectors({"host": {"prok": "/proc"}}, "f.toml")
 
 
-def test_an_agent_runs_only_the_collectors_that_it_is_told_to_run() -> None:
-    assert [c.name for c in configured({}, "f.toml", ("clock", "network"))] == ["network", "clock"]
+def test_an_agent_runs_only_the_configured_collectors() -> None:
+    assert [c.name for c in configured_collectors({}, "f.toml", ("clock", "network"))] == ["network", "clock"]
     with pytest.raises(ConfigError, match=r"f\.toml: \[agent\] collectors has 'clok': .*did you mean 'clock'\?"):
-        configured({}, "f.toml", ("clok",))
+        configured_collectors({}, "f.toml", ("clok",))
 
 
 @pytest.mark.parametrize("collector", COLLECTORS, ids=lambda c: c.name)
@@ -117,12 +117,12 @@ def test_an_agent_runs_only_the_collectors_that_it_is_told_to_run() -> None:
         ("interval", (-1, 0, float("nan"), float("inf"), 1e9), "expected seconds, above 0 and at most 3600"),
     ],
 )
-def test_no_collector_takes_a_senseless_interval_or_deadline(
+def test_no_collector_accepts_an_impossible_interval_or_deadline(
     collector: type[Collector], key: str, values: tuple[float, ...], wanted: str
 ) -> None:
     for value in values:
         with pytest.raises(ConfigError) as refused:
-            configured({collector.name: {key: value}}, "f.toml")
+            configured_collectors({collector.name: {key: value}}, "f.toml")
         assert str(refused.value) == f"f.toml: [collector.{collector.name}] {key} = {float(value)!r}: {wanted}"
 
 
@@ -136,18 +136,18 @@ def test_no_collector_takes_a_senseless_interval_or_deadline(
         ("services", {"patience": 0}, "patience = 0.0: expected seconds, above 0 and below `deadline`"),
         ("clock", {"jump": float("nan")}, "jump = nan: expected a number, not negative"),
         ("pci", {"gpus_expected": -8}, "gpus_expected = -8: expected a number, not negative"),
-        ("tasks", {"gpu": ["("]}, "gpu = ('(',): '(' is no regular expression: missing ), unterminated subpattern"),
-        ("tasks", {"gpu": ["a", "(?i)b"]}, "is no regular expression: global flags not at the start"),
-        ("tasks", {"gpu": ["a{99999999999999999999}"]}, "is no regular expression: "),
+        ("tasks", {"gpu": ["("]}, "gpu = ('(',): '(' is not a regular expression: missing ), unterminated subpattern"),
+        ("tasks", {"gpu": ["a", "(?i)b"]}, "is not a regular expression: global flags not at the start"),
+        ("tasks", {"gpu": ["a{99999999999999999999}"]}, "is not a regular expression: "),
         ("xid", {"xid_table": "/nonexistent"}, "xid_table = '/nonexistent': /nonexistent: "),
         ("kernel_log", {"patterns": "/nonexistent"}, "patterns = '/nonexistent': /nonexistent: "),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused_with_file_key_what_was_found_and_what_was_wanted(
+def test_a_setting_that_cannot_work_is_refused_with_file_key_value_and_expectation(
     collector: str, table: dict[str, object], said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        configured({collector: table}, "f.toml")
+        configured_collectors({collector: table}, "f.toml")
     text = str(refused.value)
     assert text.startswith(f"f.toml: [collector.{collector}] ")
     assert said in text
@@ -209,7 +209,7 @@ def test_a_port_is_read_with_every_counter(tree: Tree) -> None:
     assert [columns[name][0] for name in network.signals[:12]] == [1, 400000, *range(1, 11)]
 
 
-def test_hardware_and_carrying_interfaces_are_taken_and_virtual_ones_are_not(tree: Tree) -> None:
+def test_hardware_and_active_interfaces_are_selected_and_virtual_ones_are_not(tree: Tree) -> None:
     root = tree(
         port("eth0")
         | port("lo", hardware=False)
@@ -231,7 +231,7 @@ def test_hardware_and_carrying_interfaces_are_taken_and_virtual_ones_are_not(tre
     chosen.close()
 
 
-def test_what_a_driver_does_not_tell_is_missing(tree: Tree) -> None:
+def test_unsupported_driver_values_are_missing(tree: Tree) -> None:
     root = tree(port("eth0", files={"speed": "", "operstate": "unknown\n", "statistics/rx_crc_errors": "what\n"}))
     network = Network(root=root)
     network.open("n1")
@@ -242,7 +242,7 @@ def test_what_a_driver_does_not_tell_is_missing(tree: Tree) -> None:
     assert columns["nic.crc_errors"] == [2**64 - 1]
 
 
-def test_interfaces_that_come_are_followed(tree: Tree) -> None:
+def test_new_interfaces_are_read(tree: Tree) -> None:
     network = Network(root=tree(port("eth0")))
     network.open("n1")
     assert read(network)[0] == ("port:n1.eth0",)
@@ -252,7 +252,7 @@ def test_interfaces_that_come_are_followed(tree: Tree) -> None:
     network.close()
 
 
-def test_radio_is_told_in_the_inventory(tree: Tree) -> None:
+def test_wireless_is_in_the_inventory(tree: Tree) -> None:
     root = tree(port("eth0") | port("wlan0"))
     (root / "wlan0" / "wireless").mkdir()
     network = Network(root=root)

@@ -33,7 +33,7 @@ def controller(name: str, corrected: int, uncorrected: int, modules: Iterable[st
     return {f"{name}/{file}": f"{text}\n" for file, text in told.items()}
 
 
-def test_errors_are_told_by_module_and_by_node(tmp_path: Path) -> None:
+def test_errors_are_reported_per_module_and_per_node(tmp_path: Path) -> None:
     root = files(tmp_path, controller("mc0", 5, 0, ("dimm0", "dimm3")) | controller("mc1", 7, 2, ("rank1",)))
     edac = Edac(root=root)
     edac.open("n1")
@@ -47,7 +47,7 @@ def test_errors_are_told_by_module_and_by_node(tmp_path: Path) -> None:
     assert modules.columns["dimm.uncorrected"].tolist() == [0, 0, 2]
 
 
-def test_the_label_says_which_slot_to_open(tmp_path: Path) -> None:
+def test_the_label_identifies_the_slot(tmp_path: Path) -> None:
     edac = Edac(root=files(tmp_path, controller("mc0", 0, 0, ("dimm0",))))
     edac.open("n1")
     found = edac.inventory()
@@ -73,7 +73,7 @@ def test_a_broken_file_costs_only_its_own_value(tmp_path: Path) -> None:
     assert node.columns["node.memory_uncorrected"].tolist() == [MISSING]
 
 
-def test_a_sum_without_one_controller_is_missing_and_no_counter_that_went_back(tmp_path: Path) -> None:
+def test_a_sum_without_one_controller_is_missing_instead_of_decreasing(tmp_path: Path) -> None:
     root = files(tmp_path, controller("mc0", 5, 0, ()) | controller("mc1", 7, 0, ()))
     edac = Edac(root=root)
     edac.open("n1")
@@ -82,15 +82,15 @@ def test_a_sum_without_one_controller_is_missing_and_no_counter_that_went_back(t
     assert node.columns["node.memory_corrected"].tolist() == [MISSING]
 
 
-def test_a_server_without_controllers_says_which_drivers_would_help(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match=r"no memory controller; wanted .*amd64_edac"):
+def test_without_controllers_the_message_names_the_drivers(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match=r"no memory controller; expected .*amd64_edac"):
         Edac(root=tmp_path).open("n1")
 
 
-def test_controllers_that_go_away_are_no_data(tmp_path: Path) -> None:
+def test_controllers_that_disappear_are_no_data(tmp_path: Path) -> None:
     root = files(tmp_path, controller("mc0", 5, 0, ()))
     edac = Edac(root=root)
     edac.open("n1")
     (root / "mc0" / "ce_count").unlink()
-    with pytest.raises(NoData, match="went away"):
+    with pytest.raises(NoData, match="disappeared"):
         edac.read()

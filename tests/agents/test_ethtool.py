@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 
 from agents.collector import NoData
 from agents.collectors.nic.ethtool import STATISTICS, EthtoolStatistics
-from agents.collectors.nic.ethtool_requests import Ethtool, chosen, count_of, driver_of, fec_mode, names_of
+from agents.collectors.nic.ethtool_requests import (
+    EthtoolIoctl,
+    decode_driver_info,
+    decode_names,
+    decode_statistics_count,
+    fec_mode_of_bits,
+    positions_of,
+)
 from pipeline.model.signals import CATALOGUE
 from tests.agents.rdma_node import RdmaNode, h100
 from tests.agents.test_nic_modules import NAMES, qsfp
@@ -29,32 +36,32 @@ ROOT = Path(__file__).parents[2]
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_statistic_is_in_the_catalogue_at_its_rhythm() -> None:
+def test_every_statistic_has_the_interval_of_the_catalogue() -> None:
     for statistic in STATISTICS:
-        assert CATALOGUE[statistic.signal].interval == statistic.every, statistic.signal
+        assert CATALOGUE[statistic.signal].interval == statistic.interval, statistic.signal
         assert (CATALOGUE[statistic.signal].kind == "gauge") == statistic.gauge, statistic.signal
 
 
-def test_names_and_count_are_taken_from_the_kernels_structs() -> None:
+def test_names_and_count_are_decoded_from_kernel_structs() -> None:
     names = [b"rx_packets", b"rx_bits_phy", b"x" * 32]
     answer = struct.pack("=III", 0x1B, 1, 3) + b"".join(n.ljust(32, b"\0") for n in names)
-    assert names_of(answer + bytes(64), 3) == ["rx_packets", "rx_bits_phy", "x" * 32]
-    assert chosen(names_of(answer, 3), ["rx_bits_phy", "absent"]).tolist() == [1]
-    assert count_of(struct.pack("=IIQI", 0x37, 0, 2, 512)) == 512
-    assert count_of(struct.pack("=IIQI", 0x37, 0, 0, 512)) == 0  # the driver has no statistics
+    assert decode_names(answer + bytes(64), 3) == ["rx_packets", "rx_bits_phy", "x" * 32]
+    assert positions_of(decode_names(answer, 3), ["rx_bits_phy", "absent"]).tolist() == [1]
+    assert decode_statistics_count(struct.pack("=IIQI", 0x37, 0, 2, 512)) == 512
+    assert decode_statistics_count(struct.pack("=IIQI", 0x37, 0, 0, 512)) == 0  # the driver has no statistics
 
 
 @pytest.mark.parametrize(("bits", "state"), [(1 << 3, "rs"), (1 << 2, "off"), (1 << 4, "baser"), (1 << 5, "llrs")])
 def test_error_correction_is_the_state_of_its_bit(bits: int, state: str) -> None:
-    assert CATALOGUE["nic.fec_mode"].states[int(fec_mode(bits))] == state
-    assert np.isnan(fec_mode(0))
+    assert CATALOGUE["nic.fec_mode"].states[int(fec_mode_of_bits(bits))] == state
+    assert np.isnan(fec_mode_of_bits(0))
 
 
 @given(st.binary(max_size=300), st.integers(0, 1 << 20))
-def test_no_answer_breaks_a_parser(answer: bytes, count: int) -> None:
-    assert len(names_of(answer, count)) <= 10
-    assert 0 <= count_of(answer) < 1 << 32
-    assert len(driver_of(answer).firmware) <= 32
+def test_no_response_breaks_a_parser(answer: bytes, count: int) -> None:
+    assert len(decode_names(answer, count)) <= 10
+    assert 0 <= decode_statistics_count(answer) < 1 << 32
+    assert len(decode_driver_info(answer).firmware) <= 32
 
 
 # --- a driver below the real calls -----------------------------------------------------------------------------------
@@ -113,7 +120,7 @@ def node(tmp_path: Path) -> RdmaNode:
     return node
 
 
-def test_a_driver_with_thousands_of_statistics_is_asked_for_ours(stub: Path, node: RdmaNode, tmp_path: Path) -> None:
+def test_only_our_statistics_of_thousands_are_reported(stub: Path, node: RdmaNode, tmp_path: Path) -> None:
     found, asked = driven(stub, node.net, tmp_path, qsfp())
     assert [look["entities"] for look in found["looks"]] == [["port:n1.mlx5_8"]] * 3
     wanted = {
@@ -151,7 +158,7 @@ def test_a_driver_with_thousands_of_statistics_is_asked_for_ours(stub: Path, nod
     }
 
 
-def test_a_cage_without_a_module_is_asked_once(stub: Path, node: RdmaNode, tmp_path: Path) -> None:
+def test_an_empty_module_cage_is_read_once(stub: Path, node: RdmaNode, tmp_path: Path) -> None:
     found, asked = driven(stub, node.net, tmp_path)
     assert asked.count("mlxens8 0x42") == 1
     assert all("nic.module_temperature" not in look["columns"] for look in found["looks"])
@@ -164,9 +171,7 @@ def test_a_cage_without_a_module_is_asked_once(stub: Path, node: RdmaNode, tmp_p
         *((code, 60) for code in (errno.EIO, errno.EBUSY, errno.ENODEV, errno.ETIMEDOUT)),
     ],
 )
-def test_a_question_is_put_again_after_a_minute_or_where_the_refusal_lasts_an_hour(
-    tmp_path: Path, code: int, rest: int
-) -> None:
+def test_a_refused_request_is_repeated_after_a_minute_or_an_hour(tmp_path: Path, code: int, rest: int) -> None:
     collector, now, asked = EthtoolStatistics(root=h100(tmp_path, ports=1).net), 1, []
     collector.open("n1")
     collector._monotonic = lambda: now
@@ -177,11 +182,11 @@ def test_a_question_is_put_again_after_a_minute_or_where_the_refusal_lasts_an_ho
         raise OSError(code, os.strerror(code))
 
     for now in range(1, 1 + 2 * rest, 5):  # noqa: B007, the clock reads it
-        collector._ask(port, "it", refuse)
+        collector._query(port, "it", refuse)
     assert asked == [1, 1 + rest]
     now = 1 + 2 * rest
-    assert collector._ask(port, "it", lambda *_: 7) == 7
-    assert "it" not in port.rests  # what answers again is told again
+    assert collector._query(port, "it", lambda *_: 7) == 7
+    assert "it" not in port.paused_until  # what answers again is told again
     collector.close()
 
 
@@ -201,12 +206,12 @@ def test_interfaces_that_the_kernel_does_not_know_are_missing_not_faults(tmp_pat
         EthtoolStatistics(root=tmp_path / "absent").read()
 
 
-def test_the_loopback_of_this_machine_answers_or_refuses_without_harm() -> None:
-    calls = Ethtool()
-    for question in (calls.driver, calls.fec, calls.module):
+def test_the_loopback_of_this_machine_can_be_queried() -> None:
+    calls = EthtoolIoctl()
+    for question in (calls.driver_info, calls.active_fec, calls.read_module):
         with pytest.raises(OSError, match=r"not supported|not permitted|Invalid argument"):
             question("lo")
-    assert calls.count("lo") == 0
+    assert calls.statistics_count("lo") == 0
     calls.close()
 
 
@@ -214,10 +219,11 @@ VETH = """
 mount -t sysfs sysfs /sys && ip link add fp0 type veth peer name fp1 && ip link set fp0 up && ip link set fp1 up
 exec "$0" -c '
 from agents.collectors.nic.ethtool import EthtoolStatistics
-from agents.collectors.nic.ethtool_requests import Ethtool
-calls = Ethtool()
-count = calls.count("fp0")
-print(calls.driver("fp0").driver, count == len(calls.names("fp0", count)) == len(calls.statistics("fp0", count)) > 0)
+from agents.collectors.nic.ethtool_requests import EthtoolIoctl
+calls = EthtoolIoctl()
+count = calls.statistics_count("fp0")
+names, values = calls.statistics_names("fp0", count), calls.read_statistics("fp0", count)
+print(calls.driver_info("fp0").driver, count == len(names) == len(values) > 0)
 c = EthtoolStatistics(include=("fp*",), exclude=("*",))
 c.open("n1")
 print([r.entities for r in c.read()], dict(c.inventory()["port:n1.fp0"].attributes)["driver"])

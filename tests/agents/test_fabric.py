@@ -13,8 +13,8 @@ from agents.collector import NoData, Reading
 from agents.collectors.fabric import fabric as shares
 from agents.collectors.fabric import topology as views
 from agents.collectors.fabric.fabric import Fabric
-from agents.collectors.fabric.tool_output import Link, Peer
-from agents.collectors.fabric.topology import View
+from agents.collectors.fabric.tool_output import LinkPeer, SwitchPort
+from agents.collectors.fabric.topology import FabricTopology
 from pipeline.model.records import SECOND, Event
 
 LEAF, SPINE = "b0cf:0e03:0000:000a", "b0cf:0e03:0000:000f"
@@ -22,9 +22,9 @@ NOW = 1_800_000_000 * SECOND
 MISSING = 2**64 - 1
 
 
-def port(number: int, peer: str | None = None, state: int = 4, switch: str = LEAF, name: str = "leaf1") -> Link:
-    far = Peer(peer, 100 + number, 1, f"host of {peer}") if peer else None
-    return Link(switch, name, 7, number, state, 5 if state == 4 else 2, 4.0, 400_000.0, far)
+def port(number: int, peer: str | None = None, state: int = 4, switch: str = LEAF, name: str = "leaf1") -> SwitchPort:
+    far = LinkPeer(peer, 100 + number, 1, f"host of {peer}") if peer else None
+    return SwitchPort(switch, name, 7, number, state, 5 if state == 4 else 2, 4.0, 400_000.0, far)
 
 
 def told(events: list[Event]) -> list[tuple[str, str, object]]:
@@ -34,71 +34,71 @@ def told(events: list[Event]) -> list[tuple[str, str, object]]:
 # --- what is remembered ----------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_never_had_a_cable_is_left_alone_and_one_that_lost_it_is_told_once() -> None:
-    view = View()
-    assert view.look(NOW, [port(1, "a"), port(2, "b"), port(3, None, 1)]) == []
+def test_a_port_without_cable_is_ignored_and_a_lost_cable_is_reported_once() -> None:
+    view = FabricTopology()
+    assert view.update_links(NOW, [port(1, "a"), port(2, "b"), port(3, None, 1)]) == []
     assert list(view.entities.values()) == ["port:leaf1.1", "port:leaf1.2"]
     gone = [port(1, "a"), port(2, None, 1), port(3, None, 1)]
-    assert told(view.look(NOW + SECOND, gone)) == [("link_state", "port:leaf1.2", "down")]
-    assert view.look(NOW + 2 * SECOND, gone) == []
+    assert told(view.update_links(NOW + SECOND, gone)) == [("link_state", "port:leaf1.2", "down")]
+    assert view.update_links(NOW + 2 * SECOND, gone) == []
     assert view.inventory()["port:leaf1.2"].attributes["peer_guid"] == "b"  # that is the cable to look at
-    assert told(view.look(NOW + 3 * SECOND, [port(2, "b")])) == [("link_state", "port:leaf1.2", "up")]
+    assert told(view.update_links(NOW + 3 * SECOND, [port(2, "b")])) == [("link_state", "port:leaf1.2", "up")]
 
 
-def test_another_peer_is_an_event_and_the_port_it_left_forgets_it() -> None:
-    view = View()
-    view.look(NOW, [port(1, "a"), port(2, "b")])
-    events = view.look(NOW, [port(1, "b"), port(2, None, 1)])
+def test_a_changed_peer_is_an_event_and_its_old_port_drops_it() -> None:
+    view = FabricTopology()
+    view.update_links(NOW, [port(1, "a"), port(2, "b")])
+    events = view.update_links(NOW, [port(1, "b"), port(2, None, 1)])
     assert ("link_peer", "port:leaf1.1", "b") in told(events)
     inventory = view.inventory()
     assert inventory["port:leaf1.1"].attributes["peer_guid"] == "b"
     assert "peer_guid" not in inventory["port:leaf1.2"].attributes
 
 
-def test_the_inventory_is_told_anew_when_a_peer_changes_and_only_then() -> None:
-    view = View()
-    view.look(NOW, [port(1, "a")])
-    assert view.renewed()
-    view.look(NOW, [port(1, "a")])
-    assert not view.renewed()
-    view.look(NOW, [port(1, "b")])
-    assert view.renewed()
+def test_the_inventory_changes_only_with_a_peer() -> None:
+    view = FabricTopology()
+    view.update_links(NOW, [port(1, "a")])
+    assert view.inventory_changed()
+    view.update_links(NOW, [port(1, "a")])
+    assert not view.inventory_changed()
+    view.update_links(NOW, [port(1, "b")])
+    assert view.inventory_changed()
 
 
 def test_a_leaf_without_its_hosts_stays_a_leaf_and_a_switch_without_hosts_is_a_spine() -> None:
-    view = View()
+    view = FabricTopology()
     up = [port(1, "a"), port(9, SPINE), port(1, LEAF, switch=SPINE, name="spine1")]
-    view.look(NOW, up)
+    view.update_links(NOW, up)
     assert view.inventory()["port:leaf1.1"].parents == ("leaf:leaf1",)
     assert view.inventory()["port:spine1.1"].parents == ("spine:spine1",)
-    view.look(NOW, [port(1, None, 1), *up[1:]])
+    view.update_links(NOW, [port(1, None, 1), *up[1:]])
     assert view.inventory()["port:leaf1.9"].parents == ("leaf:leaf1",)
 
 
-def test_a_switch_that_vanishes_and_comes_back_is_told_and_its_ports_are_not_called_down() -> None:
-    view = View()
+def test_a_switch_that_disappears_is_reported_and_its_ports_are_not_down() -> None:
+    view = FabricTopology()
     spine = port(1, LEAF, switch=SPINE, name="spine1")
-    view.look(NOW, [port(1, "a"), spine])
-    assert told(view.look(NOW, [port(1, "a")])) == [("switch_state", "spine:spine1", "gone")]
-    assert view.look(NOW, [port(1, "a")]) == []
-    assert told(view.look(NOW, [port(1, "a"), spine])) == [("switch_state", "spine:spine1", "seen")]
+    view.update_links(NOW, [port(1, "a"), spine])
+    assert told(view.update_links(NOW, [port(1, "a")])) == [("switch_state", "spine:spine1", "gone")]
+    assert view.update_links(NOW, [port(1, "a")]) == []
+    assert told(view.update_links(NOW, [port(1, "a"), spine])) == [("switch_state", "spine:spine1", "seen")]
 
 
-def test_a_fabric_that_falls_tells_a_bounded_number_of_events_at_once_and_the_rest_later(
+def test_events_of_a_failing_fabric_are_bounded_per_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(views, "MOST_EVENTS", 10)
-    view = View()
-    view.look(NOW, [port(n, f"h{n}") for n in range(1, 26)])
+    monkeypatch.setattr(views, "MAX_EVENTS", 10)
+    view = FabricTopology()
+    view.update_links(NOW, [port(n, f"h{n}") for n in range(1, 26)])
     down = [port(n, None, 1) for n in range(1, 26)]
-    counts = [len(view.look(NOW + k * SECOND, down)) for k in range(1, 5)]
+    counts = [len(view.update_links(NOW + k * SECOND, down)) for k in range(1, 5)]
     assert counts == [10, 10, 5, 0]
 
 
 def test_more_ports_than_fit_are_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "MOST_PORTS", 3)
-    view = View()
-    view.look(NOW, [port(n, f"h{n}") for n in range(1, 6)])
+    monkeypatch.setattr(views, "MAX_PORTS", 3)
+    view = FabricTopology()
+    view.update_links(NOW, [port(n, f"h{n}") for n in range(1, 6)])
     assert (len(view.entities), view.left_out) == (3, 2)
 
 
@@ -106,16 +106,16 @@ def test_more_ports_than_fit_are_counted_and_left_out(monkeypatch: pytest.Monkey
     ("include", "exclude", "kept"),
     [(("leaf*",), (), ["port:leaf1.1"]), ((), ("leaf*",), ["port:spine1.1"]), (("leaf1",), ("*",), ["port:leaf1.1"])],
 )
-def test_switches_are_chosen_by_name(include: tuple[str, ...], exclude: tuple[str, ...], kept: list[str]) -> None:
-    view = View(include, exclude)
-    view.look(NOW, [port(1, "a"), port(1, LEAF, switch=SPINE, name="spine1")])
+def test_switches_are_selected_by_name(include: tuple[str, ...], exclude: tuple[str, ...], kept: list[str]) -> None:
+    view = FabricTopology(include, exclude)
+    view.update_links(NOW, [port(1, "a"), port(1, LEAF, switch=SPINE, name="spine1")])
     assert list(view.entities.values()) == kept
 
 
-def test_a_second_switch_of_the_same_name_makes_both_go_by_their_guid() -> None:
-    view = View()
-    view.look(NOW, [port(1, "a")])
-    view.look(NOW, [port(1, "a"), port(1, "b", switch=SPINE)])
+def test_switches_with_the_same_name_are_named_by_guid() -> None:
+    view = FabricTopology()
+    view.update_links(NOW, [port(1, "a")])
+    view.update_links(NOW, [port(1, "a"), port(1, "b", switch=SPINE)])
     assert set(view.entities.values()) == {"port:b0cf0e030000000a.1", "port:b0cf0e030000000f.1"}
     assert set(view.inventory()) >= set(view.entities.values())
 
@@ -185,15 +185,15 @@ def counted(reading: Reading) -> bool:
     return "nic.symbol_errors" in reading.columns
 
 
-def test_it_is_not_wanted_unless_somebody_enables_it() -> None:
-    assert not Fabric().wanted()
-    assert Fabric(enabled=True).wanted()
+def test_it_is_disabled_by_default() -> None:
+    assert not Fabric().has_work()
+    assert Fabric(enabled=True).has_work()
     with pytest.raises(NoData, match="set `enabled = true`"):
         Fabric().open("n1")
 
 
-def test_a_missing_tool_is_named_with_its_mend(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match=f"{tmp_path}/iblinkinfo: no such tool; install infiniband-diags"):
+def test_a_missing_tool_is_reported_with_its_fix(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match=f"{tmp_path}/iblinkinfo: not found; install infiniband-diags"):
         Fabric(enabled=True, tools=tmp_path).open("n1")
 
 
@@ -205,13 +205,13 @@ def test_errors_that_are_not_printed_are_zero_and_traffic_is_in_bytes(tools: Too
     assert reading.columns["nic.rx_packets"].tolist() == [MISSING, MISSING]  # nobody said so
 
 
-def test_a_port_that_does_not_answer_is_missing_and_not_zero(tools: Tools, collector: Fabric) -> None:
+def test_a_port_without_response_is_missing_and_not_zero(tools: Tools, collector: Fabric) -> None:
     tools.counters("", "##          1 PMA query failures", "ibwarn: query failed on leaf1, Lid 7 port 2")
     reading = await_reading(collector, lambda r: counted(r) and r.columns["nic.symbol_errors"][1] == MISSING)
     assert reading.columns["nic.symbol_errors"].tolist() == [0, MISSING]
 
 
-def test_a_classic_counter_at_its_ceiling_is_told_once_and_a_wide_one_never(tools: Tools, collector: Fabric) -> None:
+def test_a_saturated_classic_counter_is_reported_once_and_a_wide_one_never(tools: Tools, collector: Fabric) -> None:
     tools.counters("   GUID 0xb0cf0e030000000a port 2: [SymbolErrorCounter == 65535] [LinkDownedCounter == 255]")
     reading = await_reading(collector, lambda r: any(e.kind == "counter_saturated" for e in r.events))
     found = {(e.entity, e.data["signal"]) for e in reading.events}
@@ -222,7 +222,7 @@ def test_a_classic_counter_at_its_ceiling_is_told_once_and_a_wide_one_never(tool
         assert not [e for e in seen.events if e.data.get("signal") == "nic.symbol_errors"]
 
 
-def test_each_answer_is_given_once_and_a_look_waits_for_none(collector: Fabric) -> None:
+def test_each_result_is_returned_once_and_a_read_does_not_wait(collector: Fabric) -> None:
     await_reading(collector, counted)
     began = time.monotonic()
     for _ in range(50):
@@ -230,24 +230,24 @@ def test_each_answer_is_given_once_and_a_look_waits_for_none(collector: Fabric) 
     assert time.monotonic() - began < 2.0  # looks that waited for the next answer would take 50 times 0.05 s
 
 
-def test_a_tool_that_fails_is_told_once_and_told_again_when_it_works(tools: Tools, collector: Fabric) -> None:
+def test_a_failing_tool_is_reported_once_and_again_when_it_works(tools: Tools, collector: Fabric) -> None:
     await_reading(collector, counted)
     tools.script("ibqueryerrors", "echo 'ibwarn: no answer from port 1' >&2; exit 1")
     failing = await_reading(collector, lambda r: any(e.kind == "fabric_tool" for e in r.events))
     (event,) = (e for e in failing.events if e.kind == "fabric_tool")
     assert (event.entity, event.data["tool"], event.data["state"]) == ("node:n1", "ibqueryerrors", "failing")
-    assert "ended with 1: ibwarn: no answer from port 1" in event.data["reason"]
+    assert "exit status 1: ibwarn: no answer from port 1" in event.data["reason"]
     tools.counters("")
     works = await_reading(collector, lambda r: any(e.kind == "fabric_tool" for e in r.events))
     assert [e.data["state"] for e in works.events if e.kind == "fabric_tool"] == ["ok"]
 
 
-def test_a_fabric_that_cannot_be_read_is_no_data_from_the_start_with_a_reason_that_stays(tools: Tools) -> None:
+def test_an_unreadable_fabric_is_no_data_from_the_start_with_a_stable_reason(tools: Tools) -> None:
     collector = Fabric(enabled=True, tools=tools.folder, links_every=0.02)
     reasons = []
 
     def refused(look: Callable[[], object]) -> None:
-        with pytest.raises(NoData, match=r"can't open UMAD port.*wanted an active InfiniBand port and the right") as no:
+        with pytest.raises(NoData, match=r"can't open UMAD port.*expected an active InfiniBand port and access") as no:
             look()
         reasons.append(str(no.value))
         collector.close()
@@ -270,7 +270,7 @@ def test_a_tool_that_takes_long_is_not_waited_for(tools: Tools) -> None:
     assert time.monotonic() - began < 3.0
 
 
-def test_what_was_seen_outlives_a_time_without_data(tools: Tools, collector: Fabric) -> None:
+def test_known_ports_survive_a_period_without_data(tools: Tools, collector: Fabric) -> None:
     await_reading(collector, counted)
     collector.close()
     tools.links([1])
@@ -283,25 +283,25 @@ def test_what_was_seen_outlives_a_time_without_data(tools: Tools, collector: Fab
 # --- many ports ------------------------------------------------------------------------------------------------------
 
 
-def test_more_ports_than_a_message_holds_come_in_slices_and_none_waits_for_ever(
+def test_more_ports_than_a_message_holds_are_returned_in_rotating_slices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shares, "SLICE", 3)
-    share, entities = shares.Share(), tuple(f"port:leaf1.{n}" for n in range(8))
+    monkeypatch.setattr(shares, "SLICE_PORTS", 3)
+    share, entities = shares.PortSlices(), tuple(f"port:leaf1.{n}" for n in range(8))
     seen: list[tuple[str, ...]] = []
     for look in range(6):
         if look in (0, 2):  # a newer answer comes before the older one was given whole
-            share.put(entities, {"nic.state": np.arange(8)})
-        for names, columns in share.take():
+            share.replace(entities, {"nic.state": np.arange(8)})
+        for names, columns in share.next_slice():
             assert columns["nic.state"].tolist() == [int(name.rpartition(".")[2]) for name in names]
             seen.append(names)
     assert [len(names) for names in seen] == [3, 3, 2, 3, 3]
     assert set(sum(seen[:3], ())) == set(sum(seen[2:], ())) == set(entities)
-    share.put(entities[:2], {"nic.state": np.arange(2)})
-    assert [names for names, _ in share.take()] == [entities[:2]]
+    share.replace(entities[:2], {"nic.state": np.arange(2)})
+    assert [names for names, _ in share.next_slice()] == [entities[:2]]
 
 
-def test_a_port_that_is_in_neither_pass_is_missing_and_not_zero(tools: Tools, collector: Fabric) -> None:
+def test_a_port_in_neither_run_is_missing_and_not_zero(tools: Tools, collector: Fabric) -> None:
     tools.links([1, 2, 3])
     reading = await_reading(collector, lambda r: counted(r) and len(r.entities) == 3)
     assert reading.columns["nic.symbol_errors"].tolist() == [0, 0, MISSING]

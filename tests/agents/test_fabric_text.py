@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from agents.collectors.fabric.tool_output import (
     ALL_PORTS,
-    ERRORS,
-    TABLE,
-    THRESHOLDS,
-    TRAFFIC,
-    Link,
-    guid,
-    leaves,
-    name_of,
-    names,
+    COUNTERS_BY_TOOL_NAME,
+    ERROR_COUNTERS,
+    THRESHOLD_FILE,
+    TRAFFIC_COUNTERS,
+    SwitchPort,
+    find_leaves,
+    format_guid,
     parse_counts,
-    parse_line,
+    parse_link_line,
     parse_links,
     parse_switches,
+    switch_name_of,
+    unique_switch_names,
 )
 
 UP = (
@@ -35,13 +35,13 @@ DOWN = (
 )
 
 
-def link(line: str) -> Link:
-    found = parse_line(line)
+def link(line: str) -> SwitchPort:
+    found = parse_link_line(line)
     assert found is not None
     return found
 
 
-def test_a_link_that_is_up_tells_state_speed_and_who_is_at_the_far_end() -> None:
+def test_a_link_that_is_up_has_state_speed_and_peer() -> None:
     found = link(UP)
     assert (found.guid, found.port, found.lid) == ("b0cf:0e03:00d5:1a40", 12, 34)
     assert found.description == "MF0;leaf-r07-2:MQM9790/U1"
@@ -51,7 +51,7 @@ def test_a_link_that_is_up_tells_state_speed_and_who_is_at_the_far_end() -> None
     assert found.peer.description == "n042 mlx5_3"
 
 
-def test_a_link_that_is_down_has_no_speed_and_nobody_at_the_far_end() -> None:
+def test_a_link_that_is_down_has_no_speed_and_no_peer() -> None:
     found = link(DOWN)
     assert (found.port, found.logical, found.physical, found.peer) == (13, 1, 2, None)
     assert math.isnan(found.speed)
@@ -73,7 +73,7 @@ def test_a_link_that_is_down_has_no_speed_and_nobody_at_the_far_end() -> None:
         ("4X         999.9 Gbps", 4, math.nan),
     ],
 )
-def test_speed_is_what_the_kernel_would_call_it(said: str, width: float, speed: float) -> None:
+def test_speed_is_that_of_the_kernel(said: str, width: float, speed: float) -> None:
     found = link(UP.replace("4X       106.25 Gbps", said))
     assert found.width == width
     assert found.speed == speed or (math.isnan(found.speed) and math.isnan(speed))
@@ -106,9 +106,9 @@ def test_states_are_the_numbers_of_the_specification(state: str, logical: int, p
         "ä" * 64,
     ],
 )
-def test_a_peer_that_calls_itself_something_hostile_spoils_only_its_own_description(hostile: str) -> None:
+def test_a_hostile_peer_description_corrupts_only_itself(hostile: str) -> None:
     found, plain = link(UP.replace("n042 mlx5_3", hostile)), link(UP)
-    assert (found.place, found.logical, found.speed) == (plain.place, plain.logical, plain.speed)
+    assert (found.key, found.logical, found.speed) == (plain.key, plain.logical, plain.speed)
     assert found.peer is not None
     assert plain.peer is not None
     assert (found.peer.guid, found.peer.port) == (plain.peer.guid, plain.peer.port)
@@ -116,14 +116,14 @@ def test_a_peer_that_calls_itself_something_hostile_spoils_only_its_own_descript
     assert len(found.peer.description) <= 64
 
 
-def test_the_first_of_two_lines_of_one_port_holds_and_port_0_is_no_link() -> None:
+def test_the_first_of_two_lines_of_one_port_counts_and_port_0_is_no_link() -> None:
     other = UP.replace("Active/  LinkUp", "Armed/  LinkUp")
     port0 = UP.replace("   12[", "    0[")
     (found,) = parse_links("\n".join([port0, UP, other, UP, "", "Switch: something", UP[:80]])).values()
     assert found.logical == 4
 
 
-def test_lines_of_the_pass_before_are_not_read_again() -> None:
+def test_unchanged_lines_are_not_parsed_again() -> None:
     known = parse_links(UP)
     assert parse_links(f"{UP}\n{DOWN}", known)[UP] is known[UP]
 
@@ -134,7 +134,7 @@ LINE = st.text(max_size=200) | st.builds(
 
 
 @given(st.lists(LINE, max_size=6).map("\n".join))
-def test_any_text_gives_ports_in_range_or_nothing(text: str) -> None:
+def test_any_text_is_parsed_to_valid_ports_or_nothing(text: str) -> None:
     for found in parse_links(text).values():
         assert 0 < found.port < 1000
         assert len(found.description) <= 64
@@ -159,10 +159,10 @@ DATA = """Data Counters for 0xb0cf0e0300d51a40 "MF0;leaf-r07-2:MQM9790/U1"
    GUID 0xb0cf0e0300d51a40 port 12: [PortXmitData == 18446744073709551615 (64.0EB)] [PortRcvData == 71 (284.000B)] """
 
 
-def test_counters_are_whole_numbers_by_port_and_the_sum_of_all_ports_is_none() -> None:
+def test_counters_are_integers_per_port_without_the_sum_of_all_ports() -> None:
     found = parse_counts(PASS)
     place = "b0cf:0e03:00d5:1a40"
-    assert found.whole
+    assert found.complete
     assert found.values == {
         (place, 12): {"SymbolErrorCounter": 12, "PortXmitWait": 4401},
         (place, 13): {"LinkDownedCounter": 3},
@@ -170,14 +170,14 @@ def test_counters_are_whole_numbers_by_port_and_the_sum_of_all_ports_is_none() -
     assert parse_counts(DATA).values[place, 12] == {"PortXmitData": 2**64 - 1, "PortRcvData": 71}
 
 
-def test_what_a_pass_leaves_out_is_zero_only_of_ports_that_answered() -> None:
+def test_omitted_counters_are_zero_only_for_ports_that_responded() -> None:
     talk = (
         "ibwarn: [7] mad_rpc: _do_madrpc failed; dport (Lid 40)\n"
         "ibwarn: [7] print_errors: query failed on leaf, Lid 40, odd Lid 9 port 1 name, Lid 40 port 2\n"
         f"ibwarn: [7] print_errors: query failed on leaf, Lid 41 port {ALL_PORTS}\n"
     )
     found = parse_counts(PASS + "##          2 PMA query failures\n", talk)
-    assert found.whole
+    assert found.complete
     assert found.answered(34, 12)
     assert found.answered(40, 1)
     assert not found.answered(40, 2)
@@ -193,15 +193,18 @@ def test_what_a_pass_leaves_out_is_zero_only_of_ports_that_answered() -> None:
         (PASS, "", True),
     ],
 )
-def test_a_pass_that_broke_off_or_did_not_name_who_failed_leaves_no_zero(text: str, talk: str, cut: bool) -> None:
+def test_an_incomplete_run_implies_no_zeros(text: str, talk: str, cut: bool) -> None:
     assert not parse_counts(text, talk, cut).answered(34, 12)
 
 
 def test_every_counter_has_the_signal_of_the_nodes_own_port_and_every_error_a_threshold_of_zero() -> None:
-    assert TABLE["SymbolErrorCounter"].signal == "nic.symbol_errors"
-    assert (TABLE["PortXmitData"].signal, TABLE["PortXmitData"].scale) == ("nic.tx_bytes", 4)
-    assert len(ERRORS) + len(TRAFFIC) == len(TABLE)
-    assert THRESHOLDS.splitlines() == [f"{name}=0" for name in ERRORS]
+    assert COUNTERS_BY_TOOL_NAME["SymbolErrorCounter"].signal == "nic.symbol_errors"
+    assert (COUNTERS_BY_TOOL_NAME["PortXmitData"].signal, COUNTERS_BY_TOOL_NAME["PortXmitData"].scale) == (
+        "nic.tx_bytes",
+        4,
+    )
+    assert len(ERROR_COUNTERS) + len(TRAFFIC_COUNTERS) == len(COUNTERS_BY_TOOL_NAME)
+    assert THRESHOLD_FILE.splitlines() == [f"{name}=0" for name in ERROR_COUNTERS]
 
 
 # --- switches --------------------------------------------------------------------------------------------------------
@@ -220,14 +223,14 @@ def test_every_counter_has_the_signal_of_the_nodes_own_port_and_every_error_a_th
         ("x" * 64, "x" * 48),
     ],
 )
-def test_a_description_becomes_a_name_that_may_stand_in_an_entity(description: str, name: str) -> None:
-    assert name_of(description) == name
+def test_a_description_becomes_a_valid_entity_name(description: str, name: str) -> None:
+    assert switch_name_of(description) == name
 
 
-def test_switches_of_one_name_or_none_are_called_by_their_guid() -> None:
+def test_switches_without_a_unique_name_are_named_by_guid() -> None:
     descriptions = {"0000:0000:0000:000a": "same", "0000:0000:0000:000b": "same", "0000:0000:0000:000c": ""}
     alone = {"0000:0000:0000:000d": "leaf", "0000:0000:0000:000e": "000000000000000a"}
-    assert names({**descriptions, **alone}) == {
+    assert unique_switch_names({**descriptions, **alone}) == {
         "0000:0000:0000:000a": "000000000000000a",
         "0000:0000:0000:000b": "000000000000000b",
         "0000:0000:0000:000c": "000000000000000c",
@@ -236,20 +239,20 @@ def test_switches_of_one_name_or_none_are_called_by_their_guid() -> None:
     }
 
 
-@given(st.dictionaries(st.integers(0, 50).map(lambda n: guid(f"{n:x}")), st.text(max_size=70), max_size=8))
-def test_whatever_switches_call_themselves_each_has_a_name_of_its_own(descriptions: dict[str, str]) -> None:
-    found = names(descriptions)
+@given(st.dictionaries(st.integers(0, 50).map(lambda n: format_guid(f"{n:x}")), st.text(max_size=70), max_size=8))
+def test_any_descriptions_give_unique_switch_names(descriptions: dict[str, str]) -> None:
+    found = unique_switch_names(descriptions)
     assert found.keys() == descriptions.keys()
     assert len(set(found.values())) == len(found)
     assert all(0 < len(name) <= 48 and ":" not in name for name in found.values())
 
 
-def test_a_leaf_is_what_hosts_hang_on_and_the_switchs_own_engine_is_no_host() -> None:
+def test_a_leaf_has_hosts_and_the_switchs_own_engine_is_not_a_host() -> None:
     spine = UP.replace("b0cf0e0300d51a40", "aa").replace("n042 mlx5_3", "Mellanox Technologies Aggregation Node")
-    assert leaves([link(UP), link(spine)]) == {"b0cf:0e03:00d5:1a40"}
+    assert find_leaves([link(UP), link(spine)]) == {"b0cf:0e03:00d5:1a40"}
 
 
-def test_the_topology_tells_what_a_switch_is() -> None:
+def test_the_topology_describes_the_switches() -> None:
     text = """
 vendid=0x2c9
 devid=0xd2f2
@@ -264,4 +267,4 @@ caguid=0x9c63c00300a1b2c3
 Ca\t1 "H-9c63c00300a1b2c3"\t\t# "n042 mlx5_3"
 """
     (facts,) = parse_switches(text).values()
-    assert (facts.ports, facts.vendor, facts.device, facts.system) == (65, "2c9", "d2f2", "b0cf:0e03:00d5:1a40")
+    assert (facts.ports, facts.vendor, facts.device, facts.system_guid) == (65, "2c9", "d2f2", "b0cf:0e03:00d5:1a40")

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.host.filesystems import MAX_FILE_SYSTEMS, Filesystems, chosen, mounts
-from agents.collectors.timed_calls import Calls
+from agents.collectors.host.filesystems import MAX_FILE_SYSTEMS, Filesystems, parse_mounts, select_mounts
+from agents.collectors.timed_calls import TimedCalls
 from tests.agents.fuse import Fuse
 
 LINES = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -52,7 +52,7 @@ def column(reading: Reading, name: str) -> dict[str, float]:
     return {e.partition("n1.")[2]: float(v) for e, v in zip(reading.entities, values, strict=True)}
 
 
-def test_real_file_systems_are_told_once_each_and_others_are_not(tmp_path: Path) -> None:
+def test_real_file_systems_are_reported_once_each_and_others_are_not(tmp_path: Path) -> None:
     collector = opened(proc(tmp_path), lambda _: told())
     node, below = collector.read()
     assert below.entities == tuple(f"filesystem:n1.{p}" for p in ("/", "/data", "/my models", "/scratch"))
@@ -77,13 +77,13 @@ def test_read_only_is_the_file_system_and_not_the_mount_point(tmp_path: Path) ->
     assert column(below, "read_only") == {"/": 0, "/data": 0, "/my models": 0, "/scratch": 1}
 
 
-def test_a_file_system_without_a_bound_on_inodes_tells_none(tmp_path: Path) -> None:
+def test_a_file_system_without_inode_limit_reports_none(tmp_path: Path) -> None:
     endless = os.statvfs_result((65536, 4096, 1000, 400, 300, 0, 0, 0, 0, 255))
     _, below = opened(proc(tmp_path), lambda _: endless).read()
     assert all(np.isnan(v) for v in column(below, "files_total").values())
 
 
-def test_a_required_mount_that_is_absent_is_told_and_one_of_any_type_is_watched(tmp_path: Path) -> None:
+def test_a_missing_required_mount_is_reported_and_any_type_is_included(tmp_path: Path) -> None:
     collector = opened(proc(tmp_path), lambda _: told(), types=(), required=("/models/", "/dev/shm"))
     _, below = collector.read()
     assert column(below, "mounted") == {"/dev/shm": 1, "/models": 0}
@@ -92,7 +92,7 @@ def test_a_required_mount_that_is_absent_is_told_and_one_of_any_type_is_watched(
     assert collector.inventory()["filesystem:n1./models"].attributes == {}
 
 
-def test_errors_are_told_apart_from_places_that_are_not_for_us(tmp_path: Path) -> None:
+def test_errors_differ_from_missing_permission(tmp_path: Path) -> None:
     def ask(point: bytes) -> os.statvfs_result:
         if point == b"/data":
             raise OSError(errno.ESTALE, "Stale file handle")
@@ -109,7 +109,7 @@ def test_errors_are_told_apart_from_places_that_are_not_for_us(tmp_path: Path) -
 
 def test_the_last_mount_at_a_point_hides_those_before_it() -> None:
     text = b"1 0 8:1 / /data rw - ext4 /dev/sda1 rw\n2 0 0:9 / /data rw - tmpfs tmpfs rw\n"
-    assert chosen(mounts(text), ("ext4",), ()) == {}
+    assert select_mounts(parse_mounts(text), ("ext4",), ()) == {}
 
 
 def test_the_number_of_file_systems_is_bounded_and_required_ones_come_first(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_number_of_file_systems_is_bounded_and_required_ones_come_first(tmp_
 
 
 def test_without_a_list_of_mounts_there_is_no_data(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="wanted the list of mounts"):
+    with pytest.raises(NoData, match="expected the list of mounts"):
         Filesystems(proc=tmp_path).open("n1")
 
 
@@ -134,7 +134,7 @@ def fuse(tmp_path: Path) -> Iterator[Fuse]:
     made.unmount()
 
 
-def test_a_real_file_system_that_hangs_is_told_while_the_others_go_on(fuse: Fuse) -> None:
+def test_a_hung_file_system_is_reported_while_the_others_continue(fuse: Fuse) -> None:
     collector = Filesystems(types=("fuse.stuck", "ext4", "xfs", "overlay", "btrfs"), patience=2.0)
     collector.open("n1")
     name = str(fuse.point)
@@ -159,44 +159,44 @@ def test_a_real_file_system_that_hangs_is_told_while_the_others_go_on(fuse: Fuse
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_hangs_is_not_made_again_before_it_came_back() -> None:
+def test_a_hung_call_is_not_repeated_before_it_returned() -> None:
     gate, made = threading.Event(), []
-    calls: Calls[int] = Calls()
+    calls: TimedCalls[int] = TimedCalls()
 
     def hang() -> int:
         made.append(1)
         gate.wait()
         return 7
 
-    first = calls.ask({"a": hang, "b": lambda: 2}, 0.1)
-    assert (first["a"].took, first["b"].value) == (None, 2)
-    assert calls.ask({"a": hang}, 0.0)["a"].took is None
+    first = calls.run({"a": hang, "b": lambda: 2}, 0.1)
+    assert (first["a"].seconds, first["b"].value) == (None, 2)
+    assert calls.run({"a": hang}, 0.0)["a"].seconds is None
     assert len(made) == 1
     gate.set()
     until = time.monotonic() + 10
-    while (found := calls.ask({"a": hang}, 1.0)["a"]).value != 7:
+    while (found := calls.run({"a": hang}, 1.0)["a"]).value != 7:
         assert time.monotonic() < until
     assert found.error is None
 
 
-def test_an_error_of_a_call_is_its_answer() -> None:
+def test_an_error_of_a_call_is_its_result() -> None:
     def fail() -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    found = Calls[int]().ask({"a": fail}, 5.0)["a"]
+    found = TimedCalls[int]().run({"a": fail}, 5.0)["a"]
     assert (found.value, found.error is not None and found.error.errno) == (None, errno.EIO)
 
 
-def test_a_call_that_found_no_thread_is_made_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_a_thread_is_made_at_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    calls: Calls[int] = Calls()
+    calls: TimedCalls[int] = TimedCalls()
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="thread"):
-            calls.ask({"a": lambda: 1}, 5.0)
-    assert calls.ask({"a": lambda: 2}, 5.0)["a"].value == 2
+            calls.run({"a": lambda: 1}, 5.0)
+    assert calls.run({"a": lambda: 2}, 5.0)["a"].value == 2
 
 
 # --- the list of mounts ----------------------------------------------------------------------------------------------
@@ -206,11 +206,11 @@ LINE = st.lists(st.sampled_from([b"1", b"8:1", b"/", b"/a\\040b", b"rw", b"-", b
 
 @given(st.one_of(st.binary(max_size=200), st.lists(LINE.map(b" ".join)).map(b"\n".join)))
 def test_no_bytes_break_the_parser_of_mounts(text: bytes) -> None:
-    found = mounts(text)
+    found = parse_mounts(text)
     assert len(found) <= text.count(b"\n") + 1
-    assert len(chosen(found, ("*",), ())) <= len(found)
+    assert len(select_mounts(found, ("*",), ())) <= len(found)
 
 
-def test_a_line_of_this_kernel_is_understood() -> None:
-    here = mounts(Path("/proc/self/mountinfo").read_bytes())
+def test_a_line_of_this_kernel_is_parsed() -> None:
+    here = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
     assert [m for m in here if m.type == "proc" and m.point == b"/proc"]

@@ -1,4 +1,4 @@
-"""A source that does not respond is reported within 30 s, however its collector waits."""
+"""Whatever a source does to its collector, that it does not answer is reported within 30 s."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from agents.collector import HANG_S, Collector, Reading
 from agents.collectors.bmc.redfish import Redfish
-from agents.collectors.bmc.redfish_settings import Bmc
-from agents.collectors.registry import COLLECTORS, MOST_DEADLINE_S
+from agents.collectors.bmc.redfish_settings import BmcSettings
+from agents.collectors.registry import COLLECTORS, MAX_DEADLINE_S
 from agents.node.agent import CHECK_S, COLLECT_SHARE, Agent
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config
@@ -30,7 +30,7 @@ PROMISED_S = 30.0
 
 @dataclass
 class Clock:
-    """Time that passes by waiting; `stop` is set once `until` seconds have passed or `done` returns true."""
+    """Time that passes by waiting; `stop` is set once `until` seconds have passed, or when `done` says so."""
 
     until: float
     done: Callable[[], bool] = lambda: False
@@ -51,7 +51,7 @@ class Clock:
 
 
 def hanging(kind: type[Collector], release: threading.Event) -> Collector:
-    """That collector with its own interval and deadline, and a source that does not respond before `release`."""
+    """That collector with its own interval and deadline, over a source that does not answer before `release`."""
 
     def read(self: Collector) -> tuple[Reading, ...]:
         release.wait()
@@ -69,7 +69,7 @@ def hanging(kind: type[Collector], release: threading.Event) -> Collector:
 
 @pytest.mark.parametrize("interval", [1.0, 600.0])
 @pytest.mark.parametrize("kind", COLLECTORS, ids=lambda kind: kind.name)
-def test_every_collector_with_a_hanging_source_is_reported_within_30_s(
+def test_every_collector_with_a_hung_source_is_reported_within_30_s_of_its_read(
     tmp_path: Path, kind: type[Collector], interval: float
 ) -> None:
     release = threading.Event()
@@ -88,12 +88,12 @@ def test_every_collector_with_a_hanging_source_is_reported_within_30_s(
     assert clock.seconds - asked[0] <= PROMISED_S
 
 
-def test_no_configurable_deadline_breaks_the_30_s() -> None:
-    assert MOST_DEADLINE_S + CHECK_S + COLLECT_SHARE < PROMISED_S
+def test_no_configurable_deadline_breaks_the_30_s_limit() -> None:
+    assert MAX_DEADLINE_S + CHECK_S + COLLECT_SHARE < PROMISED_S
     assert HANG_S + 1.0 + COLLECT_SHARE < PROMISED_S
 
 
-# --- sources that a thread of the collector waits for: the collector itself always responds --------------------------
+# --- sources that a thread of the collector waits for: the collector itself answers all the time ---------------------
 
 
 def mute(connection: socket.socket, end: threading.Event) -> None:
@@ -109,7 +109,7 @@ def dripping(connection: socket.socket, end: threading.Event) -> None:
 
 @contextmanager
 def server(behave: Callable[[socket.socket, threading.Event], None]) -> Iterator[tuple[int, threading.Event]]:
-    """A loopback port and whether a client has connected; each connection is handled by `behave`."""
+    """A port of loopback and whether somebody has connected; each connection is treated as `behave` does."""
     end, came, threads = threading.Event(), threading.Event(), []
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -141,28 +141,28 @@ def events_of(collector: Collector) -> list[Event]:
 
 
 @pytest.mark.parametrize(("scheme", "behave"), [("http", mute), ("http", dripping), ("https", mute)])
-def test_a_bmc_that_accepts_and_does_not_respond_is_lost_after_20_s_despite_a_longer_timeout(
+def test_a_bmc_that_accepts_without_response_is_lost_after_20_s(
     scheme: str, behave: Callable[[socket.socket, threading.Event], None]
 ) -> None:
-    """Regression: it was reported only after its timeout of 200 s."""
+    """Before, it was reported after its time-out of 200 s."""
     with server(behave) as (port, came):
-        one = Redfish(bmcs=(Bmc("b1", f"{scheme}://127.0.0.1:{port}", allow_http=True, verify=False),))
+        one = Redfish(bmcs=(BmcSettings("b1", f"{scheme}://127.0.0.1:{port}", allow_http=True, verify=False),))
         now = [1000.0]
         one._monotonic = lambda: now[0]
         one.open("n1")
         try:
             assert came.wait(30)
-            wait_until(lambda: one._watches[0]._asked)
+            wait_until(lambda: one._pollers[0]._current_request)
             now[0] += HANG_S - 1
             assert events_of(one) == []
             now[0] += 1
             (lost,) = events_of(one)
             now[0] += 60
-            assert (events_of(one), one._watches[0].reachable) == ([], False)
+            assert (events_of(one), one._pollers[0].reachable) == ([], False)
         finally:
             one.close()
     assert (lost.kind, lost.entity) == ("bmc_lost", "bmc:b1")
-    assert lost.data["reason"] == "/redfish/v1: no answer for 20 s; it is waited for up to 200 s"
+    assert lost.data["reason"] == "/redfish/v1: no response for 20 s; waiting up to 200 s"
 
 
 def wait_until(found: Callable[[], Any], seconds: float = 30.0) -> None:

@@ -15,7 +15,7 @@ from agents.collectors.columns import value_column
 from agents.collectors.host import host as diskstats
 from agents.collectors.host import host as kernel_text
 from agents.collectors.host.host import Host
-from agents.collectors.kernel_files import MAX_LIST, ProcFile
+from agents.collectors.kernel_files import MAX_FULL_READ, ProcFile
 from agents.node.batches import encode_column
 from pipeline.model.signals import CATALOGUE
 
@@ -109,7 +109,7 @@ def test_the_host_is_read_in_the_units_of_the_catalogue(tree: Tree, monkeypatch:
     }
 
 
-def test_disks_are_told_one_by_one_and_the_namespaces_of_a_controller_are_one(tree: Tree) -> None:
+def test_disks_are_reported_separately_and_the_namespaces_of_a_controller_are_one(tree: Tree) -> None:
     disks = looks_of(tree(SERVER))[0][1]
     assert disks.entities == ("disk:n1.nvme0", "disk:n1.sda")
     assert {name: values.tolist() for name, values in disks.columns.items()} == {
@@ -124,7 +124,7 @@ def test_disks_are_told_one_by_one_and_the_namespaces_of_a_controller_are_one(tr
     }
 
 
-def test_memory_and_disks_are_looked_at_less_often_than_load(tree: Tree) -> None:
+def test_memory_and_disks_are_read_less_often_than_load(tree: Tree) -> None:
     first, second = looks_of(tree(SERVER), 2)
     assert {r.device_class for r in first} == {"node", "disk"}
     assert [r.device_class for r in second] == ["node"]
@@ -139,7 +139,7 @@ def test_a_file_that_the_kernel_lacks_costs_only_its_own_signals(tree: Tree, abs
 
 
 @pytest.mark.parametrize("broken", sorted(name for name in SERVER if "proc/" in name and "osrelease" not in name))
-def test_a_file_of_another_shape_costs_only_its_own_signals(tree: Tree, broken: str) -> None:
+def test_a_file_in_another_format_costs_only_its_own_signals(tree: Tree, broken: str) -> None:
     assert len(node_of(tree({**SERVER, broken: "what: is this\n\ncpu x\nsome total=?\noom_kill\n"}))) >= 20
 
 
@@ -153,15 +153,15 @@ def test_a_list_longer_than_a_page_is_read_to_its_end() -> None:
     symbols = ProcFile(Path("/proc/kallsyms"))
     if not symbols.present:
         pytest.skip("a kernel without /proc/kallsyms")
-    first, whole = symbols.text(), symbols.whole()
+    first, whole = symbols.text(), symbols.full_text()
     symbols.close()
     assert first is not None
     assert whole is not None
     assert whole.startswith(first)
-    assert len(whole) >= min(MAX_LIST, 10 * len(first))
+    assert len(whole) >= min(MAX_FULL_READ, 10 * len(first))
 
 
-def test_a_line_that_was_cut_off_is_no_disk() -> None:
+def test_a_truncated_line_is_skipped() -> None:
     line = " 8 0 sda 1 0 8 5 2 0 16 7 0 1234 0\n"
     assert diskstats.parse_diskstats(line)["sda"]["disk.io_time"] == 1234
     assert diskstats.parse_diskstats(line[:-4]) == {}
@@ -171,7 +171,7 @@ KEYS = ("cpu", "cpu0", "\nintr", "\nctxt", "MemTotal:", "MemFree:", "Node", "kB"
 NUMBERS = ("0", "18446744073709551616", "-1", "9" * 400, "9" * 5000, "1e999", "nan", "\n", ":", "=", "\x00", "²", "sda")
 WORDS = st.sampled_from([*KEYS, *NUMBERS])
 TEXTS = st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=60).map(" ".join))
-PARSERS: tuple[Callable[[str], kernel_text.Values], ...] = (
+PARSERS: tuple[Callable[[str], kernel_text.SignalValues], ...] = (
     kernel_text.parse_loadavg,
     lambda text: kernel_text.parse_stat(text, 10.0),
     kernel_text.parse_meminfo,
@@ -183,11 +183,11 @@ PARSERS: tuple[Callable[[str], kernel_text.Values], ...] = (
 
 
 @given(TEXTS)
-def test_no_text_does_more_than_fail_as_the_collector_expects(text: str) -> None:
+def test_any_text_is_parsed_or_raises_an_expected_error(text: str) -> None:
     for parse in PARSERS:
         try:
             values = parse(text)
-        except kernel_text.BROKEN:
+        except kernel_text.PARSE_ERRORS:
             continue
         for name, value in values.items():
             column = encode_column(CATALOGUE[name], value_column(value))

@@ -61,8 +61,8 @@ def opened(board: Board, clock: Clock | None = None, **how: object) -> Hwmon:
     hwmon = Hwmon(root=board.root, **how)  # type: ignore[arg-type]
     hwmon.open("n1")
     if clock is not None:
-        hwmon._rhythm._now = clock
-        hwmon._rhythm.due(RESCAN_S)
+        hwmon._schedule._now = clock
+        hwmon._schedule.due(RESCAN_S)
     return hwmon
 
 
@@ -111,12 +111,12 @@ def test_every_kind_is_read_in_the_units_of_the_catalogue(board: Board) -> None:
     }
 
 
-def test_a_power_meter_that_gives_only_an_average_is_read(board: Board) -> None:
+def test_a_power_meter_with_only_an_average_is_read(board: Board) -> None:
     board.plug(0, "power_meter", None, {"power1_average": 612_000_000, "power1_average_interval": 1000})
     assert values(opened(board)) == {"power_meter.power1": {"sensor.power": 612}}
 
 
-def test_a_driver_of_the_old_style_has_its_files_with_the_device(board: Board) -> None:
+def test_the_files_of_an_old_style_driver_are_in_the_device_folder(board: Board) -> None:
     folder = board.plug(0, "x", "ACPI000D-00", {})
     (folder / "name").unlink()
     (board.devices / "ACPI000D-00" / "name").write_text("power_meter\n")
@@ -155,7 +155,7 @@ def test_a_faulty_sensor_has_no_value(board: Board) -> None:
     assert found["jc42-0-0018.temp2"] == {"sensor.temperature": 50, "sensor.alarm": 0}
 
 
-def test_a_sensor_that_does_not_answer_costs_no_other(board: Board) -> None:
+def test_a_sensor_without_response_affects_no_other(board: Board) -> None:
     """Reading a folder fails with EISDIR as a chip does with EIO, ENODATA or EAGAIN."""
     folder = board.plug(0, "nct6798", "nct6775.656", {"temp1_input": 41000, "temp3_input": "", "fan1_input": 900})
     (folder / "temp2_input").mkdir()
@@ -168,7 +168,7 @@ def test_a_sensor_that_does_not_answer_costs_no_other(board: Board) -> None:
     }
 
 
-def test_a_chips_name_does_not_hang_on_what_else_is_plugged_in(board: Board) -> None:
+def test_a_chips_name_does_not_depend_on_other_devices(board: Board) -> None:
     for number, place in ((0, "nvme0"), (1, "nvme1")):
         board.plug(number, "nvme", place, {"temp1_input": 40000})
     board.plug(2, "k10temp", "0000:00:18.3", {"temp1_input": 60000})
@@ -179,7 +179,7 @@ def test_a_chips_name_does_not_hang_on_what_else_is_plugged_in(board: Board) -> 
     assert names - set(values(opened(board))) == {"nvme0.temp1"}
 
 
-def test_two_chips_of_one_name_at_no_known_place_are_told_apart(board: Board) -> None:
+def test_two_chips_with_the_same_name_and_no_location_are_distinguished(board: Board) -> None:
     for number in (3, 12):
         board.plug(number, "acpitz", None, {"temp1_input": number * 1000})
     found = values(opened(board))
@@ -189,7 +189,7 @@ def test_two_chips_of_one_name_at_no_known_place_are_told_apart(board: Board) ->
     }
 
 
-def test_chips_that_come_and_go_are_followed_at_a_slow_rhythm(board: Board) -> None:
+def test_new_and_removed_chips_are_noticed_at_a_slow_interval(board: Board) -> None:
     clock = Clock()
     board.plug(0, "nvme", "nvme0", {"temp1_input": 40000})
     hwmon = opened(board, clock)
@@ -217,9 +217,7 @@ def test_between_scans_no_folder_is_listed(board: Board, monkeypatch: pytest.Mon
     assert listed == []
 
 
-def test_a_chip_that_takes_long_is_left_until_the_next_scan_and_costs_no_other(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_chip_is_skipped_until_the_next_scan(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, seconds, asked = Clock(), [0.0], list[str]()
     board.plug(0, "slow", "0-0058", {f"temp{n}_input": 40000 for n in range(1, 6)})
     board.plug(1, "nvme", "nvme0", {"temp1_input": 41000})
@@ -259,13 +257,13 @@ def test_open_files_are_bounded_alarms_first(board: Board) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_chips_that_nobody_wants_are_not_opened(board: Board) -> None:
+def test_excluded_chips_are_not_opened(board: Board) -> None:
     board.plug(0, "drivetemp", "0:0:0:0", {"temp1_input": 30000})
     board.plug(1, "nvme", "nvme0", {"temp1_input": 40000})
     assert set(values(opened(board, exclude=("drivetemp*",)))) == {"nvme0.temp1"}
 
 
-def test_where_there_is_no_sensor_the_message_says_so(board: Board, tmp_path: Path) -> None:
+def test_without_sensors_the_message_says_so(board: Board, tmp_path: Path) -> None:
     for root in (board.root, tmp_path / "gone"):
         with pytest.raises(NoData, match=r"no sensor below .*: no driver for the board's chips is loaded"):
             Hwmon(root=root).open("n1")

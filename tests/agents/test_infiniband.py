@@ -12,8 +12,8 @@ import pytest
 
 from agents.collector import NoData, Reading
 from agents.collectors.nic.infiniband import Infiniband
-from agents.collectors.nic.rdma_counters import COUNTERS
-from agents.collectors.registry import configured
+from agents.collectors.nic.rdma_counters import RDMA_COUNTERS
+from agents.collectors.registry import configured_collectors
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
@@ -60,7 +60,7 @@ def test_every_counter_of_the_table_is_read_in_the_catalogues_unit(node: RdmaNod
     reading = look(collector)
     collector.close()
     assert reading.entities == ("port:n1.mlx5_0", "port:n1.mlx5_1", "port:n1.mlx5_8")
-    for counter in COUNTERS:
+    for counter in RDMA_COUNTERS:
         names = CLASSIC if counter.file.startswith("counters/") else HARDWARE
         wanted = names.index(counter.file.partition("/")[2]) * counter.scale
         assert reading.columns[counter.signal].tolist() == [wanted] * 3, counter.signal
@@ -68,12 +68,12 @@ def test_every_counter_of_the_table_is_read_in_the_catalogues_unit(node: RdmaNod
     assert set(reading.columns) == set(collector.signals) - {"nic.temperature"}  # no sensor here, so no column
 
 
-def test_every_counter_is_in_the_catalogue_at_its_rhythm() -> None:
-    for counter in COUNTERS:
-        assert (CATALOGUE[counter.signal].interval or 1.0) == counter.every, counter.signal
+def test_every_counter_has_the_interval_of_the_catalogue() -> None:
+    for counter in RDMA_COUNTERS:
+        assert (CATALOGUE[counter.signal].interval or 1.0) == counter.interval, counter.signal
 
 
-def test_state_speed_and_link_are_told(node: RdmaNode) -> None:
+def test_state_speed_and_link_are_reported(node: RdmaNode) -> None:
     write(node.rdma / PORT / "state", "2: INIT")
     write(node.rdma / PORT / "rate", "200 Gb/sec (2X NDR)")
     write(node.rdma / "mlx5_1/ports/1/state", "1: DOWN")
@@ -91,7 +91,7 @@ def test_state_speed_and_link_are_told(node: RdmaNode) -> None:
     np.testing.assert_equal(columns["nic.temperature"], [61.5, np.nan, np.nan])
 
 
-def test_a_second_port_bears_its_number_and_slower_signals_keep_their_rhythm(tmp_path: Path) -> None:
+def test_a_second_port_has_its_number_and_slower_signals_keep_their_interval(tmp_path: Path) -> None:
     node, clock = RdmaNode(tmp_path), Clock()
     node.device("mlx4_0", ports=2)
     collector = opened(node, clock)
@@ -107,7 +107,7 @@ def test_a_second_port_bears_its_number_and_slower_signals_keep_their_rhythm(tmp
     collector.close()
 
 
-def test_a_link_that_changes_is_told_once_with_both_states(node: RdmaNode) -> None:
+def test_a_changed_link_is_reported_once_with_both_states(node: RdmaNode) -> None:
     clock = Clock()
     collector = opened(node, clock)
     assert look(collector).events == ()
@@ -123,7 +123,7 @@ def test_a_link_that_changes_is_told_once_with_both_states(node: RdmaNode) -> No
     collector.close()
 
 
-def test_a_port_that_flaps_for_ever_sends_a_bounded_number_of_events(node: RdmaNode) -> None:
+def test_a_flapping_port_sends_a_bounded_number_of_events(node: RdmaNode) -> None:
     clock, events = Clock(), 0
     collector = opened(node, clock)
     for i in range(600):
@@ -131,15 +131,15 @@ def test_a_port_that_flaps_for_ever_sends_a_bounded_number_of_events(node: RdmaN
         events += len(look(collector).events)
         clock.pass_by(1)
     assert 20 <= events <= 20 + 60
-    last, state = collector._edges._ports["port:n1.mlx5_0"].state, "4: ACTIVE" if i % 2 else "1: DOWN"
+    last, state = collector._link_events._ports["port:n1.mlx5_0"].state, "4: ACTIVE" if i % 2 else "1: DOWN"
     write(node.rdma / PORT / "state", state)
     for _ in range(11):
         for event in look(collector).events:
             last = event.data["to"]
         clock.pass_by(1)
     assert last in state.lower()
-    spent = collector._edges._ports["port:n1.mlx5_0"]
-    spent.allowance, spent.filled = 0, clock.now
+    spent = collector._link_events._ports["port:n1.mlx5_0"]
+    spent.tokens, spent.refilled = 0, clock.now
     shutil.rmtree(node.rdma / "mlx5_0") if not (node.rdma / "mlx5_0").is_symlink() else (node.rdma / "mlx5_0").unlink()
     gone: list[str] = []
     for _ in range(45):
@@ -158,7 +158,7 @@ def test_a_port_that_flaps_for_ever_sends_a_bounded_number_of_events(node: RdmaN
         ("counters/excessive_buffer_overrun_errors", "nic.buffer_overruns", 15, 4),
     ],
 )
-def test_a_counter_at_its_ceiling_is_told_once_and_still_shipped(
+def test_a_saturated_counter_is_reported_once_and_still_sent(
     node: RdmaNode, file: str, signal: str, ceiling: int, bits: int
 ) -> None:
     clock, events = Clock(), []
@@ -174,7 +174,7 @@ def test_a_counter_at_its_ceiling_is_told_once_and_still_shipped(
     collector.close()
 
 
-def test_a_wrap_is_told_and_a_reset_is_left_to_the_generation(node: RdmaNode) -> None:
+def test_a_wrap_is_reported_and_a_reset_is_left_to_the_generation(node: RdmaNode) -> None:
     clock, events = Clock(), []
     collector = opened(node, clock)
     for value in (2**32 - 7, 12, 4_000, 0):
@@ -187,7 +187,7 @@ def test_a_wrap_is_told_and_a_reset_is_left_to_the_generation(node: RdmaNode) ->
     collector.close()
 
 
-def test_a_counter_that_answers_an_error_is_asked_once(node: RdmaNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_with_an_error_is_read_once(node: RdmaNode, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = node.rdma / PORT / "counters" / "symbol_error"
     broken.unlink()
     broken.mkdir()  # reading it is an error each time, as EINVAL of an internal port
@@ -204,12 +204,12 @@ def test_a_counter_that_answers_an_error_is_asked_once(node: RdmaNode, monkeypat
     collector.close()
 
 
-def test_counters_that_no_port_has_are_no_columns(node: RdmaNode) -> None:
+def test_counters_that_no_port_has_have_no_column(node: RdmaNode) -> None:
     for device in os.listdir(node.rdma):
         shutil.rmtree(node.rdma / device / "ports/1/hw_counters")
     shutil.rmtree(node.rdma / "mlx5_1/ports/1/counters")
     columns = look(opened(node)).columns
-    assert not [c for c in COUNTERS if c.file.startswith("hw_") and c.signal in columns]
+    assert not [c for c in RDMA_COUNTERS if c.file.startswith("hw_") and c.signal in columns]
     assert columns["nic.link_downs"].tolist() == [2, MISSING, 2]
 
 
@@ -232,7 +232,7 @@ def test_devices_are_excluded_by_pattern_and_virtual_functions_and_software_are_
         opened(node, exclude=("*",)).read()
 
 
-def test_ports_that_come_and_go_are_followed(node: RdmaNode) -> None:
+def test_new_and_removed_ports_are_noticed(node: RdmaNode) -> None:
     clock = Clock()
     collector = opened(node, clock)
     look(collector)
@@ -247,7 +247,7 @@ def test_ports_that_come_and_go_are_followed(node: RdmaNode) -> None:
     collector.close()
 
 
-def test_the_inventory_tells_what_a_port_is_and_is_for(node: RdmaNode) -> None:
+def test_the_inventory_has_attributes_and_role_of_a_port(node: RdmaNode) -> None:
     collector = opened(node, roles={"mlx5_1": "storage"})
     look(collector)
     found = {e: d.attributes for e, d in collector.inventory().items()}
@@ -274,14 +274,14 @@ def test_the_inventory_tells_what_a_port_is_and_is_for(node: RdmaNode) -> None:
     assert found["port:n1.mlx5_8"]["interface"] == "ens8"
 
 
-def test_no_adapter_is_no_data_and_a_wrong_role_is_a_wrong_configuration(tmp_path: Path) -> None:
+def test_no_adapter_is_no_data_and_a_wrong_role_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="no RDMA device below"):
         Infiniband(root=tmp_path / "absent").open("n1")
     with pytest.raises(ConfigError, match=r"\[collector\.infiniband\] roles.*compute, storage, management"):
-        configured({"infiniband": {"roles": {"mlx5_0": "spare"}}}, "f.toml")
+        configured_collectors({"infiniband": {"roles": {"mlx5_0": "spare"}}}, "f.toml")
 
 
-def test_counters_that_a_driver_shows_late_are_taken(node: RdmaNode) -> None:
+def test_counters_that_appear_late_are_read(node: RdmaNode) -> None:
     late, clock = node.rdma / PORT / "hw_counters", Clock()
     shutil.move(late, node.root / "aside")
     collector = opened(node, clock)
@@ -292,7 +292,7 @@ def test_counters_that_a_driver_shows_late_are_taken(node: RdmaNode) -> None:
     collector.close()
 
 
-def test_the_last_port_that_goes_is_told_before_there_is_no_data(node: RdmaNode) -> None:
+def test_the_removal_of_the_last_port_is_reported_before_no_data(node: RdmaNode) -> None:
     clock = Clock()
     collector = opened(node, clock, exclude=("mlx5_[18]",))
     look(collector)
@@ -305,7 +305,7 @@ def test_the_last_port_that_goes_is_told_before_there_is_no_data(node: RdmaNode)
     collector.close()
 
 
-def test_the_files_of_a_node_are_held_open_within_the_usual_limit(tmp_path: Path) -> None:
+def test_open_files_stay_within_the_usual_limit(tmp_path: Path) -> None:
     node = RdmaNode(tmp_path)
     for i in range(20):
         node.device(f"mlx5_{i}")

@@ -102,7 +102,7 @@ def test_faults_of_the_chassis_are_a_mask(chassis: bytes, mask: int) -> None:
     assert Bench(board).opened().look()[0].columns["node.chassis_faults"][0] == mask
 
 
-def test_a_bmc_that_is_busy_for_a_while_is_asked_again_at_the_next_look() -> None:
+def test_a_bmc_that_is_busy_for_a_while_is_retried_at_the_next_read() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -118,7 +118,7 @@ def test_a_bmc_that_is_busy_for_a_while_is_asked_again_at_the_next_look() -> Non
     assert len(found[0].events) == 1
 
 
-def test_the_inventory_tells_labels_limits_and_the_bmcs_firmware() -> None:
+def test_the_inventory_has_labels_limits_and_the_bmcs_firmware() -> None:
     bench = Bench(server()).opened()
     bench.look()
     found = bench.ipmi.inventory()
@@ -145,7 +145,7 @@ def test_a_sensor_that_is_not_available_or_not_scanned_is_missing(reading: bytes
     assert row(found, "Fan-1")["sensor.fan_speed"] == 8400
 
 
-def test_what_the_bmc_refuses_is_not_asked_again_for_an_hour() -> None:
+def test_refused_requests_are_not_repeated_for_an_hour() -> None:
     board = server()
     del board.readings[0x10]
     board.watts = None
@@ -171,7 +171,7 @@ def test_the_repository_is_read_once() -> None:
 
 
 @pytest.mark.parametrize("largest", [0x22, 16])
-def test_a_bmc_that_gives_no_whole_records_is_read_in_pieces_and_loses_its_reservation(largest: int) -> None:
+def test_a_bmc_without_whole_records_is_read_in_pieces(largest: int) -> None:
     board = server()
     board.largest = largest
     bench = Bench(board).opened()
@@ -179,7 +179,7 @@ def test_a_bmc_that_gives_no_whole_records_is_read_in_pieces_and_loses_its_reser
     assert len(bench.ipmi.inventory()) == 10
 
 
-def test_a_busy_bmc_is_asked_again_at_the_next_look() -> None:
+def test_a_busy_bmc_is_retried_at_the_next_read() -> None:
     board = server()
     board.busy = 1
     bench = Bench(board).opened()
@@ -187,13 +187,13 @@ def test_a_busy_bmc_is_asked_again_at_the_next_look() -> None:
     assert len(sensors_of(bench.look())) == 9
 
 
-def test_a_repository_that_loops_or_breaks_off_ends() -> None:
+def test_a_repository_with_a_loop_or_an_error_ends() -> None:
     board = server()
     board.refuse[0x0A, 0x23] = 0xCB
     assert sensors_of(Bench(board).opened().look()) == []
 
 
-def test_a_slow_bmc_is_read_over_several_looks_in_turn() -> None:
+def test_a_slow_bmc_is_read_over_several_reads() -> None:
     """Half a second for each answer and four seconds a look: each sensor gets its turn, and no look outlives that."""
     bench = Bench(server(), answer_s=0.5, budget=4.0).opened()
     seen: set[str] = set()
@@ -205,7 +205,7 @@ def test_a_slow_bmc_is_read_over_several_looks_in_turn() -> None:
     assert len(seen) == 9
 
 
-def test_a_silent_sensor_does_not_keep_the_others_from_their_turn() -> None:
+def test_a_silent_sensor_does_not_block_the_others() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -217,7 +217,7 @@ def test_a_silent_sensor_does_not_keep_the_others_from_their_turn() -> None:
         assert row(found, "CPU1-Temp")["sensor.temperature"] == 90
 
 
-def test_power_that_is_never_answered_hides_nothing_else() -> None:
+def test_a_power_request_without_response_hides_nothing_else() -> None:
     board = server()
     board.silent.add((0x2C, 0x02))
     found = Bench(board).opened().look()
@@ -225,7 +225,7 @@ def test_power_that_is_never_answered_hides_nothing_else() -> None:
     assert row(found, "CPU1-Temp")["sensor.temperature"] == 90
 
 
-def test_a_bmc_that_says_nothing_is_no_data_and_says_so() -> None:
+def test_a_silent_bmc_is_no_data_with_a_reason() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -237,22 +237,22 @@ def test_a_bmc_that_says_nothing_is_no_data_and_says_so() -> None:
         bench.opened()
 
 
-def test_where_there_is_no_device_the_message_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_a_device_the_message_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(NoData, match=r"no .*ipmi7: no BMC, or ipmi_devintf and ipmi_si are not loaded"):
         Ipmi(device=tmp_path / "ipmi7").open("n1")
 
 
-def test_a_device_that_is_not_ours_names_the_right() -> None:
+def test_a_device_without_permission_names_the_privilege() -> None:
     def closed(path: Path, timeout: float) -> DirectBmc:
         raise PermissionError(13, "Permission denied", str(path))
 
     ipmi = Ipmi()
     ipmi._connect = closed
-    with pytest.raises(NoData, match="/dev/ipmi0: not open to us: add CAP_DAC_OVERRIDE"):
+    with pytest.raises(NoData, match="/dev/ipmi0: no permission: add CAP_DAC_OVERRIDE"):
         ipmi.open("n1")
 
 
-def test_sensors_of_one_name_are_told_apart() -> None:
+def test_sensors_with_the_same_name_are_distinguished() -> None:
     board = server()
     board.records = [full(n, "Temp", 1) for n in (1, 2)]
     assert sensors_of(Bench(board).opened().look()) == ["Temp", "Temp-02"]
@@ -261,7 +261,7 @@ def test_sensors_of_one_name_are_told_apart() -> None:
 # --- the event log ---------------------------------------------------------------------------------------------------
 
 
-def test_new_entries_become_events_at_the_time_the_bmc_wrote_them() -> None:
+def test_new_entries_become_events_with_the_bmcs_time() -> None:
     board = server()
     bench = Bench(board).opened()
     assert events(bench) == []
@@ -282,7 +282,7 @@ def test_new_entries_become_events_at_the_time_the_bmc_wrote_them() -> None:
     assert events(bench) == []
 
 
-def test_a_threshold_event_tells_reading_and_threshold_in_the_sensors_unit() -> None:
+def test_a_threshold_event_has_reading_and_threshold_in_the_sensors_unit() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -291,7 +291,7 @@ def test_a_threshold_event_tells_reading_and_threshold_in_the_sensors_unit() -> 
     assert (data["event"], data["reading"], data["threshold"]) == ("above upper critical", 96, 95)
 
 
-def test_what_no_longer_holds_is_told_as_such_and_the_bios_has_no_sensors_of_the_bmc() -> None:
+def test_deassertions_are_marked_and_bios_entries_have_no_sensor() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -302,14 +302,14 @@ def test_what_no_longer_holds_is_told_as_such_and_the_bios_has_no_sensors_of_the
     assert "sensor" not in memory.data
 
 
-def test_the_first_look_tells_of_the_last_hour_and_of_nothing_older() -> None:
+def test_the_first_read_reports_only_the_last_hour() -> None:
     board = server()
     for age in (LOOK_BACK_S * 3, LOOK_BACK_S + 1, LOOK_BACK_S - 1, 5):
         board.write(event(board.clock - age, *PS2_INPUT_LOST))
     assert [e.data["record"] for e in events(Bench(board).opened())] == [3, 4]
 
 
-def test_a_burst_is_told_in_order_over_several_looks() -> None:
+def test_a_burst_is_reported_in_order_over_several_reads() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -331,7 +331,7 @@ def test_a_log_that_is_cleared_is_read_from_its_start() -> None:
     assert [e.data["record"] for e in events(bench)] == [2]
 
 
-def test_an_entry_that_breaks_off_the_look_is_told_by_the_next_one() -> None:
+def test_an_entry_without_response_is_reported_by_the_next_read() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -342,7 +342,7 @@ def test_an_entry_that_breaks_off_the_look_is_told_by_the_next_one() -> None:
     assert [e.data["record"] for e in events(bench)] == [1]
 
 
-def test_entries_that_were_read_before_the_bmc_fell_silent_are_told_once() -> None:
+def test_entries_read_before_a_timeout_are_reported_once() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -360,7 +360,7 @@ def test_entries_that_were_read_before_the_bmc_fell_silent_are_told_once() -> No
     assert told == [[1, 2], [3, 4], []]
 
 
-def test_a_log_that_is_busy_for_a_while_is_not_told_twice() -> None:
+def test_a_busy_log_is_not_reported_twice() -> None:
     board = server()
     board.write(event(board.clock, *PS2_INPUT_LOST))
     bench = Bench(board).opened()
@@ -372,7 +372,7 @@ def test_a_log_that_is_busy_for_a_while_is_not_told_twice() -> None:
     assert [e.data["record"] for e in events(bench)] == [2]
 
 
-def test_a_clock_that_is_not_told_dates_entries_by_ours() -> None:
+def test_without_a_bmc_clock_entries_have_our_time() -> None:
     board = server()
     bench = Bench(board).opened()
     bench.look()
@@ -382,7 +382,7 @@ def test_a_clock_that_is_not_told_dates_entries_by_ours() -> None:
     assert found.time == NOW + int(bench.seconds * 1e6)
 
 
-def test_a_log_that_the_bmc_does_not_have_costs_nothing_else() -> None:
+def test_a_missing_log_affects_nothing_else() -> None:
     board = server()
     board.refuse[0x0A, 0x40] = 0xC1
     assert row(Bench(board).opened().look(), "Fan-1")["sensor.fan_speed"] == 8400

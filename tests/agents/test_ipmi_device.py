@@ -84,7 +84,7 @@ def device(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def test_our_structures_are_those_of_the_kernels_header(compiler: str, tmp_path: Path) -> None:
+def test_our_structs_match_the_kernel_header(compiler: str, tmp_path: Path) -> None:
     (tmp_path / "layout.c").write_text(LAYOUT)
     subprocess.run([compiler, "-o", str(tmp_path / "layout"), str(tmp_path / "layout.c")], check=True)
     said = subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True).stdout
@@ -188,13 +188,13 @@ def test_a_whole_server_is_read_through_the_device(device: Path, behind: Behind)
     assert second["events"] == []
 
 
-def test_events_and_answers_that_nobody_waits_for_are_left(device: Path, behind: Behind) -> None:
+def test_unexpected_messages_are_dropped(device: Path, behind: Behind) -> None:
     quiet = look(device, behind)
     behind.noise = True
     assert look(device, behind) == quiet
 
 
-def test_an_answer_that_is_late_is_missing_and_not_taken_for_the_next_one(device: Path, behind: Behind) -> None:
+def test_a_late_response_is_not_used_for_the_next_request(device: Path, behind: Behind) -> None:
     behind.late[0x2C, 0x02] = 1.5
     first, second = look(device, behind, 2, timeout=1.0)["looks"]
     assert first["columns"]["node:n1 node.power"] == "nan"
@@ -202,21 +202,21 @@ def test_an_answer_that_is_late_is_missing_and_not_taken_for_the_next_one(device
     assert second["columns"]["node:n1 node.power"] == "640.0"
 
 
-def test_an_answer_longer_than_the_drivers_longest_message_is_cut(device: Path, behind: Behind) -> None:
+def test_a_too_long_response_is_truncated(device: Path, behind: Behind) -> None:
     behind.board.readings[0x01] = bytes((90, 0xC0, 0xC8)) + bytes(300)
     assert look(device, behind)["looks"][0]["columns"][CPU] == "90.0"
 
 
-def test_a_bmc_that_never_answers_is_no_data_in_the_time_of_one_answer(device: Path, behind: Behind) -> None:
+def test_a_bmc_without_response_is_no_data_after_one_timeout(device: Path, behind: Behind) -> None:
     behind.board.silent.add((0x06, 0x01))
     begun = time.monotonic()
     said = look(device, behind, timeout=0.3)["no data"]
-    assert said == "/dev/ipmi0: BMC gave no answer to command 01h in 0.3 s"
+    assert said == "/dev/ipmi0: BMC did not respond to command 01h within 0.3 s"
     assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("request_", [(0x06, 0x01), (0x04, 0x2D)])
-def test_a_device_that_goes_away_is_no_data(device: Path, behind: Behind, request_: tuple[int, int]) -> None:
+def test_a_device_that_disappears_is_no_data(device: Path, behind: Behind, request_: tuple[int, int]) -> None:
     behind.leave_at = request_
     assert look(device, behind)["no data"] == "/dev/ipmi0: No such device"
 
@@ -224,7 +224,7 @@ def test_a_device_that_goes_away_is_no_data(device: Path, behind: Behind, reques
 @pytest.mark.parametrize(
     ("number", "said"), [("13", "add CAP_DAC_OVERRIDE"), ("6", "No such device or address"), ("2", "no /dev/ipmi0")]
 )
-def test_a_device_that_does_not_open_is_no_data_with_its_mend(
+def test_a_device_that_does_not_open_is_no_data_with_its_fix(
     device: Path, behind: Behind, number: str, said: str
 ) -> None:
     assert said in look(device, behind, IPMI_STUB_ERRNO=number)["no data"]

@@ -9,11 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.bmc.ipmi import Ipmi, identity, named
-from agents.collectors.bmc.ipmi_codes import SENSOR_TYPES, sensor_type, state
-from agents.collectors.bmc.ipmi_device import Refused, Silent
-from agents.collectors.bmc.ipmi_log import decode, event_time
-from agents.collectors.bmc.ipmi_sensors import MAX_RECORDS, Factors, Walk, alarm_of, sensors_of, text_of
+from agents.collectors.bmc.ipmi import Ipmi, decode_device_id, name_sensors
+from agents.collectors.bmc.ipmi_codes import SENSOR_TYPES, event_state, sensor_type
+from agents.collectors.bmc.ipmi_device import IpmiError, IpmiTimeout
+from agents.collectors.bmc.ipmi_log import decode_entry, event_time
+from agents.collectors.bmc.ipmi_sensors import (
+    MAX_RECORDS,
+    ConversionFactors,
+    SdrReader,
+    alarm_state,
+    decode_name,
+    decode_sensors,
+)
 from tests.agents.bmc import AMPERES, DEGREES, VOLTS, WATTS, compact, full
 
 
@@ -37,34 +44,34 @@ from tests.agents.bmc import AMPERES, DEGREES, VOLTS, WATTS, compact, full
     ],
 )
 def test_a_raw_reading_is_converted_by_its_record(unit: int, how: dict[str, int], raw: int, value: float) -> None:
-    (sensor,) = sensors_of(full(7, "S", unit, **how))
-    assert sensor.value(raw) == pytest.approx(value)
+    (sensor,) = decode_sensors(full(7, "S", unit, **how))
+    assert sensor.convert(raw) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(("curve", "raw"), [(7, 0), (1, 0), (2, 0), (3, 0)])
 def test_a_reading_outside_its_curve_is_missing(curve: int, raw: int) -> None:
-    (sensor,) = sensors_of(full(7, "S", VOLTS, curve=curve))
-    assert math.isnan(sensor.value(raw))
+    (sensor,) = decode_sensors(full(7, "S", VOLTS, curve=curve))
+    assert math.isnan(sensor.convert(raw))
 
 
-def test_what_is_no_quantity_of_ours_is_no_sensor() -> None:
-    assert sensors_of(full(1, "flow", 17)) == ()  # cubic feet per minute
-    assert sensors_of(full(1, "per second", VOLTS, units1=0x18)) == ()
-    assert sensors_of(full(1, "no analog reading", VOLTS, data_format=3)) == ()
-    assert sensors_of(full(1, "of another controller", DEGREES, owner=0x2C)) == ()
+def test_unknown_quantities_are_no_sensors() -> None:
+    assert decode_sensors(full(1, "flow", 17)) == ()  # cubic feet per minute
+    assert decode_sensors(full(1, "per second", VOLTS, units1=0x18)) == ()
+    assert decode_sensors(full(1, "no analog reading", VOLTS, data_format=3)) == ()
+    assert decode_sensors(full(1, "of another controller", DEGREES, owner=0x2C)) == ()
 
 
 def test_a_full_record_of_states_has_states() -> None:
-    (sensor,) = sensors_of(full(1, "PSU", 0, data_format=3, event_type=0x6F, kind=8))
-    assert (sensor.signal, sensor.discrete) == (None, True)
+    (sensor,) = decode_sensors(full(1, "PSU", 0, data_format=3, event_type=0x6F, kind=8))
+    assert (sensor.signal, sensor.is_discrete) == (None, True)
 
 
-def test_a_shared_record_stands_for_sensors_in_a_row() -> None:
-    shared = sensors_of(compact(0x40, "PSU", 8, share=3, modifier=1))
+def test_a_shared_record_describes_consecutive_sensors() -> None:
+    shared = decode_sensors(compact(0x40, "PSU", 8, share=3, modifier=1))
     assert [(s.number, s.name) for s in shared] == [(0x40, "PSU1"), (0x41, "PSU2"), (0x42, "PSU3")]
-    letters = sensors_of(compact(0x40, "Slot ", 8, share=0x10 | 3, modifier=25))
+    letters = decode_sensors(compact(0x40, "Slot ", 8, share=0x10 | 3, modifier=25))
     assert [s.name for s in letters] == ["SlotZ", "SlotAA", "SlotAB"]
-    assert [s.number for s in sensors_of(compact(0xFE, "PSU", 8, share=15))] == [0xFE, 0xFF]
+    assert [s.number for s in decode_sensors(compact(0xFE, "PSU", 8, share=15))] == [0xFE, 0xFF]
 
 
 @pytest.mark.parametrize(
@@ -78,19 +85,19 @@ def test_a_shared_record_stands_for_sensors_in_a_row() -> None:
     ],
 )
 def test_names_are_read_in_each_coding(coding: int, data: bytes, text: str) -> None:
-    assert text_of(bytes((coding << 6 | len(data),)) + data, 0) == text
+    assert decode_name(bytes((coding << 6 | len(data),)) + data, 0) == text
 
 
 def test_factors_are_signed_as_the_specification_has_them() -> None:
-    assert Factors.of(bytes((0xFF, 0xC0, 0x00, 0x80, 0, 0x9F))) == Factors(-1, -512, -1, -7)
-    assert Factors.of(bytes((0x01, 0x40, 0x02, 0x00, 0, 0x71))) == Factors(257, 2, 1, 7)
+    assert ConversionFactors.from_bytes(bytes((0xFF, 0xC0, 0x00, 0x80, 0, 0x9F))) == ConversionFactors(-1, -512, -1, -7)
+    assert ConversionFactors.from_bytes(bytes((0x01, 0x40, 0x02, 0x00, 0, 0x71))) == ConversionFactors(257, 2, 1, 7)
 
 
 @pytest.mark.parametrize(
     ("comparison", "alarm"), [(0, 0), (0xC0, 0), (0x01, 1), (0x08, 1), (0x18, 2), (0x03, 2), (0x3F, 2), (0x20, 2)]
 )
 def test_the_worst_threshold_is_the_alarm(comparison: int, alarm: int) -> None:
-    assert alarm_of(comparison) == alarm
+    assert alarm_state(comparison) == alarm
 
 
 def test_types_and_states_have_the_specifications_numbers() -> None:
@@ -108,24 +115,24 @@ def test_types_and_states_have_the_specifications_numbers() -> None:
         0x2D: "type_2d",
         0xC1: "oem_c1",
     }
-    assert state(0x07, 0x6F, 1) == "thermal trip"
-    assert state(0x08, 0x0B, 1) == "redundancy lost"
-    assert state(0x04, 0x01, 0x02) == "below lower critical"
-    assert state(0x23, 0x6F, 5) == "state 5"
-    assert state(0xC1, 0x70, 3) == "state 3"
+    assert event_state(0x07, 0x6F, 1) == "thermal trip"
+    assert event_state(0x08, 0x0B, 1) == "redundancy lost"
+    assert event_state(0x04, 0x01, 0x02) == "below lower critical"
+    assert event_state(0x23, 0x6F, 5) == "state 5"
+    assert event_state(0xC1, 0x70, 3) == "state 3"
 
 
 def test_an_entry_of_a_vendors_own_is_kept_raw() -> None:
-    timed = decode(bytes.fromhex("0700c01122334401020304050607080a")[:16])
+    timed = decode_entry(bytes.fromhex("0700c01122334401020304050607080a")[:16])
     assert timed is not None
     assert (timed.facts["type"], timed.timestamp, timed.sensor) == ("oem", 0x44332211, None)
-    untimed = decode(bytes((8, 0, 0xE0)) + bytes(range(13)))
+    untimed = decode_entry(bytes((8, 0, 0xE0)) + bytes(range(13)))
     assert untimed is not None
     assert (untimed.facts["event"], untimed.timestamp) == ("record type e0", 0)
 
 
 def test_an_entry_is_dated_by_its_age_on_the_bmcs_clock() -> None:
-    entry = decode(bytes((1, 0, 2)) + (0x6000_0000).to_bytes(4, "little") + bytes(9))
+    entry = decode_entry(bytes((1, 0, 2)) + (0x6000_0000).to_bytes(4, "little") + bytes(9))
     assert entry is not None
     assert event_time(entry, 0x6000_0000 + 30, 10**15) == 10**15 - 30_000_000
     assert event_time(entry, 0x6000_0000 - 30, 10**15) == 10**15  # its clock was set back
@@ -144,18 +151,18 @@ RECORDS = st.one_of(
 
 @given(RECORDS, st.integers(0, 255))
 def test_no_record_makes_the_decoder_fail(record: bytes, raw: int) -> None:
-    sensors = sensors_of(record)
+    sensors = decode_sensors(record)
     assert len(sensors) <= 15
     for sensor in sensors:
-        assert isinstance(sensor.value(raw), float)
-        assert all(math.isfinite(limit) for limit in sensor.limits().values())
+        assert isinstance(sensor.convert(raw), float)
+        assert all(math.isfinite(limit) for limit in sensor.threshold_values().values())
         assert len(sensor.name) <= 64
-    assert len(named(list(sensors), SENSOR_TYPES)) <= len(sensors)
+    assert len(name_sensors(list(sensors), SENSOR_TYPES)) <= len(sensors)
 
 
 @given(st.one_of(st.binary(max_size=40), st.binary(min_size=16, max_size=16)))
 def test_no_log_entry_makes_the_decoder_fail(record: bytes) -> None:
-    entry = decode(record)
+    entry = decode_entry(record)
     assert (entry is None) == (len(record) != 16)
     if entry is not None:
         assert 0 <= entry.facts["record"] <= 0xFFFF
@@ -172,9 +179,9 @@ class Noise:
         self.asked += 1
         answer = self.answers[self.asked % len(self.answers)]
         if answer is None:
-            raise Silent("nothing")
+            raise IpmiTimeout("nothing")
         if isinstance(answer, int):
-            raise Refused(answer, netfn, command)
+            raise IpmiError(answer, netfn, command)
         return answer
 
     def close(self) -> None:
@@ -186,7 +193,7 @@ ANSWERS = st.lists(st.one_of(st.binary(max_size=80), st.integers(1, 255), st.non
 
 @given(ANSWERS)
 @settings(max_examples=60, deadline=None)
-def test_no_answers_make_the_collector_fail_or_ask_for_ever(answers: list[bytes | int | None]) -> None:
+def test_no_responses_make_the_collector_fail_or_loop(answers: list[bytes | int | None]) -> None:
     noise = Noise(answers)
     ipmi = Ipmi()
     ipmi._connect = lambda path, timeout: noise
@@ -201,12 +208,12 @@ def test_no_answers_make_the_collector_fail_or_ask_for_ever(answers: list[bytes 
 
 
 @given(st.binary(max_size=40))
-def test_what_the_bmc_says_of_itself_is_text_or_nothing(answer: bytes) -> None:
-    assert len(identity(answer)) == (4 if len(answer) >= 11 else 0)
+def test_bmc_attributes_are_text_or_missing(answer: bytes) -> None:
+    assert len(decode_device_id(answer)) == (4 if len(answer) >= 11 else 0)
 
 
-def test_a_repository_without_end_is_left_after_its_most_records() -> None:
-    noise, walk = Noise([b"\x01\x00" + full(1, "T", DEGREES)]), Walk()
-    while not walk.done():
-        assert walk.step(noise)
+def test_an_endless_repository_ends_at_the_record_limit() -> None:
+    noise, walk = Noise([b"\x01\x00" + full(1, "T", DEGREES)]), SdrReader()
+    while not walk.is_finished():
+        assert walk.read_next(noise)
     assert noise.asked == MAX_RECORDS

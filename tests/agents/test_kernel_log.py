@@ -12,8 +12,8 @@ import pytest
 
 from agents.collector import NoData
 from agents.collectors.host import kernel_log
-from agents.collectors.host.kernel_log import KernelLog, Repeats
-from agents.collectors.host.kmsg import Kmsg, LogPlace
+from agents.collectors.host.kernel_log import KernelLog, RepeatLimiter
+from agents.collectors.host.kmsg import KmsgPosition, KmsgReader
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import SECOND, Event
 
@@ -108,7 +108,7 @@ def test_an_xid_becomes_an_event_of_its_gpu_with_meaning_and_details(make: Make,
     }
 
 
-def test_a_gpu_that_no_driver_lists_is_told_of_at_the_node_with_its_address(make: Make, tmp_path: Path) -> None:
+def test_an_unlisted_gpu_is_reported_for_the_node_with_its_address(make: Make, tmp_path: Path) -> None:
     write(tmp_path, "NVRM: Xid (PCI:0000:99:00): 79, gone")
     (event,) = look(make())
     assert (event.entity, event.data["pci"]) == ("node:n1", "0000:99:00")
@@ -139,7 +139,7 @@ def test_the_uuid_form_is_resolved_by_the_driver_and_by_the_line_before_it(make:
         ("999, what", ("warning", "contact support: this code is not in the table")),
     ],
 )
-def test_what_the_line_says_wins_over_the_table(make: Make, tmp_path: Path, line: str, wanted: tuple[str, str]) -> None:
+def test_the_line_overrides_the_table(make: Make, tmp_path: Path, line: str, wanted: tuple[str, str]) -> None:
     write(tmp_path, f"NVRM: Xid (PCI:0000:1d:00): {line}")
     (event,) = look(make())
     assert (event.data["severity"], event.data["action"]) == wanted
@@ -168,15 +168,13 @@ def test_a_switch_error_and_its_second_line(make: Make, tmp_path: Path) -> None:
         ("INFO: task python3:71 blocked for more than 120 seconds.", "node:n1", "python3"),
     ],
 )
-def test_a_line_belongs_to_the_device_that_it_names(
-    make: Make, tmp_path: Path, line: str, entity: str, device: str
-) -> None:
+def test_a_line_belongs_to_the_device_in_it(make: Make, tmp_path: Path, line: str, entity: str, device: str) -> None:
     write(tmp_path, line)
     (event,) = look(make())
     assert (event.entity, event.kind, event.data["device"], event.data["text"]) == (entity, "kernel", device, line)
 
 
-def test_what_a_process_wrote_into_the_log_is_marked(make: Make, tmp_path: Path) -> None:
+def test_lines_written_by_processes_are_marked(make: Make, tmp_path: Path) -> None:
     write(tmp_path, "Kernel panic - not syncing: not at all", level=12)
     (event,) = look(make())
     assert event.data["facility"] == 1
@@ -197,31 +195,29 @@ def test_repeats_beyond_the_burst_are_counted_in_a_later_event(make: Make, tmp_p
     assert look(collector) == []
 
 
-def test_no_count_is_lost_when_more_things_repeat_than_are_told_apart() -> None:
-    repeats = Repeats(burst=1, window=60 * SECOND, most=4)
-    told = [e for n in range(400) for e in repeats.admit(n * 7 % 11, Event(n, "node:n1", "kernel"))]
-    told += repeats.rest()
+def test_no_count_is_lost_when_keys_are_evicted() -> None:
+    repeats = RepeatLimiter(burst=1, window=60 * SECOND, max_keys=4)
+    told = [e for n in range(400) for e in repeats.filter(n * 7 % 11, Event(n, "node:n1", "kernel"))]
+    told += repeats.flush()
     assert sum(event.data["count"] for event in told) == 400
     assert len(repeats._windows) <= 4
 
 
-def test_a_clock_that_is_set_back_mutes_nothing_and_no_count_is_lost() -> None:
-    repeats, begin = Repeats(burst=5, window=60 * SECOND), NOW - 3600 * SECOND
+def test_a_clock_set_back_suppresses_nothing_and_loses_no_count() -> None:
+    repeats, begin = RepeatLimiter(burst=5, window=60 * SECOND), NOW - 3600 * SECOND
     for _ in range(7):
-        repeats.admit("it", Event(NOW, "node:n1", "kernel"))
-    (held,) = repeats.due(begin)
+        repeats.filter("it", Event(NOW, "node:n1", "kernel"))
+    (held,) = repeats.end_windows(begin)
     assert held.data["count"] == 2
-    told = [e for n in range(7) for e in repeats.admit("it", Event(begin + n * SECOND, "node:n1", "kernel"))]
+    told = [e for n in range(7) for e in repeats.filter("it", Event(begin + n * SECOND, "node:n1", "kernel"))]
     assert [event.data["count"] for event in told] == [1] * 5
     for _ in range(7):
-        repeats.admit("other", Event(NOW, "node:n1", "kernel"))
-    told = repeats.admit("other", Event(begin, "node:n1", "kernel"))
+        repeats.filter("other", Event(NOW, "node:n1", "kernel"))
+    told = repeats.filter("other", Event(begin, "node:n1", "kernel"))
     assert [event.data["count"] for event in told] == [2, 1]
 
 
-def test_a_record_that_came_after_the_last_look_is_never_older_than_it(
-    make: Make, tmp_path: Path, clock: Clock
-) -> None:
+def test_a_new_record_is_never_older_than_the_last_read(make: Make, tmp_path: Path, clock: Clock) -> None:
     """The log's own clock may have drifted by minutes from the one that the agent reads."""
     collector = make()
     look(collector)
@@ -232,7 +228,7 @@ def test_a_record_that_came_after_the_last_look_is_never_older_than_it(
     assert [event.time - NOW for event in look(collector)] == [0, 4 * SECOND, 10 * SECOND]
 
 
-def test_the_first_start_looks_back_as_far_as_is_set(make: Make, tmp_path: Path) -> None:
+def test_the_first_start_reads_back_as_configured(make: Make, tmp_path: Path) -> None:
     for number, age in enumerate((700, 599, 1), 1):
         write(tmp_path, f"Kernel panic - not syncing: {age}", begin=number, at=UPTIME - age * SECOND)
     assert [(e.data["seq"], e.time - NOW) for e in look(make())] == [(2, -599 * SECOND), (3, -1 * SECOND)]
@@ -250,7 +246,7 @@ def test_a_restart_neither_loses_nor_repeats(make: Make, tmp_path: Path, clock: 
     assert [(e.data["seq"], e.time) for e in look(second)] == [(2, NOW + SECOND)]
 
 
-def test_a_single_look_leaves_everything_to_the_agent(make: Make, tmp_path: Path) -> None:
+def test_a_single_read_consumes_nothing(make: Make, tmp_path: Path) -> None:
     write(tmp_path, "Kernel panic - not syncing: a")
     once = make()
     assert len(look(once)) == 1
@@ -258,29 +254,29 @@ def test_a_single_look_leaves_everything_to_the_agent(make: Make, tmp_path: Path
     assert len(look(make())) == 1
 
 
-def test_a_second_process_neither_uses_nor_moves_the_place_of_the_first(tmp_path: Path) -> None:
-    first, second = LogPlace(tmp_path / "place"), LogPlace(tmp_path / "place")
+def test_a_second_process_does_not_use_the_position_of_the_first(tmp_path: Path) -> None:
+    first, second = KmsgPosition(tmp_path / "place"), KmsgPosition(tmp_path / "place")
     assert first.open() is None
-    first.keep(70)
+    first.save(70)
     assert second.open() is None
-    second.keep(99)
+    second.save(99)
     second.close()
     first.close()
     assert first.open() == 70
-    first.keep(5)
+    first.save(5)
     first.close()
     assert second.open() == 5
     second.close()
 
 
 @pytest.mark.parametrize("text", ["", "another-boot 17", "x" * 500, "\x00\xff", "17"])
-def test_a_place_of_another_boot_or_none_at_all_is_looked_back_from(make: Make, tmp_path: Path, text: str) -> None:
+def test_a_missing_or_old_position_is_replaced_by_the_look_back(make: Make, tmp_path: Path, text: str) -> None:
     (tmp_path / "state").write_text(text)
     write(tmp_path, "Kernel panic - not syncing: a")
     assert len(look(make())) == 1
 
 
-def test_records_that_were_overwritten_are_an_event_with_their_number(make: Make, tmp_path: Path) -> None:
+def test_overwritten_records_are_an_event_with_their_count(make: Make, tmp_path: Path) -> None:
     collector = make()
     write(tmp_path, "a", "b")
     assert look(collector) == []
@@ -289,16 +285,16 @@ def test_records_that_were_overwritten_are_an_event_with_their_number(make: Make
     assert (event.entity, event.kind, event.data["missed"]) == ("node:n1", "kernel_log_overrun", 100)
 
 
-def test_a_flood_is_read_in_bounded_looks(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_log, "RECORDS", 100)
+def test_a_flood_is_read_in_bounded_reads(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "MAX_RECORDS", 100)
     collector = make(burst=10_000)
     path = tmp_path / "fifo"
     os.mkfifo(path)
-    collector._log = Kmsg(path)
+    collector._log = KmsgReader(path)
     collector._log.open()
     writer = os.open(path, os.O_WRONLY)
     os.write(writer, b"".join(b"2,%d,1,-;Kernel panic - not syncing: a\n" % n for n in range(1000)))
-    collector._begin, told = 0, 0
+    collector._first_record_time, told = 0, 0
     looks = 0
     while told < 1000 and looks < 20:
         told, looks = told + len(look(collector)), looks + 1
@@ -306,8 +302,8 @@ def test_a_flood_is_read_in_bounded_looks(make: Make, tmp_path: Path, monkeypatc
     os.close(writer)
 
 
-def test_a_log_that_may_not_be_read_names_the_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoData, match=r"kmsg: No such file.*wanted the kernel's log"):
+def test_a_log_without_permission_names_the_privilege(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoData, match=r"kmsg: No such file.*expected the kernel log"):
         KernelLog(path=tmp_path / "kmsg").open("n1")
 
     def refuse(*_: object) -> int:
@@ -318,7 +314,7 @@ def test_a_log_that_may_not_be_read_names_the_right(tmp_path: Path, monkeypatch:
         KernelLog().open("n1")
 
 
-def test_a_driver_that_hangs_does_not_hold_up_the_log(make: Make, tmp_path: Path) -> None:
+def test_a_hung_driver_does_not_block_the_log(make: Make, tmp_path: Path) -> None:
     """Reading the facts of a wedged GPU may never end; the names of the folders are enough for the index."""
     information = tmp_path / "nvidia" / "gpus" / GPUS[0] / "information"
     information.unlink()

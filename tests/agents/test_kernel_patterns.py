@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.collectors.host.kernel_patterns import load, shipped
-from agents.collectors.host.kmsg import TEXT
-from agents.collectors.registry import configured
+from agents.collectors.host.kernel_patterns import load_patterns, shipped_patterns
+from agents.collectors.host.kmsg import MAX_TEXT
+from agents.collectors.registry import configured_collectors
 from pipeline.model.errors import ConfigError
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_lines.tsv"
@@ -32,25 +32,25 @@ QUIET = (
 
 
 @pytest.mark.parametrize(("name", "device", "line"), LINES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(LINES)])
-def test_each_kind_of_line_is_known(name: str, device: str, line: str) -> None:
-    patterns = load()
-    assert patterns.interesting(line)
-    found = patterns.find(line)
+def test_each_kind_of_line_is_matched(name: str, device: str, line: str) -> None:
+    patterns = load_patterns()
+    assert patterns.may_match(line)
+    found = patterns.find_match(line)
     assert found is not None
     assert (found.pattern.name, found.device or "-") == (name, device)
     logged = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}(\.[0-7])?", line)
     assert found.pci == (logged[0] if logged else None)
 
 
-def test_every_shipped_pattern_has_a_line_that_shows_it() -> None:
-    version, patterns = shipped()
+def test_every_shipped_pattern_has_a_sample_line() -> None:
+    version, patterns = shipped_patterns()
     assert version
     assert {pattern.name for pattern in patterns} == {name for name, _, _ in LINES}
 
 
 @pytest.mark.parametrize("line", QUIET)
-def test_ordinary_lines_are_left_alone(line: str) -> None:
-    assert load().find(line) is None
+def test_ordinary_lines_do_not_match(line: str) -> None:
+    assert load_patterns().find_match(line) is None
 
 
 def test_a_users_patterns_come_first_replace_and_switch_off(tmp_path: Path) -> None:
@@ -61,16 +61,16 @@ def test_a_users_patterns_come_first_replace_and_switch_off(tmp_path: Path) -> N
         '[[pattern]]\nname = "link_down"\nenabled = false\n'
         '[[pattern]]\nname = "panic"\nclass = "kernel"\nseverity = "info"\nwords = ["Kernel panic"]\nmatch = "panic"\n'
     )
-    found = load(own)
+    found = load_patterns(own)
     assert found.version.endswith("own.toml 3")
-    told = found.find("LustreError: 11-0: a")
+    told = found.find_match("LustreError: 11-0: a")
     assert told is not None
     assert told.device == "11-0:"
-    assert found.find("mlx5_core 0000:3b:00.0 ens2: Link down") is None
-    panic = found.find("Kernel panic - not syncing: a")
+    assert found.find_match("mlx5_core 0000:3b:00.0 ens2: Link down") is None
+    panic = found.find_match("Kernel panic - not syncing: a")
     assert panic is not None
     assert panic.pattern.severity == "info"
-    assert len(found.patterns) == len(shipped()[1])
+    assert len(found.patterns) == len(shipped_patterns()[1])
 
 
 GOOD = {"name": "'a'", "class": "'b'", "severity": "'info'", "words": "['w']", "match": "'m'"}
@@ -79,13 +79,13 @@ GOOD = {"name": "'a'", "class": "'b'", "severity": "'info'", "words": "['w']", "
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"match": "'('"}, r"number 1: match = '\(': .*wanted a regular expression"),
-        ({"match": None}, r"match = None: wanted a regular expression"),
-        ({"words": "[]"}, r"words = \[\]: wanted a list of texts"),
-        ({"name": "'A B'"}, r"name = 'A B': wanted 1 to 64 of a-z"),
-        ({"severity": "'bad'"}, r"severity = 'bad': wanted one of info, warning, critical"),
-        ({"class": "3"}, r"class = 3: wanted a text"),
-        ({"clas": "3"}, r"clas: no such key; wanted name, class"),
+        ({"match": "'('"}, r"number 1: match = '\(': .*expected a regular expression"),
+        ({"match": None}, r"match = None: expected a regular expression"),
+        ({"words": "[]"}, r"words = \[\]: expected a list of texts"),
+        ({"name": "'A B'"}, r"name = 'A B': expected 1 to 64 of a-z"),
+        ({"severity": "'bad'"}, r"severity = 'bad': expected one of info, warning, critical"),
+        ({"class": "3"}, r"class = 3: expected a text"),
+        ({"clas": "3"}, r"clas: unknown key; expected name, class"),
     ],
 )
 def test_a_wrong_pattern_is_refused_at_start(tmp_path: Path, change: dict[str, str | None], says: str) -> None:
@@ -93,22 +93,22 @@ def test_a_wrong_pattern_is_refused_at_start(tmp_path: Path, change: dict[str, s
     keys = {**GOOD, **change}
     own.write_text("[[pattern]]\n" + "".join(f"{k} = {v}\n" for k, v in keys.items() if v is not None))
     with pytest.raises(ConfigError, match=rf"own\.toml: \[\[pattern\]\] number 1: .*|{says}") as refused:
-        configured({"kernel_log": {"patterns": str(own)}}, "f.toml")
+        configured_collectors({"kernel_log": {"patterns": str(own)}}, "f.toml")
     refused.match(says)
 
 
-words = sorted({word for pattern in shipped()[1] for word in pattern.words})
+words = sorted({word for pattern in shipped_patterns()[1] for word in pattern.words})
 pieces = st.sampled_from([*words, "mlx5_core 0000:3b:00.0", "NVRM: Xid (", "(", "A" * 40, " ", ":", "0x1", "[", "pci"])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(pieces, st.text(max_size=10)), max_size=200))
 def test_hostile_lines_take_bounded_time(parts: list[str]) -> None:
-    line = "".join(parts)[:TEXT]
-    patterns = load()
+    line = "".join(parts)[:MAX_TEXT]
+    patterns = load_patterns()
     begun = time.process_time()
-    patterns.interesting(line)
-    patterns.find(line)
+    patterns.may_match(line)
+    patterns.find_match(line)
     assert time.process_time() - begun < 0.25
 
 
@@ -116,7 +116,7 @@ def test_hostile_lines_take_bounded_time(parts: list[str]) -> None:
     "piece", [*words, "mlx5_core 0000:3b:00.0: ", "rcu", "EXT4-fs error (device ", "nvme nvme0: I/O 1 "]
 )
 def test_a_piece_repeated_to_the_end_takes_bounded_time(piece: str) -> None:
-    line = (piece * TEXT)[:TEXT]
+    line = (piece * MAX_TEXT)[:MAX_TEXT]
     begun = time.process_time()
-    load().find(line)
+    load_patterns().find_match(line)
     assert time.process_time() - begun < 0.25

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.nic.lldp import MOST_NEIGHBOURS, Lldp, Neighbour, parse_neighbours
+from agents.collectors.nic.lldp import MAX_NEIGHBORS, Lldp, LldpNeighbor, parse_neighbors
 from pipeline.model.records import Event
 from tests.agents.rdma_node import RdmaNode, h100
 from tests.parts import do_without
@@ -30,7 +30,7 @@ SW = {
 }
 PORT = {"id": {"type": "local", "value": "Ethernet48"}, "descr": "to n042 ens8", "ttl": "120"}
 ENTRY = {"via": "LLDP", "rid": "1", "age": "0 day, 00:01:07", "chassis": {"leaf-7": SW}, "port": PORT}
-WANTED = Neighbour("leaf-7", "0c:42:a1:00:00:07", "Ethernet48", "to n042 ens8", "192.0.2.7")
+WANTED = LldpNeighbor("leaf-7", "0c:42:a1:00:00:07", "Ethernet48", "to n042 ens8", "192.0.2.7")
 JSON0 = {
     "name": "ens8",
     "via": "LLDP",
@@ -60,25 +60,25 @@ def text(interface: Any) -> str:
         text([{"ens8": {**ENTRY, "via": "CDPv2", "chassis": {"other": SW}}}, {"ens8": ENTRY}]),
     ],
 )
-def test_every_shape_tells_the_same(said: str) -> None:
-    assert parse_neighbours(said)["ens8"] == WANTED
+def test_every_shape_has_the_same_result(said: str) -> None:
+    assert parse_neighbors(said)["ens8"] == WANTED
 
 
-def test_a_neighbour_without_a_name_is_known_by_its_id_and_a_port_known_by_an_address_by_its_description() -> None:
+def test_a_neighbor_without_name_has_its_id_and_a_port_with_an_address_its_description() -> None:
     by_mac = {"id": {"type": "mac", "value": "02:00:00:00:00:01"}, "descr": "swp3"}
-    found = parse_neighbours(text({"ens8": {"chassis": SW, "port": by_mac}}))["ens8"]
+    found = parse_neighbors(text({"ens8": {"chassis": SW, "port": by_mac}}))["ens8"]
     assert (found.switch, found.chassis, found.port) == ("", "0c:42:a1:00:00:07", "swp3")
 
 
 @pytest.mark.parametrize("said", ["", "{}", '{"lldp": {}}', '{"lldp": {"interface": null}}', "[]", "7", '{"lldp": []}'])
-def test_nobody_at_the_far_end_is_no_neighbour(said: str) -> None:
-    assert parse_neighbours(said) == {}
+def test_an_empty_far_end_is_no_neighbor(said: str) -> None:
+    assert parse_neighbors(said) == {}
 
 
 @pytest.mark.parametrize("said", ["{", "no json", "[" * 100_000])
-def test_what_is_no_json_is_a_value_error(said: str) -> None:
+def test_invalid_json_is_a_value_error(said: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parse_neighbours(said)
+        parse_neighbors(said)
 
 
 KEYS = st.sampled_from(["lldp", "interface", "chassis", "port", "id", "value", "descr", "mgmt-ip", "name", "via", "e0"])
@@ -90,16 +90,16 @@ TREES = st.recursive(
 
 
 @given(TREES | TREES.map(lambda tree: {"lldp": {"interface": {"e0": tree}}}))
-def test_any_json_is_taken(tree: Any) -> None:
-    for name, neighbour in parse_neighbours(json.dumps(tree)).items():
+def test_any_json_is_accepted(tree: Any) -> None:
+    for name, neighbour in parse_neighbors(json.dumps(tree)).items():
         assert isinstance(name, str)
-        assert all(isinstance(getattr(neighbour, f), str) for f in Neighbour.__slots__)
+        assert all(isinstance(getattr(neighbour, f), str) for f in LldpNeighbor.__slots__)
 
 
-def test_a_storm_of_neighbours_and_texts_is_bounded() -> None:
+def test_neighbors_and_texts_are_bounded() -> None:
     many = {f"e{n}": {**ENTRY, "chassis": {"x" * 5000: SW}} for n in range(1000)}
-    found = parse_neighbours(text(many))
-    assert len(found) == MOST_NEIGHBOURS
+    found = parse_neighbors(text(many))
+    assert len(found) == MAX_NEIGHBORS
     assert len(found["e0"].switch) <= 128
 
 
@@ -154,7 +154,7 @@ def await_renewed(collector: Lldp, events: list[Event] | None = None) -> None:
     raise TimeoutError("waited 15 s for another inventory")
 
 
-def test_an_interface_bears_the_name_that_its_own_collector_gives_it(collector: Lldp) -> None:
+def test_an_interface_has_the_entity_of_its_own_collector(collector: Lldp) -> None:
     await_renewed(collector)
     found = collector.inventory()
     assert set(found) == {"port:n1.mlx5_8", "port:n1.eno1"}  # ens8 is an RDMA port's; gone0 is not there
@@ -168,9 +168,7 @@ def test_an_interface_bears_the_name_that_its_own_collector_gives_it(collector: 
     }
 
 
-def test_a_cable_in_another_port_is_an_event_and_silence_or_another_text_is_none(
-    collector: Lldp, lldpcli: Lldpcli
-) -> None:
+def test_a_moved_cable_is_an_event_and_silence_or_other_text_is_not(collector: Lldp, lldpcli: Lldpcli) -> None:
     await_renewed(collector)
     events: list[Event] = []
     reworded = {**PORT, "descr": "spare"}
@@ -196,20 +194,18 @@ def read_for(collector: Lldp, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("echo 'unable to connect to socket' >&2; exit 1", "unable to connect to socket; wanted a running lldpd"),
-        ("echo '<xml/>'", "its answer cannot be read: JSONDecodeError"),
+        ("echo 'unable to connect to socket' >&2; exit 1", "unable to connect to socket; expected a running lldpd"),
+        ("echo '<xml/>'", "cannot parse its output: JSONDecodeError"),
     ],
 )
-def test_a_daemon_that_does_not_answer_is_no_data(collector: Lldp, lldpcli: Lldpcli, body: str, said: str) -> None:
+def test_a_daemon_without_response_is_no_data(collector: Lldp, lldpcli: Lldpcli, body: str, said: str) -> None:
     await_renewed(collector)
     lldpcli.does(body)
     with pytest.raises(NoData, match=said):
         read_for(collector, 10)
 
 
-def test_a_daemon_that_is_not_there_is_no_data_from_the_start_with_a_reason_that_stays(
-    node: RdmaNode, lldpcli: Lldpcli
-) -> None:
+def test_a_missing_daemon_is_no_data_from_the_start_with_a_stable_reason(node: RdmaNode, lldpcli: Lldpcli) -> None:
     lldpcli.does('echo "$(date +%Y-%m-%dT%H:%M:%S.%N) [WARN/control] unable to connect to socket" >&2; exit 1')
     collector = Lldp(command=lldpcli.path, root=node.net, every=0.05)
     reasons = []
@@ -224,19 +220,21 @@ def test_a_daemon_that_is_not_there_is_no_data_from_the_start_with_a_reason_that
         read_for(collector, 10)
     collector.close()
     assert reasons == [str(refused.value)] * 2
-    assert reasons[0].startswith(f"{lldpcli.path}: [WARN/control] unable to connect to socket; wanted a running lldpd")
+    assert reasons[0].startswith(
+        f"{lldpcli.path}: [WARN/control] unable to connect to socket; expected a running lldpd"
+    )
 
 
-def test_a_daemon_that_hangs_is_no_data_within_a_look(node: RdmaNode, lldpcli: Lldpcli) -> None:
+def test_a_hung_daemon_is_no_data_within_a_read(node: RdmaNode, lldpcli: Lldpcli) -> None:
     lldpcli.does("exec sleep 30")
     began = time.monotonic()
-    with pytest.raises(NoData, match=r"did not end within 0\.3 s"):
+    with pytest.raises(NoData, match=r"did not finish within 0\.3 s"):
         Lldp(command=lldpcli.path, root=node.net, deadline=0.6).open("n1")
     assert time.monotonic() - began < 3.0
 
 
-def test_without_lldpd_it_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="no such command; install lldpd"):
+def test_without_lldpd_the_message_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="not found; install lldpd"):
         Lldp(command=tmp_path / "lldpcli").open("n1")
 
 
@@ -298,7 +296,7 @@ def cable() -> Iterator[tuple[str, str, Callable[..., None]]]:
 
 @pytest.mark.slow
 @pytest.mark.lldp
-def test_a_real_lldpd_tells_the_switch_its_port_and_that_it_became_another(tmp_path: Path) -> None:
+def test_a_real_lldpd_reports_switch_and_port_and_their_change(tmp_path: Path) -> None:
     (tmp_path / "net" / "host0").mkdir(parents=True)
     with cable() as (socket, _, configure):
         collector = Lldp(socket=socket, root=tmp_path / "net", every=0.2)

@@ -12,8 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.collectors.nic.ethtool_requests import Ethtool, EthtoolNetlink, attribute, attributes, messages
-from agents.collectors.nic.modules import Module, ModuleReader, parse
+from agents.collectors.nic.ethtool_requests import (
+    EthtoolIoctl,
+    EthtoolNetlink,
+    decode_attributes,
+    decode_messages,
+    encode_attribute,
+)
+from agents.collectors.nic.modules import ModuleReader, TransceiverModule, parse_module
 
 
 def put(memory: bytearray, at: int, layout: str, *values: int) -> None:
@@ -61,61 +67,61 @@ def osfp(adverts: tuple[int, int] = (0x03, 0x0F), paths: bytes = b"\x44\x44\x00\
     return bytes(memory), bytes(first), bytes(eleventh)
 
 
-def close_to(module: Module, wanted: list[float]) -> bool:
-    return module.values() == pytest.approx(wanted, nan_ok=True)
+def close_to(module: TransceiverModule, wanted: list[float]) -> bool:
+    return module.worst_lane_values() == pytest.approx(wanted, nan_ok=True)
 
 
-def test_an_sfp_tells_its_diagnostics() -> None:
-    module = parse(sfp())
+def test_an_sfp_has_its_diagnostics() -> None:
+    module = parse_module(sfp())
     assert close_to(module, [-4.5, 3.3, 0.4, 0.5, 6.0])
     assert module.names == NAMES
 
 
 @pytest.mark.parametrize("diagnostics", [0x00, 0x50])
-def test_an_sfp_without_diagnostics_or_with_outer_calibration_tells_only_its_names(diagnostics: int) -> None:
-    module = parse(sfp(diagnostics))
+def test_an_sfp_without_diagnostics_or_with_external_calibration_has_only_names(diagnostics: int) -> None:
+    module = parse_module(sfp(diagnostics))
     assert close_to(module, [math.nan] * 5)
     assert module.names == NAMES
-    assert parse(sfp()[:256]).names == NAMES
+    assert parse_module(sfp()[:256]).names == NAMES
 
 
-def test_a_qsfp_tells_its_worst_lane() -> None:
-    module = parse(qsfp())
+def test_a_qsfp_has_its_worst_lane() -> None:
+    module = parse_module(qsfp())
     assert close_to(module, [45.25, 3.25, 0.012, 0.7, 7.0])
     assert module.names == NAMES
-    assert close_to(parse(qsfp(sent=False)), [45.25, 3.25, 0.012, math.nan, 7.0])
+    assert close_to(parse_module(qsfp(sent=False)), [45.25, 3.25, 0.012, math.nan, 7.0])
 
 
 def test_a_copper_cable_has_no_optics_and_a_silent_one_no_thermometer() -> None:
-    assert close_to(parse(qsfp(technology=0xA0)), [45.25, 3.25, math.nan, math.nan, math.nan])
-    assert close_to(parse(qsfp(voltage=0)), [math.nan] * 5)
+    assert close_to(parse_module(qsfp(technology=0xA0)), [45.25, 3.25, math.nan, math.nan, math.nan])
+    assert close_to(parse_module(qsfp(voltage=0)), [math.nan] * 5)
 
 
-def test_an_osfp_tells_the_lanes_that_carry_data_in_the_modules_own_scale() -> None:
-    module = parse(*osfp())
+def test_an_osfp_has_its_active_lanes_in_the_modules_scale() -> None:
+    module = parse_module(*osfp())
     assert close_to(module, [52.0, 3.31, 0.06, 0.89, 122.0])  # bias counts in steps of 2 uA, times 2 as advertised
     assert module.names == NAMES
-    assert close_to(parse(*osfp(paths=bytes(4))), [52.0, 3.31, 0, 0, 122.0])  # none is activated: all count
+    assert close_to(parse_module(*osfp(paths=bytes(4))), [52.0, 3.31, 0, 0, 122.0])  # none is activated: all count
 
 
-def test_an_osfp_tells_only_what_it_advertises() -> None:
-    assert close_to(parse(*osfp(adverts=(0x01, 0x04))), [52.0, math.nan, 0.06, math.nan, math.nan])
+def test_an_osfp_has_only_what_it_advertises() -> None:
+    assert close_to(parse_module(*osfp(adverts=(0x01, 0x04))), [52.0, math.nan, 0.06, math.nan, math.nan])
     memory, _, _ = osfp()
-    assert close_to(parse(memory), [math.nan] * 5)  # flat memory: a passive cable
+    assert close_to(parse_module(memory), [math.nan] * 5)  # flat memory: a passive cable
 
 
 @given(st.binary(max_size=700), st.binary(max_size=200), st.binary(max_size=200), st.sampled_from([3, 13, 17, 24, 25]))
 def test_no_memory_breaks_the_parser(memory: bytes, one: bytes, eleven: bytes, identifier: int) -> None:
     for whole in (memory, bytes([identifier]) + memory.ljust(511, b"\xa5")):
-        module = parse(whole, one, eleven)
-        assert len(module.values()) == 5
+        module = parse_module(whole, one, eleven)
+        assert len(module.worst_lane_values()) == 5
         assert all(text.isprintable() for text in module.names.values())
 
 
 @given(st.binary(max_size=400))
-def test_no_answer_breaks_the_netlink_parsers(data: bytes) -> None:
-    assert len(list(messages(data))) <= 25
-    assert len(list(attributes(data))) <= 100
+def test_no_response_breaks_the_netlink_parsers(data: bytes) -> None:
+    assert len(list(decode_messages(data))) <= 25
+    assert len(list(decode_attributes(data))) <= 100
 
 
 # --- a kernel on the other side of a socket --------------------------------------------------------------------------
@@ -127,15 +133,15 @@ def kernel(side: socket.socket, pages: dict[int, bytes], error: int = 0) -> None
     """Answers as genetlink does: the data, then an acknowledgement; a late answer of before first."""
     while question := side.recv(4096):
         _, family, _, sequence, _ = struct.unpack_from("=IHHII", question)
-        asked = dict(attributes(question[20:]))
+        asked = dict(decode_attributes(question[20:]))
         if family == 16:
-            body = attribute(1, struct.pack("=H", FAMILY))
+            body = encode_attribute(1, struct.pack("=H", FAMILY))
         else:
             assert family == FAMILY
-            assert dict(attributes(asked[1])) == {2: b"eth0\0"}
+            assert dict(decode_attributes(asked[1])) == {2: b"eth0\0"}
             assert struct.unpack("=I", asked[3]) == (128,)
             whole = pages[asked[4][0] or (asked[6][0] != 0x50) * asked[6][0] << 8]  # page, or address on the bus
-            body = attribute(7, whole[:128] if struct.unpack("=I", asked[2]) == (0,) else whole[-128:])
+            body = encode_attribute(7, whole[:128] if struct.unpack("=I", asked[2]) == (0,) else whole[-128:])
         late = struct.pack("=IHHIIi", 20, 2, 0, sequence - 1, 0, -errno.EIO)
         answer = struct.pack("=IHHIIBBH", 20 + len(body), family, 0, sequence, 0, 32, 1, 0) + body
         told = error if family == FAMILY else 0
@@ -154,19 +160,19 @@ def asked(pages: dict[int, bytes], error: int = 0) -> EthtoolNetlink:
     return EthtoolNetlink(ours)
 
 
-def test_pages_are_asked_for_by_name_and_number() -> None:
+def test_pages_are_requested_by_name_and_number() -> None:
     memory, first, eleventh = osfp()
     netlink = asked({0: memory, 1: first, 0x11: eleventh})
-    whole = netlink.page("eth0", 0, offset=0) + netlink.page("eth0", 0)
+    whole = netlink.read_page("eth0", 0, offset=0) + netlink.read_page("eth0", 0)
     assert whole == memory
-    assert (netlink.page("eth0", 1), netlink.page("eth0", 0x11)) == (first, eleventh)
+    assert (netlink.read_page("eth0", 1), netlink.read_page("eth0", 0x11)) == (first, eleventh)
     netlink.close()
 
 
 def test_a_refusal_is_the_kernels_error() -> None:
     netlink = asked({0: bytes(256)}, errno.EPERM)
     with pytest.raises(PermissionError):
-        netlink.page("eth0", 0)
+        netlink.read_page("eth0", 0)
     netlink.close()
 
 
@@ -176,38 +182,38 @@ def test_this_kernel_knows_the_family_and_no_such_interface() -> None:
     except OSError as refused:
         pytest.skip(f"no netlink family ethtool here: {refused}")
     with pytest.raises(OSError, match=r"No such device|not permitted|not supported"):
-        netlink.page("absent0", 0)
+        netlink.read_page("absent0", 0)
     netlink.close()
 
 
-def test_a_reader_takes_the_pages_that_a_modules_standard_has() -> None:
+def test_a_reader_reads_the_pages_of_the_modules_standard() -> None:
     memory, first, eleventh = osfp()
-    calls = Ethtool()
+    calls = EthtoolIoctl()
     for pages, wanted in (
-        ({0: memory, 1: first, 0x11: eleventh}, parse(memory, first, eleventh)),
-        ({0: qsfp()}, parse(qsfp())),
-        ({0: osfp()[0][:2] + b"\x80" + osfp()[0][3:]}, Module(names=NAMES)),  # flat: a passive cable
+        ({0: memory, 1: first, 0x11: eleventh}, parse_module(memory, first, eleventh)),
+        ({0: qsfp()}, parse_module(qsfp())),
+        ({0: osfp()[0][:2] + b"\x80" + osfp()[0][3:]}, TransceiverModule(names=NAMES)),  # flat: a passive cable
     ):
         reader = ModuleReader(calls, asked(pages))
-        assert reader.read("eth0").values() == pytest.approx(wanted.values(), nan_ok=True)
+        assert reader.read("eth0").worst_lane_values() == pytest.approx(wanted.worst_lane_values(), nan_ok=True)
         assert reader.read("eth0").names == NAMES
         reader.close()
     calls.close()
 
 
 def test_a_reader_finds_the_diagnostics_of_an_sfp_at_their_own_address() -> None:
-    calls = Ethtool()
+    calls = EthtoolIoctl()
     reader = ModuleReader(calls, asked({0: sfp()[:256], 0x51 << 8: sfp()[256:384]}))
     assert close_to(reader.read("eth0"), [-4.5, 3.3, 0.4, 0.5, 6.0])
     reader.close()
     calls.close()
 
 
-def test_a_reader_names_the_right_that_is_missing() -> None:
-    calls = Ethtool()
+def test_a_reader_names_the_missing_privilege() -> None:
+    calls = EthtoolIoctl()
     reader = ModuleReader(calls, asked({0: bytes(256)}, errno.EPERM))
     with pytest.raises(PermissionError):
         reader.read("eth0")
-    assert reader.refusal == "module memory not readable: add CAP_NET_ADMIN"
+    assert reader.missing_privilege == "module memory not readable: add CAP_NET_ADMIN"
     reader.close()
     calls.close()

@@ -13,13 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import Reading
-from agents.collectors.nic.infiniband import Infiniband, leading_number, rate_and_width
-from agents.collectors.nic.link_state import BURST, REFILL_S
+from agents.collectors.nic.infiniband import Infiniband, parse_leading_number, parse_rate
+from agents.collectors.nic.link_state import MAX_BURST, REFILL_S
 from agents.collectors.nic.network import Network
-from agents.collectors.nic.ports import interface_of, link_value, owners, rdma_ports
-from agents.collectors.nic.rdma_counters import turn
-from agents.collectors.nic.roles import Facts, carrying, default_routes, near_gpu, role, shares_switch
-from agents.collectors.nic.sysfs import REST_S, Attribute, names_in
+from agents.collectors.nic.ports import interface_of_port, parse_link_value, rdma_ports, rdma_ports_by_interface
+from agents.collectors.nic.rdma_counters import classify_change
+from agents.collectors.nic.roles import (
+    PortTraits,
+    default_route_interfaces,
+    parse_default_routes,
+    port_role,
+    ports_near_gpus,
+    shares_switch,
+)
+from agents.collectors.nic.sysfs import PAUSE_S, SysfsFile, list_names
 from pipeline.model.records import SECOND, Event
 from tests.agents.rdma_node import RdmaNode, h100, write
 
@@ -38,7 +45,7 @@ def network_of(node: RdmaNode) -> tuple[Network, tuple[Reading, ...]]:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_signal_of_a_port_is_told_by_two_collectors(node: RdmaNode) -> None:
+def test_no_signal_of_a_port_is_reported_by_two_collectors(node: RdmaNode) -> None:
     infiniband = Infiniband(root=node.rdma, proc=node.proc)
     infiniband.open("n1")
     network, readings = network_of(node)
@@ -51,7 +58,7 @@ def test_no_signal_of_a_port_is_told_by_two_collectors(node: RdmaNode) -> None:
         collector.close()
 
 
-def test_the_interface_of_an_rdma_port_without_counters_tells_the_traffic(node: RdmaNode) -> None:
+def test_the_interface_of_an_rdma_port_without_counters_reports_the_traffic(node: RdmaNode) -> None:
     shutil.rmtree(node.rdma / "mlx5_8/ports/1/counters")  # as with drivers that have none of their own
     network, readings = network_of(node)
     network.close()
@@ -61,7 +68,7 @@ def test_the_interface_of_an_rdma_port_without_counters_tells_the_traffic(node: 
     assert "nic.state" not in by_entity["port:n1.mlx5_8"].columns
 
 
-def test_what_infiniband_excludes_stays_an_interface_of_its_own(node: RdmaNode) -> None:
+def test_an_excluded_rdma_port_leaves_a_separate_interface(node: RdmaNode) -> None:
     network = Network(root=node.net, proc=node.proc, rdma_exclude=("mlx5_8",))
     network.open("n1")
     plain = network.read()[0]
@@ -70,29 +77,29 @@ def test_what_infiniband_excludes_stays_an_interface_of_its_own(node: RdmaNode) 
     network.close()
 
 
-def test_a_bond_is_the_bonds_rdma_device_and_its_members_stay_themselves(node: RdmaNode) -> None:
+def test_a_bond_belongs_to_its_rdma_device_and_its_members_stay_separate(node: RdmaNode) -> None:
     node.interface("bond0")
     write(node.rdma / "mlx5_8/ports/1/gid_attrs/ndevs/0", "bond0")
-    assert {name: port.name for name, port in owners(node.rdma, node.net).items()} == {
+    assert {name: port.name for name, port in rdma_ports_by_interface(node.rdma, node.net).items()} == {
         "ib0": "mlx5_0",
         "ib1": "mlx5_1",
         "bond0": "mlx5_8",
     }
 
 
-def test_two_ports_of_one_function_are_told_apart_by_their_number(tmp_path: Path) -> None:
+def test_two_ports_of_one_function_are_distinguished_by_number(tmp_path: Path) -> None:
     node = RdmaNode(tmp_path)
     place = node.pci("pci0000:0a/0000:0a:01.0/0000:0b:00.0")
     node.device("mlx4_0", place, ports=2)
     node.interface("ib0", place, dev_port=0)
     node.interface("ib1", place, dev_port=1)
-    assert [interface_of(port, node.net) for port in rdma_ports(node.rdma)] == ["ib0", "ib1"]
+    assert [interface_of_port(port, node.net) for port in rdma_ports(node.rdma)] == ["ib0", "ib1"]
 
 
 # --- network: events and attributes ----------------------------------------------------------------------------------
 
 
-def test_an_interface_that_goes_down_is_told_by_the_collector_that_owns_it(node: RdmaNode) -> None:
+def test_a_down_interface_is_reported_by_its_own_collector(node: RdmaNode) -> None:
     network, readings = network_of(node)
     assert readings[-1].events == ()
     for name in ("eno1", "ens8"):
@@ -106,7 +113,7 @@ def test_an_interface_that_goes_down_is_told_by_the_collector_that_owns_it(node:
     network.close()
 
 
-def test_an_interface_tells_its_place_driver_and_role(node: RdmaNode) -> None:
+def test_an_interface_has_location_driver_and_role(node: RdmaNode) -> None:
     network, readings = network_of(node)
     found = {entity: device.attributes for entity, device in network.inventory().items()}
     network.close()
@@ -124,31 +131,37 @@ def test_an_interface_tells_its_place_driver_and_role(node: RdmaNode) -> None:
 @pytest.mark.parametrize(
     ("facts", "wanted"),
     [
-        (Facts(rdma=True, ethernet=False, near_gpu=True), "compute"),
-        (Facts(rdma=True, ethernet=False, near_gpu=True, up=False), "compute"),  # its peers are up: it must be missed
-        (Facts(rdma=True, near_gpu=True, default_route=True), "management"),
-        (Facts(rdma=True, near_gpu=False), "storage"),
-        (Facts(rdma=True, near_gpu=False, up=False), "unused"),
-        (Facts(rdma=True, ethernet=False, near_gpu=None, up=False), "compute"),
-        (Facts(rdma=True, ethernet=True, near_gpu=None), "compute"),
-        (Facts(rdma=True, ethernet=True, near_gpu=None, beside_infiniband=True), "storage"),
-        (Facts(rdma=True, ethernet=True, near_gpu=None, up=False), "unused"),
-        (Facts(near_gpu=False), "management"),
-        (Facts(up=False), "unused"),
-        (Facts(up=False, default_route=True), "management"),
+        (PortTraits(rdma=True, ethernet=False, near_gpu=True), "compute"),
+        (
+            PortTraits(rdma=True, ethernet=False, near_gpu=True, up=False),
+            "compute",
+        ),  # its peers are up: it must be missed
+        (PortTraits(rdma=True, near_gpu=True, default_route=True), "management"),
+        (PortTraits(rdma=True, near_gpu=False), "storage"),
+        (PortTraits(rdma=True, near_gpu=False, up=False), "unused"),
+        (PortTraits(rdma=True, ethernet=False, near_gpu=None, up=False), "compute"),
+        (PortTraits(rdma=True, ethernet=True, near_gpu=None), "compute"),
+        (PortTraits(rdma=True, ethernet=True, near_gpu=None, beside_infiniband=True), "storage"),
+        (PortTraits(rdma=True, ethernet=True, near_gpu=None, up=False), "unused"),
+        (PortTraits(near_gpu=False), "management"),
+        (PortTraits(up=False), "unused"),
+        (PortTraits(up=False, default_route=True), "management"),
     ],
 )
-def test_a_role_follows_from_place_route_and_link(facts: Facts, wanted: str) -> None:
-    assert role(facts) == wanted
+def test_a_role_follows_from_location_route_and_link(facts: PortTraits, wanted: str) -> None:
+    assert port_role(facts) == wanted
 
 
-def test_a_gpu_is_near_where_a_switch_joins_them() -> None:
+def test_a_gpu_is_near_if_a_switch_connects_them() -> None:
     gpu = "/sys/devices/pci0000:1a/0000:1a:01.0/0000:1b:00.0/0000:1c:00.0/0000:1d:00.0"
     assert shares_switch("/sys/devices/pci0000:1a/0000:1a:01.0/0000:1b:00.0/0000:1c:01.0/0000:1e:00.0", [gpu])
     assert not shares_switch("/sys/devices/pci0000:1a/0000:1a:03.0/0000:20:00.0", [gpu])
     assert not shares_switch("/sys/devices/virtual/net/bond0", [gpu])
     flat = ["/sys/devices/pci0000:00/0000:00:05.0", "/sys/devices/pci0000:00/0000:00:06.0"]
-    assert near_gpu(flat, ["/sys/devices/pci0000:00/0000:00:07.0"]) == [None, None]  # a virtual machine's one bus
+    assert ports_near_gpus(flat, ["/sys/devices/pci0000:00/0000:00:07.0"]) == [
+        None,
+        None,
+    ]  # a virtual machine's one bus
 
 
 def test_a_default_route_is_followed_down_to_the_ports_of_a_bond(node: RdmaNode) -> None:
@@ -156,11 +169,11 @@ def test_a_default_route_is_followed_down_to_the_ports_of_a_bond(node: RdmaNode)
     for lower in ("eno1", "ens8"):
         (bond / f"lower_{lower}").symlink_to(node.net / lower)
     node.route("bond0")
-    assert carrying(node.proc, node.net) == {"bond0", "eno1", "ens8"}
+    assert default_route_interfaces(node.proc, node.net) == {"bond0", "eno1", "ens8"}
     six = (
         f"{'0' * 32} 00 {'0' * 32} 00 fe80{'0' * 28} 00000400 1 0 00000003     ens8\n{'0' * 32} 00 {'0' * 32} 00 lo lo"
     )
-    assert default_routes("", six) == {"ens8"}
+    assert parse_default_routes("", six) == {"ens8"}
 
 
 # --- parsers ---------------------------------------------------------------------------------------------------------
@@ -168,12 +181,12 @@ def test_a_default_route_is_followed_down_to_the_ports_of_a_bond(node: RdmaNode)
 
 @given(st.text())
 def test_no_text_breaks_a_parser(text: str) -> None:
-    assert np.isnan(leading_number(text)) or 0 <= leading_number(text) < 1000
-    speed, width = rate_and_width(text)
+    assert np.isnan(parse_leading_number(text)) or 0 <= parse_leading_number(text) < 1000
+    speed, width = parse_rate(text)
     assert np.isnan(speed) or 0 <= speed < 1e9
     assert np.isnan(width) or 0 <= width < 100
-    assert np.isnan(link_value(text)) or 0 <= link_value(text) < 1e6
-    assert default_routes(text, text) is not None
+    assert np.isnan(parse_link_value(text)) or 0 <= parse_link_value(text) < 1e6
+    assert parse_default_routes(text, text) is not None
 
 
 @pytest.mark.parametrize(
@@ -186,12 +199,12 @@ def test_no_text_breaks_a_parser(text: str) -> None:
     ],
 )
 def test_a_rate_is_read_with_its_lanes(text: str, wanted: tuple[float, float]) -> None:
-    np.testing.assert_equal(rate_and_width(text), wanted)
+    np.testing.assert_equal(parse_rate(text), wanted)
 
 
 @given(st.integers(0, 2**33), st.integers(0, 2**33), st.sampled_from([4, 8, 16, 32]), st.booleans())
-def test_a_counter_that_grows_is_never_taken_for_one_that_turned(a: int, b: int, bits: int, saturates: bool) -> None:
-    found = turn(a, b, bits, saturates)
+def test_a_growing_counter_is_never_wrapped_or_reset(a: int, b: int, bits: int, saturates: bool) -> None:
+    found = classify_change(a, b, bits, saturates)
     assert (found in ("wrapped", "reset")) == (b < a)
     assert found != "wrapped" or not saturates
 
@@ -201,21 +214,21 @@ def test_only_from_the_top_tenth_to_the_lowest_is_a_wrap(bits: int) -> None:
     def at(share: float) -> int:
         return round(share * ((1 << bits) - 1))
 
-    assert turn(at(0.91), at(0.09), bits, False) == "wrapped"
-    assert turn(at(0.89), at(0.09), bits, False) == turn(at(0.6), 0, bits, False) == "reset"
-    assert turn(at(0.91), at(0.11), bits, False) == "reset"
-    assert turn(at(1) + 1, 0, bits, False) == "reset"  # wider than it is said to be
+    assert classify_change(at(0.91), at(0.09), bits, False) == "wrapped"
+    assert classify_change(at(0.89), at(0.09), bits, False) == classify_change(at(0.6), 0, bits, False) == "reset"
+    assert classify_change(at(0.91), at(0.11), bits, False) == "reset"
+    assert classify_change(at(1) + 1, 0, bits, False) == "reset"  # wider than it is said to be
 
 
 def test_a_link_that_is_unknown_is_missing() -> None:
-    assert np.isnan(link_value("Unknown"))
-    assert np.isnan(link_value("255"))
-    assert link_value("2.5 GT/s PCIe") == 2.5
+    assert np.isnan(parse_link_value("Unknown"))
+    assert np.isnan(parse_link_value("255"))
+    assert parse_link_value("2.5 GT/s PCIe") == 2.5
 
 
-def test_a_file_that_could_not_be_read_is_left_alone_for_its_rest(tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_read_is_paused(tmp_path: Path) -> None:
     now = [0.0]
-    file = Attribute(tmp_path / "x", rest=60, monotonic=lambda: now[0])
+    file = SysfsFile(tmp_path / "x", rest=60, monotonic=lambda: now[0])
     assert file.number() is None
     write(tmp_path / "x", "7")
     now[0] = 59
@@ -229,17 +242,17 @@ def test_a_file_that_could_not_be_read_is_left_alone_for_its_rest(tmp_path: Path
 @pytest.mark.parametrize(
     ("code", "rest"),
     [
-        *((code, REST_S) for code in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM)),
-        (errno.ENOENT, REST_S),
+        *((code, PAUSE_S) for code in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM)),
+        (errno.ENOENT, PAUSE_S),
         *((code, 60) for code in (errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)),
     ],
 )
-def test_an_error_that_may_pass_costs_a_minute_and_one_that_lasts_an_hour(
+def test_a_transient_error_pauses_a_minute_and_a_permanent_one_an_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, rest: float
 ) -> None:
     now = [1.0]
     write(tmp_path / "x", "7")
-    file = Attribute(tmp_path / "x", monotonic=lambda: now[0])
+    file = SysfsFile(tmp_path / "x", monotonic=lambda: now[0])
     with monkeypatch.context() as broken:
         broken.setattr(os, "pread", lambda *_: (_ for _ in ()).throw(OSError(code, "no")))
         assert file.number() is None
@@ -250,12 +263,12 @@ def test_an_error_that_may_pass_costs_a_minute_and_one_that_lasts_an_hour(
     file.close()
 
 
-def test_an_interface_that_goes_while_it_may_not_tell_is_told_gone_later(node: RdmaNode) -> None:
+def test_an_interface_removed_without_token_is_reported_later(node: RdmaNode) -> None:
     now, network = [1_800_000_000 * SECOND], Network(root=node.net, proc=node.proc)
     network._now = lambda: now[0]
     network.open("n1")
     told: list[Event] = []
-    for i in range(BURST + 1):
+    for i in range(MAX_BURST + 1):
         write(node.net / "eno1" / "operstate", "up" if i % 2 else "down")
         told += [event for reading in network.read() for event in reading.events]
     shutil.rmtree(node.net / "eno1") if not (node.net / "eno1").is_symlink() else (node.net / "eno1").unlink()
@@ -266,7 +279,7 @@ def test_an_interface_that_goes_while_it_may_not_tell_is_told_gone_later(node: R
     network.close()
 
 
-def test_an_interface_that_was_not_wanted_is_looked_at_again_later(node: RdmaNode) -> None:
+def test_an_interface_that_was_not_selected_is_checked_again_later(node: RdmaNode) -> None:
     node.interface("bond0", up=False)
     now, network = [1_800_000_000 * SECOND], Network(root=node.net, proc=node.proc)
     network._now = lambda: now[0]
@@ -279,7 +292,7 @@ def test_an_interface_that_was_not_wanted_is_looked_at_again_later(node: RdmaNod
     network.close()
 
 
-def test_an_interface_that_comes_back_under_its_name_is_told(node: RdmaNode) -> None:
+def test_an_interface_that_comes_back_is_reported(node: RdmaNode) -> None:
     network, _ = network_of(node)
     (node.net / "eno1").unlink()
     network.read()
@@ -289,7 +302,7 @@ def test_an_interface_that_comes_back_under_its_name_is_told(node: RdmaNode) -> 
     network.close()
 
 
-def test_a_name_of_bytes_that_are_no_text_is_passed_over(tmp_path: Path) -> None:
+def test_an_unprintable_name_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "eth0").mkdir()
     os.mkdir(bytes(tmp_path) + b"/n\xf0")
-    assert names_in(tmp_path) == ["eth0"]
+    assert list_names(tmp_path) == ["eth0"]

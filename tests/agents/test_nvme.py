@@ -65,7 +65,7 @@ def put(root: Path, name: str, **told: str) -> None:
 
 def opened(root: Path, ask: Callable[[Path], bytes], **settings: float) -> Nvme:
     nvme = Nvme(root=root, devices=Path("/dev"), **settings)
-    nvme._ask = ask
+    nvme._read_log = ask
     nvme.open("n1")
     return nvme
 
@@ -99,7 +99,7 @@ def test_a_log_is_read_in_the_units_of_the_catalogue(tmp_path: Path) -> None:
     }
 
 
-def test_the_log_is_asked_for_every_ten_minutes_and_the_state_at_each_look(tmp_path: Path) -> None:
+def test_the_log_is_read_every_ten_minutes_and_the_state_at_each_read(tmp_path: Path) -> None:
     put(tmp_path, "nvme0")
     nvme = opened(tmp_path, lambda _: WORN)
     look(nvme)
@@ -111,7 +111,7 @@ def test_the_log_is_asked_for_every_ten_minutes_and_the_state_at_each_look(tmp_p
     assert look(nvme).columns["disk.state"].tolist() == [6]
 
 
-def test_disks_are_told_apart_and_those_of_a_network_are_not_ours(tmp_path: Path) -> None:
+def test_disks_are_distinguished_and_network_disks_are_excluded(tmp_path: Path) -> None:
     for name in ("nvme10", "nvme2"):
         put(tmp_path, name)
     put(tmp_path, "nvme3", transport="tcp")
@@ -125,7 +125,7 @@ def test_disks_are_told_apart_and_those_of_a_network_are_not_ours(tmp_path: Path
     assert facts.attributes == {"model": "SAMSUNG MZQL27T6", "serial": "Snvme10", "firmware": "GDC5"}
 
 
-def test_without_the_right_the_temperature_comes_from_the_driver_and_the_mend_is_told(tmp_path: Path) -> None:
+def test_without_privilege_the_temperature_comes_from_the_driver_and_the_fix_is_reported(tmp_path: Path) -> None:
     put(tmp_path, "nvme0")
     (tmp_path / "nvme0" / "hwmon4").mkdir()
     (tmp_path / "nvme0" / "hwmon4" / "temp1_input").write_text("41850\n")
@@ -150,7 +150,7 @@ def gate() -> Iterator[threading.Event]:
     made.set()
 
 
-def test_a_disk_that_hangs_costs_only_its_own_values(tmp_path: Path, gate: threading.Event) -> None:
+def test_a_hung_disk_costs_only_its_own_values(tmp_path: Path, gate: threading.Event) -> None:
     for name in ("nvme0", "nvme1", "nvme2"):
         put(tmp_path, name)
 
@@ -173,25 +173,25 @@ def test_a_server_without_such_disks_is_no_data(tmp_path: Path) -> None:
         Nvme(root=tmp_path / "absent").open("n1")
 
 
-def test_the_command_is_laid_out_as_the_kernel_wants_it() -> None:
+def test_the_command_has_the_kernels_layout() -> None:
     """_IOWR('N', 0x41, 72 bytes) carries the size of the struct; so would a wrong layout show."""
     assert ctypes.sizeof(nvme_log._Command) == 72
     assert (3 << 30 | 72 << 16 | ord("N") << 8 | 0x41) == nvme_log._ADMIN_COMMAND
     assert (nvme_log._Command.addr.offset, nvme_log._Command.cdw10.offset) == (24, 40)
 
 
-def test_a_device_that_is_no_disk_refuses_the_command() -> None:
+def test_a_device_that_is_not_a_disk_refuses_the_command() -> None:
     with pytest.raises(OSError, match="ioctl") as refused:
         nvme_log.read_health_log(Path("/dev/null"))
     assert refused.value.errno == errno.ENOTTY
 
 
-def test_a_disk_that_tells_no_temperature_is_not_at_273_degrees_of_frost() -> None:
+def test_a_disk_without_temperature_is_not_at_minus_273_degrees() -> None:
     assert math.isnan(nvme_log.decode_health_log(log())["disk.temperature"])
 
 
 @given(LOGS)
-def test_no_bytes_do_more_than_be_too_few(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_too_short(data: bytes) -> None:
     try:
         found = nvme_log.decode_health_log(data)
     except ValueError:

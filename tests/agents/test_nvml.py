@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from agents.collectors.gpu.fields import GPU_FIELDS, LINK_FIELDS
-from agents.collectors.gpu.nvml import ACTIONS, EVERY, Nvml
-from agents.collectors.gpu.xid_text import RECOVERY
+from agents.collectors.gpu.nvml import RECOVERY_ACTIONS, SIGNAL_INTERVALS, Nvml
+from agents.collectors.gpu.xid_text import RECOVERY_ACTION_NAMES
 from agents.collectors.registry import COLLECTORS
 from pipeline.model.signals import CATALOGUE, signals_of_class
 from tests.agents import nvml_stub
@@ -151,7 +151,7 @@ def test_every_value_is_in_the_range_of_its_signal(machine: Machine) -> None:
     assert wire["nvlink.effective_ber"] == ["0.0"]
 
 
-def test_the_collector_fills_all_of_both_classes_that_no_other_fills() -> None:
+def test_the_collector_covers_both_classes_except_other_collectors_signals() -> None:
     catalogue = {signal.name for device_class in ("gpu", "nvlink") for signal in signals_of_class(device_class)}
     others = {signal for collector in COLLECTORS if collector is not Nvml for signal in collector.signals}
     assert catalogue - set(Nvml.signals) - others == {"gpu.generation", "nvlink.generation"}  # the agent's own
@@ -159,10 +159,10 @@ def test_the_collector_fills_all_of_both_classes_that_no_other_fills() -> None:
 
 
 def test_the_names_of_recovery_actions_are_those_of_the_xid_decoder() -> None:
-    assert dict(enumerate(ACTIONS)) == dict(RECOVERY)
+    assert dict(enumerate(RECOVERY_ACTIONS)) == dict(RECOVERY_ACTION_NAMES)
 
 
-def test_monitoring_compares_two_samples_and_gives_them_back(machine: Machine) -> None:
+def test_monitoring_compares_two_samples_and_frees_them(machine: Machine) -> None:
     steps: Steps = [
         ("open", "n1"),
         ("look", 0),
@@ -180,11 +180,11 @@ def test_monitoring_compares_two_samples_and_gives_them_back(machine: Machine) -
     assert found[-1] == 0
 
 
-def test_signals_come_in_the_rhythm_that_the_catalogue_says(machine: Machine) -> None:
+def test_signals_have_the_intervals_of_the_catalogue(machine: Machine) -> None:
     found = machine.run([("open", "n1"), *[("look", 1)] * 121], "gpus 1", "links 1")[1:]
     seen = Counter(name for look in found[1:] for name in look["columns"])
     for signal in Nvml.signals:
-        every = EVERY[signal]
+        every = SIGNAL_INTERVALS[signal]
         assert seen[signal] == (120 / every if every <= 60 else pytest.approx(1, abs=1)), signal
 
 
@@ -240,7 +240,7 @@ def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [2, 3, 13, 25, 26])
-def test_what_a_gpu_refuses_is_missing_and_not_asked_again_for_an_hour(machine: Machine, code: int) -> None:
+def test_refused_calls_are_missing_and_not_repeated_for_an_hour(machine: Machine, code: int) -> None:
     rules = (f"fail nvmlDeviceGetPowerUsage {code} 0", f"field 186 {code} 1")
     found = machine.run([("open", "n1"), *[("look", 1)] * 5], "gpus 2", *rules)
     columns = found[5]["columns"]
@@ -268,7 +268,7 @@ def test_a_passing_error_costs_one_value_of_one_gpu(machine: Machine, code: int)
     assert last["gpu.tensor_active"] == ["0.25", "0.26"]
 
 
-def test_no_value_of_an_earlier_look_stays_when_the_call_for_all_fields_fails(machine: Machine) -> None:
+def test_no_earlier_value_remains_when_the_field_call_fails(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["fail nvmlDeviceGetFieldValues 999 1"]), ("look", 10)]
     columns = machine.run(steps, "gpus 2")[3]["columns"]
     assert columns["gpu.power_instant"] == ["512.345", "nan"]
@@ -283,13 +283,13 @@ def test_no_value_of_an_earlier_look_stays_when_the_call_for_all_fields_fails(ma
         ("nvmlDeviceGetMemoryInfo_v2", "gpu.memory_used", "85899344896.0"),
     ],
 )
-def test_an_older_driver_is_asked_the_older_way(machine: Machine, newer: str, signal: str, wanted: str) -> None:
+def test_an_older_driver_gets_the_older_calls(machine: Machine, newer: str, signal: str, wanted: str) -> None:
     found = machine.run([("open", "n1"), ("look", 0), ("look", 10)], "gpus 1", f"fail {newer} 13")
     assert [look["columns"][signal] for look in found[1:]] == [[wanted], [wanted]]
     assert machine.asked(newer) == {0: 1}
 
 
-def test_links_are_asked_one_by_one_where_the_driver_does_not_tell_them_as_fields(machine: Machine) -> None:
+def test_links_are_read_one_by_one_without_fields(machine: Machine) -> None:
     rules = [f"field {number} 3" for number in (91, 161, 162, 163, 165)]
     found = machine.run([("open", "n1"), ("look", 0), ("look", 10)], "gpus 1", "links 3", *rules)
     columns = found[2]["columns"]
@@ -317,7 +317,7 @@ def test_the_fields_that_nvidia_renumbered_are_read_by_the_drivers_version(machi
         assert columns["gpu.smoothing_life"] == [life], driver
 
 
-def test_a_gpu_in_mig_mode_says_so_and_gives_what_it_can(machine: Machine) -> None:
+def test_a_gpu_in_mig_mode_reports_what_it_can(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("look", 5), ("look", 5), ("inventory", None)]
     found = machine.run(steps, "gpus 2", "mig 1")
     columns = found[3]["columns"]
@@ -330,13 +330,13 @@ def test_a_gpu_in_mig_mode_says_so_and_gives_what_it_can(machine: Machine) -> No
 
 
 @pytest.mark.parametrize(("mode", "name"), [(1, "passthrough"), (2, "vgpu"), (3, "host vgpu"), (99, None)])
-def test_virtualization_is_told_apart_from_mig(machine: Machine, mode: int, name: str | None) -> None:
+def test_virtualization_differs_from_mig(machine: Machine, mode: int, name: str | None) -> None:
     told = ("gpus 1", f"set nvmlDeviceGetVirtualizationMode {mode}", "set nvmlDeviceGetHostVgpuMode 1")
     attributes = machine.run([("open", "n1"), ("inventory", None)], *told)[1]["gpu:n1.0"][1]
     assert (attributes.get("virtualization"), attributes["mig"]) == (name, False)
     assert attributes["host_vgpu"] == "sriov"
 
 
-def test_a_corrupt_inforom_is_a_value_and_not_a_lack_of_one(machine: Machine) -> None:
+def test_a_corrupt_inforom_is_a_value_and_not_missing(machine: Machine) -> None:
     columns = machine.look("gpus 2", "fail nvmlDeviceValidateInforom 14 1")["columns"]
     assert columns["gpu.inforom_valid"] == ["1.0", "0.0"]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agents.collectors.gpu.fields import decode, number_of, unpack_rate
-from agents.collectors.gpu.gpm import METRICS, Gpm
-from agents.collectors.gpu.library import text_of
-from agents.collectors.gpu.refusals import Refusals
-from agents.collectors.gpu.slots import Place, address
-from agents.collectors.gpu.values import MISSING, Values
+from agents.collectors.gpu.fields import decode_bit_error_rate, decode_fields, field_number
+from agents.collectors.gpu.gpm import METRICS, GpmSampler
+from agents.collectors.gpu.library import printable_text
+from agents.collectors.gpu.refusals import RefusedCalls
+from agents.collectors.gpu.slots import GpuSlot, kernel_pci_address
+from agents.collectors.gpu.values import MISSING, GpuValues
 from tests.agents.nvml_machine import Machine, Steps
 
 MOST_TYPES = 7
@@ -24,7 +24,7 @@ WHOLE = 2**64 - 1
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 9))
-def test_random_bytes_in_place_of_every_answer_never_crash_the_collector(machine: Machine, seed: int) -> None:
+def test_random_bytes_in_every_response_never_crash_the_collector(machine: Machine, seed: int) -> None:
     steps: Steps = [("open", "n1"), ("tell", [f"garbage {seed}"]), *[("look", 5)] * 4, ("look", 60), ("look", 0)]
     found = machine.run([*steps, ("look", 3600), ("inventory", None), ("close", None)], "gpus 8", "arch all")
     looks = [look for look in found[2:8] if "columns" in look]
@@ -49,7 +49,7 @@ def test_garbage_from_the_first_call_on_is_no_data_or_a_reading(machine: Machine
 def test_any_union_and_type_decodes_to_a_value_or_to_missing(entries: list[tuple[int, int]]) -> None:
     raw = np.array([value for value, _ in entries], np.uint64)
     types = np.array([kind for _, kind in entries], np.int32)
-    floats, counters = decode(raw, types)
+    floats, counters = decode_fields(raw, types)
     for value, whole, (bits, kind) in zip(floats.tolist(), counters.tolist(), entries, strict=True):
         assert not math.isinf(value)
         if not 0 <= kind < MOST_TYPES:
@@ -67,7 +67,7 @@ def test_any_union_and_type_decodes_to_a_value_or_to_missing(entries: list[tuple
 
 @given(st.floats())
 def test_a_double_is_itself(value: float) -> None:
-    floats, counters = decode(np.array([value]).view(np.uint64), np.array([0], np.int32))
+    floats, counters = decode_fields(np.array([value]).view(np.uint64), np.array([0], np.int32))
     assert floats[0] == value or (math.isnan(floats[0]) and not math.isfinite(value))
     if 0 <= value < 2**53:
         assert counters[0] == int(value)
@@ -75,32 +75,32 @@ def test_a_double_is_itself(value: float) -> None:
 
 @given(st.integers(0, 15), st.integers(0, 255))
 def test_a_packed_rate_is_mantissa_times_a_negative_power_of_ten(mantissa: int, exponent: int) -> None:
-    (rate,) = unpack_rate(np.array([float(mantissa << 8 | exponent)]))
+    (rate,) = decode_bit_error_rate(np.array([float(mantissa << 8 | exponent)]))
     assert rate == pytest.approx(mantissa * 10.0**-exponent)
 
 
-def test_a_packed_rate_with_bits_that_mean_nothing_is_missing() -> None:
-    assert np.isnan(unpack_rate(np.array([4096.0, -1.0, np.nan, 1e300]))).all()
+def test_a_packed_rate_with_unknown_bits_is_missing() -> None:
+    assert np.isnan(decode_bit_error_rate(np.array([4096.0, -1.0, np.nan, 1e300]))).all()
 
 
 @given(st.binary(max_size=64))
 def test_any_bytes_make_a_text_that_can_be_sent(raw: bytes) -> None:
-    text_of(raw).encode("utf-8")
-    assert text_of(raw).isprintable()
+    printable_text(raw).encode("utf-8")
+    assert printable_text(raw).isprintable()
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_none(text: str) -> None:
-    found = address(text)
-    assert found is None or address(found) == found
+    found = kernel_pci_address(text)
+    assert found is None or kernel_pci_address(found) == found
 
 
 @given(st.text(max_size=20))
-def test_any_driver_version_gives_a_number_or_none(version: str) -> None:
-    assert number_of("SMOOTHING_LIFE", object(), version) in (None, 258, 263)
+def test_any_driver_version_has_a_field_number_or_none(version: str) -> None:
+    assert field_number("SMOOTHING_LIFE", object(), version) in (None, 258, 263)
 
 
-def test_a_share_that_is_above_one_by_rounding_is_one_and_garbage_stays_out_of_range() -> None:
+def test_a_ratio_above_one_by_rounding_is_one_and_garbage_is_out_of_range() -> None:
     pynvml = pytest.importorskip("pynvml")
     told = {"gpu.sm_active": 100.003, "gpu.tensor_active": 101.1, "gpu.dram_active": 99.9, "gpu.pcie_tx_rate": 1e-6}
 
@@ -113,8 +113,8 @@ def test_a_share_that_is_above_one_by_rounding_is_one_and_garbage_stays_out_of_r
         return 0
 
     known = {"nvmlGpmQueryDeviceSupport": support, "nvmlGpmMetricsGet": compare}
-    gpm = Gpm(pynvml, lambda name: known.get(name, lambda *_: 0), Refusals([Place(0)]))
-    values = Values([(tuple(METRICS), ("gpu:n1.0",))])
+    gpm = GpmSampler(pynvml, lambda name: known.get(name, lambda *_: 0), RefusedCalls([GpuSlot(0)]))
+    values = GpuValues([(tuple(METRICS), ("gpu:n1.0",))])
     assert [gpm.read(0, None, values) for _ in range(2)] == [0, 0]
     found = {name: float(column[0]) for name, column in values.columns(list(told)).items()}
     assert found == pytest.approx(
@@ -125,7 +125,7 @@ def test_a_share_that_is_above_one_by_rounding_is_one_and_garbage_stays_out_of_r
 
 @given(st.floats())
 def test_a_value_that_a_counter_cannot_hold_is_missing(value: float) -> None:
-    values = Values([(("gpu.energy", "gpu.power"), ("gpu:n1.0",))])
-    values.put(values.place("gpu.energy", 0), value)
+    values = GpuValues([(("gpu.energy", "gpu.power"), ("gpu:n1.0",))])
+    values.set_value(values.index_of("gpu.energy", 0), value)
     found = int(values.columns(["gpu.energy"])["gpu.energy"][0])
     assert found == (int(value) if 0 <= value < MISSING else MISSING)

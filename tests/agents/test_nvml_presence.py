@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agents.collectors.gpu.nvml import Nvml
-from agents.collectors.gpu.slots import Places, address, boot, fitted, keep, recall
+from agents.collectors.gpu.slots import GpuSlots, boot_id, gpus_on_bus, kernel_pci_address, load_gpus, save_gpus
 from pipeline.model.event_kinds import EVENT_KINDS
 from tests.agents.nvml_machine import Machine, Steps, events, plug
 
@@ -22,7 +22,7 @@ def count(expected: int, present: int, *missing: str) -> list[Any]:
     return ["node:n1", "gpu_count", data]
 
 
-def test_a_lost_gpu_keeps_its_place_with_all_missing_and_is_told_once(machine: Machine) -> None:
+def test_a_lost_gpu_keeps_its_slot_and_is_reported_once(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["lost 1"]), *[("look", 1)] * 8]
     found = machine.run(steps, "gpus 3", "links 2")
     assert events(found[1], "gpu_lost", "gpu_count") == []
@@ -42,7 +42,7 @@ def test_every_signal_of_a_lost_gpu_but_its_presence_is_missing(machine: Machine
     assert known == {"gpu.present", "gpu.call_latency_max"}
 
 
-def test_a_gpu_that_answers_again_is_back_in_its_place(machine: Machine) -> None:
+def test_a_gpu_that_responds_again_is_back_in_its_slot(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["lost 1"]), ("look", 1), ("tell", []), ("look", 1)]
     found = machine.run(steps, "gpus 3")
     assert found[5]["columns"]["gpu.present"] == ["1.0"] * 3
@@ -50,14 +50,14 @@ def test_a_gpu_that_answers_again_is_back_in_its_place(machine: Machine) -> None
     assert events(found[5], "gpu_back", "gpu_count") == [["gpu:n1.1", "gpu_back", LOST_1], count(3, 3)]
 
 
-def test_a_gpu_that_comes_back_is_asked_again_what_it_refused(machine: Machine) -> None:
+def test_a_gpu_that_comes_back_gets_refused_calls_again(machine: Machine) -> None:
     refused = ("tell", ["fail nvmlDeviceGetPowerUsage 3 1"])
     steps: Steps = [refused, ("look", 0), ("tell", ["lost 1"]), ("look", 1), ("tell", []), ("look", 1)]
     found = machine.run([("open", "n1"), *steps], "gpus 2")
     assert [found[i]["columns"]["gpu.power"][1] for i in (2, 4, 6)] == ["nan", "nan", "512.345"]
 
 
-def test_a_gpu_lost_before_the_start_has_a_place_and_links_when_it_comes(machine: Machine) -> None:
+def test_a_gpu_lost_before_the_start_has_a_slot_and_links_when_it_appears(machine: Machine) -> None:
     plug(machine.folder, BUSES[:3])
     steps: Steps = [("tell", ["lost 1"]), ("open", "n1"), ("look", 0), ("tell", []), ("look", 60), ("look", 60)]
     found = machine.run(steps, "gpus 3", "links 2")
@@ -71,7 +71,7 @@ def test_a_gpu_lost_before_the_start_has_a_place_and_links_when_it_comes(machine
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [10, 16, 999])
-def test_a_gpu_that_answers_nothing_but_errors_is_lost_too(machine: Machine, code: int) -> None:
+def test_a_gpu_with_only_errors_is_lost_too(machine: Machine, code: int) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", [f"fail * {code} 1"]), ("look", 5), ("tell", []), ("look", 1)]
     found = machine.run(steps, "gpus 2")
     assert [found[i]["columns"]["gpu.present"] for i in (1, 3, 5)] == [["1.0", "1.0"], ["1.0", "0.0"], ["1.0", "1.0"]]
@@ -84,7 +84,7 @@ def test_all_gpus_lost_is_a_reading_and_not_the_end(machine: Machine) -> None:
     assert found[4]["columns"]["gpu.present"] == ["1.0", "1.0"]
 
 
-def test_indexes_do_not_move_when_a_gpu_is_taken_out_and_put_back(machine: Machine) -> None:
+def test_indexes_do_not_shift_when_a_gpu_is_removed_and_replaced(machine: Machine) -> None:
     plug(machine.folder, BUSES)
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["removed 1", "lost 1"]), ("look", 60), ("look", 60)]
     found = machine.run([*steps, ("tell", []), *[("look", 60)] * 3, ("inventory", None)], "gpus 4")
@@ -97,26 +97,26 @@ def test_indexes_do_not_move_when_a_gpu_is_taken_out_and_put_back(machine: Machi
 
 
 @pytest.mark.slow
-def test_the_library_is_started_anew_ever_more_seldom_while_a_gpu_is_lost(machine: Machine) -> None:
+def test_the_library_is_restarted_at_growing_intervals_while_a_gpu_is_lost(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["lost 1"]), *[("look", 60)] * 40, ("samples", None)]
     found = machine.run(steps, "gpus 2")
     assert 4 <= machine.asked("nvmlInitWithFlags")[-1] <= 9
     assert found[-1] <= 4  # samples of two GPUs: those of the earlier starts were given back
 
 
-def test_a_healthy_library_is_never_started_anew(machine: Machine) -> None:
+def test_a_healthy_library_is_never_restarted(machine: Machine) -> None:
     machine.run([("open", "n1"), *[("look", 60)] * 10], "gpus 2")
     assert machine.asked("nvmlInitWithFlags")[-1] == 1
 
 
-def test_a_gpu_that_the_bus_has_and_the_driver_does_not_count_is_missing(machine: Machine) -> None:
+def test_a_gpu_on_the_bus_that_the_driver_does_not_count_is_missing(machine: Machine) -> None:
     plug(machine.folder, BUSES, driver="nvidia")
     found = machine.look("gpus 4", "removed 2")
     assert found["columns"]["gpu.temperature"] == ["40.0", "41.0", "nan", "43.0"]
     assert count(4, 3, "0000:20:00.0") in found["events"]
 
 
-def test_gpus_given_to_guests_are_not_missed(machine: Machine) -> None:
+def test_gpus_passed_to_guests_are_not_missing(machine: Machine) -> None:
     plug(machine.folder, [*BUSES, 0x90], driver="vfio-pci")
     plug(machine.folder, [0x98], vendor="0x1a03")
     found = machine.look("gpus 4")
@@ -124,13 +124,13 @@ def test_gpus_given_to_guests_are_not_missed(machine: Machine) -> None:
     assert events(found, "gpu_count", "gpu_lost") == []
 
 
-def test_expected_gpus_that_never_were_there_are_told(machine: Machine) -> None:
+def test_expected_gpus_that_never_existed_are_reported(machine: Machine) -> None:
     machine.fields["expected"] = 8
     found = machine.run([("open", "n1"), *[("look", 1)] * 3], "gpus 7")[1:]
     assert [event for look in found for event in events(look, "gpu_count")] == [count(8, 7)]
 
 
-def test_a_collector_started_anew_remembers_the_gpus_of_this_boot(machine: Machine) -> None:
+def test_a_restarted_collector_remembers_the_gpus_of_this_boot(machine: Machine) -> None:
     machine.look("gpus 4")
     found = machine.look("gpus 4", "removed 0")
     assert found["columns"]["gpu.temperature"] == ["nan", "41.0", "42.0", "43.0"]
@@ -141,68 +141,68 @@ def test_a_collector_started_anew_remembers_the_gpus_of_this_boot(machine: Machi
 @pytest.mark.parametrize(
     "kept", [b"", b"{", b"[]", b'{"boot": "other", "gpus": {"0000:01:00.0": {}}}', b"\xff\x00", b"0", b'{"gpus": 1}']
 )
-def test_a_memory_of_another_boot_or_of_no_sense_is_none(tmp_path: Path, kept: bytes) -> None:
+def test_a_state_file_of_another_boot_or_with_garbage_is_ignored(tmp_path: Path, kept: bytes) -> None:
     path = tmp_path / "seen.json"
     indexes = [{"0000:01:00.0": {"index": 10**9}}, {"0000:01:00.0": {}}, {"0000:01:00.0": {"index": "a"}}]
     for gpus in indexes:
-        path.write_text(json.dumps({"boot": boot(), "gpus": gpus}))
-        assert recall(path) == {}
+        path.write_text(json.dumps({"boot": boot_id(), "gpus": gpus}))
+        assert load_gpus(path) == {}
     path.write_bytes(kept)
-    assert recall(path) == {}
-    assert recall(tmp_path / "absent") == {}
+    assert load_gpus(path) == {}
+    assert load_gpus(tmp_path / "absent") == {}
 
 
-def test_the_memory_lies_in_the_state_directory_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_file_is_in_the_state_directory_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/fleetpulse:/var/lib/other")
     assert Nvml().seen == Path("/var/lib/fleetpulse/gpus.json")
     monkeypatch.delenv("STATE_DIRECTORY")
     assert Nvml().seen is None
 
 
-def test_a_memory_that_cannot_be_written_costs_nothing(machine: Machine, tmp_path: Path) -> None:
+def test_a_state_file_that_cannot_be_written_affects_nothing(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     machine.fields["seen"] = str(tmp_path / "file" / "seen.json")
     assert machine.look("gpus 1")["columns"]["gpu.present"] == ["1.0"]
-    assert not keep(tmp_path / "file" / "seen.json", [])
+    assert not save_gpus(tmp_path / "file" / "seen.json", [])
 
 
 def test_addresses_are_the_kernels_in_any_spelling() -> None:
-    assert address("00000000:1B:00.0") == address("0000:1b:00.0") == "0000:1b:00.0"
-    assert address("00010000:1B:00.0") == "10000:1b:00.0"
-    assert [address(text) for text in ("", "what", "0000:1b:00.9", "0000:1b:00.0/../x")] == [None] * 4
+    assert kernel_pci_address("00000000:1B:00.0") == kernel_pci_address("0000:1b:00.0") == "0000:1b:00.0"
+    assert kernel_pci_address("00010000:1B:00.0") == "10000:1b:00.0"
+    assert [kernel_pci_address(text) for text in ("", "what", "0000:1b:00.9", "0000:1b:00.0/../x")] == [None] * 4
 
 
-def test_places_grow_and_never_move(tmp_path: Path) -> None:
-    places = Places()
-    places.settle([("0000:01:00.0", "a"), ("0000:02:00.0", "b")], ())
-    places.settle([("0000:02:00.0", "c"), ("0000:00:00.0", "d")], ("0000:03:00.0",))
-    assert [(p.pci, p.handle) for p in places.all] == [
+def test_slots_are_added_and_never_move(tmp_path: Path) -> None:
+    places = GpuSlots()
+    places.assign([("0000:01:00.0", "a"), ("0000:02:00.0", "b")], ())
+    places.assign([("0000:02:00.0", "c"), ("0000:00:00.0", "d")], ("0000:03:00.0",))
+    assert [(p.pci, p.handle) for p in places.slots] == [
         ("0000:01:00.0", None),
         ("0000:02:00.0", "c"),
         ("0000:00:00.0", "d"),
         ("0000:03:00.0", None),
     ]
-    assert fitted(tmp_path / "absent") == ()
-    keep(tmp_path / "seen.json", places.all)
-    again = Places()
-    again.settle([("0000:00:00.0", "e"), ("0000:04:00.0", "f")], (), recall(tmp_path / "seen.json"))
-    assert [p.pci for p in again.all] == [*(p.pci for p in places.all), "0000:04:00.0"]
+    assert gpus_on_bus(tmp_path / "absent") == ()
+    save_gpus(tmp_path / "seen.json", places.slots)
+    again = GpuSlots()
+    again.assign([("0000:00:00.0", "e"), ("0000:04:00.0", "f")], (), load_gpus(tmp_path / "seen.json"))
+    assert [p.pci for p in again.slots] == [*(p.pci for p in places.slots), "0000:04:00.0"]
 
 
-def test_a_place_whose_address_was_never_known_stays_free(tmp_path: Path) -> None:
-    places = Places()
-    places.settle([("0000:01:00.0", "a"), (None, None), ("0000:03:00.0", "c")], ())
-    keep(tmp_path / "seen.json", places.all)
-    again = Places()
-    again.settle([("0000:03:00.0", "c"), ("0000:02:00.0", "b")], (), recall(tmp_path / "seen.json"))
-    assert [(p.pci, p.handle) for p in again.all] == [
+def test_a_slot_without_known_address_stays_free(tmp_path: Path) -> None:
+    places = GpuSlots()
+    places.assign([("0000:01:00.0", "a"), (None, None), ("0000:03:00.0", "c")], ())
+    save_gpus(tmp_path / "seen.json", places.slots)
+    again = GpuSlots()
+    again.assign([("0000:03:00.0", "c"), ("0000:02:00.0", "b")], (), load_gpus(tmp_path / "seen.json"))
+    assert [(p.pci, p.handle) for p in again.slots] == [
         ("0000:01:00.0", None),
         ("0000:02:00.0", "b"),
         ("0000:03:00.0", "c"),
     ]
 
 
-def test_a_change_of_the_recovery_action_is_told(machine: Machine) -> None:
+def test_a_changed_recovery_action_is_reported(machine: Machine) -> None:
     steps: Steps = [
         ("open", "n1"),
         ("look", 0),
@@ -221,7 +221,7 @@ def test_a_change_of_the_recovery_action_is_told(machine: Machine) -> None:
     ]
 
 
-def test_a_slow_call_is_measured_and_told_once_a_minute(machine: Machine) -> None:
+def test_a_slow_call_is_measured_and_reported_once_a_minute(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.05
     hang = ["hang nvmlDeviceGetUtilizationRates 80 1"]
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", hang), ("look", 5), ("look", 5), ("look", 60)]
@@ -234,14 +234,14 @@ def test_a_slow_call_is_measured_and_told_once_a_minute(machine: Machine) -> Non
     assert told[0][2]["seconds"] >= 0.08
 
 
-def test_a_slow_call_is_told_though_the_clock_was_set_back(machine: Machine) -> None:
+def test_a_slow_call_is_reported_although_the_clock_was_set_back(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.02
     hang = ["hang nvmlDeviceGetUtilizationRates 30 0"]
     found = machine.run([("open", "n1"), ("tell", hang), ("look", 5), ("look", -3600)], "gpus 1")
     assert [len(events(look, "slow_call")) for look in found[2:]] == [1, 1]
 
 
-def test_processes_are_told_when_they_change(machine: Machine) -> None:
+def test_processes_are_reported_when_they_change(machine: Machine) -> None:
     busy = ["set nvmlDeviceGetComputeRunningProcesses 1"]
     steps: Steps = [("open", "n1"), ("look", 0), ("look", 30), ("tell", busy), ("look", 30)]
     found = machine.run(steps, "gpus 1")

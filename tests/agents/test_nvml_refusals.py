@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from agents.collectors.gpu.refusals import SELDOM, SOON, Refusals
-from agents.collectors.gpu.slots import Place
+from agents.collectors.gpu.refusals import FIRST_RETRY_US, MAX_RETRY_US, RefusedCalls
+from agents.collectors.gpu.slots import GpuSlot
 from pipeline.model.records import SECOND
 from tests.agents.nvml_machine import Machine, Steps, events
 
@@ -16,7 +16,7 @@ MISSING = str(2**64 - 1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [3, 13, 25, 26])
-def test_five_seconds_of_not_supported_cost_a_gpu_some_seconds_and_are_told_once(machine: Machine, code: int) -> None:
+def test_five_seconds_of_not_supported_cost_some_seconds_and_are_reported_once(machine: Machine, code: int) -> None:
     rules = [f"fail * {code} 4", *(f"field {number} {code} 4" for number in (186, 83))]
     steps: Steps = [("open", "n1"), ("look", 0), ("look", 60), ("tell", rules), *[("look", 1)] * 5]
     found = machine.run([*steps, ("tell", []), *[("look", 1)] * 30], "gpus 8")
@@ -34,7 +34,7 @@ def test_five_seconds_of_not_supported_cost_a_gpu_some_seconds_and_are_told_once
     assert told[0][2]["count"] >= len(told[0][2]["calls"])
 
 
-def test_fields_and_links_and_monitoring_that_were_told_before_come_back_soon_too(machine: Machine) -> None:
+def test_fields_links_and_monitoring_that_worked_before_are_retried_soon(machine: Machine) -> None:
     links = [f"field {number} 3" for number in (161, 162, 163)]  # so that links are asked one by one
     link = ["fail nvmlDeviceGetNvLinkErrorCounter 3 1"]
     broken = [*links, *link, "field 186 3 1", "field 83 3 1", "fail nvmlGpmSampleGet 3 1"]
@@ -52,7 +52,7 @@ def test_fields_and_links_and_monitoring_that_were_told_before_come_back_soon_to
     assert {"field 186", "field 83"} <= {name for names in told for name in names}
 
 
-def test_the_newer_call_comes_back_after_the_older_one_stood_in_for_it(machine: Machine) -> None:
+def test_the_newer_call_returns_after_its_fallback(machine: Machine) -> None:
     broken = ["fail nvmlDeviceGetMemoryInfo_v2 13"]
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", broken), ("look", 10), ("tell", []), ("look", 10)]
     found = machine.run(steps, "gpus 1")
@@ -65,37 +65,37 @@ def test_the_newer_call_comes_back_after_the_older_one_stood_in_for_it(machine: 
 
 
 @pytest.mark.slow
-def test_what_goes_on_being_refused_is_asked_ever_more_seldom_and_told_no_more(machine: Machine) -> None:
+def test_repeated_refusals_are_retried_at_growing_intervals_without_events(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["fail nvmlDeviceGetPowerUsage 3 0"]), *[("look", 10)] * 180]
     found = machine.run(steps, "gpus 1")
     assert machine.asked("nvmlDeviceGetPowerUsage")[0] <= 1 + 9 + 1  # 10 s, 20 s ... 1280 s, and once for the hour
     assert sum(len(events(look, "nvml_refused")) for look in found[3:]) == 1
 
 
-def test_waits_double_to_an_hour_and_begin_anew_after_an_answer() -> None:
-    refusals, now, waits = Refusals([Place(0)]), 0, []
-    refusals.answer(0, "power")
+def test_waits_double_to_an_hour_and_restart_after_a_success() -> None:
+    refusals, now, waits = RefusedCalls([GpuSlot(0)]), 0, []
+    refusals.record_answer(0, "power")
     for _ in range(12):
-        refusals.refuse(0, "power", "power")
+        refusals.record_refusal(0, "power", "power")
         asked = now
-        while refusals.refused(0, "power") and now - asked < 2 * SELDOM:
+        while refusals.is_refused(0, "power") and now - asked < 2 * MAX_RETRY_US:
             now += SECOND
-            refusals.wake(now, everything=False)
+            refusals.start_read(now, everything=False)
         waits.append((now - asked) // SECOND)
     assert waits[:3] == [10, 20, 40]
-    assert waits[-1] == SELDOM // SECOND
-    refusals.answer(0, "power")
-    refusals.refuse(0, "power", "power")
-    refusals.wake(now + SOON, everything=False)
-    assert not refusals.refused(0, "power")
+    assert waits[-1] == MAX_RETRY_US // SECOND
+    refusals.record_answer(0, "power")
+    refusals.record_refusal(0, "power", "power")
+    refusals.start_read(now + FIRST_RETRY_US, everything=False)
+    assert not refusals.is_refused(0, "power")
 
 
-def test_what_never_answered_waits_for_the_hour() -> None:
-    refusals = Refusals([Place(0)])
-    refusals.refuse(0, "power", "power")
-    refusals.wake(10**6 * SECOND, everything=False)
-    assert refusals.refused(0, "power")
-    assert refusals.news(0) == []
-    assert refusals.wake(0, everything=True)
-    assert not refusals.refused(0, "power")
-    assert math.isinf(refusals._next)
+def test_what_never_worked_waits_an_hour() -> None:
+    refusals = RefusedCalls([GpuSlot(0)])
+    refusals.record_refusal(0, "power", "power")
+    refusals.start_read(10**6 * SECOND, everything=False)
+    assert refusals.is_refused(0, "power")
+    assert refusals.take_new_refusals(0) == []
+    assert refusals.start_read(0, everything=True)
+    assert not refusals.is_refused(0, "power")
+    assert math.isinf(refusals._next_retry)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
 from agents.collectors.gpu import pci
-from agents.collectors.gpu.pci import Pci, aer, total
+from agents.collectors.gpu.pci import Pci, parse_aer, total_errors
 from pipeline.model.records import SECOND
 
 CORRECTABLE = ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF")
@@ -88,7 +88,7 @@ def test_a_gpu_that_leaves_the_bus_is_an_event_with_its_address_and_its_return_a
     assert bus.look().events[0].data == {"expected": 2, "present": 2, "missing": [], "source": "pci"}
 
 
-def test_fewer_gpus_than_configured_are_told_at_the_first_look(tmp_path: Path) -> None:
+def test_fewer_gpus_than_configured_are_reported_at_the_first_read(tmp_path: Path) -> None:
     bus = Bus(tmp_path, gpus_expected=8)
     bus.put("0000:18:00.0", "0x10de", "0x030000", "nvidia")
     bus.pci.open("n1")
@@ -107,7 +107,7 @@ def test_errors_are_summed_over_devices(bus: Bus) -> None:
     assert bus.value("node.aer_nonfatal") == 0
 
 
-def test_growth_is_told_once_in_five_minutes_with_what_grew(bus: Bus) -> None:
+def test_growth_is_reported_once_in_five_minutes_with_its_errors(bus: Bus) -> None:
     bus.errors("0000:18:00.0", RxErr=3)
     assert bus.look().events == ()  # from before we looked
     bus.errors("0000:18:00.0", RxErr=5, BadTLP=1)
@@ -129,7 +129,7 @@ def test_growth_is_told_once_in_five_minutes_with_what_grew(bus: Bus) -> None:
     assert [(e.data["device"], e.data["growth"]) for e in bus.look().events] == [("0000:18:00.0", 1)]
 
 
-def test_a_clock_that_is_set_back_silences_no_device(bus: Bus) -> None:
+def test_a_clock_set_back_silences_no_device(bus: Bus) -> None:
     bus.look()
     bus.errors("0000:18:00.0", RxErr=1)
     assert len(bus.look().events) == 1
@@ -159,7 +159,7 @@ def test_a_storm_is_bounded(tmp_path: Path) -> None:
     assert len(bus.look().events) == 5
 
 
-def test_a_bus_whose_devices_report_no_errors_has_none_to_tell(tmp_path: Path) -> None:
+def test_a_bus_without_error_reporting_has_missing_counts(tmp_path: Path) -> None:
     bus = Bus(tmp_path)
     bus.put("0000:18:00.0", "0x10de", "0x030200", errors=False)
     bus.pci.open("n1")
@@ -167,7 +167,7 @@ def test_a_bus_whose_devices_report_no_errors_has_none_to_tell(tmp_path: Path) -
     assert bus.value("node.gpu_pci") == 1
 
 
-def test_files_that_vanish_or_lie_cost_nothing_else(bus: Bus) -> None:
+def test_missing_or_broken_files_affect_nothing_else(bus: Bus) -> None:
     bus.look()
     (bus.root / "0000:18:00.0" / "aer_dev_correctable").write_bytes(b"\xff\x00\n\nRxErr\nTOTAL_ERR_COR -5\n")
     (bus.root / "0000:2a:00.0" / "aer_dev_correctable").unlink()
@@ -182,4 +182,4 @@ def test_no_bus_is_no_data(tmp_path: Path) -> None:
 
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_parser_of_error_counts(text: str) -> None:
-    assert total(aer(text)) >= 0
+    assert total_errors(parse_aer(text)) >= 0

@@ -64,14 +64,14 @@ def test_every_zone_is_read_raw_and_named_by_those_above_it(root: Path) -> None:
     }
 
 
-def test_a_counter_that_started_again_is_given_as_it_is(root: Path) -> None:
+def test_a_restarted_counter_is_reported_raw(root: Path) -> None:
     powercap = opened(root)
     powercap.read()
     (root / "intel-rapl:1:0" / "energy_uj").write_text("17\n")
     assert energies(powercap)["sensor:n1.intel-rapl.package-1.dram"] == 17
 
 
-def test_where_it_starts_again_and_the_caps_of_now_are_attributes(root: Path) -> None:
+def test_wrap_value_and_current_caps_are_attributes(root: Path) -> None:
     powercap = opened(root)
     folder = root / "intel-rapl:0"
     (folder / "constraint_0_name").write_text("long_term\n")
@@ -83,7 +83,7 @@ def test_where_it_starts_again_and_the_caps_of_now_are_attributes(root: Path) ->
     assert powercap.inventory()["sensor:n1.intel-rapl.package-0"].attributes["limit_long_term"] == 200
 
 
-def test_a_second_way_to_the_same_package_is_another_sensor(root: Path) -> None:
+def test_a_second_interface_to_the_same_package_is_another_sensor(root: Path) -> None:
     zone(root, "intel-rapl-mmio:0", "package-0", 112)
     zone(root, "intel-rapl:3", "package-0", 113)
     found = energies(opened(root))
@@ -92,14 +92,14 @@ def test_a_second_way_to_the_same_package_is_another_sensor(root: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "-5", str(2**64)])
-def test_a_counter_that_says_nothing_costs_no_other(root: Path, text: str) -> None:
+def test_an_unreadable_counter_affects_no_other(root: Path, text: str) -> None:
     (root / "intel-rapl:0" / "energy_uj").write_text(text)
     found = energies(opened(root))
     assert found["sensor:n1.intel-rapl.package-0"] == MISSING
     assert found["sensor:n1.intel-rapl.package-1"] == 333
 
 
-def test_counters_that_are_roots_alone_name_the_right_and_its_mend(root: Path) -> None:
+def test_counters_only_for_root_name_the_privilege(root: Path) -> None:
     """Read as nobody, in a process of its own: root may read everything."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
@@ -127,12 +127,12 @@ def test_counters_that_are_roots_alone_name_the_right_and_its_mend(root: Path) -
     assert said.endswith("add CAP_DAC_READ_SEARCH")
 
 
-def test_where_there_is_no_counter_the_message_says_so(tmp_path: Path) -> None:
+def test_without_counters_the_message_says_so(tmp_path: Path) -> None:
     with pytest.raises(NoData, match=r"no energy counter below .*: no driver such as intel_rapl_msr is loaded"):
         Powercap(root=tmp_path / "powercap").open("n1")
 
 
-def test_counters_that_all_went_are_no_data(root: Path) -> None:
+def test_counters_that_all_disappeared_are_no_data(root: Path) -> None:
     powercap = opened(root)
     for folder in root.glob("intel-rapl:*"):
         (folder / "energy_uj").write_text("")

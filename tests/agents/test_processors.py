@@ -37,7 +37,7 @@ def look(processors: Processors) -> dict[str, float]:
     return {name: values[0] for name, values in reading.columns.items()}
 
 
-def test_clocks_are_told_in_hertz_and_throttles_once_per_package(tmp_path: Path) -> None:
+def test_clocks_are_in_hertz_and_throttles_once_per_package(tmp_path: Path) -> None:
     throttles = {0: (0, "4"), 1: (0, "4"), 2: (1, "9"), 10: (1, "9")}
     processors = Processors(root=machine(tmp_path, {0: "3000000", 1: "1000000"}, throttles))
     processors.open("n1")
@@ -54,7 +54,7 @@ def test_clocks_are_told_in_hertz_and_throttles_once_per_package(tmp_path: Path)
     processors.close()
 
 
-def test_a_processor_that_does_not_tell_its_clock_is_left_out(tmp_path: Path) -> None:
+def test_a_processor_without_clock_is_left_out(tmp_path: Path) -> None:
     processors = Processors(root=machine(tmp_path, {0: "<unknown>", 1: "2000000"}, {}))
     processors.open("n1")
     found = look(processors)
@@ -63,7 +63,7 @@ def test_a_processor_that_does_not_tell_its_clock_is_left_out(tmp_path: Path) ->
     processors.close()
 
 
-def test_throttling_is_told_where_frequencies_are_not(tmp_path: Path) -> None:
+def test_throttling_is_reported_without_frequencies(tmp_path: Path) -> None:
     processors = Processors(root=machine(tmp_path, {}, {0: (0, "4")}))
     processors.open("n1")
     found = look(processors)
@@ -73,6 +73,6 @@ def test_throttling_is_told_where_frequencies_are_not(tmp_path: Path) -> None:
     processors.close()
 
 
-def test_a_machine_that_tells_neither_is_no_data(tmp_path: Path) -> None:
+def test_a_machine_with_neither_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="no cpufreq and no thermal_throttle"):
         Processors(root=tmp_path).open("n1")

@@ -23,7 +23,7 @@ from agents.collectors.exporters.mapping import MappedMetric, MetricMapping, lis
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
 from agents.collectors.exporters.scraper import EndpointScraper, PageFetcher, ScrapeError
 from agents.collectors.exporters.translation import merge_values, parse_page, translate_page
-from agents.collectors.registry import configured
+from agents.collectors.registry import configured_collectors
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE
 from tests.parts import do_without
@@ -224,13 +224,13 @@ def test_a_missing_mapping_is_refused_with_the_available_ones() -> None:
 )
 def test_an_invalid_endpoint_is_refused(endpoint: Mapping[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        configured({"prometheus": {"endpoints": [endpoint]}}, "f.toml")
+        configured_collectors({"prometheus": {"endpoints": [endpoint]}}, "f.toml")
     assert said in str(refused.value)
 
 
 def test_without_an_endpoint_the_agent_makes_no_worker_for_it() -> None:
-    assert not any(isinstance(c, Prometheus) for c in configured({}, "f.toml"))
-    made = configured({"prometheus": {"endpoints": [{"name": "a", "url": "http://127.0.0.1:1/"}]}}, "f.toml")
+    assert not any(isinstance(c, Prometheus) for c in configured_collectors({}, "f.toml"))
+    made = configured_collectors({"prometheus": {"endpoints": [{"name": "a", "url": "http://127.0.0.1:1/"}]}}, "f.toml")
     assert any(isinstance(c, Prometheus) for c in made)
 
 
@@ -335,10 +335,10 @@ def test_its_inventory_is_renewed_only_when_devices_change() -> None:
         made.open("n1")
         try:
             read_until(made, lambda found: bool(values(found, "custom.value")))
-            renewed = [made.renewed()]
+            renewed = [made.inventory_changed()]
             for _ in range(4):
                 _scraped(made, made._scrapers[0])
-                renewed.append(made.renewed())
+                renewed.append(made.inventory_changed())
             known = set(made.inventory())
         finally:
             made.close()

@@ -11,9 +11,9 @@ import pytest
 
 from agents.collectors.bmc import redfish_http as clients
 from agents.collectors.bmc.redfish import Redfish
-from agents.collectors.bmc.redfish_document import Place
-from agents.collectors.bmc.redfish_schedule import FAST_ALONE_MOST_S, Schedule, Target
-from agents.collectors.bmc.redfish_settings import Bmc
+from agents.collectors.bmc.redfish_document import ResourceScope
+from agents.collectors.bmc.redfish_schedule import MAX_FAST_RETRY_S, PollSchedule, PollTarget
+from agents.collectors.bmc.redfish_settings import BmcSettings
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
@@ -27,7 +27,7 @@ class Eye:
 
     def __init__(self, double: Double, password: Path, **how: object) -> None:
         who = {"user": double.user, "password_file": password, "allow_http": True, "read": ("coolant", "leaks")}
-        self.collector = Redfish(bmcs=(Bmc("b", double.url, **{**who, **how}),))  # type: ignore[arg-type]
+        self.collector = Redfish(bmcs=(BmcSettings("b", double.url, **{**who, **how}),))  # type: ignore[arg-type]
         self.events: list[Event] = []
         self.reachable = -1.0
         self.seen: set[str] = set()
@@ -72,22 +72,22 @@ def eye(tmp_path: Path) -> Iterator[Callable[..., Eye]]:
         one.collector.close()
 
 
-def test_a_leak_that_gives_errors_is_asked_again_within_half_a_minute_however_long_that_lasts() -> None:
+def test_a_failing_leak_resource_is_read_every_half_minute() -> None:
     now = [0.0]
-    schedule = Schedule(lambda: now[0], lambda: 1.0)
-    leak = Target(LEAK, "leak_detector", Place("b"), 5.0)
-    schedule.put(leak)
+    schedule = PollSchedule(lambda: now[0], lambda: 1.0)
+    leak = PollTarget(LEAK, "leak_detector", ResourceScope("b"), 5.0)
+    schedule.schedule(leak)
     asked = []
     while now[0] < 3 * 3600:
-        if schedule.next() is leak:
+        if schedule.pop_due() is leak:
             asked.append(now[0])
-            schedule.failed(leak, now[0], away=False, after=0.0)
+            schedule.record_failure(leak, now[0], bmc_down=False, retry_after=0.0)
         now[0] += 1.0
-    assert max(b - a for a, b in pairwise(asked)) <= FAST_ALONE_MOST_S + 2
+    assert max(b - a for a, b in pairwise(asked)) <= MAX_FAST_RETRY_S + 2
 
 
 @pytest.mark.parametrize("status", [404, 500])
-def test_a_bmc_that_gives_nothing_but_errors_is_told_lost_with_its_reason_and_back(
+def test_a_bmc_with_only_errors_is_reported_lost_with_a_reason_and_back(
     double: Double, eye: Callable[..., Eye], status: int
 ) -> None:
     watch = eye(double)
@@ -102,7 +102,7 @@ def test_a_bmc_that_gives_nothing_but_errors_is_told_lost_with_its_reason_and_ba
     assert len(watch.told("bmc_lost")) == len(watch.told("bmc_back")) == 1
 
 
-def test_one_sensor_that_gives_errors_does_not_make_its_bmc_lost(double: Double, eye: Callable[..., Eye]) -> None:
+def test_one_failing_sensor_does_not_make_its_bmc_lost(double: Double, eye: Callable[..., Eye]) -> None:
     watch = eye(double)
     watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
     double.fault(FLOW, Fault(status=404))
@@ -112,48 +112,48 @@ def test_one_sensor_that_gives_errors_does_not_make_its_bmc_lost(double: Double,
     assert not watch.told("bmc_lost")
 
 
-def test_a_page_of_html_is_no_bmc_that_is_well(double: Double, eye: Callable[..., Eye]) -> None:
+def test_html_responses_are_not_a_healthy_bmc(double: Double, eye: Callable[..., Eye]) -> None:
     double.fault("/redfish/*", Fault(body=b"<html>It works!</html>"))
     watch = eye(double)
     watch.until(lambda: watch.reachable == 0)
-    assert "no JSON" in watch.told("bmc_lost")[0].data["reason"]
+    assert "not JSON" in watch.told("bmc_lost")[0].data["reason"]
 
 
-def test_a_bmc_whose_answer_drips_for_ever_is_away(
+def test_a_bmc_with_an_endless_response_is_unreachable(
     double: Double, eye: Callable[..., Eye], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "CONNECT_S", 0.5)
     double.fault("/redfish/*", Fault(drip=0.9))
     watch = eye(double, timeout=1.0)
     watch.until(lambda: watch.reachable == 0)
-    assert "no answer within 1 s" in watch.told("bmc_lost")[0].data["reason"]
+    assert "no response within 1 s" in watch.told("bmc_lost")[0].data["reason"]
 
 
-def test_a_bmc_that_stands_twice_is_named_and_nothing_else_is_printed() -> None:
+def test_a_duplicate_bmc_is_named_and_nothing_else_is_printed() -> None:
     names = ("cdu1", "cdu2", "cdu1")
     with pytest.raises(ConfigError) as error:
-        Redfish(bmcs=tuple(Bmc(name, "https://h") for name in names))
+        Redfish(bmcs=tuple(BmcSettings(name, "https://h") for name in names))
     assert "'cdu1'" in str(error.value)
     assert "cdu2" not in str(error.value)
 
 
 @pytest.mark.parametrize("url", ["https://h:99999", "https://h:0", "https://h:port", "https://[h"])
-def test_a_port_that_cannot_be_is_refused_with_the_configuration(url: str) -> None:
+def test_an_impossible_port_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigError, match="1 to 65535"):
         build_section(Redfish, {"bmcs": [{"name": "a", "url": url}]}, "f.toml", "collector.redfish")
 
 
-def test_a_thread_that_ended_unforeseen_is_a_fault_of_the_collector_and_no_quiet_bmc(
+def test_a_thread_that_ended_is_a_collector_fault_and_not_a_quiet_bmc(
     double: Double, eye: Callable[..., Eye], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = eye(double)
     watch.until(lambda: "coolant.flow" in watch.seen)
-    (one,) = watch.collector._watches
+    (one,) = watch.collector._pollers
 
     def broken() -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(one, "_next", broken)
+    monkeypatch.setattr(one, "_next_target", broken)
     one.join(10.0)
     with pytest.raises(RuntimeError, match=r"its thread ended: RuntimeError: can't start new thread"):
         watch.collector.read()

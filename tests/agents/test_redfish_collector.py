@@ -16,7 +16,7 @@ from agents.collector import NoData, Reading
 from agents.collectors.bmc import redfish_events as listening
 from agents.collectors.bmc import redfish_poller as watching
 from agents.collectors.bmc.redfish import Redfish
-from agents.collectors.bmc.redfish_settings import Bmc
+from agents.collectors.bmc.redfish_settings import BmcSettings
 from agents.node.batches import encode_column
 from agents.node.workers.pool import WorkerPool
 from pipeline.model.records import SECOND, Event
@@ -26,7 +26,7 @@ from tests.agents.redfish_faults import Fault, redirect, refusal, wrong_types
 from tests.agents.redfish_tree import ROOT, SSE_URI, Tree
 from tests.agents.redfish_trees import CDU, FLOW, LEAK, cdu, chassis, pdu, shelf
 
-PATIENCE = 10.0
+COLLECT_SHARE = 10.0
 SECONDARY, DETECTORS = f"{CDU}/SecondaryCoolantConnectors", f"{CDU}/LeakDetection/LeakDetectors"
 DETECTOR = "leak_detector:b1.cdu.C1.Tray"
 
@@ -52,7 +52,7 @@ class Looks:
                         self.values[entity, name] = value
         return found
 
-    def until(self, holds: Callable[[], bool], patience: float = PATIENCE) -> float:
+    def until(self, holds: Callable[[], bool], patience: float = COLLECT_SHARE) -> float:
         """Looks until something holds; the seconds that took."""
         began = time.monotonic()
         while time.monotonic() - began < patience:
@@ -88,7 +88,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
             password.write_text(double.password + "\n")
             password.chmod(0o600)
             facts = {"user": double.user, "password_file": password, "allow_http": True, "parents": ("rack:r1",)}
-            bmcs.append(Bmc(f"b{number}", double.url, **{**facts, **settings}))  # type: ignore[arg-type]
+            bmcs.append(BmcSettings(f"b{number}", double.url, **{**facts, **settings}))  # type: ignore[arg-type]
         collector = Redfish(bmcs=tuple(bmcs))
         collector.open("n1")
         opened.append(collector)
@@ -160,9 +160,7 @@ def test_every_reading_keeps_the_contract(double: Double, watch: Watch) -> None:
     assert seen == {"coolant", "leak", "power", "bmc"}
 
 
-def test_a_changed_flow_is_in_a_reading_within_two_seconds_though_nothing_tells_of_it(
-    double: Double, watch: Watch
-) -> None:
+def test_a_changed_flow_is_read_within_two_seconds_without_an_event(double: Double, watch: Watch) -> None:
     looks = watch(double, events=False)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
     double.set(FLOW, "/Reading", 90.0, event=False)
@@ -170,7 +168,7 @@ def test_a_changed_flow_is_in_a_reading_within_two_seconds_though_nothing_tells_
     assert looks.values["connector:b1.C1.secondary.1", "coolant.flow"] == 90
 
 
-def test_a_leak_is_seen_by_the_poll_alone(double: Double, watch: Watch) -> None:
+def test_a_leak_is_detected_by_polling_alone(double: Double, watch: Watch) -> None:
     looks = watch(double, events=False, leaks=1.0)
     looks.until(looks.has(DETECTOR, "leak.state", 0))
     double.set(LEAK, "/DetectorState", "Critical", event=False)
@@ -178,7 +176,7 @@ def test_a_leak_is_seen_by_the_poll_alone(double: Double, watch: Watch) -> None:
     assert not double.asked("/redfish/v1/EventService/SSE")
 
 
-def test_an_event_tells_of_a_leak_at_once_and_the_detector_is_read_again_first(double: Double, watch: Watch) -> None:
+def test_an_event_reports_a_leak_immediately_and_its_detector_is_read_first(double: Double, watch: Watch) -> None:
     looks = watch(double, leaks=600.0)
     looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
     asked = len(double.requests)
@@ -191,7 +189,7 @@ def test_an_event_tells_of_a_leak_at_once_and_the_detector_is_read_again_first(d
     assert event.data["severity"] == "Critical"
 
 
-def test_a_stream_that_ends_is_opened_again_where_it_ended(double: Double, watch: Watch) -> None:
+def test_a_stream_that_ends_is_reopened_where_it_ended(double: Double, watch: Watch) -> None:
     looks = watch(double, leaks=600.0)
     looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
     double.set(LEAK, "/DetectorState", "Warning")
@@ -204,7 +202,7 @@ def test_a_stream_that_ends_is_opened_again_where_it_ended(double: Double, watch
     assert len(looks.told("redfish")) == 2
 
 
-def test_one_request_is_under_way_to_a_bmc_at_any_time(double: Double, watch: Watch) -> None:
+def test_a_bmc_gets_one_request_at_a_time(double: Double, watch: Watch) -> None:
     looks = watch(double, fast=0.2, leaks=0.2, sensors=0.2, slow=0.2, inventory=0.2)
     ended: list[tuple[float, float]] = []
 
@@ -217,7 +215,7 @@ def test_one_request_is_under_way_to_a_bmc_at_any_time(double: Double, watch: Wa
     assert all(second[0] >= first[1] - 1e-3 for first, second in pairwise(ended))
 
 
-def test_a_bmc_that_holds_its_answer_delays_neither_a_look_nor_other_bmcs(double: Double, watch: Watch) -> None:
+def test_a_slow_bmc_delays_neither_a_read_nor_other_bmcs(double: Double, watch: Watch) -> None:
     with Double(chassis()) as held:
         looks = watch(held, double)
         looks.until(
@@ -235,7 +233,7 @@ def test_a_bmc_that_holds_its_answer_delays_neither_a_look_nor_other_bmcs(double
         assert time.monotonic() - began < 3
 
 
-def test_a_session_that_expired_is_opened_again_and_given_back_at_the_end(double: Double, watch: Watch) -> None:
+def test_an_expired_session_is_reopened_and_deleted_at_the_end(double: Double, watch: Watch) -> None:
     looks = watch(double)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
     assert len(double.service.sessions) == 1
@@ -248,14 +246,14 @@ def test_a_session_that_expired_is_opened_again_and_given_back_at_the_end(double
     assert looks.told("bmc_lost") == []
 
 
-def test_where_sessions_are_refused_the_password_goes_with_each_request(double: Double, watch: Watch) -> None:
+def test_without_sessions_the_password_is_sent_with_each_request(double: Double, watch: Watch) -> None:
     double.fault(f"{ROOT}/SessionService/Sessions", refusal(405))
     looks = watch(double)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
     assert any(seen.headers.get("authorization", "").startswith("Basic ") for seen in double.requests)
 
 
-def test_a_wrong_password_is_told_and_not_tried_over_and_over(double: Double, watch: Watch, tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_and_retried_with_backoff(double: Double, watch: Watch, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("not-this")
     wrong.chmod(0o600)
@@ -274,9 +272,9 @@ def test_a_wrong_password_is_told_and_not_tried_over_and_over(double: Double, wa
 
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
-    [("sesame", 0o644, "open to every user"), ("", 0o600, "is empty"), (None, 0, "No such file")],
+    [("sesame", 0o644, "readable by every user"), ("", 0o600, "is empty"), (None, 0, "No such file")],
 )
-def test_a_password_file_that_cannot_be_used_is_told_and_is_no_quiet_bmc(
+def test_an_unusable_password_file_is_reported(
     double: Double, watch: Watch, tmp_path: Path, text: str | None, mode: int, said: str
 ) -> None:
     path = tmp_path / "its-password"
@@ -291,7 +289,7 @@ def test_a_password_file_that_cannot_be_used_is_told_and_is_no_quiet_bmc(
     assert looks.values["bmc:b1", "bmc.reachable"] == 0
 
 
-def test_a_bmc_that_goes_and_comes_back_is_told_once_each(double: Double, watch: Watch) -> None:
+def test_a_bmc_that_disappears_and_returns_is_reported_once_each(double: Double, watch: Watch) -> None:
     looks = watch(double)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
     double.fault("*", drop=0.0)
@@ -305,7 +303,7 @@ def test_a_bmc_that_goes_and_comes_back_is_told_once_each(double: Double, watch:
 def test_what_did_not_change_is_not_sent_again(double: Double, watch: Watch) -> None:
     looks = watch(double)
     looks.until(lambda: bool(double.streams.listeners) and looks.has("filter:b1.C1.1", "filter.service_time")())
-    (bmc,) = looks.collector._watches
+    (bmc,) = looks.collector._pollers
     target = bmc.tree.targets[f"{ROOT}/ThermalEquipment"]
     assert target.etag
     asked = len(double.asked(target.path))
@@ -323,26 +321,26 @@ def unexpanded(document: Any) -> Any:
 
 
 @pytest.mark.parametrize("fault", [Fault(mangle=unexpanded), Fault(status=501, times=1)], ids=["links", "refused"])
-def test_a_promise_to_expand_that_is_not_kept_costs_nothing(double: Double, watch: Watch, fault: Fault) -> None:
+def test_an_unfulfilled_expand_feature_costs_nothing(double: Double, watch: Watch, fault: Fault) -> None:
     double.fault(SECONDARY, fault)
     looks = watch(double)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
     double.set(FLOW, "/Reading", 66.0, event=False)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow", 66))
-    (bmc,) = looks.collector._watches
+    (bmc,) = looks.collector._pollers
     assert not bmc.tree.targets[SECONDARY].expand
-    assert bmc.tree.targets[f"{CDU}/PrimaryCoolantConnectors"].covers
+    assert bmc.tree.targets[f"{CDU}/PrimaryCoolantConnectors"].covers_members
     assert looks.told("bmc_lost") == []
 
 
-def test_members_that_come_and_go_are_followed(double: Double, watch: Watch) -> None:
+def test_new_and_removed_members_are_noticed(double: Double, watch: Watch) -> None:
     looks = watch(double)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
     one = double.tree.get(f"{SECONDARY}/1")
     assert one is not None
     path = double.tree.add(SECONDARY, "2", {**one, "@odata.id": f"{SECONDARY}/2", "Id": "2"})
     looks.until(looks.has("cdu:b1.C1", "coolant.flow", 648))
-    assert looks.collector.renewed()
+    assert looks.collector.inventory_changed()
     double.tree.drop(path)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
     assert "connector:b1.C1.secondary.2" not in looks.collector.inventory()
@@ -363,14 +361,14 @@ def test_members_that_come_and_go_are_followed(double: Double, watch: Watch) -> 
     ],
     ids=["wrong types", "deep", "binary", "a list", "truncated", "cut", "500", "404", "9 MiB"],
 )
-def test_a_broken_answer_of_one_resource_costs_no_other_value(
+def test_a_broken_response_of_one_resource_costs_no_other_value(
     double: Double, watch: Watch, fault: dict[str, object]
 ) -> None:
     for path in (DETECTORS, f"{DETECTORS}/Tray", f"{CDU}/Pumps"):
         double.fault(path, **fault)  # type: ignore[arg-type]
     looks = watch(double)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow"), 20)
-    (bmc,) = looks.collector._watches
+    (bmc,) = looks.collector._pollers
     looks.until(lambda: bmc.failures > 0, 20)
     double.set(FLOW, "/Reading", 55.0, event=False)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow", 55), 20)
@@ -378,11 +376,11 @@ def test_a_broken_answer_of_one_resource_costs_no_other_value(
     assert ROOT in looks.collector.inventory()["bmc:b1"].attributes["failure"]
 
 
-def test_a_redirect_to_another_host_is_refused_and_never_shown_a_token(double: Double, watch: Watch) -> None:
+def test_a_redirect_to_another_host_is_refused_and_gets_no_token(double: Double, watch: Watch) -> None:
     with Double(pdu()) as stranger:
         double.fault(f"{ROOT}/ThermalEquipment", redirect(f"{stranger.url}{ROOT}"))
         looks = watch(double)
-        (bmc,) = looks.collector._watches
+        (bmc,) = looks.collector._pollers
         looks.until(lambda: bmc.failures > 0)
         assert not stranger.requests
 
@@ -395,24 +393,24 @@ def test_a_redirect_within_the_bmc_is_followed(double: Double, watch: Watch) -> 
     looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
 
 
-def test_only_what_is_wanted_is_asked_for(double: Double, watch: Watch) -> None:
+def test_only_configured_subjects_are_requested(double: Double, watch: Watch) -> None:
     looks = watch(double, read=("leaks",))
     looks.until(looks.has(DETECTOR, "leak.state"))
     assert not [seen for seen in double.requests if "Connectors" in seen.path or "Pumps" in seen.path]
 
 
 def test_without_bmcs_there_is_nothing_to_do() -> None:
-    assert not Redfish().wanted()
+    assert not Redfish().has_work()
     with pytest.raises(NoData, match="no BMC is configured"):
         Redfish().open("n1")
     with pytest.raises(NoData):
         Redfish().read()
 
 
-def test_a_counter_that_no_entity_gave_is_missing() -> None:
+def test_a_counter_that_no_entity_reported_is_missing() -> None:
     tree = Tree.of(shelf().documents)
     with Double(tree) as power_shelf:
-        collector = Redfish(bmcs=(Bmc("b1", power_shelf.url, allow_http=True),))
+        collector = Redfish(bmcs=(BmcSettings("b1", power_shelf.url, allow_http=True),))
         power_shelf.service.login = False
         collector.open("n1")
         looks = Looks(collector)
@@ -423,14 +421,14 @@ def test_a_counter_that_no_entity_gave_is_missing() -> None:
 
 
 @pytest.mark.slow
-def test_looks_that_tell_of_other_entities_each_time_do_not_tell_the_inventory_anew(double: Double) -> None:
+def test_reads_with_different_entities_do_not_repeat_the_inventory(double: Double) -> None:
     double.service.login = False
-    looking = WorkerPool([Redfish(bmcs=(Bmc("b1", double.url, allow_http=True, fast=0.2, sensors=0.6),))], "n1")
+    looking = WorkerPool([Redfish(bmcs=(BmcSettings("b1", double.url, allow_http=True, fast=0.2, sensors=0.6),))], "n1")
     told, seen, changes = list[Any](), tuple[str, ...](), 0
-    until = time.monotonic() + 2 * PATIENCE
+    until = time.monotonic() + 2 * COLLECT_SHARE
     while changes < 8 and time.monotonic() < until:
         for delivery in looking.tick(round(time.monotonic() * SECOND), 1.0).values():
-            assert (delivery.state, delivery.reason) == ("ok", "")
+            assert (delivery.state, delivery.last_failure) == ("ok", "")
             told += [delivery.inventory] if delivery.inventory is not None else []
             before, seen = seen, tuple(e for r in delivery.readings if r.device_class == "coolant" for e in r.entities)
             changes += bool(told) and "pump:b1.C1.2" in told[-1] and set(before) != set(seen)
@@ -442,7 +440,7 @@ def test_looks_that_tell_of_other_entities_each_time_do_not_tell_the_inventory_a
     assert "pump:b1.C1.2" in told[-1]
 
 
-def test_a_leak_that_the_stream_tells_shows_though_the_bmc_holds_every_answer(double: Double, watch: Watch) -> None:
+def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(double: Double, watch: Watch) -> None:
     looks = watch(double, leaks=600.0)
     looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
     double.fault("*", hold=threading.Event())
@@ -453,12 +451,10 @@ def test_a_leak_that_the_stream_tells_shows_though_the_bmc_holds_every_answer(do
     double.mend()
 
 
-def test_a_stream_that_fell_silent_is_opened_anew(
-    double: Double, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_stream_is_reopened(double: Double, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 60 < listening.SILENCE_S <= 600  # above the keep-alive comments of services, and no wait for ever
     monkeypatch.setattr(watching, "SILENCE_S", 0.5)
-    monkeypatch.setattr(listening, "BACKOFF_S", 0.05)
+    monkeypatch.setattr(listening, "STREAM_BACKOFF_S", 0.05)
     double.streams.keep_alive = 600.0
     looks = watch(double)
     looks.until(lambda: bool(double.streams.listeners))

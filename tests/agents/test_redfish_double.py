@@ -59,7 +59,7 @@ def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_every_link_of_a_tree_of_ours_leads_somewhere(name: str) -> None:
+def test_every_link_of_our_trees_leads_to_a_resource(name: str) -> None:
     tree = TREES[name]()
     words = {word for document in tree.documents.values() for word in json.dumps(document).split('"')[1:]}
     links = {word for word in words if word.startswith(f"{ROOT}/") and "/Actions/" not in word and word != SSE_URI}
@@ -76,7 +76,7 @@ def test_a_document_has_etag_version_and_allowed_methods(double: Double) -> None
     assert ask(double, FLOW, if_none_match=headers["etag"])[2]["Reading"] == 12.5
 
 
-def test_a_changed_reading_shows_in_every_excerpt_of_it(double: Double) -> None:
+def test_a_changed_reading_is_in_every_excerpt(double: Double) -> None:
     double.set(FLOW, "/Reading", 77.0)
     double.set(LEAK, "/DetectorState", "Critical")
     connector = ask(double, f"{CDU}/SecondaryCoolantConnectors/1")[2]
@@ -100,7 +100,7 @@ def test_expand_brings_members_and_pages_and_selection_work(double: Double) -> N
     assert ask(double, f"{CDU}/Pumps?$filter=x")[0] == 501
 
 
-def test_what_is_not_there_or_not_allowed_says_so_in_redfish_words(double: Double) -> None:
+def test_missing_and_forbidden_resources_return_redfish_errors(double: Double) -> None:
     for method, path, wanted in (("GET", f"{ROOT}/Nowhere", 404), ("DELETE", FLOW, 405), ("PATCH", FLOW, 405)):
         status, headers, body = ask(double, path, method)
         assert status == wanted
@@ -108,7 +108,7 @@ def test_what_is_not_there_or_not_allowed_says_so_in_redfish_words(double: Doubl
         assert status != 405 or headers["allow"] == "GET, HEAD"
 
 
-def test_a_patch_sticks_where_it_may() -> None:
+def test_a_permitted_patch_is_kept() -> None:
     with Double(shelf()) as double:
         assert ask(double, SHELF, "PATCH", {"AssetTag": "row 4"})[0] == 200
         assert ask(double, SHELF)[2]["AssetTag"] == "row 4"
@@ -133,7 +133,7 @@ def test_a_map_of_paths_and_a_lone_document_are_served() -> None:
 # --- who may ---------------------------------------------------------------------------------------------------------
 
 
-def test_strangers_get_a_proper_401_everywhere_but_at_the_root(double: Double) -> None:
+def test_unauthenticated_requests_get_401_except_at_the_root(double: Double) -> None:
     for path, wanted in ((ROOT, 200), ("/redfish", 200), (FLOW, 401), (SESSIONS, 401), (SSE_URI, 401)):
         status, headers, body = ask(double, path, authorization="Basic bm9ib2R5Om5v")
         assert status == wanted
@@ -142,7 +142,7 @@ def test_strangers_get_a_proper_401_everywhere_but_at_the_root(double: Double) -
             assert body["error"]["@Message.ExtendedInfo"]
 
 
-def test_a_session_opens_reads_and_ends(double: Double) -> None:
+def test_a_session_can_be_opened_used_and_deleted(double: Double) -> None:
     login = {"UserName": double.user, "Password": double.password}
     status, headers, _ = ask(double, SESSIONS, "POST", login, authorization="")
     assert status == 201
@@ -153,7 +153,7 @@ def test_a_session_opens_reads_and_ends(double: Double) -> None:
     assert ask(double, SESSIONS, "POST", {**login, "Password": "wrong"}, authorization="")[0] == 401
 
 
-def test_a_session_that_is_not_used_expires() -> None:
+def test_an_unused_session_expires() -> None:
     now = [0.0]
     with Double(cdu(), session_life=30.0, clock=lambda: now[0]) as double:
         login = {"UserName": double.user, "Password": double.password}
@@ -165,7 +165,7 @@ def test_a_session_that_is_not_used_expires() -> None:
         assert ask(double, FLOW, x_auth_token=token)[0] == 401
 
 
-def test_an_account_that_only_reads_may_not_write(double: Double) -> None:
+def test_a_read_only_account_may_not_write(double: Double) -> None:
     about = {"UserName": "reader", "Password": "read-only-1", "RoleId": "ReadOnly"}
     assert ask(double, ACCOUNTS, "POST", about)[0] == 201
     mine = "Basic " + b64encode(b"reader:read-only-1").decode()
@@ -194,7 +194,7 @@ def block(answer: http.client.HTTPResponse) -> list[str]:
     return lines
 
 
-def test_a_leak_is_told_on_the_stream_with_its_number_and_origin(double: Double) -> None:
+def test_a_leak_is_sent_on_the_stream_with_its_number_and_origin(double: Double) -> None:
     with listening(double) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
         until(lambda: bool(double.streams.listeners))
@@ -207,7 +207,7 @@ def test_a_leak_is_told_on_the_stream_with_its_number_and_origin(double: Double)
     until(lambda: double.streams.listeners == [] or not double.streams.emit({}))
 
 
-def test_silence_brings_a_comment_and_missed_events_can_be_asked_for(double: Double) -> None:
+def test_a_silent_stream_sends_comments_and_missed_events_can_be_requested(double: Double) -> None:
     double.streams.keep_alive = 0.05
     double.set(FLOW, "/Reading", 1.0)
     double.set(FLOW, "/Reading", 2.0)
@@ -227,7 +227,7 @@ def test_without_a_stream_there_is_none(double: Double) -> None:
 # --- faults ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_held_answer_waits_until_it_is_released_and_others_do_not(double: Double) -> None:
+def test_a_held_response_waits_and_others_do_not(double: Double) -> None:
     double.fault(FLOW, hold=threading.Event())
     found: list[int] = []
     waiting = threading.Thread(target=lambda: found.append(ask(double, FLOW)[0]))
@@ -264,7 +264,7 @@ def test_a_delay_is_kept_and_closing_does_not_wait_for_it() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_connection_breaks_in_the_middle_or_before_a_word(double: Double) -> None:
+def test_a_connection_breaks_in_the_middle_or_before_the_first_byte(double: Double) -> None:
     double.fault(FLOW, drop=0.5)
     with pytest.raises(http.client.IncompleteRead):
         ask(double, FLOW)
@@ -275,7 +275,7 @@ def test_a_connection_breaks_in_the_middle_or_before_a_word(double: Double) -> N
     assert ask(double, FLOW)[0] == 200
 
 
-def test_bodies_are_cut_turned_blown_up_and_dripped(double: Double) -> None:
+def test_bodies_are_truncated_corrupted_inflated_and_slowed(double: Double) -> None:
     double.fault(FLOW, truncate=0.5)
     with pytest.raises(json.JSONDecodeError):
         ask(double, FLOW)
@@ -292,7 +292,7 @@ def test_bodies_are_cut_turned_blown_up_and_dripped(double: Double) -> None:
     assert time.monotonic() - began > 0.1
 
 
-def test_refusals_redirects_and_faults_that_pass(double: Double) -> None:
+def test_refusals_redirects_and_transient_faults(double: Double) -> None:
     double.fault(FLOW, refusal(503, "7"))
     status, headers, body = ask(double, FLOW)
     assert (status, headers["retry-after"]) == (503, "7")
@@ -303,7 +303,7 @@ def test_refusals_redirects_and_faults_that_pass(double: Double) -> None:
     assert [ask(double, LEAK)[0] for _ in range(3)] == [500, 500, 200]
 
 
-def test_what_was_asked_is_remembered(double: Double) -> None:
+def test_requests_are_recorded(double: Double) -> None:
     ask(double, f"{FLOW}?$select=Reading")
     ask(double, FLOW)
     assert [seen.target for seen in double.asked(FLOW)] == [f"{FLOW}?$select=Reading", FLOW]
@@ -321,9 +321,7 @@ def secure(certificate: Path) -> Iterator[Double]:
         yield made
 
 
-def test_over_tls_whoever_trusts_the_certificate_reads_and_a_plain_client_gets_nothing(
-    secure: Double, certificate: Path
-) -> None:
+def test_over_tls_a_trusting_client_reads_and_a_plain_client_gets_nothing(secure: Double, certificate: Path) -> None:
     trusting = ssl.create_default_context(cafile=certificate)
     with urllib.request.urlopen(secure.url + ROOT, timeout=10, context=trusting) as answer:
         assert json.load(answer)["RedfishVersion"]

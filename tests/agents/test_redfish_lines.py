@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors.bmc.redfish_http import SESSIONS, STALE_S, Client, Failure, Session
+from agents.collectors.bmc.redfish_http import SESSIONS, STALE_S, RedfishConnection, RedfishSession, RequestError
 
 ROOT = "/redfish/v1"
 Answers = Callable[[str, int], bytes | None]
@@ -28,8 +28,8 @@ class Line:
     def count(self, method: str) -> int:
         return sum(line.startswith(method) for line in self.asked)
 
-    def client(self) -> Client:
-        return Client(self.url, 5.0, monotonic=lambda: self.now)
+    def client(self) -> RedfishConnection:
+        return RedfishConnection(self.url, 5.0, monotonic=lambda: self.now)
 
 
 def said(status: str = "200 OK", body: bytes = b"{}", **headers: str) -> bytes:
@@ -86,7 +86,7 @@ def password(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_get_on_a_kept_connection_that_the_bmc_had_closed_is_sent_once_more() -> None:
+def test_a_get_on_a_closed_persistent_connection_is_sent_again() -> None:
     with line(lambda first, number: None if number == 2 else said()) as bmc:
         client = bmc.client()
         for _ in range(2):
@@ -95,7 +95,7 @@ def test_a_get_on_a_kept_connection_that_the_bmc_had_closed_is_sent_once_more() 
         assert bmc.asked == [f"GET {ROOT} HTTP/1.1"] * 3
 
 
-def test_a_get_that_the_bmc_worked_on_before_it_hung_up_is_not_repeated() -> None:
+def test_a_get_that_failed_while_being_processed_is_not_repeated() -> None:
     def answers(first: str, number: int) -> bytes | None:
         bmc.now += 0.0 if number == 1 else STALE_S + 0.1
         return said() if number == 1 else None
@@ -103,41 +103,39 @@ def test_a_get_that_the_bmc_worked_on_before_it_hung_up_is_not_repeated() -> Non
     with line(answers) as bmc:
         client = bmc.client()
         client.request("GET", ROOT, {})
-        with pytest.raises(Failure) as broken:
+        with pytest.raises(RequestError) as broken:
             client.request("GET", ROOT, {})
-        assert broken.value.away
+        assert broken.value.bmc_down
         assert bmc.count("GET") == 2
 
 
-def test_a_login_whose_answer_was_lost_is_not_sent_again(password: Path) -> None:
+def test_a_login_without_response_is_not_repeated(password: Path) -> None:
     def answers(first: str, number: int) -> bytes | None:
         if first.startswith("POST"):
             return said("201 Created", X_Auth_Token="t", Location=f"{SESSIONS}/1") if number == 1 else None
         return said("401 Unauthorized") if number == 2 else said()
 
     with line(answers) as bmc:
-        session = Session(bmc.client(), "operator", password)
+        session = RedfishSession(bmc.client(), "operator", password)
         assert session.get(ROOT).status == 200
-        with pytest.raises(Failure) as broken:
+        with pytest.raises(RequestError) as broken:
             session.get(ROOT)  # the session expired; the login goes over the kept connection, which breaks
         session.client.close()
-        assert broken.value.away
+        assert broken.value.bmc_down
         assert bmc.count("POST") == 2
 
 
 @pytest.mark.parametrize(("login", "logins"), [("201 Created", 2), ("401 Unauthorized", 1), ("403 Forbidden", 1)])
-def test_who_is_refused_leaves_the_whole_bmc_alone_so_that_no_account_is_locked(
-    password: Path, login: str, logins: int
-) -> None:
+def test_a_refused_login_pauses_the_whole_bmc(password: Path, login: str, logins: int) -> None:
     def answers(first: str, number: int) -> bytes | None:
         if first.startswith("POST"):
             return said(login, **({"X_Auth_Token": "t"} if login.startswith("201") else {}))
         return said("401 Unauthorized")
 
     with line(answers) as bmc:
-        session = Session(bmc.client(), "operator", password)
-        with pytest.raises(Failure) as refused:
+        session = RedfishSession(bmc.client(), "operator", password)
+        with pytest.raises(RequestError) as refused:
             session.get(ROOT)
         session.client.close()
-        assert refused.value.away
+        assert refused.value.bmc_down
         assert bmc.count("POST") == logins

@@ -12,25 +12,35 @@ from hypothesis import strategies as st
 
 from agents.collector import Device
 from agents.collectors.bmc.redfish_cooling import UnitTotals
-from agents.collectors.bmc.redfish_document import PREFIX, Document, Faults, Found, Place, Row, last_of, named, path_of
-from agents.collectors.bmc.redfish_events import MAX_EVENT, Parser, records
-from agents.collectors.bmc.redfish_poller import fed
-from agents.collectors.bmc.redfish_resources import RESOURCES, fits
+from agents.collectors.bmc.redfish_document import (
+    PREFIX,
+    EntityRow,
+    ParsedResource,
+    ParseFaults,
+    RedfishDocument,
+    ResourceScope,
+    last_segment,
+    name_part,
+    resource_path,
+)
+from agents.collectors.bmc.redfish_events import MAX_EVENT, SseParser, parse_event
+from agents.collectors.bmc.redfish_poller import add_feed_parents
+from agents.collectors.bmc.redfish_resources import RESOURCES, matches_kind
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.signals.signal import HEALTH
 from pipeline.model.topology import Topology
 
-PLACE = Place("b1", ("X",), ("rack:r1",))
+PLACE = ResourceScope("b1", ("X",), ("rack:r1",))
 
 
-def parsed(kind: str, body: Any, place: Place = PLACE) -> tuple[Found, Faults]:
-    faults = Faults()
-    return RESOURCES[kind].read(Document(body, f"{PREFIX}/{kind}", faults), place), faults
+def parsed(kind: str, body: Any, place: ResourceScope = PLACE) -> tuple[ParsedResource, ParseFaults]:
+    faults = ParseFaults()
+    return RESOURCES[kind].parse(RedfishDocument(body, f"{PREFIX}/{kind}", faults), place), faults
 
 
 def values(kind: str, body: Any, entity: str = "") -> dict[str, float | None]:
     found, faults = parsed(kind, body)
-    assert faults.count == 0, faults.newest
+    assert faults.count == 0, faults.last
     row = next(row for row in found.rows if not entity or row.entity == entity)
     return {signal: value for signal, value in row.values.items() if value is not None}
 
@@ -58,7 +68,7 @@ CONNECTOR = {
 }
 
 
-def test_a_connector_gives_flow_temperatures_pressures_heat_and_valve() -> None:
+def test_a_connector_has_flow_temperatures_pressures_heat_and_valve() -> None:
     assert values("connector", CONNECTOR) == {
         "coolant.flow": 31.5,
         "coolant.supply_temperature": 29.0,
@@ -79,10 +89,10 @@ def test_a_connector_gives_flow_temperatures_pressures_heat_and_valve() -> None:
 
 
 @pytest.mark.parametrize("broken", ["NaN", "31.5", True, [31.5], {"Reading": "high"}, float("nan"), math.inf, 10**400])
-def test_a_value_that_is_no_number_is_a_fault_and_costs_no_other_value(broken: Any) -> None:
+def test_a_value_that_is_not_a_number_is_a_fault_and_costs_no_other_value(broken: Any) -> None:
     found, faults = parsed("connector", {**CONNECTOR, "FlowLitersPerMinute": broken})
     assert faults.count == 1
-    assert "FlowLitersPerMinute" in faults.newest
+    assert "FlowLitersPerMinute" in faults.last
     assert found.rows[0].values["coolant.flow"] is None
     assert found.rows[0].values["coolant.pressure"] == pytest.approx(1.62)
 
@@ -94,7 +104,7 @@ def test_a_value_that_is_missing_or_null_is_no_fault(missing: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RESOURCES if kind not in ("psu", "leak_detector")])
-def test_what_is_absent_gives_no_values(kind: str) -> None:
+def test_absent_devices_have_no_values(kind: str) -> None:
     found, faults = parsed(kind, {"Status": {"State": "Absent"}})
     assert faults.count == 0
     assert all(value is None or value == 4 for row in found.rows for value in row.values.values())
@@ -112,7 +122,7 @@ def test_what_is_absent_gives_no_values(kind: str) -> None:
         ({"Status": {"State": "Absent"}}, 4),
     ],
 )
-def test_a_leak_detector_says_what_it_is_and_what_the_bmc_does(said: dict[str, Any], state: int) -> None:
+def test_a_leak_detector_has_attributes_and_reactions(said: dict[str, Any], state: int) -> None:
     about = {"CriticalReactionType": "ForceOff", "WarningReactionType": "None", "ReactionDelaySeconds": 15}
     assert values("leak_detector", said | about) == {
         "leak.state": state,
@@ -122,12 +132,12 @@ def test_a_leak_detector_says_what_it_is_and_what_the_bmc_does(said: dict[str, A
     }
 
 
-def test_a_word_that_is_not_known_is_a_fault_since_it_may_be_a_new_kind_of_trouble() -> None:
+def test_an_unknown_word_is_a_fault() -> None:
     found, faults = parsed("leak_detector", {"DetectorState": "Flooded"})
     assert (found.rows[0].values["leak.state"], faults.count) == (None, 1)
 
 
-def test_groups_of_leak_detectors_give_states_where_the_detectors_have_no_resource() -> None:
+def test_groups_have_the_states_of_detectors_without_resource() -> None:
     path = f"{PREFIX}/Chassis/X/LeakDetectors/Moisture"
     detectors = [
         {"DeviceName": "Rope 1", "DetectorState": "Critical"},
@@ -141,7 +151,7 @@ def test_groups_of_leak_detectors_give_states_where_the_detectors_have_no_resour
     ]
 
 
-def test_a_unit_leads_to_its_parts_and_shows_the_worst_of_its_redundancies() -> None:
+def test_a_unit_links_to_its_parts_and_has_the_worst_redundancy() -> None:
     body = {
         "Status": {"State": "Enabled", "Health": "OK"},
         "PumpRedundancy": [{"Status": {"Health": "OK"}}, {"Status": {"Health": "Critical"}}],
@@ -254,11 +264,11 @@ def test_a_unit_leads_to_its_parts_and_shows_the_worst_of_its_redundancies() -> 
         ),
     ],
 )
-def test_a_resource_gives_its_values_in_our_units(kind: str, body: Any, wanted: dict[str, float]) -> None:
+def test_a_resource_has_its_values_in_our_units(kind: str, body: Any, wanted: dict[str, float]) -> None:
     assert values(kind, body) == pytest.approx(wanted)
 
 
-def test_a_supply_gives_its_input_output_fan_and_a_row_for_each_rail() -> None:
+def test_a_supply_has_input_output_fan_and_a_row_for_each_rail() -> None:
     body = {
         "InputPowerWatts": excerpt(937),
         "InputVoltage": excerpt(230),
@@ -283,7 +293,7 @@ def test_a_supply_gives_its_input_output_fan_and_a_row_for_each_rail() -> None:
     assert all(row.parents == ("psu:b1.X", "rack:r1") for row in found.rows[1:])
 
 
-def test_the_older_power_gives_the_chassis_and_its_supplies_by_member() -> None:
+def test_the_older_power_has_the_chassis_and_its_supplies_by_member() -> None:
     body = {
         "PowerControl": [{"PowerConsumedWatts": 429, "PowerCapacityWatts": 1628, "PowerLimit": {"LimitInWatts": 348}}],
         "PowerSupplies": [
@@ -309,7 +319,7 @@ def test_a_chassis_without_subsystems_leads_to_power_and_thermal() -> None:
     assert [link.part for link in parsed("chassis", body)[0].links] == ["power_older", "thermal_older"]
 
 
-def test_a_link_that_leads_to_no_subsystem_is_taken_for_the_regular_path() -> None:
+def test_a_wrong_subsystem_link_is_replaced_by_the_regular_path() -> None:
     body = {"PowerSubsystem": {"@odata.id": f"{PREFIX}/chassis/Sensors"}}
     (link,) = parsed("chassis", body)[0].links
     assert (link.part, link.path) == ("power_subsystem", f"{PREFIX}/chassis/PowerSubsystem")
@@ -330,22 +340,22 @@ def test_a_link_that_leads_to_no_subsystem_is_taken_for_the_regular_path() -> No
         "/redfish/v1/x#/y",
     ],
 )
-def test_what_is_no_path_of_the_service_is_not_followed(path: str) -> None:
-    assert path_of(path) is None
+def test_paths_outside_the_service_are_not_followed(path: str) -> None:
+    assert resource_path(path) is None
 
 
 def test_names_are_the_last_segment_of_the_path() -> None:
-    assert last_of(f"{PREFIX}/Chassis/Rack%201%2FA/") == "Rack-1-A"
-    assert named("System.Embedded.1") == "System.Embedded.1"
-    assert named("") == "-"
+    assert last_segment(f"{PREFIX}/Chassis/Rack%201%2FA/") == "Rack-1-A"
+    assert name_part("System.Embedded.1") == "System.Embedded.1"
+    assert name_part("") == "-"
 
 
-def test_a_document_of_another_type_is_not_read_as_the_one_that_was_looked_for() -> None:
-    assert fits(Document({"@odata.type": "#Pump.v1_2_0.Pump"}), "pump")
-    assert fits(Document({}), "pump")
-    faults = Faults()
-    assert not fits(Document({"@odata.type": "#SensorCollection.SensorCollection"}, "x", faults), "pump")
-    assert not fits(Document({"@odata.type": 7}, "x", faults), "pump")
+def test_a_document_of_another_type_is_not_parsed() -> None:
+    assert matches_kind(RedfishDocument({"@odata.type": "#Pump.v1_2_0.Pump"}), "pump")
+    assert matches_kind(RedfishDocument({}), "pump")
+    faults = ParseFaults()
+    assert not matches_kind(RedfishDocument({"@odata.type": "#SensorCollection.SensorCollection"}, "x", faults), "pump")
+    assert not matches_kind(RedfishDocument({"@odata.type": 7}, "x", faults), "pump")
     assert faults.count == 2
 
 
@@ -364,7 +374,7 @@ WORDS = sorted(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine makes documents slowly
 @given(st.sampled_from(sorted(RESOURCES)), st.dictionaries(st.sampled_from(WORDS), JSON, max_size=10))
-def test_no_document_ends_a_parser_and_all_it_gives_is_in_the_catalogue(kind: str, body: dict[str, Any]) -> None:
+def test_no_document_breaks_a_parser_and_all_signals_are_in_the_catalogue(kind: str, body: dict[str, Any]) -> None:
     found, _ = parsed(kind, body)
     for row in found.rows:
         for signal, value in row.values.items():
@@ -401,36 +411,36 @@ def test_a_stream_is_read_in_any_pieces(end: bytes, size: int) -> None:
         b"data: half",
     ]
     stream = end.join(lines)
-    parser = Parser()
+    parser = SseParser()
     found = [data for at in range(0, len(stream), size) for data in parser.feed(stream[at : at + size])]
     assert found == [b"{\n}", b"1"]
-    assert (parser.last, parser.retry) == ("42", 1.5)
+    assert (parser.last_id, parser.retry) == ("42", 1.5)
 
 
 def test_an_event_that_is_too_long_is_dropped_and_the_next_one_is_read() -> None:
-    parser = Parser()
+    parser = SseParser()
     line = b"data: " + b"x" * (MAX_EVENT // 2 + 10) + b"\n"
     assert list(parser.feed(line * 3 + b"\n" + b"data: ok\n\n")) == [b"ok"]
     assert parser.dropped == 1
 
 
-def test_a_record_names_the_resource_its_leak_and_what_was_said() -> None:
-    (said,), bad = records(EVENT)
+def test_a_record_has_resource_leak_state_and_message() -> None:
+    (said,), bad = parse_event(EVENT)
     assert (said.leak, bad) == (2, 0)
     assert said.origin.endswith("/LeakDetectors/A")
     assert said.data["severity"] == "Critical"
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_end_the_stream(data: bytes) -> None:
-    parser = Parser()
+def test_no_bytes_break_the_stream(data: bytes) -> None:
+    parser = SseParser()
     for found in parser.feed(data + b"\n\n"):
-        records(found)
+        parse_event(found)
 
 
 @given(JSON)
-def test_no_event_ends_the_reading_of_events(body: Any) -> None:
-    said, _ = records(
+def test_no_event_breaks_the_parser(body: Any) -> None:
+    said, _ = parse_event(
         json.dumps({"Events": [body, {"MessageId": body, "OriginOfCondition": body, "MessageArgs": body}]}).encode()
     )
     for one in said:
@@ -456,19 +466,19 @@ def devices(primary: str, secondary: str, consumers: list[str]) -> dict[str, Dev
 
 
 def test_a_loop_feeds_the_unit_at_its_primary_side_and_the_unit_the_loop_at_its_secondary() -> None:
-    found = fed(devices("row", "rack", ["Unit 1", "Unit 9"]), LOOPS)
+    found = add_feed_parents(devices("row", "rack", ["Unit 1", "Unit 9"]), LOOPS)
     assert found["cdu:b1.1"].parents == ("loop:b1.row", "row:3")
     assert found["loop:b1.rack"].parents == ("cdu:b1.1", "row:3")
     assert found["loop:b1.row"].parents == ("row:3",)
 
 
 def test_a_loop_at_both_sides_makes_no_circle() -> None:
-    found = fed(devices("row", "row", ["Unit 1"]), LOOPS)
+    found = add_feed_parents(devices("row", "row", ["Unit 1"]), LOOPS)
     Topology({entity: device.parents for entity, device in found.items()})
     assert found["cdu:b1.1"].parents[0] == "loop:b1.row"
 
 
-def test_a_sensor_gives_its_quantity_and_alarm() -> None:
+def test_a_sensor_has_its_quantity_and_alarm() -> None:
     body = {"ReadingType": "Rotational", "Reading": 9000, "Status": {"State": "Enabled", "Health": "Warning"}}
     assert values("sensor", body) == {"sensor.fan_speed": 9000, "sensor.alarm": 1}
     assert parsed("sensor", {"ReadingType": "Barometric", "Reading": 100})[0].rows == ()
@@ -486,15 +496,15 @@ def test_a_sensor_gives_its_quantity_and_alarm() -> None:
         ({"State": "StandbySpare", "Health": "OK"}, "standby"),
     ],
 )
-def test_what_is_absent_is_not_ill_and_what_is_ill_does_not_just_stand_by(status: dict[str, str], word: str) -> None:
-    assert Document({"Status": status}).health() == HEALTH.index(word)
+def test_absent_overrides_health_and_bad_health_overrides_standby(status: dict[str, str], word: str) -> None:
+    assert RedfishDocument({"Status": status}).health() == HEALTH.index(word)
 
 
-def test_a_units_flow_is_missing_where_one_of_its_connectors_was_not_read_of_late() -> None:
+def test_a_units_flow_is_missing_if_a_connector_is_stale() -> None:
     units, pair = UnitTotals(), ("connector:b1.1", "connector:b1.2")
 
     def read(entity: str, now: float) -> float | None:
-        row = units.row("cdu:b1", Row(entity, "coolant", {"coolant.flow": 100.0}), now, pair)
+        row = units.update("cdu:b1", EntityRow(entity, "coolant", {"coolant.flow": 100.0}), now, pair)
         return row.values["coolant.flow"] if row is not None else None
 
     assert read(pair[0], 0.0) is None

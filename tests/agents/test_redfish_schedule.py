@@ -10,12 +10,18 @@ import pytest
 
 from agents.collectors.bmc.redfish import Redfish
 from agents.collectors.bmc.redfish_cooling import STALE_S, UnitTotals
-from agents.collectors.bmc.redfish_document import Place, Row
-from agents.collectors.bmc.redfish_http import Client, Failure, Session, password_of
-from agents.collectors.bmc.redfish_poller import EVENTS_PER_MINUTE, MAX_ENTITIES, Mailbox
-from agents.collectors.bmc.redfish_schedule import BACKOFF_MOST_S, FAST_IN_A_ROW, PAUSE_SHARE, Schedule, Target
-from agents.collectors.bmc.redfish_settings import Bmc
-from agents.collectors.registry import configured
+from agents.collectors.bmc.redfish_document import EntityRow, ResourceScope
+from agents.collectors.bmc.redfish_http import RedfishConnection, RedfishSession, RequestError, read_password
+from agents.collectors.bmc.redfish_poller import EVENTS_PER_MINUTE, MAX_ENTITIES, ResultQueue
+from agents.collectors.bmc.redfish_schedule import (
+    MAX_BACKOFF_S,
+    MAX_FAST_IN_A_ROW,
+    PAUSE_SHARE,
+    PollSchedule,
+    PollTarget,
+)
+from agents.collectors.bmc.redfish_settings import BmcSettings
+from agents.collectors.registry import configured_collectors
 from pipeline.model.errors import ConfigError
 
 
@@ -32,25 +38,25 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.schedule = Schedule(self.clock, chance=lambda: 1.0)
+        self.schedule = PollSchedule(self.clock, random=lambda: 1.0)
         self.asked: list[tuple[float, str]] = []
 
-    def add(self, path: str, kind: str, every: float, due: float = -1.0) -> Target:
-        target = Target(path, kind, Place("b1"), every)
-        self.schedule.put(target, due)
+    def add(self, path: str, kind: str, every: float, due: float = -1.0) -> PollTarget:
+        target = PollTarget(path, kind, ResourceScope("b1"), every)
+        self.schedule.schedule(target, due)
         return target
 
     def run(self, seconds: float, took: dict[str, float], default: float = 0.02) -> None:
         until = self.clock.now + seconds
         while self.clock.now < until:
-            target = self.schedule.next()
+            target = self.schedule.pop_due()
             if target is None:
-                self.clock.now += min(until - self.clock.now + 1e-6, max(self.schedule.wait(), 1e-6))
+                self.clock.now += min(until - self.clock.now + 1e-6, max(self.schedule.seconds_until_due(), 1e-6))
                 continue
             began = self.clock.now
             self.asked.append((began, target.path))
             self.clock.now += took.get(target.path, default)
-            self.schedule.answered(target, began)
+            self.schedule.record_success(target, began)
 
     def times(self, path: str) -> list[float]:
         return [time for time, asked in self.asked if asked == path]
@@ -61,7 +67,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_fast_sensors_keep_their_second_while_an_inventory_is_walked(bench: Bench) -> None:
+def test_fast_sensors_keep_their_interval_during_an_inventory(bench: Bench) -> None:
     bench.add("flow", "connector", 1.0)
     bench.add("leak", "leak_detector", 5.0)
     for number in range(500):
@@ -73,14 +79,14 @@ def test_fast_sensors_keep_their_second_while_an_inventory_is_walked(bench: Benc
     assert len({path for _, path in bench.asked}) == 502
 
 
-def test_what_leads_to_the_fast_sensors_is_read_before_the_rest(bench: Bench) -> None:
+def test_resources_that_lead_to_fast_sensors_are_read_first(bench: Bench) -> None:
     for path, kind in (("outlets", "outlets"), ("psus", "psus"), ("connectors", "connectors"), ("cdus", "cdus")):
         bench.add(path, kind, 3600.0)
     bench.run(1, {})
     assert [path for _, path in bench.asked] == ["cdus", "connectors", "psus", "outlets"]
 
 
-def test_the_rest_gets_its_turn_where_fast_sensors_alone_are_too_many(bench: Bench) -> None:
+def test_other_resources_are_read_even_with_too_many_fast_sensors(bench: Bench) -> None:
     for number in range(60):
         bench.add(f"flow{number}", "connector", 1.0)
     bench.add("psu", "psu", 5.0)
@@ -88,13 +94,13 @@ def test_the_rest_gets_its_turn_where_fast_sensors_alone_are_too_many(bench: Ben
     assert len(bench.times("psu")) >= 4
     before = [path for _, path in bench.asked]
     first, second = [i for i, path in enumerate(before) if path == "psu"][:2]
-    assert second - first >= FAST_IN_A_ROW
+    assert second - first >= MAX_FAST_IN_A_ROW
 
 
-def test_what_is_urgent_comes_before_all(bench: Bench) -> None:
+def test_urgent_targets_are_read_first(bench: Bench) -> None:
     for number in range(5):
         bench.add(f"flow{number}", "connector", 1.0)
-    bench.schedule.put(Target("leak", "leak_detector", Place("b1"), 5.0), urgent=True)
+    bench.schedule.schedule(PollTarget("leak", "leak_detector", ResourceScope("b1"), 5.0), urgent=True)
     bench.run(0.5, {})
     assert bench.asked[0][1] == "leak"
 
@@ -115,107 +121,107 @@ def test_a_slow_resource_takes_a_small_share_of_the_time(bench: Bench) -> None:
     assert len(bench.times("flow")) > 3000
 
 
-def test_a_bmc_that_does_not_answer_is_left_alone_ever_longer_up_to_ten_minutes(bench: Bench) -> None:
+def test_a_bmc_without_response_is_retried_with_backoff_up_to_ten_minutes(bench: Bench) -> None:
     target = bench.add("flow", "connector", 1.0)
     waits = []
     for _ in range(12):
-        assert bench.schedule.next() is not None
-        waits.append(bench.schedule.failed(target, bench.clock.now, away=True, after=0.0))
-        assert bench.schedule.next() is None
-        bench.clock.now += max(waits[-1], bench.schedule.wait()) + 1e-6
+        assert bench.schedule.pop_due() is not None
+        waits.append(bench.schedule.record_failure(target, bench.clock.now, bmc_down=True, retry_after=0.0))
+        assert bench.schedule.pop_due() is None
+        bench.clock.now += max(waits[-1], bench.schedule.seconds_until_due()) + 1e-6
     assert waits[:3] == [5.0, 10.0, 20.0]
-    assert waits[-1] == BACKOFF_MOST_S
-    bench.schedule.next()
-    bench.schedule.answered(target, bench.clock.now)
-    assert bench.schedule.failing == 0
+    assert waits[-1] == MAX_BACKOFF_S
+    bench.schedule.pop_due()
+    bench.schedule.record_success(target, bench.clock.now)
+    assert bench.schedule.failures_in_a_row == 0
 
 
-def test_what_was_asked_while_nothing_answered_is_asked_at_once_when_it_does(bench: Bench) -> None:
+def test_targets_that_failed_while_the_bmc_was_down_are_read_when_it_is_back(bench: Bench) -> None:
     target = bench.add("root", "root", 3600.0)
     until = bench.clock.now + 4 * 3600
     while bench.clock.now < until:
-        assert bench.schedule.next() is target
-        bench.schedule.failed(target, bench.clock.now, away=True, after=0.0)
-        assert bench.schedule.wait() < BACKOFF_MOST_S + 1
-        bench.clock.now += bench.schedule.wait() + 1e-6
+        assert bench.schedule.pop_due() is target
+        bench.schedule.record_failure(target, bench.clock.now, bmc_down=True, retry_after=0.0)
+        assert bench.schedule.seconds_until_due() < MAX_BACKOFF_S + 1
+        bench.clock.now += bench.schedule.seconds_until_due() + 1e-6
 
 
-def test_one_resource_that_never_answers_is_asked_ever_more_seldom(bench: Bench) -> None:
+def test_one_resource_without_response_is_read_at_growing_intervals(bench: Bench) -> None:
     dead = bench.add("dead", "psu", 30.0)
     bench.add("flow", "connector", 1.0)
     asked = []
     until = bench.clock.now + 4 * 3600
     while bench.clock.now < until:
-        target = bench.schedule.next()
+        target = bench.schedule.pop_due()
         if target is None:
-            bench.clock.now += max(bench.schedule.wait(), 1e-3)
+            bench.clock.now += max(bench.schedule.seconds_until_due(), 1e-3)
         elif target is dead:
             asked.append(bench.clock.now)
             began, bench.clock.now = bench.clock.now, bench.clock.now + 200
-            bench.schedule.failed(target, began, away=True, after=0.0)
+            bench.schedule.record_failure(target, began, bmc_down=True, retry_after=0.0)
         else:
-            bench.schedule.answered(target, bench.clock.now)
+            bench.schedule.record_success(target, bench.clock.now)
     assert len(asked) < 14
     assert asked[-1] - asked[-2] > 1800
 
 
-def test_a_bmc_that_asks_for_time_gets_it(bench: Bench) -> None:
+def test_a_bmc_that_sends_retry_after_is_paused(bench: Bench) -> None:
     target = bench.add("flow", "connector", 1.0)
-    bench.schedule.next()
-    assert bench.schedule.failed(target, bench.clock.now, away=True, after=120.0) == 120.0
+    bench.schedule.pop_due()
+    assert bench.schedule.record_failure(target, bench.clock.now, bmc_down=True, retry_after=120.0) == 120.0
 
 
-def test_a_resource_that_gives_errors_is_asked_ever_more_seldom_and_costs_no_other(bench: Bench) -> None:
+def test_a_failing_resource_is_read_at_growing_intervals_and_affects_no_other(bench: Bench) -> None:
     bad = bench.add("bad", "connector", 1.0)
-    assert bench.schedule.next() is bad
-    assert bench.schedule.failed(bad, bench.clock.now, away=False, after=0.0) == 0.0
+    assert bench.schedule.pop_due() is bad
+    assert bench.schedule.record_failure(bad, bench.clock.now, bmc_down=False, retry_after=0.0) == 0.0
     bench.add("flow", "connector", 1.0)
     bench.run(4, {})
     assert len(bench.times("flow")) == 4
     assert bench.times("bad") == []
 
 
-def test_what_was_dropped_is_not_asked_for(bench: Bench) -> None:
+def test_removed_targets_are_not_read(bench: Bench) -> None:
     bench.add("flow", "connector", 1.0)
-    bench.schedule.drop("flow")
-    assert bench.schedule.next() is None
-    assert bench.schedule.wait() > 1e6
+    bench.schedule.unschedule("flow")
+    assert bench.schedule.pop_due() is None
+    assert bench.schedule.seconds_until_due() > 1e6
 
 
 # --- units -----------------------------------------------------------------------------------------------------------
 
 
-def connector(name: str, **values: float | None) -> Row:
-    return Row(f"connector:{name}", "coolant", {f"coolant.{key}": value for key, value in values.items()})
+def connector(name: str, **values: float | None) -> EntityRow:
+    return EntityRow(f"connector:{name}", "coolant", {f"coolant.{key}": value for key, value in values.items()})
 
 
 def test_a_units_flow_is_the_sum_and_its_temperature_the_mean_of_its_connectors() -> None:
     units, members = UnitTotals(), ("connector:a", "connector:b")
-    assert units.row("cdu:1", connector("a", flow=10.0, supply_temperature=30.0), 0.0, members) is None
-    row = units.row("cdu:1", connector("b", flow=20.0, supply_temperature=32.0), 0.1, members)
+    assert units.update("cdu:1", connector("a", flow=10.0, supply_temperature=30.0), 0.0, members) is None
+    row = units.update("cdu:1", connector("b", flow=20.0, supply_temperature=32.0), 0.1, members)
     assert row is not None
     assert (row.entity, row.values["coolant.flow"], row.values["coolant.supply_temperature"]) == ("cdu:1", 30, 31)
 
 
-def test_a_units_flow_is_missing_while_one_of_its_connectors_lacks_it() -> None:
+def test_a_units_flow_is_missing_without_one_of_its_connectors() -> None:
     units, members = UnitTotals(), ("connector:a", "connector:b")
-    units.row("cdu:1", connector("a", flow=10.0), 0.0, members)
-    units.row("cdu:1", connector("b", flow=20.0), 0.0, members)
-    row = units.row("cdu:1", connector("b", flow=None), 1.0, members)
+    units.update("cdu:1", connector("a", flow=10.0), 0.0, members)
+    units.update("cdu:1", connector("b", flow=20.0), 0.0, members)
+    row = units.update("cdu:1", connector("b", flow=None), 1.0, members)
     assert row is not None
     assert row.values["coolant.flow"] is None
-    late = units.row("cdu:1", connector("b", flow=20.0), STALE_S + 1, members)
+    late = units.update("cdu:1", connector("b", flow=20.0), STALE_S + 1, members)
     assert late is not None
     assert late.values["coolant.flow"] is None
 
 
-def test_a_connector_without_a_meter_does_not_spoil_the_sum_and_one_that_went_is_not_waited_for() -> None:
+def test_a_connector_without_meter_or_removed_does_not_affect_the_sum() -> None:
     units = UnitTotals()
-    units.row("cdu:1", connector("a", flow=10.0), 0.0, ("connector:a", "connector:b"))
-    row = units.row("cdu:1", connector("b", pressure=1.0), 0.0, ("connector:a", "connector:b"))
+    units.update("cdu:1", connector("a", flow=10.0), 0.0, ("connector:a", "connector:b"))
+    row = units.update("cdu:1", connector("b", pressure=1.0), 0.0, ("connector:a", "connector:b"))
     assert row is not None
     assert row.values["coolant.flow"] == 10
-    alone = units.row("cdu:1", connector("a", flow=11.0), 0.1, ("connector:a",))
+    alone = units.update("cdu:1", connector("a", flow=11.0), 0.1, ("connector:a",))
     assert alone is not None
     assert alone.values["coolant.flow"] == 11
 
@@ -223,22 +229,22 @@ def test_a_connector_without_a_meter_does_not_spoil_the_sum_and_one_that_went_is
 # --- what waits for a look -------------------------------------------------------------------------------------------
 
 
-def test_each_value_is_given_once_and_the_newest_holds() -> None:
-    mail = Mailbox(lambda: 0)
-    mail.put(Row("cdu:1", "coolant", {"coolant.flow": 1.0, "coolant.pressure": 2.0}))
-    mail.put(Row("cdu:1", "coolant", {"coolant.flow": 3.0, "coolant.pressure": None}))
-    assert mail.take()[0] == {"cdu:1": ("coolant", {"coolant.flow": 3.0, "coolant.pressure": 2.0})}
-    assert mail.take() == ({}, [])
+def test_each_value_is_returned_once_and_the_newest_counts() -> None:
+    mail = ResultQueue(lambda: 0)
+    mail.add_values(EntityRow("cdu:1", "coolant", {"coolant.flow": 1.0, "coolant.pressure": 2.0}))
+    mail.add_values(EntityRow("cdu:1", "coolant", {"coolant.flow": 3.0, "coolant.pressure": None}))
+    assert mail.take_all()[0] == {"cdu:1": ("coolant", {"coolant.flow": 3.0, "coolant.pressure": 2.0})}
+    assert mail.take_all() == ({}, [])
 
 
-def test_what_waits_is_bounded() -> None:
-    mail = Mailbox(lambda: 0)
-    taken = [mail.put(Row(f"outlet:{n}", "power", {"power.draw": 1.0})) for n in range(MAX_ENTITIES + 2)]
+def test_waiting_results_are_bounded() -> None:
+    mail = ResultQueue(lambda: 0)
+    taken = [mail.add_values(EntityRow(f"outlet:{n}", "power", {"power.draw": 1.0})) for n in range(MAX_ENTITIES + 2)]
     assert taken.count(False) == 2
     for number in range(EVENTS_PER_MINUTE + 5):
-        mail.tell("bmc:1", "redfish", {"n": number})
-    mail.tell("bmc:1", "bmc_lost", {}, always=True)
-    assert (len(mail.take()[1]), mail.lost) == (EVENTS_PER_MINUTE + 1, 5)
+        mail.add_event("bmc:1", "redfish", {"n": number})
+    mail.add_event("bmc:1", "bmc_lost", {}, always=True)
+    assert (len(mail.take_all()[1]), mail.dropped) == (EVENTS_PER_MINUTE + 1, 5)
 
 
 # --- configuration and credentials -----------------------------------------------------------------------------------
@@ -264,52 +270,52 @@ def test_what_waits_is_bounded() -> None:
 )
 def test_a_setting_of_a_bmc_that_cannot_work_is_refused(bmc: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        configured({"redfish": {"bmcs": [bmc]}}, "f.toml")
+        configured_collectors({"redfish": {"bmcs": [bmc]}}, "f.toml")
     assert said in str(refused.value)
 
 
 def test_two_bmcs_of_one_name_are_refused() -> None:
     bmc = {"name": "a", "url": "https://h"}
-    with pytest.raises(ConfigError, match=r"name = 'a' stands more than once"):
-        configured({"redfish": {"bmcs": [bmc, bmc]}}, "f.toml")
+    with pytest.raises(ConfigError, match=r"name = 'a' is used more than once"):
+        configured_collectors({"redfish": {"bmcs": [bmc, bmc]}}, "f.toml")
 
 
-def test_a_configured_bmc_reaches_the_collector_and_its_password_is_nowhere_in_it(tmp_path: Path) -> None:
+def test_a_configured_bmc_reaches_the_collector_without_its_password(tmp_path: Path) -> None:
     password = tmp_path / "p"
     password.write_text("wet-secret")
     bmc = {"name": "a", "url": "https://h", "user": "u", "password_file": str(password), "leaks": 2}
-    made = [c for c in configured({"redfish": {"bmcs": [bmc]}}, "f.toml") if isinstance(c, Redfish)]
-    assert made[0].bmcs == (Bmc("a", "https://h", "u", password, leaks=2.0),)
+    made = [c for c in configured_collectors({"redfish": {"bmcs": [bmc]}}, "f.toml") if isinstance(c, Redfish)]
+    assert made[0].bmcs == (BmcSettings("a", "https://h", "u", password, leaks=2.0),)
     assert "wet-secret" not in repr(made[0])
 
 
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [
-        ("secret", 0o604, "open to every user of this host (mode 0604)"),
+        ("secret", 0o604, "readable by every user of this host (mode 0604)"),
         ("secret", 0o602, "chmod 600"),
         ("", 0o600, "is empty"),
         (None, 0o600, "No such file"),
         (b"\xff\xfe\xfd", 0o600, "is not text"),
     ],
 )
-def test_a_password_file_that_is_open_empty_or_absent_is_told(
+def test_a_password_file_that_is_public_empty_or_missing_is_reported(
     tmp_path: Path, text: str | bytes | None, mode: int, said: str
 ) -> None:
     path = tmp_path / "password"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         path.chmod(mode)
-    with pytest.raises(Failure, match=r"password_file .*") as refused:
-        password_of(path)
+    with pytest.raises(RequestError, match=r"password_file .*") as refused:
+        read_password(path)
     assert said in str(refused.value)
     assert "secret" not in str(refused.value).replace(str(path), "")
 
 
-def test_the_environment_gives_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    client = Client("http://127.0.0.1:1", timeout=1.0)
-    with pytest.raises(Failure, match="Connection refused") as failed:
-        Session(client).get("/redfish/v1")
-    assert failed.value.away
+    client = RedfishConnection("http://127.0.0.1:1", timeout=1.0)
+    with pytest.raises(RequestError, match="Connection refused") as failed:
+        RedfishSession(client).get("/redfish/v1")
+    assert failed.value.bmc_down

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.collectors.bmc.redfish import Redfish
-from agents.collectors.bmc.redfish_settings import Bmc
+from agents.collectors.bmc.redfish_settings import BmcSettings
 from pipeline.model.records import Event
 from tests.agents.redfish_double import Double
 from tests.agents.redfish_trees import cdu
@@ -24,7 +24,7 @@ def secure(certificate: Path) -> Iterator[Double]:
         yield made
 
 
-def looked(bmc: Bmc) -> tuple[set[str], list[Event]]:
+def looked(bmc: BmcSettings) -> tuple[set[str], list[Event]]:
     """The entities and events of the first seconds, until there is something to tell."""
     collector, entities, events = Redfish(bmcs=(bmc,)), set[str](), list[Event]()
     collector.open("n1")
@@ -40,24 +40,27 @@ def looked(bmc: Bmc) -> tuple[set[str], list[Event]]:
     return entities, events
 
 
-def test_a_bmc_whose_issuer_is_named_is_read(secure: Double, certificate: Path) -> None:
-    entities, events = looked(Bmc("b1", secure.url, ca_file=certificate))
+def test_a_bmc_with_a_trusted_issuer_is_read(secure: Double, certificate: Path) -> None:
+    entities, events = looked(BmcSettings("b1", secure.url, ca_file=certificate))
     assert "cdu:b1.C1" in entities
     assert events == []
 
 
-def test_a_bmc_that_nobody_vouches_for_is_not_read_and_it_is_said_why(secure: Double) -> None:
-    entities, events = looked(Bmc("b1", secure.url))
+def test_an_untrusted_bmc_is_not_read_with_a_reason(secure: Double) -> None:
+    entities, events = looked(BmcSettings("b1", secure.url))
     assert entities == {"bmc:b1"}
     assert events[0].kind == "bmc_lost"
     assert "its certificate is not trusted" in events[0].data["reason"]
     assert "ca_file" in events[0].data["reason"]
 
 
-def test_a_bmc_that_needs_not_prove_itself_is_read(secure: Double) -> None:
-    assert "cdu:b1.C1" in looked(Bmc("b1", secure.url, verify=False))[0]
+def test_a_bmc_is_read_without_verification_if_configured(secure: Double) -> None:
+    assert "cdu:b1.C1" in looked(BmcSettings("b1", secure.url, verify=False))[0]
 
 
-def test_a_file_of_certificates_that_is_not_there_is_told(secure: Double, tmp_path: Path) -> None:
-    _, events = looked(Bmc("b1", secure.url, ca_file=tmp_path / "absent.pem"))
-    assert "absent.pem: No such file or directory; wanted a file of certificates" in events[0].data["reason"]
+def test_a_missing_certificate_file_is_reported(secure: Double, tmp_path: Path) -> None:
+    _, events = looked(BmcSettings("b1", secure.url, ca_file=tmp_path / "absent.pem"))
+    assert (
+        "absent.pem: No such file or directory; expected a readable file of PEM certificates"
+        in events[0].data["reason"]
+    )

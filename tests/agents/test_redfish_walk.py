@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collectors.bmc import redfish_tree as walked
-from agents.collectors.bmc.redfish_document import PREFIX, Faults, Row
-from agents.collectors.bmc.redfish_schedule import Schedule
-from agents.collectors.bmc.redfish_settings import Bmc
-from agents.collectors.bmc.redfish_tree import MAX_PAGES, Tree
+from agents.collectors.bmc.redfish_document import PREFIX, EntityRow, ParseFaults
+from agents.collectors.bmc.redfish_schedule import PollSchedule
+from agents.collectors.bmc.redfish_settings import BmcSettings
+from agents.collectors.bmc.redfish_tree import MAX_PAGES, ResourceTree
 from tests.agents.redfish_trees import TREES
 
 WORDS = ["@odata.id", "@odata.type", "Members", "Members@odata.nextLink", "CDUs", "Chassis", "Pumps", "Status", "State"]
@@ -26,31 +26,33 @@ class Walk:
     """Reads documents from memory as a BMC's thread does, until nothing new is asked for."""
 
     def __init__(self, documents: dict[str, Any], **settings: Any) -> None:
-        self.documents, self.faults = documents, Faults()
+        self.documents, self.faults = documents, ParseFaults()
         self.now = 0.0
-        self.schedule = Schedule(lambda: self.now)
+        self.schedule = PollSchedule(lambda: self.now)
         self.gone: list[str] = []
-        self.tree = Tree(Bmc("b1", "https://h", **settings), self.schedule, self.faults, self.gone.append)
-        self.rows: dict[str, Row] = {}
+        self.tree = ResourceTree(
+            BmcSettings("b1", "https://h", **settings), self.schedule, self.faults, self.gone.append
+        )
+        self.rows: dict[str, EntityRow] = {}
         self.asked: list[str] = []
 
     def run(self, seconds: float = 10.0) -> Walk:
         if not self.tree.targets:
-            self.tree.plant()
+            self.tree.start()
         until = self.now + seconds
         while self.now < until and len(self.asked) < 20_000:
-            target = self.schedule.next()
+            target = self.schedule.pop_due()
             if target is None:
-                self.now += min(0.1, max(0.001, self.schedule.wait()))
+                self.now += min(0.1, max(0.001, self.schedule.seconds_until_due()))
                 continue
             self.asked.append(target.path)
             body = self.documents.get(target.path)
-            rows = self.tree.take(target, body) if body is not None else None
+            rows = self.tree.parse(target, body) if body is not None else None
             if rows is None:
-                self.schedule.failed(target, self.now, away=False, after=0.0)
+                self.schedule.record_failure(target, self.now, bmc_down=False, retry_after=0.0)
                 continue
             self.rows |= {row.entity: row for _, row in rows}
-            self.schedule.answered(target, self.now)
+            self.schedule.record_success(target, self.now)
         return self
 
 
@@ -70,11 +72,11 @@ UNIT = {"Status": {"State": "Enabled", "Health": "OK"}}
 
 
 @pytest.mark.parametrize("name", sorted(TREES))
-def test_every_resource_of_a_tree_is_asked_for_once_and_nothing_is_a_fault(name: str) -> None:
+def test_every_resource_of_a_tree_is_read_once_without_faults(name: str) -> None:
     documents = {path.rstrip("/"): body for path, body in TREES[name]().documents.items()}
     walk = Walk(documents, fast=3600.0, leaks=3600.0, sensors=3600.0, slow=3600.0).run()
     assert len(walk.asked) == len(set(walk.asked))
-    assert walk.faults.count == 0, walk.faults.newest
+    assert walk.faults.count == 0, walk.faults.last
     assert len(walk.rows) >= 4
 
 
@@ -86,7 +88,7 @@ def test_pages_of_a_collection_are_followed() -> None:
     assert sorted(Walk(documents).run().rows) == ["cdu:b1.0", "cdu:b1.1", "cdu:b1.2"]
 
 
-def test_pages_without_end_end() -> None:
+def test_endless_pages_are_bounded() -> None:
     pages = {f"{CDUS}?p={n}": {"Members": [], "Members@odata.nextLink": f"{CDUS}?p={n + 1}"} for n in range(1, 200)}
     walk = Walk(
         units([link(f"{CDUS}/0")], **{"Members@odata.nextLink": f"{CDUS}?p=1"}) | pages | {f"{CDUS}/0": UNIT}
@@ -126,7 +128,7 @@ def test_members_named_twice_without_a_path_or_of_a_wrong_type_cost_no_other() -
     assert walk.faults.count >= 5
 
 
-def test_two_devices_of_one_name_are_told_of_once_and_counted() -> None:
+def test_two_devices_with_the_same_name_are_reported_once_and_counted() -> None:
     walk = Walk(units([link(f"{CDUS}/A:1"), link(f"{CDUS}/A_1"), link(f"{CDUS}/A@1")]) | {
         f"{CDUS}/A:1": UNIT, f"{CDUS}/A_1": UNIT, f"{CDUS}/A@1": UNIT
     }).run()  # fmt: skip
@@ -134,7 +136,7 @@ def test_two_devices_of_one_name_are_told_of_once_and_counted() -> None:
     assert walk.faults.count >= 1
 
 
-def test_members_that_are_documents_are_read_with_their_collection_alone() -> None:
+def test_expanded_members_are_read_with_their_collection() -> None:
     whole = [{**link(f"{CDUS}/{n}"), **UNIT, "Id": str(n)} for n in range(3)]
     walk = Walk(units(whole), sensors=1.0).run(4)
     assert sorted(walk.rows) == ["cdu:b1.0", "cdu:b1.1", "cdu:b1.2"]
@@ -142,7 +144,7 @@ def test_members_that_are_documents_are_read_with_their_collection_alone() -> No
     assert f"{CDUS}/0" not in walk.asked
 
 
-def test_what_goes_is_told_with_all_that_hung_on_it() -> None:
+def test_removed_resources_are_reported_with_everything_below_them() -> None:
     documents = units([link(f"{CDUS}/0")])
     documents |= {f"{CDUS}/0": {**UNIT, "Pumps": link(f"{CDUS}/0/Pumps")}}
     documents |= {f"{CDUS}/0/Pumps": {"Members": [link(f"{CDUS}/0/Pumps/1")]}, f"{CDUS}/0/Pumps/1": UNIT}
@@ -154,7 +156,7 @@ def test_what_goes_is_told_with_all_that_hung_on_it() -> None:
     assert f"{CDUS}/0/Pumps/1" not in walk.tree.targets
 
 
-def test_no_more_resources_are_followed_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_resources_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walked, "MAX_TARGETS", 20)
     members = [link(f"{CDUS}/{n}") for n in range(50)]
     walk = Walk(units(members) | {f"{CDUS}/{n}": UNIT for n in range(50)}).run()
@@ -162,7 +164,7 @@ def test_no_more_resources_are_followed_than_there_is_room_for(monkeypatch: pyte
     assert walk.faults.count == 50 - len(walk.rows)
 
 
-def test_a_chassis_and_a_unit_of_one_id_keep_their_pumps_and_detectors_apart() -> None:
+def test_a_chassis_and_a_unit_with_the_same_id_keep_separate_parts() -> None:
     pumps, thermal = f"{CHASSIS}/1/ThermalSubsystem/Pumps", f"{CHASSIS}/1/ThermalSubsystem"
     documents = units([link(f"{CDUS}/1")])
     documents |= {f"{CDUS}/1": {**UNIT, "Pumps": link(f"{CDUS}/1/Pumps")}, f"{CDUS}/1/Pumps/1": UNIT}
@@ -177,7 +179,7 @@ def test_a_chassis_and_a_unit_of_one_id_keep_their_pumps_and_detectors_apart() -
     assert walk.faults.count == 0
 
 
-def test_a_capture_of_a_service_can_be_walked_without_a_network(tmp_path: Path) -> None:
+def test_a_recorded_service_can_be_walked_without_a_network(tmp_path: Path) -> None:
     """The way in which samples of vendors are looked at by hand."""
     path = tmp_path / "capture.json"
     path.write_text(json.dumps(TREES["shelf"]().documents))
@@ -193,7 +195,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([PREFIX, f"{PREFIX}/ThermalEquipment", CDUS, f"{CDUS}/1", CHASSIS]), JSON))
-def test_no_tree_of_documents_ends_a_walk(documents: dict[str, Any]) -> None:
+def test_no_tree_of_documents_breaks_a_walk(documents: dict[str, Any]) -> None:
     walk = Walk(root() | {path: body for path, body in documents.items() if isinstance(body, dict)}).run(1)
     assert len(walk.asked) < 1000
     assert len(set(walk.rows)) == len(walk.rows)

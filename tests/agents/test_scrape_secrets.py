@@ -14,7 +14,7 @@ from agents.collector import Reading
 from agents.collectors.exporters.mapping import load_mapping
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
 from agents.collectors.exporters.scraper import PageFetcher, ScrapeError
-from agents.collectors.registry import configured
+from agents.collectors.registry import configured_collectors
 from pipeline.model.errors import ConfigError
 from tests.agents.exporter_double import OK, peer
 
@@ -30,19 +30,19 @@ def test_a_token_is_not_sent_unencrypted_to_a_host_name(url: str) -> None:
     with pytest.raises(
         ConfigError, match=r"a: url = .* would send the token of token_file unencrypted; expected https"
     ):
-        configured(endpoint(url=url, token_file="/t"), "f.toml")
-    configured(endpoint(url=url), "f.toml")
+        configured_collectors(endpoint(url=url, token_file="/t"), "f.toml")
+    configured_collectors(endpoint(url=url), "f.toml")
 
 
 def test_a_public_ipv4_address_in_ipv6_notation_is_public() -> None:
     with pytest.raises(ConfigError, match="https to public ones"):
-        configured(endpoint(url="http://[::ffff:8.8.8.8]/"), "f.toml")
-    configured(endpoint(url="http://[::ffff:10.0.0.7]/"), "f.toml")
+        configured_collectors(endpoint(url="http://[::ffff:8.8.8.8]/"), "f.toml")
+    configured_collectors(endpoint(url="http://[::ffff:10.0.0.7]/"), "f.toml")
 
 
 @pytest.mark.parametrize("url", ["https://x.example/", "http://10.0.0.7:9/", "http://[::1]:9/", "http://localhost/"])
 def test_a_token_may_be_sent_encrypted_or_in_private_networks(url: str) -> None:
-    configured(endpoint(url=url, token_file="/t"), "f.toml")
+    configured_collectors(endpoint(url=url, token_file="/t"), "f.toml")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_token_may_be_sent_encrypted_or_in_private_networks(url: str) -> None:
 )
 def test_an_unusable_url_is_refused_at_configuration(url: str) -> None:
     with pytest.raises(ConfigError, match="a port of 1 to 65535"):
-        configured(endpoint(url=url), "f.toml")
+        configured_collectors(endpoint(url=url), "f.toml")
 
 
 @pytest.mark.parametrize(

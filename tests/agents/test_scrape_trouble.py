@@ -161,7 +161,7 @@ def test_an_endpoint_down_at_start_loses_no_entity_and_reports_them_once_up() ->
     while pages:
         scraper._newest = scraper.scrape()
         found = {e for r in made.read() for e in r.entities}
-        told.append((sorted(found), made.renewed()))
+        told.append((sorted(found), made.inventory_changed()))
         assert found <= made.inventory().keys()
     up = ["custom:x.a", "exporter:x"]
     assert told == [(["exporter:x"], True), (up, True), (["exporter:x"], False), (up, False)]

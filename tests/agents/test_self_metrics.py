@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.collector import Reading, Rhythm
+from agents.collector import Reading, SamplingSchedule
 from agents.collectors.host.host import Host
 from agents.collectors.nic.network import Network
 from agents.node.self_metrics import SelfMetrics
@@ -31,7 +31,7 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def self_metrics_of(pool: WorkerPool, proc: Path = Path("/proc")) -> SelfMetrics:
-    return SelfMetrics("n1", pool, Rhythm("n1", lambda: START), proc)
+    return SelfMetrics("n1", pool, SamplingSchedule("n1", lambda: START), proc)
 
 
 def values_of(metrics: SelfMetrics, pool: WorkerPool, changed: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
 from agents.collectors.host import dbus
-from agents.collectors.host.services import Services, listed
+from agents.collectors.host.services import Services, parse_unit_list
 from tests.agents import bus
 from tests.agents.bus import Service
 
@@ -59,7 +59,7 @@ def look(services: Services) -> Reading:
     return reading
 
 
-def test_services_that_are_installed_are_told_and_others_are_not(host: Host) -> None:
+def test_installed_services_are_reported_and_others_are_not(host: Host) -> None:
     host.systemd.units = {
         "nvidia-fabricmanager.service": Service(),
         "kubelet.service": Service("activating", restarts=12),
@@ -79,7 +79,7 @@ def test_services_that_are_installed_are_told_and_others_are_not(host: Host) -> 
     services.close()
 
 
-def test_a_change_is_an_event_with_the_moment_that_systemd_gives(host: Host) -> None:
+def test_a_change_is_an_event_with_the_time_of_systemd(host: Host) -> None:
     host.systemd.units = {"slurmd.service": Service(), "kubelet.service": Service()}
     services = host.services()
     services.open("n1")
@@ -131,7 +131,7 @@ def test_a_host_with_none_of_the_services_is_no_data(host: Host) -> None:
     services.close()
 
 
-def test_a_look_costs_one_call_and_one_per_service(host: Host) -> None:
+def test_a_read_costs_one_call_and_one_per_service(host: Host) -> None:
     host.systemd.units = {name: Service() for name in SIX}
     services = host.services()
     services.open("n1")
@@ -140,18 +140,18 @@ def test_a_look_costs_one_call_and_one_per_service(host: Host) -> None:
     services.close()
 
 
-def test_a_systemd_that_does_not_answer_is_no_data_after_the_patience(host: Host) -> None:
+def test_a_systemd_without_response_is_no_data_after_the_timeout(host: Host) -> None:
     services = host.services(patience=0.2)
     host.systemd.silent = True
     services.open("n1")
     began = time.monotonic()
-    with pytest.raises(NoData, match="timed out; wanted an answer of systemd"):
+    with pytest.raises(NoData, match="timed out; expected a response of systemd"):
         services.read()
     assert time.monotonic() - began < 5
     services.close()
 
 
-def test_a_change_during_an_outage_of_the_bus_is_told_when_it_is_back(host: Host) -> None:
+def test_a_change_during_a_bus_outage_is_reported_afterwards(host: Host) -> None:
     host.systemd.units = {"slurmd.service": Service()}
     services = host.services()
     services.open("n1")
@@ -166,7 +166,7 @@ def test_a_change_during_an_outage_of_the_bus_is_told_when_it_is_back(host: Host
 
 
 def test_a_host_without_systemd_is_no_data(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="wanted the system bus of a host with systemd"):
+    with pytest.raises(NoData, match="expected the system bus of a host with systemd"):
         Services(bus=str(tmp_path / "absent")).open("n1")
     host.systemd.stop()
     services = host.services()
@@ -194,7 +194,7 @@ def test_a_socket_that_is_no_bus_is_no_data(tmp_path: Path, answer: bytes) -> No
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(NoData, match="wanted the system bus"):
+        with pytest.raises(NoData, match="expected the system bus"):
             Services(bus=str(tmp_path / "bus"), patience=2.0).open("n1")
         thread.join()
 
@@ -207,35 +207,35 @@ def returned(signature: str, body: bytes, serial: int = 3) -> bytes:
     return bus.packed(2, 1, fields, body)
 
 
-def test_an_answer_of_every_type_is_read() -> None:
+def test_a_reply_of_every_type_is_read() -> None:
     body = bus.Writer().number("B", 7).number("I", 1).number("h", -2).number("q", -3).text("/o").signature("ai")
     body.signature("d").pad(8).data += struct.pack("<d", 0.5)
     body.number("I", 0).pad(8)  # an empty list of pairs
-    found = dbus.answer(returned("ybnxogva{sv}", bytes(body.data)))
+    found = dbus.decode_reply(returned("ybnxogva{sv}", bytes(body.data)))
     assert found == (3, [7, 1, -2, -3, "/o", "ai", 0.5, []])
 
 
-def test_an_answer_in_the_other_order_of_bytes_is_read() -> None:
+def test_a_reply_in_the_other_byte_order_is_read() -> None:
     fields = struct.pack(">BBsBI", 5, 1, b"u", 0, 3) + struct.pack(">BBsBB", 8, 1, b"g", 0, 1) + b"u\0"
     head = struct.pack(">cBBBIII", b"B", 2, 0, 1, 4, 1, len(fields)) + fields
-    assert dbus.answer(head + bytes(-len(head) % 8) + struct.pack(">I", 9)) == (3, [9])
+    assert dbus.decode_reply(head + bytes(-len(head) % 8) + struct.pack(">I", 9)) == (3, [9])
 
 
 def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
-    with pytest.raises(ValueError, match="wanted at most"):
-        dbus.length(struct.pack("<cBBBIII", b"l", 2, 0, 1, dbus.MAX_MESSAGE, 1, 0))
+    with pytest.raises(ValueError, match="expected at most"):
+        dbus.message_length(struct.pack("<cBBBIII", b"l", 2, 0, 1, dbus.MAX_MESSAGE, 1, 0))
 
 
-def test_values_nested_without_end_are_refused() -> None:
+def test_endlessly_nested_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"too deep|beyond|broken"):
-        dbus.answer(returned("v", b"\x01v\0" * 100))
+        dbus.decode_reply(returned("v", b"\x01v\0" * 100))
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_more_than_be_no_message(data: bytes) -> None:
+def test_any_bytes_are_a_message_or_an_expected_error(data: bytes) -> None:
     try:
-        dbus.answer(data)
-    except (ValueError, dbus.Refused):
+        dbus.decode_reply(data)
+    except (ValueError, dbus.DBusError):
         return
 
 
@@ -243,22 +243,22 @@ SIGNATURES = st.text(alphabet="ybnqiuxtdsogva(){}", max_size=12)
 
 
 @given(SIGNATURES, st.binary(max_size=120))
-def test_no_body_and_signature_do_more_than_be_no_message(signature: str, body: bytes) -> None:
+def test_any_body_and_signature_are_a_message_or_an_expected_error(signature: str, body: bytes) -> None:
     try:
-        found = dbus.answer(returned(signature, body))
+        found = dbus.decode_reply(returned(signature, body))
     except ValueError:
         return
-    listed(found[1])
+    parse_unit_list(found[1])
 
 
 @given(st.integers(0, 200), st.integers(0, 255))
-def test_a_damaged_answer_is_still_bounded(at: int, value: int) -> None:
+def test_a_damaged_reply_is_still_bounded(at: int, value: int) -> None:
     _, rows = bus.Systemd({"slurmd.service": Service()})._list(["slurmd.service"])
     data = bytearray(returned("a(ssssssouso)", bytes(rows.data)))
     data[at % len(data)] = value
     try:
-        _, values = dbus.answer(bytes(data))
-    except (ValueError, dbus.Refused):
+        _, values = dbus.decode_reply(bytes(data))
+    except (ValueError, dbus.DBusError):
         return
     for rows in values:
-        listed(rows)
+        parse_unit_list(rows)

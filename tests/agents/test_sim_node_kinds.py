@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from agents.collectors.host.kernel_patterns import load
+from agents.collectors.host.kernel_patterns import load_patterns
 from agents.sim.chunk import Chunk
 from agents.sim.confounders.nodes import LateTelemetry, Maintenance, MixedSilicon, NodeTransient, OwnCanary
 from agents.sim.effects import Effects
@@ -171,7 +171,7 @@ def test_a_part_that_servers_do_not_have_is_refused_with_those_they_have() -> No
 
 
 def test_every_line_of_the_kernel_is_one_that_agents_know() -> None:
-    known = {pattern.name: pattern for pattern in load().patterns}
+    known = {pattern.name: pattern for pattern in load_patterns().patterns}
     for part in ("cpu", "io_board", "ssd"):
         for _, event in told(struck(HostFault(part, 1.0, 600.0), end=3205.0)[1], "kernel"):
             pattern = known[str(event.data["pattern"])]

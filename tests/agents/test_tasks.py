@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
 from agents.collectors.host import tasks
-from agents.collectors.host.tasks import Tasks, task
+from agents.collectors.host.tasks import Tasks, parse_stat
 from pipeline.model.records import SECOND
 
 SLEEPER = """
@@ -62,13 +62,13 @@ def test_blocked_processes_are_counted_those_of_driver_and_training_too(processe
     assert processes.values() == [3, 2, 0]
 
 
-def test_a_name_with_parentheses_and_blanks_is_no_state(processes: Processes) -> None:
+def test_a_name_with_parentheses_and_blanks_is_not_a_state(processes: Processes) -> None:
     processes.put(20, "a) D (b", "S")
     processes.put(21, "(sd-pam) D", "D")
     assert processes.values() == [1, 0, 0]
 
 
-def test_the_longest_wait_is_of_one_process_that_stayed_and_did_nothing(processes: Processes) -> None:
+def test_the_longest_wait_is_of_one_process_without_progress(processes: Processes) -> None:
     processes.put(20, "python3", "D")
     processes.put(21, "rsync", "D")
     processes.look()
@@ -83,7 +83,7 @@ def test_the_longest_wait_is_of_one_process_that_stayed_and_did_nothing(processe
     assert processes.values(30) == [1, 1, 0]
 
 
-def test_a_wait_of_two_minutes_is_told_once_with_where_it_sleeps(processes: Processes) -> None:
+def test_a_wait_of_two_minutes_is_reported_once_with_its_wchan(processes: Processes) -> None:
     processes.put(20, "python3", "D", wchan="rpc_wait_bit_killable")
     processes.put(21, "rsync", "D", wchan="0")
     assert processes.look().events == ()
@@ -108,7 +108,7 @@ def test_a_storm_of_waits_is_bounded(processes: Processes) -> None:
     assert len(processes.look(30).events) == 3
 
 
-def test_processes_that_end_during_the_look_are_none(processes: Processes) -> None:
+def test_processes_that_end_during_the_read_are_skipped(processes: Processes) -> None:
     (processes.root / "30").mkdir()
     processes.put(31, "python3", "D")
     (processes.root / "31" / "stat").write_bytes(b"31 (python3) D 1 2")
@@ -116,7 +116,7 @@ def test_processes_that_end_during_the_look_are_none(processes: Processes) -> No
 
 
 def test_without_processes_there_is_no_data(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="wanted /proc mounted"):
+    with pytest.raises(NoData, match="expected /proc mounted"):
         Tasks(proc=tmp_path / "absent").open("n1")
 
 
@@ -130,7 +130,7 @@ def test_a_real_process_that_sleeps_uninterruptibly_is_found(tmp_path: Path) -> 
     process = subprocess.Popen([program])
     try:
         until = time.monotonic() + 10
-        while process.pid not in dict(tasks.blocked(Path("/proc"))):
+        while process.pid not in dict(tasks.blocked_processes(Path("/proc"))):
             assert time.monotonic() < until, "the sleeper never came to state D"
             time.sleep(0.01)
         collector = Tasks(told_after=0.0)
@@ -148,5 +148,5 @@ def test_a_real_process_that_sleeps_uninterruptibly_is_found(tmp_path: Path) -> 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_parser(text: bytes) -> None:
-    found = task(text)
+    found = parse_stat(text)
     assert found is None or found.start == int(text.rpartition(b")")[2].split()[19])

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData, Reading
-from agents.collectors.registry import configured
+from agents.collectors.registry import configured_collectors
 from agents.collectors.training import agent_socket, datagram, training
 from agents.collectors.training.agent_socket import DatagramSender, socket_paths
 from agents.collectors.training.datagram import RankSender
@@ -444,7 +444,7 @@ def test_every_user_may_send_with_any_umask(path: Path) -> None:
 @pytest.mark.parametrize("mode", ["0999", "rw", "", "0o666"])
 def test_an_invalid_file_mode_is_refused(mode: str) -> None:
     with pytest.raises(ConfigError, match="expected a file mode in octal"):
-        configured({"training": {"mode": mode}}, "f.toml")
+        configured_collectors({"training": {"mode": mode}}, "f.toml")
 
 
 def test_damaged_datagrams_are_counted_and_harm_no_other_rank(collector: Training, path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agents.collectors.gpu.slots import boot
+from agents.collectors.gpu.slots import boot_id
 from agents.collectors.jobs import ranks
 from agents.collectors.jobs.gpu_assignment import GpuNumbers
 from agents.collectors.jobs.process_identity import identify_process
@@ -46,7 +46,7 @@ class OwnedRanks:
     def write_job_state(self, **users: int) -> None:
         """Writes the state file of `jobs`: a rank of each job, run by that user."""
         rows: list[Any] = [(f"rank:{job}.0", job, "", [], "", {"node": "n1", "uid": uid}) for job, uid in users.items()]
-        self.memory.write_text(json.dumps({"boot": boot(), "jobs": {}, "ranks": rows}))
+        self.memory.write_text(json.dumps({"boot": boot_id(), "jobs": {}, "ranks": rows}))
         self.at += 1.0
 
     def report(self, job: str, rank: int, uid: int) -> bool:
@@ -104,7 +104,7 @@ def test_the_prolog_takes_precedence_over_environments(owned: OwnedRanks) -> Non
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', '{"boot": "B", "ranks": [1]}', '{"ranks": 7}'])
 def test_a_file_of_another_shape_or_boot_is_ignored(owned: OwnedRanks, text: str) -> None:
-    owned.memory.write_text(text.replace('"B"', json.dumps(boot())))
+    owned.memory.write_text(text.replace('"B"', json.dumps(boot_id())))
     assert owned.report("81", 0, IMPOSTOR)
 
 
@@ -116,7 +116,7 @@ def test_a_rank_cannot_claim_a_gpu_of_another_users_job(tmp_path: Path, uid: int
     """Otherwise forged ranks with forged digests could raise or clear its incidents."""
     memory, at = tmp_path / "jobs.json", [0.0]
     row = ("rank:81.0", "81", "", ["gpu:n1.3"], "", {"node": "n1", "uid": VICTIM})
-    memory.write_text(json.dumps({"boot": boot(), "jobs": {}, "ranks": [row]}))
+    memory.write_text(json.dumps({"boot": boot_id(), "jobs": {}, "ranks": [row]}))
     collector = Training(socket=str(tmp_path / "t.sock"), facts=tmp_path, jobs=memory)
     collector._clock = lambda: at[0]
     collector.open("n1")

@@ -10,7 +10,7 @@ import pytest
 
 from agents.collector import Reading
 from agents.collectors.bmc.redfish import Redfish
-from agents.collectors.bmc.redfish_settings import Bmc
+from agents.collectors.bmc.redfish_settings import BmcSettings
 from agents.node import doctor
 from agents.node.once import find_unreachable, print_once, read_once
 from pipeline.config.sections import Agent, Config
@@ -38,13 +38,13 @@ def closed() -> str:
 def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_reports_it(
     closed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))]
+    asked = [Redfish(bmcs=(BmcSettings("b", closed, allow_http=True),))]
     found = {check.name: check for check in doctor.check_collectors(CONFIG, asked)}["collector redfish"]
     assert found.state == "fail"
     assert found.found.startswith("bmc:b: ")
     assert "refused" in found.found
     assert "[[collector.redfish.bmcs]]" in found.mend
-    print_once(CONFIG, "jsonl", [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))])
+    print_once(CONFIG, "jsonl", [Redfish(bmcs=(BmcSettings("b", closed, allow_http=True),))])
     assert "bmc:b: " in capsys.readouterr().err
 
 
@@ -55,7 +55,7 @@ def test_doctor_fails_a_bmc_that_refuses_the_login(tmp_path: Path, password: str
         path.touch(0o600)
         path.write_text(password)
     with Double(cdu()) as double:
-        bmc = Bmc("b", double.url, double.user, path, allow_http=True)
+        bmc = BmcSettings("b", double.url, double.user, path, allow_http=True)
         found = doctor.check_collectors(CONFIG, [Redfish(bmcs=(bmc,))])[0]
     assert found.state == "fail"
     assert said in found.found
@@ -66,7 +66,7 @@ def test_once_shows_the_values_of_a_bmc_that_responds_within_seconds(tmp_path: P
     path.touch(0o600)
     with Double(cdu()) as double:
         path.write_text(double.password)
-        (look,) = read_once(CONFIG, [Redfish(bmcs=(Bmc("b", double.url, double.user, path, allow_http=True),))])
+        (look,) = read_once(CONFIG, [Redfish(bmcs=(BmcSettings("b", double.url, double.user, path, allow_http=True),))])
     signals = {name for reading in look.readings for name in reading.columns}
     assert {"coolant.flow", "leak.state", "bmc.reachable"} <= signals
     assert doctor.check_report(look).state == "ok"

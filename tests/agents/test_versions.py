@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.collectors.host.versions import Versions, os_release
+from agents.collectors.host.versions import Versions, parse_os_release
 
 SERVER = {
     "proc/sys/kernel/osrelease": "6.8.0-test",
@@ -56,9 +56,9 @@ def test_versions_are_attributes_of_the_node(root: Path) -> None:
     }
 
 
-def test_a_driver_that_is_replaced_while_we_watch_is_an_event(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_replaced_at_run_time_is_an_event(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = opened(root)
-    monkeypatch.setattr(versions._rhythm, "due", lambda _: True)
+    monkeypatch.setattr(versions._schedule, "due", lambda _: True)
     versions.read()
     assert versions.read()[0].events == ()
     (root / "sys/module/nvidia/version").write_text("575.51.02\n")
@@ -79,7 +79,7 @@ def test_the_files_of_a_root_disk_are_read_once(root: Path) -> None:
     assert versions.inventory()["node:n1"].attributes["operating_system"] == "Debian GNU/Linux 12 (bookworm)"
 
 
-def test_a_machine_that_tells_nothing_has_no_attributes_but_goes_on(tmp_path: Path) -> None:
+def test_a_machine_without_versions_has_no_attributes(tmp_path: Path) -> None:
     versions = opened(tmp_path)
     (reading,) = versions.read()
     assert reading.columns["node.kernel_tainted"].tolist() == [2**64 - 1]
@@ -88,4 +88,4 @@ def test_a_machine_that_tells_nothing_has_no_attributes_but_goes_on(tmp_path: Pa
 
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_parser_of_os_release(text: str) -> None:
-    assert all(len(value) <= 200 for value in os_release(text).values())
+    assert all(len(value) <= 200 for value in parse_os_release(text).values())

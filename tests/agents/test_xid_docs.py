@@ -21,19 +21,19 @@ def codes(found: Iterable[int | str]) -> str:
 
 
 def xid_rows() -> str:
-    known = sorted(xid_table.load().xids.values(), key=lambda x: x.code)
-    rows = ((x.code, x.name, x.group, x.severity, x.action, x.then, codes(x.follows), codes(x.peers), ", ".join(x.products)) for x in known)  # fmt: skip # noqa: E501
+    known = sorted(xid_table.load_xid_table().xids.values(), key=lambda x: x.code)
+    rows = ((x.code, x.name, x.group, x.severity, x.action, x.next_action, codes(x.follows), codes(x.peers), ", ".join(x.products)) for x in known)  # fmt: skip # noqa: E501
     return table(("XID", "name", "class", "severity", "action", "then", "follows", "peers", "products"), rows)
 
 
 def sxid_rows() -> str:
-    known = sorted(xid_table.load().sxids.values(), key=lambda x: x.code)
-    rows = ((x.code, x.name, x.severity, x.reach, x.action, x.then) for x in known)
+    known = sorted(xid_table.load_xid_table().sxids.values(), key=lambda x: x.code)
+    rows = ((x.code, x.name, x.severity, x.reach, x.action, x.next_action) for x in known)
     return table(("SXid", "name", "severity", "reach", "action", "then"), rows)
 
 
 def pattern_rows() -> str:
-    rows = ((p.name, p.group, p.severity) for p in kernel_patterns.load().patterns)
+    rows = ((p.name, p.group, p.severity) for p in kernel_patterns.load_patterns().patterns)
     return table(("pattern", "class", "severity"), rows)
 
 

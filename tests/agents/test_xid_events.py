@@ -73,17 +73,17 @@ def test_an_xid_is_an_event_of_its_gpu_with_its_meaning(library: Path, tmp_path:
     assert (second[0], second[2]["detail"]) == ("gpu:n1.0", {"gpu_instance": 5, "compute_instance": 1})
 
 
-def test_nothing_is_told_where_nothing_happened_and_no_look_waits_long(library: Path, tmp_path: Path) -> None:
+def test_without_events_a_read_is_empty_and_short(library: Path, tmp_path: Path) -> None:
     assert looks(library, tmp_path, "", "gpus 2", count=5, wait=1) == {"looks": [[]] * 5}
 
 
-def test_a_gpu_that_is_lost_costs_only_itself(library: Path, tmp_path: Path) -> None:
+def test_a_lost_gpu_affects_no_other(library: Path, tmp_path: Path) -> None:
     """The driver ends the wait with `GPU is lost`; a new set of the others reads on."""
     found = looks(library, tmp_path, "error 15\n1 8 48\n", "gpus 3", "lost 2", count=2)
     assert [[event[0] for event in look] for look in found["looks"]] == [[], ["gpu:n1.1"]]
 
 
-def test_one_look_is_bounded_and_the_next_goes_on(library: Path, tmp_path: Path) -> None:
+def test_one_read_is_bounded_and_the_next_continues(library: Path, tmp_path: Path) -> None:
     found = looks(library, tmp_path, "0 8 31\n" * 300, "gpus 1", count=2)
     assert [len(look) for look in found["looks"]] == [256, 44]
 
@@ -96,7 +96,7 @@ def test_one_look_is_bounded_and_the_next_goes_on(library: Path, tmp_path: Path)
         (("gpus 0",), "none of 0 NVIDIA GPUs reports XIDs"),
         (("gpus 2", "fail nvmlEventSetCreate 999"), "gives no event set"),
         (("gpus 2", "fail nvmlDeviceRegisterEvents 3"), "none of 2 NVIDIA GPUs reports XIDs"),
-        (("gpus 2", "fail nvmlDeviceGetCount 15"), "does not count its GPUs"),
+        (("gpus 2", "fail nvmlDeviceGetCount 15"), "reports no number of GPUs"),
     ],
 )
 def test_a_driver_without_events_is_no_data_with_the_reason(

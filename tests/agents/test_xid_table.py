@@ -10,10 +10,10 @@ import pytest
 
 from agents.collectors.gpu import xid_table
 from agents.collectors.gpu.xid import XidEvents
-from agents.collectors.gpu.xid_table import SEVERITIES, SHIPPED, load
+from agents.collectors.gpu.xid_table import SEVERITIES, SHIPPED, load_xid_table
 from agents.collectors.host import kernel_patterns
 from agents.collectors.host.kernel_log import KernelLog
-from agents.collectors.registry import configured
+from agents.collectors.registry import configured_collectors
 from pipeline.model.errors import ConfigError
 
 KEYS = {"codes", "name", "class", "severity", "action", "then", "products", "follows", "peers"}
@@ -37,7 +37,7 @@ def test_the_shipped_table_has_every_key_of_every_entry_and_a_version() -> None:
 
 
 def test_the_shipped_table_has_the_codes_of_the_catalogue() -> None:
-    table = load()
+    table = load_xid_table()
     assert [code for code in MUST if code not in table.xids] == []
     assert {x.group for x in table.xids.values()} <= set(CLASSES.split())
     assert {x.severity for x in table.xids.values()} == set(SEVERITIES)
@@ -55,14 +55,14 @@ def test_the_shipped_table_has_the_codes_of_the_catalogue() -> None:
         (13, "info", "restart app"),
     ],
 )
-def test_what_is_done_first(code: int, severity: str, action: str) -> None:
-    assert (load().xid(code).severity, load().xid(code).action) == (severity, action)
+def test_the_next_action_is_in_the_table(code: int, severity: str, action: str) -> None:
+    assert (load_xid_table().find_xid(code).severity, load_xid_table().find_xid(code).action) == (severity, action)
 
 
-def test_an_unknown_code_is_told_as_such() -> None:
-    found = load().xid(4711)
+def test_an_unknown_code_is_marked_as_unknown() -> None:
+    found = load_xid_table().find_xid(4711)
     assert (found.name, found.group, found.severity) == ("unknown XID 4711", "unknown", "warning")
-    assert load().sxid(4711).name == "unknown SXid 4711"
+    assert load_xid_table().find_sxid(4711).name == "unknown SXid 4711"
 
 
 def test_a_users_file_changes_the_keys_that_it_names_and_adds_codes(tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_a_users_file_changes_the_keys_that_it_names_and_adds_codes(tmp_path: Pa
         '[[xid]]\ncodes = [200]\nname = "new"\nclass = "site"\nfollows = [79, "any"]\n'
         '[[sxid]]\ncodes = [20034]\nseverity = "warning"\n'
     )
-    found, shipped = load(own), load()
-    assert (found.xid(109).severity, found.xid(31).severity) == ("info", "info")
-    assert found.xid(109).action == shipped.xid(109).action
-    assert (found.xid(200).name, found.xid(200).group) == ("new", "site")
-    assert found.xid(200).follows == {79, "any"}
-    assert (found.sxid(20034).severity, found.sxid(20034).reach) == ("warning", "link")
+    found, shipped = load_xid_table(own), load_xid_table()
+    assert (found.find_xid(109).severity, found.find_xid(31).severity) == ("info", "info")
+    assert found.find_xid(109).action == shipped.find_xid(109).action
+    assert (found.find_xid(200).name, found.find_xid(200).group) == ("new", "site")
+    assert found.find_xid(200).follows == {79, "any"}
+    assert (found.find_sxid(20034).severity, found.find_sxid(20034).reach) == ("warning", "link")
     assert found.version == f"{shipped.version}, own.toml 7"
-    assert shipped.xid(109).severity == "critical"
+    assert shipped.find_xid(109).severity == "critical"
 
 
 @pytest.mark.parametrize(
@@ -87,38 +87,41 @@ def test_a_users_file_changes_the_keys_that_it_names_and_adds_codes(tmp_path: Pa
     [
         (
             "[[xid]]\ncodes = [79]\nseverity = 'fatal'",
-            r"\[\[xid\]\] number 1: severity = 'fatal': wanted one of info, w",
+            r"\[\[xid\]\] number 1: severity = 'fatal': expected one of info, w",
         ),
-        ("[[xid]]\ncodes = [79]\nsevrity = 'info'", r"number 1: sevrity: no such key; wanted codes, name"),
-        ("[[xid]]\nname = 'a'", r"number 1: codes = None: wanted a list of codes such as \[79\]"),
-        ("[[xid]]\ncodes = [true]", r"codes = \[True\]: wanted a list of codes"),
-        ("[[xid]]\ncodes = [1]\naction = ''", r"action = '': wanted a text of 1 to 200"),
-        ("[[xid]]\ncodes = [1]\nfollows = ['all']", r"follows = \['all'\]: wanted a list of codes or \"any\""),
-        ("[[sxid]]\ncodes = [1]\nreach = 'all'", r"\[\[sxid\]\] number 1: reach = 'all': wanted one of none, link, f"),
-        ("[xid]\ncodes = [1]", r"xid: wanted tables \[\[xid\]\]"),
-        ("xids = 3", r"xids: no such key; wanted version, source, \[\[xid\]\]"),
-        ("what", r"own\.toml: .*wanted a readable TOML file"),
+        ("[[xid]]\ncodes = [79]\nsevrity = 'info'", r"number 1: sevrity: unknown key; expected codes, name"),
+        ("[[xid]]\nname = 'a'", r"number 1: codes = None: expected a list of codes such as \[79\]"),
+        ("[[xid]]\ncodes = [true]", r"codes = \[True\]: expected a list of codes"),
+        ("[[xid]]\ncodes = [1]\naction = ''", r"action = '': expected a text of 1 to 200"),
+        ("[[xid]]\ncodes = [1]\nfollows = ['all']", r"follows = \['all'\]: expected a list of codes or \"any\""),
+        (
+            "[[sxid]]\ncodes = [1]\nreach = 'all'",
+            r"\[\[sxid\]\] number 1: reach = 'all': expected one of none, link, f",
+        ),
+        ("[xid]\ncodes = [1]", r"xid: expected tables \[\[xid\]\]"),
+        ("xids = 3", r"xids: unknown key; expected version, source, \[\[xid\]\]"),
+        ("what", r"own\.toml: .*expected a readable TOML file"),
     ],
 )
 @pytest.mark.parametrize("collector", [KernelLog, XidEvents])
-def test_a_wrong_file_is_refused_at_start_with_file_key_and_what_is_wanted(
+def test_a_wrong_file_is_refused_at_start_with_file_key_and_expectation(
     tmp_path: Path, text: str, says: str, collector: type[KernelLog | XidEvents]
 ) -> None:
     own = tmp_path / "own.toml"
     own.write_text(text)
     with pytest.raises(ConfigError, match=rf"own\.toml: .*{says}|{says}"):
-        configured({collector.name: {"xid_table": str(own)}}, "f.toml")
+        configured_collectors({collector.name: {"xid_table": str(own)}}, "f.toml")
 
 
-def test_an_absent_file_is_refused_at_start(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_at_start(tmp_path: Path) -> None:
     said = (
-        r"^f\.toml: \[collector\.kernel_log\] xid_table = '.*none\.toml': .*No such file.*wanted a readable TOML file"
+        r"^f\.toml: \[collector\.kernel_log\] xid_table = '.*none\.toml': .*No such file.*expected a readable TOML file"
     )
     with pytest.raises(ConfigError, match=said):
-        configured({"kernel_log": {"xid_table": str(tmp_path / "none.toml")}}, "f.toml")
+        configured_collectors({"kernel_log": {"xid_table": str(tmp_path / "none.toml")}}, "f.toml")
 
 
-def test_the_data_lies_beside_the_code_so_that_the_wheel_holds_it() -> None:
+def test_the_data_is_beside_the_code_so_that_the_wheel_includes_it() -> None:
     """Hatch packs every file of the packages that pyproject names."""
     beside = {path.name for data in (xid_table, kernel_patterns) for path in Path(data.__file__).parent.glob("*.toml")}
     assert beside == {"xid.toml", "nvlink.toml", "kernel_log.toml"}

@@ -9,13 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.collectors.gpu.xid_text import XidLine, detail, normal_pci, sxid_line, uuid_line, xid_line
+from agents.collectors.gpu.xid_text import (
+    XidLine,
+    decode_detail,
+    parse_sxid_line,
+    parse_uuid_line,
+    parse_xid_line,
+    pci_without_function,
+)
 
 UUID = "GPU-0a1b2c3d-1111-2222-3333-444455556666"
 
 
 def line(code: int, text: str, where: str = "PCI:0000:1d:00") -> XidLine:
-    found = xid_line(f"NVRM: Xid ({where}): {code}, pid=77, name=train, {text}")
+    found = parse_xid_line(f"NVRM: Xid ({where}): {code}, pid=77, name=train, {text}")
     assert found is not None
     return found
 
@@ -48,16 +55,16 @@ def line(code: int, text: str, where: str = "PCI:0000:1d:00") -> XidLine:
     ],
 )
 def test_every_form_of_the_line_is_read(text: str, wanted: XidLine) -> None:
-    assert xid_line(text) == wanted
-    assert xid_line(f"[ 12.5] {text}") == wanted
+    assert parse_xid_line(text) == wanted
+    assert parse_xid_line(f"[ 12.5] {text}") == wanted
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "NVRM: Xid : 32, pid=1", "NVRM: Xid (PCI:0000:66:00): abc", "Xid (PCI:0000:66:00): 3", "NVRM: GPU lost"],
 )
-def test_what_is_no_xid_is_none(text: str) -> None:
-    assert xid_line(text) is None
+def test_other_lines_are_no_xids(text: str) -> None:
+    assert parse_xid_line(text) is None
 
 
 @pytest.mark.parametrize(
@@ -143,7 +150,7 @@ def test_what_is_no_xid_is_none(text: str) -> None:
     ],
 )  # fmt: skip
 def test_details_of_a_code_are_decoded(code: int, text: str, wanted: dict[str, Any]) -> None:
-    assert detail(line(code, text)) == wanted
+    assert decode_detail(line(code, text)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -158,19 +165,21 @@ def test_details_of_a_code_are_decoded(code: int, text: str, wanted: dict[str, A
         ("0x0 (None) to 0x9 (Something New)", 9, "Something New"),
     ],
 )
-def test_the_recovery_action_is_told_by_its_number(text: str, to: int, action: str) -> None:
-    found = detail(line(154, f"GPU recovery action changed from {text}"))
+def test_the_recovery_action_is_decoded_by_number(text: str, to: int, action: str) -> None:
+    found = decode_detail(line(154, f"GPU recovery action changed from {text}"))
     assert (found["to"], found["action"]) == (to, action)
 
 
 def test_mig_instances_are_details() -> None:
-    found = detail(line(43, "Ch 1", "PCI:0000:1d:00 GPU-I:05 GPU-CI:02"))
+    found = decode_detail(line(43, "Ch 1", "PCI:0000:1d:00 GPU-I:05 GPU-CI:02"))
     assert found == {"channel": "1", "gpu_instance": 5, "compute_instance": 2}
 
 
 def test_nvlink_codes_are_decoded_by_their_rules() -> None:
-    assert detail(line(74, "NVLink: fatal error detected on link 3(0x10, 0x0, 0x0)"))["verdict"] == "ECC or parity"
-    assert detail(line(144, "SAW_MVB Fatal XC0 i0 Link 00 (0x1 0x2)"), 575)["action"] == "reset GPU"
+    assert (
+        decode_detail(line(74, "NVLink: fatal error detected on link 3(0x10, 0x0, 0x0)"))["verdict"] == "ECC or parity"
+    )
+    assert decode_detail(line(144, "SAW_MVB Fatal XC0 i0 Link 00 (0x1 0x2)"), 575)["action"] == "reset GPU"
 
 
 @pytest.mark.parametrize(
@@ -187,29 +196,29 @@ def test_nvlink_codes_are_decoded_by_their_rules() -> None:
         ("11012, Data {0x50610002, 0x10100030}", 11012, None, {"data": ["0x50610002", "0x10100030"]}),
     ],
 )
-def test_switch_errors_tell_code_severity_and_link(rest: str, code: int, fatal: bool | None, found: object) -> None:
-    told = sxid_line(f"nvidia-nvswitch2: SXid (PCI:0000:07:00.0): {rest}")
+def test_switch_errors_have_code_severity_and_link(rest: str, code: int, fatal: bool | None, found: object) -> None:
+    told = parse_sxid_line(f"nvidia-nvswitch2: SXid (PCI:0000:07:00.0): {rest}")
     assert told is not None
     assert (told.code, told.switch, told.pci, told.fatal) == (code, "nvidia-nvswitch2", "0000:07:00", fatal)
     assert told.detail == found
 
 
 def test_the_line_before_a_gpus_first_xid_names_its_uuid() -> None:
-    assert uuid_line(f"NVRM: GPU at PCI:0000:1D:00: {UUID}") == ("0000:1d:00", UUID)
-    assert uuid_line("NVRM: GPU Board Serial Number: 1") is None
+    assert parse_uuid_line(f"NVRM: GPU at PCI:0000:1D:00: {UUID}") == ("0000:1d:00", UUID)
+    assert parse_uuid_line("NVRM: GPU Board Serial Number: 1") is None
 
 
 def test_addresses_are_made_comparable() -> None:
-    assert {normal_pci(a) for a in ("0000:1D:00", "00000000:1d:00.0", "0000:1d:00.0")} == {"0000:1d:00"}
+    assert {pci_without_function(a) for a in ("0000:1D:00", "00000000:1d:00.0", "0000:1d:00.0")} == {"0000:1d:00"}
 
 
 @given(st.text(max_size=600), st.integers(0, 999_999_999))
-def test_any_text_is_decoded_or_left_out(text: str, code: int) -> None:
-    sxid_line(f"nvidia-nvswitch0: SXid (PCI:0000:07:00.0): {code}, {text}")
+def test_any_text_is_decoded_or_skipped(text: str, code: int) -> None:
+    parse_sxid_line(f"nvidia-nvswitch0: SXid (PCI:0000:07:00.0): {code}, {text}")
     for chosen in (code, 13, 31, 48, 63, 94, 109, 119, 120, 154):
-        found = xid_line(f"NVRM: Xid (PCI:0000:1d:00): {chosen}, {text}")
+        found = parse_xid_line(f"NVRM: Xid (PCI:0000:1d:00): {chosen}, {text}")
         assert found is not None
-        assert all(len(str(value)) < 700 for value in detail(found).values())
+        assert all(len(str(value)) < 700 for value in decode_detail(found).values())
 
 
 PIECES = (
@@ -230,8 +239,8 @@ PIECES = (
 def test_a_piece_repeated_to_the_end_of_the_line_takes_bounded_time(piece: str) -> None:
     begun = time.process_time()
     for code in (13, 31, 48, 63, 74, 94, 109, 119, 120, 144, 154):
-        found = xid_line(f"NVRM: Xid (PCI:0000:1d:00): {code}, {piece * 1024}"[:1024])
+        found = parse_xid_line(f"NVRM: Xid (PCI:0000:1d:00): {code}, {piece * 1024}"[:1024])
         assert found is not None
-        detail(found)
-        sxid_line(f"nvidia-nvswitch0: SXid (PCI:0000:07:00.0): {code}, {piece * 1024}"[:1024])
+        decode_detail(found)
+        parse_sxid_line(f"nvidia-nvswitch0: SXid (PCI:0000:07:00.0): {code}, {piece * 1024}"[:1024])
     assert time.process_time() - begun < 0.5

@@ -11,19 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collectors.gpu.xid import XidEvents
-from agents.collectors.gpu.xid_correlation import HOLD, MAX_DELAY, MAX_REMEMBERED, REPLAYED, SAME, Folding, folding_for
-from agents.collectors.gpu.xid_table import load
+from agents.collectors.gpu.xid_correlation import (
+    HOLD_TIME,
+    MAX_DELAY,
+    MAX_RECORD_NUMBERS,
+    MAX_REMEMBERED,
+    MAX_SOURCE_SKEW,
+    XidCorrelator,
+    correlator_for,
+)
+from agents.collectors.gpu.xid_table import load_xid_table
 from agents.collectors.host.host import Host
-from agents.collectors.host.kernel_log import RECORDS, KernelLog
+from agents.collectors.host.kernel_log import MAX_RECORDS, KernelLog
 from pipeline.model.records import SECOND, Event
 
 T0 = 1_800_000_000 * SECOND
 MS = 1000
-TABLE = load()
+TABLE = load_xid_table()
 
 
 def xid(code: int, gpu: int = 0, at: int = 0, source: str = "kernel", **more: Any) -> Event:
-    known = TABLE.xid(code)
+    known = TABLE.find_xid(code)
     data = {"xid": code, "severity": known.severity, "action": known.action, "source": source, "count": 1, **more}
     return Event(T0 + at, f"gpu:n1.{gpu}", "xid", {"pci": f"0000:{gpu:02x}:00", **data})
 
@@ -50,7 +58,7 @@ def root(event: Event) -> tuple[int, str]:
 
 
 def test_both_sources_in_one_call_are_one_event_with_the_richer_text() -> None:
-    told = Folding().take([xid(79, source="nvml"), xid(79, at=300 * MS, text="gone")], T0)
+    told = XidCorrelator().process([xid(79, source="nvml"), xid(79, at=300 * MS, text="gone")], T0)
     assert len(told) == 1
     assert (told[0].data["text"], told[0].data["sources"], told[0].data["source"]) == (
         "gone",
@@ -59,59 +67,59 @@ def test_both_sources_in_one_call_are_one_event_with_the_richer_text() -> None:
     )
 
 
-def test_what_nvml_tells_first_waits_two_looks_for_the_kernel_log() -> None:
-    folding = Folding()
-    assert folding.take([xid(79, source="nvml")], T0) == []
-    (told,) = folding.take([xid(79, at=500 * MS, text="gone")], T0 + SECOND)
+def test_nvml_events_wait_two_reads_for_the_kernel_log() -> None:
+    folding = XidCorrelator()
+    assert folding.process([xid(79, source="nvml")], T0) == []
+    (told,) = folding.process([xid(79, at=500 * MS, text="gone")], T0 + SECOND)
     assert told.data["sources"] == ["kernel", "nvml"]
-    assert folding.take([], T0 + 10 * SECOND) == []
+    assert folding.process([], T0 + 10 * SECOND) == []
 
 
-def test_what_the_kernel_log_told_already_is_not_told_again() -> None:
-    folding = Folding()
-    assert len(folding.take([xid(79)], T0)) == 1
-    assert folding.take([xid(79, at=SECOND, source="nvml")], T0 + SECOND) == []
-    assert folding.take([], T0 + HOLD * 2) == []
+def test_nvml_events_after_their_kernel_line_are_dropped() -> None:
+    folding = XidCorrelator()
+    assert len(folding.process([xid(79)], T0)) == 1
+    assert folding.process([xid(79, at=SECOND, source="nvml")], T0 + SECOND) == []
+    assert folding.process([], T0 + HOLD_TIME * 2) == []
 
 
-def test_what_only_nvml_tells_is_sent_after_the_wait_with_its_count() -> None:
-    folding = Folding()
-    folding.take([xid(31, source="nvml"), xid(31, source="nvml")], T0)
-    folding.take([xid(31, source="nvml", at=SECOND), xid(31, 1, source="nvml")], T0 + SECOND)
-    told = folding.take([], T0 + HOLD)
+def test_events_of_nvml_alone_are_sent_after_the_wait_with_their_count() -> None:
+    folding = XidCorrelator()
+    folding.process([xid(31, source="nvml"), xid(31, source="nvml")], T0)
+    folding.process([xid(31, source="nvml", at=SECOND), xid(31, 1, source="nvml")], T0 + SECOND)
+    told = folding.process([], T0 + HOLD_TIME)
     assert [(e.entity, e.data["count"]) for e in told] == [("gpu:n1.0", 3)]
-    assert [e.entity for e in folding.take([], T0 + SECOND + HOLD)] == ["gpu:n1.1"]
+    assert [e.entity for e in folding.process([], T0 + SECOND + HOLD_TIME)] == ["gpu:n1.1"]
 
 
 def test_a_kernel_line_that_comes_too_late_counts_nothing_twice() -> None:
-    folding = Folding()
-    folding.take([xid(79, source="nvml")], T0)
-    assert len(folding.take([], T0 + HOLD)) == 1
-    (late,) = folding.take([xid(79, at=SECOND, text="gone")], T0 + 4 * SECOND)
+    folding = XidCorrelator()
+    folding.process([xid(79, source="nvml")], T0)
+    assert len(folding.process([], T0 + HOLD_TIME)) == 1
+    (late,) = folding.process([xid(79, at=SECOND, text="gone")], T0 + 4 * SECOND)
     assert (late.data["count"], late.data["sources"]) == (0, ["kernel", "nvml"])
 
 
 @pytest.mark.parametrize(
-    "other", [xid(78, source="nvml"), xid(79, 1, source="nvml"), xid(79, at=SAME + 1, source="nvml")]
+    "other", [xid(78, source="nvml"), xid(79, 1, source="nvml"), xid(79, at=MAX_SOURCE_SKEW + 1, source="nvml")]
 )
 def test_other_codes_gpus_and_times_are_events_of_their_own(other: Event) -> None:
-    folding = Folding()
-    told = folding.take([xid(79), other], T0) + folding.take([], T0 + HOLD)
+    folding = XidCorrelator()
+    told = folding.process([xid(79), other], T0) + folding.process([], T0 + HOLD_TIME)
     assert len(told) == 2
 
 
-def test_the_end_of_the_agent_gives_out_what_is_held() -> None:
-    folding = Folding()
-    folding.take([xid(79, source="nvml")], T0)
-    assert codes(folding.rest()) == [79]
-    assert folding.rest() == []
+def test_the_end_of_the_agent_flushes_held_events() -> None:
+    folding = XidCorrelator()
+    folding.process([xid(79, source="nvml")], T0)
+    assert codes(folding.flush()) == [79]
+    assert folding.flush() == []
 
 
 def test_a_record_that_is_delivered_again_is_dropped() -> None:
-    folding = Folding()
-    assert len(folding.take([xid(13, seq=5), xid(13, seq=6)], T0)) == 2
-    assert codes(folding.take([xid(13, seq=6), xid(13, seq=7)], T0 + SECOND)) == [13]
-    assert codes(folding.take([xid(13, seq=7, since=T0, count=40)], T0 + 60 * SECOND)) == [13]
+    folding = XidCorrelator()
+    assert len(folding.process([xid(13, seq=5), xid(13, seq=6)], T0)) == 2
+    assert codes(folding.process([xid(13, seq=6), xid(13, seq=7)], T0 + SECOND)) == [13]
+    assert codes(folding.process([xid(13, seq=7, since=T0, count=40)], T0 + 60 * SECOND)) == [13]
 
 
 # --- roots -----------------------------------------------------------------------------------------------------------
@@ -119,7 +127,7 @@ def test_a_record_that_is_delivered_again_is_dropped() -> None:
 
 def test_a_memory_error_is_the_root_of_its_remap_containment_and_cleanup() -> None:
     """In the order of a real log: 48, 63 and 94 within 25 ms, then the channels' 45."""
-    told = Folding().take([xid(94, at=25 * MS), xid(45, at=900 * MS), xid(48), xid(63, at=23 * MS)], T0)
+    told = XidCorrelator().process([xid(94, at=25 * MS), xid(45, at=900 * MS), xid(48), xid(63, at=23 * MS)], T0)
     assert codes(told) == [48, 63, 94, 45]
     assert "root" not in told[0].data
     assert [root(event) for event in told[1:]] == [(48, "gpu:n1.0")] * 3
@@ -127,81 +135,83 @@ def test_a_memory_error_is_the_root_of_its_remap_containment_and_cleanup() -> No
 
 
 def test_a_consequence_that_is_logged_first_still_names_its_root_and_follows_it() -> None:
-    told = Folding().take([xid(94), xid(63, at=4 * MS)], T0)
+    told = XidCorrelator().process([xid(94), xid(63, at=4 * MS)], T0)
     assert (codes(told), root(told[1])) == ([63, 94], (63, "gpu:n1.0"))
 
 
 def test_a_gpu_off_the_bus_is_the_root_of_its_silent_firmware_even_if_that_is_logged_first() -> None:
-    told = Folding().take(
+    told = XidCorrelator().process(
         [xid(119), xid(79, at=SECOND), xid(154, at=SECOND, detail={"to": 2}, action="reboot node")], T0
     )
     assert codes(told) == [79, 119, 154]
     assert {root(event) for event in told[1:]} == {(79, "gpu:n1.0")}
 
 
-def test_what_follows_in_a_later_call_points_back() -> None:
-    folding = Folding()
-    folding.take([xid(119)], T0)
-    (later,) = folding.take([xid(45, at=30 * SECOND)], T0 + 30 * SECOND)
+def test_a_later_consequence_refers_back() -> None:
+    folding = XidCorrelator()
+    folding.process([xid(119)], T0)
+    (later,) = folding.process([xid(45, at=30 * SECOND)], T0 + 30 * SECOND)
     assert root(later) == (119, "gpu:n1.0")
-    (alone,) = folding.take([xid(45, at=MAX_DELAY + SECOND)], T0 + MAX_DELAY + SECOND)
+    (alone,) = folding.process([xid(45, at=MAX_DELAY + SECOND)], T0 + MAX_DELAY + SECOND)
     assert "root" not in alone.data
 
 
 def test_a_chain_ends_at_the_first_cause() -> None:
-    folding = Folding()
-    folding.take([xid(144)], T0)
-    (ecc,) = folding.take([xid(48, at=SECOND)], T0 + SECOND)
-    (remap,) = folding.take([xid(63, at=2 * SECOND)], T0 + 2 * SECOND)
+    folding = XidCorrelator()
+    folding.process([xid(144)], T0)
+    (ecc,) = folding.process([xid(48, at=SECOND)], T0 + SECOND)
+    (remap,) = folding.process([xid(63, at=2 * SECOND)], T0 + 2 * SECOND)
     assert root(ecc) == root(remap) == (144, "gpu:n1.0")
 
 
-def test_a_gpu_off_the_bus_is_the_root_of_what_its_links_peers_and_switches_tell() -> None:
-    folding = Folding()
-    told = folding.take([xid(74, 1, at=SECOND), xid(79, 3), xid(45, 1, at=2 * SECOND), xid(31, 2, at=SECOND)], T0)
+def test_a_gpu_off_the_bus_is_the_root_of_errors_of_its_links_peers_and_switches() -> None:
+    folding = XidCorrelator()
+    told = folding.process([xid(74, 1, at=SECOND), xid(79, 3), xid(45, 1, at=2 * SECOND), xid(31, 2, at=SECOND)], T0)
     assert codes(told)[0] == 79
     assert {root(event) for event in told[1:]} == {(79, "gpu:n1.3")}
-    (switch,) = folding.take([sxid(12 * SECOND)], T0 + 12 * SECOND)
+    (switch,) = folding.process([sxid(12 * SECOND)], T0 + 12 * SECOND)
     assert root(switch) == (79, "gpu:n1.3")
 
 
 def test_a_fatal_switch_error_is_the_root_of_link_errors_and_a_harmless_one_is_not() -> None:
-    told = Folding().take([sxid(), xid(74, 2, at=SECOND)], T0)
+    told = XidCorrelator().process([sxid(), xid(74, 2, at=SECOND)], T0)
     assert root(told[1]) == (20034, "node:n1")
-    assert all("root" not in event.data for event in Folding().take([sxid(fatal=False), xid(74, 2, at=SECOND)], T0))
+    assert all(
+        "root" not in event.data for event in XidCorrelator().process([sxid(fatal=False), xid(74, 2, at=SECOND)], T0)
+    )
 
 
 def test_of_two_link_errors_of_peers_the_first_is_the_root() -> None:
-    told = Folding().take([xid(74, 1, at=40 * MS), xid(74, 4)], T0)
+    told = XidCorrelator().process([xid(74, 1, at=40 * MS), xid(74, 4)], T0)
     assert [event.entity for event in told] == ["gpu:n1.4", "gpu:n1.1"]
     assert root(told[1]) == (74, "gpu:n1.4")
 
 
 def test_unrelated_errors_have_no_root() -> None:
-    told = Folding().take([xid(13), xid(79, 1), xid(63, 2), xid(94, 5)], T0)
+    told = XidCorrelator().process([xid(13), xid(79, 1), xid(63, 2), xid(94, 5)], T0)
     assert all("root" not in event.data for event in told)
 
 
-def test_a_users_table_decides_what_follows_what() -> None:
-    changed = {**TABLE.xids, 43: replace(TABLE.xid(43), follows=frozenset())}
-    told = Folding(replace(TABLE, xids=changed)).take([xid(13), xid(43, at=MS)], T0)
+def test_the_users_table_decides_consequences() -> None:
+    changed = {**TABLE.xids, 43: replace(TABLE.find_xid(43), follows=frozenset())}
+    told = XidCorrelator(replace(TABLE, xids=changed)).process([xid(13), xid(43, at=MS)], T0)
     assert all("root" not in event.data for event in told)
-    assert "root" in Folding().take([xid(13), xid(43, at=MS)], T0)[1].data
+    assert "root" in XidCorrelator().process([xid(13), xid(43, at=MS)], T0)[1].data
 
 
 def test_the_table_is_that_of_the_collectors(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text('version = "9"\n[[xid]]\ncodes = [43]\nfollows = []\n')
-    assert folding_for([Host(), XidEvents(), KernelLog(xid_table=own)]).table.xid(43).follows == frozenset()
-    assert folding_for([Host(), XidEvents(), KernelLog()]).table is load()
+    assert correlator_for([Host(), XidEvents(), KernelLog(xid_table=own)]).table.find_xid(43).follows == frozenset()
+    assert correlator_for([Host(), XidEvents(), KernelLog()]).table is load_xid_table()
 
 
 # --- what the driver wants done --------------------------------------------------------------------------------------
 
 
-def test_xid_154_puts_its_action_into_the_root_of_the_same_call() -> None:
+def test_xid_154_sets_the_action_of_its_root_in_the_same_call() -> None:
     summary = xid(154, at=MS, action="drain and reset GPU", detail={"to": 4})
-    first, second = Folding().take([xid(119), summary], T0)
+    first, second = XidCorrelator().process([xid(119), summary], T0)
     assert (first.data["xid"], first.data["action"], first.data["action_source"]) == (
         119,
         "drain and reset GPU",
@@ -210,45 +220,47 @@ def test_xid_154_puts_its_action_into_the_root_of_the_same_call() -> None:
     assert root(second) == (119, "gpu:n1.0")
 
 
-def test_the_recovery_action_of_nvml_does_so_too_and_is_kept() -> None:
-    told = Folding().take([xid(79), recovery(2, at=SECOND), recovery(2, 5)], T0)
+def test_the_recovery_action_of_nvml_does_so_too_and_is_sent() -> None:
+    told = XidCorrelator().process([xid(79), recovery(2, at=SECOND), recovery(2, 5)], T0)
     assert (told[0].data["action"], told[0].data["action_source"]) == ("reboot node", "driver")
     assert [event.kind for event in told] == ["xid", "recovery_action", "recovery_action"]
     assert root(told[2]) == (79, "gpu:n1.0")
 
 
-def test_the_all_clear_changes_no_action() -> None:
-    told = Folding().take([xid(79), xid(154, at=MS, action="none", detail={"to": 0}), recovery(0)], T0)
+def test_action_zero_changes_no_action() -> None:
+    told = XidCorrelator().process([xid(79), xid(154, at=MS, action="none", detail={"to": 0}), recovery(0)], T0)
     assert told[0].data["action"] == "reboot node"
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_other_events_pass_as_they_are() -> None:
+def test_other_events_are_unchanged() -> None:
     other = Event(T0, "node:n1", "kernel", {"pattern": "panic", "seq": 9})
-    assert Folding().take([other, Event(T0, "node:n1", "gap")], T0) == [other, Event(T0, "node:n1", "gap")]
+    assert XidCorrelator().process([other, Event(T0, "node:n1", "gap")], T0) == [other, Event(T0, "node:n1", "gap")]
 
 
 def test_memory_stays_bounded_in_a_storm() -> None:
-    folding = Folding()
+    folding = XidCorrelator()
     for second in range(20):
         storm = [xid(200 + n % 90, second * 9 + n // 90, second * SECOND, seq=second * 500 + n) for n in range(500)]
-        assert len(folding.take(storm, T0 + second * SECOND)) == 500
+        assert len(folding.process(storm, T0 + second * SECOND)) == 500
     assert len(folding._recent) <= MAX_REMEMBERED + 500
-    folding.take([], T0 + 3600 * SECOND)
+    folding.process([], T0 + 3600 * SECOND)
     assert len(folding._recent) == 0
 
 
-def test_all_records_of_two_looks_may_be_told_again_and_none_is_doubled_or_lost() -> None:
-    assert REPLAYED >= 2 * RECORDS
-    folding = Folding()
-    first = [Event(T0, "node:n1", "kernel", {"seq": seq}) for seq in range(2 * RECORDS)]
-    later = [Event(T0, "node:n1", "kernel", {"seq": seq}) for seq in range(2 * RECORDS, 2 * RECORDS + 500)]
-    assert len(folding.take(first, T0)) == 2 * RECORDS
-    assert folding.take([*first, *reversed(later)], T0 + SECOND) == later[::-1]  # times of two processors may be mixed
-    assert folding.take(later, T0 + 2 * SECOND) == []
-    assert len(folding._numbers) == REPLAYED
+def test_all_records_of_two_reads_may_be_repeated_without_doubling_or_loss() -> None:
+    assert MAX_RECORD_NUMBERS >= 2 * MAX_RECORDS
+    folding = XidCorrelator()
+    first = [Event(T0, "node:n1", "kernel", {"seq": seq}) for seq in range(2 * MAX_RECORDS)]
+    later = [Event(T0, "node:n1", "kernel", {"seq": seq}) for seq in range(2 * MAX_RECORDS, 2 * MAX_RECORDS + 500)]
+    assert len(folding.process(first, T0)) == 2 * MAX_RECORDS
+    assert (
+        folding.process([*first, *reversed(later)], T0 + SECOND) == later[::-1]
+    )  # times of two processors may be mixed
+    assert folding.process(later, T0 + 2 * SECOND) == []
+    assert len(folding._record_numbers) == MAX_RECORD_NUMBERS
 
 
 events = st.builds(
@@ -266,11 +278,11 @@ events = st.builds(
     )
 )
 def test_nothing_is_lost_or_invented_and_roots_come_first(given_events: list[Event]) -> None:
-    folding = Folding()
-    told = folding.take(given_events, T0)
+    folding = XidCorrelator()
+    told = folding.process(given_events, T0)
     placed = ["root" in event.data for event in told]
     assert placed == sorted(placed)
-    told += folding.take([], T0 + HOLD) + folding.rest()
+    told += folding.process([], T0 + HOLD_TIME) + folding.flush()
     for kind in ("sxid", "recovery_action"):
         assert sum(e.kind == kind for e in told) == sum(e.kind == kind for e in given_events)
     kernel = [e for e in given_events if e.kind == "xid" and e.data["source"] == "kernel"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.collectors.gpu.xid_table import shipped
+from agents.collectors.gpu.xid_table import shipped_xid_table
 from detectors.xid import levels as xid_levels
 from detectors.xid.xid import Xid
 from pipeline.model.records import SECOND, Event, Frame
@@ -53,8 +53,8 @@ class Site:
         return found
 
     def xid(self, code, gpu=GPU, after=0.0, **data):
-        known = shipped().xid(code)
-        told = {"name": known.name, "action": known.action, "then": known.then, "severity": known.severity}
+        known = shipped_xid_table().find_xid(code)
+        told = {"name": known.name, "action": known.action, "then": known.next_action, "severity": known.severity}
         return Event(self.now + int(after * SECOND), gpu, "xid", {"xid": code, **told, **data})
 
     def event(self, kind, entity=GPU, **data):
@@ -70,13 +70,13 @@ def cleared(found):
 
 
 def test_every_xid_of_the_catalogue_has_a_level():
-    assert set(shipped().xids) <= xid_levels.ALL
+    assert set(shipped_xid_table().xids) <= xid_levels.ALL
     assert not xid_levels.PAGE & xid_levels.TICKET
     assert not (xid_levels.PAGE | xid_levels.TICKET) & xid_levels.SUSPECT
 
 
 def test_what_the_catalogue_says_to_reset_or_reboot_pages_but_for_links_and_resources():
-    loud = {c for c, x in shipped().xids.items() if x.action in ("reset GPU", "reboot node")}
+    loud = {c for c, x in shipped_xid_table().xids.items() if x.action in ("reset GPU", "reboot node")}
     assert loud - xid_levels.PAGE == {136, 155, 156}
 
 

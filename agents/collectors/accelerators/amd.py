@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule
 from agents.collectors.accelerators.answers import (
     SignalColumns,
     due_signals,
@@ -261,7 +261,7 @@ class Amd(Collector):
     _handles: list[Any] = field(default_factory=list, init=False, repr=False)
     _facts: list[dict[str, Any]] = field(default_factory=list, init=False, repr=False)
     _entities: tuple[str, ...] = field(default=(), init=False, repr=False)
-    _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
+    _rhythm: SamplingSchedule = field(default_factory=lambda: SamplingSchedule(""), init=False, repr=False)
 
     def open(self, node: str) -> None:
         """See `Collector.open`."""
@@ -269,7 +269,7 @@ class Amd(Collector):
             raise NoData(f"no AMD accelerator: {self.driver} is missing (the driver amdgpu creates it)")
         module = import_binding("amdsmi", "there is an AMD accelerator")
         self.close()
-        self._node, self._rhythm = node, Rhythm(node)
+        self._node, self._rhythm = node, SamplingSchedule(node)
         try:
             with stdout_to_stderr():
                 module.amdsmi_init()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule
 from agents.collectors.accelerators.answers import SignalColumns, due_signals, to_float, to_text
 from agents.collectors.accelerators.pci_devices import PCI_DEVICES, entity_prefix, list_devices
 from agents.collectors.accelerators.vendor_library import VendorLibrary, import_binding, stdout_to_stderr
@@ -95,7 +95,7 @@ class Gaudi(Collector):
     _ports: list[tuple[int, ...]] = field(default_factory=list, init=False, repr=False)
     _facts: list[dict[str, Any]] = field(default_factory=list, init=False, repr=False)
     _entities: tuple[str, ...] = field(default=(), init=False, repr=False)
-    _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
+    _rhythm: SamplingSchedule = field(default_factory=lambda: SamplingSchedule(""), init=False, repr=False)
 
     def open(self, node: str) -> None:
         """See `Collector.open`."""
@@ -103,7 +103,7 @@ class Gaudi(Collector):
             raise NoData("no Gaudi accelerator: no PCI device of the vendor Habana (1da3)")
         module = import_binding("pyhlml", "there is a Gaudi accelerator")
         self.close()
-        self._node, self._rhythm = node, Rhythm(node)
+        self._node, self._rhythm = node, SamplingSchedule(node)
         try:
             with stdout_to_stderr():
                 module.hlmlInit()

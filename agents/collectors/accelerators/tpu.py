@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule
 from agents.collectors.accelerators.answers import SignalColumns
 from agents.collectors.accelerators.answers import to_text as printable
 from agents.collectors.accelerators.pci_devices import PCI_DEVICES, PciDevice, entity_prefix, list_devices
@@ -102,7 +102,7 @@ class Tpu(Collector):
     timeout: float = 2.0
     pci: Path = PCI_DEVICES
     _node: str = field(default="", init=False, repr=False)
-    _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
+    _rhythm: SamplingSchedule = field(default_factory=lambda: SamplingSchedule(""), init=False, repr=False)
     _chips: tuple[PciDevice, ...] = field(default=(), init=False, repr=False)
     _prefix: str = field(default="", init=False, repr=False)
     _names: tuple[str, ...] = field(default=(), init=False, repr=False)
@@ -117,7 +117,7 @@ class Tpu(Collector):
             make_connector(self.address)
         except ValueError as error:
             raise NoData(f"[collector.tpu] address: {error}") from None
-        self._node, self._rhythm = node, Rhythm(node)
+        self._node, self._rhythm = node, SamplingSchedule(node)
         self._prefix, self._names, self._devices = entity_prefix("tpu", self.pci), (), ()
 
     def read(self) -> tuple[Reading, ...]:

@@ -1,1 +1,1 @@
-"""Baseboard management controllers: IPMI of this node, Redfish of chassis, power and cooling equipment."""
+"""Baseboard management controllers: IPMI of this node, and Redfish of chassis, power and cooling equipment."""

@@ -1,4 +1,4 @@
-"""Names of IPMI's numbers: types of sensor, and the states that each type or event/reading class knows.
+"""Names of IPMI's numbers: sensor types, and the states of each type or event/reading class.
 
 Source: Intelligent Platform Management Interface Specification 2.0 rev. 1.1, tables 42-1 to 42-3, in our own words.
 """
@@ -98,17 +98,17 @@ SPECIFIC: dict[str, tuple[str, ...]] = {
     ),
     "battery": ("low", "failed", "present"),
 }
-"""Table 42-3: states of sensor-specific events by type of sensor and offset; only what tells of a fault."""
+"""Table 42-3: states of sensor-specific events by sensor type and offset; only those that report faults."""
 
 
 def sensor_type(number: int) -> str:
-    """Name of a sensor type; oem_c0 for a vendor's own."""
+    """Returns the name of a sensor type; oem_c0 for a vendor's own."""
     if number < len(SENSOR_TYPES):
         return SENSOR_TYPES[number]
     return f"oem_{number:02x}" if number >= 0xC0 else f"type_{number:02x}"
 
 
-def state(kind: int, event_type: int, offset: int) -> str:
-    """What a state of a sensor means; `state N` where the specification or vendor says no more."""
+def event_state(kind: int, event_type: int, offset: int) -> str:
+    """Returns the meaning of a state of a sensor; `state N` if the specification or vendor defines no more."""
     names = SPECIFIC.get(sensor_type(kind), ()) if event_type == SENSOR_SPECIFIC else GENERIC.get(event_type, ())
     return (names[offset] if offset < len(names) else "") or f"state {offset}"

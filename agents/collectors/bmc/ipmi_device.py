@@ -1,4 +1,4 @@
-"""Talk with the BMC through the kernel's /dev/ipmi0: one request, one answer, within a time limit."""
+"""Requests to the BMC through the kernel's /dev/ipmi0: one request and its response at a time, with a time limit."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ _BUSY = frozenset((0xC0, 0xC3, 0xCE, 0xCF, 0xD0, 0xD1, 0xD2, 0xD3))
 """Completion codes of a BMC that is busy, slow, starting or updating (ibid.)."""
 
 
-class Refused(Exception):  # noqa: N818 - an answer of the BMC, not a failure of ours
-    """The BMC answered with a completion code other than 0 (IPMI 2.0, table 5-2)."""
+class IpmiError(Exception):  # a response of the BMC, not our failure
+    """The BMC responded with a completion code other than 0 (IPMI 2.0, table 5-2)."""
 
     def __init__(self, code: int, netfn: int, command: int) -> None:
-        super().__init__(f"BMC answers {code:02x}h to command {command:02x}h of function {netfn:02x}h")
+        super().__init__(f"BMC returned {code:02x}h for command {command:02x}h of function {netfn:02x}h")
         self.code = code
 
     @property
-    def lasting(self) -> bool:
-        """Whether the same request will be refused again; a BMC that is busy or starting answers it later."""
+    def is_lasting(self) -> bool:
+        """Whether the same request will be refused again. A BMC that is busy or starting answers it later."""
         return self.code in _LASTING
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether the BMC only has no time for it now."""
         return self.code in _BUSY
 
 
-class Silent(Exception):  # noqa: N818 - as above
-    """The BMC did not answer in time."""
+class IpmiTimeout(Exception):  # noqa: N818 - a normal outcome, not a fault
+    """The BMC did not respond in time."""
 
 
-class Bmc(Protocol):
-    """Whatever answers requests as a BMC does."""
+class IpmiTransport(Protocol):
+    """Anything that answers requests as a BMC does."""
 
     def request(self, netfn: int, command: int, data: bytes = b"", lun: int = 0) -> bytes:
-        """The answer without its completion code. Raises Refused or Silent."""
+        """Returns the response without its completion code. Raises IpmiError or IpmiTimeout."""
 
     def close(self) -> None:
-        """Lets go of the device."""
+        """Closes the device."""
 
 
 # --- <linux/ipmi.h> --------------------------------------------------------------------------------------------------
@@ -100,8 +100,8 @@ _MAX_ADDRESS = 40  # sizeof(struct ipmi_addr): IPMI_MAX_ADDR_SIZE and what stand
 _MAX_MESSAGE = 272  # IPMI_MAX_MSG_LENGTH of <linux/ipmi_msgdefs.h>
 
 
-class KernelBmc:
-    """The BMC behind a device file. An answer that comes after its time is told by its number and left."""
+class KernelIpmi:
+    """The BMC behind a device file. A late response is recognised by its number and dropped."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -110,18 +110,20 @@ class KernelBmc:
         self._ready.register(self._handle, select.POLLIN)
 
     def request(self, netfn: int, command: int, data: bytes = b"", lun: int = 0) -> bytes:
+        """See `IpmiTransport.request`."""
         end = time.monotonic() + self._timeout
         self._number = self._number % 0x7FFF_FFFF + 1  # fits a long of 32 bits
         self._send(netfn, command, data, lun)
         while (answer := self._receive(netfn | 1, command)) is None:
             left = end - time.monotonic()
             if left <= 0 or not self._ready.poll(left * 1000):
-                raise Silent(f"BMC gave no answer to command {command:02x}h in {self._timeout:g} s")
+                raise IpmiTimeout(f"BMC did not respond to command {command:02x}h within {self._timeout:g} s")
         if answer[0] != 0:
-            raise Refused(answer[0], netfn, command)
+            raise IpmiError(answer[0], netfn, command)
         return answer[1:]
 
     def close(self) -> None:
+        """Closes the device."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -134,7 +136,7 @@ class KernelBmc:
         fcntl.ioctl(self._handle, SEND_COMMAND, request)
 
     def _receive(self, netfn: int, command: int) -> bytes | None:
-        """The answer to the last request, if it is there; what else is there before it is taken off the queue."""
+        """Returns the response to the last request if it has arrived. Earlier messages in the queue are dropped."""
         while True:
             address, buffer = ctypes.create_string_buffer(_MAX_ADDRESS), ctypes.create_string_buffer(_MAX_MESSAGE)
             message = Message(0, 0, _MAX_MESSAGE, ctypes.addressof(buffer))
@@ -144,40 +146,45 @@ class KernelBmc:
             except BlockingIOError:  # nothing more in the queue
                 return None
             except OSError as error:
-                if error.errno != errno.EMSGSIZE:  # cut short to our buffer, which is the driver's longest message
+                if (
+                    error.errno != errno.EMSGSIZE
+                ):  # truncated to our buffer, which has the length of the driver's longest message
                     raise
             ours = received.recv_type == _RESPONSE and received.msgid == self._number
             if ours and (received.msg.netfn, received.msg.cmd) == (netfn, command) and received.msg.data_len > 0:
                 return buffer.raw[: min(received.msg.data_len, _MAX_MESSAGE)]
 
 
-class Patience:
-    """A BMC as one look sees it: beyond the look's end, or after MAX_SILENCES, it is not asked any more."""
+class RequestBudget:
+    """A BMC with the limits of one read: after the end of the read or after MAX_TIMEOUTS, requests fail at once."""
 
-    MAX_SILENCES = 2  # chosen: one request that is never answered may not hide all others, and costs its time only once
+    MAX_TIMEOUTS = 2  # chosen: one request without response must not prevent all others
 
-    def __init__(self, bmc: Bmc, end: float, monotonic: Callable[[], float]) -> None:
+    def __init__(self, bmc: IpmiTransport, end: float, monotonic: Callable[[], float]) -> None:
         self._bmc, self._end, self._monotonic = bmc, end, monotonic
-        self.answers = self.silences = 0
-        self.why = ""
+        self.answers = self.timeouts = 0
+        self.last_error = ""
 
     @property
-    def spent(self) -> bool:
-        return self.silences >= self.MAX_SILENCES or self._monotonic() >= self._end
+    def is_spent(self) -> bool:
+        """Whether no further request is sent in this read."""
+        return self.timeouts >= self.MAX_TIMEOUTS or self._monotonic() >= self._end
 
     def request(self, netfn: int, command: int, data: bytes = b"", lun: int = 0) -> bytes:
-        if self.spent:
-            raise Silent("no time is left in this look")
+        """See `IpmiTransport.request`."""
+        if self.is_spent:
+            raise IpmiTimeout("no time is left in this look")
         try:
             answer = self._bmc.request(netfn, command, data, lun)
-        except Silent as why:
-            self.silences, self.why = self.silences + 1, str(why)
+        except IpmiTimeout as why:
+            self.timeouts, self.last_error = self.timeouts + 1, str(why)
             raise
-        except Refused:
+        except IpmiError:
             self.answers += 1
             raise
         self.answers += 1
         return answer
 
     def close(self) -> None:
+        """Closes the device."""
         self._bmc.close()

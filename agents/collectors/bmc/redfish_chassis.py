@@ -1,92 +1,105 @@
-"""Chassis -> rows: what a chassis draws and may draw, and the air at its inlet and exhaust.
+"""Parsers of a chassis: its power and limit, the air at inlet and exhaust, and its Sensors.
 
-Sensors of a chassis -> rows of the class sensor, for shelves that show their supplies in no other way.
+Sensors are rows of the class sensor, for shelves that report their supplies in no other way.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.collectors.bmc.redfish_document import Document, Found, Link, Place, Row, facts, links
+from agents.collectors.bmc.redfish_document import (
+    EntityRow,
+    ParsedResource,
+    RedfishDocument,
+    ResourceLink,
+    ResourceScope,
+    common_attributes,
+    resource_links,
+)
 from agents.collectors.bmc.redfish_power import POWER_STATES
 
 _OLDER = {"Power": "power_older", "Thermal": "thermal_older"}
 
 
-def parse_chassis(document: Document, place: Place) -> Found:
-    """One Chassis. The older resources Power and Thermal are read where it has no subsystem of the newer kind.
+def parse_chassis(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a Chassis. The older resources Power and Thermal are read if it has no newer subsystem.
 
-    A link to a subsystem that does not lead to one, as a mock-up and an early firmware have it, is taken for its
-    regular path.
+    If the link to a subsystem leads elsewhere, as in a mock-up and an early firmware, its regular path is used.
     """
-    if document.absent:
-        return Found()
-    entity = place.entity("chassis")
-    values = {"power.status": document.health(), "power.state": document.one_of("PowerState", POWER_STATES)}
-    told = facts(document, type=document.text("ChassisType"), max_power=document.number("MaxPowerWatts"))
-    inside = place.under(entity)
+    if document.is_absent:
+        return ParsedResource()
+    entity = place.entity_name("chassis")
+    values = {"power.status": document.health(), "power.state": document.enum_value("PowerState", POWER_STATES)}
+    told = common_attributes(document, type=document.text("ChassisType"), max_power=document.number("MaxPowerWatts"))
+    inside = place.within(entity)
     power = "PowerSubsystem" if "PowerSubsystem" in document.body else "Power"
     thermal = "ThermalSubsystem" if "ThermalSubsystem" in document.body else "Thermal"
     further = (
-        *links(document, place, EnvironmentMetrics="environment"),
-        *_regular(links(document, place, **{power: _OLDER.get(power, "power_subsystem")}), document, power),
-        *_regular(links(document, place, **{thermal: _OLDER.get(thermal, "thermal_subsystem")}), document, thermal),
-        *links(document, inside, LeakDetectors="leak_detectors", Sensors="sensors_all"),
+        *resource_links(document, place, EnvironmentMetrics="environment"),
+        *_with_regular_path(
+            resource_links(document, place, **{power: _OLDER.get(power, "power_subsystem")}), document, power
+        ),
+        *_with_regular_path(
+            resource_links(document, place, **{thermal: _OLDER.get(thermal, "thermal_subsystem")}), document, thermal
+        ),
+        *resource_links(document, inside, LeakDetectors="leak_detectors", Sensors="sensors_all"),
     )
-    return Found((Row(entity, "power", values, place.parents, told),), further)
+    return ParsedResource((EntityRow(entity, "power", values, place.parents, told),), further)
 
 
-def _regular(found: tuple[Link, ...], document: Document, key: str) -> tuple[Link, ...]:
-    """Links to a subsystem; one that leads elsewhere is taken for the subsystem's regular path."""
+def _with_regular_path(
+    found: tuple[ResourceLink, ...], document: RedfishDocument, key: str
+) -> tuple[ResourceLink, ...]:
+    """Returns links to a subsystem; one that leads elsewhere is replaced by the subsystem's regular path."""
     regular = f"{document.where}/{key}"
     return tuple(link if link.path.endswith(f"/{key}") else replace(link, path=regular) for link in found)
 
 
-def parse_chassis_air(document: Document, place: Place) -> Found:
-    """EnvironmentMetrics of a chassis."""
+def parse_chassis_air(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses EnvironmentMetrics of a chassis."""
     values = {
         "power.draw": document.number("PowerWatts"),
         "power.energy": document.energy("EnergykWh"),
-        "power.load": document.share("PowerLoadPercent"),
+        "power.load": document.ratio("PowerLoadPercent"),
         "power.limit": document.number("PowerLimitWatts", reading="SetPoint"),
         "power.temperature": document.number("TemperatureCelsius"),
-        "power.humidity": document.share("HumidityPercent"),
+        "power.humidity": document.ratio("HumidityPercent"),
         "power.dew_point": document.number("DewPointCelsius"),
     }
-    return Found((Row(place.entity("chassis"), "power", values, place.parents),))
+    return ParsedResource((EntityRow(place.entity_name("chassis"), "power", values, place.parents),))
 
 
-def parse_thermal_subsystem(document: Document, place: Place) -> Found:
-    """ThermalSubsystem: where the chassis' connectors, leak detectors, pumps and temperatures are."""
-    inside = place.under(place.entity("chassis"))
+def parse_thermal_subsystem(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses ThermalSubsystem: links to the chassis' connectors, leak detectors, pumps and temperatures."""
+    inside = place.within(place.entity_name("chassis"))
     parts = replace(inside, ids=("chassis", *inside.ids))  # a coolant unit may have the same Id as a chassis
     further = (
-        *links(document, inside, CoolantConnectors="connectors", LeakDetection="leak_detection"),
-        *links(document, parts, Pumps="pumps", Filters="filters", Reservoirs="reservoirs"),
-        *links(document, place, ThermalMetrics="thermal_metrics"),
+        *resource_links(document, inside, CoolantConnectors="connectors", LeakDetection="leak_detection"),
+        *resource_links(document, parts, Pumps="pumps", Filters="filters", Reservoirs="reservoirs"),
+        *resource_links(document, place, ThermalMetrics="thermal_metrics"),
     )
-    return Found(links=further)
+    return ParsedResource(links=further)
 
 
-def parse_thermal_metrics(document: Document, place: Place) -> Found:
-    """ThermalMetrics: the summary where there is one, else the mean of the readings whose sensor is named so."""
-    summary = document.inner("TemperatureSummaryCelsius")
+def parse_thermal_metrics(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses ThermalMetrics: the summary if there is one, else the mean of the readings with a matching context."""
+    summary = document.child("TemperatureSummaryCelsius")
     named: dict[str, list[float]] = {"intake": [], "exhaust": []}
-    for reading in document.each("TemperatureReadingsCelsius"):
+    for reading in document.children("TemperatureReadingsCelsius"):
         context = reading.text("PhysicalContext") or reading.text("DeviceName") or ""
         value = reading.number("Reading")
         if value is not None:
-            _put(named, context, value)
+            _add_reading(named, context, value)
     values = {
-        "power.inlet_temperature": _first(summary.number("Intake"), named["intake"]),
-        "power.exhaust_temperature": _first(summary.number("Exhaust"), named["exhaust"]),
+        "power.inlet_temperature": _summary_or_mean(summary.number("Intake"), named["intake"]),
+        "power.exhaust_temperature": _summary_or_mean(summary.number("Exhaust"), named["exhaust"]),
         "power.ambient_temperature": summary.number("Ambient"),
     }
-    return Found((Row(place.entity("chassis"), "power", values, place.parents),))
+    return ParsedResource((EntityRow(place.entity_name("chassis"), "power", values, place.parents),))
 
 
-def _put(named: dict[str, list[float]], context: str, value: float) -> None:
-    """Into inlet or exhaust, by the words of the schema's PhysicalContext and of the field."""
+def _add_reading(named: dict[str, list[float]], context: str, value: float) -> None:
+    """Adds a reading to intake or exhaust, by the words of the schema's PhysicalContext and of practice."""
     word = context.lower()
     if "intake" in word or "inlet" in word:
         named["intake"].append(value)
@@ -94,26 +107,26 @@ def _put(named: dict[str, list[float]], context: str, value: float) -> None:
         named["exhaust"].append(value)
 
 
-def _first(summary: float | None, readings: list[float]) -> float | None:
+def _summary_or_mean(summary: float | None, readings: list[float]) -> float | None:
     return summary if summary is not None else sum(readings) / len(readings) if readings else None
 
 
-def parse_older_thermal(document: Document, place: Place) -> Found:
-    """Thermal, deprecated with 2020.4: air temperatures by PhysicalContext, or by name where that is all there is."""
+def parse_older_thermal(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses Thermal, deprecated with 2020.4: air temperatures by PhysicalContext, or by name if that is missing."""
     named: dict[str, list[float]] = {"intake": [], "exhaust": []}
-    for sensor in document.each("Temperatures"):
-        value = None if sensor.absent else sensor.number("ReadingCelsius")
+    for sensor in document.children("Temperatures"):
+        value = None if sensor.is_absent else sensor.number("ReadingCelsius")
         if value is not None:
-            _put(named, f"{sensor.text('PhysicalContext') or ''} {sensor.text('Name') or ''}", value)
+            _add_reading(named, f"{sensor.text('PhysicalContext') or ''} {sensor.text('Name') or ''}", value)
     values = {
-        "power.inlet_temperature": _first(None, named["intake"]),
-        "power.exhaust_temperature": _first(None, named["exhaust"]),
+        "power.inlet_temperature": _summary_or_mean(None, named["intake"]),
+        "power.exhaust_temperature": _summary_or_mean(None, named["exhaust"]),
     }
-    return Found((Row(place.entity("chassis"), "power", values, place.parents),))
+    return ParsedResource((EntityRow(place.entity_name("chassis"), "power", values, place.parents),))
 
 
 _KINDS = {
-    # ReadingType -> (signal, how much of its unit one of the reading's is), Sensor 1.12
+    # ReadingType -> (signal, factor to its unit), Sensor 1.12
     "Temperature": ("sensor.temperature", 1.0),
     "Voltage": ("sensor.voltage", 1.0),
     "Current": ("sensor.current", 1.0),
@@ -125,15 +138,15 @@ _KINDS = {
 _ALARMS = {"OK": 0, "Warning": 1, "Critical": 2}  # states of sensor.alarm
 
 
-def parse_sensor(document: Document, place: Place) -> Found:
-    """One Sensor of a quantity that the class sensor has; others are left out."""
+def parse_sensor(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a Sensor of a quantity that the class sensor has. Others are left out."""
     kind = document.text("ReadingType")
-    if document.absent or kind not in _KINDS:
-        return Found()
+    if document.is_absent or kind not in _KINDS:
+        return ParsedResource()
     signal, scale = _KINDS[kind]
     values = {
         signal: document.number("Reading", scale),
-        "sensor.alarm": document.inner("Status").one_of("Health", _ALARMS),
+        "sensor.alarm": document.child("Status").enum_value("Health", _ALARMS),
     }
-    told = facts(document, label=document.text("Name"), type=kind, context=document.text("PhysicalContext"))
-    return Found((Row(place.entity("sensor"), "sensor", values, place.parents, told),))
+    told = common_attributes(document, label=document.text("Name"), type=kind, context=document.text("PhysicalContext"))
+    return ParsedResource((EntityRow(place.entity_name("sensor"), "sensor", values, place.parents, told),))

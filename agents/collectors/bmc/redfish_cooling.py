@@ -1,13 +1,8 @@
-"""ThermalEquipment -> rows: coolant units with their pumps, reservoirs and filters, and the cooling loops.
+"""Parsers of cooling equipment: coolant units with pumps, reservoirs and filters, loops, connectors and leak detectors.
 
-CoolantConnectors -> rows: flow, temperatures, pressures, heat and valve of each connection.
-
-LeakDetection and LeakDetectors -> rows: the state of each detector, and what the BMC itself does at a leak.
-
-A coolant unit's own row: flow, temperatures and pressures of its secondary side, made of its connectors'.
-
-Flow and heat are the sum over the secondary connectors, the rest is their mean. A value is given only where every
-connector that ever gave it gives it now: a sum with a connector missing would look like a loss of flow.
+A coolant unit's flow and heat are the sum over its secondary connectors, its temperatures and pressures their mean. A
+value is set only if every connector that ever reported it reports it now: a sum without one connector would look like a
+loss of flow.
 """
 
 from __future__ import annotations
@@ -18,126 +13,130 @@ from dataclasses import dataclass, field, replace
 from agents.collectors.bmc.redfish_document import (
     MAX_EACH,
     MAX_TEXT,
-    Document,
-    Found,
-    Place,
-    Row,
-    facts,
-    last_of,
-    links,
-    named,
-    redundancy,
+    EntityRow,
+    ParsedResource,
+    RedfishDocument,
+    ResourceScope,
+    common_attributes,
+    last_segment,
+    name_part,
+    resource_links,
+    worst_redundancy,
 )
 
 _LEVELS = {"OK": 0, "Warning": 1, "Critical": 2}
 
 
-def parse_unit(document: Document, place: Place) -> Found:
-    """One CoolingUnit: a CDU, an immersion unit or a heat exchanger; all are of the kind cdu.
+def parse_unit(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a CoolingUnit: a CDU, an immersion unit or a heat exchanger; all have the kind cdu.
 
-    Its leak detectors bear `cdu` in their names, since a chassis may have the same Id. Its flow, temperatures and
-    pressures are made of its secondary connectors': agents/collectors/bmc/redfish_cooling.py.
+    Its leak detectors have `cdu` in their names, since a chassis may have the same Id. Its flow, temperatures and
+    pressures come from its secondary connectors (UnitTotals).
     """
-    if document.absent:
-        return Found()
-    entity = place.entity("cdu")
+    if document.is_absent:
+        return ParsedResource()
+    entity = place.entity_name("cdu")
     values = {
         "coolant.status": document.health(),
-        "coolant.pump_redundancy": redundancy(document, "PumpRedundancy"),
-        "coolant.connector_redundancy": redundancy(document, "CoolantConnectorRedundancy"),
+        "coolant.pump_redundancy": worst_redundancy(document, "PumpRedundancy"),
+        "coolant.connector_redundancy": worst_redundancy(document, "CoolantConnectorRedundancy"),
     }
-    told = facts(document, type=document.text("EquipmentType"), coolant=document.inner("Coolant").text("CoolantType"))
-    inside = place.under(entity)
-    further = (
-        *links(document, inside.at("secondary", side="secondary"), SecondaryCoolantConnectors="connectors"),
-        *links(document, inside.at("primary", side="primary"), PrimaryCoolantConnectors="connectors"),
-        *links(document, replace(inside, ids=("cdu", *place.ids)), LeakDetection="leak_detection"),
-        *links(document, inside, Pumps="pumps", Reservoirs="reservoirs", Filters="filters"),
-        *links(document, place, EnvironmentMetrics="cdu_environment"),
+    told = common_attributes(
+        document, type=document.text("EquipmentType"), coolant=document.child("Coolant").text("CoolantType")
     )
-    return Found((Row(entity, "coolant", values, place.parents, told),), further)
+    inside = place.within(entity)
+    further = (
+        *resource_links(
+            document, inside.extend("secondary", side="secondary"), SecondaryCoolantConnectors="connectors"
+        ),
+        *resource_links(document, inside.extend("primary", side="primary"), PrimaryCoolantConnectors="connectors"),
+        *resource_links(document, replace(inside, ids=("cdu", *place.ids)), LeakDetection="leak_detection"),
+        *resource_links(document, inside, Pumps="pumps", Reservoirs="reservoirs", Filters="filters"),
+        *resource_links(document, place, EnvironmentMetrics="cdu_environment"),
+    )
+    return ParsedResource((EntityRow(entity, "coolant", values, place.parents, told),), further)
 
 
-def parse_unit_air(document: Document, place: Place) -> Found:
-    """EnvironmentMetrics of a CoolingUnit: the air around it, and what it draws."""
+def parse_unit_air(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses EnvironmentMetrics of a CoolingUnit: the air around it, and its power."""
     values = {
         "coolant.ambient_temperature": document.number("TemperatureCelsius"),
-        "coolant.humidity": document.share("HumidityPercent"),
+        "coolant.humidity": document.ratio("HumidityPercent"),
         "coolant.dew_point": document.number("DewPointCelsius"),
         "coolant.power": document.number("PowerWatts"),
     }
-    return Found((Row(place.entity("cdu"), "coolant", values, place.parents),))
+    return ParsedResource((EntityRow(place.entity_name("cdu"), "coolant", values, place.parents),))
 
 
-def parse_pump(document: Document, place: Place) -> Found:
-    """One Pump. SpeedRPM is part of the excerpt of its speed."""
-    if document.absent:
-        return Found()
+def parse_pump(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a Pump. SpeedRPM is part of the excerpt of its speed."""
+    if document.is_absent:
+        return ParsedResource()
     values = {
-        "pump.speed": document.inner("PumpSpeedPercent").number("SpeedRPM") if _excerpt(document) else None,
-        "pump.speed_ratio": document.share("PumpSpeedPercent"),
+        "pump.speed": document.child("PumpSpeedPercent").number("SpeedRPM") if _has_pump_excerpt(document) else None,
+        "pump.speed_ratio": document.ratio("PumpSpeedPercent"),
         "pump.inlet_pressure": document.pressure("InletPressurekPa"),
         "pump.service_time": document.number("ServiceHours"),
         "coolant.status": document.health(),
     }
-    told = facts(document, type=document.text("PumpType"))
-    return Found((Row(place.entity("pump"), "coolant", values, place.parents, told),))
+    told = common_attributes(document, type=document.text("PumpType"))
+    return ParsedResource((EntityRow(place.entity_name("pump"), "coolant", values, place.parents, told),))
 
 
-def parse_reservoir(document: Document, place: Place) -> Found:
-    """One Reservoir."""
-    if document.absent:
-        return Found()
+def parse_reservoir(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a Reservoir."""
+    if document.is_absent:
+        return ParsedResource()
     values = {
-        "reservoir.level": document.share("FluidLevelPercent"),
-        "reservoir.level_state": document.one_of("FluidLevelStatus", _LEVELS),
+        "reservoir.level": document.ratio("FluidLevelPercent"),
+        "reservoir.level_state": document.enum_value("FluidLevelStatus", _LEVELS),
         "reservoir.pressure": document.pressure("InternalPressurekPa"),
         "coolant.status": document.health(),
     }
-    told = facts(document, type=document.text("ReservoirType"), capacity=document.number("CapacityLiters"))
-    return Found((Row(place.entity("reservoir"), "coolant", values, place.parents, told),))
+    told = common_attributes(document, type=document.text("ReservoirType"), capacity=document.number("CapacityLiters"))
+    return ParsedResource((EntityRow(place.entity_name("reservoir"), "coolant", values, place.parents, told),))
 
 
-def parse_filter(document: Document, place: Place) -> Found:
-    """One Filter."""
-    if document.absent:
-        return Found()
+def parse_filter(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a Filter."""
+    if document.is_absent:
+        return ParsedResource()
     values = {
         "filter.pressure_drop": document.pressure("DeltaLiquidPressurekPa"),
         "filter.service_time": document.number("ServiceHours"),
         "coolant.status": document.health(),
     }
-    told = facts(document, rated_service_time=document.number("RatedServiceHours"))
-    return Found((Row(place.entity("filter"), "coolant", values, place.parents, told),))
+    told = common_attributes(document, rated_service_time=document.number("RatedServiceHours"))
+    return ParsedResource((EntityRow(place.entity_name("filter"), "coolant", values, place.parents, told),))
 
 
-def parse_loop(document: Document, place: Place) -> Found:
-    """One CoolingLoop; whom it feeds stands in its attributes, by the names that the BMC gives."""
-    if document.absent:
-        return Found()
+def parse_loop(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a CoolingLoop. Its consumers and suppliers are attributes, by the names that the BMC uses."""
+    if document.is_absent:
+        return ParsedResource()
     values = {
-        "loop.level": document.share("CoolantLevelPercent"),
-        "loop.level_state": document.one_of("CoolantLevelStatus", _LEVELS),
-        "loop.quality": document.one_of("CoolantQuality", _LEVELS),
+        "loop.level": document.ratio("CoolantLevelPercent"),
+        "loop.level_state": document.enum_value("CoolantLevelStatus", _LEVELS),
+        "loop.quality": document.enum_value("CoolantQuality", _LEVELS),
         "coolant.status": document.health(),
     }
-    told = facts(
+    told = common_attributes(
         document,
-        coolant=document.inner("Coolant").text("CoolantType"),
-        consumers=_names(document, "ConsumingEquipmentNames"),
-        suppliers=_names(document, "SupplyEquipmentNames"),
+        coolant=document.child("Coolant").text("CoolantType"),
+        consumers=_equipment_names(document, "ConsumingEquipmentNames"),
+        suppliers=_equipment_names(document, "SupplyEquipmentNames"),
     )
-    return Found((Row(place.entity("loop"), "coolant", values, place.parents, told),))
+    return ParsedResource((EntityRow(place.entity_name("loop"), "coolant", values, place.parents, told),))
 
 
-def _excerpt(document: Document) -> bool:
+def _has_pump_excerpt(document: RedfishDocument) -> bool:
     return isinstance(document.body.get("PumpSpeedPercent"), dict)
 
 
-def _names(document: Document, key: str) -> list[str] | None:
+def _equipment_names(document: RedfishDocument, key: str) -> list[str] | None:
     found = document.body.get(key)
     if found is not None and not isinstance(found, list):
-        document.fault(key, found, "a list")
+        document.add_fault(key, found, "a list")
     names = [name[:MAX_TEXT] for name in found[:MAX_EACH] if isinstance(name, str)] if isinstance(found, list) else []
     return names or None
 
@@ -146,11 +145,11 @@ _VALVE = {"Open": 0, "Closed": 1}
 _REASONS = {"Normal": 0, "NotInUse": 1, "LeakDetected": 2}
 
 
-def parse_connector(document: Document, place: Place) -> Found:
-    """One CoolantConnector (1.0 to 1.4). Older ones give the difference of pressures alone, or none."""
-    if document.absent:
-        return Found()
-    entity = place.entity("connector")
+def parse_connector(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a CoolantConnector (1.0 to 1.4). Older ones have only the difference of pressures, or none."""
+    if document.is_absent:
+        return ParsedResource()
+    entity = place.entity_name("connector")
     values = {
         "coolant.flow": document.number("FlowLitersPerMinute"),
         "coolant.supply_temperature": document.number("SupplyTemperatureCelsius"),
@@ -160,19 +159,19 @@ def parse_connector(document: Document, place: Place) -> Found:
         "coolant.supply_pressure": document.pressure("SupplyPressurekPa"),
         "coolant.return_pressure": document.pressure("ReturnPressurekPa"),
         "coolant.heat_removed": document.number("HeatRemovedkW", 1000.0),
-        "coolant.valve_position": document.share("ValvePositionPercent"),
-        "coolant.valve_state": document.one_of("ValveState", _VALVE),
-        "coolant.valve_reason": document.one_of("ValveStateReason", _REASONS),
+        "coolant.valve_position": document.ratio("ValvePositionPercent"),
+        "coolant.valve_state": document.enum_value("ValveState", _VALVE),
+        "coolant.valve_reason": document.enum_value("ValveStateReason", _REASONS),
         "coolant.status": document.health(),
     }
-    told = facts(
+    told = common_attributes(
         document,
         side=place.side or None,
         rated_flow=document.number("RatedFlowLitersPerMinute"),
-        coolant=document.inner("Coolant").text("CoolantType"),
-        loop=document.inner("Links").link("ConnectedCoolingLoop"),
+        coolant=document.child("Coolant").text("CoolantType"),
+        loop=document.child("Links").link("ConnectedCoolingLoop"),
     )
-    return Found((Row(entity, "coolant", values, place.parents, told),))
+    return ParsedResource((EntityRow(entity, "coolant", values, place.parents, told),))
 
 
 LEAK_STATES = {
@@ -181,7 +180,7 @@ LEAK_STATES = {
     "Critical": 2,
     "Unavailable": 3,
     "Absent": 4,
-    # what BMCs say that do not keep to the schema: LeakDetected of a GB300's, the others of OpenBMC's D-Bus
+    # values outside the schema: LeakDetected of a GB300's BMC, the others of OpenBMC's D-Bus
     "LeakDetected": 2,
     "Normal": 0,
     "Abnormal": 2,
@@ -190,48 +189,48 @@ LEAK_STATES = {
 _REACTIONS = {"None": 0, "ForceOff": 1, "GracefulShutdown": 2, "ForceRestart": 3, "GracefulRestart": 4}
 
 
-def parse_leak_detector(document: Document, place: Place) -> Found:
-    """One LeakDetector."""
+def parse_leak_detector(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses a LeakDetector."""
     values = {
-        "leak.state": _leak_state(document),
-        "leak.warning_reaction": document.one_of("WarningReactionType", _REACTIONS),
-        "leak.critical_reaction": document.one_of("CriticalReactionType", _REACTIONS),
+        "leak.state": _detector_state(document),
+        "leak.warning_reaction": document.enum_value("WarningReactionType", _REACTIONS),
+        "leak.critical_reaction": document.enum_value("CriticalReactionType", _REACTIONS),
         "leak.reaction_delay": document.number("ReactionDelaySeconds"),
     }
-    told = facts(
+    told = common_attributes(
         document,
         type=document.text("LeakDetectorType"),
         context=document.text("PhysicalContext"),
-        location=document.inner("Location").inner("PartLocation").text("ServiceLabel"),
+        location=document.child("Location").child("PartLocation").text("ServiceLabel"),
     )
-    return Found((Row(place.entity("leak_detector"), "leak", values, place.parents, told),))
+    return ParsedResource((EntityRow(place.entity_name("leak_detector"), "leak", values, place.parents, told),))
 
 
-def parse_leak_detection(document: Document, place: Place) -> Found:
-    """LeakDetection: a link to its detectors, or groups that bear the states of detectors themselves.
+def parse_leak_detection(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
+    """Parses LeakDetection: a link to its detectors, or groups that contain the states of detectors themselves.
 
-    A detector of a group that has a resource of its own is read there, where more is told.
+    A detector of a group that has its own resource is read there, since that has more data.
     """
-    rows, further = [], list(links(document, place, LeakDetectors="leak_detectors"))
+    rows, further = [], list(resource_links(document, place, LeakDetectors="leak_detectors"))
     known = {link.path for link in further}
-    for group in document.each("LeakDetectorGroups"):
-        for number, one in enumerate(group.each("Detectors")):
+    for group in document.children("LeakDetectorGroups"):
+        for number, one in enumerate(group.children("Detectors")):
             path = one.link("DataSourceUri")
             if path is not None:
                 if not any(path.startswith(f"{collection}/") for collection in known):
-                    further += links(one, place.at(last_of(path)), DataSourceUri="leak_detector")
+                    further += resource_links(one, place.extend(last_segment(path)), DataSourceUri="leak_detector")
                 continue
-            name = named(one.text("DeviceName") or str(number))
-            values = {"leak.state": _leak_state(one)}
-            told = facts(document, name=one.text("DeviceName"), group=group.text("GroupName"))
-            rows.append(Row(place.entity("leak_detector", name), "leak", values, place.parents, told))
-    return Found(tuple(rows), tuple(further))
+            name = name_part(one.text("DeviceName") or str(number))
+            values = {"leak.state": _detector_state(one)}
+            told = common_attributes(document, name=one.text("DeviceName"), group=group.text("GroupName"))
+            rows.append(EntityRow(place.entity_name("leak_detector", name), "leak", values, place.parents, told))
+    return ParsedResource(tuple(rows), tuple(further))
 
 
-def _leak_state(document: Document) -> float | None:
-    """DetectorState; where there is none, that the detector is absent may stand in Status."""
-    found = document.one_of("DetectorState", LEAK_STATES)
-    return LEAK_STATES["Absent"] if found is None and document.absent else found
+def _detector_state(document: RedfishDocument) -> float | None:
+    """Returns DetectorState. Without it, Status may report that the detector is absent."""
+    found = document.enum_value("DetectorState", LEAK_STATES)
+    return LEAK_STATES["Absent"] if found is None and document.is_absent else found
 
 
 _SUMS = ("coolant.flow", "coolant.heat_removed")
@@ -240,36 +239,36 @@ _MEANS = (
     *("coolant.pressure", "coolant.supply_pressure", "coolant.return_pressure"),
 )
 STALE_S = 15.0
-"""Age from which on a connector's values are no longer counted in; chosen: three times the slowest poll that still
-tells of a lost pump before the GPUs grow hot."""
+"""Age from which a connector's values are no longer used. Chosen: three times the slowest poll that still detects a
+failed pump before the GPUs get hot."""
 
 
 @dataclass
 class UnitTotals:
     """The newest rows of secondary connectors by unit. Times are monotonic seconds."""
 
-    _rows: dict[str, dict[str, tuple[float, Row]]] = field(default_factory=dict)
-    _gave: dict[str, set[str]] = field(default_factory=dict)
+    _rows: dict[str, dict[str, tuple[float, EntityRow]]] = field(default_factory=dict)
+    _reported: dict[str, set[str]] = field(default_factory=dict)
 
-    def row(self, unit: str, connector: Row, now: float, members: Iterable[str]) -> Row | None:
-        """The unit's row after one of its connectors was read; None until all `members` were read once."""
+    def update(self, unit: str, connector: EntityRow, now: float, members: Iterable[str]) -> EntityRow | None:
+        """Returns the unit's row after one of its connectors was read; None until all `members` were read once."""
         known = self._rows.setdefault(unit, {})
         known[connector.entity] = now, connector
         wanted = set(members)
         for gone in known.keys() - wanted:
             del known[gone]
-        self._gave.setdefault(connector.entity, set()).update(
+        self._reported.setdefault(connector.entity, set()).update(
             signal for signal in (*_SUMS, *_MEANS) if connector.values.get(signal) is not None
         )
         if known.keys() != wanted:
             return None
-        values = {signal: self._of(known, signal, now) for signal in (*_SUMS, *_MEANS)}
-        return Row(unit, "coolant", values)
+        values = {signal: self._combine(known, signal, now) for signal in (*_SUMS, *_MEANS)}
+        return EntityRow(unit, "coolant", values)
 
-    def _of(self, known: dict[str, tuple[float, Row]], signal: str, now: float) -> float | None:
+    def _combine(self, known: dict[str, tuple[float, EntityRow]], signal: str, now: float) -> float | None:
         found = []
         for entity, (time, row) in known.items():
-            if signal in self._gave.get(entity, ()):
+            if signal in self._reported.get(entity, ()):
                 value = row.values.get(signal)
                 if value is None or now - time > STALE_S:
                     return None
@@ -278,7 +277,7 @@ class UnitTotals:
             return None
         return sum(found) if signal in _SUMS else sum(found) / len(found)
 
-    def drop(self, entity: str) -> None:
-        """A connector or unit that is gone."""
+    def remove(self, entity: str) -> None:
+        """Forgets a connector or unit that no longer exists."""
         self._rows.pop(entity, None)
-        self._gave.pop(entity, None)
+        self._reported.pop(entity, None)

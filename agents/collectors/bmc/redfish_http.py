@@ -1,8 +1,8 @@
-"""HTTP to one BMC: one connection that is kept, one request at a time, answers of bounded size and time.
+"""HTTP to one BMC: one persistent connection, one request at a time, responses of bounded size and time; login and
+session.
 
-No proxy is ever used: http.client does not look at the environment.
-
-Who we are to a BMC: a session where it gives one, else the password with each request (DSP0266, Authentication).
+No proxy is used: http.client ignores the environment. Authentication uses a session if the BMC supports it, else the
+password in each request (DSP0266, Authentication).
 """
 
 from __future__ import annotations
@@ -20,46 +20,49 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agents.collectors.bmc.redfish_document import PREFIX, path_of
+from agents.collectors.bmc.redfish_document import PREFIX, resource_path
 
 MAX_BYTES = 8 << 20
-"""Longest body of an answer; chosen: an expanded collection of 1000 outlets has 2 MiB."""
+"""Longest body of a response. Chosen: an expanded collection of 1000 outlets has 2 MiB."""
 CONNECT_S = 15.0
-"""Longest wait for a connection; chosen: a BMC that is up accepts within a few seconds even where it computes long."""
+"""Longest time to connect. Chosen: a BMC that is up accepts within a few seconds, even if its responses take long."""
 STALE_S = 2.0
-"""Time within which a kept connection that the BMC had closed shows it; what fails later was a request under way."""
+"""Time within which a persistent connection that the BMC had closed fails. A later failure is that of a running
+request."""
 _PIECE = 1 << 16
 
 
-class Failure(Exception):  # noqa: N818 - it is an outcome, which the budget minds
-    """A request brought nothing. away: whether the BMC as a whole did not answer; after: seconds it asks to wait."""
+class RequestError(Exception):  # an outcome that the schedule uses
+    """A request failed. bmc_down: whether the BMC as a whole did not respond; retry_after: seconds to wait, as
+    requested by the BMC.
+    """
 
-    def __init__(self, text: str, *, away: bool = False, after: float = 0.0) -> None:
+    def __init__(self, text: str, *, bmc_down: bool = False, retry_after: float = 0.0) -> None:
         super().__init__(text)
-        self.away, self.after = away, after
+        self.bmc_down, self.retry_after = bmc_down, retry_after
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the BMC said. Names of headers are in lower case."""
+class HttpResponse:
+    """A response. Names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
 
     def document(self) -> dict[str, Any]:
-        """The body as a JSON object. Raises Failure."""
+        """Returns the body as a JSON object. Raises RequestError."""
         try:
             found = json.loads(self.body)
         except (ValueError, RecursionError) as error:  # RecursionError: nested deeper than any Redfish document
-            raise Failure(f"the answer is no JSON: {type(error).__name__}") from error
+            raise RequestError(f"the response is not JSON: {type(error).__name__}") from error
         if not isinstance(found, dict):
-            raise Failure(f"the answer is a JSON {type(found).__name__}; wanted an object")
+            raise RequestError(f"the response is a JSON {type(found).__name__}; expected an object")
         return found
 
 
 @dataclass
-class Client:
+class RedfishConnection:
     """The connection to one BMC. `url` is its scheme, host and port."""
 
     url: str
@@ -67,61 +70,70 @@ class Client:
     ca_file: Path | None = None
     verify: bool = True
     monotonic: Callable[[], float] = time.monotonic
-    began: float | None = None
-    """When the request under way began; None while there is none."""
-    ended: bool = False
-    """Whether nothing more is to be asked."""
-    _late: bool = False
-    """Whether the request under way outlived its time."""
+    request_started: float | None = None
+    """When the current request started; None if there is none."""
+    closing: bool = False
+    """Whether no further request is to be sent."""
+    _timed_out: bool = False
+    """Whether the current request exceeded its time."""
     _http: http.client.HTTPConnection | None = field(default=None, repr=False)
     _sock: socket.socket | None = field(default=None, repr=False)
 
-    def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
-        """One request and its whole answer. Raises Failure, `away` where there was no answer."""
-        self.began, self._late = self.monotonic(), False
+    def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpResponse:
+        """Sends one request and returns the complete response. Raises RequestError, with `bmc_down` if there was no
+        response.
+        """
+        self.request_started, self._timed_out = self.monotonic(), False
         try:
             response = self.open(method, path, headers, body)
-            found = self._rest(response)
-            if self._late:  # a connection that is cut within the head looks like an empty answer
+            found = self._read_body(response)
+            if self._timed_out:  # a connection that ends within the headers looks like an empty response
                 raise TimeoutError
             if response.will_close:
                 self.close()
-            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, found)
+            return HttpResponse(response.status, {k.lower(): v for k, v in response.getheaders()}, found)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            why = _why(TimeoutError() if self._late else error, self.timeout)
-            raise Failure(f"{method} {path}: {why}", away=True) from error
-        except Failure:
-            self.close()  # what is left of the answer would be taken for the next one
+            why = _error_reason(TimeoutError() if self._timed_out else error, self.timeout)
+            raise RequestError(f"{method} {path}: {why}", bmc_down=True) from error
+        except RequestError:
+            self.close()  # the rest of this response would be read as the next one
             raise
         finally:
-            self.began = None
+            self.request_started = None
 
     def open(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> http.client.HTTPResponse:
-        """Sends and waits for the head of the answer; a kept connection that the BMC closed meanwhile is made anew."""
+        """Sends a request and waits for the response headers.
+
+        A persistent connection that the BMC closed is replaced.
+        """
         kept, began = self._http is not None, self.monotonic()
         try:
-            return self._send(method, path, headers, body)
+            return self._send_request(method, path, headers, body)
         except (ConnectionError, http.client.BadStatusLine, http.client.CannotSendRequest):
             self.close()
-            stale = kept and self.monotonic() - began < STALE_S and not self.ended
+            stale = kept and self.monotonic() - began < STALE_S and not self.closing
             if not stale or method != "GET":
                 raise
-        return self._send(method, path, headers, body)
+        return self._send_request(method, path, headers, body)
 
-    def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> http.client.HTTPResponse:
+    def _send_request(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
+    ) -> http.client.HTTPResponse:
         if self._http is None:
-            self._http = self._connected()
+            self._http = self._connect()
         self._http.request(method, path, body, dict(headers))
         return self._http.getresponse()
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _connect(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
         made: http.client.HTTPConnection
         if parts.scheme == "https":
-            made = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=CONNECT_S, context=self._tls())
+            made = http.client.HTTPSConnection(
+                parts.hostname or "", parts.port, timeout=CONNECT_S, context=self._tls_context()
+            )
         else:
             made = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_S)
         made.connect()
@@ -129,52 +141,55 @@ class Client:
         self._sock = made.sock
         return made
 
-    def _tls(self) -> Any:
+    def _tls_context(self) -> Any:
         import ssl
 
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
-            wanted = "wanted a file of certificates in PEM that we may read"
-            raise Failure(f"ca_file {self.ca_file}: {error.strerror}; {wanted}", away=True) from error
+            wanted = "expected a readable file of PEM certificates"
+            raise RequestError(f"ca_file {self.ca_file}: {error.strerror}; {wanted}", bmc_down=True) from error
         if not self.verify:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
 
-    def _rest(self, response: http.client.HTTPResponse) -> bytes:
+    def _read_body(self, response: http.client.HTTPResponse) -> bytes:
         pieces, size = [], 0
         while piece := response.read(_PIECE):
             pieces.append(piece)
             size += len(piece)
             if size > MAX_BYTES:
-                raise Failure(f"the answer is longer than {MAX_BYTES} bytes")
+                raise RequestError(f"the response is longer than {MAX_BYTES} bytes")
         return b"".join(pieces)
 
-    def overdue(self) -> bool:
-        """Ends a request that came to its time with a byte now and then, which no time-out of a read would notice."""
-        began = self.began
+    def abort_overdue(self) -> bool:
+        """Aborts a request that exceeded its time with a byte now and then, which no read timeout detects. Returns
+        whether it did.
+        """
+        began = self.request_started
         late = began is not None and self.monotonic() - began > self.timeout + CONNECT_S
         if late:
-            self._late = True
+            self._timed_out = True
             self.abort()
         return late
 
     def abort(self) -> None:
-        """Ends the request under way, from another thread."""
+        """Aborts the current request, from another thread."""
         if (sock := self._sock) is not None:
-            with contextlib.suppress(OSError):  # it is closed already
+            with contextlib.suppress(OSError):  # already closed
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Closes the connection."""
         if self._http is not None:
             self._http.close()
             self._http = self._sock = None
 
 
-def _why(error: Exception, timeout: float) -> str:
-    """The reason for a person, without anything that the BMC sent."""
+def _error_reason(error: Exception, timeout: float) -> str:
+    """Returns the reason of an error, without anything that the BMC sent."""
     if isinstance(error, TimeoutError):
-        return f"no answer within {timeout:g} s"
+        return f"no response within {timeout:g} s"
     if type(error).__name__ == "SSLCertVerificationError":
         return f"its certificate is not trusted ({getattr(error, 'verify_message', '')}); name its issuer in ca_file"
     return getattr(error, "strerror", None) or type(error).__name__
@@ -182,64 +197,68 @@ def _why(error: Exception, timeout: float) -> str:
 
 SESSIONS = f"{PREFIX}/SessionService/Sessions"
 MAX_REDIRECTS = 3
-_REDIRECT = (301, 302, 303, 307, 308)
-_PASSING = (429, 502, 503, 504)
-"""Answers with which a BMC says that it is busy as a whole."""
+_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+_BUSY_STATUSES = (429, 502, 503, 504)
+"""Status codes of a BMC that is busy as a whole."""
 
 
-def password_of(path: Path) -> str:
-    """The password in a file that only its owner and group may read. Raises Failure, which never quotes it."""
+def read_password(path: Path) -> str:
+    """Returns the password in a file that only its owner and group may read. Raises RequestError, which never contains
+    it.
+    """
     try:
         mode = path.stat().st_mode
         if mode & (stat.S_IROTH | stat.S_IWOTH):
-            wanted = f"wanted one that others may not open: chmod 600 {path}"
-            text = f"password_file {path}: open to every user of this host (mode {mode & 0o777:04o}); {wanted}"
-            raise Failure(text, away=True)
+            wanted = f"expected a file that others cannot read: chmod 600 {path}"
+            text = f"password_file {path}: readable by every user of this host (mode {mode & 0o777:04o}); {wanted}"
+            raise RequestError(text, bmc_down=True)
         found = path.read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
-        text = f"password_file {path}: {why}; wanted a file with the password that we may read"
-        raise Failure(text, away=True) from error
+        text = f"password_file {path}: {why}; expected a readable file with the password"
+        raise RequestError(text, bmc_down=True) from error
     if not found:
-        raise Failure(f"password_file {path}: is empty; wanted the password in it", away=True)
+        raise RequestError(f"password_file {path}: is empty; expected the password in it", bmc_down=True)
     return found
 
 
 @dataclass
-class Session:
-    """Requests in the name of a user. The password is read anew at each login, so that a mended one works at once."""
+class RedfishSession:
+    """Requests as a user. The password is read again at each login, so that a corrected one works immediately."""
 
-    client: Client
+    client: RedfishConnection
     user: str = ""
     password_file: Path | None = None
     requests: int = 0
     _token: str = field(default="", repr=False)
     _basic: str = field(default="", repr=False)
-    _place: str = ""
+    _session_path: str = ""
 
-    def get(self, path: str, etag: str = "") -> Answer:
-        """GET as that user; 304 where the resource is as `etag` says. Raises Failure for any other answer than 200."""
+    def get(self, path: str, etag: str = "") -> HttpResponse:
+        """Sends GET as the user; 304 if the resource still matches `etag`. Raises RequestError for any status other
+        than 200.
+        """
         more = {"If-None-Match": etag} if etag else {}
-        answer = self._as_user("GET", path, more)
+        answer = self._request_as_user("GET", path, more)
         if answer.status == 401 and self.user:
-            self.forget()
-            answer = self._as_user("GET", path, more)
+            self.drop_session()
+            answer = self._request_as_user("GET", path, more)
         for _ in range(MAX_REDIRECTS):
-            if answer.status not in _REDIRECT:
+            if answer.status not in _REDIRECT_STATUSES:
                 break
-            answer = self._as_user("GET", self._elsewhere(answer), more)
+            answer = self._request_as_user("GET", self._redirect_path(answer), more)
         if answer.status == 200 or (answer.status == 304 and etag):
             return answer
-        raise _refused(f"GET {path}", answer)
+        raise _status_error(f"GET {path}", answer)
 
     def headers(self) -> dict[str, str]:
-        """What names the user in a request; a session is opened where there is none."""
+        """Returns the headers that authenticate a request; logs in if there is no session."""
         if self.user and not self._token and not self._basic:
             self._login()
-        return self.known() or {}
+        return self.current_headers() or {}
 
-    def known(self) -> dict[str, str] | None:
-        """What names the user now; None where that must be asked for first."""
+    def current_headers(self) -> dict[str, str] | None:
+        """Returns the headers that authenticate a request now; None if a login is needed first."""
         found = {"Accept": "application/json", "OData-Version": "4.0"}
         if self.user and not self._token and not self._basic:
             return None
@@ -249,56 +268,56 @@ class Session:
             found["Authorization"] = self._basic
         return found
 
-    def forget(self) -> None:
-        """The session is no longer known to the BMC."""
-        self._token = self._basic = self._place = ""
+    def drop_session(self) -> None:
+        """Forgets a session that the BMC no longer accepts."""
+        self._token = self._basic = self._session_path = ""
 
     def logout(self) -> None:
-        """Gives the session back: a BMC has room for few."""
-        if self._token and self._place:
-            with contextlib.suppress(Failure):  # the BMC drops it by itself after SessionTimeout
-                self._request("DELETE", self._place, self.headers())
-        self.forget()
+        """Deletes the session: a BMC has room for few."""
+        if self._token and self._session_path:
+            with contextlib.suppress(RequestError):  # the BMC deletes it after SessionTimeout
+                self._request("DELETE", self._session_path, self.headers())
+        self.drop_session()
 
-    def _as_user(self, method: str, path: str, more: Mapping[str, str]) -> Answer:
+    def _request_as_user(self, method: str, path: str, more: Mapping[str, str]) -> HttpResponse:
         return self._request(method, path, {**self.headers(), **more})
 
-    def _request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+    def _request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpResponse:
         self.requests += 1
         return self.client.request(method, path, headers, body)
 
     def _login(self) -> None:
-        """A session; where the BMC does not give one, from now on the password goes with each request."""
-        password = password_of(self.password_file) if self.password_file is not None else ""
+        """Opens a session. If the BMC does not support sessions, the password is sent with each request from now on."""
+        password = read_password(self.password_file) if self.password_file is not None else ""
         body = json.dumps({"UserName": self.user, "Password": password}).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json", "OData-Version": "4.0"}
         answer = self._request("POST", SESSIONS, headers, body)
         token = answer.headers.get("x-auth-token", "")
         if answer.status in (401, 403):
-            raise Failure(
-                f"login as {self.user!r}: HTTP {answer.status}; wanted a user and password it knows", away=True
+            raise RequestError(
+                f"login as {self.user!r}: HTTP {answer.status}; expected a valid user and password", bmc_down=True
             )
         if answer.status in (200, 201) and token.isascii() and token.isprintable() and token:
             self._token = token
-            self._place = path_of(urlsplit(answer.headers.get("location", "")).path) or ""
+            self._session_path = resource_path(urlsplit(answer.headers.get("location", "")).path) or ""
             return
         pair = base64.b64encode(f"{self.user}:{password}".encode()).decode()
         self._basic = f"Basic {pair}"
 
-    def _elsewhere(self, answer: Answer) -> str:
-        """Path that a redirect leads to, on this very BMC: no other host ever sees our token."""
+    def _redirect_path(self, answer: HttpResponse) -> str:
+        """Returns the path of a redirect on the same BMC. Our token is never sent to another host."""
         target, own = urlsplit(answer.headers.get("location", "")), urlsplit(self.client.url)
         path = target.path + (f"?{target.query}" if target.query else "")
         same = (target.scheme or own.scheme, target.netloc or own.netloc) == (own.scheme, own.netloc)
         if not same or not target.path.startswith(PREFIX) or not path.isascii() or not path.isprintable():
-            raise Failure("it redirects to another host; wanted an answer of its own")
+            raise RequestError("redirect to another host; expected a response of the BMC itself")
         return path
 
 
-def _refused(what: str, answer: Answer) -> Failure:
+def _status_error(what: str, answer: HttpResponse) -> RequestError:
     try:
         after = float(answer.headers.get("retry-after", "0"))
-    except ValueError:  # a date, which needs the BMC's clock to be right
+    except ValueError:  # a date, which would need a correct clock on the BMC
         after = 0.0
-    away = answer.status in (*_PASSING, 401)
-    return Failure(f"{what}: HTTP {answer.status}", away=away, after=after if 0 < after < 3600 else 0.0)
+    away = answer.status in (*_BUSY_STATUSES, 401)
+    return RequestError(f"{what}: HTTP {answer.status}", bmc_down=away, retry_after=after if 0 < after < 3600 else 0.0)

@@ -1,7 +1,4 @@
-"""Configuration of one BMC: `[[collector.redfish.bmcs]]`.
-
-What a BMC can be read for: the words of `read` in its configuration.
-"""
+"""Configuration of one BMC: `[[collector.redfish.bmcs]]`."""
 
 from __future__ import annotations
 
@@ -14,11 +11,12 @@ from urllib.parse import urlsplit
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 
-DEFAULT = ("coolant", "leaks", "power", "environment")
-"""coolant: connectors, pumps, reservoirs, filters, loops. leaks: leak detectors. power: supplies, shelves, PDUs,
-batteries. environment: what chassis and coolant units draw, and the air around them."""
-SUBJECTS = (*DEFAULT, "sensors")
-"""sensors: all Sensors of the chassis besides, some hundred requests in 30 s where a BMC does not expand them."""
+DEFAULT_SUBJECTS = ("coolant", "leaks", "power", "environment")
+"""Subjects that are read by default. coolant: connectors, pumps, reservoirs, filters, loops. leaks: leak detectors.
+power: supplies, shelves, PDUs, batteries. environment: power of chassis and coolant units, and the air around them."""
+SUBJECTS = (*DEFAULT_SUBJECTS, "sensors")
+"""All subjects. sensors: also all Sensors of the chassis; some hundred requests per 30 s if the BMC does not expand
+them."""
 
 
 _SECTION = "[[collector.redfish.bmcs]]"
@@ -26,11 +24,11 @@ _SECONDS = constraint("seconds, at least 0.2 and at most 86400", lambda value: 0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def _url(value: str) -> bool:
+def _is_url(value: str) -> bool:
     try:
         parts = urlsplit(value)
         numbered = parts.port is None or parts.port > 0
-    except ValueError:  # a port above 65535, or brackets that do not match
+    except ValueError:  # a port above 65535, or unmatched brackets
         return False
     plain = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
     return (
@@ -44,17 +42,17 @@ def _url(value: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Bmc:
-    """One BMC, or whatever else speaks Redfish. fast, leaks, sensors, slow, inventory: seconds between two readings.
+class BmcSettings:
+    """One BMC, or anything else with Redfish. fast, leaks, sensors, slow, inventory: seconds between two reads.
 
-    parents: what its devices are part of, nearest first, such as `rack:r12`. read: what is read of it.
+    parents: what its devices are part of, nearest first, such as `rack:r12`. read: subjects that are read.
     """
 
     name: str = field(
         metadata=constraint("letters, digits, dots, dashes and underscores", lambda v: _NAME.fullmatch(v) is not None)
     )
     url: str = field(
-        metadata=constraint("http(s)://HOST[:PORT], a port of 1 to 65535, without user, path or query", _url)
+        metadata=constraint("http(s)://HOST[:PORT], a port of 1 to 65535, without user, path or query", _is_url)
     )
     user: str = ""
     password_file: Path | None = None
@@ -65,7 +63,8 @@ class Bmc:
         default=(), metadata=constraint("kind:name each", lambda v: all(":" in p for p in v))
     )
     read: tuple[str, ...] = field(
-        default=DEFAULT, metadata=constraint(f"some of {', '.join(SUBJECTS)}", lambda v: set(v) <= set(SUBJECTS))
+        default=DEFAULT_SUBJECTS,
+        metadata=constraint(f"some of {', '.join(SUBJECTS)}", lambda v: set(v) <= set(SUBJECTS)),
     )
     fast: float = field(default=0.5, metadata=_SECONDS)
     leaks: float = field(default=5.0, metadata=_SECONDS)
@@ -78,9 +77,7 @@ class Bmc:
     def __post_init__(self) -> None:
         where = f"{_SECTION} {self.name}"
         if self.url.startswith("http:") and not self.allow_http:
-            raise ConfigError(
-                f"{where}: url = {self.url!r}: expected https, or allow_http = true on a network you trust"
-            )
+            raise ConfigError(f"{where}: url = {self.url!r}: expected https, or allow_http = true on a trusted network")
         if self.password_file is not None and not self.user:
             raise ConfigError(f"{where}: password_file without user; expected both or neither")
         if self.user and self.password_file is None:

@@ -17,12 +17,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule, wall_clock
 from agents.collectors.canary.child_process import module_command
 from agents.collectors.canary.ledger import ResultLedger
 from agents.collectors.canary.problems import VARIANTS
 from agents.collectors.canary.schedule import CoreRotation, ProgramSchedule, list_cores
-from agents.collectors.gpu.slots import memory_of_the_service
+from agents.collectors.gpu.slots import default_state_file
 from pipeline.config.settings import constraint
 from pipeline.model.records import SECOND
 
@@ -103,25 +103,25 @@ class Canary(Collector):
     idle: float = 300.0
     tell: float = 21600.0
     driver: Path = Path("/proc/driver/nvidia/version")
-    seen: Path | None = field(default_factory=memory_of_the_service)
+    seen: Path | None = field(default_factory=default_state_file)
     _node: str = field(default="", init=False, repr=False)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _monotonic: Callable[[], float] = field(default=time.monotonic, init=False, repr=False)
-    _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
+    _rhythm: SamplingSchedule = field(default_factory=lambda: SamplingSchedule(""), init=False, repr=False)
     _cores: CoreRotation = field(default_factory=lambda: CoreRotation([]), init=False, repr=False)
     _cpu_schedule: ProgramSchedule | None = field(default=None, init=False, repr=False)
     _gpu_schedule: ProgramSchedule | None = field(default=None, init=False, repr=False)
     _rest_factor: float = field(default=REST_FACTOR, init=False, repr=False)
     _logged: set[str] = field(default_factory=set, init=False, repr=False)
 
-    def wanted(self) -> bool:
+    def has_work(self) -> bool:
         """See `Collector.wanted`."""
         return self.cpu or self.gpu
 
     def open(self, node: str) -> None:
         """See `Collector.open`."""
         self.close()
-        self._node, self._rhythm = node, Rhythm(node, self._now)
+        self._node, self._rhythm = node, SamplingSchedule(node, self._now)
         first = zlib.crc32(node.encode()) % 1000 / 1000
         if self.cpu:
             self._cores = CoreRotation(list_cores())

@@ -21,8 +21,8 @@ from typing import Any
 from agents.collector import NoData
 from agents.collectors.canary.child_process import CanaryProcess, module_command
 from agents.collectors.canary.cpu_program import WriteLine, write_line
-from agents.collectors.gpu.library import Driver
-from agents.collectors.gpu.slots import Places, address, fitted, recall
+from agents.collectors.gpu.library import NvmlLibrary
+from agents.collectors.gpu.slots import GpuSlots, gpus_on_bus, kernel_pci_address, load_gpus
 from pipeline.runtime.supervise import end_with_parent
 
 POLL_S = 0.1
@@ -50,20 +50,20 @@ class NvmlGpus:
 
     def __init__(self, seen: Path | None) -> None:
         """Raises NoData where there is no driver."""
-        self._driver = Driver()
+        self._driver = NvmlLibrary()
         self._nvml = self._driver.nvml
-        handles = [(self._slot_key(i, h), h) for i, h in enumerate(self._driver.handles())]
-        places = Places()
-        places.settle(handles, fitted(Path("/sys/bus/pci/devices")), recall(seen))
+        handles = [(self._slot_key(i, h), h) for i, h in enumerate(self._driver.gpu_handles())]
+        places = GpuSlots()
+        places.assign(handles, gpus_on_bus(Path("/sys/bus/pci/devices")), load_gpus(seen))
         self.gpus = [
-            CanaryGpu(p.index, self._read_uuid(p.handle), p.handle) for p in places.all if p.handle is not None
+            CanaryGpu(p.index, self._read_uuid(p.handle), p.handle) for p in places.slots if p.handle is not None
         ]
 
     def _slot_key(self, index: int, handle: Any) -> str | None:
         if handle is None:  # a lost GPU keeps its slot, so that those after it keep their names
             return None
         try:
-            return address(_decode(self._nvml.nvmlDeviceGetPciInfo_v3(handle).busId)) or f"index {index}"
+            return kernel_pci_address(_decode(self._nvml.nvmlDeviceGetPciInfo_v3(handle).busId)) or f"index {index}"
         except (self._nvml.NVMLError, AttributeError):  # not supported by this driver or binding
             return f"index {index}"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from agents.collector import Collector, Device, Reading, wall_clock
-from agents.collectors.columns import readings
+from agents.collectors.columns import readings_by_signals
 from agents.collectors.exporters.mapping import load_mapping
 from agents.node.batches import merge_inventories
 from pipeline.config.settings import constraint
@@ -116,7 +116,7 @@ class Prometheus(Collector):
                 where = f"[[collector.prometheus.endpoints]] {one.name}: url = {one.url!r}"
                 raise ConfigError(f"{where} would send the token of token_file unencrypted; {wanted}")
 
-    def wanted(self) -> bool:
+    def has_work(self) -> bool:
         """See `Collector.wanted`."""
         return bool(self.endpoints)
 
@@ -143,7 +143,7 @@ class Prometheus(Collector):
         scrapes = [scrape for scraper in self._scrapers if (scrape := scraper.pop_result())]
         found = [reading for scrape in scrapes for reading in self._build_readings(scrape)]
         events = [event for scrape in scrapes for event in self._state_events(scrape)]
-        own = readings(((f"exporter:{s.target}", _exporter_signals(s)) for s in scrapes), "exporter")
+        own = readings_by_signals(((f"exporter:{s.target}", _exporter_signals(s)) for s in scrapes), "exporter")
         event_readings = (Reading("exporter", (), {}, tuple(events)),) if events else ()
         return (*found, *own, *event_readings)
 
@@ -153,7 +153,7 @@ class Prometheus(Collector):
         own = {f"exporter:{name}": Device((), facts[name]) for name in self._devices}
         return merge_inventories([*self._devices.values(), own])
 
-    def renewed(self) -> bool:
+    def inventory_changed(self) -> bool:
         """See `Collector.renewed`."""
         renewed, self._renewed = self._renewed, False
         return renewed
@@ -170,7 +170,11 @@ class Prometheus(Collector):
             self._renewed |= self._devices.get(scrape.target) != scrape.translation.devices
             self._devices[scrape.target] = scrape.translation.devices
         rows = scrape.translation.rows
-        return [reading for device_class in rows for reading in readings(rows[device_class].items(), device_class)]
+        return [
+            reading
+            for device_class in rows
+            for reading in readings_by_signals(rows[device_class].items(), device_class)
+        ]
 
     def _state_events(self, scrape: ScrapeResult) -> list[Event]:
         """Returns an event if the endpoint went down or came back up."""

@@ -1,9 +1,7 @@
-"""The far end of every link: ports of InfiniBand switches, read through the fabric's own management tools.
+"""Ports of InfiniBand switches, the far end of every link, read with the fabric's management tools.
 
-One agent per fabric does this, on a host that may send management datagrams. It reads; it never resets a counter or
-sets anything.
-
-Columns of many ports, given in slices that each fit one message.
+One agent per fabric runs this collector, on a host that may send management datagrams. It only reads: it never resets a
+counter or changes a setting.
 """
 
 from __future__ import annotations
@@ -18,62 +16,64 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Collector, Device, NoData, Reading, wall_clock
-from agents.collectors.fabric.polling import COUNTERS, LINKS, TOOLS, TOPOLOGY, Passes
-from agents.collectors.fabric.tool_output import TABLE, Counts, Link, Place
-from agents.collectors.fabric.topology import MOST_PORTS, View
-from agents.collectors.nic.rdma_counters import Ceilings, PortCounter
+from agents.collectors.fabric.polling import COUNTERS, LINKS, TOOLS, TOPOLOGY, FabricPoller
+from agents.collectors.fabric.tool_output import COUNTERS_BY_TOOL_NAME, CounterReadings, PortKey, SwitchPort
+from agents.collectors.fabric.topology import MAX_PORTS, FabricTopology
+from agents.collectors.nic.rdma_counters import CounterLimitWatch, PortCounter
 from pipeline.model.records import Event
 
-Table = tuple[tuple[str, ...], dict[str, NDArray[Any]]]
-"""Entities and columns of them."""
-SLICE = 1536
-"""Most ports of one slice; chosen: two slices of the longest names (59 bytes) are 180 KB of the 256 KB that the layout
-of a message may have (pipeline/transport/wire.py), and the node's own devices need some."""
+PortColumns = tuple[tuple[str, ...], dict[str, NDArray[Any]]]
+"""Entities and their columns."""
+SLICE_PORTS = 1536
+"""Most ports of one slice. Chosen: two slices with the longest names (59 bytes) are 180 KB of the 256 KB that a message
+layout may have (wire.py), and the node's own devices need some."""
 
 
-class Share:
-    """The newest table; each look takes a slice, going round, so that no port waits for ever behind those before it."""
+class PortSlices:
+    """The newest columns of many ports. Each read returns the next slice, in rotation, so that every slice fits one
+    message and no port waits forever.
+    """
 
     def __init__(self) -> None:
         self._entities: tuple[str, ...] = ()
         self._columns: dict[str, NDArray[Any]] = {}
-        self._at = self._left = 0
+        self._next = self._remaining = 0
 
-    def put(self, entities: tuple[str, ...], columns: dict[str, NDArray[Any]]) -> None:
-        """Takes a table in place of what was not given yet."""
+    def replace(self, entities: tuple[str, ...], columns: dict[str, NDArray[Any]]) -> None:
+        """Replaces the columns, including slices that were not returned yet."""
         self._entities, self._columns = entities, columns
-        self._left = -(-len(entities) // SLICE)
-        self._at = self._at if self._at * SLICE < len(entities) else 0
+        self._remaining = -(-len(entities) // SLICE_PORTS)
+        self._next = self._next if self._next * SLICE_PORTS < len(entities) else 0
 
-    def take(self) -> tuple[Table, ...]:
-        """The next slice, if one is left."""
-        if not self._left:
+    def next_slice(self) -> tuple[PortColumns, ...]:
+        """Returns the next slice, if one remains."""
+        if not self._remaining:
             return ()
-        part = slice(self._at * SLICE, (self._at + 1) * SLICE)
-        self._left -= 1
-        self._at = self._at + 1 if part.stop < len(self._entities) else 0
+        part = slice(self._next * SLICE_PORTS, (self._next + 1) * SLICE_PORTS)
+        self._remaining -= 1
+        self._next = self._next + 1 if part.stop < len(self._entities) else 0
         return ((self._entities[part], {name: values[part] for name, values in self._columns.items()}),)
 
 
 _MISSING = np.iinfo(np.uint64).max
 _ACTIVE, _LINK_UP = 4, 5  # IBTA specification 14.2.5.6: PortState, PortPhysicalState
-SILENT_PASSES = 3
-"""Passes over the links that may fail before the fabric counts as not readable; chosen: one is a busy switch."""
-_MOST_EVENTS = 500
-"""Most events about counters of one look; chosen as for links."""
+MAX_FAILED_POLLS = 3
+"""Failed polls of the links after which the fabric counts as not readable. Chosen: one may be a busy switch."""
+_MAX_EVENTS = 500
+"""Most events about counters of one read. Chosen as for links."""
 
 
 @dataclass
 class Fabric(Collector):
-    """nic.*: one entity per port of a switch that has or had a cable; `include` and `exclude` are of switches' names.
+    """nic.*: one entity per switch port that has or had a cable. `include` and `exclude` select switches by name.
 
-    device, port: the local adapter to ask through; by default the first that is active.
+    device, port: the local adapter to use; by default the first active one.
     """
 
     name: ClassVar[str] = "fabric"
     signals: ClassVar[tuple[str, ...]] = (
         *("nic.state", "nic.logical_state", "nic.phys_state", "nic.speed", "nic.width"),
-        *(counter.signal for counter in TABLE.values()),
+        *(counter.signal for counter in COUNTERS_BY_TOOL_NAME.values()),
     )
     events: ClassVar[tuple[str, ...]] = (
         *("link_state", "link_peer", "switch_state", "fabric_tool"),
@@ -94,17 +94,17 @@ class Fabric(Collector):
     limit: float = 60.0
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
-    _passes: Passes | None = field(default=None, init=False, repr=False)
-    _view: View = field(default_factory=View, init=False, repr=False)
-    _ceilings: Ceilings = field(default_factory=Ceilings, init=False, repr=False)
-    _wide: set[tuple[str, str]] = field(default_factory=set, init=False, repr=False)
-    _high: set[tuple[Place, str]] = field(default_factory=set, init=False, repr=False)
-    _states: Share = field(default_factory=Share, init=False, repr=False)
-    _counters: Share = field(default_factory=Share, init=False, repr=False)
-    _failing: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    _answered: float = field(default=0.0, init=False, repr=False)
+    _poller: FabricPoller | None = field(default=None, init=False, repr=False)
+    _topology: FabricTopology = field(default_factory=FabricTopology, init=False, repr=False)
+    _limit_watch: CounterLimitWatch = field(default_factory=CounterLimitWatch, init=False, repr=False)
+    _wide_counters: set[tuple[str, str]] = field(default_factory=set, init=False, repr=False)
+    _at_limit: set[tuple[PortKey, str]] = field(default_factory=set, init=False, repr=False)
+    _state_slices: PortSlices = field(default_factory=PortSlices, init=False, repr=False)
+    _counter_slices: PortSlices = field(default_factory=PortSlices, init=False, repr=False)
+    _tool_errors: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _last_links: float = field(default=0.0, init=False, repr=False)
 
-    def wanted(self) -> bool:
+    def has_work(self) -> bool:
         return self.enabled
 
     def open(self, node: str) -> None:
@@ -113,75 +113,77 @@ class Fabric(Collector):
         if not self.enabled:
             raise NoData("not enabled; set `enabled = true` on one agent of the fabric")
         if missing:
-            raise NoData(f"{self.tools / missing[0]}: no such tool; install infiniband-diags, or set `tools`")
-        if not self._view.ports:
-            self._view = View(self.include, self.exclude)
+            raise NoData(f"{self.tools / missing[0]}: not found; install infiniband-diags, or set `tools`")
+        if not self._topology.ports:
+            self._topology = FabricTopology(self.include, self.exclude)
         options = (*(("-C", self.device) if self.device else ()), *(("-P", str(self.port)) if self.port else ()))
         every = {LINKS: self.links_every, COUNTERS: self.counters_every, TOPOLOGY: self.topology_every}
-        self._passes, self._answered = Passes(self.tools, options, self.limit, every), time.monotonic()
-        # a tool that cannot ask says so at once; one that is still busy by then is on a large fabric
-        if trouble := self._passes.begin(self.deadline / 2):
-            raise NoData(_unreadable(trouble))
+        self._poller, self._last_links = FabricPoller(self.tools, options, self.limit, every), time.monotonic()
+        # a tool that cannot run fails immediately; one that is still running by then is on a large fabric
+        if trouble := self._poller.start(self.deadline / 2):
+            raise NoData(_unreadable_message(trouble))
 
     def read(self) -> tuple[Reading, ...]:
-        """What has arrived since the last look, a slice of ports at a time; it waits for nothing."""
-        assert self._passes is not None, "read before open"
-        now, found = self._now(), self._passes.take()
-        events = self._tool_events(now, found.troubles)
-        if found.facts is not None:
-            self._view.learn(found.facts)
+        """Returns what arrived since the last read, one slice of ports at a time; does not wait."""
+        assert self._poller is not None, "read before open"
+        now, found = self._now(), self._poller.take_results()
+        events = self._tool_events(now, found.errors)
+        if found.switches is not None:
+            self._topology.update_switches(found.switches)
         if found.links is not None:
-            self._states.put(*self._of_links(now, found.links, events))
-        if found.counts is not None:
-            self._counters.put(*self._of_counters(now, found.counts, events))
-        readings = [Reading("nic", *slice) for share in (self._states, self._counters) for slice in share.take()]
+            self._state_slices.replace(*self._link_columns(now, found.links, events))
+        if found.counters is not None:
+            self._counter_slices.replace(*self._counter_columns(now, found.counters, events))
+        readings = [
+            Reading("nic", *slice)
+            for share in (self._state_slices, self._counter_slices)
+            for slice in share.next_slice()
+        ]
         if events and not readings:
             readings = [Reading("nic", (), {})]
         if not readings:
-            self._give_up()
+            self._check_failing()
         return (*readings[:-1], *(replace(reading, events=tuple(events)) for reading in readings[-1:]))
 
-    def renewed(self) -> bool:
-        return self._view.renewed()
+    def inventory_changed(self) -> bool:
+        return self._topology.inventory_changed()
 
     def inventory(self) -> Mapping[str, Device]:
-        return self._view.inventory()
+        return self._topology.inventory()
 
     def close(self) -> None:
-        """What was seen stays known: a tool that fails for a while must not make every port a new one."""
-        if self._passes is not None:
-            self._passes.stop()
-            self._passes = None
+        """Stops the tools. Known ports are kept: after a tool failed for a while, the ports must not be new ones."""
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
 
-    def _give_up(self) -> None:
-        """The fabric is not readable: said with the tool's own words, once it failed for long."""
-        trouble = self._failing.get(LINKS, "")
-        if trouble and time.monotonic() - self._answered > SILENT_PASSES * self.links_every:
-            raise NoData(_unreadable(trouble))
+    def _check_failing(self) -> None:
+        """Raises NoData with the tool's error message if the fabric has not been readable for long."""
+        trouble = self._tool_errors.get(LINKS, "")
+        if trouble and time.monotonic() - self._last_links > MAX_FAILED_POLLS * self.links_every:
+            raise NoData(_unreadable_message(trouble))
 
     def _tool_events(self, now: int, troubles: Mapping[str, str]) -> list[Event]:
-        """One event when a tool begins to fail, one when it works again."""
+        """Returns an event when a tool starts to fail, and one when it works again."""
         events = []
         for name, trouble in troubles.items():
-            if bool(trouble) != bool(self._failing.get(name)):
+            if bool(trouble) != bool(self._tool_errors.get(name)):
                 data = {"tool": TOOLS[name], "state": "failing" if trouble else "ok", "reason": trouble}
                 events.append(Event(now, f"node:{self._node}", "fabric_tool", data))
-            self._failing[name] = trouble
+            self._tool_errors[name] = trouble
         return events
 
-    def _of_links(self, now: int, links: tuple[Link, ...], events: list[Event]) -> Table:
-        """State and speed of all ports; those of a switch that is not seen are missing."""
-        self._answered, view = time.monotonic(), self._view
+    def _link_columns(self, now: int, links: tuple[SwitchPort, ...], events: list[Event]) -> PortColumns:
+        """Returns state and speed of all ports. They are missing for ports of a switch that was not seen."""
+        self._last_links, view = time.monotonic(), self._topology
         left_out = view.left_out
-        events += view.look(now, links)
+        events += view.update_links(now, links)
         if view.left_out and not left_out:
-            reason = (
-                f"more than {MOST_PORTS} ports with a cable; wanted fewer: share the switches by `include` among agents"
-            )
+            reason = f"more than {MAX_PORTS} ports with a cable; divide the switches among agents with `include`"
             events.append(
                 Event(now, f"node:{self._node}", "fabric_tool", {"tool": "agent", "state": "failing", "reason": reason})
             )
-        seen = {link.place for link in links}
+        seen = {link.key for link in links}
         ports = [view.ports[place] if place in seen else None for place in view.entities]
         logical = np.array([p.logical if p else np.nan for p in ports])
         physical = np.array([p.physical if p else np.nan for p in ports])
@@ -195,34 +197,36 @@ class Fabric(Collector):
         }
         return tuple(view.entities.values()), columns
 
-    def _of_counters(self, now: int, counts: Counts, events: list[Event]) -> Table:
-        """All counters of all ports; what a port did not answer is missing, never zero."""
-        view = self._view
+    def _counter_columns(self, now: int, counts: CounterReadings, events: list[Event]) -> PortColumns:
+        """Returns all counters of all ports. What a port did not report is missing, never zero."""
+        view = self._topology
         columns: dict[str, NDArray[Any]] = {
-            c.signal: np.full(len(view.entities), _MISSING, np.uint64) for c in TABLE.values()
+            c.signal: np.full(len(view.entities), _MISSING, np.uint64) for c in COUNTERS_BY_TOOL_NAME.values()
         }
         for row, place in enumerate(view.entities):
             values = counts.values.get(place, {})
             answered = place in counts.values and counts.answered(view.ports[place].lid, place[1])
-            for name, counter in TABLE.items():
+            for name, counter in COUNTERS_BY_TOOL_NAME.items():
                 value = values.get(name, 0 if answered and counter.saturates else None)
                 if value is not None and value * counter.scale < _MISSING:
                     columns[counter.signal][row] = value * counter.scale
-                    self._ceiling(now, place, counter, value, events)
+                    self._check_limit(now, place, counter, value, events)
         return tuple(view.entities.values()), columns
 
-    def _ceiling(self, now: int, place: Place, counter: PortCounter, value: int, events: list[Event]) -> None:
-        """A switch that once counted past a classic counter's ceiling has wide ones, which never stand at it."""
+    def _check_limit(self, now: int, place: PortKey, counter: PortCounter, value: int, events: list[Event]) -> None:
+        """Adds an event if a counter is saturated. A switch that once counted past a classic maximum has wide counters,
+        which never saturate.
+        """
         top, kind, key = (1 << counter.bits) - 1, (place[0], counter.signal), (place, counter.signal)
-        if not counter.saturates or kind in self._wide:
+        if not counter.saturates or kind in self._wide_counters:
             return
         if value > top:
-            self._wide.add(kind)
-        elif (value == top or key in self._high) and len(events) < _MOST_EVENTS:
-            self._high.add(key)
-            if event := self._ceilings.look(now, self._view.entities[place], counter, value):
+            self._wide_counters.add(kind)
+        elif (value == top or key in self._at_limit) and len(events) < _MAX_EVENTS:
+            self._at_limit.add(key)
+            if event := self._limit_watch.check(now, self._topology.entities[place], counter, value):
                 events.append(event)
 
 
-def _unreadable(trouble: str) -> str:
-    return f"{trouble}; wanted an active InfiniBand port and the right to open its umad device"
+def _unreadable_message(trouble: str) -> str:
+    return f"{trouble}; expected an active InfiniBand port and access to its umad device"

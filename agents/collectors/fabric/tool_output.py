@@ -1,14 +1,10 @@
-"""`iblinkinfo --line`: every port of every switch with its state, speed and who is at the far end.
+"""Parsers of the fabric tools: `iblinkinfo --line`, `ibqueryerrors` and `ibnetdiscover`.
 
-One line per port. What stands before the arrow is of the switch; what follows it is what the peer says of itself, so a
-peer's description, whatever it holds, can spoil only itself.
+iblinkinfo prints one line per port. Before the arrow is the switch, after it what the peer reports about itself, so a
+peer's description, whatever it contains, can only corrupt itself.
 
-`ibqueryerrors`: counters of all ports of all switches in one pass, and whose could not be had.
-
-With every threshold at zero it prints each error counter that is not zero. A switch all of whose counters are zero
-costs one query, so a counter that is not printed is zero, unless the port is among those that did not answer.
-
-What a switch is and is called: `ibnetdiscover` lines of switches, and a name that may stand in an entity.
+With every threshold at zero ibqueryerrors prints each error counter that is not zero. A switch with all counters zero
+costs one query. A counter that is not printed is therefore zero, unless its port did not respond.
 """
 
 from __future__ import annotations
@@ -19,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agents.collectors.nic.rdma_counters import COUNTERS, PortCounter
+from agents.collectors.nic.rdma_counters import RDMA_COUNTERS, PortCounter
 
-Place = tuple[str, int]
+PortKey = tuple[str, int]
 """A switch's GUID, as sysfs writes GUIDs, and the number of a port."""
 
 # infiniband-diags, iblinkinfo.c: print_port, in line mode
@@ -30,9 +26,9 @@ _NEAR = re.compile(
 )
 _FAR = re.compile(r'0x([0-9a-f]{1,16}) +(\d{1,5}) +(\d{1,3})\[[^]]{0,8}\] +"(.*)"')
 _TRAINED = re.compile(r"(\d{1,2})X +(?:(\d{1,3}(?:\.\d{1,5})?) Gbps|FDR10)")
-MOST_LINE = 1024
-"""Longest line that is looked at; chosen: a line of two full descriptions has 240 characters."""
-DESCRIPTION = 64
+MAX_LINE = 1024
+"""Longest line that is parsed. Chosen: a line with two full descriptions has 240 characters."""
+MAX_DESCRIPTION = 64
 """Characters of a node's description (IBTA specification 14.2.5.2: 64 bytes)."""
 
 # libibmad, dump.c: mad_dump_linkstate, mad_dump_physportstate -> numbers of IBTA specification 14.2.5.6
@@ -60,12 +56,12 @@ _LANE = {
 }
 
 
-_FDR10 = 10.0  # a vendor's speed, which the tools may give by its name: 10 Gb/s of data, by another coding
+_FDR10 = 10.0  # a vendor-specific speed that the tools may print by name: 10 Gb/s of data, with another coding
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the far end: GUID of its port (where it is a switch, of that), LID, port and what it calls itself."""
+class LinkPeer:
+    """The far end: GUID of its port (of the switch, if it is one), LID, port and description."""
 
     guid: str
     lid: int
@@ -74,8 +70,8 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """One port of a switch. speed in Mbit/s; NaN is what was not said."""
+class SwitchPort:
+    """One port of a switch. speed in Mbit/s; missing values are NaN."""
 
     guid: str
     description: str
@@ -85,27 +81,28 @@ class Link:
     physical: float
     width: float
     speed: float
-    peer: Peer | None
+    peer: LinkPeer | None
 
     @property
-    def place(self) -> Place:
+    def key(self) -> PortKey:
+        """Switch and port number."""
         return self.guid, self.port
 
 
-def guid(digits: str) -> str:
-    """`248a070300020100` -> `248a:0703:0002:0100`, as the kernel writes it."""
+def format_guid(digits: str) -> str:
+    """Returns `248a070300020100` as `248a:0703:0002:0100`, as the kernel writes it."""
     whole = digits.zfill(16)
     return ":".join(whole[i : i + 4] for i in range(0, 16, 4))
 
 
-def cleaned(description: str) -> str:
-    """A description without padding and what cannot be printed, at its length in the standard."""
-    return "".join(c if c.isprintable() else " " for c in description).strip()[:DESCRIPTION]
+def clean_description(description: str) -> str:
+    """Returns a description without padding and unprintable characters, cut to the standard's length."""
+    return "".join(c if c.isprintable() else " " for c in description).strip()[:MAX_DESCRIPTION]
 
 
-def parse_line(line: str) -> Link | None:
-    """One port; None if that is not what the line tells."""
-    near = _NEAR.match(line) if len(line) <= MOST_LINE else None
+def parse_link_line(line: str) -> SwitchPort | None:
+    """Returns the port that a line describes; None if it describes none."""
+    near = _NEAR.match(line) if len(line) <= MAX_LINE else None
     if near is None:
         return None
     state = near[5]
@@ -115,10 +112,10 @@ def parse_line(line: str) -> Link | None:
     width, lane = (
         (float(trained[1]), _LANE.get(float(trained[2] or _FDR10), math.nan)) if trained else (math.nan, math.nan)
     )
-    peer = Peer(guid(far[1]), int(far[2]), int(far[3]), cleaned(far[4])) if far else None
-    return Link(
-        guid(near[1]),
-        cleaned(near[2]),
+    peer = LinkPeer(format_guid(far[1]), int(far[2]), int(far[3]), clean_description(far[4])) if far else None
+    return SwitchPort(
+        format_guid(near[1]),
+        clean_description(near[2]),
         int(near[3]),
         int(near[4]),
         _LOGICAL.get(word, math.nan),
@@ -129,17 +126,18 @@ def parse_line(line: str) -> Link | None:
     )
 
 
-def parse_links(text: str, known: Mapping[str, Link] = {}) -> dict[str, Link]:
-    """Line -> port. known: the lines of the pass before, most of which are the same and cost nothing again.
+def parse_links(text: str, previous: Mapping[str, SwitchPort] = {}) -> dict[str, SwitchPort]:
+    """Returns the port of each line. previous: lines of the previous poll, most of which are unchanged and need no
+    parsing.
 
-    Port 0 is the switch itself and no link. Of two lines of one port the first holds.
+    Port 0 is the switch itself, not a link. If two lines describe one port, the first counts.
     """
-    found: dict[str, Link] = {}
-    places: set[Place] = set()
+    found: dict[str, SwitchPort] = {}
+    places: set[PortKey] = set()
     for line in text.splitlines():
-        link = known.get(line) or parse_line(line)
-        if link is not None and link.port and link.place not in places:
-            places.add(link.place)
+        link = previous.get(line) or parse_link_line(line)
+        if link is not None and link.port and link.key not in places:
+            places.add(link.key)
             found[line] = link
     return found
 
@@ -164,13 +162,13 @@ _FILES = {
     "PortXmitPkts": "port_xmit_packets",
     "PortRcvPkts": "port_rcv_packets",
 }
-_BY_FILE = {counter.file: counter for counter in COUNTERS}
-TABLE: Mapping[str, PortCounter] = {name: _BY_FILE[f"counters/{file}"] for name, file in _FILES.items()}
-"""What the tools call a counter -> what it is at either end of the link."""
-ERRORS = tuple(name for name, counter in TABLE.items() if counter.saturates)
-TRAFFIC = tuple(name for name, counter in TABLE.items() if not counter.saturates)
-THRESHOLDS = "".join(f"{name}=0\n" for name in ERRORS)
-"""The threshold file that makes every counter above zero be printed."""
+_BY_FILE = {counter.file: counter for counter in RDMA_COUNTERS}
+COUNTERS_BY_TOOL_NAME: Mapping[str, PortCounter] = {name: _BY_FILE[f"counters/{file}"] for name, file in _FILES.items()}
+"""The tools' name of a counter -> the counter as at either end of the link."""
+ERROR_COUNTERS = tuple(name for name, counter in COUNTERS_BY_TOOL_NAME.items() if counter.saturates)
+TRAFFIC_COUNTERS = tuple(name for name, counter in COUNTERS_BY_TOOL_NAME.items() if not counter.saturates)
+THRESHOLD_FILE = "".join(f"{name}=0\n" for name in ERROR_COUNTERS)
+"""Threshold file with which every counter above zero is printed."""
 
 _PORT = re.compile(r"\s+GUID 0x([0-9a-f]{1,16}) port (\d{1,3}):")
 _VALUE = re.compile(r"\[(\w{1,40}) == (\d{1,20})\b")
@@ -178,37 +176,40 @@ _FAILED = re.compile(r"query failed on .*, Lid (\d{1,5}) port (\d{1,3})$", re.MU
 _FAILURES = re.compile(r"^## +(\d{1,9}) PMA query failures$", re.MULTILINE)
 _END = "## Summary:"
 ALL_PORTS = 255
-_MOST_LINE = 4096
-"""Longest line that is looked at; chosen: 17 counters of 20 digits are 800 characters."""
+_MAX_COUNTER_LINE = 4096
+"""Longest line that is parsed. Chosen: 17 counters of 20 digits are 800 characters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """values: of each port, raw by the tools' names. failed: (LID, port) that did not answer; port 255 is all of them.
+class CounterReadings:
+    """values: raw values of each port by the tools' names. failed_ports: (LID, port) that did not respond; port 255
+    means all.
 
-    whole: whether the pass came to its end and named all that failed, so that what it leaves out is zero.
+    complete: whether the run reached its end and listed all failures, so that what is not printed is zero.
     """
 
-    values: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)
-    failed: frozenset[tuple[int, int]] = frozenset()
-    whole: bool = False
+    values: Mapping[PortKey, Mapping[str, int]] = field(default_factory=dict)
+    failed_ports: frozenset[tuple[int, int]] = frozenset()
+    complete: bool = False
 
     def answered(self, lid: int, port: int) -> bool:
-        """Whether what is not among the values of this port is zero."""
-        return self.whole and (lid, port) not in self.failed and (lid, ALL_PORTS) not in self.failed
+        """Returns whether counters of this port that are not in `values` are zero."""
+        return self.complete and (lid, port) not in self.failed_ports and (lid, ALL_PORTS) not in self.failed_ports
 
 
-def parse_counts(text: str, talk: str = "", cut: bool = False) -> Counts:
-    """One pass. talk: standard error; cut: whether some of it was not kept."""
-    values: dict[Place, dict[str, int]] = {}
+def parse_counts(text: str, errors: str = "", errors_cut: bool = False) -> CounterReadings:
+    """Parses one run. errors: standard error; errors_cut: whether some of it was not kept."""
+    values: dict[PortKey, dict[str, int]] = {}
     for line in text.splitlines():
-        head = _PORT.match(line) if len(line) <= _MOST_LINE else None
+        head = _PORT.match(line) if len(line) <= _MAX_COUNTER_LINE else None
         if head is not None:
-            values[guid(head[1]), int(head[2])] = {n: int(v) for n, v in _VALUE.findall(line, head.end()) if n in TABLE}
-    named = _FAILED.findall(talk)
+            values[format_guid(head[1]), int(head[2])] = {
+                n: int(v) for n, v in _VALUE.findall(line, head.end()) if n in COUNTERS_BY_TOOL_NAME
+            }
+    named = _FAILED.findall(errors)
     told = _FAILURES.search(text)
-    whole = _END in text and not cut and len(named) >= (int(told[1]) if told else 0)
-    return Counts(values, frozenset((int(lid), int(port)) for lid, port in named), whole)
+    whole = _END in text and not errors_cut and len(named) >= (int(told[1]) if told else 0)
+    return CounterReadings(values, frozenset((int(lid), int(port)) for lid, port in named), whole)
 
 
 _FACT = re.compile(r"(vendid|devid|sysimgguid)=0x([0-9a-f]{1,16})$")
@@ -217,25 +218,25 @@ _SWITCH = re.compile(r'Switch\s+(\d{1,3}) "S-([0-9a-f]{16})"')
 _MANAGED = re.compile(r"MF0;([^:;]+):([^/;]+)((?:/[A-Z]\d{1,3})+)")
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 _LIKE_A_GUID = re.compile("[0-9a-f]{16}|")
-_LONGEST = 48
-"""Characters of a name; chosen: an entity stays readable in a table."""
+_MAX_NAME = 48
+"""Characters of a name. Chosen: an entity stays readable in a table."""
 _AGGREGATION = re.compile("aggregation node", re.IGNORECASE)
-"""The switch's own reduction engine (SHARP) describes itself so and sits on a port of each switch, spines too."""
+"""Description of the switch's own reduction engine (SHARP), which is on a port of each switch, spines included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Of one switch, as the topology tells; hexadecimal as printed."""
+class SwitchInfo:
+    """Properties of one switch from the topology; hexadecimal as printed."""
 
     ports: int
     vendor: str = ""
     device: str = ""
-    system: str = ""
+    system_guid: str = ""
 
 
-def parse_switches(text: str) -> dict[str, Facts]:
-    """GUID -> facts of each switch in the topology that `ibnetdiscover` prints; what precedes a node is of it."""
-    found: dict[str, Facts] = {}
+def parse_switches(text: str) -> dict[str, SwitchInfo]:
+    """Returns the properties of each switch by GUID, from `ibnetdiscover`. The lines before a node belong to it."""
+    found: dict[str, SwitchInfo] = {}
     before: dict[str, str] = {}
     for line in text.splitlines():
         if not line.strip():
@@ -243,34 +244,34 @@ def parse_switches(text: str) -> dict[str, Facts]:
         elif fact := _FACT.match(line):
             before[fact[1]] = fact[2]
         elif switch := _SWITCH.match(line):
-            system = guid(before["sysimgguid"]) if "sysimgguid" in before else ""
-            facts = Facts(int(switch[1]), before.get("vendid", ""), before.get("devid", ""), system)
-            found.setdefault(guid(switch[2]), facts)
+            system = format_guid(before["sysimgguid"]) if "sysimgguid" in before else ""
+            facts = SwitchInfo(int(switch[1]), before.get("vendid", ""), before.get("devid", ""), system)
+            found.setdefault(format_guid(switch[2]), facts)
     return found
 
 
-def name_of(description: str) -> str:
-    """What a switch may be called by its description; empty if that holds no name.
+def switch_name_of(description: str) -> str:
+    """Returns the name of a switch from its description; empty if it contains none.
 
-    `MF0;leaf-04:MQM9701/U1` is `leaf-04`, `MF0;core:CS7500/L05/U1` is `core-L05-U1`; runs of other characters than
+    `MF0;leaf-04:MQM9701/U1` is `leaf-04`, `MF0;core:CS7500/L05/U1` is `core-L05-U1`. Runs of characters other than
     letters, digits, `_`, `.` and `-` become one `_`.
     """
     managed = _MANAGED.fullmatch(description)
     text = description
     if managed is not None:
         text = managed[1] if managed[3] == "/U1" else managed[1] + managed[3].replace("/", "-")
-    return _UNFIT.sub("_", text).strip("_.-")[:_LONGEST]
+    return _UNFIT.sub("_", text).strip("_.-")[:_MAX_NAME]
 
 
-def names(descriptions: Mapping[str, str]) -> dict[str, str]:
-    """GUID -> name: by the description where no other switch has it, else the GUID without its colons."""
-    wanted = {guid_: name_of(text) for guid_, text in descriptions.items()}
+def unique_switch_names(descriptions: Mapping[str, str]) -> dict[str, str]:
+    """Returns the name of each switch by GUID: from its description if unique, else the GUID without colons."""
+    wanted = {guid_: switch_name_of(text) for guid_, text in descriptions.items()}
     often = Counter(wanted.values())
     return {g: n if often[n] == 1 and not _LIKE_A_GUID.fullmatch(n) else g.replace(":", "") for g, n in wanted.items()}
 
 
-def leaves(links: Iterable[Link]) -> set[str]:
-    """GUIDs of the switches that hosts hang on."""
+def find_leaves(links: Iterable[SwitchPort]) -> set[str]:
+    """Returns the GUIDs of the switches to which hosts are connected."""
     links = list(links)
     switches = {link.guid for link in links}
     return {

@@ -1,4 +1,4 @@
-"""Which GPUs one look shows as failed: for `fleetpulse doctor`, which judges a node without its history."""
+"""Failed GPUs in the readings of one read, for `fleetpulse doctor`, which evaluates a node without history."""
 
 from __future__ import annotations
 
@@ -12,55 +12,56 @@ from agents.collector import Reading
 from pipeline.model.records import Event
 from pipeline.model.signals import CATALOGUE
 
-_OWN = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency")
-"""What the collector says of a GPU itself, whether or not the GPU tells anything."""
-_ACTIONS = CATALOGUE["gpu.recovery_action"].states
+_COLLECTOR_SIGNALS = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency")
+"""Signals of the collector itself, present even if the GPU reports nothing."""
+_RECOVERY_ACTIONS = CATALOGUE["gpu.recovery_action"].states
 
 
-def failures(readings: Sequence[Reading]) -> list[str]:
-    """One text per GPU that is lost, silent or wants a recovery action, and one per count of GPUs that is wrong."""
+def gpu_failures(readings: Sequence[Reading]) -> list[str]:
+    """Returns one text per GPU that is lost, silent or needs a recovery action, and one per wrong number of GPUs."""
     found: dict[str, str] = {}
     for reading in readings:
         if reading.device_class == "gpu":
-            found |= dict(_seen(reading))
+            found |= dict(_failures_in_columns(reading))
         for event in reading.events:
-            found |= dict(_told(event))
+            found |= dict(_failures_in_events(event))
     return [f"{entity}: {what}" for entity, what in found.items()]
 
 
-def _seen(reading: Reading) -> Iterator[tuple[str, str]]:
-    """What the columns show; a column that was not looked at says nothing."""
-    told = [_known(values) for signal, values in reading.columns.items() if signal not in _OWN]
+def _failures_in_columns(reading: Reading) -> Iterator[tuple[str, str]]:
+    """Yields the failures in the columns of a reading. A missing column proves nothing."""
+    told = [_present_values(values) for signal, values in reading.columns.items() if signal not in _COLLECTOR_SIGNALS]
     present, action = (reading.columns.get(signal) for signal in ("gpu.present", "gpu.recovery_action"))
     for i, entity in enumerate(reading.entities):
         if present is not None and present[i] == 0:
-            yield entity, "lost: it does not answer its driver"
+            yield entity, "lost: no response to its driver"
         elif told and not any(known[i] for known in told):
-            yield entity, "it tells nothing: all its signals are missing"
-        elif action is not None and _known(action)[i] and action[i] != 0:
-            yield entity, _wanted(action[i])
+            yield entity, "silent: all its signals are missing"
+        elif action is not None and _present_values(action)[i] and action[i] != 0:
+            yield entity, _recovery_text(action[i])
 
 
-def _told(event: Event) -> Iterator[tuple[str, str]]:
-    """What the events say, with what a technician looks for."""
+def _failures_in_events(event: Event) -> Iterator[tuple[str, str]]:
+    """Yields the failures in an event, with what a technician needs to find the GPU."""
     if event.kind == "gpu_lost":
         known = ", ".join(f"{key} {event.data[key]}" for key in ("pci", "serial") if event.data.get(key))
-        yield event.entity, f"lost: it does not answer its driver{f' ({known})' if known else ''}"
+        yield event.entity, f"lost: no response to its driver{f' ({known})' if known else ''}"
     elif event.kind == "gpu_count" and event.data.get("present") != event.data.get("expected"):
         missing = ", ".join(map(str, event.data.get("missing") or ()))
         counted = f"{event.data.get('present')} of {event.data.get('expected')} GPUs by {event.data.get('source')}"
         yield event.entity, f"{counted}{f', missing: {missing}' if missing else ''}"
     elif event.kind == "recovery_action" and event.data.get("to"):
-        yield event.entity, _wanted(event.data["to"])
+        yield event.entity, _recovery_text(event.data["to"])
 
 
-def _wanted(action: float) -> str:
+def _recovery_text(action: float) -> str:
     number = int(action)
-    return f"its driver wants: {_ACTIONS[number] if 0 <= number < len(_ACTIONS) else f'recovery action {number}'}"
+    known = 0 <= number < len(_RECOVERY_ACTIONS)
+    return f"recovery action required by its driver: {_RECOVERY_ACTIONS[number] if known else number}"
 
 
-def _known(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which values are there: NaN, and the largest of an unsigned type, mean missing."""
+def _present_values(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Returns which values are present. NaN, and the largest number of an unsigned type, mean missing."""
     if values.dtype.kind == "u":
         return np.asarray(values != np.iinfo(values.dtype).max)
     return np.asarray(~np.isnan(values))

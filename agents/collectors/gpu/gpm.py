@@ -1,6 +1,6 @@
-"""GPU performance monitoring (Hopper and newer): what a GPU did between two samples that are compared.
+"""GPU performance monitoring (Hopper and newer): activity between two samples.
 
-Not the profiling counters, which take one lock for the whole host and clash with a user's profiler.
+Not the profiling counters, which take a host-wide lock and conflict with a user's profiler.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from agents.collectors.gpu.refusals import Refusals
-from agents.collectors.gpu.values import Values
+from agents.collectors.gpu.refusals import RefusedCalls
+from agents.collectors.gpu.values import GpuValues
 
-SAMPLE_EVERY = 5
-"""Seconds between two samples; the catalogue of signals gives 5 to 10."""
+SAMPLE_INTERVAL = 5
+"""Seconds between two samples. The signal catalogue allows 5 to 10."""
 _PERCENT, _MEBI = 1e-2, float(1 << 20)
 METRICS: dict[str, tuple[int, float]] = {
-    # signal -> (NVML_GPM_METRIC_*, its unit in the signal's): percent, or MiB/s
+    # signal -> (NVML_GPM_METRIC_*, factor to the signal's unit): percent, or MiB/s
     "gpu.sm_active": (2, _PERCENT),
     "gpu.sm_occupancy": (3, _PERCENT),
     "gpu.tensor_active": (5, _PERCENT),
@@ -30,95 +30,105 @@ METRICS: dict[str, tuple[int, float]] = {
     "gpu.nvlink_rx_rate": (60, _MEBI),
     "gpu.nvlink_tx_rate": (61, _MEBI),
 }
-ROUNDING = 0.01
-"""How far above 1 a share may be told and still be 1; chosen: nvml.h gives 0 to 100 %, but busy and all cycles are not
-counted at one moment (100.003 % is seen of a busy GPU). What is further off is garbage, which the range leaves out."""
-_WHAT = "monitoring"
+RATIO_TOLERANCE = 0.01
+"""How far above 1 a ratio may be and still count as 1. Chosen: nvml.h specifies 0 to 100 %, but busy cycles and all
+cycles are not counted at the same moment (100.003 % was seen). Larger values are garbage and are dropped by the
+valid range."""
+_REFUSAL_KEY = "monitoring"
 _LAYOUT = np.dtype([("id", "<u4"), ("code", "<i4"), ("value", "<f8"), ("names", "<u8", 3)])  # nvmlGpmMetric_t
 
 
-class Gpm:
-    """Two samples per GPU, the older and the newer, which change places at each look."""
+class GpmSampler:
+    """Two samples per GPU, an older and a newer one, which swap at each read."""
 
-    def __init__(self, nvml: Any, function: Any, refusals: Refusals) -> None:
-        """function: finds a function of the library by name; None where it has none."""
+    def __init__(self, nvml: Any, function: Any, refusals: RefusedCalls) -> None:
+        """find_function: returns a function of the library by name, None if it has none."""
         self._nvml, self._refusals = nvml, refusals
         names = ("SampleAlloc", "SampleFree", "SampleGet", "MetricsGet", "QueryDeviceSupport")
-        self._alloc, self._free, self._get, self._compare, self._query = (function(f"nvmlGpm{n}") for n in names)
-        self._there = None not in (self._alloc, self._free, self._get, self._compare, self._query)
+        self._sample_alloc, self._sample_free, self._sample_get, self._metrics_get, self._query_support = (
+            function(f"nvmlGpm{n}") for n in names
+        )
+        self._available = None not in (
+            self._sample_alloc,
+            self._sample_free,
+            self._sample_get,
+            self._metrics_get,
+            self._query_support,
+        )
         self._samples: dict[int, list[Any]] = {}
-        self._taken: set[int] = set()
-        self._asked = nvml.c_nvmlGpmMetricsGet_t()
-        self._asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        self._asked.numMetrics = len(METRICS)
-        view = np.frombuffer(self._asked, np.uint8)[nvml.c_nvmlGpmMetricsGet_t.metrics.offset :]
+        self._has_baseline: set[int] = set()
+        self._request = nvml.c_nvmlGpmMetricsGet_t()
+        self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(METRICS)
+        view = np.frombuffer(self._request, np.uint8)[nvml.c_nvmlGpmMetricsGet_t.metrics.offset :]
         self._view = view[: len(METRICS) * _LAYOUT.itemsize].view(_LAYOUT)
         self._view["id"] = [number for number, _ in METRICS.values()]
         self._scales = np.array([scale for _, scale in METRICS.values()])
-        self._shares = self._scales == _PERCENT
+        self._is_ratio = self._scales == _PERCENT
 
-    def read(self, gpu: int, handle: Any, values: Values) -> int:
-        """Takes a sample and compares it with the one before, if there is one; returns NVML's code."""
-        if not self._there or self._refusals.refused(gpu, _WHAT):
+    def read(self, gpu: int, handle: Any, values: GpuValues) -> int:
+        """Takes a sample and compares it with the previous one, if any. Returns the NVML code."""
+        if not self._available or self._refusals.is_refused(gpu, _REFUSAL_KEY):
             return 0
         if gpu not in self._samples:
-            code = self._begin(gpu, handle)
-            if code or self._refusals.refused(gpu, _WHAT):
+            code = self._allocate_samples(gpu, handle)
+            if code or self._refusals.is_refused(gpu, _REFUSAL_KEY):
                 return code
         older, newer = self._samples[gpu]
-        code = int(self._get(handle, newer))
+        code = int(self._sample_get(handle, newer))
         if code:
-            self._taken.discard(gpu)
+            self._has_baseline.discard(gpu)
             if code == self._nvml.NVML_ERROR_NOT_SUPPORTED:  # in MIG mode
-                self._refusals.refuse(gpu, _WHAT, "nvmlGpmSampleGet")
+                self._refusals.record_refusal(gpu, _REFUSAL_KEY, "nvmlGpmSampleGet")
             return code
-        self._refusals.answer(gpu, _WHAT)
+        self._refusals.record_answer(gpu, _REFUSAL_KEY)
         self._samples[gpu] = [newer, older]
-        if gpu not in self._taken:
-            self._taken.add(gpu)
+        if gpu not in self._has_baseline:
+            self._has_baseline.add(gpu)
             return 0
-        return self._store(gpu, older, newer, values)
+        return self._compare_samples(gpu, older, newer, values)
 
-    def drop(self, gpu: int) -> None:
-        """The GPU is lost or came back: what was sampled before says nothing any more."""
-        self._taken.discard(gpu)
+    def discard_samples(self, gpu: int) -> None:
+        """Discards the previous sample of a GPU that was lost or came back."""
+        self._has_baseline.discard(gpu)
 
     def close(self) -> None:
+        """Frees all samples."""
         for samples in self._samples.values():
             for sample in samples:
-                self._free(sample)
+                self._sample_free(sample)
         self._samples.clear()
-        self._taken.clear()
+        self._has_baseline.clear()
 
-    def _begin(self, gpu: int, handle: Any) -> int:
+    def _allocate_samples(self, gpu: int, handle: Any) -> int:
         support = self._nvml.c_nvmlGpmSupport_t()
         support.version = self._nvml.NVML_GPM_SUPPORT_VERSION
-        code = int(self._query(handle, ctypes.byref(support)))
+        code = int(self._query_support(handle, ctypes.byref(support)))
         if code == self._nvml.NVML_ERROR_NOT_SUPPORTED or (code == 0 and not support.isSupportedDevice):
-            self._refusals.refuse(gpu, _WHAT, "nvmlGpmQueryDeviceSupport")
+            self._refusals.record_refusal(gpu, _REFUSAL_KEY, "nvmlGpmQueryDeviceSupport")
             return 0
         made: list[Any] = []
         while code == 0 and len(made) < 2:
             sample = self._nvml.c_nvmlGpmSample_t()
-            code = int(self._alloc(ctypes.byref(sample)))
+            code = int(self._sample_alloc(ctypes.byref(sample)))
             if code == 0:
                 made.append(sample)
         if code:
             for sample in made:
-                self._free(sample)
+                self._sample_free(sample)
             return code
         self._samples[gpu] = made
         return 0
 
-    def _store(self, gpu: int, older: Any, newer: Any, values: Values) -> int:
-        self._asked.sample1, self._asked.sample2 = older, newer
+    def _compare_samples(self, gpu: int, older: Any, newer: Any, values: GpuValues) -> int:
+        self._request.sample1, self._request.sample2 = older, newer
         self._view["code"] = self._nvml.NVML_ERROR_UNKNOWN
-        code = int(self._compare(ctypes.byref(self._asked)))
+        code = int(self._metrics_get(ctypes.byref(self._request)))
         if code == 0:
             with np.errstate(all="ignore"):  # garbage overflows to infinity, which no signal's range holds
                 found = self._view["value"] * self._scales
-                found[self._shares & (found > 1) & (found <= 1 + ROUNDING)] = 1.0
+                found[self._is_ratio & (found > 1) & (found <= 1 + RATIO_TOLERANCE)] = 1.0
             for signal, value, returned in zip(METRICS, found.tolist(), self._view["code"].tolist(), strict=True):
                 if returned == 0:
-                    values.put(values.place(signal, gpu), value)
+                    values.set_value(values.index_of(signal, gpu), value)
         return code

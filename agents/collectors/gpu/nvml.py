@@ -1,7 +1,8 @@
-"""NVIDIA GPUs and their NVLinks through the driver's own library: what a GPU does not tell is missing, not an error.
+"""NVIDIA GPUs and their NVLinks, read with NVML, the driver's library. A value that a GPU does not provide is missing,
+not an error.
 
-The files beside this one: nvml_driver (the library), nvml_places (which GPU is which), nvml_facts (what a GPU is),
-nvml_look (one look), and what a look consists of: nvml_fields and nvml_reader, nvml_calls, nvml_gpm, nvml_links.
+library: the NVML library and the attributes of GPUs. slots: which GPU is which. sampler: one read of all GPUs, which
+uses fields, calls and gpm. refusals: what a GPU does not support.
 """
 
 from __future__ import annotations
@@ -11,36 +12,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule, wall_clock
 from agents.collectors.gpu.calls import count_links
-from agents.collectors.gpu.library import Driver, Facts, NotStarted
-from agents.collectors.gpu.sampler import GPU_SIGNALS, LINK_SIGNALS, PROCESSES_EVERY, Look, Slow
-from agents.collectors.gpu.slots import Place, Places, address, fitted, keep, memory_of_the_service, recall
+from agents.collectors.gpu.library import GpuAttributes, NvmlLibrary, NvmlUnavailable
+from agents.collectors.gpu.sampler import GPU_SIGNALS, LINK_SIGNALS, PROCESSES_INTERVAL, GpuSampler, SlowCall
+from agents.collectors.gpu.slots import (
+    GpuSlot,
+    GpuSlots,
+    default_state_file,
+    gpus_on_bus,
+    kernel_pci_address,
+    load_gpus,
+    save_gpus,
+)
 from pipeline.model.records import SECOND, Event
 from pipeline.model.signals import CATALOGUE
 
-RHYTHMS = (3600, 300, 60, 30, 10, 5, 1)
-EVERY: Mapping[str, float] = {name: CATALOGUE[name].interval or 1 for name in (*GPU_SIGNALS, *LINK_SIGNALS)}
-ACTIONS = CATALOGUE["gpu.recovery_action"].states
-RECOUNT = 60
-"""Seconds between two looks at how many GPUs there are; chosen: a GPU that is taken out stays away for minutes."""
-LONGEST_WAIT = 10
-"""Recounts between two restarts of the library while a GPU is lost; chosen: a restart touches the healthy ones too."""
-SLOW_AGAIN = 60 * SECOND
-"""A GPU's slow calls are told at most once in this time; chosen, so that a dying GPU does not flood."""
-REFUSED_AGAIN = 60 * SECOND
-"""What a GPU refuses is told at most once in this time; chosen: its calls are made in rhythms of up to a minute."""
-REFUSED_EVERY = 10
-"""Seconds between two looks whether there is such news; chosen, so that one event names many calls."""
-NAMED_PIDS = 64
-"""Most process ids in an event; chosen: a GPU runs a few."""
-NAMED_CALLS = 32
-"""Most calls in an event; chosen: there are about so many, and fields beside them."""
+INTERVALS = (3600, 300, 60, 30, 10, 5, 1)
+SIGNAL_INTERVALS: Mapping[str, float] = {name: CATALOGUE[name].interval or 1 for name in (*GPU_SIGNALS, *LINK_SIGNALS)}
+RECOVERY_ACTIONS = CATALOGUE["gpu.recovery_action"].states
+RECOUNT_S = 60
+"""Seconds between two checks of the number of GPUs. Chosen: a removed GPU stays away for minutes."""
+MAX_RECOUNTS_SKIPPED = 10
+"""Most checks between two restarts of the library while a GPU is lost. Chosen: a restart affects the healthy GPUs
+too."""
+SLOW_CALL_COOLDOWN_US = 60 * SECOND
+"""Time between two `slow_call` events of a GPU. Chosen, so that a failing GPU does not flood."""
+REFUSAL_COOLDOWN_US = 60 * SECOND
+"""Time between two `nvml_refused` events of a GPU. Chosen: its calls are made at intervals of up to a minute."""
+REFUSAL_CHECK_S = 10
+"""Seconds between two checks for new refusals. Chosen, so that one event lists many calls."""
+MAX_EVENT_PIDS = 64
+"""Most process ids in an event. Chosen: a GPU runs a few processes."""
+MAX_EVENT_CALLS = 32
+"""Most calls in an event. Chosen: there are about that many, plus fields."""
 
 
 @dataclass
 class Nvml(Collector):
-    """gpu.* and nvlink.*: one entity per GPU ever seen since the boot. A lost GPU keeps its place, all missing."""
+    """gpu.* and nvlink.*: one entity per GPU seen since boot. A lost GPU keeps its slot; all its values are missing."""
 
     name: ClassVar[str] = "nvml"
     lane: ClassVar[str] = "gpu"
@@ -53,210 +63,233 @@ class Nvml(Collector):
     expected: int = 0
     slow_call: float = 1.0
     pci: Path = Path("/sys/bus/pci/devices")
-    seen: Path | None = field(default_factory=memory_of_the_service)
+    seen: Path | None = field(default_factory=default_state_file)
     _node: str = field(default="", init=False, repr=False)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
-    _driver: Driver | None = field(default=None, init=False, repr=False)
-    _look: Look | None = field(default=None, init=False, repr=False)
-    _places: Places = field(default_factory=Places, init=False, repr=False)
-    _bus: tuple[str, ...] = field(default=(), init=False, repr=False)
-    _told: tuple[int, int] | None = field(default=None, init=False, repr=False)
+    _library: NvmlLibrary | None = field(default=None, init=False, repr=False)
+    _sampler: GpuSampler | None = field(default=None, init=False, repr=False)
+    _slots: GpuSlots = field(default_factory=GpuSlots, init=False, repr=False)
+    _bus_addresses: tuple[str, ...] = field(default=(), init=False, repr=False)
+    _reported_counts: tuple[int, int] | None = field(default=None, init=False, repr=False)
     _lost: set[int] = field(default_factory=set, init=False, repr=False)
-    _waiting: int = field(default=0, init=False, repr=False)
-    _wait: int = field(default=1, init=False, repr=False)
+    _recounts_skipped: int = field(default=0, init=False, repr=False)
+    _recounts_to_skip: int = field(default=1, init=False, repr=False)
 
     def open(self, node: str) -> None:
         self._node = node
-        self._rhythm = Rhythm(node, self._now)
-        self._waiting, self._wait = 0, 2  # the first look comes at once, too soon to count again
-        self._start(recall(self.seen))
-        if not self._places.all:
+        self._schedule = SamplingSchedule(node, self._now)
+        self._recounts_skipped, self._recounts_to_skip = 0, 2  # the first read follows at once, too soon to count again
+        self._start_library(load_gpus(self.seen))
+        if not self._slots.slots:
             raise NoData("no NVIDIA GPU: the driver counts none")
 
     def read(self) -> tuple[Reading, ...]:
-        due = max([every for every in RHYTHMS if self._rhythm.due(every)], default=1)
-        if due >= RECOUNT:
+        due = max([every for every in INTERVALS if self._schedule.due(every)], default=1)
+        if due >= RECOUNT_S:
             self._recount()
-        if self._look is None or any(not p.lost and p.handle is not None and p.links is None for p in self._places.all):
-            self._prepare()
-        assert self._look is not None
-        slow = self._look.read(due, self.slow_call, self._now())
-        if self._look.driver_gone and len(self._lost) == len(self._places.all):  # that they are lost was told before
-            raise RuntimeError(self._gone())
-        events = (*self._presence(), *self._actions(), *self._work(due), *self._slow(slow), *self._refused(due))
+        if self._sampler is None or any(
+            not p.lost and p.handle is not None and p.links is None for p in self._slots.slots
+        ):
+            self._make_sampler()
+        assert self._sampler is not None
+        slow = self._sampler.read(due, self.slow_call, self._now())
+        if self._sampler.driver_gone and len(self._lost) == len(self._slots.slots):  # their loss was reported before
+            raise RuntimeError(self._driver_gone_message())
+        events = (
+            *self._presence_events(),
+            *self._recovery_events(),
+            *self._process_events(due),
+            *self._slow_call_events(slow),
+            *self._refusal_events(due),
+        )
         return tuple(self._readings(due, events))
 
     def inventory(self) -> Mapping[str, Device]:
         found: dict[str, Device] = {}
-        whole = self._facts.of_driver()
-        for place in self._places.all:
-            self._describe(place)
-            found[self._gpu(place)] = Device((f"node:{self._node}",), whole | place.facts)
+        whole = self._attributes.driver_attributes()
+        for place in self._slots.slots:
+            self._read_attributes(place)
+            found[self._gpu_entity(place)] = Device((f"node:{self._node}",), whole | place.attributes)
             for link in range(place.links or 0):
-                found[f"nvlink:{self._node}.{place.index}.{link}"] = Device((self._gpu(place), f"node:{self._node}"))
+                found[f"nvlink:{self._node}.{place.index}.{link}"] = Device(
+                    (self._gpu_entity(place), f"node:{self._node}")
+                )
         return found
 
     def close(self) -> None:
-        if self._look is not None:
-            self._look.close()
-            self._look = None
-        if self._driver is not None:
-            self._driver.close()
-            self._driver = None
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
+        if self._library is not None:
+            self._library.close()
+            self._library = None
 
-    # --- which GPUs there are ----------------------------------------------------------------------------------------
+    # --- GPUs of the node --------------------------------------------------------------------------------------------
 
-    def _start(self, remembered: Mapping[str, Mapping[str, Any]]) -> None:
-        """Starts the library, gives every GPU its place and makes ready to look at them."""
+    def _start_library(self, remembered: Mapping[str, Mapping[str, Any]]) -> None:
+        """Starts the library, assigns every GPU to its slot and prepares the sampler."""
         try:
-            self._driver = Driver()
-            handles = self._driver.handles()
-        except NotStarted as error:
-            if expected := self._there():
-                raise RuntimeError(f"{expected}: {error}; {error.mend}") from None
+            self._library = NvmlLibrary()
+            handles = self._library.gpu_handles()
+        except NvmlUnavailable as error:
+            if expected := self._gpus_without_driver():
+                raise RuntimeError(f"{expected}: {error}; {error.fix}") from None
             raise
-        self._facts = Facts(self._driver.nvml)
-        counted = [(self._key(index, handle), handle) for index, handle in enumerate(handles)]
-        self._bus = fitted(self.pci)
-        self._places.settle(counted, self._bus, remembered)
-        for place in self._places.all:
+        self._attributes = GpuAttributes(self._library.nvml)
+        counted = [(self._slot_key(index, handle), handle) for index, handle in enumerate(handles)]
+        self._bus_addresses = gpus_on_bus(self.pci)
+        self._slots.assign(counted, self._bus_addresses, remembered)
+        for place in self._slots.slots:
             known = {key: value for key, value in remembered.get(place.key or "", {}).items() if key != "index"}
-            place.facts = known | place.facts
-            self._describe(place)
-        keep(self.seen, self._places.all)
-        self._prepare()
+            place.attributes = known | place.attributes
+            self._read_attributes(place)
+        save_gpus(self.seen, self._slots.slots)
+        self._make_sampler()
 
-    def _there(self) -> str:
-        """How it is known that there are GPUs, whatever the driver says; empty where nothing tells of one."""
-        if self._places.all:
-            return self._gone()
-        found = len(fitted(self.pci))
-        return f"the PCI bus has NVIDIA GPUs ({found}), but the driver does not give them" if found else ""
+    def _gpus_without_driver(self) -> str:
+        """Returns how GPUs are known to exist although the driver reports none; empty if there is no sign of a GPU."""
+        if self._slots.slots:
+            return self._driver_gone_message()
+        found = len(gpus_on_bus(self.pci))
+        return f"the PCI bus has NVIDIA GPUs ({found}), but the driver does not report them" if found else ""
 
-    def _gone(self) -> str:
-        return f"the NVIDIA driver went away: it had {len(self._places.all)} GPUs"
+    def _driver_gone_message(self) -> str:
+        """Returns the message for a driver that disappeared."""
+        return f"the NVIDIA driver disappeared: it had {len(self._slots.slots)} GPUs"
 
-    def _key(self, index: int, handle: Any) -> str | None:
-        """What a GPU is known by: its PCI address, else its number; nothing if it is lost."""
+    def _slot_key(self, index: int, handle: Any) -> str | None:
+        """Returns what identifies a GPU: its PCI address, else its index; None if it is lost."""
         if handle is None:
             return None
-        return address(self._facts.address(handle) or "") or f"index {index}"
+        return kernel_pci_address(self._attributes.pci_address(handle) or "") or f"index {index}"
 
-    def _prepare(self) -> None:
-        assert self._driver is not None
-        if self._look is not None:
-            self._look.close()
-        for place in self._places.all:
+    def _make_sampler(self) -> None:
+        """Creates the sampler for the GPUs and links that exist now."""
+        assert self._library is not None
+        if self._sampler is not None:
+            self._sampler.close()
+        for place in self._slots.slots:
             if place.handle is not None and place.links is None:
-                place.links = count_links(self._driver, place.handle)
-        version = str(self._facts.of_driver().get("driver", ""))
-        gpus = [self._gpu(place) for place in self._places.all]
-        links = [f"nvlink:{self._node}.{p.index}.{link}" for p in self._places.all for link in range(p.links or 0)]
+                place.links = count_links(self._library, place.handle)
+        version = str(self._attributes.driver_attributes().get("driver", ""))
+        gpus = [self._gpu_entity(place) for place in self._slots.slots]
+        links = [f"nvlink:{self._node}.{p.index}.{link}" for p in self._slots.slots for link in range(p.links or 0)]
         self._entities = tuple(gpus), tuple(links)
-        self._look = Look(self._driver, version, self._places.all, self._entities)
+        self._sampler = GpuSampler(self._library, version, self._slots.slots, self._entities)
 
     def _recount(self) -> None:
-        """Starts the library anew, which alone makes it count again, where the bus changed or a GPU is lost."""
-        changed = fitted(self.pci) != self._bus
-        self._waiting += 1
-        trouble = any(place.lost or place.handle is None for place in self._places.all)
+        """Restarts the library if the PCI bus changed or a GPU is lost. Only a restart makes NVML count again."""
+        changed = gpus_on_bus(self.pci) != self._bus_addresses
+        self._recounts_skipped += 1
+        trouble = any(place.lost or place.handle is None for place in self._slots.slots)
         if not (changed or trouble):
-            self._waiting, self._wait = 0, 1
+            self._recounts_skipped, self._recounts_to_skip = 0, 1
             return
-        if not changed and self._waiting < self._wait:
+        if not changed and self._recounts_skipped < self._recounts_to_skip:
             return
-        self._waiting, self._wait = 0, min(self._wait * 2, LONGEST_WAIT)
+        self._recounts_skipped, self._recounts_to_skip = 0, min(self._recounts_to_skip * 2, MAX_RECOUNTS_SKIPPED)
         self.close()
-        self._start(recall(self.seen))
+        self._start_library(load_gpus(self.seen))
 
-    def _describe(self, place: Place) -> None:
-        """Reads a GPU's attributes; those of a lost one stay as they were."""
+    def _read_attributes(self, place: GpuSlot) -> None:
+        """Reads the attributes of a GPU. A lost GPU keeps its last ones."""
         if place.pci:
-            place.facts["pci"] = place.pci
+            place.attributes["pci"] = place.pci
         if place.handle is not None and not place.lost:
-            place.facts |= self._facts.of_gpu(place.handle)
+            place.attributes |= self._attributes.gpu_attributes(place.handle)
 
-    def _gpu(self, place: Place) -> str:
+    def _gpu_entity(self, place: GpuSlot) -> str:
         return f"gpu:{self._node}.{place.index}"
 
-    # --- what to tell ------------------------------------------------------------------------------------------------
+    # --- readings and events -----------------------------------------------------------------------------------------
 
     def _readings(self, due: int, events: tuple[Event, ...]) -> Iterator[Reading]:
-        assert self._look is not None
+        assert self._sampler is not None
         gpus, links = self._entities
-        values = self._look.values
-        yield Reading("gpu", gpus, values.columns([s for s in GPU_SIGNALS if EVERY[s] <= due]), events)
-        chosen = [s for s in LINK_SIGNALS if EVERY[s] <= due]
+        values = self._sampler.values
+        yield Reading("gpu", gpus, values.columns([s for s in GPU_SIGNALS if SIGNAL_INTERVALS[s] <= due]), events)
+        chosen = [s for s in LINK_SIGNALS if SIGNAL_INTERVALS[s] <= due]
         if links and chosen:
             yield Reading("nvlink", links, values.columns(chosen))
 
-    def _event(self, entity: str, kind: str, **data: Any) -> Event:
+    def _make_event(self, entity: str, kind: str, **data: Any) -> Event:
         return Event(self._now(), entity, kind, data)
 
-    def _presence(self) -> Iterator[Event]:
-        """GPUs that were lost or came back since the look before, and how many there are if that changed.
+    def _presence_events(self) -> Iterator[Event]:
+        """Yields events for GPUs that were lost or came back since the last read, and for a changed number of GPUs.
 
-        `present` of a lost one: how many others answer. None do while the driver is loaded anew.
+        `present` of a lost GPU: how many others respond. None do while the driver is being reloaded.
         """
-        answer = sum(not place.lost for place in self._places.all)
-        for place in self._places.all:
+        answer = sum(not place.lost for place in self._slots.slots)
+        for place in self._slots.slots:
             if place.lost != (place.index in self._lost):
                 self._lost ^= {place.index}
                 kind, more = ("gpu_lost", {"present": answer}) if place.lost else ("gpu_back", {})
-                yield self._event(self._gpu(place), kind, **self._named(place), **more)
-        missing = [place.pci or self._gpu(place) for place in self._places.all if place.lost]
-        expected = max(self.expected, len(self._places.all))
-        present = len(self._places.all) - len(missing)
-        told, self._told = self._told, (expected, present)
-        if self._told != told and (told is not None or expected != present):
+                yield self._make_event(self._gpu_entity(place), kind, **self._identity(place), **more)
+        missing = [place.pci or self._gpu_entity(place) for place in self._slots.slots if place.lost]
+        expected = max(self.expected, len(self._slots.slots))
+        present = len(self._slots.slots) - len(missing)
+        told, self._reported_counts = self._reported_counts, (expected, present)
+        if self._reported_counts != told and (told is not None or expected != present):
             data = {"expected": expected, "present": present, "missing": missing, "source": "nvml"}
-            yield self._event(f"node:{self._node}", "gpu_count", **data)
+            yield self._make_event(f"node:{self._node}", "gpu_count", **data)
 
-    def _named(self, place: Place) -> dict[str, Any]:
-        """A GPU as a technician looks for it."""
-        known = {key: place.facts.get(key) for key in ("serial", "uuid")}
-        return {"gpu": self._gpu(place), "pci": place.pci, **known}
+    def _identity(self, place: GpuSlot) -> dict[str, Any]:
+        """Returns what a technician needs to find a GPU."""
+        known = {key: place.attributes.get(key) for key in ("serial", "uuid")}
+        return {"gpu": self._gpu_entity(place), "pci": place.pci, **known}
 
-    def _actions(self) -> Iterator[Event]:
-        """The recovery action that the driver wants, where it is another than before."""
-        assert self._look is not None
-        values = self._look.values
-        for place in self._places.all:
-            value = values.gauges[values.place("gpu.recovery_action", place.index)[1]]
-            if not 0 <= value < len(ACTIONS) or value == place.action:  # not looked at, or not a number of the table
+    def _recovery_events(self) -> Iterator[Event]:
+        """Yields an event for each GPU whose recovery action, as required by the driver, changed."""
+        assert self._sampler is not None
+        values = self._sampler.values
+        for place in self._slots.slots:
+            value = values.gauges[values.index_of("gpu.recovery_action", place.index)[1]]
+            if (
+                not 0 <= value < len(RECOVERY_ACTIONS) or value == place.recovery_action
+            ):  # not read, or not a number in the table
                 continue
-            data = {"from": place.action, "to": int(value), "action": ACTIONS[int(value)], "pci": place.pci}
-            place.action = int(value)
-            yield self._event(self._gpu(place), "recovery_action", **data)
+            data = {
+                "from": place.recovery_action,
+                "to": int(value),
+                "action": RECOVERY_ACTIONS[int(value)],
+                "pci": place.pci,
+            }
+            place.recovery_action = int(value)
+            yield self._make_event(self._gpu_entity(place), "recovery_action", **data)
 
-    def _work(self, due: int) -> Iterator[Event]:
-        """The processes of a GPU, where they are others than before."""
-        assert self._look is not None
-        if due < PROCESSES_EVERY:
+    def _process_events(self, due: int) -> Iterator[Event]:
+        """Yields an event for each GPU whose processes changed."""
+        assert self._sampler is not None
+        if due < PROCESSES_INTERVAL:
             return
-        for place in self._places.all:
-            pids = self._look.pids.get(place.index, place.pids)
+        for place in self._slots.slots:
+            pids = self._sampler.pids.get(place.index, place.pids)
             if pids != place.pids:
                 place.pids = pids
-                yield self._event(self._gpu(place), "gpu_processes", pids=list(pids[:NAMED_PIDS]))
+                yield self._make_event(self._gpu_entity(place), "gpu_processes", pids=list(pids[:MAX_EVENT_PIDS]))
 
-    def _slow(self, slow: list[Slow]) -> Iterator[Event]:
+    def _slow_call_events(self, slow: list[SlowCall]) -> Iterator[Event]:
         for call in slow:
-            if not 0 <= self._now() - call.place.slow_told < SLOW_AGAIN:  # below 0: the clock was set back
-                call.place.slow_told = self._now()
-                data = {"gpu": self._gpu(call.place), "call": call.function, "seconds": round(call.seconds, 3)}
-                yield self._event(self._gpu(call.place), "slow_call", **data)
+            if (
+                not 0 <= self._now() - call.slot.slow_call_reported < SLOW_CALL_COOLDOWN_US
+            ):  # below 0: the clock was set back
+                call.slot.slow_call_reported = self._now()
+                data = {"gpu": self._gpu_entity(call.slot), "call": call.function, "seconds": round(call.seconds, 3)}
+                yield self._make_event(self._gpu_entity(call.slot), "slow_call", **data)
 
-    def _refused(self, due: int) -> Iterator[Event]:
-        """The calls and fields that GPUs refuse though they had answered them before."""
-        assert self._look is not None
-        if due < REFUSED_EVERY:
+    def _refusal_events(self, due: int) -> Iterator[Event]:
+        """Yields an event for each GPU that refuses calls or fields that it supported before."""
+        assert self._sampler is not None
+        if due < REFUSAL_CHECK_S:
             return
-        for place in self._places.all:
-            if 0 <= self._now() - place.refusal_told < REFUSED_AGAIN:
+        for place in self._slots.slots:
+            if 0 <= self._now() - place.refusal_reported < REFUSAL_COOLDOWN_US:
                 continue
-            names = self._look.refusals.news(place.index)
+            names = self._sampler.refusals.take_new_refusals(place.index)
             if names:
-                place.refusal_told = self._now()
-                calls = list(dict.fromkeys(names))[:NAMED_CALLS]
-                yield self._event(self._gpu(place), "nvml_refused", gpu=self._gpu(place), calls=calls, count=len(names))
+                place.refusal_reported = self._now()
+                calls = list(dict.fromkeys(names))[:MAX_EVENT_CALLS]
+                yield self._make_event(
+                    self._gpu_entity(place), "nvml_refused", gpu=self._gpu_entity(place), calls=calls, count=len(names)
+                )

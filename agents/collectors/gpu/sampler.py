@@ -1,4 +1,6 @@
-"""One look at all GPUs: asks each in turn, times every call, and tells a lost GPU from one that will not say."""
+"""One read of all GPUs: calls each in turn, measures the duration of every call, and distinguishes a lost GPU from one
+that does not support a call.
+"""
 
 from __future__ import annotations
 
@@ -9,265 +11,280 @@ from typing import Any
 
 import numpy as np
 
-from agents.collectors.gpu.calls import CALLS, REASONS, Call, LinkCalls, Processes, wanted_fields
-from agents.collectors.gpu.calls import LINK_CALLS_EVERY as LINKS_EVERY
+from agents.collectors.gpu.calls import CALLS, CLOCK_REASONS_CALL, LinkCalls, NvmlCall, ProcessList, field_requests
+from agents.collectors.gpu.calls import LINK_CALLS_INTERVAL as LINKS_EVERY
 from agents.collectors.gpu.fields import GPU_FIELDS, LINK_FIELDS, FieldReader
-from agents.collectors.gpu.gpm import METRICS, Gpm
-from agents.collectors.gpu.gpm import SAMPLE_EVERY as GPM_EVERY
-from agents.collectors.gpu.library import Driver
-from agents.collectors.gpu.refusals import Refusals
-from agents.collectors.gpu.slots import Place
-from agents.collectors.gpu.values import Values
+from agents.collectors.gpu.gpm import METRICS, GpmSampler
+from agents.collectors.gpu.gpm import SAMPLE_INTERVAL as GPM_EVERY
+from agents.collectors.gpu.library import NvmlLibrary
+from agents.collectors.gpu.refusals import RefusedCalls
+from agents.collectors.gpu.slots import GpuSlot
+from agents.collectors.gpu.values import GpuValues
 
-PROCESSES_EVERY = 30
-"""Seconds; a process list takes milliseconds under the driver's global lock (MangoHud pull request 2104)."""
-OWN = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency", "gpu.processes")
+PROCESSES_INTERVAL = 30
+"""Seconds. Listing processes takes milliseconds under the driver's global lock (MangoHud pull request 2104)."""
+COLLECTOR_SIGNALS = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency", "gpu.processes")
 
 
-def _filled_by(call: Call | None) -> Iterator[str]:
+def _signals_of(call: NvmlCall | None) -> Iterator[str]:
     while call is not None:
         yield from call.signals
-        call = call.instead
+        call = call.fallback
 
 
 GPU_SIGNALS = tuple(
-    dict.fromkeys((*OWN, *METRICS, *(f.signal for f in GPU_FIELDS), *(s for c in CALLS for s in _filled_by(c))))
+    dict.fromkeys(
+        (*COLLECTOR_SIGNALS, *METRICS, *(f.signal for f in GPU_FIELDS), *(s for c in CALLS for s in _signals_of(c)))
+    )
 )
 LINK_SIGNALS = tuple(field.signal for field in LINK_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
-    """A call that took long."""
+class SlowCall:
+    """A call that took longer than the limit."""
 
-    place: Place
+    slot: GpuSlot
     function: str
     seconds: float
 
 
-class _Ready:
-    """A call with its arguments made; shared by all GPUs, since they are asked one after the other."""
+class _PreparedCall:
+    """A call with its arguments. Shared by all GPUs, since they are called one after the other."""
 
-    def __init__(self, call: Call, driver: Driver, values: Values) -> None:
-        self.call, self.function = call, driver.function(call.function)
-        self.what = " ".join((call.function, *call.signals))
-        self.arguments, self.take = call.prepare(driver.nvml)
-        self.places = [values.place(signal, 0) for signal in call.signals]
-        self.instead = _Ready(call.instead, driver, values) if call.instead else None
+    def __init__(self, call: NvmlCall, driver: NvmlLibrary, values: GpuValues) -> None:
+        self.call, self.function = call, driver.find_function(call.function)
+        self.key = " ".join((call.function, *call.signals))
+        self.arguments, self.read_values = call.prepare(driver.nvml)
+        self.indices = [values.index_of(signal, 0) for signal in call.signals]
+        self.fallback = _PreparedCall(call.fallback, driver, values) if call.fallback else None
 
 
-class Look:
-    """Everything that is prepared once for the GPUs and links there are. Made anew when one comes."""
+class GpuSampler:
+    """Everything that is prepared once for a set of GPUs and links. A new one is created when the set changes."""
 
     def __init__(
-        self, driver: Driver, version: str, places: Sequence[Place], entities: tuple[Sequence[str], Sequence[str]]
+        self,
+        driver: NvmlLibrary,
+        version: str,
+        places: Sequence[GpuSlot],
+        entities: tuple[Sequence[str], Sequence[str]],
     ) -> None:
-        self._driver, self._places = driver, tuple(places)
+        self._library, self._slots = driver, tuple(places)
         gpus, links = entities
-        self.values = Values(((GPU_SIGNALS, gpus), (LINK_SIGNALS, links)))
-        read_fields = driver.function("nvmlDeviceGetFieldValues")
-        fields = wanted_fields(driver, version, places, self.values) if read_fields else ()
-        kind, refusals = driver.nvml.c_nvmlFieldValue_t, Refusals(places)
-        self._fields = FieldReader(read_fields or _nothing, kind, fields, driver.never, refusals)
-        self._gpm = Gpm(driver.nvml, driver.function, refusals)
+        self.values = GpuValues(((GPU_SIGNALS, gpus), (LINK_SIGNALS, links)))
+        read_fields = driver.find_function("nvmlDeviceGetFieldValues")
+        fields = field_requests(driver, version, places, self.values) if read_fields else ()
+        kind, refusals = driver.nvml.c_nvmlFieldValue_t, RefusedCalls(places)
+        self._fields = FieldReader(read_fields or _read_no_fields, kind, fields, driver.unsupported_codes, refusals)
+        self._gpm = GpmSampler(driver.nvml, driver.find_function, refusals)
         self._links = LinkCalls(driver, version, refusals)
         self.refusals = refusals
-        self._processes = Processes(driver.nvml)
-        self._list_processes = driver.function("nvmlDeviceGetComputeRunningProcesses_v3")
-        self._ready = [_Ready(call, driver, self.values) for call in CALLS]
-        self._probe = self._ready[CALLS.index(REASONS)]
-        self._begin()
-        self._asked = self._answered = 0
-        self._took = np.zeros(len(places))
-        self._slow: list[Slow] = []
-        self._gone: set[int] = set()
+        self._processes = ProcessList(driver.nvml)
+        self._list_processes = driver.find_function("nvmlDeviceGetComputeRunningProcesses_v3")
+        self._prepared = [_PreparedCall(call, driver, self.values) for call in CALLS]
+        self._probe = self._prepared[CALLS.index(CLOCK_REASONS_CALL)]
+        self._select_calls()
+        self._call_count = self._answer_count = 0
+        self._durations = np.zeros(len(places))
+        self._slow_calls: list[SlowCall] = []
+        self._driver_gone_for: set[int] = set()
         self.pids: dict[int, tuple[int, ...]] = {}
 
-    def _begin(self) -> None:
-        chosen = ([self._allowed(place.index, ready) for ready in self._ready] for place in self._places)
+    def _select_calls(self) -> None:
+        chosen = ([self._first_supported(place.index, ready) for ready in self._prepared] for place in self._slots)
         self._calls = [[ready for ready in calls if ready] for calls in chosen]
 
-    def _allowed(self, gpu: int, ready: _Ready | None) -> _Ready | None:
-        """A call, or the first in its place that this GPU does not refuse."""
-        while ready is not None and self.refusals.refused(gpu, ready.what):
-            ready = ready.instead
+    def _first_supported(self, gpu: int, ready: _PreparedCall | None) -> _PreparedCall | None:
+        """Returns a call, or the first of its fallbacks that this GPU does not refuse."""
+        while ready is not None and self.refusals.is_refused(gpu, ready.key):
+            ready = ready.fallback
         return ready
 
-    def read(self, due: int, slow_call: float, now: int) -> list[Slow]:
-        """Fills `values` with everything of this rhythm and the faster ones; gives the calls that took long.
+    def read(self, due: int, slow_call: float, now: int) -> list[SlowCall]:
+        """Fills `values` with all signals that are due at this interval or a shorter one. Returns the calls that were
+        slow.
 
-        now: UTC microseconds, to know when to ask again for what was refused; each hour (MIG mode was left) for all.
+        now: UTC microseconds; decides when to retry refused calls. Every hour all are retried (MIG mode may have been
+        disabled).
         """
-        if self.refusals.wake(now, due >= 3600):
-            self._fields.lay_out()
-            self._begin()
-        self._gone.clear()
-        self.values.forget()
-        self._took.fill(0)
-        self._slow, self._limit = [], slow_call
+        if self.refusals.start_read(now, due >= 3600):
+            self._fields.rebuild()
+            self._select_calls()
+        self._driver_gone_for.clear()
+        self.values.clear_all()
+        self._durations.fill(0)
+        self._slow_calls, self._slow_limit = [], slow_call
         self.pids = {}
         first, answered = 0, []
-        for place in self._places:
-            if self._ask(place, first, due):
+        for place in self._slots:
+            if self._sample_gpu(place, first, due):
                 answered.append(place.index)
             first += place.links or 0
-        latency = np.full(len(self._places), np.nan)
-        self._fields.take(due, answered, self.values, latency)
-        self._finish(latency)
-        return self._slow
+        latency = np.full(len(self._slots), np.nan)
+        self._fields.decode_into(due, answered, self.values, latency)
+        self._store_collector_signals(latency)
+        return self._slow_calls
 
     def close(self) -> None:
+        """Frees the samples of GPU performance monitoring."""
         self._gpm.close()
 
     @property
     def driver_gone(self) -> bool:
-        """Whether it was the driver that went away in this look: no GPU answers, and all or it itself say so."""
-        if not self._gone or not all(place.lost for place in self._places):
+        """Whether the driver disappeared in this read: no GPU responds, and all of them or the driver itself say so."""
+        if not self._driver_gone_for or not all(place.lost for place in self._slots):
             return False
-        handles = {place.index for place in self._places if place.handle is not None}
-        return handles == self._gone or self._driver.is_gone()
+        handles = {place.index for place in self._slots if place.handle is not None}
+        return handles == self._driver_gone_for or self._library.driver_is_gone()
 
-    def _ask(self, place: Place, first: int, due: int) -> bool:
-        """All calls to one GPU; whether its fields were read."""
+    def _sample_gpu(self, place: GpuSlot, first: int, due: int) -> bool:
+        """Makes all calls to one GPU. Returns whether its fields were read."""
         if place.handle is None:
             place.lost = True
             return False
-        if place.lost and not self._is_back(place):
+        if place.lost and not self._check_back(place):
             return False
-        if not self._ask_calls(place, due):
+        if not self._run_calls(place, due):
             return False
-        code = self._timed(place, "nvmlDeviceGetFieldValues", self._fields.call, place.index, place.handle, due)
-        if self._is_lost(place, code or 0) or self._is_silent(place, code, due):
+        code = self._timed(place, "nvmlDeviceGetFieldValues", self._fields.read_gpu, place.index, place.handle, due)
+        if self._check_lost(place, code or 0) or self._check_silent(place, code, due):
             return False
         if due >= GPM_EVERY:
             self._timed(place, "nvmlGpmMetricsGet", self._gpm.read, place.index, place.handle, self.values)
         if due >= LINKS_EVERY:
             self._links.read(place, first, self.values, self._timed_call)
-        if due >= PROCESSES_EVERY and self._list_processes:
+        if due >= PROCESSES_INTERVAL and self._list_processes:
             self._count_processes(place)
         return bool(code == 0)
 
-    def _ask_calls(self, place: Place, due: int) -> bool:
-        """The calls that answer one by one; False where the GPU turned out to be lost."""
-        self._asked = self._answered = 0
+    def _run_calls(self, place: GpuSlot, due: int) -> bool:
+        """Makes the calls that return single values. Returns False if the GPU turned out to be lost."""
+        self._call_count = self._answer_count = 0
         for ready in tuple(self._calls[place.index]):
-            if ready.call.every > due:
+            if ready.call.interval > due:
                 continue
-            code = self._one(place, ready)
-            if code in self._driver.never:
-                code = self._refused(place, ready, code)
-            if self._is_lost(place, code, ready is self._probe):
+            code = self._run_call(place, ready)
+            if code in self._library.unsupported_codes:
+                code = self._use_fallback(place, ready, code)
+            if self._check_lost(place, code, ready is self._probe):
                 return False
         return True
 
-    def _refused(self, place: Place, ready: _Ready, code: int) -> int:
-        """Asks this GPU the older call in its place, if there is one; this one again when `Refusals` says so.
+    def _use_fallback(self, place: GpuSlot, ready: _PreparedCall, code: int) -> int:
+        """Replaces a refused call of this GPU by its older variant, if there is one. `RefusedCalls` decides when to
+        retry.
 
-        Returns what the older one answered, or why this one was refused.
+        Returns the code of the older variant, or the code of the refusal.
         """
-        self.refusals.refuse(place.index, ready.what, ready.call.function)
-        calls, instead = self._calls[place.index], self._allowed(place.index, ready.instead)
+        self.refusals.record_refusal(place.index, ready.key, ready.call.function)
+        calls, instead = self._calls[place.index], self._first_supported(place.index, ready.fallback)
         position = calls.index(ready)
         calls[position : position + 1] = [instead] if instead else []
         if instead is None:
             return code
-        other = self._one(place, instead)
-        if other not in self._driver.never:
+        other = self._run_call(place, instead)
+        if other not in self._library.unsupported_codes:
             return other
-        self._refused(place, instead, other)
+        self._use_fallback(place, instead, other)
         return code
 
-    def _one(self, place: Place, ready: _Ready) -> int:
+    def _run_call(self, place: GpuSlot, ready: _PreparedCall) -> int:
         if ready.function is None:
-            return int(self._driver.nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            return int(self._library.nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         started = time.perf_counter()
         code = ready.function(place.handle, *ready.arguments)
-        self._note(place, ready.call.function, time.perf_counter() - started)
-        self._asked += 1
-        self._answered += code == 0 or code in self._driver.never
+        self._record_duration(place, ready.call.function, time.perf_counter() - started)
+        self._call_count += 1
+        self._answer_count += code == 0 or code in self._library.unsupported_codes
         if code == 0:
-            self.refusals.answer(place.index, ready.what)
-            for (whole, start), value in zip(ready.places, ready.take(), strict=True):
-                self.values.put((whole, start + place.index), value)
-        elif code in ready.call.means:
-            whole, start = ready.places[0]
-            self.values.put((whole, start + place.index), ready.call.means[code])
+            self.refusals.record_answer(place.index, ready.key)
+            for (whole, start), value in zip(ready.indices, ready.read_values(), strict=True):
+                self.values.set_value((whole, start + place.index), value)
+        elif code in ready.call.code_values:
+            whole, start = ready.indices[0]
+            self.values.set_value((whole, start + place.index), ready.call.code_values[code])
         return code
 
-    def _count_processes(self, place: Place) -> None:
+    def _count_processes(self, place: GpuSlot) -> None:
         name = "nvmlDeviceGetComputeRunningProcesses_v3"
         code = self._timed(place, name, self._processes.read, self._list_processes, place.handle)
         if code == 0:
-            self.values.put(self.values.place("gpu.processes", place.index), self._processes.count)
+            self.values.set_value(self.values.index_of("gpu.processes", place.index), self._processes.count)
             self.pids[place.index] = tuple(sorted(self._processes.pids))
 
-    def _timed(self, place: Place, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _timed(self, place: GpuSlot, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         started = time.perf_counter()
         found = function(*arguments)
-        self._note(place, name, time.perf_counter() - started)
+        self._record_duration(place, name, time.perf_counter() - started)
         return found
 
-    def _timed_call(self, place: Place, function: Callable[..., int], *arguments: Any) -> int:
+    def _timed_call(self, place: GpuSlot, function: Callable[..., int], *arguments: Any) -> int:
         return int(self._timed(place, getattr(function, "__name__", "NVLink"), function, *arguments))
 
-    def _note(self, place: Place, name: str, took: float) -> None:
-        if took > self._took[place.index]:
-            self._took[place.index] = took
-        if took > self._limit:
-            self._slow.append(Slow(place, name, took))
+    def _record_duration(self, place: GpuSlot, name: str, took: float) -> None:
+        if took > self._durations[place.index]:
+            self._durations[place.index] = took
+        if took > self._slow_limit:
+            self._slow_calls.append(SlowCall(place, name, took))
 
-    def _is_lost(self, place: Place, code: int, probe: bool = False) -> bool:
-        """Whether a code means that the GPU is gone. INVALID_ARGUMENT to a call without arguments: a dead handle.
+    def _check_lost(self, place: GpuSlot, code: int, probe: bool = False) -> bool:
+        """Returns whether a code means that the GPU is lost. INVALID_ARGUMENT to a call without arguments: an invalid
+        handle.
 
-        One call that says so is not enough where another one answers.
+        One such code is not enough if another call succeeds.
         """
-        doubted = code in self._driver.lost or code in self._driver.gone
+        doubted = code in self._library.lost_codes or code in self._library.driver_gone_codes
         if doubted and not probe:
-            code = self._one(place, self._probe)
-        if code in self._driver.gone:
-            self._gone.add(place.index)
-        if (doubted and not self._answers(code)) or (probe and code == self._driver.nvml.NVML_ERROR_INVALID_ARGUMENT):
-            self._lose(place)
+            code = self._run_call(place, self._probe)
+        if code in self._library.driver_gone_codes:
+            self._driver_gone_for.add(place.index)
+        if (doubted and not self._means_alive(code)) or (
+            probe and code == self._library.nvml.NVML_ERROR_INVALID_ARGUMENT
+        ):
+            self._mark_lost(place)
         return place.lost
 
-    def _answers(self, code: int) -> bool:
-        return code in (0, self._driver.nvml.NVML_ERROR_NOT_SUPPORTED)
+    def _means_alive(self, code: int) -> bool:
+        return code in (0, self._library.nvml.NVML_ERROR_NOT_SUPPORTED)
 
-    def _is_silent(self, place: Place, code: int | None, due: int) -> bool:
-        """Whether nothing was answered, whatever the errors say; a look of one second asks too little to tell."""
-        if due > 1 and self._asked and not self._answered and code != 0:
-            self._lose(place)
+    def _check_silent(self, place: GpuSlot, code: int | None, due: int) -> bool:
+        """Returns whether no call was answered, regardless of the codes. A 1 s read makes too few calls to decide."""
+        if due > 1 and self._call_count and not self._answer_count and code != 0:
+            self._mark_lost(place)
         return place.lost
 
-    def _lose(self, place: Place) -> None:
-        """A GPU that comes back, perhaps after a reset, is asked everything again."""
+    def _mark_lost(self, place: GpuSlot) -> None:
+        """Marks a GPU as lost. When it comes back, perhaps after a reset, all calls are tried again."""
         place.lost = True
-        self._gpm.drop(place.index)
-        self.refusals.forget(place.index)
+        self._gpm.discard_samples(place.index)
+        self.refusals.reset_gpu(place.index)
 
-    def _is_back(self, place: Place) -> bool:
-        """Asks a lost GPU one thing."""
-        code = self._one(place, self._probe)
-        if not self._answers(code):
-            self._gone |= {place.index} if code in self._driver.gone else set()
+    def _check_back(self, place: GpuSlot) -> bool:
+        """Calls a lost GPU once and returns whether it responds."""
+        code = self._run_call(place, self._probe)
+        if not self._means_alive(code):
+            self._driver_gone_for |= {place.index} if code in self._library.driver_gone_codes else set()
             return False
         place.lost = False
         return True
 
-    def _finish(self, latency: Any) -> None:
-        """What this look says of the GPUs themselves; of a lost one, nothing else."""
+    def _store_collector_signals(self, latency: Any) -> None:
+        """Stores the collector's own signals about the GPUs. All others of a lost GPU are cleared."""
         first = 0
-        for place in self._places:
+        for place in self._slots:
             if place.lost:
-                self.values.clear(GPU_SIGNALS, place.index)
+                self.values.clear_device(GPU_SIGNALS, place.index)
                 for link in range(place.links or 0):
-                    self.values.clear(LINK_SIGNALS, first + link)
+                    self.values.clear_device(LINK_SIGNALS, first + link)
             first += place.links or 0
-            self.values.put(self.values.place("gpu.present", place.index), float(not place.lost))
-            self.values.put(self.values.place("gpu.call_latency_max", place.index), self._took[place.index])
-            self.values.put(self.values.place("gpu.field_latency", place.index), latency[place.index])
+            self.values.set_value(self.values.index_of("gpu.present", place.index), float(not place.lost))
+            self.values.set_value(
+                self.values.index_of("gpu.call_latency_max", place.index), self._durations[place.index]
+            )
+            self.values.set_value(self.values.index_of("gpu.field_latency", place.index), latency[place.index])
 
 
-def _nothing(*_: Any) -> int:
-    """Stands for nvmlDeviceGetFieldValues in a library without it; never called, as there is nothing to ask it for."""
+def _read_no_fields(*_: Any) -> int:
+    """Replaces nvmlDeviceGetFieldValues in a library without it. Never called, since there are no fields to read."""
     return 0

@@ -1,6 +1,6 @@
-"""The values of one look at the GPUs: two flat arrays, and a table per device class as a view into them.
+"""The values of one read of the GPUs: two flat arrays, with columns per device class as views.
 
-Flat, so that thousands of answers of the driver are put in their places by one assignment.
+Flat, so that thousands of values of the driver are stored by one assignment.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pipeline.model.signals import CATALOGUE
 MISSING = np.iinfo(np.uint64).max
 
 
-class Values:
-    """Gauges and states as f8, counters and masks of 64 bits as u8; `place` says where a signal of a device lies."""
+class GpuValues:
+    """Gauges and states as f8, counters and 64-bit masks as u8. `index_of` returns where a value is stored."""
 
     def __init__(self, classes: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
         """classes: (signals, entities) of each device class."""
@@ -31,35 +31,35 @@ class Values:
         self.gauges = np.full(sizes[False], np.nan)
         self.counters = np.full(sizes[True], MISSING, np.uint64)
 
-    def place(self, signal: str, device: int) -> tuple[bool, int]:
-        """(whether it is among the counters, index there)."""
-        whole, start = self._starts[signal]
-        return whole, start + device
+    def index_of(self, signal: str, device: int) -> tuple[bool, int]:
+        """Returns (whether it is in the counters array, index there)."""
+        is_counter, start = self._starts[signal]
+        return is_counter, start + device
 
-    def put(self, place: tuple[bool, int], value: float) -> None:
-        """Stores one value; what a counter cannot hold is missing."""
+    def set_value(self, place: tuple[bool, int], value: float) -> None:
+        """Stores one value. What does not fit a counter is missing."""
         whole, index = place
         if not whole:
             self.gauges[index] = value
         elif 0 <= value < MISSING:
             self.counters[index] = value
 
-    def forget(self) -> None:
-        """Every value is missing again."""
+    def clear_all(self) -> None:
+        """Sets every value to missing."""
         self.gauges.fill(np.nan)
         self.counters.fill(MISSING)
 
-    def clear(self, signals: Iterable[str], device: int) -> None:
-        """The values of one device are missing again."""
+    def clear_device(self, signals: Iterable[str], device: int) -> None:
+        """Sets the values of one device to missing."""
         for signal in signals:
-            whole, index = self.place(signal, device)
+            whole, index = self.index_of(signal, device)
             if whole:
                 self.counters[index] = MISSING
             else:
                 self.gauges[index] = np.nan
 
     def columns(self, signals: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """A column of its own per signal."""
+        """Returns a copy of the column of each signal."""
         gauges, counters = self.gauges.copy(), self.counters.copy()
         found: dict[str, NDArray[Any]] = {}
         for signal in signals:

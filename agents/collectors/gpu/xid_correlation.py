@@ -1,12 +1,8 @@
-"""Folds events of faults on their way to the spool: one event per XID whoever saw it, and consequences name their root.
+"""Merges fault events on their way to the spool: one event per XID, whichever source reported it, with its root cause.
 
-Nothing waits but what NVML alone told: its events bear no text, and the kernel log's line of the same XID comes within
-a look. Everything else leaves in the call that brought it; what follows later points back to it.
-
-One event per XID that the kernel log and NVML both tell: one of the one is paired with one of the other, by count.
-
-Nothing waits but what NVML alone told: its events bear no text, and the kernel log's line of the same XID comes within
-a look. What is left without a partner is an event of its own.
+The kernel log and NVML both report XIDs. An event of one is paired with an event of the other, by count. Only events of
+NVML alone are held back: they have no text, and the kernel log's line of the same XID arrives within a read. Everything
+else is sent immediately; later consequences refer back to it.
 """
 
 from __future__ import annotations
@@ -16,147 +12,152 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.collector import Collector
-from agents.collectors.gpu.xid_table import SEVERITIES, Table, Xid, load, shipped
+from agents.collectors.gpu.xid_table import SEVERITIES, Xid, XidTable, load_xid_table, shipped_xid_table
 from pipeline.model.records import SECOND, Event
 
-SAME = 10 * SECOND
-"""How far apart two sources may see one XID; chosen: looks are 1 s apart and a busy node delays some."""
-HOLD = 2 * SECOND
-"""How long an XID that only NVML told waits for the kernel log's line; chosen: two looks."""
-KEPT = 70 * SECOND
-"""How long what was told alone is remembered; chosen: the kernel log counts repeats in an event after 60 s."""
+MAX_SOURCE_SKEW = 10 * SECOND
+"""How far apart two sources may report one XID. Chosen: reads are 1 s apart and a busy node delays some."""
+HOLD_TIME = 2 * SECOND
+"""How long an XID of NVML alone waits for the kernel log's line. Chosen: two reads."""
+KEEP_TIME = 70 * SECOND
+"""How long an event sent alone is remembered. Chosen: the kernel log reports counted repeats after 60 s."""
 MAX_UNPAIRED = 1024
-"""Most XIDs, told apart by code and device, that wait or are remembered; chosen: a node has some tens at once on its
-worst day."""
+"""Most XIDs, by code and device, that wait or are remembered. Chosen: a node has some tens at once on its worst day."""
 
 
 @dataclass
-class _Open:
-    """What one source told and the other has not. event: the first of them; last: the time of the last."""
+class _PendingXid:
+    """What one source reported and the other did not. event: the first one; last_time: time of the last one."""
 
     event: Event
-    last: int
-    begun: int
-    left: int = 0
+    last_time: int
+    started: int
+    count: int = 0
 
 
 @dataclass
-class _Ledger:
-    """What is open, by code and device. A device is known by its PCI address or its entity, whichever both tell."""
+class _PendingXids:
+    """Pending XIDs by code and device. A device is identified by its PCI address or its entity, whichever both sources
+    report.
+    """
 
-    _open: dict[tuple[int, str], _Open] = field(default_factory=dict)
+    _pending: dict[tuple[int, str], _PendingXid] = field(default_factory=dict)
 
-    def put(self, event: Event, count: int, now: int, merge: bool) -> None:
-        """merge: counts belong to what is open already, however old that is, and leave with it."""
-        known = next((self._open[key] for key in _keys(event) if key in self._open), None)
+    def add(self, event: Event, count: int, now: int, merge: bool) -> None:
+        """Adds events. merge: counts are added to the pending ones, however old these are, and leave with them."""
+        known = next((self._pending[key] for key in _device_keys(event) if key in self._pending), None)
         if count <= 0:
             return
-        if known is None or not (merge or _near(known, event)):
-            known = _Open(event, event.time, now)
-        known.left, known.last = known.left + count, event.time
-        known.begun = known.begun if merge else now
-        for key in _keys(event):
-            self._open.pop(key, None)
-            self._open[key] = known  # last in order, so that the first are the oldest
+        if known is None or not (merge or _near_in_time(known, event)):
+            known = _PendingXid(event, event.time, now)
+        known.count, known.last_time = known.count + count, event.time
+        known.started = known.started if merge else now
+        for key in _device_keys(event):
+            self._pending.pop(key, None)
+            self._pending[key] = known  # moved to the end, so that the first ones are the oldest
 
-    def take(self, event: Event, most: int) -> int:
-        """How many of what is open are paired with an event that counts `most`; they are open no more."""
-        for key in _keys(event):
-            known = self._open.get(key)
-            if known is not None and _near(known, event):
-                taken = min(known.left, most)
-                known.left -= taken
+    def match(self, event: Event, most: int) -> int:
+        """Returns how many pending ones are paired with an event that counts `most`. They are no longer pending."""
+        for key in _device_keys(event):
+            known = self._pending.get(key)
+            if known is not None and _near_in_time(known, event):
+                taken = min(known.count, most)
+                known.count -= taken
                 return taken
         return 0
 
-    def begun_before(self, now: int, age: int) -> list[_Open]:
-        """Takes out what has waited for `age`, or longer than the clock can tell, and what is more than may wait."""
-        unlike = {id(one): one for one in self._open.values()}
+    def pop_older_than(self, now: int, age: int) -> list[_PendingXid]:
+        """Removes and returns what has waited for `age`, has a time in the future, or exceeds the limit."""
+        unlike = {id(one): one for one in self._pending.values()}
         spare = len(unlike) - MAX_UNPAIRED
-        out = [one for i, one in enumerate(unlike.values()) if i < spare or not 0 <= now - one.begun < age]
+        out = [one for i, one in enumerate(unlike.values()) if i < spare or not 0 <= now - one.started < age]
         gone = {id(one) for one in out}
-        self._open = {key: one for key, one in self._open.items() if id(one) not in gone and one.left}
-        return [one for one in out if one.left]
+        self._pending = {key: one for key, one in self._pending.items() if id(one) not in gone and one.count}
+        return [one for one in out if one.count]
 
 
 @dataclass
-class Pairs:
-    """held: of NVML, waits. logged: sent, of the kernel log alone. alone: sent, of NVML alone."""
+class XidPairing:
+    """held: of NVML, waiting. logged: sent, of the kernel log alone. sent_alone: sent, of NVML alone."""
 
-    _held: _Ledger = field(default_factory=_Ledger, init=False, repr=False)
-    _logged: _Ledger = field(default_factory=_Ledger, init=False, repr=False)
-    _alone: _Ledger = field(default_factory=_Ledger, init=False, repr=False)
+    _held: _PendingXids = field(default_factory=_PendingXids, init=False, repr=False)
+    _logged: _PendingXids = field(default_factory=_PendingXids, init=False, repr=False)
+    _sent_alone: _PendingXids = field(default_factory=_PendingXids, init=False, repr=False)
 
-    def take(self, events: Iterable[Event], now: int) -> list[Event]:
-        """What is to be sent now: events of other kinds and of the kernel log, then what NVML alone told."""
+    def pair(self, events: Iterable[Event], now: int) -> list[Event]:
+        """Returns what to send now: other events and those of the kernel log, then those of NVML alone."""
         others = []
         for event in events:
             if event.kind == "xid" and event.data.get("source") == "nvml":
-                count = _count(event)
-                self._held.put(event, count - self._logged.take(event, count), now, merge=True)
+                count = _event_count(event)
+                self._held.add(event, count - self._logged.match(event, count), now, merge=True)
             else:
                 others.append(event)
-        told = [self._joined(event, now) if event.kind == "xid" else event for event in others]
-        for ledger in (self._logged, self._alone):
-            ledger.begun_before(now, KEPT)
-        return told + self._released(now, HOLD)
+        told = [self._join_kernel_event(event, now) if event.kind == "xid" else event for event in others]
+        for ledger in (self._logged, self._sent_alone):
+            ledger.pop_older_than(now, KEEP_TIME)
+        return told + self._release_held(now, HOLD_TIME)
 
-    def rest(self) -> list[Event]:
-        """What is still held back."""
-        return self._released(0, 0)
+    def flush(self) -> list[Event]:
+        """Returns what is still held back."""
+        return self._release_held(0, 0)
 
-    def _joined(self, event: Event, now: int) -> Event:
-        """The kernel log's event takes in what NVML told of the same XID; what was sent before counts no more."""
-        count = _count(event)
-        held = self._held.take(event, count)
-        sent = self._alone.take(event, count - held)
-        self._logged.put(event, count - held - sent, now, merge=False)
+    def _join_kernel_event(self, event: Event, now: int) -> Event:
+        """Adds what NVML reported to the kernel log's event of the same XID. What was sent before is subtracted from
+        its count.
+        """
+        count = _event_count(event)
+        held = self._held.match(event, count)
+        sent = self._sent_alone.match(event, count - held)
+        self._logged.add(event, count - held - sent, now, merge=False)
         if not held + sent:
             return event
         return replace(event, data={**event.data, "sources": ["kernel", "nvml"], "count": count - sent})
 
-    def _released(self, now: int, age: int) -> list[Event]:
+    def _release_held(self, now: int, age: int) -> list[Event]:
         found = []
-        for one in self._held.begun_before(now, age):
-            found.append(replace(one.event, data={**one.event.data, "count": one.left}))
-            self._alone.put(replace(one.event, time=one.last), one.left, now, merge=False)
+        for one in self._held.pop_older_than(now, age):
+            found.append(replace(one.event, data={**one.event.data, "count": one.count}))
+            self._sent_alone.add(replace(one.event, time=one.last_time), one.count, now, merge=False)
         return found
 
 
-def _keys(event: Event) -> list[tuple[int, str]]:
-    """The node is the entity where no driver says which GPU is at an address: then it names no device."""
+def _device_keys(event: Event) -> list[tuple[int, str]]:
+    """Returns the keys of an event. If no driver says which GPU is at an address, the entity is the node and identifies
+    no device.
+    """
     code, pci = int(event.data.get("xid", 0)), event.data.get("pci")
     names = [pci, None if event.entity.startswith("node:") else event.entity]
     return [(code, name) for name in names if name]
 
 
-def _near(one: _Open, event: Event) -> bool:
-    """Whether an event, which may count what came since some time, is of the time of what is open."""
-    return int(event.data.get("since", event.time)) - SAME <= one.last <= event.time + SAME
+def _near_in_time(one: _PendingXid, event: Event) -> bool:
+    """Returns whether an event, which may count repeats since some time, is of the time of the pending one."""
+    return int(event.data.get("since", event.time)) - MAX_SOURCE_SKEW <= one.last_time <= event.time + MAX_SOURCE_SKEW
 
 
-def _count(event: Event) -> int:
+def _event_count(event: Event) -> int:
     return int(event.data.get("count", 1))
 
 
 MAX_DELAY = 60 * SECOND
-"""How long after its root a consequence may come; chosen: a GPU off the bus showed its SXid after 12 s, and channels
-are cleaned up after GSP timeouts of 6 s each."""
+"""How long after its root cause a consequence may occur. Chosen: a GPU off the bus showed its SXid after 12 s, and
+channels are cleaned up after GSP timeouts of 6 s each."""
 MAX_LEAD = 2 * SECOND
-"""How much earlier than its root a consequence may be logged; chosen: XID 94 comes milliseconds before its 63."""
+"""How much earlier than its root cause a consequence may be logged. Chosen: XID 94 comes milliseconds before its 63."""
 MAX_REMEMBERED = 1024
-"""Most errors, told apart by code and device, that are remembered; chosen: the kernel log tells the same error of a
-device at most 5 times a minute, and a node has some tens of errors at once on its worst day."""
-REPLAYED = 20_000
-"""Most records that are remembered by number; what the kernel log's collector may tell anew: two looks of 10,000, since
-it keeps its place at the look after the next."""
+"""Most errors, by code and device, that are remembered. Chosen: the kernel log reports the same error of a device at
+most 5 times a minute, and a node has some tens of errors at once on its worst day."""
+MAX_RECORD_NUMBERS = 20_000
+"""Most record numbers that are remembered. Two reads of 10,000 may be read again, since the kernel log collector saves
+its position one read late."""
 RECOVERY_XID = 154
 KINDS = frozenset({"xid", "sxid", "recovery_action"})
 
 
 @dataclass
-class _Seen:
-    """What is remembered of an event. root: that of a consequence."""
+class _RecentError:
+    """An event that is remembered. root: root cause of a consequence."""
 
     time: int
     entity: str
@@ -166,122 +167,129 @@ class _Seen:
     fatal: bool
     pci: str | None
     root: Mapping[str, Any] | None = None
-    cause: _Seen | None = None
+    cause: _RecentError | None = None
 
     @property
-    def key(self) -> tuple[str, int, str]:
+    def error_key(self) -> tuple[str, int, str]:
+        """Kind, code and entity."""
         return self.kind, self.code, self.entity
 
-    def is_at(self, event: Event) -> bool:
-        """Whether an event is of the same device."""
+    def same_device(self, event: Event) -> bool:
+        """Returns whether an event is of the same device."""
         return self.entity == event.entity or (self.pci is not None and self.pci == event.data.get("pci"))
 
-    def as_root(self) -> Mapping[str, Any]:
-        """The first cause: along causes of this call to one that has none, or whose root is known from before."""
+    def root_cause(self) -> Mapping[str, Any]:
+        """Returns the root cause: follows causes of this call to one that has none, or whose root cause is known from
+        before.
+        """
         seen, passed = self, 0
         while seen.root is None and seen.cause is not None and passed < MAX_REMEMBERED:
             seen, passed = seen.cause, passed + 1
         return seen.root or {seen.kind: seen.code, "entity": seen.entity, "time": seen.time}
 
 
-class _Index:
-    """What is remembered, by code and by device, so that a storm of errors is not compared each with each."""
+class _ErrorIndex:
+    """Remembered errors by code and by device, so that a storm of errors is not compared pairwise."""
 
-    def __init__(self, seen: Iterable[_Seen]) -> None:
-        self._codes: dict[int | str, list[_Seen]] = {}
-        self._places: dict[str, list[_Seen]] = {}
+    def __init__(self, seen: Iterable[_RecentError]) -> None:
+        self._codes: dict[int | str, list[_RecentError]] = {}
+        self._devices: dict[str, list[_RecentError]] = {}
         for one in seen:
             self._codes.setdefault(one.code if one.kind == "xid" else one.kind, []).append(one)
             for place in {one.entity, one.pci} - {None}:
-                self._places.setdefault(str(place), []).append(one)
+                self._devices.setdefault(str(place), []).append(one)
 
-    def of(self, codes: Iterable[int | str], device_of: Event | None) -> list[_Seen]:
-        """Those with one of `codes`, "sxid" for any of a switch, and all of the device that an event is of."""
+    def find(self, codes: Iterable[int | str], device_of: Event | None) -> list[_RecentError]:
+        """Returns the errors with one of `codes` ("sxid" for any of a switch) and all of the device of an event."""
         found = [one for code in codes for one in self._codes.get(code, ())]
         if device_of is not None:
             for place in {device_of.entity, str(device_of.data.get("pci"))}:
-                found += self._places.get(place, ())
+                found += self._devices.get(place, ())
         return found
 
 
-def folding_for(collectors: Iterable[Collector]) -> Folding:
-    """With the table of the collectors: that of the user where one is configured with it. Raises ConfigError."""
+def correlator_for(collectors: Iterable[Collector]) -> XidCorrelator:
+    """Returns a correlator with the XID table of the collectors, including the user's file if configured. Raises
+    ConfigError.
+    """
     own = (getattr(collector, "xid_table", None) for collector in collectors)
-    return Folding(load(next((path for path in own if path is not None), None)))
+    return XidCorrelator(load_xid_table(next((path for path in own if path is not None), None)))
 
 
 @dataclass
-class Folding:
-    """One per agent. `take` is called at every tick, also with nothing; `rest` when the agent ends."""
+class XidCorrelator:
+    """One per agent. `process` is called at every tick, also without events; `flush` when the agent ends."""
 
-    table: Table = field(default_factory=shipped)
-    _recent: dict[tuple[str, int, str], _Seen] = field(default_factory=dict, init=False, repr=False)
-    _pairs: Pairs = field(default_factory=Pairs, init=False, repr=False)
-    _numbers: dict[int, None] = field(default_factory=dict, init=False, repr=False)
+    table: XidTable = field(default_factory=shipped_xid_table)
+    _recent: dict[tuple[str, int, str], _RecentError] = field(default_factory=dict, init=False, repr=False)
+    _pairing: XidPairing = field(default_factory=XidPairing, init=False, repr=False)
+    _record_numbers: dict[int, None] = field(default_factory=dict, init=False, repr=False)
 
-    def take(self, events: Iterable[Event], now: int) -> list[Event]:
-        """What is to be sent now: events that are no XIDs as they are, then roots, then their consequences."""
+    def process(self, events: Iterable[Event], now: int) -> list[Event]:
+        """Returns what to send now: other events unchanged, then root causes, then their consequences."""
         others: list[Event] = []
         told: list[Event] = []
         for event in events:
-            if self._repeated(event):
+            if self._is_replayed(event):
                 continue
             (told if event.kind in KINDS else others).append(event)
-        return others + self._rooted(self._pairs.take(told, now), now)
+        return others + self._add_root_causes(self._pairing.pair(told, now), now)
 
-    def rest(self) -> list[Event]:
-        """What is still held back."""
-        held = self._pairs.rest()
-        return self._rooted(held, max((event.time for event in held), default=0))
+    def flush(self) -> list[Event]:
+        """Returns what is still held back."""
+        held = self._pairing.flush()
+        return self._add_root_causes(held, max((event.time for event in held), default=0))
 
-    def _repeated(self, event: Event) -> bool:
-        """Whether this record of the kernel log was taken already: its worker was killed before it kept its place."""
+    def _is_replayed(self, event: Event) -> bool:
+        """Returns whether this kernel log record was processed already: its worker was killed before it saved its
+        position.
+        """
         number = event.data.get("seq")
         if not isinstance(number, int) or event.data.get("since") is not None:
             return False
-        if number in self._numbers:
+        if number in self._record_numbers:
             return True
-        self._numbers[number] = None
-        if len(self._numbers) > REPLAYED:
-            del self._numbers[next(iter(self._numbers))]
+        self._record_numbers[number] = None
+        if len(self._record_numbers) > MAX_RECORD_NUMBERS:
+            del self._record_numbers[next(iter(self._record_numbers))]
         return False
 
-    # --- roots and consequences --------------------------------------------------------------------------------------
+    # --- root causes and consequences --------------------------------------------------------------------------------
 
-    def _rooted(self, told: list[Event], now: int) -> list[Event]:
-        """Roots first; consequences name them, and what the driver wants done is put into the root."""
+    def _add_root_causes(self, told: list[Event], now: int) -> list[Event]:
+        """Adds root causes to consequences, and the driver's recovery action to root causes. Root causes come first."""
         told = sorted(told, key=lambda event: event.time)
-        fresh = [_seen(event) for event in told]
-        self._forget(now)
-        index = _Index((self._recent | {seen.key: seen for seen in reversed(fresh)}).values())
+        fresh = [_recent_error(event) for event in told]
+        self._drop_old(now)
+        index = _ErrorIndex((self._recent | {seen.error_key: seen for seen in reversed(fresh)}).values())
         for event, seen in zip(told, fresh, strict=True):
-            seen.cause = self._root(event, index)
-        roots = [seen.cause.as_root() if seen.cause is not None else None for seen in fresh]
+            seen.cause = self._find_cause(event, index)
+        roots = [seen.cause.root_cause() if seen.cause is not None else None for seen in fresh]
         for seen, root in zip(fresh, roots, strict=True):
             seen.root, seen.cause = root, None
         for seen in fresh:
-            self._recent.pop(seen.key, None)
-            self._recent[seen.key] = seen
-        found = [_with(e, root=dict(s.root)) if s.root else e for e, s in zip(told, fresh, strict=True)]
+            self._recent.pop(seen.error_key, None)
+            self._recent[seen.error_key] = seen
+        found = [_with_data(e, root=dict(s.root)) if s.root else e for e, s in zip(told, fresh, strict=True)]
         found = _with_actions(found)
         return [e for e in found if "root" not in e.data] + [e for e in found if "root" in e.data]
 
-    def _root(self, event: Event, index: _Index) -> _Seen | None:
-        """The gravest, then nearest, of what this event may be a consequence of."""
-        entry = self.table.xid(int(event.data.get("xid", 0)))
+    def _find_cause(self, event: Event, index: _ErrorIndex) -> _RecentError | None:
+        """Returns the most severe, then nearest, error of which this event may be a consequence."""
+        entry = self.table.find_xid(int(event.data.get("xid", 0)))
         anything = event.kind == "recovery_action" or "any" in entry.follows
-        near = index.of({79} if event.kind == "sxid" else entry.follows | entry.peers, event if anything else None)
-        fits = [s for s in near if -MAX_LEAD <= event.time - s.time <= MAX_DELAY and self._causes(s, event)]
+        near = index.find({79} if event.kind == "sxid" else entry.follows | entry.peers, event if anything else None)
+        fits = [s for s in near if -MAX_LEAD <= event.time - s.time <= MAX_DELAY and self._can_cause(s, event)]
         order = {severity: rank for rank, severity in enumerate(SEVERITIES)}
         return max(fits, key=lambda s: (order.get(s.severity, 0), -abs(event.time - s.time)), default=None)
 
-    def _causes(self, seen: _Seen, event: Event) -> bool:
-        if event.kind == "sxid":  # a link of the switch goes down with the GPU at its other end
+    def _can_cause(self, seen: _RecentError, event: Event) -> bool:
+        if event.kind == "sxid":  # a switch link goes down together with the GPU at its other end
             return seen.kind == "xid" and seen.code == 79
-        here = seen.is_at(event)
+        here = seen.same_device(event)
         if event.kind == "recovery_action":
             return here and seen.kind == "xid" and not self._is_summary(seen.code)
-        entry = self.table.xid(int(event.data.get("xid", 0)))
+        entry = self.table.find_xid(int(event.data.get("xid", 0)))
         if seen.kind == "sxid":
             return seen.fatal and "sxid" in entry.peers
         if seen.kind != "xid" or (seen.code == entry.code and here):
@@ -291,39 +299,43 @@ class Folding:
         return seen.code in entry.follows or ("any" in entry.follows and not self._is_summary(seen.code))
 
     def _is_summary(self, code: int) -> bool:
-        """Whether a code is a consequence of just anything: then nothing is a consequence of it."""
-        return "any" in self._entry(code).follows
+        """Returns whether a code may be a consequence of any error. Then nothing is a consequence of it."""
+        return "any" in self._xid_entry(code).follows
 
-    def _entry(self, code: int) -> Xid:
-        return self.table.xid(code)
+    def _xid_entry(self, code: int) -> Xid:
+        return self.table.find_xid(code)
 
-    def _forget(self, now: int) -> None:
-        old = [key for key, seen in self._recent.items() if now - seen.time > MAX_DELAY + SAME]
+    def _drop_old(self, now: int) -> None:
+        old = [key for key, seen in self._recent.items() if now - seen.time > MAX_DELAY + MAX_SOURCE_SKEW]
         for key in [*old, *list(self._recent)[:-MAX_REMEMBERED]]:
             self._recent.pop(key, None)
 
 
-def _seen(event: Event) -> _Seen:
+def _recent_error(event: Event) -> _RecentError:
     data = event.data
     code = data.get("xid", data.get("sxid", 0))
     fatal = event.kind == "sxid" and data.get("fatal", data.get("severity") == "critical") is True
-    return _Seen(event.time, event.entity, event.kind, code, data.get("severity", "info"), fatal, data.get("pci"))
+    return _RecentError(
+        event.time, event.entity, event.kind, code, data.get("severity", "info"), fatal, data.get("pci")
+    )
 
 
-def _with(event: Event, **more: Any) -> Event:
+def _with_data(event: Event, **more: Any) -> Event:
     return replace(event, data={**event.data, **more})
 
 
 def _with_actions(events: list[Event]) -> list[Event]:
-    """XID 154 and NVML's recovery action say what to do: that goes into the root of the same call, over the table's."""
+    """Adds the action of XID 154 or NVML's recovery action to the root cause of the same call. It overrides the table's
+    action.
+    """
     wanted: dict[tuple[str, Any, int], str] = {}
     for event in events:
         root, to = event.data.get("root"), event.data.get("to", event.data.get("detail", {}).get("to"))
         tells = event.kind == "recovery_action" or event.data.get("xid") == RECOVERY_XID
-        if root and tells and to:  # 0 is the all-clear after a repair
+        if root and tells and to:  # 0 means repaired
             wanted[root["entity"], root.get("xid"), root["time"]] = str(event.data["action"])
     found = []
     for event in events:
         action = wanted.get((event.entity, event.data.get("xid"), event.time))
-        found.append(event if action is None else _with(event, action=action, action_source="driver"))
+        found.append(event if action is None else _with_data(event, action=action, action_source="driver"))
     return found

@@ -1,4 +1,4 @@
-"""What an XID or SXid means: xid.toml as shipped, and over it the file of the user, entry by entry and key by key."""
+"""Meaning of XIDs and SXids: the shipped xid.toml, overridden by the user's file entry by entry and key by key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.model.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("xid.toml")
 SEVERITIES = ("info", "warning", "critical")
-"""In rising order."""
+"""In ascending order."""
 REACHES = ("none", "link", "fabric")
 
 
@@ -27,7 +27,7 @@ class Xid:
     group: str = "unknown"
     severity: str = "warning"
     action: str = "contact support: this code is not in the table"
-    then: str = "contact support"
+    next_action: str = "contact support"
     products: tuple[str, ...] = ()
     follows: frozenset[int | str] = frozenset()
     peers: frozenset[int | str] = frozenset()
@@ -42,130 +42,140 @@ class SXid:
     severity: str = "warning"
     reach: str = "link"
     action: str = "contact support: this code is not in the table"
-    then: str = "contact support"
+    next_action: str = "contact support"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """All codes that are known; `xid` and `sxid` give an answer for the others too."""
+class XidTable:
+    """All known codes. `find_xid` and `find_sxid` return an entry for unknown ones too."""
 
     version: str
     source: str
     xids: Mapping[int, Xid]
     sxids: Mapping[int, SXid]
 
-    def xid(self, code: int) -> Xid:
+    def find_xid(self, code: int) -> Xid:
+        """Returns the entry of an XID."""
         return self.xids.get(code) or Xid(code, f"unknown XID {code}")
 
-    def sxid(self, code: int) -> SXid:
+    def find_sxid(self, code: int) -> SXid:
+        """Returns the entry of an SXid."""
         return self.sxids.get(code) or SXid(code, f"unknown SXid {code}")
 
 
-def load(user: Path | None = None) -> Table:
-    """The shipped table with the entries of `user` over it. ConfigError names file, entry and key."""
-    table = shipped()
-    return table if user is None else _merged(table, user)
+def load_xid_table(user: Path | None = None) -> XidTable:
+    """Returns the shipped table with the entries of `user` over it.
+
+    Raises ConfigError that names file, entry and key.
+    """
+    table = shipped_xid_table()
+    return table if user is None else _merge_file(table, user)
 
 
-WANTED = constraint("a file over the table of XIDs, docs/xids.md", lambda path: path is None or bool(load(path)))
-"""Of a setting that names such a file: the file is looked at before anything starts."""
+XID_TABLE_SETTING = constraint(
+    "a file over the table of XIDs, docs/xids.md", lambda path: path is None or bool(load_xid_table(path))
+)
+"""Metadata of a setting that names such a file. The file is checked before anything starts."""
 
 
 @functools.cache
-def shipped() -> Table:
-    return _merged(Table("", "", {}, {}), SHIPPED)
+def shipped_xid_table() -> XidTable:
+    """Returns the shipped table."""
+    return _merge_file(XidTable("", "", {}, {}), SHIPPED)
 
 
-def _merged(table: Table, path: Path) -> Table:
+def _merge_file(table: XidTable, path: Path) -> XidTable:
     found = read_toml(path)
     for key in found:
         if key not in ("version", "source", "xid", "sxid"):
-            raise ConfigError(f"{path}: {key}: no such key; wanted version, source, [[xid]] and [[sxid]]")
+            raise ConfigError(f"{path}: {key}: unknown key; expected version, source, [[xid]] or [[sxid]]")
     xids, sxids = dict(table.xids), dict(table.sxids)
-    for number, entry in entries(path, found, "xid"):
-        codes, keys = _checked(f"{path}: [[xid]] number {number}", entry, _XID_KEYS)
+    for number, entry in numbered_entries(path, found, "xid"):
+        codes, keys = _check_entry(f"{path}: [[xid]] number {number}", entry, _XID_KEYS)
         xids |= {code: replace(table.xids.get(code) or Xid(code, f"XID {code}"), **keys) for code in codes}
-    for number, entry in entries(path, found, "sxid"):
-        codes, keys = _checked(f"{path}: [[sxid]] number {number}", entry, _SXID_KEYS)
+    for number, entry in numbered_entries(path, found, "sxid"):
+        codes, keys = _check_entry(f"{path}: [[sxid]] number {number}", entry, _SXID_KEYS)
         sxids |= {code: replace(table.sxids.get(code) or SXid(code, f"SXid {code}"), **keys) for code in codes}
     version, source = str(found.get("version", "unversioned")), str(found.get("source", path))
     if table.version:
         version, source = f"{table.version}, {path.name} {version}", f"{table.source}; {source}"
-    return Table(version, source, xids, sxids)
+    return XidTable(version, source, xids, sxids)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError where it cannot be read or is no TOML."""
+    """Returns the tables of a TOML file. Raises ConfigError if it cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: {error}; wanted a readable TOML file") from None
+        raise ConfigError(f"{path}: {error}; expected a readable TOML file") from None
 
 
-def entries(path: Path, found: Mapping[str, Any], kind: str) -> list[tuple[int, dict[str, Any]]]:
-    """The tables of an array of tables, numbered from 1. Raises ConfigError where `kind` is anything else."""
+def numbered_entries(path: Path, found: Mapping[str, Any], kind: str) -> list[tuple[int, dict[str, Any]]]:
+    """Returns the tables of an array of tables, numbered from 1. Raises ConfigError if `kind` is anything else."""
     listed = found.get(kind, [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise ConfigError(f"{path}: {kind}: wanted tables [[{kind}]]")
+        raise ConfigError(f"{path}: {kind}: expected tables [[{kind}]]")
     return list(enumerate(listed, 1))
 
 
-Check = tuple[str, str, Callable[[Any], bool], Callable[[Any], Any]]
+KeyCheck = tuple[str, str, Callable[[Any], bool], Callable[[Any], Any]]
 
 
-def _text(key: str, name: str = "") -> Check:
+def _text_check(key: str, name: str = "") -> KeyCheck:
     return name or key, "a text of 1 to 200 characters", lambda v: isinstance(v, str) and 0 < len(v) <= 200, str
 
 
-def _choice(key: str, choices: tuple[str, ...]) -> Check:
+def _choice_check(key: str, choices: tuple[str, ...]) -> KeyCheck:
     return key, f"one of {', '.join(choices)}", lambda v: v in choices, str
 
 
-def _codes(key: str, words: tuple[str, ...]) -> Check:
+def _codes_check(key: str, words: tuple[str, ...]) -> KeyCheck:
     wanted = "a list of codes" + "".join(f' or "{word}"' for word in words)
-    return key, wanted, lambda v: isinstance(v, list) and all(_code(c) or c in words for c in v), frozenset
+    return key, wanted, lambda v: isinstance(v, list) and all(_is_code(c) or c in words for c in v), frozenset
 
 
-def _code(value: Any) -> bool:
+def _is_code(value: Any) -> bool:
     return type(value) is int and 0 < value < 1 << 31
 
 
-_XID_KEYS: Mapping[str, Check] = {
-    "name": _text("name"),
-    "class": _text("class", "group"),
-    "severity": _choice("severity", SEVERITIES),
-    "action": _text("action"),
-    "then": _text("then"),
+_XID_KEYS: Mapping[str, KeyCheck] = {
+    "name": _text_check("name"),
+    "class": _text_check("class", "group"),
+    "severity": _choice_check("severity", SEVERITIES),
+    "action": _text_check("action"),
+    "then": _text_check("then", "next_action"),
     "products": (
         "products",
         "a list of texts",
         lambda v: isinstance(v, list) and all(isinstance(p, str) for p in v),
         tuple,
     ),
-    "follows": _codes("follows", ("any",)),
-    "peers": _codes("peers", ("sxid",)),
+    "follows": _codes_check("follows", ("any",)),
+    "peers": _codes_check("peers", ("sxid",)),
 }
-_SXID_KEYS: Mapping[str, Check] = {
-    "name": _text("name"),
-    "severity": _choice("severity", SEVERITIES),
-    "reach": _choice("reach", REACHES),
-    "action": _text("action"),
-    "then": _text("then"),
+_SXID_KEYS: Mapping[str, KeyCheck] = {
+    "name": _text_check("name"),
+    "severity": _choice_check("severity", SEVERITIES),
+    "reach": _choice_check("reach", REACHES),
+    "action": _text_check("action"),
+    "then": _text_check("then", "next_action"),
 }
 
 
-def _checked(place: str, entry: Mapping[str, Any], known: Mapping[str, Check]) -> tuple[list[int], dict[str, Any]]:
+def _check_entry(
+    place: str, entry: Mapping[str, Any], known: Mapping[str, KeyCheck]
+) -> tuple[list[int], dict[str, Any]]:
     codes = entry.get("codes")
-    if not isinstance(codes, list) or not codes or not all(_code(code) for code in codes):
-        raise ConfigError(f"{place}: codes = {codes!r}: wanted a list of codes such as [79]")
+    if not isinstance(codes, list) or not codes or not all(_is_code(code) for code in codes):
+        raise ConfigError(f"{place}: codes = {codes!r}: expected a list of codes such as [79]")
     keys = {}
     for key, value in entry.items():
         if key == "codes":
             continue
         if key not in known:
-            raise ConfigError(f"{place}: {key}: no such key; wanted codes, {', '.join(known)}")
+            raise ConfigError(f"{place}: {key}: unknown key; expected codes, {', '.join(known)}")
         name, wanted, holds, convert = known[key]
         if not holds(value):
-            raise ConfigError(f"{place}: {key} = {value!r}: wanted {wanted}")
+            raise ConfigError(f"{place}: {key} = {value!r}: expected {wanted}")
         keys[name] = convert(value)
     return codes, keys

@@ -1,6 +1,6 @@
-"""The kernel log's text of an XID or SXid, and the details that some codes put into it.
+"""Parses the kernel log's text of XIDs and SXids, and the details that some codes contain.
 
-The numbers in NVLink XIDs: the seven registers of XID 74 and the unit, reason and status of XID 144 to 150.
+NVLink: the seven registers of XID 74, and the unit, reason and status of XID 144 to 150.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SHIPPED = Path(__file__).with_name("nvlink.toml")
-UNIT_CHANGED = 575
-"""Driver branch from which the unit is in bits 6:0 of intrInfo and no longer in 9:0 (the catalogue's two columns)."""
+SHIPPED_NVLINK_RULES = Path(__file__).with_name("nvlink.toml")
+UNIT_CODES_CHANGED = 575
+"""Driver branch from which the unit is in bits 6:0 of intrInfo instead of 9:0 (the two columns of NVIDIA's
+catalogue)."""
 
 _LINK_74 = re.compile(r"link\s{1,4}(-?\d{1,4})\s{0,2}(?:\(((?:0x[0-9a-f]{1,16}[, ]{0,3}){1,8})\))?", re.I)
 _HEX = re.compile(r"0x[0-9a-f]{1,16}", re.I)
@@ -27,66 +28,70 @@ _UNIT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Bit:
-    """What one bit of a register of XID 74 says. rank: the highest of the bits that are set decides."""
+class RegisterBit:
+    """Meaning of one bit of a register of XID 74. rank: the highest rank among the set bits decides."""
 
     meaning: str
-    then: str
+    next_action: str
     rank: int
     repeats: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What a status of a unit says; reason: of a link-down."""
+class UnitRule:
+    """Meaning of a status of a unit. reason: that of a link-down."""
 
     status: int
     reason: int
     severity: str
     action: str
-    then: str
+    next_action: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """One unit of NVLink 5 with its codes in intrInfo in both forms: (bits wanted, mask)."""
+class NvlinkUnit:
+    """One unit of NVLink 5 with its codes in intrInfo in both forms: (expected bits, mask)."""
 
     xid: int
     name: str
     before_575: tuple[int, int]
     from_575: tuple[int, int]
-    rules: tuple[Rule, ...]
+    rules: tuple[UnitRule, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class NvlinkRules:
+    """All rules of nvlink.toml."""
+
     version: str
     source: str
-    bits: Mapping[tuple[int, int], Bit]
-    units: tuple[Unit, ...]
+    bits: Mapping[tuple[int, int], RegisterBit]
+    units: tuple[NvlinkUnit, ...]
 
 
 @functools.cache
-def shipped() -> Rules:
-    """The rules of nvlink.toml."""
-    found = tomllib.loads(SHIPPED.read_text("utf-8"))
+def shipped_nvlink_rules() -> NvlinkRules:
+    """Returns the rules of nvlink.toml."""
+    found = tomllib.loads(SHIPPED_NVLINK_RULES.read_text("utf-8"))
     bits = {
-        (register["number"], bit): Bit(rule["meaning"], rule["then"], rule["rank"], rule["repeats"])
+        (register["number"], bit): RegisterBit(rule["meaning"], rule["then"], rule["rank"], rule["repeats"])
         for register in found["register"]
         for rule in register["rules"]
         for bit in rule["bits"]
     }
-    return Rules(found["version"], found["source"], bits, tuple(_unit(unit) for unit in found["unit"]))
+    return NvlinkRules(found["version"], found["source"], bits, tuple(_parse_unit(unit) for unit in found["unit"]))
 
 
-def _unit(found: Mapping[str, Any]) -> Unit:
+def _parse_unit(found: Mapping[str, Any]) -> NvlinkUnit:
     codes = [(int(found[form], 2), (1 << len(found[form])) - 1) for form in ("before_575", "from_575")]
-    rules = (Rule(r["status"], r.get("reason", 0), r["severity"], r["action"], r["then"]) for r in found["rules"])
-    return Unit(found["xid"], found["name"], codes[0], codes[1], tuple(rules))
+    rules = (UnitRule(r["status"], r.get("reason", 0), r["severity"], r["action"], r["then"]) for r in found["rules"])
+    return NvlinkUnit(found["xid"], found["name"], codes[0], codes[1], tuple(rules))
 
 
-def registers(text: str) -> dict[str, Any]:
-    """Detail of XID 74: link, registers, which documented bits are set, and the verdict of the one that outranks."""
+def decode_nvlink_registers(text: str) -> dict[str, Any]:
+    """Returns the detail of XID 74: link, registers, which documented bits are set, and the verdict of the highest
+    ranked one.
+    """
     matched = _LINK_74.search(text)
     if matched is None:
         return {}
@@ -95,7 +100,7 @@ def registers(text: str) -> dict[str, Any]:
     if not values:
         return detail
     detail["registers"] = [hex(value) for value in values]
-    known = shipped().bits
+    known = shipped_nvlink_rules().bits
     found = [
         (number, bit, known.get((number, bit)))
         for number, value in enumerate(values, 1)
@@ -108,14 +113,15 @@ def registers(text: str) -> dict[str, Any]:
     documented = [rule for _, _, rule in found if rule is not None]
     if documented:
         worst = max(documented, key=lambda rule: rule.rank)
-        detail |= {"verdict": worst.meaning, "then": worst.then, "repeats": worst.repeats}
+        detail |= {"verdict": worst.meaning, "then": worst.next_action, "repeats": worst.repeats}
     return detail
 
 
-def unit_status(xid: int, text: str, driver: int | None = None) -> dict[str, Any]:
-    """Detail of XID 144 to 150: unit, severity and link as logged; status, reason and rule by the numbers.
+def decode_unit_status(xid: int, text: str, driver: int | None = None) -> dict[str, Any]:
+    """Returns the detail of XID 144 to 150: unit, severity and link as logged; status, reason and rule by number.
 
-    driver: the driver's branch (575 of 575.57.08), which says where in intrInfo the unit is; None: both are tried.
+    driver: the driver branch (575 of 575.57.08), which decides where the unit is in intrInfo; None: both forms are
+    tried.
     """
     matched = _UNIT.search(text)
     if matched is None:
@@ -128,45 +134,47 @@ def unit_status(xid: int, text: str, driver: int | None = None) -> dict[str, Any
     if len(values) < 2:
         return detail
     info, status = values[:2]
-    reason = info >> 20 & 0x3F  # bits 25:20, the pattern of each rule of the catalogue
+    reason = info >> 20 & 0x3F  # bits 25:20, as in every rule of the catalogue
     detail |= {"intr_info": hex(info), "error_status": hex(status), "reason": reason}
-    unit = _the_unit(xid, name, info, driver)
-    rule = _the_rule(unit, status, reason) if unit else None
+    unit = _find_unit(xid, name, info, driver)
+    rule = _find_rule(unit, status, reason) if unit else None
     if rule is not None:
-        detail |= {"rule_severity": rule.severity, "action": rule.action, "then": rule.then}
+        detail |= {"rule_severity": rule.severity, "action": rule.action, "then": rule.next_action}
     return detail
 
 
-def _the_unit(xid: int, name: str, info: int, driver: int | None) -> Unit | None:
-    """By its code in intrInfo; where the driver's branch is not known or the code says nothing, by its name."""
-    units = [unit for unit in shipped().units if unit.xid == xid]
-    forms = [driver >= UNIT_CHANGED] if driver is not None else [False, True]
+def _find_unit(xid: int, name: str, info: int, driver: int | None) -> NvlinkUnit | None:
+    """Returns the unit by its code in intrInfo; by its name if the driver branch is unknown or no code matches."""
+    units = [unit for unit in shipped_nvlink_rules().units if unit.xid == xid]
+    forms = [driver >= UNIT_CODES_CHANGED] if driver is not None else [False, True]
     for new in forms:
         coded = [u for u in units if info & (code := u.from_575 if new else u.before_575)[1] == code[0]]
-        same = [unit for unit in coded if _same(unit.name, name)]
+        same = [unit for unit in coded if _names_match(unit.name, name)]
         if same or (coded and driver is not None):
             return (same or coded)[0]
-    return next((unit for unit in units if _same(unit.name, name)), None)
+    return next((unit for unit in units if _names_match(unit.name, name)), None)
 
 
-def _same(known: str, logged: str) -> bool:
-    """Names of the table join what older and newer drivers print: NETIR_LINK_EVT/NETIR_LINK_DOWN."""
+def _names_match(known: str, logged: str) -> bool:
+    """Returns whether two names match. Names in the table join those of older and newer drivers:
+    NETIR_LINK_EVT/NETIR_LINK_DOWN.
+    """
     return logged == known or bool(set(known.split("/")) & set(logged.split("/")))
 
 
-def _the_rule(unit: Unit, status: int, reason: int) -> Rule | None:
-    """The rule of exactly this status; else the gravest of those whose single bit is set in it."""
+def _find_rule(unit: NvlinkUnit, status: int, reason: int) -> UnitRule | None:
+    """Returns the rule of exactly this status, else the most severe of those whose single bit is set in it."""
     for rule in unit.rules:
         if rule.status == status and rule.reason == reason:
             return rule
-    if unit.name.startswith("NETIR"):  # their status is a number, not a set of bits
+    if unit.name.startswith("NETIR"):  # the status of these units is a number, not a set of bits
         return None
     partly = [rule for rule in unit.rules if rule.status & status]
     order = ("none", "as XID 154 says", "reset GPU")
     return max(partly, key=lambda rule: order.index(rule.action), default=None)
 
 
-RECOVERY: Mapping[int, str] = {
+RECOVERY_ACTION_NAMES: Mapping[int, str] = {
     # nvmlDeviceGpuRecoveryAction_t; 5 to 7 came with R580
     0: "none",
     1: "reset GPU",
@@ -200,7 +208,7 @@ _SWITCH_ENGINE = re.compile(r"Severity (\d{1,4}) Engine instance (\d{1,4}) Sub-e
 
 @dataclass(frozen=True, slots=True)
 class XidLine:
-    """What one line says of an XID. pci without function, in lower case; None: not told."""
+    """Content of one XID line. pci without function, in lower case; None: not in the line."""
 
     code: int
     text: str
@@ -214,7 +222,7 @@ class XidLine:
 
 @dataclass(frozen=True, slots=True)
 class SXidLine:
-    """What one line says of an NVSwitch error. fatal: None where the line does not say."""
+    """Content of one NVSwitch error line. fatal: None if the line does not say."""
 
     code: int
     switch: str
@@ -224,8 +232,8 @@ class SXidLine:
     detail: Mapping[str, Any] | None = None
 
 
-def xid_line(text: str) -> XidLine | None:
-    """The XID that a line reports; None if it reports none."""
+def parse_xid_line(text: str) -> XidLine | None:
+    """Returns the XID that a line reports; None if it reports none."""
     found = _XID.search(text)
     if found is None:
         return None
@@ -238,17 +246,17 @@ def xid_line(text: str) -> XidLine | None:
     return XidLine(
         code=int(found["code"]),
         text=rest.lstrip(", ").strip(),
-        pci=normal_pci(found["pci"]) if found["pci"] else None,
+        pci=pci_without_function(found["pci"]) if found["pci"] else None,
         uuid=found["uuid"],
         pid=int(pid) if pid.isascii() and pid.isdigit() else None,
         process=name.strip() if name and "<unknown>" not in name else None,
-        gpu_instance=_number(found["gi"]),
-        compute_instance=_number(found["ci"]),
+        gpu_instance=_optional_int(found["gi"]),
+        compute_instance=_optional_int(found["ci"]),
     )
 
 
-def sxid_line(text: str) -> SXidLine | None:
-    """The NVSwitch error that a line reports or details; None if there is none."""
+def parse_sxid_line(text: str) -> SXidLine | None:
+    """Returns the NVSwitch error that a line reports or details; None if there is none."""
     found = _SXID.search(text)
     if found is None:
         return None
@@ -261,48 +269,52 @@ def sxid_line(text: str) -> SXidLine | None:
         detail |= dict(zip(("severity_code", "engine", "sub_engine"), map(int, engine.groups()), strict=True))
     if rest.startswith("Data {"):
         detail["data"] = re.findall(r"0x[0-9a-fA-F]{1,16}", rest)[:16]
-    return SXidLine(int(found["code"]), found["switch"], normal_pci(found["pci"]), rest, fatal, detail)
+    return SXidLine(int(found["code"]), found["switch"], pci_without_function(found["pci"]), rest, fatal, detail)
 
 
-def uuid_line(text: str) -> tuple[str, str] | None:
-    """(pci, uuid) of the line that the driver prints before the first XID of a GPU."""
+def parse_uuid_line(text: str) -> tuple[str, str] | None:
+    """Returns (pci, uuid) of the line that the driver prints before the first XID of a GPU; None for other lines."""
     found = _UUID.search(text)
-    return (normal_pci(found["pci"]), found["uuid"]) if found else None
+    return (pci_without_function(found["pci"]), found["uuid"]) if found else None
 
 
-def normal_pci(address: str) -> str:
-    """Domain with four digits, bus and device, in lower case, without function: 00000000:5D:00.0 -> 0000:5d:00."""
+def pci_without_function(address: str) -> str:
+    """Returns a PCI address in the kernel's form, without function: 00000000:5D:00.0 -> 0000:5d:00."""
     domain, bus, device = address.lower().split(".")[0].split(":")
     return f"{int(domain, 16):04x}:{bus}:{device}"
 
 
-def detail(line: XidLine, driver: int | None = None) -> dict[str, Any]:
-    """What the text of this code tells beyond its number; empty where it tells nothing that is known."""
+def decode_detail(line: XidLine, driver: int | None = None) -> dict[str, Any]:
+    """Returns what the text of this code contains beyond its number; empty if nothing is known about it."""
     found: dict[str, Any] = {}
     if line.code == 74:
-        found = registers(line.text)
+        found = decode_nvlink_registers(line.text)
     elif 144 <= line.code <= 150:
-        found = unit_status(line.code, line.text, driver)
+        found = decode_unit_status(line.code, line.text, driver)
     for pattern in _DETAILS.get(line.code, ()):
         if matched := pattern.search(line.text):
-            found |= {key: _plain(key, value) for key, value in matched.groupdict().items() if value is not None}
+            found |= {
+                key: _convert_value(key, value) for key, value in matched.groupdict().items() if value is not None
+            }
     if line.code == 13 and (esr := _ESR.findall(line.text)):
         found["esr"] = dict(esr[:8])
     if line.code == 154 and "to_code" in found:
         code = int(str(found["to_code"]), 16)
-        found |= {"to": code, "action": RECOVERY.get(code, str(found["to_text"]))}
+        found |= {"to": code, "action": RECOVERY_ACTION_NAMES.get(code, str(found["to_text"]))}
     for key in ("gpu_instance", "compute_instance"):
         if getattr(line, key) is not None:
             found[key] = getattr(line, key)
     return found
 
 
-def _number(text: str | None) -> int | None:
+def _optional_int(text: str | None) -> int | None:
     return None if text is None else int(text)
 
 
-def _plain(key: str, value: str) -> int | str | bool:
-    """Decimal numbers and Yes/No as such; the rest, and addresses, as text without the driver's digit grouping."""
+def _convert_value(key: str, value: str) -> int | str | bool:
+    """Converts decimal numbers and Yes/No. Everything else, addresses included, stays text, without the driver's digit
+    grouping.
+    """
     if value in ("Yes", "No"):
         return value == "Yes"
     if value.startswith("0x"):
@@ -313,7 +325,7 @@ def _plain(key: str, value: str) -> int | str | bool:
 _DECIMAL = frozenset(["gpc", "tpc", "sm", "partition", "subpartition", "seconds", "gsp_gpu", "function"])
 
 
-def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:
+def _compile_all(*patterns: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern) for pattern in patterns)
 
 
@@ -340,38 +352,38 @@ _DBE = (
     r"\b[Ss]ub-?partition (?P<subpartition>\d{1,4})",
     r"detected (?:on|in) (?:GPU )?(?:in )?the (?P<where>\w{1,40})",
 )
-# Texts of the driver as real logs show them; what a newer driver words differently is still in the event's text.
+# Texts of the driver as in real logs. If a newer driver words them differently, they are still in the event's text.
 _DETAILS: Mapping[int, tuple[re.Pattern[str], ...]] = {
-    13: _all(
+    13: _compile_all(
         r"\(GPC (?P<gpc>\d{1,3}), TPC (?P<tpc>\d{1,3})(?:, SM (?P<sm>\d{1,3}))?\)(?:: (?P<error>[\w ]{1,80}))?",
         r"ChID (?P<channel>[0-9a-f]{1,8}), Class (?P<gpu_class>[0-9a-f]{1,8}), Offset (?P<offset>[0-9a-f]{1,8})",
     ),
-    31: _all(
+    31: _compile_all(
         _CHANNEL,
         r"MMU Fault: ENGINE (?P<engine>\w{1,40})(?: (?P<client>\w{1,60}))? faulted",
         rf"faulted @ (?P<address>{_ADDRESS})",
         r"Fault is of type (?P<fault>\w{1,60})(?: (?P<access>\w{1,60}))?",
     ),
-    32: _all(_CHANNEL),
-    43: _all(_CHANNEL),
-    45: _all(_CHANNEL),
-    48: _all(*_DBE),
-    63: _all(*_ROW),
-    64: _all(*_ROW),
-    92: _all(*_DBE),
-    94: _all(_CONTAINED, _FLAGS),
-    95: _all(_CONTAINED, _FLAGS),
-    109: _all(_CHANNEL, r"errorString (?P<error>[A-Z_ ]{1,60})"),
-    119: _all(*_GSP),
-    120: _all(
+    32: _compile_all(_CHANNEL),
+    43: _compile_all(_CHANNEL),
+    45: _compile_all(_CHANNEL),
+    48: _compile_all(*_DBE),
+    63: _compile_all(*_ROW),
+    64: _compile_all(*_ROW),
+    92: _compile_all(*_DBE),
+    94: _compile_all(_CONTAINED, _FLAGS),
+    95: _compile_all(_CONTAINED, _FLAGS),
+    109: _compile_all(_CHANNEL, r"errorString (?P<error>[A-Z_ ]{1,60})"),
+    119: _compile_all(*_GSP),
+    120: _compile_all(
         r"GSP (?P<task>[\w-]{1,40}) (?:exception|Exception)(?:: (?P<error>[\w ]{1,80}))?",
         r"\(cause:(?P<cause>0x[0-9a-f]{1,16})\)",
         r"@ pc:(?P<pc>0x[0-9a-f]{1,16})",
     ),
-    154: _all(
+    154: _compile_all(
         r"changed from (?P<from_code>0x[0-9a-f]{1,8}) \((?P<from_text>[^)]{1,60})\) "
         r"to (?P<to_code>0x[0-9a-f]{1,8}) \((?P<to_text>[^)]{1,60})\)"
     ),
-    171: _all(*_DBE),
-    172: _all(*_DBE),
+    171: _compile_all(*_DBE),
+    172: _compile_all(*_DBE),
 }

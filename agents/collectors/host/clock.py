@@ -1,8 +1,7 @@
-"""How well the clock is kept: the kernel's adjtimex and, where chronyd keeps it, chronyd's own report; clock jumps.
+"""Quality of the clock: the kernel's adjtimex, chronyd's own report if chronyd runs, and clock jumps.
 
-chronyd's own report of the clock, over its command port: one datagram each way.
-
-Layout: candm.h of chrony 4 (protocol version 6): CMD_Request, CMD_Reply, RPY_Tracking; numbers are big-endian.
+chronyd is queried over its command port, one datagram each way. Layout: candm.h of chrony 4 (protocol version 6):
+CMD_Request, CMD_Reply, RPY_Tracking; numbers are big-endian.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule
 from pipeline.model.records import SECOND, Event
 
-PORT = 323  # DEFAULT_CANDM_PORT; open to this host alone unless chrony.conf says otherwise
+CHRONY_PORT = 323  # DEFAULT_CANDM_PORT; open only to this host unless chrony.conf allows more
 _VERSION, _REQUEST, _REPLY = 6, 1, 2
 _TRACKING, _TRACKING_REPLY = 33, 5  # REQ_TRACKING, RPY_TRACKING
-_REPLY_BYTES = 104  # a request must be as long as its reply, so that nobody is flooded through chronyd
+_REPLY_BYTES = 104  # a request must be as long as its reply, so that chronyd cannot be used to flood others
 _HEAD = struct.Struct("!BBBBHHHHHHIII")
 _BODY = struct.Struct("!I20sHHIII9I")
 _EXPONENT_BITS, _FRACTION_BITS = 7, 25  # of candm.h's Float
 
 
 @dataclass(frozen=True, slots=True)
-class Tracking:
-    """What chronyd knows of its clock. offset: seconds that the clock has still to gain to be right."""
+class ChronyTracking:
+    """chronyd's tracking report. offset: seconds by which the clock is behind."""
 
     reference: int
     stratum: int
@@ -43,26 +42,26 @@ class Tracking:
 
 
 def encode_request(sequence: int) -> bytes:
-    """Asks for the tracking report."""
+    """Returns a request for the tracking report."""
     return struct.pack("!BBBBHHI", _VERSION, _REQUEST, 0, 0, _TRACKING, 0, sequence).ljust(_REPLY_BYTES, b"\0")
 
 
-def decode_tracking(reply: bytes, sequence: int) -> Tracking:
-    """The report. Raises ValueError on anything but the answer to the request of that number."""
+def decode_tracking(reply: bytes, sequence: int) -> ChronyTracking:
+    """Returns the report. Raises ValueError if it is not the reply to the request of that number."""
     if len(reply) < _HEAD.size + _BODY.size:
-        raise ValueError(f"reply of {len(reply)} bytes; wanted {_HEAD.size + _BODY.size}")
+        raise ValueError(f"reply of {len(reply)} bytes; expected {_HEAD.size + _BODY.size}")
     version, packet, _, _, command, code, status, _, _, _, number, _, _ = _HEAD.unpack_from(reply)
     if (version, packet, command, code, status) != (_VERSION, _REPLY, _TRACKING, _TRACKING_REPLY, 0):
         raise ValueError(f"version {version}, packet {packet}, command {command}, reply {code}, status {status}")
     if number != sequence:
-        raise ValueError(f"reply to request {number}; wanted {sequence}")
+        raise ValueError(f"reply to request {number}; expected {sequence}")
     body = _BODY.unpack_from(reply, _HEAD.size)
     current, delay, dispersion = decode_float(body[7]), decode_float(body[13]), decode_float(body[14])
-    return Tracking(body[0], body[2], body[3], current, delay, dispersion)
+    return ChronyTracking(body[0], body[2], body[3], current, delay, dispersion)
 
 
 def decode_float(word: int) -> float:
-    """candm.h's Float: 7 bits of exponent, 25 of coefficient, both signed."""
+    """Decodes candm.h's Float: 7 bits of exponent, 25 of coefficient, both signed."""
     exponent, coefficient = word >> _FRACTION_BITS, word & ((1 << _FRACTION_BITS) - 1)
     if exponent >= 1 << (_EXPONENT_BITS - 1):
         exponent -= 1 << _EXPONENT_BITS
@@ -71,8 +70,8 @@ def decode_float(word: int) -> float:
     return float(coefficient) * 2.0 ** (exponent - _FRACTION_BITS)
 
 
-def query_chronyd(port: int, patience: float) -> Tracking | None:
-    """The report of this host's chronyd; None if there is none that answers in time."""
+def query_chronyd(port: int, patience: float) -> ChronyTracking | None:
+    """Returns the report of this host's chronyd; None if none responds in time."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as link:
         link.settimeout(patience)
         sequence = int.from_bytes(os.urandom(4), "big")
@@ -80,15 +79,15 @@ def query_chronyd(port: int, patience: float) -> Tracking | None:
             link.connect(("127.0.0.1", port))
             link.send(encode_request(sequence))
             return decode_tracking(link.recv(512), sequence)
-        except (OSError, ValueError):  # no chronyd (ECONNREFUSED), one that does not tell us, or not its protocol
+        except (OSError, ValueError):  # no chronyd (ECONNREFUSED), no permission, or another protocol
             return None
 
 
 _REPORT_S = 60.0
 _STA_UNSYNC, _STA_NANO = 0x0040, 0x2000  # linux/timex.h
-_TIME_ERROR = 5  # adjtimex's answer for "not synchronized"
+_TIME_ERROR = 5  # adjtimex's return value for "not synchronized"
 _PPM = 1 << 16  # `freq` is in units of 2^-16 ppm
-_PATIENCE_S = 0.5  # chosen: chronyd answers within a millisecond; no thread of the agent waits longer
+_PATIENCE_S = 0.5  # chosen: chronyd responds within a millisecond; no thread of the agent waits longer
 
 
 class _Timex(ctypes.Structure):
@@ -107,8 +106,8 @@ class _Timex(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The kernel's view, as adjtimex gives it."""
+class KernelClock:
+    """The kernel's view of the clock, from adjtimex."""
 
     state: int
     offset: int
@@ -117,17 +116,19 @@ class Kept:
     status: int
 
 
-def adjtimex() -> Kept:
-    """Asks the kernel and changes nothing (modes = 0), which needs no right. Raises OSError."""
+def adjtimex() -> KernelClock:
+    """Reads the kernel's clock state and changes nothing (modes = 0), which needs no privilege. Raises OSError."""
     timex = _Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     if state < 0:
         raise OSError(ctypes.get_errno(), "adjtimex")
-    return Kept(state, timex.offset, timex.freq, timex.maxerror, timex.status)
+    return KernelClock(state, timex.offset, timex.freq, timex.maxerror, timex.status)
 
 
-def values(kept: Kept, tracking: Tracking | None) -> dict[str, float]:
-    """Values by signal. chronyd steers by frequency alone, so that the kernel's offset is 0 under it: its own holds."""
+def clock_values(kept: KernelClock, tracking: ChronyTracking | None) -> dict[str, float]:
+    """Returns values by signal. chronyd steers only by frequency, so the kernel's offset is 0 and chronyd's own is
+    used.
+    """
     offset = kept.offset / (1e9 if kept.status & _STA_NANO else 1e6)
     free = kept.state == _TIME_ERROR or bool(kept.status & _STA_UNSYNC)
     return {
@@ -139,16 +140,16 @@ def values(kept: Kept, tracking: Tracking | None) -> dict[str, float]:
     }
 
 
-def clocks() -> tuple[int, int]:
-    """(wall, since boot, sleep included) in microseconds."""
+def read_clocks() -> tuple[int, int]:
+    """Returns (wall clock, time since boot including sleep) in microseconds."""
     return time.time_ns() // 1000, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
 @dataclass
 class Clock(Collector):
-    """node.clock_*. A step of the wall clock by more than `jump` seconds between two looks is an event.
+    """node.clock_*. A step of the wall clock by more than `jump` seconds between two reads is an event.
 
-    chrony_port: UDP port of chronyd's commands on this host; 0 = do not ask it.
+    chrony_port: UDP port of chronyd's commands on this host; 0 = do not query it.
     """
 
     name: ClassVar[str] = "clock"
@@ -159,37 +160,39 @@ class Clock(Collector):
     events: ClassVar[tuple[str, ...]] = ("clock_jump",)
     interval: float = 10.0
     jump: float = 0.5
-    chrony_port: int = PORT
-    _clocks: Callable[[], tuple[int, int]] = field(default_factory=lambda: clocks, init=False, repr=False)
-    _adjtimex: Callable[[], Kept] = field(default_factory=lambda: adjtimex, init=False, repr=False)
+    chrony_port: int = CHRONY_PORT
+    _clocks: Callable[[], tuple[int, int]] = field(default_factory=lambda: read_clocks, init=False, repr=False)
+    _adjtimex: Callable[[], KernelClock] = field(default_factory=lambda: adjtimex, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
-    _ahead: int | None = field(default=None, init=False, repr=False)
+    _difference: int | None = field(default=None, init=False, repr=False)
     _keeper: str = field(default="", init=False, repr=False)
 
     def open(self, node: str) -> None:
-        self._node, self._rhythm = node, Rhythm(node)
+        self._node, self._schedule = node, SamplingSchedule(node)
         try:
             self._adjtimex()
         except OSError as failed:
             raise NoData(
-                f"adjtimex: {os.strerror(failed.errno or 0)}; wanted a kernel that lets us read it"
+                f"adjtimex: {os.strerror(failed.errno or 0)}; expected a kernel that permits reading it"
             ) from failed
 
     def read(self) -> tuple[Reading, ...]:
         columns = {}
-        if self._rhythm.due(_REPORT_S):
+        if self._schedule.due(_REPORT_S):
             tracking = query_chronyd(self.chrony_port, _PATIENCE_S) if self.chrony_port else None
             self._keeper = "" if tracking is None else "chronyd"
-            columns = {signal: np.array([value]) for signal, value in values(self._adjtimex(), tracking).items()}
-        return (Reading("node", (f"node:{self._node}",), columns, self._jumped()),)
+            columns = {signal: np.array([value]) for signal, value in clock_values(self._adjtimex(), tracking).items()}
+        return (Reading("node", (f"node:{self._node}",), columns, self._jump_events()),)
 
     def inventory(self) -> Mapping[str, Device]:
         return {f"node:{self._node}": Device((), {"clock_keeper": self._keeper} if self._keeper else {})}
 
-    def _jumped(self) -> tuple[Event, ...]:
-        """Slewing changes both clocks alike; only setting the clock, or a leap second, changes their difference."""
+    def _jump_events(self) -> tuple[Event, ...]:
+        """Returns an event if the clock was set. Slewing changes both clocks alike; only setting the clock, or a leap
+        second, changes their difference.
+        """
         wall, since_boot = self._clocks()
-        before, self._ahead = self._ahead, wall - since_boot
-        if before is None or abs(self._ahead - before) <= self.jump * SECOND:
+        before, self._difference = self._difference, wall - since_boot
+        if before is None or abs(self._difference - before) <= self.jump * SECOND:
             return ()
-        return (Event(wall, f"node:{self._node}", "clock_jump", {"seconds": (self._ahead - before) / SECOND}),)
+        return (Event(wall, f"node:{self._node}", "clock_jump", {"seconds": (self._difference - before) / SECOND}),)

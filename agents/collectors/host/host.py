@@ -1,10 +1,6 @@
-"""The server itself from /proc: load, processors, memory, pressure, disks. Nothing here can wait for a device.
+"""The server from /proc: load, processors, memory, pressure and disks. No read waits for a device.
 
-Parsers of the kernel's text files about the server as a whole: text -> values by signal, nothing read.
-
-Each raises one of BROKEN on a text of another shape; what a kernel does not tell has no entry.
-
-What /proc/diskstats tells of each whole disk: transfers, time and requests under way. Part of the collector host.
+The parsers raise one of PARSE_ERRORS for text in another format. What a kernel does not report has no entry.
 """
 
 from __future__ import annotations
@@ -18,27 +14,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule
 from agents.collectors.columns import count_column, value_column
-from agents.collectors.kernel_files import ProcFile, text_of
+from agents.collectors.kernel_files import ProcFile, read_text
 
-Values = dict[str, float | int]
-BROKEN = (ValueError, IndexError, OverflowError)
+SignalValues = dict[str, float | int]
+PARSE_ERRORS = (ValueError, IndexError, OverflowError)
 _TAIL = re.compile(r"\nctxt (\d+)")
 
 
-def parse_loadavg(text: str) -> Values:
-    """/proc/loadavg."""
+def parse_loadavg(text: str) -> SignalValues:
+    """Parses /proc/loadavg."""
     words = text.split()
     return {"node.load1": float(words[0]), "node.load5": float(words[1])}
 
 
-def parse_stat(text: str, tick_ms: float) -> Values:
-    """/proc/stat, whose times are in ticks of `tick_ms` (kernel Documentation/filesystems/proc, section 1.7)."""
+def parse_stat(text: str, tick_ms: float) -> SignalValues:
+    """Parses /proc/stat, whose times are in ticks of `tick_ms` (kernel Documentation/filesystems/proc, section 1.7)."""
     lines = text.partition("\nintr")[0].splitlines()
     ticks = [int(t) for t in lines[0].split()[1:9]] + [0] * 8
-    user, nice, system, _, iowait, irq, softirq, steal = (int(t * tick_ms) for t in ticks[:8])  # user holds guests
-    found: Values = {
+    user, nice, system, _, iowait, irq, softirq, steal = (int(t * tick_ms) for t in ticks[:8])  # user includes guests
+    found: SignalValues = {
         "node.cpu_count": len(lines) - 1,
         "node.cpu_busy_time": int(sum(ticks[:8]) * tick_ms) - int((ticks[3] + ticks[4]) * tick_ms),
         "node.cpu_idle_time": int((ticks[3] + ticks[4]) * tick_ms),
@@ -54,7 +50,7 @@ def parse_stat(text: str, tick_ms: float) -> Values:
 
 
 _MEMORY = {
-    # signal -> the lines of /proc/meminfo that it is the sum of; all of them must be there
+    # signal -> lines of /proc/meminfo that are added; all must exist
     "node.memory_total": ("MemTotal",),
     "node.memory_available": ("MemAvailable",),
     "node.memory_cached": ("Cached", "Buffers"),
@@ -64,10 +60,10 @@ _MEMORY = {
 }
 
 
-def parse_meminfo(text: str) -> Values:
-    """/proc/meminfo: sizes in KiB; huge pages are counted in pages of `Hugepagesize`."""
-    told = _lines(text)
-    found: Values = {
+def parse_meminfo(text: str) -> SignalValues:
+    """Parses /proc/meminfo. Sizes are in KiB; huge pages are counted in pages of `Hugepagesize`."""
+    told = _parse_number_lines(text)
+    found: SignalValues = {
         signal: 1024 * sum(told[line] for line in lines)
         for signal, lines in _MEMORY.items()
         if all(line in told for line in lines)
@@ -81,30 +77,30 @@ def parse_meminfo(text: str) -> Values:
     return found
 
 
-def parse_numa_meminfo(texts: Iterable[str]) -> Values:
-    """The files /sys/devices/system/node/nodeN/meminfo; memory without processors, such as a GPU's, counts too."""
-    free = [told["MemFree"] * 1024 for text in texts if "MemFree" in (told := _lines(text))]
+def parse_numa_meminfo(texts: Iterable[str]) -> SignalValues:
+    """Parses /sys/devices/system/node/nodeN/meminfo. Memory without processors, such as a GPU's, is included."""
+    free = [told["MemFree"] * 1024 for text in texts if "MemFree" in (told := _parse_number_lines(text))]
     return {"node.numa_free_min": min(free)} if free else {}
 
 
-def parse_vmstat(text: str) -> Values:
-    """/proc/vmstat."""
+def parse_vmstat(text: str) -> SignalValues:
+    """Parses /proc/vmstat."""
     told = dict(line.split() for line in text.splitlines() if line.startswith(("numa_miss ", "oom_kill ")))
     names = {"node.numa_misses": "numa_miss", "node.oom_kills": "oom_kill"}
     return {signal: int(told[line]) for signal, line in names.items() if line in told}
 
 
-def parse_uptime(text: str) -> Values:
-    """/proc/uptime."""
+def parse_uptime(text: str) -> SignalValues:
+    """Parses /proc/uptime."""
     return {"node.uptime": float(text.split()[0])}
 
 
-def parse_pressure(resource: str, text: str) -> Values:
-    """/proc/pressure/RESOURCE: `total` is microseconds since boot (kernel Documentation/accounting/psi).
+def parse_pressure(resource: str, text: str) -> SignalValues:
+    """Parses /proc/pressure/RESOURCE: `total` is microseconds since boot (kernel Documentation/accounting/psi).
 
-    Of the processors only `some` has a meaning for the whole system: never do all tasks wait for one.
+    For processors only `some` is meaningful system-wide: never do all tasks wait for a processor.
     """
-    found: Values = {}
+    found: SignalValues = {}
     for line in text.splitlines():
         name = f"node.{resource}_pressure" + ("_full" if line.startswith("full ") else "")
         if "total=" in line and name != "node.cpu_pressure_full":
@@ -112,8 +108,8 @@ def parse_pressure(resource: str, text: str) -> Values:
     return found
 
 
-def _lines(text: str) -> Mapping[str, int]:
-    """`[Node N] NAME: NUMBER [kB]` -> number by name."""
+def _parse_number_lines(text: str) -> Mapping[str, int]:
+    """Returns number by name from lines `[Node N] NAME: NUMBER [kB]`."""
     found = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -122,8 +118,16 @@ def _lines(text: str) -> Mapping[str, int]:
     return found
 
 
-_SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk's own (kernel Documentation/admin-guide/iostats)
-_NOT_WHOLE = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")  # no disks, or layers over disks that are counted already
+_SECTOR = 512  # bytes; the unit of /proc/diskstats for every disk (kernel Documentation/admin-guide/iostats)
+_NOT_WHOLE = (
+    "loop",
+    "ram",
+    "zram",
+    "dm-",
+    "md",
+    "sr",
+    "fd",
+)  # not disks, or layers above disks that are already counted
 _CONTROLLER = re.compile(r"nvme\d+")
 _FIELDS = {
     # signal -> (position in a line, factor), kernel Documentation/admin-guide/iostats
@@ -138,11 +142,11 @@ _FIELDS = {
 }
 DISK_SIGNALS = (*_FIELDS, "node.disk_read", "node.disk_written")
 MAX_DISKS = 256
-"""Most disks of one node; chosen: a storage server with 100 drives, twice over."""
+"""Most disks of one node. Chosen: a storage server with 100 drives, twice over."""
 
 
 def parse_diskstats(text: str) -> dict[str, dict[str, int]]:
-    """Values by signal of each name; lines of another shape are left out, and one that was cut off."""
+    """Returns values by signal of each name in /proc/diskstats. Lines in another format or cut off are skipped."""
     found = {}
     for line in text[: text.rfind("\n") + 1].splitlines():
         words = line.split()
@@ -151,31 +155,31 @@ def parse_diskstats(text: str) -> dict[str, dict[str, int]]:
     return found
 
 
-class Disks:
-    """Tells whole disks from partitions and layers; each name is looked up once."""
+class WholeDisks:
+    """Whole disks, without partitions and layers. Each name is checked once."""
 
     def __init__(self, sys: Path, node: str) -> None:
         self._sys, self._node = sys, node
         self._known: dict[str, str | None] = {}
-        self.seen: tuple[str, ...] = ()
+        self.entities: tuple[str, ...] = ()
 
-    def read(self, text: str) -> tuple[Reading, Values]:
-        """The disks one by one, and their sums for the node. The namespaces of an NVMe controller are one disk."""
+    def read_diskstats(self, text: str) -> tuple[Reading, SignalValues]:
+        """Returns the disks and their sums for the node. The namespaces of an NVMe controller are one disk."""
         disks: dict[str, dict[str, int]] = {}
         for name, values in parse_diskstats(text).items():
-            disk = self._disk(name)
+            disk = self._disk_of(name)
             if disk is not None and (disk in disks or len(disks) < MAX_DISKS):
                 sums = disks.setdefault(disk, dict.fromkeys(_FIELDS, 0))
                 for signal, value in values.items():
                     sums[signal] += value
-        self.seen = tuple(f"disk:{self._node}.{disk}" for disk in disks)
+        self.entities = tuple(f"disk:{self._node}.{disk}" for disk in disks)
         columns = {signal: count_column(values[signal] for values in disks.values()) for signal in _FIELDS}
         read = sum(values["disk.read"] for values in disks.values())
         written = sum(values["disk.written"] for values in disks.values())
-        return Reading("disk", self.seen, columns), {"node.disk_read": read, "node.disk_written": written}
+        return Reading("disk", self.entities, columns), {"node.disk_read": read, "node.disk_written": written}
 
-    def _disk(self, name: str) -> str | None:
-        """Name of the disk that a name of diskstats stands for; None for a partition or a layer."""
+    def _disk_of(self, name: str) -> str | None:
+        """Returns the disk of a name in diskstats; None for a partition or a layer."""
         if name not in self._known:
             below = self._sys / "block" / name.replace("/", "!")
             whole = not name.startswith(_NOT_WHOLE) and below.exists()
@@ -186,14 +190,14 @@ class Disks:
 
 _FAST = ("loadavg", "stat", "uptime", "pressure/cpu", "pressure/memory", "pressure/io")
 _SLOW = ("meminfo", "vmstat", "diskstats")
-_LISTS = ("vmstat",)  # files that come in pieces
+_LISTS = ("vmstat",)  # files that the kernel returns in pieces
 _SLOW_S = 10.0
 _TIMES = ("busy", "idle", "user", "system", "iowait", "irq", "steal")
 
 
 @dataclass
 class Host(Collector):
-    """node.*: one entity, this server; disk.*: its whole disks. All of it is the kernel's own bookkeeping."""
+    """node.*: one entity, this server. disk.*: its whole disks. All of it is the kernel's own accounting."""
 
     name: ClassVar[str] = "host"
     signals: ClassVar[tuple[str, ...]] = (
@@ -214,55 +218,55 @@ class Host(Collector):
 
     def open(self, node: str) -> None:
         self.close()
-        self._node, self._rhythm = node, Rhythm(node)
+        self._node, self._schedule = node, SamplingSchedule(node)
         self._tick_ms = 1000 / os.sysconf("SC_CLK_TCK")
-        self._disks = Disks(self.sys, node)
+        self._disks = WholeDisks(self.sys, node)
         self._files = {name: ProcFile(self.proc / name) for name in (*_FAST, *_SLOW)}
         self._numa = [ProcFile(p) for p in sorted((self.sys / "devices/system/node").glob("node[0-9]*/meminfo"))]
         if not any(file.present for file in self._files.values()):
             raise NoData(f"no Linux kernel statistics below {self.proc}")
 
     def read(self) -> tuple[Reading, ...]:
-        values: Values = {}
-        self._add(values, "loadavg", parse_loadavg)
-        self._add(values, "stat", lambda text: parse_stat(text, self._tick_ms))
-        self._add(values, "uptime", parse_uptime)
+        values: SignalValues = {}
+        self._add_values(values, "loadavg", parse_loadavg)
+        self._add_values(values, "stat", lambda text: parse_stat(text, self._tick_ms))
+        self._add_values(values, "uptime", parse_uptime)
         for resource in ("cpu", "memory", "io"):
-            self._add(values, f"pressure/{resource}", partial(parse_pressure, resource))
-        disks = self._slow(values) if self._rhythm.due(_SLOW_S) else ()
+            self._add_values(values, f"pressure/{resource}", partial(parse_pressure, resource))
+        disks = self._read_slow(values) if self._schedule.due(_SLOW_S) else ()
         columns = {name: value_column(value) for name, value in values.items()}
         return (Reading("node", (f"node:{self._node}",), columns), *disks)
 
     def inventory(self) -> Mapping[str, Device]:
         facts: dict[str, Any] = {
-            "kernel": text_of(self.proc / "sys/kernel/osrelease"),
+            "kernel": read_text(self.proc / "sys/kernel/osrelease"),
             "architecture": os.uname().machine,
             "numa_nodes": len(self._numa),
         }
         node = f"node:{self._node}"
-        disks = {disk: Device((node,)) for disk in self._disks.seen}
+        disks = {disk: Device((node,)) for disk in self._disks.entities}
         return {node: Device((), {key: value for key, value in facts.items() if value}), **disks}
 
     def close(self) -> None:
         for file in (*self._files.values(), *self._numa):
             file.close()
 
-    def _slow(self, values: Values) -> tuple[Reading, ...]:
-        """What changes slowly or costs more: memory and disks."""
-        self._add(values, "meminfo", parse_meminfo)
-        self._add(values, "vmstat", parse_vmstat)
+    def _read_slow(self, values: SignalValues) -> tuple[Reading, ...]:
+        """Reads what changes slowly or costs more: memory and disks."""
+        self._add_values(values, "meminfo", parse_meminfo)
+        self._add_values(values, "vmstat", parse_vmstat)
         numa = [text for file in self._numa if (text := file.text())]
-        with suppress(*BROKEN):  # as in _add
+        with suppress(*PARSE_ERRORS):  # see _add_values
             values |= parse_numa_meminfo(numa)
-        if (text := self._files["diskstats"].whole()) is None:
+        if (text := self._files["diskstats"].full_text()) is None:
             return ()
-        reading, sums = self._disks.read(text)
+        reading, sums = self._disks.read_diskstats(text)
         values |= sums
         return (reading,) if reading.entities else ()
 
-    def _add(self, values: Values, name: str, parse: Callable[[str], Values]) -> None:
-        """A file of another shape than is known, or none, costs its own signals only."""
+    def _add_values(self, values: SignalValues, name: str, parse: Callable[[str], SignalValues]) -> None:
+        """Adds the values of one file. A missing file or one in another format costs only its own signals."""
         file = self._files[name]
-        if text := file.whole() if name in _LISTS else file.text():
-            with suppress(*BROKEN):  # they are missing, which the store shows
+        if text := file.full_text() if name in _LISTS else file.text():
+            with suppress(*PARSE_ERRORS):  # they are missing, which the store shows
                 values |= parse(text)

@@ -1,9 +1,8 @@
-r"""/dev/kmsg: the kernel's log as records. Pure parsing, and a reader that never waits and counts what it missed.
+r"""/dev/kmsg: reads the kernel log as records without waiting, counts lost records, and keeps the position across
+restarts.
 
 Format: Documentation/ABI/testing/dev-kmsg of the kernel: `priority,sequence,microseconds,flags[,...];text`, then lines
-` KEY=value`; bytes that are not printable are written \xNN. Each read gives one record.
-
-Where a kernel log was read up to, kept over restarts of the agent within one boot.
+` KEY=value`. Bytes that are not printable are written \\xNN. Each system call returns one record.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-READ = 1 << 16
-"""Bytes per read; the kernel's longest record is 8192 (CONSOLE_EXT_LOG_MAX), a FIFO may hold 65536."""
-TEXT = 1024
-"""Most characters of a record's text that are looked at and sent; the kernel's own lines end at 1024 (LOG_LINE_MAX)."""
-PENDING = 1 << 16
-"""Most bytes kept of a line that has not ended; chosen: eight of the longest records."""
+READ_BYTES = 1 << 16
+"""Bytes per system call. The kernel's longest record is 8192 (CONSOLE_EXT_LOG_MAX), a FIFO may hold 65536."""
+MAX_TEXT = 1024
+"""Most characters of a record's text that are evaluated and sent. The kernel's own lines end at 1024 (LOG_LINE_MAX)."""
+MAX_PENDING = 1 << 16
+"""Most bytes kept of an incomplete line. Chosen: eight of the longest records."""
 
 _HEAD = re.compile(rb"(\d{1,10}),(\d{1,19}),(\d{1,19}),([^;]{0,200});")
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One record. since_boot: microseconds of the kernel's log clock. facility: 0 = the kernel itself wrote it."""
+class KmsgRecord:
+    """One record. since_boot: microseconds of the kernel's log clock. facility: 0 = written by the kernel itself."""
 
     sequence: int
     since_boot: int
@@ -39,8 +38,8 @@ class Record:
     device: str = ""
 
 
-def parse(line: bytes, rest: bytes = b"") -> Record | None:
-    """A record's line and its ` KEY=value` lines; None if this is no record."""
+def parse_record(line: bytes, rest: bytes = b"") -> KmsgRecord | None:
+    """Parses a record's line and its ` KEY=value` lines; None if it is not a record."""
     head = _HEAD.match(line)
     if head is None:
         return None
@@ -49,25 +48,25 @@ def parse(line: bytes, rest: bytes = b"") -> Record | None:
     for part in rest.split(b"\n"):
         if part.startswith(b" DEVICE="):
             device = part[8:72].decode("ascii", "replace")
-    return Record(int(head[2]), int(head[3]), level & 7, level >> 3, text_of(line[head.end() :]), device)
+    return KmsgRecord(int(head[2]), int(head[3]), level & 7, level >> 3, decode_text(line[head.end() :]), device)
 
 
-def text_of(raw: bytes) -> str:
-    """The text with its escapes undone, as far as they make UTF-8; control characters become spaces. Bounded."""
-    text = raw[: 4 * TEXT].decode("utf-8", "replace")
+def decode_text(raw: bytes) -> str:
+    """Returns the text with its escapes decoded if they are UTF-8, control characters as spaces, cut to MAX_TEXT."""
+    text = raw[: 4 * MAX_TEXT].decode("utf-8", "replace")
     if "\\x" in text:
-        with suppress(UnicodeError):  # bytes that are no text: the kernel's own form stays readable
+        with suppress(UnicodeError):  # not text: the kernel's escaped form stays readable
             text = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text).encode("latin-1").decode("utf-8")
-    text = text[:TEXT]
+    text = text[:MAX_TEXT]
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 @dataclass
-class Kmsg:
-    """A log that is followed: /dev/kmsg, or a FIFO or file of the same format.
+class KmsgReader:
+    """Follows a log: /dev/kmsg, or a FIFO or file of the same format.
 
-    missed: records that the kernel had overwritten before they were read, as their numbers tell. dropped: bytes of a
-    line without end.
+    missed: records that the kernel overwrote before they were read, by their numbers. dropped: bytes of a line without
+    end.
     """
 
     path: Path
@@ -78,47 +77,53 @@ class Kmsg:
     _pending: bytes = field(default=b"", init=False, repr=False)
 
     def open(self) -> None:
-        """At the first record that is still there. Raises OSError."""
+        """Opens the log at the first record that still exists. Raises OSError."""
         self._handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def close(self) -> None:
+        """Closes the log."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
         self._pending = b""
 
-    def records(self, most: int) -> Iterator[Record]:
-        """The records that are there now, at most about `most`; never waits. Raises OSError if the log is gone."""
+    def read_records(self, most: int) -> Iterator[KmsgRecord]:
+        """Yields the records that exist now, about `most` of them at most; never waits. Raises OSError if the log is
+        gone.
+        """
         given = 0
         while given < most:
             found = self._read()
             if found is None:
                 return
             for line, rest in self._lines(found):
-                record = parse(line, rest)
-                if record is not None and self._fresh(record):
+                record = parse_record(line, rest)
+                if record is not None and self._is_new(record):
                     given += 1
                     yield record
 
     def _read(self) -> bytes | None:
-        """The next bytes; None: no more now. Goes on behind records that were overwritten."""
+        """Returns the next bytes; None if there are no more now. Continues after overwritten records."""
         if self._handle is None:
             return None
-        for _ in range(8):  # chosen: a writer that overruns eight reads in a row is given up on until the next look
+        for _ in range(8):  # chosen: after eight overruns in a row, continue at the next read
             try:
-                return os.read(self._handle, READ) or None
+                return os.read(self._handle, READ_BYTES) or None
             except BlockingIOError:
                 return None
-            except BrokenPipeError:  # overrun (EPIPE): the next read gives the oldest record that is left
+            except BrokenPipeError:  # overrun (EPIPE): the next call returns the oldest record that is left
                 continue
         return None
 
     def _lines(self, found: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Whole records of a chunk: (first line, lines that begin with a space); a line without end waits."""
+        """Yields complete records of a chunk: (first line, lines that start with a space).
+
+        An incomplete line is kept.
+        """
         whole, newline, self._pending = (self._pending + found).rpartition(b"\n")
         if not newline:
             whole = b""
-        if len(self._pending) > PENDING:
+        if len(self._pending) > MAX_PENDING:
             self.dropped += len(self._pending)
             self._pending = b""
         line, rest = b"", []
@@ -132,8 +137,8 @@ class Kmsg:
         if line:
             yield line, b"\n".join(rest)
 
-    def _fresh(self, record: Record) -> bool:
-        """Counts a jump of the numbers; a record that was given before is not given again."""
+    def _is_new(self, record: KmsgRecord) -> bool:
+        """Counts gaps in the record numbers. Returns False for a record that was already returned."""
         if self.next_sequence is not None:
             if record.sequence < self.next_sequence:
                 return False
@@ -146,44 +151,45 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass
-class LogPlace:
-    """A file with boot id and number of the next record. One process at a time owns it; the others keep no place."""
+class KmsgPosition:
+    """A file with boot id and number of the next record. One process at a time owns it; others save nothing."""
 
     path: Path
     boot_id: Path = BOOT_ID
     _handle: int | None = field(default=None, init=False, repr=False)
-    _kept: int | None = field(default=None, init=False, repr=False)
+    _saved: int | None = field(default=None, init=False, repr=False)
 
     def open(self) -> int | None:
-        """The number to go on at; None: nothing was kept in this boot, or somebody else owns the file."""
+        """Returns the number to continue at; None if none was saved in this boot or another process owns the file."""
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError:  # no such folder, or no right to write there: then no place is kept
+        except OSError:  # no such folder, or no write permission: then no position is saved
             return None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # a running agent has it, and this is another command
+        except OSError:  # a running agent owns it, and this is another command
             os.close(handle)
             return None
         self._handle = handle
         boot, _, number = os.pread(handle, 100, 0).decode("ascii", "replace").strip().partition(" ")
-        same = boot == self._boot() and number.isascii() and number.isdecimal()
-        self._kept = int(number) if same else None
-        return self._kept
+        same = boot == self._boot_id() and number.isascii() and number.isdecimal()
+        self._saved = int(number) if same else None
+        return self._saved
 
-    def keep(self, number: int | None) -> None:
-        """Writes where to go on."""
-        if self._handle is None or number is None or number == self._kept:
+    def save(self, number: int | None) -> None:
+        """Writes the number to continue at."""
+        if self._handle is None or number is None or number == self._saved:
             return
-        text = f"{self._boot()} {number}\n".encode("ascii")
+        text = f"{self._boot_id()} {number}\n".encode("ascii")
         os.pwrite(self._handle, text, 0)
         os.ftruncate(self._handle, len(text))
-        self._kept = number
+        self._saved = number
 
     def close(self) -> None:
+        """Closes the file."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
-    def _boot(self) -> str:
+    def _boot_id(self) -> str:
         return self.boot_id.read_text("ascii").strip()

@@ -1,4 +1,4 @@
-"""Energy that processors, their memory and the platform used, from /sys/class/powercap (RAPL)."""
+"""Energy counters of processors from /sys/class/powercap (RAPL)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading
-from agents.collectors.columns import readings
-from agents.collectors.kernel_files import ProcFile, number_of, text_of
+from agents.collectors.columns import readings_by_signals
+from agents.collectors.kernel_files import ProcFile, read_number, read_text
 
 _ZONE = re.compile(r"(?P<type>[a-z][a-z0-9-]{0,40}):\d{1,4}(:\d{1,4})*")  # intel-rapl:0, intel-rapl:0:1 (powercap.rst)
-_TOO_MUCH = 2**64 - 1  # no counter says so; it is how one of 64 bits says "missing"
+_MISSING_VALUE = 2**64 - 1  # no counter has this value; it stands for "missing" in 64 bits
 MAX_ZONES = 256
-"""Most zones of one node; chosen: 16 packages with 15 zones each."""
+"""Most zones of one node. Chosen: 16 packages with 15 zones each."""
 
 
 @dataclass
 class Powercap(Collector):
-    """sensor.energy: one entity per zone. Raw: it starts again at 0 after `wraps_at`, which is an attribute."""
+    """sensor.energy: one entity per zone. Raw: it restarts at 0 after `wraps_at`, which is an attribute."""
 
     name: ClassVar[str] = "powercap"
     signals: ClassVar[tuple[str, ...]] = ("sensor.energy",)
@@ -33,8 +33,8 @@ class Powercap(Collector):
     def open(self, node: str) -> None:
         self.close()
         self._node = node
-        for folder in _zones(self.root):
-            name = _entity(folder)
+        for folder in _list_zones(self.root):
+            name = _zone_name(folder)
             name = f"{name}.{folder.name.replace(':', '-')}" if name in self._zones else name
             self._zones[name] = folder, ProcFile(folder / "energy_uj")
         if not self._zones:
@@ -46,14 +46,16 @@ class Powercap(Collector):
     def read(self) -> tuple[Reading, ...]:
         found = [file.number() for _, file in self._zones.values()]
         if all(value is None for value in found):
-            raise NoData(f"none of {len(found)} energy counters below {self.root} answers")
-        values = [v if v is not None and 0 <= v < _TOO_MUCH else None for v in found]
+            raise NoData(f"none of {len(found)} energy counters below {self.root} can be read")
+        values = [v if v is not None and 0 <= v < _MISSING_VALUE else None for v in found]
         entities = (f"sensor:{self._node}.{name}" for name in self._zones)
-        return readings((e, {"sensor.energy": v}) for e, v in zip(entities, values, strict=True))
+        return readings_by_signals((e, {"sensor.energy": v}) for e, v in zip(entities, values, strict=True))
 
     def inventory(self) -> Mapping[str, Device]:
         parents = (f"node:{self._node}",)
-        return {f"sensor:{self._node}.{name}": Device(parents, _facts(f)) for name, (f, _) in self._zones.items()}
+        return {
+            f"sensor:{self._node}.{name}": Device(parents, _zone_attributes(f)) for name, (f, _) in self._zones.items()
+        }
 
     def close(self) -> None:
         for _, file in self._zones.values():
@@ -61,8 +63,8 @@ class Powercap(Collector):
         self._zones = {}
 
 
-def _zones(root: Path) -> list[Path]:
-    """Folders of zones in the kernel's order, each with a counter; a control type itself has none."""
+def _list_zones(root: Path) -> list[Path]:
+    """Returns folders of zones in the kernel's order, each with a counter. A control type itself has none."""
     try:
         names = [name for name in os.listdir(root) if _ZONE.fullmatch(name)]
     except OSError:  # no powercap on this kernel
@@ -71,23 +73,23 @@ def _zones(root: Path) -> list[Path]:
     return [root / name for name in names if (root / name / "energy_uj").exists()][:MAX_ZONES]
 
 
-def _entity(folder: Path) -> str:
-    """Control type, the zone's own name and those above it: intel-rapl.package-0.dram for intel-rapl:0:1."""
+def _zone_name(folder: Path) -> str:
+    """Returns control type, the zone's own name and those above it: intel-rapl.package-0.dram for intel-rapl:0:1."""
     control, *numbers = folder.name.split(":")
     above = [folder.with_name(":".join([control, *numbers[: i + 1]])) for i in range(len(numbers))]
-    names = [text_of(zone / "name") or zone.name.replace(":", "-") for zone in above]
+    names = [read_text(zone / "name") or zone.name.replace(":", "-") for zone in above]
     return ".".join([control, *(re.sub(r"[^A-Za-z0-9_-]", "-", name) for name in names)])
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    """Zone, where its counter starts again (uJ) and the caps set on it (W), which an operator may change."""
+def _zone_attributes(folder: Path) -> dict[str, Any]:
+    """Returns the zone, where its counter restarts (uJ) and its caps (W), which an operator may change."""
     facts: dict[str, Any] = {"zone": folder.name}
-    wraps_at = number_of(folder / "max_energy_range_uj")
-    if wraps_at is not None and 0 < wraps_at < _TOO_MUCH:
+    wraps_at = read_number(folder / "max_energy_range_uj")
+    if wraps_at is not None and 0 < wraps_at < _MISSING_VALUE:
         facts["wraps_at"] = wraps_at
     for number in range(3):  # long term, short term, peak power (powercap.rst)
-        name = text_of(folder / f"constraint_{number}_name")
-        limit = number_of(folder / f"constraint_{number}_power_limit_uw")
-        if name and limit is not None and 0 <= limit < _TOO_MUCH:
+        name = read_text(folder / f"constraint_{number}_name")
+        limit = read_number(folder / f"constraint_{number}_power_limit_uw")
+        if name and limit is not None and 0 <= limit < _MISSING_VALUE:
             facts[f"limit_{name}"] = limit / 1e6
     return facts

@@ -1,6 +1,7 @@
-"""How fast the processors run and whether heat slows them, from cpufreq and thermal_throttle in sysfs.
+"""Frequency and thermal throttling of the processors, from cpufreq and thermal_throttle in sysfs.
 
-A look at scaling_cur_freq takes a lock that a stuck change of governor holds, and on some processors asks the firmware.
+Reading scaling_cur_freq takes a lock that a stuck change of governor holds, and on some processors queries the
+firmware.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import numpy as np
 
 from agents.collector import Collector, Device, NoData, Reading
 from agents.collectors.columns import count_column
-from agents.collectors.kernel_files import ProcFile, number_of, text_of
+from agents.collectors.kernel_files import ProcFile, read_number, read_text
 
 MAX_POLICIES = 1024
-"""Most frequency domains of one node, each of which is an open file; chosen: twice two processors of 256 threads."""
+"""Most frequency domains of one node, each of which is an open file. Chosen: twice two processors of 256 threads."""
 
 
 @dataclass
 class Processors(Collector):
-    """node.cpu_frequency_*, node.cpu_throttles; the governor is an attribute of the node."""
+    """node.cpu_frequency_*, node.cpu_throttles. The governor is an attribute of the node."""
 
     name: ClassVar[str] = "processors"
     signals: ClassVar[tuple[str, ...]] = ("node.cpu_frequency_mean", "node.cpu_frequency_min", "node.cpu_throttles")
@@ -38,7 +39,9 @@ class Processors(Collector):
         self._node = node
         self._policies = sorted((self.root / "cpufreq").glob("policy[0-9]*"))[:MAX_POLICIES]
         self._clocks = [ProcFile(policy / "scaling_cur_freq") for policy in self._policies]
-        self._throttles = [ProcFile(cpu / "thermal_throttle/package_throttle_count") for cpu in self._packages()]
+        self._throttles = [
+            ProcFile(cpu / "thermal_throttle/package_throttle_count") for cpu in self._first_of_packages()
+        ]
         if not any(file.present for file in (*self._clocks, *self._throttles)):
             raise NoData(f"{self.root}: no cpufreq and no thermal_throttle, as in most virtual machines")
 
@@ -57,11 +60,11 @@ class Processors(Collector):
         if not self._policies:
             return {f"node:{self._node}": Device()}
         first = self._policies[0]
-        governors = sorted({text for policy in self._policies if (text := text_of(policy / "scaling_governor"))})
-        highest = number_of(first / "cpuinfo_max_freq")
+        governors = sorted({text for policy in self._policies if (text := read_text(policy / "scaling_governor"))})
+        highest = read_number(first / "cpuinfo_max_freq")
         facts: dict[str, object] = {
             "cpu_governor": ",".join(governors),
-            "cpu_frequency_driver": text_of(first / "scaling_driver"),
+            "cpu_frequency_driver": read_text(first / "scaling_driver"),
             "cpu_frequency_max": 1000 * highest if highest else None,
         }
         return {f"node:{self._node}": Device((), {name: value for name, value in facts.items() if value})}
@@ -70,11 +73,11 @@ class Processors(Collector):
         for file in (*self._clocks, *self._throttles):
             file.close()
 
-    def _packages(self) -> list[Path]:
-        """The first processor of each package: all of a package show the same count."""
+    def _first_of_packages(self) -> list[Path]:
+        """Returns the first processor of each package: all processors of a package show the same count."""
         first: dict[int, Path] = {}
         for cpu in sorted(self.root.glob("cpu[0-9]*"), key=lambda path: (len(path.name), path.name)):
-            package = number_of(cpu / "topology/physical_package_id")
+            package = read_number(cpu / "topology/physical_package_id")
             if package is not None:
                 first.setdefault(package, cpu)
         return list(first.values())

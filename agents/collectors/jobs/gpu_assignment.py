@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.collectors.gpu.slots import MOST_PLACES, address, recall
+from agents.collectors.gpu.slots import MAX_SLOTS, kernel_pci_address, load_gpus
 from agents.collectors.jobs.process_identity import ProcessIdentity
 
 MAX_DEVICES = 256
@@ -141,10 +141,10 @@ class GpuNumbers:
         if token.isascii() and token.isdecimal():
             value = int(token)
             known = value in self.numbers.values() if self.numbers else not assumed
-            return value if known and value < MOST_PLACES else None
+            return value if known and value < MAX_SLOTS else None
         if (parted := _MIG_INSTANCE.fullmatch(token)) is not None:
             token = parted[1]
-        return self.numbers.get(token, self.numbers.get(address(token) or ""))
+        return self.numbers.get(token, self.numbers.get(kernel_pci_address(token) or ""))
 
     def list_entities(self, node: str, tokens: Iterable[str], assumed: bool = False) -> tuple[str, ...]:
         """Returns `gpu:NODE.I` of each known token, without repeats."""
@@ -157,7 +157,7 @@ def load_gpu_numbers(nvml_state: Path | None, driver: Path, others: Path) -> Gpu
 
     nvml_state: state file of the nvml collector; driver: NVIDIA's folder of GPUs; others: that of amdgpu.
     """
-    remembered = recall(nvml_state)
+    remembered = load_gpus(nvml_state)
     numbers: dict[str, int] = {}
     for pci, facts in remembered.items():
         numbers[pci] = facts["index"]
@@ -179,7 +179,7 @@ def _list_pci_addresses(folder: Path) -> list[str]:
         names = os.listdir(folder)
     except OSError:  # no such driver here
         return []
-    return sorted(name for name in names if address(name) == name)[:MOST_PLACES]
+    return sorted(name for name in names if kernel_pci_address(name) == name)[:MAX_SLOTS]
 
 
 def _read_uuid(file: Path) -> str:

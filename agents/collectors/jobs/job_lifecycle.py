@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.collectors.gpu.slots import boot, memory_of_the_service
+from agents.collectors.gpu.slots import boot_id, default_state_file
 from agents.collectors.jobs.ranks import MAX_RANKS, JobRank
 from pipeline.model.records import SECOND, Event
 
@@ -24,7 +24,7 @@ SCANS_UNTIL_STARTED = 3
 
 def job_state_file() -> Path | None:
     """Returns the file in which the service keeps its jobs; None for an agent that a person started."""
-    gpus = memory_of_the_service()
+    gpus = default_state_file()
     return None if gpus is None else gpus.with_name("jobs.json")
 
 
@@ -126,7 +126,7 @@ class JobTracker:
         """Loads the state of this boot from the file; without a usable file nothing is loaded."""
         try:
             kept = json.loads(self.state_file.read_bytes()) if self.state_file is not None else {}
-            if kept["boot"] != boot():
+            if kept["boot"] != boot_id():
                 return
             jobs = {
                 str(name): _TrackedJob(int(since), 0, True, SCANS_UNTIL_STARTED) for name, since in kept["jobs"].items()
@@ -149,7 +149,7 @@ class JobTracker:
         jobs = {name: job.first_seen for name, job in self._jobs.items() if job.start_reported}
         fresh = self.state_file.with_name(f"{self.state_file.name}.new")
         try:
-            fresh.write_text(json.dumps({"boot": boot(), "jobs": jobs, "ranks": rows}))
+            fresh.write_text(json.dumps({"boot": boot_id(), "jobs": jobs, "ranks": rows}))
             fresh.replace(self.state_file)
         except OSError:
             return

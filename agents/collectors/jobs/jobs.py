@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
-from agents.collectors.gpu.slots import memory_of_the_service
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule, wall_clock
+from agents.collectors.gpu.slots import default_state_file
 from agents.collectors.jobs.gpu_assignment import GpuNumbers, load_gpu_numbers
 from agents.collectors.jobs.job_lifecycle import JobTracker, job_state_file
 from agents.collectors.jobs.kubernetes import PodPoller, cluster_api_url
@@ -47,11 +47,11 @@ class Jobs(Collector):
     account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     api: str = ""
     kube_node: str = ""
-    gpus: Path | None = field(default_factory=memory_of_the_service)
+    gpus: Path | None = field(default_factory=default_state_file)
     memory: Path | None = field(default_factory=job_state_file)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
-    _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
+    _rhythm: SamplingSchedule = field(default_factory=lambda: SamplingSchedule(""), init=False, repr=False)
     _processes: ProcessScanner | None = field(default=None, init=False, repr=False)
     _prolog: PrologFiles | None = field(default=None, init=False, repr=False)
     _pods: PodPoller | None = field(default=None, init=False, repr=False)
@@ -63,7 +63,7 @@ class Jobs(Collector):
         """See `Collector.open`."""
         if not (self.proc / "stat").exists():
             raise NoData(f"{self.proc}: no process information; mount /proc there")
-        self._node, self._rhythm = node, Rhythm(node, self._now)
+        self._node, self._rhythm = node, SamplingSchedule(node, self._now)
         self._rhythm.due(REFRESH_S)
         self._processes, self._prolog = ProcessScanner(self.proc, node), PrologFiles(self.facts)
         kube_node = self.kube_node or os.environ.get("NODE_NAME", "") or node

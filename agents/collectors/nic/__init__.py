@@ -1,1 +1,1 @@
-"""Network ports of the node: Ethernet and RDMA, their counters, modules and neighbours."""
+"""Network ports of the node, Ethernet and RDMA: counters, transceiver modules and neighbors."""

@@ -1,4 +1,4 @@
-"""link_state events: a port went from one state to another, as seen at two looks."""
+"""link_state events: a port changed its state between two reads. A token bucket per port limits them."""
 
 from __future__ import annotations
 
@@ -7,71 +7,73 @@ from dataclasses import dataclass
 
 from pipeline.model.records import SECOND, Event
 
-BURST = 20
-"""Most events of one port in a burst; chosen: ten flaps are told one by one, then the counters tell how many."""
+MAX_BURST = 20
+"""Most events of one port in a burst. Chosen: ten flaps are reported one by one, then the counters give the number."""
 REFILL_S = 10
-"""Seconds until one more may be sent; chosen: a port that flaps for ever sends 360 events an hour."""
+"""Seconds per further event. Chosen: a port that flaps continuously sends 360 events an hour."""
 MAX_REMEMBERED = 1024
-"""Most ports that are remembered, with those that are gone; chosen: four times the most that are read."""
+"""Most ports that are remembered, including removed ones. Chosen: four times the most that are read."""
 
 
 @dataclass(slots=True)
 class _Port:
     state: str
-    allowance: int = BURST
-    filled: int = 0
+    tokens: int = MAX_BURST
+    refilled: int = 0
 
 
-class Edges:
-    """Remembers the last state of each port; a state that could not be read is no change."""
+class LinkStateEvents:
+    """Last state of each port. A state that could not be read is not a change."""
 
     def __init__(self) -> None:
         self._ports: dict[str, _Port] = {}
-        self._untold: set[str] = set()  # ports that went while they had no allowance: nobody looks at them again
+        self._unreported: set[str] = set()  # ports that were removed while they had no token; they are not read again
 
-    def look(self, time: int, entity: str, state: str, up: bool) -> Event | None:
-        """The event, if the port's state is another one than that told last."""
+    def update(self, time: int, entity: str, state: str, up: bool) -> Event | None:
+        """Returns the event, if the state of the port differs from the last reported one."""
         port = self._ports.get(entity)
         if port is None:
-            self._ports[entity] = _Port(state, filled=time)
+            self._ports[entity] = _Port(state, refilled=time)
             return None
-        if not state or port.state == state or not self._may(port, time):
+        if not state or port.state == state or not self._take_token(port, time):
             return None
         data = {"state": "up" if up else "down", "from": port.state, "to": state}
         port.state = state
         return Event(time, entity, "link_state", data)
 
-    def gone(self, time: int, entity: str) -> Event | None:
-        """The event of a port that was taken out; that it comes back is a change too."""
+    def port_removed(self, time: int, entity: str) -> Event | None:
+        """Returns the event of a removed port. Its return will be a change too."""
         if entity not in self._ports:
             return None
-        self._ports[entity] = self._ports.pop(entity)  # last in order, so that the first are those gone longest
+        self._ports[entity] = self._ports.pop(
+            entity
+        )  # moved to the end, so that the first ones were removed longest ago
         while len(self._ports) > MAX_REMEMBERED:
             del self._ports[next(iter(self._ports))]
-        self._untold = (self._untold | {entity}) & self._ports.keys()
-        return self._end(time, entity)
+        self._unreported = (self._unreported | {entity}) & self._ports.keys()
+        return self._removal_event(time, entity)
 
-    def late(self, time: int, present: Iterable[str]) -> list[Event]:
-        """Events of ports that went when they might not tell it, and are not among those that are there again."""
-        if not self._untold:
+    def pending_removals(self, time: int, present: Iterable[str]) -> list[Event]:
+        """Returns events of ports that were removed while they had no token and that did not come back."""
+        if not self._unreported:
             return []
-        self._untold -= set(present)
-        told = [self._end(time, entity) for entity in sorted(self._untold)]
+        self._unreported -= set(present)
+        told = [self._removal_event(time, entity) for entity in sorted(self._unreported)]
         return [event for event in told if event is not None]
 
-    def _end(self, time: int, entity: str) -> Event | None:
-        event = self.look(time, entity, "gone", False)
+    def _removal_event(self, time: int, entity: str) -> Event | None:
+        event = self.update(time, entity, "gone", False)
         if self._ports[entity].state == "gone":
-            self._untold.discard(entity)
+            self._unreported.discard(entity)
         return event
 
     @staticmethod
-    def _may(port: _Port, time: int) -> bool:
-        """Takes one from the port's allowance, if any is left; a look that may not tell leaves it as it is."""
-        grown = (time - port.filled) // (REFILL_S * SECOND)
-        if grown:  # below 0: the clock was set back, and the time until then is not waited for
-            port.allowance, port.filled = min(BURST, port.allowance + max(0, grown)), time
-        if not port.allowance:
+    def _take_token(port: _Port, time: int) -> bool:
+        """Takes a token of the port, if there is one."""
+        grown = (time - port.refilled) // (REFILL_S * SECOND)
+        if grown:  # below 0: the clock was set back; do not wait until it has caught up
+            port.tokens, port.refilled = min(MAX_BURST, port.tokens + max(0, grown)), time
+        if not port.tokens:
             return False
-        port.allowance -= 1
+        port.tokens -= 1
         return True

@@ -1,9 +1,8 @@
-"""The far end of Ethernet links: switch and port of each interface, as lldpd hears them. It tells no signal.
+"""The far end of Ethernet links from lldpd: switch and port of each interface. Reports attributes, no signals.
 
-`lldpcli -f json show neighbors`: which switch and port each interface is cabled to.
-
-lldpd writes one thing in several shapes (lldpctl(8)): a list where there are several, the thing itself where there is
-one; interfaces and chassis as objects keyed by their name, or, in `json0`, as objects that bear it. All are read.
+Reads `lldpcli -f json show neighbors`. lldpd writes one thing in several shapes (lldpctl(8)): a list for several, the
+object itself for one; interfaces and chassis as objects keyed by their name or, in `json0`, as objects that contain it.
+All shapes are read.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, wall_clock
-from agents.collectors.command import Command, CommandError
-from agents.collectors.nic.ports import SOFTWARE, owners
+from agents.collectors.command import CommandError, CommandRunner
+from agents.collectors.nic.ports import SOFTWARE_RDMA, rdma_ports_by_interface
 from pipeline.model.records import Event
 
-MOST_NEIGHBOURS = 256
-"""Most interfaces that are taken; chosen: ten times those of the largest server."""
-_TEXT = 128
-"""Characters of a text that are kept; chosen: names of systems and ports have 255 at most and 30 in practice."""
+MAX_NEIGHBORS = 256
+"""Most interfaces. Chosen: ten times those of the largest server."""
+_MAX_TEXT = 128
+"""Characters of a text that are kept. Chosen: names of systems and ports have at most 255, in practice 30."""
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Who answers at the far end; empty is what it did not say. chassis: what never changes about a switch, its id."""
+class LldpNeighbor:
+    """The device at the far end; missing values are empty. chassis: the permanent id of a switch."""
 
     switch: str
     chassis: str
@@ -38,110 +37,111 @@ class Neighbour:
     management: str
 
     @property
-    def place(self) -> tuple[str, str]:
-        """What a cable that was moved changes."""
+    def position(self) -> tuple[str, str]:
+        """What changes when a cable is moved."""
         return self.chassis or self.switch, self.port
 
 
-def parse_neighbours(text: str) -> dict[str, Neighbour]:
-    """Interface -> neighbour. Of several on one interface (a hub, or CDP beside LLDP) the first that LLDP tells holds.
+def parse_neighbors(text: str) -> dict[str, LldpNeighbor]:
+    """Returns the neighbor of each interface. If there are several (a hub, or CDP beside LLDP), the first from LLDP.
 
-    Raises ValueError where the text is not JSON; what is of another form in it is left out.
+    Raises ValueError if the text is not JSON. Entries in another format are skipped.
     """
     try:
         whole = json.loads(text or "{}")
     except RecursionError as error:
         raise ValueError("JSON nested too deep") from error
-    found: dict[str, tuple[bool, Neighbour]] = {}
-    for name, facts in _interfaces(whole):
-        via = _text(facts.get("via")) in ("", "LLDP")
-        neighbour = _neighbour(facts)
+    found: dict[str, tuple[bool, LldpNeighbor]] = {}
+    for name, facts in _interface_entries(whole):
+        via = _text_value(facts.get("via")) in ("", "LLDP")
+        neighbour = _parse_neighbor(facts)
         if (
             (neighbour.switch or neighbour.chassis)
-            and len(found) < MOST_NEIGHBOURS
+            and len(found) < MAX_NEIGHBORS
             and (name not in found or via > found[name][0])
         ):
             found[name] = via, neighbour
     return {name: neighbour for name, (_, neighbour) in found.items()}
 
 
-def _interfaces(whole: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _interface_entries(whole: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Name and content of each interface, whatever the shape."""
-    for lldp in _each(_get(whole, "lldp")):
-        for entry in _each(_get(lldp, "interface")):
+    for lldp in _as_list(_get_key(whole, "lldp")):
+        for entry in _as_list(_get_key(lldp, "interface")):
             if not isinstance(entry, dict):
                 continue
             if "chassis" in entry or "port" in entry:
-                yield _text(entry.get("name")), entry
+                yield _text_value(entry.get("name")), entry
                 continue
             for name, facts in entry.items():
-                yield from ((name[:_TEXT], one) for one in _each(facts) if isinstance(one, dict))
+                yield from ((name[:_MAX_TEXT], one) for one in _as_list(facts) if isinstance(one, dict))
 
 
-def _neighbour(facts: Mapping[str, Any]) -> Neighbour:
-    chassis, name = _chassis(facts.get("chassis"))
-    port = _first(facts.get("port"))
-    description, number = _text(_get(port, "descr")), _text(_get(port, "id"))
-    # a port that is identified by an address is known to people by its description
-    address = _get(_first(_get(port, "id")), "type") == "mac"
-    return Neighbour(
+def _parse_neighbor(facts: Mapping[str, Any]) -> LldpNeighbor:
+    chassis, name = _parse_chassis(facts.get("chassis"))
+    port = _first_of(facts.get("port"))
+    description, number = _text_value(_get_key(port, "descr")), _text_value(_get_key(port, "id"))
+    # if a port is identified by an address, its description is the name that people use
+    address = _get_key(_first_of(_get_key(port, "id")), "type") == "mac"
+    return LldpNeighbor(
         switch=name,
-        chassis=_text(_get(chassis, "id")),
+        chassis=_text_value(_get_key(chassis, "id")),
         port=description if address and description else number or description,
         description=description,
-        management=_text(_get(chassis, "mgmt-ip")),
+        management=_text_value(_get_key(chassis, "mgmt-ip")),
     )
 
 
-def _chassis(found: Any) -> tuple[Any, str]:
+def _parse_chassis(found: Any) -> tuple[Any, str]:
     """Facts and name: `{"sw1": {...}}` where it has a name, `{"id": ...}` where it has none, `[{"name": ...}]`."""
-    chassis = _first(found)
+    chassis = _first_of(found)
     if not isinstance(chassis, dict):
         return {}, ""
     if "id" in chassis:
-        return chassis, _text(chassis.get("name"))
-    return next(((_first(facts), _tidy(name)) for name, facts in chassis.items()), ({}, ""))
+        return chassis, _text_value(chassis.get("name"))
+    return next(((_first_of(facts), _printable(name)) for name, facts in chassis.items()), ({}, ""))
 
 
-def _each(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _first(value: Any) -> Any:
-    return next(iter(_each(value)), None)
+def _first_of(value: Any) -> Any:
+    return next(iter(_as_list(value)), None)
 
 
-def _get(value: Any, key: str) -> Any:
+def _get_key(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, dict) else None
 
 
-def _text(value: Any) -> str:
+def _text_value(value: Any) -> str:
     """A text, the `value` of an object, or the first of several."""
-    one = _first(value)
+    one = _first_of(value)
     if isinstance(one, dict):
         one = one.get("value")
-    return _tidy(one) if isinstance(one, str) else str(one) if type(one) is int else ""
+    return _printable(one) if isinstance(one, str) else str(one) if type(one) is int else ""
 
 
-def _tidy(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text[:_TEXT]).strip()
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT]).strip()
 
 
-_MOST_OUTPUT = 4 << 20
-"""Most bytes of one answer; chosen: 16 KiB for each of the most interfaces that are taken."""
-_LIMIT_S = 20.0
-"""How long lldpcli may take; chosen: it answers in milliseconds, and waits for a daemon that hangs."""
-_WHEN = re.compile(r"^\d{4}-\d\d-\d\dT\S+ ")
-"""When lldpcli said a line: it would make one reason a new one each time."""
-_MOST_EVENTS = 20
-"""Most events of one look; chosen: a switch that is replaced changes 2 to 10 ports of a node."""
+_MAX_OUTPUT = 4 << 20
+"""Most bytes of one response. Chosen: 16 KiB for each of the most interfaces."""
+_TIMEOUT_S = 20.0
+"""Seconds that lldpcli may take. Chosen: it responds in milliseconds, and waits for a daemon that hangs."""
+_TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\dT\S+ ")
+"""Time at the start of a line of lldpcli; removed so that the same reason stays the same text."""
+_MAX_EVENTS = 20
+"""Most events of one read. Chosen: replacing a switch changes 2 to 10 ports of a node."""
 
 
 @dataclass
 class Lldp(Collector):
-    """Attributes of ports: peer_switch, peer_port, peer_description, peer_mgmt, peer_chassis; asked each `every` s.
+    """Attributes of ports: peer_switch, peer_port, peer_description, peer_mgmt, peer_chassis; read every `every`
+    seconds.
 
-    A neighbour that falls silent stays known: that is where the cable was. socket: of lldpd, where it is not the usual.
+    A neighbor that falls silent is kept: that is where the cable was. socket: of lldpd, if it is not the default.
     """
 
     name: ClassVar[str] = "lldp"
@@ -152,125 +152,130 @@ class Lldp(Collector):
     socket: str = ""
     every: float = 60.0
     root: Path = Path("/sys/class/net")
-    rdma_exclude: tuple[str, ...] = SOFTWARE
+    rdma_exclude: tuple[str, ...] = SOFTWARE_RDMA
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
-    _asker: _Asker | None = field(default=None, init=False, repr=False)
-    _known: dict[str, Neighbour] = field(default_factory=dict, init=False, repr=False)
-    _news: bool = field(default=False, init=False, repr=False)
+    _poller: _NeighborPoller | None = field(default=None, init=False, repr=False)
+    _neighbors: dict[str, LldpNeighbor] = field(default_factory=dict, init=False, repr=False)
+    _changed: bool = field(default=False, init=False, repr=False)
 
     def open(self, node: str) -> None:
         self._node = node
         if not self.command.is_file():
-            raise NoData(
-                f"{self.command}: no such command; install lldpd to learn which switch port each interface is on"
-            )
+            raise NoData(f"{self.command}: not found; install lldpd to get the switch port of each interface")
         self.close()
         at = ("-u", self.socket) if self.socket else ()
-        asker = _Asker((str(self.command), *at, "-f", "json", "show", "neighbors"), self.every)
-        if trouble := asker.begin(self.deadline / 2):
-            raise NoData(_absent(trouble))
-        self._asker = asker
+        asker = _NeighborPoller((str(self.command), *at, "-f", "json", "show", "neighbors"), self.every)
+        if trouble := asker.start(self.deadline / 2):
+            raise NoData(_unavailable(trouble))
+        self._poller = asker
 
     def read(self) -> tuple[Reading, ...]:
-        """What has changed since the last answer; it waits for none."""
-        assert self._asker is not None, "read before open"
-        found, trouble = self._asker.take()
+        """Returns the changes since the last response; does not wait for one."""
+        assert self._poller is not None, "read before open"
+        found, trouble = self._poller.take_result()
         if trouble:
-            raise NoData(_absent(trouble))
+            raise NoData(_unavailable(trouble))
         events: list[Event] = []
         for interface, neighbour in (found or {}).items():
-            before = self._known.get(interface)
+            before = self._neighbors.get(interface)
             if before == neighbour or not (self.root / interface).exists():
                 continue
-            if before is not None and before.place != neighbour.place:
-                if len(events) >= _MOST_EVENTS:
-                    continue  # as it was: told at a later look
-                events.append(self._moved(interface, before, neighbour))
-            self._known[interface], self._news = neighbour, True
-        return (Reading("nic", (), {}, tuple(events)),) if events or self._news else ()
+            if before is not None and before.position != neighbour.position:
+                if len(events) >= _MAX_EVENTS:
+                    continue  # unchanged: reported at a later read
+                events.append(self._moved_event(interface, before, neighbour))
+            self._neighbors[interface], self._changed = neighbour, True
+        return (Reading("nic", (), {}, tuple(events)),) if events or self._changed else ()
 
     def renewed(self) -> bool:
-        news, self._news = self._news, False
+        news, self._changed = self._changed, False
         return news
 
     def inventory(self) -> Mapping[str, Device]:
-        entities = self._entities()
+        entities = self._port_entities()
         return {
-            entities[i]: Device((f"node:{self._node}",), _facts(n)) for i, n in self._known.items() if i in entities
+            entities[i]: Device((f"node:{self._node}",), _peer_attributes(n))
+            for i, n in self._neighbors.items()
+            if i in entities
         }
 
     def close(self) -> None:
-        if self._asker is not None:
-            self._asker.stop()
-            self._asker = None
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
 
-    def _entities(self) -> dict[str, str]:
-        """Interface -> entity, by the name that the collectors of its state give it."""
-        rdma = owners(self.root.parent / "infiniband", self.root, self.rdma_exclude) if self._known else {}
-        present = [i for i in self._known if (self.root / i).exists()]
+    def _port_entities(self) -> dict[str, str]:
+        """Returns the entity of each interface, with the name that the collectors of its state use."""
+        rdma = (
+            rdma_ports_by_interface(self.root.parent / "infiniband", self.root, self.rdma_exclude)
+            if self._neighbors
+            else {}
+        )
+        present = [i for i in self._neighbors if (self.root / i).exists()]
         return {i: f"port:{self._node}.{rdma[i].name if i in rdma else i}" for i in present}
 
-    def _moved(self, interface: str, before: Neighbour, now: Neighbour) -> Event:
-        entity = self._entities()[interface]
+    def _moved_event(self, interface: str, before: LldpNeighbor, now: LldpNeighbor) -> Event:
+        entity = self._port_entities()[interface]
         data = {"peer": now.switch, "guid": now.chassis, "port": now.port}
         data |= {"from": before.switch, "from_guid": before.chassis, "from_port": before.port}
         return Event(self._now(), entity, "link_peer", data)
 
 
-def _absent(trouble: str) -> str:
-    return f"{trouble}; wanted a running lldpd and the right to its socket (group _lldpd, or root)"
+def _unavailable(trouble: str) -> str:
+    return f"{trouble}; expected a running lldpd and access to its socket (group _lldpd, or root)"
 
 
-class _Asker:
-    """Asks once, so that it is known whether anybody is there, then in a thread of its own every so many seconds."""
+class _NeighborPoller:
+    """Queries lldpd once, to find out whether it responds, then at a fixed interval in a thread."""
 
     def __init__(self, command: tuple[str, ...], every: float) -> None:
         self._arguments, self._every = command, every
-        self._command = Command(_LIMIT_S, _MOST_OUTPUT)
+        self._command = CommandRunner(_TIMEOUT_S, _MAX_OUTPUT)
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self._found: dict[str, Neighbour] | None = None
-        self._trouble = ""
+        self._neighbors: dict[str, LldpNeighbor] | None = None
+        self._error = ""
 
-    def begin(self, seconds: float) -> str:
-        """The first answer is waited for that long; why there is none, and then no thread begins."""
+    def start(self, seconds: float) -> str:
+        """Waits `seconds` for the first response. Returns why there is none; then no thread is started."""
         self._command.limit = seconds
-        self._found, trouble = self._ask()
-        self._command.limit = _LIMIT_S
+        self._neighbors, trouble = self._query()
+        self._command.limit = _TIMEOUT_S
         if not trouble:
-            threading.Thread(target=self._run, name="asks lldpd", daemon=True).start()
+            threading.Thread(target=self._run, name="lldp poller", daemon=True).start()
         return trouble
 
-    def take(self) -> tuple[dict[str, Neighbour] | None, str]:
-        """The newest answer, once, and why there is none."""
+    def take_result(self) -> tuple[dict[str, LldpNeighbor] | None, str]:
+        """Returns the newest response, once, and the error of the last query."""
         with self._lock:
-            found, self._found = self._found, None
-            return found, self._trouble
+            found, self._neighbors = self._neighbors, None
+            return found, self._error
 
     def stop(self) -> None:
+        """Stops the thread and the running command."""
         self._stop.set()
         self._command.stop()
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
-            found, trouble = self._ask()
+            found, trouble = self._query()
             with self._lock:
-                self._found, self._trouble = found, trouble
+                self._neighbors, self._error = found, trouble
 
-    def _ask(self) -> tuple[dict[str, Neighbour] | None, str]:
+    def _query(self) -> tuple[dict[str, LldpNeighbor] | None, str]:
         try:
             output = self._command.run(self._arguments)
             if output.code:
-                last = (output.talk.strip() or "ended without a word").splitlines()[-1]
-                return None, f"{self._arguments[0]}: {_WHEN.sub('', last)[:200]}"
-            return parse_neighbours(output.text), ""
+                last = (output.errors.strip() or "exited without output").splitlines()[-1]
+                return None, f"{self._arguments[0]}: {_TIMESTAMP.sub('', last)[:200]}"
+            return parse_neighbors(output.text), ""
         except CommandError as error:
             return None, str(error)
-        except Exception as fault:  # noqa: BLE001 - one odd answer must not end all asking; it is told
-            return None, f"{self._arguments[0]}: its answer cannot be read: {type(fault).__name__}: {fault}"
+        except Exception as fault:  # noqa: BLE001 - one broken response must not end the thread; it is reported
+            return None, f"{self._arguments[0]}: cannot parse its output: {type(fault).__name__}: {fault}"
 
 
-def _facts(neighbour: Neighbour) -> dict[str, object]:
+def _peer_attributes(neighbour: LldpNeighbor) -> dict[str, object]:
     n = neighbour
     told = {
         "peer_switch": n.switch,

@@ -1,8 +1,8 @@
-"""A file of sysfs that is read again and again, and left alone for a while once it cannot be read.
+"""A sysfs file that is read repeatedly, and not read for a while after it failed.
 
-A driver that does not know a counter says so in the kernel log at every look (mlx5: ACCESS_REG failures of internal
-ports), so that what failed once is not asked again soon: for an hour where the error will last, for a minute where it
-may pass, as while a NIC resets.
+Some drivers log an error at every read of a counter that they do not support (mlx5: ACCESS_REG failures of internal
+ports). After a failure the file is therefore not read for an hour if the error is permanent, and for a minute if it may
+pass, for example while a NIC resets.
 """
 
 from __future__ import annotations
@@ -16,70 +16,70 @@ from pathlib import Path
 from agents.collectors.kernel_files import KernelFile
 
 MAX_READ = 4096
-"""Most bytes of one look: sysfs gives no more than a page."""
-REST_S = 3600.0
-"""How long what will not be told is left alone; chosen: one line per hour in the kernel log harms nobody."""
-TRANSIENT_REST_S = 60.0
-"""How long after an error that may pass; chosen: a reset of the NIC's firmware takes 10 to 60 s, and one line a minute
-is no flood."""
-LASTING = frozenset(
+"""Most bytes of one read. sysfs returns at most a page."""
+PAUSE_S = 3600.0
+"""Seconds without reads after a permanent error. Chosen: one line per hour in the kernel log is harmless."""
+TRANSIENT_PAUSE_S = 60.0
+"""Seconds without reads after an error that may pass. Chosen: a reset of the NIC firmware takes 10 to 60 s, and one
+line a minute is no flood."""
+LASTING_ERRORS = frozenset(
     (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.ENOENT)
-)  # the driver does not know the question, or we may not ask it; all else may pass: EIO, EBUSY, EAGAIN, ENODEV, ...
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EINTR)  # says nothing about the file
-_GONE = (errno.ENODEV, errno.ENOENT)
+)  # not supported by the driver, or no permission; all others may pass: EIO, EBUSY, EAGAIN, ENODEV, ...
+_IGNORED_ERRORS = (errno.EMFILE, errno.ENFILE, errno.EINTR)  # unrelated to the file
+_REMOVED_ERRORS = (errno.ENODEV, errno.ENOENT)
 
 
-class Attribute(KernelFile):
-    """`text` and `number` give None where the file is absent, cannot be read or was left alone.
+class SysfsFile(KernelFile):
+    """A file whose `text` and `number` return None if it does not exist, cannot be read or is paused.
 
-    keep: whether it stays open between looks. rest: seconds after an error that lasts. `gone` tells a device that was
-    taken out since it was opened.
+    keep: whether it stays open between reads. pause: seconds without reads after a permanent error. `gone`: the device
+    was removed since it was opened.
     """
 
-    __slots__ = ("_keep", "_monotonic", "_path", "_rest", "_seen", "_until", "gone")
+    __slots__ = ("_keep", "_monotonic", "_path", "_pause_s", "_paused_until", "_was_readable", "gone")
 
     def __init__(
-        self, path: Path, keep: bool = True, rest: float = REST_S, monotonic: Callable[[], float] = time.monotonic
+        self, path: Path, keep: bool = True, rest: float = PAUSE_S, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._path, self._keep, self._rest, self._monotonic = str(path), keep, rest, monotonic
+        self._path, self._keep, self._pause_s, self._monotonic = str(path), keep, rest, monotonic
         self._handle = None
-        self._until = 0.0
-        self._seen = False  # whether it could be read before: else it was never there to go
+        self._paused_until = 0.0
+        self._was_readable = False  # whether it could be read before; otherwise it cannot have been removed
         self.gone = False
 
     def text(self) -> str | None:
-        """What the file says now."""
-        if self._until and self._monotonic() < self._until:
+        """Returns the content now."""
+        if self._paused_until and self._monotonic() < self._paused_until:
             return None
         try:
             if self._handle is None:
                 self._handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             found = os.pread(self._handle, MAX_READ, 0).decode("ascii", "replace")
         except OSError as error:  # the signal is missing, which the store shows
-            self._give_up(error.errno or 0)
+            self._pause(error.errno or 0)
             return None
-        self._seen = True
+        self._was_readable = True
         if not self._keep:
             self.close()
         return found
 
-    def _give_up(self, reason: int) -> None:
+    def _pause(self, reason: int) -> None:
         self.close()
-        if reason not in _NO_ROOM:
-            self.gone = self._seen and reason in _GONE
-            lasts = reason in LASTING
-            self._until = self._monotonic() + (self._rest if lasts else min(self._rest, TRANSIENT_REST_S))
+        if reason not in _IGNORED_ERRORS:
+            self.gone = self._was_readable and reason in _REMOVED_ERRORS
+            lasts = reason in LASTING_ERRORS
+            self._paused_until = self._monotonic() + (self._pause_s if lasts else min(self._pause_s, TRANSIENT_PAUSE_S))
 
 
-def once(path: Path) -> str:
-    """What a file says, without blanks around it; empty where it is absent or cannot be read."""
-    file = Attribute(path, keep=False)
+def read_sysfs_text(path: Path) -> str:
+    """Returns the content of a file without surrounding white space; empty if it does not exist or cannot be read."""
+    file = SysfsFile(path, keep=False)
     return (file.text() or "").strip().replace("\0", "")
 
 
-def names_in(folder: Path) -> list[str]:
-    """Sorted names in a folder; none where it is absent. A name that is no text cannot be told, so it is not."""
+def list_names(folder: Path) -> list[str]:
+    """Returns the sorted names in a folder; empty if it does not exist. Names that cannot be printed are skipped."""
     try:
         return sorted(name for name in os.listdir(folder) if name.isprintable())
-    except OSError:  # absent, or taken out while we looked: there is nothing in it
+    except OSError:  # missing, or removed during the read
         return []

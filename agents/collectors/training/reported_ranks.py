@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.collectors.gpu.slots import boot
+from agents.collectors.gpu.slots import boot_id
 from agents.collectors.jobs.process_identity import clean_name, identify_process
 from agents.collectors.jobs.slurm_prolog import PrologFiles
 from agents.collectors.training.datagram import (
@@ -368,7 +368,7 @@ class JobOwners:
 
 def _parse_job_state(kept: Mapping[str, Any]) -> Iterable[tuple[str, tuple[str, ...], int]]:
     """Yields job, GPUs and user of each rank in the state file of the collector `jobs`, if it is of this boot."""
-    if kept["boot"] == boot():
+    if kept["boot"] == boot_id():
         for _, job, _, gpus, _, attributes in kept["ranks"]:
             if isinstance(job, str) and isinstance(attributes.get("uid"), int):
                 yield job, tuple(map(str, gpus)), attributes["uid"]

@@ -26,7 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
+from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule, wall_clock
 from agents.collectors.jobs.job_lifecycle import job_state_file
 from agents.collectors.training.agent_socket import SERVICE_SOCKET, socket_paths
 from agents.collectors.training.datagram import MAX_DATAGRAM
@@ -210,7 +210,7 @@ class Training(Collector):
     def open(self, node: str) -> None:
         """See `Collector.open`."""
         self.close()
-        self._node, self._rhythm, self._refused_logged = node, Rhythm(node, self._wall), 0
+        self._node, self._rhythm, self._refused_logged = node, SamplingSchedule(node, self._wall), 0
         self._owners, self._trusted = JobOwners(node, self.facts, self.jobs, self._clock), resolve_uids(self.trusted)
         self._ranks = ReportedRanks(node, self._wall, self._clock, self._owners.find_owners, self._trusted)
         self._step_socket = StepSocket(self._choose_path(), int(self.mode, 8), self._ranks.receive)

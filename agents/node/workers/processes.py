@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from agents.collector import Collector, settings
+from agents.collector import Collector, collector_settings
 from agents.node.workers.read_server import serve_reads
 from pipeline.runtime.supervise import end_with_parent
 
@@ -72,7 +72,7 @@ class WorkerProcesses:
         """Forks a worker that serves each collector over its channel; its pid. Raises OSError if that is impossible."""
         if is_single_threaded():
             return self._forked.spawn(collectors, node, channels)
-        recipes = [(type(collector), settings(collector)) for collector in collectors]
+        recipes = [(type(collector), collector_settings(collector)) for collector in collectors]
         return self._request(("spawn", (recipes, node)), [channel.fileno() for channel in channels])
 
     def kill(self, pid: int) -> int:

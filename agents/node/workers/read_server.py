@@ -119,7 +119,7 @@ class _ReadServer:
             found[reading.device_class] = found.get(reading.device_class, frozenset()) | frozenset(reading.entities)
         same = self._collector.partial or all(self._entities.get(c) == entities for c, entities in found.items())
         first, self._entities = not self._entities, self._entities | found
-        renewed = self._collector.renewed()
+        renewed = self._collector.inventory_changed()
         return None if same and not first and not requested and not renewed else dict(self._collector.inventory())
 
     def _close_collector(self, state: State, reason: str, began: float) -> ReadResult:

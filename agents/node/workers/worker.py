@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from agents.collector import Collector, Rhythm, settings
+from agents.collector import Collector, SamplingSchedule, collector_settings
 from agents.node.workers.processes import RUNNING, WorkerProcesses
 from agents.node.workers.read_server import (
     LENGTH,
@@ -195,7 +195,7 @@ class Worker:
         self._vanished = False
         self._node, self._interval, self._monotonic = node, interval, monotonic
         self._processes = processes
-        self._rhythm = Rhythm(node, lambda: self._time)
+        self._rhythm = SamplingSchedule(node, lambda: self._time)
         self._time = 0
         self._stuck: list[ReadClient] = []
         self._waited: float | None = None
@@ -295,7 +295,7 @@ class Worker:
 
     def new_collector(self) -> Collector:
         """The collector as configured; after a restart a new one, without the state of the abandoned one."""
-        return type(self.collector)(**settings(self.collector)) if self.restarts else self.collector
+        return type(self.collector)(**collector_settings(self.collector)) if self.restarts else self.collector
 
     def release(self) -> None:
         """Ends the worker until its next start: an absent source needs no process."""

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from agents.collectors.gpu.xid_table import shipped
-from agents.collectors.host.kernel_events import WORDS, GpuPlaces, Interpreter
-from agents.collectors.host.kernel_patterns import load as load_patterns
-from agents.collectors.host.kmsg import Record
+from agents.collectors.gpu.xid_table import shipped_xid_table
+from agents.collectors.host.kernel_events import PREFILTER_WORDS, GpuAddresses, KernelEventDecoder
+from agents.collectors.host.kernel_patterns import load_patterns as load_patterns
+from agents.collectors.host.kmsg import KmsgRecord
 from agents.sim.effects import Effects
 from agents.sim.faults.gpu import hang, node_of, reset
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
@@ -103,11 +103,11 @@ class NvlinkError(Kind):
             code, what = (
                 ("20034, Fatal", "LTSSM Fault Up") if self._fatal() else ("20001, Non-fatal", "TX Replay Error")
             )
-            record = Record(
+            record = KmsgRecord(
                 zlib.crc32(fault.entity.encode()) % 1_000_000, 0, 3, 0, f"{_HEAD}{code}, Link {link} {what}"
             )
             node = effects.layout.node_names[node_of(fault.device, effects.layout)]
-            parsed = _interpreter(node).event(record, effects.start + round(moment * SECOND))
+            parsed = _interpreter(node).decode(record, effects.start + round(moment * SECOND))
             assert parsed is not None
             effects.add_event(moment, parsed[1].entity, parsed[1].kind, None, **parsed[1].data)
 
@@ -116,7 +116,11 @@ _HEAD = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): "
 
 
 @cache
-def _interpreter(node: str) -> Interpreter:
-    return Interpreter(
-        node, shipped(), load_patterns(None, WORDS), GpuPlaces(Path("/proc/driver/nvidia"), {}), Path("/sys")
+def _interpreter(node: str) -> KernelEventDecoder:
+    return KernelEventDecoder(
+        node,
+        shipped_xid_table(),
+        load_patterns(None, PREFILTER_WORDS),
+        GpuAddresses(Path("/proc/driver/nvidia"), {}),
+        Path("/sys"),
     )

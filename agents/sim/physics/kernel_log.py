@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from agents.collectors.gpu.xid_correlation import Folding
-from agents.collectors.gpu.xid_table import shipped
-from agents.collectors.host.kernel_events import WORDS, GpuPlaces, Interpreter
-from agents.collectors.host.kernel_patterns import Patterns, load
-from agents.collectors.host.kernel_patterns import load as load_patterns
-from agents.collectors.host.kmsg import Record
+from agents.collectors.gpu.xid_correlation import XidCorrelator
+from agents.collectors.gpu.xid_table import shipped_xid_table
+from agents.collectors.host.kernel_events import PREFILTER_WORDS, GpuAddresses, KernelEventDecoder
+from agents.collectors.host.kernel_patterns import LogPatterns, load_patterns
+from agents.collectors.host.kmsg import KmsgRecord
 from agents.sim.effects import Effects
 from pipeline.model.records import SECOND
 
@@ -49,17 +48,17 @@ def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
     for number, (line, time) in enumerate(zip(lines, times, strict=True)):
         who = f"pid={4000 + first % 60_000}, name=python3" if line.user else _NOBODY
         text = f"NVRM: Xid (PCI:{address(int(index))}): {line.code}, {who}, {line.text}"
-        parsed = read.event(Record(first + number, 0, 3, 0, text), effects.start + time)
+        parsed = read.decode(KmsgRecord(first + number, 0, 3, 0, text), effects.start + time)
         assert parsed is not None
         events.append(parsed[1])
-    for event in Folding().take(events, max(event.time for event in events)):
+    for event in XidCorrelator().process(events, max(event.time for event in events)):
         effects.add_event((event.time - effects.start) / SECOND, event.entity, "xid", **event.data)
 
 
 @cache
-def _interpreter(node: str) -> Interpreter:
-    places = GpuPlaces(Path("/proc/driver/nvidia"), {address(index): index for index in range(_MOST)})
-    return Interpreter(node, shipped(), load_patterns(None, WORDS), places, Path("/sys"))
+def _interpreter(node: str) -> KernelEventDecoder:
+    places = GpuAddresses(Path("/proc/driver/nvidia"), {address(index): index for index in range(_MOST)})
+    return KernelEventDecoder(node, shipped_xid_table(), load_patterns(None, PREFILTER_WORDS), places, Path("/sys"))
 
 
 _NOWHERE = Path("/dev/null")  # the devices of the machine that simulates are none of the fleet's
@@ -71,12 +70,12 @@ def log_line(effects: Effects, node: int, moment: float, text: str) -> None:
         return
     name = effects.layout.node_names[node]
     sequence = zlib.crc32(f"{name} {moment} {text}".encode()) % 1_000_000
-    read = Interpreter(name, shipped(), _patterns(), GpuPlaces(_NOWHERE), _NOWHERE)
-    parsed = read.event(Record(sequence, 0, 3, 0, text), round(moment * SECOND))
+    read = KernelEventDecoder(name, shipped_xid_table(), _patterns(), GpuAddresses(_NOWHERE), _NOWHERE)
+    parsed = read.decode(KmsgRecord(sequence, 0, 3, 0, text), round(moment * SECOND))
     assert parsed is not None, text
     effects.add_event(moment, parsed[1].entity, "kernel", node, **parsed[1].data)
 
 
 @cache
-def _patterns() -> Patterns:
-    return load(None, WORDS)
+def _patterns() -> LogPatterns:
+    return load_patterns(None, PREFILTER_WORDS)
