@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time as clock_time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from agents.collector import Collector, Device, SamplingSchedule
@@ -90,6 +90,49 @@ class SystemClock:
         return stop.wait(seconds)
 
 
+class ChangeLog:
+    """The agent's log: one line per change of a subject, not per tick."""
+
+    def __init__(self, stream: TextIO, clock: AgentClock) -> None:
+        self._stream, self._clock = stream, clock
+        self._last_lines: dict[str, str] = {}
+
+    def write(self, subject: str, text: str) -> None:
+        """Writes one line, if it differs from the last one of this subject."""
+        if self._last_lines.get(subject) != text:
+            self._last_lines[subject] = text
+            self._stream.write(f"{iso(self._clock.now())} {clean_text(f'{subject}: {text}')}\n")
+            self._stream.flush()
+
+
+class InventoryTracker:
+    """The inventories of the collectors by name, and when they were last requested and sent."""
+
+    def __init__(self) -> None:
+        self.by_collector: dict[str, dict[str, Device]] = {}
+        self._sent, self._requested = -INVENTORY_INTERVAL_US, 0
+
+    def request_due(self, time: int) -> bool:
+        """Whether all collectors must return their inventory now."""
+        if time - self._requested < INVENTORY_INTERVAL_US:
+            return False
+        self._requested = time
+        return True
+
+    def update(self, time: int, found: Mapping[str, Mapping[str, Device] | None]) -> bool:
+        """Records inventories; whether the event is due: at the first tick, after a change, or after an hour."""
+        changed = False
+        for name, inventory in found.items():
+            if inventory is not None:
+                devices = dict(inventory)
+                changed |= self.by_collector.get(name) != devices
+                self.by_collector[name] = devices
+        if not changed and time - self._sent < INVENTORY_INTERVAL_US:
+            return False
+        self._sent = time
+        return True
+
+
 class Agent:
     """One node: collectors, spools, loop. Made before the process has other threads (it forks)."""
 
@@ -104,15 +147,12 @@ class Agent:
         systemd: SystemdNotifier | None = None,
     ) -> None:
         self.clock: AgentClock = clock or SystemClock()
-        self._config, self._log_stream = config, log or sys.stderr
+        self._config, self._change_log = config, ChangeLog(log or sys.stderr, self.clock)
         self._collect_s = collect_share * config.agent.interval
         node, interval = config.agent.node, config.agent.interval
         self._origin = Origin(config.site.name, node, disk.read_boot_id(), simulated)
-        self._last_lines: dict[str, str] = {}
         self._worker_states: dict[Worker, tuple[str, str]] = {}
-        self._devices: dict[str, dict[str, Device]] = {}
-        self._inventory_sent = -INVENTORY_INTERVAL_US
-        self._inventory_requested = 0
+        self._inventory = InventoryTracker()
         self._last_tick = self._late_ticks = self._gaps = 0
         self._stop: threading.Event | None = None
         self.pool = WorkerPool(collectors, node, interval, self.clock.monotonic, self._stop_requested)  # forks: first
@@ -168,7 +208,7 @@ class Agent:
         skipped = time - self._last_tick - round(self._config.agent.interval * SECOND)
         self._late_ticks += self._last_tick > 0 and skipped > 0
         self._last_tick = time
-        results = self.pool.tick(time, self._collect_s, self._inventory_due(time))
+        results = self.pool.tick(time, self._collect_s, self._inventory.request_due(time))
         changes = [event for worker in self.pool.workers for event in self._worker_events(worker, time)]
         readings = [reading for found in results.values() for reading in found.readings]
         # the agent reports itself at least when nothing else was read, so that each tick shows that it runs
@@ -217,13 +257,6 @@ class Agent:
 
     # --- collectors --------------------------------------------------------------------------------------------------
 
-    def _inventory_due(self, time: int) -> bool:
-        """Whether all collectors must return their inventory."""
-        if time - self._inventory_requested < INVENTORY_INTERVAL_US:
-            return False
-        self._inventory_requested = time
-        return True
-
     def _worker_events(self, worker: Worker, time: int) -> list[Event]:
         """Logs a change of a worker's state, and returns its event."""
         state, reason = now = (worker.state, worker.reason)
@@ -236,17 +269,10 @@ class Agent:
         return [Event(time, f"node:{self._origin.node}", "collector", data)]
 
     def _inventory_events(self, time: int, results: dict[Worker, ReadResult]) -> list[Event]:
-        """The inventory event, if this is the first tick, something changed or an hour has passed."""
-        changed = False
-        for worker, result in results.items():
-            if result.inventory is not None:
-                devices = dict(result.inventory)
-                changed |= self._devices.get(worker.collector.name) != devices
-                self._devices[worker.collector.name] = devices
-        if not changed and time - self._inventory_sent < INVENTORY_INTERVAL_US:
+        """The inventory event, if it is due."""
+        if not self._inventory.update(time, {w.collector.name: result.inventory for w, result in results.items()}):
             return []
-        self._inventory_sent = time
-        devices = merge_inventories([*self._devices.values(), self._self_metrics.inventory()])
+        devices = merge_inventories([*self._inventory.by_collector.values(), self._self_metrics.inventory()])
         if self._telemetry:
             self._telemetry.set_devices(devices)
         return [build_inventory_event(time, self._origin.node, devices)]
@@ -285,11 +311,7 @@ class Agent:
         self._log("kafka", text)
 
     def _log(self, subject: str, text: str) -> None:
-        """Writes one line, if it differs from the last one of this subject."""
-        if self._last_lines.get(subject) != text:
-            self._last_lines[subject] = text
-            self._log_stream.write(f"{iso(self.clock.now())} {clean_text(f'{subject}: {text}')}\n")
-            self._log_stream.flush()
+        self._change_log.write(subject, text)
 
 
 def format_log_line(event: Event) -> tuple[str, str] | None:

@@ -81,7 +81,7 @@ def test_a_lane_whose_collectors_are_all_paused_gets_no_process(monkeypatch: pyt
     made = WorkerPool([Network()], "n1")
     (worker,) = made.workers
     worker.release()
-    worker._not_before = math.inf
+    worker._backoff.pause(0.0, math.inf)
     monkeypatch.setattr("agents.node.workers.pool.start_process", lambda *_: pytest.fail("a process for nobody"))
     made._start_lane(worker.collector.lane)
     assert worker.client is None

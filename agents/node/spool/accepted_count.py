@@ -1,6 +1,6 @@
 """Counts the messages that a spool's agent has accepted, in memory that outlives the process but needs no disk.
 
-If an agent is killed while its disk is slow, the next one reads here how many messages were waiting, and counts them as
+If an agent is killed while its disk is slow, the next one reads here the number of waiting messages, and counts them as
 a gap. A reboot clears it: then only the silence of the node shows what was lost.
 """
 

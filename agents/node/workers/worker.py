@@ -170,6 +170,43 @@ def start_process(collectors: Sequence[Collector], node: str, processes: WorkerP
     return [ReadClient(ours, processes, pid, alone=len(pairs) == 1) for ours, _ in pairs]
 
 
+class _Backoff:
+    """When a worker may be started and read again: pauses for absent sources, faults and losses."""
+
+    def __init__(self) -> None:
+        self._not_before, self._no_data_wait = float("-inf"), NO_DATA_S
+        self._faults = self._losses = 0
+        self._lost_at = float("-inf")
+
+    def allows(self, now: float) -> bool:
+        """Whether no pause is in effect at monotonic time `now`."""
+        return now >= self._not_before
+
+    def pause(self, now: float, seconds: float) -> None:
+        """Pauses for `seconds`."""
+        self._not_before = now + seconds
+
+    def record_result(self, state: State, now: float) -> None:
+        """Pauses for an absent source, longer each time, and from the second fault in a row."""
+        self._faults = self._faults + 1 if state == "fault" else 0
+        if state == "ok":
+            self._losses = 0 if now - self._lost_at > STABLE_S else self._losses
+            self._no_data_wait = NO_DATA_S
+        elif state == "no data":
+            self.pause(now, self._no_data_wait)
+            self._no_data_wait = min(2 * self._no_data_wait, NO_DATA_MAX_S)
+        elif self._faults > 1:
+            self.pause(now, FAULT_S)
+
+    def record_loss(self, now: float) -> float:
+        """Pauses after an abandoned or ended worker, longer each time; the length of the pause in s."""
+        self._losses += 1
+        self._lost_at = now
+        wait: float = min(RESTART_S * 2 ** (self._losses - 1), RESTART_MAX_S)
+        self.pause(now, wait)
+        return wait
+
+
 class Worker:
     """Runs one collector, in a thread or process that can be abandoned. Only for the thread of the agent's loop.
 
@@ -199,9 +236,7 @@ class Worker:
         self._time = 0
         self._stuck: list[ReadClient] = []
         self._waited: float | None = None
-        self._not_before, self._no_data_wait = float("-inf"), NO_DATA_S
-        self._faults = self._losses = 0
-        self._lost_at = float("-inf")
+        self._backoff = _Backoff()
 
     @property
     def busy(self) -> bool:
@@ -216,12 +251,12 @@ class Worker:
     @property
     def can_start(self) -> bool:
         """Whether it does not run and its pause is over."""
-        return self.client is None and self._monotonic() >= self._not_before
+        return self.client is None and self._backoff.allows(self._monotonic())
 
     def is_due(self, time: int, with_inventory: bool) -> bool:
         """Whether a read is due at this tick and none is in progress."""
         self._time = time
-        if self.busy or self._monotonic() < self._not_before:
+        if self.busy or not self._backoff.allows(self._monotonic()):
             return False
         due = self.collector.interval <= self._interval or self._rhythm.due(self.collector.interval)
         return due or with_inventory
@@ -290,7 +325,7 @@ class Worker:
 
     def record_start_failure(self, error: OSError) -> None:
         """Records that no process could be started; it is tried again after RESTART_S."""
-        self._not_before = self._monotonic() + RESTART_S
+        self._backoff.pause(self._monotonic(), RESTART_S)
         self.reason = f"no process for it: {error}"
 
     def new_collector(self) -> Collector:
@@ -319,18 +354,11 @@ class Worker:
     def _record_result(self, found: ReadResult) -> ReadResult:
         self._waited, self.latency, now = None, found.took, self._monotonic()
         self.state, self.reason = found.state, found.reason
-        self._faults = self._faults + 1 if found.state == "fault" else 0
+        self._backoff.record_result(found.state, now)
         if found.state == "ok":
             self.last_ok = now
-            self._losses = 0 if now - self._lost_at > STABLE_S else self._losses
-            self._no_data_wait = NO_DATA_S
-        elif found.state == "no data":
-            self._not_before = now + self._no_data_wait
-            self._no_data_wait = min(2 * self._no_data_wait, NO_DATA_MAX_S)
-            if self.client is not None and self.client.alone:
-                self.release()
-        elif self._faults > 1:
-            self._not_before = now + FAULT_S
+        elif found.state == "no data" and self.client is not None and self.client.alone:
+            self.release()
         return found
 
     def _record_loss(self, state: State, reason: str) -> ReadResult:
@@ -338,10 +366,8 @@ class Worker:
         took, self._waited = self._waited or 0.0, None
         self._stuck += [] if self.client.is_finished() else [self.client]
         self.client = None
-        self._losses += 1
         self.restarts += 1
-        self._lost_at = self._monotonic()
-        wait = min(RESTART_S * 2 ** (self._losses - 1), RESTART_MAX_S)
-        self._not_before, self.latency = self._lost_at + wait, took
+        wait = self._backoff.record_loss(self._monotonic())
+        self.latency = took
         self.state, self.reason = state, f"{reason}; abandoned, restart in {wait:g} s"
         return ReadResult(state, self.reason, took=took)
