@@ -228,17 +228,17 @@ class Engine:
     def _observe_instant(self, instant: Instant, found: list[Finding]) -> None:
         """Passes an instant and earlier arrivals to the Desk."""
         found = [*self.desk.list_due(instant.end), *found]
-        found, heard = self.finding_filter.filter_findings(found, self.desk.open_level_by_frames, instant.time)
+        found, passed = self.finding_filter.filter_findings(found, self.desk.open_level_by_frames, instant.time)
         time, end, present = instant.time, instant.end, self._last_seen.is_present
-        if self._update_desk(lambda: self.desk.observe(time, end, heard, present, self.clock()), found):
+        if self._update_desk(lambda: self.desk.observe(time, end, passed, present, self.clock()), found):
             self._pending.end = instant.end
 
     def _observe_early(self, found: list[Finding]) -> None:
         """Passes findings to the Desk before their instant."""
         annotated = [self.finding_filter.annotate(finding, self.desk.open_level) for finding in found]
         early = [
-            EarlyFinding(max(f.time, self.framer.closed), f, heard)
-            for f, (_, heard) in zip(found, annotated, strict=True)
+            EarlyFinding(max(f.time, self.framer.closed), f, passed)
+            for f, (_, passed) in zip(found, annotated, strict=True)
         ]
         self._update_desk(lambda: self.desk.observe_early(early, self.clock()), [finding for finding, _ in annotated])
 
@@ -289,8 +289,8 @@ class Engine:
             now = self.clock()
             self._write()
             judged = self.judge.judge_events(events, self.topology, again=True)  # a failed report is repeated
-            found, heard = self.finding_filter.filter_findings(judged, self.desk.open_level, now)
-            return self._apply(lambda desk: desk.observe_own(now, heard), events, found)
+            found, passed = self.finding_filter.filter_findings(judged, self.desk.open_level, now)
+            return self._apply(lambda desk: desk.observe_own(now, passed), events, found)
 
     def _apply(
         self, change: Callable[[LiveDesk], list[Change]], events: Sequence[Event], findings: Sequence[Finding] = ()

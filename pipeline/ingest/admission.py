@@ -257,7 +257,7 @@ def _check_kind(event: Event) -> None:
 
 
 def _find_block_faults(block: wire.BlockLayout) -> Iterator[tuple[str, Rejected]]:
-    """Entities that may not be in this block, whoever the sender, with the reason."""
+    """Entities that may not be in this block, for any sender, with the reason."""
     kinds = kinds_of_class(block.device_class)
     every = block.device_class in _ANY_KIND
     sound = find_entity_fault(block.entities) is None  # usual case: one check for all

@@ -76,7 +76,7 @@ class SenderClock:
 
 MIN_SENDERS = 3
 """Minimum alive senders for a majority; chosen: with two it is unknown which one is wrong."""
-HOLD, LONGEST = 20 * SECOND, 60 * SECOND
+HOLD, MAX_HOLD = 20 * SECOND, 60 * SECOND
 """Delay before a wrong clock is reported by itself, with MIN_SENDERS or more: senders with the same error are
 measured at other times. Chosen: one measurement window, or the longest interval of those alive, up to MAX_HOLD."""
 
@@ -98,7 +98,9 @@ class CommonClock:
         error = find_shared_error([errors.get(node, 0) for node in alive], self._bound)
         alike = set() if error is None else {n for n, e in errors.items() if abs(e - error) <= self._bound}
         hold = (
-            0 if max(len(alive), len(errors)) < MIN_SENDERS else max(HOLD, min(LONGEST, max(alive.values(), default=0)))
+            0
+            if max(len(alive), len(errors)) < MIN_SENDERS
+            else max(HOLD, min(MAX_HOLD, max(alive.values(), default=0)))
         )
         since = self._since
         self._since = {n: now if n in alike else min(since.get(n, now), now) for n in errors}

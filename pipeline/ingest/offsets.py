@@ -49,9 +49,9 @@ class Offsets:
         return self.fetched[partition]
 
     def _first_offset(self, partition: Partition, transport: Transport) -> int:
-        """First offset of a partition that is not in the store; one with a known name was created anew."""
-        anew = any(p.topic == partition.topic and p.name == partition.name for p in self._next_offsets)
-        return transport.bounds(partition)[0] if anew else 0
+        """First offset of a partition that is not in the store; one with a known name was recreated."""
+        replaced = any(p.topic == partition.topic and p.name == partition.name for p in self._next_offsets)
+        return transport.bounds(partition)[0] if replaced else 0
 
     def advance(
         self,

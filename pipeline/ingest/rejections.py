@@ -23,13 +23,13 @@ KIND = "messages_rejected"
 FLEET_STREAK = 60 * SECOND
 """If agents sent before: how long all telemetry must be rejected (us), or INTERVALS of theirs, up to MAX_FLEET_STREAK:
 one rejected sender among slow ones is not the fleet. Chosen: time within which an operator must be alerted."""
-LOOKS, SLOWEST = 3, 600 * SECOND
+INTERVALS, MAX_FLEET_STREAK = 3, 600 * SECOND
 NEW_FLEET_STREAK = 10 * SECOND
 """The same if no agent ever sent; chosen: two messages of an agent."""
 STALE = 120 * SECOND  # without a rejected message for so long nothing arrives; chosen: two of slow agents
 SENDER_STREAK = 15 * SECOND
 """Streak of a known sender before an event: before its silence is reported (35 s). Chosen: three messages."""
-MAX_REPORTED = 256  # senders with an event at once; chosen, as for wrong clocks
+MAX_REPORTED = 256  # senders with an open event; chosen, as for wrong clocks
 _RULES_SHOWN = 3  # rules named in a text
 
 
@@ -80,15 +80,15 @@ class Rejections:
                 self._reported.discard(node)
         self._fleet_copy = None if self._fleet is None else replace(self._fleet, rules=Counter(self._fleet.rules))
 
-    def find_reason(self, now: int, heard: bool, apart: Callable[[], int]) -> str | None:
+    def find_reason(self, now: int, known: bool, apart: Callable[[], int]) -> str | None:
         """Describes that all arriving messages are rejected; None if some are admitted or none arrive.
 
-        heard: whether any agent sent before.  apart: returns the shortest interval of those (us), 0: unknown.
+        known: whether any agent sent before.  apart: returns the shortest interval of those (us), 0: unknown.
         """
         streak = self._fleet_copy
         if streak is None or now - streak.last > STALE:
             return None
-        patience = max(FLEET_STREAK, min(LOOKS * apart(), SLOWEST)) if heard else NEW_FLEET_STREAK
+        patience = max(FLEET_STREAK, min(INTERVALS * apart(), MAX_FLEET_STREAK)) if known else NEW_FLEET_STREAK
         if streak.last - streak.first < patience:
             return None
         count = sum(streak.rules.values())
@@ -127,7 +127,7 @@ PER_MINUTE = 60
 PAYLOAD_BYTES = 64 << 10
 """Maximum bytes kept of a payload. Messages of a newer version are kept whole, for an upgrade."""
 REREAD_BATCH = 100
-"""Letters read again at once: at most 400 MB, usually 2 MB. Chosen."""
+"""Letters read again per batch: at most 400 MB, usually 2 MB. Chosen."""
 _MINUTE = 60 * SECOND
 _Key = tuple[Partition, str]
 

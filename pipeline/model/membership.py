@@ -41,18 +41,18 @@ class EndedRanks:
         emptied: list[str] = []
         works: dict[str, None] = {}
         for event in inventories:
-            told = event.data.get("entities")
-            if not isinstance(told, dict):
+            reported = event.data.get("entities")
+            if not isinstance(reported, dict):
                 continue
             node = event.entity.partition(":")[2]
-            absent = self._ranks.get(node, set()) - told.keys()
+            absent = self._ranks.get(node, set()) - reported.keys()
             # a rank that another node reports by now has moved
             ended += (e for e in absent if self._topology.attributes.get(e, {}).get(ATTRIBUTE) == node)
             for rank in absent - self._topology.parents.keys():  # already removed elsewhere
                 self._move_rank(rank, ())
             self._ranks[node] = self._ranks.get(node, set()) - absent
-            emptied += self._add_ranks(entity for entity in told if kind_of(entity) == "rank")
-            works |= {entity: None for entity in told if kind_of(entity) in WORK}
+            emptied += self._add_ranks(entity for entity in reported if kind_of(entity) == "rank")
+            works |= {entity: None for entity in reported if kind_of(entity) in WORK}
         emptied += self._find_empty(works)
         emptied += (over for rank in ended for over in self._move_rank(rank, ()))
         ended += dict.fromkeys(over for over in emptied if over not in self._members)
@@ -144,11 +144,11 @@ class Membership:
         lines = [line for event in inventories for line in parse_inventory(event.data)]
         try:
             parents, attributes = self.topology.pinned
-            told = (
+            reported = (
                 {e: p for e, p, _ in lines if p and e not in parents},
                 {e: a for e, _, a in lines if a and e not in attributes},
             )
-            self.topology.merge(*self._links.join_inventory(*told))
+            self.topology.merge(*self._links.join_inventory(*reported))
         except UsageError as error:
             if len(inventories) == 1:
                 log.warning("inventory of %s refused: %s", inventories[0].entity, error)

@@ -64,8 +64,8 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
         left = _possibly_empty(connection, known)
         renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:])
         insert_columns(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
-        told = sorted({(o.site, e.entity.partition(":")[2]) for e, o in flat if e.kind == "inventory"})
-        _remove_ended(connection, told, known, left)
+        reported = sorted({(o.site, e.entity.partition(":")[2]) for e, o in flat if e.kind == "inventory"})
+        _remove_ended(connection, reported, known, left)
 
 
 def _possibly_empty(connection: duckdb.DuckDBPyConnection, known: Collection[str]) -> set[str]:
@@ -79,18 +79,18 @@ def _possibly_empty(connection: duckdb.DuckDBPyConnection, known: Collection[str
 
 
 def _remove_ended(
-    connection: duckdb.DuckDBPyConnection, told: Sequence[tuple[str, str]], known: Collection[str], left: set[str]
+    connection: duckdb.DuckDBPyConnection, reported: Sequence[tuple[str, str]], known: Collection[str], left: set[str]
 ) -> None:
     """Deletes ranks that their node no longer lists, and stages and jobs without ranks.
 
-    told: (site, node) of the inventories; known: all entities that they list; left: possibly empty stages and jobs. The
-    same as pipeline/model/membership.py in memory.
+    reported: (site, node) of the inventories; known: all entities that they list; left: possibly empty stages and jobs.
+    The same as pipeline/model/membership.py in memory.
     """
     gone = connection.execute(
         f"""DELETE FROM entity WHERE kind = 'rank' AND contains(attributes, '"{ATTRIBUTE}"')
             AND list_contains(?, site || ' ' || (attributes ->> '$.{ATTRIBUTE}')) AND NOT list_contains(?, entity)
             RETURNING parents""",
-        [[f"{site} {node}" for site, node in told], [e for e in known if kind_of(e) == "rank"]],
+        [[f"{site} {node}" for site, node in reported], [e for e in known if kind_of(e) == "rank"]],
     ).fetchall()
     left = left | {parent for (parents,) in gone for parent in parents}
     if left:

@@ -1,6 +1,6 @@
 """Watches the brokers from its own thread: which partitions exist, whether the brokers respond, and why not.
 
-A dead or frozen broker blocks whoever asks it; here it blocks nothing else. The stored offsets are also published from
+A dead or frozen broker blocks its callers; here it blocks nothing else. The stored offsets are also published from
 here, as offsets of the group GROUP, so that lag tools work; they are never read back.
 """
 

@@ -234,7 +234,7 @@ def _create_client(kind: type, settings: dict[str, Any], network: type = KafkaNe
 
     def end() -> None:
         for left in begun:
-            with contextlib.suppress(RuntimeError):  # it is already closed after a failure of its own
+            with contextlib.suppress(RuntimeError):  # it is already closed after its own failure
                 left.close()
 
     # the client's TLS handshake has no timeout: with a frozen broker it would never return (seen with 3.0.12)

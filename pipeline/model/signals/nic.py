@@ -1,7 +1,7 @@
 """Signals of the class nic: one network port. One line per signal.
 
 A port that RDMA uses is one entity with its interface (agents/collectors/nic/ports.py); `port_...` counters are those of the RDMA
-port, `phy_...` those of the physical layer as the driver tells them.
+port, `phy_...` those of the physical layer as the driver reports them.
 """
 
 from __future__ import annotations
