@@ -82,7 +82,7 @@ class Runner:
 
     signals_available: signals of the input (`event:KIND` for events); a detector that needs others is off. None: all.
     errors:            detector -> on how many frames it failed.
-    beat:              heartbeat, called with what is run next, so that a detector that hangs is known by its name.
+    beat:              heartbeat, called before each step, so that a detector that hangs is known by its name.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Runner:
         self.presence = SignalPresence([name for d in self.detectors for name in d.deciding_signals()], catalogue)
         self.beat: Callable[[str], None] = _no_beat
         self._fresh = {d.name: d.snapshot() for d in self.detectors}
-        self._restored: set[str] = set()  # detectors that were restored lately and have not failed since
+        self._restored: set[str] = set()  # detectors restored within _TRIES that have not failed since
         self._tries = 0
         self._early: dict[tuple[str, str], Finding] = {}  # reported on arrival, by detector and entity
         self._unframed: dict[tuple[str, str, int], Level] = {}  # those of them that no frame has had yet

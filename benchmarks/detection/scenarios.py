@@ -91,7 +91,8 @@ def family(kind: type[Kind]) -> str:
     if max(kind.lasts.low, kind.lasts.mean or 0.0) >= DAY:
         return "slow"
     named = next((name for name, attributions in FAMILIES.items() if kind.attribution in attributions), "device")
-    return named if kind.stops is Kind.stops else STOPPING.get(named, named)
+    stops_jobs = kind.stops is not Kind.stops or kind.job_death is not Kind.job_death
+    return STOPPING.get(named, named) if stops_jobs else named
 
 
 def kinds_of(name: str) -> list[type[Kind]]:

@@ -1,1 +1,1 @@
-"""The generic detector: signals of which nobody knows what they mean."""
+"""The generic detector: changes in signals whose meaning is not known."""

@@ -23,7 +23,7 @@ from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.model.topology import kind_of
 
 _SIGNALS = ("custom.value",)
-_EXCLUDED = "rank"  # ranks wait for each other: blame needs to know what is measured
+_EXCLUDED = "rank"  # ranks wait for each other: blame needs the meaning of the signal
 _UNUSED = "declared signal that no other detector uses"
 _LISTED, _SHOWN = 5, 3  # signals of a finding, and those of its title; chosen
 _STRONG = 2.0  # multiple of the limit at which several signals together are worth a ticket; chosen

@@ -26,7 +26,7 @@ CohortOrder = tuple[Positions, Positions]
 
 LEARN = 20  # samples of a stream before it is judged: the replay contract
 FAST = np.array([1.0, 3.0])  # samples; a jump, and what three samples agree on; chosen
-SLOW = np.array([10.0, 30.0])  # samples; ten times as many: what was usual; chosen
+SLOW = np.array([10.0, 30.0])  # samples; ten times as many, for the usual level; chosen
 SCALES = len(FAST)
 KNOWN = 0.95  # quantile of the size of moves above which the tail is measured, as in SPOT
 MOST = 15.0  # mean excesses that one signal counts at most; chosen: less than STRONGEST times the limit
@@ -53,7 +53,7 @@ _HOT, _ON, _ONSET = range(3)
 
 @compiled
 def _reading(cell: Floats, x: float, time: float, kind: int) -> float:
-    """Returns what is judged of a sample: a level, growth per second of a counter, or a change of state; NaN: none."""
+    """Returns the judged value: a level, growth per second of a counter, or a change of state; NaN: none."""
     if kind == GAUGE:
         return x
     last, before = cell[LAST], cell[TIME]
@@ -109,7 +109,7 @@ def _grows_after_rest(cell: Floats, x: float) -> bool:
 
 @compiled
 def _move(cell: Floats, k: int, x: float, harm: int, settings: tuple[float, float]) -> float:
-    """Returns how unusual a sample is on one scale, with the sign of the move; learns what is usual."""
+    """Returns how unusual a sample is on one scale, with the sign of the move; learns the usual level."""
     memory, least = settings
     normal = cell[NORMAL + k]
     move = (x if k == 0 else cell[QUICK]) - normal
@@ -136,7 +136,7 @@ def advance_changes(
 
     cells: (N, CELLS), changed.  sample: (N,), NaN = none.  rule: kind, direction of harm, whether a move alone is
     enough.  Out: unusual (SCALES, S, N) mean excesses with the sign of the move, NaN = not judged; usual (SCALES, S, N)
-    what was expected; now (S, N) what was judged.
+    expected values; now (S, N) judged values.
     """
     kind, harm, enough = rule[0], rule[1], rule[2]
     for n in range(sample.shape[0]):
@@ -332,7 +332,7 @@ class ClassChanges(State):
             self.settle(i)
         begins = (on == 0) & (hot >= HOLD)
         on[:] = np.where(over, 0, np.where(known & ((on > 0) | begins), on + 1, on))
-        hot[over] = np.where(calm, 0, -1)[over]  # it must be calm before it can begin anew
+        hot[over] = np.where(calm, 0, -1)[over]  # it must be calm before it can begin again
         return np.asarray(on > 0)
 
     def settle(self, i: int) -> None:
@@ -364,7 +364,7 @@ class ClassChanges(State):
 
 @dataclass
 class DeviceClasses(State):
-    """What is known of every class that is judged."""
+    """Change statistics of every class that is judged."""
 
     classes: dict[str, ClassChanges] = part(dict)
 
@@ -373,7 +373,7 @@ class DeviceClasses(State):
         self.classes = {c: ClassChanges(tuple(found)) for c, found in signals.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `State.restore`; a class with other signals than before begins anew."""
+        """See `State.restore`; a class with other signals than before starts afresh."""
         for device_class, changes in self.classes.items():
             saved = state["classes"].get(device_class)
             if saved is not None and list(saved["streams"]) == list(changes.streams):

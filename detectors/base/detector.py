@@ -58,7 +58,7 @@ class Detector(State, ABC):
     name:         in findings, configuration and labels.
     family:       what kind of trouble, as operators say it.
     device_class: class of the entities that the memory() arrays are about.
-    needs:        signals without which it is off; `event:KIND` stands for events of that kind.
+    needs:        signals without which it is off; `event:KIND` means events of that kind.
     any_of:       signals of which at least one must be present, or it is off.
     wants:        signals that only corroborate.
     cannot_see:   one sentence: what it cannot detect.
@@ -137,7 +137,7 @@ class Detector(State, ABC):
         return [f"{name}: {budget_line(c, count)}" for name, c in channels.items()]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """Resets its parts for an entity, after a person said that what is found there is no fault.
+        """Resets its parts for an entity, after a person said that its findings are no fault.
 
         A group (`rack:r1`, `job:7`, `fleet:gpu`, `site:all`) stands for its members. Parts declared `of` another device
         class are reset for the members of that class. Override it, and call it, where memory() or notes() of the

@@ -67,8 +67,8 @@ def build_finding(
     else is known of it; see `make_evidence`.
     """
     onset, level = due
-    told = make_evidence(clears, compared, **evidence)
-    return Finding(time, onset, entity, detector, level, score, summary, told, signals)
+    facts = make_evidence(clears, compared, **evidence)
+    return Finding(time, onset, entity, detector, level, score, summary, facts, signals)
 
 
 REPEAT = 60 * SECOND
@@ -80,7 +80,7 @@ def due_report(conditions: OpenConditions, key: str, time: int, onset: int, leve
     """Onset and level to report now, or None if nothing is due. The onset of the first report stays; levels rise."""
     known = conditions.get(key)
     if known is None:
-        conditions[key] = {"onset": min(onset, time), "level": level, "told": time}
+        conditions[key] = {"onset": min(onset, time), "level": level, "reported": time}
         return min(onset, time), level
     if time < known["onset"]:
         if known["onset"] - time < SET_BACK:  # out of order: that is no news of it
@@ -89,9 +89,9 @@ def due_report(conditions: OpenConditions, key: str, time: int, onset: int, leve
     rises = LEVELS.index(level) > LEVELS.index(known["level"])
     if rises:
         known["level"] = level
-    elif 0 <= time - known["told"] < REPEAT:
+    elif 0 <= time - known["reported"] < REPEAT:
         return None
-    known["told"] = time
+    known["reported"] = time
     return known["onset"], known["level"]
 
 

@@ -167,17 +167,17 @@ def _learnt(
     """Returns baseline, variance and count after a departure `d` of a stream of scale `s`: gain 1/n until its floor.
 
     A young stream has no reliable scale yet, so it is bounded loosely; where its first samples lie far apart, it
-    begins anew with the newer one: the older one may be the absurd one.
+    starts over with the newer one: the older one may be the absurd one.
     """
     far = _LOOSE * s
-    anew = take & ((n < _HALF) | ((n < _FEW) & (abs(d) > far)))
+    restarts = take & ((n < _HALF) | ((n < _FEW) & (abs(d) > far)))
     most = far if n < _YOUNG else _TIGHT * s
     bounded, spread = min(max(d, -most), most), min(max(d, -_WIDE * s), _WIDE * s)
     spread = spread if n < _YOUNG else bounded
-    more = (_ONE if anew else min(n + _ONE, np.float32(COUNT_BITS))) if take else n
+    more = (_ONE if restarts else min(n + _ONE, np.float32(COUNT_BITS))) if take else n
     g = max(_ONE / max(more, _ONE), gain) if take else _ZERO
-    step = d if anew else g * bounded
-    return b + step, _ZERO if anew else v + g * (spread * spread * (_ONE - g) - v), more
+    step = d if restarts else g * bounded
+    return b + step, _ZERO if restarts else v + g * (spread * spread * (_ONE - g) - v), more
 
 
 @compiled

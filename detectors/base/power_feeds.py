@@ -26,10 +26,10 @@ _LEARN = 20  # samples until the usual is known: their median, so that half of t
 _GAIN = 0.02  # memory of about 50 samples; chosen
 _MOST = 2.0  # times the usual, or the least level, that a sample counts as at most: one absurd value moves it by 2 %
 _LEAST = {"power.voltage": 40.0, "power.draw": 100.0}
-"""V and W below which nothing is a level of its own: telecom's 48 V less 15 %; what a unit's own electronics draw."""
+"""V and W below which a reading is no level: telecom's 48 V less 15 %; the draw of a unit's electronics."""
 _HIGHEST_V = 50.0  # more is never "no voltage", whatever was learnt: IEC 61140's limit of extra-low voltage
 _NEW_LEVEL = {"power.voltage": 3600 * SECOND, "power.draw": LAPSES}
-"""us after which another level is the usual one: what was learnt was wrong, or the meter was replaced. Chosen: a dark
+"""us after which another level is the usual one: the learnt one was wrong, or the meter was replaced. Chosen: a dark
 feed shows less than the least level; a load is that low for as long as work on a feed takes."""
 _STEADY = 0.1  # share of a level within which a reading is at that level; chosen
 _OPEN = CATALOGUE["power.breaker"].states.index("tripped")
@@ -37,7 +37,7 @@ _OPEN = CATALOGUE["power.breaker"].states.index("tripped")
 
 @dataclass
 class UsualLevel(State):
-    """Usual voltage or load of each power unit. `signal` decides what is next to nothing and when a level is new.
+    """Usual voltage or load of each power unit. `signal` decides the limits for a lost and for a new level.
 
     usual:  median of the first samples, then a slow mean.   count: samples of the first ones.   first: these samples.
     level, since: a level that is next to nothing of the usual one, and since when (us) the unit is at it.

@@ -14,8 +14,8 @@ How to write a piece with state, in four steps:
            polls: dict[str, Poll] = parts(Poll)                       # pieces made on demand, by key
 
 2. Call `self.grow(len(values))` before the cells are used, and work on `self.usual[: len(values)]`.
-3. Write no `snapshot`, `restore`, `reset`, `_grow`. What is derived from other state is a property or ordinary field;
-   what is derived from the topology is a method with `@per_topology` (detectors/base/topology_index.py).
+3. Write no `snapshot`, `restore`, `reset`, `_grow`. State derived from other state is a property or ordinary field;
+   state derived from the topology is a method with `@per_topology` (detectors/base/topology_index.py).
 4. Say what a reset leaves alone. `reset(mask)` refills the cells of the entities in `mask`, in this piece and in its
    parts. `kept=True` excludes a field. `part(..., of="nic")` is a part whose cells are NICs while the owner's are not:
    a reset by the owner's mask skips it, and `Detector.accept_as_normal` resets it by the mask of that class. What is
@@ -91,7 +91,7 @@ def memory(
 ) -> Any:
     """Declares an array with a cell per entity that holds `fill` at first; it grows with the fleet.
 
-    shape: N stands for the entities, other numbers for axes of fixed length.   kept: a reset does not change it.
+    shape: N is the axis of the entities, other numbers are axes of fixed length.   kept: a reset does not change it.
     """
     cells = _Cells(fill, np.dtype(dtype), shape, shape.index(N), kept)
     return field(default_factory=lambda: cells.filled(0), init=False, repr=False, metadata={_STATE: cells})
@@ -103,7 +103,7 @@ def notes(factory: Callable[[], Any] = dict) -> Any:
 
 
 def part(factory: Callable[[], Any], *, of: str = "", kept: bool = False) -> Any:
-    """Declares a piece with state of its own, or a dict, list or tuple of such pieces, made by `factory`.
+    """Declares a piece with its own state, or a dict, list or tuple of such pieces, made by `factory`.
 
     of: device class of its cells, if it is not the owner's.   kept: a reset does not change it.
     """
@@ -139,7 +139,7 @@ class State:
                 piece.reset(mask)
 
     def resettable_parts(self) -> Iterator[tuple[str, State]]:
-        """Yields (device class, part) of the parts that a reset changes; "" stands for the owner's device class."""
+        """Yields (device class, part) of the parts that a reset changes; "" means the owner's device class."""
         for name, _, pieces in _layout(type(self)).pieces:
             if not pieces.kept:
                 yield from ((pieces.of, piece) for _, piece in _walk(getattr(self, name)) if isinstance(piece, State))

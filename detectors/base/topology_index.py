@@ -94,7 +94,7 @@ class TopologyIndex:
         if found is self._newest:
             return
         self._newest = found
-        if found == self._above:  # jobs that start and end change the topology, but not what is above devices
+        if found == self._above:  # jobs that start and end change the topology, but not the ancestors of devices
             return
         self._above, self._members, self._positions, self._known_nodes = found, {}, {}, -1
         for i, above in enumerate(found):

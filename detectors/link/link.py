@@ -225,7 +225,7 @@ class Link(Detector):
     def _was_just_reported(self, frame: Frame, i: int) -> bool:
         """Returns whether a port was reported within REPEAT at the highest level that it may have."""
         known = self.conditions.get(frame.entities[i])
-        fresh = known is not None and 0 <= frame.time - known["told"] < REPEAT
+        fresh = known is not None and 0 <= frame.time - known["reported"] < REPEAT
         return fresh and known is not None and known["level"] == self._highest_level(frame, i)
 
     def _ports_in_trouble(self, frame: Frame, slow: frozenset[int]) -> list[int]:

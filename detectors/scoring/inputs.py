@@ -1,4 +1,4 @@
-"""Reads findings, incidents, truth and meta from files. Errors name file, line and what was expected."""
+"""Reads findings, incidents, truth and meta from files. Errors name file, line and the expected value."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _page_answers(answered: Sequence[int], case: MatchedRun) -> list[tuple[int, 
 
 
 def _not_free(idle: Sequence[Alert], answers: Sequence[tuple[int, Truth]], world: Placement) -> list[Alert]:
-    """Returns the alerts of an incident without an event that are false: not about an event that it answered lately."""
+    """Returns the alerts of an incident without an event, except those about an event that it answered within 6 h."""
     first: list[Alert] = []
     for alert in sorted(idle, key=lambda a: (a.time, a.cause, a.found_by)):
         free = any(_is_free(alert, time, event, world) for time, event in answers)

@@ -148,9 +148,9 @@ def _warn_of_unknown(truth: Sequence[Truth], world: Placement) -> None:
         )
 
 
-def score_run(truth: Sequence[Truth], said: Alerts, world: Placement, meta: Meta) -> dict[str, Any]:
-    """The figures of one run, from what is in memory: see `as_truth` and `as_heard`."""
-    return compute_figures(record_run(truth, said, world, meta))
+def score_run(truth: Sequence[Truth], alerts: Alerts, world: Placement, meta: Meta) -> dict[str, Any]:
+    """Returns the figures of one run from data in memory: see `as_truth` and `as_alerts`."""
+    return compute_figures(record_run(truth, alerts, world, meta))
 
 
 def as_alerts(findings: Iterable[Finding], incidents: Iterable[Incident] | None) -> Alerts:

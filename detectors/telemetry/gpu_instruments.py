@@ -28,10 +28,10 @@ HOLD = 600
 LEAST_K = 2.2
 """K of a temperature shift that counts: above the 2 K by which a service may leave a sensor off; chosen."""
 STILL = HOLD // RHYTHM
-"""Readings of one value before it is odd."""
+"""Readings of one value before it is suspected."""
 MOVED_K, MOVED_W = 3.0, 100.0
-"""How far related readings must have moved meanwhile: three roundings; and what moves a cold plate of 0.03 to 0.04 K/W
-by that; chosen."""
+"""How far related readings must have moved in that time: three roundings, and the power that moves a cold plate of 0.03
+to 0.04 K/W by that; chosen."""
 RATIO = {"gpu.temperature": 2.5, "gpu.power": 2.0}
 """Multiple of the usual change, its own and that of its peers, that is noise; chosen: load moves all GPUs of a node."""
 _NOISE = {"gpu.temperature": 0.7, "gpu.power": 0.02}  # least usual change: rounding, and a share of the power; chosen
@@ -55,7 +55,7 @@ def _peer_streams(floor: float, delta: float, phi: float) -> Streams:
 
 @dataclass
 class GpuInstruments(State):
-    """Temperature and power sensors of GPUs. A reset learns an instrument anew; the climate of its cohort stays.
+    """Temperature and power sensors of GPUs. A reset relearns an instrument; the climate of its cohort stays.
 
     apart: core less memory temperature.   heat: core temperature.   power: its logarithm.   highest: power so far.
     """
@@ -80,7 +80,7 @@ class GpuInstruments(State):
         return {"apart": self.apart, "heat": self.heat, "power": self.power}
 
     def find_faults(self, frame: Frame, gate: Bools) -> Iterator[InstrumentFault]:
-        """Yields the instruments that are wrong now. gate: False for GPUs in maintenance; these are learnt anew."""
+        """Yields the instruments that are wrong now. gate: False for GPUs in maintenance; these are learnt again."""
         if not gate.all():
             self.reset(~gate)
         heat, power = frame["gpu.temperature"], frame["gpu.power"]
@@ -134,12 +134,12 @@ class GpuInstruments(State):
         for i in suspects:
             learnt = int((bits[i] >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS)
             if learnt < min(_AS_OLD * int(watts.held[i]) / RHYTHM + LEARN, _MOST_LEARNT):
-                continue  # its temperature was learnt anew since its power moved: that it did not change proves nothing
+                continue  # its temperature was reset since its power moved: that it did not change proves nothing
             share, own = float(watts.effect[i]), float(np.nan_to_num(warm.effect[i]))
             level = float(np.exp(median[i])) if size[i] > 1 else np.nan
             expected = _K_PER_W * level * share
             still = max(_FOLLOWS * abs(expected), _STILL_K)  # heat that goes the other way is a cold plate's
-            lead = share + float(normal[i])  # of the node's others now: else its normal is odd, not its reading
+            lead = share + float(normal[i])  # of the node's others now: else its normal is wrong, not its reading
             stands_out = lead * share > 0 and abs(lead) >= _STANDS_OUT * abs(share)
             if abs(expected) >= _LEAST_HEAT_K and abs(own) < still and judged[i] and stands_out:
                 words = f"reads {abs(share):.0%} too {'high' if share > 0 else 'low'}, temperature unchanged"
@@ -148,13 +148,13 @@ class GpuInstruments(State):
     def _stuck(self, frame: Frame, middle_k: Floats, middle_w: Floats, calm: Bools) -> Iterator[InstrumentFault]:
         heat, power = frame["gpu.temperature"], frame["gpu.power"]
         run, spans = self.stuck_heat.step(heat, heat=middle_k, power=power)
-        odd = (run >= STILL) & (spans["heat"] >= MOVED_K) & (spans["power"] >= MOVED_W)
-        for i in np.flatnonzero(self.stuck_heat.stayed(heat, odd, calm)).tolist():
+        suspected = (run >= STILL) & (spans["heat"] >= MOVED_K) & (spans["power"] >= MOVED_W)
+        for i in np.flatnonzero(self.stuck_heat.stayed(heat, suspected, calm)).tolist():
             words = f"stuck at {heat[i]:.0f} °C while its power moved by {spans['power'][i]:.0f} W"
             yield self._fault(frame, i, "gpu.temperature", "stuck", int(run[i]) * RHYTHM, 0.0, "K", words)
         run, spans = self.stuck_power.step(power, heat=heat, power=middle_w)
-        odd = (run >= STILL) & (spans["power"] >= MOVED_W) & (spans["heat"] >= MOVED_K)
-        for i in np.flatnonzero(self.stuck_power.stayed(power, odd, calm)).tolist():
+        suspected = (run >= STILL) & (spans["power"] >= MOVED_W) & (spans["heat"] >= MOVED_K)
+        for i in np.flatnonzero(self.stuck_power.stayed(power, suspected, calm)).tolist():
             words = f"stuck at {power[i]:.0f} W while its temperature moved by {spans['heat'][i]:.0f} K"
             yield self._fault(frame, i, "gpu.power", "stuck", int(run[i]) * RHYTHM, 0.0, "W", words)
 

@@ -77,7 +77,7 @@ class WitnessRange(State):
 
 @dataclass
 class StuckReading(State):
-    """For how many readings an instrument has shown the same value, and how far related readings went meanwhile.
+    """For how many readings an instrument has shown the same value, and the range of related readings in that time.
 
     witnesses: names of the related readings.
     run, seen: readings of one value, and of any.   usual: share of readings that differ from the one before.
@@ -88,7 +88,7 @@ class StuckReading(State):
     run: Floats = memory(0.0)
     usual: Floats = memory(0.0)
     seen: Floats = memory(0.0)
-    after: Floats = memory(0.0)  # readings since it was odd
+    after: Floats = memory(0.0)  # readings since it was suspected
     ranges: dict[str, WitnessRange] = part(dict)
 
     def __post_init__(self) -> None:
@@ -108,14 +108,14 @@ class StuckReading(State):
             _follow_range(values, np.asarray(other, np.float64), moved, low, high, spans[name])
         return self.run[:size], spans
 
-    def stayed(self, values: Floats, odd: Bools, calm: Bools) -> Bools:
-        """Returns (N,) instruments that stayed for a while after they were odd: heat follows load within a minute.
+    def stayed(self, values: Floats, suspected: Bools, calm: Bools) -> Bools:
+        """Returns (N,) instruments that stayed stuck after they were suspected: heat follows load within a minute.
 
-        calm: False where nothing can be said now; these begin anew.
+        calm: False where no judgement is possible now; these start over.
         """
         self.grow(len(values))
         out = np.empty(len(values), bool)
-        _count_odd(values, odd, calm, self.after, self.run, _FOLLOWS, out)
+        _count_suspected(values, suspected, calm, self.after, self.run, _FOLLOWS, out)
         return out
 
 
@@ -135,8 +135,8 @@ class NoiseLevel(State):
     def step(self, values: Floats, least: float, ratio: float, calm: Bools | None = None) -> tuple[Floats, Floats]:
         """Returns (N,) the change as a multiple of its usual, and for how many readings it was `ratio` or more.
 
-        least: change below which no change is usual: noise of the instrument itself.   calm: False where nothing can be
-        said now; these begin anew.
+        least: change below which no change is usual: noise of the instrument itself.   calm: False where no
+        judgement is possible now; these start over.
         """
         self.grow(len(values))
         times = np.empty(len(values))
@@ -150,21 +150,21 @@ class NoiseLevel(State):
 
 @dataclass
 class LevelShift(State):
-    """How far a reading is from its usual: a mean of minutes against one of hours, which odd readings do not teach."""
+    """Shift of a reading from its usual: a mean of minutes against one of hours, which frozen readings do not teach."""
 
     now: Floats = memory(np.nan)
     usual: Floats = memory(np.nan)
     seen: Floats = memory(0.0)
 
-    def step(self, values: Floats, odd: Bools) -> Floats:
-        """Returns (N,) shift, NaN until it is known. odd: instruments whose usual stays as it is."""
+    def step(self, values: Floats, frozen: Bools) -> Floats:
+        """Returns (N,) shift, NaN until it is known. frozen: instruments whose usual stays as it is."""
         self.grow(len(values))
         shifted = np.empty(len(values))
-        _follow_level(values, odd, self.now, self.usual, self.seen, _KNOWN, _FAST, _SLOW, shifted)
+        _follow_level(values, frozen, self.now, self.usual, self.seen, _KNOWN, _FAST, _SLOW, shifted)
         return shifted
 
 
-ODD_K = 3.0  # shift from which a cohort is another than before: three roundings; chosen
+UNUSUAL_K = 3.0  # shift from which a cohort is another than before: three roundings; chosen
 _USUAL_K_PER_W = (
     0.035  # resistance of a liquid-cooled GPU until the own is known: cold plates have 0.03 to 0.04; chosen
 )
@@ -174,7 +174,7 @@ _PRIOR_W2 = 2500.0  # variance of the load, 50 W, that the resistance is worth; 
 _LEAST = 4  # GPUs with data; fewer show little of a loop; chosen
 _SETTLES = 900 // RHYTHM  # readings after which a cohort that moved has settled: smoothing and heat; chosen
 _LIFT = 6.0 * 3600 / RHYTHM  # readings after which a cohort that moved has a new normal; chosen
-_NUMBERS = (_SLOW, _USUAL_K_PER_W, _PRIOR_W2, *_K_PER_W, ODD_K, K_ERROR, _LIFT)
+_NUMBERS = (_SLOW, _USUAL_K_PER_W, _PRIOR_W2, *_K_PER_W, UNUSUAL_K, K_ERROR, _LIFT)
 
 
 @dataclass
@@ -190,7 +190,7 @@ class Climate(State):
     power: Floats = memory(np.nan)
     both: Floats = memory(0.0)
     square: Floats = memory(0.0)
-    odd: Floats = memory(0.0)
+    unusual: Floats = memory(0.0)
     since: Floats = memory(float(_SETTLES))
     shift: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
     load: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
@@ -200,11 +200,11 @@ class Climate(State):
         """Adds a reading: median temperature and power of each cohort."""
         size = len(heat)
         self.grow(size)
-        frozen = (self.odd[:size] > 0) & (self.odd[:size] < _LIFT)
+        frozen = (self.unusual[:size] > 0) & (self.unusual[:size] < _LIFT)
         moved = self.moved["heat"].step(heat, frozen), self.moved["power"].step(power, frozen)
         smooth = (self.moved["heat"].now[:size], self.moved["power"].now[:size])  # heat lags less
         self.load, self.shift = np.empty(size), np.empty(size)
-        state = (self.heat, self.power, self.both, self.square, self.odd, self.since)
+        state = (self.heat, self.power, self.both, self.square, self.unusual, self.since)
         _follow_climate(smooth, moved, state, _NUMBERS, self.load, self.shift)
         self.calm = self.since[:size] >= _SETTLES
 
@@ -281,12 +281,14 @@ def _follow_range(values: Floats, other: Floats, moved: Bools, low: Floats, high
 
 
 @compiled
-def _count_odd(values: Floats, odd: Bools, calm: Bools, after: Floats, run: Floats, least: float, out: Bools) -> None:
-    """Out: instruments that have been odd for more than `least` readings; those that are not calm begin anew."""
+def _count_suspected(
+    values: Floats, suspected: Bools, calm: Bools, after: Floats, run: Floats, least: float, out: Bools
+) -> None:
+    """Out: instruments that have been suspected for more than `least` readings; those that are not calm start over."""
     for i in range(len(values)):
         there = values[i] == values[i]
         if there:
-            after[i] = after[i] + 1.0 if odd[i] else 0.0
+            after[i] = after[i] + 1.0 if suspected[i] else 0.0
         if not calm[i]:
             after[i] = run[i] = 0.0
         out[i] = there and after[i] > least
@@ -336,7 +338,7 @@ def _follow_changes(
 @compiled
 def _follow_level(
     values: Floats,
-    odd: Bools,
+    frozen: Bools,
     now: Floats,
     usual: Floats,
     seen: Floats,
@@ -345,7 +347,7 @@ def _follow_level(
     slow: float,
     shifted: Floats,
 ) -> None:
-    """A mean of minutes less one of hours, which odd readings do not teach; NaN until it is known."""
+    """A mean of minutes less one of hours, which frozen readings do not teach; NaN until it is known."""
     for i in range(len(values)):
         value = values[i]
         if value == value:
@@ -353,7 +355,7 @@ def _follow_level(
                 now[i] = usual[i] = value
             seen[i] += 1.0
             now[i] += max(1.0 / seen[i], quick) * (value - now[i])
-            if not odd[i]:
+            if not frozen[i]:
                 usual[i] += max(1.0 / seen[i], slow) * (value - usual[i])
         shifted[i] = now[i] - usual[i] if seen[i] > known else np.nan
 
@@ -370,11 +372,11 @@ def _follow_climate(
     """How far the heat of a cohort is from what its load explains, and since when; pairs are (temperature, power).
 
     smooth:  means of minutes, from which the resistance is learnt.   moved: shifts, NaN where not known.
-    state:   heat, power, both, square, odd, since.
+    state:   heat, power, both, square, unusual, since.
     numbers: gain; resistance until it is known and the variance of load that it is worth; least and most resistance;
-             least shift that is odd and its share of the load's; readings after which the new level is normal.
+             least shift that is unusual and its share of the load's; readings after which the new level is normal.
     """
-    means, powers, both, square, odd, since = state
+    means, powers, both, square, unusual, since = state
     gain, prior, worth, low, high, least, error, lift = numbers
     heats, watts = smooth
     for i in range(len(load)):
@@ -385,7 +387,7 @@ def _follow_climate(
             if powers[i] != powers[i]:
                 powers[i] = power
             by_heat, by_power = heat - means[i], power - powers[i]
-            g = 0.0 if 0 < odd[i] < lift else gain
+            g = 0.0 if 0 < unusual[i] < lift else gain
             both[i] += g * (by_heat * by_power - both[i])
             square[i] += g * (by_power * by_power - square[i])
             means[i] += g * by_heat
@@ -396,5 +398,5 @@ def _follow_climate(
         far = abs(shifted[i])
         if far == far:
             strange = far >= max(least, error * abs(load[i]))
-            odd[i] = odd[i] + 1 if strange else 0.0
+            unusual[i] = unusual[i] + 1 if strange else 0.0
             since[i] = 0.0 if strange else since[i] + 1

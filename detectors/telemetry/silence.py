@@ -25,7 +25,7 @@ KNOWN = 20
 """Samples after which a device of a node is known to exist: some answer once and never again. A device that never had a
 sample is not silent."""
 KNOWN_OF: Mapping[str, int] = {"node": 1, "coolant": 2, "power": 2}
-"""The same for classes with an agent or BMC of their own, which somebody installed: their first samples prove that they
+"""The same for classes with their own agent or BMC, which was installed on purpose: their first samples prove that they
 exist. Chosen: one for an agent; two for a unit, as a BMC that starts may list it before it can read it."""
 READINGS = 3
 """Readings that must fail where a signal is read seldom, as at power supplies; chosen: one may fail, one be late."""
@@ -34,7 +34,7 @@ GIVEN_UP = 72 * 3600 * SECOND
 TOGETHER = 20 * SECOND
 """Last samples at most so far apart are of one moment: a frame of 10 s, 5 s of jitter, a lost sample; chosen."""
 NEARLY_ALL = 0.9
-"""Share of what is below a shared entity that must have fallen silent with it; chosen: one node may have been out."""
+"""Share of the devices below a shared entity that must be silent with it; chosen: one node may have been out."""
 SITE = "site:all"
 """Cause where all fall silent and no entity in the topology holds them all."""
 _NO_VALUES = np.empty(0)
@@ -182,7 +182,7 @@ def _count_missed(
     holes: Counts,
     gaps: Times,
 ) -> None:
-    """Records the devices with a sample at `time`; one that missed more than `long` instants reports anew since then.
+    """Records the devices with a sample at `time`; one that missed more than `long` instants reports since then.
 
     Out: holes, gaps: of a device with a sample, the instants that it missed and us since the sample before; else 0.
     """

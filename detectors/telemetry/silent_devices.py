@@ -56,7 +56,7 @@ class SilentDevices(State):
     def _silences_in_nodes(
         self, device_class: str, silent: Bools, index: TopologyIndex, context: Context
     ) -> Iterator[Silence]:
-        """Devices of nodes that report; nearly all at once are the silence of their reader, reported once."""
+        """Devices of nodes that report; nearly all together are the silence of their reader, reported once."""
         nodes = context.last.names("node")
         owner = index.node_positions(nodes)
         counted = np.append(self._settled_nodes(device_class, context)[: len(nodes)], False)[owner]

@@ -53,7 +53,7 @@ class _RankPlaces:
 class SilentJobs(State):
     """The nodes and the end of each job, from job_start and job_end, and when each rank made its last step."""
 
-    _jobs: dict[str, dict[str, Any]] = notes()  # job -> nodes, ended (us or None), heard
+    _jobs: dict[str, dict[str, Any]] = notes()  # job -> nodes, ended (us or None), newest_event
     _step: NDArray[np.float64] = memory(np.nan)
     _stepped: NDArray[np.int64] = memory(0, np.int64)
     _ranks: tuple[str, ...] = field(default=(), init=False, repr=False)
@@ -80,13 +80,13 @@ class SilentJobs(State):
         """Returns whether a job no longer matters: it ended, or had no event for so long that its end was lost."""
         if known["ended"]:
             return bool(time - known["ended"] > _KEPT)
-        return bool(time - known.setdefault("heard", time) > _LOST)
+        return bool(time - known.setdefault("newest_event", time) > _LOST)
 
     def _record(self, event: Event, topology: Topology) -> None:
         job = self._jobs.pop(event.entity, {"nodes": {}, "ended": None})
         self._jobs[event.entity] = job  # the newest ones last
         self._on = None
-        job["heard"] = event.time
+        job["newest_event"] = event.time
         if event.kind == "job_end":
             job["ended"] = max(event.time, job["ended"] or 0)
             return

@@ -53,8 +53,10 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is known at an instant. seconds, node_seconds, dead_seconds: settings of the detector; frame_s: time since
-    the instant before."""
+    """The state of telemetry at an instant.
+
+    seconds, node_seconds, dead_seconds: settings of the detector.   frame_s: time since the instant before.
+    """
 
     last: LastSamples
     gates: Gates
@@ -95,7 +97,7 @@ class SilentNodes(State):
     _alone: dict[str, dict[str, Any]] = notes()  # node -> since, lives: job that made steps without it, or ""
     _readers: Readers = part(Readers)
     _mute: list[int] = field(default_factory=list, init=False, repr=False)  # nodes without own data, GPUs report
-    _lost_reader: LostReader | None = field(default=None, init=False, repr=False)  # of nearly all of those at once
+    _lost_reader: LostReader | None = field(default=None, init=False, repr=False)  # of nearly all of those together
     _index: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
     _gpus: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
     _supplies: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
@@ -313,7 +315,7 @@ class AgentStarts(State):
     """Which agents reported after a moment, and whether they restarted: their CPU time then begins at 0."""
 
     cpu: NDArray[np.float64] = memory(np.nan)
-    reported: NDArray[np.int64] = memory(0, np.int64, shape=(2, N))  # when each reported last, and began anew last
+    reported: NDArray[np.int64] = memory(0, np.int64, shape=(2, N))  # when each reported last, and restarted last
     _names: Sequence[str] = field(default=(), init=False, repr=False)
 
     def update(self, frame: Frame) -> None:

@@ -1,4 +1,4 @@
-"""Finds device classes that fall silent on nearly all nodes at once while the nodes report: their reader is gone."""
+"""Finds device classes that fall silent on nearly all nodes together while the nodes report: their reader is gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = 4
 """Nodes below which it may be chance, and each device is reported by itself; chosen: a chassis often holds 2 or 3."""
 LEFT = 0.1
 """Share of the nodes still silent below which each is judged by itself; chosen: exporters that are restarted return one
-after the other, and one that does not return has a fault of its own."""
+after the other, and one that does not return has its own fault."""
 _RHYTHMS = 1.5  # readings within which the last samples of a slow class lie: one of them may come late; chosen
 
 
@@ -71,7 +71,7 @@ class Readers(State):
             gone[end] = min(gone[end], last.time)  # the clock may have been set back
         mine = quiet & (seen >= gone["since"]) & (seen <= gone["till"])
         nodes = np.unique(owner[mine])
-        if len(nodes) < max(FEW, LEFT * gone["struck"]):
+        if len(nodes) < max(FEW, LEFT * gone["affected"]):
             del self._gone[device_class]
             return None
         return LostReader(gone["entity"], gone["since"], gone["seconds"], mine, nodes, gone["of"])
@@ -93,13 +93,13 @@ class Readers(State):
         rhythm = CATALOGUE[last.signals[device_class]].interval or 1.0
         window = max(TOGETHER, round(_RHYTHMS * rhythm * SECOND))
         together = quiet & (np.abs(seen - seen[silent].max()) <= window)
-        struck = np.count_nonzero(np.bincount(owner[together]))
+        affected = np.count_nonzero(np.bincount(owner[together]))
         of = np.count_nonzero(np.bincount(owner[counted & (together | ~silent)]))
-        if struck < FEW or struck < NEARLY_ALL * of:
+        if affected < FEW or affected < NEARLY_ALL * of:
             return False
         times = {"since": int(seen[together].min()), "till": int(seen[together].max()), "seconds": window / SECOND}
         entity = _nearest_around(together, index)
-        self._gone[device_class] = {**times, "entity": entity, "struck": int(struck), "of": int(of)}
+        self._gone[device_class] = {**times, "entity": entity, "affected": int(affected), "of": int(of)}
         return True
 
     def clear(self, device_class: str) -> None:

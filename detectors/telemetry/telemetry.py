@@ -34,7 +34,7 @@ _DROPPED = "its spool was full or could not be written"
 
 @dataclass
 class Losses(State):
-    """What each agent lost lately: from gap events, else from the growth of agent.dropped."""
+    """Recent losses of each agent: from gap events, else from the growth of agent.dropped."""
 
     _lost: dict[str, dict[str, Any]] = notes()  # entity -> since, last, messages, cause
     _dropped: NDArray[np.float64] = memory(np.nan)
@@ -54,7 +54,7 @@ class Losses(State):
             yield self._silence(entity, known)
 
     def _follow_counter(self, frame: Frame) -> None:
-        """Adds the growth of the counter where no event reported the loss; it begins anew with the agent."""
+        """Adds the growth of the counter where no event reported the loss; it restarts with the agent."""
         now = frame["agent.dropped"]
         self.grow(len(now))
         before = self._dropped[: len(now)]

@@ -40,7 +40,8 @@ class TelemetryBlind(Detector):
     any_of: ClassVar[tuple[str, ...]] = ("bmc.reachable", "exporter.up")
     wants: ClassVar[tuple[str, ...]] = ("event:bmc_lost", "event:exporter")
     cannot_see: ClassVar[str] = (
-        "A BMC that answers with old values, a single sensor of it that is not read, and what was never configured."
+        "A BMC that answers with old values, a single sensor of it that is not read, and devices that are not "
+        "configured."
     )
 
     seconds: float = 300.0

@@ -81,18 +81,18 @@ class LoopInstruments(State):
         self.climate.step(*self._means.means(frame, gpus))
 
     def find_faults(self, frame: Frame, gate: Bools) -> Iterator[InstrumentFault]:
-        """Yields the instruments that are wrong now. gate: False for units in maintenance; these are learnt anew."""
+        """Yields the instruments that are wrong now. gate: False for units in maintenance; these are learnt again."""
         if not gate.all():
             self.reset(~gate)
         flow, supply, back = (frame[f"coolant.{name}"] for name in ("flow", "supply_temperature", "return_temperature"))
         logs = {"flow": flow, "pressure": frame["coolant.pressure"], "pump": frame["pump.speed"], "rise": back - supply}
         values = {name: np.log(np.where(v > 0, v, np.nan)) for name, v in logs.items()}
         values |= {"supply": supply, "return": back}
-        odd = np.zeros(len(flow), bool)
+        shifted = np.zeros(len(flow), bool)
         for key in self.odd_since:
             entity = key.partition("|")[0]
-            odd[[i for i, e in enumerate(frame.entities) if e == entity]] = True
-        moved = {name: self.shifts[name].step(v, odd) for name, v in values.items()}
+            shifted[[i for i, e in enumerate(frame.entities) if e == entity]] = True
+        moved = {name: self.shifts[name].step(v, shifted) for name, v in values.items()}
         yield from self._biased(frame, moved)
         yield from self._noisy(frame, values)
         yield from self._stuck(frame, {"flow": flow, "supply": supply}, {"flow": values["pressure"], "supply": back})
@@ -113,7 +113,7 @@ class LoopInstruments(State):
             yield from self._if_held(on, frame, i, entity, "coolant.supply_temperature", t, "K", words)
 
     def _followed(self, i: int, t: float, back: float) -> bool:
-        """Returns whether what is after the supply moved with it, or the load moved too much to tell."""
+        """Returns whether the return or the GPUs moved with the supply, or the load moved too much to tell."""
         gpus, load = float(self.climate.shift[i]), float(self.climate.load[i])
         if np.isnan(gpus):
             return abs(back) > UNMOVED * abs(t)  # the other way it is the load that moved it
@@ -172,7 +172,7 @@ class AirInstruments(State):
     _peers: Peers = field(default_factory=lambda: Peers(("rack",), least=4), init=False, repr=False)
 
     def find_faults(self, frame: Frame, gate: Bools) -> Iterator[InstrumentFault]:
-        """Yields the instruments that are wrong now. gate: False for sensors in maintenance; these are learnt anew."""
+        """Yields the instruments that are wrong now. gate: False for sensors in maintenance; these are learnt again."""
         if not gate.all():
             self.reset(~gate)
         inlet = self._inlets(frame)
@@ -241,7 +241,7 @@ class TelemetrySensor(Detector):
     temperature is compared with its memory's, its power and the node's other GPUs; its power with its temperature; the
     flow of a loop with pressure, pump and heat (affinity laws); its supply with its return; an air inlet with those of
     the rack and the fans. Noisy: its readings change much more than usual, those of its peers do not. After announced
-    work an instrument is learnt anew.
+    work an instrument is learnt again.
 
     Source: the kinds of fault as in Ni et al., "Sensor network data fault types", ACM Transactions on Sensor Networks
     5(3), 2009.

@@ -44,7 +44,7 @@ class TelemetrySite(Detector):
         return [rule_line("sites without a message of any agent for 35 s")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """See `Detector.observe`. The Runner drops what was reported on arrival; ends come from there alone."""
+        """See `Detector.observe`. The Runner drops findings reported on arrival; ends come from there alone."""
         topology = next((frame.topology for frame in frames.values()), Topology())
         found = (
             self.judge_event(event, topology)

@@ -105,7 +105,7 @@ class CaseSchedule:
         elif case["fresh"] or known is None or (maintenance and known["level"] != "page"):
             self.schedule(entity, time + 1)
         elif time - case["last"] <= REPEAT_FOR:
-            repeat = known["told"] + REPEAT
+            repeat = known["reported"] + REPEAT
             self.schedule(entity, repeat if cases.is_latched(case, known["level"]) else min(repeat, over))
 
     def generation_start(self, entity: str, frames: Mapping[str, Frame], topology: Topology) -> float:

@@ -353,7 +353,7 @@ def test_a_program_that_most_get_wrong_in_their_own_ways_blames_nobody(site, wat
 @pytest.mark.parametrize("kind", [SdcVote, SdcReplica])
 def test_what_ends_when_the_clock_stepped_back_did_not_begin_in_the_future(kind):
     detector = kind()
-    detector.conditions["gpu:n0.0"] = {"onset": START + STEP, "level": "suspect", "told": START + STEP}
+    detector.conditions["gpu:n0.0"] = {"onset": START + STEP, "level": "suspect", "reported": START + STEP}
     (found,) = detector.observe({"gpu": Frame(START, "gpu", ("gpu:n0.0",), {}, Topology())})
     assert found.evidence["cleared"]
     assert found.onset <= found.time

@@ -67,7 +67,7 @@ def test_a_program_that_a_person_called_no_fault_is_dropped_with_the_errors_that
     detector = Xid()
     detector.programs.blamed["job:7"] = {"onset": T0, "last": T0, "gpus": [], "codes": [13]}
     detector.programs.bursts[GPU] = [[T0, "job:7", ""]]
-    detector.conditions["program job:7"] = {"onset": T0, "level": "suspect", "told": T0}
+    detector.conditions["program job:7"] = {"onset": T0, "level": "suspect", "reported": T0}
     for entity in ("job:7", GPU):
         detector.accept_as_normal(entity, {})
     assert not detector.programs.blamed
