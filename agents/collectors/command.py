@@ -102,7 +102,7 @@ class CommandRunner:
         assert process.stderr is not None
         until = time.monotonic() + self.limit
         found = {process.stdout: bytearray(), process.stderr: bytearray()}
-        said = 0
+        error_bytes = 0
         with selectors.DefaultSelector() as selector:
             for stream in found:
                 selector.register(stream, selectors.EVENT_READ)
@@ -113,7 +113,7 @@ class CommandRunner:
                     if not data:
                         selector.unregister(key.fileobj)
                     elif key.fileobj is process.stderr:
-                        said += len(data)
+                        error_bytes += len(data)
                         found[process.stderr] += data[: max(0, _MAX_ERROR_BYTES - len(found[process.stderr]))]
                     else:
                         found[process.stdout] += data
@@ -121,7 +121,7 @@ class CommandRunner:
                     raise CommandError(f"{name}: printed more than {self.max_bytes >> 20} MiB; killed")
         code = self._wait_for_exit(process, name, until)
         out, talk = (bytes(found[s]).decode("utf-8", "replace") for s in (process.stdout, process.stderr))
-        return CommandOutput(code, out, talk, said > _MAX_ERROR_BYTES)
+        return CommandOutput(code, out, talk, error_bytes > _MAX_ERROR_BYTES)
 
     def _wait_for_exit(self, process: subprocess.Popen[bytes], name: str, until: float) -> int:
         """Returns the exit code. A command may close its output and keep running."""

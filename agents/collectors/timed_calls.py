@@ -36,13 +36,13 @@ class TimedCalls(Generic[T]):
         again.
         """
         with self._finished:
-            asked = {name: self._running[name] for name in calls if name in self._running}
+            requested = {name: self._running[name] for name in calls if name in self._running}
         for name, call in calls.items():
-            if name not in asked:
-                asked[name] = self._start(name, call)
+            if name not in requested:
+                requested[name] = self._start(name, call)
         with self._finished:
-            self._finished.wait_for(lambda: all(a.seconds is not None for a in asked.values()), patience)
-            return {name: CallResult(a.started, a.seconds, a.value, a.error) for name, a in asked.items()}
+            self._finished.wait_for(lambda: all(a.seconds is not None for a in requested.values()), patience)
+            return {name: CallResult(a.started, a.seconds, a.value, a.error) for name, a in requested.items()}
 
     @staticmethod
     def elapsed(answer: CallResult[T]) -> float:

@@ -255,7 +255,7 @@ class Ipmi(Collector):
 def empty_row(sensor: IpmiSensor) -> DeviceValues:
     """Returns a row of all signals of the sensor, all missing."""
     can = {sensor.signal: True, "sensor.alarm": sensor.has_thresholds, "sensor.status": sensor.is_discrete}
-    return {signal: None for signal, told in can.items() if signal is not None and told}
+    return {signal: None for signal, reported in can.items() if signal is not None and reported}
 
 
 def name_sensors(sensors: list[IpmiSensor], discrete: tuple[str, ...]) -> dict[str, IpmiSensor]:

@@ -132,11 +132,11 @@ def decode_entry(record: bytes) -> SelEntry | None:
     if kind != _SYSTEM_EVENT:
         label = "oem" if kind >= _OEM_TIMED else "unknown"
         return SelEntry(number, timestamp, None, {**facts, "type": label, "event": f"record type {kind:02x}"})
-    event_type, offset, told = record[12] & 0x7F, record[13] & 0x0F, record[13] >> 4
+    event_type, offset, reported = record[12] & 0x7F, record[13] & 0x0F, record[13] >> 4
     facts |= {"type": sensor_type(record[10]), "event": event_state(record[10], event_type, offset)}
     facts |= {"asserted": record[12] & 0x80 == 0}
     by_bmc = record[7] == _BMC  # generator: the BMC itself, whose sensors are in its repository
-    exact = event_type == THRESHOLD and told == _READING_AND_THRESHOLD
+    exact = event_type == THRESHOLD and reported == _READING_AND_THRESHOLD
     return SelEntry(
         *(number, timestamp, (record[8] & 3, record[11]) if by_bmc else None, facts),
         readings=(record[14], record[15]) if exact else None,

@@ -30,7 +30,9 @@ def parse_chassis(document: RedfishDocument, place: ResourceScope) -> ParsedReso
         return ParsedResource()
     entity = place.entity_name("chassis")
     values = {"power.status": document.health(), "power.state": document.enum_value("PowerState", POWER_STATES)}
-    told = common_attributes(document, type=document.text("ChassisType"), max_power=document.number("MaxPowerWatts"))
+    reported = common_attributes(
+        document, type=document.text("ChassisType"), max_power=document.number("MaxPowerWatts")
+    )
     inside = place.within(entity)
     power = "PowerSubsystem" if "PowerSubsystem" in document.body else "Power"
     thermal = "ThermalSubsystem" if "ThermalSubsystem" in document.body else "Thermal"
@@ -44,7 +46,7 @@ def parse_chassis(document: RedfishDocument, place: ResourceScope) -> ParsedReso
         ),
         *resource_links(document, inside, LeakDetectors="leak_detectors", Sensors="sensors_all"),
     )
-    return ParsedResource((EntityRow(entity, "power", values, place.parents, told),), further)
+    return ParsedResource((EntityRow(entity, "power", values, place.parents, reported),), further)
 
 
 def _with_regular_path(
@@ -148,5 +150,7 @@ def parse_sensor(document: RedfishDocument, place: ResourceScope) -> ParsedResou
         signal: document.number("Reading", scale),
         "sensor.alarm": document.child("Status").enum_value("Health", _ALARMS),
     }
-    told = common_attributes(document, label=document.text("Name"), type=kind, context=document.text("PhysicalContext"))
-    return ParsedResource((EntityRow(place.entity_name("sensor"), "sensor", values, place.parents, told),))
+    reported = common_attributes(
+        document, label=document.text("Name"), type=kind, context=document.text("PhysicalContext")
+    )
+    return ParsedResource((EntityRow(place.entity_name("sensor"), "sensor", values, place.parents, reported),))

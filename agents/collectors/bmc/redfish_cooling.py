@@ -41,7 +41,7 @@ def parse_unit(document: RedfishDocument, place: ResourceScope) -> ParsedResourc
         "coolant.pump_redundancy": worst_redundancy(document, "PumpRedundancy"),
         "coolant.connector_redundancy": worst_redundancy(document, "CoolantConnectorRedundancy"),
     }
-    told = common_attributes(
+    reported_values = common_attributes(
         document, type=document.text("EquipmentType"), coolant=document.child("Coolant").text("CoolantType")
     )
     inside = place.within(entity)
@@ -54,7 +54,7 @@ def parse_unit(document: RedfishDocument, place: ResourceScope) -> ParsedResourc
         *resource_links(document, inside, Pumps="pumps", Reservoirs="reservoirs", Filters="filters"),
         *resource_links(document, place, EnvironmentMetrics="cdu_environment"),
     )
-    return ParsedResource((EntityRow(entity, "coolant", values, place.parents, told),), further)
+    return ParsedResource((EntityRow(entity, "coolant", values, place.parents, reported_values),), further)
 
 
 def parse_unit_air(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
@@ -79,8 +79,8 @@ def parse_pump(document: RedfishDocument, place: ResourceScope) -> ParsedResourc
         "pump.service_time": document.number("ServiceHours"),
         "coolant.status": document.health(),
     }
-    told = common_attributes(document, type=document.text("PumpType"))
-    return ParsedResource((EntityRow(place.entity_name("pump"), "coolant", values, place.parents, told),))
+    reported_values = common_attributes(document, type=document.text("PumpType"))
+    return ParsedResource((EntityRow(place.entity_name("pump"), "coolant", values, place.parents, reported_values),))
 
 
 def parse_reservoir(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
@@ -93,8 +93,12 @@ def parse_reservoir(document: RedfishDocument, place: ResourceScope) -> ParsedRe
         "reservoir.pressure": document.pressure("InternalPressurekPa"),
         "coolant.status": document.health(),
     }
-    told = common_attributes(document, type=document.text("ReservoirType"), capacity=document.number("CapacityLiters"))
-    return ParsedResource((EntityRow(place.entity_name("reservoir"), "coolant", values, place.parents, told),))
+    reported_values = common_attributes(
+        document, type=document.text("ReservoirType"), capacity=document.number("CapacityLiters")
+    )
+    return ParsedResource(
+        (EntityRow(place.entity_name("reservoir"), "coolant", values, place.parents, reported_values),)
+    )
 
 
 def parse_filter(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
@@ -106,8 +110,8 @@ def parse_filter(document: RedfishDocument, place: ResourceScope) -> ParsedResou
         "filter.service_time": document.number("ServiceHours"),
         "coolant.status": document.health(),
     }
-    told = common_attributes(document, rated_service_time=document.number("RatedServiceHours"))
-    return ParsedResource((EntityRow(place.entity_name("filter"), "coolant", values, place.parents, told),))
+    reported_values = common_attributes(document, rated_service_time=document.number("RatedServiceHours"))
+    return ParsedResource((EntityRow(place.entity_name("filter"), "coolant", values, place.parents, reported_values),))
 
 
 def parse_loop(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
@@ -120,13 +124,13 @@ def parse_loop(document: RedfishDocument, place: ResourceScope) -> ParsedResourc
         "loop.quality": document.enum_value("CoolantQuality", _LEVELS),
         "coolant.status": document.health(),
     }
-    told = common_attributes(
+    reported_values = common_attributes(
         document,
         coolant=document.child("Coolant").text("CoolantType"),
         consumers=_equipment_names(document, "ConsumingEquipmentNames"),
         suppliers=_equipment_names(document, "SupplyEquipmentNames"),
     )
-    return ParsedResource((EntityRow(place.entity_name("loop"), "coolant", values, place.parents, told),))
+    return ParsedResource((EntityRow(place.entity_name("loop"), "coolant", values, place.parents, reported_values),))
 
 
 def _has_pump_excerpt(document: RedfishDocument) -> bool:
@@ -164,14 +168,14 @@ def parse_connector(document: RedfishDocument, place: ResourceScope) -> ParsedRe
         "coolant.valve_reason": document.enum_value("ValveStateReason", _REASONS),
         "coolant.status": document.health(),
     }
-    told = common_attributes(
+    reported_values = common_attributes(
         document,
         side=place.side or None,
         rated_flow=document.number("RatedFlowLitersPerMinute"),
         coolant=document.child("Coolant").text("CoolantType"),
         loop=document.child("Links").link("ConnectedCoolingLoop"),
     )
-    return ParsedResource((EntityRow(entity, "coolant", values, place.parents, told),))
+    return ParsedResource((EntityRow(entity, "coolant", values, place.parents, reported_values),))
 
 
 LEAK_STATES = {
@@ -197,13 +201,15 @@ def parse_leak_detector(document: RedfishDocument, place: ResourceScope) -> Pars
         "leak.critical_reaction": document.enum_value("CriticalReactionType", _REACTIONS),
         "leak.reaction_delay": document.number("ReactionDelaySeconds"),
     }
-    told = common_attributes(
+    reported_values = common_attributes(
         document,
         type=document.text("LeakDetectorType"),
         context=document.text("PhysicalContext"),
         location=document.child("Location").child("PartLocation").text("ServiceLabel"),
     )
-    return ParsedResource((EntityRow(place.entity_name("leak_detector"), "leak", values, place.parents, told),))
+    return ParsedResource(
+        (EntityRow(place.entity_name("leak_detector"), "leak", values, place.parents, reported_values),)
+    )
 
 
 def parse_leak_detection(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
@@ -222,8 +228,10 @@ def parse_leak_detection(document: RedfishDocument, place: ResourceScope) -> Par
                 continue
             name = name_part(one.text("DeviceName") or str(number))
             values = {"leak.state": _detector_state(one)}
-            told = common_attributes(document, name=one.text("DeviceName"), group=group.text("GroupName"))
-            rows.append(EntityRow(place.entity_name("leak_detector", name), "leak", values, place.parents, told))
+            reported_values = common_attributes(document, name=one.text("DeviceName"), group=group.text("GroupName"))
+            rows.append(
+                EntityRow(place.entity_name("leak_detector", name), "leak", values, place.parents, reported_values)
+            )
     return ParsedResource(tuple(rows), tuple(further))
 
 

@@ -113,14 +113,14 @@ def _parse_event_record(record: RedfishDocument) -> EventRecord:
     origin = record.body.get("OriginOfCondition")
     origin = origin.get("@odata.id") if isinstance(origin, Mapping) else origin
     path = resource_path(origin.partition("#")[0]) if isinstance(origin, str) else None
-    told: dict[str, Any] = {word: record.text(key) for key, word in _EVENT_KEYS.items()}
-    told["severity"] = told["severity"] or record.text("Severity")  # the key before Event 1.5
+    reported: dict[str, Any] = {word: record.text(key) for key, word in _EVENT_KEYS.items()}
+    reported["severity"] = reported["severity"] or record.text("Severity")  # the key before Event 1.5
     arguments = record.body.get("MessageArgs")
     if isinstance(arguments, list):
-        told["arguments"] = [str(argument)[:MAX_TEXT] for argument in arguments[:16]]
-    told["origin"], told["log_entry"] = path, record.link("LogEntry")
-    leak = _LEAK.search(told["message_id"] or "")
-    data = {key: value for key, value in told.items() if value is not None}
+        reported["arguments"] = [str(argument)[:MAX_TEXT] for argument in arguments[:16]]
+    reported["origin"], reported["log_entry"] = path, record.link("LogEntry")
+    leak = _LEAK.search(reported["message_id"] or "")
+    data = {key: value for key, value in reported.items() if value is not None}
     return EventRecord(path or "", data, _STATES[leak[1]] if leak else None)
 
 
@@ -162,9 +162,9 @@ class EventListener:
     def _run(self) -> None:
         failures = 0
         while not self.stop.is_set():
-            heard = False
+            received = False
             try:
-                heard = self._listen()
+                received = self._listen()
             except RequestError as failure:
                 self.on_fault(str(failure))
             except Exception as error:  # noqa: BLE001 - no content of an event may end the thread; it is counted
@@ -172,7 +172,7 @@ class EventListener:
             finally:
                 self.is_open = False
                 self.client.close()
-            failures = 0 if heard else failures + 1
+            failures = 0 if received else failures + 1
             wait = min(
                 MAX_STREAM_BACKOFF_S, max(self._parser.retry or 0.0, STREAM_BACKOFF_S * 2.0 ** min(failures, 12))
             )
@@ -188,28 +188,28 @@ class EventListener:
             headers["Last-Event-ID"] = self._parser.last_id
         last = self._parser.last_id
         self._parser = SseParser(last, self._parser.retry)  # half an event of the previous stream is dropped
-        heard = False
+        received = False
         try:
             response = self.client.open("GET", path, headers)
             if response.status != 200 or "event-stream" not in response.getheader("Content-Type", ""):
                 raise RequestError(f"GET {path}: HTTP {response.status}; expected text/event-stream")
             self.is_open = True
             while not self.stop.is_set() and (piece := response.read1(1 << 16)):
-                heard = True
+                received = True
                 self._handle(piece)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if (
                 not self.is_open and not self.stop.is_set()
             ):  # an open stream may end: services close it, or it was silent for too long
                 raise RequestError(f"GET {path}: {type(error).__name__}") from error
-        return heard
+        return received
 
     def _handle(self, piece: bytes) -> None:
         dropped = self._parser.dropped
         for data in self._parser.feed(piece):
             found, bad = parse_event(data)
-            for said in found:
-                self.on_record(said)
+            for error_bytes in found:
+                self.on_record(error_bytes)
             if bad:
                 self.on_fault("an event that could not be read")
         if self._parser.dropped > dropped:

@@ -41,12 +41,12 @@ class ResultQueue:
 
     def add_values(self, row: EntityRow) -> bool:
         """Adds the values of a row. Returns False if there is no room for another entity."""
-        told = {signal: value for signal, value in row.values.items() if value is not None}
+        reported_values = {signal: value for signal, value in row.values.items() if value is not None}
         with self._lock:
             if row.entity not in self._values and len(self._values) >= MAX_ENTITIES:
                 return False
-            if told:
-                self._values.setdefault(row.entity, (row.device_class, {}))[1].update(told)
+            if reported_values:
+                self._values.setdefault(row.entity, (row.device_class, {}))[1].update(reported_values)
         return True
 
     def add_event(self, entity: str, kind: str, data: dict[str, object], always: bool = False) -> None:
@@ -353,20 +353,20 @@ class BmcPoller:
             self.results.add_event(f"bmc:{self.bmc.name}", "bmc_lost", {"reason": reason}, always=True)
         self.reachable = False
 
-    def _handle_event(self, said: EventRecord) -> None:
+    def _handle_event(self, error_bytes: EventRecord) -> None:
         """Handles an event of the stream: a leak state that it reports is used immediately, and its resource is read
         next.
 
         The event is reported unless it only says that a resource changed.
         """
-        target = self.tree.target_for_event(said.origin)
+        target = self.tree.target_for_event(error_bytes.origin)
         entity = min(tuple(target.entities), default="") if target is not None else ""
-        if not said.is_routine:
-            self.results.add_event(entity or f"bmc:{self.bmc.name}", "redfish", dict(said.data))
+        if not error_bytes.is_routine:
+            self.results.add_event(entity or f"bmc:{self.bmc.name}", "redfish", dict(error_bytes.data))
         if target is None:
             return
-        if said.leak is not None and entity.startswith("leak_detector:"):
-            self.results.add_values(EntityRow(entity, "leak", {"leak.state": said.leak}))
+        if error_bytes.leak is not None and entity.startswith("leak_detector:"):
+            self.results.add_values(EntityRow(entity, "leak", {"leak.state": error_bytes.leak}))
         with self._wake:
             if target.path not in self._urgent and len(self._urgent) < MAX_URGENT:
                 self._urgent.append(target.path)

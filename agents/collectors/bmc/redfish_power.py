@@ -42,7 +42,7 @@ def _parse_distribution(document: RedfishDocument, place: ResourceScope, kind: s
     entity = place.entity_name(kind)
     redundancy_ = worst_redundancy(document, "MainsRedundancy")
     values = {"power.status": document.health(), "power.redundancy": redundancy_}
-    told = common_attributes(
+    reported = common_attributes(
         document,
         type=document.text("EquipmentType"),
         chassis=[
@@ -57,7 +57,7 @@ def _parse_distribution(document: RedfishDocument, place: ResourceScope, kind: s
     ]
     for key, word in _CIRCUITS.items():
         further += resource_links(document, inside.extend(word), **{key: "circuits"})
-    return ParsedResource((EntityRow(entity, "power", values, place.parents, told),), tuple(further))
+    return ParsedResource((EntityRow(entity, "power", values, place.parents, reported),), tuple(further))
 
 
 def parse_shelf_metrics(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
@@ -95,14 +95,14 @@ def parse_circuit(document: RedfishDocument, place: ResourceScope) -> ParsedReso
         "power.status": document.health(),
         "power.state": document.enum_value("PowerState", POWER_STATES),
     }
-    told = common_attributes(
+    reported = common_attributes(
         document,
         type=document.text("CircuitType"),
         phases=document.text("PhaseWiringType"),
         nominal_voltage=document.text("NominalVoltage"),
         rated_current=document.number("RatedCurrentAmps"),
     )
-    return ParsedResource((EntityRow(entity, "power", values, place.parents, told),))
+    return ParsedResource((EntityRow(entity, "power", values, place.parents, reported),))
 
 
 def parse_outlet(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
@@ -114,7 +114,7 @@ def parse_outlet(document: RedfishDocument, place: ResourceScope) -> ParsedResou
         "power.status": document.health(),
         "power.state": document.enum_value("PowerState", POWER_STATES),
     }
-    told = common_attributes(
+    reported = common_attributes(
         document,
         type=document.text("OutletType"),
         rated_current=document.number("RatedCurrentAmps"),
@@ -122,7 +122,9 @@ def parse_outlet(document: RedfishDocument, place: ResourceScope) -> ParsedResou
     )
     branch = document.child("Links").link("BranchCircuit")
     above = (f"circuit:{'.'.join((place.bmc, *place.ids[:-1], 'branch', last_segment(branch)))}",) if branch else ()
-    return ParsedResource((EntityRow(place.entity_name("outlet"), "power", values, (*above, *place.parents), told),))
+    return ParsedResource(
+        (EntityRow(place.entity_name("outlet"), "power", values, (*above, *place.parents), reported),)
+    )
 
 
 def electrical_values(document: RedfishDocument) -> RowValues:
@@ -196,7 +198,7 @@ def parse_psu(document: RedfishDocument, place: ResourceScope) -> ParsedResource
         "psu.capacity": document.number("PowerCapacityWatts"),
         "psu.efficiency": _best_efficiency(document),
     }
-    told = common_attributes(
+    reported = common_attributes(
         document,
         type=document.text("PowerSupplyType"),
         location=document.child("Location").child("PartLocation").text("ServiceLabel"),
@@ -207,7 +209,7 @@ def parse_psu(document: RedfishDocument, place: ResourceScope) -> ParsedResource
         or None,
     )
     further = () if document.is_absent else resource_links(document, place, Metrics="psu_metrics")
-    return ParsedResource((EntityRow(place.entity_name("psu"), "psu", values, place.parents, told),), further)
+    return ParsedResource((EntityRow(place.entity_name("psu"), "psu", values, place.parents, reported),), further)
 
 
 def parse_psu_metrics(document: RedfishDocument, place: ResourceScope) -> ParsedResource:
@@ -256,9 +258,11 @@ def parse_battery(document: RedfishDocument, place: ResourceScope) -> ParsedReso
         "battery.health": document.ratio("StateOfHealthPercent"),
         "battery.charge_state": document.enum_value("ChargeState", _CHARGE),
     }
-    told = common_attributes(document, rated_wh=document.number("CapacityRatedWattHours"))
+    reported = common_attributes(document, rated_wh=document.number("CapacityRatedWattHours"))
     further = resource_links(document, place, Metrics="battery_metrics")
-    return ParsedResource((EntityRow(place.entity_name("battery"), "battery", values, place.parents, told),), further)
+    return ParsedResource(
+        (EntityRow(place.entity_name("battery"), "battery", values, place.parents, reported),), further
+    )
 
 
 def parse_battery_metrics(document: RedfishDocument, place: ResourceScope) -> ParsedResource:

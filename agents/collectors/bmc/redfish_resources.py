@@ -134,11 +134,11 @@ def member_scope(kind: str, place: ResourceScope, path: str) -> ResourceScope:
 
 def matches_kind(document: RedfishDocument, kind: str) -> bool:
     """Returns whether a document is of the expected kind, if it says so. Another type is a fault."""
-    said = document.body.get("@odata.type")
-    if said is None:
+    error_bytes = document.body.get("@odata.type")
+    if error_bytes is None:
         return True
-    word = said.lstrip("#").partition(".")[0] if isinstance(said, str) else ""
+    word = error_bytes.lstrip("#").partition(".")[0] if isinstance(error_bytes, str) else ""
     if word in RESOURCES[kind].types:
         return True
-    document.add_fault("@odata.type", said, " or ".join(RESOURCES[kind].types))
+    document.add_fault("@odata.type", error_bytes, " or ".join(RESOURCES[kind].types))
     return False

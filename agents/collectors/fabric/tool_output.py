@@ -207,8 +207,8 @@ def parse_counts(text: str, errors: str = "", errors_cut: bool = False) -> Count
                 n: int(v) for n, v in _VALUE.findall(line, head.end()) if n in COUNTERS_BY_TOOL_NAME
             }
     named = _FAILED.findall(errors)
-    told = _FAILURES.search(text)
-    whole = _END in text and not errors_cut and len(named) >= (int(told[1]) if told else 0)
+    reported = _FAILURES.search(text)
+    whole = _END in text and not errors_cut and len(named) >= (int(reported[1]) if reported else 0)
     return CounterReadings(values, frozenset((int(lid), int(port)) for lid, port in named), whole)
 
 

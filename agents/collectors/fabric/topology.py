@@ -163,8 +163,12 @@ class FabricTopology:
         facts = self.switches.get(link.guid)
         found: dict[str, object] = {"guid": link.guid, "lid": link.lid, "description": link.description}
         if facts is not None:
-            told = {"vendor_id": facts.vendor, "device_id": facts.device, "sys_image_guid": facts.system_guid}
-            found |= {"ports": facts.ports, **{name: text for name, text in told.items() if text}}
+            reported_values = {
+                "vendor_id": facts.vendor,
+                "device_id": facts.device,
+                "sys_image_guid": facts.system_guid,
+            }
+            found |= {"ports": facts.ports, **{name: text for name, text in reported_values.items() if text}}
         return found
 
 

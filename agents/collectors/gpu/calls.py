@@ -207,9 +207,9 @@ MAX_LINKS = 36
 
 def count_links(driver: NvmlLibrary, handle: Any) -> int:
     """Returns the number of links of a GPU: as reported, else as many as respond; 0 for a GPU without NVLink."""
-    told = driver.read_field(handle, driver.nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
-    if told is not None:
-        return told if told <= MAX_LINKS else 0
+    reported_values = driver.read_field(handle, driver.nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
+    if reported_values is not None:
+        return reported_values if reported_values <= MAX_LINKS else 0
     ask, state = driver.find_function("nvmlDeviceGetNvLinkState"), ctypes.c_uint()
     count = 0
     while ask is not None and count < MAX_LINKS and ask(handle, ctypes.c_uint(count), ctypes.byref(state)) == 0:

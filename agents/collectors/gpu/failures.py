@@ -30,12 +30,14 @@ def gpu_failures(readings: Sequence[Reading]) -> list[str]:
 
 def _failures_in_columns(reading: Reading) -> Iterator[tuple[str, str]]:
     """Yields the failures in the columns of a reading. A missing column proves nothing."""
-    told = [_present_values(values) for signal, values in reading.columns.items() if signal not in _COLLECTOR_SIGNALS]
+    reported = [
+        _present_values(values) for signal, values in reading.columns.items() if signal not in _COLLECTOR_SIGNALS
+    ]
     present, action = (reading.columns.get(signal) for signal in ("gpu.present", "gpu.recovery_action"))
     for i, entity in enumerate(reading.entities):
         if present is not None and present[i] == 0:
             yield entity, "lost: no response to its driver"
-        elif told and not any(known[i] for known in told):
+        elif reported and not any(known[i] for known in reported):
             yield entity, "silent: all its signals are missing"
         elif action is not None and _present_values(action)[i] and action[i] != 0:
             yield entity, _recovery_text(action[i])

@@ -275,14 +275,14 @@ class FieldReader:
             self._code[part] = UNREAD_CODE
         return code
 
-    def decode_into(self, due: int, asked: Iterable[int], values: GpuValues, latency: NDArray[np.float64]) -> None:
+    def decode_into(self, due: int, requested: Iterable[int], values: GpuValues, latency: NDArray[np.float64]) -> None:
         """Decodes the fields of the GPUs `asked` and stores them in `values`."""
         beat = self._plan_for(due)
         if not beat.entries.size:
             return
         code = self._code[beat.entries]
         answered = np.zeros(self._gpus, np.bool_)
-        answered[[gpu for gpu in asked if gpu < self._gpus]] = True
+        answered[[gpu for gpu in requested if gpu < self._gpus]] = True
         good = (code == 0) & answered[beat.gpus]
         floats, counters = decode_fields(self._value[beat.entries], self._type[beat.entries])
         floats[beat.packed] = decode_bit_error_rate(floats[beat.packed])
@@ -295,11 +295,11 @@ class FieldReader:
         np.fmax.at(latency, beat.gpus[good], self._latency[beat.entries[good]] * 1e-6)
         self._record_outcomes(beat.entries[good], beat.entries[np.isin(code, self._unsupported) & answered[beat.gpus]])
 
-    def _record_outcomes(self, told: NDArray[np.intp], refused: NDArray[np.intp]) -> None:
+    def _record_outcomes(self, reported: NDArray[np.intp], refused: NDArray[np.intp]) -> None:
         """Records which entries changed their outcome: answered for the first time, or refused."""
-        for i in told[~self._was_steady[told]]:
+        for i in reported[~self._was_steady[reported]]:
             self._refusals.record_answer(self._active[i].gpu, self._active[i].key)
-        self._was_steady[told] = True
+        self._was_steady[reported] = True
         for i in refused:
             wanted = self._active[i]
             self._refusals.record_refusal(wanted.gpu, wanted.key, f"field {wanted.number}")
@@ -332,19 +332,19 @@ class FieldReader:
             start = mine[0] if mine else 0
             pointer = ctypes.byref(self._array, start * FIELD_VALUE_LAYOUT.itemsize)
             spans.append((len(mine), pointer, ctypes.c_int32(len(mine)), slice(start, start + len(mine))))
-        asked = [self._active[i] for i in entries]
-        counters = [i for i, w in enumerate(asked) if w.index[0]]
-        gauges = [i for i, w in enumerate(asked) if not w.index[0]]
+        requested = [self._active[i] for i in entries]
+        counters = [i for i, w in enumerate(requested) if w.index[0]]
+        gauges = [i for i, w in enumerate(requested) if not w.index[0]]
         return _ReadPlan(
             tuple(spans),
             _index_array(entries),
-            _index_array([w.gpu for w in asked]),
+            _index_array([w.gpu for w in requested]),
             _index_array(counters),
-            _index_array([asked[i].index[1] for i in counters]),
+            _index_array([requested[i].index[1] for i in counters]),
             _index_array(gauges),
-            _index_array([asked[i].index[1] for i in gauges]),
-            np.array([w.scale for w in asked]),
-            _index_array([i for i, w in enumerate(asked) if w.packed]),
+            _index_array([requested[i].index[1] for i in gauges]),
+            np.array([w.scale for w in requested]),
+            _index_array([i for i, w in enumerate(requested) if w.packed]),
         )
 
 

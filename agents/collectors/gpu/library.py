@@ -15,9 +15,9 @@ MAX_GPUS = 64
 class NvmlUnavailable(NoData):
     """There is no driver, or it does not start or respond. fix: what to do if there should be one."""
 
-    def __init__(self, why: str, mend: str = "see `nvidia-smi` and `dmesg | grep NVRM`") -> None:
+    def __init__(self, why: str, fix: str = "see `nvidia-smi` and `dmesg | grep NVRM`") -> None:
         super().__init__(why)
-        self.fix = mend
+        self.fix = fix
 
 
 class NvmlLibrary:

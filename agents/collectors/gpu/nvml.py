@@ -229,8 +229,8 @@ class Nvml(Collector):
         missing = [place.pci or self._gpu_entity(place) for place in self._slots.slots if place.lost]
         expected = max(self.expected, len(self._slots.slots))
         present = len(self._slots.slots) - len(missing)
-        told, self._reported_counts = self._reported_counts, (expected, present)
-        if self._reported_counts != told and (told is not None or expected != present):
+        reported_values, self._reported_counts = self._reported_counts, (expected, present)
+        if self._reported_counts != reported_values and (reported_values is not None or expected != present):
             data = {"expected": expected, "present": present, "missing": missing, "source": "nvml"}
             yield self._make_event(f"node:{self._node}", "gpu_count", **data)
 

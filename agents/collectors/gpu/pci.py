@@ -45,8 +45,8 @@ def parse_aer(text: str) -> dict[str, int]:
 
 def total_errors(errors: Mapping[str, int]) -> int:
     """Returns the kernel's total if it provides one, else the sum."""
-    told = [n for name, n in errors.items() if name.startswith(_TOTAL)]
-    return told[0] if told else sum(errors.values())
+    reported = [n for name, n in errors.items() if name.startswith(_TOTAL)]
+    return reported[0] if reported else sum(errors.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ class Pci(Collector):
     def open(self, node: str) -> None:
         self._node = node
         if not self.root.is_dir():
-            raise NoData(f"{self.root}: no PCI bus; wanted a kernel with PCI and /sys mounted")
+            raise NoData(f"{self.root}: no PCI bus; expected a kernel with PCI and /sys mounted")
 
     def read(self) -> tuple[Reading, ...]:
         try:
             names = sorted(name for name in os.listdir(self.root) if _ADDRESS.fullmatch(name))[:MAX_DEVICES]
         except OSError as failed:
-            raise NoData(f"{self.root}: {failed.strerror}; wanted the devices of the PCI bus") from failed
+            raise NoData(f"{self.root}: {failed.strerror}; expected the devices of the PCI bus") from failed
         self._update_devices(names)
         sums, events = self._read_errors(names)
         present = [name for name in names if name in self._gpus]
@@ -137,15 +137,17 @@ class Pci(Collector):
 
     def _growth_event(self, name: str, kind: str, errors: Mapping[str, int]) -> Event | None:
         """Returns an event if the counts of the device grew since the last event and its cooldown is over."""
-        told, now = self._reported.get((name, kind)), self._now()
-        if told is None or total_errors(errors) < total_errors(told.errors):  # first read, or the device was reset
+        reported, now = self._reported.get((name, kind)), self._now()
+        if reported is None or total_errors(errors) < total_errors(
+            reported.errors
+        ):  # first read, or the device was reset
             self._reported[name, kind] = _ReportedErrors(now - EVENT_COOLDOWN_US, errors)
             return None
-        growth = total_errors(errors) - total_errors(told.errors)
-        if not growth or 0 <= now - told.time < EVENT_COOLDOWN_US:  # below 0: the clock was set back
+        growth = total_errors(errors) - total_errors(reported.errors)
+        if not growth or 0 <= now - reported.time < EVENT_COOLDOWN_US:  # below 0: the clock was set back
             return None
         self._reported[name, kind] = _ReportedErrors(now, errors)
-        new = {e: n - told.errors.get(e, 0) for e, n in errors.items() if not e.startswith(_TOTAL)}
+        new = {e: n - reported.errors.get(e, 0) for e, n in errors.items() if not e.startswith(_TOTAL)}
         data = {
             "device": name,
             "id": self._devices[name].identity,

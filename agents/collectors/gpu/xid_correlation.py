@@ -93,10 +93,10 @@ class XidPairing:
                 self._held.add(event, count - self._logged.match(event, count), now, merge=True)
             else:
                 others.append(event)
-        told = [self._join_kernel_event(event, now) if event.kind == "xid" else event for event in others]
+        reported_values = [self._join_kernel_event(event, now) if event.kind == "xid" else event for event in others]
         for ledger in (self._logged, self._sent_alone):
             ledger.pop_older_than(now, KEEP_TIME)
-        return told + self._release_held(now, HOLD_TIME)
+        return reported_values + self._release_held(now, HOLD_TIME)
 
     def flush(self) -> list[Event]:
         """Returns what is still held back."""
@@ -228,12 +228,12 @@ class XidCorrelator:
     def process(self, events: Iterable[Event], now: int) -> list[Event]:
         """Returns what to send now: other events unchanged, then root causes, then their consequences."""
         others: list[Event] = []
-        told: list[Event] = []
+        reported_values: list[Event] = []
         for event in events:
             if self._is_replayed(event):
                 continue
-            (told if event.kind in KINDS else others).append(event)
-        return others + self._add_root_causes(self._pairing.pair(told, now), now)
+            (reported_values if event.kind in KINDS else others).append(event)
+        return others + self._add_root_causes(self._pairing.pair(reported_values, now), now)
 
     def flush(self) -> list[Event]:
         """Returns what is still held back."""
@@ -256,13 +256,13 @@ class XidCorrelator:
 
     # --- root causes and consequences --------------------------------------------------------------------------------
 
-    def _add_root_causes(self, told: list[Event], now: int) -> list[Event]:
+    def _add_root_causes(self, reported_values: list[Event], now: int) -> list[Event]:
         """Adds root causes to consequences, and the driver's recovery action to root causes. Root causes come first."""
-        told = sorted(told, key=lambda event: event.time)
-        fresh = [_recent_error(event) for event in told]
+        reported_values = sorted(reported_values, key=lambda event: event.time)
+        fresh = [_recent_error(event) for event in reported_values]
         self._drop_old(now)
         index = _ErrorIndex((self._recent | {seen.error_key: seen for seen in reversed(fresh)}).values())
-        for event, seen in zip(told, fresh, strict=True):
+        for event, seen in zip(reported_values, fresh, strict=True):
             seen.cause = self._find_cause(event, index)
         roots = [seen.cause.root_cause() if seen.cause is not None else None for seen in fresh]
         for seen, root in zip(fresh, roots, strict=True):
@@ -270,7 +270,7 @@ class XidCorrelator:
         for seen in fresh:
             self._recent.pop(seen.error_key, None)
             self._recent[seen.error_key] = seen
-        found = [_with_data(e, root=dict(s.root)) if s.root else e for e, s in zip(told, fresh, strict=True)]
+        found = [_with_data(e, root=dict(s.root)) if s.root else e for e, s in zip(reported_values, fresh, strict=True)]
         found = _with_actions(found)
         return [e for e in found if "root" not in e.data] + [e for e in found if "root" in e.data]
 

@@ -35,8 +35,13 @@ def encode_call(
         signature += "as" if listed else "s"
         _append_list(body, argument) if listed else _append_text(body, argument)
     fields = bytearray()
-    told = ((_PATH, "o", path), (_DESTINATION, "s", destination), (_INTERFACE, "s", interface), (_MEMBER, "s", member))
-    for code, kind, text in told:
+    reported = (
+        (_PATH, "o", path),
+        (_DESTINATION, "s", destination),
+        (_INTERFACE, "s", interface),
+        (_MEMBER, "s", member),
+    )
+    for code, kind, text in reported:
         _pad(fields, 8)
         fields += bytes((code, 1)) + kind.encode() + b"\0"
         _append_text(fields, text)
@@ -182,11 +187,11 @@ class DBusConnection:
     def _authenticate(self) -> None:
         """Authenticates with EXTERNAL: the kernel passes our user id to the bus."""
         self._link.sendall(b"\0AUTH EXTERNAL " + str(os.getuid()).encode().hex().encode() + b"\r\n")
-        told, until = b"", time.monotonic() + self._patience
-        while not told.endswith(b"\r\n") and len(told) < 512:
-            told += self._receive(1, until)
-        if not told.startswith(b"OK "):
-            raise PermissionError(f"the bus refuses user {os.getuid()}: {told[:80]!r}")
+        reported, until = b"", time.monotonic() + self._patience
+        while not reported.endswith(b"\r\n") and len(reported) < 512:
+            reported += self._receive(1, until)
+        if not reported.startswith(b"OK "):
+            raise PermissionError(f"the bus refuses user {os.getuid()}: {reported[:80]!r}")
         self._link.sendall(b"BEGIN\r\n")
 
     def _receive(self, size: int, until: float) -> bytes:

@@ -83,11 +83,11 @@ def _sum_of_all(numbers: list[int | None]) -> int | None:
     """Returns the sum over the controllers; None if one is missing, since the sum would then look like counters that
     decreased.
     """
-    told = [n for n in numbers if n is not None]
-    return sum(told) if len(told) == len(numbers) else None
+    reported = [n for n in numbers if n is not None]
+    return sum(reported) if len(reported) == len(numbers) else None
 
 
 def _module_attributes(path: Path) -> dict[str, object]:
     """Returns the attributes of a module."""
-    told = {name: read_text(path / file) for name, file in _FACTS.items()}
-    return {name: text for name, text in told.items() if text}
+    reported = {name: read_text(path / file) for name, file in _FACTS.items()}
+    return {name: text for name, text in reported.items() if text}

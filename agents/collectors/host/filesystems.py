@@ -129,8 +129,8 @@ class Filesystems(Collector):
         node = Reading("node", (f"node:{self._node}",), sums)
         if not self._mounts:
             return (node,)
-        told = [answers.get(os.fsdecode(point)) for point in self._mounts]
-        return (node, Reading("filesystem", self._entities(), self._columns(told)))
+        reported = [answers.get(os.fsdecode(point)) for point in self._mounts]
+        return (node, Reading("filesystem", self._entities(), self._columns(reported)))
 
     def inventory(self) -> Mapping[str, Device]:
         node = f"node:{self._node}"
@@ -155,24 +155,24 @@ class Filesystems(Collector):
     def _entities(self) -> tuple[str, ...]:
         return tuple(f"filesystem:{self._node}.{point.decode('utf-8', 'backslashreplace')}" for point in self._mounts)
 
-    def _columns(self, told: list[CallResult[os.statvfs_result] | None]) -> dict[str, NDArray[Any]]:
+    def _columns(self, reported: list[CallResult[os.statvfs_result] | None]) -> dict[str, NDArray[Any]]:
         """Returns the columns. A missing mount has no values except that it is missing."""
         here = list(self._mounts.values())
         columns = {
             "filesystem.mounted": np.array([mount is not None for mount in here]),
-            "filesystem.responds": np.array([np.nan if a is None else _response_state(a) for a in told]),
-            "filesystem.latency": np.array([np.nan if a is None else self._calls.elapsed(a) for a in told]),
+            "filesystem.responds": np.array([np.nan if a is None else _response_state(a) for a in reported]),
+            "filesystem.latency": np.array([np.nan if a is None else self._calls.elapsed(a) for a in reported]),
             "filesystem.read_only": np.array([np.nan if mount is None else mount.read_only for mount in here]),
         }
-        return columns | {f"filesystem.{name}": values for name, values in self._space_columns(told).items()}
+        return columns | {f"filesystem.{name}": values for name, values in self._space_columns(reported).items()}
 
     @staticmethod
-    def _space_columns(told: list[CallResult[os.statvfs_result] | None]) -> dict[str, NDArray[Any]]:
+    def _space_columns(reported: list[CallResult[os.statvfs_result] | None]) -> dict[str, NDArray[Any]]:
         """Returns the space columns by the last part of the signal's name. File systems without a limit of inodes
         report 0.
         """
         nothing = (np.nan,) * len(_SPACE)
-        rows = [nothing if a is None or a.value is None else _space_values(a.value) for a in told]
+        rows = [nothing if a is None or a.value is None else _space_values(a.value) for a in reported]
         return {name: np.array([row[i] for row in rows]) for i, name in enumerate(_SPACE)}
 
 

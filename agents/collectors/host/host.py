@@ -62,32 +62,32 @@ _MEMORY = {
 
 def parse_meminfo(text: str) -> SignalValues:
     """Parses /proc/meminfo. Sizes are in KiB; huge pages are counted in pages of `Hugepagesize`."""
-    told = _parse_number_lines(text)
+    reported = _parse_number_lines(text)
     found: SignalValues = {
-        signal: 1024 * sum(told[line] for line in lines)
+        signal: 1024 * sum(reported[line] for line in lines)
         for signal, lines in _MEMORY.items()
-        if all(line in told for line in lines)
+        if all(line in reported for line in lines)
     }
-    if "SwapTotal" in told and "SwapFree" in told:
-        found["node.swap_used"] = (told["SwapTotal"] - told["SwapFree"]) * 1024
-    if size := told.get("Hugepagesize", 0) * 1024:
+    if "SwapTotal" in reported and "SwapFree" in reported:
+        found["node.swap_used"] = (reported["SwapTotal"] - reported["SwapFree"]) * 1024
+    if size := reported.get("Hugepagesize", 0) * 1024:
         for signal, line in (("total", "HugePages_Total"), ("free", "HugePages_Free")):
-            if line in told:
-                found[f"node.hugepages_{signal}"] = told[line] * size
+            if line in reported:
+                found[f"node.hugepages_{signal}"] = reported[line] * size
     return found
 
 
 def parse_numa_meminfo(texts: Iterable[str]) -> SignalValues:
     """Parses /sys/devices/system/node/nodeN/meminfo. Memory without processors, such as a GPU's, is included."""
-    free = [told["MemFree"] * 1024 for text in texts if "MemFree" in (told := _parse_number_lines(text))]
+    free = [reported["MemFree"] * 1024 for text in texts if "MemFree" in (reported := _parse_number_lines(text))]
     return {"node.numa_free_min": min(free)} if free else {}
 
 
 def parse_vmstat(text: str) -> SignalValues:
     """Parses /proc/vmstat."""
-    told = dict(line.split() for line in text.splitlines() if line.startswith(("numa_miss ", "oom_kill ")))
+    reported = dict(line.split() for line in text.splitlines() if line.startswith(("numa_miss ", "oom_kill ")))
     names = {"node.numa_misses": "numa_miss", "node.oom_kills": "oom_kill"}
-    return {signal: int(told[line]) for signal, line in names.items() if line in told}
+    return {signal: int(reported[line]) for signal, line in names.items() if line in reported}
 
 
 def parse_uptime(text: str) -> SignalValues:

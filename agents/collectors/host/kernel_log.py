@@ -165,8 +165,8 @@ class KernelLog(Collector):
         try:
             for record in self._log.read_records(MAX_RECORDS):
                 if record.since_boot >= self._first_record_time:
-                    told = self._decoder.decode(record, self._event_time(record, now, uptime))
-                    found += self._limiter.filter(*told) if told else ()
+                    reported = self._decoder.decode(record, self._event_time(record, now, uptime))
+                    found += self._limiter.filter(*reported) if reported else ()
         except OSError as error:
             raise NoData(_open_error(self.path, error)) from None
         found += self._limiter.end_windows(now)

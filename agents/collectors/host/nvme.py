@@ -190,8 +190,8 @@ class Nvme(Collector):
         return np.nan if number is None else number / 1000
 
     def _attributes(self, disk: str) -> dict[str, object]:
-        told = {name: read_text(self.root / disk / file) for name, file in _FACTS.items()}
-        return {name: text for name, text in {**told, "health_log": self._missing_privilege}.items() if text}
+        reported = {name: read_text(self.root / disk / file) for name, file in _FACTS.items()}
+        return {name: text for name, text in {**reported, "health_log": self._missing_privilege}.items() if text}
 
 
 def _int_or_none(value: float | None) -> int | None:

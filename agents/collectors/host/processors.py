@@ -48,11 +48,13 @@ class Processors(Collector):
     def read(self) -> tuple[Reading, ...]:
         clocks = [1000.0 * khz for file in self._clocks if (khz := file.number()) is not None]
         throttles = [file.number() for file in self._throttles]
-        told = [n for n in throttles if n is not None]
+        reported = [n for n in throttles if n is not None]
         columns = {
             "node.cpu_frequency_mean": np.array([np.mean(clocks) if clocks else np.nan]),
             "node.cpu_frequency_min": np.array([min(clocks, default=np.nan)]),
-            "node.cpu_throttles": count_column([sum(told) if told and len(told) == len(throttles) else None]),
+            "node.cpu_throttles": count_column(
+                [sum(reported) if reported and len(reported) == len(throttles) else None]
+            ),
         }
         return (Reading("node", (f"node:{self._node}",), columns),)
 

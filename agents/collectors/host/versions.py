@@ -97,8 +97,10 @@ class Versions(Collector):
 
     def _serial_numbers(self) -> dict[str, str]:
         """Returns serial numbers by which people find the machine. Only root may read them."""
-        told = {n: read_text(self.sys / "class/dmi/id" / n) for n in ("product_serial", "board_serial", "product_uuid")}
-        return {name: text[:_MAX_TEXT] for name, text in told.items() if text}
+        reported_values = {
+            n: read_text(self.sys / "class/dmi/id" / n) for n in ("product_serial", "board_serial", "product_uuid")
+        }
+        return {name: text[:_MAX_TEXT] for name, text in reported_values.items() if text}
 
 
 def _installed_version() -> str | None:

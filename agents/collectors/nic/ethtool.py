@@ -230,8 +230,12 @@ class EthtoolStatistics(Collector):
 
     def _attributes(self, port: _Interface) -> dict[str, object]:
         facts: dict[str, object] = {"interface": port.name, **port.module.names}
-        told = {"driver": port.driver.driver, "driver_version": port.driver.version, "firmware": port.driver.firmware}
-        facts |= {name: text for name, text in told.items() if text and text != "N/A"}
+        reported = {
+            "driver": port.driver.driver,
+            "driver_version": port.driver.version,
+            "firmware": port.driver.firmware,
+        }
+        facts |= {name: text for name, text in reported.items() if text and text != "N/A"}
         if self._module_reader is not None and self._module_reader.missing_privilege and "module" in port.paused_until:
             facts["module_access"] = self._module_reader.missing_privilege
         return facts

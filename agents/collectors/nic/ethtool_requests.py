@@ -129,8 +129,8 @@ def decode_statistics_count(answer: bytes) -> int:
 
 def decode_names(answer: bytes, count: int) -> list[str]:
     """Decodes struct ethtool_gstrings: at most as many names as both sides expect."""
-    _, _, told = struct.unpack_from("=III", answer.ljust(12, b"\0"))
-    parts = range(12, 12 + min(told, count, MAX_STATISTICS) * _NAME, _NAME)
+    _, _, reported = struct.unpack_from("=III", answer.ljust(12, b"\0"))
+    parts = range(12, 12 + min(reported, count, MAX_STATISTICS) * _NAME, _NAME)
     return [_decode_text(answer[at : at + _NAME]) for at in parts if at < len(answer)]
 
 

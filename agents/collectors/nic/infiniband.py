@@ -93,8 +93,8 @@ def all_port_attributes(
     for (port, ethernet, up), close in zip(ports, near, strict=True):
         facts = port_attributes(port, net, devices)
         interface = str(facts.get("interface", ""))
-        told = next((chosen[n] for n in (port.name, port.device, interface) if n in chosen), None)
-        facts["role"] = told or roles.port_role(
+        reported_values = next((chosen[n] for n in (port.name, port.device, interface) if n in chosen), None)
+        facts["role"] = reported_values or roles.port_role(
             roles.PortTraits(True, ethernet, close, interface in carrying, up, mixed)
         )
         found.append(facts)

@@ -58,8 +58,8 @@ class LinkStateEvents:
         if not self._unreported:
             return []
         self._unreported -= set(present)
-        told = [self._removal_event(time, entity) for entity in sorted(self._unreported)]
-        return [event for event in told if event is not None]
+        reported_values = [self._removal_event(time, entity) for entity in sorted(self._unreported)]
+        return [event for event in reported_values if event is not None]
 
     def _removal_event(self, time: int, entity: str) -> Event | None:
         event = self.update(time, entity, "gone", False)

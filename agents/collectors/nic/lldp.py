@@ -277,11 +277,11 @@ class _NeighborPoller:
 
 def _peer_attributes(neighbour: LldpNeighbor) -> dict[str, object]:
     n = neighbour
-    told = {
+    reported_values = {
         "peer_switch": n.switch,
         "peer_chassis": n.chassis,
         "peer_port": n.port,
         "peer_description": n.description,
         "peer_mgmt": n.management,
     }
-    return {name: text for name, text in told.items() if text}
+    return {name: text for name, text in reported_values.items() if text}

@@ -89,8 +89,8 @@ class _Port:
 
     def __init__(self, folder: Path, rdma: RdmaPort | None) -> None:
         self.name, self.rdma = folder.name, rdma
-        told = _TRAFFIC if rdma is not None and rdma.counts_traffic else {}
-        self.counters = {s: ProcFile(folder / path) for s, (path, _) in _COUNTERS.items() if s not in told}
+        reported_values = _TRAFFIC if rdma is not None and rdma.counts_traffic else {}
+        self.counters = {s: ProcFile(folder / path) for s, (path, _) in _COUNTERS.items() if s not in reported_values}
         self.state = {name: ProcFile(folder / name) for name in ("operstate", "carrier", "speed")}
         self.hardware = PortHardware(folder / "device")
         self.up = _operational_state(self) == 1
