@@ -102,7 +102,7 @@ class CableEnds:
 
     @property
     def transmitter(self) -> str:
-        """What the receiver of `near` cannot tell apart."""
+        """The two causes of errors at the receiver of `near` that look the same."""
         return f"transmitter of {self.far_name} or the cable"
 
 

@@ -101,7 +101,7 @@ class ErrorMoments(State):
         """Returns a of the negative binomial: 0 where errors are as even as chance makes them, bounded.
 
         With far fewer errors than `mean`, the variance beyond Poisson's is expressed in units of `mean`: the
-        distribution is then as wide at the healthy rate as what was seen.
+        distribution is then as wide at the healthy rate as the errors seen.
         """
         return float(self.overdispersion_with(np.zeros(1), np.zeros(1), mean)[0])
 

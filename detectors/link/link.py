@@ -46,7 +46,7 @@ class Link(Detector):
     Suspect: one flap, a port that is down, or errors at half of `limit`. Page: `flaps` within `flap_window` s, down
     for `drop` s, trained to less than its speed (a ticket after new firmware), errors at `limit`, or more in 300 s than
     chance makes: at 400 Gb/s five in a minute or six in five, four where the whole fabric has very few; a burst counts
-    at most `error_cap` in 30 s. Suspected errors page at once if both ends of the cable have them, or the module is
+    at most `error_cap` in 30 s. Suspected errors page immediately if both ends of the cable have them, or the module is
     hot. Otherwise they do not page until their counter has been read for ten minutes, which shows how it bunches.
     More than `leaf_share` of a leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the
     leaf, none for its ports. The same if more than 30 % of at least eight ports of a leaf begin to have errors within
@@ -75,7 +75,7 @@ class Link(Detector):
     )
     cannot_see: ClassVar[str] = (
         "Ports that were slow or down when first seen, throughput lost without a lower speed or errors, errors in the "
-        "first ten minutes of a counter's readings, and those of saturated counters until somebody clears them."
+        "first ten minutes of a counter's readings, and those of saturated counters until a person clears them."
     )
 
     flaps: int = 3
@@ -274,7 +274,7 @@ class Link(Detector):
         return self.finding(
             *(frame.time, storm.entity, (min(due[0], frame.time), due[1])),
             score=storm.erring / storm.ports,
-            summary=pager_title(storm.entity, f"errors on {storm.erring} of {storm.ports} ports at once"),
+            summary=pager_title(storm.entity, f"errors on {storm.erring} of {storm.ports} ports within minutes"),
             signals=tuple(s for s in (*PHYSICAL, *PACKETS) if s in frame.values),
             clears="fewer than 30 % of its ports have errors",
             erring=storm.erring,

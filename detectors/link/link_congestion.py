@@ -1,4 +1,4 @@
-"""Finds leaf switches that are congested: most of their ports wait or are told to slow down, and none has errors."""
+"""Finds leaf switches that are congested: most of their ports wait or get congestion marks, and none has errors."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PortTraffic(State):
 
 
 def _sum_known(values: Floats) -> Floats:
-    """Returns (N,) sums over what is known; NaN where nothing is."""
+    """Returns (N,) sums over the known values; NaN where there are none."""
     return np.where(np.isfinite(values).any(axis=0), np.nansum(values, axis=0), np.nan)
 
 
@@ -125,13 +125,13 @@ class LinkCongestion(Detector):
     """Waits and congestion marks of each port for the bytes it sends, each minute; a leaf is judged as a whole.
 
     Ticket: on more than `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, waits or
-    marks are `factor` times what is normal for each, for `hold` s; a suspect after two minutes of it. Normal is the
+    marks are `factor` times the normal of each, for `hold` s; a suspect after two minutes of it. Normal is the
     port's own past, after the median of the other ports of its node has removed what the job does; where nodes have
     fewer than four busy ports another job would look the same, and it stays a suspect. No port is ever blamed: a
     leaf on which a tenth of those ports have errors is left to the detector `link`.
     Ends when a third of the ports are left. Two to four ports whose flows were hashed onto one uplink are no finding.
 
-    Source: corruption is told from congestion by errors and by load as in CorrOpt (SIGCOMM 2017); half of a leaf's
+    Source: errors and load distinguish corruption from congestion, as in CorrOpt (SIGCOMM 2017); half of a leaf's
     ports as for a leaf that is down; six ports, since flows that collide on an uplink are two to four; the hold is
     twice the longest burst that training causes itself (a checkpoint). `factor` chosen: waits vary by a third.
     """
@@ -145,7 +145,7 @@ class LinkCongestion(Detector):
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "Congestion that is as strong on all rails of a node at once, leaves with fewer than six busy ports, which flow"
+        "Congestion that is as strong on all rails of a node, leaves with fewer than six busy ports, which flow"
         " or job causes it, and congestion of spines that no port reports."
     )
 
@@ -164,7 +164,7 @@ class LinkCongestion(Detector):
 
     def budget(self) -> list[str]:
         """Returns that it has no statistical test."""
-        many = f"on {self.ports:g} ports of a leaf at once, for {self.hold:g} s"
+        many = f"on {self.ports:g} ports of a leaf together, for {self.hold:g} s"
         return [f"a rule on waits {self.factor:g} times the usual {many}: no statistical alarm rate"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:

@@ -180,7 +180,7 @@ class LinkNvlink(Detector):
     def _device_finding(self, frame: Frame, key: str, links: list[int], low: Bools) -> Finding | None:
         n, entity, messages = len(frame.entities), self.blamed[key], self._messages_about(frame, key)
         errs, alarm = self.errors.is_suspect(n), self.errors.is_alarm(n)
-        again = any(m["bursts"] > 1 or m["fatal"] for m in messages.values())  # both ends at once are one burst
+        again = any(m["bursts"] > 1 or m["fatal"] for m in messages.values())  # both ends together are one burst
         page = again or bool(low[links].any() or alarm[links].any()) or bool(messages and links)
         since = [int(self.links["since"][i]) for i in links if low[i]]
         since += [int(self.errors.since[i]) for i in links if errs[i]] + [m["since"] for m in messages.values()]
@@ -223,7 +223,7 @@ class LinkNvlink(Detector):
         return titles, signals or ("event:xid", "event:sxid"), evidence
 
     def _messages_about(self, frame: Frame, key: str) -> dict[str, dict[str, Any]]:
-        """Returns the messages about a GPU or node: about itself, what is below it, and the switches of its node."""
+        """Returns the messages about a GPU or node, the devices below it, and the switches of its node."""
         node = frame.topology.ancestor_of_kind(key, "node")
         mine = {key, node}
         found = {e: m for e, m in self.messages.items() if e in mine}
@@ -247,7 +247,7 @@ def _which_end(entity: str, links: int, messages: Mapping[str, dict[str, Any]]) 
     """Returns which end of the link it is, as far as the messages show it."""
     switches = [m["switch"] for m in messages.values() if "switch" in m]
     if switches and not links and len(switches) == len(messages):
-        return f"only {switches[0]} logged messages: its end, or what is between"
+        return f"only {switches[0]} logged messages: its end, or the path between"
     if switches:
         return f"unknown: GPU and {switches[0]} both logged messages"
     if entity.startswith("node:"):

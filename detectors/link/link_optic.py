@@ -118,7 +118,7 @@ class OpticComparison:
         return np.asarray(self.change["light"] >= loss)
 
     def compared(self, i: int, cohort: str) -> Comparison:
-        """Returns the raw BER of a port beside that of its peers or of its own past."""
+        """Returns the raw BER of a port beside that of its peers or its past."""
         alike = bool(self.size[i] >= _MIN_COHORT)
         other = float(self.centre[i] if alike else self.past[i])
         spread, peers = (float(self.spread[i]), int(self.size[i]) - 1) if alike else (None, 0)
@@ -164,7 +164,7 @@ class LinkOptic(Detector):
     - hot: above `hot` degrees C, or `hotter` K more than before while its peers are as before;
     - dark: `darker` dB less light than before while its peers are as before.
     A ticket holds until the port is well below the value of its ticket. What moves all ports alike blames none, and a
-    step is no trend: healthy ports are known to move by more than a decade at once and stay there.
+    step is no trend: healthy ports are known to move by more than a decade in one step and stay there.
 
     Source: RS(544,514) (IEEE 802.3 clause 91) corrects up to about 2.4e-4; raw rates of 1e-8 to 1e-6 are normal on PAM4
     (public mlxlink outputs): `normal` is the worst of them, `high` ten times that; 70 degrees C and 10 K as in

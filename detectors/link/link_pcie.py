@@ -29,7 +29,7 @@ EntityFacts = dict[str, dict[str, Any]]
 _REPLAYS = ("gpu.pcie_replays",)
 _MIN_COHORT = 8  # similar devices from which a median counts
 _KEEP_SHARE = 0.8  # of idle similar GPUs that keep their generation; chosen: of eight, one may be broken
-_COMPARE_EVERY = 600 * SECOND  # us between two comparisons with peers: what was always lower is not urgent
+_COMPARE_EVERY = 600 * SECOND  # us between two comparisons with peers: a value that was always lower is not urgent
 _AER_LIFETIME = 1800 * SECOND  # us for which an AER event is shown beside a link that lost lanes or speed; chosen
 _IDLE_FOR = 1800 * SECOND  # us after which an idle GPU that saves power has lowered its generation; chosen
 _MAX_ERROR_NAME = 40  # characters of a name of an AER error
@@ -46,7 +46,7 @@ class LinkPcie(Detector):
     has not been at its best since new software or firmware of the last day, which may cause it; a device that has had
     less than its peers since it was first seen; or packets sent again (replays) at the rate that breaks PCIe's error
     budget, in two windows of a minute. Suspect: one burst of replays.
-    Blamed is the GPU or the NIC's port; slot, riser and device cannot be told apart. AER events of the node are shown.
+    Blamed is the GPU or the NIC's port; slot, riser and device look the same. AER events of the node are shown.
 
     Source: replays above 1.92 per minute and lane are beyond a bit error rate of 1e-12 at generation 5 (DCGM's health
     check; 16 lanes: 1,843 per hour) against 10 per hour (chosen). NVML: the generation is lower while the GPU is idle.
@@ -153,7 +153,7 @@ class LinkPcie(Detector):
             self._add_replays(frame, troubles)
 
     def _watched_values(self, device_class: str, frame: Frame) -> list[tuple[str, BestValues, Bools]]:
-        """Returns what is watched of a class: its name, its state, and (N,) where a low value counts."""
+        """Returns name, state and (N,) mask of where a low value counts, of each watched value of a class."""
         always = np.ones(len(frame.entities), bool)
         if device_class == "gpu":
             return [

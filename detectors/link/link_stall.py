@@ -86,7 +86,7 @@ class LinkStall(Detector):
     Suspect: most ports beside it have traffic, and nothing else is known; or none has, and it alone counts failed work
     (it, or the port to which it sends: the sender counts, not the silent receiver), or data waits for several. If the
     others have no traffic either and no data waits, a job has ended or hangs, and no port is blamed: ports of
-    InfiniBand carry nothing at all when nobody uses them.
+    InfiniBand carry nothing at all while unused.
 
     Source: RDMA traffic that falls to nothing as the sign of a hang (ByteRobust, SOSP 2025, which waits 10 min as it
     watches whole jobs); the health poll of the mlx5 driver; PortXmitWait of the IBTA specification 16.1.4: data to
@@ -103,7 +103,7 @@ class LinkStall(Detector):
         *(*ERRORS, *WAITS, "nic.generation", "event:kernel", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "NICs that stall while nobody uses them or that carry a little, and whole jobs without traffic while neither "
+        "NICs that stall while unused or that carry a little, and whole jobs without traffic while neither "
         "their driver nor the switch at the far end of a cable reports anything."
     )
 
@@ -264,7 +264,7 @@ def update_byte_totals(
     """Adds one reading of the bytes of each port. read: last total and its time. still: since when, and readings with
     traffic.
 
-    A port that has traffic again starts anew; a port that is down does not stall.
+    A port that has traffic again starts from zero; a port that is down does not stall.
     """
     (last, seen), (since, moves), (failed, failures) = read, still, failing
     for i in range(len(total)):

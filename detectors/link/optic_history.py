@@ -50,7 +50,7 @@ class OpticHistory(State):
         """Adds a slot, if one is due; returns True when an hour is complete, None if nothing was due.
 
         maintenance: returns (N,) ports that people work on, which are left out. A clock that goes back by less than an
-        hour is waited for; after one that goes back further the history starts anew.
+        hour is waited for; after one that goes back further the history starts again.
         """
         slot = frame.time // _SLOT
         if slot == self.slot or self.slot - SLOTS <= slot < self.slot:

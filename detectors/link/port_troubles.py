@@ -1,4 +1,4 @@
-"""What is wrong with one port: flaps, link down, lost speed and errors, each with its level, title and suspected side.
+"""Troubles of one port: flaps, link down, lost speed and errors, each with its level, title and suspected side.
 
 Corruption is told from congestion as in CorrOpt (Zhuo et al., SIGCOMM 2017): damaged packets come whatever the load is,
 packets without a buffer come with the load.
@@ -115,7 +115,7 @@ class PortLimits:
 
 @dataclass(frozen=True, slots=True)
 class PortRecords:
-    """What is known of all ports at one instant.
+    """The state of all ports at one instant.
 
     far:    (N,) index of each port's far end (-1: not monitored).   leaps: port -> transitions that no link can make.
     shared: ports whose errors are those of a leaf or of the fabric.  slow: ports below the speed that they held.

@@ -1,4 +1,4 @@
-"""What is known of each tested device: its mismatches, its right rounds since, the odds of a defect, and its jobs.
+"""The record of each tested device: its mismatches, its right rounds since, the odds of a defect, and its jobs.
 
 Beta-Bernoulli: a defective device fails a share of its rounds drawn from Beta(1/8, 1), a healthy one UPSET_RATE.
 """
@@ -28,8 +28,8 @@ UPSET_RATE = 1e-9
 """Share of the rounds of a healthy device that are wrong: particles cause some 100 wrong results in 1e9 hours of an
 accelerator under beam tests (about 1e-11 per round of a second at most); a hundredfold for unknown causes. Chosen."""
 RETESTS = 3
-"""Times that an agent repeats a wrong problem at once (`again` of the event: how often it was wrong again). Its
-operands are made anew each time, so what upset a memory cell once does not come again."""
+"""Times that an agent repeats a wrong problem immediately (`again` of the event: how often it was wrong again). Its
+operands are new each time, so what upset a memory cell once does not come again."""
 MAX_MISMATCHES = 100
 """Mismatches kept of a device, of more only the number; chosen."""
 MAX_NAMED = 10

@@ -140,7 +140,7 @@ class SdcVote(Detector):
         record["jobs"] = self.jobs.jobs_since(verdict.entity, record["clean"] or verdict.time)
 
     def _expire(self, time: int) -> None:
-        """Drops what is old, once an hour."""
+        """Drops old records, once an hour."""
         if self.expired_at and 0 <= time - self.expired_at < _EXPIRE_EVERY:
             return
         self.expired_at = time

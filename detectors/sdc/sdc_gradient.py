@@ -38,7 +38,7 @@ _MIN_SAMPLES = 20  # before a rank is judged: the replay contract
 _GAIN = 0.01  # least learning rate of a rank's usual departure: a memory of about 100 samples; chosen
 _MIN_DEVIATIONS = 6.0  # own mean deviations that a spike must exceed: ranks that spike often are left alone; chosen
 _MAX_SHARE = 0.3  # of a stage, above which it is the batch and no rank is blamed, as in the common kernel
-_MAX_HELD = 1000  # ranks at once; chosen
+_MAX_HELD = 1000  # ranks; chosen
 _CHANCE_TICKETS = 0.2  # in 1,000 node-days for each number of spikes, of which three count, and for all series
 _HEAVY_SPREAD = 0.14  # spread of norms with heavy tails that the budget assumes
 _PRIOR_RATE = 1e-5  # spikes per step, weighed like one spike, before any was seen: one in eleven days; chosen
@@ -148,7 +148,7 @@ class SdcGradient(Detector):
     wants: ClassVar[tuple[str, ...]] = (_COUNT,)
     cannot_see: ClassVar[str] = (
         "Small errors, which are most; which GPU it is where norms are reported after the all-reduce, or a third of a "
-        "stage spikes at once; GPUs of one stage that spike alike, however often; stages of fewer than four ranks."
+        "stage spikes together; GPUs of one stage that spike alike, however often; stages of fewer than four ranks."
     )
 
     factor: float = 5.0
@@ -293,7 +293,7 @@ class SdcGradient(Detector):
             self.held[job]["many"] = "" if len(norms) == all_ else f"{len(norms)} of {all_} ranks of "
 
     def _learn(self, mask: Bools, departure: Floats) -> None:
-        """Learns what is usual for each rank, except from spikes and from steps that were read before."""
+        """Learns the usual departure of each rank, except from spikes and from steps that were read before."""
         size = len(mask)
         self.seen[:size] += mask
         gain = np.where(mask, np.maximum(1 / np.maximum(self.seen[:size], 1), _GAIN), 0.0)
@@ -327,7 +327,7 @@ class SdcGradient(Detector):
     def _update_record(
         self, frame: Frame, i: int, entity: str, what: str, numbers: tuple[float, float, float, int]
     ) -> None:
-        """Updates the record of a GPU or a job. numbers: value, what was expected, their ratio, number of peers."""
+        """Updates the record of a GPU or a job. numbers: value, expected value, their ratio, number of peers."""
         value, expected, ratio, peers = numbers
         record = self.held.setdefault(entity, {"since": frame.time, "times": 0, "sure": False, "hold": self.hold})
         if record.get("last") != frame.time:
@@ -396,8 +396,8 @@ def _gpu_of(frame: Frame, rank: str) -> str:
     return frame.topology.ancestor_of_kind(rank, "gpu") or rank
 
 
-def _where_minority(struck: Bools, groups: NDArray[np.int32], there: Bools) -> Bools:
-    """Returns (N,) the struck ranks of groups in which at most a part is struck."""
+def _where_minority(marked: Bools, groups: NDArray[np.int32], there: Bools) -> Bools:
+    """Returns (N,) the marked ranks of groups in which at most _MAX_SHARE are marked."""
     number = int(groups.max()) + 1
-    hit, all_ = np.bincount(groups[struck], minlength=number), np.bincount(groups[there], minlength=number)
-    return np.asarray(struck & np.append(hit <= _MAX_SHARE * all_, False)[groups])
+    hit, all_ = np.bincount(groups[marked], minlength=number), np.bincount(groups[there], minlength=number)
+    return np.asarray(marked & np.append(hit <= _MAX_SHARE * all_, False)[groups])

@@ -21,7 +21,7 @@ from pipeline.model.topology import Topology, kind_of
 Record = dict[str, Any]
 _HOUR = 3600 * SECOND
 _SIGNALS = ("event:replica_digest",)
-_MAX_OPEN_STEPS = 8  # of a series at once: ranks of a synchronous job are a step apart at most; chosen
+_MAX_OPEN_STEPS = 8  # of a series together: ranks of a synchronous job are a step apart at most; chosen
 _RECENT_ROUNDS = 4  # a rank that was missing in so many last ones is not waited for; chosen
 _MAX_SERIES = 20_000  # groups and buckets kept, the newest; chosen
 _IDLE_AFTER = 24 * _HOUR  # us without a digest after which a series is dropped: its job is over; chosen

@@ -37,7 +37,7 @@ class CanaryVerdict:
 
     canary, version: the problem and the program that computes it.   facts: what else the agent reported.
     voters, agreeing: devices that answered recently, and those of them that gave `expected`; of many a share.
-    known: judged by the known answer, not by the others'.   question: what was voted on, else empty.
+    known: judged by the known answer, not by the others'.   question: subject of the vote, else empty.
     """
 
     entity: str

@@ -1,4 +1,4 @@
-"""What is known of one GPU or server in trouble: XIDs and other facts, their level, and whether a program is to blame.
+"""The case of one GPU or server in trouble: XIDs and other facts, their level, and whether a program is to blame.
 
 A case is plain data, so that it can be stored: see `new_case`. Programs cause XIDs 13, 31, 43, 45, 109 and those of
 copy engines on the GPUs of their job together; a GPU causes them alone and repeatedly.
@@ -38,7 +38,7 @@ from pipeline.model.topology import Topology, kind_of
 Case = dict[str, Any]
 PASSES = "ten minutes without another one"
 LOST: tuple[Level, str] = ("page", "not responding to its driver")
-_MAX_TIMES = 10**6  # that one event stands for
+_MAX_TIMES = 10**6  # in one event
 _MAX_CODES = 32  # XIDs of one case, beside those that the catalogue or the site has, which are few; chosen
 _MAX_OTHERS = 64  # affected GPUs that are named; chosen
 _MAX_LINES = 4  # of the log, kept for the reader of the finding; chosen
@@ -68,7 +68,7 @@ def case_of_event(event: Event, own: Mapping[int, Level]) -> Case | None:
     case, line = new_case(event.time), read_text(event.data.get("text"))
     if event.kind == "gpu_lost":
         if not read_integer(event.data.get("present"), 0, _MAX_TIMES):
-            return None  # all of them at once: as a rule the driver is loaded again
+            return None  # all of them together: as a rule the driver is loaded again
         case["facts"]["gpu_lost"] = [*LOST, False]
     else:
         root, code = event.data.get("root"), read_code(event.data, "xid")
@@ -250,10 +250,10 @@ class ProgramFaults(State):
         """Returns a title of a job, or of a node, whose program is blamed."""
         program = self.blamed[job]
         codes = ", ".join(map(str, program["codes"]))
-        return pager_title(job, f"XID {codes} on {len(program['gpus'])} GPUs at once, a program error")
+        return pager_title(job, f"XID {codes} on {len(program['gpus'])} GPUs together, a program error")
 
     def drop_entity(self, entity: str) -> None:
-        """Drops what is known of an entity."""
+        """Drops the records of an entity."""
         self.blamed.pop(entity, None)
         self.bursts.pop(entity, None)
 

@@ -23,7 +23,7 @@ from pipeline.model.signals import CATALOGUE
 RECOVERY = 154
 """Names the action that the driver wants, which takes precedence over the catalogue's for the XID that it is about."""
 UNCORRECTED = frozenset({48, 171})
-"""Uncorrectable error of device memory: alone it needs a reset at once, with a remapped row when the job ends."""
+"""Uncorrectable error of device memory: alone it needs an immediate reset, with a remapped row when the job ends."""
 REMAPPED = frozenset({63, 156})
 UNCONTAINED = frozenset({64, 95, 140, 172})
 """With one of these an uncorrectable error does not end with its process."""

@@ -136,12 +136,12 @@ class CaseSchedule:
         if since < SWEEP_EVERY:
             return False
         self._swept = time
-        heard = {e for frame in frames.values() for e in _measured_entities(frame)}
-        if not heard:
+        measured = {e for frame in frames.values() for e in _measured_entities(frame)}
+        if not measured:
             return False
         topology = next(iter(frames.values())).topology
         for entity, case in open_cases.items():
-            alive = entity in heard or topology.ancestor_of_kind(entity, "node") in heard
+            alive = entity in measured or topology.ancestor_of_kind(entity, "node") in measured
             case["away"] = 0 if alive else case.get("away", 0) + min(since, 2 * SWEEP_EVERY)
         return True
 

@@ -34,7 +34,7 @@ _WHY_REMOVED = f"removed, no data for {GONE_AFTER // SECOND // 3600} h"
 _WHY_UNKNOWN = f"dropped, more than {MAX_UNKNOWN} cases of unknown entities"
 _SLOW_CALL_S = 60.0  # s of one call to the driver that are a ticket: ten times its own timeout of 6 s; chosen
 _SETTLES = 60 * SECOND  # us after announced maintenance: XIDs need no warm-up; chosen
-_CONFIRM_FRAMES = 2  # in a row in which the driver's state is odd: the event of it comes first; chosen
+_CONFIRM_FRAMES = 2  # in a row in which the driver reports a fault: the event of it comes first; chosen
 _MAX_GPUS = 16  # of a blamed program that are named; chosen
 
 
@@ -82,7 +82,7 @@ class Xid(Detector):
 
     cases: dict[str, Case] = notes()
     conditions: OpenConditions = notes()
-    odd: NDArray[np.int8] = memory(0, np.int8)  # frames in a row in which the driver's state was odd
+    odd: NDArray[np.int8] = memory(0, np.int8)  # frames in a row in which the driver reported a fault
     action: NDArray[np.float64] = memory(0.0)
     gates: Gates = part(Gates)
     programs: ProgramFaults = part(ProgramFaults)
@@ -121,7 +121,7 @@ class Xid(Detector):
         return found
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
-        """Returns a page if the event is certain by itself; all else is judged with what is logged beside it."""
+        """Returns a page if the event is certain by itself; other events are judged with those around them."""
         known, case = self.conditions.get(event.entity), xid_cases.case_of_event(event, self._site_levels)
         if kind_of(event.entity) != "gpu" or case is None or (known is not None and known["level"] == "page"):
             return None
@@ -135,7 +135,7 @@ class Xid(Detector):
         return self._case_finding(event.entity, case, event.time, (min(onset, event.time), "page"))
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """Drops its case: what is logged from now on is a new one."""
+        """Drops its case: later events open a new one."""
         super().accept_as_normal(entity, frames)
         self.cases.pop(entity, None)
         for key in (entity, _program_key(entity)):

@@ -1,4 +1,4 @@
-"""The link detector: flaps, drops, errors, leaves, resets and ports that are nobody's trouble."""
+"""The link detector: flaps, drops, errors, leaves, resets and ports that are not reported."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_the_third_flap_in_twelve_hours_pages_within_a_minute(site, watch):
 
 
 def below(site, *parents, **facts):
-    """Puts the port below these instead, with these facts."""
+    """Moves the port below these entities, with these attributes."""
     site.topology = Topology({**site.topology.parents, PORT: parents}, {PORT: facts})
 
 
 def pulled(tick, values):
-    """A cable is out for five minutes."""
+    """A cable is unplugged for five minutes."""
     if 50 <= tick < 80:
         values["nic"]["nic.state"][6] = 0
 
@@ -74,7 +74,7 @@ def test_a_port_outside_the_fabric_never_pages(site, watch, parents, facts, high
     assert {f.level for f in watch(Link(), site, 200, errors(site, 1))} == {"suspect", highest}
 
 
-def test_a_port_that_turns_out_to_be_of_a_fabric_pages_from_then_on(site, watch):
+def test_a_port_pages_once_the_topology_shows_that_it_is_in_a_fabric(site, watch):
     below(site, "node:n1")
 
     def change(tick, values):
@@ -88,13 +88,13 @@ def test_a_port_that_turns_out_to_be_of_a_fabric_pages_from_then_on(site, watch)
     assert next(f.time for f in found if f.level == "page") == START + 150 * STEP
 
 
-def test_flaps_more_than_twelve_hours_apart_never_add_up(site, watch):
+def test_flaps_more_than_twelve_hours_apart_are_not_summed(site, watch):
     half_a_day = 4400
     found = watch(Link(), site, 2 * half_a_day + 300, flap_at(site, 100, half_a_day, 2 * half_a_day + 100))
     assert {f.level for f in found} == {"suspect"}
 
 
-def test_a_flap_between_two_samples_is_told_by_the_counter_alone(site, watch):
+def test_a_flap_between_two_samples_is_seen_by_the_counter(site, watch):
     def change(tick, values):
         if tick >= 50:
             values["nic"]["nic.carrier_changes"][6] += 2 * min(3, (tick - 40) // 10)
@@ -104,7 +104,7 @@ def test_a_flap_between_two_samples_is_told_by_the_counter_alone(site, watch):
     assert found[-1].evidence["flaps"] == 3
 
 
-def test_events_alone_tell_flaps_where_there_is_no_counter(site, watch):
+def test_events_count_as_flaps_where_there_is_no_counter(site, watch):
     def change(tick, values):
         del values["nic"]["nic.carrier_changes"]
         if tick in (50, 60, 70):
@@ -144,7 +144,7 @@ def test_a_port_down_for_four_minutes_pages_until_it_is_up(site, watch):
     assert not [f for f in found if "down_s" in f.evidence and f.time >= START + 120 * STEP]
 
 
-def test_a_port_that_was_never_up_is_left_alone_and_its_bring_up_is_no_flap(site, watch):
+def test_a_port_that_was_never_up_is_not_reported_and_its_bring_up_is_no_flap(site, watch):
     def change(tick, values):
         if tick < 400:
             values["nic"]["nic.state"][6] = 0
@@ -176,7 +176,7 @@ def test_errors_at_a_hundred_times_the_healthy_rate_page_within_five_minutes(sit
     assert page.signals == (signal,)
 
 
-def test_errors_at_the_healthy_rate_give_nothing_in_half_a_day(site, watch):
+def test_errors_at_the_healthy_rate_are_not_reported_in_half_a_day(site, watch):
     rng, total = np.random.default_rng(1), np.zeros(16)
 
     def change(tick, values):
@@ -199,7 +199,7 @@ def test_a_counter_reset_is_no_burst(site, watch):
 
 
 def outgrown(site, generations):
-    """At tick 50 the driver is loaded anew; before the next reading the counters have passed what they were."""
+    """At tick 50 the driver is loaded again; at the next reading the counters are above their former values."""
 
     def change(tick, values):
         later = tick >= 50
@@ -211,12 +211,12 @@ def outgrown(site, generations):
     return change
 
 
-def test_a_reset_that_has_outgrown_the_former_value_is_no_growth(site, watch):
+def test_a_reset_counter_above_its_former_value_is_no_growth(site, watch):
     assert watch(Link(), site, 150, outgrown(site, True)) == []
     assert watch(Link(), type(site)(), 150, outgrown(site, False)) != []
 
 
-def test_a_reset_is_known_after_a_restart_in_between(site, watch):
+def test_a_counter_reset_across_a_restart_is_recognised(site, watch):
     first, second = Link(), Link()
     change = outgrown(site, True)
     assert watch(first, site, 50, change) == []
@@ -224,7 +224,7 @@ def test_a_reset_is_known_after_a_restart_in_between(site, watch):
     assert watch(second, site, 100, change, 50) == []
 
 
-def test_a_snapshot_of_an_older_version_is_left_aside_and_told(site, watch, caplog):
+def test_a_snapshot_of_an_older_version_is_ignored_and_logged(site, watch, caplog):
     """Through the Runner, as the store keeps it."""
     change = errors(site, 0.4)
     runner, again = Runner([Link()]), Runner([Link()])
@@ -246,7 +246,7 @@ def test_a_restart_through_the_store_changes_nothing(site, watch):
     assert [f for f in whole if f.level == "page"]
 
 
-def test_a_leaf_that_takes_its_ports_with_it_is_blamed_alone(site, watch):
+def test_a_leaf_that_goes_down_is_blamed_and_its_ports_are_not(site, watch):
     def change(tick, values):
         if 50 <= tick < 80:
             values["nic"]["nic.state"][2::4] = 0
@@ -257,7 +257,7 @@ def test_a_leaf_that_takes_its_ports_with_it_is_blamed_alone(site, watch):
     assert found[-1].time < START + 80 * STEP
 
 
-def test_ports_of_one_leaf_that_fail_one_by_one_are_blamed_themselves(site, watch):
+def test_ports_of_one_leaf_that_fail_one_by_one_are_blamed_each(site, watch):
     def change(tick, values):
         for k, port in enumerate((2, 6, 10)):
             if tick >= 50 + 30 * k:
@@ -268,7 +268,7 @@ def test_ports_of_one_leaf_that_fail_one_by_one_are_blamed_themselves(site, watc
 
 
 def test_the_last_ports_of_a_leaf_that_is_back_are_not_blamed_one_by_one(site, watch):
-    """They train their links for a minute; one never comes back."""
+    """They train their links for a minute; one stays down."""
 
     def change(tick, values):
         up_at = {2: 90, 6: 92, 10: 95, 14: 10**9}
@@ -298,17 +298,17 @@ def test_a_port_that_was_trained_to_half_its_speed_pages_within_a_minute(site, w
 
 
 @pytest.mark.parametrize("speed", [np.nan, -1.0, 0.0, 4_294_967_295.0])
-def test_a_speed_that_is_not_known_is_not_a_lower_one(site, watch, speed):
+def test_an_unknown_speed_is_not_a_lower_speed(site, watch, speed):
     assert watch(Link(), site, 200, lambda tick, values: slower(tick, values, speed)) == []
 
 
-def test_a_port_that_is_down_is_not_told_as_slow(site, watch):
+def test_a_port_that_is_down_is_not_reported_as_slow(site, watch):
     found = watch(Link(), site, 200, lambda tick, values: slower(tick, values, 2_500.0, state=0.0))
     assert found
     assert not any("Gb/s" in f.summary for f in found)
 
 
-def test_a_speed_that_people_set_while_at_work_is_what_they_want(site, watch):
+def test_a_speed_set_during_maintenance_is_accepted(site, watch):
     def change(tick, values):
         slower(tick, values)
         return [Event(START + tick * STEP, "node:n1", "maintenance_start", {"seconds": 900.0})] if tick == 45 else []
@@ -316,7 +316,7 @@ def test_a_speed_that_people_set_while_at_work_is_what_they_want(site, watch):
     assert watch(Link(), site, 600, change) == []
 
 
-def test_a_port_that_only_flickers_to_a_lower_speed_is_left_alone(site, watch):
+def test_a_port_with_single_samples_of_a_lower_speed_is_not_reported(site, watch):
     def change(tick, values):
         slower(tick, values, 200_000.0 if tick % 10 == 0 else 400_000.0)
 

@@ -1,4 +1,4 @@
-"""A cable whose ends two agents read, in a live engine: from the wire through the store to a finding with its side."""
+"""A cable whose ends are read by two agents, in a live engine: from the wire through the store to a finding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def inventory(node: str, entities: Mapping[str, object]) -> Event:
 
 
 def cable(site: Site) -> None:
-    """What an agent tells of the port of its node, and the agent of the fabric of the switch."""
+    """Sends the inventory of each node's port, and of the switch's ports by the agent of the fabric."""
     for i, host in enumerate(HOSTS):
         own = {"parents": [f"node:n{i}"], "attributes": {"port_guid": f"g{i}"}}
         site.send_events(f"n{i}", inventory(f"n{i}", {host: own}))
@@ -59,27 +59,27 @@ def columns() -> dict[str, np.ndarray]:
 
 
 def ship(site: Site, ticks: int, change: Change) -> None:
-    """Samples of all agents; the switch's counters are read every 30 s, its states every 10."""
-    told = [(columns(), columns()) for _ in range(ticks)]
-    for tick, (near, far) in enumerate(told):
+    """Sends samples of all agents; counters of the switch every 30 s, its states every 10 s."""
+    samples = [(columns(), columns()) for _ in range(ticks)]
+    for tick, (near, far) in enumerate(samples):
         change(tick, near, far)
     for i, host in enumerate(HOSTS):
         send(
             site,
             f"n{i}",
             (host,),
-            {tick: {s: v[:, i : i + 1] for s, v in near.items()} for tick, (near, _) in enumerate(told)},
+            {tick: {s: v[:, i : i + 1] for s, v in near.items()} for tick, (near, _) in enumerate(samples)},
         )
-    send(site, "sm1", SWITCH, {tick: {"nic.state": far["nic.state"]} for tick, (_, far) in enumerate(told)})
-    counters = [{name: v for name, v in far.items() if name != "nic.state"} for _, far in told]
+    send(site, "sm1", SWITCH, {tick: {"nic.state": far["nic.state"]} for tick, (_, far) in enumerate(samples)})
+    counters = [{name: v for name, v in far.items() if name != "nic.state"} for _, far in samples]
     send(site, "sm1", SWITCH, {tick: counters[tick] for tick in range(0, ticks, 3)})
 
 
-def send(site: Site, node: str, entities: tuple[str, ...], told: dict[int, dict[str, np.ndarray]]) -> None:
-    """One batch of all that an agent read of some ports."""
-    first = next(iter(told.values()))
-    block = Block("nic", entities, {name: np.concatenate([told[tick][name] for tick in told]) for name in first})
-    times = START + np.array(list(told)) * STEP
+def send(site: Site, node: str, entities: tuple[str, ...], samples: dict[int, dict[str, np.ndarray]]) -> None:
+    """Sends one batch of an agent's samples of some ports."""
+    first = next(iter(samples.values()))
+    block = Block("nic", entities, {name: np.concatenate([samples[tick][name] for tick in samples]) for name in first})
+    times = START + np.array(list(samples)) * STEP
     site.send_raw(node, wire.encode(Batch(Origin("local", node, b"b" * 16), times, (block,))))
 
 
@@ -103,7 +103,7 @@ def counts(tick: int, per_tick: float) -> int:
     return int(per_tick * max(0, tick - 25))
 
 
-def test_errors_at_both_ends_are_the_cables_and_at_one_end_are_not(store: Site) -> None:
+def test_errors_at_both_ends_blame_the_cable(store: Site) -> None:
     def both(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
         near["nic.symbol_errors"][0, BAD] = far["nic.symbol_errors"][0, BAD] = counts(tick, 0.5)
 
@@ -112,7 +112,7 @@ def test_errors_at_both_ends_are_the_cables_and_at_one_end_are_not(store: Site) 
     assert any("the cable: receivers at both ends report errors" in str(said) for *_, said in pages)
 
 
-def test_errors_that_the_node_alone_sees_point_to_the_switchs_transmitter_or_the_cable(store: Site) -> None:
+def test_errors_at_the_node_alone_blame_the_switchs_transmitter_or_the_cable(store: Site) -> None:
     def one(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
         near["nic.symbol_errors"][0, BAD] = counts(tick, 1.0)
 
@@ -121,8 +121,8 @@ def test_errors_that_the_node_alone_sees_point_to_the_switchs_transmitter_or_the
     assert f"transmitter of {SWITCH[BAD]} or the cable" in str(pages[0][2])
 
 
-def test_a_whole_job_that_stands_still_is_the_port_for_which_the_switch_has_data_waiting(store: Site) -> None:
-    """InfiniBand: nobody sends any more, no driver speaks; only the switch's end waits for credits."""
+def test_when_a_whole_job_stops_the_port_with_data_waiting_at_the_switch_is_blamed(store: Site) -> None:
+    """InfiniBand: no traffic and no driver error; only the switch's end waits for credits."""
 
     def stall(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
         for end in (near, far):
@@ -135,7 +135,7 @@ def test_a_whole_job_that_stands_still_is_the_port_for_which_the_switch_has_data
     assert json.loads(str(found[-1][2]))["data_waited_readings"] >= 2
 
 
-def test_a_job_that_hangs_with_nothing_waiting_blames_nobody(store: Site) -> None:
+def test_a_job_that_hangs_without_waiting_data_blames_no_port(store: Site) -> None:
     def hang(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
         for end in (near, far):
             for signal in ("nic.rx_bytes", "nic.tx_bytes"):

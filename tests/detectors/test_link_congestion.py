@@ -1,4 +1,4 @@
-"""Congestion: a leaf is blamed, never a port, and neither for what a job does nor for flows that collide."""
+"""Congestion: a leaf is blamed, never a port, and none for the pattern of a job or for flows that collide."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import pytest
 from detectors.link.link_congestion import LinkCongestion
 from pipeline.model.records import SECOND, Finding, Frame
 from tests.detectors.cases.case import START
-from tests.detectors.cases.link_congestion import FAULT, PORTS, RAILS, STRUCK, TICKS, counted, topology
+from tests.detectors.cases.link_congestion import CONGESTED, FAULT, PORTS, RAILS, TICKS, counted, topology
 
 
-def watched(change=lambda tick, values: values, ticks: int = TICKS, struck=STRUCK, times: float = 8.0) -> list[Finding]:
+def watched(
+    change=lambda tick, values: values, ticks: int = TICKS, congested=CONGESTED, times: float = 8.0
+) -> list[Finding]:
     detector, site, found = LinkCongestion(), topology(), []
     for tick in range(ticks):
-        values = change(tick, counted(tick, FAULT, struck, times))
+        values = change(tick, counted(tick, FAULT, congested, times))
         found += detector.observe({"nic": Frame(START + tick * 10 * SECOND, "nic", PORTS, values, site)})
     return found
 
@@ -33,31 +35,31 @@ def test_a_congested_leaf_is_a_suspect_soon_and_a_ticket_after_ten_minutes() -> 
 
 
 @pytest.mark.parametrize("ports", [2, 3, 4])
-def test_flows_that_collide_on_an_uplink_blame_nobody(ports: int) -> None:
-    assert watched(struck=STRUCK[:ports], times=20.0) == []
+def test_flows_that_collide_on_an_uplink_are_not_reported(ports: int) -> None:
+    assert watched(congested=CONGESTED[:ports], times=20.0) == []
 
 
-def test_a_job_that_congests_all_rails_alike_is_not_laid_on_a_leaf() -> None:
-    assert watched(struck=list(range(len(PORTS)))) == []
+def test_a_job_that_congests_all_rails_alike_blames_no_leaf() -> None:
+    assert watched(congested=list(range(len(PORTS)))) == []
 
 
-def test_more_traffic_with_as_much_waiting_for_each_byte_is_no_congestion() -> None:
+def test_more_traffic_with_the_same_waiting_per_byte_is_no_congestion() -> None:
     def busier(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         more = 1 + 2.0 * max(0, tick - FAULT) / max(tick, 1)
         return {name: v if name == "nic.speed" else np.floor(v * more) for name, v in values.items()}
 
-    assert watched(busier, struck=[]) == []
+    assert watched(busier, congested=[]) == []
 
 
-def test_a_leaf_whose_ports_err_is_left_to_the_detector_of_errors() -> None:
+def test_a_leaf_whose_ports_have_errors_is_left_to_the_detector_link() -> None:
     def erring(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        values["nic.symbol_errors"][STRUCK] += 3.0 * max(0, tick - FAULT)
+        values["nic.symbol_errors"][CONGESTED] += 3.0 * max(0, tick - FAULT)
         return values
 
     assert watched(erring) == []
 
 
-def test_where_nodes_have_few_ports_it_stays_a_suspect_for_another_job_looks_the_same() -> None:
+def test_with_few_ports_per_node_congestion_stays_a_suspect() -> None:
     def alone(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         values["nic.tx_bytes"][np.arange(len(PORTS)) % RAILS != 1] = 1e12  # the other rails are idle
         return values
@@ -65,21 +67,21 @@ def test_where_nodes_have_few_ports_it_stays_a_suspect_for_another_job_looks_the
     assert {(f.entity, f.level) for f in watched(alone)} == {("leaf:l1", "suspect")}
 
 
-def test_idle_ports_say_nothing() -> None:
+def test_idle_ports_are_not_judged() -> None:
     def idle(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return values | {"nic.tx_bytes": 1e12 + 1e4 * tick * np.ones(len(PORTS))}
 
     assert watched(idle) == []
 
 
-def test_a_congestion_that_ends_is_told_no_longer() -> None:
+def test_congestion_that_ends_is_no_longer_reported() -> None:
     end = FAULT + 90
 
     def eased(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if tick < end:
             return values
-        still = counted(tick, None, STRUCK, 1.0)
-        before, after = counted(end, FAULT, STRUCK, 8.0), counted(end, None, STRUCK, 1.0)
+        still = counted(tick, None, CONGESTED, 1.0)
+        before, after = counted(end, FAULT, CONGESTED, 8.0), counted(end, None, CONGESTED, 1.0)
         return {name: still[name] + before[name] - after[name] for name in still if name != "nic.speed"} | {
             "nic.speed": still["nic.speed"]
         }
@@ -90,22 +92,22 @@ def test_a_congestion_that_ends_is_told_no_longer() -> None:
 
 
 def test_two_congested_leaves_are_two_findings() -> None:
-    struck = [*STRUCK, *(n * RAILS + 2 for n in range(6))]
-    assert {f.entity for f in watched(struck=struck[:6])} == {"leaf:l1"}
-    # with half of a node's rails in it their median is between both: one of them may be all that can be told
-    assert {f.entity for f in watched(struck=struck)} <= {"leaf:l1", "leaf:l2"}
+    congested = [*CONGESTED, *(n * RAILS + 2 for n in range(6))]
+    assert {f.entity for f in watched(congested=congested[:6])} == {"leaf:l1"}
+    # with half of a node's rails in it their median is between both: only one leaf may be found
+    assert {f.entity for f in watched(congested=congested)} <= {"leaf:l1", "leaf:l2"}
 
 
-def test_counters_that_begin_anew_and_holes_are_borne() -> None:
+def test_restarted_counters_and_gaps_cause_no_finding() -> None:
     def odd(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if tick % 7 == 0:
             return {name: np.full(len(v), np.nan) for name, v in values.items()}
         return {name: np.where(np.arange(len(v)) % 5 == 0, v % 1e6, v) for name, v in values.items()}
 
-    assert watched(odd, struck=[]) == []
+    assert watched(odd, congested=[]) == []
 
 
-def test_counters_without_an_end_are_none():
+def test_infinite_readings_are_ignored():
     """inf and -inf, as a replayed column may hold them."""
 
     def odd(tick, values):

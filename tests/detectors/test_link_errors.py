@@ -1,4 +1,4 @@
-"""Errors of links: how many decide, bunches, congestion, both ends of the cable, work and boots."""
+"""Errors of links: how many are needed, bunches, congestion, both ends of the cable, maintenance and boots."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def test_a_bit_error_rate_of_1e_13_pages_within_5_min():
 
 
 @pytest.mark.parametrize(("learnt", "words"), [(None, "from a cold start"), (1e-15, "after a day at 1e-15")])
-def test_a_detector_that_knows_less_of_its_fabric_is_somewhat_later(learnt, words):
+def test_a_detector_that_has_learnt_less_is_somewhat_later(learnt, words):
     found = delays(1e-13, 60, 0, learnt)
     assert found.recall >= 0.9
     assert words in found.as_text()
 
 
 @pytest.mark.parametrize("ber", [1e-16, 1e-15])
-def test_sound_links_do_not_page(ber):
+def test_healthy_links_do_not_page(ber):
     assert alarms(ber, 0.02, 0).count == 0
 
 
-def test_where_a_tenth_of_the_ports_tells_the_counter_those_alone_are_known():
-    """A mixed fleet: the others count their errors otherwise, are down or are at work in a machine of their own."""
+def test_only_ports_that_report_a_counter_count_as_readings():
+    """A mixed fleet: the others have another counter or are down."""
     link, rng = Link(), np.random.default_rng(3)
     names = tuple(f"port:n{i}.p0" for i in range(1000))
     site = Topology({name: (f"leaf:l{i // 64}",) for i, name in enumerate(names)})
@@ -72,7 +72,7 @@ def test_where_a_tenth_of_the_ports_tells_the_counter_those_alone_are_known():
     assert 9_900 < link.errors.counters["nic.symbol_errors"].moments.readings <= 10_000
 
 
-def test_sound_links_of_a_mixed_fleet_do_not_page():
+def test_healthy_links_of_a_mixed_fleet_do_not_page():
     found = alarms(1e-15, 0.01, 0, reporting=0.1)
     assert found.count == 0
     assert found.link_days < 105
@@ -85,7 +85,7 @@ def test_errors_alone_page_once_their_counter_has_been_read_for_ten_minutes(site
     assert pages(found)[0].time == START + 60 * STEP
 
 
-def test_a_bunch_of_errors_after_a_cold_start_wakes_nobody(site, watch):
+def test_a_bunch_of_errors_after_a_cold_start_does_not_page(site, watch):
     def bunches(tick, values):
         values["nic"]["nic.symbol_errors"] = np.zeros(16)
         values["nic"]["nic.symbol_errors"][6] = 3.0 * ((tick >= 30) + (tick >= 34))
@@ -93,7 +93,7 @@ def test_a_bunch_of_errors_after_a_cold_start_wakes_nobody(site, watch):
     assert {f.level for f in watch(Link(), site, 300, bunches)} == {"suspect"}
 
 
-def test_a_fabric_whose_errors_come_in_bunches_wakes_nobody_after_a_cold_start():
+def test_a_fabric_with_bunched_errors_does_not_page_after_a_cold_start():
     found = alarms(1e-15, 0.012, 11, 1000.0)
     assert found.count == 0
 
@@ -106,12 +106,12 @@ def test_a_restart_is_no_cold_start(site, watch):
     assert pages(found)[0].time < START + 66 * STEP
 
 
-def test_what_both_ends_have_pages_in_the_first_ten_minutes(site, watch):
+def test_errors_at_both_ends_page_within_the_first_ten_minutes(site, watch):
     cabled(site)
     assert pages(watch(Link(), site, 57, erring(6, 10)))
 
 
-def test_light_without_an_end_says_nothing(site, watch):
+def test_infinite_light_readings_are_ignored(site, watch):
     cabled(site)
     found = watch(Link(), site, 120, both(erring(6), lit(rx_power_min={6: -np.inf})))
     assert "nic.rx_power_min" not in pages(found)[0].evidence
@@ -128,7 +128,7 @@ def test_two_errored_windows_page_and_one_does_not(site, watch):
     assert pages(watch(Link(), type(site)(), 200, bursts))
 
 
-def test_on_a_slow_port_the_same_errors_weigh_more(site, watch):
+def test_the_same_errors_count_more_on_a_slow_port(site, watch):
     """An error every two minutes: BER 2e-14 at 400 Gb/s, 8e-14 at 100."""
 
     def change(speed):
@@ -143,7 +143,7 @@ def test_on_a_slow_port_the_same_errors_weigh_more(site, watch):
     assert pages(watch(Link(), type(site)(), 400, change(100_000.0)))
 
 
-def test_where_errors_come_in_bunches_on_the_whole_fabric_more_of_them_are_needed():
+def test_more_errors_are_needed_where_the_whole_fabric_has_bunches():
     calm, bunched = ErrorMoments(), ErrorMoments()
     for cohort, second in ((calm, 4000.0), (bunched, 12_000.0)):
         cohort.add_readings(10**7, 0.0)
@@ -162,7 +162,7 @@ def test_the_negative_binomial_becomes_poisson_without_bunches(count, healthy, f
     assert log_likelihood_ratio(n, h, f, 1e-5) == pytest.approx(log_likelihood_ratio(n, h, f, 0.0), rel=1e-2, abs=0.05)
 
 
-def test_a_port_that_pages_is_no_example_of_bunches(site, watch):
+def test_errors_of_a_port_that_pages_do_not_count_as_bunches(site, watch):
     link = Link()
     assert pages(watch(link, site, 120, erring(6, per_tick=50)))
     cohort = link.errors.counters["nic.symbol_errors"].moments
@@ -170,7 +170,7 @@ def test_a_port_that_pages_is_no_example_of_bunches(site, watch):
 
 
 @pytest.mark.parametrize("top", [65_535.0, 2.0**32 - 1, 2.0**64])
-def test_a_counter_that_stands_at_its_top_or_answers_with_ones_is_no_burst(site, watch, top):
+def test_a_saturated_counter_or_one_with_all_bits_set_is_no_burst(site, watch, top):
     def change(tick, values):
         values["nic"]["nic.symbol_errors"] = np.full(16, 7.0)
         values["nic"]["nic.symbol_errors"][6] = top if tick % 20 >= 10 else 7.0
@@ -178,7 +178,7 @@ def test_a_counter_that_stands_at_its_top_or_answers_with_ones_is_no_burst(site,
     assert watch(Link(), site, 400, change) == []
 
 
-def test_a_full_counter_of_a_port_in_trouble_is_told(site, watch):
+def test_a_saturated_counter_of_a_port_in_trouble_is_in_the_evidence(site, watch):
     def change(tick, values):
         values["nic"]["nic.symbol_errors"] = np.zeros(16)
         values["nic"]["nic.symbol_errors"][6] = 65_535.0
@@ -188,7 +188,7 @@ def test_a_full_counter_of_a_port_in_trouble_is_told(site, watch):
     assert watch(Link(), site, 120, change)[-1].evidence["full"] == ["nic.symbol_errors"]
 
 
-def test_a_counter_of_32_bits_that_wraps_goes_on(site, watch):
+def test_a_counter_that_wraps_at_32_bits_continues(site, watch):
     def change(tick, values):
         values["nic"]["nic.symbol_errors"] = np.zeros(16)
         values["nic"]["nic.symbol_errors"][6] = (2.0**32 - 3 + 2 * max(0, tick - 49)) % 2.0**32
@@ -199,7 +199,7 @@ def test_a_counter_of_32_bits_that_wraps_goes_on(site, watch):
 
 
 def losing(site, tied):
-    """Packets lost as the load is above what fits (tied), or a fixed share of them."""
+    """Returns packet losses that follow the load (tied), or a fixed share of the packets."""
     load, lost = np.zeros(16), np.zeros(16)
     rng = np.random.default_rng(3)
 
@@ -213,7 +213,7 @@ def losing(site, tied):
     return change
 
 
-def test_losses_that_rise_with_the_load_are_congestion_and_a_ticket_at_most(site, watch):
+def test_losses_that_follow_the_load_are_congestion_and_at_most_a_ticket(site, watch):
     found = watch(Link(), site, 700, losing(site, True))
     assert {f.level for f in found} <= {"suspect", "ticket"}
     assert any("congestion" in f.summary for f in found)
@@ -226,7 +226,7 @@ def test_losses_of_a_fixed_share_of_the_packets_are_corruption(site, watch):
     assert pages(found)
 
 
-def test_a_steady_load_tells_nothing():
+def test_a_steady_load_gives_no_correlation():
     losses = PacketLosses()
     for tick in range(600):
         losses.add_errors(PORT, True, 5 * (tick % 3), tick * STEP)
@@ -234,7 +234,7 @@ def test_a_steady_load_tells_nothing():
     assert losses.load_correlation(PORT, True) is None
 
 
-def test_errors_at_both_ends_are_the_cables_and_page_early(site, watch):
+def test_errors_at_both_ends_blame_the_cable_and_page_early(site, watch):
     cabled(site)
     one = watch(Link(), site, 120, erring(6, per_tick=1, until=52))
     assert {f.level for f in one} == {"suspect"}
@@ -247,7 +247,7 @@ def test_errors_at_both_ends_are_the_cables_and_page_early(site, watch):
 
 
 def lit(**modules):
-    """Light and heat of all modules, and of single ones: name of the signal without its class -> {place: value}."""
+    """Returns light and heat of all modules. modules: signal without its class -> {index: value} of single ones."""
     usual = {"rx_power_min": 1.0, "tx_power_min": 1.2, "module_temperature": 50.0}
 
     def change(tick, values):
@@ -277,18 +277,18 @@ def both(*changes):
         ({}, "light is normal"),
     ],
 )
-def test_modules_tell_which_side_is_bad(site, watch, modules, said):
+def test_the_modules_show_which_side_is_bad(site, watch, modules, said):
     cabled(site)
     found = watch(Link(), site, 120, both(erring(6), lit(**modules)))
     assert said in pages(found)[0].evidence["side"]
 
 
-def test_without_a_far_end_nobody_can_tell(site, watch):
+def test_without_a_far_end_the_side_is_unknown(site, watch):
     assert "unknown which end" in pages(watch(Link(), site, 120, erring(6)))[0].evidence["side"]
 
 
 def worked(what, first, seconds, change):
-    """Announced work on something while something happens."""
+    """Returns a change during announced maintenance of an entity."""
 
     def shown(tick, values):
         change(tick, values)
@@ -307,12 +307,12 @@ def down(tick, values):
 
 
 @pytest.mark.parametrize("what", [PORT, NODE, "rack:r1", "leaf:l2"])
-def test_announced_work_is_nobodys_fault(site, watch, what):
+def test_faults_during_maintenance_are_not_reported(site, watch, what):
     quiet = worked(what, 45, 1000, both(down, erring(6, per_tick=50, until=100)))
     assert watch(Link(), type(site)(), 400, quiet) == []
 
 
-def test_what_is_still_down_when_work_has_long_been_over_pages(site, watch):
+def test_a_port_still_down_long_after_maintenance_pages(site, watch):
     def lost(tick, values):
         if tick >= 50:
             values["nic"]["nic.state"][6] = 0
@@ -321,7 +321,7 @@ def test_what_is_still_down_when_work_has_long_been_over_pages(site, watch):
     assert page.time > START + (45 + 60 + 59) * STEP
 
 
-def test_what_a_port_does_as_it_boots_is_no_flap(site, watch):
+def test_transitions_during_a_boot_are_no_flaps(site, watch):
     """The node boots three times; its ports come up some seconds after it."""
     boots, born, moved = (100, 300, 500), np.full(16, 1_789_000_000.0), np.full(16, 2.0)
 
@@ -344,8 +344,8 @@ def test_what_a_port_does_as_it_boots_is_no_flap(site, watch):
     assert pages(watch(Link(), site, 700, change)) == []
 
 
-def test_a_switch_port_whose_node_is_silent_is_no_drop(site, watch):
-    """The node at the far end is off: its own port is not measured any more."""
+def test_a_switch_port_whose_node_is_silent_does_not_page(site, watch):
+    """The node at the far end is off: its port is no longer measured."""
     cabled(site)
 
     def change(tick, values):
@@ -360,7 +360,7 @@ def test_a_switch_port_whose_node_is_silent_is_no_drop(site, watch):
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_no_reading_makes_it_fail(seed):
+def test_arbitrary_readings_cause_no_error(seed):
     rng, link = np.random.default_rng(seed), Link()
     site = type("Any", (), {})()
     site.names = tuple(f"port:n{n}.p0" for n in range(6))

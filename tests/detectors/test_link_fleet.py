@@ -1,4 +1,4 @@
-"""Links of a large fleet: what a fabric that falls costs, and what a switch that slows all its ports makes."""
+"""Links of a large fleet: the cost of half a fabric going down, and a switch that slows all its ports."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ START, STEP, AT = 1_790_000_000 * SECOND, 10 * SECOND, 65
 
 
 def fabric(size: int, leaves: int) -> tuple[tuple[str, ...], Topology]:
-    """Nodes of eight ports, whose ports of one rail are below one leaf."""
+    """Returns ports and topology of nodes of eight ports, with one leaf per rail."""
     ports = tuple(f"port:n{i // 8}.p{i % 8}" for i in range(size))
     each = size // leaves * 8
     return ports, Topology({p: (f"node:n{i // 8}", f"leaf:l{i // each * 8 + i % 8}") for i, p in enumerate(ports)})
 
 
 class Count(Topology):
-    """Counts how often somebody asks what is above a thing."""
+    """Counts lookups of ancestors."""
 
     asked = 0
 
@@ -41,20 +41,20 @@ def instant(tick: int, ports: tuple[str, ...], site: Topology, down: int = 0, sl
     return Frame(START + tick * STEP, "nic", ports, values, site)
 
 
-def test_half_a_fabric_that_falls_costs_each_leaf_once_and_not_each_port() -> None:
+def test_half_a_fabric_down_costs_one_lookup_per_leaf() -> None:
     ports, plain = fabric(4096, 64)
     link, site, found = Link(), Count(plain.parents), list[Finding]()
     for tick in range(AT + 14):
         before = site.asked
         found += link.observe({"nic": instant(tick, ports, site, down=2048)})
-        numbering = 2 * len(ports) if tick in (0, AT) else 0  # who is below what, once
+        numbering = 2 * len(ports) if tick in (0, AT) else 0  # numbering of ports by leaf, once
         assert site.asked - before <= numbering + 200
     assert {f.level for f in found} == {"page"}
     assert len({f.entity for f in found}) == 32
     assert all(f.evidence["down"] == f.evidence["ports"] == 64 for f in found)
 
 
-def test_ports_that_are_slow_are_told_apart_once_a_tick() -> None:
+def test_slow_ports_are_found_once_per_tick() -> None:
     ports, site = fabric(4096, 64)
     link, longest = Link(), 0.0
     for tick in range(AT + 6):
@@ -74,13 +74,13 @@ def test_a_leaf_that_retrains_all_its_ports_to_half_speed_is_one_incident() -> N
     assert (incident.cause, incident.severity, len(incident.members)) == ("leaf:l2", "page", 64)
 
 
-def test_no_onset_is_after_its_finding_when_the_clock_steps_back() -> None:
+def test_onsets_precede_findings_when_the_clock_steps_back() -> None:
     ports, site = fabric(64, 8)
-    link, told = Link(), 0
+    link, reported = Link(), 0
     for tick in range(AT + 200):
         frame = instant(tick, ports, site, down=1, slow=slice(9, 10))
         back = Frame(frame.time - (tick > AT + 30) * 900 * SECOND, "nic", ports, frame.values, site)
         for finding in link.observe({"nic": back}):
-            told += 1
+            reported += 1
             assert finding.onset <= finding.time
-    assert told > 10
+    assert reported > 10

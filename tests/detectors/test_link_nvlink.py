@@ -1,4 +1,4 @@
-"""NVLinks: bursts and streams of errors, links that slow down or fall out, the driver's log, and which end it is."""
+"""NVLinks: bursts and streams of errors, links that slow down or go down, the driver's log, and which end it is."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def xid(tick: int, entity: str = "gpu:n0.2", **data: object) -> Event:
 
 
 def sxid(tick: int, **data: object) -> Event:
-    told = {
+    facts = {
         "sxid": 20001,
         "severity": "warning",
         "switch": "nvidia-nvswitch0",
         "fatal": False,
         "text": "Link 3 TX Replay Error",
     }
-    return Event(at(tick), "node:n0", "sxid", {**told, **data})
+    return Event(at(tick), "node:n0", "sxid", {**facts, **data})
 
 
 def nothing(tick: int, shown: Values) -> None:
@@ -70,14 +70,14 @@ def test_one_burst_is_a_suspect_and_a_second_window_pages() -> None:
     assert page.evidence["which_end"].startswith("unknown")
 
 
-def test_a_replay_now_and_then_says_nothing() -> None:
+def test_rare_replays_are_not_reported() -> None:
     def rare(tick: int, shown: Values) -> None:
         shown["nvlink.replay_errors"] += np.arange(len(LINKS)) == tick // 30
 
     assert watched(rare) == []
 
 
-def test_a_link_that_falls_out_pages_once_it_is_sure() -> None:
+def test_a_link_that_goes_down_pages_once_confirmed() -> None:
     def out(tick: int, shown: Values) -> None:
         shown["nvlink.state"][4] = 0.0 if tick >= 60 else 1.0
 
@@ -105,7 +105,7 @@ def test_links_that_were_never_up_are_not_judged() -> None:
     assert watched(never) == []
 
 
-def test_several_links_of_a_gpu_blame_the_gpu_and_half_a_node_what_joins_them() -> None:
+def test_several_links_blame_the_gpu_and_half_of_the_gpus_the_node() -> None:
     def of(links: list[int]) -> Callable[[int, Values], None]:
         def out(tick: int, shown: Values) -> None:
             shown["nvlink.state"][links] = 0.0 if tick >= 60 else 1.0
@@ -136,7 +136,7 @@ def test_a_message_that_comes_again_pages_and_harmless_ones_never() -> None:
     assert watched(nothing, quiet) == []
 
 
-def test_both_ends_that_speak_cannot_be_told_apart_and_a_switch_alone_is_named() -> None:
+def test_the_end_is_known_only_if_one_of_them_logs_messages() -> None:
     found = watched(nothing, [xid(60), sxid(60)])
     assert {(f.entity, f.level) for f in found} == {("gpu:n0.2", "suspect")}  # of one moment: one burst
     assert found[0].evidence["which_end"] == "unknown: GPU and nvidia-nvswitch0 both logged messages"
@@ -146,7 +146,7 @@ def test_both_ends_that_speak_cannot_be_told_apart_and_a_switch_alone_is_named()
 
 
 @pytest.mark.parametrize("kind", ["maintenance", "reset"])
-def test_announced_work_and_resets_page_nobody(kind: str) -> None:
+def test_maintenance_and_resets_do_not_page(kind: str) -> None:
     def away(tick: int, shown: Values) -> None:
         shown["nvlink.state"][:8] = 0.0 if 60 <= tick < 90 else 1.0
         shown["nvlink.crc_errors"][:8] += 90.0 * (tick >= 70)
@@ -157,8 +157,8 @@ def test_announced_work_and_resets_page_nobody(kind: str) -> None:
     assert [f for f in watched(away, events, 120) if f.level == "page"] == []
 
 
-def test_counters_that_begin_anew_or_vanish_are_no_errors() -> None:
-    def odd(tick: int, shown: Values) -> None:
+def test_restarted_and_missing_counters_are_no_errors() -> None:
+    def malformed(tick: int, shown: Values) -> None:
         shown["nvlink.crc_errors"][:] = 1000.0 - tick  # falls with each reading
         shown["nvlink.replay_errors"][3] = np.nan if tick % 2 else 7.0
         shown["nvlink.recovery_errors"][9] = 5000.0 * (tick >= 60)
@@ -167,26 +167,26 @@ def test_counters_that_begin_anew_or_vanish_are_no_errors() -> None:
             for column in shown.values():
                 column[12:] = np.nan
 
-    assert watched(odd) == []
+    assert watched(malformed) == []
 
 
 @pytest.mark.parametrize("top", [2.0**8 - 1, 2.0**16 - 1, 2.0**32 - 1, 2.0**64, -1.0, np.inf])
-def test_readings_that_say_nothing_are_no_errors(top: float) -> None:
-    def odd(tick: int, shown: Values) -> None:
+def test_unreadable_values_are_no_errors(top: float) -> None:
+    def malformed(tick: int, shown: Values) -> None:
         if 60 <= tick <= 62 or 66 <= tick <= 68:
             shown["nvlink.crc_errors"][:4] = top
 
-    assert watched(odd) == []
+    assert watched(malformed) == []
 
 
-def test_a_counter_that_two_sources_tell_of_in_turn_does_not_grow() -> None:
+def test_a_counter_reported_by_two_sources_in_turn_does_not_grow() -> None:
     def flips(tick: int, shown: Values) -> None:
         shown["nvlink.crc_errors"][5] = 10_000.0 if tick // 4 % 2 else 9000.0
 
     assert watched(flips) == []
 
 
-def test_a_link_that_vanished_as_it_erred_is_not_accused_for_ever() -> None:
+def test_a_link_that_vanished_with_errors_is_cleared() -> None:
     def gone(tick: int, shown: Values) -> None:
         shown["nvlink.crc_errors"][5] += 100.0 * max(0, tick - 60)
         if tick >= 70:
@@ -198,8 +198,8 @@ def test_a_link_that_vanished_as_it_erred_is_not_accused_for_ever() -> None:
     assert found[-1].time < at(70 + 70)
 
 
-def test_frames_that_repeat_are_passed_over_and_change_nothing() -> None:
-    """Against one that forgets before each frame that it has seen the like of it."""
+def test_repeated_frames_change_nothing() -> None:
+    """Compared with a detector whose counters skip no repeated frame."""
     site, quick, slow = topology(), LinkNvlink(), LinkNvlink()
     for tick in range(120):
         shown = values(tick)
@@ -211,12 +211,12 @@ def test_frames_that_repeat_are_passed_over_and_change_nothing() -> None:
         assert np.array_equal(quick.links, slow.links)
 
 
-@pytest.mark.parametrize("odd", [[74], {"a": 1}, None, float("inf"), 10**30, "74"])
-def test_messages_with_odd_data_are_borne(odd: object) -> None:
+@pytest.mark.parametrize("malformed", [[74], {"a": 1}, None, float("inf"), 10**30, "74"])
+def test_messages_with_malformed_data_cause_no_error(malformed: object) -> None:
     said = [
-        xid(60, xid=odd, **{"class": odd}),
-        xid(61, detail={"link": odd}),
-        xid(62, text=odd),
-        sxid(63, sxid=odd, switch=odd),
+        xid(60, xid=malformed, **{"class": malformed}),
+        xid(61, detail={"link": malformed}),
+        xid(62, text=malformed),
+        sxid(63, sxid=malformed, switch=malformed),
     ]
     assert {f.entity for f in watched(nothing, said)} <= {"gpu:n0.2", "node:n0"}

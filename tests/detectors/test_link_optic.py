@@ -1,4 +1,4 @@
-"""Optics: what is a trend, what is a step, who is ticketed and who is not."""
+"""Optics: trends and steps, and which ports get a ticket."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def site(ports: int) -> tuple[tuple[str, ...], Topology]:
     return names, Topology({name: [f"node:n{i}", "leaf:l1"] for i, name in enumerate(names)})
 
 
-def sound(ports: int, hours: int, seed: int = 0) -> np.ndarray:
-    """(hours, ports) log10 of the raw BER of ports that wander by a twentieth of a decade."""
+def healthy(ports: int, hours: int, seed: int = 0) -> np.ndarray:
+    """Returns (hours, ports) log10 of the raw BER of healthy ports, which vary by a twentieth of a decade."""
     rng = np.random.default_rng(seed)
     return -7.5 + 0.5 * rng.standard_normal(ports) + 0.05 * rng.standard_normal((hours, ports))
 
@@ -34,7 +34,7 @@ def watched(
     events: dict[int, Event] | None = None,
     detector: LinkOptic | None = None,
 ) -> list[Finding]:
-    """Findings over hourly looks; `extra`: signal -> (hours, ports)."""
+    """Returns findings over hours; `extra`: signal -> (hours, ports)."""
     detector = detector or LinkOptic()
     hours, ports = log_ber.shape
     names, topology = site(ports)
@@ -42,8 +42,8 @@ def watched(
     for hour in range(hours):
         values = {"nic.phy_bits": np.full(ports, 1e16 + BITS * hour), "nic.phy_corrected_bits": corrected[hour]}
         values |= {name: column[hour] for name, column in (extra or {}).items()}
-        told = (events[hour],) if events and hour in events else ()
-        found += detector.observe({"nic": Frame(START + hour * HOUR, "nic", names, values, topology, told)})
+        mine = (events[hour],) if events and hour in events else ()
+        found += detector.observe({"nic": Frame(START + hour * HOUR, "nic", names, values, topology, mine)})
     return found
 
 
@@ -52,8 +52,8 @@ def ticketed(found: list[Finding]) -> set[str]:
     return {f.entity for f in found}
 
 
-def test_a_rising_port_is_ticketed_days_ahead_with_the_date_of_the_cliff() -> None:
-    log_ber = sound(16, 120)
+def test_a_rising_port_is_ticketed_days_ahead_with_a_forecast() -> None:
+    log_ber = healthy(16, 120)
     log_ber[40:, 3] = -6.5 + 0.5 * np.arange(80) / 24
     found = watched(log_ber)
     assert ticketed(found) == {"port:n3.p0"}
@@ -66,7 +66,7 @@ def test_a_rising_port_is_ticketed_days_ahead_with_the_date_of_the_cliff() -> No
 
 
 def test_a_port_that_jumps_close_to_the_limit_is_ticketed_without_a_trend() -> None:
-    log_ber = sound(16, 60)
+    log_ber = healthy(16, 60)
     log_ber[40:, 3] = -4.6
     found = watched(log_ber)
     assert ticketed(found) == {"port:n3.p0"}
@@ -75,27 +75,27 @@ def test_a_port_that_jumps_close_to_the_limit_is_ticketed_without_a_trend() -> N
 
 
 def test_a_step_is_no_trend() -> None:
-    """Sound ports move by more than a decade at once, and stay."""
-    log_ber = sound(16, 120)
+    """Healthy ports move by more than a decade in one step, and stay."""
+    log_ber = healthy(16, 120)
     log_ber[60:, 3] += 1.5
     assert watched(log_ber) == []
 
 
-def test_what_all_ports_do_blames_none() -> None:
-    log_ber = sound(16, 120)
+def test_a_change_of_all_ports_blames_none() -> None:
+    log_ber = healthy(16, 120)
     log_ber[40:] += (0.5 * np.arange(80) / 24)[:, None]
     assert watched(log_ber) == []
 
 
-def test_links_that_work_beyond_the_limit_have_a_stronger_code() -> None:
-    """Coherent optics run at 1e-3 all their life; some of them move to it from 1e-4."""
-    log_ber = sound(16, 120) + 4.7
+def test_links_that_work_beyond_the_fec_limit_are_not_reported() -> None:
+    """Coherent optics always run at 1e-3; some of them move to it from 1e-4."""
+    log_ber = healthy(16, 120) + 4.7
     log_ber[:50, 3:6] = -4.4
     assert watched(log_ber) == []
 
 
-def test_without_peers_the_own_past_is_what_a_port_is_compared_with() -> None:
-    log_ber = sound(2, 80)
+def test_without_peers_a_port_is_compared_with_its_past() -> None:
+    log_ber = healthy(2, 80)
     log_ber[40:, 1] = -4.7
     found = watched(log_ber)
     assert ticketed(found) == {"port:n1.p0"}
@@ -103,14 +103,14 @@ def test_without_peers_the_own_past_is_what_a_port_is_compared_with() -> None:
 
 
 def test_a_ticket_ends_when_the_port_is_cleaned() -> None:
-    log_ber = sound(16, 100)
+    log_ber = healthy(16, 100)
     log_ber[40:70, 3] = -4.6
     found = watched(log_ber)
     assert max(f.time for f in found) < START + 76 * HOUR
 
 
-def test_a_ticket_outlives_announced_work_that_mended_nothing() -> None:
-    log_ber = sound(16, 90)
+def test_a_ticket_stays_open_after_maintenance_without_effect() -> None:
+    log_ber = healthy(16, 90)
     log_ber[40:, 3] = -4.6
     node = {50: ("maintenance_start", {"seconds": 7200.0}), 52: ("maintenance_end", {})}
     events = {h: Event(START + h * HOUR, "node:n3", kind, data) for h, (kind, data) in node.items()}
@@ -119,8 +119,8 @@ def test_a_ticket_outlives_announced_work_that_mended_nothing() -> None:
     assert found[-1].time == START + 89 * HOUR
 
 
-def test_another_device_at_the_far_end_is_another_link() -> None:
-    log_ber = sound(16, 50)
+def test_another_device_at_the_far_end_resets_the_history() -> None:
+    log_ber = healthy(16, 50)
     log_ber[40:, 3] = -4.6
     moved = {46: Event(START + 46 * HOUR, "port:n3.p0", "link_peer", {})}
     found = watched(log_ber, events=moved)
@@ -131,28 +131,28 @@ def test_another_device_at_the_far_end_is_another_link() -> None:
 def test_a_hot_module_is_ticketed_and_a_warm_hall_is_not() -> None:
     rng = np.random.default_rng(1)
     heat = 47 + 3 * rng.standard_normal(16) + 0.3 * rng.standard_normal((60, 16))
-    assert watched(sound(16, 60), {"nic.module_temperature": heat + 12.0 * (np.arange(60) >= 40)[:, None]}) == []
+    assert watched(healthy(16, 60), {"nic.module_temperature": heat + 12.0 * (np.arange(60) >= 40)[:, None]}) == []
     heat[40:, 5] += 14.0
-    found = watched(sound(16, 60), {"nic.module_temperature": heat})
+    found = watched(healthy(16, 60), {"nic.module_temperature": heat})
     assert ticketed(found) == {"port:n5.p0"}
     assert found[0].evidence["module_warmer_k"] > 10
     assert found[0].signals == ("nic.module_temperature",)
 
 
-def test_light_that_fades_is_ticketed_and_a_module_that_does_not_answer_is_not() -> None:
+def test_fading_light_is_ticketed_and_a_silent_module_is_not() -> None:
     light = 1.2 + 0.02 * np.random.default_rng(1).standard_normal((60, 16))
     heat = np.full((60, 16), 47.0)
     light[40:, 6], heat[40:, 6] = 6.5535, -1 / 256  # all bits set, as CMIS prints them
-    light[40:, 7] = 0.0  # dark: the link is down, and that is not for this detector
-    assert watched(sound(16, 60), {"nic.rx_power_min": light, "nic.module_temperature": heat}) == []
+    light[40:, 7] = 0.0  # dark: the link is down, which another detector reports
+    assert watched(healthy(16, 60), {"nic.rx_power_min": light, "nic.module_temperature": heat}) == []
     light[40:, 5] *= 0.4
-    found = watched(sound(16, 60), {"nic.rx_power_min": light})
+    found = watched(healthy(16, 60), {"nic.rx_power_min": light})
     assert ticketed(found) == {"port:n5.p0"}
     assert found[0].evidence["light_lost_db"] == pytest.approx(4.0, abs=0.2)
 
 
-def test_counters_that_begin_anew_are_no_errors() -> None:
-    """A generation that changes, and one that nobody tells: the counters fall."""
+def test_restarted_counters_are_no_errors() -> None:
+    """A generation that changes, and one that is not reported: the counters fall."""
     detector, (names, topology) = LinkOptic(), site(9)
     for slot in range(6 * 60):
         life = 1.0 + slot // 50
@@ -165,8 +165,8 @@ def test_counters_that_begin_anew_are_no_errors() -> None:
         assert detector.observe({"nic": Frame(START + slot * HOUR // 6, "nic", names, values, topology)}) == []
 
 
-def test_a_clock_that_goes_back_for_long_makes_all_begin_anew() -> None:
-    log_ber = sound(9, 60)
+def test_a_clock_set_back_by_hours_resets_the_history() -> None:
+    log_ber = healthy(9, 60)
     detector = LinkOptic()
     watched(log_ber, detector=detector)
     assert np.isfinite(detector.history.hourly_medians("ber")).sum() > 9 * 40
@@ -174,8 +174,8 @@ def test_a_clock_that_goes_back_for_long_makes_all_begin_anew() -> None:
     assert np.isfinite(detector.history.hourly_medians("ber")).sum() <= 9 * 4
 
 
-def test_new_ports_and_ports_that_vanish_disturb_nobody() -> None:
-    log_ber = sound(16, 120)
+def test_new_and_missing_ports_do_not_affect_others() -> None:
+    log_ber = healthy(16, 120)
     log_ber[40:, 3] = -6.0 + 0.5 * np.arange(80) / 24
     log_ber[:50, 15] = np.nan  # there later
     log_ber[70:, 14] = np.nan  # gone
@@ -194,7 +194,7 @@ def test_a_series_is_cut_at_its_last_step() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.floats(-9, 9) | st.just(float("nan")), min_size=5, max_size=5), min_size=1, max_size=6))
-def test_medians_of_rows_are_numpys_over_what_is_known(rows: list[list[float]]) -> None:
+def test_row_medians_are_numpys_over_known_values(rows: list[list[float]]) -> None:
     values = np.array(rows)
     for row, median in zip(values, row_median(values), strict=True):
         known = row[np.isfinite(row)]

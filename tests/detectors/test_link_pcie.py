@@ -1,4 +1,4 @@
-"""PCIe links: lanes at any time, generation under load, those that were never right, and what is no downgrade."""
+"""PCIe links: lanes at any time, generation under load, devices always below their peers, and no false downgrade."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def after(device_class: str, signal: str, device: int, value: float) -> Callable
     return change
 
 
-def test_fewer_lanes_page_after_three_samples_with_what_the_kernel_said() -> None:
+def test_fewer_lanes_page_after_three_samples_with_the_aer_event() -> None:
     aer = Event(at(60), "node:n1", "aer", {"device": "0000:1b:00.0", "kind": "correctable", "growth": 120})
     found = watched(after("gpu", "gpu.pcie_width", 6, 8.0), [aer])
     assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
@@ -90,12 +90,12 @@ def test_an_idle_gpu_is_judged_among_idle_ones_that_keep_their_generation() -> N
     assert watched(resting(True), ticks=260) == []
 
 
-def test_a_gpu_whose_load_nobody_tells_is_not_judged_by_its_generation() -> None:
-    def untold(tick: int, shown: Values) -> None:
+def test_a_gpu_of_unknown_load_is_not_judged_by_its_generation() -> None:
+    def unreported(tick: int, shown: Values) -> None:
         after("gpu", "gpu.pcie_generation", 6, 3.0)(tick, shown)
         del shown["gpu"]["gpu.utilization"]
 
-    assert watched(untold) == []
+    assert watched(unreported) == []
 
 
 def test_a_nic_is_named_by_its_port() -> None:
@@ -104,7 +104,7 @@ def test_a_nic_is_named_by_its_port() -> None:
     assert "16 GT/s per PCIe lane, was 32" in found[0].summary
 
 
-def test_one_that_was_never_as_good_as_its_like_is_a_ticket() -> None:
+def test_a_gpu_always_below_its_peers_is_a_ticket() -> None:
     def always(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_width"][6] = 8.0
 
@@ -113,7 +113,7 @@ def test_one_that_was_never_as_good_as_its_like_is_a_ticket() -> None:
     assert found[0].evidence["peers"] == 15
 
 
-def test_spares_that_always_save_power_are_no_worse_than_their_like() -> None:
+def test_idle_spares_are_not_below_their_peers() -> None:
     def spares(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.utilization"][12:] = 0.0
         shown["gpu"]["gpu.pcie_generation"][12:] = 1.0
@@ -121,15 +121,15 @@ def test_spares_that_always_save_power_are_no_worse_than_their_like() -> None:
     assert watched(spares, ticks=260) == []
 
 
-def test_a_fleet_that_is_narrow_everywhere_is_as_it_is() -> None:
+def test_a_fleet_with_few_lanes_everywhere_is_not_reported() -> None:
     def narrow(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_width"][:] = 8.0
-        shown["nic"]["nic.pcie_width"][:8] = 4.0  # of another kind: nobody says that they are alike
+        shown["nic"]["nic.pcie_width"][:8] = 4.0  # of another kind: no attribute shows that they are alike
 
     assert watched(narrow) == []
 
 
-def test_it_is_over_when_the_link_is_back() -> None:
+def test_the_finding_ends_when_the_link_is_back() -> None:
     def back(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_width"][6] = 8.0 if 60 <= tick < 90 else 16.0
 
@@ -138,11 +138,11 @@ def test_it_is_over_when_the_link_is_back() -> None:
     assert max(f.time for f in found) < at(91)
 
 
-def test_after_new_software_it_is_a_ticket_and_during_work_nothing() -> None:
+def test_after_new_software_it_is_a_ticket_and_during_maintenance_nothing() -> None:
     change = after("gpu", "gpu.pcie_width", 6, 8.0)
     version = Event(at(60), "node:n1", "version", {"versions": {"bios": "2"}})
     assert {f.level for f in watched(change, [version])} == {"ticket"}
-    early = Event(at(50), "node:n1", "version", {"versions": {"bios": "2"}})  # it was well for a while since then
+    early = Event(at(50), "node:n1", "version", {"versions": {"bios": "2"}})  # it was at its best in between
     assert {f.level for f in watched(change, [early])} == {"page"}
     work = Event(at(50), "node:n1", "maintenance_start", {"seconds": 3600.0})
     assert watched(change, [work]) == []
@@ -166,7 +166,7 @@ def test_replays_above_the_error_budget_are_a_ticket_and_one_burst_a_suspect() -
     assert watched(few) == []
 
 
-def test_gpus_that_vanish_and_come_are_borne() -> None:
+def test_missing_and_new_gpus_cause_no_error() -> None:
     def moving(tick: int, shown: Values) -> None:
         for column in shown["gpu"].values():
             column[12:] = np.nan if tick < 60 else column[12:]
@@ -176,7 +176,7 @@ def test_gpus_that_vanish_and_come_are_borne() -> None:
     assert watched(moving) == []
 
 
-def test_one_that_was_never_as_good_and_has_vanished_is_told_no_longer() -> None:
+def test_a_missing_gpu_below_its_peers_is_no_longer_reported() -> None:
     def gone(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_width"][6] = 8.0 if tick < 100 else np.nan
 
@@ -186,7 +186,7 @@ def test_one_that_was_never_as_good_and_has_vanished_is_told_no_longer() -> None
 
 
 def test_an_idle_fleet_costs_no_more_than_its_size() -> None:
-    """Each GPU compared with all others would be 67 million comparisons a tick."""
+    """Each GPU compared with all others would be 67 million comparisons per tick."""
     size = 8192
     names = tuple(f"gpu:n{i // 8}.{i % 8}" for i in range(size))
     site = Topology({g: (f"node:n{i // 8}",) for i, g in enumerate(names)}, {g: {"sku": "H100"} for g in names})
@@ -208,9 +208,9 @@ def test_an_idle_fleet_costs_no_more_than_its_size() -> None:
     assert min(spent) < 0.05  # s; 0.14 to 0.2 where each is compared with all
 
 
-@pytest.mark.parametrize("odd", [["x"], {"a": 1}, None, float("inf"), -1])
-def test_aer_events_with_odd_data_are_borne(odd: object) -> None:
-    told = dict.fromkeys(("device", "kind", "growth", "errors"), odd)
-    found = watched(after("gpu", "gpu.pcie_width", 6, 8.0), [Event(at(60), "node:n1", "aer", told)])
+@pytest.mark.parametrize("malformed", [["x"], {"a": 1}, None, float("inf"), -1])
+def test_aer_events_with_malformed_data_cause_no_error(malformed: object) -> None:
+    facts = dict.fromkeys(("device", "kind", "growth", "errors"), malformed)
+    found = watched(after("gpu", "gpu.pcie_width", 6, 8.0), [Event(at(60), "node:n1", "aer", facts)])
     assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
     json.dumps(found[0].evidence, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Ports that are up and move nothing: a NIC that stands still, and all that looks like one."""
+"""Ports that are up without traffic: a NIC that has stopped, and cases that look like one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL = np.arange(16)
 
 
 class Traffic:
-    """All ports are busy; from tick 60 to `until` some stand still, and some count failing work."""
+    """All ports are busy; from tick 60 to `until` some have no traffic, and some count failed work."""
 
     def __init__(self, stands=(SIX,), fails=(SIX,), idle=0.0, until=10**9, per_tick=20.0):
         self.stands, self.fails, self.idle = list(stands), list(fails), idle
@@ -43,7 +43,7 @@ def pages(found):
     return [f for f in found if f.level == "page"]
 
 
-def test_a_port_that_stands_still_while_those_beside_it_move_pages_within_90_s(site, watch):
+def test_a_port_without_traffic_beside_busy_ports_pages_within_90_s(site, watch):
     page = pages(watch(LinkStall(), site, 120, Traffic(idle=2e5)))[0]
     assert page.entity == PORT
     assert page.time - page.onset <= 90 * SECOND
@@ -52,20 +52,20 @@ def test_a_port_that_stands_still_while_those_beside_it_move_pages_within_90_s(s
     assert page.evidence["failed"] >= 100
 
 
-def test_a_job_that_ended_on_infiniband_is_silence_everywhere_and_nobodys_fault(site, watch):
+def test_the_end_of_a_job_on_infiniband_is_not_reported(site, watch):
     assert watch(LinkStall(), site, 400, Traffic(stands=ALL, fails=())) == []
 
 
-def test_a_job_that_hangs_with_timeouts_on_all_its_ports_blames_none(site, watch):
+def test_a_job_with_timeouts_on_all_its_ports_blames_none(site, watch):
     assert watch(LinkStall(), site, 400, Traffic(stands=ALL, fails=ALL)) == []
 
 
-def test_where_all_stand_still_the_one_that_fails_is_shown_and_wakes_nobody(site, watch):
+def test_without_any_traffic_the_only_failing_port_is_a_suspect(site, watch):
     found = watch(LinkStall(), site, 200, Traffic(stands=ALL))
     assert {(f.entity, f.level) for f in found} == {(PORT, "suspect")}
 
 
-def test_where_all_stand_still_the_drivers_word_pages(site, watch):
+def test_without_any_traffic_a_driver_error_pages(site, watch):
     traffic = Traffic(stands=ALL)
 
     def change(tick, values):
@@ -79,12 +79,12 @@ def test_where_all_stand_still_the_drivers_word_pages(site, watch):
     assert "its NIC does not respond" in page.summary
 
 
-def test_a_port_that_nobody_uses_any_more_is_shown_and_wakes_nobody(site, watch):
+def test_an_unused_port_is_a_suspect(site, watch):
     found = watch(LinkStall(), site, 400, Traffic(fails=(), idle=2e5))
     assert {(f.entity, f.level) for f in found} == {(PORT, "suspect")}
 
 
-def test_queue_pairs_flushed_as_a_job_is_killed_wake_nobody(site, watch):
+def test_queue_pairs_flushed_when_a_job_is_killed_do_not_page(site, watch):
     """One reading with failed completions, then nothing."""
     traffic = Traffic(idle=2e5)
 
@@ -95,7 +95,7 @@ def test_queue_pairs_flushed_as_a_job_is_killed_wake_nobody(site, watch):
     assert pages(watch(LinkStall(), site, 400, change)) == []
 
 
-def test_a_port_that_often_stands_still_is_not_known_to_move(site, watch):
+def test_a_port_that_is_often_idle_is_not_judged(site, watch):
     traffic = Traffic(idle=2e5)
     rests = np.zeros(16)
 
@@ -121,7 +121,7 @@ def test_a_port_that_is_down_is_not_stalled(site, watch):
     assert watch(LinkStall(), site, 200, change) == []
 
 
-def test_a_port_that_comes_up_again_has_not_stood_still_while_it_was_down(site, watch):
+def test_time_while_a_port_is_down_is_not_a_stall(site, watch):
     traffic = Traffic(idle=2e5)
 
     def change(tick, values):
@@ -146,7 +146,7 @@ def test_a_node_whose_agent_is_silent_is_not_stalled(site, watch):
     assert watch(LinkStall(), site, 200, change) == []
 
 
-def test_announced_work_is_no_stall(site, watch):
+def test_maintenance_is_no_stall(site, watch):
     traffic = Traffic(idle=2e5)
 
     def change(tick, values):
@@ -156,7 +156,7 @@ def test_announced_work_is_no_stall(site, watch):
     assert watch(LinkStall(), site, 300, change) == []
 
 
-def test_it_is_over_when_bytes_move_again_and_begins_anew_after_it(site, watch):
+def test_a_stall_ends_with_traffic_and_may_begin_again(site, watch):
     found = watch(LinkStall(), site, 200, Traffic(idle=2e5, until=100))
     assert found[-1].time < START + 100 * STEP
     assert {f.onset for f in found} == {START + 59 * STEP}
@@ -165,13 +165,13 @@ def test_it_is_over_when_bytes_move_again_and_begins_anew_after_it(site, watch):
 @pytest.mark.parametrize(
     ("facts", "highest"), [({"role": "unused"}, "suspect"), ({"role": "management"}, "ticket"), ({}, "page")]
 )
-def test_who_matters_less_is_less_loud(site, watch, facts, highest):
+def test_the_role_of_a_port_limits_its_level(site, watch, facts, highest):
     site.topology = Topology(site.topology.parents, {PORT: facts})
     assert watch(LinkStall(), site, 200, Traffic(idle=2e5))[-1].level == highest
 
 
-def test_one_port_alone_in_its_node_and_leaf_is_never_blamed_without_a_witness():
-    """Nobody is beside it."""
+def test_a_single_port_of_a_node_and_leaf_is_never_blamed_without_other_evidence():
+    """No port is beside it."""
     topology = Topology({"port:x.p0": ["node:x"]})
     detector, total = LinkStall(), 1e12
     for tick in range(200):
@@ -187,7 +187,7 @@ def test_one_port_alone_in_its_node_and_leaf_is_never_blamed_without_a_witness()
 
 
 def waited(site, count):
-    """A job ends; the far end of PORT, which is watched, tells `count(tick)` of waits."""
+    """A job ends; the far end of PORT, which is watched, reports `count(tick)` waits."""
     far = "port:n2.p2"
     site.topology = Topology(site.topology.parents, {PORT: {"peer": far}, far: {"peer": PORT}})
     traffic = Traffic(stands=ALL, fails=())
@@ -201,7 +201,7 @@ def waited(site, count):
     return change
 
 
-def test_data_that_wait_at_the_far_end_page_the_port_that_takes_none(site, watch):
+def test_data_waiting_at_the_far_end_pages_the_port_that_takes_none(site, watch):
     assert {f.entity for f in pages(watch(LinkStall(), site, 200, waited(site, lambda t: 1e6 * max(0, t - 60))))} == {
         PORT
     }
@@ -210,23 +210,23 @@ def test_data_that_wait_at_the_far_end_page_the_port_that_takes_none(site, watch
 @pytest.mark.parametrize(
     "count",
     [
-        lambda t: 1e6 if t > 60 and t % 2 else 0.0,  # two sources tell of it in turn
-        lambda t: 2.0**32 - 1 if t > 60 and t % 4 < 2 else 7.0,  # it answers with all bits set
+        lambda t: 1e6 if t > 60 and t % 2 else 0.0,  # two sources report it in turn
+        lambda t: 2.0**32 - 1 if t > 60 and t % 4 < 2 else 7.0,  # it is read as all bits set
         lambda t: np.inf if t > 60 and t % 2 else 7.0,
     ],
 )
-def test_waits_that_only_seem_to_grow_wake_nobody(site, watch, count):
+def test_waits_that_only_seem_to_grow_do_not_page(site, watch, count):
     assert pages(watch(LinkStall(), site, 200, waited(site, count))) == []
 
 
-def test_waits_that_grew_while_bytes_still_moved_are_not_of_the_stall(site, watch):
+def test_waits_that_grew_during_traffic_do_not_count(site, watch):
     detector = LinkStall()
     watch(detector, site, 64, waited(site, lambda t: 1e6 * min(t, 60)))
     assert detector.pending.readings[SIX] == 0
 
 
 @pytest.mark.parametrize("pattern", [["mlx5_health"], {"a": 1}, None, 7, float("nan")])
-def test_a_line_of_the_kernel_log_with_an_odd_pattern_is_borne(site, watch, pattern):
+def test_a_malformed_kernel_log_event_causes_no_error(site, watch, pattern):
     def change(tick, values):
         return [Event(START + tick * STEP, PORT, "kernel", {"pattern": pattern})] if tick == 50 else []
 

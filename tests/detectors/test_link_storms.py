@@ -1,4 +1,4 @@
-"""Errors on many ports at once, counters that two sources tell of, and counters that leap."""
+"""Errors on many ports together, counters that two sources report, and counters that leap."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shown(tick, errors, changes=None):
 
 
 def watched(errors, ticks: int = 120, link=None) -> list[Finding]:
-    """`errors(tick)`: how many each port has had."""
+    """Returns findings. errors(tick): errors of each port so far."""
     link, found = link or Link(), []
     for tick in range(ticks):
         found += link.observe(shown(tick, errors(tick)))
@@ -46,32 +46,32 @@ def erring(places, since=60, per_tick=5.0, until=10**9):
     return errors
 
 
-def test_ports_of_one_leaf_that_begin_to_err_together_blame_the_leaf():
+def test_errors_that_begin_together_on_one_leaf_blame_the_leaf():
     found = watched(erring(LEAF[:5]))
     assert {f.entity for f in found} == {"leaf:l2"}
     assert {f.level for f in found} == {"suspect", "page"}
-    assert "errors on 5 of 10 ports at once" in found[0].summary
+    assert "errors on 5 of 10 ports within minutes" in found[0].summary
     assert found[0].onset == START + 59 * STEP
 
 
-def test_ports_of_all_leaves_that_err_together_blame_the_fabric():
+def test_errors_that_begin_together_on_all_leaves_blame_the_fabric():
     found = watched(erring(range(len(PORTS))))
     assert {f.entity for f in found} == {"fabric:all"}
-    assert "errors on 40 of 40 ports at once" in found[-1].summary
+    assert "errors on 40 of 40 ports within minutes" in found[-1].summary
 
 
-def test_a_third_of_a_leaf_is_no_storm_before_it_is_more_than_that():
+def test_up_to_a_third_of_a_leaf_is_no_storm():
     assert {f.entity for f in watched(erring(LEAF[:3]))} == {PORTS[i] for i in LEAF[:3]}
 
 
-def test_ports_that_begin_to_err_hours_apart_are_blamed_themselves():
+def test_errors_that_begin_hours_apart_blame_each_port():
     def errors(tick):
         return sum(erring([i], 60 + 60 * k)(tick) for k, i in enumerate(LEAF[:4]))
 
     assert {f.entity for f in watched(errors, 400)} == {PORTS[i] for i in LEAF[:4]}
 
 
-def test_the_last_ports_of_a_storm_are_not_blamed_one_by_one_until_they_err_on():
+def test_the_last_ports_of_a_storm_are_blamed_only_if_errors_continue():
     def errors(tick):
         return erring(LEAF[:6], until=80)(tick) + erring(LEAF[:1], 81)(tick)
 
@@ -82,7 +82,7 @@ def test_the_last_ports_of_a_storm_are_not_blamed_one_by_one_until_they_err_on()
 
 
 def test_ports_outside_the_fabric_are_no_storm():
-    """Laptops on a bad power strip: nobody is woken."""
+    """Laptops on a bad power strip do not page."""
     link, found, site = Link(), [], Topology(dict.fromkeys(PORTS, ("node:n1",)))
     for tick in range(120):
         nic = shown(tick, erring(range(len(PORTS)))(tick))["nic"]
@@ -91,7 +91,7 @@ def test_ports_outside_the_fabric_are_no_storm():
     assert {f.level for f in found} == {"suspect", "ticket"}
 
 
-def test_a_restart_amid_a_storm_changes_nothing():
+def test_a_restart_during_a_storm_changes_nothing():
     whole = watched(erring(LEAF[:5]), 150)
     runner, again = Runner([Link()]), Runner([Link()])
     found = watched(erring(LEAF[:5]), 70, runner)
@@ -101,16 +101,16 @@ def test_a_restart_amid_a_storm_changes_nothing():
     assert [(f.time, f.entity, f.level) for f in found] == [(f.time, f.entity, f.level) for f in whole]
 
 
-def test_counters_that_two_sources_tell_of_in_turn_do_not_grow():
+def test_counters_reported_by_two_sources_in_turn_do_not_grow():
     assert watched(lambda tick: np.full(len(PORTS), 1e4 if tick // 3 % 2 else 9e3), 240) == []
 
 
-def test_a_counter_that_fell_errs_on_from_where_it_is():
+def test_a_counter_that_fell_grows_from_its_new_value():
     found = watched(lambda tick: 1e4 * (tick < 50) + erring([6])(tick))
     assert {(f.entity, f.level) for f in found} >= {(PORTS[6], "page")}
 
 
-def test_a_leap_of_the_counter_of_transitions_is_one_flap_and_says_so():
+def test_a_leap_of_the_transition_counter_is_one_flap_or_more():
     link, found = Link(), []
     for tick in range(150):
         changes = np.full(len(PORTS), 2.0)
@@ -121,15 +121,15 @@ def test_a_leap_of_the_counter_of_transitions_is_one_flap_and_says_so():
     assert found[0].evidence["leapt_by"] == 1e12
 
 
-def test_errors_are_told_over_the_time_since_the_reading_before():
+def test_errors_are_counted_since_the_reading_before():
     first = watched(erring([6], per_tick=5.0))[0]
     assert "5 symbol errors in 10 s" in first.summary
     assert first.onset == START + 59 * STEP
 
 
 @pytest.mark.parametrize("signal", ["nic.symbol_errors", "nic.crc_errors"])
-def test_physical_errors_that_rise_with_the_load_are_no_congestion(signal):
-    """A module that warms with its load."""
+def test_physical_errors_that_follow_the_load_are_no_congestion(signal):
+    """A module that gets warm with its load."""
     rng, link, found = np.random.default_rng(1), Link(), []
     errors, carried = np.zeros(len(PORTS)), np.zeros(len(PORTS))
     for tick in range(400):

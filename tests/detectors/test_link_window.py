@@ -1,4 +1,4 @@
-"""Errors within five minutes: what chance makes of them, what is forgotten, and what a restart keeps."""
+"""Errors within five minutes: their probability by chance, old ones that are dropped, and restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.model.records import SECOND
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 
 
-def test_the_chance_is_that_of_poisson_and_of_the_negative_binomial():
+def test_the_probability_is_poisson_or_negative_binomial():
     m = 0.12
     poisson = 1 - sum(math.exp(-m) * m**k / math.factorial(k) for k in range(6))
     assert probability_at_least(np.array([6.0]), np.array([m]), 0.0)[0] == pytest.approx(poisson, rel=1e-4)
@@ -26,7 +26,7 @@ def test_the_chance_is_that_of_poisson_and_of_the_negative_binomial():
 
 
 @given(st.integers(1, 30), st.floats(1e-4, 3.0), st.floats(0.0, 50.0))
-def test_it_falls_with_their_number_and_is_a_probability(count, mean, bunched):
+def test_the_probability_falls_with_the_count(count, mean, bunched):
     few, many = probability_at_least(np.array([count, count + 1.0]), np.full(2, mean), bunched)
     assert 0 <= many <= few <= 1
 
@@ -37,7 +37,7 @@ def test_six_errors_in_five_minutes_are_too_many_at_1e_15_and_four_at_1e_16():
         assert int(np.flatnonzero(chances < WINDOW_CHANCE)[0]) + 1 == least
 
 
-def test_what_is_older_than_the_window_or_lies_in_the_future_is_forgotten():
+def test_errors_older_than_the_window_or_in_the_future_are_dropped():
     window, at = ErrorWindow(), np.array([3])
     window.add_errors(at, np.array([2.0]), 8, START, 10)
     window.add_errors(at, np.array([1.0]), 8, START + 29 * STEP, 10)
@@ -49,7 +49,7 @@ def test_what_is_older_than_the_window_or_lies_in_the_future_is_forgotten():
     assert not window.batches
 
 
-def test_a_reading_of_longer_than_the_window_says_nothing_of_it():
+def test_a_reading_longer_than_the_window_does_not_count():
     window = ErrorWindow()
     window.add_errors(np.array([0]), np.array([5.0]), 1, START, WINDOW_S + 1)
     assert window.recent[0] == 0
@@ -73,17 +73,17 @@ def test_six_errors_in_five_minutes_page_and_five_do_not(site, watch):
     assert not [f for f in watch(Link(), type(site)(), 200, five) if f.level == "page"]
 
 
-def test_a_window_goes_on_after_a_restart(site, watch):
+def test_the_window_continues_after_a_restart(site, watch):
     first, second = Link(), Link()
     watch(first, site, 66, slow_errors)
     second.restore(first.snapshot())
     assert [f for f in watch(second, site, 30, slow_errors, 66) if f.level == "page"]
 
 
-def test_a_fabric_that_has_learnt_the_worst_sound_rate_finds_1e_13_in_time():
+def test_a_ber_of_1e_13_is_found_in_time_at_the_worst_healthy_rate():
     """Of all tests that alarm once in 100,000 link-days on links at 1e-15 none finds more than 0.978 of them."""
     assert delays(1e-13, 100, 0, 1e-15).recall >= 0.94
 
 
-def test_sound_links_whose_errors_come_in_bunches_do_not_page():
+def test_healthy_links_with_bunched_errors_do_not_page():
     assert alarms(1e-15, 0.005, 0, 5.0).count == 0

@@ -1,4 +1,4 @@
-"""The vote over canary digests: exact, and careful about what is not a broken GPU."""
+"""The vote over canary digests: exact, and without blame for software faults."""
 
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ def test_two_mismatches_page_also_with_right_answers_between(site, watch):
     assert page.evidence["holds"] is True
 
 
-def test_a_page_ends_only_after_more_right_answers_than_such_a_gpu_would_give_by_chance(site, watch):
+def test_a_page_ends_after_more_right_answers_than_a_defective_gpu_would_give(site, watch):
     answers = rounds(lambda n: {5: f"wrong{n}"} if n in (2, 5) else {}, every=1)
     found = watch(SdcVote(), site, 600, answers)
     ended = [f.time for f in found if f.evidence.get("cleared")]
     assert len(ended) == 2  # of the suspect, then of the page
     right = (ended[1] - START) // STEP - 5
-    assert 100 < right < 1000  # two errors, two right rounds between them: 10 right ones running mean nothing
+    assert 100 < right < 1000  # two errors, two right rounds between them: 10 right ones in a row mean nothing
     assert chance_of_streak(2, 2, right) <= 1e-4 < chance_of_streak(2, 2, right - 1)
 
 
-def test_a_gpu_that_errs_every_tenth_round_is_one_page_for_weeks(site, watch):
+def test_a_gpu_wrong_in_every_tenth_round_is_one_page_for_weeks(site, watch):
     answers = rounds(lambda n: {5: f"wrong{n}"} if n % 10 == 3 or n % 37 == 1 else {}, every=2)
     found = watch(SdcVote(), site, 1000, answers)
     assert len({f.onset for f in found if f.level == "page"}) == 1
     assert not any(f.evidence.get("cleared") for f in found[1:] if f.level == "page")
 
 
-def test_a_reset_is_no_repair_but_another_gpu_in_its_place_is(site, watch):
+def test_a_replaced_gpu_ends_the_page_and_a_reset_does_not(site, watch):
     answers = rounds(lambda n: {5: "wrong"} if n in (1, 2) else {})
 
     def change(tick, values, uuid="GPU-1"):
         reset = [Event(START + 45 * STEP, BAD, "reset", {})] if tick == 45 else []
-        told = [Event(e.time, e.entity, e.kind, {**e.data, "uuid": uuid}) for e in answers(tick, values)]
-        return [*told, *reset]
+        events = [Event(e.time, e.entity, e.kind, {**e.data, "uuid": uuid}) for e in answers(tick, values)]
+        return [*events, *reset]
 
     found = watch(SdcVote(), site, 100, change)
     assert found[-1].level == "page"
@@ -85,7 +85,7 @@ def test_a_reset_is_no_repair_but_another_gpu_in_its_place_is(site, watch):
     assert other[-1].time == START + 50 * STEP
 
 
-def test_a_new_problem_each_round_is_judged_all_the_same(site, watch):
+def test_a_new_problem_in_each_round_is_judged(site, watch):
     def each(n):
         return f"problem{n}"
 
@@ -94,13 +94,13 @@ def test_a_new_problem_each_round_is_judged_all_the_same(site, watch):
     assert found[-1].level == "page"
 
 
-def test_fewer_than_five_gpus_judge_nobody(site, watch):
+def test_fewer_than_five_gpus_are_not_judged(site, watch):
     answers = rounds(lambda n: {1: "wrong"})
     few = lambda tick, values: [e for e in answers(tick, values) if e.entity.startswith("gpu:n0.")]  # noqa: E731
     assert watch(SdcVote(), site, 100, few) == []
 
 
-def test_results_that_came_before_the_quorum_are_judged_when_it_is_there(site, watch):
+def test_results_before_the_quorum_are_judged_when_it_is_reached(site, watch):
     answers = rounds(lambda n: {5: "wrong"} if n == 0 else {}, every=1000)
 
     def late(tick, values):
@@ -113,12 +113,12 @@ def test_results_that_came_before_the_quorum_are_judged_when_it_is_there(site, w
     assert found[0].time == START + 4 * STEP
 
 
-def test_an_answer_that_several_gpus_share_is_another_version_and_blames_nobody(site, watch):
+def test_a_wrong_answer_that_several_gpus_share_blames_none(site, watch):
     assert watch(SdcVote(), site, 200, rounds(lambda n: dict.fromkeys((1, 5, 9), "other"))) == []
 
 
 @pytest.mark.parametrize("others", [8, 10])
-def test_without_a_majority_nobody_is_blamed(site, watch, others):
+def test_without_a_majority_no_gpu_is_blamed(site, watch, others):
     assert watch(SdcVote(), site, 200, rounds(lambda n: {g: f"own{g}" for g in range(others)})) == []
 
 
@@ -134,7 +134,7 @@ def test_different_versions_are_different_questions(site, watch):
     assert watch(SdcVote(), site, 200, mixed) == []
 
 
-def test_single_mismatches_of_many_gpus_never_outvote_the_right_answer(site, watch):
+def test_single_mismatches_of_many_gpus_do_not_outvote_the_right_answer(site, watch):
     detector = SdcVote()
     watch(detector, site, 400, rounds(lambda n: {n % 16: f"w{n}"}, every=2))
     (held,) = detector.votes.rounds.values()
@@ -152,7 +152,7 @@ def test_memory_stays_bounded_over_many_problems(site, watch):
     assert all(len(record["wrong"]) <= 100 for record in detector.ledger.records.values())
 
 
-def test_events_without_digest_or_on_other_entities_are_left_alone(site, watch):
+def test_events_without_digest_or_on_other_entities_are_ignored(site, watch):
     def change(tick, values):
         return [
             Event(START + tick * STEP, BAD, "digest", {"canary": "x"}),
@@ -162,7 +162,7 @@ def test_events_without_digest_or_on_other_entities_are_left_alone(site, watch):
     assert watch(SdcVote(), site, 50, change) == []
 
 
-# --- results that bear the known answer -------------------------------------------------------------------------------
+# --- results with the known answer -------------------------------------------------------------------------------
 
 
 def known(entity, digest, tick=0, canary="cpu.0"):
@@ -196,7 +196,7 @@ def test_a_core_is_cleared_by_one_right_answer_and_pages_for_two_wrong_ones(site
     assert found[-1].evidence["holds"] is True
 
 
-def test_a_wrong_answer_of_cores_of_three_nodes_is_another_software_and_of_one_nodes_cores_is_not(site, watch):
+def test_a_wrong_answer_of_cores_on_three_nodes_is_other_software(site, watch):
     same = {t: [(f"cpu:n{t}.0", "other")] for t in range(3)}
     found = watch(SdcVote(), site, 5, of_core(same))
     assert {f.entity for f in found} == {"cpu:n0.0", "cpu:n1.0"}
@@ -208,7 +208,7 @@ def test_a_wrong_answer_of_cores_of_three_nodes_is_another_software_and_of_one_n
     assert len({f.entity for f in watch(SdcVote(), site, 5, of_core(here))}) == 6
 
 
-def test_a_wrong_answer_under_the_name_of_one_problem_is_cleared_by_rounds_of_the_same_version(site, watch):
+def test_a_mismatch_is_cleared_by_rounds_of_the_same_version(site, watch):
     script = {1: [known("cpu:n1.7", "wrong", 1, "gemm-f32-up.3")], 2: [known("cpu:n1.7", "right", 2)]}
     found = watch(SdcVote(), site, 5, lambda tick, values: script.get(tick, ()))
     assert found[-1].evidence.get("cleared") is True
@@ -237,7 +237,7 @@ def test_known_answers_of_a_large_fleet_keep_no_results(site, watch):
     assert 256 <= len(detector.votes.known["cpu|7"].answers) <= 512
 
 
-def test_a_core_that_is_wrong_in_ever_new_ways_keeps_a_bounded_number_of_answers(site, watch):
+def test_different_wrong_answers_of_a_core_are_bounded(site, watch):
     detector = SdcVote()
     watch(detector, site, 40, of_core({t: [("cpu:n1.7", f"w{t}")] for t in range(40)}))
     (held,) = detector.votes.rounds.values()
@@ -247,7 +247,7 @@ def test_a_core_that_is_wrong_in_ever_new_ways_keeps_a_bounded_number_of_answers
 # --- retest, odds, evidence -------------------------------------------------------------------------------------------
 
 
-def told(entity, digest, tick, **more):
+def result(entity, digest, tick, **more):
     event = known(entity, digest, tick)
     return Event(event.time, entity, "digest", {**event.data, **more})
 
@@ -256,10 +256,10 @@ def at(script):
     return lambda tick, values: script.get(tick, ())
 
 
-def test_a_wrong_answer_that_came_again_at_once_pages_if_another_gpu_has_it_right(site, watch):
-    alone = {5: [told(BAD, "wrong", 5, again=3)]}
+def test_a_failed_retest_pages_if_another_gpu_is_right(site, watch):
+    alone = {5: [result(BAD, "wrong", 5, again=3)]}
     found = watch(SdcVote(), site, 8, at(alone))
-    assert found[-1].level == "suspect"  # the shipped answer may be wrong: nobody else has computed it yet
+    assert found[-1].level == "suspect"  # the shipped answer may be wrong: no other GPU has computed it yet
     found = watch(SdcVote(), site, 8, at({1: [known("gpu:n0.0", "right", 1)], **alone}))
     assert found[0].level == "page"
     assert found[0].evidence["retest"] == "failed"
@@ -267,20 +267,20 @@ def test_a_wrong_answer_that_came_again_at_once_pages_if_another_gpu_has_it_righ
     assert found[0].evidence["reproduced"] == 3
 
 
-def test_a_suspect_asks_for_a_retest_and_is_told_though_it_was_right_again_at_once(site, watch):
-    script = {5: [told(BAD, "wrong", 5, again=0), known(BAD, "right", 5.5)], 6: [known(BAD, "right", 6)]}
+def test_a_suspect_requests_a_retest_and_is_reported_even_if_that_is_right(site, watch):
+    script = {5: [result(BAD, "wrong", 5, again=0), known(BAD, "right", 5.5)], 6: [known(BAD, "right", 6)]}
     script[5][1] = Event(script[5][0].time + SECOND, BAD, "digest", script[5][1].data)
     found = watch(SdcVote(), site, 8, at(script))
     assert [f.evidence.get("retest") for f in found] == ["asked", "clean"]
     assert found[-1].evidence["cleared"] is True
 
 
-def test_a_program_that_raised_an_error_gave_no_answer(site, watch):
-    script = {t: [told(BAD, "raised RuntimeError", t, again=3), known("gpu:n0.0", "right", t)] for t in (1, 3, 5)}
+def test_an_error_of_the_program_is_no_answer(site, watch):
+    script = {t: [result(BAD, "raised RuntimeError", t, again=3), known("gpu:n0.0", "right", t)] for t in (1, 3, 5)}
     assert watch(SdcVote(), site, 8, at(script)) == []
 
 
-def test_an_answer_told_twice_is_one(site, watch):
+def test_a_repeated_result_counts_once(site, watch):
     found = watch(SdcVote(), site, 8, at({5: [known(BAD, "wrong", 5)], 6: [known(BAD, "wrong", 5)]}))
     assert {f.level for f in found} == {"suspect"}
 
@@ -294,14 +294,14 @@ def test_the_odds_rise_with_each_mismatch_and_fall_with_right_rounds():
     assert defect_odds(90, 0, "gpu") <= 1.001e12
 
 
-def test_the_evidence_names_the_jobs_since_the_last_clean_test_where_it_failed_and_what_canaries_miss(site, watch):
+def test_the_evidence_has_the_jobs_since_the_last_right_answer_the_location_and_the_coverage(site, watch):
     ranks = {"rank:9.0": {"stage": "stage:9.0", "gpu": BAD}, "rank:9.1": {"stage": "stage:9.0", "gpu": "gpu:n0.0"}}
     script = {
         1: [Event(START + STEP, "job:8", "job_start", {"ranks": {"rank:8.0": {"gpu": BAD}}})],
         2: [Event(START + 2 * STEP, "job:8", "job_end", {})],
         3: [known(BAD, "right", 3)],
         4: [Event(START + 4 * STEP, "job:9", "job_start", {"ranks": ranks})],
-        6: [told(BAD, "wrong", 6, format="bf16", range="plain", wrong=["gemm-bf16"], again=0)],
+        6: [result(BAD, "wrong", 6, format="bf16", range="plain", wrong=["gemm-bf16"], again=0)],
     }
     found = watch(SdcVote(), site, 8, at(script))
     facts = found[0].evidence
@@ -318,24 +318,24 @@ def test_the_evidence_names_the_jobs_since_the_last_clean_test_where_it_failed_a
     assert "1 job in doubt" in found[0].summary
 
 
-def test_a_split_is_stated_once_and_blames_nobody(site, watch, caplog):
+def test_a_split_is_logged_once_and_blames_no_device(site, watch, caplog):
     with caplog.at_level(logging.WARNING, "fleetpulse.detectors"):
         assert watch(SdcVote(), site, 100, rounds(lambda n: {g: f"own{g}" for g in range(8)})) == []
     assert [r.message for r in caplog.records if "no device is blamed" in r.message]
     assert len(caplog.records) == 1
 
 
-def test_gpus_of_another_driver_may_round_otherwise(site, watch):
+def test_gpus_with_another_driver_are_compared_separately(site, watch):
     site.topology.merge({}, {f"node:n{n}": {"driver": "570" if n < 2 else "575"} for n in range(4)})
     assert watch(SdcVote(), site, 100, rounds(lambda n: dict.fromkeys(range(8), "old"))) == []
 
 
-def test_after_a_change_of_software_a_gpu_waits_for_a_right_one_beside_it(site, watch):
+def test_after_a_software_change_a_page_waits_for_a_right_gpu_on_the_node(site, watch):
     def change(right_beside):
         script = {
             1: [known("gpu:n0.0", "right", 1)],
             2: [Event(START + 2 * STEP, "node:n1", "version", {"versions": {"nvidia_driver": "575"}})],
-            5: [told(BAD, "wrong", 5, again=3)],
+            5: [result(BAD, "wrong", 5, again=3)],
             8: [known("gpu:n1.2", "right", 8)] if right_beside else [],
         }
         return at(script)
@@ -345,13 +345,13 @@ def test_after_a_change_of_software_a_gpu_waits_for_a_right_one_beside_it(site, 
     assert next(f for f in found if f.level == "page").time == START + 8 * STEP
 
 
-def test_a_program_that_most_get_wrong_in_their_own_ways_blames_nobody(site, watch):
+def test_a_program_that_most_devices_fail_blames_none(site, watch):
     each = [known(f"gpu:n{g // 4}.{g % 4}", f"own{g}", 5) for g in range(1, 9)]
     assert watch(SdcVote(), site, 8, at({1: [known("gpu:n0.0", "right", 1)], 5: each})) == []
 
 
 @pytest.mark.parametrize("kind", [SdcVote, SdcReplica])
-def test_what_ends_when_the_clock_stepped_back_did_not_begin_in_the_future(kind):
+def test_the_onset_is_not_in_the_future_when_the_clock_steps_back(kind):
     detector = kind()
     detector.conditions["gpu:n0.0"] = {"onset": START + STEP, "level": "suspect", "reported": START + STEP}
     (found,) = detector.observe({"gpu": Frame(START, "gpu", ("gpu:n0.0",), {}, Topology())})
@@ -362,19 +362,19 @@ def test_what_ends_when_the_clock_stepped_back_did_not_begin_in_the_future(kind)
 # --- what docs and benchmarks claim -----------------------------------------------------------------------------------
 
 
-def test_sound_gpus_are_never_accused_whatever_versions_drivers_and_duplicates_do():
+def test_healthy_gpus_are_never_blamed():
     found, _ = clean(10_000, 1000)
     assert found == []
 
 
-def test_canaries_suspect_the_share_of_defective_gpus_that_arithmetic_says():
+def test_canaries_find_the_expected_share_of_defective_gpus():
     found = coverage(200, 3)
-    assert found.suspected[7] >= 0.98 * found.wrong[7]  # what erred in the last hour is told in the next
+    assert found.suspected[7] >= 0.98 * found.wrong[7]  # a mismatch of the last hour is reported in the next
     assert abs(found.wrong[7] - found.expected[7]) < 0.1
     assert found.expected[7] >= GOAL
 
 
-def test_replicas_that_diverge_for_good_are_paged_within_a_thousand_steps_and_no_others():
+def test_replicas_that_keep_diverging_page_within_a_thousand_steps():
     lasting = measured("lasting", 2, 0)
     assert lasting["paged"] == 1.0
     assert lasting["wrongly"] == 0

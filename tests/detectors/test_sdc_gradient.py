@@ -1,4 +1,4 @@
-"""Gradient norms of one rank against its stage: what spikes alone is a suspect, what spikes together is the batch."""
+"""Gradient norms of one rank against its stage: a single spike is a suspect, common spikes are the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_spike_of_one_rank_in_one_step_is_a_suspect_for_ten_minutes():
 @pytest.mark.parametrize(
     ("factor", "steps", "level"), [(8.0, (100, 103), "ticket"), (40.0, (100,), "suspect"), (8.0, (50, 150), "suspect")]
 )
-def test_spikes_that_cluster_are_a_ticket_and_one_however_large_is_none(factor, steps, level):
+def test_clustered_spikes_are_a_ticket_and_a_single_one_is_not(factor, steps, level):
     def spike(tick, norm, count):
         norm[3] *= factor if tick in steps else 1.0
 
@@ -46,14 +46,14 @@ def test_the_same_step_read_twice_is_one_spike():
 
 
 @pytest.mark.parametrize(("factor", "doubted"), [(1.5, set()), (20.0, {("job:7", "suspect")})])
-def test_a_spike_that_all_share_blames_no_gpu_but_puts_the_job_in_doubt(factor, doubted):
+def test_a_spike_of_all_ranks_puts_the_job_in_doubt(factor, doubted):
     def spike(tick, norm, count):
         norm *= factor if tick in (60, 100, 101, 102) else 1.0
 
     assert {(f.entity, f.level) for f in shown(spike)} == doubted
 
 
-def test_norms_told_after_the_reduction_put_the_job_in_doubt():
+def test_norms_reported_after_the_reduction_put_the_job_in_doubt():
     def same(tick, norm, count):
         norm[:] = norm[0] * (9.0 if tick == 100 else 1.0)
 
@@ -62,7 +62,7 @@ def test_norms_told_after_the_reduction_put_the_job_in_doubt():
     assert "results in doubt" in found[0].summary
 
 
-def test_a_job_whose_norms_stay_high_is_in_doubt_for_a_while_and_then_no_more():
+def test_a_job_whose_norms_stay_high_is_in_doubt_for_a_limited_time():
     def high(tick, norm, count):
         norm *= 9.0 if tick >= 60 else 1.0
 
@@ -79,7 +79,7 @@ def test_a_spike_of_a_whole_stage_or_half_of_it_blames_no_gpu():
     assert {f.entity for f in shown(spike)} <= {"job:7"}
 
 
-def test_a_rank_whose_norm_is_always_larger_is_left_alone_but_not_when_it_spikes():
+def test_a_rank_with_a_larger_norm_is_reported_only_when_it_spikes():
     def larger(tick, norm, count):
         norm[3] *= 12.0
 
@@ -91,14 +91,14 @@ def test_a_rank_whose_norm_is_always_larger_is_left_alone_but_not_when_it_spikes
     assert {f.entity for f in shown(spikes)} == {GPUS[3]}
 
 
-def test_less_than_five_times_is_nothing():
+def test_less_than_five_times_the_median_is_not_reported():
     def some(tick, norm, count):
         norm[3] *= 3.0 if tick > 100 else 1.0
 
     assert shown(some) == []
 
 
-def test_one_rank_that_alone_counts_no_numbers_is_a_ticket():
+def test_nonfinite_values_of_one_rank_are_a_ticket():
     def nan(tick, norm, count):
         count[3] = max(0, min(tick - 100, 2))
         norm[3] = np.nan if tick > 100 else norm[3]
@@ -108,14 +108,14 @@ def test_one_rank_that_alone_counts_no_numbers_is_a_ticket():
     assert "not finite" in found[0].summary
 
 
-def test_no_numbers_on_all_ranks_are_the_trainings():
+def test_nonfinite_values_of_all_ranks_blame_no_gpu():
     def nan(tick, norm, count):
         count[:] = max(0, tick - 100)
 
     assert shown(nan) == []
 
 
-def test_counters_that_begin_anew_and_stages_of_three_tell_nothing():
+def test_restarted_counters_and_stages_of_three_are_not_judged():
     def reset(tick, norm, count):
         count[3] = 5.0 if tick < 100 else 0.0
 
@@ -138,7 +138,7 @@ def test_ranks_whose_norms_have_heavy_tails_get_no_ticket():
     assert set(levels) == {"suspect"}
 
 
-def test_spikes_by_chance_are_as_rare_as_the_budget_says():
+def test_chance_spikes_are_as_rare_as_the_budget_states():
     rng, found, days = np.random.default_rng(1), 0, 0.0
     for usual in (1e-4, 1e-3):
         steps = 400_000
@@ -156,7 +156,7 @@ def test_spikes_by_chance_are_as_rare_as_the_budget_says():
 
 
 @pytest.mark.parametrize("entity", [GPUS[3], "job:7"])
-def test_a_person_may_say_that_a_rank_is_always_so(entity):
+def test_feedback_makes_the_norm_of_a_rank_normal(entity):
     detector = SdcGradient()
 
     def high(tick, norm, count):
@@ -172,17 +172,17 @@ def test_a_person_may_say_that_a_rank_is_always_so(entity):
     assert not detector.conditions
 
 
-@pytest.mark.parametrize("struck", [3, 4, 8])
-def test_a_large_part_of_a_stage_that_spikes_puts_the_job_in_doubt(struck):
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_a_large_part_of_a_stage_that_spikes_puts_the_job_in_doubt(ranks):
     def part(tick, norm, count):
-        norm[:struck] *= 8.0 if tick >= 100 else 1.0
+        norm[:ranks] *= 8.0 if tick >= 100 else 1.0
 
     found = shown(part, 160)
     assert {(f.entity, f.level) for f in found} == {("job:7", "suspect")}
-    assert (f"{struck} of 8 ranks" in found[0].summary) == (struck < 8)
+    assert (f"{ranks} of 8 ranks" in found[0].summary) == (ranks < 8)
 
 
-def test_storms_of_nan_zeros_infinities_and_constants_are_borne():
+def test_nan_zeros_infinities_and_constants_cause_no_error():
     def storm(tick, norm, count):
         if tick > 60:
             norm[:] = (np.nan, 0.0, np.inf, 2.0)[tick % 4]
@@ -191,7 +191,7 @@ def test_storms_of_nan_zeros_infinities_and_constants_are_borne():
     assert shown(storm) == []
 
 
-def test_a_time_that_steps_back_keeps_nobody_held_for_long():
+def test_a_clock_that_steps_back_extends_no_hold():
     def spike(tick, norm, count):
         norm[3] *= 8.0 if tick == 100 else 1.0
 
@@ -207,7 +207,7 @@ def test_a_time_that_steps_back_keeps_nobody_held_for_long():
         assert bool(detector.held) == (after < 600), held
 
 
-def test_the_budget_tells_of_heavy_tails():
+def test_the_budget_includes_heavy_tails():
     spikes, tickets, *_ = SdcGradient().budget()
     assert "Student's t of 4, 14%) about 2,8" in spikes
     assert "below 1 per 1,000 node-days" in tickets

@@ -1,4 +1,4 @@
-"""Canary programs that are broken themselves, results that make no sense, restarts: no GPU is blamed for them."""
+"""Broken canary programs, malformed results and restarts, for which no GPU is blamed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.detection.sdc_coverage import START, anew
+from benchmarks.detection.sdc_coverage import START, restarted_agents
 from detectors.runner import Runner
 from detectors.sdc.ledger import MismatchLedger
 from detectors.sdc.sdc import SdcVote
@@ -27,14 +27,14 @@ def above(names: tuple[str, ...], kind: type[Topology] = Topology) -> Topology:
     return kind({g: ("node:" + g[4:].rpartition(".")[0],) for g in names})
 
 
-def told(entity: str, time: int, digest: str, version: str = "8", known: bool = True, **more: object) -> Event:
+def result(entity: str, time: int, digest: str, version: str = "8", known: bool = True, **more: object) -> Event:
     expected = {"expected": "right"} if known else {}
     data = {"canary": "gpu.0", "version": version, "digest": digest, **expected, **more}
     return Event(time, entity, "digest", data)
 
 
 def shown(detector: SdcVote, names: tuple[str, ...], events: list[Event], topology: Topology, one_by_one: bool):
-    """Findings on the events of a round, in one frame or each in its own."""
+    """Returns findings on the events of a round, in one frame or one frame each."""
     found = []
     for part in [[e] for e in events] if one_by_one else [events]:
         frame = Frame(max(e.time for e in part), "gpu", names, {}, topology, tuple(part))
@@ -43,7 +43,7 @@ def shown(detector: SdcVote, names: tuple[str, ...], events: list[Event], topolo
 
 
 def watched(answer, number=64, rounds=6, one_by_one=False, detector=None, **more):
-    """Findings on a fleet that answers `answer(round, index)`: a digest, or (digest, version)."""
+    """Returns findings on a fleet that answers `answer(round, index)`: a digest, or (digest, version)."""
     names, found = fleet(number), []
     topology, detector = above(names), detector or SdcVote()
     for n in range(rounds):
@@ -52,7 +52,7 @@ def watched(answer, number=64, rounds=6, one_by_one=False, detector=None, **more
             digest, *version = answer(n, i) if isinstance(answer(n, i), tuple) else (answer(n, i),)
             wrong = {"again": 3} if digest != "right" and more.get("again") else {}
             time = START + n * ROUND + i * SECOND
-            events.append(told(gpu, time, digest, *version, known=more.get("known", True), **wrong))
+            events.append(result(gpu, time, digest, *version, known=more.get("known", True), **wrong))
         found += shown(detector, names, events, topology, one_by_one)
     return found
 
@@ -66,7 +66,7 @@ def held(detector):
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_release_that_every_gpu_fails_in_its_own_way_blames_none(one_by_one):
+def test_a_release_that_every_gpu_fails_differently_blames_none(one_by_one):
     detector = SdcVote()
     answer = lambda n, i: ("right", "7") if n < 2 else (f"w{n}.{i}", "8")  # noqa: E731
     found = watched(answer, one_by_one=one_by_one, detector=detector, again=True)
@@ -76,7 +76,7 @@ def test_a_release_that_every_gpu_fails_in_its_own_way_blames_none(one_by_one):
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_release_that_is_broken_on_the_first_node_of_a_roll_out_blames_none_of_its_gpus(one_by_one):
+def test_a_broken_release_on_the_first_node_of_a_rollout_blames_no_gpu(one_by_one):
     detector = SdcVote()
     answer = lambda n, i: (f"w{n}.{i}", "8") if n > 1 and i < 8 else ("right", "7")  # noqa: E731
     found = watched(answer, one_by_one=one_by_one, detector=detector, again=True)
@@ -86,7 +86,7 @@ def test_a_release_that_is_broken_on_the_first_node_of_a_roll_out_blames_none_of
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_program_that_most_fail_pages_nobody_however_its_results_come(one_by_one, known):
+def test_a_program_that_most_fail_does_not_page_in_any_order_of_results(one_by_one, known):
     detector = SdcVote()
     answer = lambda n, i: "right" if i < 24 else f"w{n}.{i}"  # noqa: E731
     found = watched(answer, rounds=8, one_by_one=one_by_one, detector=detector, known=known)
@@ -103,26 +103,26 @@ def test_forty_defective_gpus_of_three_thousand_are_all_blamed(known):
     assert of(found, "page") == set(fleet(40))
 
 
-def test_one_defective_gpu_of_a_site_of_eight_pages_at_once_if_it_fails_again():
+def test_one_defective_gpu_of_eight_pages_after_a_failed_retest():
     found = watched(lambda n, i: f"w{n}" if n == 1 and i == 3 else "right", 8, rounds=2, again=True)
     assert of(found, "page") == {"gpu:n0.3"}
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_one_defective_gpu_of_a_site_of_eight_pages_when_it_is_wrong_twice_one_by_one(known):
+def test_one_defective_gpu_of_eight_pages_after_two_single_mismatches(known):
     found = watched(lambda n, i: f"w{n}" if n > 1 and i == 3 else "right", 8, rounds=4, one_by_one=True, known=known)
     assert of(found, "page") == {"gpu:n0.3"}
 
 
-def test_right_cores_do_not_vouch_for_a_program_of_gpus():
+def test_right_answers_of_cores_do_not_count_for_gpus():
     names, detector = fleet(16), SdcVote()
-    cores = [told(f"cpu:n0.{i}", START, "right") for i in range(128)]
-    wrong = [told(g, START + ROUND, f"w{g}", again=3) for g in names]
+    cores = [result(f"cpu:n0.{i}", START, "right") for i in range(128)]
+    wrong = [result(g, START + ROUND, f"w{g}", again=3) for g in names]
     found = shown(detector, names, cores, above(names), False) + shown(detector, names, wrong, above(names), False)
     assert found == []
 
 
-def test_a_mismatch_from_before_the_broken_release_stays_and_pages_no_more():
+def test_a_mismatch_before_the_broken_release_stays_a_suspect():
     ledger = MismatchLedger()
     for version, time in (("7", START), ("8", START + 2 * DAY)):
         of_ = ("gpu:n0.0", time, False, "gpu.0", version, "w", "right", 8, 7, True)
@@ -134,7 +134,7 @@ def test_a_mismatch_from_before_the_broken_release_stays_and_pages_no_more():
 
 def test_a_poll_of_a_large_fleet_keeps_an_even_share_and_the_newest_answer_of_each():
     poll = AnswerPoll()
-    for time in range(3):  # those who are wrong tell three times as often
+    for time in range(3):  # wrong devices report three times as often
         for i, gpu in enumerate(fleet(20_000)):
             if i % 4 == 0 or time == 0:
                 poll.add_answer(gpu, time, i % 4 > 0)
@@ -154,32 +154,32 @@ def test_two_mismatches_page_only_within_the_days_of_the_ledger(second, level):
     names, detector, found = fleet(16), SdcVote(), []
     topology = above(names)
     for day in range(second + 1):
-        events = [told(g, START + day * DAY, "right") for g in names[1:]]
-        events += [told(names[0], START + day * DAY, f"w{day}")] if day in (1, second) else []
+        events = [result(g, START + day * DAY, "right") for g in names[1:]]
+        events += [result(names[0], START + day * DAY, f"w{day}")] if day in (1, second) else []
         found += shown(detector, names, events, topology, False)
     assert found[-1].evidence["mismatches"] == 2
     assert found[-1].level == level
 
 
-# --- what other programs tell -----------------------------------------------------------------------------------------
+# --- malformed events -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["canary", "version", "digest", "expected", "rounds", "again", "uuid", "wrong", "sm"])
 @pytest.mark.parametrize("digest", ["right", "wrong"])
-def test_a_result_that_makes_no_sense_hides_no_other(name, digest):
+def test_a_malformed_result_hides_no_other(name, digest):
     names = fleet(16)
     topology = above(names)
     for value in BAD:
         detector = SdcVote()
-        shown(detector, names, [told(g, START, "right") for g in names], topology, False)
-        strange = told(names[1], START + SECOND, digest)
+        shown(detector, names, [result(g, START, "right") for g in names], topology, False)
+        strange = result(names[1], START + SECOND, digest)
         strange.data[name] = value
-        events = [strange, told(names[3], START + SECOND, "bad", again=3, rounds=5)]
+        events = [strange, result(names[3], START + SECOND, "bad", again=3, rounds=5)]
         assert names[3] in of(shown(detector, names, events, topology, False), "page")
         assert detector.results.last_right(names[1])[1] <= 10**6 + 1
 
 
-def test_a_job_event_of_no_job_hides_no_digest():
+def test_a_malformed_job_event_hides_no_digest():
     ranks = tuple(f"rank:7.{i}" for i in range(4))
     detector, topology = SdcReplica(), Topology(dict.fromkeys(ranks, ("job:7",)))
     data = {"step": 1, "bucket": "w", "digest": "a", "group": "g"}
@@ -195,7 +195,7 @@ def test_a_job_event_of_no_job_hides_no_digest():
 
 
 class Counted(Topology):
-    """Counts how often it is asked for a node."""
+    """Counts lookups of nodes."""
 
     asked = 0
 
@@ -204,19 +204,19 @@ class Counted(Topology):
         return super().ancestor_of_kind(entity, kind)
 
 
-def test_wrong_results_after_a_change_of_software_ask_for_few_nodes():
+def test_wrong_results_after_a_software_change_need_few_topology_lookups():
     names, detector = fleet(400), SdcVote()
     topology = above(names, Counted)
-    shown(detector, names, [told(g, START, "right") for g in names], topology, False)
+    shown(detector, names, [result(g, START, "right") for g in names], topology, False)
     changed = [Event(START + ROUND, f"node:n{k}", "version", {"versions": {"driver": "575"}}) for k in range(50)]
-    wrong = [told(g, START + ROUND, f"w{i}" if i < 30 else "right", again=3) for i, g in enumerate(names)]
+    wrong = [result(g, START + ROUND, f"w{i}" if i < 30 else "right", again=3) for i, g in enumerate(names)]
     topology.asked = 0
     found = shown(detector, names, [*changed, *wrong], topology, False)
     assert len(of(found, "suspect") | of(found, "page")) == 30
     assert topology.asked <= 3 * len(names)
 
 
-def test_after_a_restart_the_last_right_answer_and_that_beside_it_are_known_still():
+def test_a_restart_keeps_the_last_right_answers():
     names = fleet(16)
     topology = above(names)
     first, second = Runner([SdcVote()]), Runner([SdcVote()])
@@ -224,12 +224,12 @@ def test_after_a_restart_the_last_right_answer_and_that_beside_it_are_known_stil
     def instant(k, *events):
         return {"gpu": Frame(START + k * 60 * SECOND, "gpu", names, {}, topology, events)}
 
-    first.observe(instant(0, *(told(g, START, "right") for g in names)))
-    first.observe(instant(1, told(names[3], START + 60 * SECOND, "bad")))
+    first.observe(instant(0, *(result(g, START, "right") for g in names)))
+    first.observe(instant(1, result(names[3], START + 60 * SECOND, "bad")))
     second.restore(first.snapshot())
     changed = Event(START + 150 * SECOND, "node:n0", "version", {})
-    again = told(names[3], START + 240 * SECOND, "worse", again=3)
-    right = told(names[4], START + 300 * SECOND, "right")
+    again = result(names[3], START + 240 * SECOND, "worse", again=3)
+    right = result(names[4], START + 300 * SECOND, "right")
     for k, events in enumerate([(), (changed,), (again,), (right,), ()], 2):
         found = first.observe(instant(k, *events))
         assert found == second.observe(instant(k, *events))
@@ -238,9 +238,9 @@ def test_after_a_restart_the_last_right_answer_and_that_beside_it_are_known_stil
     assert first.snapshot() == second.snapshot()
 
 
-def test_agents_that_start_anew_tell_of_the_round_before_as_it_was_and_as_asked_now():
-    before = tuple(told(g, START, "right") for g in fleet(400))
-    again = list(anew(1, START + ROUND, before))
+def test_restarted_agents_repeat_results_without_effect():
+    before = tuple(result(g, START, "right") for g in fleet(400))
+    again = list(restarted_agents(1, START + ROUND, before))
     assert len(again) == 8
     assert [e.time for e in again] == [START, START + ROUND] * 4
-    assert [e.entity for e in anew(2, START + ROUND, before)] != [e.entity for e in again]
+    assert [e.entity for e in restarted_agents(2, START + ROUND, before)] != [e.entity for e in again]

@@ -1,4 +1,4 @@
-"""Gradient norms that spike on and on, however seldom: the GPU's series, whichever rank is on it."""
+"""Gradient norms that spike repeatedly, however seldom: the GPU's series, whichever rank is on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP = 10 * SECOND
 SPIKES, SEEN, STAGE = np.zeros(64), np.full(64, 2000.0), np.arange(64) < 16
 
 
-def test_a_gpu_that_spikes_on_and_on_is_a_ticket_however_far_apart_and_stays_one_between_its_spikes():
+def test_a_gpu_with_repeated_spikes_is_a_ticket_and_stays_one_between_them():
     def spike(tick, norm, count):
         norm[3] *= 8.0 if tick % 120 == 60 else 1.0  # each 20 min
 
@@ -37,7 +37,7 @@ def test_a_series_ends_after_three_of_its_usual_pauses():
     assert not detector.held
 
 
-def test_ranks_of_which_several_spike_now_and_then_get_no_ticket():
+def test_several_ranks_with_rare_spikes_get_no_ticket():
     def spike(tick, norm, count):
         norm[[1, 3, 5][tick // 120 % 3]] *= 8.0 if tick % 120 == 60 else 1.0
 
@@ -48,7 +48,7 @@ def at(hours):
     return START + int(hours * 3600 * SECOND)
 
 
-def test_spikes_are_the_gpus_whichever_rank_is_on_it():
+def test_spikes_count_for_the_gpu_whichever_rank_is_on_it():
     gpus, spikes = {}, SPIKES.copy()
     for k, rank in enumerate((3, 3, 9)):  # the job moved after the second
         spikes[rank] += 1
@@ -57,18 +57,18 @@ def test_spikes_are_the_gpus_whichever_rank_is_on_it():
     assert is_series(known, spikes, SEEN, STAGE, 0.2)
 
 
-def test_spikes_that_follow_a_rank_from_gpu_to_gpu_are_its_datas():
+def test_spikes_that_follow_a_rank_come_from_its_data():
     gpus, spikes = {}, SPIKES.copy()
-    told = []
+    series = []
     for k in range(12):
         spikes[3] += 1
         known = add_to_series(gpus, "gpu:a" if k < 3 else "gpu:b", (3, 120.0 * k), at(k / 3))
-        told.append(is_series(known, spikes, SEEN, STAGE, 0.2))
-    assert told[2]
-    assert not any(told[3:])
+        series.append(is_series(known, spikes, SEEN, STAGE, 0.2))
+    assert series[2]
+    assert not any(series[3:])
 
 
-def test_a_gpu_that_spikes_as_others_of_its_stage_do_is_in_no_series():
+def test_a_gpu_that_spikes_as_often_as_its_stage_has_no_series():
     spikes = SPIKES.copy()
     spikes[3], spikes[4] = 5, 5
     known = {"spikes": 5, "steps": 2000, "by": {"3": 5}}
@@ -77,7 +77,7 @@ def test_a_gpu_that_spikes_as_others_of_its_stage_do_is_in_no_series():
     assert is_series(known, spikes, SEEN, STAGE, 0.2)
 
 
-def test_a_series_is_forgotten_after_a_day_and_few_gpus_are_remembered():
+def test_a_series_is_dropped_after_a_day_and_series_are_bounded():
     gpus = {}
     add_to_series(gpus, "gpu:a", (3, 0.0), at(0))
     assert add_to_series(gpus, "gpu:a", (3, 9000.0), at(25))["spikes"] == 1
@@ -87,12 +87,12 @@ def test_a_series_is_forgotten_after_a_day_and_few_gpus_are_remembered():
     assert "gpu:1999" in gpus
 
 
-def test_thousands_of_spikes_are_no_number_too_large():
+def test_thousands_of_spikes_do_not_overflow():
     assert chance_clusters(1e-2, 4000, 400_000) > 1e6
     assert chance_clusters(1e-5, 4000, 400_000) < 1e-9
 
 
-def test_what_a_person_calls_no_fault_begins_no_series_from_before():
+def test_feedback_drops_the_series_of_a_gpu():
     detector = SdcGradient()
     detector.series = {GPUS[3]: {"spikes": 9}, GPUS[4]: {"spikes": 9}}
     frame = Frame(SECOND, "rank", CASE.names["rank"], {}, CASE.topology())

@@ -1,4 +1,4 @@
-"""XIDs and what else is logged: how loud, who is blamed, and what ends it."""
+"""XIDs and other logged faults: their level, the entity that is blamed, and the end of a condition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def topology(job=True):
 
 
 class Site:
-    """Shows a detector instants of 10 s with events at their beginning, and the lives of counters."""
+    """Feeds a detector instants of 10 s with events at their beginning, and counter generations."""
 
     def __init__(self, detector=None, job=True):
         self.detector, self.topology, self.tick = detector or Xid(), topology(job), 0
@@ -54,8 +54,8 @@ class Site:
 
     def xid(self, code, gpu=GPU, after=0.0, **data):
         known = shipped_xid_table().find_xid(code)
-        told = {"name": known.name, "action": known.action, "then": known.next_action, "severity": known.severity}
-        return Event(self.now + int(after * SECOND), gpu, "xid", {"xid": code, **told, **data})
+        facts = {"name": known.name, "action": known.action, "then": known.next_action, "severity": known.severity}
+        return Event(self.now + int(after * SECOND), gpu, "xid", {"xid": code, **facts, **data})
 
     def event(self, kind, entity=GPU, **data):
         return Event(self.now, entity, kind, data)
@@ -88,19 +88,19 @@ def test_what_the_catalogue_says_to_reset_or_reboot_pages_but_for_links_and_reso
         *((code, "suspect") for code in (13, 31, 43, 45, 74, 121)),
     ],
 )
-def test_an_xid_alone_is_as_loud_as_nvidia_says(code, level):
+def test_a_single_xid_has_the_level_of_the_catalogue(code, level):
     site = Site()
     assert levels(site.show(site.xid(code), ticks=3)) == {GPU: level}
 
 
-def test_a_gpu_off_the_bus_pages_in_its_own_frame():
+def test_a_gpu_off_the_bus_pages_in_the_frame_of_its_event():
     site = Site()
     assert levels(site.show(site.xid(79))) == {GPU: "page"}
     site = Site()
     assert levels(site.show(site.event("gpu_lost"))) == {GPU: "page"}
 
 
-def test_what_the_driver_wants_goes_before_the_table():
+def test_the_drivers_action_precedes_the_catalogue():
     site = Site()
     found = site.show(site.xid(94), site.xid(154, after=0.5, **RESET), ticks=3)
     assert levels(found) == {GPU: "page"}
@@ -109,7 +109,7 @@ def test_what_the_driver_wants_goes_before_the_table():
     assert levels(site.show(site.xid(63, action="reset GPU", action_source="driver"), ticks=3)) == {GPU: "page"}
 
 
-def test_a_contained_error_whose_line_asks_for_a_reset_pages():
+def test_a_contained_error_that_requires_a_reset_pages():
     site = Site()
     assert levels(site.show(site.xid(94, detail={"reset_required": True}), ticks=3)) == {GPU: "page"}
 
@@ -125,14 +125,14 @@ def test_an_uncorrected_error_with_its_row_replaced_is_a_ticket_and_alone_a_page
     assert levels(site.show(site.xid(48), site.xid(63), site.xid(95), ticks=3)) == {GPU: "page"}
 
 
-def test_a_row_told_a_frame_later_still_makes_an_uncorrected_error_a_ticket():
+def test_a_row_remapped_one_frame_later_makes_an_uncorrected_error_a_ticket():
     site = Site()
     found = site.show(site.xid(48, after=8.9))
     found += site.show(site.xid(63), ticks=2)
     assert levels(found) == {GPU: "ticket"}
 
 
-def test_a_program_that_errs_on_several_gpus_is_its_jobs():
+def test_program_errors_on_several_gpus_blame_the_job():
     site = Site()
     events = [site.xid(code, gpu, 0.4 * k) for k, gpu in enumerate(GPUS[:3]) for code in (13, 43)]
     found = site.show(*events, ticks=4)
@@ -146,20 +146,20 @@ def test_without_a_known_job_no_gpu_is_blamed_either():
     assert levels(found) == {"node:n0": "suspect"}
 
 
-def test_the_one_gpu_that_its_driver_wants_reset_is_broken_itself():
+def test_the_only_gpu_that_needs_a_reset_is_blamed_itself():
     site = Site()
     events = [site.xid(13, GPU), site.xid(154, GPU, 0.3, **RESET), *(site.xid(43, g) for g in GPUS[2:])]
     assert levels(site.show(*events, ticks=4))[GPU] == "page"
 
 
-def test_programs_that_need_several_gpus_reset_are_tickets():
+def test_a_program_after_which_several_gpus_need_a_reset_is_a_ticket():
     site = Site()
     events = [e for g in GPUS[:3] for e in (site.xid(31, g), site.xid(154, g, 0.3, **RESET))]
     found = levels(site.show(*events, ticks=4))
     assert found == {"job:7": "suspect", **dict.fromkeys(GPUS[:3], "ticket")}
 
 
-def test_one_gpu_that_errs_alone_in_the_same_part_twice_a_day_is_a_ticket():
+def test_repeated_xids_in_the_same_unit_of_a_gpu_are_a_ticket():
     site = Site()
     place = {"detail": {"gpc": 3, "tpc": 1, "sm": 0}}
     assert levels(site.show(site.xid(13, **place), ticks=100)) == {GPU: "suspect"}
@@ -168,20 +168,20 @@ def test_one_gpu_that_errs_alone_in_the_same_part_twice_a_day_is_a_ticket():
     assert "2 times in GPC 3 TPC 1" in found[-1].summary
 
 
-def test_one_gpu_that_errs_alone_under_two_jobs_is_a_ticket():
+def test_xids_of_one_gpu_under_two_jobs_are_a_ticket():
     site = Site()
     site.show(site.xid(31), ticks=100)
     site.topology.merge({"rank:7.1": ["job:8", GPU]})
     assert levels(site.show(site.xid(31), ticks=3)) == {GPU: "ticket"}
 
 
-def test_the_same_jobs_repeated_errors_stay_suspects():
+def test_repeated_xids_of_one_job_stay_suspects():
     site = Site()
     site.show(site.xid(31), ticks=100)
     assert levels(site.show(site.xid(31), ticks=3)) == {GPU: "suspect"}
 
 
-def test_what_follows_from_another_gpu_is_that_ones():
+def test_an_xid_caused_by_another_gpu_belongs_to_that_gpu():
     site = Site()
     root = {"xid": 79, "entity": GPU, "time": site.now}
     found = site.show(site.xid(79), site.xid(45, GPUS[2], root=root), site.xid(74, GPUS[3], root=root), ticks=8)
@@ -198,7 +198,7 @@ def test_what_follows_from_another_gpu_is_that_ones():
         lambda s: s.xid(154, detail={"to": 0}, action="none"),
     ],
 )
-def test_a_fatal_xid_holds_until_the_gpu_is_well(over):
+def test_a_fatal_xid_holds_until_the_drivers_all_clear(over):
     site = Site()
     found = site.show(site.xid(79), ticks=400)
     assert found[-1].evidence["holds"] is True
@@ -208,27 +208,27 @@ def test_a_fatal_xid_holds_until_the_gpu_is_well(over):
 
 
 @pytest.mark.parametrize(("device_class", "signal"), [("gpu", "gpu.generation"), ("node", "node.generation")])
-def test_a_new_life_of_gpu_or_node_ends_it(device_class, signal):
+def test_a_restart_of_the_gpu_or_node_ends_it(device_class, signal):
     site = Site()
     site.show(site.xid(79), ticks=30)
     site.values[device_class][signal][:] = site.now / SECOND
     assert cleared(site.show(ticks=2)) == {GPU}
 
 
-def test_a_counter_life_older_than_the_fault_ends_nothing():
+def test_a_generation_older_than_the_fault_ends_nothing():
     site = Site()
     site.values["gpu"]["gpu.generation"][:] = T0 / SECOND - 60
     assert cleared(site.show(site.xid(79), ticks=30)) == set()
 
 
-def test_more_from_a_gpu_that_is_long_known_begins_anew():
+def test_an_event_after_an_hour_begins_a_new_condition():
     site = Site()
     first = site.show(site.xid(79), ticks=400)
     again = site.show(site.xid(79), ticks=2)
     assert {f.onset for f in again}.isdisjoint(f.onset for f in first)
 
 
-def test_announced_work_wakes_nobody_and_what_stays_broken_after_it_does():
+def test_faults_during_maintenance_page_only_if_they_outlast_it():
     site = Site()
     site.show(site.event("maintenance_start", "node:n0", seconds=3600.0))
     assert set(levels(site.show(site.xid(79), ticks=30)).values()) == {"suspect"}
@@ -236,7 +236,7 @@ def test_announced_work_wakes_nobody_and_what_stays_broken_after_it_does():
     assert levels(found) == {GPU: "page"}
 
 
-def test_the_drivers_state_tells_what_a_lost_event_did_not():
+def test_the_drivers_state_replaces_a_lost_event():
     site = Site()
     site.values["gpu"]["gpu.recovery_action"] = np.zeros(8)
     site.show(ticks=5)
@@ -262,14 +262,14 @@ def test_a_gpu_that_is_absent_for_two_frames_is_lost():
         *(("panic", "page"), ("oops", "ticket"), ("nvme_failed", "ticket"), ("io_error", "suspect")),
     ],
 )
-def test_a_servers_own_faults_are_the_nodes(pattern, level):
+def test_faults_of_a_server_blame_the_node(pattern, level):
     site = Site()
     found = site.show(site.event("kernel", "node:n1", pattern=pattern, text="what the kernel said"), ticks=3)
     assert levels(found) == {"node:n1": level}
     assert found[0].evidence["log"] == ["what the kernel said"]
 
 
-def test_a_bmcs_log_tells_of_processors_and_memory_but_not_of_corrected_errors():
+def test_bmc_log_entries_count_except_corrected_errors():
     site = Site()
     quiet = [site.event("sel", NODES[0], type="memory", event="correctable error", asserted=True)]
     quiet.append(site.event("sel", NODES[0], type="processor", event="internal error", asserted=False))
@@ -281,14 +281,14 @@ def test_a_bmcs_log_tells_of_processors_and_memory_but_not_of_corrected_errors()
     assert levels(site.show(said, ticks=3)) == {NODES[1]: "page"}
 
 
-def test_a_gpu_that_leaves_the_bus_is_one_page_whatever_else_its_server_says():
+def test_a_gpu_off_the_bus_is_one_page_with_its_servers_messages():
     site = Site()
     events = [site.event("kernel", "node:n0", pattern="aer_fatal"), site.xid(79, after=0.2)]
     events.append(site.event("gpu_count", "node:n0", expected=4, present=3, missing=["0000:43:00"]))
     assert levels(site.show(*events, ticks=5)) == {GPU: "page"}
 
 
-def test_a_server_with_too_few_gpus_pages_until_they_are_back():
+def test_a_server_with_missing_gpus_pages_until_they_are_back():
     site = Site()
     found = site.show(site.event("gpu_count", "node:n0", expected=4, present=3, missing=["0000:43:00"]), ticks=3)
     assert levels(found) == {"node:n0": "page"}
@@ -296,12 +296,12 @@ def test_a_server_with_too_few_gpus_pages_until_they_are_back():
     assert cleared(site.show(site.event("gpu_count", "node:n0", expected=4, present=4))) == {"node:n0"}
 
 
-def test_a_site_sets_levels_of_its_own():
+def test_a_site_can_set_levels():
     site = Site(Xid(pages=(63,), suspects=(109,)))
     assert levels(site.show(site.xid(63), site.xid(109, GPUS[5]), ticks=3)) == {GPU: "page", GPUS[5]: "suspect"}
 
 
-def test_a_driver_that_is_loaded_anew_wakes_nobody_unless_it_does_not_come_back():
+def test_a_driver_reload_pages_only_if_the_gpus_stay_away():
     site = Site()
     lost = [site.event("gpu_lost", gpu) for gpu in GPUS[:4]]
     assert site.show(*lost, ticks=6) == []
@@ -332,16 +332,16 @@ def test_slow_and_refused_calls_are_suspects():
         max_size=12,
     )
 )
-def test_no_event_however_odd_stops_it(told):
+def test_malformed_events_cause_no_error(events):
     site = Site()
-    for kind, entity, data in told:
+    for kind, entity, data in events:
         site.show(Event(site.now, entity, kind, data), ticks=2)
     restored = Xid()
     restored.restore(site.detector.snapshot())
     site.show(ticks=2)
 
 
-def test_drain_and_reset_suits_office_hours_unless_the_xid_itself_pages():
+def test_drain_and_reset_is_a_ticket_unless_the_xid_pages():
     for code in (94, 63):
         site = Site()
         found = site.show(site.xid(code), site.xid(154, after=0.1, detail={"to": 4}), ticks=3)
@@ -352,7 +352,7 @@ def test_drain_and_reset_suits_office_hours_unless_the_xid_itself_pages():
 
 
 @pytest.mark.parametrize("to", [99, 10**30, "?", None, [1], {"a": 1}, True, float("nan")])
-def test_an_action_that_nobody_knows_wakes_nobody(to):
+def test_an_unknown_action_does_not_page(to):
     site = Site()
     found = site.show(site.event("recovery_action", to=to), site.event("recovery_action", "ghost:zz", to=1), ticks=3)
     assert set(levels(found).items()) <= {(GPU, "ticket")}
@@ -361,20 +361,20 @@ def test_an_action_that_nobody_knows_wakes_nobody(to):
     assert "page" not in levels(site.show(site.xid(154, detail={"to": to}), ticks=3)).values()
 
 
-def test_an_action_that_is_told_by_its_number_alone_is_known():
+def test_an_action_given_by_number_is_named():
     site = Site()
     found = site.show(site.event("recovery_action", to=1), ticks=3)
     assert levels(found) == {GPU: "page"}
     assert found[0].summary.endswith(": driver requests: reset GPU")
 
 
-def test_one_malformed_event_costs_no_other_of_its_frame():
+def test_a_malformed_event_hides_no_other_of_its_frame():
     site = Site()
-    odd = site.event("gpu_count", "node:n1", present=3, expected=4, missing=5)
-    assert levels(site.show(odd, site.xid(79), ticks=3))[GPU] == "page"
+    malformed = site.event("gpu_count", "node:n1", present=3, expected=4, missing=5)
+    assert levels(site.show(malformed, site.xid(79), ticks=3))[GPU] == "page"
 
 
-def test_the_end_says_what_ended_it():
+def test_the_end_states_its_reason():
     site = Site()
     site.show(site.xid(79))
     (end,) = site.show(site.event("recovery_action", to=0))
@@ -382,7 +382,7 @@ def test_the_end_says_what_ended_it():
     assert end.evidence["clears"]
 
 
-def test_a_switchs_line_on_a_link_is_left_to_the_links_detector_and_a_fatal_one_is_told_with_its_number():
+def test_a_switchs_message_about_a_link_is_left_to_link_nvlink_unless_it_is_fatal():
     site = Site()
     assert site.show(site.event("sxid", NODES[0], sxid=20001, name="TX Replay Error", fatal=False), ticks=4) == []
     (found, *_) = site.show(site.event("sxid", NODES[0], sxid=20034, name="LTSSM Fault Up", fatal=True), ticks=4)

@@ -1,4 +1,4 @@
-"""Open cases of XIDs: a person ends one, what is gone ends by itself, many that hold cost nothing between repeats."""
+"""Open cases of XIDs: feedback, removed entities, and the cost of many that hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR = 3600 * SECOND
 
 
 def shown(detector, time, *events, gone=(), generation=1.7e9, lives=None):
-    """Findings of an instant; gone: nodes of which nothing is heard."""
+    """Returns findings of an instant. gone: nodes without data."""
     topology = Topology({gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS})
     far = np.array([np.nan if node in gone else generation for node in NODES])
     own = np.array([np.nan if f"node:{gpu[4:6]}" in gone else (lives or {}).get(gpu, 1.7e9) for gpu in GPUS])
@@ -37,7 +37,7 @@ def xid(time, code=79, gpu=GPU, **data):
 
 
 def held():
-    """A page of two hours ago."""
+    """Returns a detector with a page of two hours ago."""
     detector = Xid()
     assert [f.level for f in shown(detector, T0, xid(T0))] == ["page"]
     for k in range(1, 721):
@@ -46,16 +46,16 @@ def held():
     return detector, T0 + 721 * STEP
 
 
-def test_what_a_person_called_no_fault_is_dropped_and_the_next_xid_is_a_case_of_its_own():
+def test_feedback_drops_a_case_and_the_next_xid_opens_a_new_one():
     detector = Xid()
     runner = Runner([detector])
     found = []
     for tick in range(300):
         time = T0 + tick * STEP
-        told = [xid(time)] if tick in (5, 200) else []
+        events = [xid(time)] if tick in (5, 200) else []
         if tick == 10:
-            told.append(Event(time, GPU, "feedback", {"verdict": "not_a_fault", "detector": "xid"}))
-        found += [(tick, f.onset) for f in shown(runner, time, *told)]
+            events.append(Event(time, GPU, "feedback", {"verdict": "not_a_fault", "detector": "xid"}))
+        found += [(tick, f.onset) for f in shown(runner, time, *events)]
         if tick == 10:
             assert not detector.cases
             assert not detector.conditions
@@ -63,7 +63,7 @@ def test_what_a_person_called_no_fault_is_dropped_and_the_next_xid_is_a_case_of_
     assert {onset for tick, onset in found if tick >= 200} == {T0 + 200 * STEP}
 
 
-def test_a_program_that_a_person_called_no_fault_is_dropped_with_the_errors_that_a_gpu_had_alone():
+def test_feedback_on_a_program_drops_its_errors():
     detector = Xid()
     detector.programs.blamed["job:7"] = {"onset": T0, "last": T0, "gpus": [], "codes": [13]}
     detector.programs.bursts[GPU] = [[T0, "job:7", ""]]
@@ -75,7 +75,7 @@ def test_a_program_that_a_person_called_no_fault_is_dropped_with_the_errors_that
     assert not detector.conditions
 
 
-def test_a_gpu_that_is_taken_away_with_its_server_is_over_after_three_days_and_one_that_is_heard_is_not():
+def test_a_case_ends_after_three_days_without_data():
     detector = Xid()
     shown(detector, T0, xid(T0), xid(T0, gpu="gpu:n1.1"), xid(T0, gpu="gpu:made.up"))
     found = []
@@ -88,7 +88,7 @@ def test_a_gpu_that_is_taken_away_with_its_server_is_over_after_three_days_and_o
     assert set(detector.cases) == {"gpu:n1.1"}
 
 
-def test_a_pause_of_days_in_which_nothing_was_shown_takes_nobody_away():
+def test_a_pause_of_days_without_frames_ends_no_case():
     detector, time = held()
     shown(detector, time + 100 * HOUR, gone=("node:n0",))
     assert GPU in detector.cases
@@ -96,7 +96,7 @@ def test_a_pause_of_days_in_which_nothing_was_shown_takes_nobody_away():
     assert detector.cases[GPU]["away"] == 0
 
 
-def test_thousands_of_pages_that_hold_are_not_looked_at_until_something_happens():
+def test_thousands_of_pages_that_hold_are_not_checked_without_events():
     detector = Xid()
     many = [f"gpu:x{k}.0" for k in range(500)]
     shown(detector, T0, *(xid(T0, gpu=gpu) for gpu in many))
@@ -132,14 +132,14 @@ def test_a_page_is_repeated_every_minute_for_an_hour_and_then_left_to_the_desk()
 
 
 @pytest.mark.parametrize("again", [{"generation": 1.9e9}, {"lives": {GPU: 1.9e9}}])
-def test_a_page_that_holds_for_hours_ends_in_the_instant_in_which_its_gpu_or_server_begins_anew(again):
+def test_a_page_that_holds_ends_when_its_gpu_or_server_restarts(again):
     detector, time = held()
     (over,) = shown(detector, time, **again)
     assert over.evidence["cleared"]
     assert not detector.cases
 
 
-def test_a_page_that_holds_for_hours_ends_after_a_restart_of_the_service_and_a_time_that_steps_back_too():
+def test_a_page_that_holds_ends_after_a_service_restart_or_a_clock_step():
     detector, time = held()
     other = Xid()
     other.restore(detector.snapshot())
@@ -150,7 +150,7 @@ def test_a_page_that_holds_for_hours_ends_after_a_restart_of_the_service_and_a_t
     assert [f.evidence["cleared"] for f in shown(detector, T0 + 6 * STEP, generation=1.9e9)] == [True]
 
 
-def test_a_reset_after_a_clock_that_was_set_back_ends_a_case_at_no_later_time_than_its_own():
+def test_a_reset_after_a_clock_step_ends_a_case_without_a_future_onset():
     detector = Xid()
     shown(detector, T0, xid(T0))
     time = T0 - HOUR
@@ -159,7 +159,7 @@ def test_a_reset_after_a_clock_that_was_set_back_ends_a_case_at_no_later_time_th
     assert over.onset <= over.time
 
 
-def test_cases_of_gpus_that_only_a_log_names_are_bounded_and_real_ones_stay():
+def test_cases_of_unknown_gpus_are_bounded():
     detector = Xid()
     shown(detector, T0, xid(T0))
     for k in range(12):
@@ -179,7 +179,7 @@ def test_cases_of_gpus_that_only_a_log_names_are_bounded_and_real_ones_stay():
     assert shown(other, later, *more) == shown(detector, later, *more)
 
 
-def test_errors_of_gpus_are_remembered_for_a_day():
+def test_errors_of_gpus_are_kept_for_a_day():
     detector = Xid()
     for k, gpu in ((0, GPUS[1]), (20, GPUS[2]), (30, GPUS[1])):
         for wait in (0, 10, 20):
@@ -192,7 +192,7 @@ def test_errors_of_gpus_are_remembered_for_a_day():
     assert set(detector.programs.bursts) == {GPUS[1], GPUS[3]}
 
 
-def test_xids_that_nobody_knows_are_counted_up_to_a_bound_and_a_known_one_still_pages():
+def test_unknown_xids_are_bounded_and_a_known_one_still_pages():
     detector = Xid(pages=(98_765,))
     for code in range(20_000, 21_000):
         time = T0 + (code - 20_000) * STEP // 10
@@ -205,7 +205,7 @@ def test_xids_that_nobody_knows_are_counted_up_to_a_bound_and_a_known_one_still_
     assert detector.conditions[GPU]["level"] == "page"
 
 
-def test_gpus_that_suffered_from_another_one_are_named_up_to_a_bound():
+def test_affected_gpus_are_named_up_to_a_bound():
     case = xid_cases.new_case(T0)
     for k in range(1000):
         xid_cases.add_affected(case, f"gpu:n{k}.0")

@@ -1,4 +1,4 @@
-"""An erring port: two symbol errors every 10 s, about BER 5e-13 at 400 Gb/s."""
+"""A port with errors: two symbol errors every 10 s, about BER 5e-13 at 400 Gb/s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A congested leaf: six of its eight ports wait longer and are told to slow down, while the traffic swings."""
+"""A congested leaf: six of its eight ports wait longer and get congestion marks, while the traffic varies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.detectors.cases.case import Case, Shown
 
 NODES, RAILS = 8, 4
 PORTS = tuple(f"port:n{n}.p{r}" for n in range(NODES) for r in range(RAILS))
-STRUCK = [n * RAILS + 1 for n in range(6)]  # of leaf l1
+CONGESTED = [n * RAILS + 1 for n in range(6)]  # of leaf l1
 FAULT, TICKS = 150, 330
 LOAD = 5e9  # bytes a second
 
@@ -21,14 +21,16 @@ def topology() -> Topology:
     return Topology({**parents, **{port: [f"node:n{port[6]}", f"leaf:l{port[-1]}"] for port in PORTS}})
 
 
-def counted(tick: int, since: int | None, struck: list[int], times: float, pace: float = 1.0) -> dict[str, np.ndarray]:
-    """Counters at a tick; `struck` ports wait and are marked `times` as much from tick `since` on."""
+def counted(
+    tick: int, since: int | None, congested: list[int], times: float, pace: float = 1.0
+) -> dict[str, np.ndarray]:
+    """Counters at a tick; `congested` ports wait and are marked `times` as much from tick `since` on."""
     size = len(PORTS)
     port = np.arange(size)
     seconds = 10.0 * tick * pace * (1 + 0.2 * np.sin(port)) + 4 * np.sin(port + tick / 7)  # some wait more, and in turn
     more = np.zeros(size)
     if since is not None and tick >= since:
-        more[struck] = (times - 1) * 10.0 * (tick - since + 1)
+        more[congested] = (times - 1) * 10.0 * (tick - since + 1)
     return {
         "nic.tx_bytes": 1e12 + np.floor(LOAD * 10.0 * tick * pace * np.ones(size)),
         "nic.port_tx_wait": 1e9 + np.floor(1e4 * (seconds + more)),
@@ -41,7 +43,7 @@ def counted(tick: int, since: int | None, struck: list[int], times: float, pace:
 
 
 def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
-    return {"nic": counted(tick, FAULT if broken else None, STRUCK, 8.0)}, []
+    return {"nic": counted(tick, FAULT if broken else None, CONGESTED, 8.0)}, []
 
 
 CASE = Case(

@@ -1,4 +1,4 @@
-"""An NVLink with ten packets of a wrong checksum each second, and half of them sent again."""
+"""An NVLink with ten CRC errors per second, and replays of half of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optic that loses 0.6 decades a day from 3e-7 on, seen by the hour among fifteen of its kind."""
+"""An optic that loses 0.6 decades a day from 3e-7 on, by the hour, among fifteen of its kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.detectors.cases.case import Case, Shown
 from tests.detectors.cases.link import GUILTY, PORTS, topology
 
 FAULT, TICKS, BITS = 60, 180, 1e15
-WANDER = 0.03  # decades, of sound ports from hour to hour
+WANDER = 0.03  # decades, of healthy ports from hour to hour
 
 
 def levels(broken: bool) -> np.ndarray:
@@ -26,7 +26,7 @@ CORRECTED = {broken: np.cumsum(np.floor(BITS * 10 ** levels(broken)), axis=0) fo
 
 
 def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
-    # whoever is shown the trouble from its beginning on is shown the same hours before
+    # the hours before the fault are the same with and without it
     counted = CORRECTED[broken] if broken else CORRECTED[False]
     hour = min(tick, TICKS - 1)
     values = {

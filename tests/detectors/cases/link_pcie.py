@@ -1,4 +1,4 @@
-"""A GPU whose PCIe link retrains to half of its lanes, with a burst of packets sent again; others idle now and then."""
+"""A GPU whose PCIe link retrains to half of its lanes, with a burst of replays; others are idle at times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def topology() -> Topology:
 
 
 def values(tick: int) -> dict[str, dict[str, np.ndarray]]:
-    """All is well; every third minute the GPUs of the first node are idle and save power."""
+    """Healthy values; every third minute the GPUs of the first node are idle and save power."""
     idle = (np.arange(16) < 4) & (tick // 18 % 3 == 1)
     gpu = {
         "gpu.pcie_width": np.full(16, 16.0),

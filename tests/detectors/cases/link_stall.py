@@ -1,4 +1,4 @@
-"""A port that stands still with failing completions, while those beside it move; all were busy before."""
+"""A port without traffic and with failed completions, beside busy ports; all were busy before."""
 
 from __future__ import annotations
 

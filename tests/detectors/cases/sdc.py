@@ -1,4 +1,4 @@
-"""A GPU whose canary digests are wrong from a moment on, now the one way, now the other; fifteen others are right."""
+"""A GPU whose canary digests are wrong from a tick on, in two different ways; fifteen others are right."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
         return {"gpu": {"gpu.power": np.full(16, 300.0)}}, []
     data = {"canary": "gemm", "version": "1"}
     answers = [f"wrong{tick}" if broken and i == GUILTY else "right" for i in range(16)]
-    told = [
+    events = [
         Event(START + tick * 10 * SECOND, g, "digest", data | {"digest": a}) for g, a in zip(GPUS, answers, strict=True)
     ]
-    return {"gpu": {"gpu.power": np.full(16, 300.0)}}, told
+    return {"gpu": {"gpu.power": np.full(16, 300.0)}}, events
 
 
 CASE = Case(

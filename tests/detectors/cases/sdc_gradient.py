@@ -1,4 +1,4 @@
-"""A rank whose gradient norm is 30 times that of its stage, from a moment on."""
+"""A rank whose gradient norm is 30 times that of its stage, from a tick on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASE = Case(SdcGradient, {"rank": RANKS}, topology, instant, frozenset({GPUS[GUI
 
 
 def shown(change, ticks=200, detector=None):
-    """Findings; change(tick, norm, count) breaks the columns in place."""
+    """Returns findings; change(tick, norm, count) changes the columns in place."""
 
     def instant(tick, broken, rng):
         norm, count = 2.0 * np.exp(0.1 * rng.standard_normal(16)), np.zeros(16)

@@ -1,4 +1,4 @@
-"""A replica that holds other parameters than its seven peers from a moment on; digests come every ten steps."""
+"""A replica that holds other parameters than its seven peers from a tick on; digests come every ten steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
     if tick % 10:
         return values, []
     time = START + tick * 10 * SECOND
-    told = []
+    events = []
     for i, rank in enumerate(RANKS):
         digest = f"other{tick}" if broken and i == GUILTY else f"{i // 8}.{tick}"
         data = {"step": tick, "bucket": "weights", "digest": digest, "group": f"stage:7.{i // 8}"}
-        told.append(Event(time, rank, "replica_digest", data))
-    return values, told
+        events.append(Event(time, rank, "replica_digest", data))
+    return values, events
 
 
 CASE = Case(

@@ -1,4 +1,4 @@
-"""A GPU that falls off the bus: XID 79, the driver's wish, and what its neighbour suffers from it."""
+"""A GPU that falls off the bus: XID 79, the action that the driver wants, and XIDs that follow on its neighbour."""
 
 from __future__ import annotations
 
