@@ -60,9 +60,9 @@ def test_a_missing_topic_is_named_in_the_error(kafka: Address) -> None:
 
 def test_unreachable_brokers_are_retried_later() -> None:
     program = (
-        "import sys; from agents.otlp.broker import Broker; from pipeline.config.sections import Kafka\n"
+        "import sys; from agents.otlp.broker import KafkaDelivery; from pipeline.config.sections import Kafka\n"
         "from pipeline.model.errors import Retryable\n"
-        "broker = Broker(Kafka(bootstrap_servers=sys.argv[1]), 'n1')\n"
+        "broker = KafkaDelivery(Kafka(bootstrap_servers=sys.argv[1]), 'n1')\n"
         "try: broker(b'x')\n"
         "except Retryable as error: print(error)\n"
         "broker.close(); broker.close()"
