@@ -315,6 +315,6 @@ class GrpcChannel:
 def call_once(
     target: str, method: str, request: bytes = b"", deadline: float = 5.0, most: int = MAX_ANSWER_BYTES
 ) -> bytes:
-    """Makes one call over a connection of its own."""
+    """Makes one call over its own connection."""
     with GrpcChannel(target, deadline) as channel:
         return channel.call_unary(method, request, most)

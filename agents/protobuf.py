@@ -1,6 +1,6 @@
 """Protobuf's wire format: writes fields, and reads a message whose schema the caller knows (protobuf.dev, encoding).
 
-Generated classes would cost a node 2 MiB and more, and a dependency that must fit everybody's.
+Generated classes would cost a node 2 MiB and more, and a dependency that must fit every installation's.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from agents.collectors.registry import configured_collectors
 from agents.node import agent
 from agents.node.once import Output, print_once
 from agents.node.workers.pool import WorkerPool
-from agents.recording.files import RecordingWriter
+from agents.recording.files import NodeRecordingWriter
 from agents.recording.playback import Tape, playback_collectors
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
@@ -34,7 +34,7 @@ def record(config: Config, directory: str | Path, seconds: float | None, stop: t
         raise UsageError(f"record: --seconds {seconds:g}; expected more than 0")
     node, interval = config.agent.node, config.agent.interval
     found = configured_collectors(config.collector, config.source, config.agent.collectors)
-    writer = RecordingWriter(directory, node, interval, found)
+    writer = NodeRecordingWriter(directory, node, interval, found)
     looking = WorkerPool(found, node, interval)
     until = f"for {seconds:g} s" if seconds is not None else "until Ctrl-C"
     _log(f"record: {node} into {directory}, every {interval:g} s {until}")
@@ -48,9 +48,9 @@ def record(config: Config, directory: str | Path, seconds: float | None, stop: t
 
 
 def _run_ticks(
-    looking: WorkerPool, writer: RecordingWriter, interval: float, seconds: float | None, stop: threading.Event
+    looking: WorkerPool, writer: NodeRecordingWriter, interval: float, seconds: float | None, stop: threading.Event
 ) -> int:
-    """Runs the loop; ticks are whole intervals after the first, even if the wall clock is set meanwhile."""
+    """Runs the loop; ticks are whole intervals after the first, even if the wall clock is changed."""
     first = round(clock_time.time() / interval) * round(interval * SECOND)
     began, ticks, place = clock_time.monotonic(), 0, 0
     while seconds is None or place * interval < seconds:

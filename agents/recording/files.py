@@ -1,4 +1,4 @@
-"""The files of a recording: RecordingWriter writes them, the functions read them line by line.
+"""The files of a recording: NodeRecordingWriter writes them, the functions read them line by line.
 
 A tick is one write(2) per file and on disk before the next tick, so that a killed process leaves whole lines; only a
 full disk or a crashed machine can truncate the last line, which readers ignore. The writer keeps the inventory alone in
@@ -33,7 +33,7 @@ MAX_ENTITIES = 10_000
 """Most entities of a recording. Chosen: ten times those of a node with 8 GPUs, 8 NICs and their parts."""
 
 
-class RecordingWriter:
+class NodeRecordingWriter:
     """Writes one folder, which must be empty or absent. Raises UsageError if it is not, or cannot be written."""
 
     def __init__(self, directory: str | Path, node: str, interval: float, collectors: Sequence[Collector]) -> None:

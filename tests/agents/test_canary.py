@@ -214,7 +214,7 @@ def test_a_bad_core_becomes_a_finding_of_the_detector(tmp_path: Path, drain: Dra
     topology = Topology({name: facts["parents"] for name, facts in parents.items()})
     framer, judge = Framer(10 * SECOND, topology, lambda _: ()), Runner([SdcVote()])
     framer.add_events(events)
-    findings = [f for instant in framer.step(agent.clock.now() + 60 * SECOND) for f in judge.observe(instant.frames)]
+    findings = [f for instant in framer.advance(agent.clock.now() + 60 * SECOND) for f in judge.observe(instant.frames)]
     assert {(f.detector, f.entity) for f in findings} == {("sdc", f"cpu:n1.{BAD}")}
     assert "against the known answer" in findings[0].summary
     assert topology.ancestors(f"cpu:n1.{BAD}") == ("node:n1",)

@@ -23,7 +23,7 @@ from agents.collector import Collector, Device, NoData, Reading
 from agents.collectors.host.host import Host
 from agents.node.workers.pool import ReadResult, WorkerPool
 from agents.recording import files as writing
-from agents.recording.files import RecordingWriter, read_rows
+from agents.recording.files import NodeRecordingWriter, read_rows
 from agents.recording.playback import Tape, entity_renamer, parse_column, playback_collectors
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, TELEMETRY, Event
@@ -66,7 +66,7 @@ def gpus(power: Sequence[float], energy: Sequence[int], *events: Event) -> Readi
 def recorded(directory: Path, script: Sequence[Reading | Exception]) -> Path:
     """Writes one read of a card per second, as `fleetpulse record` does."""
     card = Card(script=script)
-    looking, writer = WorkerPool([card], "n1"), RecordingWriter(directory, "n1", 1.0, [card])
+    looking, writer = WorkerPool([card], "n1"), NodeRecordingWriter(directory, "n1", 1.0, [card])
     for i in range(len(script)):
         delivered = looking.tick(T0 + i * SECOND, 5.0, with_inventory=i == 0)
         writer.write_tick(T0 + i * SECOND, [(w.collector, d) for w, d in delivered.items()])
@@ -113,9 +113,9 @@ def test_values_are_written_so_that_they_read_back_exactly(tmp_path: Path) -> No
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
     with pytest.raises(UsageError, match="not empty; expected a new or empty folder"):
-        RecordingWriter(tmp_path, "n1", 1.0, [])
+        NodeRecordingWriter(tmp_path, "n1", 1.0, [])
     with pytest.raises(UsageError, match="cannot be written: File exists"):
-        RecordingWriter(tmp_path / "old", "n1", 1.0, [])
+        NodeRecordingWriter(tmp_path / "old", "n1", 1.0, [])
 
 
 def test_each_change_of_a_collectors_state_is_one_line_and_one_event(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_topology_and_attributes_come_from_the_inventory(tmp_path: Path) -> None
 
 def test_attributes_of_one_device_from_two_collectors_are_merged(tmp_path: Path) -> None:
     one, other = Card(), Host()
-    writer = RecordingWriter(tmp_path, "n1", 1.0, [one, other])
+    writer = NodeRecordingWriter(tmp_path, "n1", 1.0, [one, other])
     for tick in range(2):
         told = ({"gpu:n1.0": Device(("node:n1",), {"serial": "S"})}, {"gpu:n1.0": Device((), {"slot": "3"})})
         looks = [(c, ReadResult("ok", inventory=i)) for c, i in zip((one, other), told, strict=True)]
@@ -154,7 +154,7 @@ def test_attributes_of_one_device_from_two_collectors_are_merged(tmp_path: Path)
 
 def test_two_collectors_of_one_class_share_the_lines_of_their_devices(tmp_path: Path) -> None:
     card = Card()
-    writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
+    writer = NodeRecordingWriter(tmp_path, "n1", 1.0, [card])
     power = Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array([5.0])})
     energy = Reading("gpu", ("gpu:n1.1", "gpu:n1.0"), {"gpu.energy": np.array([7, 8])})
     writer.write_tick(T0, [(card, ReadResult("ok", readings=(power, energy)))])
@@ -166,7 +166,7 @@ def test_two_collectors_of_one_class_share_the_lines_of_their_devices(tmp_path: 
 def test_entities_of_a_recording_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "MAX_ENTITIES", 50)
     card = Card()
-    writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
+    writer = NodeRecordingWriter(tmp_path, "n1", 1.0, [card])
     for tick in range(10):
         there = {f"gpu:n1.{tick * 10 + i}": Device() for i in range(10)}
         writer.write_tick(T0 + tick * SECOND, [(card, ReadResult("ok", inventory=there))])
@@ -355,7 +355,7 @@ def test_a_collectors_failures_are_played_as_recorded(tmp_path: Path) -> None:
 
 def test_a_hang_begins_a_deadline_before_its_record_and_ends_as_recorded(tmp_path: Path) -> None:
     card, hand = Card(deadline=2.0), ManualClock()
-    writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
+    writer = NodeRecordingWriter(tmp_path, "n1", 1.0, [card])
     for i, state in enumerate(("ok", "ok", "", "", "hung", "hung", "ok")):
         found = (gpus([i, i], [i, i]),) if state == "ok" else ()
         looks = [(card, ReadResult(state, readings=found, inventory=card.inventory()))] if state else []

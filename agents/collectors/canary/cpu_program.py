@@ -2,7 +2,7 @@
 
     python -m agents.collectors.canary.cpu_program --cores 0,1,2 --seconds 1.8 --variant 3
 
-It is a program of its own: it holds no memory between two runs, can wait for a busy core, and a core that crashes it
+It is a separate program: it holds no memory between two runs, can wait for a busy core, and a core that crashes it
 harms nothing else.
 """
 

@@ -1,4 +1,4 @@
-"""Scrapes one endpoint over HTTP in a thread of its own: bounded in bytes, and in time from connect to the last byte.
+"""Scrapes one endpoint over HTTP in its own thread: bounded in bytes, and in time from connect to the last byte.
 
 http.client follows no redirect, which could send the token elsewhere, and uses no proxy.
 """

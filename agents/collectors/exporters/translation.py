@@ -17,7 +17,7 @@ from pipeline.model.signals import CATALOGUE
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ExporterSeries:
     """One sample: name (a counter's always with `_total`), labels, value (may be NaN), and the family's type."""
 
     name: str
@@ -30,7 +30,7 @@ class Series:
 class ParsedPage:
     """One answer of an exporter. bad: invalid lines; help: text by name of the family."""
 
-    series: tuple[Series, ...]
+    series: tuple[ExporterSeries, ...]
     bad: int = 0
     help: Mapping[str, str] = field(default_factory=dict)
 
@@ -61,17 +61,17 @@ def _parse_families(text: str) -> Iterator[Any]:
     yield from read(text)
 
 
-def _iterate_series(families: list[Any]) -> Iterator[Series]:
+def _iterate_series(families: list[Any]) -> Iterator[ExporterSeries]:
     for family in families:
         for sample in family.samples:
-            yield Series(sample.name, sample.labels, float(sample.value), family.type)
+            yield ExporterSeries(sample.name, sample.labels, float(sample.value), family.type)
 
 
 def _parse_lines(text: str) -> ParsedPage:
     """Parses a text with invalid lines; each sample gets the TYPE of its family from the lines before it."""
     from prometheus_client.parser import text_string_to_metric_families as plain
 
-    found: list[Series] = []
+    found: list[ExporterSeries] = []
     kinds: dict[str, str] = {}
     bad = 0
     for line in text.splitlines():
@@ -87,7 +87,7 @@ def _parse_lines(text: str) -> ParsedPage:
         except (ValueError, KeyError, IndexError, TypeError):
             bad += 1
             continue
-        found += [Series(s.name, s.labels, s.value, _family_type(s.name, kinds)) for s in samples]
+        found += [ExporterSeries(s.name, s.labels, s.value, _family_type(s.name, kinds)) for s in samples]
     return ParsedPage(tuple(found), bad)
 
 
@@ -162,7 +162,7 @@ def fill_template(template: str, labels: Mapping[str, str]) -> str | None:
     return text if len(text) <= MAX_ENTITY_CHARS and text.isprintable() else None
 
 
-def _build_lookups(series: Iterable[Series], names: MetricMapping) -> Mapping[str, Mapping[str, str]]:
+def _build_lookups(series: Iterable[ExporterSeries], names: MetricMapping) -> Mapping[str, Mapping[str, str]]:
     """Returns lookup -> key -> label value."""
     found: dict[str, dict[str, str]] = {name: {} for name in names.lookups}
     metrics = {lookup.metric for lookup in names.lookups.values()}
@@ -174,7 +174,9 @@ def _build_lookups(series: Iterable[Series], names: MetricMapping) -> Mapping[st
     return found
 
 
-def _apply_lookups(series: Series, names: MetricMapping, known: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+def _apply_lookups(
+    series: ExporterSeries, names: MetricMapping, known: Mapping[str, Mapping[str, str]]
+) -> Mapping[str, str]:
     """Returns the looked-up labels of a series; the key itself if the lookup has no entry."""
     keys = {name: series.labels.get(lookup.key) for name, lookup in names.lookups.items()}
     return {name: known[name].get(key, key) for name, key in keys.items() if key}
@@ -195,7 +197,7 @@ def _add_device(
 
 
 def _add_custom_signals(
-    found: Translation, unknown: list[Series], page: ParsedPage, given: Mapping[str, str], most: int
+    found: Translation, unknown: list[ExporterSeries], page: ParsedPage, given: Mapping[str, str], most: int
 ) -> None:
     """Adds unmapped series as custom signals, up to a limit; histograms keep their sums but not their buckets."""
     parents = (f"node:{given['node']}",) if given.get("node") else ()
@@ -218,7 +220,7 @@ def _add_custom_signals(
         found.rows["custom"] = rows
 
 
-def custom_name(series: Series, target: str) -> str:
+def custom_name(series: ExporterSeries, target: str) -> str:
     """Returns `custom:TARGET.METRIC{label=value,...}` with sorted labels, so that a series always has the same name."""
     inside = ",".join(f"{label}={value}" for label, value in sorted(series.labels.items()))
     return f"custom:{target}.{series.name}" + (f"{{{inside}}}" if inside else "")

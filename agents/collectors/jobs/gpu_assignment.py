@@ -34,7 +34,7 @@ _ALL_WORDS, _NO_DEVICE_WORDS = frozenset({"all"}), frozenset({"", "none", "void"
 _RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
 _TOKEN = re.compile(r"[A-Za-z0-9_:./-]{1,120}")
 _BINDING_VARIABLES = ("SLURMD_TRES_BIND", "SLURM_TRES_BIND", "SLURM_GPU_BIND", "SLURM_GPUS_PER_TASK")
-"""Set where Slurm gave each task GPUs of its own: then a task sees its own GPUs, not the step's share of the node."""
+"""Set where Slurm gave each task its own GPUs: then a task sees its own GPUs, not the step's share of the node."""
 DEVICE_VARIABLES = frozenset((*_SCHEDULER_VARIABLES, *_VISIBLE_VARIABLES, *_CONTAINER_VARIABLES, *_BINDING_VARIABLES))
 
 

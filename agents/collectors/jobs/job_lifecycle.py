@@ -77,7 +77,7 @@ class JobTracker:
         return {key: value for key, value in found.items() if value != ""}
 
     def _drop_missing(self, found: Mapping[str, JobRank]) -> None:
-        """Removes ranks that are missing for too long, and at once placeholders of a job whose ranks are known now."""
+        """Removes ranks that are missing for too long, and placeholders of a job whose ranks are known now."""
         shown = {rank.job for rank in found.values()}
         self._missing = {e: self._missing.get(e, 0) + 1 for e in self.ranks if e not in found}
         for entity, scans in list(self._missing.items()):
@@ -144,7 +144,7 @@ class JobTracker:
         """Writes the state to the file. If that fails, a restarted agent reports starts again, which does no harm."""
         if self.state_file is None:
             return
-        # `node` is among the attributes: the pipeline needs it to remove a rank that ended meanwhile
+        # `node` is among the attributes: the pipeline needs it to remove a rank that has ended
         rows = [(r.entity, r.job, r.stage, r.gpus, r.title, dict(r.attributes)) for r in self.ranks.values()]
         jobs = {name: job.first_seen for name, job in self._jobs.items() if job.start_reported}
         fresh = self.state_file.with_name(f"{self.state_file.name}.new")

@@ -1,4 +1,4 @@
-"""Pods as jobs: polls the kubelet for pods with devices and the API server for their labels, in a thread of its own.
+"""Pods as jobs: polls the kubelet for pods with devices and the API server for their labels, in its own thread.
 
 The kubelet's socket (pod-resources, v1) is polled once per interval. The API server is polled only for what the kubelet
 does not have: for a new pod and every LABELS_INTERVAL_S, from its cache, for this node's pods alone.

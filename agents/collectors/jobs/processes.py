@@ -4,7 +4,7 @@ A process can change its environment without a new process id: by starting anoth
 process is read at its first two scans, and its environment at every RESCAN_EVERY-th scan from then on. Only the
 variables in IDENTITY_VARIABLES and DEVICE_VARIABLES are kept; command lines are never read.
 
-A control group is readable by everybody and gives job and step, or pod and container:
+A control group is readable by every user and gives job and step, or pod and container:
 
     Slurm, cgroup v1    /slurm/uid_0/job_81/step_0/task_3; slurm_NODE instead of slurm where several slurmd run
     Slurm, cgroup v2    /system.slice/slurmstepd.scope/job_81/step_0/user/task_0

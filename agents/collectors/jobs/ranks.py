@@ -1,7 +1,7 @@
 """Finds the ranks of jobs on this node from processes, Slurm's prolog and pods.
 
 A rank is the group of processes with the same job and rank number, such as a trainer with its data loaders. If no
-source gives the ranks of a job, one placeholder stands for the job on this node: `rank:JOB.NODE`, or `rank:JOB.POD`.
+source gives the ranks of a job, one placeholder represents the job on this node: `rank:JOB.NODE`, or `rank:JOB.POD`.
 Its GPUs still belong to the job. The prolog alone counts only if environments may not be read: a job without a process
 has not begun.
 """

@@ -69,5 +69,5 @@ class PrologFiles:
                 return self._cache[job]
             with open(path, "rb") as opened:
                 return state, parse_prolog_file(opened.read(MAX_FILE_BYTES))
-        except OSError:  # the epilog removed it meanwhile
+        except OSError:  # the epilog has removed it
             return None

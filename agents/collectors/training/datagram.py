@@ -28,7 +28,7 @@ MAX_DATAGRAM = 16384
 MAX_IDENTITY = 1024
 """Bytes of an identity. Chosen: twice the longest name of a job and of a GPU."""
 NODE_PLACEHOLDER = "@here@"
-"""Stands for the node in the name of a job on one node alone: only the agent knows the node's name."""
+"""Replaces the node in the name of a job on one node alone: only the agent knows the node's name."""
 MAX_BUCKET = 64
 MAX_DIGESTS = 128
 """Most digests of one step. Chosen: DDP cuts 3 GB of gradients into about as many buckets of 25 MB."""
