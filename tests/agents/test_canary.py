@@ -216,7 +216,7 @@ def test_a_bad_core_becomes_a_finding_of_the_detector(tmp_path: Path, drain: Dra
     framer.add_events(events)
     findings = [f for instant in framer.advance(agent.clock.now() + 60 * SECOND) for f in judge.observe(instant.frames)]
     assert {(f.detector, f.entity) for f in findings} == {("sdc", f"cpu:n1.{BAD}")}
-    assert "against the known answer" in findings[0].summary
+    assert findings[0].evidence["judged_by"] == "known answer"
     assert topology.ancestors(f"cpu:n1.{BAD}") == ("node:n1",)
 
 
