@@ -136,15 +136,15 @@ WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 3
     ("look", "said"),
     [
         (gpus(**WELL_GPUS | {"present": [1, 0, 1]}), "gpu:n1.1: lost"),
-        (gpus(**WELL_GPUS | {"power": [300, 300, NAN], "recovery_action": [0, 0, NAN]}), "gpu:n1.2: it tells nothing"),
-        (gpus(**WELL_GPUS | {"recovery_action": [2, 0, 0]}), "gpu:n1.0: its driver wants: reboot node"),
+        (gpus(**WELL_GPUS | {"power": [300, 300, NAN], "recovery_action": [0, 0, NAN]}), "gpu:n1.2: silent: all its signals are missing"),
+        (gpus(**WELL_GPUS | {"recovery_action": [2, 0, 0]}), "gpu:n1.0: recovery action required by its driver: reboot node"),
         (
             gpus(Event(1, "gpu:n1.1", "recovery_action", {"to": 9}), **WELL_GPUS),
-            "gpu:n1.1: its driver wants: recovery acti",
+            "gpu:n1.1: recovery action required by its driver: 9",
         ),
         (
             gpus(Event(1, "gpu:n1.2", "gpu_lost", {"pci": "0000:19:00.0", "serial": "1650"}), **WELL_GPUS),
-            "gpu:n1.2: lost: it does not answer its driver (pci 0000:19:00.0, serial 1650)",
+            "gpu:n1.2: lost: no response to its driver (pci 0000:19:00.0, serial 1650)",
         ),
         (
             gpus(
@@ -191,7 +191,7 @@ def test_doctor_fails_on_a_node_with_a_lost_gpu(nvml_library: Path, tmp_path: Pa
         states[told] = next(told for told in done.stdout.splitlines() if "collector nvml: " in told)
     assert " ok " in states[""]
     assert " fail " in states["lost 1"]
-    assert ".1: lost: it does not answer its driver" in states["lost 1"]
+    assert ".1: lost: no response to its driver" in states["lost 1"]
     assert done.returncode == 1
 
 

@@ -465,7 +465,7 @@ def test_damaged_datagrams_are_counted_and_harm_no_other_rank(collector: Trainin
     until_sent(steps)
     read_until(collector, at_step(1))
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # the script's own socket; no descriptor that was sent
-    collector._rhythm._last.clear()
+    collector._rhythm._last_slots.clear()
     _, node = collector.read()
     assert (node.entities, node.columns["node.training_refused"].tolist()) == (("node:n1",), [6])
     assert "from process" in collector.inventory()["node:n1"].attributes["training_refused"]

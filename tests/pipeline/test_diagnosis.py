@@ -105,11 +105,11 @@ def test_a_mechanism_that_is_not_offered_is_named_with_those_that_are(secure_kaf
 
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SASL_PLAINTEXT"])
 def test_who_speaks_plainly_to_tls_is_told_of_tls(secure_kafka: Broker, protocol: str) -> None:
-    told(kafka_of(secure_kafka, security_protocol=protocol), "protocol", "wants TLS", repr(protocol))
+    told(kafka_of(secure_kafka, security_protocol=protocol), "protocol", "requires TLS", repr(protocol))
 
 
 def test_who_does_not_sign_in_where_one_must_is_told_so(secure_kafka: Broker) -> None:
-    told(kafka_of(secure_kafka, security_protocol="SSL"), "protocol", "signed in", "'SSL'")
+    told(kafka_of(secure_kafka, security_protocol="SSL"), "protocol", "without authentication", "'SSL'")
 
 
 def test_who_speaks_tls_to_a_plain_listener_is_told_so(kafka: Address, secure_kafka: Broker) -> None:
@@ -119,27 +119,27 @@ def test_who_speaks_tls_to_a_plain_listener_is_told_so(kafka: Address, secure_ka
 def test_who_signs_in_where_nobody_asks_is_told_so(kafka: Address, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("x")
     wants = {"security_protocol": "SASL_PLAINTEXT", "username": "u", "password_file": tmp_path / "password"}
-    told(kafka_of(kafka, **wants), "protocol", "takes no user")
+    told(kafka_of(kafka, **wants), "protocol", "does not accept users")
 
 
 def test_a_strangers_authority_is_a_matter_of_certificates(secure_kafka: Broker) -> None:
     security = secure_kafka.security
     assert security is not None
     trouble = told(kafka_of(secure_kafka, ca_file=security.strangers_ca_file), "certificate", "refused")
-    assert "ca_file" in trouble.mend
+    assert "ca_file" in trouble.remedy
 
 
 def test_a_name_that_the_certificate_lacks_is_a_matter_of_certificates(secure_kafka: Broker) -> None:
     # getaddrinfo takes 127.1 for 127.0.0.1, and no certificate names it
     trouble = told(kafka_of(secure_kafka, bootstrap_servers=f"127.1:{secure_kafka.port}"), "certificate", "127.1")
-    assert "name the broker" in trouble.mend
+    assert "name the broker" in trouble.remedy
 
 
 def test_a_broker_that_wants_our_certificate_says_so(new_broker: Callable[..., Broker], tmp_path: Path) -> None:
     broker = new_broker("mutual", security=Security(tmp_path / "security", mutual=True))
     assert diagnosis.find_broker_problem(kafka_of(broker), SECONDS) is None
     trouble = told(kafka_of(broker, certificate_file=None, key_file=None), "certificate")
-    assert "certificate_file" in trouble.mend
+    assert "certificate_file" in trouble.remedy
 
 
 def test_files_that_are_no_certificates_are_named_as_such(secure_kafka: Broker) -> None:
@@ -170,8 +170,8 @@ def test_brokers_that_name_themselves_by_an_address_that_fails_are_told(new_brok
     with held() as dead:
         address = f"{HOST}:{dead.getsockname()[1]}"
         broker = new_broker("elsewhere", properties={"advertised.listeners": f"CLIENTS://{address},INSIDE://{HOST}:1"})
-        trouble = told(kafka_of(broker), "unreachable", "answers, but", address)
-    assert "advertised.listeners" in trouble.mend
+        trouble = told(kafka_of(broker), "unreachable", "responds, but", address)
+    assert "advertised.listeners" in trouble.remedy
 
 
 def test_a_password_file_that_cannot_be_read_is_a_matter_of_configuration(secure_kafka: Broker) -> None:
