@@ -136,8 +136,14 @@ WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 3
     ("look", "said"),
     [
         (gpus(**WELL_GPUS | {"present": [1, 0, 1]}), "gpu:n1.1: lost"),
-        (gpus(**WELL_GPUS | {"power": [300, 300, NAN], "recovery_action": [0, 0, NAN]}), "gpu:n1.2: silent: all its signals are missing"),
-        (gpus(**WELL_GPUS | {"recovery_action": [2, 0, 0]}), "gpu:n1.0: recovery action required by its driver: reboot node"),
+        (
+            gpus(**WELL_GPUS | {"power": [300, 300, NAN], "recovery_action": [0, 0, NAN]}),
+            "gpu:n1.2: silent: all its signals are missing",
+        ),
+        (
+            gpus(**WELL_GPUS | {"recovery_action": [2, 0, 0]}),
+            "gpu:n1.0: recovery action required by its driver: reboot node",
+        ),
         (
             gpus(Event(1, "gpu:n1.1", "recovery_action", {"to": 9}), **WELL_GPUS),
             "gpu:n1.1: recovery action required by its driver: 9",
