@@ -169,7 +169,7 @@ def test_a_job_runs_if_the_check_is_missing_hangs_crashes_prints_garbage_or_has_
 def test_slurm_s_own_health_check_drains_an_idle_node(site: Site) -> None:
     site.write_status(IDLE, Event(1, f"gpu:{IDLE}.3", "gpu_lost", {}))
     site.wait(lambda: "DRAIN" in site.node(IDLE))
-    assert f"Reason=fleetpulse: gpu:{IDLE}.3 lost, it does not answer its driver" in site.node(IDLE)
+    assert f"Reason=fleetpulse: gpu:{IDLE}.3 lost, it does not respond to its driver" in site.node(IDLE)
 
 
 def hook(name: str, folder: Path, conf: str, **variables: str) -> tuple[int, float]:

@@ -187,7 +187,7 @@ def test_an_agent_starts_although_its_disk_does_not_respond(node: Node, drain: D
     node.spool.mkdir()
     node.disk("all ever")
     node.start()
-    wait_for(lambda: "has not answered for 10 s; starting without it" in node.log, "the start")
+    wait_for(lambda: "has not responded for 10 s; starting without it" in node.log, "the start")
     wait_for(lambda: "slow: a message has waited" in node.log, "ticks are made")
     node.disk("sync 0")
     wait_for(lambda: len(times(drain(node.spool)[0])) > 60, "the ticks made meanwhile")

@@ -63,7 +63,7 @@ def test_a_missing_topic_is_named_with_its_mend_and_again_after_it_had_worked(
 ) -> None:
     one = copies(make_topics(kafka))
     delete_topics(kafka, [COPIES])
-    told = f"topic {COPIES}: is not there: run `fleetpulse init`"
+    told = f"topic {COPIES}: does not exist: run `fleetpulse init`"
 
     def again() -> None:
         clock.now += PAUSE_S

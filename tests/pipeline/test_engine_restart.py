@@ -164,9 +164,9 @@ def changed(running: Played, change: Callable[[dict[str, Any]], Any]) -> None:
             "straggler starts afresh: the snapshot is of another version",
         ),
         (lambda s: s["detectors"].pop("straggler"), "straggler starts afresh: the snapshot is of another version"),
-        (lambda s: s.pop("active"), "what corroborates what starts afresh"),
-        (lambda s: s.update(measured=[1]), "what was measured lately starts afresh"),
-        (lambda s: s.clear(), "the detectors learn again: their snapshot of"),
+        (lambda s: s.pop("active"), "corroboration starts afresh"),
+        (lambda s: s.update(measured=[1]), "presence of signals starts afresh"),
+        (lambda s: s.clear(), "all detectors start afresh: their snapshot has format 1"),
     ],
 )
 def test_a_snapshot_of_another_version_is_told_and_neither_floods_nor_closes_what_is_open(

@@ -43,9 +43,9 @@ def test_a_broker_that_is_frozen_for_longer_than_the_delivery_timeout_costs_noth
     own_broker.freeze()
     visible = line.seen("does not respond", "does not respond")
     assert visible < SEEN_S
-    acknowledged = line.sender.flow.sent
+    acknowledged = line.sender.dispatcher.sent
     until(lambda: line.waited >= visible + BRISK.delivery, SEEN_S, "the freeze outlasts the delivery timeout")
-    assert line.sender.flow.sent == acknowledged
+    assert line.sender.dispatcher.sent == acknowledged
     own_broker.thaw()
     recovered = line.well()
     books = line.settle()
@@ -58,7 +58,7 @@ def test_a_topic_that_is_deleted_and_made_anew_is_read_from_its_start(kafka: Add
     line = new_line(make_topics(kafka)).begin()
     line.well()
     delete_topics(kafka, [TELEMETRY])
-    visible = line.seen(f"topic {TELEMETRY} is not there: run `fleetpulse init`", "a topic is missing")
+    visible = line.seen(f"topic {TELEMETRY} does not exist: run `fleetpulse init`", "a topic is missing")
     init_kafka.create_topics(line.config.kafka, line.said.append)
     recovered = line.well()
     books = line.settle()
