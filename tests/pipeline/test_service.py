@@ -180,7 +180,7 @@ def test_input_is_stalled_when_the_transport_is_gone_and_nothing_was_stored_for_
     assert not service.health()["stalled"]  # agents that say nothing are no fault of the pipeline
     (site.folder / "spool").rename(site.folder / "gone")
     assert service.health()["stalled"]
-    assert any("is no folder" in reason for reason in service.unready())
+    assert any("does not exist" in reason for reason in service.unready())
     monkeypatch.setattr(service, "clock", lambda: now)
     assert not service.health()["stalled"]
 
