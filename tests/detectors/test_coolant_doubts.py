@@ -84,7 +84,7 @@ def test_a_flow_collapse_at_normal_pressure_is_doubted_and_explains_no_warm_gpu(
     assert doubted(found)
     time = found[-1].time
     warm = Finding(time, time, "gpu:n0.0", "thermal", "suspect", 1.0, "warm", {}, ("gpu.temperature",))
-    explained = Corroboration().explained([warm, found[-1]], time, site.topology)
+    explained = Corroboration().corroborate([warm, found[-1]], time, site.topology)
     assert not any("corroborated_by" in f.evidence for f in explained)
 
 

@@ -84,7 +84,7 @@ def test_a_collapse_explains_only_the_heat_that_began_about_when_it_did(later, e
     time, first = CASE.time(500), CASE.time(300)
     warm = Finding(time, first, GUILTY, "thermal", "suspect", 1.0, "warm", {}, ("gpu.temperature",))
     dry = Finding(time, first + later * SECOND, "cdu:c1", "coolant_edge", "page", 1.0, "dry", {}, ("coolant.flow",))
-    found = Corroboration().explained([warm, dry], time, topology())
+    found = Corroboration().corroborate([warm, dry], time, topology())
     assert {f.detector: "corroborated_by" in f.evidence for f in found} == {"thermal": explains, "coolant_edge": False}
 
 
