@@ -63,7 +63,7 @@ def test_a_mute_is_made_listed_and_ended(mutes: Call) -> None:
     ("words", "said"),
     [
         (("add", "stragler", *ADD[2:]), "no such detector"),
-        ((*ADD[:2], "rack", *ADD[3:]), "wanted an entity"),
+        ((*ADD[:2], "rack", *ADD[3:]), "expected an entity"),
         ((*ADD[:6], ""), "reason: is empty"),
         ((*ADD[:4], "0", *ADD[5:]), "--hours 0: wanted more than 0"),
         ((*ADD[:4], "nan", *ADD[5:]), "--hours nan"),
@@ -80,7 +80,7 @@ def test_what_cannot_be_muted_or_ended_is_bad_usage(mutes: Call, words: tuple[st
 def test_a_mute_on_what_nobody_knows_is_made_with_a_warning(mutes: Call) -> None:
     code, out, err = mutes("add", "straggler", "node:typo", *ADD[3:])
     assert (code, "node:typo" in out) == (0, True)
-    assert "nothing of that name is known here" in err
+    assert "unknown entity; the mute has no effect until it appears" in err
     assert err.count("\n") == 1
 
 
