@@ -94,7 +94,7 @@ def test_one_read_is_bounded_and_the_next_continues(library: Path, tmp_path: Pat
     [
         (("init 9",), "no NVIDIA driver: "),
         (("gpus 0",), "none of 0 NVIDIA GPUs reports XIDs"),
-        (("gpus 2", "fail nvmlEventSetCreate 999"), "gives no event set"),
+        (("gpus 2", "fail nvmlEventSetCreate 999"), "returns no event set"),
         (("gpus 2", "fail nvmlDeviceRegisterEvents 3"), "none of 2 NVIDIA GPUs reports XIDs"),
         (("gpus 2", "fail nvmlDeviceGetCount 15"), "reports no number of GPUs"),
     ],
