@@ -148,7 +148,7 @@ def await_renewed(collector: Lldp, events: list[Event] | None = None) -> None:
         found = [event for reading in collector.read() for event in reading.events]
         if events is not None:
             events += found
-        if collector.renewed():
+        if collector.inventory_changed():
             return
         time.sleep(0.02)
     raise TimeoutError("waited 15 s for another inventory")

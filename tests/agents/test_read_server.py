@@ -33,7 +33,7 @@ class Rotating(Collector):
         entities = (FIRST, SECOND)[self.count % 2]
         return (Reading("coolant", entities, {"pump.speed": np.ones(len(entities), np.float32)}),)
 
-    def renewed(self) -> bool:
+    def inventory_changed(self) -> bool:
         new, self.new = self.new, False
         return new
 

@@ -154,7 +154,7 @@ class Prometheus(Collector):
         return merge_inventories([*self._devices.values(), own])
 
     def inventory_changed(self) -> bool:
-        """See `Collector.renewed`."""
+        """See `Collector.inventory_changed`."""
         renewed, self._renewed = self._renewed, False
         return renewed
 

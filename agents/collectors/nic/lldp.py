@@ -188,7 +188,7 @@ class Lldp(Collector):
             self._neighbors[interface], self._changed = neighbour, True
         return (Reading("nic", (), {}, tuple(events)),) if events or self._changed else ()
 
-    def renewed(self) -> bool:
+    def inventory_changed(self) -> bool:
         news, self._changed = self._changed, False
         return news
 
