@@ -142,7 +142,7 @@ def flip(stage, values):
         flat[5] = -1 - flat[5]
 stages, problems = json.load(sys.stdin)
 device = TorchDevice("cpu", disturb=flip)
-print(json.dumps([device.answer(Problem(**given), 3) for given in problems]))
+print(json.dumps([device.compute_answer(Problem(**given), 3) for given in problems]))
 """
 
 

@@ -68,7 +68,7 @@ def test_without_a_running_pipeline_one_line_says_what_is_not_known(
     assert fleetpulse.main(["detectors", "sdc", "--config", str(tmp_path / "site.toml")]) == 0
     out, err = capsys.readouterr()
     assert "  quorum = 7" in out
-    assert err.startswith("fleetpulse: which are off or fail is not known: API http://127.0.0.1:9 does not answer")
+    assert err.startswith("fleetpulse: state in the pipeline unknown: API http://127.0.0.1:9 does not answer")
     assert err.count("\n") == 1
 
 
