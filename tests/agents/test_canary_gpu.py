@@ -183,7 +183,7 @@ def test_a_worker_reports_a_round_of_known_and_one_of_voted_answers(torch_python
     program = (
         "import sys; from dataclasses import replace; from agents.collectors.canary import gpu_worker as w;"
         "w.PROBLEMS = tuple(replace(p, size=64) for p in w.PROBLEMS if p.format == 'f64' and p.work == 'gemm');"
-        "w.VOTED = tuple(replace(p, size=4096) for p in w.VOTED);"
+        "w.VOTED_PROBLEMS = tuple(replace(p, size=4096) for p in w.VOTED_PROBLEMS);"
         "sys.exit(w.main(['--device', 'cpu', '--index', '6', '--seconds', '0']))"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
