@@ -107,14 +107,14 @@ def _nobody(frame: Frame) -> NDArray[np.int32]:
 def no_corroboration(detectors: list[Detector]) -> None:
     """No second signal waives a hold: no throttle bit, lanes or clock of a slow rank, no pump or pressure of a loop."""
     for straggler in pieces(detectors, Straggler):
-        vars(straggler)["_level"] = _unwitnessed(straggler._level)  # an experiment on this one object
+        vars(straggler)["decide_level"] = _unwitnessed(straggler.decide_level)  # an experiment on this one object
     for coolant in pieces(detectors, Coolant):
         for witness in (coolant.pressure, coolant.speed):
             vars(witness)["step"] = _unmeasured(witness.step)  # likewise
 
 
 def _unwitnessed(level: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda slots, _, *rest: level(slots, (), *rest)
+    return lambda suspicion, _, *rest: level(suspicion, (), *rest)
 
 
 def _unmeasured(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,3 +30,9 @@ def has_reason(bits: NDArray[np.uint64], reasons: int) -> Bools:
 def reason_names(bits: int) -> str:
     """Returns throttle bits in words; empty if there are none."""
     return " and ".join(f"{name} 0x{bit:x}" for bit, name in NAMES.items() if bits & bit)
+
+
+def reason_title(bits: int) -> str:
+    """Returns throttle bits for a title: `hardware thermal throttle`, `power brake`; empty if there are none."""
+    names = (name if bit in (0x8, 0x80) else f"{name} throttle" for bit, name in NAMES.items() if bits & bit)
+    return " and ".join(names)

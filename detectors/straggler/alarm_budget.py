@@ -1,4 +1,4 @@
-"""What the detectors of slow ranks, GPUs and jobs cost in false alarms, from their real settings, for people."""
+"""False alarms that the detectors of slow ranks, GPUs and jobs cost, from their settings, as lines for people."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from pipeline.model.records import SECOND
 
 
 def rank_budget(times: Channel, clocks: Channel, ratio: float, steps: int) -> list[str]:
-    """Of the detector `straggler`: what makes a suspect; a page needs a hold or what explains it."""
+    """Returns the lines of `straggler`: what makes a suspect; a page needs a hold or a visible cause."""
     slow = f"the median of {steps} steps, {ratio:g} times the stage's"
     return [_stream_line("compute time", times), _stream_line("SM clock", clocks), rule_line(slow)]
 
 
 def gpu_budget(
-    clocks: Channel, duty: Channel, jobs: tuple[Channel, Channel, int], ratio: float, hold: float
+    clocks: Channel, activity: Channel, jobs: tuple[Channel, Channel, int], ratio: float, hold: float
 ) -> list[str]:
-    """Of `straggler_inferred`. jobs: bytes sent and SM activity of whole jobs, and how often those are looked at."""
-    sent, active, look = jobs
+    """Returns the lines of `straggler_inferred`.
+
+    jobs: channels of bytes sent and SM activity of whole jobs, and the time between two evaluations (us).
+    """
+    sent, active, every = jobs
     return [
         _stream_line("SM clock", clocks),
-        _stream_line("SM activity", duty),
-        *job_budget("bytes sent", sent, look),
-        *job_budget("SM activity", active, look),
+        _stream_line("SM activity", activity),
+        *job_budget("bytes sent", sent, every),
+        *job_budget("SM activity", active, every),
         rule_line(f"an SM clock below {ratio:g} of the peers' for {hold:g} s"),
     ]
 
 
-def job_budget(name: str, channel: Channel, look: int, rules: str = "") -> list[str]:
-    """One stream for each job, judged every `look` us beside its own past alone, and what else goes by `rules`."""
-    step = look / SECOND
+def job_budget(name: str, channel: Channel, every: int, rules: str = "") -> list[str]:
+    """Returns the line of one stream per job, judged every `every` us against its own past, and that of its `rules`."""
+    step = every / SECOND
     threshold = channel.limit(step) + ALONE
     ticks = arl0(threshold) / (1 + channel.both)
     line = (
-        f"{name} of whole jobs, one stream a job, without peers: threshold {threshold:.1f} at {step:g} s: a sound job "
-        f"passes it once in {ticks:.2g} looks ({ticks * step / DAY_S / 365.25:,.0f} years)"
+        f"{name} of whole jobs, one stream per job, without peers: threshold {threshold:.1f} at {step:g} s: a healthy "
+        f"stream exceeds it once in {ticks:.2g} ticks ({ticks * step / DAY_S / 365.25:,.0f} years)"
     )
     return [line, rule_line(rules)] if rules else [line]
 

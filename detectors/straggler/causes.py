@@ -1,18 +1,17 @@
-"""Why a rank may be slow: what its GPU and its node show of it. Causes that are seen are named, none is guessed."""
+"""Why a rank may be slow: what its GPU and its node show. Visible causes are named, none is guessed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.state import grown
+from detectors.base.state import State, memory, part
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
-from detectors.base.throttle import CAPPED, THROTTLE, has_reason, read_reasons, reason_names
+from detectors.base.throttle import CAPPED, THROTTLE, has_reason, read_reasons, reason_names, reason_title
 from detectors.straggler.mass_throttling import step_frozen
 from detectors.straggler.power_caps import SEVERAL
 from detectors.straggler.pressure import Pressure
@@ -24,220 +23,197 @@ SIGNALS = (
     "node.cpu_pressure",
 )
 CLOCK = Channel(floor=0.01, delta=0.03)
-"""3 % of clock: two of the 15 MHz steps in which clocks are told. Chosen."""
-_FRESH = 60 * SECOND  # how long a throttle bit explains slowness; chosen
+"""3 % of clock: two of the 15 MHz steps in which clocks are reported. Chosen."""
+_FRESH = 60 * SECOND  # us for which a throttle bit explains slowness; chosen
 _PRESSED, _TIMES = 0.10, 3.0
 """Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
 slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
-_LATELY = 60 * SECOND  # a cap of which the bit flickers is told once in so long: of 0.3 of the time, in 9 of 10; chosen
-_NEVER = -(1 << 62)  # us; no cap was told yet
+_LATELY = 60 * SECOND  # us in which a flickering cap bit shows once: of 0.3 of the time, in 9 of 10 cases; chosen
+_NEVER = -(1 << 62)  # us; no cap was reported yet
 _OFTEN, _SLOWLY = 0.5, 1e-4
-"""A GPU that is under its power cap for at least half of the time is so by its load; learnt over a day. Chosen."""
-_DRAWS = 0.4  # share of a slowdown by which a lower cap lowers the draw, at least: power falls with the clock; chosen
+"""A GPU that is under its power cap for at least half of the time is so by its load; learned over a day. Chosen."""
+_POWER_SHARE = 0.4  # least share of a slowdown by which a lower cap lowers the power: it falls with the clock; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One thing that is seen. physical: a fact of the device itself, beside which no hold is needed."""
+    """One visible cause. title: in few words; text: in full; physical: a fact of the device, which needs no hold."""
 
     key: str
+    title: str
     text: str
     signal: str
     physical: bool
     value: float
 
 
-POLICY = Cause(
-    "power_cap", "a power cap, which is policy, holds back their clocks", "gpu.throttle_reasons", False, CAPPED
-)
+POLICY = Cause("power_cap", "power cap", "a power cap, which is policy", "gpu.throttle_reasons", False, CAPPED)
 
 
-class CauseTracker:
-    """Watches GPUs and nodes of ranks; arrays by slot, of nodes by their place in the frame."""
+@dataclass
+class CauseTracker(State):
+    """GPUs and nodes of ranks; arrays by slot, of nodes by their column.
 
-    def __init__(self) -> None:
-        self.clocks = Streams(CLOCK)
-        self.throttled, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
-        self.pcie: dict[str, Floats] = {"gpu.pcie_width": np.empty(0), "gpu.pcie_generation": np.empty(0)}
-        self.capped, self.known = np.empty(0, bool), np.empty(0, bool)
-        self.capped_at = np.empty(0, np.int64)
-        self.capped_share, self.readings = np.empty(0), np.empty(0, np.int64)
-        self.power = Streams(CLOCK)
-        self.power_unlearned_at = np.empty(0, np.int64)
-        self.pressure = Pressure("node.cpu_pressure")
+    throttled, bits:   last throttling (us) and its bits.   capped_at, capped: last power cap bit, and whether it is
+    recent; known: whether the bits are read.   capped_share: share of the time under a cap, from `readings`.
+    width, generation: newest of the PCIe link.   power_unlearned_at: when its usual power was last not known.
+    """
 
-    def read_throttling(self, frames: Mapping[str, Frame], places: RankSlots) -> Bools:
-        """Takes the throttle bits and the PCIe links; (S,) whose GPU says that a power cap holds it back."""
-        self._grow(len(places))
+    clocks: Streams = part(lambda: Streams(CLOCK))
+    power: Streams = part(lambda: Streams(CLOCK))
+    pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"), of="node")
+    throttled: NDArray[np.int64] = memory(0, np.int64)
+    bits: NDArray[np.uint64] = memory(0, np.uint64)
+    width: Floats = memory(np.nan)
+    generation: Floats = memory(np.nan)
+    capped: Bools = memory(False, np.bool_)
+    known: Bools = memory(False, np.bool_)
+    capped_at: NDArray[np.int64] = memory(_NEVER, np.int64)
+    capped_share: Floats = memory(0.0)
+    readings: NDArray[np.int64] = memory(0, np.int64)
+    power_unlearned_at: NDArray[np.int64] = memory(0, np.int64)
+
+    def read_throttling(self, frames: Mapping[str, Frame], ranks: RankSlots) -> Bools:
+        """Adds throttle bits and PCIe links; returns (S,) ranks whose GPU reports a power cap."""
+        size = len(ranks)
+        self.grow(size)
         gpus = frames.get("gpu")
         if gpus is None:
             self.capped[:] = self.known[:] = False
-            return np.zeros(len(places), bool)
-        bits, told = read_reasons(places.read_gpus(gpus, "gpu.throttle_reasons"))
+            return np.zeros(size, bool)
+        bits, known = read_reasons(ranks.read_gpus(gpus, "gpu.throttle_reasons"))
         throttled = has_reason(bits, THROTTLE)
         if throttled.any():
-            self.throttled[throttled] = gpus.time
-            self.bits[throttled] = bits[throttled] & np.uint64(THROTTLE)
-        for name, last in self.pcie.items():
+            self.throttled[:size][throttled] = gpus.time
+            self.bits[:size][throttled] = bits[throttled] & np.uint64(THROTTLE)
+        for name, last in self._links():
             if name in gpus.values:
-                now = places.read_gpus(gpus, name)
-                np.copyto(last, now, where=np.isfinite(now))
+                now = ranks.read_gpus(gpus, name)
+                np.copyto(last[:size], now, where=np.isfinite(now))
         capped = has_reason(bits, CAPPED)
-        self.capped_at[: len(bits)][capped] = gpus.time
-        self.capped[: len(bits)] = np.abs(gpus.time - self.capped_at[: len(bits)]) <= _LATELY
-        self.known[: len(bits)] = told
-        size, known = len(bits), self.known[: len(bits)]
-        looks, usually = self.readings[:size], self.capped_share[:size]
-        looks += known
-        gain = np.where(looks <= LEARN, 1 / np.maximum(looks, 1), _SLOWLY)
-        usually += np.where(known, gain * (capped - usually), 0.0)
+        self.capped_at[:size][capped] = gpus.time
+        self.capped[:size] = np.abs(gpus.time - self.capped_at[:size]) <= _LATELY
+        self.known[:size] = known
+        readings, share = self.readings[:size], self.capped_share[:size]
+        readings += known
+        gain = np.where(readings <= LEARN, 1 / np.maximum(readings, 1), _SLOWLY)
+        share += np.where(known, gain * (capped - share), 0.0)
         return np.asarray(capped)
 
-    def explained_by_cap(self, slots: NDArray[np.intp], slower: float, since: int, places: RankSlots) -> bool:
-        """Whether a power cap that is news to these GPUs holds back clocks of several of their nodes' GPUs.
+    def _links(self) -> tuple[tuple[str, Floats], tuple[str, Floats]]:
+        return ("gpu.pcie_width", self.width), ("gpu.pcie_generation", self.generation)
 
-        News is one that they were rarely under; or, where all are under one always, a lower one than before beside
-        their peers': at the same limit a slow GPU draws as much as ever, at a lower one it draws less. What it drew
-        before `since` (us), when it became slow, must have been learnt by then; else nobody can tell.
+    def explained_by_cap(self, slots: NDArray[np.intp], slower: float, since: int, ranks: RankSlots) -> bool:
+        """Returns whether a new power cap lowers the clocks of several GPUs of these nodes.
+
+        New is a cap that the GPU was rarely under; or, where all are always under one, a lower one than before against
+        their peers': at the same limit a slow GPU draws as much as before, at a lower one it draws less. Its power
+        before `since` (us), when it became slow, must have been learned by then; else it cannot be decided.
         """
-        nodes = places.numbers["node"]
+        nodes = ranks.numbers["node"]
         around = np.flatnonzero(np.isin(nodes, nodes[slots]) & (nodes >= 0))
         around = around[around < self.clocks.cells.shape[1]]
         less, known = np.zeros(len(self.capped), bool), min(self.power.cells.shape[1], len(self.capped))
-        less[:known] = self.power.cells[kernel.EFFECT, :known] >= _DRAWS * slower
-        less[: len(self.power_unlearned_at)] |= self.power_unlearned_at[: len(less)] > since
-        news = self.capped & ((self.capped_share < _OFTEN) | less)
-        low = around[news[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
-        return bool(len(low) >= SEVERAL and np.count_nonzero(news[slots]) >= len(slots) / 2)
+        less[:known] = self.power.cells[kernel.EFFECT, :known] >= _POWER_SHARE * slower
+        less |= self.power_unlearned_at > since
+        new = self.capped & ((self.capped_share < _OFTEN) | less)
+        low = around[new[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
+        return bool(len(low) >= SEVERAL and np.count_nonzero(new[slots]) >= len(slots) / 2)
 
     def is_proof(self, cause: Cause, slots: NDArray[np.intp]) -> bool:
-        """Whether it is a fact of the device, beside which no hold is needed. Under a cap it is the cap that makes the
-        clock: whether a lower one has come is seen when the draw has followed."""
+        """Returns whether a cause is a fact of the device, which needs no hold.
+
+        Under a cap the cap decides the clock: whether a lower one has come shows when the power has followed.
+        """
         capped = np.count_nonzero(self.capped[slots]) >= len(slots) / 2
         return cause.physical and not (capped and cause.signal == "gpu.sm_clock")
 
-    def read_clocks(self, frames: Mapping[str, Frame], places: RankSlots, gate: Bools, still: Bools, time: int) -> None:
-        """Takes the SM clocks against those of the peers, and the processors' pressure. still: who learns nothing."""
+    def read_clocks(self, frames: Mapping[str, Frame], ranks: RankSlots, gate: Bools, frozen: Bools, time: int) -> None:
+        """Adds the SM clocks against those of the peers, and the processors' pressure. frozen: learn nothing."""
         gpus, nodes = frames.get("gpu"), frames.get("node")
         if gpus is not None and "gpu.sm_clock" in gpus.values:
-            speed = places.read_gpus(gpus, "gpu.sm_clock")
-            step_frozen(self.clocks, -np.log(np.where(speed > 0, speed, np.nan)), places.groups, time, gate, still)
+            clock = ranks.read_gpus(gpus, "gpu.sm_clock")
+            step_frozen(self.clocks, -np.log(np.where(clock > 0, clock, np.nan)), ranks.groups, time, gate, frozen)
         if gpus is not None and (self.capped_share >= _OFTEN).any():
-            there = "gpu.power" in gpus.values
-            drawn = places.read_gpus(gpus, "gpu.power") if there else np.full(len(places), np.nan)
-            step_frozen(self.power, -np.log(np.where(drawn > 0, drawn, np.nan)), places.groups, time, gate, still)
-            self._record_unlearned_power(time)
+            measured = "gpu.power" in gpus.values
+            power = ranks.read_gpus(gpus, "gpu.power") if measured else np.full(len(ranks), np.nan)
+            step_frozen(self.power, -np.log(np.where(power > 0, power, np.nan)), ranks.groups, time, gate, frozen)
+            counts = self.power.counts
+            self.power_unlearned_at[: len(counts)][counts < LEARN] = time
         if nodes is not None:
             self.pressure.update(nodes)
 
-    def _record_unlearned_power(self, time: int) -> None:
-        """Notes when of each it was last not known how much it usually draws."""
-        counts = self.power.counts
-        self.power_unlearned_at = grown(self.power_unlearned_at, len(counts), 0)
-        self.power_unlearned_at[counts < LEARN] = time
-
-    def _grow(self, size: int) -> None:
-        more = size - len(self.throttled)
-        if more > 0:
-            self.throttled = np.append(self.throttled, np.zeros(more, np.int64))
-            self.bits = np.append(self.bits, np.zeros(more, np.uint64))
-            self.capped, self.known = (np.append(cells, np.zeros(more, bool)) for cells in (self.capped, self.known))
-            self.capped_share = np.append(self.capped_share, np.zeros(more))
-            self.readings = np.append(self.readings, np.zeros(more, np.int64))
-            self.capped_at = np.append(self.capped_at, np.full(more, _NEVER))
-            self.pcie = {name: np.append(last, np.full(more, np.nan)) for name, last in self.pcie.items()}
-
-    def reset(self, slots: Sequence[int], elsewhere: bool) -> None:
-        """Another rank, another GPU or other software than before."""
+    def reset_slots(self, slots: Sequence[int], elsewhere: bool) -> None:
+        """Resets slots with other software, or with another rank or GPU (`elsewhere`)."""
         for streams in (self.clocks, self.power):
             streams.reset(_mask(slots, streams.cells.shape[1]))
         if elsewhere:
-            self._grow(max(slots) + 1)
-            for last in self.pcie.values():
-                last[slots] = np.nan
+            self.grow(max(slots) + 1)
+            self.width[slots] = self.generation[slots] = np.nan
             self.throttled[slots] = self.bits[slots] = self.readings[slots] = 0
             self.capped_share[slots] = 0.0
 
     def clear(self, slots: Sequence[int]) -> None:
-        """What made these clocks low is over; what they learnt stays."""
+        """Ends low clocks of some slots; their baselines stay."""
         if len(slots):
             clear_conditions(self.clocks, slots)
             clear_conditions(self.power, slots)
 
-    def gpu_causes(self, slot: int, places: RankSlots, time: int) -> list[Cause]:
-        """What the GPU of one rank shows."""
+    def gpu_causes(self, slot: int, ranks: RankSlots, time: int) -> list[Cause]:
+        """Returns what the GPU of one rank shows."""
         found = []
         if self.throttled[slot] and abs(time - int(self.throttled[slot])) <= _FRESH:
             bits = int(self.bits[slot])
-            found.append(
-                Cause("throttled", f"throttle bit of its GPU: {reason_names(bits)}", "gpu.throttle_reasons", True, bits)
-            )
-        if (effect := self._clock_deficit(slot, places)) > 0:
+            text = f"throttle bit of its GPU: {reason_names(bits)}"
+            found.append(Cause("throttled", reason_title(bits), text, "gpu.throttle_reasons", True, bits))
+        if (effect := self._clock_deficit(slot, ranks)) > 0:
             below = -float(np.expm1(-effect))
-            words = f"SM clock {100 * below:.0f} % below what its peers lead one to expect"
-            found.append(Cause("sm_clock_below_peers", words, "gpu.sm_clock", True, round(below, 4)))
-        for name, unit in (("gpu.pcie_width", "lanes"), ("gpu.pcie_generation", "generation")):
-            mine, usual = float(self.pcie[name][slot]), self._peer_median(self.pcie[name], slot, places)
-            if mine < usual:
-                what = f"PCIe link at {mine:.0f} {unit}" if unit == "lanes" else f"PCIe link at {unit} {mine:.0f}"
-                found.append(Cause(name.split(".")[1], f"{what}, its peers' at {usual:.0f}", name, True, mine))
+            title = f"SM clock {100 * below:.0f} % low"
+            text = f"SM clock {100 * below:.0f} % below that of its peers"
+            found.append(Cause("sm_clock_below_peers", title, text, "gpu.sm_clock", True, round(below, 4)))
+        for name, last in self._links():
+            value, usual = float(last[slot]), _peer_median(last, slot, ranks)
+            if value < usual:
+                title = f"PCIe x{value:.0f}" if name == "gpu.pcie_width" else f"PCIe gen {value:.0f}"
+                own = f"{value:.0f} lanes" if name == "gpu.pcie_width" else f"generation {value:.0f}"
+                text = f"PCIe link at {own}, its peers' at {usual:.0f}"
+                found.append(Cause(name.split(".")[1], title, text, name, True, value))
         return found
 
-    def _clock_deficit(self, slot: int, places: RankSlots) -> float:
-        """By how much the logarithm of a clock is below its peers'; 0 where it is not."""
+    def _clock_deficit(self, slot: int, ranks: RankSlots) -> float:
+        """Returns ln by which a clock is below its peers'; 0 where it is not."""
         size = self.clocks.cells.shape[1]
         score, effect = self.clocks.cells[[kernel.UP, kernel.EFFECT], slot].tolist() if slot < size else (0.0, 0.0)
         if effect < CLOCK.delta or score <= CLOCK.threshold / 2:
             return 0.0
-        effects = self.clocks.cells[kernel.EFFECT, : len(places)]
-        mates = (places.groups[:size] == places.groups[slot]) & (places.groups[slot] >= 0)
+        effects = self.clocks.cells[kernel.EFFECT, : len(ranks)]
+        mates = (ranks.groups[:size] == ranks.groups[slot]) & (ranks.groups[slot] >= 0)
         low = mates & (effects >= CLOCK.delta)
         if np.count_nonzero(low) > MOST_OF_COHORT * np.count_nonzero(mates) and (mates & ~low).any():
-            effect -= min(float(np.median(effects[mates & ~low])), 0.0)  # the median lies between both
+            effect -= min(float(np.median(effects[mates & ~low])), 0.0)  # the median is between both
         return float(effect)
 
-    @staticmethod
-    def _peer_median(values: Floats, slot: int, places: RankSlots) -> float:
-        """Median of its peers; NaN without any."""
-        mates = (places.groups == places.groups[slot]) & (places.groups >= 0) & np.isfinite(values)[: len(places)]
-        return float(np.median(values[: len(places)][mates])) if mates.any() else float("nan")
-
-    def node_causes(self, node: str | None, places: RankSlots, slot: int) -> list[Cause]:
-        """What the node of a rank shows beside the other nodes of its job."""
+    def node_causes(self, node: str | None, ranks: RankSlots, slot: int) -> list[Cause]:
+        """Returns what the node of a rank shows against the other nodes of its job."""
         share = self.pressure.share_of(node) if node else float("nan")
         if node is None or not share >= _PRESSED:
             return []
-        numbers = np.unique(places.numbers["node"][places.numbers["job"] == places.numbers["job"][slot]]).tolist()
-        usual = self.pressure.median_share(
-            [name for n in numbers if n >= 0 and (name := places.entities["node"][n]) != node]
-        )
+        numbers = np.unique(ranks.numbers["node"][ranks.numbers["job"] == ranks.numbers["job"][slot]]).tolist()
+        others = [name for n in numbers if n >= 0 and (name := ranks.entities["node"][n]) != node]
+        usual = self.pressure.median_share(others)
         if share < _TIMES * usual:
             return []
-        beside = f" (other nodes of the job {100 * usual:.0f} %)" if np.isfinite(usual) else ""
-        told = f"tasks on {node} wait for a processor {100 * share:.0f} % of the time{beside}"
-        return [Cause("cpu_pressure", told, "node.cpu_pressure", False, round(share, 3))]
+        compared = f" (other nodes of the job {100 * usual:.0f} %)" if np.isfinite(usual) else ""
+        title = f"tasks wait for CPU {100 * share:.0f} % of the time"
+        text = f"tasks on {node} wait for a processor {100 * share:.0f} % of the time{compared}"
+        return [Cause("cpu_pressure", title, text, "node.cpu_pressure", False, round(share, 3))]
 
-    def snapshot(self) -> dict[str, Any]:
-        names = (
-            "throttled",
-            "bits",
-            "pcie",
-            "capped",
-            "capped_at",
-            "known",
-            "capped_share",
-            "readings",
-            "power_unlearned_at",
-        )
-        parts = {name: getattr(self, name).snapshot() for name in ("clocks", "power", "pressure")}
-        return {**parts, **{name: getattr(self, name) for name in names}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.clocks.restore(state["clocks"])
-        self.power.restore(state["power"])
-        self.pressure.restore(state["pressure"])
-        for name in state.keys() - {"clocks", "power", "pressure"}:
-            setattr(self, name, state[name])
+def _peer_median(values: Floats, slot: int, ranks: RankSlots) -> float:
+    """Returns the median of a slot's peers; NaN without any."""
+    values = values[: len(ranks)]
+    mates = (ranks.groups == ranks.groups[slot]) & (ranks.groups >= 0) & np.isfinite(values)
+    return float(np.median(values[mates])) if mates.any() else float("nan")
 
 
 def _mask(slots: Sequence[int], size: int) -> Bools:
@@ -247,8 +223,8 @@ def _mask(slots: Sequence[int], size: int) -> Bools:
 
 
 def clear_conditions(streams: Streams, slots: Sequence[int]) -> None:
-    """Ends the conditions of some streams and begins their sums anew; what they learnt stays."""
+    """Ends the conditions of some streams and restarts their sums; their baselines stay."""
     cells = streams.cells
-    mine = [slot for slot in slots if slot < cells.shape[1]]
-    cells[[[kernel.UP], [kernel.EFFECT]], mine] = 0.0
-    cells[kernel.WORD].view(np.uint32)[mine] &= ~(kernel.ON_UP | kernel.HELD_BITS)
+    known = [slot for slot in slots if slot < cells.shape[1]]
+    cells[[[kernel.UP], [kernel.EFFECT]], known] = 0.0
+    cells[kernel.WORD].view(np.uint32)[known] &= ~(kernel.ON_UP | kernel.HELD_BITS)

@@ -1,12 +1,12 @@
-"""What ranks say of their steps: the logarithm of their compute time, once per step, and whether it may be judged.
+"""Step samples of ranks: the logarithm of their compute time, once per step, and whether it may be judged.
 
-The newest steps of each rank, compiled: which of them a rank has taken now, and who is far behind of late.
+The newest ten steps of each rank are kept by a compiled loop, which finds the ranks that may be far behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,219 +14,212 @@ from numpy.typing import NDArray
 from detectors.base.event_data import read_duration, read_integer
 from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
+from detectors.base.state import State, memory, notes, part
 from detectors.base.streams import Bools, Floats
 from detectors.straggler.rank_slots import RankSlots
 from pipeline.model.records import SECOND, Event, Frame
 
+Ints = NDArray[np.int64]
 EVENTS = frozenset({"job_start", "version", "reset", "maintenance_start", "maintenance_end", "digest", "checkpoint"})
 _RELEARN_EVENTS = frozenset({"version", "reset", "maintenance_end"})
-_CHECK_EVERY = 60 * SECOND  # how often the end of announced work is looked for; chosen
-_CANARY = 60 * SECOND  # so long after a canary a rank may still tell a step that it made beside it; chosen
-_REMEMBERED = 3600 * SECOND  # a start of a rank that nobody has seen since is forgotten; chosen
+_CHECK_EVERY = 60 * SECOND  # us between two checks for the end of announced work; chosen
+_CANARY = 60 * SECOND  # us after a canary in which a rank may still report a step that it made beside it; chosen
+_REMEMBERED = 3600 * SECOND  # us after which the start of a rank without a sample is dropped; chosen
 _RESTS = 300 * SECOND
-"""After so long without a step a rank begins unsuspected: its job was stopped, and what was hot is cool. Chosen: beyond
-most evaluations, so that one in the middle of a slowdown does not begin the hold anew."""
-_PAUSES = 60 * SECOND  # without a step it is no time for which a rank was slow, as holds count it; chosen
-_TIMES = 3  # usual gaps between steps, which of long steps is a rest or pause in place of those; chosen
-_GAIN = 0.2  # of the usual gap: five steps show another; chosen
-_LONGEST_S = (
-    3600.0  # that a checkpoint or canary excuses anybody, whatever is told of it; chosen: such a write has failed
-)
-_ABSURD_S = 86_400.0  # no step takes a day: such a reading is none; chosen
-_WARM = 240 * SECOND  # of a job that tells no steps, in place of a number of them: 200 of 1.2 s; chosen
-_CELLS: Mapping[str, float | int | bool] = {
-    "steps": np.nan,  # the newest step
-    "tokens": np.nan,  # counter of tokens then
-    "begun": np.nan,  # step at which the job or the move began
-    "began": 0,  # when that was
-    "excused": 0,  # until when a canary of ours explains slowness
-    "sampled": 0,  # when the newest sample came
-    "gap": 0,  # usual time between two, us
-    "working": False,  # people work on what it is on
-}
+"""us without a step after which a rank restarts without suspicion: its job was stopped, and what was hot is cool.
+Chosen: beyond most evaluations, so that one in the middle of a slowdown does not restart the hold."""
+_PAUSES = 60 * SECOND  # us without a step that do not count as slow time for a hold; chosen
+_TIMES = 3  # usual gaps between steps, the limit of a rest or pause where steps are long; chosen
+_GAIN = 0.2  # of the usual gap: five steps show another one; chosen
+_LONGEST_S = 3600.0  # s that a checkpoint or canary excuses at most: a longer write has failed; chosen
+_ABSURD_S = 86_400.0  # no step takes a day: such a reading is dropped; chosen
+_WARM_UP = 240 * SECOND  # us of warm-up of a job that reports no step numbers: 200 steps of 1.2 s; chosen
 
 
-class StepSamples:
-    """Samples and gates of ranks; arrays by slot."""
+@dataclass
+class StepSamples(State):
+    """Samples and gates of ranks; arrays by slot, times in us.
 
-    def __init__(self) -> None:
-        self.gates = Gates()
-        self.cells = {name: np.full(0, fill) for name, fill in _CELLS.items()}
-        self._starting: dict[str, int] = {}  # rank of which a start was told, but no step since -> when
-        self._saving: dict[str, int] = {}  # job -> until when it writes a checkpoint
-        self._checked_at = 0
-        self._accepted: list[str] = []
-        self.accepted_slots: list[
-            int
-        ] = []  # slots of which a person said that it is no fault, as it was told in this instant
-        self.canary_slots: list[int] = []  # slots that were slow beside our own canary, as it was told in this instant
-        self.rested: list[int] = []  # slots that tell a step again in this instant after they told none for long
-        self.paused = np.empty(0, np.int64)  # (S,) for how long they told none before they do now, 0 who did not pause
+    step, tokens:  newest step, and the counter of tokens then.   first_step, started_at: of the job, or since a move.
+    excused:       until when our own canary explains slowness.   in_maintenance: maintenance of the rank's devices.
+    sampled:       when the newest sample came.   gap: usual time between two.
+    _starting:     rank with a start event but no step since -> when.   _saving: job -> end of its checkpoint.
+    accepted_slots, canary_slots: slots of this instant with feedback that they are no fault, or beside our canary.
+    rested:        slots with a first step after a rest.   paused: (S,) length of the pause before this step, 0 none.
+    """
+
+    gates: Gates = part(Gates)
+    step: Floats = memory(np.nan)
+    tokens: Floats = memory(np.nan)
+    first_step: Floats = memory(np.nan)
+    started_at: Ints = memory(0, np.int64)
+    excused: Ints = memory(0, np.int64)
+    sampled: Ints = memory(0, np.int64)
+    gap: Ints = memory(0, np.int64)
+    in_maintenance: Bools = memory(False, np.bool_)
+    _starting: dict[str, int] = notes()
+    _saving: dict[str, int] = notes()
+    _checked_at: int = notes(int)
+    _accepted: list[str] = notes(list)
+    accepted_slots: list[int] = field(default_factory=list, init=False, repr=False)
+    canary_slots: list[int] = field(default_factory=list, init=False, repr=False)
+    rested: list[int] = field(default_factory=list, init=False, repr=False)
+    paused: Ints = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
 
     def read_events(self, frames: Mapping[str, Frame]) -> list[Event]:
-        """Takes the events of an instant; those that matter."""
+        """Reads the events of an instant; returns those of EVENTS."""
         self.gates.update(frames)
-        told = [e for frame in frames.values() for e in frame.events if e.kind in EVENTS]
-        for event in told:
+        events = [e for frame in frames.values() for e in frame.events if e.kind in EVENTS]
+        for event in events:
             ranks = event.data.get("ranks")
             if event.kind == "job_start" and isinstance(ranks, (list, dict)):
                 self._starting.update({rank: event.time for rank in ranks if isinstance(rank, str)})
-        return told
+        return events
 
     def relearn(self, entity: str) -> None:
-        """A person said that it is no fault: its ranks learn anew, as soon as it is known which they are."""
+        """Learns the ranks of an entity again with the next frame: a person said that it is no fault."""
         self._accepted.append(entity)
 
     def apply_events(
-        self, fresh: Sequence[int], told: Iterable[Event], frame: Frame, places: RankSlots, rose: NDArray[np.int64]
+        self, fresh: Sequence[int], events: Iterable[Event], frame: Frame, ranks: RankSlots, rose: Ints
     ) -> list[int]:
-        """Follows moves, work, versions, canaries and checkpoints; slots whose software or node is not as before, or
-        of which a person said that it is no fault.
+        """Follows moves, maintenance, versions, canaries and checkpoints; returns the slots to learn again: with other
+        software, another node, or accepted as normal.
 
-        fresh: slots that hold another rank or are elsewhere.   rose: (S,) since when each has been slow, if it is.
+        fresh: slots with another rank, or a rank elsewhere.   rose: (S,) since when each has been slow, if it is.
         """
-        self._grow(len(places))
-        for name, fill in _CELLS.items():
-            self.cells[name][list(fresh)] = fill
-        self.accepted_slots = [slot for entity in self._accepted for slot in places.slots_on(entity, frame.topology)]
-        anew = list(self.accepted_slots)
+        self.grow(len(ranks))
+        mask = np.zeros(len(self.step), bool)
+        mask[list(fresh)] = True
+        self.reset(mask)
+        self.accepted_slots = [slot for entity in self._accepted for slot in ranks.slots_on(entity, frame.topology)]
+        relearn = list(self.accepted_slots)
         self._accepted = []
         self.canary_slots = []
-        worked = bool(fresh)
-        for event in told:
+        check = bool(fresh)
+        for event in events:
             lasts = read_duration(event.data.get("took" if event.kind == "digest" else "seconds"), _LONGEST_S)
-            worked |= event.kind.startswith("maintenance")
+            check |= event.kind.startswith("maintenance")
             if event.kind in _RELEARN_EVENTS:
-                anew += places.slots_on(event.entity, frame.topology)
+                relearn += ranks.slots_on(event.entity, frame.topology)
             elif event.kind == "digest" and lasts is not None:
-                self._excuse_canary(event, lasts, places.slots_on(event.entity, frame.topology), rose)
+                self._excuse_canary(event, lasts, ranks.slots_on(event.entity, frame.topology), rose)
             elif event.kind == "checkpoint" and lasts is not None:
                 self._saving[event.entity] = event.time + int(lasts * SECOND)
         self._saving = {job: until for job, until in self._saving.items() if until >= frame.time}
-        if worked or abs(frame.time - self._checked_at) >= _CHECK_EVERY:
-            self._mark_maintenance(frame, places)
-        return anew
+        if check or abs(frame.time - self._checked_at) >= _CHECK_EVERY:
+            self._mark_maintenance(frame, ranks)
+        return relearn
 
-    def _excuse_canary(self, event: Event, took: float, slots: Sequence[int], rose: NDArray[np.int64]) -> None:
-        """Ranks that were not slow before our own canary began are not for some time after it."""
+    def _excuse_canary(self, event: Event, took: float, slots: Sequence[int], rose: Ints) -> None:
+        """Excuses ranks that were not slow before our own canary began, until some time after it."""
         began = read_integer(event.data.get("began"), event.time - int(_LONGEST_S * SECOND))
         since = event.time - int(took * SECOND) if began is None else began
-        self.canary_slots += (mine := [s for s in slots if rose[s] >= since - _CHECK_EVERY])
-        self.cells["excused"][mine] = event.time + _CANARY
+        excused = [s for s in slots if rose[s] >= since - _CHECK_EVERY]
+        self.canary_slots += excused
+        self.excused[excused] = event.time + _CANARY
 
-    def _mark_maintenance(self, frame: Frame, places: RankSlots) -> None:
+    def _mark_maintenance(self, frame: Frame, ranks: RankSlots) -> None:
         self._checked_at = frame.time
-        working = self.cells["working"]
-        working[:] = False
+        self.in_maintenance[:] = False
         for entity in sorted(self.gates.entities_in_maintenance(frame.time)):
-            working[places.slots_on(entity, frame.topology)] = True
+            self.in_maintenance[ranks.slots_on(entity, frame.topology)] = True
 
-    def read_steps(self, frame: Frame, places: RankSlots, warm_up: float) -> tuple[Floats, Bools]:
-        """(S,) ln(compute time) of the ranks that finished a step, NaN of others; and who may be judged."""
-        compute, step = places.read_ranks(frame, "rank.compute_time"), places.read_ranks(frame, "rank.step")
+    def read_steps(self, frame: Frame, ranks: RankSlots, warm_up: float) -> tuple[Floats, Bools]:
+        """Returns (S,) ln(compute time) of the ranks that finished a step, NaN of others; and which may be judged."""
+        size = len(ranks)
+        compute, step = ranks.read_ranks(frame, "rank.compute_time"), ranks.read_ranks(frame, "rank.step")
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where((compute > 0) & (compute < _ABSURD_S), np.log(compute), np.nan)
-        mine = {name: cells[: len(places)] for name, cells in self.cells.items()}
-        times[step == mine["steps"]] = np.nan  # the same step told twice is no second witness
+        last = self.step[:size]
+        times[step == last] = np.nan  # the same step reported twice counts once
         if "rank.tokens" in frame.values:
-            times -= self._extra_work(places.read_ranks(frame, "rank.tokens"), step - mine["steps"], places)
+            times -= self._extra_work(ranks.read_ranks(frame, "rank.tokens"), step - last, ranks)
         if self._starting:
-            self._record_starts(compute, step, places, frame.time)
+            self._record_starts(compute, step, ranks, frame.time)
         known = np.isfinite(step)
-        mine["steps"][known] = step[known]
-        told, sampled = np.isfinite(times), mine["sampled"]
-        self._update_gaps(np.where(told & (sampled > 0), frame.time - sampled, 0))
-        sampled[told] = frame.time
+        last[known] = step[known]
+        new, sampled = np.isfinite(times), self.sampled[:size]
+        self._update_gaps(np.where(new & (sampled > 0), frame.time - sampled, 0))
+        sampled[new] = frame.time
         with np.errstate(invalid="ignore"):
-            warm = (step - mine["begun"] < warm_up) | (~known & (frame.time - mine["began"] < _WARM))
-        gate = ~(warm | mine["working"] | (mine["excused"] > frame.time))
+            warm = (step - self.first_step[:size] < warm_up) | (
+                ~known & (frame.time - self.started_at[:size] < _WARM_UP)
+            )
+        gate = ~(warm | self.in_maintenance[:size] | (self.excused[:size] > frame.time))
         for job in self._saving:
-            gate[places.slots_on(job, frame.topology)] = False
+            gate[ranks.slots_on(job, frame.topology)] = False
         return times, gate
 
-    def _update_gaps(self, gap: NDArray[np.int64]) -> None:
-        """Tells rests and pauses from the usual time between samples. gap: (S,) since the former, 0 without one now."""
-        usual = self.cells["gap"][: len(gap)]
+    def _update_gaps(self, gap: Ints) -> None:
+        """Finds rests and pauses against the usual time between samples.
+
+        gap: (S,) time since the sample before, 0 without a sample now.
+        """
+        usual = self.gap[: len(gap)]
         longest = _TIMES * usual
         self.rested = np.flatnonzero(gap > np.maximum(longest, _RESTS)).tolist()
         self.paused = np.where(gap > np.maximum(longest, _PAUSES), gap, 0)
-        told = gap > 0
+        new = gap > 0
         known = np.where(usual > 0, usual + _GAIN * (np.minimum(gap, longest) - usual), gap)
-        usual[told] = known[told]
+        usual[new] = known[new]
 
-    def _extra_work(self, tokens: Floats, steps: Floats, places: RankSlots) -> Floats:
-        """ln of the share by which a rank had more tokens in its last steps than its stage; 0 where nobody tells.
+    def _extra_work(self, tokens: Floats, steps: Floats, ranks: RankSlots) -> Floats:
+        """Returns ln of the tokens of a rank's last steps over its stage's; 0 where they are not reported.
 
-        Packed sequences make the work uneven, and time goes nearly as the tokens do (ResiHP).
+        Packed sequences make the work uneven, and time is nearly proportional to the tokens (ResiHP).
         """
-        last = self.cells["tokens"][: len(tokens)]
+        last = self.tokens[: len(tokens)]
         with np.errstate(divide="ignore", invalid="ignore"):
-            worked = np.log((tokens - last) / steps)
-        worked[~np.isfinite(worked)] = np.nan
+            work = np.log((tokens - last) / steps)
+        work[~np.isfinite(work)] = np.nan
         known = np.isfinite(tokens)
         last[known] = tokens[known]
-        return np.asarray(np.nan_to_num(worked - places.stage_medians(worked)))
+        return np.asarray(np.nan_to_num(work - ranks.stage_medians(work)))
 
-    def _record_starts(self, compute: Floats, step: Floats, places: RankSlots, time: int) -> None:
-        """Notes at which step ranks began of which a start was told."""
-        told = (np.isfinite(step) | np.isfinite(compute)).tolist()
+    def _record_starts(self, compute: Floats, step: Floats, ranks: RankSlots, time: int) -> None:
+        """Records the first step of ranks with a start event."""
+        reported = (np.isfinite(step) | np.isfinite(compute)).tolist()
         for rank, since in list(self._starting.items()):
-            slot = places.slot_of(rank)
-            if slot is not None and told[slot]:
-                self.cells["begun"][slot], self.cells["began"][slot] = step[slot], since
+            slot = ranks.slot_of(rank)
+            if slot is not None and reported[slot]:
+                self.first_step[slot], self.started_at[slot] = step[slot], since
             elif time - since < _REMEMBERED:
                 continue
             del self._starting[rank]
 
     def is_saving(self, job: str) -> bool:
-        """Whether it writes a checkpoint."""
+        """Returns whether a job writes a checkpoint."""
         return job in self._saving
 
     def silent(self, time: int, lasts: int) -> Bools:
-        """(S,) ranks without a sample for long, or that may not be judged by their past samples either."""
-        cells = self.cells
-        lasts = np.maximum(_TIMES * cells["gap"], lasts)
-        return np.asarray((time - cells["sampled"] > lasts) | (cells["excused"] > time) | cells["working"])
-
-    def _grow(self, size: int) -> None:
-        more = size - len(self.cells["steps"])
-        if more > 0:
-            self.cells = {n: np.append(self.cells[n], np.full(more, fill)) for n, fill in _CELLS.items()}
-
-    def snapshot(self) -> dict[str, Any]:
-        names = ("_starting", "_saving", "_checked_at", "_accepted", "cells")
-        return {"gates": self.gates.snapshot(), **{name: getattr(self, name) for name in names}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.gates.restore(state["gates"])
-        for name in state.keys() - {"gates"}:
-            setattr(self, name, state[name])
+        """Returns (S,) ranks without a sample for long, or whose past samples may not be judged either."""
+        longest = np.maximum(_TIMES * self.gap, lasts)
+        return np.asarray((time - self.sampled > longest) | (self.excused > time) | self.in_maintenance)
 
 
-Singles = NDArray[np.float32]
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
-RING = 10  # samples whose median tells: one ratio of a single step is noise
+RING = 10  # steps whose median counts: the ratio of a single step is noise
 RECENT = np.dtype([("stage", "<f8", (RING,)), ("own", "<f8", (RING,))])
+"""Newest departures of a rank, from its stage and from its own normal."""
 
 
 @compiled
 def record_steps(
-    times: Doubles,
+    times: Floats,
     gate: NDArray[np.bool_],
-    expected: Doubles,
-    stage: Doubles,
+    expected: Floats,
+    stage: Floats,
     limit: float,
     learn: int,
-    newest: Doubles,
-    usual: Doubles,
-    by_stage: Doubles,
-    by_own: Doubles,
+    newest: Floats,
+    usual: Floats,
+    by_stage: Floats,
+    by_own: Floats,
     count: Ints,
     behind: Ints,
     near: NDArray[np.bool_],
 ) -> int:
-    """Keeps what each rank took, beside its stage and beside its own normal; how many are `near` the limit.
+    """Records the newest step of each rank against its stage and its own normal; returns how many are `near` the limit.
 
     by_stage, by_own: (S, RING) the newest departures.   behind: since when each is far behind, 0 not.
     """

@@ -1,4 +1,4 @@
-"""Finds slow GPUs and hosts of training jobs that tell no compute times: from clocks, activity and power alone."""
+"""Finds slow GPUs and hosts of training jobs that report no compute times: from clocks, activity and power alone."""
 
 from __future__ import annotations
 
@@ -9,57 +9,53 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import kernel, topology_index
+from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
-from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons
+from detectors.base.topology_index import pop_members_mask
 from detectors.straggler.alarm_budget import gpu_budget
 from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
-from detectors.straggler.gpu_verdicts import Sight, Symptoms, find_suspects
+from detectors.straggler.gpu_readings import GpuReadings, GpuSymptoms, GpuWatch
+from detectors.straggler.gpu_verdicts import GpuInstant, Symptoms, find_suspects
 from detectors.straggler.job_throughput import ERRORS, MARKS, SENT, WAITS
 from detectors.straggler.mass_throttling import ThrottlingLoops
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.whole_jobs import WholeJobs
 from pipeline.model.records import SECOND, Finding, Frame
 
-_BUSY, _BUSY_UTILIZATION = 0.3, 0.5
-"""Least SM activity, and where that is not told least utilization, of a GPU that trains: one that writes a checkpoint
-or waits for data shows less, and its clock then says nothing. Chosen."""
-_RAW, _USUALLY = 0.15, 1e-3  # of smoothing: as the kernel's effect; over some hours. Chosen
-_BIT_LASTS = 20 * SECOND  # how long a throttle bit must stand: three looks; what lasts less slows no step. Chosen
-_STALE = 120 * SECOND  # after so long without a judged sample nothing is said of a GPU: its job is over or waits
-_TOGETHER = Quantity(("gpu.sm_clock",), "run at lower clocks than the others", "run at higher clocks than the others")
-_OFTEN = 0.5  # share of the time under a power cap from which that is usual; as outside_words has it
-_LIGHT = 0.005  # least activity that is told apart from none
+_BELOW_SMOOTH = 0.15  # gain, as of the kernel's effect; chosen
+_BIT_LASTS = 20 * SECOND  # us that a throttle bit must last: three samples; shorter ones slow no step. Chosen
+_STALE = 120 * SECOND  # us after its last judged sample until a GPU is not reported: its job is over or waits
+_TOGETHER = Quantity(("gpu.sm_clock",), "run at lower clocks", "run at higher clocks")
 
 
 @dataclass
 class StragglerInferred(Detector):
-    """PCC on each GPU's SM clock, and on how busy its SMs are, against GPUs of its stage, job or rack.
+    """Peer-conditioned CUSUM on each GPU's SM clock, and on its SM activity, within its stage, job or rack.
 
     In synchronous training all GPUs of a job share the step: a slow one computes all the time while its peers wait in
     collectives, where SMs and tensor cores work less and power falls; one that its host keeps waiting works less than
-    its peers. Utilization is no sign: NVML counts who waits in a collective as busy. Judged are busy GPUs only.
+    its peers. Utilization is no sign: NVML counts a GPU that waits in a collective as busy. Only busy GPUs are judged.
 
-    Page: SM clock `delta` below normal, at once while a throttle bit that is no policy is set (0x8, 0x20, 0x40, 0x80),
-    else after `hold` s among at least 8 peers; a clock below `ratio` of its peers' after `hold` s, whatever it was
-    before; SMs of most GPUs of a node less active than their peers', after `hold` s, while tasks there wait for
+    Page: SM clock `delta` below normal, without a hold while a throttle bit that is no policy is set (0x8, 0x20, 0x40,
+    0x80), else after `hold` s among at least 8 peers; a clock below `ratio` of its peers' after `hold` s, whatever it
+    was before; SMs of most GPUs of a node less active than their peers', after `hold` s, while tasks there wait for
     processors; SMs of one GPU less active whose PCIe link is below its peers'. All else is a suspect: a GPU or node
-    that is busier than its peers, or less busy without a reason that is seen. A GPU whose job tells compute times is
-    left to the detector `straggler`; GPUs of a loop that throttle together, to those of coolant and power.
+    that is busier than its peers, or less busy without a visible cause. A GPU whose job reports compute times is left
+    to the detector `straggler`; GPUs of a loop that throttle together, to those of coolant and power.
 
-    Ticket: a whole job that sends 10 % less than before, or where that is not told is less active, while no part of it
-    stands out. On the leaf or rail on which its ports wait, or else the job with the network as cause, after
+    Ticket: a whole job that sends 10 % less than before, or where that is not measured is less active, while no part of
+    it stands out. On the leaf or rail on which its ports wait, or else the job with the network as cause, after
     `hold`; on the job, if its SMs wait or clocks fell alike, after `job_hold`. Not a new power cap; not a job that is
-    as busy as before, which does more in each step, nor one that began anew or sends nothing: it makes no step.
+    as busy as before, which does more in each step, nor one that started again or sends nothing: it makes no step.
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
     activity (chosen); ratio: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
-    benign slowdown of 300 s, as two may meet; job_hold: evaluations and phases
-    end before (chosen); 10 %: Lin et al. (OSDI 2025); warm_up: published mutes are of 50 to 200 steps (chosen as time).
+    benign slowdown of 300 s, as two may meet; job_hold: evaluations and phases end before (chosen); 10 %: Lin et al.
+    (OSDI 2025); warm_up: published mutes are of 50 to 200 steps (chosen as time).
     """
 
     name: ClassVar[str] = "straggler_inferred"
@@ -74,10 +70,10 @@ class StragglerInferred(Detector):
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "A GPU that computes slowly at full clock pages nobody: it is busier than its peers, as one with more work is; "
+        "A GPU that computes slowly at full clock is no page: it is busier than its peers, as one with more work is; "
         "one slow from the first sample by less than 20 %; one whose loop throttles too; hosts and PCIe links of jobs "
         "that are not known; idle GPUs; which step or collective is slow; and whole jobs that are slow by less than "
-        "10 %, on a single node, or while their GPUs are as busy as ever, which looks like more work in each step."
+        "10 %, on a single node, or while their GPUs are as busy as before, which looks like more work in each step."
     )
 
     threshold: float = 18.5
@@ -94,28 +90,15 @@ class StragglerInferred(Detector):
     gates: Gates = part(Gates)
     loops: ThrottlingLoops = part(ThrottlingLoops)
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
-    pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"))
-    whole: WholeJobs = part(WholeJobs)
-    raw: Floats = memory(0.0)
-    power: Floats = memory(np.nan)
-    clock: Floats = memory(np.nan)
-    active: Floats = memory(np.nan)
-    width: Floats = memory(np.nan)
-    generation: Floats = memory(np.nan)
-    capped: Floats = memory(0.0)
-    bits: NDArray[np.uint64] = memory(0, np.uint64)
-    bit_since: NDArray[np.int64] = memory(0, np.int64)
-    stuck_since: NDArray[np.int64] = memory(0, np.int64)
-    low_since: NDArray[np.int64] = memory(0, np.int64)
-    high_since: NDArray[np.int64] = memory(0, np.int64)
-    judged: NDArray[np.int64] = memory(0, np.int64)
-    looks: NDArray[np.int64] = memory(0, np.int64)
-    settled: NDArray[np.int64] = memory(0, np.int64)
-    sort: NDArray[np.int8] = memory(0, np.int8)
-    worked: Bools = memory(False, np.bool_)
-    tensor: Bools = memory(False, np.bool_)
+    pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"), of="node")
+    whole: WholeJobs = part(WholeJobs, of="job")
+    readings: GpuReadings = part(GpuReadings)
+    symptoms: GpuSymptoms = part(GpuSymptoms)
+    settled: NDArray[np.int64] = memory(0, np.int64)  # us, from when on its activity is judged after a move
+    cohort_kind: NDArray[np.int8] = memory(0, np.int8)  # compared with GPUs of its job 1, of its rack 2; 0 unknown
+    in_maintenance: Bools = memory(False, np.bool_)
     conditions: OpenConditions = notes()
-    forgiven: list[str] = notes(list)
+    accepted: list[str] = notes(list)
 
     def __post_init__(self) -> None:
         self.clocks.channel = Channel(0.01, self.delta, threshold=self.threshold)
@@ -131,172 +114,156 @@ class StragglerInferred(Detector):
             self.pressure.update(nodes)
         if frame is None or not len(frame.entities):
             return []
-        self.grow(len(frame.entities))
-        if (mask := topology_index.pop_members_mask(self.forgiven, frame)) is not None:
-            self._reset(mask)
-        working = self._relearn_changed(frames, frame)
+        n = len(frame.entities)
+        self.grow(n)
+        self.symptoms.grow(n)
+        if (mask := pop_members_mask(self.accepted, frame)) is not None:
+            self._relearn(mask)
+        in_maintenance = self._relearn_changed(frames, frame)
         self.placement.record_reporting(frame, frames.get("rank"))
-        clock, activity, busy = self._read_gpus(frame)
-        bits = self.bit_since[: len(busy)] > 0
-        crowd = self.loops.find_members(frame, self.placement.node, busy, bits)
-        gate = busy & ~working & ~crowd
+        if (first := self.readings.find_new_tensor(frame)).any():
+            self._relearn_activity(first)
+        clock, activity, busy = self.readings.read(frame)
+        throttled = self.readings.throttled_since[:n] > 0
+        excluded = self.loops.find_members(frame, self.placement.node, busy, throttled)
+        gate = busy & ~in_maintenance & ~excluded
         self._relearn_moved(gate)
         self._clear_rested(frame.time, gate & np.isfinite(clock))
-        step = self.clocks.step(-np.log(clock), self.placement.groups, frame.time, gate)
-        placed = (
-            gate & self.placement.job_known & (self.placement.groups >= 0) & (frame.time >= self.settled[: len(gate)])
-        )
-        duty = self.duty.step(np.log(activity), self.placement.groups, frame.time, placed)
-        signs = self._find_symptoms(frame.time, clock, gate, ~crowd & ~working, step, duty)
+        groups = self.placement.groups
+        step = self.clocks.step(-np.log(clock), groups, frame.time, gate)
+        placed = gate & self.placement.job_known & (groups >= 0) & (frame.time >= self.settled[:n])
+        duty = self.duty.step(np.log(activity), groups, frame.time, placed)
+        symptoms = self._find_symptoms(frame.time, clock, gate, ~excluded & ~in_maintenance, step, duty)
         alike = self._group_findings(frame, step)
+        watch = self._watch()
         if self.whole.is_due(frame.time):
-            alike += self.whole.update(
-                self, frames, busy, crowd, working, signs.any_symptom, set(self.group.conditions)
-            )
-        if not signs.any():
+            masks = busy, excluded, in_maintenance, symptoms.any_symptom, self.settled[:n]
+            alike += self.whole.update(watch, frames, *masks, set(self.group.conditions), self.name)
+        if not symptoms.any():
             if self.conditions:
                 close_ended(self.conditions, set())
             return alike
-        return [*self._report(frame, nodes, signs), *alike]
+        return [*self._report(GpuInstant(watch, frame, nodes, symptoms)), *alike]
+
+    def _watch(self) -> GpuWatch:
+        return GpuWatch(
+            self.delta,
+            self.duty_delta,
+            self.hold,
+            self.job_hold,
+            self.clocks,
+            self.duty,
+            self.placement,
+            self.gates,
+            self.pressure,
+            self.readings,
+            self.symptoms,
+        )
 
     def _group_findings(self, frame: Frame, step: Step) -> list[Finding]:
-        """What many of a stage or rack have in common; not jobs that tell compute times, and no new power cap."""
+        """Returns what many of a stage or rack have in common; not of jobs that report compute times, and no new power
+        cap."""
         n = len(frame.entities)
-        policy = has_reason(self.bits[:n], CAPPED) & (self.capped[:n] < _OFTEN)
-        counted = ~(policy | self.placement.reports_compute_time(frame.time))
+        counted = ~(self.readings.is_newly_capped(n) | self.placement.reports_compute_time(frame.time))
         cohort, blamed = self.placement.cohort_name, self.conditions
         return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """What a person calls no fault is normal as soon as it is seen."""
+        """Learns the GPUs of an entity again with the next frame of GPUs, and a whole job now."""
         self.whole.relearn(entity)
-        self.forgiven.append(entity)
+        self.accepted.append(entity)
 
-    def _reset(self, mask: Bools) -> None:
-        """Learns these anew: other software, other hands on them, or a person said that it is no fault."""
+    def _relearn(self, mask: Bools) -> None:
+        """Learns GPUs again: other software, maintenance, or accepted as normal."""
         self.clocks.reset(mask[: self.clocks.cells.shape[1]])
-        self.raw[: len(mask)][mask] = 0.0
-        self.stuck_since[: len(mask)][mask] = 0
-        self._reset_activity(mask)
+        self.symptoms.below[: len(mask)][mask] = 0.0
+        self.symptoms.stuck_since[: len(mask)][mask] = 0
+        self._relearn_activity(mask)
 
-    def _reset_activity(self, mask: Bools) -> None:
+    def _relearn_activity(self, mask: Bools) -> None:
         self.duty.reset(mask[: self.duty.cells.shape[1]])
-        for since in (self.low_since, self.high_since):
+        for since in (self.symptoms.low_since, self.symptoms.high_since):
             since[: len(mask)][mask] = 0
 
     def _relearn_moved(self, gate: Bools) -> None:
-        """A GPU that works beside its job's others after it worked beside others of its rack, or the other way, is
-        learnt anew; one that only rests between two jobs is not: what was wrong with it still is."""
-        now, last = np.where(self.placement.job_known, 1, 2), self.sort[: len(gate)]
+        """Learns GPUs again that work beside others of their job after others of their rack, or the other way round.
+
+        A GPU that only rests between two jobs keeps its baseline: what was wrong with it still is.
+        """
+        now, last = np.where(self.placement.job_known, 1, 2), self.cohort_kind[: len(gate)]
         other = gate & (last != now)
         if other.any():
-            self._reset(other & (last != 0))
+            self._relearn(other & (last != 0))
             last[other] = now[other]
 
     def _clear_rested(self, time: int, known: Bools) -> None:
-        """Who works again after a rest begins unsuspected: it may have been mended. What was learnt stays."""
-        last = self.judged[: len(known)]
+        """Ends the conditions of GPUs that work again after a rest: they may have been repaired. Baselines stay."""
+        last = self.symptoms.judged_at[: len(known)]
         back = np.flatnonzero(known & (last > 0) & (time - last > _STALE))
         if len(back):
             for streams in (self.clocks, self.duty):
                 streams.cells[[[kernel.UP], [kernel.DOWN], [kernel.EFFECT]], back] = 0.0
                 words = streams.cells[kernel.WORD].view(np.uint32)
                 words[back] &= ~(kernel.ON_UP | kernel.ON_DOWN | kernel.HELD_BITS)
-            for cells in (self.raw, self.stuck_since, self.low_since, self.high_since):
+            history = self.symptoms
+            for cells in (history.below, history.stuck_since, history.low_since, history.high_since):
                 cells[back] = 0
 
     def _relearn_changed(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
-        """Forgets what no longer holds of GPUs with other peers, other software, or that were worked on; (N,) those
-        that are worked on."""
+        """Learns GPUs again with other peers, other software, or after maintenance; returns (N,) those in
+        maintenance."""
         n = len(frame.entities)
-        if (others := self.placement.update_topology(frame)) is not None and others.any():
-            self._reset_activity(others)
-            self.settled[:n][others] = frame.time + round(self.warm_up * SECOND)
-        working = self.gates.maintenance_mask(frame)
-        over = self.worked[:n] & ~working
-        self.worked[:n] = working
-        told = {e.entity for f in frames.values() for e in f.events if e.kind == "version"}
-        if told:
+        if (regrouped := self.placement.update_topology(frame)) is not None and regrouped.any():
+            self._relearn_activity(regrouped)
+            self.settled[:n][regrouped] = frame.time + round(self.warm_up * SECOND)
+        in_maintenance = self.gates.maintenance_mask(frame)
+        over = self.in_maintenance[:n] & ~in_maintenance
+        self.in_maintenance[:n] = in_maintenance
+        updated = {e.entity for f in frames.values() for e in f.events if e.kind == "version"}
+        if updated:
             above = frame.topology.ancestors
-            over = over | np.array([e in told or not told.isdisjoint(above(e)) for e in frame.entities], bool)
+            over = over | np.array([e in updated or not updated.isdisjoint(above(e)) for e in frame.entities], bool)
         if over.any():
-            self._reset(over)
-        return working
+            self._relearn(over)
+        return in_maintenance
 
-    def _read_gpus(self, frame: Frame) -> tuple[Floats, Floats, Bools]:
-        """SM clock (MHz), activity (share) and who is busy; NaN where nothing was measured. Keeps what may be told."""
-        n, sm, tensor = len(frame.entities), frame["gpu.sm_active"], frame["gpu.tensor_active"]
-        told = np.isfinite(tensor)
-        newly = told & ~self.tensor[:n]
-        if newly.any():
-            self.tensor[:n] |= newly
-            self._reset_activity(newly)
-        activity = np.where(self.tensor[:n], tensor, sm)
-        busy = np.where(np.isfinite(sm), sm >= _BUSY, frame["gpu.utilization"] >= _BUSY_UTILIZATION)
-        clock = np.where(frame["gpu.sm_clock"] > 0, frame["gpu.sm_clock"], np.nan)
-        activity = np.where(np.isfinite(activity), np.maximum(activity, _LIGHT), np.nan)
-        kept = (self.clock, clock), (self.active, activity)
-        links = (self.width, frame["gpu.pcie_width"]), (self.generation, frame["gpu.pcie_generation"])
-        for last, now in (*kept, *links):
-            np.copyto(last[:n], now, where=np.isfinite(now))
-        watts, power = frame["gpu.power"], self.power[:n]
-        smooth = np.where(np.isfinite(power), power + _RAW * (watts - power), watts)
-        np.copyto(power, smooth, where=np.isfinite(watts))
-        busy = busy & ~self._read_throttling(frame, busy)
-        return clock, activity, busy
-
-    def _read_throttling(self, frame: Frame, busy: Bools) -> Bools:
-        """Takes the clock event reasons; (N,) who has nothing to do."""
-        n = len(frame.entities)
-        now, known = read_reasons(frame["gpu.throttle_reasons"])
-        np.copyto(self.bits[:n], now, where=known)
-        throttled, since = has_reason(now, THROTTLE), self.bit_since[:n]
-        since[known & ~throttled] = 0
-        since[busy & throttled & (since == 0)] = frame.time
-        at_work, usual = known & busy, self.capped[:n]
-        usual[at_work] += _USUALLY * (has_reason(now[at_work], CAPPED) - usual[at_work])
-        return has_reason(now, IDLE)
-
-    def _find_symptoms(self, time: int, clock: Floats, gate: Bools, fit: Bools, step: Step, duty: Step) -> Symptoms:
-        """Which GPUs show what. fit: who may be blamed at all."""
-        n, known = len(clock), gate & np.isfinite(clock)
-        judged = self.judged[:n]
-        judged[known] = time
-        self.looks[:n] += known
-        since, grouped, median = time - judged, ~step.alone, step.median
-        there = (
-            fit
-            & (since <= _STALE)
-            & (since >= 0)
-            & (self.looks[:n] > LEARN)
-            & ~self.placement.reports_compute_time(time)
-        )
-        raw = self.raw[:n]
-        take = known & grouped & (step.size >= LEAST_PEERS)
-        raw += np.where(take, _RAW * (-np.log(clock) - median - raw), 0.0)
+    def _find_symptoms(self, time: int, clock: Floats, gate: Bools, allowed: Bools, step: Step, duty: Step) -> Symptoms:
+        """Returns the symptoms of each GPU. allowed: (N,) which may be blamed at all."""
+        n, known, history = len(clock), gate & np.isfinite(clock), self.symptoms
+        judged_at = history.judged_at[:n]
+        judged_at[known] = time
+        history.samples[:n] += known
+        since, grouped, median = time - judged_at, ~step.alone, step.median
+        fresh = (since <= _STALE) & (since >= 0) & (history.samples[:n] > LEARN)
+        present = allowed & fresh & ~self.placement.reports_compute_time(time)
+        below = history.below[:n]
+        learns = known & grouped & (step.size >= LEAST_PEERS)
+        below += np.where(learns, _BELOW_SMOOTH * (-np.log(clock) - median - below), 0.0)
         limit = -np.log(self.ratio)
-        _update_since(self.stuck_since[:n], raw >= limit, time)
-        bit, stood, fast = self.bit_since[:n], self.stuck_since[:n] > 0, np.zeros(n, bool)
-        if bit.any():
-            below = (step.effect >= self.delta) | (raw >= limit / 2)
-            fast = there & (bit > 0) & (time - bit >= _BIT_LASTS) & below & grouped & ~step.moved
-        if stood.any():
-            stood &= there & (time - self.stuck_since[:n] >= self.hold * SECOND) & ~step.moved
-        long = step.on & there & grouped & ~step.moved
-        for since, more in ((self.low_since[:n], -duty.effect), (self.high_since[:n], duty.effect)):
-            _update_since(since, (more >= self.duty_delta) & there, time, more >= self.duty_delta / 2)
-        odd = duty.on & there & ~duty.moved & self.placement.job_known
-        return Symptoms(fast, long, stood, odd & duty.below, odd & ~duty.below, step, duty)
+        _update_since(history.stuck_since[:n], below >= limit, time)
+        throttled_since = self.readings.throttled_since[:n]
+        stuck, fast = history.stuck_since[:n] > 0, np.zeros(n, bool)
+        if throttled_since.any():
+            low = (step.effect >= self.delta) | (below >= limit / 2)
+            lasts = (throttled_since > 0) & (time - throttled_since >= _BIT_LASTS)
+            fast = present & lasts & low & grouped & ~step.moved
+        if stuck.any():
+            stuck &= present & (time - history.stuck_since[:n] >= self.hold * SECOND) & ~step.moved
+        slow = step.on & present & grouped & ~step.moved
+        for began, more in ((history.low_since[:n], -duty.effect), (history.high_since[:n], duty.effect)):
+            _update_since(began, (more >= self.duty_delta) & present, time, more >= self.duty_delta / 2)
+        unequal = duty.on & present & ~duty.moved & self.placement.job_known
+        return Symptoms(fast, slow, stuck, unequal & duty.below, unequal & ~duty.below, step, duty)
 
-    def _report(self, frame: Frame, nodes: Frame | None, signs: Symptoms) -> list[Finding]:
-        found = {s.entity: s for s in find_suspects(Sight(self, frame, nodes, signs))}
+    def _report(self, now: GpuInstant) -> list[Finding]:
+        found, time = {s.entity: s for s in find_suspects(now)}, now.frame.time
         close_ended(self.conditions, set(found))
-        dues = {e: due_report(self.conditions, e, frame.time, s.onset, s.level) for e, s in sorted(found.items())}
-        return [found[e].finding(frame.time, due, self.name) for e, due in dues.items() if due is not None]
+        dues = {e: due_report(self.conditions, e, time, s.onset, s.level) for e, s in sorted(found.items())}
+        return [found[e].finding(time, due, self.name) for e, due in dues.items() if due is not None]
 
 
 def _update_since(since: NDArray[np.int64], begins: Bools, time: int, lasts: Bools | None = None) -> None:
-    """Keeps since when a condition holds, 0 for not: from `begins` on for as long as `lasts`."""
+    """Updates since when a condition holds, 0 for not: from `begins` on for as long as `lasts`."""
     if not (starts := begins.any()) and not since.any():
         return
     since[~(begins if lasts is None else lasts)] = 0

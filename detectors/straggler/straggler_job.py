@@ -1,6 +1,7 @@
-"""Finds jobs that stand still, wait for data, or step slower than before as a whole: the job is named, never a rank.
+"""Finds jobs that make no step, wait for data, or step slower than before as a whole: the job is named, never a rank.
 
-How fast whole jobs step beside their own past, and whether computing or the network made them slower.
+No step: GPUs that spin or idle, traffic and I/O pressure show why. Slower steps: each job against its own past, and
+whether computing or the network made them longer.
 """
 
 from __future__ import annotations
@@ -15,29 +16,31 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import read_integer
-from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
+from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import job_budget
+from detectors.straggler.job_throughput import QUIET, JobMeasure
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import StepSamples
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 PACE_EVERY = 30 * SECOND
-"""How often the pace of jobs is judged: some steps of a large job. Chosen."""
+"""us between two evaluations of the pace: some steps of a large job. Chosen."""
 _PARTS = ("step", "compute", "network", "capped")
-_LEARNING = 0.02  # of what is usual: about 50 looks of memory, 25 minutes; chosen
-_SMOOTH = 0.3  # of what is now: about 3 looks; chosen
-_STILL_SLOWER = 0.05  # share by which steps must be longer now for a part to be blamed: half of what matters
-_HALF = 0.5  # of what a step takes longer must be found in one part of it to blame that part; chosen
-_POLICY = 0.25  # more of the GPUs under a power cap than usual: the cap explains the rest; chosen
+_LEARNING = 0.02  # gain of what is usual: about 50 evaluations of memory, 25 minutes; chosen
+_STILL_SLOWER = 0.05  # share by which steps must be longer now to blame a part: half of what matters
+_HALF = 0.5  # share of the longer step that must be found in one part to blame that part; chosen
+_POLICY = 0.25  # share of GPUs newly under a power cap from which the cap explains the rest; chosen
 PaceCause = Literal["network", "job", "rank", "cap", "over"]
 
 
 @dataclass(frozen=True, slots=True)
 class JobPace:
-    """What a job does now and usually. stage: of those whose median computes longest; made: what made it slower."""
+    """Times of a job now and usually, in s. compute: of the stage with the longest median.   cause: of the slowdown."""
 
     step: float
     usual: float
@@ -48,38 +51,38 @@ class JobPace:
     cause: PaceCause
 
 
-class JobPaces:
-    """One cell per job slot: what a step usually takes, and of what it is made."""
+@dataclass
+class JobPaces(State):
+    """By job slot. parts: step time, compute, network, share of capped GPUs.   count: evaluations learned from.
 
-    def __init__(self) -> None:
-        self.streams = Streams(Channel(0.02, 0.10))
-        self.now = {name: np.empty(0) for name in _PARTS}
-        self.usual = {name: np.empty(0) for name in _PARTS}
-        self.count = np.empty(0, np.int64)
-        self.since = np.empty(0, np.int64)
-        self.updated_at = 0
+    since: when the present slowdown began.
+    """
+
+    streams: Streams = part(lambda: Streams(Channel(0.02, 0.10)))
+    parts: dict[str, JobMeasure] = part(lambda: {name: JobMeasure() for name in _PARTS})
+    count: NDArray[np.int64] = memory(0, np.int64)
+    since: NDArray[np.int64] = memory(0, np.int64)
+    updated_at: int = notes(int)
 
     def update(
-        self, frame: Frame, places: RankSlots, of: NDArray[np.int32], jobs: int, gate: Bools, capped: Bools
+        self, frame: Frame, ranks: RankSlots, job: NDArray[np.int32], jobs: int, gate: Bools, capped: Bools
     ) -> bool:
-        """Takes the steps of an instant; whether it was time to. of: (S,) job slot of each rank; gate: (jobs,)."""
-        self._grow(jobs)
+        """Adds the steps of an instant; returns whether it was due. job: (S,) job slot of each rank; gate: (jobs,)."""
+        self._grow_all(jobs)
         if 0 <= frame.time - self.updated_at < PACE_EVERY:
             return False
         self.updated_at = frame.time
-        mine = of >= 0
-        step = _mean(places.read_ranks(frame, "rank.step_time"), of, mine, jobs)
-        compute = places.stage_medians(places.read_ranks(frame, "rank.compute_time"))
-        network = places.read_ranks(frame, "rank.communication_time")
+        known = job >= 0
+        step = _job_means(ranks.read_ranks(frame, "rank.step_time"), job, known, jobs)
+        compute = ranks.stage_medians(ranks.read_ranks(frame, "rank.compute_time"))
+        network = ranks.read_ranks(frame, "rank.communication_time")
         longest, least = np.full(jobs, -np.inf), np.full(jobs, np.inf)
         with np.errstate(invalid="ignore"):
-            np.fmax.at(longest, of[mine], compute[mine])
-            np.fmin.at(least, of[mine], network[mine])
-        found = (step, longest, least, _mean(capped.astype(float), of, mine, jobs))
+            np.fmax.at(longest, job[known], compute[known])
+            np.fmin.at(least, job[known], network[known])
+        found = (step, longest, least, _job_means(capped.astype(float), job, known, jobs))
         for name, values in zip(_PARTS, found, strict=True):
-            last = self.now[name]
-            mean = np.where(np.isfinite(last), last + _SMOOTH * (values - last), values)
-            last[:] = np.where(np.isfinite(mean), mean, last)
+            self.parts[name].follow(values)
         with np.errstate(divide="ignore", invalid="ignore"):
             value = np.log(step)
         gate = gate & np.isfinite(value)
@@ -88,112 +91,104 @@ class JobPaces:
         self._learn(gate & (self.streams.cells[kernel.UP, :jobs] <= 2))
         return True
 
-    def _learn(self, take: Bools) -> None:
+    def _grow_all(self, size: int) -> None:
+        self.grow(size)
+        for piece in self.parts.values():
+            piece.grow(size)
+
+    def _learn(self, gate: Bools) -> None:
         """Follows what is usual, but not while a job may be slow."""
-        self.count += take
-        gain = np.maximum(1 / np.maximum(self.count, 1), _LEARNING) * take
-        for name in _PARTS:
-            moved = self.usual[name] + gain * (self.now[name] - self.usual[name])
-            self.usual[name] = np.where(np.isfinite(moved), moved, self.usual[name])
+        self.count += gate
+        gain = np.maximum(1 / np.maximum(self.count, 1), _LEARNING) * gate
+        for piece in self.parts.values():
+            piece.learn(gain)
 
     def slow_jobs(self) -> NDArray[np.intp]:
-        """Jobs that are slower than their own past."""
+        """Returns the slots of jobs that are slower than their own past."""
         words = self.streams.cells[kernel.WORD].view(np.uint32)
         return np.flatnonzero(((words & kernel.ON_UP) != 0)[: len(self.count)] & (self.count >= LEARN))
 
     def pace_of(self, job: int) -> JobPace:
-        """One job, and what made it slower: the network if collectives take the time, the job if a stage does."""
-        now, usual = ({name: float(cells[name][job]) for name in _PARTS} for cells in (self.now, self.usual))
+        """Returns the pace of one job; the cause is the network if collectives take the time, the job if a stage
+        does."""
+        now = {name: float(piece.now[job]) for name, piece in self.parts.items()}
+        usual = {name: float(piece.usual[job]) for name, piece in self.parts.items()}
         longer = {name: now[name] - usual[name] for name in _PARTS}
-        made: PaceCause = "rank"
+        cause: PaceCause = "rank"
         if not longer["step"] >= _STILL_SLOWER * usual["step"]:
-            made = "over"
+            cause = "over"
         elif longer["capped"] >= _POLICY:
-            made = "cap"
+            cause = "cap"
         elif longer["network"] >= _HALF * longer["step"]:
-            made = "network"
+            cause = "network"
         elif longer["compute"] >= _HALF * longer["step"]:
-            made = "job"
+            cause = "job"
         both = [(now[name], usual[name]) for name in _PARTS[:3]]
-        return JobPace(*both[0], *both[1], *both[2], made)
+        return JobPace(*both[0], *both[1], *both[2], cause)
 
     def effect(self, job: int) -> float:
-        """Share by which its steps are longer, smoothed."""
+        """Returns the share by which its steps are longer, smoothed."""
         return float(np.expm1(self.streams.cells[kernel.EFFECT, job]))
 
     def score(self, job: int) -> float:
+        """Returns the sum of its stream."""
         return float(self.streams.cells[kernel.UP, job])
 
-    def reset(self, jobs: NDArray[np.intp]) -> None:
-        """Jobs of which nothing is known any more."""
-        self._grow(int(jobs.max(initial=-1)) + 1)
+    def reset_jobs(self, jobs: NDArray[np.intp]) -> None:
+        """Resets the slots of jobs of which nothing is known."""
+        self._grow_all(int(jobs.max(initial=-1)) + 1)
         mask = np.zeros(self.streams.cells.shape[1], bool)
         mask[jobs[jobs < len(mask)]] = True
         self.streams.reset(mask)
         self.count[jobs] = self.since[jobs] = 0
-        for name in _PARTS:
-            self.usual[name][jobs], self.now[name][jobs] = 0.0, np.nan
-
-    def _grow(self, size: int) -> None:
-        if (more := size - len(self.count)) > 0:
-            self.count, self.since = (np.append(cells, np.zeros(more, np.int64)) for cells in (self.count, self.since))
-            self.usual = {name: np.append(cells, np.zeros(more)) for name, cells in self.usual.items()}
-            self.now = {name: np.append(cells, np.full(more, np.nan)) for name, cells in self.now.items()}
-
-    def snapshot(self) -> dict[str, Any]:
-        names = ("now", "usual", "count", "since", "updated_at")
-        return {"streams": self.streams.snapshot(), **{name: getattr(self, name) for name in names}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.streams.restore(state["streams"])
-        for name in state.keys() - {"streams"}:
-            setattr(self, name, state[name])
+        for piece in self.parts.values():
+            piece.restart(jobs)
 
 
-def _mean(values: Floats, of: NDArray[np.int32], mine: Bools, jobs: int) -> Floats:
-    """(jobs,) mean of what is known of each job's ranks; NaN of none."""
-    known = mine & np.isfinite(values)
-    total, size = np.bincount(of[known], values[known], jobs), np.bincount(of[known], minlength=jobs)
+def _job_means(values: Floats, job: NDArray[np.int32], counted: Bools, jobs: int) -> Floats:
+    """Returns (jobs,) mean of the known values of each job's ranks; NaN without any."""
+    known = counted & np.isfinite(values)
+    total, size = np.bincount(job[known], values[known], jobs), np.bincount(job[known], minlength=jobs)
     with np.errstate(invalid="ignore"):
         return np.asarray(total / np.where(size > 0, size, np.nan))
 
 
-_SILENT = 30 * SECOND  # a job without any sample for so long is not judged: it may have ended; chosen
-_STILL = 60 * SECOND  # steps of large models take up to half a minute; before that nobody looks closer. Chosen
-_LASTS = 60 * SECOND  # for so long it must look the same: a single reading tells little; chosen
-_BUSY = 0.9  # utilisation of a GPU on which a kernel spins; NVML counts it as busy
+_SILENT = 30 * SECOND  # us without any sample after which a job is not judged: it may have ended; chosen
+_STILL = 60 * SECOND  # us without a step before a job is judged: steps of large models take half a minute. Chosen
+_LASTS = 60 * SECOND  # us for which it must look the same: a single reading proves little; chosen
+_BUSY = 0.9  # utilization of a GPU on which a kernel spins; NVML counts it as busy
 _LOW = 0.5
 """Share of its usual power below which a GPU does not compute: a hang leaves 20 to 40 % (MegaScale and Minder show such
 traces), evaluations more than half. Chosen."""
-_QUIET = 50e6  # bytes/s of a port, a thousandth of 400 Gb/s, that keep-alives and storage may send; chosen
 _WAITING = 0.2  # share of the time in which tasks wait for I/O, on half of the nodes; chosen
-_BEFORE = 120 * SECOND  # what was logged so long before the last step may have stopped the job; chosen: NCCL retries
+_BEFORE = 120 * SECOND  # us before the last step in which a logged fault may have stopped the job: NCCL retries; chosen
 _FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
-_USUAL = 0.05  # of the usual power: about 20 samples of memory; chosen
-_KEPT = 24 * 3600 * SECOND  # faults that are older explain nothing; chosen
+_USUAL = 0.05  # gain of the usual power: about 20 samples of memory; chosen
+_KEPT = 24 * 3600 * SECOND  # us after which a fault explains nothing; chosen
 _TITLES = {
-    "hang": "stands still: its GPUs spin at {busy:.0f} % utilisation and {share:.0f} % of their usual power{traffic}",
-    "stall": "waits for data: its GPUs idle at {share:.0f} % of their usual power and tasks on its nodes wait for I/O "
-    "{io:.0f} % of the time",
+    "hang": "hangs, no step for {minutes:.0f} min, GPUs at {share:.0f} % of usual power",
+    "stall": "waits for data, no step for {minutes:.0f} min, I/O wait {io:.0f} %",
 }
 _CLEARS = "it makes a step"
+JobFindings = list[tuple[str, Finding | None]]
+"""Conditions that hold, by key, with the finding that is due, if any."""
 
 
 @dataclass
 class StragglerJob(Detector):
-    """A job that makes no step, and why; and steps at least 10 % longer than the job's own past, and what made them so.
+    """A job that makes no step, and why; and steps at least 10 % longer than the job's own past, and the cause.
 
     Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Page, unless an XID, a
-    lost GPU or a link that went down on its nodes explains it, since then the job dies by itself and others tell why,
-    or unless people work on them.
+    lost GPU or a link that went down on its nodes explains it, since then the job dies by itself and other detectors
+    report the cause, or unless there is maintenance.
     Stall: no step for `stall` s while GPUs idle and tasks wait for I/O on half of its nodes. Ticket.
-    Slow: a CUSUM on ln(step time) against the job's own past, with what made it so: collectives (the network) or a
-    stage (the job itself). A suspect, as the leaf or port is named elsewhere and nobody can mend how a job shares its
-    work; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left to others.
-    Evaluations and checkpoints draw more power than a hang, and tell no I/O pressure.
+    Slow: a CUSUM on ln(step time) against the job's own past, with its cause: collectives (the network) or a stage
+    (the job itself). A suspect, as the leaf or port is named elsewhere, and how a job shares its work is the owner's
+    affair; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left to other detectors.
+    Evaluations and checkpoints draw more power than a hang, and show no I/O pressure.
 
     Source: ByteRobust (SOSP 2025) takes 10 min without RDMA traffic for a hang; PyTorch's watchdog ends it after 10 min
-    at the earliest, and jobs that lost a GPU or link are dead within 5 min: `hang` lies between. Lin et al. (OSDI
+    at the earliest, and jobs that lost a GPU or link are dead within 5 min: `hang` is between. Lin et al. (OSDI
     2025): 42.5 % of jobs are slowed by 10 % or more, mostly by themselves, so that this is no ticket.
     """
 
@@ -207,8 +202,8 @@ class StragglerJob(Detector):
         *("event:xid", "event:link_state", "event:gpu_lost", "event:maintenance_start"),
     )
     cannot_see: ClassVar[str] = (
-        "Which rank did not come to a collective, hangs of jobs whose power is not measured, and a job that was slow "
-        "from its first step."
+        "Which rank did not join a collective; hangs of jobs whose power is not measured; and a job that was slow from "
+        "its first step."
     )
 
     hang: float = 360.0
@@ -220,37 +215,38 @@ class StragglerJob(Detector):
     slots: RankSlots = part(RankSlots)
     samples: StepSamples = part(StepSamples)
     paces: JobPaces = part(JobPaces)
-    io: Pressure = part(lambda: Pressure("node.io_pressure"))
-    step: NDArray[np.float64] = memory(np.nan)
+    io: Pressure = part(lambda: Pressure("node.io_pressure"), of="node")
+    step: NDArray[np.float64] = memory(np.nan)  # newest step, by job slot
     stepped_at: NDArray[np.int64] = memory(0, np.int64)
     sampled_at: NDArray[np.int64] = memory(0, np.int64)
-    watts: NDArray[np.float64] = memory(np.nan)
-    jobs: dict[str, int] = notes()
-    faults: dict[str, dict[str, Any]] = notes()
-    stuck: dict[str, dict[str, Any]] = notes()
+    watts: NDArray[np.float64] = memory(np.nan)  # usual mean power of its GPUs
+    jobs: dict[str, int] = notes()  # job -> slot
+    faults: dict[str, dict[str, Any]] = notes()  # entity -> newest fatal event: time, said
+    stuck: dict[str, dict[str, Any]] = notes()  # job without a step -> kind, since, sent
     conditions: OpenConditions = notes()
 
     def budget(self) -> list[str]:
-        still = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
-        return job_budget("step time", self.paces.streams.channel, PACE_EVERY, still)
+        rules = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
+        return job_budget("step time", self.paces.streams.channel, PACE_EVERY, rules)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        told, frame = self.samples.read_events(frames), frames.get("rank")
+        events, frame = self.samples.read_events(frames), frames.get("rank")
         self._record_faults(frames)
         if "node" in frames:
             self.io.update(frames["node"])
         if frame is None or not len(frame.entities):
             return []
         fresh = self.slots.update_slots(frame)
-        of = self._assign_slots(frame.time)
-        self.samples.apply_events(fresh, told, frame, self.slots, np.zeros(len(self.slots), np.int64))
+        job = self._assign_slots(frame.time)
+        self.samples.apply_events(fresh, events, frame, self.slots, np.zeros(len(self.slots), np.int64))
         _, gate = self.samples.read_steps(frame, self.slots, self.warm_up)
-        stuck = self._follow_steps(frames, frame, of)
-        holds: list[tuple[str, Finding | None]] = []
-        for name, job in stuck:
-            holds += self._judge_stuck(frames, frame, name, job, of)
+        stuck = self._follow_steps(frames, frame, job)
+        holds: JobFindings = []
+        for name, slot in stuck:
+            holds += self._judge_stuck(frames, frame, name, slot, job)
         capped = self._find_capped(frames)
-        self.paces.update(frame, self.slots, of, len(self.step), self._find_judgeable(of, gate, frame.time), capped)
+        judgeable = self._find_judgeable(job, gate, frame.time)
+        self.paces.update(frame, self.slots, job, len(self.step), judgeable, capped)
         slow = self.paces.slow_jobs()
         if len(slow):
             holds += self._judge_slow(frame, slow)
@@ -259,11 +255,11 @@ class StragglerJob(Detector):
         return [finding for _, finding in holds if finding is not None]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """The pace that the job has now is its usual one."""
-        self.paces.reset(np.array([slot for job, slot in self.jobs.items() if job == entity], np.intp))
+        """Learns the pace of a job again: a person said that it is no fault."""
+        self.paces.reset_jobs(np.array([slot for job, slot in self.jobs.items() if job == entity], np.intp))
 
     def _record_faults(self, frames: Mapping[str, Frame]) -> None:
-        """Keeps what was logged that stops jobs, by node or switch."""
+        """Records logged faults that stop jobs, by node or switch."""
         for frame in frames.values():
             for event in frame.events:
                 down = event.kind == "link_state" and event.data.get("state") == "down"
@@ -276,7 +272,7 @@ class StragglerJob(Detector):
             self.faults = {e: fault for e, fault in self.faults.items() if now - fault["time"] <= _KEPT}
 
     def _assign_slots(self, time: int) -> NDArray[np.int32]:
-        """(S,) slot of each rank's job; jobs that come take the slots of those that are gone."""
+        """Returns (S,) job slot of each rank; new jobs take the slots of those that are gone."""
         named = self.slots.entities["job"]
         if set(named) != set(self.jobs):
             for job in self.jobs.keys() - set(named):
@@ -288,104 +284,112 @@ class StragglerJob(Detector):
             at = np.array(fresh, np.intp)
             self.step[at] = self.watts[at] = np.nan
             self.stepped_at[at], self.sampled_at[at] = time, time
-            self.paces.reset(at)
+            self.paces.reset_jobs(at)
         slots = np.array([*(self.jobs[job] for job in named), -1], np.int32)
         return slots[self.slots.numbers["job"]]
 
-    def _follow_steps(self, frames: Mapping[str, Frame], frame: Frame, of: NDArray[np.int32]) -> list[tuple[str, int]]:
-        """Follows steps and usual power; jobs that have made no step for a while."""
-        jobs, time, mine = len(self.step), frame.time, of >= 0
+    def _follow_steps(self, frames: Mapping[str, Frame], frame: Frame, job: NDArray[np.int32]) -> list[tuple[str, int]]:
+        """Follows steps and usual power; returns jobs that have made no step for a while."""
+        jobs, time, known = len(self.step), frame.time, job >= 0
         steps = self.slots.read_ranks(frame, "rank.step")
         top = np.full(jobs, -np.inf)
-        np.fmax.at(top, of[mine], steps[mine])
-        seen = np.isfinite(top)
-        moved = seen & ((top != self.step) | (time - self.sampled_at > _SILENT))  # less than before: the job began anew
-        self.sampled_at[seen] = time
+        np.fmax.at(top, job[known], steps[known])
+        sampled = np.isfinite(top)
+        # a lower step than before: the job started again
+        moved = sampled & ((top != self.step) | (time - self.sampled_at > _SILENT))
+        self.sampled_at[sampled] = time
         self.step[moved], self.stepped_at[moved] = top[moved], time
-        power = self._gpu_means(frames, "gpu.power", of)
+        power = self._gpu_means(frames, "gpu.power", job)
         learns = moved & np.isfinite(power)
         self.watts[learns] += np.where(np.isnan(self.watts), 0, _USUAL * (power - self.watts))[learns]
         fresh = learns & np.isnan(self.watts)
         self.watts[fresh] = power[fresh]
         waits = (time - self.stepped_at >= _STILL) & (time - self.sampled_at <= _SILENT)
-        found = [(name, job) for name, job in self.jobs.items() if waits[job]] if waits.any() else []
+        found = [(name, slot) for name, slot in self.jobs.items() if waits[slot]] if waits.any() else []
         if self.stuck:
             self.stuck = {name: self.stuck[name] for name, _ in found if name in self.stuck}
         return found
 
-    def _gpu_means(self, frames: Mapping[str, Frame], signal: str, of: NDArray[np.int32]) -> Floats:
-        """(jobs,) mean of a signal over the GPUs of each job."""
+    def _gpu_means(self, frames: Mapping[str, Frame], signal: str, job: NDArray[np.int32]) -> Floats:
+        """Returns (jobs,) mean of a signal over the GPUs of each job."""
         gpus, jobs = frames.get("gpu"), len(self.step)
         if gpus is None or signal not in gpus.values:
             return np.full(jobs, np.nan)
         values = self.slots.read_gpus(gpus, signal)
-        known = (of >= 0) & np.isfinite(values)
-        size = np.bincount(of[known], minlength=jobs)
-        return np.asarray(np.bincount(of[known], values[known], jobs) / np.where(size > 0, size, np.nan))
+        known = (job >= 0) & np.isfinite(values)
+        size = np.bincount(job[known], minlength=jobs)
+        return np.asarray(np.bincount(job[known], values[known], jobs) / np.where(size > 0, size, np.nan))
 
     def _judge_stuck(
-        self, frames: Mapping[str, Frame], frame: Frame, name: str, job: int, of: NDArray[np.int32]
-    ) -> list[tuple[str, Finding | None]]:
-        """Why one job makes no step, once it has looked the same for a while."""
-        time, nodes = frame.time, self._job_nodes(job, of)
-        busy = float(self._gpu_means(frames, "gpu.utilization", of)[job])
-        share = float(self._gpu_means(frames, "gpu.power", of)[job] / self.watts[job])
+        self, frames: Mapping[str, Frame], frame: Frame, name: str, slot: int, job: NDArray[np.int32]
+    ) -> JobFindings:
+        """Returns why one job makes no step, once it has looked the same for a while."""
+        time, nodes = frame.time, self._job_nodes(slot, job)
+        busy = float(self._gpu_means(frames, "gpu.utilization", job)[slot])
+        share = float(self._gpu_means(frames, "gpu.power", job)[slot] / self.watts[slot])
         io, traffic = self.io.median_share(nodes), self._port_traffic(frames, name, nodes, time)
         kind = ""
         if share <= _LOW and not self.samples.is_saving(name):
-            hangs = busy >= _BUSY and not traffic > _QUIET
+            hangs = busy >= _BUSY and not traffic > QUIET
             kind = "hang" if hangs else "stall" if not busy >= _BUSY and io >= _WAITING else ""
         state = self.stuck.setdefault(name, {})
         measured = np.isfinite(share) or not state.get("kind")
         if measured and state.get("kind") != kind:
             state |= {"kind": kind, "since": time}
-        kind, onset = state["kind"], int(self.stepped_at[job])
+        kind, onset = state["kind"], int(self.stepped_at[slot])
         if not kind or time - state["since"] < _LASTS:
             return []
-        why = self._find_explanation(frame, name, nodes, onset)
+        explanation = self._find_explanation(frame, name, nodes, onset)
         level: Level = "suspect"
-        if time - onset >= (self.hang if kind == "hang" else self.stall) * SECOND and not why:
+        if time - onset >= (self.hang if kind == "hang" else self.stall) * SECOND and not explanation:
             level = "page" if kind == "hang" else "ticket"
         key = f"{kind} {name}"
         due = due_report(self.conditions, key, time, onset, level)
         if due is None:
             return [(key, None)]
-        traffic_words = f", and its ports send {traffic / 1e6:.0f} MB/s" if np.isfinite(traffic) else ""
-        numbers = {"busy": 100 * busy, "share": 100 * share, "io": 100 * io, "traffic": traffic_words}
-        because, minutes = f"; {why} explains it" if why else "", (time - onset) / (60 * SECOND)
-        summary = f"{name} has made no step for {minutes:.0f} min and {_TITLES[kind].format(**numbers)}{because}"
-        compared = Comparison(share * (watts := float(self.watts[job])), watts, None, "own past", 0, 1 - share, "W")
+        numbers = {"minutes": (time - onset) / (60 * SECOND), "share": 100 * share, "io": 100 * io}
         shown = {"utilization": busy, "power_share": share, "io_pressure": io, "bytes_per_second": traffic}
-        more = {key: value if np.isfinite(value) else None for key, value in shown.items()}
-        signals = ("rank.step", "gpu.power", "gpu.utilization" if kind == "hang" else "node.io_pressure")
-        told = make_evidence(
-            _CLEARS, compared, cause=kind, attribution="JOB", nodes=len(nodes), explained_by=why, **more
+        watts = float(self.watts[slot])
+        finding = self.finding(
+            time,
+            name,
+            due,
+            score=(time - onset) / SECOND,
+            summary=pager_title(name, _TITLES[kind].format(**numbers)),
+            signals=("rank.step", "gpu.power", "gpu.utilization" if kind == "hang" else "node.io_pressure"),
+            clears=_CLEARS,
+            compared=Comparison(share * watts, watts, None, "own past", 0, 1 - share, "W"),
+            cause=kind,
+            attribution="JOB",
+            nodes=len(nodes),
+            explained_by=explanation,
+            **{key: value if np.isfinite(value) else None for key, value in shown.items()},
         )
-        return [(key, Finding(time, due[0], name, self.name, due[1], (time - onset) / SECOND, summary, told, signals))]
+        return [(key, finding)]
 
-    def _job_nodes(self, job: int, of: NDArray[np.int32]) -> list[str]:
-        numbers = np.unique(self.slots.numbers["node"][of == job]).tolist()
+    def _job_nodes(self, slot: int, job: NDArray[np.int32]) -> list[str]:
+        numbers = np.unique(self.slots.numbers["node"][job == slot]).tolist()
         return [self.slots.entities["node"][n] for n in numbers if n >= 0]
 
     def _port_traffic(self, frames: Mapping[str, Frame], name: str, nodes: Sequence[str], time: int) -> float:
-        """Bytes a second that a port of the job's nodes sends on the mean since it was first seen to stand still."""
+        """Returns the median bytes/s that a port of the job's nodes has sent since the job made no step."""
         nics = frames.get("nic")
         if nics is None or "nic.tx_bytes" not in nics.values:
             return float("nan")
-        above, there = nics.topology.ancestor_of_kind, set(nodes)
+        above, wanted = nics.topology.ancestor_of_kind, set(nodes)
         values = zip(nics.entities, nics["nic.tx_bytes"], strict=False)
-        sent = np.array([v for e, v in values if above(e, "node") in there])
+        sent = np.array([v for e, v in values if above(e, "node") in wanted])
         state = self.stuck.setdefault(name, {})
         before = state.get("sent")
         if before is None or len(before) != len(sent):
             state["sent"], state["sent_at"] = sent, time
             return float("nan")
-        grown = (sent - before) / max((time - state["sent_at"]) / SECOND, 1.0)
-        grown = grown[grown >= 0]
-        return float(np.median(grown)) if len(grown) else float("nan")
+        growth = (sent - before) / max((time - state["sent_at"]) / SECOND, 1.0)
+        growth = growth[growth >= 0]
+        return float(np.median(growth)) if len(growth) else float("nan")
 
     def _find_explanation(self, frame: Frame, name: str, nodes: Sequence[str], onset: int) -> str:
-        """Announced work, or what was logged on its nodes about when it stopped; empty if nothing."""
+        """Returns announced work, or a fault logged on its nodes about when it stopped; empty if there is none."""
         for entity in (name, *nodes):
             if self.samples.gates.in_maintenance(entity, frame.topology, frame.time):
                 return f"announced work on {entity}"
@@ -402,37 +406,40 @@ class StragglerJob(Detector):
             return np.zeros(len(self.slots), bool)
         return has_reason(read_reasons(self.slots.read_gpus(gpus, "gpu.throttle_reasons"))[0], CAPPED)
 
-    def _find_judgeable(self, of: NDArray[np.int32], gate: Bools, time: int) -> Bools:
-        """(jobs,) whose pace is judged: all ranks may be, and a step was made just now."""
-        barred = np.bincount(of[(of >= 0) & ~gate], minlength=len(self.step)) > 0
+    def _find_judgeable(self, job: NDArray[np.int32], gate: Bools, time: int) -> Bools:
+        """Returns (jobs,) jobs whose pace is judged: all ranks may be, and it has just made a step."""
+        barred = np.bincount(job[(job >= 0) & ~gate], minlength=len(self.step)) > 0
         return np.asarray(~barred & (time - self.stepped_at < _STILL))
 
-    def _judge_slow(self, frame: Frame, slow: NDArray[np.intp]) -> list[tuple[str, Finding | None]]:
-        """Jobs that step slower than before, and what made them so."""
-        found: list[tuple[str, Finding | None]] = []
-        names = {job: name for name, job in self.jobs.items()}
-        for job in slow.tolist():
-            pace, since = self.paces.pace_of(job), int(self.paces.since[job])
-            if job not in names or pace.cause not in ("network", "job"):
+    def _judge_slow(self, frame: Frame, slow: NDArray[np.intp]) -> JobFindings:
+        """Returns jobs that step slower than before because of the network or a stage."""
+        found: JobFindings = []
+        names = {slot: name for name, slot in self.jobs.items()}
+        for slot in slow.tolist():
+            pace, since = self.paces.pace_of(slot), int(self.paces.since[slot])
+            if slot not in names or pace.cause not in ("network", "job"):
                 continue
             late = self.tickets and frame.time - since >= self.hold * SECOND
-            key = f"slow {names[job]}"
+            key = f"slow {names[slot]}"
             due = due_report(self.conditions, key, frame.time, since, "ticket" if late else "suspect")
-            found.append((key, self._slow_finding(frame, names[job], job, due) if due else None))
+            found.append((key, self._slow_finding(frame, names[slot], slot, due) if due else None))
         return found
 
-    def _slow_finding(self, frame: Frame, name: str, job: int, due: tuple[int, Level]) -> Finding:
-        pace, effect = self.paces.pace_of(job), self.paces.effect(job)
+    def _slow_finding(self, frame: Frame, name: str, slot: int, due: tuple[int, Level]) -> Finding:
+        pace, effect = self.paces.pace_of(slot), self.paces.effect(slot)
         network = pace.cause == "network"
-        part_of = (
-            f"collectives take {pace.network:.3g} s of it, not {pace.usual_network:.3g} s, while it computes as before"
-            if network
-            else f"its slowest stage computes {pace.compute:.3g} s of it, not {pace.usual_compute:.3g} s"
+        where = "in collectives" if network else "in its slowest stage"
+        return self.finding(
+            frame.time,
+            name,
+            due,
+            score=self.paces.score(slot),
+            summary=pager_title(name, f"steps {100 * effect:.0f} % slower than before, {where}"),
+            signals=("rank.step_time", "rank.communication_time" if network else "rank.compute_time"),
+            clears="they are under 5 % longer than before",
+            compared=Comparison(pace.step, pace.usual, None, "own past", 0, effect, "s"),
+            cause="network" if network else "a stage computes longer",
+            attribution="NETWORK" if network else "JOB",
+            compute=pace.compute,
+            communication=pace.network,
         )
-        summary = f"{name} takes {pace.step:.3g} s a step, {100 * effect:.0f} % longer than before: {part_of}"
-        compared = Comparison(pace.step, pace.usual, None, "own past", 0, effect, "s")
-        cause, whose = ("network", "NETWORK") if network else ("a stage computes longer", "JOB")
-        parts = {"compute": pace.compute, "communication": pace.network}
-        told = make_evidence("they are under 5 % longer than before", compared, cause=cause, attribution=whose, **parts)
-        signals = ("rank.step_time", "rank.communication_time" if network else "rank.compute_time")
-        return Finding(frame.time, due[0], name, self.name, due[1], self.paces.score(job), summary, told, signals)

@@ -57,7 +57,7 @@ def test_what_is_judged_both_ways_passes_its_threshold_twice_as_often():
 )
 def test_a_job_is_one_stream_whatever_its_nodes_and_is_judged_without_peers(name, line, look):
     told = lines(name)[line]
-    assert "one stream a job, without peers" in told
+    assert "one stream per job, without peers" in told
     assert "a node" not in told
     assert f"at {look} s" in told
     assert times(told) == pytest.approx(arl0(Channel(0.02, 0.1).limit(look) + ALONE), rel=0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from detectors.straggler.power_caps import CapEffects, PowerCaps
@@ -69,6 +71,6 @@ def test_a_snapshot_goes_on_as_if_nothing_had_happened():
     caps, other = PowerCaps(), PowerCaps()
     after(caps, ~ALL)
     after(caps, NODE, 2)
-    other.restore({name: cells.copy() for name, cells in caps.snapshot().items()})
+    other.restore(copy.deepcopy(caps.snapshot()))
     assert after(caps, NODE).hold.tolist() == after(other, NODE).hold.tolist()
     assert caps.relative.tolist() == other.relative.tolist()

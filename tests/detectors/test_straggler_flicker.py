@@ -67,7 +67,7 @@ def test_what_flickers_is_known_again_after_a_restart_and_forgotten_with_its_gpu
     bits = rng.random(SIZE) < 0.5
     one, two = caps.update(bits, GROUPS, ALL, ALL), other.update(bits, GROUPS, ALL, ALL)
     assert (one.hold.tolist(), one.doubt.tolist()) == (two.hold.tolist(), two.doubt.tolist())
-    caps.reset([3])
+    caps.reset_slots([3])
     assert np.flatnonzero(caps.flicker.unlearned(SIZE)).tolist() == [3]
 
 

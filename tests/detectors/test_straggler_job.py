@@ -47,7 +47,7 @@ def test_a_hang_pages_on_the_job_after_six_minutes():
     assert page.entity == "job:7"
     assert 360 <= (page.time - CASE.time(SINCE - 1)) / SECOND <= 420
     assert "no step for 6 min" in page.summary
-    assert "100 % utilisation and 30 % of their usual power, and its ports send 0 MB/s" in page.summary
+    assert "GPUs at 30 % of usual power" in page.summary
 
 
 def test_a_job_that_dies_within_five_minutes_was_no_hang():
@@ -75,7 +75,7 @@ def test_what_was_logged_when_it_stopped_explains_it(told):
 
     found = shown(change)
     assert levels(found) == {("job:7", "suspect")}
-    assert f"{told.entity} explains it" in found[-1].summary
+    assert found[-1].evidence["explained_by"].endswith(told.entity)
 
 
 def test_an_evaluation_works_on_and_is_no_hang():
@@ -107,7 +107,7 @@ def test_a_data_stall_is_a_ticket_on_the_job_and_ends_with_the_next_step():
 
     found = shown(change)
     assert levels(found) == {("job:7", "ticket")}
-    assert "wait for I/O 80 % of the time" in found[-1].summary
+    assert "I/O wait 80 %" in found[-1].summary
     assert max(f.time for f in found) <= CASE.time(SINCE + 41)
 
 
@@ -127,7 +127,7 @@ def longer(tick, values, compute, network, who=slice(0, SIZE)):
 def test_collectives_that_take_longer_name_the_network(tickets):
     found = shown(lambda tick, values: longer(tick, values, 0.0, 1.5), 420, StragglerJob(tickets=tickets))
     assert levels(found) == {("job:7", "suspect")} | ({("job:7", "ticket")} if tickets else set())
-    assert "collectives take 2.5 s of it, not 1 s" in found[-1].summary
+    assert "in collectives" in found[-1].summary
     assert found[-1].evidence["attribution"] == "NETWORK"
 
 
@@ -150,7 +150,7 @@ def test_a_job_whose_pace_is_called_no_fault_takes_it_for_usual():
 def test_a_stage_that_computes_longer_is_the_jobs_own_and_stays_a_suspect():
     found = shown(lambda tick, values: longer(tick, values, 1.5, 0.0, slice(16, SIZE)), 420)
     assert levels(found) == {("job:7", "suspect")}
-    assert "its slowest stage computes 6.3" in found[-1].summary
+    assert "in its slowest stage" in found[-1].summary
 
 
 def test_one_slow_rank_is_for_another_detector():
@@ -183,7 +183,7 @@ def test_a_hang_during_announced_work_wakes_nobody_and_says_why(entity):
 
     found = shown(change, 180)
     assert levels(found) == {("job:7", "suspect")}
-    assert "announced work on" in found[-1].summary
+    assert "announced work on" in found[-1].evidence["explained_by"]
 
 
 def test_work_on_another_node_explains_no_hang():
@@ -200,4 +200,4 @@ def test_an_xid_without_a_number_still_explains_a_hang(xid):
         stands(tick, values, 180.0)
         return [Event(CASE.time(SINCE), "gpu:n2.1", "xid", {"xid": xid})] if tick == SINCE else []
 
-    assert shown(change, 160)[-1].summary.endswith("xid of gpu:n2.1 explains it")
+    assert shown(change, 160)[-1].evidence["explained_by"] == "xid of gpu:n2.1"

@@ -50,7 +50,7 @@ def test_the_slow_node_is_told_beside_the_other(factor):
 
 def test_so_is_its_clock():
     page = told(1.15, heat=True)[-1]
-    assert "SM clock 13 % below" in page.summary
+    assert "SM clock 13 % below" in page.evidence["cause"]
     assert page.evidence["sm_clock_below_peers"] == pytest.approx(1 - 1 / 1.15, abs=0.01)
 
 

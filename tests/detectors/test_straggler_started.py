@@ -75,7 +75,7 @@ def test_a_rank_that_is_slow_from_its_first_sample_is_a_ticket_after_half_an_hou
     assert told == (f"rank:7.{guilty}", ("ticket", pytest.approx(30, abs=1)))
     ticket = next(f for f in found if f.level == "ticket")
     assert ticket.onset == START
-    assert "slow since it started: more work or a slow device" in ticket.summary
+    assert "slow since it started: more work or a slow device" in ticket.evidence["cause"]
     assert ticket.evidence["slowdown"] == pytest.approx(slowdown, rel=0.1)
     assert ticket.signals == ("rank.compute_time",)
 
@@ -129,7 +129,8 @@ def test_a_swap_tells_a_slow_device_from_more_work(device):
     assert ("rank:7.3", "page") not in mine
     assert (("rank:7.3", "ticket") in mine) == (not device)
     if device:
-        assert "as other work was on the same device" in next(f for f in found if f.level == "page").summary
+        page = next(f for f in found if f.level == "page")
+        assert "as other work was on the same device" in page.evidence["cause"]
 
 
 def test_the_same_work_again_on_the_same_device_confirms_nothing():

@@ -125,7 +125,7 @@ def test_a_well_rank_that_becomes_slow_is_found_though_others_of_its_stage_throt
     pages = [f.time for f in found if f.level == "page"]
     assert min(pages) <= START + (SINCE + 100 + 70) * TICK
     assert max(pages) >= START + (SINCE + 390) * TICK
-    assert "longer than 9 other ranks" in found[-1].summary  # of those that are well
+    assert found[-1].evidence["peers"] == 9  # of those that are well
 
 
 def test_it_is_still_found_once_the_others_have_used_up_their_allowance(monkeypatch):

@@ -85,7 +85,7 @@ def test_a_job_that_sends_less_while_its_gpus_wait_is_a_ticket_on_the_job_after_
     assert 29 <= minutes(found[0]) <= 33
     assert abs(found[0].onset - START - SINCE * STEP * SECOND) <= 180 * SECOND
     assert found[0].evidence["effect"] == pytest.approx(0.2, abs=0.03)
-    assert "no node stands out" in found[0].summary
+    assert "cause not visible" in found[0].summary
 
 
 def test_without_ports_a_job_that_is_less_active_is_the_jobs_too():
