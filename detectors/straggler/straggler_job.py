@@ -7,7 +7,7 @@ whether computing or the network made them longer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -174,6 +174,37 @@ JobFindings = list[tuple[str, Finding | None]]
 """Conditions that hold, by key, with the finding that is due, if any."""
 
 
+@dataclass(frozen=True, slots=True)
+class StuckReadings:
+    """Readings of a job without steps; nan is unknown.
+
+    utilization: mean of its GPUs.   power_share: of their usual power.   io_pressure: share of time, median of nodes.
+    bytes_per_second: median of its ports.
+    """
+
+    utilization: float
+    power_share: float
+    io_pressure: float
+    bytes_per_second: float
+
+    def kind(self) -> str:
+        """Returns hang for busy GPUs at low power without traffic, stall for idle ones that wait for data, else ""."""
+        if not self.power_share <= _LOW:
+            return ""
+        if self.utilization >= _BUSY:
+            return "" if self.bytes_per_second > QUIET else "hang"
+        return "stall" if self.io_pressure >= _WAITING else ""
+
+    def title(self, job: str, kind: str, still: int) -> str:
+        """Returns the title of a finding. still: us without a step."""
+        numbers = {"minutes": still / (60 * SECOND), "share": 100 * self.power_share, "io": 100 * self.io_pressure}
+        return pager_title(job, _TITLES[kind].format(**numbers))
+
+    def evidence(self) -> dict[str, float | None]:
+        """Returns the readings; None is unknown."""
+        return {f.name: v if np.isfinite(v := getattr(self, f.name)) else None for f in fields(self)}
+
+
 @dataclass
 class StragglerJob(Detector):
     """A job that makes no step, and why; and steps at least 10 % longer than the job's own past, and the cause.
@@ -324,16 +355,11 @@ class StragglerJob(Detector):
         self, frames: Mapping[str, Frame], frame: Frame, name: str, slot: int, job: NDArray[np.int32]
     ) -> JobFindings:
         """Returns why one job makes no step, once it has looked the same for a while."""
-        time, nodes = frame.time, self._job_nodes(slot, job)
-        busy = float(self._gpu_means(frames, "gpu.utilization", job)[slot])
-        share = float(self._gpu_means(frames, "gpu.power", job)[slot] / self.watts[slot])
-        io, traffic = self.io.median_share(nodes), self._port_traffic(frames, name, nodes, time)
-        kind = ""
-        if share <= _LOW and not self.samples.is_saving(name):
-            hangs = busy >= _BUSY and not traffic > QUIET
-            kind = "hang" if hangs else "stall" if not busy >= _BUSY and io >= _WAITING else ""
+        nodes, time = self._job_nodes(slot, job), frame.time
+        readings = self._read_stuck(frames, name, slot, job, nodes)
+        kind = "" if self.samples.is_saving(name) else readings.kind()
         state = self.stuck.setdefault(name, {})
-        measured = np.isfinite(share) or not state.get("kind")
+        measured = np.isfinite(readings.power_share) or not state.get("kind")
         if measured and state.get("kind") != kind:
             state |= {"kind": kind, "since": time}
         kind, onset = state["kind"], int(self.stepped_at[slot])
@@ -347,15 +373,13 @@ class StragglerJob(Detector):
         due = due_report(self.conditions, key, time, onset, level)
         if due is None:
             return [(key, None)]
-        numbers = {"minutes": (time - onset) / (60 * SECOND), "share": 100 * share, "io": 100 * io}
-        shown = {"utilization": busy, "power_share": share, "io_pressure": io, "bytes_per_second": traffic}
-        watts = float(self.watts[slot])
+        watts, share = float(self.watts[slot]), readings.power_share
         finding = self.finding(
             time,
             name,
             due,
             score=(time - onset) / SECOND,
-            summary=pager_title(name, _TITLES[kind].format(**numbers)),
+            summary=readings.title(name, kind, time - onset),
             signals=("rank.step", "gpu.power", "gpu.utilization" if kind == "hang" else "node.io_pressure"),
             clears=_CLEARS,
             compared=Comparison(share * watts, watts, None, "own past", 0, 1 - share, "W"),
@@ -363,9 +387,17 @@ class StragglerJob(Detector):
             attribution="JOB",
             nodes=len(nodes),
             explained_by=explanation,
-            **{key: value if np.isfinite(value) else None for key, value in shown.items()},
+            **readings.evidence(),
         )
         return [(key, finding)]
+
+    def _read_stuck(
+        self, frames: Mapping[str, Frame], name: str, slot: int, job: NDArray[np.int32], nodes: Sequence[str]
+    ) -> StuckReadings:
+        busy = float(self._gpu_means(frames, "gpu.utilization", job)[slot])
+        share = float(self._gpu_means(frames, "gpu.power", job)[slot] / self.watts[slot])
+        traffic = self._port_traffic(frames, name, nodes, frames["rank"].time)
+        return StuckReadings(busy, share, self.io.median_share(nodes), traffic)
 
     def _job_nodes(self, slot: int, job: NDArray[np.int32]) -> list[str]:
         numbers = np.unique(self.slots.numbers["node"][job == slot]).tolist()
