@@ -1,4 +1,4 @@
-"""The straggler detector: own stage, corroboration by the GPU, hold, and who is never blamed."""
+"""The straggler detector: comparison with the own stage, corroboration by the GPU, hold, and cases without findings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_slow_rank_is_suspected_within_minutes_and_paged_after_the_hold(site, 
     assert page.evidence["gpu"] == "gpu:n0.3"
 
 
-def test_two_short_slowdowns_that_meet_page_nobody_however_strong(site, watch):
+def test_two_short_slowdowns_in_a_row_do_not_page_however_strong(site, watch):
     def change(tick, values):
         slowed(3, 1.4, 60, 88)(tick, values)
         slowed(3, 1.3, 88, 115)(tick, values)
@@ -42,7 +42,7 @@ def test_two_short_slowdowns_that_meet_page_nobody_however_strong(site, watch):
     assert {f.level for f in watch(Straggler(), site, 200, change)} == {"suspect"}
 
 
-def test_a_clock_below_that_of_the_peers_pages_at_once(site, watch):
+def test_a_clock_below_that_of_the_peers_pages_without_the_hold(site, watch):
     def change(tick, values):
         slowed(3, 1.15)(tick, values)
         if tick >= 60:
@@ -56,7 +56,7 @@ def test_a_clock_below_that_of_the_peers_pages_at_once(site, watch):
 
 
 @pytest.mark.parametrize(("bits", "pages"), [(0x20, True), (0x40, True), (0x8, True), (0x80, True), (0x4, False)])
-def test_throttle_bits_page_at_once_but_a_power_cap_is_policy(site, watch, bits, pages):
+def test_throttle_bits_page_without_the_hold_but_a_power_cap_is_policy(site, watch, bits, pages):
     def change(tick, values):
         slowed(3, 1.15)(tick, values)
         if tick >= 60:
@@ -67,27 +67,27 @@ def test_throttle_bits_page_at_once_but_a_power_cap_is_policy(site, watch, bits,
     assert any(f.level == "page" for f in found) == pages
 
 
-def test_a_clock_that_alone_is_low_blames_nobody(site, watch):
+def test_a_low_clock_of_a_rank_that_is_not_slow_gives_no_finding(site, watch):
     def change(tick, values):
         values["gpu"]["gpu.sm_clock"][3] = 1200.0
 
     assert watch(Straggler(), site, 300, change) == []
 
 
-def test_a_stage_that_is_slow_as_a_whole_blames_nobody(site, watch):
+def test_a_stage_that_is_slow_as_a_whole_gives_no_finding(site, watch):
     assert watch(Straggler(), site, 300, slowed(slice(8, 16), 1.5)) == []
 
 
-def test_a_third_of_a_stage_on_both_of_its_nodes_blames_nobody_since_its_median_is_no_witness(site, watch):
+def test_most_ranks_of_a_stage_on_both_of_its_nodes_give_no_finding_as_the_median_is_no_reference(site, watch):
     assert watch(Straggler(), site, 300, slowed([8, 9, 10, 12, 13, 14], 1.5)) == []
 
 
-def test_stages_are_never_pooled_however_much_they_differ(site, watch):
+def test_stages_that_differ_are_not_compared_with_each_other(site, watch):
     site.slow = np.where(np.arange(16) < 8, 1.0, 2.0)
     assert watch(Straggler(), site, 300) == []
 
 
-def test_a_checkpoint_that_slows_all_ranks_blames_nobody(site, watch):
+def test_a_checkpoint_that_slows_all_ranks_gives_no_finding(site, watch):
     def change(tick, values):
         if 100 <= tick < 110:
             values["rank"]["rank.compute_time"][:] *= 3
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_slows_all_ranks_blames_nobody(site, watch):
     assert watch(Straggler(), site, 300, change) == []
 
 
-def test_a_pause_of_one_step_blames_nobody(site, watch):
+def test_one_slow_step_now_and_again_gives_no_finding(site, watch):
     def change(tick, values):
         if tick % 40 == 0:
             values["rank"]["rank.compute_time"][tick % 16] *= 2
@@ -103,7 +103,7 @@ def test_a_pause_of_one_step_blames_nobody(site, watch):
     assert watch(Straggler(), site, 500, change) == []
 
 
-def test_a_rank_of_two_that_was_slow_from_the_start_is_a_ticket_in_time_and_never_paged_alone(site, watch):
+def test_a_rank_of_two_that_was_slow_from_the_start_is_a_ticket_and_never_a_page(site, watch):
     site.names["rank"] = ["rank:8.0", "rank:8.1"]
     site.topology.merge({r: ["stage:8.0", "job:8"] for r in site.names["rank"]})
 
@@ -116,38 +116,38 @@ def test_a_rank_of_two_that_was_slow_from_the_start_is_a_ticket_in_time_and_neve
     assert found[0].evidence["slowdown"] == pytest.approx(2.0, abs=0.1)
 
 
-def test_the_condition_ends_with_the_slowness_and_comes_back_with_a_new_onset(site, watch):
+def test_the_condition_ends_with_the_slowdown_and_returns_with_a_new_onset(site, watch):
     def change(tick, values):
         slowed(3, 1.3, 60, 120)(tick, values)
         slowed(3, 1.3, 200)(tick, values)
 
     found = watch(Straggler(), site, 260, change)
     assert len({f.onset for f in found}) == 2
-    told = [(f.time - START) // (10 * SECOND) for f in found]
-    assert not [tick for tick in told if 145 <= tick < 200]
+    ticks = [(f.time - START) // (10 * SECOND) for f in found]
+    assert not [tick for tick in ticks if 145 <= tick < 200]
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_slow_node_that_a_person_calls_no_fault_is_learnt_anew_also_right_after_a_restart(site, restart):
-    runner, said = Runner([Straggler()]), []
+def test_a_slow_node_accepted_as_normal_is_learned_again_also_right_after_a_restart(site, restart):
+    runner, reports = Runner([Straggler()]), []
     for tick in range(230):
-        values, told = site.values(), []
+        values, events = site.values(), []
         if tick >= 60:
             values["rank"]["rank.compute_time"][4:8] *= 1.4
         if tick == 200:
-            told = [
+            events = [
                 Event(START + tick * STEP, "node:n1", "feedback", {"detector": "straggler", "verdict": "not_a_fault"})
             ]
             if restart:
                 snapshot, runner = runner.snapshot(), Runner([Straggler()])
                 runner.restore(snapshot)
-        said += [(tick, f.entity, f.level) for f in runner.observe(site.frames(tick, values, told))]
-    assert ("node:n1", "page") in {(entity, level) for tick, entity, level in said if tick < 200}
-    assert not [tick for tick, *_ in said if tick >= 200]
+        reports += [(tick, f.entity, f.level) for f in runner.observe(site.frames(tick, values, events))]
+    assert ("node:n1", "page") in {(entity, level) for tick, entity, level in reports if tick < 200}
+    assert not [tick for tick, *_ in reports if tick >= 200]
 
 
-def test_a_step_that_is_told_again_and_again_is_one_witness(site, watch):
-    """One slow step of a long job: 30 samples of it are no more than one."""
+def test_a_step_that_is_reported_many_times_counts_once(site, watch):
+    """One slow step of a long job, in 30 samples."""
 
     def change(tick, values):
         values["rank"]["rank.step"] = np.full(16, float(tick // 30))

@@ -1,4 +1,4 @@
-"""What the detectors of slow ranks, GPUs and jobs say that they cost in false alarms."""
+"""The false alarm budgets of the straggler detectors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def lines(name, **settings):
         ("straggler_job", ("step time of whole jobs",)),
     ],
 )
-def test_each_stream_has_its_arithmetic_and_the_rules_say_that_they_have_none(name, streams):
-    told = lines(name)
-    assert [line.split(":")[0].split(",")[0] for line in told[:-1]] == list(streams)
-    assert all("once in" in line for line in told[:-1])
-    assert told[-1].startswith("a rule on ")
+def test_each_stream_has_an_alarm_rate_and_the_last_line_names_the_rules_without_one(name, streams):
+    found = lines(name)
+    assert [line.split(":")[0].split(",")[0] for line in found[:-1]] == list(streams)
+    assert all("once in" in line for line in found[:-1])
+    assert found[-1].startswith("a rule on ")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_each_stream_has_its_arithmetic_and_the_rules_say_that_they_have_none(na
         ("straggler_job", "hang", 500.0, -1),
     ],
 )
-def test_the_real_settings_are_told(name, setting, value, line):
+def test_the_lines_follow_the_settings(name, setting, value, line):
     assert lines(name)[line] != lines(name, **{setting: value})[line]
     assert f"{value:g}" in lines(name, **{setting: value})[line]
 
@@ -47,17 +47,17 @@ def times(line):
     return float(line.split("once in ")[1].split(" ")[0])
 
 
-def test_what_is_judged_both_ways_passes_its_threshold_twice_as_often():
+def test_a_stream_judged_in_both_directions_exceeds_its_threshold_twice_as_often():
     clock, activity, *_ = lines("straggler_inferred")
     assert times(clock) == pytest.approx(2 * times(activity), rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "look"), [("straggler_inferred", 2, 60), ("straggler_inferred", 3, 60), ("straggler_job", 0, 30)]
+    ("name", "line", "step"), [("straggler_inferred", 2, 60), ("straggler_inferred", 3, 60), ("straggler_job", 0, 30)]
 )
-def test_a_job_is_one_stream_whatever_its_nodes_and_is_judged_without_peers(name, line, look):
-    told = lines(name)[line]
-    assert "one stream per job, without peers" in told
-    assert "a node" not in told
-    assert f"at {look} s" in told
-    assert times(told) == pytest.approx(arl0(Channel(0.02, 0.1).limit(look) + ALONE), rel=0.05)
+def test_a_job_is_one_stream_without_peers_whatever_its_size(name, line, step):
+    text = lines(name)[line]
+    assert "one stream per job, without peers" in text
+    assert "a node" not in text
+    assert f"at {step} s" in text
+    assert times(text) == pytest.approx(arl0(Channel(0.02, 0.1).limit(step) + ALONE), rel=0.05)

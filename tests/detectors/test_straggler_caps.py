@@ -1,4 +1,4 @@
-"""Power caps that cut through a cohort and overlap: who is held, for how long, and who learns anew."""
+"""Power caps of a part of a cohort, and overlapping caps: which GPUs are on hold, how long, and which learn again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def after(caps: PowerCaps, capped: np.ndarray, samples: int = 30) -> CapEffects:
     return [caps.update(capped, GROUPS, ALL, ALL) for _ in range(samples)][-1]
 
 
-def test_nobody_is_held_while_nothing_is_capped_or_all_are():
+def test_no_gpu_is_on_hold_while_none_or_all_are_capped():
     caps = PowerCaps()
     assert not after(caps, ~ALL).hold.any()
     assert not after(caps, ALL).hold.any()
 
 
-def test_several_under_a_cap_of_their_own_are_held_at_once_and_one_alone_never():
+def test_several_gpus_under_their_own_cap_are_on_hold_and_a_single_one_never():
     caps = PowerCaps()
     after(caps, ~ALL)
     assert caps.update(NODE, GROUPS, ALL, ALL).hold.tolist() == NODE.tolist()
@@ -32,34 +32,34 @@ def test_several_under_a_cap_of_their_own_are_held_at_once_and_one_alone_never()
     assert not after(one, np.arange(40) == 3).hold.any()
 
 
-def test_who_was_apart_is_held_until_its_own_cap_is_gone_and_keeps_what_it_learnt():
+def test_a_hold_lasts_until_the_own_cap_ends_and_keeps_the_baseline():
     caps = PowerCaps()
     after(caps, ~ALL)
     after(caps, NODE)
     assert after(caps, ALL).hold.tolist() == NODE.tolist()
-    told = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
-    assert not told[-1].hold.any()
-    assert not any(ruling.relearn for ruling in told)
+    effects = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
+    assert not effects[-1].hold.any()
+    assert not any(effect.relearn for effect in effects)
 
 
-def test_who_learnt_apart_from_its_cohort_learns_anew_when_that_ends():
+def test_gpus_that_learned_under_their_own_cap_learn_again_when_it_ends():
     caps = PowerCaps()
     after(caps, NODE)
-    told = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
-    assert sorted({slot for ruling in told for slot in ruling.relearn}) == list(range(8))
-    assert not told[-1].hold.any()
+    effects = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
+    assert sorted({slot for effect in effects for slot in effect.relearn}) == list(range(8))
+    assert not effects[-1].hold.any()
 
 
-def test_who_learnt_under_a_cap_with_all_its_cohort_learns_anew_when_its_own_is_the_last_to_go():
+def test_gpus_that_learned_under_a_cap_of_the_cohort_learn_again_when_theirs_ends_last():
     caps = PowerCaps()
     after(caps, ALL)
     assert after(caps, NODE).hold.tolist() == NODE.tolist()
-    told = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
-    assert sorted({slot for ruling in told for slot in ruling.relearn}) == list(range(8))
-    assert not told[-1].hold.any()
+    effects = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
+    assert sorted({slot for effect in effects for slot in effect.relearn}) == list(range(8))
+    assert not effects[-1].hold.any()
 
 
-def test_what_was_learnt_under_a_cap_is_learnt_over_time_to_be_without_one():
+def test_a_baseline_learned_under_a_cap_follows_in_time_once_the_cap_has_ended():
     caps = PowerCaps()
     after(caps, ALL)
     after(caps, ~ALL, 10_000)
@@ -67,7 +67,7 @@ def test_what_was_learnt_under_a_cap_is_learnt_over_time_to_be_without_one():
     assert not any(caps.update(~ALL, GROUPS, ALL, ALL).relearn for _ in range(30))
 
 
-def test_a_snapshot_goes_on_as_if_nothing_had_happened():
+def test_a_restored_snapshot_continues_the_same():
     caps, other = PowerCaps(), PowerCaps()
     after(caps, ~ALL)
     after(caps, NODE, 2)

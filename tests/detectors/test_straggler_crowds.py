@@ -1,4 +1,4 @@
-"""GPUs that throttle with others of their loop: left to coolant and power for a time, they hide nobody else."""
+"""GPUs that throttle with others of their loop: left to coolant and power for a time; other GPUs are still found."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SINCE, STUCK = 60, 14
 FEW, MANY = [0, 4, 8], [0, 1, 4, 5, 8, 9]  # of the 16 GPUs of a rack
 
 
-def told(gpus, ticks=200, stuck=True, every=1, detector=None, topology=site.topology, warmer=0.0):
-    """`gpus` run hot for good, with throttle bits for 40 s of `every` ticks; one other's clock is stuck."""
+def findings(gpus, ticks=200, stuck=True, every=1, detector=None, topology=site.topology, warmer=0.0):
+    """Findings: `gpus` stay hot, with throttle bits for 4 of `every` ticks; the clock of STUCK is low."""
 
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
@@ -40,42 +40,42 @@ def pages(found):
 
 
 @pytest.mark.parametrize("every", [1, 54])
-def test_few_that_throttle_hide_no_other_gpu_of_their_loop(every):
-    assert pages(told(FEW, every=every)) == {site.GPUS[STUCK]}
+def test_few_that_throttle_do_not_hide_another_slow_gpu_of_their_loop(every):
+    assert pages(findings(FEW, every=every)) == {site.GPUS[STUCK]}
 
 
-def test_where_a_third_throttles_the_whole_loop_is_left_to_others():
-    assert told(MANY) == []
+def test_a_loop_of_which_a_third_throttles_is_left_to_other_detectors():
+    assert findings(MANY) == []
 
 
 def bare():
-    """The site without racks and what is above them."""
+    """The site without racks and their ancestors."""
     whole = site.topology()
     parents = {e: tuple(p for p in ps if kind_of(p) not in ABOVE) for e, ps in whole.parents.items()}
     return Topology({e: ps for e, ps in parents.items() if kind_of(e) not in ABOVE}, whole.attributes)
 
 
-def test_of_a_fleet_without_racks_all_are_left_to_others_where_a_third_throttles():
+def test_a_fleet_without_racks_of_which_a_third_throttles_is_left_to_other_detectors():
     many = [i for i in range(len(site.GPUS)) if i % 4 < 2]
-    assert told(many, stuck=False, topology=bare) == []
+    assert findings(many, stuck=False, topology=bare) == []
 
 
-def test_of_a_fleet_without_racks_a_few_are_found_one_by_one_unless_all_of_it_is_warmer():
+def test_in_a_fleet_without_racks_a_few_are_found_one_by_one_unless_the_whole_fleet_is_warmer():
     few = {site.GPUS[i] for i in FEW}
-    assert pages(told(FEW, topology=bare)) == {*few, site.GPUS[STUCK]}
-    assert pages(told(FEW, topology=bare, warmer=20.0)) == {site.GPUS[STUCK]}
+    assert pages(findings(FEW, topology=bare)) == {*few, site.GPUS[STUCK]}
+    assert pages(findings(FEW, topology=bare, warmer=20.0)) == {site.GPUS[STUCK]}
 
 
-def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch):
+def test_gpus_that_throttle_together_are_excused_for_four_hours_at_most(monkeypatch):
     monkeypatch.setattr(mass_throttling, "LONGEST_EXCUSE", 1800 * SECOND)
-    found = told(FEW, 300, stuck=False)
+    found = findings(FEW, 300, stuck=False)
     assert pages(found) == {site.GPUS[i] for i in FEW}
     assert min(f.time for f in found) >= START + (SINCE + 180) * 10 * SECOND
 
 
-def test_a_restart_amid_the_heat_changes_nothing():
+def test_a_restart_during_the_throttling_keeps_the_state():
     first, after = StragglerInferred(), StragglerInferred()
-    told(FEW, 120, detector=first)
+    findings(FEW, 120, detector=first)
     after.restore(first.snapshot())
     assert after.loops.some_until.any()
     assert after.loops.some_until.tolist() == first.loops.some_until.tolist()

@@ -1,4 +1,4 @@
-"""Power cap bits that come and go under full load, and steps of minutes: who is slow is found all the same."""
+"""Power cap bits that come and go under full load, and steps of minutes: slow ranks are still found."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ SLOW = 5
 
 
 def after(caps: PowerCaps, share: float | np.ndarray, rng: np.random.Generator, samples: int) -> list[CapEffects]:
-    """What is ruled of GPUs that are under a cap for such shares of the time, sample by sample."""
+    """The effects of caps on GPUs that are capped for a share of the time, sample by sample."""
     return [caps.update(rng.random(SIZE) < share, GROUPS, ALL, ALL) for _ in range(samples)]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.95])
-def test_bits_that_flicker_as_ever_hold_hardly_anybody(share):
+def test_bits_that_flicker_as_usual_hold_under_1_percent(share):
     caps, rng = PowerCaps(), np.random.default_rng(1)
     after(caps, share, rng, 150)
-    held = np.array([ruling.hold for ruling in after(caps, share, rng, 500)])
+    held = np.array([effect.hold for effect in after(caps, share, rng, 500)])
     assert held.mean() < 0.01
 
 
 @pytest.mark.parametrize("share", [0.15, 0.3, 0.5])
-def test_a_cap_that_holds_for_good_where_bits_flicker_is_seen_within_a_hold_and_ends(share):
+def test_a_permanent_cap_among_flickering_bits_is_seen_within_60_samples_and_ends(share):
     caps, rng = PowerCaps(), np.random.default_rng(1)
     after(caps, share, rng, 200)
     capped = after(caps, np.where(NODES, 1.0, share), rng, 300)
-    assert all(ruling.hold[NODES].mean() > 0.9 for ruling in capped[60:])
-    assert np.array([ruling.hold[~NODES] for ruling in capped]).mean() < 0.01
+    assert all(effect.hold[NODES].mean() > 0.9 for effect in capped[60:])
+    assert np.array([effect.hold[~NODES] for effect in capped]).mean() < 0.01
     assert not after(caps, share, rng, 100)[-1].hold.any()
 
 
-def test_a_cap_whose_bit_flickers_where_none_did_holds_whom_it_slows():
+def test_a_new_cap_with_a_flickering_bit_holds_the_gpus_that_it_slows():
     caps, rng = PowerCaps(), np.random.default_rng(1)
     after(caps, 0.0, rng, 200)
-    held = np.array([ruling.hold for ruling in after(caps, np.where(NODES, 0.8, 0.0), rng, 300)])
+    held = np.array([effect.hold for effect in after(caps, np.where(NODES, 0.8, 0.0), rng, 300)])
     assert held[20:, NODES].mean() > 0.95
     assert not held[:, ~NODES].any()
 
 
-def test_a_gpu_that_does_not_flicker_is_under_a_cap_as_its_bit_says():
+def test_a_gpu_whose_bit_does_not_flicker_is_capped_as_the_bit_says():
     flicker, rng = CapFlicker(), np.random.default_rng(1)
     for _ in range(150):
         flicker.update((rng.random(SIZE) < 0.5) & (np.arange(SIZE) > 7), ALL, ALL)
-    capped, turned = flicker.update(ALL, ALL, ALL)
+    capped, changed = flicker.update(ALL, ALL, ALL)
     assert capped.tolist() == (np.arange(SIZE) <= 7).tolist()
-    assert not turned.any()
+    assert not changed.any()
 
 
-def test_what_flickers_is_known_again_after_a_restart_and_forgotten_with_its_gpu():
+def test_flicker_is_restored_after_a_restart_and_removed_with_its_gpu():
     caps, other, rng = PowerCaps(), PowerCaps(), np.random.default_rng(1)
     after(caps, 0.5, rng, 150)
     other.restore(copy.deepcopy(caps.snapshot()))
@@ -72,7 +72,7 @@ def test_what_flickers_is_known_again_after_a_restart_and_forgotten_with_its_gpu
 
 
 def found(share, change, ticks=300):
-    """What is told of a job whose GPUs are under a cap for that share of the time; change(rng, values) from 150 on."""
+    """Findings of a job whose GPUs are capped for a share of the time; change(rng, values) from tick 150 on."""
 
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
@@ -99,7 +99,7 @@ def test_a_slow_rank_pages_where_all_power_cap_bits_flicker(share):
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
 @pytest.mark.parametrize("power", [True, False])
-def test_a_lower_cap_of_a_node_pages_nobody_where_bits_flicker(share, power):
+def test_a_lower_cap_of_a_node_does_not_page_where_bits_flicker(share, power):
     node = np.arange(site.SIZE) < site.WIDTH
 
     def capped(rng, values):
@@ -127,9 +127,9 @@ def test_a_slow_rank_of_a_job_with_steps_of_minutes_pages(seconds):
         values["rank"]["rank.step"][:] = 1000.0 + number
         return values, []
 
-    learnt = 40 * seconds // 10
-    case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=learnt)
-    findings = case.shown(Straggler(), range(learnt + 30 * seconds // 10))
+    learned = 40 * seconds // 10
+    case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=learned)
+    findings = case.shown(Straggler(), range(learned + 30 * seconds // 10))
     assert {f.entity for f in findings} == {site.RANKS[SLOW]}
     page = next(f for f in findings if f.level == "page")
     assert 600 <= (page.time - page.onset) / SECOND <= 15 * seconds

@@ -1,4 +1,4 @@
-"""Slow GPUs and hosts from the outside: which clocks and which idleness page, and who is never blamed."""
+"""Slow GPUs and hosts without step times: which clocks and which idle SMs page, and cases without findings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.detectors.cases.case import START, Case
 SINCE = 60
 
 
-def watched(change, ticks=150, topology=site.topology, detector=None):
-    """What is said while `change(tick, values)`, which may return events, holds from tick SINCE on."""
+def findings(change, ticks=150, topology=site.topology, detector=None):
+    """Findings; `change(tick, values)`, which may return events, applies from tick SINCE on."""
 
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
@@ -28,7 +28,7 @@ def watched(change, ticks=150, topology=site.topology, detector=None):
     return case.shown(detector or StragglerInferred(), range(ticks))
 
 
-def clocks(gpus, factor, bits=0):
+def low_clocks(gpus, factor, bits=0):
     def change(tick, values):
         values["gpu"]["gpu.sm_clock"][gpus] *= factor
         values["gpu"]["gpu.throttle_reasons"][gpus] = bits
@@ -36,8 +36,8 @@ def clocks(gpus, factor, bits=0):
     return change
 
 
-def waiting(gpus, factor, node=None, share=0.4):
-    """GPUs whose SMs work less; on `node` tasks wait for processors."""
+def idle_sms(gpus, factor, node=None, share=0.4):
+    """Makes the SMs of GPUs less active; on `node` tasks wait for processors."""
 
     def change(tick, values):
         values["gpu"]["gpu.sm_active"][gpus] *= factor
@@ -47,7 +47,7 @@ def waiting(gpus, factor, node=None, share=0.4):
     return change
 
 
-def told(found, level):
+def entities(found, level):
     return {f.entity for f in found if f.level == level}
 
 
@@ -57,15 +57,15 @@ def minutes(finding):
 
 @pytest.mark.parametrize("bit", [0x8, 0x20, 0x40, 0x80])
 def test_a_low_clock_under_a_throttle_bit_pages_within_two_minutes(bit):
-    found = watched(clocks([5], 0.9, bit), 80)
-    assert told(found, "page") == {"gpu:n1.1"}
+    found = findings(low_clocks([5], 0.9, bit), 80)
+    assert entities(found, "page") == {"gpu:n1.1"}
     assert minutes(found[0]) <= 2
     assert f"0x{bit:x}" in found[-1].evidence["cause"]
     assert found[-1].signals == ("gpu.sm_clock", "gpu.throttle_reasons")
 
 
 def test_a_low_clock_without_a_bit_is_a_suspect_and_pages_after_the_hold():
-    found = watched(clocks([5], 0.92))
+    found = findings(low_clocks([5], 0.92))
     page = next(f for f in found if f.level == "page")
     assert {f.entity for f in found} == {"gpu:n1.1"}
     assert minutes(found[0]) <= 3
@@ -74,7 +74,7 @@ def test_a_low_clock_without_a_bit_is_a_suspect_and_pages_after_the_hold():
     assert page.evidence["cohort"] == "stage:7.0"
 
 
-def test_a_clock_stuck_from_the_first_sample_on_is_found_although_it_is_its_normal():
+def test_a_clock_that_is_low_from_the_first_sample_on_is_found():
     def change(tick, values):
         values["gpu"]["gpu.sm_clock"][5] *= 0.6
 
@@ -86,23 +86,23 @@ def test_a_clock_stuck_from_the_first_sample_on_is_found_although_it_is_its_norm
         frozenset(),
     )
     found = case.shown(StragglerInferred(), range(120))
-    assert told(found, "page") == {"gpu:n1.1"}
+    assert entities(found, "page") == {"gpu:n1.1"}
 
 
-def test_a_throttle_bit_without_a_lower_clock_says_nothing():
-    assert watched(clocks([5], 1.0, 0x20)) == []
+def test_a_throttle_bit_without_a_lower_clock_gives_no_finding():
+    assert findings(low_clocks([5], 1.0, 0x20)) == []
 
 
 def test_a_node_whose_clocks_fall_is_one_finding():
-    found = watched(clocks(slice(4, 8), 0.9, 0x40), 90)
+    found = findings(low_clocks(slice(4, 8), 0.9, 0x40), 90)
     assert {f.entity for f in found if minutes(f) > 3} == {"node:n1"}
     assert "Node n1: 4 GPUs, SM clock" in found[-1].summary
 
 
-def test_nodes_of_one_rack_that_fall_together_are_not_blamed_loudly():
-    found = watched(clocks([0, 1, 2, 3, 16, 17, 18, 19], 0.9, 0x80), 120, rack_of_two)
+def test_nodes_of_one_rack_that_slow_down_together_do_not_page():
+    found = findings(low_clocks([0, 1, 2, 3, 16, 17, 18, 19], 0.9, 0x80), 120, rack_of_two)
     assert found
-    assert told(found, "page") == set()
+    assert entities(found, "page") == set()
     assert "as on other nodes of its rack" in found[-1].summary
 
 
@@ -112,89 +112,89 @@ def rack_of_two():
 
 
 def test_a_power_cap_that_is_new_to_many_is_policy():
-    found = watched(clocks(slice(4, 8), 0.9, 0x4))
-    assert told(found, "page") == set()
+    found = findings(low_clocks(slice(4, 8), 0.9, 0x4))
+    assert entities(found, "page") == set()
     assert "policy" in found[-1].evidence["cause"]
 
 
-def test_a_power_cap_of_all_says_nothing():
-    assert watched(clocks(slice(None), 0.88, 0x4)) == []
+def test_a_power_cap_of_all_gives_no_finding():
+    assert findings(low_clocks(slice(None), 0.88, 0x4)) == []
 
 
 def test_a_host_that_keeps_its_gpus_waiting_pages_the_node_after_ten_minutes():
-    found = watched(waiting(slice(4, 8), 0.9, node=1), 150)
+    found = findings(idle_sms(slice(4, 8), 0.9, node=1), 150)
     page = next(f for f in found if f.level == "page")
-    assert told(found, "page") == {"node:n1"}
+    assert entities(found, "page") == {"node:n1"}
     assert 10 <= minutes(page) <= 12
     assert "tasks wait for CPU 40 %" in page.summary
     assert page.evidence["attribution"] == "HOST"
 
 
-def test_a_hosts_run_queue_tells_where_the_kernel_keeps_no_pressure():
+def test_the_load_average_of_a_host_is_used_where_the_kernel_has_no_pressure():
     def change(tick, values):
-        waiting(slice(4, 8), 0.9)(tick, values)
+        idle_sms(slice(4, 8), 0.9)(tick, values)
         values["node"]["node.load1"][1] = 300.0
 
     def without(tick, values):
         change(tick, values)
         del values["node"]["node.cpu_pressure"]
 
-    found = watched(lambda t, v: without(t, v), 120)
-    assert told(found, "page") <= {"node:n1"}
+    found = findings(lambda t, v: without(t, v), 120)
+    assert entities(found, "page") <= {"node:n1"}
 
 
 def test_idle_gpus_of_a_node_without_a_reason_are_suspects_only():
-    found = watched(waiting(slice(4, 8), 0.9), 140)
-    assert told(found, "suspect") == {"node:n1"}
-    assert told(found, "page") == set()
+    found = findings(idle_sms(slice(4, 8), 0.9), 140)
+    assert entities(found, "suspect") == {"node:n1"}
+    assert entities(found, "page") == set()
 
 
-def test_a_short_slowdown_of_a_host_pages_nobody():
+def test_a_short_slowdown_of_a_host_does_not_page():
     def change(tick, values):
         if tick < SINCE + 30:
-            waiting(slice(4, 8), 0.75, node=1)(tick, values)
+            idle_sms(slice(4, 8), 0.75, node=1)(tick, values)
 
-    assert told(watched(change, 140), "page") == set()
+    assert entities(findings(change, 140), "page") == set()
 
 
 def test_a_gpu_that_waits_behind_a_narrow_pcie_link_pages():
     def change(tick, values):
-        waiting([5], 0.9)(tick, values)
+        idle_sms([5], 0.9)(tick, values)
         values["gpu"]["gpu.pcie_width"][5] = 8
 
-    found = watched(change, 90)
-    assert told(found, "page") == {"gpu:n1.1"}
+    found = findings(change, 90)
+    assert entities(found, "page") == {"gpu:n1.1"}
     assert "8 lanes" in found[-1].evidence["cause"]
 
 
-def test_a_gpu_that_is_busier_than_its_peers_is_a_suspect_only():
+def test_a_gpu_that_is_more_active_than_its_peers_is_a_suspect_only():
     def change(tick, values):
         values["gpu"]["gpu.sm_active"][np.arange(site.SIZE) != 5] *= 0.92
 
-    found = watched(change, 140)
+    found = findings(change, 140)
     assert {f.entity for f in found} == {"gpu:n1.1"}
-    assert told(found, "page") == set()
+    assert entities(found, "page") == set()
 
 
-def test_gpus_whose_job_tells_compute_times_are_left_to_the_straggler_detector():
+def test_gpus_whose_job_reports_compute_times_are_left_to_the_straggler_detector():
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
         values["rank"] = {"rank.compute_time": np.full(site.SIZE, 4.0)}
         if broken:
-            clocks([5], 0.8, 0x40)(tick, values)
-            waiting(slice(8, 12), 0.8, node=2)(tick, values)
+            low_clocks([5], 0.8, 0x40)(tick, values)
+            idle_sms(slice(8, 12), 0.8, node=2)(tick, values)
         return values, []
 
     case = Case(StragglerInferred, site.NAMES, site.topology, instant, frozenset())
     assert case.shown(StragglerInferred(), range(160)) == []
 
 
-def test_ranks_that_tell_no_compute_times_change_nothing():
+def test_ranks_without_compute_times_change_nothing():
     def change(tick, values):
         values["rank"] = {"rank.step": np.full(site.SIZE, 1.0 * tick)}
-        clocks([5], 0.9, 0x40)(tick, values)
+        low_clocks([5], 0.9, 0x40)(tick, values)
 
-    assert told(watched(change, 80), "page") == {"gpu:n1.1"}
+    assert entities(findings(change, 80), "page") == {"gpu:n1.1"}
 
 
 def test_where_no_job_is_known_gpus_of_the_rack_are_the_peers():
@@ -202,68 +202,68 @@ def test_where_no_job_is_known_gpus_of_the_rack_are_the_peers():
         parents = {e: p for e, p in site.topology().parents.items() if not e.startswith(("rank", "stage"))}
         return Topology(parents)
 
-    found = watched(clocks([5], 0.9, 0x20), 80, bare)
-    assert told(found, "page") == {"gpu:n1.1"}
+    found = findings(low_clocks([5], 0.9, 0x20), 80, bare)
+    assert entities(found, "page") == {"gpu:n1.1"}
     assert found[-1].evidence["cohort"] == "rack:r0"
-    assert watched(waiting(slice(4, 8), 0.8, node=1), 140, bare) == []
+    assert findings(idle_sms(slice(4, 8), 0.8, node=1), 140, bare) == []
 
 
-def test_the_whole_job_may_evaluate_or_write_a_checkpoint():
+def test_an_evaluation_or_checkpoint_of_the_whole_job_gives_no_finding():
     def change(tick, values):
         values["gpu"]["gpu.sm_active"] *= 0.25 if tick % 40 < 5 else 0.6 if tick % 40 < 20 else 1
 
-    assert watched(change, 240) == []
+    assert findings(change, 240) == []
 
 
-def test_idle_gpus_with_low_clocks_say_nothing():
+def test_idle_gpus_with_low_clocks_give_no_finding():
     def change(tick, values):
         values["gpu"]["gpu.sm_clock"][4:8] = 345.0
         values["gpu"]["gpu.sm_active"][4:8] = 0.0
         values["gpu"]["gpu.utilization"][4:8] = 0.0
         values["gpu"]["gpu.throttle_reasons"][4:8] = 0x1
 
-    assert watched(change) == []
+    assert findings(change) == []
 
 
-def test_announced_work_and_the_version_after_it_page_nobody():
+def test_announced_work_and_the_version_after_it_give_no_finding():
     def change(tick, values):
-        clocks(slice(4, 8), 0.93)(tick, values)
+        low_clocks(slice(4, 8), 0.93)(tick, values)
         if tick == SINCE:
             return [Event(START + tick * 10 * SECOND, "node:n1", "maintenance_start", {"seconds": 600})]
         if tick == SINCE + 60:
             return [Event(START + tick * 10 * SECOND, "node:n1", "maintenance_end", {})]
         return []
 
-    assert watched(change, 400) == []
+    assert findings(change, 400) == []
 
 
-def test_a_new_version_is_learnt_anew():
+def test_a_node_learns_again_after_a_new_version():
     def change(tick, values):
-        clocks(slice(4, 8), 0.95)(tick, values)
+        low_clocks(slice(4, 8), 0.95)(tick, values)
         return [Event(START + tick * 10 * SECOND, "node:n1", "version", {"versions": {}})] if tick == SINCE else []
 
-    assert watched(change, 300) == []
+    assert findings(change, 300) == []
 
 
-def test_gpus_that_fall_silent_or_nan_storms_say_nothing():
+def test_gpus_without_readings_give_no_finding():
     def change(tick, values):
         for column in values["gpu"].values():
             column[::2] = np.nan
             if tick % 7 == 0:
                 column[:] = np.nan
 
-    assert watched(change, 300) == []
+    assert findings(change, 300) == []
 
 
-def test_what_a_person_calls_no_fault_is_learnt():
+def test_a_slow_gpu_accepted_as_normal_gives_no_finding():
     detector = StragglerInferred()
-    found = watched(clocks([5], 0.92), 130, detector=detector)
+    found = findings(low_clocks([5], 0.92), 130, detector=detector)
     assert found
     case = Case(
         StragglerInferred,
         site.NAMES,
         site.topology,
-        lambda tick, _, rng: (clocks([5], 0.92)(tick, values := site.quiet(tick, rng)), (values, []))[1],
+        lambda tick, _, rng: (low_clocks([5], 0.92)(tick, values := site.quiet(tick, rng)), (values, []))[1],
         frozenset(),
     )
     topology = site.topology()
@@ -272,10 +272,10 @@ def test_what_a_person_calls_no_fault_is_learnt():
     assert [f for t in range(132, 260) for f in detector.observe(case.frames(t, True, topology))] == []
 
 
-def test_what_a_person_calls_no_fault_of_a_group_is_learnt_of_its_members():
-    """The ticket names a stage, which no GPU is part of: its ranks are."""
-    slow, detector = clocks(list(range(0, site.SIZE // 2, 2)), 0.85), StragglerInferred()
-    found = watched(slow, SINCE + 150, detector=detector)
+def test_a_slow_group_accepted_as_normal_is_normal_for_its_members():
+    """The finding is on a stage, whose members are ranks, not GPUs."""
+    slow, detector = low_clocks(list(range(0, site.SIZE // 2, 2)), 0.85), StragglerInferred()
+    found = findings(slow, SINCE + 150, detector=detector)
     group = next(f for f in found if "group" in f.evidence)
     detector.accept_as_normal(group.entity, {})
     case = Case(
@@ -289,7 +289,7 @@ def test_what_a_person_calls_no_fault_of_a_group_is_learnt_of_its_members():
     assert [f for t in ticks for f in detector.observe(case.frames(t, True, topology))] == []
 
 
-def test_a_job_that_moves_takes_its_peers_along():
+def test_another_job_on_the_same_gpus_gives_no_finding():
     topology = site.topology()
     other = {f"rank:8.{i}": ["stage:8.0", "job:8", site.GPUS[i]] for i in range(site.SIZE)}
     detector = StragglerInferred()
@@ -305,7 +305,7 @@ def test_a_job_that_moves_takes_its_peers_along():
     assert found == []
 
 
-def test_gpus_of_another_product_in_the_same_job_are_not_taken_for_slow():
+def test_slower_gpus_of_another_product_in_the_same_job_give_no_finding():
     def mixed():
         topology = site.topology()
         topology.merge({}, {gpu: {"sku": "A100" if i % 16 >= 8 else "H100"} for i, gpu in enumerate(site.GPUS)})
@@ -322,8 +322,8 @@ def test_gpus_of_another_product_in_the_same_job_are_not_taken_for_slow():
     assert case.shown(StragglerInferred(), range(150)) == []
 
 
-def test_a_stage_whose_clocks_all_fall_blames_no_gpu():
-    assert watched(clocks(slice(0, 16), 0.9, 0x40)) == []
+def test_a_stage_whose_clocks_all_fall_gives_no_finding():
+    assert findings(low_clocks(slice(0, 16), 0.9, 0x40)) == []
 
 
 def test_the_gpus_of_a_job_on_one_node_are_compared_with_each_other():
@@ -331,12 +331,12 @@ def test_the_gpus_of_a_job_on_one_node_are_compared_with_each_other():
         parents = {gpu: ["node:n0"] for gpu in site.GPUS} | {"node:n0": ["rack:r0"]}
         return Topology(parents | {r: ["job:7", g] for r, g in zip(site.RANKS, site.GPUS, strict=True)})
 
-    found = watched(clocks([5], 0.9, 0x40), 80, single)
-    assert told(found, "page") == {"gpu:n1.1"}
+    found = findings(low_clocks([5], 0.9, 0x40), 80, single)
+    assert entities(found, "page") == {"gpu:n1.1"}
     assert (found[-1].evidence["peers"], found[-1].evidence["cohort"]) == (31, "job:7")
 
 
-def test_few_gpus_without_peers_say_nothing():
+def test_few_gpus_without_peers_give_no_finding():
     def instant(tick, broken, rng):
         values = {c: {k: v[:4] for k, v in columns.items()} for c, columns in site.quiet(tick, rng).items()}
         if broken:
@@ -348,7 +348,7 @@ def test_few_gpus_without_peers_say_nothing():
 
 
 @pytest.mark.parametrize("begin", [40, 90])
-def test_gpus_that_appear_later_or_vanish_say_nothing(begin):
+def test_gpus_that_appear_later_or_disappear_give_no_finding(begin):
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
         if tick < begin:
@@ -368,7 +368,7 @@ def test_a_finding_ends_when_the_job_does():
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
         if tick < 120:
-            clocks([5], 0.9, 0x40)(tick, values) if tick >= SINCE else None
+            low_clocks([5], 0.9, 0x40)(tick, values) if tick >= SINCE else None
         else:
             idle = values["gpu"]
             idle["gpu.sm_clock"][:] = 345.0
@@ -383,15 +383,15 @@ def test_a_finding_ends_when_the_job_does():
     assert detector.conditions == {}
 
 
-def test_clocks_of_a_gpu_are_not_learnt_anew_by_a_job_that_starts_on_it():
-    """Else the next job would take a slow GPU for normal."""
+def test_a_job_that_starts_on_a_slow_gpu_does_not_make_it_learn_again():
+    """Otherwise a slow GPU would be normal to the next job."""
     topology, detector = site.topology(), StragglerInferred()
     other = {f"rank:8.{i}": ["stage:8.0", "job:8", site.GPUS[i]] for i in range(site.SIZE)}
 
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
         if tick >= SINCE:
-            clocks([5], 0.94)(tick, values)
+            low_clocks([5], 0.94)(tick, values)
         return values, []
 
     case = Case(StragglerInferred, site.NAMES, lambda: topology, instant, frozenset())
@@ -406,13 +406,13 @@ def test_clocks_of_a_gpu_are_not_learnt_anew_by_a_job_that_starts_on_it():
     assert len({f.onset for f in found}) == 1
 
 
-def test_gpus_of_a_loop_that_grow_hot_and_throttle_one_by_one_are_left_to_the_coolant():
+def test_gpus_of_a_loop_that_throttle_one_after_another_are_left_to_coolant():
     def change(tick, values):
         gpu, since = values["gpu"], tick - SINCE
         gpu["gpu.temperature"] += min(30.0, 6.0 * since)
-        struck = np.arange(site.SIZE) < since / 2
-        gpu["gpu.sm_clock"][struck] *= 0.8
-        gpu["gpu.throttle_reasons"][struck] = 0x40
+        throttled = np.arange(site.SIZE) < since / 2
+        gpu["gpu.sm_clock"][throttled] *= 0.8
+        gpu["gpu.throttle_reasons"][throttled] = 0x40
 
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
@@ -430,11 +430,11 @@ def test_gpus_of_a_loop_that_grow_hot_and_throttle_one_by_one_are_left_to_the_co
     assert case.shown(StragglerInferred(), range(200)) == []
 
 
-def test_a_gpu_that_was_mended_while_it_rested_is_not_blamed_again():
+def test_a_gpu_repaired_while_idle_gives_no_further_finding():
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
         if SINCE <= tick < 140:
-            clocks([5], 0.9)(tick, values)
+            low_clocks([5], 0.9)(tick, values)
         if 140 <= tick < 180:
             values["gpu"]["gpu.sm_active"][:] = values["gpu"]["gpu.utilization"][:] = 0.0
         return values, []
@@ -445,8 +445,8 @@ def test_a_gpu_that_was_mended_while_it_rested_is_not_blamed_again():
     assert found[-1].time < case.time(155)
 
 
-def test_the_first_sentence_says_the_newest_clock_and_blames_the_node():
-    first = watched(clocks([5], 0.85, 0x40), 80)[0]
+def test_the_first_title_has_the_newest_clock():
+    first = findings(low_clocks([5], 0.85, 0x40), 80)[0]
     seen = first.evidence
     assert seen["value"] == pytest.approx(0.85 * seen["expected"], rel=0.02)
     assert seen["effect"] == pytest.approx(1 - seen["value"] / seen["expected"], abs=1e-6)
@@ -454,15 +454,15 @@ def test_the_first_sentence_says_the_newest_clock_and_blames_the_node():
     assert seen["attribution"] == "NODE"
 
 
-def test_a_clock_that_is_back_for_a_moment_is_still_told_as_low():
+def test_a_clock_that_recovers_for_a_moment_is_still_reported_as_low():
     def change(tick, values):
-        clocks([5], 0.85 if tick % 6 else 1.0)(tick, values)
+        low_clocks([5], 0.85 if tick % 6 else 1.0)(tick, values)
 
-    assert all(f.evidence["effect"] >= 0.03 for f in watched(change, 200))
+    assert all(f.evidence["effect"] >= 0.03 for f in findings(change, 200))
 
 
 def test_the_spread_is_in_the_unit_of_the_value():
-    found = watched(clocks([5], 0.85, 0x40), 80) + watched(waiting(slice(4, 8), 0.9, node=1), 120)
+    found = findings(low_clocks([5], 0.85, 0x40), 80) + findings(idle_sms(slice(4, 8), 0.9, node=1), 120)
     of_clock = [f.evidence["spread"] for f in found if f.evidence["unit"] == "MHz"]
     of_activity = [f.evidence["spread"] / f.evidence["expected"] for f in found if f.evidence["unit"] == "1"]
     assert min(of_clock) >= 1.0
@@ -470,13 +470,13 @@ def test_the_spread_is_in_the_unit_of_the_value():
     assert max(of_activity) <= 0.1
 
 
-def test_words_are_made_only_when_they_are_due(monkeypatch):
-    """Between two reports, a minute apart, nobody's sentence is built."""
+def test_findings_are_built_only_when_they_are_due(monkeypatch):
+    """Between two reports, a minute apart, no title is built."""
     made = []
-    words = Suspect.finding
-    monkeypatch.setattr(Suspect, "finding", lambda self, *told: (made.append(self), words(self, *told))[1])
-    built = []
-    clocked = gpu_verdicts._compare_clock
-    monkeypatch.setattr(gpu_verdicts, "_compare_clock", lambda *told: (built.append(1), clocked(*told))[1])
-    watched(clocks([5], 0.85, 0x40), 120)
-    assert 5 <= len(built) == len(made) <= 15
+    build = Suspect.finding
+    monkeypatch.setattr(Suspect, "finding", lambda self, *args: (made.append(self), build(self, *args))[1])
+    compared = []
+    compare = gpu_verdicts._compare_clock
+    monkeypatch.setattr(gpu_verdicts, "_compare_clock", lambda *args: (compared.append(1), compare(*args))[1])
+    findings(low_clocks([5], 0.85, 0x40), 120)
+    assert 5 <= len(compared) == len(made) <= 15

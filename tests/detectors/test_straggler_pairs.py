@@ -1,4 +1,4 @@
-"""A job of two nodes: what is said of the slow one is how far it is behind the other, not behind their middle."""
+"""A job of two nodes: the slowdown in a finding is measured against the other node, not the median of both."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def topology():
     )
 
 
-def told(factor, heat=False, slow=WIDTH):
-    """The first node computes longer from SINCE on, all of its ranks alike."""
+def findings(factor, heat=False, slow=WIDTH):
+    """Findings: the first `slow` ranks compute `factor` times as long from tick SINCE on."""
 
     def instant(tick, broken, rng):
         compute, clock, bits = 4.0 * (1 + 0.005 * rng.standard_normal(SIZE)), np.full(SIZE, 1755.0), np.zeros(SIZE)
@@ -39,8 +39,8 @@ def told(factor, heat=False, slow=WIDTH):
 
 
 @pytest.mark.parametrize("factor", [1.1, 1.15, 1.5])
-def test_the_slow_node_is_told_beside_the_other(factor):
-    page = told(factor)[-1]
+def test_the_slow_node_is_compared_with_the_other(factor):
+    page = findings(factor)[-1]
     assert (page.entity, page.level) == ("node:n0", "page")
     assert page.evidence["effect"] == pytest.approx(factor - 1, abs=0.025)
     assert page.evidence["slowdown"] == pytest.approx(factor, abs=0.025)
@@ -48,18 +48,18 @@ def test_the_slow_node_is_told_beside_the_other(factor):
     assert page.evidence["peers"] == WIDTH
 
 
-def test_so_is_its_clock():
-    page = told(1.15, heat=True)[-1]
+def test_the_clock_of_the_slow_node_is_compared_with_the_other():
+    page = findings(1.15, heat=True)[-1]
     assert "SM clock 13 % below" in page.evidence["cause"]
     assert page.evidence["sm_clock_below_peers"] == pytest.approx(1 - 1 / 1.15, abs=0.01)
 
 
-def test_one_slow_rank_of_two_nodes_is_told_beside_the_median_as_ever():
-    found = told(1.15, slow=1)
+def test_one_slow_rank_of_two_nodes_is_compared_with_the_median():
+    found = findings(1.15, slow=1)
     assert found[-1].evidence["effect"] == pytest.approx(0.15, abs=0.03)
     assert found[-1].evidence["peers"] == SIZE - 1
 
 
-def test_a_node_of_two_that_is_a_little_slow_never_pages_and_that_is_said():
-    assert "page" not in {f.level for f in told(1.05)}
+def test_a_node_of_two_that_is_a_little_slow_never_pages_as_the_detector_documents():
+    assert "page" not in {f.level for f in findings(1.05)}
     assert "two nodes" in Straggler.cannot_see

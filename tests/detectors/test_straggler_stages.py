@@ -1,4 +1,4 @@
-"""Small stages: a stage that gets more work is no slow rank, and a rank that is slow beside its stage is one."""
+"""Small stages: a stage with more work does not page; a rank that is slower than its stage does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ START = 1_790_000_000 * SECOND
 SINCE = 80
 
 
-def shown(nodes, width, stages, slow, factor=1.15, ticks=240, bits=0):
-    """Findings of a job whose ranks `slow` compute longer from SINCE on; ranks fill nodes, and stages, in order."""
+def findings(nodes, width, stages, slow, factor=1.15, ticks=240, bits=0):
+    """Findings of a job whose ranks `slow` compute longer from tick SINCE on; ranks fill nodes and stages in order."""
     size, rng, detector, found = nodes * width, np.random.default_rng(3), Straggler(), []
     stage = np.arange(size) * stages // size
     ranks = tuple(f"rank:7.{i}" for i in range(size))
@@ -38,53 +38,53 @@ def shown(nodes, width, stages, slow, factor=1.15, ticks=240, bits=0):
     return found
 
 
-def told(found):
+def levels(found):
     return {(f.entity, f.level) for f in found}
 
 
 @pytest.mark.parametrize("factor", [1.06, 1.15, 1.5])
-def test_a_stage_of_one_rank_that_is_slow_wakes_nobody(factor):
-    found = shown(8, 1, 8, [2], factor)
-    assert told(found) == {("rank:7.2", "suspect")}
+def test_a_slow_stage_of_one_rank_does_not_page(factor):
+    found = findings(8, 1, 8, [2], factor)
+    assert levels(found) == {("rank:7.2", "suspect")}
     assert "no peer to compare" in found[-1].summary
 
 
 @pytest.mark.parametrize("factor", [1.06, 1.15, 1.5])
-def test_a_stage_of_two_ranks_that_is_slow_wakes_nobody(factor):
-    found = shown(8, 4, 16, [4, 5], factor)
+def test_a_slow_stage_of_two_ranks_does_not_page(factor):
+    found = findings(8, 4, 16, [4, 5], factor)
     assert {f.level for f in found} == {"suspect"}
     assert "all of its stage is slow" in found[-1].summary
 
 
-def test_a_stage_of_two_ranks_on_two_nodes_that_is_slow_wakes_nobody():
-    assert {f.level for f in shown(32, 1, 16, [4, 5])} == {"suspect"}
+def test_a_slow_stage_of_two_ranks_on_two_nodes_does_not_page():
+    assert {f.level for f in findings(32, 1, 16, [4, 5])} == {"suspect"}
 
 
-def test_a_stage_of_one_rank_whose_gpu_shows_why_pages():
-    assert ("rank:7.2", "page") in told(shown(8, 1, 8, [2], bits=0x40))
+def test_a_slow_stage_of_one_rank_pages_if_its_gpu_throttles():
+    assert ("rank:7.2", "page") in levels(findings(8, 1, 8, [2], bits=0x40))
 
 
-def test_one_rank_of_a_stage_of_two_that_is_slow_beside_the_other_is_blamed():
-    assert told(shown(8, 4, 16, [4])) == {("rank:7.4", "suspect"), ("rank:7.4", "page")}
+def test_the_slower_rank_of_a_stage_of_two_pages():
+    assert levels(findings(8, 4, 16, [4])) == {("rank:7.4", "suspect"), ("rank:7.4", "page")}
 
 
 @pytest.mark.parametrize("stages", [4, 8])
-def test_a_stage_that_is_one_node_wakes_nobody(stages):
-    found = shown(4, 8, stages, range(8, 8 + 32 // stages))
-    assert told(found) == {("node:n1", "suspect")}
+def test_a_slow_stage_on_one_node_does_not_page(stages):
+    found = findings(4, 8, stages, range(8, 8 + 32 // stages))
+    assert levels(found) == {("node:n1", "suspect")}
     assert "no other node to compare" in found[-1].summary
 
 
-def test_a_stage_of_four_ranks_on_four_nodes_that_is_slow_blames_nobody():
-    assert shown(32, 1, 8, [4, 5, 6, 7]) == []
+def test_a_slow_stage_of_four_ranks_on_four_nodes_gives_no_finding():
+    assert findings(32, 1, 8, [4, 5, 6, 7]) == []
 
 
-def test_stages_of_two_ranks_blame_nobody_while_all_is_well():
-    assert shown(8, 1, 4, [], ticks=600) == []
+def test_healthy_stages_of_two_ranks_give_no_finding():
+    assert findings(8, 1, 4, [], ticks=600) == []
 
 
-def test_the_numbers_of_a_sentence_agree_and_the_spread_is_in_seconds():
-    for finding in shown(8, 4, 2, [5], 1.1):
+def test_the_numbers_of_the_evidence_agree_and_the_spread_is_in_seconds():
+    for finding in findings(8, 4, 2, [5], 1.1):
         seen = finding.evidence
         assert seen["effect"] >= 0.015
         assert seen["value"] / seen["expected"] - 1 == pytest.approx(seen["effect"], abs=1e-6)
@@ -92,9 +92,11 @@ def test_the_numbers_of_a_sentence_agree_and_the_spread_is_in_seconds():
         assert 0.005 <= seen["spread"] / seen["expected"] <= 0.04
 
 
-def latecomers(slow, ticks, detector=None, nodes=(0, 1, 2)):
-    """Findings of a job of three stages of three nodes each; in the first, two learn only from tick 120 on. Those of
-    its `nodes` are slow."""
+def late_learners(slow, ticks, detector=None, nodes=(0, 1, 2)):
+    """Findings of a job of three stages of three nodes each; `nodes` are slow while `slow(tick)`.
+
+    Two nodes of the first stage learn only from tick 120 on.
+    """
     rng, detector, found = np.random.default_rng(3), detector or Straggler(), []
     ranks, gpus = tuple(f"rank:7.{i}" for i in range(36)), tuple(f"gpu:n{i // 4}.{i % 4}" for i in range(36))
     stage = np.arange(36) // 12
@@ -109,20 +111,20 @@ def latecomers(slow, ticks, detector=None, nodes=(0, 1, 2)):
     return found
 
 
-def test_ranks_that_learnt_while_their_stage_was_slow_are_no_witnesses_that_it_is_not():
-    found = latecomers(lambda tick: tick >= SINCE, range(400))
-    assert told(found) == {("node:n0", "suspect")}
+def test_ranks_that_learned_in_a_slow_stage_do_not_count_as_healthy_peers():
+    found = late_learners(lambda tick: tick >= SINCE, range(400))
+    assert levels(found) == {("node:n0", "suspect")}
     assert "no other node to compare" in found[-1].summary
 
 
-def test_ranks_that_learnt_while_their_stage_was_slow_learn_anew_when_it_is_no_longer():
-    found = latecomers(lambda tick: SINCE <= tick < 300 or tick >= 440, range(600))
-    assert told(found) == {("node:n0", "suspect")}
+def test_ranks_that_learned_in_a_slow_stage_learn_again_when_it_recovers():
+    found = late_learners(lambda tick: SINCE <= tick < 300 or tick >= 440, range(600))
+    assert levels(found) == {("node:n0", "suspect")}
     assert max(f.time for f in found) < START + 440 * 10 * SECOND
 
 
-def test_when_each_rank_had_learnt_is_kept_over_a_restart():
-    found = latecomers(lambda tick: False, range(200), detector := Straggler())
+def test_the_time_when_each_rank_had_learned_is_restored_after_a_restart():
+    found = late_learners(lambda tick: False, range(200), detector := Straggler())
     assert found == []
     restored = Straggler()
     restored.restore(detector.snapshot())
@@ -133,7 +135,7 @@ def test_when_each_rank_had_learnt_is_kept_over_a_restart():
     assert (detector.late_learners.unlearned_at[4:12] > detector.late_learners.unlearned_at[12:20].max()).all()
 
 
-def test_a_slow_rank_that_learnt_late_is_not_forgotten_when_its_job_pauses():
+def test_a_slow_rank_that_learned_late_is_still_found_after_a_pause_of_its_job():
     rng, detector, found = np.random.default_rng(3), Straggler(), []
     ranks, gpus = tuple(f"rank:7.{i}" for i in range(16)), tuple(f"gpu:n{i // 4}.{i % 4}" for i in range(16))
     parents = {rank: ["stage:7.0", "job:7", gpus[i]] for i, rank in enumerate(ranks)}
@@ -148,11 +150,11 @@ def test_a_slow_rank_that_learnt_late_is_not_forgotten_when_its_job_pauses():
         values = {"rank.compute_time": compute, "rank.step": steps}
         found += detector.observe({"rank": Frame(START + tick * 10 * SECOND, "rank", ranks, values, topology)})
     late = [f for f in found if f.time > START + 250 * 10 * SECOND]
-    assert told(late) == {("rank:7.5", "page"), ("rank:7.9", "page")}
+    assert levels(late) == {("rank:7.5", "page"), ("rank:7.9", "page")}
 
 
-def test_a_node_that_was_slow_before_all_others_of_its_stage_learnt_anew_pages_after_four_hours():
-    found = latecomers(lambda tick: tick >= SINCE, range(120 + 4 * 360 + 100), detector := Straggler(), nodes=[0])
+def test_a_node_that_was_slow_before_the_others_of_its_stage_learned_again_pages_after_four_hours():
+    found = late_learners(lambda tick: tick >= SINCE, range(120 + 4 * 360 + 100), detector := Straggler(), nodes=[0])
     page = next(f for f in found if f.level == "page")
     assert page.entity == "node:n0"
     assert 4 * 3600 <= (page.time - START) / SECOND - 1200 <= 4 * 3600 + 900

@@ -15,7 +15,7 @@ HOUR = 360  # ticks
 
 
 class Job:
-    """A job of one stage after the other over whole nodes of 8 GPUs, with times of our own making."""
+    """A job whose stages fill whole nodes of 8 GPUs in order, with compute times set by the test."""
 
     def __init__(self, seed: int, nodes: int, stages: int = 1, job: str = "7") -> None:
         self.rng, self.size = np.random.default_rng(seed), nodes * 8
@@ -54,13 +54,13 @@ def run(job, ticks, observer=None, first=0, events=None):
 
 
 def loudest(found):
-    """Entity -> (highest level, minutes until it was told)."""
-    told = {}
+    """Entity -> (highest level, minutes until it was reported)."""
+    reported = {}
     for level in ("suspect", "ticket", "page"):
         for f in found:
             if f.level == level:
-                told.setdefault((f.entity, level), (f.time - START) / 60 / SECOND)
-    return {e: (lv, told[e, lv]) for e, lv in told}
+                reported.setdefault((f.entity, level), (f.time - START) / 60 / SECOND)
+    return {e: (lv, reported[e, lv]) for e, lv in reported}
 
 
 @pytest.mark.slow
@@ -71,8 +71,8 @@ def test_a_rank_that_is_slow_from_its_first_sample_is_a_ticket_after_half_an_hou
     guilty = int(job.rng.integers(job.size))
     job.times[guilty] *= slowdown
     found = run(job, HOUR)
-    (told,) = loudest(found).items()
-    assert told == (f"rank:7.{guilty}", ("ticket", pytest.approx(30, abs=1)))
+    (only,) = loudest(found).items()
+    assert only == (f"rank:7.{guilty}", ("ticket", pytest.approx(30, abs=1)))
     ticket = next(f for f in found if f.level == "ticket")
     assert ticket.onset == START
     assert "slow since it started: more work or a slow device" in ticket.evidence["cause"]
@@ -87,7 +87,7 @@ def test_a_node_that_is_slow_from_its_first_sample_is_one_ticket():
 
 
 @pytest.mark.parametrize("clock", [0.5, 0.75])
-def test_a_clock_that_was_far_below_that_of_its_stage_from_the_start_is_a_page(clock):
+def test_a_clock_far_below_that_of_its_stage_from_the_start_is_a_page(clock):
     job = Job(6, 4, 2)
     job.times[9] /= clock
     job.clock[9] *= clock
@@ -98,7 +98,7 @@ def test_a_clock_that_was_far_below_that_of_its_stage_from_the_start_is_a_page(c
     assert "gpu.sm_clock" in page.signals
 
 
-def test_two_slow_clocks_on_two_nodes_are_two_pages_and_not_design():
+def test_two_slow_clocks_on_two_nodes_are_two_pages():
     job = Job(6, 4, 2)
     for slow in (1, 9):
         job.times[slow] *= 2
@@ -115,8 +115,8 @@ def test_a_power_cap_explains_a_low_clock_so_that_it_is_a_ticket():
 
 
 @pytest.mark.parametrize("device", [True, False])
-def test_a_swap_tells_a_slow_device_from_more_work(device):
-    """Ranks 3 and 20 change places. A slow device stays slow with the other work; more work goes along."""
+def test_a_swap_separates_a_slow_device_from_more_work(device):
+    """Ranks 3 and 20 change places. A slow device stays slow with the other work; more work moves with its rank."""
     job, detector = Job(8, 4), Straggler()
     job.times[3] *= 2
     assert loudest(run(job, HOUR, detector))["rank:7.3"][0] == "ticket"
@@ -133,7 +133,7 @@ def test_a_swap_tells_a_slow_device_from_more_work(device):
         assert "as other work was on the same device" in page.evidence["cause"]
 
 
-def test_the_same_work_again_on_the_same_device_confirms_nothing():
+def test_the_same_work_on_the_same_device_does_not_confirm_a_slow_device():
     job, detector = Job(8, 4), Straggler()
     job.times[3] *= 2
     run(job, HOUR, detector)
@@ -143,8 +143,8 @@ def test_the_same_work_again_on_the_same_device_confirms_nothing():
 
 
 @pytest.mark.parametrize("share", ["stage", "expert", "first and last"])
-def test_work_that_is_divided_unevenly_by_design_is_nobodys_ticket(share):
-    """A heavy stage; the same hot expert in every replica; a job that does not report stages apart."""
+def test_work_divided_unevenly_by_design_is_no_ticket(share):
+    """A stage with more work; the same busy expert in every replica; a job that does not report its stages."""
     job = Job(10, 8, 4 if share != "first and last" else 1)
     if share == "stage":
         job.times[job.stage == 3] *= 1.8
@@ -157,11 +157,11 @@ def test_work_that_is_divided_unevenly_by_design_is_nobodys_ticket(share):
 
 
 @pytest.mark.parametrize("seed", range(200, 204))
-def test_sound_jobs_have_no_ticket(seed):
+def test_healthy_jobs_have_no_finding(seed):
     assert run(Job(seed, 4 + seed % 5, 1 + seed % 3), HOUR) == []
 
 
-def test_a_pause_of_the_job_begins_the_wait_anew_and_does_not_end_it():
+def test_a_pause_of_the_job_restarts_the_wait_for_a_ticket():
     job, detector = Job(11, 4), Straggler()
     job.times[3] *= 2
     run(job, 120, detector)
@@ -169,20 +169,20 @@ def test_a_pause_of_the_job_begins_the_wait_anew_and_does_not_end_it():
     assert loudest(found)["rank:7.3"] == ("ticket", pytest.approx(200 / 6 + 30, abs=3))
 
 
-def test_what_a_person_calls_no_fault_is_none_from_then_on_also_after_a_restart():
+def test_a_slow_rank_accepted_as_normal_gives_no_finding_also_after_a_restart():
     job, runner = Job(12, 4), Runner([Straggler()])
     job.times[3] *= 2
     assert "ticket" in {f.level for f in run(job, HOUR, runner)}
-    said = Event(START + HOUR * STEP, "rank:7.3", "feedback", {"detector": "straggler", "verdict": "not_a_fault"})
-    assert run(job, 60, runner, HOUR, {HOUR: (said,)}) == []
+    feedback = Event(START + HOUR * STEP, "rank:7.3", "feedback", {"detector": "straggler", "verdict": "not_a_fault"})
+    assert run(job, 60, runner, HOUR, {HOUR: (feedback,)}) == []
     state, runner = runner.snapshot(), Runner([Straggler()])
     runner.restore(state)
     assert run(job, 2 * HOUR, runner, HOUR + 60) == []
     job.times[3] *= 1.5
-    assert "page" in {f.level for f in run(job, HOUR, runner, 3 * HOUR + 60)}, "slower than that is news"
+    assert "page" in {f.level for f in run(job, HOUR, runner, 3 * HOUR + 60)}, "a rank slower than accepted is found"
 
 
-def test_a_restart_in_the_middle_of_the_wait_changes_nothing():
+def test_a_restart_during_the_wait_gives_the_same_findings():
     whole, parts = Job(13, 4), Job(13, 4)
     for job in (whole, parts):
         job.times[3] *= 2

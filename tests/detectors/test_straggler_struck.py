@@ -1,4 +1,4 @@
-"""What the straggler detector remembers of ranks that were slow beside sick peers, or before their job stopped."""
+"""The straggler detector with ranks that throttle together, and with ranks that were slow before their job stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TICK = 10 * SECOND
 STAGE = slice(0, site.SIZE // site.STAGES)
 
 
-def told(change, ticks, detector=None):
+def findings(change, ticks, detector=None):
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
         if broken:
@@ -27,13 +27,13 @@ def told(change, ticks, detector=None):
     return case.shown(detector or Straggler(), range(ticks))
 
 
-def hot(tick, values, ranks, factor=1.3):
+def throttle(tick, values, ranks, factor=1.3):
     values["rank"]["rank.compute_time"][ranks] *= factor
     values["gpu"]["gpu.sm_clock"][ranks] /= factor
     values["gpu"]["gpu.throttle_reasons"][ranks] = 0x40
 
 
-def rests(values):
+def pause(values):
     for name in ("rank.step", "rank.compute_time"):
         values["rank"][name][:] = np.nan
 
@@ -42,54 +42,54 @@ def last_page(found):
     return max((f.time for f in found if f.level == "page"), default=0)
 
 
-def test_a_rank_that_was_slow_when_its_job_stopped_is_not_slow_when_it_goes_on():
+def test_a_rank_that_was_slow_when_its_job_stopped_is_not_reported_when_it_continues():
     def change(tick, values):
         if tick < SINCE + 40:
-            hot(tick, values, [5])
+            throttle(tick, values, [5])
         elif tick < SINCE + 140:
-            rests(values)
+            pause(values)
 
-    found = told(change, SINCE + 240)
-    begins_again = 1_790_000_000_000_000 + (SINCE + 100) * 10_000_000
+    found = findings(change, SINCE + 240)
+    resumed = 1_790_000_000_000_000 + (SINCE + 100) * 10_000_000
     assert found
-    assert last_page(found) < begins_again
+    assert last_page(found) < resumed
 
 
-def test_a_rank_that_is_still_slow_after_the_rest_is_found_again():
+def test_a_rank_that_is_still_slow_after_the_pause_is_found_again():
     def change(tick, values):
         if SINCE + 40 <= tick < SINCE + 140:
-            rests(values)
+            pause(values)
         else:
-            hot(tick, values, [5])
+            throttle(tick, values, [5])
 
-    found = told(change, SINCE + 200)
+    found = findings(change, SINCE + 200)
     assert last_page(found) > 1_790_000_000_000_000 + (SINCE + 140) * 10_000_000
 
 
-def test_a_stage_most_of_which_throttles_blames_nobody_meanwhile_or_afterwards():
-    struck = np.arange(site.SIZE)[STAGE][:10]
+def test_a_stage_that_throttles_in_its_majority_gives_no_finding_during_or_after_it():
+    throttled = np.arange(site.SIZE)[STAGE][:10]
 
     def change(tick, values):
         if tick < SINCE + 360:
-            hot(tick, values, struck)
+            throttle(tick, values, throttled)
 
-    assert told(change, SINCE + 560) == []
+    assert findings(change, SINCE + 560) == []
 
 
-def test_a_few_throttled_ranks_of_a_stage_are_blamed_as_ever():
-    found = told(lambda tick, values: hot(tick, values, [5, 9]), SINCE + 60)
+def test_two_throttled_ranks_of_a_stage_page():
+    found = findings(lambda tick, values: throttle(tick, values, [5, 9]), SINCE + 60)
     assert {f.entity for f in found if f.level == "page"} == {"rank:7.5", "rank:7.9"}
 
 
-def test_a_restart_amid_the_heat_changes_nothing():
-    struck = np.arange(site.SIZE)[STAGE][:10]
+def test_a_restart_during_the_throttling_keeps_the_state():
+    throttled = np.arange(site.SIZE)[STAGE][:10]
     first, after = Straggler(), Straggler()
 
     def change(tick, values):
         if tick < SINCE + 60:
-            hot(tick, values, struck)
+            throttle(tick, values, throttled)
 
-    told(change, SINCE + 50, first)
+    findings(change, SINCE + 50, first)
     after.restore(first.snapshot())
     assert after.throttling.until.max() > 0
     assert after.throttling.excluded.any()
@@ -101,8 +101,8 @@ def test_a_restart_amid_the_heat_changes_nothing():
     )
 
 
-def blinks(tick, values, ranks, bits=0x20, factor=1.05):
-    """Ranks that are a little slow for good, with throttle bits for 20 s in each 500 s."""
+def throttle_repeatedly(tick, values, ranks, bits=0x20, factor=1.05):
+    """Makes ranks a little slow for good, with throttle bits for 20 s in each 500 s."""
     values["rank"]["rank.compute_time"][ranks] *= factor
     values["gpu"]["gpu.sm_clock"][ranks] /= factor
     if tick % 50 < 2:
@@ -110,53 +110,53 @@ def blinks(tick, values, ranks, bits=0x20, factor=1.05):
 
 
 SOME = [0, 1, 4, 5, 8, 9]  # of the 16 of a stage, on three of its nodes
-WELL, SICK = 13, 4
+HEALTHY, SLOW = 13, 4
 
 
 @pytest.mark.parametrize("bits", [0x20, 0x80])
-def test_a_well_rank_that_becomes_slow_is_found_though_others_of_its_stage_throttle_again_and_again(bits):
+def test_a_healthy_rank_that_becomes_slow_is_found_while_others_of_its_stage_throttle_repeatedly(bits):
     def change(tick, values):
-        blinks(tick, values, SOME, bits)
+        throttle_repeatedly(tick, values, SOME, bits)
         if tick >= SINCE + 100:
-            values["rank"]["rank.compute_time"][WELL] *= 1.5
+            values["rank"]["rank.compute_time"][HEALTHY] *= 1.5
 
-    found = told(change, SINCE + 400)
-    assert {f.entity for f in found} == {f"rank:7.{WELL}"}
+    found = findings(change, SINCE + 400)
+    assert {f.entity for f in found} == {f"rank:7.{HEALTHY}"}
     pages = [f.time for f in found if f.level == "page"]
     assert min(pages) <= START + (SINCE + 100 + 70) * TICK
     assert max(pages) >= START + (SINCE + 390) * TICK
-    assert found[-1].evidence["peers"] == 9  # of those that are well
+    assert found[-1].evidence["peers"] == 9  # the healthy ones
 
 
-def test_it_is_still_found_once_the_others_have_used_up_their_allowance(monkeypatch):
+def test_a_slow_rank_is_still_found_once_the_others_have_used_up_their_allowance(monkeypatch):
     monkeypatch.setattr(mass_throttling, "LONGEST_EXCUSE", 1800 * SECOND)
 
     def change(tick, values):
-        blinks(tick, values, SOME)
+        throttle_repeatedly(tick, values, SOME)
         if tick >= SINCE + 100:
-            values["rank"]["rank.compute_time"][WELL] *= 1.5
+            values["rank"]["rank.compute_time"][HEALTHY] *= 1.5
 
-    found = told(change, SINCE + 600)
-    assert {f.entity for f in found} == {f"rank:7.{WELL}"}
+    found = findings(change, SINCE + 600)
+    assert {f.entity for f in found} == {f"rank:7.{HEALTHY}"}
     assert last_page(found) >= START + (SINCE + 590) * TICK
 
 
 @pytest.mark.parametrize("ranks", [SOME, list(range(10))])
-def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch, ranks):
+def test_ranks_that_throttle_together_are_excused_for_four_hours_at_most(monkeypatch, ranks):
     monkeypatch.setattr(mass_throttling, "LONGEST_EXCUSE", 1800 * SECOND)
 
     def change(tick, values):
-        blinks(tick, values, ranks, factor=1.0)
+        throttle_repeatedly(tick, values, ranks, factor=1.0)
         if tick >= SINCE + 100:
-            values["rank"]["rank.compute_time"][SICK] *= 1.5
+            values["rank"]["rank.compute_time"][SLOW] *= 1.5
 
-    found = told(change, SINCE + 400)
-    assert {f.entity for f in found} == {f"rank:7.{SICK}"}
+    found = findings(change, SINCE + 400)
+    assert {f.entity for f in found} == {f"rank:7.{SLOW}"}
     assert min(f.time for f in found) >= START + (SINCE + 180) * TICK
     assert last_page(found)
 
 
-def test_an_allowance_runs_down_as_slowly_as_it_runs_up_and_holes_in_the_telemetry_do_not_spend_it():
+def test_an_allowance_recovers_as_slowly_as_it_is_spent_and_gaps_in_the_telemetry_do_not_spend_it():
     one, steps = mass_throttling.ExcuseAllowance(), 4 * 3600 // 30
     spent = [bool(one.spend(np.array([tick <= 2 * steps]), tick * 30 * SECOND)[0]) for tick in range(1, 3 * steps)]
     assert spent.index(True) in (steps - 1, steps)
@@ -164,4 +164,4 @@ def test_an_allowance_runs_down_as_slowly_as_it_runs_up_and_holes_in_the_telemet
     other = mass_throttling.ExcuseAllowance()
     other.spend(np.array([True]), 30 * SECOND)
     assert not other.spend(np.array([True]), 10**6 * SECOND)[0]
-    assert not other.spend(np.array([True, True]), 5 * SECOND).any()  # a clock that went back
+    assert not other.spend(np.array([True, True]), 5 * SECOND).any()  # a clock that was set back

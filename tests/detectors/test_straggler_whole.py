@@ -1,4 +1,4 @@
-"""Whole jobs from the outside: which slower job is put down to the network, which to itself, and which to nothing."""
+"""Whole jobs without step times: slowdowns by the network, by the job itself, and those without a finding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def topology():
 
 
 class Site:
-    """Counters that go on from tick to tick; `change(tick, values, rates)` may change what grows from tick SINCE on."""
+    """Counters that grow from tick to tick; `change(tick, values, rates)` may change their rates from tick SINCE on."""
 
     def __init__(self, change, traffic=True):
         self.change, self.traffic, self.totals = change, traffic, {}
@@ -54,7 +54,7 @@ def case(change, traffic=True):
     return Case(StragglerInferred, names, topology, Site(change, traffic), frozenset(), fault=SINCE, step=STEP)
 
 
-def told(change, ticks=TICKS, traffic=True, detector=None):
+def findings(change, ticks=TICKS, traffic=True, detector=None):
     return case(change, traffic).shown(detector or StragglerInferred(), range(ticks))
 
 
@@ -80,7 +80,7 @@ def crowded(ports, factor=8.0):
 
 
 def test_a_job_that_sends_less_while_its_gpus_wait_is_a_ticket_on_the_job_after_half_an_hour():
-    found = told(slower(0.8, active=0.85))
+    found = findings(slower(0.8, active=0.85))
     assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "JOB")}
     assert 29 <= minutes(found[0]) <= 33
     assert abs(found[0].onset - START - SINCE * STEP * SECOND) <= 180 * SECOND
@@ -88,43 +88,43 @@ def test_a_job_that_sends_less_while_its_gpus_wait_is_a_ticket_on_the_job_after_
     assert "cause not visible" in found[0].summary
 
 
-def test_without_ports_a_job_that_is_less_active_is_the_jobs_too():
-    found = told(slower(active=0.8), traffic=False)
+def test_without_port_counters_a_less_active_job_is_a_ticket_on_the_job_too():
+    found = findings(slower(active=0.8), traffic=False)
     assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "JOB")}
     assert found[0].signals == ("gpu.sm_active",)
 
 
-def test_a_job_that_is_as_busy_as_ever_does_more_in_each_step():
-    assert told(slower(0.7)) == []
+def test_a_job_that_sends_less_with_unchanged_activity_gives_no_finding():
+    assert findings(slower(0.7)) == []
 
 
-def test_a_job_whose_ports_on_one_leaf_wait_blames_the_leaf_within_a_quarter_of_an_hour():
-    found = told(crowded(LEAF == 2))
+def test_a_job_whose_ports_on_one_leaf_wait_is_a_ticket_on_the_leaf_within_15_minutes():
+    found = findings(crowded(LEAF == 2))
     assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("leaf:l2", "ticket", "NETWORK")}
     assert 9 <= minutes(found[0]) <= 15
     assert "nic.ecn_marked" in found[0].signals
 
 
-def test_a_job_all_of_whose_ports_wait_is_put_down_to_the_network():
-    found = told(crowded(LEAF >= 0))
+def test_a_job_all_of_whose_ports_wait_is_attributed_to_the_network():
+    found = findings(crowded(LEAF >= 0))
     assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "NETWORK")}
 
 
-def test_a_port_that_errs_all_the_time_is_named_as_the_cause():
+def test_a_port_with_permanent_errors_is_named_as_the_cause():
     def change(tick, values, rates):
         slower()(tick, values, rates)
         rates["nic.symbol_errors"][9] = 2.0
 
-    found = told(change)
+    found = findings(change)
     assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "NETWORK")}
     assert PORTS[9] in found[0].evidence["cause"]
 
 
-def test_waits_that_slow_nobody_say_nothing():
+def test_waits_of_ports_that_slow_no_job_give_no_finding():
     def change(tick, values, rates):
         rates["nic.ecn_marked"][LEAF == 2] *= 8.0
 
-    assert told(change) == []
+    assert findings(change) == []
 
 
 def test_nodes_that_wait_for_storage_are_named_as_the_cause():
@@ -132,17 +132,17 @@ def test_nodes_that_wait_for_storage_are_named_as_the_cause():
         slower(0.8, active=0.8)(tick, values, rates)
         values["node"]["node.io_pressure"] += 0.5 * STEP * 1e6 * (tick - SINCE)
 
-    found = told(change)
+    found = findings(change)
     assert "wait for I/O" in found[0].summary
     assert found[0].signals == ("nic.tx_bytes", "node.io_pressure")
 
 
-def test_clocks_that_fall_alike_are_named_as_the_cause():
+def test_clocks_that_fall_together_are_named_as_the_cause():
     def change(tick, values, rates):
         slower(0.85)(tick, values, rates)
         values["gpu"]["gpu.sm_clock"] *= 0.85
 
-    found = told(change)
+    found = findings(change)
     assert {f.entity for f in found} == {"job:7"}
     assert "SM clocks" in found[0].evidence["cause"]
 
@@ -153,10 +153,10 @@ def test_a_new_power_cap_of_all_is_policy():
         values["gpu"]["gpu.sm_clock"] *= 0.85
         values["gpu"]["gpu.throttle_reasons"][:] = 0x4
 
-    assert told(change) == []
+    assert findings(change) == []
 
 
-def test_evaluations_checkpoints_and_the_end_of_a_job_say_nothing():
+def test_evaluations_checkpoints_and_the_end_of_a_job_give_no_finding():
     def evaluates(tick, values, rates):
         if tick < SINCE + 50:
             slower(1e-5, active=0.6, power=0.6)(tick, values, rates)
@@ -169,36 +169,36 @@ def test_evaluations_checkpoints_and_the_end_of_a_job_say_nothing():
         slower(1e-6, active=0.0, power=0.1)(tick, values, rates)
 
     for change in (evaluates, saves, ends):
-        assert told(change) == []
+        assert findings(change) == []
 
 
-def test_a_job_that_starts_anew_with_other_work_learns_anew():
+def test_a_job_that_restarts_with_other_work_learns_again():
     def change(tick, values, rates):
         slower(0.8, active=0.8)(tick, values, rates)
         start = Event(START + tick * STEP * SECOND, "job:7", "job_start", {"ranks": list(site.RANKS)})
         return [start] if tick == SINCE else []
 
-    assert told(change) == []
+    assert findings(change) == []
 
 
-def test_a_gpu_that_stands_out_explains_why_its_job_is_slow():
+def test_a_slow_gpu_explains_its_slow_job():
     def change(tick, values, rates):
         slower(0.8, active=0.85)(tick, values, rates)
         values["gpu"]["gpu.sm_clock"][5] *= 0.8
         values["gpu"]["gpu.throttle_reasons"][5] = 0x40
 
-    assert {f.entity for f in told(change)} == {"gpu:n1.1"}
+    assert {f.entity for f in findings(change)} == {"gpu:n1.1"}
 
 
-def test_a_job_that_tells_compute_times_is_left_to_the_detectors_of_jobs():
+def test_a_job_that_reports_compute_times_is_left_to_the_detectors_of_jobs():
     def change(tick, values, rates):
         slower(0.8, active=0.85)(tick, values, rates)
         values["rank"] = {"rank.compute_time": np.full(site.SIZE, 4.0)}
 
-    assert told(change) == []
+    assert findings(change) == []
 
 
-def test_bad_counters_are_no_slower_job():
+def test_missing_and_reset_counters_give_no_finding():
     def nothing(tick, values, rates):
         for name in rates:
             rates[name] = np.full(len(PORTS), np.nan)
@@ -208,11 +208,11 @@ def test_bad_counters_are_no_slower_job():
             rates["nic.tx_bytes"][:] = -1e11
 
     for change in (nothing, reset):
-        assert told(change) == []
+        assert findings(change) == []
 
 
-def test_a_restart_in_the_middle_says_the_same():
-    whole = told(slower(0.8, active=0.85))
+def test_a_restart_gives_the_same_findings():
+    whole = findings(slower(0.8, active=0.85))
     before, after = case(slower(0.8, active=0.85)), StragglerInferred()
     first = StragglerInferred()
     found = before.shown(first, range(90))
@@ -221,7 +221,7 @@ def test_a_restart_in_the_middle_says_the_same():
 
 
 @pytest.mark.parametrize(("change", "entity"), [(slower(0.8, active=0.85), "job:7"), (crowded(LEAF == 2), "leaf:l2")])
-def test_what_a_person_calls_no_fault_is_normal_from_then_on(change, entity):
+def test_a_slow_job_accepted_as_normal_gives_no_finding(change, entity):
     one, detector = case(change), StragglerInferred()
     assert one.shown(detector, range(TICKS))
     detector.accept_as_normal(entity, one.frames(TICKS, True, topology()))
@@ -237,15 +237,15 @@ def throttled(change, gpus):
     return also
 
 
-def test_a_gpu_that_throttles_all_the_time_hides_no_network_that_slows_its_job():
-    found = told(throttled(crowded(LEAF == 2), [5]))
+def test_a_gpu_that_always_throttles_does_not_hide_a_network_that_slows_its_job():
+    found = findings(throttled(crowded(LEAF == 2), [5]))
     assert {(f.entity, f.level) for f in found} == {("leaf:l2", "ticket")}
 
 
 @pytest.mark.parametrize(
     "change",
     [throttled(crowded(LEAF == 2), [1, 5, 9, 13]), throttled(slower(0.8, active=0.85), [5])],
-    ids=["an eighth of its GPUs", "nothing but them is seen"],
+    ids=["an eighth of its GPUs", "no other cause is visible"],
 )
-def test_a_job_that_its_throttled_gpus_may_slow_is_not_blamed(change):
-    assert told(change) == []
+def test_a_job_that_its_throttled_gpus_may_slow_gives_no_finding(change):
+    assert findings(change) == []

@@ -1,4 +1,4 @@
-"""A GPU that heat slows: its rank computes 15 % longer than its stage, its clock falls and a throttle bit is set."""
+"""A GPU that throttles by heat: its rank computes 15 % longer, its clock falls, a throttle bit is set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def topology() -> Topology:
 
 
 def quiet(tick: int, rng: np.random.Generator) -> dict[str, dict[str, np.ndarray]]:
-    """An instant in which all is well; the caller may change it."""
+    """Values of a healthy instant; the caller may change them."""
     compute = 4.0 * OFFSETS * (1 + 0.005 * rng.standard_normal(SIZE))
     return {
         "rank": {

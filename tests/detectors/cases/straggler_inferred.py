@@ -1,4 +1,4 @@
-"""A GPU that heat slows in a job that tells no compute times: its clock falls, a bit is set, its peers wait."""
+"""A GPU that throttles by heat, without compute times: its clock falls, a throttle bit is set, its peers wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def topology() -> Topology:
 
 
 def quiet(tick: int, rng: np.random.Generator) -> dict[str, dict[str, np.ndarray]]:
-    """An instant in which all is well; the caller may change it."""
+    """Values of a healthy instant; the caller may change them."""
     return {
         "gpu": {
             "gpu.sm_clock": np.rint(CLOCK * (1 + 0.002 * rng.standard_normal(SIZE)) / 15) * 15,

@@ -1,4 +1,4 @@
-"""A job whose collectives do not match: no step, GPUs spin at a quarter of their power."""
+"""A job whose collectives do not match: no step, its GPUs poll at a quarter of their power."""
 
 from __future__ import annotations
 
