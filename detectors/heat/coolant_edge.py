@@ -189,7 +189,7 @@ class CoolantEdge(Detector):
 
 
 def _read_sensor(event: EdgeEvent) -> dict[str, Any]:
-    """Returns what is kept of a sensor that collapsed."""
+    """Returns the verdict on a sensor that collapsed."""
     usual, share, value = (read_number(event.event.data.get(name), 0.0, _MOST) for name in _NUMBERS)
     limit = usual * share if usual is not None and share is not None else None
     return {"onset": event.since, "limit": limit, "value": value, "well": 0}

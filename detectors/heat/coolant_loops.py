@@ -90,7 +90,7 @@ class LoopGpus:
         return self._index.positions_below(loop)
 
 
-# --- what is measured ------------------------------------------------------------------------------------------------
+# --- measurements ----------------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -205,11 +205,11 @@ class SupplyState(State):
             at[: len(mask)][mask] = -_REMEMBERED
 
     def is_jumped(self, i: int, time: int) -> bool:
-        """Returns whether the supply's sensor jumped lately."""
+        """Returns whether the supply's sensor jumped recently."""
         return 0 <= time - int(self.jumped_at[i]) < _REMEMBERED
 
     def is_rapid(self, i: int, time: int) -> bool:
-        """Returns whether the supply lately rose faster than set-points do."""
+        """Returns whether the supply recently rose faster than set-points do."""
         return 0 <= time - int(self.rapid_at[i]) < _REMEMBERED
 
 
@@ -232,8 +232,8 @@ class HeatBalance(State):
     """(N,) per loop or branch. It learns only while the flow is usual.
 
     Rows of the cells: usual -ln of the share of power that the coolant carries, and samples; ln by which heat (lost)
-    and flow (fallen) are below usual, smoothed over the same samples since the flow fell, so that what was known before
-    proves nothing; ln of the recent power.
+    and flow (fallen) are below usual, smoothed over the same samples since the flow fell, without earlier
+    samples; ln of the recent power.
     """
 
     cells: Floats = memory(0.0, shape=(_ROWS, N))

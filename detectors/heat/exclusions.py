@@ -104,7 +104,7 @@ class CohortShift(State):
         n, grouped = len(groups), groups >= 0
         self.grow(n)
         usual, now, until = self.usual[:n], self.now[:n], self.until[:n]
-        # what is usual is known once the members are learned: in a cohort seen once it may be a cold plate
+        # the usual value is known once the members are learned: in a cohort seen once it may be a cold plate
         fresh = np.isnan(usual) & grouped
         if fresh.any() and (fresh := fresh & step.judged).any():
             usual[fresh], now[fresh] = step.median[fresh], 0.0
@@ -202,7 +202,7 @@ _COLLAPSE_LASTS = 3600 * SECOND  # us of a collapse without an end event: dry GP
 
 @dataclass
 class CoolantCollapses(State):
-    """Entity -> until when its collapse spoils what is measured below it."""
+    """Entity -> until when its collapse excludes measurements below it."""
 
     _until: dict[str, int] = notes()
 

@@ -213,7 +213,7 @@ class Thermal(Detector):
         units: UnitThrottling,
         found: Mapping[str, ThermalVerdict],
     ) -> dict[str, ThermalVerdict]:
-        """Returns the GPUs that report thermal throttling and are not part of what was found."""
+        """Returns the GPUs that report thermal throttling and are not part of a verdict."""
         n, step, groups, streaks = len(throttled), heat.step, self.peers.ladder.groups(frame), self.throttling
         known = set(found) | {g for verdict in found.values() for g in verdict.evidence.get("gpus", ())}
         last = np.minimum(streaks.last[:n], frame.time)  # the clock may have been set back
@@ -313,7 +313,7 @@ class Thermal(Detector):
             wearing[:] = np.where(wearing, grown > self.worn / 2, starts) & np.isfinite(grown)
 
     def _collect_heat(self, frame: Frame, sample: ResistanceSample, step: Step, memory_step: Step) -> GpuHeat:
-        """Returns what is known of each GPU at this instant."""
+        """Returns the state of each GPU at this instant."""
         n = len(frame.entities)
         reasons = frame["gpu.throttle_reasons"]
         margin, at = frame["gpu.thermal_margin"], frame["gpu.slowdown_margin"]

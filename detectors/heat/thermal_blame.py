@@ -1,4 +1,4 @@
-"""What is to blame for GPUs that lose heat worse than they did: one GPU, a node or a rack, and what that points to.
+"""Names the cause of GPUs that lose heat worse than before: one GPU, a node or a rack, and the part to check.
 
 One GPU: its plate, its paste or its sensor. Most GPUs of a node: what feeds the node. Most nodes of a rack: what feeds
 the rack. Flow and pressure of a node or rack are not measured, so the part cannot be named. The loop itself is
@@ -40,7 +40,7 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuHeat:
-    """What is known of the GPUs at an instant; (N,) each.
+    """State of the GPUs at an instant; (N,) each.
 
     left:  K to the temperature at which the GPU slows down.   since: when its condition began.
     witness: whether the memory beside the core agrees.   units: kind -> (number of each GPU's unit, names by number).
@@ -94,7 +94,7 @@ class BlameRules:
 
 @dataclass(frozen=True, slots=True)
 class ThermalVerdict:
-    """What is reported of one entity."""
+    """The verdict on one entity."""
 
     level: Level
     onset: int

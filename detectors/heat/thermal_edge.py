@@ -27,8 +27,8 @@ _UNITS = {"gpu": "node"}  # what shares a part's cooling most closely
 class ThermalEdge(Detector):
     """One part that heats up is a suspect; `least` parts of a node, and at least half, are a page on the node.
 
-    A single sensor cannot tell a lost cold plate from its own fault, and the part slows down by itself at its limit;
-    several parts are several sensors, and what they share is the manifold. Coolant that warms fast at its supply is one
+    A single sensor cannot distinguish a lost cold plate from its own fault, and the part slows down by itself at its
+    limit; several parts are several sensors, and share the manifold. Coolant that warms fast at its supply is one
     sensor too: a suspect, and a page once a part that it cools rises. Lost flow is paged by its own detectors.
 
     Source: dT/dt = P / C is 2.3 K/s at 1 kW and 440 J/K of plate and water without flow.
@@ -134,7 +134,7 @@ class ThermalEdge(Detector):
 
 
 def _read_rise(event: EdgeEvent) -> dict[str, Any]:
-    """Returns what is kept of a part that heats up."""
+    """Returns the verdict on a part that heats up."""
     numbers = {name: read_number(event.event.data.get(name), -_MOST, _MOST) for name in _NUMBERS}
     signal = read_text(event.event.data.get("signal")) or "gpu.temperature"
     return {"onset": event.since, "signal": signal, **numbers}

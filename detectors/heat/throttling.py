@@ -173,7 +173,7 @@ READINGS = ("coolant.flow", "coolant.supply_temperature")
 """Readings that `coolant` needs both of: from one alone it does not see the other fail; a leak rope gives neither."""
 SILENT = 600 * SECOND
 """us without a reading after which a unit is not monitored: its incidents end at the Desk after as much quiet, so that
-nothing else reports what is wrong with it."""
+no other detector reports its faults."""
 NEVER = np.int64(2**63 - 1)
 _KINDS = ("loop", "cdu", "rack")  # what GPUs share, nearest to the coolant first; as for stragglers' mass throttling
 _NODES = 3  # on which they throttle: two coincide, or share a fault of their own; chosen
@@ -187,7 +187,7 @@ _IDLE = 0.2  # share of the highest power, its own or that of a quarter of its u
 class UnitThrottling:
     """found: unit -> verdict now.   holding: units whose condition lasts, those with gaps too.
 
-    since: (N,) since when each GPU is part of such a unit and needs no finding of its own; else NEVER.
+    since: (N,) since when each GPU is part of such a unit and needs no separate finding; else NEVER.
     """
 
     found: Mapping[str, ThermalVerdict] = field(default_factory=dict)
@@ -252,7 +252,7 @@ class UnmonitoredUnits(State):
     def update(
         self, frame: Frame, throttled: Bools, since: Times, powers: tuple[Floats, Floats], others: Bools, hold: float
     ) -> UnitThrottling:
-        """Returns what is reported of units that are not monitored.
+        """Returns the verdicts on units that are not monitored.
 
         throttled, since: (N,) GPUs that throttle by heat, and since when.   powers: (N,) now, and highest of late.
         others: (N,) GPUs whose heat has a known cause.   hold: s after which a ticket is a page.

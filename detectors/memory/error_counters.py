@@ -2,7 +2,7 @@
 
 Not read: a register that is full, one with all bits set, one below 0. A counter that fell and is back at its third
 reading did not fall; one that stays below until then was reset. A jump too large to believe counts when the next
-reading confirms it; anything less counts at once.
+reading confirms it; a smaller one counts in the same reading.
 
 Agents report the counters of GPU device memory (`gpu.dram_*`), many exporters only totals (`gpu.ecc_*`), and a site may
 have both. A total is higher by the errors of caches and registers: growth is never computed between the two.

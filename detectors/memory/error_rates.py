@@ -36,7 +36,7 @@ GPU_CELL = np.dtype(
         ("since", "<i8"),  # first error in the sum: the onset
         ("newest", "<i8"),  # last error
         ("total", "<f8"),  # errors since the onset
-        ("errors", "<f8"),  # learned from: errors and hours of its own past
+        ("errors", "<f8"),  # learned from: errors and hours of the same GPU's past
         ("hours", "<f8"),
         ("on", "?"),
     ]

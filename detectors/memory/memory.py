@@ -51,7 +51,7 @@ GPU_MEMORY = np.dtype(
         ("threshold_at", "<i8"),
     ]
 )
-"""What is kept of the memory of each GPU."""
+"""State of the memory of each GPU."""
 _MAINTENANCE_SETTLES = 60 * SECOND  # after announced work: memory needs no warm-up; chosen
 _XID_WITHIN = 120 * SECOND  # us between a counter's growth and its XID; counters are read every 10 s or more; chosen
 _FLAGS = {
@@ -381,7 +381,7 @@ def find_worst(troubles: Sequence[Trouble]) -> Trouble:
 
 
 def judge_server(cell: Any, servers: ServerErrors) -> Trouble:
-    """Returns what is wrong with a server's memory, or with one of its modules."""
+    """Returns the fault of a server's memory, or of one of its modules."""
     if cell["lost"]:
         text, advice = _errors(cell["lost"], "uncorrected memory"), "drain, find and replace the module"
         return Trouble("page", int(cell["lost_at"]), text, advice, servers.uncorrected)

@@ -50,10 +50,10 @@ class Power(Detector):
     """A lost supply is a ticket, and a page if the rest cannot carry the load or the power brake slows the GPUs.
 
     The same supply lost in all nodes of a rack or unit at the same time is a loss of its shelf or feed, reported once.
-    A unit without voltage (or with a tripped breaker) whose nodes fell silent pages at once; while they report it is a
-    ticket: they live on another feed, or the meter is wrong. The brake bit without a lost supply is a ticket, after
-    `brake_seconds` a page. The power cap bit (0x4) is policy, and load swings of whole jobs are work: neither is
-    reported.
+    A unit without voltage (or with a tripped breaker) whose nodes fell silent pages in the same frame; while they
+    report it is a ticket: they run on another feed, or the meter is wrong. The brake bit without a lost supply is a
+    ticket, after `brake_seconds` a page. The power cap bit (0x4) is policy, and load swings of whole jobs are work:
+    neither is reported.
 
     A voltage is off when it differs from its usual by a tenth twice in a row (a 12 V rail by 5 %), or is reported out
     of range: a ticket; many below one feed, rack or row are one of that entity. It pages where it is off by more than a
@@ -85,7 +85,7 @@ class Power(Detector):
 
     braked: NDArray[np.int32] = memory(0, np.int32)  # frames in a row with the brake bit
     since: NDArray[np.int64] = memory(0, np.int64)
-    heard: NDArray[np.int64] = memory(0, np.int64)  # newest reading of a GPU with the bit
+    read_at: NDArray[np.int64] = memory(0, np.int64)  # newest reading of a GPU with the bit
     gates: Gates = part(Gates)
     feeds: PowerFeeds = part(PowerFeeds, kept=True)
     supplies: Supplies = part(Supplies, of="psu", kept=True)
@@ -151,10 +151,10 @@ class Power(Detector):
             return {}
         self.since[: len(reasons)][on & (count == 0)] = time
         count[on] += 1
-        heard = self.heard[: len(reasons)]
-        heard[on] = time
-        np.minimum(heard, time, out=heard)  # the clock may have been set back
-        count[(known & ~on) | (time - heard > _LAPSES)] = 0
+        read_at = self.read_at[: len(reasons)]
+        read_at[on] = time
+        np.minimum(read_at, time, out=read_at)  # the clock may have been set back
+        count[(known & ~on) | (time - read_at > _LAPSES)] = 0
         braked: dict[str, int] = {}
         for i in np.flatnonzero(count >= _LOOKS).tolist():
             node = frame.topology.ancestor_of_kind(frame.entities[i], "node") or frame.entities[i]
@@ -233,7 +233,7 @@ class Power(Detector):
             )
 
     def _group_nodes(self, left: Mapping[str, int], topology: Topology) -> dict[str, list[str]]:
-        """Returns what is blamed for the brake -> its nodes."""
+        """Returns the entity that caused the brake -> its nodes."""
         names = list(self.nodes.names("node"))
         if len(left) < 2 or not names:
             return {node: [node] for node in sorted(left)}

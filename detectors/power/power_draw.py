@@ -56,7 +56,7 @@ class DrawFit(State):
     def expect(self, frame: Frame, work: Floats, power: Floats, sm: Bools, seconds: float) -> Floats:
         """Returns (N,) W by the lines so far, NaN without one; then learns from GPUs with finite power.
 
-        sm: whose activity is that of the multiprocessors; utilization is less exact and has lines of its own.
+        sm: whose activity is that of the multiprocessors; utilization is less exact and has separate lines.
         """
         product, names = self._number_products(frame)
         line_of = 2 * product + sm
@@ -125,7 +125,7 @@ class PowerDraw(Detector):
         *("event:maintenance_start", "event:maintenance_end", "event:version"),
     )
     cannot_see: ClassVar[str] = (
-        "Less than 10 %; what was so from the beginning; idle and capped GPUs (a low power limit lowers the clock "
+        "Less than 10 %; differences from the beginning; idle and capped GPUs (a low power limit lowers the clock "
         "too); and what half of a node's GPUs show at the same time."
     )
 

@@ -53,7 +53,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Chassis:
-    """Names of the chassis, the chassis of each supply, and what is above the chassis."""
+    """Names of the chassis, the chassis of each supply, and the ancestors of the chassis."""
 
     names: list[str]
     of_supply: NDArray[np.intp]
@@ -62,9 +62,9 @@ class Chassis:
 
 @dataclass
 class Supplies(State):
-    """Arrays by supply.
+    """State by supply.
 
-    bad, well:    readings in a row.   why, since: of the loss.   status: state reported last, plus 1.   heard: newest
+    bad, well:    readings in a row.   why, since: of the loss.   status: state reported last, plus 1.   read_at: newest
     reading.   count, usual: readings learned from, and the usual output (W).   output, capacity: newest (W).
     """
 
@@ -77,7 +77,7 @@ class Supplies(State):
     output: Floats = memory(0.0)
     capacity: Floats = memory(0.0)
     since: NDArray[np.int64] = memory(0, np.int64)
-    heard: NDArray[np.int64] = memory(0, np.int64)
+    read_at: NDArray[np.int64] = memory(0, np.int64)
     _names: Sequence[str] = notes(tuple)
 
     def update(self, frame: Frame | None, time: int) -> None:
@@ -111,14 +111,14 @@ class Supplies(State):
 
     def _end_unread(self, time: int) -> None:
         """Ends losses without a reading for long."""
-        np.minimum(self.heard, time, out=self.heard)  # the clock may have been set back
-        self.bad[time - self.heard > LAPSES] = 0
+        np.minimum(self.read_at, time, out=self.read_at)  # the clock may have been set back
+        self.bad[time - self.read_at > LAPSES] = 0
 
     def _judge(self, why: NDArray[np.int32], read: Bools, time: int) -> None:
         n = len(why)
         bad, well = read & (why > 0), read & (why == 0)
         self.since[:n][bad & (self.bad[:n] == 0)] = time
-        self.heard[:n][read] = time
+        self.read_at[:n][read] = time
         self.bad[:n][bad] += 1
         self.why[:n][bad] = why[bad]
         self.well[:n][bad] = 0
@@ -167,7 +167,7 @@ class Supplies(State):
         return np.asarray(~silent | (given >= CARRIED * usual)[chassis.of_supply])
 
     def _group(self, i: int, bad: Bools, chassis: Chassis) -> tuple[str, list[int]]:
-        """Returns what is blamed for a loss, and all supplies that are lost with it."""
+        """Returns the entity that caused a loss, and all supplies that are lost with it."""
         since, of_supply = self.since[: len(bad)], chassis.of_supply
         same = bad & (np.abs(since - since[i]) <= TOGETHER)
         hit = np.zeros(len(chassis.names), bool)

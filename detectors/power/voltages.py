@@ -193,7 +193,7 @@ class Voltages(State):
     def _find_units(
         self, signal: str, names: Sequence[str], topology: Topology
     ) -> tuple[list[str], NDArray[np.intp], TopologyIndex]:
-        """Returns the units (feeds, chassis), the unit of each entity, and what is above the units."""
+        """Returns the units (feeds, chassis), the unit of each entity, and the ancestors of the units."""
         above = [() if signal in OF_FEEDS else topology.parents.get(name, ()) for name in names]
         owners = [parents[0] if parents else name for parents, name in zip(above, names, strict=True)]
         units = list(dict.fromkeys(owners))
@@ -316,13 +316,13 @@ def find_explained_brakes(braked: Collection[str], found: Sequence[Finding], top
 
 
 def _count_braked(braked: Collection[str], each: Departure, topology: Topology) -> int:
-    """Returns how many braked nodes are below what is off."""
+    """Returns how many braked nodes are below the units that are off."""
     around = {each.entity, *each.units}
     return sum(1 for node in braked if not around.isdisjoint((node, *topology.ancestors(node))))
 
 
 def _describe_members(each: Departure) -> str:
-    """Returns what is off, and on how many."""
+    """Returns the entity that is off, and on how many units."""
     many, chassis = len(each.members), len(each.units)
     where = "" if chassis == 1 else f" in {chassis} chassis"
     if each.signal == OF_RAILS:

@@ -1,1 +1,1 @@
-"""What is slow: a GPU, a node, a whole job, and why."""
+"""Detectors of slow ranks, GPUs, nodes and jobs, with the cause."""

@@ -1,4 +1,4 @@
-"""What is to blame for slow ranks: one GPU, a whole node, or none because the stage is slow; and how sure that is."""
+"""Names the cause of slow ranks: one GPU, a whole node, or none because the stage is slow; and how sure that is."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def describe_causes(found: Sequence[Cause]) -> str:
 
 
 def write_title(suspicion: Suspicion, compared: Comparison, gpu: str | None, causes: Sequence[Cause]) -> str:
-    """Returns who is slow, where, by how much, and the first cause or doubt."""
+    """Returns the title: the entity, its slowdown, and the first cause or doubt."""
     percent = f"{100 * compared.effect:.0f} % slower"
     if suspicion.entity.startswith("node:"):
         text = f"{len(suspicion.slots)} ranks {percent}"

@@ -128,7 +128,7 @@ class GpuPlacement(State):
         self.reported_at[reporting] = ranks.time
 
     def reports_compute_time(self, time: int) -> Bools:
-        """Returns (N,) GPUs whose job reported compute times lately: the detector `straggler` judges those."""
+        """Returns (N,) GPUs whose job reported compute times recently: the detector `straggler` judges those."""
         return np.asarray((self.reported_at > 0) & (time - self.reported_at <= _REPORTS_FOR))
 
 

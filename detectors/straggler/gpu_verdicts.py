@@ -1,4 +1,4 @@
-"""What is to blame for low clocks and unequal activity, seen from outside: a GPU or its node, with its finding."""
+"""Names the cause of low clocks and unequal activity without step times: a GPU or its node, with its finding."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class VisibleCause:
 
 @dataclass(frozen=True, slots=True)
 class GpuInstant:
-    """What is known at one instant."""
+    """State of the GPUs at one instant."""
 
     watch: GpuWatch
     frame: Frame
@@ -200,7 +200,7 @@ class ClockDeficit:
 
 
 def find_suspects(now: GpuInstant) -> Iterator[Suspect]:
-    """Yields what is blamed: first for clocks; unequal activity is reported only of other nodes."""
+    """Yields the suspects: first those of clocks; unequal activity is reported only of other nodes."""
     symptoms, watch = now.symptoms, now.watch
     clock = symptoms.fast | symptoms.slow | symptoms.stuck
     blamed = list(find_units(now, clock, clock | (symptoms.clocks.effect >= watch.delta)))

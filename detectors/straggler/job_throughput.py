@@ -39,13 +39,13 @@ QUIET = 50e6
 """Bytes/s of a port, a thousandth of 400 Gb/s, that keep-alives and storage may send: its job makes no step. Chosen."""
 DOUBLED = float(np.log(2.0))  # ln of the excess of a port, as in link_congestion
 PORT_LEARN = 20  # updates before a port is judged: the replay contract
-_GAIN = 1 / 240  # of what is normal: memory of four hours; chosen
-_SMOOTH = 0.3  # gain of what is now: memory of about 3 updates; chosen
+_GAIN = 1 / 240  # of the normal value: memory of four hours; chosen
+_SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
 _LONGEST = 300.0  # s between two updates beyond which growth is an average of too much; chosen
 JOB_EVERY = 60 * SECOND
 """us between two updates: some steps of a large job. Chosen."""
 NUMBERS = ("sent", "active", "power", "clock", "capped", "io")
-_LEARNING = 0.02  # gain of what is usual: memory of 50 updates; chosen
+_LEARNING = 0.02  # gain of the usual value: memory of 50 updates; chosen
 _LEAST_NODES = 2  # nodes of a job: a job on one node shows on no port; chosen
 _STALE = 300 * SECOND  # us without a step after which its sums restart; chosen: five updates
 _STAYS = 4 * 3600 * SECOND
@@ -115,7 +115,7 @@ class JobPorts(State):
         self._judge(rate, np.append(calm, True)[job])
 
     def _judge(self, rate: Floats, calm: Bools) -> None:
-        """Compares waits and marks per byte with what is normal; learns nothing of a job that is slow."""
+        """Compares waits and marks per byte with their normal value; learns nothing of a job that is slow."""
         n, count = rate.shape[1], self.count[: rate.shape[1]]
         sends = rate[0] >= QUIET
         for row, (rows, floor) in enumerate(zip(_ROWS, _FLOORS, strict=True)):

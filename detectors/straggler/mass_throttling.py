@@ -23,7 +23,7 @@ from detectors.straggler.rank_slots import LEAST_PEERS, MOST_OF_COHORT, RankSlot
 from pipeline.model.records import SECOND, Frame
 
 LONGEST_EXCUSE = 4 * 3600 * SECOND
-"""us, half a shift: somebody has repaired coolant or power by then, or it does not matter. Chosen."""
+"""us, half a shift: coolant or power is repaired by then, or it does not matter. Chosen."""
 _GAP = 60 * SECOND  # us that a gap in the telemetry counts at most; chosen
 _NODES = 3  # nodes that throttle: two may coincide, or share a fault of their own; chosen
 _FRESH = 60 * SECOND  # us for which a throttle bit counts, as for a cause of slowness
@@ -57,7 +57,7 @@ class ExcuseAllowance(State):
 
 @dataclass(frozen=True, slots=True)
 class CohortExclusions:
-    """(S,) of throttling cohorts: frozen: learn nothing; throttled: did lately; excluded: not judged.
+    """(S,) of throttling cohorts: frozen: learn nothing; throttled: recently; excluded: not judged.
 
     readmitted: slots that are judged again from now on.
     """
@@ -152,7 +152,7 @@ class ThrottlingLoops(State):
     )
 
     def find_members(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools) -> Bools:
-        """Returns (N,) GPUs of a loop that throttles together, or did lately. throttled: has a throttle bit."""
+        """Returns (N,) GPUs of a loop that throttles together, or did so recently. throttled: has a throttle bit."""
         n = len(frame.entities)
         self.grow(n)
         usual, readings = self.usual[:n], self.readings[:n]

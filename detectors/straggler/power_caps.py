@@ -23,10 +23,10 @@ SEVERAL = 4
 """GPUs of a cohort whose state changed: policy, not one broken GPU. Chosen: half a server."""
 _CHANGED, _SETTLED = 0.4, 0.2
 """Change of a GPU against its cohort, as a share of the difference between capped and not, below the half that shows
-where the cohort is halved; and what is left of it when the change is over. Chosen."""
+where the cohort is halved; and the rest of it when the change is over. Chosen."""
 _ON, _OFF = 0.8, 0.2  # smoothed share under a cap above which one has come, and below which it has gone; chosen
 _SMOOTH = 0.25  # 3 samples show a change, 6 that it is over; chosen
-_GAIN = 5e-4  # of what is usual, as the kernel learns baselines
+_GAIN = 5e-4  # of the usual value, as the kernel learns baselines
 _NIL = 1e-3  # smoothed states below it count as 0; chosen
 _FLICKER_LEARN = 100  # samples until it is known whether a bit flickers; chosen: two caps in them change it four times
 _FLICKERS = 0.05
@@ -172,7 +172,7 @@ class PowerCaps(State):
         self.held[slots] = False
 
     def _learn(self, now: Floats, under: Bools, gate: Bools) -> None:
-        """Learns what is usual, as the kernel learns baselines."""
+        """Learns the usual value, as the kernel learns baselines."""
         slots = np.flatnonzero(gate)
         self.samples[slots] += 1
         gain = np.where(self.samples[slots] <= LEARN, 1 / np.maximum(self.samples[slots], 1), _GAIN)

@@ -26,7 +26,7 @@ LEAST_PEERS = 8
 MOST_OF_COHORT = 0.3
 """Share of a cohort that one node may be: if all of it is slow, the median must still be that of the others."""
 _KEPT = 3600 * SECOND
-"""us that a rank that ended keeps its slot: a job that comes back on the same GPUs continues from what was learned.
+"""us that a rank that ended keeps its slot: a job that comes back on the same GPUs keeps its baseline.
 Chosen: the time for which ends of jobs are remembered."""
 _ABSURD = 1e30  # no time, logarithm or counter is as large, and single precision ends soon above
 _KINDS = ("stage", "job", "gpu", "node")

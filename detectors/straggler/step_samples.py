@@ -26,7 +26,7 @@ _CHECK_EVERY = 60 * SECOND  # us between two checks for the end of announced wor
 _CANARY = 60 * SECOND  # us after a canary in which a rank may still report a step that it made beside it; chosen
 _REMEMBERED = 3600 * SECOND  # us after which the start of a rank without a sample is dropped; chosen
 _RESTS = 300 * SECOND
-"""us without a step after which a rank restarts without suspicion: its job was stopped, and what was hot is cool.
+"""us without a step after which a rank restarts without suspicion: its job was stopped, and a hot GPU is cool again.
 Chosen: beyond most evaluations, so that one in the middle of a slowdown does not restart the hold."""
 _PAUSES = 60 * SECOND  # us without a step that do not count as slow time for a hold; chosen
 _TIMES = 3  # usual gaps between steps, the limit of a rest or pause where steps are long; chosen

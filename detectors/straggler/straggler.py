@@ -224,10 +224,10 @@ class Straggler(Detector):
         return effects.hold
 
     def _learn_offsets(self, values: Floats, gate: Bools) -> tuple[Floats, Bools]:
-        """Returns (S,) what is subtracted before ranks are compared, and which have it.
+        """Returns (S,) the offset subtracted before ranks are compared, and which have it.
 
         Ranks of one stage are compared as they are; those of several stages by their departure from their own first
-        steps: else their median would be between two stages and jump with either.
+        steps: otherwise their median would be between two stages and jump with either.
         """
         mixed, size = self.slots.cross_stage, len(values)
         if not self.slots.any_cross_stage:

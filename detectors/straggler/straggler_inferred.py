@@ -188,7 +188,7 @@ class StragglerInferred(Detector):
     def _relearn_moved(self, gate: Bools) -> None:
         """Learns GPUs again that work beside others of their job after others of their rack, or the other way round.
 
-        A GPU that only rests between two jobs keeps its baseline: what was wrong with it still is.
+        A GPU that only rests between two jobs keeps its baseline: a fault of it lasts.
         """
         now, last = np.where(self.placement.job_known, 1, 2), self.cohort_kind[: len(gate)]
         other = gate & (last != now)

@@ -31,7 +31,7 @@ from pipeline.model.records import SECOND, Finding, Frame, Level
 PACE_EVERY = 30 * SECOND
 """us between two evaluations of the pace: some steps of a large job. Chosen."""
 _PARTS = ("step", "compute", "network", "capped")
-_LEARNING = 0.02  # gain of what is usual: about 50 evaluations of memory, 25 minutes; chosen
+_LEARNING = 0.02  # gain of the usual value: about 50 evaluations of memory, 25 minutes; chosen
 _STILL_SLOWER = 0.05  # share by which steps must be longer now to blame a part: half of what matters
 _HALF = 0.5  # share of the longer step that must be found in one part to blame that part; chosen
 _POLICY = 0.25  # share of GPUs newly under a power cap from which the cap explains the rest; chosen
@@ -97,7 +97,7 @@ class JobPaces(State):
             piece.grow(size)
 
     def _learn(self, gate: Bools) -> None:
-        """Follows what is usual, but not while a job may be slow."""
+        """Follows the usual values, but not while a job may be slow."""
         self.count += gate
         gain = np.maximum(1 / np.maximum(self.count, 1), _LEARNING) * gate
         for piece in self.parts.values():

@@ -166,7 +166,7 @@ def _find_network_cause(jobs: JobThroughput, job: str, slot: int, nics: Frame) -
 
 def _find_congested_part(ports: NDArray[np.intp], over: Bools, nics: Frame) -> tuple[str, NDArray[np.intp]] | None:
     """Returns the rail on all leaves of which most of a job's ports wait, else the leaf with most such ports; with its
-    ports. None if most leaves of the job wait: then it is what is above them, or the job itself."""
+    ports. None if most leaves of the job wait: then the cause is above them, or the job itself."""
     leaves: dict[str, list[int]] = {}
     for place, port in enumerate(ports.tolist()):
         leaves.setdefault(nics.topology.ancestor_of_kind(nics.entities[port], "leaf") or "", []).append(place)

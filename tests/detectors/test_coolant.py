@@ -90,7 +90,7 @@ def test_a_warm_supply_is_found(site, watch):
 
 
 def together(supply=0.0, minutes=20.0, throttles=False, start=60, **factors):
-    """All loops at once: factors of flow, pressure and pump speed; supplies that warm over some minutes."""
+    """All loops together: factors of flow, pressure and pump speed; supplies that warm over some minutes."""
 
     def change(tick, values):
         since = max(tick - start, 0) / 6

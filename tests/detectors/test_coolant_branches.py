@@ -29,7 +29,7 @@ SITE = Case(Coolant, {"coolant": BRANCHES, "gpu": GPUS}, topology, lambda *_: ({
 def shown(flow, meter, load=lambda tick: 1.0, ticks=200, racks=RACKS, change=None, lag=0):
     """Findings on branches at a pressure that their unit holds; `flow`, `meter` (tick): of the guilty one.
 
-    change: (tick, values) takes away what is not measured.   lag: ticks by which the water follows the load.
+    change: (tick, values) removes readings.   lag: ticks by which the water follows the load.
     """
     detector, graph, found = Coolant(), topology(), []
     carried = load(0)

@@ -1,4 +1,4 @@
-"""Lost supplies, tripped units and the power brake; and what is policy, load or a wrong meter."""
+"""Lost supplies, tripped units and the power brake; and power policy, load swings or a wrong meter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that falls silent after its kernel told a machine check, while its neighbours speak."""
+"""A node without telemetry after its kernel logged a machine check, while its neighbours report."""
 
 from __future__ import annotations
 

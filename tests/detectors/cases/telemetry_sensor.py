@@ -1,4 +1,4 @@
-"""A GPU's thermometer that tells 8 K too much from one reading to the next, while memory and power are as ever."""
+"""A GPU's thermometer that reads 8 K too much from one reading to the next, at unchanged memory and power readings."""
 
 from __future__ import annotations
 

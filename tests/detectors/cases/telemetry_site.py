@@ -1,4 +1,4 @@
-"""A pipeline that hears no agent of a site."""
+"""A pipeline without data from any agent of a site."""
 
 from __future__ import annotations
 
