@@ -26,12 +26,12 @@ KEEP_STATE = ("agent", "pipeline", "dashboard", "up", "demo", "init")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = arguments.parser()
+    parser = arguments.build_parser()
     if given and not given[0].startswith("-") and given[0] not in RUN:
-        parser.error(f"no command '{given[0]}'{arguments.suggestion(given[0])}; fleetpulse --help lists all")
+        parser.error(f"no command '{given[0]}'{arguments.suggest_command(given[0])}; fleetpulse --help lists all")
     parsed = parser.parse_args(given)
     if parsed.version:
-        print(f"fleetpulse {arguments.version()}")
+        print(f"fleetpulse {arguments.read_version()}")
         return 0
     if parsed.command is None:
         parser.print_help(sys.stderr)
@@ -84,11 +84,11 @@ def _mind_signals() -> None:
     """SIGTERM ends a service as Ctrl-C does, also where a background shell had it ignored; so does the parent's end."""
     import signal
 
-    from pipeline.runtime.supervise import die_with_parent
+    from pipeline.runtime.supervise import stop_with_parent
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    die_with_parent()
+    stop_with_parent()
 
 
 def _on_signals(act: Callable[[], None]) -> None:
@@ -114,7 +114,7 @@ def _config_of_service(given: argparse.Namespace) -> Config:
     from pipeline.runtime import private_files
 
     config = _config(given)
-    for warning in private_files.warnings(config):
+    for warning in private_files.list_warnings(config):
         _say(f"fleetpulse: warning: {warning}")
     return config
 
@@ -127,9 +127,9 @@ def _command() -> list[str]:
 
 
 def _print(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
-    from pipeline.commands.output import rendered
+    from pipeline.commands.output import render_rows
 
-    sys.stdout.write(rendered(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
+    sys.stdout.write(render_rows(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
 
 
 def _agent(given: argparse.Namespace) -> int:
@@ -148,12 +148,12 @@ def _pipeline(given: argparse.Namespace) -> int:
     import detectors
     from detectors.runner import Runner
     from detectors.warm_up import warm_up
-    from pipeline.commands import service
+    from pipeline.commands import pipeline
     from pipeline.runtime import logs
 
-    logs.to_stderr()
+    logs.log_to_stderr()
     runner = Runner(detectors.configured(config.detector, config.source))
-    return service.run(config, runner, lambda: warm_up(detectors.configured({}, "")))
+    return pipeline.run(config, runner, lambda: warm_up(detectors.configured({}, "")))
 
 
 def _dashboard(given: argparse.Namespace) -> int:
@@ -181,12 +181,12 @@ def _doctor(given: argparse.Namespace) -> int:
 
     config = _config(given)
     # the collectors first: they are forked, which is possible only before other checks start threads
-    collectors = doctor.examine(config, [node_doctor.prepare_collector_checks(config)])
-    checks = [*doctor.examine(config), *doctor.examine(config, [node_doctor.check_agent]), *collectors]
+    collectors = doctor.run_checks(config, [node_doctor.prepare_collector_checks(config)])
+    checks = [*doctor.run_checks(config), *doctor.run_checks(config, [node_doctor.check_agent]), *collectors]
     if given.output == "table":
-        sys.stdout.write(doctor.as_text(checks))
+        sys.stdout.write(doctor.format_checks(checks))
     else:
-        _print(doctor.as_rows(checks), doctor.COLUMNS, given.output)
+        _print(doctor.check_rows(checks), doctor.COLUMNS, given.output)
     return doctor.exit_code(checks)
 
 
@@ -226,13 +226,13 @@ def _record(given: argparse.Namespace) -> int:
 def _init(given: argparse.Namespace) -> int:
     from pipeline.commands import init
 
-    return init.init(_config(given), _say, given.acls)
+    return init.initialize(_config(given), _say, given.acls)
 
 
 def _sql(given: argparse.Namespace) -> int:
     from pipeline.commands import sql
 
-    columns, rows, truncated = sql.query(_config(given), given.query)
+    columns, rows, truncated = sql.run_query(_config(given), given.query)
     _print(rows, columns, given.output)
     if truncated:
         _say("fleetpulse: the answer was cut; [api] sql_rows says after how many rows")
@@ -253,7 +253,7 @@ def _detectors(given: argparse.Namespace) -> int:
 def _mutes(given: argparse.Namespace) -> int:
     from pipeline.commands import mutes
 
-    rows = mutes.rows(_config(given), given)
+    rows = mutes.run_mutes(_config(given), given)
     _print(rows, mutes.COLUMNS, given.output)
     for warning in filter(None, (row.get("warning") for row in rows)):
         _say(f"fleetpulse: {warning}")

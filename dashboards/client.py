@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 from dashboards import answers
 from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem
-from pipeline.http.addresses import opener
+from pipeline.http.addresses import make_opener
 from pipeline.model.errors import FleetpulseError, UsageError
 from pipeline.model.records import Incident, State, iso
 
@@ -38,7 +38,7 @@ class ApiError(FleetpulseError):
         self.status = status
 
 
-_OPENER = opener()
+_OPENER = make_opener()
 
 
 @dataclass(frozen=True)

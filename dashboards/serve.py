@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboards.client import API_TOKEN_FILE, API_URL, read_token
 from pipeline.config.sections import Config
-from pipeline.http.addresses import host_of, is_loopback, named, same_origin
+from pipeline.http.addresses import is_loopback, is_same_origin, parse_host, parse_host_header
 from pipeline.model.errors import Refused, UsageError
 from pipeline.runtime import logs
 
@@ -43,7 +43,7 @@ def run(config: Config) -> int:
     os.environ.update(environment(config))
     sys.stderr.write(f"dashboard: http://{_in_url(host)}:{port} (reads {api_url(config)})\n")
     sys.stderr.flush()
-    logs.limit_all()
+    logs.limit_all_loggers()
     # Streamlit logs on stdout, which is for data
     with contextlib.redirect_stdout(sys.stderr):
         _serve(config)
@@ -57,7 +57,7 @@ def _serve(config: Config) -> None:
     import uvicorn
     from streamlit.web import bootstrap
 
-    from pipeline.http.connections import affordable, protocol, raise_file_limit
+    from pipeline.http.connections import limit_connections, make_protocol, raise_file_limit
 
     class Server(uvicorn.Server):
         """uvicorn that returns after a signal, so that the exit status is 0, instead of raising the signal again."""
@@ -77,7 +77,7 @@ def _serve(config: Config) -> None:
         Guard(streamlit.App(APP), allowed_hosts(config)),
         host=host,
         port=port,
-        http=protocol(affordable(config.dashboard.connections, raise_file_limit())),
+        http=make_protocol(limit_connections(config.dashboard.connections, raise_file_limit())),
         ws="websockets-sansio",
         ws_max_size=MESSAGE_BYTES,
         ws_ping_interval=PING_SECONDS,
@@ -170,7 +170,7 @@ _POLICY_VIOLATION = 1008
 def allowed_hosts(config: Config) -> frozenset[str]:
     """Returns the host names that browsers may use, in addition to loopback; on any port, because of proxies."""
     board = config.dashboard
-    known = {board.host.lower(), host_of(config.notify.external_url), *map(str.lower, board.names)}
+    known = {board.host.lower(), parse_host(config.notify.external_url), *map(str.lower, board.names)}
     return frozenset(host for host in known - {"", "0.0.0.0", "::"} if not is_loopback(host))
 
 
@@ -197,9 +197,9 @@ class Guard:
     def _find_refusal(self, headers: Headers) -> str | None:
         """Returns why a request is refused, None if it is allowed."""
         host, origin = headers.get("host", ""), headers.get("origin")
-        if not is_loopback(named(host)) and named(host) not in self._allowed:
-            return f"Host {named(host)!r} is not a name of this dashboard; add it to [dashboard] names"
-        if origin is not None and not same_origin(origin, host) and host_of(origin) not in self._allowed:
+        if not is_loopback(parse_host_header(host)) and parse_host_header(host) not in self._allowed:
+            return f"Host {parse_host_header(host)!r} is not a name of this dashboard; add it to [dashboard] names"
+        if origin is not None and not is_same_origin(origin, host) and parse_host(origin) not in self._allowed:
             return f"Origin {origin!r}: requests from other sites are refused"
         return None
 

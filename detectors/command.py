@@ -48,7 +48,7 @@ def _running(config: Config, warn: Callable[[str], None]) -> dict[str, Mapping[s
     try:
         status, answer = client.get(config, _PATH, _TIMEOUT_S)
         if status != 200:
-            raise client.error_of(status, answer, client.base_url(config) + _PATH)
+            raise client.make_error(status, answer, client.base_url(config) + _PATH)
         return {row["name"]: row for row in answer["detectors"]}
     except FleetpulseError as error:
         why = str(error)

@@ -204,8 +204,8 @@ def test_doctor_names_an_unreachable_broker_with_exit_3(bench: Bench) -> None:
 def test_init_makes_what_is_missing_and_says_what_was_there(bench: Bench) -> None:
     first, second = (bench.call("init", "--config", str(bench.config)) for _ in range(2))
     assert (first.returncode, second.returncode) == (0, 0)
-    assert first.stderr.count(" made") == 2
-    assert second.stderr.count("was there already") == 3
+    assert first.stderr.count(" created") == 2
+    assert second.stderr.count("already exists") == 3
     assert (bench.folder / "spool").stat().st_mode & 0o777 == 0o700
 
 

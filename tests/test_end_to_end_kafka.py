@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import pytest
 import detectors
 from agents.sim.command import Order, simulate
 from detectors.runner import Runner
-from pipeline.commands.service import Service
+from pipeline.commands.service import PipelineService
 from pipeline.config import sections
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, from_iso
@@ -68,7 +69,7 @@ class Run:
         order = Order(str(folder / "scenario.toml"), 3, transport, 0.0)
         assert simulate(order, self.config, None, self._wait, lambda: END) == 0
         self.now = END + SECOND
-        self.service = Service(self.config, Runner(detectors.configured({}, "")), clock=lambda: self.now)
+        self.service = PipelineService(self.config, Runner(detectors.configured({}, "")), clock=lambda: self.now)
 
     @staticmethod
     def _wait(seconds: float) -> bool:
@@ -77,7 +78,7 @@ class Run:
 
     def judge(self, messages: int = 0) -> None:
         """Reads all there is (at least so many messages) and judges it."""
-        self.service.start()
+        self.service.start_engine()
         self._turn(lambda: self.messages >= messages)
         self.now += PATIENCE
         self._turn(lambda: self.service.ingest.progress.backlog is None)
@@ -86,9 +87,9 @@ class Run:
         end = time.monotonic() + SECONDS
         busy = True
         while busy or not done():
-            assert time.monotonic() < end, f"not within {SECONDS:g} s: {self.service.unready()}"
+            assert time.monotonic() < end, f"not within {SECONDS:g} s: {self.service.list_unready_reasons()}"
             with suppress(Retryable):
-                busy = self.service.turn()
+                busy = self.service.run_step()
 
     @property
     def messages(self) -> int:
@@ -96,7 +97,7 @@ class Run:
         return int(self.rows("SELECT coalesce(sum(sequence + 1), 0) FROM producer_mark")[0][0])
 
     def rows(self, query: str) -> Sequence[tuple[Any, ...]]:
-        with self.service.cursor() as cursor:
+        with contextlib.closing(self.service.database.cursor()) as cursor:
             return cursor.execute(query).fetchall()
 
 

@@ -12,7 +12,7 @@ from agents.sim.command import Order, simulate
 from detectors import configured
 from detectors.replay import replay
 from detectors.runner import Runner
-from pipeline.commands.service import Service
+from pipeline.commands.service import PipelineService
 from pipeline.config import sections as configuration
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
@@ -86,16 +86,16 @@ def as_told(incidents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def live(config: Config) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """What a pipeline finds in the spools of a [spool], and its incidents by id."""
     judge = Listening(configured(config.detector, config.source))
-    service = Service(config, judge, clock=lambda: NOW)
+    service = PipelineService(config, judge, clock=lambda: NOW)
     try:
-        service.start()
-        while service.turn():
+        service.start_engine()
+        while service.run_step():
             pass
         assert service.engine is not None
         assert service.engine.framer.late.total() == 0
         service.engine.advance(FOREVER)  # nothing comes any more: what the lateness still holds is judged too
         assert judge.errors == {}
-        return judge.found, {i["id"]: i for i in ledger.list_incidents(service.cursor())}
+        return judge.found, {i["id"]: i for i in ledger.list_incidents(service.database.cursor())}
     finally:
         service.close()
 

@@ -135,7 +135,7 @@ def test_a_proxy_of_the_environment_is_used_where_it_is_asked_for_beyond_loopbac
     with running(Server()) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         url = "http://collector.example.org:4318/v1/metrics"
-        with addresses.opener(environment_proxies_to=url).open(url, timeout=5.0) as answer:
+        with addresses.make_opener(environment_proxies_to=url).open(url, timeout=5.0) as answer:
             assert answer.status == 200
         assert len(proxy.credentials) == 1
 

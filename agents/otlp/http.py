@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from agents.otlp import messages
 from pipeline.config.sections import Opentelemetry
-from pipeline.http.addresses import is_loopback_url, opener
+from pipeline.http.addresses import is_loopback_url, make_opener
 from pipeline.model.errors import ConfigError, Permanent, Retryable
 
 TIMEOUT_S = 10.0
@@ -37,7 +37,7 @@ class HttpDelivery:
         handlers = []
         if settings.endpoint.startswith("https:"):  # reading the system's certificates costs memory
             handlers.append(urllib.request.HTTPSHandler(context=_tls_context(settings, source)))
-        self._opener = opener(*handlers, environment_proxies_to=self.url)
+        self._opener = make_opener(*handlers, environment_proxies_to=self.url)
 
     def __call__(self, request: bytes) -> None:
         """Sends a request. Raises Retryable or Permanent with the reason."""

@@ -1,4 +1,4 @@
-"""What the API needs of the pipeline service: a cursor to read with, what persons may say, and how it feels."""
+"""What the API needs from the pipeline service: a cursor, notes and mutes of people, and its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.model.topology import Topology
 
 
 class Sources(TypedDict):
-    """How many agents are known, how many of them are silent, and what was lost or unreadable so far."""
+    """Number of known agents and of silent ones, and of gaps and dead letters so far."""
 
     agents: int
     silent: int
@@ -20,9 +20,9 @@ class Sources(TypedDict):
 
 
 class Health(TypedDict):
-    """Where the pipeline stands. `watermark` is in microseconds; `lag_s` is the age of the oldest unread input.
+    """State of the pipeline. `watermark` is in UTC us; `lag_s` is the age of the oldest unread input.
 
-    stalled: nothing new would be found, for one of the reasons in `unready`: no telemetry comes in, or none is judged.
+    stalled: no new telemetry is evaluated; the unready reasons say why.
     """
 
     watermark: int | None
@@ -33,45 +33,60 @@ class Health(TypedDict):
 
 
 class Backend(Protocol):
-    """The pipeline service as the API sees it; every method may be called from several threads at once.
+    """The pipeline service for the API; all methods are thread-safe.
 
-    Notes and mutes raise KeyError for an unknown id and return the incident or mute as its `as_json` writes it.
-    `counters` maps Prometheus names to values; a name may carry labels: `fleetpulse_rows_total{class="gpu"}`.
+    Notes and mutes raise KeyError for an unknown id and return the incident or mute in the form of its `as_json`.
     """
 
     @property
     def topology(self) -> Topology:
-        """The one that the pipeline judges by, inventory and [topology] file together; the API only reads `parents`."""
+        """The topology of the evaluation: inventory and [topology] file. The API only reads `parents`."""
         ...
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A new cursor on the store; the caller closes it."""
+        """Returns a new cursor on the store, which the caller closes."""
         ...
 
-    def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]: ...
-
-    def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]: ...
-
-    def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]: ...
-
-    def not_a_fault(self, incident: str, user: str, comment: str) -> Mapping[str, Any]: ...
-
-    def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]: ...
-
-    def unmute(self, mute: str, user: str) -> Mapping[str, Any]: ...
-
-    def detectors(self) -> Sequence[Mapping[str, Any]]:
-        """One row per detector as `models.Detector` has it."""
+    def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """Acknowledges an incident."""
         ...
 
-    def modes(self) -> Sequence[Mapping[str, Any]]:
-        """The rules of [[modes]] in their order."""
+    def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """Adds a comment to an incident."""
         ...
 
-    def health(self) -> Health: ...
-
-    def unready(self) -> list[str]:
-        """Reasons why the pipeline does not do its work now; empty when it does."""
+    def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """Resolves an incident."""
         ...
 
-    def counters(self) -> Mapping[str, float]: ...
+    def mark_normal(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """Resolves an incident that is no fault; learning detectors accept the state as normal."""
+        ...
+
+    def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
+        """Adds a mute."""
+        ...
+
+    def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
+        """Ends a mute now."""
+        ...
+
+    def list_detectors(self) -> Sequence[Mapping[str, Any]]:
+        """Returns one row per detector, in the form of `models.Detector`."""
+        ...
+
+    def list_modes(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the rules of [[modes]] in their order."""
+        ...
+
+    def read_health(self) -> Health:
+        """Returns the state of the pipeline."""
+        ...
+
+    def list_unready_reasons(self) -> list[str]:
+        """Returns why the pipeline is not ready; empty if it is."""
+        ...
+
+    def read_counters(self) -> Mapping[str, float]:
+        """Returns Prometheus names, with labels such as `fleetpulse_rows_total{class="gpu"}`, and their values."""
+        ...

@@ -18,7 +18,7 @@ from pipeline.model.signals import CLASSES
 from pipeline.model.topology import Topology, kind_of
 
 
-class Places:
+class TopologyCopy:
     """Hands out a copy of a topology that another thread goes on changing.
 
     A Topology remembers ancestors it has looked up, so two threads may not ask the same one. Its `parents` is replaced
@@ -30,7 +30,7 @@ class Places:
         self._parents: Mapping[str, tuple[str, ...]] | None = None
         self._copy = Topology()
 
-    def topology(self) -> Topology:
+    def get(self) -> Topology:
         """As of now. Every caller gets the same copy until the source changes; looking up ancestors only adds to it."""
         with self._lock:
             parents = self._source.parents
@@ -39,13 +39,13 @@ class Places:
             return self._copy
 
 
-def node_of(topology: Topology, entity: str, senders: Mapping[str, str] = {}) -> str | None:
+def find_node(topology: Topology, entity: str, senders: Mapping[str, str] = {}) -> str | None:
     """The node that the entity is, is on or runs on; by who sends it where no inventory tells. None: there is none."""
     node = topology.ancestor_of_kind(entity, "node")
     return node if node is not None else senders.get(entity)
 
 
-def above(topology: Topology, entity: str) -> tuple[str, ...]:
+def with_ancestors(topology: Topology, entity: str) -> tuple[str, ...]:
     """The entity and all its ancestors, nearest first."""
     return (entity, *topology.ancestors(entity))
 
@@ -61,12 +61,12 @@ _NOT_ON_NODES = ["power", "coolant"]
 """Classes of what stands beside the nodes, whoever sends it."""
 
 
-def fleet(
+def build_fleet(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, health: Health, unready: list[str], now: int
 ) -> dict[str, Any]:
     """The answer of GET /api/v1/fleet."""
     incidents = _unresolved(cursor)
-    touched = touch(incidents, topology, _senders(cursor, incidents))
+    touched = find_affected_nodes(incidents, topology, _senders(cursor, incidents))
     worst = {incident: severity for incident, severity, _, _ in incidents}
     seen = _last_seen(cursor)
     nodes = []
@@ -76,7 +76,7 @@ def fleet(
             {
                 "entity": entity,
                 "rack": topology.ancestor_of_kind(entity, "rack"),
-                "state": state([worst[incident] for incident in own], last, now),
+                "state": node_state([worst[incident] for incident in own], last, now),
                 "last_seen": None if last is None else iso(last),
                 "simulated": simulated,
                 "incidents": own,
@@ -96,7 +96,7 @@ def fleet(
     }
 
 
-def state(severities: Iterable[str], last_seen: int | None, now: int) -> str:
+def node_state(severities: Iterable[str], last_seen: int | None, now: int) -> str:
     """A critical incident wins over silence, silence over everything else: what is not seen is not known to be well."""
     worst = max((STATES.index(STATE_OF[s]) for s in severities), default=0)
     if STATES[worst] != "critical" and (last_seen is None or now - last_seen > SILENT):
@@ -107,12 +107,14 @@ def state(severities: Iterable[str], last_seen: int | None, now: int) -> str:
 Row = tuple[str, str, str, list[str]]
 
 
-def touch(incidents: Iterable[Row], topology: Topology, senders: Mapping[str, str]) -> dict[str, list[str]]:
+def find_affected_nodes(
+    incidents: Iterable[Row], topology: Topology, senders: Mapping[str, str]
+) -> dict[str, list[str]]:
     """node -> ids of the incidents that touch it. An incident is (id, severity, cause, members)."""
     touched: dict[str, list[str]] = defaultdict(list)
-    nodes_under = _Under(topology)
+    nodes_under = _NodesBelow(topology)
     for incident, _, cause, members in incidents:
-        reached = {node_of(topology, entity, senders) for entity in (cause, *members)}
+        reached = {find_node(topology, entity, senders) for entity in (cause, *members)}
         if kind_of(cause) in _SPREADS:
             reached |= nodes_under(cause)
         for node in sorted(reached - {None}, key=str):
@@ -120,7 +122,7 @@ def touch(incidents: Iterable[Row], topology: Topology, senders: Mapping[str, st
     return dict(touched)
 
 
-class _Under:
+class _NodesBelow:
     """The nodes below an entity, or with something on them that is below it (a port of a leaf). Indexed once."""
 
     def __init__(self, topology: Topology) -> None:
@@ -131,7 +133,7 @@ class _Under:
         if self._index is None:
             self._index = defaultdict(set)
             for child in self._topology.parents:
-                node = node_of(self._topology, child)
+                node = find_node(self._topology, child)
                 for parent in self._topology.ancestors(child) if node else ():
                     self._index[parent].add(node)
         return self._index.get(entity, set())

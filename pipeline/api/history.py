@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 import duckdb
 
-from pipeline.api.fleet import above
+from pipeline.api.fleet import with_ancestors
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of_class
 from pipeline.model.topology import Topology, kind_of
 
 Peers = Literal["auto", "rack", "stage", "loop", "class"]
-MOST_PEERS = 512
+MAX_PEERS = 512
 """Peers read at most (chosen: a percentile of 512 is known to about 2 points); evenly taken from more."""
 _AUTO = {"rank": "stage", "gpu": "rack", "port": "rack", "node": "rack"}
 _KINDS = {"rack": ("rack",), "stage": ("stage",), "loop": ("loop", "cdu")}
@@ -41,12 +41,12 @@ class Span:
         return max(SECOND, math.ceil((self.end - self.start) / self.points))
 
 
-def series(
+def read_series(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, name: str, span: Span, peers: Peers
 ) -> dict[str, Any]:
     """The answer of GET /api/v1/series."""
     signal = _signal(entity, name)
-    kind, others = peers_of(cursor, topology, entity, signal.device_class, peers)
+    kind, others = find_peers(cursor, topology, entity, signal.device_class, peers)
     found = {row[0]: row[1:] for row in _read(cursor, signal, entity, others, span)}
     count = math.ceil((span.end - span.start) / span.width)
     return {
@@ -58,7 +58,7 @@ def series(
     }
 
 
-def peers_of(
+def find_peers(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, device_class: str, peers: Peers
 ) -> tuple[str, list[str]]:
     """(kind of peers, their entities without the entity itself). `auto` takes the class where there is no group."""
@@ -70,7 +70,7 @@ def peers_of(
     others = [e for (e,) in rows.fetchall() if e != entity]
     if wanted != "class":
         others = [e for e in others if group is not None and _group(topology, e, wanted) == group]
-    step = max(1, math.ceil(len(others) / MOST_PEERS))
+    step = max(1, math.ceil(len(others) / MAX_PEERS))
     return wanted, others[::step]
 
 
@@ -155,11 +155,11 @@ WHERE list_contains($nodes, g.source) AND g.time >= make_timestamptz($start) AND
 ORDER BY moment DESC, kind, entity, subject LIMIT $limit"""
 
 
-def timeline(
+def read_timeline(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, span: Span, limit: int
 ) -> dict[str, Any]:
     """The answer of GET /api/v1/timeline."""
-    who = above(topology, entity)
+    who = with_ancestors(topology, entity)
     rows = cursor.execute(
         _ITEMS,
         {

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from pipeline.http.client import OVER_LIMIT, REFUSED, WRONG_QUERY
 from pipeline.model.errors import InvalidQuery, OverLimit, Refused, Retryable, UsageError
 
-KINDS: Mapping[type[Exception], str] = {InvalidQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
+PROBLEM_TYPES: Mapping[type[Exception], str] = {InvalidQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
 """The `type` of a problem by its error, the special before the general."""
 
 
@@ -25,7 +25,7 @@ class ProblemResponse(JSONResponse):
     media_type = "application/problem+json"
 
 
-def problem(
+def make_problem(
     status: int, detail: str, headers: Mapping[str, str] | None = None, kind: str = "about:blank"
 ) -> ProblemResponse:
     """The answer for one refused or failed request. `detail` is for people and holds nothing internal."""
@@ -33,7 +33,7 @@ def problem(
     return ProblemResponse(body, status, headers)
 
 
-def install(app: FastAPI) -> None:
+def install_handlers(app: FastAPI) -> None:
     """Answers every error that a route may raise on purpose as a problem. The guard answers all others."""
 
     @app.exception_handler(HTTPException)
@@ -44,23 +44,23 @@ def install(app: FastAPI) -> None:
             detail = f"{request.url.path}: no such route; see /openapi.json"
         if error.status_code == 405:
             detail = f"{request.method} {request.url.path}: this route does not take {request.method}"
-        return problem(error.status_code, detail, error.headers)
+        return make_problem(error.status_code, detail, error.headers)
 
     @app.exception_handler(RequestValidationError)
     def _invalid(request: Request, error: Exception) -> ProblemResponse:
         assert isinstance(error, RequestValidationError)
-        return problem(400, "; ".join(_sentence(e) for e in error.errors()))
+        return make_problem(400, "; ".join(_sentence(e) for e in error.errors()))
 
     @app.exception_handler(UsageError)
     @app.exception_handler(Refused)
     def _refused(request: Request, error: Exception) -> ProblemResponse:
-        kind = next((name for of, name in KINDS.items() if isinstance(error, of)), "about:blank")
-        return problem(400, str(error), kind=kind)
+        kind = next((name for of, name in PROBLEM_TYPES.items() if isinstance(error, of)), "about:blank")
+        return make_problem(400, str(error), kind=kind)
 
     @app.exception_handler(Retryable)
     def _later(request: Request, error: Exception) -> ProblemResponse:
         assert isinstance(error, Retryable)
-        return problem(503, str(error), {"Retry-After": str(max(1, round(error.after_s)))})
+        return make_problem(503, str(error), {"Retry-After": str(max(1, round(error.after_s)))})
 
 
 def _sentence(error: Mapping[str, Any]) -> str:

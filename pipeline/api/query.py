@@ -29,7 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.api.query_channel import Channel
-from pipeline.api.query_process import KINDS, NONE
+from pipeline.api.query_process import ERROR_KINDS, NO_PROCESS
 from pipeline.api.sandbox import TABLES
 from pipeline.config.sections import Api
 from pipeline.model.errors import OverLimit, Refused, Retryable
@@ -97,7 +97,7 @@ class QueryHost:
             except (OSError, EOFError):  # it ended, hangs, or its answer would be taken for the next one's
                 self._close()
                 raise
-        if pid == NONE:
+        if pid == NO_PROCESS:
             raise OSError("the machine has no more processes or no memory for one")
         return pid
 
@@ -127,7 +127,7 @@ def _stop(channel: Channel, process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-TOGETHER = 32
+MAX_SCANS = 32
 """Scans that one query may have open (chosen: the longest documented query reads 4 tables; each takes a thread)."""
 SCAN_BYTES = 1 << 20
 """Rough size of one batch of rows on its way (chosen: larger batches were no faster, and each scan holds about two)."""
@@ -136,7 +136,7 @@ _END_SECONDS = 0.5
 """How long the end of a query waits for all its scans. Chosen: an interrupted scan ends within one vector of rows."""
 
 
-class Scans:
+class TableScans:
     """All scans of one query. They read only: plain columns of our own tables, with plain comparisons."""
 
     def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection]) -> None:
@@ -158,10 +158,10 @@ class Scans:
         """Sends the rows of one scan as an Arrow stream to the open file `handle`, which it closes."""
         target = socket.socket(fileno=handle)
         try:
-            text = select(self._schemas, request["scan"], request["columns"], request["where"])
+            text = build_select(self._schemas, request["scan"], request["columns"], request["where"])
             with self._lock:
-                if len(self._running) >= TOGETHER:
-                    raise OverLimit(f"the query reads more than {TOGETHER} tables at once")
+                if len(self._running) >= MAX_SCANS:
+                    raise OverLimit(f"the query reads more than {MAX_SCANS} tables at once")
                 cursor = self._cursor()
                 columns = len(request["columns"])
                 thread = threading.Thread(
@@ -205,7 +205,9 @@ class Scans:
                 cursor.close()
 
 
-def select(schemas: Mapping[str, pa.Schema], table: str, columns: Sequence[str], where: Iterable[Sequence[str]]) -> str:
+def build_select(
+    schemas: Mapping[str, pa.Schema], table: str, columns: Sequence[str], where: Iterable[Sequence[str]]
+) -> str:
     """The SELECT of one scan. Raises Refused for anything but columns of a table that the query named."""
     known = set(schemas[table].names) if table in schemas else set()
     conditions = [_condition(*term) for term in where]
@@ -237,7 +239,7 @@ START_SECONDS = 30.0
 on a busy machine."""
 
 
-class Answer:
+class QueryAnswer:
     """The body of one answer. Its query's slot stays taken until `release`, or until nobody holds the answer."""
 
     def __init__(self, body: bytes, truncated: bool, release: Callable[[], None]) -> None:
@@ -246,16 +248,16 @@ class Answer:
 
 
 @dataclass
-class _Running:
+class _RunningQuery:
     """One query under way, in a thread of its own. `channel` is there once it has a process."""
 
-    scans: Scans
+    scans: TableScans
     deadline: float
-    outcome: Future[Answer] = field(default_factory=Future)
+    outcome: Future[QueryAnswer] = field(default_factory=Future)
     channel: Channel | None = None
 
 
-class Queries:
+class QueryRunner:
     """The gatekeeper of all SQL that callers send. `close` ends what runs and refuses what comes."""
 
     def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection], api: Api) -> None:
@@ -264,14 +266,14 @@ class Queries:
         self._closed = threading.Event()
         self._running: set[Channel] = set()
 
-    def run(self, query: str, arrow: bool = False) -> Answer:
+    def run(self, query: str, arrow: bool = False) -> QueryAnswer:
         """The answer as JSON or an Arrow stream.
 
         Raises InvalidQuery or Refused (the caller's fault), OverLimit (likewise) or Retryable.
         """
         if not self._slots.acquire(blocking=False):
             raise Retryable(f"{self._api.sql_queries} queries run already; wait for one to end", after_s=1.0)
-        running = _Running(Scans(self._cursor), time.monotonic() + self._api.sql_seconds)
+        running = _RunningQuery(TableScans(self._cursor), time.monotonic() + self._api.sql_seconds)
         try:
             threading.Thread(target=self._work, args=(running, query, arrow), name="query", daemon=True).start()
         except BaseException:
@@ -279,7 +281,7 @@ class Queries:
             raise
         return self._outcome(running)
 
-    def _outcome(self, running: _Running) -> Answer:
+    def _outcome(self, running: _RunningQuery) -> QueryAnswer:
         """Waits no longer than the limit and GRACE: a lock of the store, or a process that is slow to fork or to end,
         is its thread's to wait for, which keeps the slot meanwhile."""
         try:
@@ -291,7 +293,7 @@ class Queries:
                 ) from error
             raise self._too_long() from error
 
-    def _work(self, running: _Running, query: str, arrow: bool) -> None:
+    def _work(self, running: _RunningQuery, query: str, arrow: bool) -> None:
         """One query from its process to its outcome, which nobody may be waiting for any more."""
         try:
             body, truncated = self._run(running, query, arrow)
@@ -299,7 +301,7 @@ class Queries:
             self._slots.release()
             running.outcome.set_exception(error)
             return
-        running.outcome.set_result(Answer(body, truncated, self._slots.release))
+        running.outcome.set_result(QueryAnswer(body, truncated, self._slots.release))
 
     def _too_long(self) -> OverLimit:
         return OverLimit(f"the query ran for {self._api.sql_seconds:g} s, which is the limit")
@@ -315,7 +317,7 @@ class Queries:
             channel.close()
         self._host.close()
 
-    def _run(self, running: _Running, query: str, arrow: bool) -> tuple[bytes, bool]:
+    def _run(self, running: _RunningQuery, query: str, arrow: bool) -> tuple[bytes, bool]:
         self._refuse_if_closed()
         pid, running.channel = self._host.fork(time.monotonic() + START_SECONDS)
         self._running.add(running.channel)
@@ -334,7 +336,7 @@ class Queries:
             self._running.discard(running.channel)
             running.scans.end()
 
-    def _follow(self, running: _Running, channel: Channel, query: str, arrow: bool) -> tuple[bytes, bool]:
+    def _follow(self, running: _RunningQuery, channel: Channel, query: str, arrow: bool) -> tuple[bytes, bool]:
         """Answers what the process asks for until it has the result."""
         scans, api = running.scans, self._api
         limits = {"rows": api.sql_rows, "bytes": ANSWER_BYTES, "memory": api.sql_memory_bytes}
@@ -348,11 +350,11 @@ class Queries:
             else:
                 return self._result(message, running, channel)
 
-    def _result(self, message: dict[str, Any], running: _Running, channel: Channel) -> tuple[bytes, bool]:
+    def _result(self, message: dict[str, Any], running: _RunningQuery, channel: Channel) -> tuple[bytes, bool]:
         if running.scans.failure is not None:
             raise running.scans.failure
         if "error" in message:
-            raise KINDS[message["error"]](message["detail"])
+            raise ERROR_KINDS[message["error"]](message["detail"])
         return channel.read(message["bytes"], running.deadline), message["truncated"]
 
     def _refuse_if_closed(self) -> None:

@@ -50,19 +50,19 @@ class StoreTable(pyarrow.dataset.Dataset):  # type: ignore[misc]
     def schema(self) -> pa.Schema:
         return self._own_schema
 
-    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: Any) -> Scan:
+    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: Any) -> RemoteScan:
         """A scan of these columns whose rows all pass the filter; DuckDB does not apply it again."""
         names = self._own_schema.names if columns is None else list(columns)
         text = "" if filter is None else str(filter)
-        needed = {*names, *words(text)}
+        needed = {*names, *filter_words(text)}
         ours, theirs = socket.socketpair()
         with theirs:
             wanted = [name for name in self._own_schema.names if name in needed]
-            self._channel.send({"scan": self._name, "columns": wanted, "where": terms(text)}, theirs.fileno())
-        return Scan(ours, pa.schema([self._own_schema.field(name) for name in names]), filter)
+            self._channel.send({"scan": self._name, "columns": wanted, "where": parse_terms(text)}, theirs.fileno())
+        return RemoteScan(ours, pa.schema([self._own_schema.field(name) for name in names]), filter)
 
 
-class Scan:
+class RemoteScan:
     """The rows of one scan, as they arrive."""
 
     def __init__(self, source: socket.socket, schema: pa.Schema, condition: Any) -> None:
@@ -78,12 +78,12 @@ class Scan:
                 yield passed.select(self._schema.names)
 
 
-def words(text: str) -> set[str]:
+def filter_words(text: str) -> set[str]:
     """The words of a filter outside its quoted values: its columns, and more that are none."""
     return {word for token in _TOKEN.findall(text) if token[0] != '"' for word in re.findall(r"\w+", token)}
 
 
-def terms(text: str) -> list[Term]:
+def parse_terms(text: str) -> list[Term]:
     """The comparisons that every row of a filter's result passes, which the store may apply before it sends rows.
 
     text: a pyarrow expression as `str` writes it, `((time >= 2026-01-31 08:00:00Z) and (entity == "gpu:n1.0"))`;
@@ -120,7 +120,7 @@ def _halves(text: str) -> tuple[str, str] | None:
     return None
 
 
-KINDS: dict[str, type[FleetpulseError]] = {"wrong": InvalidQuery, "limit": OverLimit, "refused": Refused}
+ERROR_KINDS: dict[str, type[FleetpulseError]] = {"wrong": InvalidQuery, "limit": OverLimit, "refused": Refused}
 """How an error of a query is named between the processes."""
 BATCH_ROWS = 2048
 """Rows fetched at a time: DuckDB's own vector size, so that no more than one vector is computed past the limit."""
@@ -133,7 +133,7 @@ NICENESS = 10
 """nice(2): whoever ingests goes first. Chosen: a tenth of the processor's time where both want all of it."""
 OUT_OF_MEMORY_FIRST = 1000
 """oom_score_adj, the most there is: should the machine run out of memory, a query ends before anything else."""
-NONE = -1
+NO_PROCESS = -1
 """Instead of a pid."""
 DETAIL_CHARACTERS = 2000
 """Longest error text (chosen: DuckDB repeats the query's line in it, which may have 64 kB)."""
@@ -151,7 +151,7 @@ def main(handle: int) -> NoReturn:
             if given is not None:
                 pid = _fork(connection, channel, given)
                 os.close(given)
-                children.update({pid} - {NONE})
+                children.update({pid} - {NO_PROCESS})
                 channel.send({"pid": pid})
             elif request["end"] in children:
                 os.kill(request["end"], signal.SIGKILL)
@@ -168,7 +168,7 @@ def _fork(connection: duckdb.DuckDBPyConnection, parent: Channel, handle: int) -
     try:
         pid = os.fork()
     except OSError:
-        return NONE
+        return NO_PROCESS
     if pid == 0:
         try:
             parent.socket.close()
@@ -189,7 +189,7 @@ def _work(connection: duckdb.DuckDBPyConnection, channel: Channel) -> None:
         body, truncated = _run(connection, channel, request)
         channel.send({"bytes": sum(map(len, body)), "truncated": truncated}, parts=body)
     except FleetpulseError as error:
-        kind = next((kind for kind, of in KINDS.items() if isinstance(error, of)), "wrong")
+        kind = next((kind for kind, of in ERROR_KINDS.items() if isinstance(error, of)), "wrong")
         _report(channel, kind, str(error))
     except (MemoryError, duckdb.OutOfMemoryException):
         _report(channel, "limit", _needs(request))
@@ -249,7 +249,7 @@ def _status() -> list[str]:
 
 def _run(connection: duckdb.DuckDBPyConnection, channel: Channel, request: dict[str, Any]) -> tuple[list[bytes], bool]:
     """The answer in parts, and whether rows are missing from its end."""
-    checked = sandbox.check(connection, request["query"])
+    checked = sandbox.check_query(connection, request["query"])
     if checked.tables:
         channel.send({"tables": sorted(checked.tables)})
         schemas, _ = channel.receive()
@@ -257,7 +257,7 @@ def _run(connection: duckdb.DuckDBPyConnection, channel: Channel, request: dict[
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
             connection.register(name, StoreTable(name, schema, channel))
     reader = connection.sql(checked.statement).to_arrow_reader(BATCH_ROWS)
-    encode = result_formats.as_arrow if request["arrow"] else result_formats.as_json
+    encode = result_formats.write_arrow if request["arrow"] else result_formats.write_json
     return encode(reader, request["rows"], request["bytes"])
 
 

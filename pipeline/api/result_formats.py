@@ -20,27 +20,27 @@ ARROW = "application/vnd.apache.arrow.stream"
 TRUNCATED_HEADER = "X-Truncated"
 
 
-def as_json(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[bytes], bool]:
+def write_json(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[bytes], bool]:
     """`{"columns", "rows", "truncated"}` in parts, and whether it was cut after so many rows or bytes."""
-    parts, count, length, truncated = [b'{"columns":%b,"rows":[' % encode(batches.schema.names)], 0, 0, False
+    parts, count, length, truncated = [b'{"columns":%b,"rows":[' % encode_json(batches.schema.names)], 0, 0, False
     for batch in filter(len, batches):
         columns = [_values(column) for column in pa.Table.from_batches([batch]).slice(0, rows - count).columns]
-        text = encode(list(zip(*columns, strict=True)))[1:-1]
+        text = encode_json(list(zip(*columns, strict=True)))[1:-1]
         truncated = count + len(batch) > rows or length + len(text) > size
         if text and length + len(text) <= size:
             parts += [b"," if count else b"", text]
         count, length = count + len(batch), length + len(text)
         if truncated:
             break
-    return [*parts, b'],"truncated":%b}' % encode(truncated)], truncated
+    return [*parts, b'],"truncated":%b}' % encode_json(truncated)], truncated
 
 
-def encode(body: Any) -> bytes:
+def encode_json(body: Any) -> bytes:
     """Compact JSON. Raises ValueError on NaN, which JSON does not have."""
     return json.dumps(body, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def as_arrow(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[bytes], bool]:
+def write_arrow(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[bytes], bool]:
     """An Arrow IPC stream in parts, and whether it was cut after so many rows or bytes."""
     sink, count, truncated = io.BytesIO(), 0, False
     with pa.ipc.new_stream(sink, batches.schema) as writer:
@@ -54,7 +54,7 @@ def as_arrow(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[
     return [sink.getvalue()], truncated
 
 
-def rows(table: pa.Table) -> list[dict[str, Any]]:
+def table_rows(table: pa.Table) -> list[dict[str, Any]]:
     """The rows as JSON objects."""
     names, columns = table.column_names, [_values(column) for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.api import models
-from pipeline.api.service import answer, service_of
+from pipeline.api.service import get_context, json_response
 from pipeline.store.schema import SCHEMA_VERSION
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def render(counters: Mapping[str, float]) -> str:
+def render_metrics(counters: Mapping[str, float]) -> str:
     """One HELP and one TYPE line per family, then its samples. A family named `..._total` is a counter."""
     families: dict[str, list[tuple[str, float]]] = {}
     for name, value in counters.items():
@@ -55,27 +55,27 @@ router = APIRouter()
 @router.get("/healthz", response_model=models.Health)
 async def healthz() -> Response:
     """200 while the process serves. Needs no token."""
-    return answer({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 @router.get("/readyz", response_model=models.Readiness, responses={503: {"model": models.Readiness}})
 def readyz(request: Request) -> Response:
     """200 while the pipeline does its work, else 503 with the reasons."""
-    reasons = service_of(request).backend.unready()
+    reasons = get_context(request).backend.list_unready_reasons()
     return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
 @router.get("/metrics", response_class=Response)
 def prometheus(request: Request) -> Response:
     """Counters of the pipeline in the Prometheus text format."""
-    return Response(render(service_of(request).backend.counters()), media_type=MEDIA_TYPE)
+    return Response(render_metrics(get_context(request).backend.read_counters()), media_type=MEDIA_TYPE)
 
 
 @router.get("/api/v1/version", response_model=models.Version)
 def version(request: Request) -> Response:
     """Version of the program and of the store's schema."""
-    site = service_of(request).config.site.name
-    return answer({"version": program_version(), "schema_version": SCHEMA_VERSION, "site": site})
+    site = get_context(request).config.site.name
+    return json_response({"version": program_version(), "schema_version": SCHEMA_VERSION, "site": site})
 
 
 def program_version() -> str:

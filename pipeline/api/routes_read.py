@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pipeline.api import models
-from pipeline.api.fleet import fleet
-from pipeline.api.history import Peers, series, timeline
-from pipeline.api.query import Answer
-from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, rows
-from pipeline.api.service import answer, service_of
+from pipeline.api.fleet import build_fleet
+from pipeline.api.history import Peers, read_series, read_timeline
+from pipeline.api.query import QueryAnswer
+from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
+from pipeline.api.service import get_context, json_response
 from pipeline.model.signals import CATALOGUE
 
 SEND_SECONDS = 30.0
@@ -30,7 +30,7 @@ PIECE = 256 * 1024
 class QueryResponse(Response):
     """One answer. What a caller does not take in time is dropped with the connection."""
 
-    def __init__(self, answer: Answer, media_type: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, answer: QueryAnswer, media_type: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(None, media_type=media_type, headers=headers)
         self.headers["Content-Length"] = str(len(answer.body))
         self._answer = answer
@@ -71,21 +71,21 @@ _ENTITIES = """
 @router.get("/entities", response_model=models.Entities)
 def entities(request: Request, kind: str | None = None) -> Response:
     """Everything known, or all of one kind."""
-    with service_of(request).cursor() as cursor:
+    with get_context(request).cursor() as cursor:
         found = cursor.sql(
             _ENTITIES,
             params=[kind],
         ).to_arrow_table()
-    return answer({"entities": rows(found)})
+    return json_response({"entities": table_rows(found)})
 
 
 @router.get("/fleet", response_model=models.Fleet)
 def fleet_now(request: Request) -> Response:
     """One state per node, and where the pipeline stands."""
-    service = service_of(request)
-    health, unready = service.backend.health(), service.backend.unready()
+    service = get_context(request)
+    health, unready = service.backend.read_health(), service.backend.list_unready_reasons()
     with service.cursor() as cursor:
-        return answer(fleet(cursor, service.places.topology(), health, unready, service.now()))
+        return json_response(build_fleet(cursor, service.topology_copy.get(), health, unready, service.now()))
 
 
 @router.get("/series", response_model=models.Series)
@@ -99,10 +99,10 @@ def one_series(
     points: Annotated[int, Query(ge=1, le=2000)] = 300,
 ) -> Response:
     """One signal of one device over time, against its peers. Counters are rates per second."""
-    service = service_of(request)
-    span = service.span(start, to, points)
+    service = get_context(request)
+    span = service.parse_span(start, to, points)
     with service.cursor() as cursor:
-        return answer(series(cursor, service.places.topology(), entity, signal, span, peers))
+        return json_response(read_series(cursor, service.topology_copy.get(), entity, signal, span, peers))
 
 
 @router.get("/timeline", response_model=models.Timeline)
@@ -114,17 +114,17 @@ def one_timeline(
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> Response:
     """Events, findings and gaps of an entity, its node and all above it, newest first."""
-    service = service_of(request)
-    span = service.span(start, to)
+    service = get_context(request)
+    span = service.parse_span(start, to)
     with service.cursor() as cursor:
-        return answer(timeline(cursor, service.places.topology(), entity, span, limit))
+        return json_response(read_timeline(cursor, service.topology_copy.get(), entity, span, limit))
 
 
 @router.get("/signals", response_model=models.Signals)
 def signals() -> Response:
     """The signal catalogue."""
     names = ("name", "unit", "help", "kind", "device_class", "type", "source", "column", "states")
-    return answer({"signals": [{name: getattr(s, name) for name in names} for s in CATALOGUE.values()]})
+    return json_response({"signals": [{name: getattr(s, name) for name in names} for s in CATALOGUE.values()]})
 
 
 @router.post(
@@ -135,7 +135,7 @@ def signals() -> Response:
 def sql(request: Request, body: models.Query) -> Response:
     """Runs one SELECT; JSON, or an Arrow IPC stream where the caller accepts that."""
     arrow = ARROW in request.headers.get("accept", "")
-    found = service_of(request).queries.run(body.query, arrow)
+    found = get_context(request).queries.run(body.query, arrow)
     if arrow:
         return QueryResponse(found, ARROW, {TRUNCATED_HEADER: str(found.truncated).lower()})
     return QueryResponse(found, "application/json")

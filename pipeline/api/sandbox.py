@@ -88,7 +88,7 @@ INTERNAL = frozenset({"meta", "device", "entity", "owner", "producer_mark", "sen
 """Tables of the store that are not served: the pipeline's own memory, or columns of a view that is."""
 QUERY_CHARACTERS = 64 * 1024
 """Longest query text (chosen: no person writes more, and its parsed tree stays below some tens of MB)."""
-CALLS = 300
+MAX_CALLS = 300
 """Most function calls in one query (chosen: counting and summing all columns of a view takes about 100). Each may add
 as much as its input, and DuckDB looks at its time and memory limits between them, not within."""
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
@@ -106,14 +106,14 @@ Names = frozenset[str]
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedQuery:
     """A statement that may run, and the names of our tables that it reads."""
 
     statement: duckdb.Statement
     tables: frozenset[str]
 
 
-def check(cursor: duckdb.DuckDBPyConnection, query: str) -> Checked:
+def check_query(cursor: duckdb.DuckDBPyConnection, query: str) -> CheckedQuery:
     """The one statement of `query`, ready to run. `cursor` is on any database; it parses and says what it knows.
 
     Raises InvalidQuery for what is no SQL or names nothing that exists, Refused for anything but reading our tables,
@@ -136,12 +136,12 @@ def check(cursor: duckdb.DuckDBPyConnection, query: str) -> Checked:
         raise Refused(f"found {len(statements)} statements; expected exactly one SELECT")
     if statements[0].type != duckdb.StatementType.SELECT:
         raise Refused(f"found a statement of type {statements[0].type.name}; only SELECT is served")
-    gate = _Gate(cursor)
+    gate = _QueryChecker(cursor)
     try:
         gate.walk(_tree(cursor, query), frozenset())
     except RecursionError as error:
         raise OverLimit("the query is nested too deeply") from error
-    return Checked(statements[0], frozenset(gate.tables))
+    return CheckedQuery(statements[0], frozenset(gate.tables))
 
 
 def _tree(cursor: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def _tree(cursor: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
         text: str = cursor.execute("SELECT json_serialize_sql(?)", [query]).fetchall()[0][0]
     except duckdb.Error as error:
         raise Refused(f"not a SELECT: {_first_line(error)}") from error
-    if (calls := text.count('"class":"FUNCTION"')) > CALLS:
-        raise OverLimit(f"the query calls {calls} functions; expected at most {CALLS}")
+    if (calls := text.count('"class":"FUNCTION"')) > MAX_CALLS:
+        raise OverLimit(f"the query calls {calls} functions; expected at most {MAX_CALLS}")
     parsed: dict[str, Any] = json.loads(text)
     if parsed["error"] or len(parsed["statements"]) != 1:
         raise Refused(f"not a SELECT: {parsed.get('error_message', 'no statement')}")
@@ -159,7 +159,7 @@ def _tree(cursor: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
     return tree
 
 
-class _Gate:
+class _QueryChecker:
     """One walk over a parsed query. `tables` are ours that it reads, those of names that WITH defines left out."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:

@@ -17,21 +17,21 @@ from fastapi import FastAPI
 from pipeline.api import problem, routes_incidents, routes_mutes, routes_process, routes_read, tokens
 from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
-from pipeline.api.service import Service
+from pipeline.api.service import ApiContext
 from pipeline.config.sections import Api, Config
-from pipeline.http.connections import affordable, protocol, raise_file_limit
+from pipeline.http.connections import limit_connections, make_protocol, raise_file_limit
 from pipeline.model.errors import ConfigError, Unreachable
 
 _LOG = logging.getLogger(__name__)
 _STARTS_WITHIN = 10.0
 """Seconds that uvicorn may take to begin (chosen: it takes 0.1 s; a busy machine ten times that)."""
 
-QUEUE = 2048
+LISTEN_BACKLOG = 2048
 """Connections that the kernel holds until we take them (chosen: a flood fills it in seconds, not in a moment; beyond it
 a caller tries again after 1, 3, 7 and 15 s)."""
-AT_ONCE = 128
+ACCEPT_BATCH = 128
 """Connections taken in one go (chosen: a quarter of the descriptors that are reserved for the rest of the process)."""
-GRACE = 0.4
+STOP_GRACE_S = 0.4
 """Seconds that answers under way have left at the end (chosen: the whole end takes less than one)."""
 
 
@@ -41,22 +41,22 @@ def _utc_now() -> int:
 
 def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_now) -> FastAPI:
     """The application. Raises ConfigError where it would listen beyond loopback without tokens."""
-    known = tokens.read(config.api)
+    known = tokens.read_tokens(config.api)
     app = FastAPI(
         title="Fleetpulse",
         version=routes_process.program_version(),
         docs_url=None,  # the viewers that FastAPI offers load scripts from the internet
         redoc_url=None,
     )
-    app.state.service = Service(backend, config, now)
+    app.state.service = ApiContext(backend, config, now)
     for routes in (routes_process, routes_read, routes_incidents, routes_mutes):
         app.include_router(routes.router)
-    problem.install(app)
+    problem.install_handlers(app)
     app.add_middleware(Guard, tokens=known, host=config.api.host)
     return app
 
 
-class Serving:
+class ApiServer:
     """A running server. `host` and `port` are where it listens; port 0 in the configuration takes a free one."""
 
     def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
@@ -79,14 +79,14 @@ class Serving:
         return not self._thread.is_alive()
 
 
-def serve(app: FastAPI, config: Config, stop: threading.Event) -> Serving:
+def start_server(app: FastAPI, config: Config, stop: threading.Event) -> ApiServer:
     """Serves until `stop` is set; returns when requests are answered. Raises ConfigError if the port is taken."""
-    tokens.read(config.api)
-    most = affordable(config.api.connections, raise_file_limit())
+    tokens.read_tokens(config.api)
+    most = limit_connections(config.api.connections, raise_file_limit())
     server = _Server(
         uvicorn.Config(
             app,
-            http=protocol(most),
+            http=make_protocol(most),
             log_config=None,
             access_log=False,
             log_level="warning",
@@ -95,16 +95,16 @@ def serve(app: FastAPI, config: Config, stop: threading.Event) -> Serving:
             ws="none",
             timeout_keep_alive=30,
             timeout_graceful_shutdown=1,
-            backlog=AT_ONCE,
+            backlog=ACCEPT_BATCH,
             h11_max_incomplete_event_size=16 * 1024,
         ),
         stop,
         app.state.service,
     )
     listener = _listen(config.api)
-    serving = Serving(server, listener)
+    serving = ApiServer(server, listener)
     serving.wait_until_started()
-    listener.listen(QUEUE)  # asyncio has set it to what it takes at once
+    listener.listen(LISTEN_BACKLOG)  # asyncio has set it to what it takes at once
     app.state.service.queries.prepare()
     _LOG.info("API listens on http://%s:%d", serving.host, serving.port)
     return serving
@@ -113,7 +113,7 @@ def serve(app: FastAPI, config: Config, stop: threading.Event) -> Serving:
 class _Server(uvicorn.Server):
     """uvicorn that follows an event instead of signals: the process has one signal handler, and it is not this one."""
 
-    def __init__(self, config: uvicorn.Config, stop: threading.Event, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, stop: threading.Event, service: ApiContext) -> None:
         super().__init__(config)
         self._stop, self._service = stop, service
 
@@ -122,7 +122,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.queries.close()
-        asyncio.get_running_loop().call_later(GRACE, self._hang_up)
+        asyncio.get_running_loop().call_later(STOP_GRACE_S, self._hang_up)
         await super().shutdown(sockets)
 
     def _hang_up(self) -> None:
@@ -140,7 +140,7 @@ def _listen(api: Api) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((api.host, api.port))
-        listener.listen(QUEUE)
+        listener.listen(LISTEN_BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(

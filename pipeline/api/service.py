@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.api.backend import Backend
-from pipeline.api.fleet import Places
+from pipeline.api.fleet import TopologyCopy
 from pipeline.api.history import Span
-from pipeline.api.query import Queries
-from pipeline.api.result_formats import encode
+from pipeline.api.query import QueryRunner
+from pipeline.api.result_formats import encode_json
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso
@@ -24,13 +24,13 @@ LONGEST = 366 * 24 * HOUR
 """Longest span of one question (chosen: longer than any retention)."""
 
 
-class Service:
+class ApiContext:
     """One per application."""
 
     def __init__(self, backend: Backend, config: Config, now: Callable[[], int]) -> None:
         self.backend, self.config, self.now = backend, config, now
-        self.places = Places(backend.topology)
-        self.queries = Queries(backend.cursor, config.api)
+        self.topology_copy = TopologyCopy(backend.topology)
+        self.queries = QueryRunner(backend.cursor, config.api)
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -42,7 +42,7 @@ class Service:
         finally:
             cursor.close()
 
-    def span(self, start: str | None, end: str | None, points: int = 300) -> Span:
+    def parse_span(self, start: str | None, end: str | None, points: int = 300) -> Span:
         """[start, end) from the texts of a request; by default the last hour. Raises UsageError."""
         until = self.now() if end is None else _time("to", end)
         since = until - HOUR if start is None else _time("from", start)
@@ -51,16 +51,16 @@ class Service:
         return Span(since, until, points)
 
 
-def service_of(request: Request) -> Service:
+def get_context(request: Request) -> ApiContext:
     """The Service of the application that serves this request."""
     found = request.app.state.service
-    assert isinstance(found, Service)
+    assert isinstance(found, ApiContext)
     return found
 
 
-def answer(body: Any) -> Response:
+def json_response(body: Any) -> Response:
     """A JSON answer that skips FastAPI's second look at every value: a fleet has 100,000 of them."""
-    return Response(encode(body), media_type="application/json")
+    return Response(encode_json(body), media_type="application/json")
 
 
 def _time(name: str, text: str) -> int:

@@ -13,9 +13,9 @@ from pipeline.config.sections import Api
 from pipeline.http.addresses import is_loopback
 from pipeline.model.errors import ConfigError
 
-SHORTEST = 16
+MIN_TOKEN_CHARACTERS = 16
 """Characters of a token at least (chosen: 16 random letters cannot be guessed over a network)."""
-MADE = ("dashboard", "operator")
+INITIAL_USERS = ("dashboard", "operator")
 """Who gets a token from `fleetpulse init`; the first line is the one that a client shows."""
 
 
@@ -28,7 +28,7 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self._users)
 
-    def user(self, authorization: str) -> str | None:
+    def find_user(self, authorization: str) -> str | None:
         """Whose `Bearer` token this is; None if nobody's. Looks at every token, so that time tells nothing."""
         scheme, _, token = authorization.partition(" ")
         given, found = _digest(token.strip()), None
@@ -38,7 +38,7 @@ class Tokens:
         return found if scheme.lower() == "bearer" else None
 
 
-def read(api: Api) -> Tokens:
+def read_tokens(api: Api) -> Tokens:
     """The tokens of [api] token_file. Raises ConfigError, also when the host is not loopback and there is no file."""
     if api.token_file is None:
         if not is_loopback(api.host):
@@ -50,9 +50,9 @@ def read(api: Api) -> Tokens:
     return Tokens(_users(api.token_file))
 
 
-def make(path: Path) -> None:
+def create_token_file(path: Path) -> None:
     """A new file with a random token for each of MADE, for its owner alone. Raises OSError, also where there is one."""
-    text = "".join(f"{name}:{secrets.token_urlsafe(24)}\n" for name in MADE)
+    text = "".join(f"{name}:{secrets.token_urlsafe(24)}\n" for name in INITIAL_USERS)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
 
@@ -68,10 +68,10 @@ def _users(path: Path) -> dict[str, str]:
         if not line.strip() or line.startswith("#"):
             continue
         name, _, token = (part.strip() for part in line.partition(":"))
-        if not re.fullmatch(r"[\w.@-]{1,64}", name) or len(token) < SHORTEST or name in users:
+        if not re.fullmatch(r"[\w.@-]{1,64}", name) or len(token) < MIN_TOKEN_CHARACTERS or name in users:
             raise ConfigError(
                 f"{path}: line {number}: wanted name:token with a new name of letters, digits, . @ - _ "
-                f"and a token of at least {SHORTEST} characters"
+                f"and a token of at least {MIN_TOKEN_CHARACTERS} characters"
             )
         users[name] = token
     if not users:

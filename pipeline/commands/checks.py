@@ -1,4 +1,4 @@
-"""What one check of `fleetpulse doctor` found."""
+"""The result of one check of `fleetpulse doctor`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one check found. `unreachable` makes the command end with 3, any other fail with 1; info is no judgement."""
+    """The result of one check. `unreachable` gives exit code 3, any other `fail` 1; `info` has no effect."""
 
     name: str
     state: Literal["ok", "info", "warn", "fail"]
     found: str
     meaning: str = ""
-    mend: str = ""
+    fix: str = ""
     unreachable: bool = False

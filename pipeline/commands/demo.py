@@ -1,7 +1,7 @@
 """`fleetpulse up` and `fleetpulse demo`: agent, pipeline and dashboard as children of one process.
 
-The demo adds a simulated fleet and a receiver that prints the alerts it gets. Its state lies in a temporary folder;
-only [api], [dashboard] and [agent] are taken from the user's configuration: it pages nobody and fills no real store.
+The demo adds a simulated fleet and a receiver that prints its alerts. Its state is in a temporary directory; of the
+user's configuration only [api], [dashboard] and [agent] apply, so that it sends no pages and uses no real store.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from typing import Any
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import NoAnswer, Unreachable
-from pipeline.runtime.heartbeat import STANDS_STILL
-from pipeline.runtime.supervise import Child, Stopped, Supervisor, report_death, say
+from pipeline.runtime.heartbeat import STALLED
+from pipeline.runtime.supervise import Child, StopRequested, Supervisor, print_line, report_death
 
 POLL_S = 1.0
-"""How often the pipeline is asked whether it is ready. Chosen."""
-LOOK_S = 10.0
-"""How often the children are looked at while all is well. Chosen: a third of what makes the pipeline unready."""
+"""Interval of readiness checks at the start (s). Chosen."""
+WATCH_S = 10.0
+"""Interval of checks of the running children (s). Chosen: a third of the time after which the pipeline is not ready."""
 PROGRESS_S = 5.0
-"""How often the waiting is talked about. Chosen."""
+"""Interval of progress messages (s). Chosen."""
 LOG_BYTES = 64 << 20
-"""Size at which the demo's log takes no more lines. Chosen."""
+"""Size limit of the demo's log. Chosen."""
 SEED = 1
-"""Any number: the same seed gives the same fleet and the same faults. Chosen."""
+"""Seed of the simulated fleet and its faults. Chosen: any."""
 BACKFILL_S = 6 * 3600
-"""History that the demo starts with: long enough that detectors have learnt and faults are in progress."""
+"""History at the start (s): long enough for detectors to learn and for faults in progress."""
 BACKFILLED = "back-fill sent"
-"""What `fleetpulse simulate --backfill` says when the history is in the spool and real time begins."""
+"""Message of `fleetpulse simulate --backfill` after the history is in the spool."""
 
 
 def up(config: Config, command: Sequence[str], source: str | None) -> int:
-    """Runs agent, pipeline and dashboard until somebody ends it. `command` is how to call fleetpulse."""
+    """Runs agent, pipeline and dashboard until a stop signal. command: argv prefix of fleetpulse."""
     supervisor = Supervisor()
     more = ["--config", source] if source else []
     services = {name: [*command, name, *more] for name in ("agent", "pipeline", "dashboard")}
-    say(f"fleetpulse: dashboard {_address(config)}, API {client.base_url(config)}; Ctrl-C ends all of it")
-    return run(supervisor, lambda: watch_all(supervisor, services, config))
+    print_line(f"fleetpulse: dashboard {_address(config)}, API {client.base_url(config)}; Ctrl-C stops all")
+    return run_supervised(supervisor, lambda: start_and_watch(supervisor, services, config))
 
 
 def demo(config: Config, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Runs the whole system over a simulated fleet and this host's own telemetry, in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="fleetpulse-demo-") as folder, receiver() as port:
+    """Runs the whole system with a simulated fleet and this host's telemetry, in a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="fleetpulse-demo-") as folder, serve_receiver() as port:
         path = Path(folder) / "fleetpulse.toml"
-        path.write_text(settings(config, Path(folder), port))
-        log = Log(Path(folder) / "fleetpulse.log")
-        supervisor = Supervisor(log, own_state(environ))
-        return run(supervisor, lambda: _demo(supervisor, command, path, config, log))
+        path.write_text(demo_configuration(config, Path(folder), port))
+        log = LogFile(Path(folder) / "fleetpulse.log")
+        supervisor = Supervisor(log, strip_overrides(environ))
+        return run_supervised(supervisor, lambda: _demo(supervisor, command, path, config, log))
 
 
-def settings(config: Config, folder: Path, receiver: int) -> str:
-    """The demo's configuration file: what is the user's, and what is the demo's own."""
+def demo_configuration(config: Config, folder: Path, receiver: int) -> str:
+    """Returns the configuration file of the demo: its own settings and those of the user."""
     hook = f"http://127.0.0.1:{receiver}/"
     tables: dict[str, dict[str, Any]] = {
         "site": {"name": "demo"},
@@ -79,8 +79,8 @@ def settings(config: Config, folder: Path, receiver: int) -> str:
     return "\n".join([*lines, "[[notify.webhooks]]", 'name = "demo"', f'url = "{hook}"', ""])
 
 
-def alert_line(alert: Mapping[str, Any]) -> str:
-    """One line for one alert of a webhook body; alerts of the simulated fleet say so."""
+def format_alert(alert: Mapping[str, Any]) -> str:
+    """Returns one line for an alert of a webhook body; alerts of the simulated fleet are marked."""
     labels, notes = alert.get("labels", {}), alert.get("annotations", {})
     simulated = " SIMULATED" if labels.get("simulated") == "true" or ":sim-" in labels.get("entity", "") else ""
     words = [str(labels.get(key, "-")) for key in ("severity", "alertname", "entity")]
@@ -88,91 +88,91 @@ def alert_line(alert: Mapping[str, Any]) -> str:
     return "".join(c if c.isprintable() else " " for c in line)
 
 
-def run(supervisor: Supervisor, body: Callable[[], Child]) -> int:
-    """0 when somebody ended it, 1 when a child died; either way nothing is left running."""
-    with supervisor.signals():
+def run_supervised(supervisor: Supervisor, body: Callable[[], Child]) -> int:
+    """Runs `body` and stops all children. Returns 0 after a stop signal, 1 if a child died."""
+    with supervisor.handle_signals():
         try:
             dead = body()
-        except Stopped:
-            say("fleetpulse: stopping")
+        except StopRequested:
+            print_line("fleetpulse: stopping")
             return 0
         finally:
-            supervisor.end()
+            supervisor.stop_all()
     report_death(dead)
     return 1
 
 
-def watch_all(supervisor: Supervisor, services: Mapping[str, Sequence[str]], config: Config) -> Child:
-    """Starts all; returns the one that died."""
+def start_and_watch(supervisor: Supervisor, services: Mapping[str, Sequence[str]], config: Config) -> Child:
+    """Starts all services and returns the child that died."""
     for name, argv in services.items():
         supervisor.start(name, argv)
     return _watch(supervisor, config)
 
 
-def _demo(supervisor: Supervisor, command: Sequence[str], path: Path, config: Config, log: Log) -> Child:
-    """Starts the parts in the order in which they need each other; returns the one that died.
+def _demo(supervisor: Supervisor, command: Sequence[str], path: Path, config: Config, log: LogFile) -> Child:
+    """Starts the parts in order of dependency and returns the child that died.
 
-    The history is written before anybody reads: a reader that has come to the end of one node's spool while another's
-    is yet to be filled would take the latter's rows for late ones.
+    The history is written before the pipeline starts: if it read one node's spool to the end while another's is still
+    empty, the rows of the latter would be late.
     """
     more = ["--config", str(path)]
-    say(f"fleetpulse demo: state and logs in {path.parent}, removed at the end")
-    say(f"fleetpulse demo: everything named sim-* is SIMULATED; {config.agent.node} is this host, for real")
+    print_line(f"fleetpulse demo: state and logs in {path.parent}, removed at stop")
+    print_line(f"fleetpulse demo: sim-* is SIMULATED; {config.agent.node} is this host")
     simulate = [*command, "simulate", *more, "--scenario", "demo", "--seed", str(SEED), "--to", "spool"]
     supervisor.start("simulator", [*simulate, "--backfill", str(BACKFILL_S), "--speed", "1"])
-    dead = _until(supervisor, lambda: None if log.backfilled else "6 h of history are being simulated")
+    dead = _wait_until_done(supervisor, lambda: None if log.backfilled else "simulating 6 h of history")
     for name in () if dead else ("pipeline", "agent"):
         supervisor.start(name, [*command, name, *more])
-    dead = dead or _until(supervisor, lambda: _missing(config))
+    dead = dead or _wait_until_done(supervisor, lambda: _pending_step(config))
     if dead:
         return dead
     supervisor.start("dashboard", [*command, "dashboard", *more])
-    say(f"fleetpulse demo: dashboard {_address(config)}, API {client.base_url(config)}; Ctrl-C ends all of it")
+    print_line(f"fleetpulse demo: dashboard {_address(config)}, API {client.base_url(config)}; Ctrl-C stops all")
     return _watch(supervisor, config)
 
 
-def _until(supervisor: Supervisor, missing: Callable[[], str | None]) -> Child | None:
-    """Waits until nothing is missing and tells what is: None, or the child that died meanwhile."""
-    began = told = time.monotonic()
+def _wait_until_done(supervisor: Supervisor, pending: Callable[[], str | None]) -> Child | None:
+    """Waits until no step is pending and prints the pending one. Returns a child that died, else None."""
+    began = printed = time.monotonic()
     while True:
         dead = supervisor.wait(POLL_S)
-        what = None if dead else missing()
+        what = None if dead else pending()
         if what is None:
             return dead
-        if time.monotonic() - told >= PROGRESS_S:
-            told = time.monotonic()
-            say(f"fleetpulse demo: {told - began:.0f} s: {what}")
+        if time.monotonic() - printed >= PROGRESS_S:
+            printed = time.monotonic()
+            print_line(f"fleetpulse demo: {printed - began:.0f} s: {what}")
 
 
-def _missing(config: Config) -> str | None:
-    """What the dashboard still waits for; None when there is nothing."""
+def _pending_step(config: Config) -> str | None:
+    """Returns what the dashboard still waits for, None if it can start."""
     try:
         status, answer = client.get(config, "/readyz")
         if status != 200:
             return f"pipeline is not ready: {'; '.join(map(str, answer.get('reasons', []))) or status}"
         status, fleet = client.get(config, "/api/v1/fleet")
     except Unreachable:
-        return "pipeline starts"
+        return "pipeline is starting"
     if status != 200 or not fleet.get("nodes", True):
         return "no telemetry yet"
-    return "6 h of simulated history are being stored and judged" if fleet["backlog"] else None
+    return "storing and evaluating 6 h of simulated history" if fleet["backlog"] else None
 
 
 def _watch(supervisor: Supervisor, config: Config) -> Child:
-    """The child that died. One that hangs or was stopped is named as long as it does."""
-    told = ""
+    """Returns the child that died; prints children that hang or are suspended."""
+    printed = ""
     while True:
-        dead = supervisor.wait(LOOK_S)
+        dead = supervisor.wait(WATCH_S)
         if dead is not None:
             return dead
-        found = "; ".join([*supervisor.stopped(), *hangs(config)])
-        if found and found != told:
-            say(f"fleetpulse: {found}")
-        told = found
+        found = "; ".join([*supervisor.list_suspended(), *find_stalls(config)])
+        if found and found != printed:
+            print_line(f"fleetpulse: {found}")
+        printed = found
 
 
-def hangs(config: Config) -> list[str]:
-    """Why the pipeline does not go on although its process lives, in words."""
+def find_stalls(config: Config) -> list[str]:
+    """Returns why the running pipeline does not advance, empty if it does."""
     try:
         _, answer = client.get(config, "/readyz")
     except NoAnswer as error:
@@ -180,21 +180,21 @@ def hangs(config: Config) -> list[str]:
     except Unreachable:
         return []
     reasons = answer.get("reasons", []) if isinstance(answer, dict) else []
-    return [reason for reason in map(str, reasons) if reason.startswith(STANDS_STILL)]
+    return [reason for reason in map(str, reasons) if reason.startswith(STALLED)]
 
 
 def _address(config: Config) -> str:
     return f"http://{config.dashboard.host}:{config.dashboard.port}"
 
 
-def own_state(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without overrides that would lead the demo out of its folder."""
+def strip_overrides(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment without overrides that would affect state outside the demo's directory."""
     kept = ("FLEETPULSE__API__", "FLEETPULSE__DASHBOARD__", "FLEETPULSE__AGENT__")
     return {k: v for k, v in environ.items() if not k.startswith("FLEETPULSE") or k.startswith(kept)}
 
 
-class Log:
-    """Takes the children's lines into one file, so that alerts are not lost among them. Holds at most LOG_BYTES."""
+class LogFile:
+    """Writes the children's lines to one file of at most LOG_BYTES, so that alerts stay visible on the terminal."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -211,11 +211,12 @@ class _Printer(http.server.BaseHTTPRequestHandler):
     """Receives webhook bodies and prints one line per alert on stdout."""
 
     def do_POST(self) -> None:
+        """Prints the alerts of one body."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
-            lines = [alert_line(alert) for alert in json.loads(body)["alerts"]]
+            lines = [format_alert(alert) for alert in json.loads(body)["alerts"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self.send_error(400, f"no webhook body of version 4: {type(error).__name__}")
+            self.send_error(400, f"not a webhook body of version 4: {type(error).__name__}")
             return
         for line in lines:
             with contextlib.suppress(BrokenPipeError):
@@ -225,12 +226,12 @@ class _Printer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Alerts are the talk here, not requests."""
+        """Prints nothing for requests."""
 
 
 @contextlib.contextmanager
-def receiver() -> Iterator[int]:
-    """Serves the printing receiver on a free loopback port within the block."""
+def serve_receiver() -> Iterator[int]:
+    """Serves a receiver that prints alerts, on a free loopback port, within the block."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Printer)
     thread = threading.Thread(target=server.serve_forever, name="receiver", daemon=True)
     thread.start()

@@ -1,6 +1,6 @@
-"""The checks of `fleetpulse doctor` for Kafka: broker, credential, topics and clock.
+"""Checks of `fleetpulse doctor` for Kafka: broker, credential, topics and clock.
 
-The later ones need what the earlier ones found: after a failure they say so and are warnings: one cause, one failure.
+A check that needs the result of a failed one is a warning "not checked", so that one cause gives one failure.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pipeline.transport import topics as topic_state
 from pipeline.transport.broker_errors import MISSING, BrokerProblem, classify_error
 
 ANSWER_S = 3.0
-"""Seconds that the brokers have to answer. Chosen: a person waits."""
+"""Limit for an answer of the brokers (s). Chosen: a person waits."""
 CLOCK_S = 1.0
-"""Difference of clocks that is worth a warning (s): samples of one instant fall into different ticks of an agent's
-default interval. Above [pipeline] lateness it is a failure: late rows are stored, but no detector judges them."""
-WORKING = "agents keep telemetry in their spools and the pipeline waits until that is mended"
+"""Clock difference that gives a warning (s): samples of one instant fall into different ticks. Above [pipeline]
+lateness the check fails: late rows are stored, but not evaluated."""
+WORKING = "agents keep telemetry in their spools and the pipeline waits until this is fixed"
 
 
-def checks(config: Config) -> list[Check]:
-    """All four, in order."""
+def check_kafka(config: Config) -> list[Check]:
+    """Runs all four checks in order."""
     kafka = config.kafka
     try:
         kafka_clients.client_settings(kafka, "doctor")
     except ConfigError as error:
-        bad = Check("credential", "fail", str(error), WORKING, "mend that file, or the key that names it")
+        bad = Check("credential", "fail", str(error), WORKING, "fix that file, or the key that names it")
         return [_not_tried("broker"), bad, _not_tried("topics"), _not_tried("clock")]
     trouble = diagnosis.find_broker_problem(kafka, ANSWER_S)
     found = [_broker(kafka, trouble), _credential(kafka, trouble)]
@@ -50,7 +50,7 @@ def checks(config: Config) -> list[Check]:
 
 
 def _not_tried(name: str) -> Check:
-    return Check(name, "warn", "not tried: the brokers cannot be used")
+    return Check(name, "warn", "not checked: the brokers cannot be used")
 
 
 def _broker(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
@@ -62,12 +62,12 @@ def _broker(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
     if not away:
         return Check("broker", "ok", found)
     found = "; ".join((found, *(trouble.text for trouble in away.values())))
-    mends = "; ".join(dict.fromkeys(trouble.remedy for trouble in away.values()))
-    return Check("broker", "warn", found, "should the others end, nobody finds the brokers", mends)
+    fixes = "; ".join(dict.fromkeys(trouble.remedy for trouble in away.values()))
+    return Check("broker", "warn", found, "if the other addresses fail, the brokers cannot be found", fixes)
 
 
 def _away(kafka: Kafka) -> dict[str, BrokerProblem]:
-    """Those of several addresses where no broker can be reached, each asked by itself."""
+    """Returns the addresses at which no broker answers, each checked separately."""
     servers = kafka_clients.broker_addresses(kafka)
     asked = {
         server: diagnosis.find_broker_problem(
@@ -79,7 +79,7 @@ def _away(kafka: Kafka) -> dict[str, BrokerProblem]:
 
 
 def _credential(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
-    """Whether the brokers let us in, and nobody else can read what lets us in."""
+    """Checks that the brokers accept the credential, and that other users cannot read it."""
     if trouble is not None and trouble.kind == "unreachable":
         return _not_tried("credential")
     if trouble is not None:
@@ -87,7 +87,7 @@ def _credential(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
     secret = [path for path in (kafka.password_file, kafka.key_file) if path is not None]
     if exposed := [path for path in secret if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH)]:
         names = " ".join(map(str, exposed))
-        return Check("credential", "warn", f"{names}: open to every user of this host", mend=f"chmod o-rwx {names}")
+        return Check("credential", "warn", f"{names}: readable by all users of this host", fix=f"chmod o-rwx {names}")
     signed_in = kafka.security_protocol.startswith("SASL")
     who = f"user {kafka.username!r}, {kafka.sasl_mechanism}" if signed_in else "no user"
     return Check("credential", "ok", f"{kafka.security_protocol}: {who}")
@@ -100,53 +100,53 @@ def _topics(kafka: Kafka, state: dict[str, topic_state.TopicState]) -> Check:
         return Check("topics", "fail", f"missing: {', '.join(missing)}", meaning, MISSING)
     if headless := [f"{name} ({s.headless} of {s.partitions})" for name, s in state.items() if s.headless]:
         found = f"partitions without a leader: {', '.join(headless)}"
-        return Check("topics", "fail", found, "the brokers that hold them are away", "start these brokers")
+        return Check("topics", "fail", found, "the brokers of these partitions are down", "start these brokers")
     if different := [(t.name, d) for t in wanted for d in topic_state.find_differences(kafka, t, state[t.name])]:
         found = "; ".join(f"{name}: {difference}" for name, difference in different)
-        mends = "; ".join(dict.fromkeys(difference.remedy for _, difference in different))
+        fixes = "; ".join(dict.fromkeys(difference.remedy for _, difference in different))
         if any(difference.loses_messages for _, difference in different):
-            meaning = "larger messages are refused for ever: their rows are lost, as gaps"
-            return Check("topics", "fail", found, meaning, mends)
-        return Check("topics", "warn", found, "messages get through, but the topics are not as configured", mends)
+            meaning = "larger messages are always refused: their rows are lost and counted as gaps"
+            return Check("topics", "fail", found, meaning, fixes)
+        return Check("topics", "warn", found, "messages are delivered, but the topics are not as configured", fixes)
     return Check("topics", "ok", f"{len(wanted)} topics are as configured")
 
 
 def _clock(config: Config, state: dict[str, topic_state.TopicState]) -> Check:
-    """This host's clock beside the broker's, which stamps what it stores: half the round trip is the uncertainty."""
+    """Compares this host's clock with the broker's timestamps; the uncertainty is half the round trip."""
     if topics.PROBE not in state:
-        return Check("clock", "warn", f"not tried: no topic {topics.PROBE}", mend=MISSING)
+        return Check("clock", "warn", f"not checked: no topic {topics.PROBE}", fix=MISSING)
     if state[topics.PROBE].settings.get("message.timestamp.type") != "LogAppendTime":
-        # the client would give our own time back as that of the record
-        found = f"cannot be compared: topic {topics.PROBE} does not bear the broker's time"
-        return Check("clock", "warn", found, mend="see the check of topics: message.timestamp.type")
+        # the client would return our own time
+        found = f"not compared: topic {topics.PROBE} does not use the broker's time"
+        return Check("clock", "warn", found, fix="see the check `topics`: message.timestamp.type")
     try:
-        ahead, trip = compared(config.kafka)
+        ahead, trip = compare_clocks(config.kafka)
     except KafkaError as error:
         return _broken(config.kafka, error, "clock")
-    return judged(ahead, trip, config.pipeline.lateness)
+    return rate_clock(ahead, trip, config.pipeline.lateness)
 
 
-def judged(ahead: float, trip: float, lateness: float) -> Check:
-    """`ahead`: how far our clock is ahead of the broker's (s)."""
-    sure = max(0.0, abs(ahead) - trip / 2)
+def rate_clock(ahead: float, trip: float, lateness: float) -> Check:
+    """Returns the check of a clock difference. ahead: our clock minus the broker's (s)."""
+    least = max(0.0, abs(ahead) - trip / 2)
     side = "behind" if ahead < 0 else "ahead of"
     found = f"{abs(ahead) * 1000:.0f} ms {side} the broker's; round trip {trip * 1000:.0f} ms"
     mend = "timedatectl  # on both hosts: is the clock synchronized?"
-    if sure > max(lateness, CLOCK_S):
-        meaning = f"rows more than [pipeline] lateness = {lateness:g} s behind the others are stored, not judged"
+    if least > max(lateness, CLOCK_S):
+        meaning = f"rows more than [pipeline] lateness = {lateness:g} s behind the others are stored, not evaluated"
         return Check("clock", "fail", found, meaning, mend)
-    if sure > CLOCK_S:
-        return Check("clock", "warn", found, "what happened at one time seems to happen at several", mend)
+    if least > CLOCK_S:
+        return Check("clock", "warn", found, "simultaneous events get different times", mend)
     return Check("clock", "ok", found)
 
 
-def compared(kafka: Kafka, now: Callable[[], float] = time.time) -> tuple[float, float]:
-    """(seconds that our clock is ahead of the broker's, round trip in s)."""
+def compare_clocks(kafka: Kafka, now: Callable[[], float] = time.time) -> tuple[float, float]:
+    """Returns (our clock minus the broker's, round trip), in s."""
     limit = round(ANSWER_S * 1000)
     limits = {"max_block_ms": limit, "delivery_timeout_ms": limit, "request_timeout_ms": limit}
     producer = kafka_clients.create_producer(kafka, "doctor", **limits)
     try:
-        # the first one's time is that of making connections, too
+        # the first record includes the time to connect
         producer.send(topics.PROBE, b"fleetpulse doctor: connects", partition=0).get(ANSWER_S)
         begun, clock = now(), time.perf_counter()
         stored = producer.send(topics.PROBE, b"fleetpulse doctor: clock", partition=0).get(ANSWER_S)
@@ -157,7 +157,7 @@ def compared(kafka: Kafka, now: Callable[[], float] = time.time) -> tuple[float,
 
 
 def _broken(kafka: Kafka, error: KafkaError, name: str) -> Check:
-    """The check that an error of the client ended. Who may not write to the probe's topic may have other rights."""
+    """Returns the check of a client error; without the right to write to the probe topic it is a warning."""
     trouble = classify_error(kafka, error) or BrokerProblem(
         "unreachable", f"kafka {kafka.bootstrap_servers}: {error}", "try again"
     )

@@ -1,4 +1,4 @@
-"""`fleetpulse init`: makes the store, the folders for state and the topics, and says what was there already."""
+"""`fleetpulse init`: creates store, state directories, tokens and topics, and reports what already existed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pipeline.model.errors import Unreachable, UsageError
 from pipeline.runtime import private_files
 
 
-def init(config: Config, say: Callable[[str], None], acls: bool = False) -> int:
-    """Makes what is missing; harmless to repeat, also beside a running pipeline, whose store needs nothing.
+def initialize(config: Config, say: Callable[[str], None], acls: bool = False) -> int:
+    """Creates what is missing. It can be repeated, also while a pipeline runs.
 
-    acls: gives the users of agents and pipeline their rights on the brokers, too.
+    acls: also grants the users of agents and pipeline their rights on the brokers.
     """
     if acls and config.pipeline.transport != "kafka":
-        raise UsageError(f'{config.source}: --acls: there are brokers only with [pipeline] transport = "kafka"')
+        raise UsageError(f'{config.source}: --acls: requires [pipeline] transport = "kafka"')
     _folder(config.spool.directory, "spool", say)
-    _folder(config.store.path.parent, "folder of the store", say)
+    _folder(config.store.path.parent, "store directory", say)
     if config.api.token_file is not None:
         _tokens(config.api.token_file, say)
     _store(config, say)
@@ -30,38 +30,36 @@ def init(config: Config, say: Callable[[str], None], acls: bool = False) -> int:
         from pipeline.commands import init_kafka
 
         init_kafka.create_acls(config.kafka, say)
-    for warning in private_files.warnings(config):
+    for warning in private_files.list_warnings(config):
         say(f"warning: {warning}")
     return 0
 
 
 def _folder(path: Path, what: str, say: Callable[[str], None]) -> None:
-    """State is its owner's business: new folders are closed to others."""
+    """Creates a directory that other users cannot access."""
     if path.is_dir():
-        say(f"{what}: {path} was there already")
+        say(f"{what}: {path} already exists")
         return
     try:
         private_files.make_folder(path)
     except OSError as error:
         raise UsageError(
-            f"{what}: {path} cannot be made: {error.strerror}; wanted a folder that we may write"
+            f"{what}: {path} cannot be created: {error.strerror}; expected a writable directory"
         ) from error
-    say(f"{what}: {path} made")
+    say(f"{what}: {path} created")
 
 
 def _tokens(path: Path, say: Callable[[str], None]) -> None:
     from pipeline.api import tokens
 
     try:
-        tokens.make(path)
+        tokens.create_token_file(path)
     except FileExistsError:
-        say(f"tokens: {path} was there already")
+        say(f"tokens: {path} already exists")
         return
     except OSError as error:
-        raise UsageError(
-            f"tokens: {path} cannot be made: {error.strerror}; wanted a place that we may write"
-        ) from error
-    say(f"tokens: {path} made, for {' and '.join(tokens.MADE)}")
+        raise UsageError(f"tokens: {path} cannot be created: {error.strerror}; expected a writable location") from error
+    say(f"tokens: {path} created, for {' and '.join(tokens.INITIAL_USERS)}")
 
 
 def _store(config: Config, say: Callable[[str], None]) -> None:
@@ -73,6 +71,6 @@ def _store(config: Config, say: Callable[[str], None]) -> None:
     except Unreachable as error:
         if "lock on file" not in str(error):
             raise
-        say(f"store: {path} was there already, and is in use: {error}")
+        say(f"store: {path} already exists and is in use: {error}")
         return
-    say(f"store: {path} {'was there already; its schema is current' if known else 'made'}")
+    say(f"store: {path} {'already exists; its schema is current' if known else 'created'}")

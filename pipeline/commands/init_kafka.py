@@ -1,9 +1,8 @@
-"""The part of `fleetpulse init` that makes the topics on Kafka, and says of those that are there how they differ.
+"""`fleetpulse init` for Kafka: creates the topics and reports differences; with `--acls`, grants rights and reports
+others.
 
-`fleetpulse init --acls`: gives the users of agents and pipeline their rights on Kafka, and says who else may write.
-
-Kafka's rules name users and topics; they know nothing of keys, so they cannot bind a user to one node. They decide who
-may write telemetry at all. What proves the node is a signature (pipeline/transport/signatures.py).
+Kafka's ACLs name users and topics, not message keys, so they cannot bind a user to one node. They decide who may write
+telemetry at all; a signature proves the node (pipeline/transport/signatures.py).
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from pipeline.transport.broker_watch import GROUP
 from pipeline.transport.topics import Topic
 
 CONNECT_S = 10.0
-"""Seconds that brokers have to answer. Chosen: `init` is run by hand, or once when containers start."""
+"""Limit for an answer of the brokers (s). Chosen: `init` runs by hand, or once when containers start."""
 LEADERS_S = 30.0
-"""Seconds until all partitions have leaders. Chosen: a broker alone gives 32 of them leaders in 0.2 s."""
+"""Limit until all partitions have leaders (s). Chosen: a single broker needs 0.2 s for 32."""
 
 
 def create_topics(kafka: Kafka, say: Callable[[str], None]) -> None:
-    """Makes what is missing and changes nothing that is there; harmless to repeat, also by two at once.
+    """Creates missing topics and changes no existing ones. It can be repeated and run concurrently.
 
-    Raises Unreachable where the brokers cannot be used, and UsageError where they refuse what is configured.
+    Raises Unreachable if the brokers cannot be used, UsageError if they refuse the settings.
     """
     if trouble := diagnosis.find_broker_problem(kafka, CONNECT_S):
         raise Unreachable(str(trouble))
@@ -59,27 +58,27 @@ def create_topics(kafka: Kafka, say: Callable[[str], None]) -> None:
     try:
         with closing(kafka_clients.create_admin(kafka, "init", CONNECT_S)) as admin:
             known = topic_state.read_topics(admin, wanted)
-            made = _made(admin, kafka, [topic for topic in wanted if topic.name not in known])
-            _lead(admin, kafka, wanted)
+            made = _create_missing(admin, kafka, [topic for topic in wanted if topic.name not in known])
+            _wait_for_leaders(admin, kafka, wanted)
             found = topic_state.read_topics(admin, wanted)
     except KafkaError as error:
         raise Unreachable(str(classify_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
     for topic in wanted:
-        for line in _said(kafka, topic, found[topic.name], topic.name in made):
+        for line in _describe_topic(kafka, topic, found[topic.name], topic.name in made):
             say(line)
 
 
-def _made(admin: KafkaAdminClient, kafka: Kafka, missing: Iterable[Topic]) -> set[str]:
-    """Names of the topics that this call made."""
+def _create_missing(admin: KafkaAdminClient, kafka: Kafka, missing: Iterable[Topic]) -> set[str]:
+    """Creates topics and returns the names of those that this call created."""
     orders = topics.creation_requests(kafka, missing)
     if not orders:
         return set()
     answers = admin.create_topics(orders, raise_errors=False)["topics"]
-    return {answer["name"] for answer in answers if _accepted(kafka, answer["name"], answer)}
+    return {answer["name"] for answer in answers if _was_created(kafka, answer["name"], answer)}
 
 
-def _accepted(kafka: Kafka, name: str, answer: dict[str, object]) -> bool:
-    """Whether the brokers made the topic; False if somebody else did meanwhile."""
+def _was_created(kafka: Kafka, name: str, answer: dict[str, object]) -> bool:
+    """Returns whether the topic was created; False if another process created it."""
     error, why = for_code(answer["error_code"]), str(answer.get("error_message") or "")
     if error in (NoError, TopicAlreadyExistsError):
         return error is NoError
@@ -88,13 +87,13 @@ def _accepted(kafka: Kafka, name: str, answer: dict[str, object]) -> bool:
     where = f"kafka {kafka.bootstrap_servers}: topic {name}: {why or error.__name__}"
     if error is InvalidReplicationFactorError:
         raise UsageError(
-            f"{where}; wanted as many brokers as [kafka] replication_factor = {kafka.replication_factor} says: "
-            "start them, or lower it (-1: what the brokers have as default.replication.factor)"
+            f"{where}; expected at least [kafka] replication_factor = {kafka.replication_factor} brokers: "
+            "start them, or lower it (-1: default.replication.factor of the brokers)"
         )
-    raise UsageError(f"{where}; wanted brokers that take the settings of docs/kafka.md")
+    raise UsageError(f"{where}; expected brokers that accept the settings of docs/kafka.md")
 
 
-def _lead(admin: KafkaAdminClient, kafka: Kafka, wanted: Iterable[Topic]) -> None:
+def _wait_for_leaders(admin: KafkaAdminClient, kafka: Kafka, wanted: Iterable[Topic]) -> None:
     """Waits until each partition has a leader."""
     try:
         admin.wait_for_topics([topic.name for topic in wanted], round(LEADERS_S * 1000))
@@ -104,30 +103,30 @@ def _lead(admin: KafkaAdminClient, kafka: Kafka, wanted: Iterable[Topic]) -> Non
         ) from error
 
 
-def _said(kafka: Kafka, topic: Topic, state: topic_state.TopicState, made: bool) -> Iterable[str]:
+def _describe_topic(kafka: Kafka, topic: Topic, state: topic_state.TopicState, made: bool) -> Iterable[str]:
     note = "; this version does not read it yet" if topic.name == topics.OTLP else ""
     if made:
         hours = int(topic.settings["retention.ms"]) / 3_600_000
         what = f"{_count(state.partitions, 'partition')}, {_count(state.replicas, 'replica')}"
-        yield f"topic {topic.name}: made: {what}, retention {hours:g} h{note}"
+        yield f"topic {topic.name}: created: {what}, retention {hours:g} h{note}"
         return
     different = topic_state.find_differences(kafka, topic, state)
-    yield f"topic {topic.name}: was there already{'' if different else ', as wanted'}{note}"
+    yield f"topic {topic.name}: already exists{'' if different else ', as configured'}{note}"
     for difference in different:
-        yield f"topic {topic.name}: differs: {difference}; mend: {difference.remedy}"
+        yield f"topic {topic.name}: differs: {difference}; fix: {difference.remedy}"
 
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-_POLL_S = 0.1  # between two looks whether new rules are known; chosen: a broker follows within 0.5 s
+_POLL_S = 0.1  # interval between checks for new ACLs; chosen: a broker has them within 0.5 s
 Right = tuple[ResourceType, str, ACLOperation]
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one kind of our clients may do, and the key of [kafka] that names its users."""
+    """Rights of one kind of client, and the key of [kafka] with its users."""
 
     name: str
     key: str
@@ -138,8 +137,8 @@ def _on_topics(names: Iterable[str], *operations: ACLOperation) -> tuple[Right, 
     return tuple((ResourceType.TOPIC, name, operation) for name in names for operation in operations)
 
 
-def roles() -> tuple[Role, ...]:
-    """The roles with their rights, as docs/kafka.md lists them. Rights for `init` and `doctor` are given by hand."""
+def list_roles() -> tuple[Role, ...]:
+    """Returns the roles with their rights (docs/kafka.md). Rights for `init` and `doctor` are granted by hand."""
     letters = [topics.dead_letter_topic(name) for name in topics.READ]
     pipeline = (
         *_on_topics(topics.READ, ACLOperation.READ),
@@ -153,27 +152,28 @@ def roles() -> tuple[Role, ...]:
 
 
 def create_acls(kafka: Kafka, say: Callable[[str], None]) -> None:
-    """Makes the rules that are missing and removes none; harmless to repeat.
+    """Creates missing ACLs and removes none. It can be repeated.
 
-    Raises UsageError where no users are named or the brokers have no authorizer, Unreachable where they cannot be used.
+    Raises UsageError without users or authorizer, Unreachable if the brokers cannot be used.
     """
-    wanted = {role: _rules(role, _users(kafka, role)) for role in roles()}
+    wanted = {role: _rules(role, _users(kafka, role)) for role in list_roles()}
     try:
         with closing(kafka_clients.create_admin(kafka, "init", CONNECT_S)) as admin:
-            known = set(_known(admin, kafka))
+            known = set(_read_acls(admin, kafka))
             missing = [rule for rules in wanted.values() for rule in rules if rule not in known]
             if missing:
                 _create(admin, missing)
-                known = _settled(admin, kafka, missing)
+                known = _wait_for_acls(admin, kafka, missing)
             for role, rules in wanted.items():
                 made = sum(rule in missing for rule in rules)
-                say(f"rights of {role.name} ({', '.join(_users(kafka, role))}): {made} made, {len(rules) - made} there")
-            for line in _others(known, wanted):
+                users = ", ".join(_users(kafka, role))
+                say(f"rights of {role.name} ({users}): {made} created, {len(rules) - made} existed")
+            for line in _describe_other_writers(known, wanted):
                 say(line)
     except SecurityDisabledError as error:
         raise UsageError(
-            f"kafka {kafka.bootstrap_servers}: the brokers have no authorizer, so everybody may write; wanted "
-            "authorizer.class.name in server.properties"
+            f"kafka {kafka.bootstrap_servers}: the brokers have no authorizer, so all users may write; "
+            "expected authorizer.class.name in server.properties"
         ) from error
     except KafkaError as error:
         raise Unreachable(str(classify_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
@@ -182,9 +182,7 @@ def create_acls(kafka: Kafka, say: Callable[[str], None]) -> None:
 def _users(kafka: Kafka, role: Role) -> tuple[str, ...]:
     found: tuple[str, ...] = getattr(kafka, role.key)
     if not found:
-        raise UsageError(
-            f"[kafka] {role.key}: names nobody; wanted the users of the {role.name}, such as ['User:NAME']"
-        )
+        raise UsageError(f"[kafka] {role.key}: is empty; expected the users of the {role.name}, such as ['User:NAME']")
     return found
 
 
@@ -196,8 +194,8 @@ def _rules(role: Role, users: Iterable[str]) -> list[ACL]:
     ]
 
 
-def _known(admin: KafkaAdminClient, kafka: Kafka) -> Iterator[ACL]:
-    """All rules that hold for one of our topics or our group, those for patterns of names included."""
+def _read_acls(admin: KafkaAdminClient, kafka: Kafka) -> Iterator[ACL]:
+    """Yields all ACLs that apply to our topics or our group, including those with name patterns."""
     names = [(ResourceType.TOPIC, topic.name) for topic in topics.configured_topics(kafka)] + [
         (ResourceType.GROUP, GROUP)
     ]
@@ -212,18 +210,18 @@ def _create(admin: KafkaAdminClient, rules: list[ACL]) -> None:
         raise error
 
 
-def _settled(admin: KafkaAdminClient, kafka: Kafka, made: list[ACL]) -> set[ACL]:
-    """All rules once the broker that answers knows those just made: brokers follow their controller with a delay."""
+def _wait_for_acls(admin: KafkaAdminClient, kafka: Kafka, made: list[ACL]) -> set[ACL]:
+    """Waits until the broker has the new ACLs, which it receives from the controller with a delay; returns all ACLs."""
     end = time.monotonic() + CONNECT_S
-    while not set(made) <= (known := set(_known(admin, kafka))):
+    while not set(made) <= (known := set(_read_acls(admin, kafka))):
         if time.monotonic() > end:
-            raise KafkaTimeoutError(f"rights were made, but a broker does not have them after {CONNECT_S:g} s")
+            raise KafkaTimeoutError(f"rights were created, but a broker does not have them after {CONNECT_S:g} s")
         time.sleep(_POLL_S)
     return known
 
 
-def _others(known: Iterable[ACL], wanted: dict[Role, list[ACL]]) -> Iterator[str]:
-    """Users beside those of the agents who may write telemetry: whoever may, can speak for any node without a key."""
+def _describe_other_writers(known: Iterable[ACL], wanted: dict[Role, list[ACL]]) -> Iterator[str]:
+    """Yields a line for each other user who may write telemetry, and so send data for any node without a key."""
     agents = {rule.principal for role, rules in wanted.items() if role.name == "agents" for rule in rules}
     telemetry = {
         pattern
@@ -239,11 +237,11 @@ def _others(known: Iterable[ACL], wanted: dict[Role, list[ACL]]) -> Iterator[str
         and rule.principal not in agents
     }
     for user, name in sorted(others):
-        yield f"rights: {user} may write topic {name}, too; fix: kafka-acls.sh --remove, or name it in agent_users"
+        yield f"rights: {user} may also write topic {name}; fix: kafka-acls.sh --remove, or name it in agent_users"
 
 
 def _covers(pattern: ResourcePattern, name: str) -> bool:
-    """Whether a rule for this pattern holds for a topic of that name."""
+    """Returns whether a pattern matches a topic name."""
     if pattern.pattern_type == ACLResourcePatternType.PREFIXED:
         return name.startswith(pattern.resource_name)
     return pattern.resource_name in (name, "*")

@@ -1,4 +1,4 @@
-"""`fleetpulse mutes`: what is muted, by whom, why and until when; asked of the running pipeline."""
+"""`fleetpulse mutes`: lists, adds and ends mutes through the running pipeline."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ COLUMNS = ("id", "detector", "scope", "since", "until", "ended", "ended_by", "us
 _PATH = "/api/v1/mutes"
 
 
-def rows(config: Config, given: argparse.Namespace) -> list[Mapping[str, Any]]:
-    """Mutes as the API has them: those that stand, or the one that was made or ended just now."""
+def run_mutes(config: Config, given: argparse.Namespace) -> list[Mapping[str, Any]]:
+    """Returns mutes in the form of the API: the active ones (or all), or the one that was added or ended."""
     if given.verb == "add":
-        return [client.post(config, _PATH, _wanted(given))]
+        return [client.post(config, _PATH, _new_mute(given))]
     if given.verb == "end":
         return [client.post(config, f"{_PATH}/{quote(given.id, safe='')}/end", {})]
     status, answer = client.get(config, _PATH)
     if status != 200:
-        raise client.error_of(status, answer, client.base_url(config) + _PATH)
+        raise client.make_error(status, answer, client.base_url(config) + _PATH)
     now = time.time_ns() // 1000
-    return [mute for mute in answer["mutes"] if given.all or stands(mute, now)]
+    return [mute for mute in answer["mutes"] if given.all or is_active(mute, now)]
 
 
-def stands(mute: Mapping[str, Any], now: int) -> bool:
-    """Whether it silences anything now (us)."""
+def is_active(mute: Mapping[str, Any], now: int) -> bool:
+    """Returns whether a mute is in force at `now` (UTC us)."""
     return mute["ended"] is None and from_iso(mute["until"]) > now
 
 
-def _wanted(given: argparse.Namespace) -> dict[str, Any]:
+def _new_mute(given: argparse.Namespace) -> dict[str, Any]:
     if not 0 < given.hours < float("inf"):
-        raise UsageError(f"mutes add: --hours {given.hours:g}: wanted more than 0")
+        raise UsageError(f"mutes add: --hours {given.hours:g}: expected more than 0")
     return {"detector": given.detector, "scope": given.scope, "seconds": given.hours * 3600, "reason": given.reason}

@@ -14,8 +14,8 @@ Form = Literal["table", "json", "jsonl", "csv"]
 FORMS: tuple[Form, ...] = ("table", "json", "jsonl", "csv")
 
 
-def rendered(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: Form) -> str:
-    """The rows as text that ends with a newline. Missing and non-finite values are empty, in JSON null."""
+def render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: Form) -> str:
+    """Returns the rows as text with a final newline. Missing and non-finite values are empty, null in JSON."""
     plain = [{name: to_json(row.get(name)) for name in columns} for row in rows]
     if form == "json":
         return json.dumps(plain, indent=1, default=str) + "\n"
@@ -33,7 +33,7 @@ def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Columns as wide as their longest value, two spaces between them; numbers stand at the right."""
+    """Returns a table with columns as wide as their longest value; numbers are right-aligned."""
     cells = [[_text(row[name]).replace("\n", " ") for name in columns] for row in rows]
     widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
     right = [bool(rows) and all(isinstance(row[name], (int, float, type(None))) for row in rows) for name in columns]

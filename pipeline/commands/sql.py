@@ -1,4 +1,4 @@
-"""Queries the store's file itself, read-only and through the same sandbox as the API, when no pipeline runs."""
+"""`fleetpulse sql`: asks the running pipeline, or reads the store file through the same sandbox if none runs."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import contextlib
 import json
 from typing import Any
 
-from pipeline.api.query import Queries
+from pipeline.api.query import QueryRunner
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, Unreachable
 from pipeline.store.database import open_file
 
 
-def query(config: Config, text: str) -> tuple[list[str], list[dict[str, Any]], bool]:
-    """(columns, rows, truncated), of a running pipeline, else of the file. Raises Unreachable if neither answers."""
+def run_query(config: Config, text: str) -> tuple[list[str], list[dict[str, Any]], bool]:
+    """Returns (columns, rows, truncated) from the pipeline, else from the file. Raises Unreachable without both."""
     try:
         columns, rows, truncated = client.query(config, text)
-    except Unreachable as away:
-        return _from_file(config, text, away)
+    except Unreachable as unreachable:
+        return _from_file(config, text, unreachable)
     return columns, [dict(zip(columns, row, strict=True)) for row in rows], truncated
 
 
-def _from_file(config: Config, text: str, away: Unreachable) -> tuple[list[str], list[dict[str, Any]], bool]:
+def _from_file(config: Config, text: str, unreachable: Unreachable) -> tuple[list[str], list[dict[str, Any]], bool]:
     path = config.store.path
     if not path.exists():
-        raise Unreachable(f"{away}; and there is no store {path}") from away
+        raise Unreachable(f"{unreachable}; and there is no store {path}") from unreachable
     try:
         connection = open_file(path, {"enable_external_access": "false"}, read_only=True)
     except FleetpulseError as error:
-        raise Unreachable(f"{away}; and {error}") from error
+        raise Unreachable(f"{unreachable}; and {error}") from error
     with connection:
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
         connection.execute("SET GLOBAL lock_configuration = true")
-        with contextlib.closing(Queries(connection.cursor, config.api)) as queries:
+        with contextlib.closing(QueryRunner(connection.cursor, config.api)) as queries:
             found = json.loads(queries.run(text).body)
     return (
         found["columns"],

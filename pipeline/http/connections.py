@@ -1,6 +1,6 @@
-"""uvicorn's HTTP connections with deadlines and a cap, so that callers who send or read nothing cost nothing.
+"""Connections of uvicorn with deadlines and a limit, so that callers that send or read nothing use no resources.
 
-uvicorn itself waits for ever for a request's head or body, and its limit_concurrency refuses callers only after it has
+uvicorn waits for ever for the head or body of a request, and its limit_concurrency refuses callers only after it has
 accepted and parsed them.
 """
 
@@ -13,36 +13,36 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 10.0
-"""Within which a request has to arrive whole. Chosen: heads have at most 16 KiB, bodies 256 KiB."""
+"""Limit for receiving a whole request (s). Chosen: heads have at most 16 KiB, bodies 256 KiB."""
 WRITE_SECONDS = 60.0
-"""How long a full write buffer may take to drain. Chosen: who reads less than 1 KiB/s is gone or means harm."""
+"""Limit for draining a full write buffer (s). Chosen: a caller that reads less than 1 KiB/s is gone or hostile."""
 RESERVED_FILES = 512
-"""Descriptors that connections leave to the rest of the process. Chosen: brokers, spool and store need fewer than 100,
-and each query may have 32 scans."""
-FEWEST = 16
-"""Connections that are served however few descriptors there are (chosen)."""
+"""File descriptors reserved for the rest of the process. Chosen: brokers, spool and store need fewer than 100, and each
+query may have 32 scans."""
+MIN_CONNECTIONS = 16
+"""Connections that are always served. Chosen."""
 
 
 def raise_file_limit() -> int:
-    """Lets this process open as many files as it may, and returns how many that are."""
+    """Raises the limit of open files to the hard limit and returns it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
-def affordable(wanted: int, files: int) -> int:
-    """How many connections there may be: `wanted`, or what the reserve leaves."""
-    return wanted if files == resource.RLIM_INFINITY else max(FEWEST, min(wanted, files - RESERVED_FILES))
+def limit_connections(wanted: int, files: int) -> int:
+    """Returns the limit of connections: `wanted`, or the number of files without the reserve."""
+    return wanted if files == resource.RLIM_INFINITY else max(MIN_CONNECTIONS, min(wanted, files - RESERVED_FILES))
 
 
-def protocol(most: int) -> type[H11Protocol]:
-    """uvicorn's protocol for a server of at most `most` connections."""
-    return type("BoundedProtocol", (_Bounded,), {"most": most})
+def make_protocol(most: int) -> type[H11Protocol]:
+    """Returns the uvicorn protocol class of a server with at most `most` connections."""
+    return type("BoundedProtocol", (_BoundedProtocol,), {"most": most})
 
 
-class _Bounded(H11Protocol):
-    """One connection. `most` is the server's limit, `since` when its caller connected or began its last request: a byte
-    now and then makes nobody young."""
+class _BoundedProtocol(H11Protocol):
+    """One connection. `most`: the server's limit. `since`: time of the connection or of the start of the last
+    request."""
 
     most = 0
 
@@ -53,57 +53,66 @@ class _Bounded(H11Protocol):
         self._write: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Starts the deadline of the first request and enforces the limit."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self.since = self.loop.time()
         self._request = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
         if len(self.connections) > self.most:
-            _drop_one(self.connections, self)
+            _drop_oldest(self.connections, self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._request = _cancelled(self._request)
-        self._write = _cancelled(self._write)
+        """Cancels the timers."""
+        self._request = _cancel(self._request)
+        self._write = _cancel(self._write)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Starts or ends the deadline of a request."""
         if self._request is None:
             self.since = self.loop.time()
         super().data_received(data)
         if not self.waits_for_caller():
-            self._request = _cancelled(self._request)
+            self._request = _cancel(self._request)
         elif self._request is None:
             self._request = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        self._request = _cancelled(self._request)
+        """Ends the deadline of the request, since a WebSocket stays open."""
+        self._request = _cancel(self._request)
         super().handle_websocket_upgrade(event)
 
     def waits_for_caller(self) -> bool:
-        """Whether the next thing that has to happen is that the caller sends more of a request."""
+        """Returns whether the server waits for more of a request."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def pause_writing(self) -> None:
+        """Starts the deadline of the write buffer."""
         super().pause_writing()
         if self._write is None:
             self._write = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """Ends the deadline of the write buffer."""
         super().resume_writing()
-        self._write = _cancelled(self._write)
+        self._write = _cancel(self._write)
 
 
-def _drop_one(connections: set[Any], newest: _Bounded) -> None:
-    """Makes room: whose request is owed for longest goes, so that those who send theirs are served."""
+def _drop_oldest(connections: set[Any], newest: _BoundedProtocol) -> None:
+    """Aborts the connection that has waited longest for a request."""
     waiting = [
         one
         for one in connections
-        if isinstance(one, _Bounded) and one is not newest and one.waits_for_caller() and not one.transport.is_closing()
+        if isinstance(one, _BoundedProtocol)
+        and one is not newest
+        and one.waits_for_caller()
+        and not one.transport.is_closing()
     ]
     oldest = min(waiting, key=lambda one: one.since, default=newest)
     oldest.transport.abort()
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """No timer, in place of one that is no longer needed."""
+def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """Cancels a timer and returns None."""
     if timer is not None:
         timer.cancel()
     return None

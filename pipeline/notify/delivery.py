@@ -1,11 +1,10 @@
 """One HTTP POST to one receiver: to a checked address, without redirects, within a deadline. Standard library only.
 
-Destinations come from the configuration file alone. A name may still be led astray: so it is resolved once, all its
-addresses must be allowed, and the connection goes to a checked address. Proxies of the environment are not used.
+Destinations come only from the configuration. A host name is resolved once, all its addresses must be allowed, and the
+connection uses a checked address (DNS rebinding). Proxies of the environment are not used.
 
-Whether a receiver accepts posts: after three failures in a row it is probed until it responds.
-
-The retry schedule limits a single message. A receiver that responds again gets everything that waits for it at once.
+`ReceiverHealth`: after three consecutive failures a receiver is probed until it responds. The retry schedule limits a
+single message; a receiver that responds again gets everything that is due.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from pipeline.model.errors import ConfigError, Refused
 from pipeline.model.records import SECOND, iso
 
 TIMEOUT_S = 15.0
-"""From connecting to the answer's status. Chosen: shorter than any group interval of Alertmanager."""
-READ_BYTES = 4096
-"""Of the answer's body, which nobody looks at: enough that an honest receiver finishes writing. Chosen."""
-LATER_S, LATER_CHARACTERS = 86400.0, 64
-"""Longest wait that a Retry-After may ask for, and its longest text; a date of RFC 9110 has 29 characters. Chosen."""
+"""Limit from the connection to the response status (s). Chosen: shorter than group intervals of Alertmanager."""
+MAX_BODY_BYTES = 4096
+"""Bytes read of the response body, which is ignored: enough for a receiver to finish writing. Chosen."""
+MAX_RETRY_AFTER_S, MAX_RETRY_AFTER_CHARACTERS = 86400.0, 64
+"""Limits of Retry-After: wait (s) and text length; a date of RFC 9110 has 29 characters. Chosen."""
 _TUNNELS = tuple(
     map(ipaddress.ip_network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 )  # IPv4-mapped and -compatible, NAT64, 6to4, Teredo: an IPv6 address that hides an IPv4 one
@@ -43,57 +42,59 @@ Resolve = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of a post. `told` is for people and never holds what the receiver wrote."""
+class PostResult:
+    """Result of a POST. `text` is for people and never contains text of the receiver."""
 
     outcome: Outcome
-    told: str
-    after_s: float = 0.0
+    text: str
+    retry_after_s: float = 0.0
 
 
 def check_url(receiver: Webhook) -> urllib.parse.SplitResult:
-    """The parts of a receiver's URL. Raises ConfigError on what can never be called."""
+    """Returns the parts of a receiver's URL. Raises ConfigError if it can never be called."""
     where = f"[[notify.webhooks]] {receiver.name}: url"
     try:
         url = urllib.parse.urlsplit(receiver.url)
         port_is_number = url.port is None or url.port > 0
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}; wanted https://HOST[:PORT]/PATH") from error
+        raise ConfigError(f"{where}: {error}; expected https://HOST[:PORT]/PATH") from error
     if url.scheme not in ("http", "https") or not url.hostname or not port_is_number:
-        raise ConfigError(f"{where} = {receiver.url!r}: wanted https://HOST[:PORT]/PATH (or http, see allow_http)")
+        raise ConfigError(f"{where} = {receiver.url!r}: expected https://HOST[:PORT]/PATH (or http, see allow_http)")
     if "@" in url.netloc:
-        raise ConfigError(f"{where}: holds a user or password; wanted none")
+        raise ConfigError(f"{where}: contains a user or password; expected none")
     if not receiver.url.isascii() or any(c <= " " or c == "\x7f" for c in receiver.url):
-        raise ConfigError(f"{where}: holds a space, control or non-ASCII character; wanted it percent-encoded")
+        raise ConfigError(f"{where}: contains a space, control or non-ASCII character; expected it percent-encoded")
     if url.scheme == "http" and not receiver.allow_http and not _is_loopback_name(url.hostname):
-        raise ConfigError(f"{where}: is http; wanted https, or allow_http = true")
+        raise ConfigError(f"{where}: found http; expected https, or allow_http = true")
     return url
 
 
 def check_address(address: str, receiver: Webhook, host: str) -> None:
-    """Raises Refused if a name's address may not be called."""
+    """Raises Refused if an address of the receiver's host may not be called."""
     ip = ipaddress.ip_address(address.split("%", 1)[0])
     where = f"receiver {receiver.name}: address {ip}"
     hidden = any(ip in net for net in _TUNNELS if ip.version == net.version) and not ip.is_loopback
     if ip.is_multicast or ip.is_unspecified or hidden:
-        raise Refused(f"{where} is multicast, unspecified or a tunnel's; wanted a plain one")
+        raise Refused(f"{where} is a multicast, unspecified or tunnel address; expected a unicast address")
     if any(ip in net for net in _networks(receiver) if ip.version == net.version):
         return
     if ip.is_loopback and _is_loopback_name(host):
         return
     if not ip.is_global:
-        raise Refused(f"{where} is not public; wanted it in allow_private of this receiver")
+        raise Refused(
+            f"{where} is private; expected a public address, or its network in allow_private of this receiver"
+        )
 
 
 def _networks(receiver: Webhook) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     try:
         return [ipaddress.ip_network(text) for text in receiver.allow_private]
     except ValueError as error:
-        raise ConfigError(f"[[notify.webhooks]] {receiver.name}: allow_private: {error}; wanted CIDRs") from error
+        raise ConfigError(f"[[notify.webhooks]] {receiver.name}: allow_private: {error}; expected CIDRs") from error
 
 
-def check(receiver: Webhook) -> None:
-    """Raises ConfigError if the receiver can never be called; names are resolved, and judged, at each call."""
+def check_receiver(receiver: Webhook) -> None:
+    """Raises ConfigError if the receiver can never be called; host names are resolved and checked at each call."""
     host = str(check_url(receiver).hostname)
     _networks(receiver)
     try:
@@ -101,20 +102,20 @@ def check(receiver: Webhook) -> None:
     except Refused as error:
         raise ConfigError(f"[[notify.webhooks]] {receiver.name}: url = {receiver.url!r}: {error}") from error
     except ValueError:
-        return  # a name
+        return  # a host name
 
 
-def refusal(receiver: Webhook) -> str | None:
-    """Why the receiver can never be called; None if it can."""
+def find_config_error(receiver: Webhook) -> str | None:
+    """Returns why the receiver can never be called, None if it can."""
     try:
-        check(receiver)
+        check_receiver(receiver)
     except ConfigError as error:
         return str(error)
     return None
 
 
 def _is_loopback_name(host: str) -> bool:
-    """Whether the URL itself says loopback; a name that leads there does not count, nor odd spellings of 127.0.0.1."""
+    """Returns whether the URL names loopback; other names and other spellings of 127.0.0.1 do not count."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -131,8 +132,8 @@ def post(
     headers: Mapping[str, str],
     timeout_s: float = TIMEOUT_S,
     resolve: Resolve = _resolve,
-) -> Answer:
-    """Posts once. Whatever the network does ends as an Answer, within `timeout_s` after the name is resolved."""
+) -> PostResult:
+    """Sends one POST and returns the result, within `timeout_s` after the name is resolved."""
     url = check_url(receiver)
     host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
     try:
@@ -140,48 +141,50 @@ def post(
         for *_, address in found:
             check_address(address[0], receiver, host)
     except Refused as error:
-        return Answer("retry", str(error))
+        return PostResult("retry", str(error))
     except (OSError, UnicodeError) as error:
-        return Answer("retry", f"{host} has no address: {_words(error)}")
+        return PostResult("retry", f"{host} has no address: {_describe_error(error)}")
     addresses = tuple(dict.fromkeys(address[0] for *_, address in found))
-    return _exchange(_Checked(host, port, addresses, url.scheme == "https", timeout_s), url, body, headers)
+    return _exchange(_CheckedConnection(host, port, addresses, url.scheme == "https", timeout_s), url, body, headers)
 
 
-class _Checked(http.client.HTTPConnection):
-    """Connects to the first checked address that answers; `Host` and the certificate's name stay those of the URL."""
+class _CheckedConnection(http.client.HTTPConnection):
+    """Connects to the first checked address that accepts; `Host` and certificate name are those of the URL."""
 
     def __init__(self, host: str, port: int, addresses: Sequence[str], tls: bool, timeout_s: float) -> None:
         super().__init__(host, port, timeout=timeout_s)
         self.timeout_s, self.aborted = timeout_s, False
         self._addresses, self._tls = addresses, tls
-        self.default_port = 443 if tls else 80  # so that `Host` names only a port that is not the usual one
+        self.default_port = 443 if tls else 80  # so that `Host` contains only a non-default port
 
     def connect(self) -> None:
-        self.sock = self._reach()
+        self.sock = self._connect_any()
         self.sock.settimeout(self.timeout_s)
         if self._tls:
             context = ssl.create_default_context()
-            # the handshake comes after the assignment: only so can abort() end one that drips
+            # the handshake comes after the assignment, so that abort() can end a slow one
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
             self.sock.do_handshake()
 
-    def _reach(self) -> socket.socket:
+    def _connect_any(self) -> socket.socket:
         share = self.timeout_s / len(self._addresses)
         for address in self._addresses[:-1]:
-            with contextlib.suppress(OSError):  # the next address may answer; the last one's error is told
+            with contextlib.suppress(OSError):  # the next address may accept; the error of the last one is reported
                 return socket.create_connection((address, self.port), share)
         return socket.create_connection((self._addresses[-1], self.port), share)
 
     def abort(self) -> None:
-        """Makes the thread that waits on the socket fail at once."""
+        """Makes the thread that waits on the socket fail immediately."""
         self.aborted = True
         if self.sock is not None:
-            with contextlib.suppress(OSError):  # it may have ended by itself just now
+            with contextlib.suppress(OSError):  # it may already be closed
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
-def _exchange(connection: _Checked, url: urllib.parse.SplitResult, body: bytes, headers: Mapping[str, str]) -> Answer:
-    # a socket's timeout starts again with every byte: only a timer ends a receiver that drips
+def _exchange(
+    connection: _CheckedConnection, url: urllib.parse.SplitResult, body: bytes, headers: Mapping[str, str]
+) -> PostResult:
+    # a socket timeout restarts with every byte: only a timer ends a slow receiver
     timer = threading.Timer(connection.timeout_s, connection.abort)
     timer.daemon = True
     timer.start()
@@ -189,70 +192,70 @@ def _exchange(connection: _Checked, url: urllib.parse.SplitResult, body: bytes, 
         path = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
         connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
-        with contextlib.suppress(OSError, http.client.HTTPException):  # the status decides, not the body
-            response.read(READ_BYTES)
-        return judge(response.status, response.getheader("Retry-After"))
-    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a header that cannot be written
+        with contextlib.suppress(OSError, http.client.HTTPException):  # only the status counts
+            response.read(MAX_BODY_BYTES)
+        return classify_status(response.status, response.getheader("Retry-After"))
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: an invalid header
         late = connection.aborted or isinstance(error, TimeoutError)
-        return Answer("retry", f"no answer within {connection.timeout_s:g} s" if late else _words(error))
+        return PostResult("retry", f"no answer within {connection.timeout_s:g} s" if late else _describe_error(error))
     finally:
         timer.cancel()
         connection.close()
 
 
-def judge(status: int, retry_after: str | None = None) -> Answer:
-    """What a status means for the message: 2xx is delivered, all else is tried again.
+def classify_status(status: int, retry_after: str | None = None) -> PostResult:
+    """Returns the result of a response status: 2xx is delivered, all others are retried.
 
-    No refusal is final: whoever mends a receiver (a login page in front, a wrong path) expects the pages it missed.
+    Also 4xx: after a receiver is repaired (a login page in front, a wrong path), the missed pages are expected.
     """
-    told = f"HTTP {status}"
+    text = f"HTTP {status}"
     if 200 <= status < 300:
-        return Answer("delivered", told)
+        return PostResult("delivered", text)
     if 300 <= status < 400:
-        told += ": a redirect, which is never followed; put the final URL into the configuration"
+        text += ": a redirect, which is not followed; configure the final URL"
     elif status == 410:
-        told += ": the receiver says that this URL is gone"
+        text += ": the URL no longer exists"
     elif status in (401, 403):
-        told += ": the receiver wants other credentials"
-    return Answer("retry", told, _seconds(retry_after))
+        text += ": the receiver rejects the credentials"
+    return PostResult("retry", text, _parse_retry_after(retry_after))
 
 
-def _seconds(retry_after: str | None) -> float:
-    """Seconds of a Retry-After header (RFC 9110 10.2.3), 0 to LATER_S; 0 with one that says nothing."""
+def _parse_retry_after(retry_after: str | None) -> float:
+    """Returns the seconds of a Retry-After header (RFC 9110 10.2.3), 0 to MAX_RETRY_AFTER_S; 0 if invalid."""
     text = (retry_after or "").strip(" \t")
-    if not text or len(text) > LATER_CHARACTERS:
+    if not text or len(text) > MAX_RETRY_AFTER_CHARACTERS:
         return 0.0
     if re.fullmatch("[0-9]+", text):
-        return min(float(text), LATER_S)
+        return min(float(text), MAX_RETRY_AFTER_S)
     try:
         seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-    except (ValueError, TypeError, LookupError, OverflowError, OSError):  # all that hostile dates have led to
+    except (ValueError, TypeError, LookupError, OverflowError, OSError):  # raised by invalid dates
         return 0.0
-    return min(max(0.0, seconds), LATER_S)
+    return min(max(0.0, seconds), MAX_RETRY_AFTER_S)
 
 
-def _words(error: Exception) -> str:
-    """What the system says of the error; never text that came from the receiver."""
-    said = error.strerror if isinstance(error, OSError) else None
-    return f"{type(error).__name__}: {said or 'no valid HTTP request or answer'}"
+def _describe_error(error: Exception) -> str:
+    """Returns the system's text of an error, never text from the receiver."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    return f"{type(error).__name__}: {reason or 'no valid HTTP request or response'}"
 
 
-FAILURES = 3
-"""Failures in a row after which a receiver counts as down. Chosen: 0, 1 and 6 s, a restart of a small service."""
-PROBE_S, PROBE_LATER_S, PROBE_OFTEN_S = 5, 30, 600
-"""Seconds between probes: 5 for the first 10 minutes, then 30. Chosen: a page waits 30 s at most after a recovery."""
-MOST_WAIT_S = 300.0
-"""Longest wait for the next probe that a Retry-After may ask for. Chosen: a header holds no page back for hours."""
-REPORT_S = 30
-"""A receiver that fails for so long is reported to the others. Chosen: a restart takes less."""
+MAX_FAILURES = 3
+"""Consecutive failures after which a receiver is down. Chosen: at 0, 1 and 6 s, a restart of a small service."""
+PROBE_S, SLOW_PROBE_S, FAST_PROBES_S = 5, 30, 600
+"""Time between probes (s): 5 in the first 10 minutes, then 30. Chosen: a page waits at most 30 s after a recovery."""
+MAX_PROBE_WAIT_S = 300.0
+"""Longest wait before a probe by Retry-After (s). Chosen: a header cannot delay a page by hours."""
+REPORT_AFTER_S = 30
+"""Time after which a failing receiver is reported to the others (s). Chosen: longer than a restart."""
 
 
 @dataclass(slots=True)
 class ReceiverHealth:
-    """What the last posts to one receiver showed. Times in UTC us.
+    """State of one receiver by its last POSTs. Times in UTC us.
 
-    failures: posts in a row that were not accepted.  since: of the first of them.  answer: to the last of them.
-    probes: message -> probes made with it, so that one message that is always refused does not hide a recovery.
+    failures: consecutive POSTs that were not accepted.  since: time of the first.  answer: result of the last.
+    probes: message -> number of probes with it, so that one message that is always refused cannot hide a recovery.
     """
 
     failures: int = 0
@@ -262,29 +265,29 @@ class ReceiverHealth:
     probes: Counter[str] = field(default_factory=Counter)
 
     @property
-    def down(self) -> bool:
-        """Whether the receiver is probed instead of sent everything that is due."""
-        return self.failures >= FAILURES
+    def is_down(self) -> bool:
+        """Whether the receiver is only probed, instead of sent everything that is due."""
+        return self.failures >= MAX_FAILURES
 
-    def accepted(self) -> bool:
-        """Takes a 2xx; True if the receiver was down."""
-        recovered = self.down
+    def record_success(self) -> bool:
+        """Records a 2xx. Returns whether the receiver was down."""
+        recovered = self.is_down
         self.failures, self.answer = 0, ""
         self.probes.clear()
         return recovered
 
-    def failed(self, now: int, answer: str, after_s: float) -> None:
-        """Takes a post that was not accepted. after_s: what Retry-After asked for."""
+    def record_failure(self, now: int, answer: str, after_s: float) -> None:
+        """Records a POST that was not accepted. after_s: wait by Retry-After (s)."""
         self.since = self.since if self.failures else now
         self.failures, self.answer = self.failures + 1, answer
-        often = now - self.since < PROBE_OFTEN_S * SECOND
-        wait = max(PROBE_S if often else PROBE_LATER_S, min(after_s, MOST_WAIT_S))
+        often = now - self.since < FAST_PROBES_S * SECOND
+        wait = max(PROBE_S if often else SLOW_PROBE_S, min(after_s, MAX_PROBE_WAIT_S))
         self.next_probe = now + int(wait * SECOND)
 
-    def failing(self, now: int) -> bool:
-        """Whether the others have to hear of it."""
-        return self.down and now - self.since >= REPORT_S * SECOND
+    def must_report(self, now: int) -> bool:
+        """Returns whether the other receivers must be notified."""
+        return self.is_down and now - self.since >= REPORT_AFTER_S * SECOND
 
-    def trouble(self) -> str | None:
-        """A sentence for readiness; None while the receiver is not down."""
-        return f"accepts no alert since {iso(self.since)[:19]}Z: {self.answer}" if self.down else None
+    def describe_trouble(self) -> str | None:
+        """Returns the reason for /readyz, None while the receiver is not down."""
+        return f"accepts no alerts since {iso(self.since)[:19]}Z: {self.answer}" if self.is_down else None

@@ -1,8 +1,8 @@
-"""The notifier: sends what the outbox holds, one thread per receiver, until each payload is delivered or dead.
+"""The notifier: sends the payloads of the outbox, with one thread per receiver, until each is delivered or dead.
 
-At least once: a payload is delivered when its receiver answered 2xx, and that is written down afterwards. A crash
-between the two sends it again under the same idempotency key. A receiver that is down is probed; when it responds,
-everything that waits for it is sent at once. What one receiver does not accept is reported to the others.
+Delivery is at least once: a payload is marked delivered after its receiver answered 2xx. A crash in between sends it
+again with the same idempotency key. A receiver that is down is probed; when it responds, all waiting payloads are sent.
+A failing receiver is reported to the other receivers.
 """
 
 from __future__ import annotations
@@ -28,37 +28,38 @@ from pipeline.incidents.ledger import Payload
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify import alertmanager, delivery
-from pipeline.notify.alertmanager import Sender, payloads_of
-from pipeline.notify.delivery import FAILURES, ReceiverHealth
+from pipeline.notify.alertmanager import AlertSource, make_payloads
+from pipeline.notify.delivery import MAX_FAILURES, ReceiverHealth
 from pipeline.runtime.heartbeat import Heartbeat
 
 log = logging.getLogger("fleetpulse.notify")
 T = TypeVar("T")
 
 RETRY_S = (1, 5, 30, 120, 600, 1800, 7200, 21600)
-"""Seconds between attempts of one message: quick for a restart of the receiver, then up to a night. A message that is
-refused after all of them, while its receiver accepts others, is dead. Probes of a receiver do not count."""
+"""Delays between attempts of one message (s): short for a restart of the receiver, then up to 6 h. A message that is
+still refused afterwards, while its receiver accepts others, is dead. Probes do not count."""
 JITTER_FROM_S, JITTER = 120, 0.1
-"""From two minutes on a delay varies by a tenth, so that what failed together does not come back together. Chosen."""
-WATCHDOG_S = 300
-"""How often the Watchdog fires: twice within the ten minutes after which a dead man's switch should trip. Chosen."""
-KEEP_S = 7 * 86400
-"""How long delivered and dead payloads of resolved incidents are kept, and how long a receiver that is down is waited
-for: then only the ends of what it was sent before are kept for it. Chosen."""
-DEAD_S = 3600
-"""How long a message that was given up is reported. Chosen."""
-HUNG_S = 60.0
-"""Seconds without a heartbeat after which a receiver's thread hangs: four times the limit of a post. Chosen."""
+"""Delays from 2 min on vary by 10 %, so that messages that failed together are not retried together. Chosen."""
+WATCHDOG_INTERVAL_S = 300
+"""Interval of the Watchdog (s): twice within the 10 min after which a dead man's switch should alarm. Chosen."""
+RETENTION_S = 7 * 86400
+"""Retention of delivered and dead payloads of resolved incidents, and of pending payloads for a receiver that is down
+(s); resolves of alerts that it received are kept for longer. Chosen."""
+DEAD_REPORT_S = 3600
+"""Time for which a dead message is reported (s). Chosen."""
+HANG_LIMIT_S = 60.0
+"""Time without a heartbeat after which a receiver's thread hangs (s): four times the limit of a POST. Chosen."""
 POLL_S = 0.5
-"""How often a thread looks into the outbox, besides when it is woken. Chosen: far below the first retry."""
-END_S = 2.0
-"""How long the end waits for a post under way; what was not written down is sent again at the next start. Chosen."""
-FAULT_S = 5.0
-"""Pause after a look that failed: what cannot be written down as delivered is not sent twice a second. Chosen."""
-FAULTS = 100  # distinct faults remembered as logged; chosen
-SET_BACK_S = 5.0
-"""A step back of our clock from which on no time planned before it holds. Chosen: below it all waits are short."""
-BATCH = 100  # bound of what one look takes
+"""Interval in which a thread reads the outbox without being woken (s). Chosen: below the first retry."""
+STOP_TIMEOUT_S = 2.0
+"""Longest wait for a POST in progress at stop (s); it is sent again after the next start. Chosen."""
+FAULT_PAUSE_S = 5.0
+"""Pause after a failed step (s), so that payloads that cannot be marked delivered are not sent twice a second.
+Chosen."""
+MAX_LOGGED_FAULTS = 100  # distinct faults of which the logging is remembered; chosen
+CLOCK_STEP_S = 5.0
+"""Backward clock step after which planned times are invalid (s). Chosen: waits are short below it."""
+BATCH_SIZE = 100  # payloads read at a time
 
 _HEADS = """
 SELECT o.id, o.incident, o.body, o.attempts, epoch_us(o.created) FROM (
@@ -91,20 +92,24 @@ _REPORTED = """
 SELECT incident, epoch_us(max(created)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 HAVING arg_max(kind, number) = 'firing'
 """
-_MOST_AGE = 1 << 62  # us: whatever its next attempt
+_ANY_TIME = 1 << 62  # UTC us: any time of the next attempt
 
 
-class Store(Protocol):
-    """What the notifier needs of the store."""
+class OutboxStore(Protocol):
+    """The part of the store that the notifier uses."""
 
-    def transaction(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]: ...
+    def transaction(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """See `Database.transaction`."""
+        ...
 
-    def cursor(self) -> duckdb.DuckDBPyConnection: ...
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """See `Database.cursor`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """A payload whose turn it is: the oldest of its incident that this receiver has not got."""
+class DuePayload:
+    """A payload that is due: the oldest pending one of its incident for this receiver."""
 
     id: str
     incident: str
@@ -114,14 +119,14 @@ class Due:
 
 
 class Notifier:
-    """Makes payloads of changes, and delivers them. Raises ConfigError on receivers that can never be called.
+    """Makes payloads from changes and delivers them. Raises ConfigError on receivers that can never be called.
 
-    alive: whether the pipeline does its work; while it does not, the Watchdog is not sent.
+    alive: returns whether the pipeline is ready; while it is not, the Watchdog is not sent.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: OutboxStore,
         notify: Notify,
         site: str,
         clock: Callable[[], int],
@@ -131,222 +136,225 @@ class Notifier:
     ) -> None:
         self.receivers = {w.name: w for w in notify.webhooks}
         if len(self.receivers) < len(notify.webhooks):
-            raise ConfigError("[[notify.webhooks]] name: two receivers have the same; wanted each one once")
+            raise ConfigError("[[notify.webhooks]] name: two receivers have the same name; expected unique names")
         for receiver in notify.webhooks:
-            delivery.check(receiver)
+            delivery.check_receiver(receiver)
         self.health = {name: ReceiverHealth() for name in self.receivers}
         self.beats = {name: Heartbeat(monotonic) for name in self.receivers}
         self._store, self._clock, self._alive, self._timeout_s = store, clock, alive, timeout_s
-        self._sender = Sender(site, notify.external_url.rstrip("/"))
+        self._source = AlertSource(site, notify.external_url.rstrip("/"))
         self._started = clock()
         self._watchdog_due = dict.fromkeys(self.receivers, self._started)
-        self._seen = dict.fromkeys(self.receivers, self._started)  # what our clock showed last
+        self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)
         self._random, self._running = random.Random(), False
-        self._news = {name: threading.Event() for name in self.receivers}
+        self._wake_events = {name: threading.Event() for name in self.receivers}
         self._refused: dict[str, dict[str, tuple[str, int | None]]] = {name: {} for name in self.receivers}
-        self._reported: dict[str, int] = {}  # receiver -> since when (us) the others know that it fails
-        self._troubles: dict[str, str] = {}
+        self._reported: dict[str, int] = {}  # failing receiver -> time of the report to the others (UTC us)
+        self._faults: dict[str, str] = {}
         self._logged: set[str] = set()
 
-    def payloads(self, changes: Sequence[Change], now: int) -> list[Payload]:
-        """What receivers are to be told of changes; to be written in the transaction that writes the changes."""
-        return [p for c in changes for p in payloads_of(c, tuple(self.receivers.values()), self._sender, now)]
+    def make_payloads(self, changes: Sequence[Change], now: int) -> list[Payload]:
+        """Returns the payloads of changes, to be written in the transaction of the changes."""
+        return [p for c in changes for p in make_payloads(c, tuple(self.receivers.values()), self._source, now)]
 
     def wake(self) -> None:
-        """Payloads are durable: nobody waits for the next look."""
-        for news in self._news.values():
+        """Wakes the threads after payloads were committed."""
+        for news in self._wake_events.values():
             news.set()
 
-    def trouble(self) -> str | None:
-        """A sentence on what fails now, for whoever watches the pipeline; None if all is well."""
-        found = [text for _, text in sorted(dict(self._troubles).items())]
+    def describe_trouble(self) -> str | None:
+        """Returns the reasons for /readyz in one text, None if there are none."""
+        found = [text for _, text in sorted(dict(self._faults).items())]
         for name in self.receivers:
-            found += [f"receiver {name}: {text}" for text in self._problems(name)]
+            found += [f"receiver {name}: {text}" for text in self._describe_problems(name)]
         return "; ".join(found) or None
 
-    def _problems(self, name: str) -> list[str]:
-        """What is wrong with one receiver and its thread."""
-        found = [text] if (text := self.health[name].trouble()) else []
-        if self._running and (age := self.beats[name].age_s) > HUNG_S:
-            found.append(f"its thread has hung for {age:.0f} s in {self.beats[name].doing}")
+    def _describe_problems(self, name: str) -> list[str]:
+        """Returns the problems of one receiver and its thread."""
+        found = [text] if (text := self.health[name].describe_trouble()) else []
+        if self._running and (age := self.beats[name].age_s) > HANG_LIMIT_S:
+            found.append(f"thread has not responded for {age:.0f} s in {self.beats[name].doing}")
         if refused := list(self._refused[name].values()):
             found.append(f"{len(refused)} alert{'' if len(refused) == 1 else 's'} refused: {refused[-1][0]}")
         return found
 
     def run(self, stop: threading.Event) -> None:
-        """Delivers until `stop`."""
-        tidied = self._attempt("outbox", self._tidy, stop)
+        """Delivers payloads until `stop` is set."""
+        tidied = self._attempt("outbox", self._clean_outbox, stop)
         threads = [
-            threading.Thread(target=self._serve, args=(name, stop), name=f"notify-{name}", daemon=True)
+            threading.Thread(target=self._run_receiver, args=(name, stop), name=f"notify-{name}", daemon=True)
             for name in self.receivers
         ]
         for name, thread in zip(self.receivers, threads, strict=True):
-            self.beats[name].beat("its start")
+            self.beats[name].beat("start")
             thread.start()
         self._running = True
-        while not stop.wait(3600.0 if tidied else FAULT_S):
-            tidied = self._attempt("outbox", self._tidy, stop)
+        while not stop.wait(3600.0 if tidied else FAULT_PAUSE_S):
+            tidied = self._attempt("outbox", self._clean_outbox, stop)
         self._running = False
         self.wake()
         for thread in threads:
-            thread.join(END_S / len(threads))
+            thread.join(STOP_TIMEOUT_S / len(threads))
 
-    def recover(self) -> None:
-        """Takes from the outbox what a restart forgot: receivers that were down, and which of them were reported."""
+    def load_state(self) -> None:
+        """Restores from the outbox after a restart: receivers that were down, and which of them were reported."""
         with contextlib.closing(self._store.cursor()) as cursor:
             rows = cursor.execute(
                 "SELECT receiver, arg_max(answer, attempts), epoch_us(min(created)) FROM outbox "
-                f"WHERE state = 'pending' AND attempts >= {FAILURES} GROUP BY receiver"
+                f"WHERE state = 'pending' AND attempts >= {MAX_FAILURES} GROUP BY receiver"
             ).fetchall()
-            reported = cursor.execute(_REPORTED, [alertmanager.RECEIVER]).fetchall()
+            reported = cursor.execute(_REPORTED, [alertmanager.RECEIVER_PREFIX]).fetchall()
         for name, answer, since in rows:
             if name in self.health:
-                self.health[name] = ReceiverHealth(FAILURES, since, answer, self._clock())
-        self._reported = {incident.removeprefix(alertmanager.RECEIVER): since for incident, since in reported}
+                self.health[name] = ReceiverHealth(MAX_FAILURES, since, answer, self._clock())
+        self._reported = {incident.removeprefix(alertmanager.RECEIVER_PREFIX): since for incident, since in reported}
 
-    def step(self, name: str, ended: Callable[[], bool] = lambda: False) -> int:
-        """Tries once each payload of this receiver whose turn it is; returns how many that were.
+    def send_due(self, name: str, ended: Callable[[], bool] = lambda: False) -> int:
+        """Sends each due payload of a receiver once and returns their number.
 
-        While the receiver is down that is one payload per probe: the one that was tried least, oldest page first.
+        While the receiver is down, it sends one payload per probe: the one with the fewest probes, oldest page first.
         """
         health = self.health[name]
-        self._follow_the_clock(name)
-        due = self._probe(name) if health.down else self._due(name, self._clock())
+        self._handle_clock_step(name)
+        due = self._load_probe(name) if health.is_down else self._load_due(name, self._clock())
         for payload in due:
-            self.beats[name].beat("a post")
+            self.beats[name].beat("POST")
             answer = delivery.post(
                 self.receivers[name], payload.body.encode(), {"Idempotency-Key": payload.id}, self._timeout_s
             )
             if ended():
                 return len(due)
-            self._settle(name, payload, answer)
-            if health.down:
+            self._store_result(name, payload, answer)
+            if health.is_down:
                 break
-        self._report(name)
+        self._report_receiver(name)
         return len(due)
 
-    def _follow_the_clock(self, name: str) -> None:
-        """After our clock was set back everything is due: what was planned before lies hours ahead."""
-        now, before = self._clock(), self._seen[name]
-        if before - now > SET_BACK_S * SECOND:
+    def _handle_clock_step(self, name: str) -> None:
+        """Makes everything due after a backward clock step, since planned times may be hours ahead."""
+        now, before = self._clock(), self._last_clock[name]
+        if before - now > CLOCK_STEP_S * SECOND:
             with self._store.transaction() as connection:
                 connection.execute(_ALL_DUE, [name, now])
             health = self.health[name]
             health.since, health.next_probe = min(health.since, now), min(health.next_probe, now)
-            self._watchdog_due[name] = min(self._watchdog_due[name], now + WATCHDOG_S * SECOND)
-        self._seen[name] = now
+            self._watchdog_due[name] = min(self._watchdog_due[name], now + WATCHDOG_INTERVAL_S * SECOND)
+        self._last_clock[name] = now
 
-    def watch(self, name: str) -> None:
-        """Fires the Watchdog if its time has come. It is never retried: its absence is what tells."""
+    def send_watchdog(self, name: str) -> None:
+        """Sends the Watchdog if it is due. It is never retried, since its absence is the alarm."""
         now = self._clock()
         if now < self._watchdog_due[name] or not self._alive():
             return
-        self._watchdog_due[name] = now + WATCHDOG_S * SECOND
-        body = alertmanager.watchdog(self._sender.site, self._started, name, self._sender.external_url)
+        self._watchdog_due[name] = now + WATCHDOG_INTERVAL_S * SECOND
+        body = alertmanager.make_watchdog(self._source.site, self._started, name, self._source.external_url)
         headers = {"Idempotency-Key": f"watchdog.{now}.{name}"}
         answer = delivery.post(self.receivers[name], json.dumps(body).encode(), headers, self._timeout_s)
-        self._note(name, answer)
+        self._record_result(name, answer)
         if answer.outcome != "delivered":
-            log.warning("receiver %s: Watchdog not delivered: %s", name, answer.told)
+            log.warning("receiver %s: Watchdog not delivered: %s", name, answer.text)
 
-    def _note(self, name: str, answer: delivery.Answer) -> None:
-        """Takes what a post showed of its receiver; one that was down and responds gets all that waits for it."""
+    def _record_result(self, name: str, answer: delivery.PostResult) -> None:
+        """Records the result of a POST. If a receiver that was down responds, all its payloads become due."""
         health = self.health[name]
         if answer.outcome != "delivered":
-            health.failed(self._clock(), answer.told, answer.after_s)
+            health.record_failure(self._clock(), answer.text, answer.retry_after_s)
             return
-        if health.down:
+        if health.is_down:
             with self._store.transaction() as connection:
                 connection.execute(_ALL_DUE, [name, self._clock()])
             log.info("receiver %s responds again", name)
-        health.accepted()
+        health.record_success()
 
-    def _serve(self, name: str, stop: threading.Event) -> None:
-        step = functools.partial(self.step, name, stop.is_set)
-        watch = functools.partial(self.watch, name)
+    def _run_receiver(self, name: str, stop: threading.Event) -> None:
+        step = functools.partial(self.send_due, name, stop.is_set)
+        watch = functools.partial(self.send_watchdog, name)
         while not stop.is_set():
-            self.beats[name].beat("the Watchdog")
-            self._attempt(f"receiver {name}: Watchdog", watch, stop)  # apart: its faults hold up no alert
-            self.beats[name].beat("the outbox")
-            self._news[name].clear()
+            self.beats[name].beat("Watchdog")
+            self._attempt(f"receiver {name}: Watchdog", watch, stop)  # separate, so that its faults do not delay alerts
+            self.beats[name].beat("outbox")
+            self._wake_events[name].clear()
             busy = self._attempt(f"receiver {name}: alerts", step, stop)
             if busy is None:
-                stop.wait(FAULT_S)
+                stop.wait(FAULT_PAUSE_S)
             elif not busy:
-                self._news[name].wait(POLL_S)
+                self._wake_events[name].wait(POLL_S)
 
     def _attempt(self, what: str, act: Callable[[], T], stop: threading.Event) -> T | None:
-        """What `act` returns; None if it failed, which is a trouble until it succeeds. No fault ends the thread."""
+        """Returns the result of `act`, None if it failed. A fault is reported until `act` succeeds and never ends the
+        thread."""
         try:
             done = act()
-        except Exception as error:  # noqa: BLE001 # a thread that ends is an alert that nobody gets
-            if not (stop.is_set() and isinstance(error, duckdb.Error)):  # the store may be closed at the end
-                self._fail(what, error)
+        except Exception as error:  # noqa: BLE001 # a thread that ends delivers no alerts
+            if not (stop.is_set() and isinstance(error, duckdb.Error)):  # at stop, the store may be closed
+                self._record_fault(what, error)
             return None
-        self._troubles.pop(what, None)
+        self._faults.pop(what, None)
         return done
 
-    def _fail(self, what: str, error: Exception) -> None:
-        self._troubles[what] = text = f"{what}: {type(error).__name__}: {error}"
+    def _record_fault(self, what: str, error: Exception) -> None:
+        self._faults[what] = text = f"{what}: {type(error).__name__}: {error}"
         if text not in self._logged:
-            if len(self._logged) >= FAULTS:
+            if len(self._logged) >= MAX_LOGGED_FAULTS:
                 self._logged.clear()
             self._logged.add(text)
-            log.error("%s; tried again until it works, said once", text, exc_info=error)
+            log.error("%s; retried until it works, logged once", text, exc_info=error)
 
-    def _due(self, name: str, until: int) -> list[Due]:
+    def _load_due(self, name: str, until: int) -> list[DuePayload]:
         with contextlib.closing(self._store.cursor()) as cursor:
-            return [Due(*row) for row in cursor.execute(_HEADS, [name, until, BATCH]).fetchall()]
+            return [DuePayload(*row) for row in cursor.execute(_HEADS, [name, until, BATCH_SIZE]).fetchall()]
 
-    def _probe(self, name: str) -> list[Due]:
-        """The payload to probe a receiver with that is down; none before its time."""
+    def _load_probe(self, name: str) -> list[DuePayload]:
+        """Returns the payload for the next probe of a receiver that is down; none before the probe is due."""
         health = self.health[name]
         if self._clock() < health.next_probe:
             return []
-        waiting = self._due(name, _MOST_AGE)
+        waiting = self._load_due(name, _ANY_TIME)
         return [min(waiting, key=lambda payload: health.probes[payload.id])] if waiting else []
 
-    def _settle(self, name: str, payload: Due, answer: delivery.Answer) -> None:
-        """Writes down what became of a payload."""
-        now, probe = self._clock(), self.health[name].down
-        self._note(name, answer)
-        state, told, later = "delivered", answer.told, now
+    def _store_result(self, name: str, payload: DuePayload, answer: delivery.PostResult) -> None:
+        """Stores the result of a payload."""
+        now, probe = self._clock(), self.health[name].is_down
+        self._record_result(name, answer)
+        state, text, later = "delivered", answer.text, now
         if answer.outcome == "retry":
-            state, told, later = self._refusal(name, payload, answer, probe)
+            state, text, later = self._plan_retry(name, payload, answer, probe)
         with self._store.transaction() as connection:
-            connection.execute(_SETTLE, [payload.id, state, told, later, int(state == "delivered" or not probe)])
+            connection.execute(_SETTLE, [payload.id, state, text, later, int(state == "delivered" or not probe)])
         if state == "delivered":
             self._refused[name].pop(payload.id, None)
-        elif payload.attempts + 1 >= FAILURES and not probe:
-            self._refused[name][payload.id] = told, now + DEAD_S * SECOND if state == "dead" else None
+        elif payload.attempts + 1 >= MAX_FAILURES and not probe:
+            self._refused[name][payload.id] = text, now + DEAD_REPORT_S * SECOND if state == "dead" else None
         if state == "dead":
-            log.error("receiver %s: %s given up: %s", name, payload.id, told)
+            log.error("receiver %s: %s is dead: %s", name, payload.id, text)
 
-    def _refusal(self, name: str, payload: Due, answer: delivery.Answer, probe: bool) -> tuple[str, str, int]:
-        """(state, answer, next attempt) of a payload that was not accepted."""
+    def _plan_retry(
+        self, name: str, payload: DuePayload, answer: delivery.PostResult, probe: bool
+    ) -> tuple[str, str, int]:
+        """Returns (state, answer, next attempt) of a payload that was not accepted."""
         now, health = self._clock(), self.health[name]
         if probe:
             health.probes[payload.id] += 1
-            return "pending", answer.told, health.next_probe
-        whole = payload.attempts >= len(RETRY_S)
-        if whole and now - payload.created >= RETRY_S[-1] * SECOND:
-            return "dead", f"{answer.told}, {payload.attempts + 1} times", now
-        delay = max(self._delay_s(min(payload.attempts, len(RETRY_S) - 1)), min(answer.after_s, RETRY_S[-1]))
-        return "pending", answer.told, now + int(delay * SECOND)
+            return "pending", answer.text, health.next_probe
+        retries_used_up = payload.attempts >= len(RETRY_S)
+        if retries_used_up and now - payload.created >= RETRY_S[-1] * SECOND:
+            return "dead", f"{answer.text}, {payload.attempts + 1} times", now
+        delay = max(self._delay_s(min(payload.attempts, len(RETRY_S) - 1)), min(answer.retry_after_s, RETRY_S[-1]))
+        return "pending", answer.text, now + int(delay * SECOND)
 
-    def _report(self, name: str) -> None:
-        """Reports a receiver that does not accept alerts to all others, and that it does so again."""
+    def _report_receiver(self, name: str) -> None:
+        """Reports to the other receivers that this one accepts no alerts, or accepts them again."""
         now, refused = self._clock(), self._refused[name]
         for message in [m for m, (_, until) in refused.items() if until is not None and until <= now]:
             del refused[message]
-        failing = self.health[name].failing(now) or bool(refused)
+        failing = self.health[name].must_report(now) or bool(refused)
         if failing == (name in self._reported):
             return
-        told = self.health[name].answer or next((text for text, _ in refused.values()), "")
+        text = self.health[name].answer or next((refusal for refusal, _ in refused.values()), "")
         since, ended = self._reported.get(name, now), None if failing else now
-        body = functools.partial(alertmanager.receiver_down, self._sender, name, told, since=since, ended=ended)
+        body = functools.partial(alertmanager.make_receiver_down, self._source, name, text, since=since, ended=ended)
         kind: Literal["firing", "resolved"] = "firing" if failing else "resolved"
-        incident, others = f"{alertmanager.RECEIVER}{name}", [other for other in self.receivers if other != name]
+        incident, others = f"{alertmanager.RECEIVER_PREFIX}{name}", [other for other in self.receivers if other != name]
         payloads = [Payload(incident, other, kind, json.dumps(body(receiver=other)), now) for other in others]
         with self._store.transaction() as connection:
             ledger.write_changes(connection, [], [], payloads, now)
@@ -354,23 +362,23 @@ class Notifier:
             self._reported[name] = now
         else:
             del self._reported[name]
-        log.log(logging.ERROR if failing else logging.INFO, "receiver %s: %s", name, told or "accepts alerts again")
+        log.log(logging.ERROR if failing else logging.INFO, "receiver %s: %s", name, text or "accepts alerts again")
 
     def _delay_s(self, attempts: int) -> float:
         delay = RETRY_S[attempts]
         return delay if delay < JITTER_FROM_S else delay * self._random.uniform(1 - JITTER, 1 + JITTER)
 
-    def _tidy(self) -> bool:
-        """Gives up what is for receivers that are no longer configured, and forgets what is long over; True."""
+    def _clean_outbox(self) -> bool:
+        """Marks payloads of removed receivers as dead and deletes old payloads. Returns True."""
         if not self._running:
-            self.recover()
+            self.load_state()
         with self._store.transaction() as connection:
             connection.execute(
                 "UPDATE outbox SET state = 'dead', answer = 'the receiver is no longer configured' "
                 "WHERE state = 'pending' AND NOT list_contains($1::VARCHAR[], receiver)",
                 [list(self.receivers)],
             )
-            old = self._clock() - KEEP_S * SECOND
+            old = self._clock() - RETENTION_S * SECOND
             connection.execute(_EXPIRE, [old])
-            connection.execute(_PRUNE, [old, [f"{alertmanager.RECEIVER}{name}" for name in self._reported]])
+            connection.execute(_PRUNE, [old, [f"{alertmanager.RECEIVER_PREFIX}{name}" for name in self._reported]])
         return True

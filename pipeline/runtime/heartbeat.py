@@ -1,4 +1,4 @@
-"""Heartbeats: a loop renews its own, other threads read how long ago that was and what the loop did then."""
+"""Heartbeats of loops, and whether evaluation advances; read by other threads."""
 
 from __future__ import annotations
 
@@ -7,67 +7,64 @@ from collections.abc import Callable
 
 from pipeline.model.records import SECOND
 
-FRAMES = 3
-"""Frames of [pipeline] frame after which judging that does not move is reported (DESIGN: three frames)."""
+MAX_FRAMES = 3
+"""Frames without progress of the evaluation after which the pipeline is not ready (DESIGN: three frames)."""
 
-STANDS_STILL = "judging has stood still"
-"""Beginning of the reasons that readiness gives for it."""
+STALLED = "evaluation stalled"
+"""Start of the readiness reasons of a stalled evaluation."""
 
 
 class Heartbeat:
-    """Renewed by one thread with `beat`, read by any. A wall clock that jumps does not matter: the time is monotonic.
-
-    monotonic: seconds.
-    """
+    """Renewed by one thread with `beat`, read by any. monotonic: clock (s), which does not jump."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._last = monotonic(), "starting"
 
     def beat(self, doing: str) -> None:
-        """Renews it. doing: what the loop does next, as a noun: it is named if that never returns."""
+        """Renews the heartbeat. doing: the next step of the loop, as a noun; it is named if it never returns."""
         self._last = self._monotonic(), doing
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last beat."""
+        """Time since the last beat (s)."""
         return self._monotonic() - self._last[0]
 
     @property
     def doing(self) -> str:
-        """What the loop was about to do at the last beat."""
+        """The step of the loop at the last beat."""
         return self._last[1]
 
 
-class JudgingProgress:
-    """Whether judging moves on: the loop renews its heartbeat, and what is stored is judged within three frames.
+class EvaluationProgress:
+    """Whether evaluation advances: the loop renews its heartbeat, and stored data is evaluated within three frames.
 
-    frame, lateness: those of [pipeline], s.
+    frame, lateness: settings of [pipeline] (s).
     """
 
     def __init__(self, frame: float, lateness: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.heart = Heartbeat(monotonic)
-        self.patience_s = FRAMES * frame
+        self.heartbeat = Heartbeat(monotonic)
+        self.limit_s = MAX_FRAMES * frame
         self._lateness, self._monotonic = lateness + frame, monotonic
         self._closed: int | None = None
         self._moved = monotonic()
         self._lag_s = self._ahead_s = 0.0
 
-    def note(self, closed: int, newest: int | None, now: int | None = None) -> None:
-        """Takes up to which event time frames are closed, the newest that is stored, and our clock (all UTC us)."""
+    def record(self, closed: int, newest: int | None, now: int | None = None) -> None:
+        """Records the event time of the last closed frame, the newest stored event time, and our clock (UTC us)."""
         self._ahead_s = 0.0 if now is None else (closed - now) / SECOND
         if closed != self._closed:
             self._closed, self._moved = closed, self._monotonic()
         self._lag_s = 0.0 if newest is None else (newest - closed) / SECOND
 
-    def trouble(self) -> str | None:
-        """Why judging stands still, in words; None while it moves."""
-        age = self.heart.age_s
-        if age > self.patience_s:
-            return f"{STANDS_STILL} for {age:.0f} s: no return from {self.heart.doing}"
-        if self._ahead_s > self.patience_s:
-            return f"{STANDS_STILL}: our clock was set back: what comes in the next {self._ahead_s:.0f} s is late"
-        still = self._monotonic() - self._moved
-        if self._lag_s > self._lateness + self.patience_s and still > self.patience_s:
-            return f"{STANDS_STILL} for {still:.0f} s: the newest {self._lag_s:.0f} s of telemetry are not judged"
+    def describe_trouble(self) -> str | None:
+        """Returns why the evaluation is stalled, None while it advances."""
+        age = self.heartbeat.age_s
+        if age > self.limit_s:
+            return f"{STALLED} for {age:.0f} s: no return from {self.heartbeat.doing}"
+        if self._ahead_s > self.limit_s:
+            return f"{STALLED}: clock was set back: data of the next {self._ahead_s:.0f} s is late"
+        unchanged_s = self._monotonic() - self._moved
+        if self._lag_s > self._lateness + self.limit_s and unchanged_s > self.limit_s:
+            return f"{STALLED} for {unchanged_s:.0f} s: the newest {self._lag_s:.0f} s of telemetry are not evaluated"
         return None

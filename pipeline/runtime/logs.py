@@ -1,4 +1,4 @@
-"""What a service says on stderr has one form, `2026-11-21T15:45:06.485949Z subject: text`, that of the agent."""
+"""Log lines of services on stderr, `2026-11-21T15:45:06.485949Z subject: text` as those of the agent, rate-limited."""
 
 from __future__ import annotations
 
@@ -13,61 +13,62 @@ from typing import TextIO
 from pipeline.model.names import clean_text
 from pipeline.model.records import SECOND, iso
 
-OURS = "fleetpulse."
-LINES = 20
-"""Lines of one kind in PERIOD seconds: same subject, same text but its values. Chosen: they show what varies."""
-PERIOD = 60.0
-KINDS = 512
-"""Kinds that are counted at once; the one that was quiet for longest is forgotten. Chosen: the whole code has 200."""
+LOGGER_PREFIX = "fleetpulse."
+MAX_LINES = 20
+"""Lines of one kind (same subject and format string) in PERIOD_S. Chosen: enough to see what varies."""
+PERIOD_S = 60.0
+MAX_KINDS = 512
+"""Kinds that are counted; the least recent is dropped. Chosen: the code has 200."""
 
 
 class RateLimit(logging.Filter):
-    """Lets LINES of a kind pass in PERIOD seconds; the first that passes afterwards says how many did not."""
+    """Passes MAX_LINES of a kind in PERIOD_S; the next line that passes contains the number of dropped lines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock, self._lock = clock, threading.Lock()
-        self._seen: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._counts: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether the line passes."""
         with self._lock:
             return self._passes(record)
 
     def _passes(self, record: logging.LogRecord) -> bool:
         kind, now = (record.name, str(record.msg)), self._clock()
-        begun, count = self._seen.pop(kind, (now, 0))
+        begun, count = self._counts.pop(kind, (now, 0))
         hidden = 0
-        if now - begun >= PERIOD:
-            hidden, begun, count = max(0, count - LINES), now, 0
-        self._seen[kind] = (begun, count + 1)
-        while len(self._seen) > KINDS:
-            self._seen.popitem(last=False)
+        if now - begun >= PERIOD_S:
+            hidden, begun, count = max(0, count - MAX_LINES), now, 0
+        self._counts[kind] = (begun, count + 1)
+        while len(self._counts) > MAX_KINDS:
+            self._counts.popitem(last=False)
         if hidden:
-            record.msg = f"{record.getMessage()} (and {hidden} lines like this before it)"
+            record.msg = f"{record.getMessage()} ({hidden} similar lines dropped before)"
             record.args = ()
-        return count < LINES
+        return count < MAX_LINES
 
 
-class _Lines(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        text = clean_text(record.message)  # a name that breaks the line would forge the next one
-        return f"{iso(int(record.created * SECOND))} {record.name.removeprefix(OURS)}: {text}"
+        text = clean_text(record.message)  # a line break in a name could forge a line
+        return f"{iso(int(record.created * SECOND))} {record.name.removeprefix(LOGGER_PREFIX)}: {text}"
 
 
-def to_stderr(stream: TextIO | None = None) -> logging.Handler:
-    """Has warnings and errors of this process, ours and those of libraries, written so from now on."""
+def log_to_stderr(stream: TextIO | None = None) -> logging.Handler:
+    """Writes warnings and errors of this process, also of libraries, to stderr from now on."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(_Lines())
+    handler.setFormatter(_LineFormatter())
     handler.addFilter(RateLimit())
     logging.getLogger().addHandler(handler)
     return handler
 
 
-def limit_all() -> None:
-    """Has each logger of this process, also those made later, obey one rate limit, whatever handlers it has.
+def limit_all_loggers() -> None:
+    """Applies one rate limit to all loggers of this process, also later ones, independent of their handlers.
 
-    For programs whose libraries write their lines themselves: to be called before these are imported.
+    For programs whose libraries have their own handlers; call it before importing them.
     """
     limit = RateLimit()
 

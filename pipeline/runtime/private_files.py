@@ -1,7 +1,7 @@
-"""State is private: folders 0700, files 0600, whoever creates them first. What is open to others is found and named.
+"""File modes: state is private (folders 0700, files 0600); paths that other users can access are found and named.
 
-Processes that keep state set UMASK (fleetpulse.py), which also covers the files that DuckDB creates when it likes: the
-write-ahead log and its folder of temporary files. The spool sets its modes itself, as any program may write one.
+Processes with state set UMASK (fleetpulse.py), which also applies to files that DuckDB creates, such as the write-ahead
+log and temporary files. The spool sets its modes itself, since any program may write one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 UMASK = 0o077
 FOLDER, FILE = 0o700, 0o600
 SECRET_KEYS = ("token_file", "password_file", "key_file", "headers_file")
-"""Keys, in any section, of files that hold a secret."""
+"""Configuration keys, in any section, of files with a secret."""
 _OTHERS, _WRITABLE = 0o077, 0o022
 _STATUS = frozenset({"status.json", "status.json.new"})
-"""The agent's status file, which any user may read for `fleetpulse check` (agents/node/health/report.py)."""
-_NAMED = 3  # open paths that one message names; chosen: the mend covers all of them
+"""Health status of the agent, which it makes readable for `fleetpulse check` of any user."""
+_NAMED = 3  # paths named in a message; chosen: the fix covers all
 
 
 def make_folder(path: Path) -> None:
@@ -33,13 +33,13 @@ def make_folder(path: Path) -> None:
             folder.mkdir(mode=FOLDER, exist_ok=True)
 
 
-def opener(path: str, flags: int) -> int:
-    """For `open(..., opener=)`: a file that this creates is 0600."""
+def open_private(path: str, flags: int) -> int:
+    """Opener for `open(..., opener=)` that creates files with mode 0600."""
     return os.open(path, flags, FILE)
 
 
-def secret_files(config: Config) -> dict[str, Path]:
-    """Configuration key -> the file that it names and that holds a token, password or private key."""
+def list_secret_files(config: Config) -> dict[str, Path]:
+    """Returns configuration key -> file with a token, password or private key."""
     found: dict[str, Path] = {}
     sections = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     _find_secrets("", sections, found)
@@ -58,17 +58,17 @@ def _find_secrets(where: str, value: Any, found: dict[str, Path]) -> None:
         _find_secrets(name, below, found)
 
 
-def open_secrets(config: Config) -> list[str]:
-    """A sentence for each secret that users other than its owner can open."""
+def find_open_secrets(config: Config) -> list[str]:
+    """Returns a warning for each secret file that other users can access."""
     return [
-        f"{key} = '{path}' has mode {mode:04o}: other users of this host may read it; run: chmod 600 {path}"
-        for key, path in secret_files(config).items()
+        f"{key} = '{path}' has mode {mode:04o}: other users of this host can read it; run: chmod 600 {path}"
+        for key, path in list_secret_files(config).items()
         if (mode := _mode(path, links=True)) is not None and mode & _OTHERS
     ]
 
 
-def state_tops(config: Config) -> Iterator[Path]:
-    """Folder, file, log and temporary files of the store, and the folder of the spool."""
+def list_state_roots(config: Config) -> Iterator[Path]:
+    """Yields folder, file, log and temporary files of the store, and the folder of the spool."""
     store = config.store.path
     yield store.parent
     for suffix in ("", ".wal", ".tmp"):
@@ -76,32 +76,32 @@ def state_tops(config: Config) -> Iterator[Path]:
     yield config.spool.directory
 
 
-def state_paths(config: Config) -> Iterator[Path]:
-    """All of `state_tops`, and whatever lies in the spool."""
-    yield from state_tops(config)
+def list_state_paths(config: Config) -> Iterator[Path]:
+    """Yields the paths of `list_state_roots` and everything in the spool."""
+    yield from list_state_roots(config)
     for folder, folders, files in os.walk(config.spool.directory):
         yield from (Path(folder, name) for name in (*folders, *files))
 
 
-def open_state(paths: Iterable[Path]) -> list[tuple[Path, int]]:
-    """(path, mode) of what users other than its owner may enter, read or write; links and absent files are left out."""
+def find_open_state(paths: Iterable[Path]) -> list[tuple[Path, int]]:
+    """Returns (path, mode) of paths that other users can access; links and missing files are skipped."""
     found = ((path, _mode(path)) for path in paths)
-    return [(path, mode) for path, mode in found if mode is not None and mode & _closed(path)]
+    return [(path, mode) for path, mode in found if mode is not None and mode & _forbidden_bits(path)]
 
 
-def _closed(path: Path) -> int:
-    """What others may not do with it."""
+def _forbidden_bits(path: Path) -> int:
+    """Returns the mode bits that must not be set."""
     return _WRITABLE if path.name in _STATUS else _OTHERS
 
 
-def told(found: list[tuple[Path, int]]) -> str:
-    """The first few of `open_state` as text."""
+def describe_open_paths(found: list[tuple[Path, int]]) -> str:
+    """Returns the first paths of `find_open_state` as text."""
     named = ", ".join(f"{path} ({mode:04o})" for path, mode in found[:_NAMED])
     return named + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
-def mend(found: list[tuple[Path, int]]) -> str:
-    """The command that closes them; a folder that others use too is not closed but left."""
+def suggest_fix(found: list[tuple[Path, int]]) -> str:
+    """Returns the command that removes the access; for a shared folder, the advice to use another one."""
     shared = next((path for path, mode in found if mode & stat.S_ISVTX), None)
     if shared is not None:
         return f"use a folder of its own instead of {shared}: [store] path, [spool] directory"
@@ -109,15 +109,19 @@ def mend(found: list[tuple[Path, int]]) -> str:
     return f"chmod -R go= {' '.join(map(str, tops[:_NAMED]))}"
 
 
-def warnings(config: Config) -> list[str]:
-    """What a service says at its start of files that are open to other users; each is a check of `doctor` too."""
-    found = open_state(state_tops(config))
-    state = [f"state is open to other users: {told(found)}; run: {mend(found)}"] if found else []
-    return state + open_secrets(config)
+def list_warnings(config: Config) -> list[str]:
+    """Returns the warnings of a service at its start; each is also a check of `doctor`."""
+    found = find_open_state(list_state_roots(config))
+    state = (
+        [f"state is accessible to other users: {describe_open_paths(found)}; run: {suggest_fix(found)}"]
+        if found
+        else []
+    )
+    return state + find_open_secrets(config)
 
 
 def _mode(path: Path, links: bool = False) -> int | None:
-    """None where there is nothing, or a link that is not to be followed."""
+    """Returns the mode of a path, None if it is missing or a link that is not followed."""
     try:
         found = os.stat(path, follow_symlinks=links).st_mode
         return None if stat.S_ISLNK(found) else stat.S_IMODE(found)

@@ -1,12 +1,10 @@
-"""Several processes of the one command under one parent: started, watched, and ended together. Standard library only.
+"""Child processes of the one command: start, watch and stop them together. Standard library only.
 
-Children stay in the parent's process group, so that Ctrl-C reaches them too; those that did not hear it are sent
-SIGTERM, and SIGKILL when `PATIENCE` is over. Should the parent be killed, the kernel ends them (`die_with_parent`).
+Children stay in the parent's process group, so that Ctrl-C reaches them. At stop they receive SIGTERM, and SIGKILL
+after STOP_TIMEOUT_S. If the parent is killed, the kernel ends them (`stop_with_parent`).
 
-Stop: an Event that signal handlers may set.
-
-`threading.Event` takes a lock to be set. A handler runs in the main thread between any two instructions, so it may find
-that lock held by the very code it interrupted, a second SIGTERM by the first one's handler, and wait for ever.
+`Stop` is an Event that signal handlers may set. `threading.Event.set` takes a lock: a handler runs in the main thread
+between any two instructions and can find the lock held by the interrupted code, so it could wait for ever.
 """
 
 from __future__ import annotations
@@ -27,52 +25,56 @@ from typing import IO
 
 
 class Stop(threading.Event):
-    """Somebody asked for the end. Setting it is one write to a pipe; it can never be cleared."""
+    """A stop request. Setting it is one write to a pipe; it cannot be cleared."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._asked = False
+        self._is_set = False
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
 
     def set(self) -> None:
-        self._asked = True
-        with contextlib.suppress(BlockingIOError):  # full of earlier ones: whoever waits is awake
+        """Requests the stop."""
+        self._is_set = True
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: waiting threads are awake
             os.write(self._writer, b"!")
 
     def is_set(self) -> bool:
-        return self._asked
+        """Returns whether the stop was requested."""
+        return self._is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        if not self._asked:
-            poll = select.poll()  # select() cannot wait for files above 1024, and agents hold many
+        """Waits up to `timeout` (s) and returns whether the stop was requested."""
+        if not self._is_set:
+            poll = select.poll()  # select() does not support descriptors above 1024
             poll.register(self._reader, select.POLLIN)
             poll.poll(None if timeout is None else max(0.0, timeout * 1000))
-        return self._asked
+        return self._is_set
 
     def clear(self) -> None:
-        raise TypeError("what was asked cannot be unasked")
+        """Raises TypeError: a stop request cannot be cleared."""
+        raise TypeError("a stop request cannot be cleared")
 
     def __del__(self) -> None:
         os.close(self._reader)
         os.close(self._writer)
 
 
-PATIENCE = 3.0
-"""Seconds between SIGTERM and SIGKILL: leaves two of the five in which everything has to be gone. Chosen."""
+STOP_TIMEOUT_S = 3.0
+"""Time between SIGTERM and SIGKILL (s): leaves 2 of the 5 s in which everything must stop. Chosen."""
 KEPT_LINES = 20
-"""Last lines kept of each child, to be shown when it dies. Chosen."""
+"""Last lines of each child that are kept, to be shown when it dies. Chosen."""
 PARENT = "FLEETPULSE_PARENT"
 _PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that the kernel sends when the parent is gone."""
+"""prctl(2): the signal that the kernel sends when the parent ends."""
 
 
-class Stopped(Exception):  # noqa: N818 - it is no error: somebody asked for the end
-    """SIGINT or SIGTERM arrived."""
+class StopRequested(Exception):  # noqa: N818 - not an error
+    """Raised by `Supervisor.wait` after SIGINT or SIGTERM."""
 
 
 class Child:
-    """One running process. Its lines go to stderr under its name; the last ones are kept."""
+    """One child process. Its lines go to stderr with its name; the last ones are kept."""
 
     def __init__(self, name: str, argv: Sequence[str], environ: Mapping[str, str], echo: Callable[[str], None]) -> None:
         self.name = name
@@ -97,8 +99,8 @@ class Child:
                 self.last.append(line.rstrip("\n"))
                 self._echo(f"{self.name}: {line.rstrip()}")
 
-    def finished(self) -> int | None:
-        """Exit status once it ended and all its lines were read, else None."""
+    def poll_status(self) -> int | None:
+        """Returns the exit status after the child ended and its lines were read, None while it runs."""
         status = self.process.poll()
         if status is not None:
             self._reader.join(1.0)
@@ -106,66 +108,66 @@ class Child:
 
 
 class Supervisor:
-    """Children by name. `wait` returns when one ended or somebody asked for the end; `end` leaves nothing running."""
+    """Children by name. `wait` watches them, `stop_all` ends all of them."""
 
     def __init__(self, echo: Callable[[str], None] | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self.children: dict[str, Child] = {}
         self._environ = environ
-        self._echo = say if echo is None else echo
-        self._asked = Stop()
+        self._echo = print_line if echo is None else echo
+        self._stop = Stop()
 
     def start(self, name: str, argv: Sequence[str]) -> Child:
-        """Starts one more child."""
+        """Starts a child."""
         self.children[name] = child = Child(name, argv, self._environ, self._echo)
         return child
 
-    def ask(self) -> None:
-        """Asks for the end, from any thread or signal handler."""
-        self._asked.set()
+    def request_stop(self) -> None:
+        """Requests the stop, from any thread or signal handler."""
+        self._stop.set()
 
-    def dead(self, may_end: Sequence[str] = ()) -> Child | None:
-        """A child that ended though nobody asked; those of `may_end` may end with status 0."""
+    def find_dead(self, may_end: Sequence[str] = ()) -> Child | None:
+        """Returns a child that ended, None if there is none; those in `may_end` may end with status 0."""
         for child in self.children.values():
-            status = child.finished()
+            status = child.poll_status()
             if status is not None and not (status == 0 and child.name in may_end):
                 return child
         return None
 
     def wait(self, seconds: float, may_end: Sequence[str] = ()) -> Child | None:
-        """Waits up to `seconds`: the child that died, or None. Raises Stopped when the end was asked for."""
+        """Waits up to `seconds` and returns a child that died, None if there is none. Raises StopRequested."""
         until = time.monotonic() + seconds
-        while not self._asked.wait(min(0.1, max(0.0, until - time.monotonic()))):
-            dead = self.dead(may_end)
-            if dead is not None and not self._asked.wait(0.2):  # Ctrl-C may have reached the child before us
+        while not self._stop.wait(min(0.1, max(0.0, until - time.monotonic()))):
+            dead = self.find_dead(may_end)
+            if dead is not None and not self._stop.wait(0.2):  # Ctrl-C may reach the child before us
                 return dead
             if time.monotonic() >= until:
                 return None
-        raise Stopped
+        raise StopRequested
 
-    def stopped(self) -> list[str]:
-        """Children that a signal stopped (SIGSTOP, Ctrl-Z) and that do nothing since, in words. Linux."""
+    def list_suspended(self) -> list[str]:
+        """Returns a text for each child that is suspended by a signal (SIGSTOP, Ctrl-Z). Linux only."""
         return [
-            f"{name} was stopped: kill -CONT {c.process.pid}" for name, c in self.children.items() if _is_stopped(c)
+            f"{name} is suspended: kill -CONT {c.process.pid}" for name, c in self.children.items() if _is_suspended(c)
         ]
 
-    def end(self, patience: float = PATIENCE) -> None:
-        """SIGTERM to all, SIGKILL to those still there after `patience` seconds."""
+    def stop_all(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Sends SIGTERM to all children, and SIGKILL to those still running after `timeout_s`."""
         for child in self.children.values():
             _send(child, signal.SIGTERM)
-        until = time.monotonic() + patience
+        until = time.monotonic() + timeout_s
         for child in self.children.values():
             try:
                 child.process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                say(f"{child.name} did not end in {patience:g} s; killed")
+                print_line(f"{child.name} did not stop within {timeout_s:g} s; killed")
                 _send(child, signal.SIGKILL)
                 child.process.wait()
 
     @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """Within it, SIGINT and SIGTERM ask for the end instead of interrupting whatever runs."""
+    def handle_signals(self) -> Iterator[None]:
+        """Within the block, SIGINT and SIGTERM request the stop instead of interrupting the code."""
         numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, lambda *_: self.ask()) for number in numbers]
+        before = [signal.signal(number, lambda *_: self.request_stop()) for number in numbers]
         try:
             yield
         finally:
@@ -174,36 +176,36 @@ class Supervisor:
 
 
 def report_death(child: Child, out: IO[str] | None = None) -> None:
-    """Says which child ended, how, and what it said last."""
+    """Prints which child ended, how, and its last lines."""
     status = child.process.returncode
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-    say(f"{child.name} {how}; its last lines:", out)
-    for line in list(child.last) or ["(it said nothing)"]:
-        say(f"  {line}", out)
+    print_line(f"{child.name} {how}; its last lines:", out)
+    for line in list(child.last) or ["(no output)"]:
+        print_line(f"  {line}", out)
 
 
-def say(text: str, out: IO[str] | None = None) -> None:
-    """One line of talk on stderr. A reader that went away is no reason to stop."""
+def print_line(text: str, out: IO[str] | None = None) -> None:
+    """Prints one line on stderr; a closed pipe is ignored."""
     with contextlib.suppress(BrokenPipeError):
         print(text, file=out or sys.stderr, flush=True)
 
 
-def end_with_parent(number: int) -> None:
-    """From now on the kernel sends this process `number` when its parent is gone (Linux; elsewhere it does nothing)."""
+def set_parent_death_signal(number: int) -> None:
+    """Makes the kernel send this process the signal `number` when its parent ends. Linux only."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-def die_with_parent(environ: Mapping[str, str] = os.environ) -> None:
-    """Called by a child at its start: from now on the parent's death is a SIGTERM for it. Does nothing elsewhere."""
+def stop_with_parent(environ: Mapping[str, str] = os.environ) -> None:
+    """Called by a child at its start: it receives SIGTERM when the parent ends. Linux only."""
     parent = environ.get(PARENT)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    end_with_parent(signal.SIGTERM)
-    if str(os.getppid()) != parent:  # it died before we could ask, or we are a grandchild
-        end_with_parent(0)
+    set_parent_death_signal(signal.SIGTERM)
+    if str(os.getppid()) != parent:  # the parent has already ended, or this is a grandchild
+        set_parent_death_signal(0)
         if os.getppid() == 1:
-            raise SystemExit(f"fleetpulse: the parent {parent} is gone")
+            raise SystemExit(f"fleetpulse: the parent process {parent} has ended")
 
 
 def _send(child: Child, number: signal.Signals) -> None:
@@ -211,8 +213,8 @@ def _send(child: Child, number: signal.Signals) -> None:
         child.process.send_signal(number)
 
 
-def _is_stopped(child: Child) -> bool:
-    """Whether the kernel has the process as stopped: the state after the name in proc(5)'s stat."""
+def _is_suspended(child: Child) -> bool:
+    """Returns whether the process is suspended, by its state in /proc/PID/stat (proc(5))."""
     try:
         return Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):

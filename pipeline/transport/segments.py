@@ -275,7 +275,7 @@ def read_cursors(folder: Path) -> list[int]:
 def write_json(path: Path, content: object, *, durable: bool) -> None:
     """Replaces a JSON file atomically; `durable` also waits for the disk (fsync)."""
     other = path.with_name(path.name + ".tmp")
-    with open(other, "w", encoding="utf-8", opener=private_files.opener) as file:
+    with open(other, "w", encoding="utf-8", opener=private_files.open_private) as file:
         json.dump(content, file)
         file.flush()
         if durable:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from agents.node.health import check, incidents, status_file
 from agents.node.health.report import open_health
-from pipeline.commands.arguments import parser
+from pipeline.commands.arguments import build_parser
 from pipeline.config.sections import Config, load_config
 from pipeline.model.records import SECOND, Event, Origin
 
@@ -333,13 +333,13 @@ def test_it_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("5s", 5.0), ("5", 5.0), ("500ms", 0.5), ("0.5s", 0.5)])
 def test_the_timeout_accepts_usual_notations(text: str, seconds: float) -> None:
-    assert parser().parse_args(["check", "--timeout", text]).timeout == seconds
+    assert build_parser().parse_args(["check", "--timeout", text]).timeout == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-1s", "601", "nan", "inf", "s", "5m", ""])
 def test_an_invalid_timeout_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        parser().parse_args(["check", f"--timeout={text}"])
+        build_parser().parse_args(["check", f"--timeout={text}"])
     assert "--timeout" in capsys.readouterr().err
 
 

@@ -53,7 +53,7 @@ def test_an_absent_source_is_information_and_an_unreadable_one_a_warning_each_wi
 ) -> None:
     found = doctor.check_report(CollectorReport("kernel_log", 1, (), f"no data: {reason}"))
     assert found.state == state
-    assert mend in found.mend
+    assert mend in found.fix
 
 
 @pytest.mark.parametrize("trouble", ["hung: no answer within 5 s", "fault: OSError: bus error"])
@@ -93,7 +93,7 @@ REFUSALS = (
 def test_a_refused_permission_is_a_warning_with_a_fix_and_a_failure_if_it_is_a_fault(reason: str) -> None:
     for state, judged in (("no data", "warn"), ("fault", "fail")):
         found = doctor.check_report(CollectorReport("ipmi", 1, (), f"{state}: {reason}"))
-        assert (found.state, bool(found.mend)) == (judged, True)
+        assert (found.state, bool(found.fix)) == (judged, True)
 
 
 def texts_of_permissions() -> list[str]:
@@ -169,7 +169,7 @@ def test_a_gpu_that_failed_fails_the_check_and_is_named(look: CollectorReport, s
     found = doctor.check_report(look)
     assert found.state == "fail"
     assert found.found.startswith(said)
-    assert found.mend
+    assert found.fix
     assert ";" not in found.found  # the healthy ones are not named
 
 
@@ -229,7 +229,7 @@ def test_a_missing_privilege_of_a_working_collector_is_a_warning_with_its_cost(t
     assert (found.name, found.state) == ("collector nvme", "warn")
     assert found.found == "no CAP_SYS_ADMIN and CAP_DAC_READ_SEARCH"
     assert "media errors" in found.meaning
-    assert "nvme.conf" in found.mend
+    assert "nvme.conf" in found.fix
     everything = frozenset(name for right in doctor.PRIVILEGES for name in right.capabilities)
     assert doctor.check_privileges([WELL], everything, tmp_path) == []
     (tmp_path / "dev/nvme0").unlink()

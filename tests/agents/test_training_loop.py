@@ -19,7 +19,7 @@ import pytest
 
 import detectors
 from detectors.runner import Runner
-from pipeline.commands.service import Service
+from pipeline.commands.service import PipelineService
 from pipeline.config import sections
 from pipeline.model.errors import Retryable
 
@@ -69,14 +69,14 @@ class Store:
         settings = sections.Config(
             spool=sections.Spool(folder / "spool", free_bytes=0), store=sections.Store(folder / "store.duckdb")
         )
-        self.service = Service(settings, Runner(detectors.configured({}, "")))
-        self.service.start()
+        self.service = PipelineService(settings, Runner(detectors.configured({}, "")))
+        self.service.start_engine()
 
     def rows(self, query: str) -> Sequence[tuple[Any, ...]]:
         with contextlib.suppress(Retryable):
-            while self.service.turn():
+            while self.service.run_step():
                 pass
-        with self.service.cursor() as cursor:
+        with contextlib.closing(self.service.database.cursor()) as cursor:
             return cursor.execute(query).fetchall()
 
 

@@ -43,7 +43,7 @@ def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_reports_it(
     assert found.state == "fail"
     assert found.found.startswith("bmc:b: ")
     assert "refused" in found.found
-    assert "[[collector.redfish.bmcs]]" in found.mend
+    assert "[[collector.redfish.bmcs]]" in found.fix
     print_once(CONFIG, "jsonl", [Redfish(bmcs=(BmcSettings("b", closed, allow_http=True),))])
     assert "bmc:b: " in capsys.readouterr().err
 

@@ -18,7 +18,7 @@ import pytest
 
 from dashboards.serve import allowed_hosts
 from pipeline.config.sections import Config, Dashboard, Notify
-from pipeline.runtime.logs import LINES
+from pipeline.runtime.logs import MAX_LINES
 from tests.dashboards.test_dashboard_serve import free_port, healthy
 
 ROOT = Path(__file__).parents[2]
@@ -157,4 +157,4 @@ def test_requests_cannot_flood_the_log(port: int, log: Path) -> None:
         with socket.create_connection(("127.0.0.1", port), 10.0) as caller:
             caller.sendall(b"no request\r\n\r\n")
             assert caller.recv(100).startswith(b"HTTP/1.1 400")
-    assert len(log.read_text().splitlines()) - before <= LINES
+    assert len(log.read_text().splitlines()) - before <= MAX_LINES

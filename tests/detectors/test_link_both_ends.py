@@ -12,7 +12,7 @@ import pytest
 from detectors.link.link import Link
 from detectors.link.link_stall import LinkStall
 from detectors.runner import Runner
-from pipeline.commands.assembly import known_topology
+from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine
 from pipeline.ingest.entities import load_entities
@@ -90,7 +90,7 @@ def watched(site: Site, detector: Link | LinkStall, ticks: int, change: Change) 
     while ingest.step() is not None:
         pass
     assert site.database is not None
-    topology = known_topology(load_entities(site.database.connection, 0), Config())
+    topology = load_topology(load_entities(site.database.connection, 0), Config())
     engine = Engine(site.database, ingest.devices, topology, Runner([detector]), lambda *_: [], lambda: START * 2, STEP)
     ship(site, ticks, change)
     while (committed := ingest.step()) is not None:

@@ -151,24 +151,24 @@ def test_a_run_without_alerts_and_events_has_a_score(files):
 
 
 def test_the_table_has_a_row_per_kind_and_one_for_all_and_fits_a_hundred_columns(files):
-    from pipeline.commands.output import rendered
+    from pipeline.commands.output import render_rows
 
     result = score(**files)
     table = list(table_rows(result))
     assert [row["kind"] for row in table] == ["straggler", "all"]
     assert all(set(row) == set(COLUMNS) for row in table)
     assert "1 false of 2" in summary_text(result)
-    text = rendered(*format_score(result, "table")[:2], "table") + format_score(result, "table")[2]
+    text = render_rows(*format_score(result, "table")[:2], "table") + format_score(result, "table")[2]
     assert max(map(len, text.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
 def test_programs_get_numbers_only(files, form):
-    from pipeline.commands.output import rendered
+    from pipeline.commands.output import render_rows
 
     lines, columns, more = format_score(score(**files), form)
     assert more == ""
-    text = rendered(lines, columns, form)
+    text = render_rows(lines, columns, form)
     if form == "json":
         assert json.loads(text)[-1]["recall"] == 1.0
     assert len(text.splitlines()) >= 2

@@ -21,7 +21,7 @@ from kafka import TopicPartition
 from agents.node.spool.spool import Spool
 from agents.node.uplink.client import ClientTimeouts
 from agents.node.uplink.sender import SpoolSender
-from pipeline.commands.service import Service
+from pipeline.commands.service import PipelineService
 from pipeline.config import sections
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
 from pipeline.store.database import Database
@@ -104,7 +104,7 @@ class Line:
         self.nodes, self.said = tuple(nodes), list[str]()
         self.spools = {node: Spool(folder / "spool", node, TELEMETRY, free_bytes=0) for node in self.nodes}
         self.sender = SpoolSender(folder / "spool", self.nodes, kafka, self.said.append, timeouts=times)
-        self.service: Service | None = None
+        self.service: PipelineService | None = None
         self.database: Database | None = None
         self._start = time.time_ns() // 1000 - 60 * SECOND
         self._idle = threading.Event()
@@ -154,9 +154,9 @@ class Line:
         self._thread = threading.Thread(target=self.service.run, args=(self._stop,), name="pipeline")
         self._thread.start()
 
-    def load(self) -> Service:
+    def load(self) -> PipelineService:
         """A pipeline that the test turns itself."""
-        self.service = Service(self.config, Quiet())  # type: ignore[arg-type] # it finds nothing, of whatever type
+        self.service = PipelineService(self.config, Quiet())  # type: ignore[arg-type] # it finds nothing, of whatever type
         self.database = self.service.database
         return self.service
 
@@ -182,7 +182,7 @@ class Line:
     def reasons(self) -> list[str]:
         """What /readyz says."""
         assert self.service is not None
-        return self.service.unready()
+        return self.service.list_unready_reasons()
 
     @property
     def waited(self) -> float:

@@ -90,14 +90,14 @@ class Desk:
         made = Change(kind, now, self.now, "fleetpulse", before=None if kind == "opened" else plain)
         assert self.database is not None
         with self.database.transaction() as connection:
-            ledger.write_changes(connection, [], [made], self.notifier.payloads([made], self.now), self.now)
+            ledger.write_changes(connection, [], [made], self.notifier.make_payloads([made], self.now), self.now)
 
     def end(self, cause: str = "gpu:n1.0") -> None:
         self.change("resolved", cause, resolved=self.now, state="resolved")
 
     def step(self, seconds: float = 0, name: str = "r0") -> int:
         self.now += int(seconds * SECOND)
-        return self.notifier.step(name)
+        return self.notifier.send_due(name)
 
     def rows(self) -> list[tuple[str, str, int]]:
         assert self.database is not None

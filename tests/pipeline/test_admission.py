@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.commands.assembly import known_topology
+from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config, Limits
 from pipeline.ingest.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
 from pipeline.ingest.columns import MAX_NEW, MAX_PER_SENDER
@@ -41,7 +41,7 @@ def send_gpus(site, node, *entities, site_name="local"):
 
 def topology_at_start(site):
     """As a pipeline that starts on this store knows it."""
-    return known_topology(load_entities(site.database.connection, 0), Config())
+    return load_topology(load_entities(site.database.connection, 0), Config())
 
 
 # --- kinds of event -------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_a_store_with_rows_that_could_not_be_admitted_starts_without_them(site, 
             [entity, parents, attributes],
         )
     found = load_entities(site.database.connection, T0)
-    topology = known_topology(found, Config())
+    topology = load_topology(found, Config())
     assert topology.parents["node:n1"] == ("rack:a",)
     assert {"row:d", "gpu:j", "gpu:l", "gpu:\u202egpj"} <= found.skipped.keys()
     assert max(len(topology.ancestors(f"deep:{i:05}")) for i in range(2000)) == MAX_DEPTH
@@ -386,7 +386,7 @@ def test_a_transaction_that_fails_leaves_no_parents_behind():
 def test_devices_and_topology_of_an_empty_store_are_empty(tmp_path):
     database = Database(tmp_path / "store.duckdb")
     assert Devices(database.connection).names("gpu") == []
-    assert known_topology(load_entities(database.connection, T0), Config()).parents == {}
+    assert load_topology(load_entities(database.connection, T0), Config()).parents == {}
     database.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config.sections import Webhook
 from pipeline.model.errors import ConfigError, Refused
-from pipeline.notify.delivery import check, check_address, judge, post
+from pipeline.notify.delivery import check_address, check_receiver, classify_status, post
 
 
 def hook(url: str, **more: Any) -> Webhook:
@@ -120,14 +120,14 @@ def test_each_way_of_answering_means_one_thing(server: Server, path: str, outcom
 def test_a_receiver_that_takes_too_long_is_left(server: Server, path: str) -> None:
     began = time.monotonic()
     told = answer(server, path, 0.3)
-    assert (told.outcome, told.told) == ("retry", "no answer within 0.3 s")
+    assert (told.outcome, told.text) == ("retry", "no answer within 0.3 s")
     assert time.monotonic() - began < 3
 
 
 def test_what_the_receiver_writes_is_never_repeated(server: Server) -> None:
     for path in ("nonsense", "400", "503"):
-        assert "SECRET" not in answer(server, path).told
-        assert '"a"' not in answer(server, path).told
+        assert "SECRET" not in answer(server, path).text
+        assert '"a"' not in answer(server, path).text
 
 
 def test_nobody_listening_is_tried_again() -> None:
@@ -135,15 +135,15 @@ def test_nobody_listening_is_tried_again() -> None:
         taken.bind(("127.0.0.1", 0))
         told = post(hook(f"http://127.0.0.1:{taken.getsockname()[1]}/"), b"{}", {}, 1.0)
     assert told.outcome == "retry"
-    assert "refused" in told.told
+    assert "refused" in told.text
 
 
 def test_retry_after_is_read_in_seconds_and_as_a_date(server: Server) -> None:
-    assert answer(server, "429").after_s == 42
+    assert answer(server, "429").retry_after_s == 42
     later = email.utils.format_datetime(email.utils.localtime().replace(microsecond=0), usegmt=False)
-    assert judge(503, later).after_s <= 1
-    assert judge(503, "soon").after_s == 0
-    assert judge(503).after_s == 0
+    assert classify_status(503, later).retry_after_s <= 1
+    assert classify_status(503, "soon").retry_after_s == 0
+    assert classify_status(503).retry_after_s == 0
 
 
 HOSTILE_DELAYS = [
@@ -169,21 +169,21 @@ HOSTILE_DELAYS = [
 
 @pytest.mark.parametrize("text", HOSTILE_DELAYS, ids=range(len(HOSTILE_DELAYS)))
 def test_a_hostile_retry_after_asks_for_nothing_or_for_a_day_at_most(text: str) -> None:
-    assert judge(503, text).after_s in (0.0, 86400.0)
+    assert classify_status(503, text).retry_after_s in (0.0, 86400.0)
 
 
 def test_a_retry_after_is_a_day_at_most() -> None:
-    assert judge(503, " 9 ").after_s == 9
-    assert judge(503, "9" * 60).after_s == 86400
-    assert judge(503, "Fri, 31 Dec 9999 23:59:59 GMT").after_s == 86400
-    assert judge(503, "Fri, 31 Dec 1999 23:59:59 GMT").after_s == 0
+    assert classify_status(503, " 9 ").retry_after_s == 9
+    assert classify_status(503, "9" * 60).retry_after_s == 86400
+    assert classify_status(503, "Fri, 31 Dec 9999 23:59:59 GMT").retry_after_s == 86400
+    assert classify_status(503, "Fri, 31 Dec 1999 23:59:59 GMT").retry_after_s == 0
 
 
 @pytest.mark.parametrize("key", ["inc-1.1.値班", "inc-1.1.a\nb", "a\r\nHost: evil"])
 def test_a_header_that_cannot_be_written_is_a_failed_try(server: Server, key: str) -> None:
     told = post(hook(f"http://127.0.0.1:{server.server_port}/200"), b"{}", {"Idempotency-Key": key}, 1.0)
     assert told.outcome == "retry"
-    assert "no valid HTTP request" in told.told
+    assert "no valid HTTP request" in told.text
     assert server.visited == []
 
 
@@ -211,7 +211,7 @@ def test_a_header_that_cannot_be_written_is_a_failed_try(server: Server, key: st
 )
 def test_a_url_that_can_never_be_called_is_refused_at_the_start(url: str) -> None:
     with pytest.raises(ConfigError, match=r"\[\[notify.webhooks\]\] ops: url"):
-        check(hook(url))
+        check_receiver(hook(url))
 
 
 @pytest.mark.parametrize(
@@ -225,13 +225,13 @@ def test_a_url_that_can_never_be_called_is_refused_at_the_start(url: str) -> Non
     ],
 )
 def test_a_url_that_may_be_called_is_taken(url: str) -> None:
-    check(hook(url))
+    check_receiver(hook(url))
 
 
 def test_http_to_others_needs_a_word_and_cidrs_must_be_cidrs() -> None:
-    check(hook("http://hook.example/", allow_http=True))
+    check_receiver(hook("http://hook.example/", allow_http=True))
     with pytest.raises(ConfigError, match="allow_private"):
-        check(hook("https://hook.example/", allow_private=("ten",)))
+        check_receiver(hook("https://hook.example/", allow_private=("ten",)))
 
 
 BLOCKED = [
@@ -291,7 +291,7 @@ def test_one_bad_address_among_good_ones_stops_the_post(server: Server) -> None:
     found = [(0, 0, 0, "", (address, server.server_port)) for address in ("127.0.0.1", "10.0.0.1")]
     told = post(receiver, b"{}", {}, 1.0, lambda host, port: found)
     assert told.outcome == "retry"
-    assert "10.0.0.1 is not public" in told.told
+    assert "10.0.0.1 is private" in told.text
     assert server.visited == []
 
 

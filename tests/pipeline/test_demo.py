@@ -26,7 +26,7 @@ def test_the_demo_keeps_its_state_in_its_own_folder_and_pages_nobody(tmp_path: P
         notify=Notify(webhooks=(Webhook("oncall", "https://pages.example/x"),)),
     )
     path = tmp_path / "fleetpulse.toml"
-    path.write_text(demo.settings(mine, tmp_path, 4242))
+    path.write_text(demo.demo_configuration(mine, tmp_path, 4242))
     found = load_config(path, {})
     assert (found.agent, found.api.port, found.dashboard.port) == (mine.agent, 9001, 9002)
     assert (found.store.path, found.spool.directory) == (tmp_path / "store.duckdb", tmp_path / "spool")
@@ -43,7 +43,7 @@ def test_variables_that_would_lead_out_of_the_folder_do_not_reach_the_children()
         "FLEETPULSE__PIPELINE__TRANSPORT": "kafka",
         "FLEETPULSE_CONFIG": "/etc/fleetpulse.toml",
     }
-    assert set(demo.own_state(given)) == {"PATH", "FLEETPULSE__API__PORT", "FLEETPULSE__DASHBOARD__PORT"}
+    assert set(demo.strip_overrides(given)) == {"PATH", "FLEETPULSE__API__PORT", "FLEETPULSE__DASHBOARD__PORT"}
 
 
 def alert(entity: str, status: str = "firing", **labels: str) -> dict[str, Any]:
@@ -52,19 +52,20 @@ def alert(entity: str, status: str = "firing", **labels: str) -> dict[str, Any]:
 
 
 def test_an_alert_is_one_line_that_says_what_is_simulated() -> None:
-    assert demo.alert_line(alert("port:sim-n1.0")) == (
+    assert demo.format_alert(alert("port:sim-n1.0")) == (
         "ALERT SIMULATED FIRING critical LinkDegraded port:sim-n1.0: port flaps"
     )
     assert (
-        demo.alert_line(alert("port:n1.0", "resolved")) == "ALERT RESOLVED critical LinkDegraded port:n1.0: port flaps"
+        demo.format_alert(alert("port:n1.0", "resolved"))
+        == "ALERT RESOLVED critical LinkDegraded port:n1.0: port flaps"
     )
-    assert "SIMULATED" in demo.alert_line(alert("job:81", simulated="true"))
+    assert "SIMULATED" in demo.format_alert(alert("job:81", simulated="true"))
 
 
 def test_a_line_break_in_an_alert_does_not_make_two_lines() -> None:
     broken = alert("port:n1.0")
     broken["annotations"]["summary"] = "one\ntwo\x1b[31m"
-    assert demo.alert_line(broken).endswith("one two [31m")
+    assert demo.format_alert(broken).endswith("one two [31m")
 
 
 def post(port: int, body: bytes) -> int:
@@ -78,7 +79,7 @@ def post(port: int, body: bytes) -> int:
 
 def test_the_receiver_prints_each_alert_and_refuses_what_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     body = json.dumps({"version": "4", "alerts": [alert("port:sim-a"), alert("port:b", "resolved")]}).encode()
-    with demo.receiver() as port:
+    with demo.serve_receiver() as port:
         assert post(port, body) == 200
         assert [post(port, bad) for bad in (b"no json", b"[]", b"{}", b'{"alerts": [1]}')] == [400] * 4
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
@@ -91,7 +92,7 @@ def test_the_log_grows_only_to_its_bound_and_knows_when_the_history_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "LOG_BYTES", 100)
-    log = demo.Log(tmp_path / "log")
+    log = demo.LogFile(tmp_path / "log")
     for _ in range(50):
         log("agent: a line of the agent")
     assert not log.backfilled
@@ -132,14 +133,14 @@ def test_the_demo_ends_with_1_when_a_part_dies_and_leaves_no_folder(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert demo.demo(config, command, environ) == 1
     said = capsys.readouterr().err
-    assert "everything named sim-* is SIMULATED" in said
+    assert "sim-* is SIMULATED" in said
     assert "simulator ended with exit code 1" in said
     assert list(tmp_path.glob("fleetpulse-demo-*")) == []
 
 
 def test_stopping_up_is_no_failure(tmp_path: Path) -> None:
     supervisor = Supervisor(lambda _: None)
-    supervisor.ask()
+    supervisor.request_stop()
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]
-    assert demo.run(supervisor, lambda: demo.watch_all(supervisor, {"agent": waits}, Config())) == 0
+    assert demo.run_supervised(supervisor, lambda: demo.start_and_watch(supervisor, {"agent": waits}, Config())) == 0
     assert supervisor.children["agent"].process.poll() is not None

@@ -76,7 +76,7 @@ def test_a_foreign_package_of_the_same_name_is_named(config: Config) -> None:
 
 def test_a_store_that_is_not_there_yet_is_a_warning_with_the_mend(config: Config) -> None:
     found = doctor.store(config)
-    assert (found.state, found.mend) == ("warn", "fleetpulse init")
+    assert (found.state, found.fix) == ("warn", "fleetpulse init")
 
 
 def test_a_node_without_the_pipeline_needs_no_store(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_store_that_nobody_holds_is_well(config: Config) -> None:
 
 def test_a_store_that_is_no_database_fails(config: Config) -> None:
     config.store.path.write_text("no database" * 1000)
-    found = doctor.examine(config, [doctor.store])[0]
+    found = doctor.run_checks(config, [doctor.store])[0]
     assert found.state == "fail"
     assert str(config.store.path) in found.found
 
@@ -143,7 +143,7 @@ def test_a_spool_in_memory_or_on_another_host_is_a_warning(
     (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nx {escaped} xfs rw 0 0\ny {escaped} {kind} rw 0 0\n")
     found = doctor.spool_disk(config, tmp_path / "mounts")
     assert (found.state, found.found) == (state, f"{config.spool.directory} is {kind}")
-    assert bool(found.mend) == (state == "warn")
+    assert bool(found.fix) == (state == "warn")
 
 
 def test_the_spools_disk_of_this_host_is_known(config: Config, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_spools_disk_of_this_host_is_known(config: Config, tmp_path: Path) -
 
 
 def test_the_spool_needs_no_broker(config: Config) -> None:
-    assert [check.state for check in doctor.examine(config, [doctor.transport])] == ["ok"]
+    assert [check.state for check in doctor.run_checks(config, [doctor.transport])] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,17 @@ def test_a_check_that_breaks_is_itself_a_fail(config: Config) -> None:
     def breaks(_: Config) -> doctor.Check:
         raise Unreachable("nobody there")
 
-    assert doctor.examine(config, [breaks])[0].state == "fail"
+    assert doctor.run_checks(config, [breaks])[0].state == "fail"
 
 
 def test_the_checks_are_numbered_and_say_what_they_mean_and_what_mends_them(config: Config) -> None:
-    text = doctor.as_text(doctor.examine(config))
+    text = doctor.format_checks(doctor.run_checks(config))
     assert text.startswith(" 1 ok   configuration: defaults")
-    assert "means: nothing was ever stored here" in text
+    assert "means: nothing was stored here so far" in text
     assert "mend: fleetpulse init" in text
-    assert [row["number"] for row in doctor.as_rows(doctor.examine(config))] == list(range(1, len(doctor.CHECKS) + 1))
+    assert [row["number"] for row in doctor.check_rows(doctor.run_checks(config))] == list(
+        range(1, len(doctor.CHECKS) + 1)
+    )
 
 
 def test_a_pipeline_that_hangs_is_a_fail_and_not_a_missing_one(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,5 +208,5 @@ def test_a_pipeline_that_hangs_is_a_fail_and_not_a_missing_one(config: Config, m
         monkeypatch.setattr(doctor.client, "get", lambda config, path: ask(config, path, 0.2))
         found = doctor.api(config)
     assert (found.state, found.unreachable) == ("fail", True)
-    assert "no answer within 0.2 s" in found.found
+    assert "does not answer within 0.2 s" in found.found
     assert doctor.exit_code([found]) == 3

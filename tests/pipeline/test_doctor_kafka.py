@@ -22,7 +22,7 @@ ORDER = ["broker", "credential", "topics", "clock"]
 
 
 def examined(kafka: Kafka, **more: Any) -> dict[str, Check]:
-    checks = doctor.examine(Config(kafka=kafka, pipeline=Pipeline(transport="kafka", **more)), [doctor.transport])
+    checks = doctor.run_checks(Config(kafka=kafka, pipeline=Pipeline(transport="kafka", **more)), [doctor.transport])
     assert [check.name for check in checks] == ORDER
     return {check.name: check for check in checks}
 
@@ -98,7 +98,7 @@ def test_a_password_that_everybody_may_read_is_a_warning(
     copy.chmod(mode)
     found = examined(kafka_of(secure_kafka, password_file=copy))["credential"]
     assert found.state == state
-    assert state == "ok" or found.mend == f"chmod o-rwx {copy}"
+    assert state == "ok" or found.fix == f"chmod o-rwx {copy}"
 
 
 def test_a_missing_topic_is_named_and_init_mends_it(kafka: Address) -> None:
@@ -106,7 +106,7 @@ def test_a_missing_topic_is_named_and_init_mends_it(kafka: Address) -> None:
     delete_topics(kafka, ["events.v1"])
     found = examined(configured)
     assert (found["topics"].state, found["topics"].found) == ("fail", "missing: events.v1")
-    assert found["topics"].mend == "fleetpulse init"
+    assert found["topics"].fix == "fleetpulse init"
     assert code(found) == 1
     init_kafka.create_topics(configured, nothing)
     assert states(examined(configured)) == ["ok"] * 4
@@ -117,7 +117,7 @@ def test_settings_that_differ_are_a_warning_with_the_command_that_mends_them(kaf
     found = examined(kafka_of(kafka, retention_hours=1.0))
     assert found["topics"].state == "warn"
     assert "telemetry.v1: retention.ms is 259200000, expected 3600000" in found["topics"].found
-    assert "--add-config retention.ms=3600000" in found["topics"].mend
+    assert "--add-config retention.ms=3600000" in found["topics"].fix
     assert code(found) == 0
 
 
@@ -139,8 +139,8 @@ def test_a_topic_that_refuses_large_messages_is_a_failure_and_all_mends_are_list
     found = examined(configured)
     assert (found["topics"].state, code(found)) == ("fail", 1)
     assert "telemetry.v1: max.message.bytes is 20000, expected 4198400" in found["topics"].found
-    assert "--entity-name telemetry.v1 --alter --add-config max.message.bytes=4198400" in found["topics"].mend
-    assert "--entity-name events.v1 --alter --add-config retention.ms=259200000" in found["topics"].mend
+    assert "--entity-name telemetry.v1 --alter --add-config max.message.bytes=4198400" in found["topics"].fix
+    assert "--entity-name events.v1 --alter --add-config retention.ms=259200000" in found["topics"].fix
 
 
 @pytest.mark.parametrize(("topic", "bytes_"), [("telemetry.v1", "9000000"), ("telemetry.v1.dlq", "20000")])
@@ -157,7 +157,7 @@ def test_of_two_addresses_the_one_that_answers_is_told_from_the_one_that_does_no
         found = examined(kafka_of(kafka, bootstrap_servers=f"127.0.0.1:1, {kafka.bootstrap}"))
     assert states(found) == ["warn", "ok", "ok", "ok"]
     assert found["broker"].found == f"kafka: {kafka.bootstrap} answers; kafka 127.0.0.1:1: connection refused"
-    assert "bootstrap_servers" in found["broker"].mend
+    assert "bootstrap_servers" in found["broker"].fix
     assert code(found) == 0
 
 
@@ -165,7 +165,7 @@ def test_without_the_probes_topic_the_clock_is_not_tried(kafka: Address) -> None
     configured = make_topics(kafka)
     delete_topics(kafka, [topics.PROBE])
     found = examined(configured)["clock"]
-    assert (found.state, found.mend) == ("warn", "fleetpulse init")
+    assert (found.state, found.fix) == ("warn", "fleetpulse init")
     assert topics.PROBE in found.found
 
 
@@ -199,7 +199,7 @@ def test_looking_at_the_clock_leaves_two_tiny_records_and_nothing_else(kafka: Ad
     ],
 )
 def test_clocks_that_differ_by_a_tick_warn_and_by_the_lateness_fail(ahead: float, trip: float, state: str) -> None:
-    found = doctor_kafka.judged(ahead, trip, lateness=30.0)
+    found = doctor_kafka.rate_clock(ahead, trip, lateness=30.0)
     assert found.state == state
     assert ("ahead of" if ahead > 0 else "behind") in found.found
     assert f"{abs(ahead) * 1000:.0f} ms" in found.found
@@ -207,9 +207,9 @@ def test_clocks_that_differ_by_a_tick_warn_and_by_the_lateness_fail(ahead: float
 
 @pytest.mark.parametrize("wrong", [120.0, -120.0])
 def test_a_clock_that_is_wrong_is_seen_against_the_real_broker(kafka: Address, wrong: float) -> None:
-    ahead, trip = doctor_kafka.compared(make_topics(kafka), lambda: time.time() + wrong)
+    ahead, trip = doctor_kafka.compare_clocks(make_topics(kafka), lambda: time.time() + wrong)
     assert ahead == pytest.approx(wrong, abs=1.0)
-    assert doctor_kafka.judged(ahead, trip, 30.0).state == "fail"
+    assert doctor_kafka.rate_clock(ahead, trip, 30.0).state == "fail"
 
 
 def test_the_password_shows_in_no_answer_of_doctor(
@@ -221,7 +221,7 @@ def test_the_password_shows_in_no_answer_of_doctor(
     wrong = security.wrong_password_file.read_text().strip()
     for file in (security.password_file, security.wrong_password_file):
         config = Config(kafka=kafka_of(secure_kafka, password_file=file), pipeline=Pipeline(transport="kafka"))
-        shown = doctor.as_text(doctor.examine(config, [doctor.transport])) + repr(config)
+        shown = doctor.format_checks(doctor.run_checks(config, [doctor.transport])) + repr(config)
         shown += "".join(capfd.readouterr()) + caplog.text
         assert security.password not in shown
         assert wrong not in shown
@@ -230,7 +230,7 @@ def test_the_password_shows_in_no_answer_of_doctor(
 def test_the_checks_of_kafka_are_numbered_among_the_others(kafka: Address, tmp_path: Path) -> None:
     config = Config(kafka=make_topics(kafka), pipeline=Pipeline(transport="kafka"))
     config = dataclasses.replace(config, store=Store(path=tmp_path / "store.duckdb"))
-    text = doctor.as_text(doctor.examine(config))
+    text = doctor.format_checks(doctor.run_checks(config))
     first = doctor.CHECKS.index(doctor.transport) + 1
     assert f"\n{first:2} ok   broker: kafka: {kafka.bootstrap} answers" in text
     assert f"\n{first + 1:2} ok   credential: " in text

@@ -72,7 +72,7 @@ def test_a_check_that_does_not_end_fails_and_the_others_are_made(config: Config)
         release.wait()
         return Check("hanging", "ok")
 
-    found = doctor.examine(config, (hanging, doctor.configuration), limit_s=0.1)
+    found = doctor.run_checks(config, (hanging, doctor.configuration), limit_s=0.1)
     release.set()
     assert [(check.name, check.state) for check in found] == [("hanging", "fail"), ("configuration", "ok")]
     assert "does not answer" in found[0].found
@@ -82,5 +82,5 @@ def test_a_check_that_is_at_fault_fails_and_the_others_are_made(config: Config) 
     def wrong(_: Config) -> Check:
         raise KeyError("key")
 
-    found = doctor.examine(config, (wrong, doctor.configuration))
+    found = doctor.run_checks(config, (wrong, doctor.configuration))
     assert [(check.name, check.state) for check in found] == [("wrong", "fail"), ("configuration", "ok")]

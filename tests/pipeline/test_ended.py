@@ -14,8 +14,8 @@ from agents.collectors.jobs.jobs import Jobs
 from agents.collectors.training.training import Training
 from agents.node.batches import build_inventory_event, merge_inventories
 from agents.training import Steps
-from pipeline.api.routes_incidents import blast_radius
-from pipeline.commands.assembly import known_topology
+from pipeline.api.routes_incidents import compute_blast_radius
+from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
 from pipeline.ingest.entities import load_entities
 from pipeline.model.membership import EndedRanks
@@ -69,9 +69,9 @@ class Learner:
 def test_a_gpu_belongs_to_the_job_that_is_on_it_now() -> None:
     learner = Learner()
     learner.learn(told("n1", rank("81", 0, "n1", "0")))
-    assert blast_radius("gpu:n1.0", (), learner.topology).jobs == ("job:81",)
+    assert compute_blast_radius("gpu:n1.0", (), learner.topology).jobs == ("job:81",)
     assert set(learner.learn(told("n1", rank("82", 0, "n1")))) == {"rank:81.0", "stage:81.0", "job:81"}
-    assert blast_radius("gpu:n1.0", (), learner.topology).jobs == ("job:82",)
+    assert compute_blast_radius("gpu:n1.0", (), learner.topology).jobs == ("job:82",)
     assert not [entity for entity in learner.topology.parents if "81" in entity]
     assert "rank:81.0" not in learner.topology.attributes
 
@@ -123,11 +123,11 @@ def test_a_rank_that_the_training_hook_alone_knows_leaves_with_its_job(tmp_path:
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, env=environment):
         until(lambda: training.read()[0].entities == ("rank:j.0",))
         assert learned(learner, training) == ()
-        assert blast_radius("gpu:n1.3", (), learner.topology).jobs == ("job:j",)
+        assert compute_blast_radius("gpu:n1.3", (), learner.topology).jobs == ("job:j",)
     until(lambda: training.read()[0].entities == ())
     assert set(learned(learner, training)) == {"rank:j.0", "stage:j.2", "job:j"}
     training.close()
-    assert blast_radius("gpu:n1.3", (), learner.topology).jobs == ()
+    assert compute_blast_radius("gpu:n1.3", (), learner.topology).jobs == ()
 
 
 def test_names_that_a_user_makes_up_do_not_pile_up(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_job_that_ends_while_its_agent_is_down_leaves_its_gpu(tmp_path: Path) 
     for _ in range(3):
         after.read()
     assert set(learned(learner, after)) == {"rank:81.5", "job:81"}
-    assert blast_radius("gpu:n1.3", (), learner.topology).jobs == ()
+    assert compute_blast_radius("gpu:n1.3", (), learner.topology).jobs == ()
 
 
 def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_it_ends(
@@ -203,7 +203,7 @@ def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_i
         ("stage:81.1", ["job:81"]),
     ]
     assert site.database is not None
-    known = known_topology(load_entities(site.database.connection, 0), Config())
+    known = load_topology(load_entities(site.database.connection, 0), Config())
     assert known.ancestor_of_kind("rank:81.5", "job") == "job:81"
     tree.end(20)
     tree.start(21, {**who, "SLURM_JOB_ID": "82", "SLURM_PROCID": "0"})

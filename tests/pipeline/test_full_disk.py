@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from agents.node.spool.spool import Spool
-from pipeline.commands.service import Service
+from pipeline.commands.service import PipelineService
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build_section
 from pipeline.ingest.ingest import Ingest
@@ -61,9 +61,11 @@ def body_of(number: int, block: np.ndarray) -> bytes:
     return wire.encode(Batch(Origin("local", node, b"b" * 16), times, (Block("gpu", entities, columns),)))
 
 
-def service_over(folder: Path, store: Path, free_bytes: int) -> Service:
+def service_over(folder: Path, store: Path, free_bytes: int) -> PipelineService:
     table = {"store": {"path": str(store), "free_bytes": free_bytes}, "spool": {"directory": str(folder / "spool")}}
-    return Service(build_section(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 20_000 * SECOND)
+    return PipelineService(
+        build_section(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 20_000 * SECOND
+    )
 
 
 class Script:
@@ -80,18 +82,18 @@ class Script:
         return self._over
 
 
-def stored(service: Service) -> np.ndarray:
+def stored(service: PipelineService) -> np.ndarray:
     """Temperatures in the shape of `sent_values`; fails unless each row is there once."""
     rows = service.database.connection.execute("SELECT temperature FROM gpu ORDER BY time, entity").fetchnumpy()
     return np.asarray(rows["temperature"], "f4").reshape(MESSAGES, TICKS, GPUS)
 
 
-def losses(service: Service) -> tuple[int, int]:
+def losses(service: PipelineService) -> tuple[int, int]:
     query = "SELECT (SELECT count(*) FROM dead_letter), (SELECT count(*) FROM gaps)"
     return service.database.connection.execute(query).fetchall()[0]
 
 
-def all_stored_after(steps: Iterator[object], service: Service) -> None:
+def all_stored_after(steps: Iterator[object], service: PipelineService) -> None:
     """Runs the service through the steps; each message is stored once, and none is given up."""
     service.run(Script(steps))  # type: ignore[arg-type] # it asks no more of its `stop`
     assert losses(service) == (0, 0)
@@ -135,7 +137,7 @@ def test_a_disk_that_fills_and_is_freed_again_and_again_costs_nothing(
             ball.write_bytes(b"x" * max(0, shutil.disk_usage(small_disk).free - left))
             senders.send(chance.choice([1, 10, 60, 300]))
             yield
-            reasons.append(service.unready())
+            reasons.append(service.list_unready_reasons())
             if chance.random() < 0.4:
                 ball.unlink(missing_ok=True)
                 yield
@@ -148,7 +150,7 @@ def test_a_disk_that_fills_and_is_freed_again_and_again_costs_nothing(
         next(step)
         all_stored_after(step, service)
         assert any("its disk" in text for texts in reasons for text in texts)
-        assert service.unready() == []
+        assert service.list_unready_reasons() == []
     finally:
         service.close()
 
@@ -170,14 +172,14 @@ def test_a_checkpoint_that_fails_is_survived_without_a_new_process(
         senders.send(MESSAGES)
         for _ in range(5):
             yield
-            reasons.append(service.unready())
+            reasons.append(service.list_unready_reasons())
         ball.unlink()
         yield from range(10)
 
     try:
         all_stored_after(steps(), service)
         assert all(reasons)
-        assert service.unready() == []
+        assert service.list_unready_reasons() == []
     finally:
         service.close()
 
@@ -193,7 +195,7 @@ def test_a_limit_on_the_size_of_files_costs_nothing(tmp_path: Path, senders: Sen
         resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, before[1]))
         for _ in range(5):
             yield
-            assert service.unready()
+            assert service.list_unready_reasons()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         yield from range(10)
 
@@ -230,7 +232,7 @@ def test_no_error_of_the_disk_or_of_memory_gives_a_message_up(
     ingest: Ingest = service.ingest
     transaction = ingest._write_transaction
     try:
-        service.start()
+        service.start_engine()
         senders.send(40)
 
         def failing(*_: object) -> None:
@@ -239,9 +241,9 @@ def test_no_error_of_the_disk_or_of_memory_gives_a_message_up(
         monkeypatch.setattr(ingest, "_write_transaction", failing)
         for _ in range(3):
             with pytest.raises((Retryable, OSError, RuntimeError)):
-                service.turn()
+                service.run_step()
         monkeypatch.setattr(ingest, "_write_transaction", transaction)
-        while service.turn():
+        while service.run_step():
             pass
         assert losses(service) == (0, 0)
         assert service.ingest.counters["messages"] == 40

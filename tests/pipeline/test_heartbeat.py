@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.service import Service
+from pipeline.commands.pipeline import PipelineBackend
+from pipeline.commands.service import PipelineService
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build_section
 from pipeline.model.records import SECOND, Finding
-from pipeline.runtime.heartbeat import JudgingProgress
+from pipeline.runtime.heartbeat import EvaluationProgress
 from tests.until import until
 
 T0 = 1_780_000_000 * SECOND
@@ -56,7 +57,7 @@ class Running:
         table = {"store": {"path": str(folder / "store.duckdb")}, "spool": {"directory": str(folder / "spool")}}
         self.judge, self.stop = Hanging(), threading.Event()
         config = build_section(configuration.Config, table, "test")
-        self.service = Service(config, self.judge, lambda: T0 + 600 * SECOND, lambda: self.seconds)
+        self.service = PipelineService(config, self.judge, lambda: T0 + 600 * SECOND, lambda: self.seconds)
         self.thread = threading.Thread(target=self.service.run, args=(self.stop,))
 
     def close(self) -> None:
@@ -81,13 +82,13 @@ def test_a_detector_that_does_not_return_is_named_by_readiness_and_stops_the_wat
     site.send("n1", T0 + 500 * SECOND)
     running.thread.start()
     assert running.judge.entered.wait(10)
-    assert running.service.unready() == []
+    assert running.service.list_unready_reasons() == []
     running.seconds += 31
-    assert running.service.unready() == ["judging has stood still for 31 s: no return from detector stuck"]
+    assert running.service.list_unready_reasons() == ["evaluation stalled for 31 s: no return from detector stuck"]
     assert running.service.notifier._alive() is False
-    assert running.service.counters()["fleetpulse_heartbeat_age_seconds"] == 31
+    assert PipelineBackend(running.service).read_counters()["fleetpulse_heartbeat_age_seconds"] == 31
     running.judge.free.set()
-    until(lambda: running.service.unready() == [])
+    until(lambda: running.service.list_unready_reasons() == [])
     assert running.service.notifier._alive() is True
 
 
@@ -107,35 +108,33 @@ def test_a_read_that_does_not_return_is_named_by_readiness(
     running.thread.start()
     assert held.wait(10)
     running.seconds += 31
-    assert running.service.unready() == ["judging has stood still for 31 s: no return from ingest"]
+    assert running.service.list_unready_reasons() == ["evaluation stalled for 31 s: no return from ingest"]
 
 
 def test_telemetry_that_is_stored_and_not_judged_for_three_frames_is_reported() -> None:
     seconds = [0.0]
-    progress = JudgingProgress(10.0, 30.0, lambda: seconds[0])
+    progress = EvaluationProgress(10.0, 30.0, lambda: seconds[0])
     for _ in range(10):
         seconds[0] += 10
-        progress.heart.beat("judging")
-        progress.note(T0, T0 + round(seconds[0] * SECOND))
-    assert progress.trouble() == "judging has stood still for 90 s: the newest 100 s of telemetry are not judged"
-    progress.note(T0 + 60 * SECOND, T0 + 100 * SECOND)
-    assert progress.trouble() is None
+        progress.heartbeat.beat("judging")
+        progress.record(T0, T0 + round(seconds[0] * SECOND))
+    assert progress.describe_trouble() == "evaluation stalled for 90 s: the newest 100 s of telemetry are not evaluated"
+    progress.record(T0 + 60 * SECOND, T0 + 100 * SECOND)
+    assert progress.describe_trouble() is None
 
 
 def test_a_clock_that_was_set_back_behind_the_closed_frames_is_reported_until_it_is_past_them() -> None:
-    progress = JudgingProgress(10.0, 30.0, lambda: 0.0)
-    progress.note(T0, T0 - 7200 * SECOND, T0 - 7200 * SECOND)
-    assert progress.trouble() == (
-        "judging has stood still: our clock was set back: what comes in the next 7200 s is late"
-    )
-    progress.note(T0, T0, T0)
-    assert progress.trouble() is None
+    progress = EvaluationProgress(10.0, 30.0, lambda: 0.0)
+    progress.record(T0, T0 - 7200 * SECOND, T0 - 7200 * SECOND)
+    assert progress.describe_trouble() == ("evaluation stalled: clock was set back: data of the next 7200 s is late")
+    progress.record(T0, T0, T0)
+    assert progress.describe_trouble() is None
 
 
 def test_judging_that_has_nothing_to_judge_does_not_stand_still() -> None:
     seconds = [0.0]
-    progress = JudgingProgress(10.0, 30.0, lambda: seconds[0])
-    progress.note(T0, T0 + 40 * SECOND)
+    progress = EvaluationProgress(10.0, 30.0, lambda: seconds[0])
+    progress.record(T0, T0 + 40 * SECOND)
     seconds[0] += 3600
-    progress.heart.beat("ingest")
-    assert progress.trouble() is None
+    progress.heartbeat.beat("ingest")
+    assert progress.describe_trouble() is None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.api.routes_incidents import blast_radius
+from pipeline.api.routes_incidents import compute_blast_radius
 from pipeline.incidents.desk import MAX_RESOLVED, QUIET_PERIOD, REFINE_WINDOW, REOPEN_WINDOW, Change, Desk
 from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import SECOND, Finding, Incident, Level
@@ -466,7 +466,7 @@ def test_simulated_trouble_says_so() -> None:
 
 def test_the_blast_radius_counts_what_is_below_and_who_runs_there(case: Case) -> None:
     case.see(found("node:n1", "power"))
-    blast = blast_radius(case.only().cause, case.only().members, case.desk.topology)
+    blast = compute_blast_radius(case.only().cause, case.only().members, case.desk.topology)
     assert blast.entities == {"gpu": 4, "node": 1, "port": 4, "rank": 4}
     assert blast.jobs == ("job:81",)
 
@@ -474,8 +474,8 @@ def test_the_blast_radius_counts_what_is_below_and_who_runs_there(case: Case) ->
 def test_parts_of_a_node_that_no_work_is_placed_on_count_only_where_they_are_in_trouble() -> None:
     links = {f"nvlink:n1.0.{i}": ("gpu:n1.0", "node:n1") for i in range(18)}
     topology = Topology({"gpu:n1.0": ("node:n1",), "disk:n1.nvme0": ("node:n1",), **links})
-    assert blast_radius("node:n1", ["gpu:n1.0"], topology).entities == {"gpu": 1, "node": 1}
-    assert blast_radius("gpu:n1.0", ["nvlink:n1.0.3"], topology).entities == {"gpu": 1, "nvlink": 1}
+    assert compute_blast_radius("node:n1", ["gpu:n1.0"], topology).entities == {"gpu": 1, "node": 1}
+    assert compute_blast_radius("gpu:n1.0", ["nvlink:n1.0.3"], topology).entities == {"gpu": 1, "nvlink": 1}
 
 
 def test_what_nodes_are_made_of_changes_nothing_of_what_is_suspected() -> None:

@@ -74,7 +74,7 @@ def test_agents_may_write_alone_and_the_pipeline_read_alone(strict: Broker, tmp_
         with pytest.raises(KafkaError), untidy_refusals():
             write(who, topic, [b"y"], max_block_ms=2000, delivery_timeout_ms=2000, request_timeout_ms=1000)
     assert read(stranger, "telemetry.v1") == []  # it is not even told which partitions there are
-    assert said[0] == "rights of agents (User:agent): 2 made, 0 there"
+    assert said[0] == "rights of agents (User:agent): 2 created, 0 existed"
 
 
 @pytest.mark.slow
@@ -85,8 +85,8 @@ def test_a_second_time_changes_nothing_and_others_who_may_write_are_named(strict
     kafka = kafka_of(inside(strict), agent_users=("User:other",), pipeline_users=("User:pipeline",))
     said.clear()
     init_kafka.create_acls(kafka, said.append)
-    assert said[0] == "rights of agents (User:other): 2 made, 0 there"
-    assert re.fullmatch(r"rights of pipeline \(User:pipeline\): 0 made, \d+ there", said[1])
+    assert said[0] == "rights of agents (User:other): 2 created, 0 existed"
+    assert re.fullmatch(r"rights of pipeline \(User:pipeline\): 0 created, \d+ existed", said[1])
     assert [line.split(", too")[0] for line in said[2:]] == [
         "rights: User:agent may write topic events.v1", "rights: User:agent may write topic telemetry.v1"
     ]  # fmt: skip
@@ -98,7 +98,7 @@ def test_without_users_or_authorizer_or_kafka_it_says_what_is_lacking(kafka: Add
     with pytest.raises(UsageError, match="no authorizer"):
         init_kafka.create_acls(kafka_of(kafka, agent_users=("User:a",), pipeline_users=("User:b",)), str)
     with pytest.raises(UsageError, match=r"--acls.*transport = \"kafka\""):
-        init.init(Config(), str, acls=True)
+        init.initialize(Config(), str, acls=True)
 
 
 def test_the_rights_that_it_gives_are_those_of_the_page() -> None:
@@ -111,7 +111,7 @@ def test_the_rights_that_it_gives_are_those_of_the_page() -> None:
     }
     given = {
         (role.name, kind.name.lower(), name, operation.name.title().replace("_", ""))
-        for role in init_kafka.roles()
+        for role in init_kafka.list_roles()
         for kind, name, operation in role.rights
     }
     assert given == listed

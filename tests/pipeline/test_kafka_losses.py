@@ -13,6 +13,7 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from agents.node.uplink import client
+from pipeline.commands.pipeline import PipelineBackend
 from pipeline.ingest import ingest
 from pipeline.model.records import TELEMETRY
 from pipeline.transport import kafka as transport
@@ -38,7 +39,7 @@ def delete_before(address: Address, ends: dict[TopicPartition, int]) -> None:
 
 def counted(line: Line) -> int:
     assert line.service is not None
-    return line.service.health()["sources"]["gaps"]
+    return PipelineBackend(line.service).read_health()["sources"]["gaps"]
 
 
 def test_what_retention_deletes_while_the_pipeline_is_away_is_counted(kafka: Address, new_line: Lines) -> None:
@@ -73,12 +74,12 @@ def test_what_retention_deletes_while_it_is_being_read_is_counted(
         line.write(5)
         line.sent()
     service = line.load()
-    service.start()
-    until(service.turn, SEEN_S, "the first commit")
+    service.start_engine()
+    until(service.run_step, SEEN_S, "the first commit")
     delete_before(kafka, line.ends())
     line.write(5)
     line.sent()
-    books = line.balanced(turn=service.turn)
+    books = line.balanced(turn=service.run_step)
     assert set(books.stored) >= {(node, 0) for node in NODES}
     assert books.gaps
     assert line.rows(OFFSET_GAPS) == [(RETENTION, len(books.gaps))]

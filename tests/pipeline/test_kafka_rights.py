@@ -89,12 +89,12 @@ def test_without_rights_init_says_which_are_lacking_and_with_the_listed_ones_all
     with pytest.raises(Unreachable, match=r"user 'fleetpulse' lacks rights on the topic .*docs/kafka\.md"):
         init_kafka.create_topics(kafka, str)
     config = Config(kafka=kafka, pipeline=Pipeline(transport="kafka"))
-    before = {check.name: check for check in doctor.examine(config, [doctor.transport])}
+    before = {check.name: check for check in doctor.run_checks(config, [doctor.transport])}
     assert [check.state for check in before.values()] == ["ok", "ok", "fail", "warn"]
-    assert "docs/kafka.md" in before["topics"].mend
+    assert "docs/kafka.md" in before["topics"].fix
     grant(strict, "fleetpulse")
     init_kafka.create_topics(kafka, str)
-    assert {check.state for check in doctor.examine(config, [doctor.transport])} == {"ok"}
+    assert {check.state for check in doctor.run_checks(config, [doctor.transport])} == {"ok"}
     for topic in topics.READ:
         write(strict, topic, [b"x"])
         assert len(read(strict, topic)) == 1

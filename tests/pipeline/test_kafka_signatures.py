@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.service import Service
+from pipeline.commands.pipeline import PipelineBackend
+from pipeline.commands.service import PipelineService
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import TELEMETRY
 from pipeline.transport import wire
@@ -35,10 +36,10 @@ def test_signed_messages_arrive_and_forged_ones_are_dead_letters(
     forged = wire.seal(body("n1", time.time_ns() // 1000, 0, 0), wire.TELEMETRY_KIND, b"x" * 16, 0, 0)
     write(kafka, TELEMETRY, [forged], key="n1")
     service = line.service
-    assert isinstance(service, Service)
+    assert isinstance(service, PipelineService)
     until(lambda: service.ingest.rejected["signature"] == 1, 30.0, "the forged message is rejected")
     assert service.ingest.rejected["sender"] == 0
-    assert service.counters()['fleetpulse_ingest_rejected_total{rule="signature"}'] == 1.0
+    assert PipelineBackend(service).read_counters()['fleetpulse_ingest_rejected_total{rule="signature"}'] == 1.0
 
 
 def test_an_agent_without_its_key_does_not_start(new_line: Callable[..., Line], kafka: Address, tmp_path: Path) -> None:

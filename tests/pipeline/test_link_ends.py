@@ -18,7 +18,7 @@ from agents.collector import Collector, NoData
 from agents.collectors.fabric.fabric import Fabric
 from agents.collectors.nic.infiniband import Infiniband
 from agents.node.batches import build_batch, build_inventory_event
-from pipeline.commands.assembly import known_topology
+from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine
 from pipeline.ingest.entities import load_entities
@@ -149,7 +149,7 @@ def test_symbol_errors_and_a_pulled_cable_arrive_from_both_ends_joined(both: Bot
 def test_the_engine_knows_both_ends_and_the_leaf_that_the_node_cannot_know(both: Both) -> None:
     both.await_rows(SIDE_BY_SIDE, lambda rows: len(rows) == 1)
     assert both.site.database is not None
-    known = known_topology(load_entities(both.site.database.connection, 0), Config())
+    known = load_topology(load_entities(both.site.database.connection, 0), Config())
     engine = Engine(both.site.database, both.ingest.devices, known, HotForThree(), lambda *_: [], lambda: START, SECOND)
     topology: Topology = engine.topology
     assert topology.attributes[NEAR]["peer"] == FAR

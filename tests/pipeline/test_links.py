@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.commands.assembly import known_topology
+from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
 from pipeline.incidents.causes import CauseRules
 from pipeline.incidents.desk import Desk
@@ -146,7 +146,7 @@ def test_sql_shows_both_ends_and_a_restart_joins_them_anew(site: Site) -> None:
         ("port:spine1.2", "port:leaf1.8"),
     ]
     assert site.database is not None
-    topology = known_topology(load_entities(site.database.connection, 0), Config())
+    topology = load_topology(load_entities(site.database.connection, 0), Config())
     Links(topology)
     assert ends(topology) == JOINED
 

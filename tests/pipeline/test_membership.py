@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.commands.assembly import known_topology
+from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.engine.engine import Engine
@@ -231,7 +231,7 @@ def test_no_inventory_replaces_a_line_of_the_topology_file(tmp_path):
         'version = 1\n[rack]\nr0 = ["row:a"]\n[node]\nn0 = ["rack:r0"]\n'
         '[attributes]\n"rack:r0" = { location = "hall 1" }\n'
     )
-    topology = known_topology(StoredEntities(), build_section(Config, {"topology": {"path": str(path)}}, "test"))
+    topology = load_topology(StoredEntities(), build_section(Config, {"topology": {"path": str(path)}}, "test"))
     lines = {
         "rack:r0": {"parents": ["row:evil"], "attributes": {"location": "moon"}},
         "node:n0": {"parents": ["rack:evil"], "attributes": {"sku": "hgx"}},

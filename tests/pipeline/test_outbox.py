@@ -17,7 +17,7 @@ from pipeline.config.sections import Notify, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
-from pipeline.notify.outbox import KEEP_S, RETRY_S, WATCHDOG_S, Notifier
+from pipeline.notify.outbox import RETENTION_S, RETRY_S, WATCHDOG_INTERVAL_S, Notifier
 from tests.pipeline.outbox_line import START, Desk, Receiver
 from tests.until import until
 
@@ -55,12 +55,12 @@ def test_a_clock_that_is_set_back_holds_no_alert_and_no_watchdog_back(desk: Desk
     desk.change("opened")
     for _ in range(4):
         desk.step(10)
-    desk.notifier.watch("r0")
+    desk.notifier.send_watchdog("r0")
     assert desk.step(-2 * 3600) == 1
     assert desk.rows()[0][1] == "delivered"
     heard = len(receiver.got)
-    desk.now += WATCHDOG_S * SECOND
-    desk.notifier.watch("r0")
+    desk.now += WATCHDOG_INTERVAL_S * SECOND
+    desk.notifier.send_watchdog("r0")
     assert len(receiver.got) == heard + 1
 
 
@@ -88,7 +88,7 @@ def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(desk: 
     desk.change("opened")
     waits = []
     for _ in RETRY_S:
-        desk.notifier.health["r0"].accepted()  # it accepts other messages
+        desk.notifier.health["r0"].record_success()  # it accepts other messages
         assert desk.step() == 1
         assert desk.database is not None
         due = desk.database.cursor().execute("SELECT epoch_us(next_attempt) FROM outbox").fetchall()[0][0]
@@ -118,14 +118,14 @@ def test_the_end_waits_until_the_trigger_is_delivered(desk: Desk, receiver: Rece
 
 def test_a_thread_of_a_receiver_that_hangs_is_reported(running: Desk, receiver: Receiver) -> None:
     running.broken = ""
-    until(lambda: receiver.got and running.notifier.trouble() is None)
+    until(lambda: receiver.got and running.notifier.describe_trouble() is None)
     running.hang.clear()
-    running.now += WATCHDOG_S * SECOND
+    running.now += WATCHDOG_INTERVAL_S * SECOND
     until(lambda: running.hung)
     running.monotonic += 61
-    assert running.notifier.trouble() == "receiver r0: its thread has hung for 61 s in the Watchdog"
+    assert running.notifier.describe_trouble() == "receiver r0: thread has not responded for 61 s in Watchdog"
     running.hang.set()
-    until(lambda: running.notifier.trouble() is None)
+    until(lambda: running.notifier.describe_trouble() is None)
 
 
 def test_one_receiver_does_not_wait_for_another(tmp_path: Path, receiver: Receiver) -> None:
@@ -167,9 +167,9 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(desk: Desk, receiver:
         one = Incident("inc-1", "gpu:n1.0", {START}, {START}, "page", "wrong", "sdc", "gpu:n1.0", ("gpu:n1.0",))
         change = Change("opened", one, {START}, "fleetpulse")
         with database.transaction() as connection:
-            ledger.write_changes(connection, [], [change], notifier.payloads([change], {START}), {START})
+            ledger.write_changes(connection, [], [change], notifier.make_payloads([change], {START}), {START})
         print("committed", flush=True)
-        notifier.step("r0")
+        notifier.send_due("r0")
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -200,7 +200,7 @@ def test_the_threads_deliver_by_themselves_and_end_when_asked(desk: Desk, receiv
 def running(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     """A desk whose threads deliver by themselves, with short pauses."""
     monkeypatch.setattr(outbox, "POLL_S", 0.01)
-    monkeypatch.setattr(outbox, "FAULT_S", 0.01)
+    monkeypatch.setattr(outbox, "FAULT_PAUSE_S", 0.01)
     desk.broken, stop = "the heart is broken", threading.Event()
     thread = threading.Thread(target=desk.notifier.run, args=(stop,))
     thread.start()
@@ -212,38 +212,38 @@ def running(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 def test_a_fault_of_the_watchdog_is_told_once_with_its_trace_and_holds_up_no_alert(
     running: Desk, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    until(running.notifier.trouble)
+    until(running.notifier.describe_trouble)
     running.change("opened")
     until(lambda: receiver.got)
     assert receiver.alerts == [("firing", "gpu:n1.0")]
-    assert running.notifier.trouble() == "receiver r0: Watchdog: RuntimeError: the heart is broken"
+    assert running.notifier.describe_trouble() == "receiver r0: Watchdog: RuntimeError: the heart is broken"
     running.broken = "another fault"
     until(lambda: len(caplog.records) > 1)
     assert [r.exc_info is not None for r in caplog.records] == [True, True], "two faults, each said once"
     running.broken = ""
-    until(lambda: running.notifier.trouble() is None)
+    until(lambda: running.notifier.describe_trouble() is None)
     until(lambda: ("firing", "site:here") in receiver.alerts)
 
 
 def test_a_fault_of_the_outbox_is_a_trouble_until_it_is_mended(running: Desk, receiver: Receiver) -> None:
     running.broken = ""
-    until(lambda: receiver.got and running.notifier.trouble() is None)
+    until(lambda: receiver.got and running.notifier.describe_trouble() is None)
     assert running.database is not None
     good = running.database.connection
     with running.database.transaction() as connection:
         connection.execute("ALTER TABLE outbox RENAME TO away")
-    until(running.notifier.trouble)
-    assert "receiver r0: alerts: CatalogException: " in str(running.notifier.trouble())
+    until(running.notifier.describe_trouble)
+    assert "receiver r0: alerts: CatalogException: " in str(running.notifier.describe_trouble())
     good.execute("ALTER TABLE away RENAME TO outbox")
     running.change("opened")
     until(lambda: ("firing", "gpu:n1.0") in receiver.alerts)
-    until(lambda: running.notifier.trouble() is None)
+    until(lambda: running.notifier.describe_trouble() is None)
 
 
 def test_the_watchdog_fires_at_the_start_and_every_five_minutes(desk: Desk, receiver: Receiver) -> None:
-    for seconds in (0, 0, WATCHDOG_S - 1, 1, 1):
+    for seconds in (0, 0, WATCHDOG_INTERVAL_S - 1, 1, 1):
         desk.now += seconds * SECOND
-        desk.notifier.watch("r0")
+        desk.notifier.send_watchdog("r0")
     assert receiver.alerts == [("firing", "site:here")] * 2
     assert len({body["alerts"][0]["startsAt"] for _, body in receiver.got}) == 1
     assert desk.rows() == [], "a heartbeat that is late is no heartbeat: it is never queued"
@@ -251,10 +251,10 @@ def test_the_watchdog_fires_at_the_start_and_every_five_minutes(desk: Desk, rece
 
 def test_the_watchdog_is_silent_while_the_pipeline_does_not_work(desk: Desk, receiver: Receiver) -> None:
     desk.alive = False
-    desk.notifier.watch("r0")
+    desk.notifier.send_watchdog("r0")
     assert receiver.got == []
     desk.alive = True
-    desk.notifier.watch("r0")
+    desk.notifier.send_watchdog("r0")
     assert len(receiver.got) == 1
 
 
@@ -265,7 +265,7 @@ def test_what_is_over_is_forgotten_after_a_week_and_what_is_open_is_not(desk: De
     desk.step()
     desk.step()
     assert len(desk.rows()) == 3
-    desk.now += (KEEP_S + 60) * SECOND
+    desk.now += (RETENTION_S + 60) * SECOND
     stop = threading.Event()
     stop.set()
     desk.notifier.run(stop)

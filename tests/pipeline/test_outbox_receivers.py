@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.model.records import SECOND
-from pipeline.notify.outbox import KEEP_S, RETRY_S
+from pipeline.notify.outbox import RETENTION_S, RETRY_S
 from tests.pipeline.outbox_line import Desk, Receiver
 
 
@@ -70,7 +70,7 @@ def test_one_message_that_is_always_refused_does_not_hide_that_the_receiver_is_b
     for _ in range(30):
         desk.step(1)
     assert ("firing", "gpu:n2.0") in receiver.alerts
-    assert not desk.notifier.health["r0"].down
+    assert not desk.notifier.health["r0"].is_down
 
 
 def test_a_restart_probes_a_receiver_that_was_down_at_once(desk: Desk, receiver: Receiver) -> None:
@@ -79,7 +79,7 @@ def test_a_restart_probes_a_receiver_that_was_down_at_once(desk: Desk, receiver:
     for _ in range(3):
         desk.step(10)
     desk.restart()
-    desk.notifier.recover()
+    desk.notifier.load_state()
     assert desk.step() == 1
     assert receiver.alerts[-1] == ("firing", "gpu:n1.0")
     assert desk.rows()[0][1] == "delivered"
@@ -95,19 +95,19 @@ def test_a_refused_page_is_reported_by_readiness_and_to_the_other_receivers(
     for _ in range(40):
         desk.step(1, "r0")
         desk.step(0, "r1")
-    assert "receiver r0: accepts no alert since" in str(desk.notifier.trouble())
-    assert "redirect" in str(desk.notifier.trouble())
+    assert "receiver r0: accepts no alerts since" in str(desk.notifier.describe_trouble())
+    assert "redirect" in str(desk.notifier.describe_trouble())
     down = whole.got[-1][1]["alerts"][0]
     assert (down["labels"]["alertname"], down["labels"]["severity"]) == ("ReceiverDown", "critical")
     assert down["labels"]["receiver"] == "r0"
     desk.restart()
-    desk.notifier.recover()
+    desk.notifier.load_state()
     for _ in range(40):
         desk.step(1, "r0")
         desk.step(0, "r1")
     up = whole.got[-1][1]["alerts"][0]
     assert (up["status"], up["fingerprint"], up["startsAt"]) == ("resolved", down["fingerprint"], down["startsAt"])
-    assert desk.notifier.trouble() is None
+    assert desk.notifier.describe_trouble() is None
     assert broken.alerts[-1] == ("firing", "gpu:n1.0")
     desk.close()
 
@@ -116,13 +116,13 @@ def test_a_message_that_was_given_up_is_reported_for_an_hour(desk: Desk, receive
     receiver.refuses["gpu:n1.0"] = 413
     desk.change("opened")
     for _ in range(len(RETRY_S) + 1):
-        desk.notifier.health["r0"].accepted()
+        desk.notifier.health["r0"].record_success()
         desk.step(1.2 * RETRY_S[-1])
     assert desk.rows() == [("firing", "dead", 9)]
-    desk.notifier.health["r0"].accepted()
-    assert desk.notifier.trouble() == "receiver r0: 1 alert refused: HTTP 413, 9 times"
+    desk.notifier.health["r0"].record_success()
+    assert desk.notifier.describe_trouble() == "receiver r0: 1 alert refused: HTTP 413, 9 times"
     desk.step(3600)
-    assert desk.notifier.trouble() is None
+    assert desk.notifier.describe_trouble() is None
 
 
 def test_the_end_of_what_a_receiver_was_sent_waits_for_it_longer_than_a_week(desk: Desk, receiver: Receiver) -> None:
@@ -133,7 +133,7 @@ def test_the_end_of_what_a_receiver_was_sent_waits_for_it_longer_than_a_week(des
     receiver.script = [503] * 4
     for _ in range(3):
         desk.step(10)
-    desk.now += (KEEP_S + 60) * SECOND
+    desk.now += (RETENTION_S + 60) * SECOND
     stop = threading.Event()
     stop.set()
     desk.notifier.run(stop)

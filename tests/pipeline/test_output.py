@@ -6,25 +6,28 @@ import csv
 import io
 import json
 
-from pipeline.commands.output import rendered
+from pipeline.commands.output import render_rows
 
 ROWS = [{"name": "a", "value": 1.5, "more": None}, {"name": "with, comma", "value": float("nan"), "more": ["x", "y"]}]
 COLUMNS = ("name", "value", "more")
 
 
 def test_json_is_one_list_with_null_for_what_is_missing() -> None:
-    assert json.loads(rendered(ROWS, COLUMNS, "json")) == [
+    assert json.loads(render_rows(ROWS, COLUMNS, "json")) == [
         {"name": "a", "value": 1.5, "more": None},
         {"name": "with, comma", "value": None, "more": ["x", "y"]},
     ]
 
 
 def test_json_lines_hold_one_object_each() -> None:
-    assert [json.loads(line)["name"] for line in rendered(ROWS, COLUMNS, "jsonl").splitlines()] == ["a", "with, comma"]
+    assert [json.loads(line)["name"] for line in render_rows(ROWS, COLUMNS, "jsonl").splitlines()] == [
+        "a",
+        "with, comma",
+    ]
 
 
 def test_csv_quotes_and_leaves_missing_values_empty() -> None:
-    assert list(csv.reader(io.StringIO(rendered(ROWS, COLUMNS, "csv")))) == [
+    assert list(csv.reader(io.StringIO(render_rows(ROWS, COLUMNS, "csv")))) == [
         ["name", "value", "more"],
         ["a", "1.5", ""],
         ["with, comma", "", "x y"],
@@ -32,12 +35,12 @@ def test_csv_quotes_and_leaves_missing_values_empty() -> None:
 
 
 def test_a_table_aligns_names_left_and_numbers_right() -> None:
-    text = rendered([{"n": "a", "v": 1}, {"n": "bcd", "v": 100}], ("n", "v"), "table")
+    text = render_rows([{"n": "a", "v": 1}, {"n": "bcd", "v": 100}], ("n", "v"), "table")
     assert text == "n      v\na      1\nbcd  100\n"
 
 
 def test_no_rows_are_a_header_or_an_empty_list() -> None:
-    assert rendered([], ("n",), "table") == "n\n"
-    assert rendered([], ("n",), "csv") == "n\n"
-    assert json.loads(rendered([], ("n",), "json")) == []
-    assert rendered([], ("n",), "jsonl") == ""
+    assert render_rows([], ("n",), "table") == "n\n"
+    assert render_rows([], ("n",), "csv") == "n\n"
+    assert json.loads(render_rows([], ("n",), "json")) == []
+    assert render_rows([], ("n",), "jsonl") == ""

@@ -13,10 +13,10 @@ from pipeline.config.sections import Webhook
 from pipeline.incidents.cases import Change
 from pipeline.model.records import SECOND, Incident, iso
 from pipeline.notify import alertmanager
-from pipeline.notify.alertmanager import FORMATS, Sender, payloads_of
+from pipeline.notify.alertmanager import FORMATS, AlertSource, make_payloads
 
 START = 1_790_000_000 * SECOND
-SENDER = Sender("fra1", "https://fleet.example")
+SENDER = AlertSource("fra1", "https://fleet.example")
 GOLDEN = Path(__file__).parent / "golden" / "alertmanager.json"
 
 
@@ -44,7 +44,7 @@ def hook(name: str = "ops", **more: Any) -> Webhook:
 
 
 def told(what: Change, receiver: Webhook | None = None) -> list[dict[str, Any]]:
-    return [json.loads(p.body) for p in payloads_of(what, [receiver or hook()], SENDER, START)]
+    return [json.loads(p.body) for p in make_payloads(what, [receiver or hook()], SENDER, START)]
 
 
 def test_the_body_of_version_4_is_the_golden_one() -> None:
@@ -56,15 +56,18 @@ def test_the_body_of_version_4_is_the_golden_one() -> None:
     ("text", "value"), [("", 0xCBF29CE484222325), ("a", 0xAF63DC4C8601EC8C), ("foobar", 0x85944171F73967E8)]
 )
 def test_the_hash_is_fnv_1a_of_its_authors_test_vectors(text: str, value: int) -> None:
-    assert alertmanager.fnv1a(text.encode()) == value
+    assert alertmanager.hash_fnv1a(text.encode()) == value
 
 
 def test_a_fingerprint_is_16_digits_of_the_sorted_labels() -> None:
-    assert alertmanager.fingerprint({"b": "2", "a": "1"}) == alertmanager.fingerprint({"a": "1", "b": "2"})
-    assert (
-        alertmanager.fingerprint({"a": "1"}) == f"{alertmanager.fnv1a(b'a' + bytes([255]) + b'1' + bytes([255])):016x}"
+    assert alertmanager.compute_fingerprint({"b": "2", "a": "1"}) == alertmanager.compute_fingerprint(
+        {"a": "1", "b": "2"}
     )
-    assert alertmanager.fingerprint({"a": "1b"}) != alertmanager.fingerprint({"a": "1", "b": ""})
+    assert (
+        alertmanager.compute_fingerprint({"a": "1"})
+        == f"{alertmanager.hash_fnv1a(b'a' + bytes([255]) + b'1' + bytes([255])):016x}"
+    )
+    assert alertmanager.compute_fingerprint({"a": "1b"}) != alertmanager.compute_fingerprint({"a": "1", "b": ""})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_a_fingerprint_is_16_digits_of_the_sorted_labels() -> None:
     ],
 )
 def test_the_alert_is_named_after_the_trouble(detector: str, name: str) -> None:
-    assert alertmanager.labels(incident(detector=detector), "fra1")["alertname"] == name
+    assert alertmanager.make_labels(incident(detector=detector), "fra1")["alertname"] == name
 
 
 def test_a_resolved_alert_has_the_labels_of_the_firing_one_and_an_end() -> None:
@@ -128,7 +131,7 @@ def test_all_values_of_labels_and_annotations_are_text() -> None:
 
 
 def test_the_watchdog_always_fires_about_the_site() -> None:
-    body = alertmanager.watchdog("fra1", START, "ops", "")
+    body = alertmanager.make_watchdog("fra1", START, "ops", "")
     (alert,) = body["alerts"]
     labels = alert["labels"]
     assert (labels["alertname"], labels["severity"], labels["entity"], labels["cause"]) == (
@@ -157,25 +160,25 @@ def test_every_format_tells_opening_return_and_end(receiver: Webhook, severity: 
         (change("reopened", now, over), "firing"),
         (change("resolved", over, now), "resolved"),
     ):
-        (payload,) = payloads_of(what, [receiver], SENDER, START)
+        (payload,) = make_payloads(what, [receiver], SENDER, START)
         assert (payload.kind, payload.incident, payload.receiver) == (kind, now.id, receiver.name)
         assert isinstance(json.loads(payload.body), dict)
 
 
 def test_every_format_keeps_quiet_about_watches_unless_asked(receiver: Webhook) -> None:
     watch = incident(severity="watch")
-    assert payloads_of(change("opened", watch), [receiver], SENDER, START) == []
+    assert make_payloads(change("opened", watch), [receiver], SENDER, START) == []
     asked = dataclasses.replace(receiver, send_watch=True)
-    assert len(payloads_of(change("opened", watch), [asked], SENDER, START)) == 1
-    (first,) = payloads_of(change("severity_raised", incident(), watch), [receiver], SENDER, START)
+    assert len(make_payloads(change("opened", watch), [asked], SENDER, START)) == 1
+    (first,) = make_payloads(change("severity_raised", incident(), watch), [receiver], SENDER, START)
     assert first.kind == "firing"
 
 
 def test_no_format_tells_of_notes(receiver: Webhook) -> None:
     for kind in ("acknowledged", "commented"):
-        assert payloads_of(change(kind, incident(), incident()), [receiver], SENDER, START) == []
+        assert make_payloads(change(kind, incident(), incident()), [receiver], SENDER, START) == []
 
 
 def test_every_format_is_deterministic(receiver: Webhook) -> None:
     what = change("opened", incident())
-    assert payloads_of(what, [receiver], SENDER, START) == payloads_of(what, [receiver], SENDER, START)
+    assert make_payloads(what, [receiver], SENDER, START) == make_payloads(what, [receiver], SENDER, START)

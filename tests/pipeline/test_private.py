@@ -81,10 +81,10 @@ def test_doctor_fails_on_state_that_is_open_and_its_fix_closes_it(tmp_path: Path
     check = doctor.permissions(config)
     assert check.state == "fail"
     assert f"{tmp_path} (0755)" in check.found
-    assert any("open to other users" in text for text in private_files.warnings(config))
-    subprocess.run(check.mend, shell=True, check=True)
+    assert any("accessible to other users" in text for text in private_files.list_warnings(config))
+    subprocess.run(check.fix, shell=True, check=True)
     assert doctor.permissions(config).state == "ok"
-    assert private_files.warnings(config) == []
+    assert private_files.list_warnings(config) == []
 
 
 def test_the_status_that_an_agent_makes_for_other_users_is_no_fault_but_who_may_write_it_is(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_fix_never_closes_a_folder_that_all_users_share(tmp_path: Path) -> N
     tmp_path.chmod(0o1777)
     check = doctor.permissions(config_of(tmp_path))
     assert check.state == "fail"
-    assert "chmod" not in check.mend
+    assert "chmod" not in check.fix
     tmp_path.chmod(0o700)
 
 
@@ -120,8 +120,8 @@ def test_a_secret_that_others_can_open_is_a_warning_of_doctor_and_at_start(tmp_p
     check = doctor.secrets(config)
     assert check.state == "warn"
     assert f"kafka.key_file = '{key}' has mode {mode:04o}" in check.found
-    assert check.mend == f"chmod 600 {key}"
-    assert any(str(key) in text for text in private_files.warnings(config))
+    assert check.fix == f"chmod 600 {key}"
+    assert any(str(key) in text for text in private_files.list_warnings(config))
     environ = {**os.environ, "FLEETPULSE__API__TOKEN_FILE": str(key), "FLEETPULSE__STORE__PATH": str(tmp_path / "s")}
     environ["FLEETPULSE__SPOOL__DIRECTORY"] = str(tmp_path / "spool")
     said = subprocess.run(
@@ -136,7 +136,7 @@ def test_secrets_of_collectors_count_too(tmp_path: Path) -> None:
     path.chmod(0o644)
     tables = {"redfish": {"bmcs": [{"url": "https://bmc", "password_file": str(path)}]}}
     config = dataclasses.replace(config_of(tmp_path), collector=tables)
-    assert private_files.secret_files(config) == {"collector.redfish.bmcs.0.password_file": path}
+    assert private_files.list_secret_files(config) == {"collector.redfish.bmcs.0.password_file": path}
     assert doctor.secrets(config).state == "warn"
 
 

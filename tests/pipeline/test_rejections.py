@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.commands.pipeline import PipelineBackend
 from pipeline.model.records import Batch, Block, Origin
 from pipeline.transport import wire
 from tests.pipeline.test_silence import NODES, Line
@@ -36,29 +37,32 @@ def run(line: Line, seconds: int, rejected: tuple[str, ...], *speaking: str) -> 
 
 def test_a_new_site_of_which_all_telemetry_is_rejected_is_not_ready_and_says_why(line: Line) -> None:
     run(line, 30, NODES)
-    [reason] = line.service.unready()
+    [reason] = line.service.list_unready_reasons()
     assert reason.startswith("all of 30 messages since ")
     assert reason.endswith("Z were rejected: rule wire (30); see dead letters")
-    assert line.service.health()["stalled"] is True
+    assert PipelineBackend(line.service).read_health()["stalled"] is True
 
 
 def test_a_known_fleet_of_which_nothing_is_admitted_for_a_minute_says_why(line: Line) -> None:
     run(line, 60, (), *NODES)
     run(line, 80, NODES)
-    assert any("messages since" in reason and "were rejected: rule wire" in reason for reason in line.service.unready())
+    assert any(
+        "messages since" in reason and "were rejected: rule wire" in reason
+        for reason in line.service.list_unready_reasons()
+    )
     assert line.evidence()["shares"] == "all they send is rejected (wire)"
 
 
 def test_readiness_returns_with_the_first_message_that_is_admitted(line: Line) -> None:
     run(line, 30, NODES)
     run(line, 5, (), "n1")
-    assert line.service.unready() == []
+    assert line.service.list_unready_reasons() == []
 
 
 def test_a_single_sender_that_is_rejected_is_no_reason_and_its_silence_names_the_rule(line: Line) -> None:
     run(line, 60, (), *NODES)
     run(line, 120, ("n5",), *NODES[:4])
-    assert line.service.unready() == []
+    assert line.service.list_unready_reasons() == []
     rows = line.rows("SELECT entity, kind, data ->> '$.rules' FROM events")
     assert [row[:2] for row in rows] == [("node:n5", "messages_rejected")]
     [(summary,)] = line.rows("SELECT DISTINCT summary FROM findings WHERE entity = 'node:n5' AND level = 'ticket'")
@@ -68,14 +72,14 @@ def test_a_single_sender_that_is_rejected_is_no_reason_and_its_silence_names_the
 def test_messages_that_were_rejected_once_are_no_reason(line: Line) -> None:
     run(line, 5, ("n1",))
     line.run(200)
-    assert line.service.unready() == []
+    assert line.service.list_unready_reasons() == []
 
 
 def test_one_rejected_sender_among_agents_that_send_once_a_minute_is_no_reason(line: Line) -> None:
     for _ in range(10):
         run(line, 55, ("n5",))
         run(line, 5, ("n5",), "n1", "n2")
-        assert line.service.unready() == []
+        assert line.service.list_unready_reasons() == []
 
 
 def test_a_rejected_message_that_names_no_known_sender_makes_no_event(line: Line) -> None:

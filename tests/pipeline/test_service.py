@@ -15,7 +15,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from pipeline.commands.service import Service
+from pipeline.commands.pipeline import PipelineBackend
+from pipeline.commands.service import PipelineService
 from pipeline.config import sections as configuration
 from pipeline.config.sections import ModeRule
 from pipeline.config.settings import build_section
@@ -51,92 +52,98 @@ class Nothing:
 @pytest.fixture
 def service(site):
     table = {"store": {"path": str(site.folder / "store.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
-    made = Service(build_section(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 600 * SECOND)
+    made = PipelineService(
+        build_section(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 600 * SECOND
+    )
     yield made
     made.close()
 
 
 def drain(service):
-    while service.turn():
+    while service.run_step():
         pass
 
 
 def test_the_watermark_is_the_newest_sample_less_the_lateness_once_all_is_read(site, service):
-    service.start()
-    assert service.watermark() is None
+    service.start_engine()
+    assert service.compute_watermark() is None
     site.send("n1", T0, ticks=5)
     site.send("n2", T0 - 300 * SECOND)  # silent since: must not hold the others
     drain(service)
-    assert service.watermark() == T0 + 4 * SECOND - 30 * SECOND
+    assert service.compute_watermark() == T0 + 4 * SECOND - 30 * SECOND
 
 
 def test_unread_input_holds_the_watermark(site, service, monkeypatch):
-    service.start()
+    service.start_engine()
     site.send("n1", T0 + 500 * SECOND)
     drain(service)
     site.send("n2", T0)
     site.send("n2", T0 + SECOND)
     monkeypatch.setattr("pipeline.ingest.ingest.COMMIT_MESSAGES", 1)
-    service.turn()
-    assert service.watermark() == T0 + SECOND
+    service.run_step()
+    assert service.compute_watermark() == T0 + SECOND
     assert service.ingest.backlog() == T0 + SECOND
 
 
 def test_a_long_span_that_is_stored_and_not_yet_judged_counts_as_backlog(site, service):
-    service.start()
+    service.start_engine()
     site.send("n1", T0)
     drain(service)
-    assert service.health()["backlog"] is False
+    assert PipelineBackend(service).read_health()["backlog"] is False
     site.send("n1", T0 + 500 * SECOND)
     service.ingest.step()
     assert service.ingest.progress.backlog is None
-    assert service.health()["backlog"] is True
+    assert PipelineBackend(service).read_health()["backlog"] is True
     drain(service)
-    assert service.health()["backlog"] is False
+    assert PipelineBackend(service).read_health()["backlog"] is False
 
 
 def test_until_the_first_step_has_ended_nobody_takes_the_history_for_judged(site, service, monkeypatch):
     """The demo opens its dashboard when there is no backlog: that moment lay between the first commit and its end."""
-    service.start()
+    service.start_engine()
     site.send("n1", T0)
     committed, seen = service.transport.commit_offset, []
 
     def ask(partition, next_offset):
-        seen.append(service.health()["backlog"])
+        seen.append(PipelineBackend(service).read_health()["backlog"])
         committed(partition, next_offset)
 
     monkeypatch.setattr(service.transport, "commit_offset", ask)
-    assert service.health()["backlog"] is True
+    assert PipelineBackend(service).read_health()["backlog"] is True
     drain(service)
     assert seen == [True]
-    assert service.health()["backlog"] is False
+    assert PipelineBackend(service).read_health()["backlog"] is False
 
 
 def test_a_pipeline_without_any_input_has_no_backlog_once_it_has_looked(service):
-    service.start()
-    assert service.turn() is False
-    assert (service.health()["backlog"], service.health()["lag_s"], service.watermark()) == (False, None, None)
+    service.start_engine()
+    assert service.run_step() is False
+    assert (
+        PipelineBackend(service).read_health()["backlog"],
+        PipelineBackend(service).read_health()["lag_s"],
+        service.compute_watermark(),
+    ) == (False, None, None)
 
 
 def test_a_long_start_is_not_told_as_waiting_input(site, service, monkeypatch):
     site.send("n1", T0)
     monkeypatch.setattr(service, "clock", lambda: T0 + 700 * SECOND)
-    assert service.unready() == ["starting: what was stored before is being judged"]
-    service.start()
-    assert service.unready() == []
+    assert service.list_unready_reasons() == ["starting: stored data is being evaluated"]
+    service.start_engine()
+    assert service.list_unready_reasons() == []
 
 
 def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
     """Nobody else loses the time that a frame waits: the neighbour is 20 s late, and is waited for."""
-    service.start()
+    service.start_engine()
     site.send("n1", service.clock() + 3600 * SECOND)
     site.send("n2", service.clock() - 20 * SECOND)
     drain(service)
-    assert service.watermark() == service.clock() - 20 * SECOND
+    assert service.compute_watermark() == service.clock() - 20 * SECOND
 
 
 def test_a_store_that_cannot_commit_is_said_and_survived(site, service, monkeypatch):
-    service.start()
+    service.start_engine()
     site.send("n1", T0)
     stop = threading.Event()
     transaction, tries = service.database.transaction, []
@@ -144,7 +151,7 @@ def test_a_store_that_cannot_commit_is_said_and_survived(site, service, monkeypa
     def full():
         tries.append(1)
         if len(tries) < 3:
-            assert len(tries) == 1 or any("disk full" in reason for reason in service.unready())
+            assert len(tries) == 1 or any("disk full" in reason for reason in service.list_unready_reasons())
             raise duckdb.IOException("disk full")
         stop.set()
         return transaction()
@@ -152,7 +159,7 @@ def test_a_store_that_cannot_commit_is_said_and_survived(site, service, monkeypa
     monkeypatch.setattr(service.database, "transaction", full)
     monkeypatch.setattr(Retryable, "__init__", _at_once)
     service.run(stop)
-    assert service.unready() == []
+    assert service.list_unready_reasons() == []
     assert service.ingest.counters["messages"] == 1
 
 
@@ -162,31 +169,31 @@ def _at_once(self, message, after_s=0.0):
 
 
 def test_silent_agents_are_counted_and_are_no_reason_to_be_unready(site, service):
-    service.start()
+    service.start_engine()
     site.send("n1", T0)
     site.send("n2", T0 + 590 * SECOND)
     drain(service)
-    sources = service.health()["sources"]
+    sources = PipelineBackend(service).read_health()["sources"]
     assert (sources["agents"], sources["silent"]) == (2, 1)
-    assert service.unready() == []
+    assert service.list_unready_reasons() == []
 
 
 def test_input_is_stalled_when_the_transport_is_gone_and_nothing_was_stored_for_a_while(site, service, monkeypatch):
-    service.start()
+    service.start_engine()
     site.send("n1", T0)
     drain(service)
     now = service.clock()
     monkeypatch.setattr(service, "clock", lambda: now + 16 * SECOND)
-    assert not service.health()["stalled"]  # agents that say nothing are no fault of the pipeline
+    assert not PipelineBackend(service).read_health()["stalled"]  # agents that say nothing are no fault of the pipeline
     (site.folder / "spool").rename(site.folder / "gone")
-    assert service.health()["stalled"]
-    assert any("does not exist" in reason for reason in service.unready())
+    assert PipelineBackend(service).read_health()["stalled"]
+    assert any("does not exist" in reason for reason in service.list_unready_reasons())
     monkeypatch.setattr(service, "clock", lambda: now)
-    assert not service.health()["stalled"]
+    assert not PipelineBackend(service).read_health()["stalled"]
 
 
 def test_a_partition_that_gives_no_answer_while_others_do_is_a_reason_to_be_unready(site, service, monkeypatch):
-    service.start()
+    service.start_engine()
     site.send("n1", T0)
     site.send("n2", T0)
     drain(service)
@@ -202,25 +209,25 @@ def test_a_partition_that_gives_no_answer_while_others_do_is_a_reason_to_be_unre
         monkeypatch.setattr(service, "clock", lambda second=second: now + second * SECOND)
         monkeypatch.setattr(service.ingest, "clock", service.clock)
         site.send("n1", T0 + (1 + second) * SECOND)
-        service.turn()
-        assert service.unready() == []
+        service.run_step()
+        assert service.list_unready_reasons() == []
     monkeypatch.setattr(service, "clock", lambda: now + 31 * SECOND)
-    assert any("telemetry.v1/n2: cannot be read" in reason for reason in service.unready())
+    assert any("telemetry.v1/n2: cannot be read" in reason for reason in service.list_unready_reasons())
     monkeypatch.undo()
     drain(service)
-    assert service.unready() == []
+    assert service.list_unready_reasons() == []
 
 
 def test_a_note_before_the_start_is_asked_to_come_again(service):
     with pytest.raises(Retryable, match="try again"):
-        service.acknowledge("inc-1", "ada", "")
+        PipelineBackend(service).acknowledge("inc-1", "ada", "")
 
 
 def test_metrics_count_what_came_in(site, service):
-    service.start()
+    service.start_engine()
     site.send("n1", T0, ticks=3)
     drain(service)
-    counters = service.counters()
+    counters = PipelineBackend(service).read_counters()
     assert counters["fleetpulse_ingest_samples_total"] == 12
     assert counters["fleetpulse_ready"] == 1
     assert counters['fleetpulse_detector_errors_total{detector="nothing"}'] == 2
@@ -286,7 +293,7 @@ def test_the_process_serves_survives_a_kill_and_ends_on_sigterm(site, tmp_path):
 
 
 def test_a_fault_in_judging_is_said_and_storing_goes_on(site, service, caplog):
-    service.start()
+    service.start_engine()
 
     def broken(frames):
         raise ZeroDivisionError("a detector's arithmetic")
@@ -295,7 +302,7 @@ def test_a_fault_in_judging_is_said_and_storing_goes_on(site, service, caplog):
     for second in range(0, 100, 10):
         site.send("n1", T0 + second * SECOND)
         drain(service)
-    assert any("judging failed: ZeroDivisionError" in reason for reason in service.unready())
+    assert any("evaluation failed: ZeroDivisionError" in reason for reason in service.list_unready_reasons())
     assert caplog.text.count("storing goes on") == 1
     assert site_rows(service, "SELECT count(*) FROM gpu") == 20
 
@@ -318,17 +325,17 @@ def test_the_end_does_not_wait_for_a_backlog_to_be_judged_and_the_next_start_jud
 
     service.judge.observe = observe
     if when == "live":
-        service.start()
+        service.start_engine()
         for second in range(0, 500, 10):
             site.send("n1", T0 + second * SECOND)
     service.run(stop)
     assert len(seen) == 3
-    assert service.unready() in ([], ["starting: what was stored before is being judged"])
+    assert service.list_unready_reasons() in ([], ["starting: stored data is being evaluated"])
     service.close()
-    again = Service(service.config, Nothing(), clock=now)
+    again = PipelineService(service.config, Nothing(), clock=now)
     try:
         again.judge.observe = lambda frames: seen.append(1) or []
-        again.start()
+        again.start_engine()
         drain(again)
         assert again.engine.progress.judged >= T0 + 400 * SECOND
         assert len(seen) >= 43
@@ -341,14 +348,17 @@ def site_rows(service, query):
 
 
 def test_a_restart_does_not_forget_who_is_silent(site, service):
-    service.start()
+    service.start_engine()
     site.send("n1", T0)
     site.send("n2", T0 + 590 * SECOND)
     drain(service)
     service.close()
-    again = Service(service.config, Nothing(), clock=service.clock)
+    again = PipelineService(service.config, Nothing(), clock=service.clock)
     try:
-        assert (again.health()["sources"]["agents"], again.health()["sources"]["silent"]) == (2, 1)
+        assert (
+            PipelineBackend(again).read_health()["sources"]["agents"],
+            PipelineBackend(again).read_health()["sources"]["silent"],
+        ) == (2, 1)
     finally:
         again.close()
 
@@ -357,20 +367,20 @@ def test_a_receiver_that_can_never_be_called_is_refused_with_the_name_of_the_fil
     hook = {"name": "pager", "url": "https://10.0.0.5/x"}
     table = {"store": {"path": str(site.folder / "other.duckdb")}, "notify": {"webhooks": [hook]}}
     with pytest.raises(ConfigError, match=r"test\.toml: \[\[notify\.webhooks\]\] pager: url = .*allow_private"):
-        Service(build_section(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())
+        PipelineService(build_section(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())
 
 
 def test_the_detectors_are_told_with_the_modes_they_are_under(site):
     path = {"store": {"path": str(site.folder / "s.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
     modes = [ModeRule("record", "nothing", "rack:r1"), ModeRule("act", "other"), ModeRule("notify")]
     config = replace(build_section(configuration.Config, path, "test"), modes=modes)
-    made = Service(config, Nothing())
+    made = PipelineService(config, Nothing())
     try:
-        (row,) = made.detectors()
+        (row,) = PipelineBackend(made).list_detectors()
         assert [(m["detector"], m["scope"], m["mode"]) for m in row["modes"]] == [
             ("nothing", "rack:r1", "record"),
             ("*", "*", "notify"),
         ]
-        assert len(made.modes()) == 3
+        assert len(PipelineBackend(made).list_modes()) == 3
     finally:
         made.close()

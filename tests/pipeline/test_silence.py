@@ -13,7 +13,8 @@ import pytest
 from detectors.runner import Runner
 from detectors.telemetry.telemetry import Telemetry
 from detectors.telemetry.telemetry_site import TelemetrySite
-from pipeline.commands.service import Service
+from pipeline.commands.pipeline import PipelineBackend
+from pipeline.commands.service import PipelineService
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build_section
 from pipeline.judging.site_silence import SiteSilenceWatch
@@ -39,8 +40,8 @@ class Line:
         folder = self.site.folder
         table = {"store": {"path": str(folder / "store.duckdb")}, "spool": {"directory": str(folder / "spool")}}
         config = build_section(configuration.Config, {**table, **self.tables}, "test")
-        self.service = Service(config, Runner([Telemetry(), TelemetrySite()]), self.wall, lambda: self.now)
-        self.service.start()
+        self.service = PipelineService(config, Runner([Telemetry(), TelemetrySite()]), self.wall, lambda: self.now)
+        self.service.start_engine()
 
     def restart(self, after: float = 0.0) -> None:
         self.service.close()
@@ -68,8 +69,8 @@ class Line:
     def turn(self) -> bool:
         """One turn; where the service wants to begin anew, as its own loop does it."""
         if self.service.engine is None:
-            self.service.start()
-        return self.service.turn()
+            self.service.start_engine()
+        return self.service.run_step()
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return self.service.database.cursor().execute(query).fetchall()
@@ -113,16 +114,16 @@ def test_a_site_that_is_heard_again_resolves_after_ten_quiet_minutes(line: Line)
 def test_a_new_site_that_never_had_an_agent_is_ready_and_quiet(line: Line) -> None:
     line.run(600)
     assert line.incidents() == []
-    assert line.service.unready() == []
+    assert line.service.list_unready_reasons() == []
 
 
 def test_while_the_whole_fleet_is_silent_the_pipeline_is_not_ready_and_the_watchdog_stops(line: Line) -> None:
     line.run(60, *NODES)
-    assert line.service.unready() == []
+    assert line.service.list_unready_reasons() == []
     line.run(50)
-    assert line.service.unready() == ["no data from any agent of 1 site since 2026-05-28T20:27:40Z"]
+    assert line.service.list_unready_reasons() == ["no data from any agent of 1 site since 2026-05-28T20:27:40Z"]
     line.run(10, "n1")
-    assert line.service.unready() == []
+    assert line.service.list_unready_reasons() == []
 
 
 def test_a_restart_is_no_silence_and_a_silence_that_outlasts_it_pages(line: Line) -> None:
@@ -151,7 +152,7 @@ def test_nor_does_it_where_the_agents_were_stored_one_after_another(line: Line) 
         for node in NODES:
             line.now += 1
             line.send(node)
-            line.service.turn()
+            line.service.run_step()
     line.run(60)
     line.restart()
     line.run(120)
@@ -166,7 +167,7 @@ def test_a_site_whose_clocks_are_set_back_is_not_silent(line: Line) -> None:
         for node in NODES:
             line.send(node)
         line.jump = 0
-        while line.service.turn():
+        while line.service.run_step():
             pass
         line.service.report_silence()
     assert line.incidents() == []
@@ -244,15 +245,15 @@ def test_agents_that_send_once_a_minute_are_not_silent_after_a_restart(line: Lin
 def test_while_the_loop_judges_for_a_minute_nobody_falls_silent(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the agents sent meanwhile is not read yet: a false page for the whole site was the consequence."""
     line.run(60, *NODES)
-    judged = line.service._judged
+    judged = line.service._evaluate
 
     def slow(*words: Any) -> int:
         line.now += 60
         return judged(*words)
 
     with monkeypatch.context() as busy:
-        busy.setattr(line.service, "_judged", slow)
-        line.service.turn()
+        busy.setattr(line.service, "_evaluate", slow)
+        line.service.run_step()
     line.service.report_silence()
     line.run(10, *NODES)
     assert line.incidents() == []
@@ -266,15 +267,15 @@ def test_a_wall_clock_that_is_set_back_by_half_an_hour_is_no_reason_to_be_ready(
     line.run(60, *NODES)
     line.jump = -1800
     line.run(30, *NODES)
-    [reason, *_] = line.service.unready()
-    assert "our clock was set back" in reason
+    [reason, *_] = line.service.list_unready_reasons()
+    assert "clock was set back" in reason
 
 
 def test_a_wall_clock_that_is_set_back_by_hours_is_judged_on_by(line: Line) -> None:
     line.run(60, *NODES)
     line.jump = -7200
     line.run(60, *NODES)
-    assert line.service.unready() == []
+    assert line.service.list_unready_reasons() == []
     assert line.incidents() == []
 
 
@@ -285,7 +286,7 @@ def test_sites_are_judged_apart(line: Line) -> None:
     for _ in range(10):
         line.run(5, "a1", "a2", site="north")
     assert line.incidents() == [("site:south", "page", "open")]
-    assert line.service.unready() == [], "the others are still watched"
+    assert line.service.list_unready_reasons() == [], "the others are still watched"
     for _ in range(20):
         line.run(5, "a1", "a2", site="north")
     assert line.rows("SELECT count(*) FROM findings WHERE entity = 'node:b1'") == [(1,)]
@@ -299,7 +300,7 @@ def test_what_was_read_late_is_no_silence_of_those_that_were_not_read_yet(
     line.now += 600
     for node in NODES:
         line.send(node)
-    line.service.turn()
+    line.service.run_step()
     line.service.report_silence()
     assert line.incidents() == []
 
@@ -425,12 +426,14 @@ def test_after_a_clock_that_was_a_month_ahead_came_back_judging_goes_on(line: Li
     if restart:
         line.restart()
     line.run(120, *NODES)
-    judged = line.service.health()["watermark"]
+    judged = PipelineBackend(line.service).read_health()["watermark"]
     assert judged is not None
     assert line.wall() - 60 * SECOND <= judged <= line.wall(), "judging stood until the clock reached its future again"
-    assert line.service.unready() == []
+    assert line.service.list_unready_reasons() == []
     assert line.service.engine is not None
-    assert line.service.counters()["fleetpulse_rows_unjudged"] > 0, "what is dated in the future is counted"
+    assert PipelineBackend(line.service).read_counters()["fleetpulse_rows_unjudged"] > 0, (
+        "what is dated in the future is counted"
+    )
     line.run(120, *NODES[:4])
     assert ("node:n5", "ticket") in [row[:2] for row in line.incidents()]
     if restart:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime.supervise import PARENT, Stopped, Supervisor, report_death
+from pipeline.runtime.supervise import PARENT, StopRequested, Supervisor, report_death
 
 SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 DEAF = [
@@ -52,7 +52,7 @@ def test_a_child_that_dies_is_reported_with_its_last_lines(capsys: pytest.Captur
         assert dead.name == "bad"
         report_death(dead)
     finally:
-        supervisor.end()
+        supervisor.stop_all()
     said = capsys.readouterr().err
     assert "bad ended with exit code 7" in said
     assert "the reason" in said
@@ -74,8 +74,8 @@ def test_a_child_that_may_end_is_no_death() -> None:
     supervisor = Supervisor(Lines())
     child = supervisor.start("task", [sys.executable, "-c", "pass"])
     child.process.wait(20)
-    assert supervisor.dead(may_end=["task"]) is None
-    assert supervisor.dead() is child
+    assert supervisor.find_dead(may_end=["task"]) is None
+    assert supervisor.find_dead() is child
 
 
 def test_the_end_leaves_nothing_running_even_if_a_child_is_deaf() -> None:
@@ -84,24 +84,24 @@ def test_the_end_leaves_nothing_running_even_if_a_child_is_deaf() -> None:
     children = [supervisor.start("quick", SLEEPS), supervisor.start("deaf", DEAF)]
     for name in ("quick", "deaf"):
         lines.wait_for(f"{name}: up")
-    supervisor.end(patience=0.5)
+    supervisor.stop_all(timeout_s=0.5)
     assert [child.process.poll() for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
 def test_who_asks_for_the_end_ends_the_wait() -> None:
     supervisor = Supervisor(Lines())
     supervisor.start("good", SLEEPS)
-    supervisor.ask()
-    with pytest.raises(Stopped):
+    supervisor.request_stop()
+    with pytest.raises(StopRequested):
         supervisor.wait(20)
-    supervisor.end()
+    supervisor.stop_all()
 
 
 def test_a_signal_asks_for_the_end_and_the_handlers_are_put_back() -> None:
     supervisor, before = Supervisor(Lines()), signal.getsignal(signal.SIGTERM)
-    with supervisor.signals():
+    with supervisor.handle_signals():
         os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Stopped):
+        with pytest.raises(StopRequested):
             supervisor.wait(20)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -110,14 +110,14 @@ def test_only_the_last_lines_are_kept() -> None:
     supervisor = Supervisor(Lines())
     child = supervisor.start("talker", [sys.executable, "-c", "for i in range(1000): print(i)"])
     child.process.wait(20)
-    child.finished()
+    child.poll_status()
     assert list(child.last) == [str(i) for i in range(980, 1000)]
 
 
 def test_children_end_when_the_parent_is_killed() -> None:
     """The kernel sends them SIGTERM: nothing is left running after kill -9 of the parent."""
     sleeper = (
-        "import os, time; from pipeline.runtime.supervise import die_with_parent; die_with_parent();"
+        "import os, time; from pipeline.runtime.supervise import stop_with_parent; stop_with_parent();"
         "print(os.getpid(), flush=True); time.sleep(600)"
     )
     program = (
@@ -142,11 +142,11 @@ def test_a_child_that_was_stopped_is_named_until_it_goes_on() -> None:
     child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         os.kill(child.process.pid, signal.SIGSTOP)
-        _until(lambda: supervisor.stopped() == [f"sleeper was stopped: kill -CONT {child.process.pid}"])
+        _until(lambda: supervisor.list_suspended() == [f"sleeper is suspended: kill -CONT {child.process.pid}"])
         os.kill(child.process.pid, signal.SIGCONT)
-        _until(lambda: supervisor.stopped() == [])
+        _until(lambda: supervisor.list_suspended() == [])
     finally:
-        supervisor.end(1.0)
+        supervisor.stop_all(1.0)
 
 
 def _until(holds: Callable[[], object]) -> None:

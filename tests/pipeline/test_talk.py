@@ -13,7 +13,7 @@ FORM = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z "
 
 def test_a_line_has_time_subject_and_text() -> None:
     stream = io.StringIO()
-    handler = logs.to_stderr(stream)
+    handler = logs.log_to_stderr(stream)
     try:
         logging.getLogger("fleetpulse.kafka").warning("topic %s is not there", "x")
         logging.getLogger("fleetpulse.kafka").info("too fine")
@@ -34,15 +34,15 @@ def test_lines_of_one_kind_are_limited_and_the_rest_is_counted() -> None:
         return record.getMessage() if limit.filter(record) else None
 
     passed = [passes("cannot accept %d", i) for i in range(100_000)]
-    assert passed[: logs.LINES] == [f"cannot accept {i}" for i in range(logs.LINES)]
-    assert not any(passed[logs.LINES :])
+    assert passed[: logs.MAX_LINES] == [f"cannot accept {i}" for i in range(logs.MAX_LINES)]
+    assert not any(passed[logs.MAX_LINES :])
     assert passes("something else %d", 1) == "something else 1"
-    now[0] += logs.PERIOD
-    assert passes("cannot accept %d", 7) == "cannot accept 7 (and 99980 lines like this before it)"
+    now[0] += logs.PERIOD_S
+    assert passes("cannot accept %d", 7) == "cannot accept 7 (99980 similar lines dropped before)"
 
 
 def test_the_kinds_that_are_counted_are_bounded() -> None:
     limit = logs.RateLimit()
-    for i in range(3 * logs.KINDS):
+    for i in range(3 * logs.MAX_KINDS):
         limit.filter(logging.LogRecord("x", logging.ERROR, "", 0, f"text {i}", (), None))
-    assert len(limit._seen) == logs.KINDS
+    assert len(limit._counts) == logs.MAX_KINDS

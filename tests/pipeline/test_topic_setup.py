@@ -43,8 +43,8 @@ def state_of(address: Address) -> Mapping[str, topic_state.TopicState]:
 def test_topics_are_made_with_their_settings_and_lead(bare: Address) -> None:
     lines = lines_of(kafka_of(bare))
     assert len(lines) == len(NAMES)
-    assert "topic telemetry.v1: made: 4 partitions, 1 replica, retention 72 h" in lines
-    assert "topic telemetry.v1.dlq: made: 1 partition, 1 replica, retention 168 h" in lines
+    assert "topic telemetry.v1: created: 4 partitions, 1 replica, retention 72 h" in lines
+    assert "topic telemetry.v1.dlq: created: 1 partition, 1 replica, retention 168 h" in lines
     state = state_of(bare)
     for topic in topics.configured_topics(kafka_of(bare)):
         found = state[topic.name]
@@ -61,7 +61,7 @@ def test_a_topic_that_nobody_reads_yet_is_said_to_be_one(bare: Address) -> None:
 def test_a_second_time_all_was_there_already_and_messages_stay(bare: Address) -> None:
     lines_of(kafka_of(bare))
     write(bare, "telemetry.v1", [b"kept"])
-    assert all("was there already, as wanted" in line for line in lines_of(kafka_of(bare)))
+    assert all("already exists, as configured" in line for line in lines_of(kafka_of(bare)))
     assert [record.value for record in read(bare, "telemetry.v1")] == [b"kept"]
 
 
@@ -69,7 +69,7 @@ def test_what_differs_is_named_with_its_mend_and_left_alone(bare: Address) -> No
     lines_of(kafka_of(bare, partitions=2))
     before = state_of(bare)
     lines = [line for line in lines_of(kafka_of(bare, partitions=5, retention_hours=1.0)) if "telemetry.v1:" in line]
-    assert lines[0] == "topic telemetry.v1: was there already"
+    assert lines[0] == "topic telemetry.v1: already exists"
     assert "number of partitions is 2, expected 5; mend: kafka-topics.sh" in lines[1]
     assert "[kafka] partitions = 2" in lines[1]
     assert "retention.ms is 259200000, expected 3600000; mend: kafka-configs.sh" in lines[2]
@@ -131,7 +131,7 @@ def test_brokers_that_are_away_are_unreachable_and_named() -> None:
 
 def test_init_works_over_tls_and_scram(secure_kafka: Broker) -> None:
     delete_topics(secure_kafka, NAMES)
-    assert "topic telemetry.v1: made: 4 partitions, 1 replica, retention 72 h" in lines_of(kafka_of(secure_kafka))
+    assert "topic telemetry.v1: created: 4 partitions, 1 replica, retention 72 h" in lines_of(kafka_of(secure_kafka))
     write(secure_kafka, "events.v1", [b"sealed"])
     assert [record.value for record in read(secure_kafka, "events.v1")] == [b"sealed"]
 
@@ -157,11 +157,11 @@ def test_the_whole_command_makes_store_folders_and_topics(bare: Address, tmp_pat
         pipeline=Pipeline(transport="kafka"),
     )
     lines: list[str] = []
-    assert init.init(config, lines.append) == 0
-    assert sum(" made" in line for line in lines) == 2 + len(NAMES)
+    assert init.initialize(config, lines.append) == 0
+    assert sum(" created" in line for line in lines) == 2 + len(NAMES)
     lines.clear()
-    assert init.init(replace(config), lines.append) == 0
-    assert sum("was there already" in line for line in lines) == 3 + len(NAMES)
+    assert init.initialize(replace(config), lines.append) == 0
+    assert sum("already exists" in line for line in lines) == 3 + len(NAMES)
 
 
 def test_init_beside_a_running_pipeline_makes_the_topics_that_are_missing(bare: Address, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_init_beside_a_running_pipeline_makes_the_topics_that_are_missing(bare: 
             spool=Spool(directory=tmp_path / "spool"),
             store=Store(path=path),
         )
-        assert init.init(config, lines.append) == 0
+        assert init.initialize(config, lines.append) == 0
         holder.communicate()
     assert any("store" in line and "is in use" in line for line in lines)
-    assert "topic telemetry.v1: made: 4 partitions, 1 replica, retention 72 h" in lines
+    assert "topic telemetry.v1: created: 4 partitions, 1 replica, retention 72 h" in lines

@@ -25,7 +25,7 @@ from agents.collectors.canary.arithmetic import Corrupt, compute_problem, digest
 from agents.collectors.canary.known_answers import load_known_answers
 from agents.collectors.canary.problems import PROBLEMS, VARIANTS, VERSION, Problem
 from agents.collectors.canary.rounds import CanaryTask, run_round
-from pipeline.runtime.supervise import end_with_parent
+from pipeline.runtime.supervise import set_parent_death_signal
 
 WriteLine = Callable[[Mapping[str, Any]], None]
 LABEL = "cpu"
@@ -116,7 +116,7 @@ def main(words: list[str] | None = None, touch: Corrupt | None = None) -> int:
     parser.add_argument("--rest", type=float, default=0.0, help="rest so many times as long as each problem took")
     parser.add_argument("--patience", type=float, default=10.0, help="longest wait for one busy core, in seconds")
     options = parser.parse_args(words)
-    end_with_parent(signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     cores = [int(core) for core in options.cores.split(",") if core] or sorted(os.sched_getaffinity(0))
     seconds, turn, pace = options.seconds, options.variant, RestingPace(options.rest)
     if options.minutes:

@@ -23,7 +23,7 @@ from agents.collectors.canary.child_process import CanaryProcess, module_command
 from agents.collectors.canary.cpu_program import WriteLine, write_line
 from agents.collectors.gpu.library import NvmlLibrary
 from agents.collectors.gpu.slots import GpuSlots, gpus_on_bus, kernel_pci_address, load_gpus
-from pipeline.runtime.supervise import end_with_parent
+from pipeline.runtime.supervise import set_parent_death_signal
 
 POLL_S = 0.1
 """Seconds between two checks of a GPU with a worker (detection.md section 3: yield to a compute process)."""
@@ -153,7 +153,7 @@ def main(words: list[str] | None = None, work: Callable[[CanaryGpu, list[str]], 
     parser.add_argument("--idle", type=float, default=300.0, help="seconds for which a GPU must be idle")
     parser.add_argument("--seen", type=Path, help="state file of the nvml collector with the GPUs' numbers")
     options = parser.parse_args(words)
-    end_with_parent(signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     try:
         gpus = NvmlGpus(options.seen)
     except NoData as error:

@@ -33,7 +33,7 @@ from agents.collectors.canary.gpu_problems import (
 from agents.collectors.canary.known_answers import load_known_answers
 from agents.collectors.canary.problems import EXPONENTS, VARIANTS, Integers, Problem, integer_operand
 from agents.collectors.canary.rounds import CanaryTask, run_round
-from pipeline.runtime.supervise import end_with_parent
+from pipeline.runtime.supervise import set_parent_death_signal
 
 REPEATS = 128
 """How often a GPU computes a product with the same operands. Chosen: as long as making and copying them takes. A CPU
@@ -252,7 +252,7 @@ def main(words: list[str] | None = None, disturb: CorruptTensor | None = None) -
     parser.add_argument("--variant", type=int, default=0, help="first set of inputs")
     parser.add_argument("--memory", type=float, default=0.5, help="share of its free memory to march over")
     options = parser.parse_args(words)
-    end_with_parent(signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     os.nice(19)
     try:
         device = TorchDevice(options.device, options.memory, disturb)

@@ -305,7 +305,7 @@ class PodPoller:
         import urllib.request
         from urllib.parse import quote
 
-        from pipeline.http.addresses import opener
+        from pipeline.http.addresses import make_opener
 
         path = f"/api/v1/pods?fieldSelector={quote('spec.nodeName=' + self.node)}&resourceVersion=0"
         token = (self.account / "token").read_text().strip()  # each time: the kubelet renews it hourly
@@ -313,7 +313,7 @@ class PodPoller:
         context = ssl.create_default_context(cafile=str(trust) if trust.exists() else None)
         request = urllib.request.Request(self.api + path, headers={"Authorization": f"Bearer {token}"})
         try:
-            with opener(urllib.request.HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_S) as answer:
+            with make_opener(urllib.request.HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_S) as answer:
                 found: bytes = answer.read(MAX_POD_LIST_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:

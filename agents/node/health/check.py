@@ -56,9 +56,9 @@ def run_check(load: Callable[[], Config], nagios: bool, timeout: float, form: st
     if code:  # a configuration that cannot be used
         sys.stderr.write(f"fleetpulse: {result.rows[0].text}\n")
         return code
-    from pipeline.commands.output import rendered
+    from pipeline.commands.output import render_rows
 
-    text = rendered(result.to_rows(), COLUMNS, form)  # type: ignore[arg-type] # argparse admits only the four
+    text = render_rows(result.to_rows(), COLUMNS, form)  # type: ignore[arg-type] # argparse admits only the four
     return EXIT[result.state if _print(text) else UNKNOWN]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Check
-from pipeline.http.addresses import opener
+from pipeline.http.addresses import make_opener
 
 MAX_BYTES = 8 << 20
 """Longest response that is read; chosen: 4,000 open incidents."""
@@ -57,7 +57,7 @@ def _fetch_open(check: Check, timeout: float) -> tuple[list[dict[str, Any]], str
     if check.token_file is not None:
         request.add_header("Authorization", f"Bearer {_read_token(check.token_file)}")
     try:
-        with opener().open(request, timeout=timeout) as answer:
+        with make_opener().open(request, timeout=timeout) as answer:
             raw = answer.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise NoAnswer(f"API {check.api_url}: response longer than {MAX_BYTES} bytes")

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from agents.collector import Collector, collector_settings
 from agents.node.workers.read_server import serve_reads
-from pipeline.runtime.supervise import end_with_parent
+from pipeline.runtime.supervise import set_parent_death_signal
 
 __all__ = ["RUNNING", "WorkerProcesses"]
 
@@ -200,7 +200,7 @@ def _run_worker(collectors: Sequence[Collector], node: str, channels: Sequence[s
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the agent ends its workers itself
             signal.signal(number, signal.SIG_IGN)
-        end_with_parent(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL)
         close_other_files({channel.fileno() for channel in channels})
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, MAX_OPEN_FILES), most))
@@ -258,7 +258,7 @@ def serve_forks(channel: socket.socket) -> NoReturn:
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the agent ends the fork server itself
             signal.signal(number, signal.SIG_IGN)
-        end_with_parent(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL)
         importlib.import_module("agents.collectors.registry")  # loaded once, shared by the workers
         forked = ForkedWorkers()
         while True:

@@ -76,35 +76,35 @@ class StoreBackend:
     def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         return self._note(incident, user, comment, "resolved", "resolved")
 
-    def not_a_fault(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+    def mark_normal(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         return self._note(incident, user, f"not a fault: {comment}", "resolved", "resolved")
 
-    def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
+    def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         check_mute(detector, scope, seconds, reason, ("straggler",))
         mute = Mute("m1", detector, scope, NOW, NOW + int(seconds * SECOND), reason, user)
         with self.database.transaction() as connection:
             mutes.add_mute(connection, mute)
         return {**mute.as_json(), "warning": warn_unknown_scope(scope, self.topology, CLOCKS.__contains__)}
 
-    def unmute(self, mute: str, user: str) -> Mapping[str, Any]:
+    def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
         found = {m.id: m for m in mutes.load_all_mutes(self.database.connection)}[mute]
         with self.database.transaction() as connection:
             mutes.end_mute(connection, mute, user, NOW + SECOND)
         return replace(found, ended=NOW + SECOND, ended_by=user).as_json()
 
-    def detectors(self) -> Sequence[Mapping[str, Any]]:
-        return [{**row, "modes": self.modes()} for row in Runner(configured()).listing()]
+    def list_detectors(self) -> Sequence[Mapping[str, Any]]:
+        return [{**row, "modes": self.list_modes()} for row in Runner(configured()).listing()]
 
-    def modes(self) -> Sequence[Mapping[str, Any]]:
+    def list_modes(self) -> Sequence[Mapping[str, Any]]:
         return [{"detector": "*", "scope": "rack:r1", "mode": "record"}]
 
-    def health(self) -> Health:
+    def read_health(self) -> Health:
         return self.standing
 
-    def unready(self) -> list[str]:
+    def list_unready_reasons(self) -> list[str]:
         return self.reasons
 
-    def counters(self) -> Mapping[str, float]:
+    def read_counters(self) -> Mapping[str, float]:
         return self.counts
 
     def _note(self, incident: str, user: str, comment: str, kind: str, state: str | None) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.api import routes_read
-from pipeline.api.server import Serving, create_app, serve
+from pipeline.api.server import ApiServer, create_app, start_server
 from pipeline.config.sections import Api, Config
 from pipeline.http import connections
 
@@ -25,22 +25,22 @@ CONFIG = Config(api=Api(port=0, connections=MOST))
 
 
 @pytest.fixture
-def serving(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
+def serving(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     monkeypatch.setattr(connections, "REQUEST_SECONDS", 1.0)
     stop = threading.Event()
-    running = serve(create_app(backend, CONFIG), CONFIG, stop)
+    running = start_server(create_app(backend, CONFIG), CONFIG, stop)
     yield running
     stop.set()
     assert running.join(5.0)
 
 
-def caller(serving: Serving, start: bytes = b"") -> socket.socket:
+def caller(serving: ApiServer, start: bytes = b"") -> socket.socket:
     made = socket.create_connection(("127.0.0.1", serving.port), 5.0)
     made.sendall(start)
     return made
 
 
-def healthy(serving: Serving) -> bool:
+def healthy(serving: ApiServer) -> bool:
     asked = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=5.0)
     with contextlib.closing(asked):
         asked.request("GET", "/healthz")
@@ -59,7 +59,7 @@ def files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_many_half_open_connections_cost_few_files_and_others_are_served(serving: Serving) -> None:
+def test_many_half_open_connections_cost_few_files_and_others_are_served(serving: ApiServer) -> None:
     before = files()
     with contextlib.ExitStack() as held:
         silent = [held.enter_context(caller(serving, b"GET / HTTP/1.1\r\nHost: 12")) for _ in range(5 * MOST)]
@@ -70,7 +70,7 @@ def test_many_half_open_connections_cost_few_files_and_others_are_served(serving
 
 
 def test_a_crowd_that_sends_a_byte_now_and_then_keeps_out_nobody_who_pauses_within_a_request(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
+    serving: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of the crowd had sent something later than the honest caller, who was dropped in its place."""
     monkeypatch.setattr(connections, "REQUEST_SECONDS", 30.0)
@@ -85,7 +85,9 @@ def test_a_crowd_that_sends_a_byte_now_and_then_keeps_out_nobody_who_pauses_with
         assert honest.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
-def test_callers_who_come_while_the_server_is_busy_wait_in_the_kernel_and_need_not_try_again(serving: Serving) -> None:
+def test_callers_who_come_while_the_server_is_busy_wait_in_the_kernel_and_need_not_try_again(
+    serving: ApiServer,
+) -> None:
     """Beyond the queue a SYN is dropped, and repeated after 1, 3, 7 and 15 s: a call of 20 ms took 19 s."""
     busy, held = threading.Event(), threading.Event()
 
@@ -111,14 +113,14 @@ def test_callers_who_come_while_the_server_is_busy_wait_in_the_kernel_and_need_n
     ],
     ids=["nothing", "half a head", "half a body"],
 )
-def test_a_request_that_does_not_arrive_whole_in_time_is_dropped(serving: Serving, start: bytes) -> None:
+def test_a_request_that_does_not_arrive_whole_in_time_is_dropped(serving: ApiServer, start: bytes) -> None:
     begun = time.monotonic()
     with caller(serving, start) as one:
         assert dropped(one)
     assert time.monotonic() - begun < 3.0
 
 
-def test_a_byte_now_and_then_buys_no_time(serving: Serving) -> None:
+def test_a_byte_now_and_then_buys_no_time(serving: ApiServer) -> None:
     """Slow loris: each byte is on time, the request is not."""
     with caller(serving, b"GET /healthz HTTP/1.1\r\n") as one:
         one.settimeout(0.1)
@@ -145,7 +147,7 @@ def drip(one: socket.socket) -> None:
                 raise EOFError
 
 
-def test_the_second_request_of_a_kept_connection_has_the_same_deadline(serving: Serving) -> None:
+def test_the_second_request_of_a_kept_connection_has_the_same_deadline(serving: ApiServer) -> None:
     with caller(serving, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as one:
         assert one.recv(1 << 16).startswith(b"HTTP/1.1 200")
         one.sendall(b"GET /heal")
@@ -153,7 +155,7 @@ def test_the_second_request_of_a_kept_connection_has_the_same_deadline(serving: 
 
 
 def test_a_slow_reader_of_an_answer_is_dropped_and_its_slot_is_free_again(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
+    serving: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes_read, "SEND_SECONDS", 0.5)
     monkeypatch.setattr(connections, "WRITE_SECONDS", 1.0)
@@ -173,7 +175,7 @@ def test_a_slow_reader_of_an_answer_is_dropped_and_its_slot_is_free_again(
             time.sleep(0.1)  # polls a real server that has no other way to tell
 
 
-def answered(serving: Serving) -> int:
+def answered(serving: ApiServer) -> int:
     asked = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=30.0)
     with contextlib.closing(asked):
         body = json.dumps({"query": "SELECT 1"})
@@ -181,9 +183,9 @@ def answered(serving: Serving) -> int:
         return asked.getresponse().status
 
 
-def test_the_file_limit_is_raised_and_a_reserve_is_left_for_ingest(serving: Serving) -> None:
+def test_the_file_limit_is_raised_and_a_reserve_is_left_for_ingest(serving: ApiServer) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft == hard
-    assert connections.affordable(256, 1024) == 256
-    assert connections.affordable(4096, 1024) == 1024 - connections.RESERVED_FILES
-    assert connections.affordable(256, 64) == connections.FEWEST
+    assert connections.limit_connections(256, 1024) == 256
+    assert connections.limit_connections(4096, 1024) == 1024 - connections.RESERVED_FILES
+    assert connections.limit_connections(256, 64) == connections.MIN_CONNECTIONS

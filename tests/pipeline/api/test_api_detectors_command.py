@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fleetpulse
-from pipeline.api.server import create_app, serve
+from pipeline.api.server import create_app, start_server
 from pipeline.config.sections import Api, Config
 
 
@@ -24,16 +24,16 @@ class Troubled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def detectors(self) -> Sequence[dict[str, Any]]:
+    def list_detectors(self) -> Sequence[dict[str, Any]]:
         changed = {"link": {"off": ["nic.state"]}, "xid": {"errors": 3}}
-        return [{**row, **changed.get(row["name"], {})} for row in self._backend.detectors()]
+        return [{**row, **changed.get(row["name"], {})} for row in self._backend.list_detectors()]
 
 
 @pytest.fixture
 def site(backend: Any, tmp_path: Path) -> Iterator[str]:
     """The configuration of a pipeline that serves."""
     stop, config = threading.Event(), Config(api=Api(port=0))
-    serving = serve(create_app(Troubled(backend), config), config, stop)
+    serving = start_server(create_app(Troubled(backend), config), config, stop)
     file = tmp_path / "site.toml"
     file.write_text(f"[api]\nport = {serving.port}\n[detector.sdc]\nquorum = 7\n")
     yield str(file)

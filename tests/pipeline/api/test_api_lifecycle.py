@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.api.server import Serving, create_app, serve
+from pipeline.api.server import ApiServer, create_app, start_server
 from pipeline.config.sections import Api, Config
 from pipeline.model.errors import ConfigError
 
@@ -27,14 +27,14 @@ def stop() -> Iterator[threading.Event]:
 
 
 @pytest.fixture
-def serving(backend: Any, stop: threading.Event) -> Iterator[Serving]:
-    running = serve(create_app(backend, CONFIG), CONFIG, stop)
+def serving(backend: Any, stop: threading.Event) -> Iterator[ApiServer]:
+    running = start_server(create_app(backend, CONFIG), CONFIG, stop)
     yield running
     stop.set()
     assert running.join(5.0)
 
 
-def _stops_within_a_second(serving: Serving, stop: threading.Event) -> None:
+def _stops_within_a_second(serving: ApiServer, stop: threading.Event) -> None:
     begun = time.monotonic()
     stop.set()
     assert serving.join(5.0)
@@ -44,7 +44,7 @@ def _stops_within_a_second(serving: Serving, stop: threading.Event) -> None:
 
 
 def test_it_answers_when_serve_returns_and_ends_with_a_caller_that_keeps_its_connection(
-    serving: Serving, stop: threading.Event
+    serving: ApiServer, stop: threading.Event
 ) -> None:
     caller = http.client.HTTPConnection("127.0.0.1", serving.port)
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_it_answers_when_serve_returns_and_ends_with_a_caller_that_keeps_its_con
     caller.close()
 
 
-def test_it_ends_while_a_caller_has_said_half_a_sentence(serving: Serving, stop: threading.Event) -> None:
+def test_it_ends_while_a_caller_has_said_half_a_sentence(serving: ApiServer, stop: threading.Event) -> None:
     with socket.create_connection(("127.0.0.1", serving.port)) as caller:
         caller.sendall(b"POST /api/v1/sql HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n")
         with socket.create_connection(("127.0.0.1", serving.port)) as other:
@@ -67,7 +67,7 @@ def test_it_ends_while_a_caller_has_said_half_a_sentence(serving: Serving, stop:
             _stops_within_a_second(serving, stop)
 
 
-def test_it_ends_while_a_query_runs_and_the_query_is_interrupted(serving: Serving, stop: threading.Event) -> None:
+def test_it_ends_while_a_query_runs_and_the_query_is_interrupted(serving: ApiServer, stop: threading.Event) -> None:
     outcome: list[object] = []
     sent = threading.Event()
 
@@ -93,14 +93,14 @@ def test_it_ends_while_a_query_runs_and_the_query_is_interrupted(serving: Servin
 
 
 def test_a_taken_port_is_a_configuration_error_that_names_it(
-    serving: Serving, backend: Any, stop: threading.Event
+    serving: ApiServer, backend: Any, stop: threading.Event
 ) -> None:
     taken = Config(api=Api(port=serving.port))
     with pytest.raises(ConfigError, match=str(serving.port)):
-        serve(create_app(backend, taken), taken, stop)
+        start_server(create_app(backend, taken), taken, stop)
 
 
-def test_many_callers_at_once_are_all_answered(serving: Serving) -> None:
+def test_many_callers_at_once_are_all_answered(serving: ApiServer) -> None:
     statuses: list[int] = []
 
     def ask() -> None:
@@ -121,7 +121,7 @@ def test_many_callers_at_once_are_all_answered(serving: Serving) -> None:
 
 
 def test_an_ordinary_end_says_nothing(
-    serving: Serving, stop: threading.Event, caplog: pytest.LogCaptureFixture
+    serving: ApiServer, stop: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     caller = http.client.HTTPConnection("127.0.0.1", serving.port)
     caller.request("GET", "/healthz")

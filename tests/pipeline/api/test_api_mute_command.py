@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fleetpulse
-from pipeline.api.server import create_app, serve
+from pipeline.api.server import create_app, start_server
 from pipeline.config.sections import Api, Config
 
 Call = Callable[..., tuple[int, str, str]]
@@ -25,7 +25,7 @@ def mutes(
     """mutes(*words): (exit code, stdout, stderr) of the command, asking an API that serves."""
     monkeypatch.setattr("pipeline.commands.mutes.time.time_ns", lambda: now * 1000)
     stop, config = threading.Event(), Config(api=Api(port=0))
-    serving = serve(create_app(backend, config, lambda: now), config, stop)
+    serving = start_server(create_app(backend, config, lambda: now), config, stop)
     file = tmp_path / "site.toml"
     file.write_text(f"[api]\nport = {serving.port}\n")
 
@@ -65,7 +65,7 @@ def test_a_mute_is_made_listed_and_ended(mutes: Call) -> None:
         (("add", "stragler", *ADD[2:]), "no such detector"),
         ((*ADD[:2], "rack", *ADD[3:]), "expected an entity"),
         ((*ADD[:6], ""), "reason: is empty"),
-        ((*ADD[:4], "0", *ADD[5:]), "--hours 0: wanted more than 0"),
+        ((*ADD[:4], "0", *ADD[5:]), "--hours 0: expected more than 0"),
         ((*ADD[:4], "nan", *ADD[5:]), "--hours nan"),
         ((*ADD[:4], "1000", *ADD[5:]), "at most 30 days"),
         (("end", "nothing"), "is not known, or is over"),
@@ -87,13 +87,13 @@ def test_a_mute_on_what_nobody_knows_is_made_with_a_warning(mutes: Call) -> None
 def test_a_pipeline_that_does_not_run_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text("[api]\nport = 9\n")
     assert fleetpulse.main(["mutes", "--config", str(tmp_path / "site.toml")]) == 3
-    assert "wanted a running pipeline" in capsys.readouterr().err
+    assert "start the pipeline" in capsys.readouterr().err
 
 
 def test_a_token_that_may_not_is_refused(with_tokens: Any, backend: Any, tmp_path: Path) -> None:
     tokens, stop = tmp_path / "tokens", threading.Event()
     config = Config(api=Api(port=0, token_file=tokens))
-    serving = serve(create_app(backend, config), config, stop)
+    serving = start_server(create_app(backend, config), config, stop)
     try:
         (tmp_path / "other").write_text("eve:eve-has-a-long-wrong-token\n")
         (tmp_path / "site.toml").write_text(f"[api]\nport = {serving.port}\ntoken_file = '{tmp_path}/other'\n")

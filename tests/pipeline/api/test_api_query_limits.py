@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.api import query
-from pipeline.api.query import TOGETHER, Queries, QueryHost, select
-from pipeline.api.query_process import terms, words
+from pipeline.api.query import MAX_SCANS, QueryHost, QueryRunner, build_select
+from pipeline.api.query_process import filter_words, parse_terms
 from pipeline.config.sections import Api
 from pipeline.model.errors import OverLimit, Refused, Retryable
 from pipeline.store.database import Database
@@ -67,8 +67,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="module")
-def queries(database: Database) -> Iterator[Queries]:
-    made = Queries(database.cursor, Api(sql_seconds=SECONDS, sql_memory_bytes=MEMORY))
+def queries(database: Database) -> Iterator[QueryRunner]:
+    made = QueryRunner(database.cursor, Api(sql_seconds=SECONDS, sql_memory_bytes=MEMORY))
     made.run("SELECT 1")
     yield made
     made.close()
@@ -107,7 +107,7 @@ def resident(pid: int) -> int:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_query_ends_in_time_and_memory_and_telemetry_is_stored_meanwhile(
-    database: Database, queries: Queries, name: str
+    database: Database, queries: QueryRunner, name: str
 ) -> None:
     """In the pipeline's own process some of these ran for minutes and took more than 16 GB."""
     watch, stop, stored = Watch(), threading.Event(), list[float]()
@@ -136,7 +136,7 @@ def test_a_hostile_query_ends_in_time_and_memory_and_telemetry_is_stored_meanwhi
     until(lambda: not grandchildren(), 5.0)
 
 
-def test_many_hostile_queries_at_once_end_in_time_or_are_sent_away(database: Database, queries: Queries) -> None:
+def test_many_hostile_queries_at_once_end_in_time_or_are_sent_away(database: Database, queries: QueryRunner) -> None:
     outcomes = list[str]()
 
     def run(text: str) -> None:
@@ -159,7 +159,7 @@ def test_many_hostile_queries_at_once_end_in_time_or_are_sent_away(database: Dat
 
 
 def test_a_query_that_crashes_its_process_is_refused_and_the_next_one_is_answered(database: Database) -> None:
-    with contextlib.closing(Queries(database.cursor, Api(sql_seconds=60.0))) as queries:  # found late if busy
+    with contextlib.closing(QueryRunner(database.cursor, Api(sql_seconds=60.0))) as queries:  # found late if busy
         until(lambda: answers(queries))
         until(lambda: not grandchildren())
         killer = threading.Thread(target=lambda: os.kill(wait_for_one(), signal.SIGKILL))
@@ -177,7 +177,7 @@ def wait_for_one() -> int:
     return found[0]
 
 
-def test_the_process_that_forks_may_die_and_is_started_again(queries: Queries) -> None:
+def test_the_process_that_forks_may_die_and_is_started_again(queries: QueryRunner) -> None:
     (host,) = hosts()
     os.kill(host, signal.SIGKILL)
     with pytest.raises(Retryable):
@@ -190,7 +190,7 @@ def test_a_process_that_hangs_before_it_forks_costs_the_caller_no_more_than_the_
     database: Database, asked: str
 ) -> None:
     """On a machine that was too busy to fork, answers took 16.6 s where 11 are promised."""
-    made, before = Queries(database.cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY)), hosts()
+    made, before = QueryRunner(database.cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY)), hosts()
     until(lambda: answers(made))  # the process that forks starts within the limit of an idle machine alone
     (host,) = hosts() - before
     os.kill(host, signal.SIGSTOP)
@@ -216,7 +216,7 @@ def test_a_store_that_does_not_answer_costs_the_caller_no_more_than_the_limit_an
         disk.wait()
         return database.cursor()
 
-    made = Queries(cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY, sql_queries=1))
+    made = QueryRunner(cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY, sql_queries=1))
     until(lambda: answers(made))
     disk.clear()
     begun = time.monotonic()
@@ -230,7 +230,7 @@ def test_a_store_that_does_not_answer_costs_the_caller_no_more_than_the_limit_an
     made.close()
 
 
-def answers(made: Queries) -> bool:
+def answers(made: QueryRunner) -> bool:
     """Whether a slot is free again, and a process within the limit."""
     with contextlib.suppress(Retryable, OverLimit):
         made.run("SELECT 1").release()
@@ -280,10 +280,10 @@ def test_the_end_does_not_wait_for_a_process_that_hangs() -> None:
 def test_nothing_is_left_when_the_pipeline_is_killed() -> None:
     program = """
 import duckdb, os, sys, threading, time
-from pipeline.api.query import Queries
+from pipeline.api.query import QueryRunner
 from pipeline.api.query import QueryHost
 from pipeline.config.sections import Api
-queries = Queries(duckdb.connect().cursor, Api(sql_seconds=60.0))
+queries = QueryRunner(duckdb.connect().cursor, Api(sql_seconds=60.0))
 text = "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b"
 threading.Thread(target=queries.run, args=(text,), daemon=True).start()
 queries.run("SELECT 1")
@@ -312,9 +312,9 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def test_a_query_over_more_tables_than_it_may_read_at_once_is_refused(queries: Queries) -> None:
-    text = " UNION ALL ".join(["SELECT count(*) FROM gpu JOIN node USING (entity)"] * TOGETHER)
-    more = " ".join(f"JOIN gpu a{i} USING (time, entity)" for i in range(1, TOGETHER + 2))
+def test_a_query_over_more_tables_than_it_may_read_at_once_is_refused(queries: QueryRunner) -> None:
+    text = " UNION ALL ".join(["SELECT count(*) FROM gpu JOIN node USING (entity)"] * MAX_SCANS)
+    more = " ".join(f"JOIN gpu a{i} USING (time, entity)" for i in range(1, MAX_SCANS + 2))
     joined = f"SELECT count(*) FROM gpu a0 {more}"
     with contextlib.suppress(OverLimit):  # one after the other they may be read, if time allows
         queries.run(text).release()
@@ -322,7 +322,7 @@ def test_a_query_over_more_tables_than_it_may_read_at_once_is_refused(queries: Q
         queries.run(joined)
 
 
-def test_an_answer_beyond_its_bytes_is_cut(queries: Queries, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_beyond_its_bytes_is_cut(queries: QueryRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "ANSWER_BYTES", 100_000)
     for arrow in (False, True):
         found = queries.run("SELECT range, 'x' || range FROM range(100000)", arrow)
@@ -355,21 +355,24 @@ def test_a_filter_that_is_applied_before_rows_are_sent_gives_what_the_store_itse
     text = f"SELECT count(*), coalesce(sum(sm_clock), 0)::BIGINT, count(DISTINCT entity) FROM gpu WHERE {predicate}"
     with contextlib.closing(database.cursor()) as cursor:
         expected = [list(row) for row in cursor.execute(text).fetchall()]
-    with contextlib.closing(Queries(database.cursor, Api())) as queries:  # not about limits: the usual ones
+    with contextlib.closing(QueryRunner(database.cursor, Api())) as queries:  # not about limits: the usual ones
         assert json.loads(queries.run(text).body)["rows"] == expected
 
 
 def test_a_filter_is_understood_where_that_is_safe_and_left_out_elsewhere() -> None:
     text = '((((time >= 2026-01-31 08:00:00.5Z) and (entity == "gpu:n1")) and is_valid(power)) and (x > 2.5))'
-    assert sorted(terms(text)) == [("entity", "=", "text", "gpu:n1"), ("time", ">=", "time", "2026-01-31 08:00:00.5Z")]
-    assert {"time", "entity", "power", "x"} <= words(text)
-    assert terms('((a > 1) or (entity == "x"))') == []
-    assert terms('(entity == "a\\") and (time > 2099-01-01 00:00:00Z")') == []
+    assert sorted(parse_terms(text)) == [
+        ("entity", "=", "text", "gpu:n1"),
+        ("time", ">=", "time", "2026-01-31 08:00:00.5Z"),
+    ]
+    assert {"time", "entity", "power", "x"} <= filter_words(text)
+    assert parse_terms('((a > 1) or (entity == "x"))') == []
+    assert parse_terms('(entity == "a\\") and (time > 2099-01-01 00:00:00Z")') == []
 
 
 def test_a_scan_reads_plain_columns_of_the_tables_that_the_query_named() -> None:
     schemas = {"gpu": pa.schema([("time", pa.timestamp("us", "UTC")), ("entity", pa.string())])}
-    found = select(schemas, "gpu", ["entity"], [("entity", "=", "text", "it's")])
+    found = build_select(schemas, "gpu", ["entity"], [("entity", "=", "text", "it's")])
     assert found == """SELECT "entity" FROM "gpu" WHERE "entity" = 'it''s'::VARCHAR"""
     for table, columns, where in [
         ("meta", ["value"], []),
@@ -379,4 +382,4 @@ def test_a_scan_reads_plain_columns_of_the_tables_that_the_query_named() -> None
         ("gpu", ["time"], [("node", "=", "text", "1")]),
     ]:
         with pytest.raises(Refused):
-            select(schemas, table, columns, where)
+            build_select(schemas, table, columns, where)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.api import sandbox
 from pipeline.api import sandbox as functions
-from pipeline.api.query import Queries
+from pipeline.api.query import QueryRunner
 from pipeline.config.sections import Api
 from pipeline.model.errors import InvalidQuery, OverLimit, Refused, Retryable
 from pipeline.store.database import Database
@@ -234,13 +234,13 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="module")
-def queries(database: Database) -> Iterator[Queries]:
-    made = Queries(database.cursor, Api(sql_seconds=10.0, sql_rows=1000))
+def queries(database: Database) -> Iterator[QueryRunner]:
+    made = QueryRunner(database.cursor, Api(sql_seconds=10.0, sql_rows=1000))
     yield made
     made.close()
 
 
-def ask(queries: Queries, text: str) -> tuple[list[str], list[list[object]], bool]:
+def ask(queries: QueryRunner, text: str) -> tuple[list[str], list[list[object]], bool]:
     """Columns, rows, and whether rows are missing."""
     found = json.loads(queries.run(text).body)
     return found["columns"], found["rows"], found["truncated"]
@@ -270,14 +270,14 @@ def _refused(act: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("query", GOOD)
-def test_a_select_over_our_tables_is_answered(queries: Queries, query: str) -> None:
+def test_a_select_over_our_tables_is_answered(queries: QueryRunner, query: str) -> None:
     columns, _, truncated = ask(queries, query)
     assert columns
     assert not truncated
 
 
 @pytest.mark.slow
-def test_every_hostile_statement_is_refused_and_changes_nothing(database: Database, queries: Queries) -> None:
+def test_every_hostile_statement_is_refused_and_changes_nothing(database: Database, queries: QueryRunner) -> None:
     folder = database.path.parent
     before, files = _state(database), sorted(p.name for p in folder.iterdir())
     words = {"{folder}": str(folder), "{long}": f"'{'a' * 1000}'"}
@@ -290,7 +290,7 @@ def test_every_hostile_statement_is_refused_and_changes_nothing(database: Databa
 def test_the_gate_alone_refuses_what_the_locked_database_would_refuse_too() -> None:
     only_by_database = {"SELECT no_such_column FROM gpu"}
     with duckdb.connect() as connection:
-        passed = {query for query in HOSTILE if not _refused(partial(sandbox.check, connection, query))}
+        passed = {query for query in HOSTILE if not _refused(partial(sandbox.check_query, connection, query))}
     assert passed == only_by_database
 
 
@@ -326,7 +326,7 @@ def test_every_function_offered_is_known_to_duckdb_and_none_reads_the_outside() 
     editdist3 jaro_similarity jaro_winkler_similarity reservoir_quantile list_reduce reduce array_reduce aggregate
     list_aggregate list_aggr array_aggregate array_aggr""".split(),  # noqa: SIM905
 )
-def test_a_function_that_one_call_can_hold_past_every_limit_is_not_offered(queries: Queries, name: str) -> None:
+def test_a_function_that_one_call_can_hold_past_every_limit_is_not_offered(queries: QueryRunner, name: str) -> None:
     with pytest.raises(Refused, match="is not served in expressions"):
         queries.run(f"SELECT {name}('a')")
 
@@ -341,7 +341,7 @@ WORDS = st.sampled_from(
 @settings(max_examples=80, deadline=None)
 @given(words=st.lists(WORDS, max_size=14), start=st.sampled_from(["", "SELECT", "WITH a AS (SELECT 1)", "FROM gpu"]))
 def test_any_word_salad_is_answered_or_refused_and_changes_nothing(
-    database: Database, queries: Queries, words: list[str], start: str
+    database: Database, queries: QueryRunner, words: list[str], start: str
 ) -> None:
     _refused(lambda: queries.run(" ".join([start, *words])))
     assert database.connection.execute("SELECT count(*) FROM gaps").fetchall() == [(1,)]
@@ -349,34 +349,34 @@ def test_any_word_salad_is_answered_or_refused_and_changes_nothing(
 
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=60))
-def test_any_text_is_answered_or_refused(queries: Queries, text: str) -> None:
+def test_any_text_is_answered_or_refused(queries: QueryRunner, text: str) -> None:
     _refused(lambda: queries.run("SELECT '" + text))
 
 
 @pytest.mark.parametrize("text", ["SELECT '\ud800'", "SELECT '\x00'"])
-def test_broken_text_is_refused(queries: Queries, text: str) -> None:
+def test_broken_text_is_refused(queries: QueryRunner, text: str) -> None:
     with pytest.raises(InvalidQuery):
         queries.run(text)
 
 
 @pytest.mark.parametrize("text", ["SELECT " + "(" * 3000 + "1" + ")" * 3000, "SELECT " + "NOT " * 15000 + "true"])
-def test_an_expression_that_is_nested_too_deeply_is_over_a_limit_and_not_wrong(queries: Queries, text: str) -> None:
+def test_an_expression_that_is_nested_too_deeply_is_over_a_limit_and_not_wrong(queries: QueryRunner, text: str) -> None:
     """DuckDB's own words advise a setting that nobody can set here."""
     with pytest.raises(OverLimit, match="nested too deeply"):
         queries.run(text)
 
 
-def test_subqueries_900_deep_are_refused(queries: Queries) -> None:
+def test_subqueries_900_deep_are_refused(queries: QueryRunner) -> None:
     with pytest.raises(OverLimit, match="deep"):
         queries.run("SELECT * FROM " + "(SELECT * FROM " * 900 + "gpu" + ")" * 900)
 
 
-def test_a_query_longer_than_the_limit_is_refused(queries: Queries) -> None:
+def test_a_query_longer_than_the_limit_is_refused(queries: QueryRunner) -> None:
     with pytest.raises(OverLimit, match="characters"):
         queries.run("SELECT 1 -- " + "x" * sandbox.QUERY_CHARACTERS)
 
 
-def test_rows_beyond_the_limit_are_cut_and_said_so(queries: Queries) -> None:
+def test_rows_beyond_the_limit_are_cut_and_said_so(queries: QueryRunner) -> None:
     _, rows, truncated = ask(queries, "SELECT * FROM range(100000000000)")
     assert (len(rows), truncated) == (1000, True)
     _, rows, truncated = ask(queries, "SELECT * FROM range(1000)")
@@ -384,7 +384,7 @@ def test_rows_beyond_the_limit_are_cut_and_said_so(queries: Queries) -> None:
 
 
 def test_more_queries_than_slots_are_sent_away_and_a_stop_interrupts_those_that_run(database: Database) -> None:
-    queries, outcomes = Queries(database.cursor, Api(sql_seconds=60.0)), list[BaseException | None]()
+    queries, outcomes = QueryRunner(database.cursor, Api(sql_seconds=60.0)), list[BaseException | None]()
     begun = threading.Barrier(5)
 
     def run() -> None:
@@ -409,7 +409,7 @@ def test_more_queries_than_slots_are_sent_away_and_a_stop_interrupts_those_that_
         queries.run("SELECT 1")
 
 
-def test_every_table_that_is_served_exists_and_is_in_the_documentation(queries: Queries) -> None:
+def test_every_table_that_is_served_exists_and_is_in_the_documentation(queries: QueryRunner) -> None:
     text = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
     for table in sandbox.TABLES:
         columns, _, _ = ask(queries, f"FROM {table}")
@@ -417,7 +417,7 @@ def test_every_table_that_is_served_exists_and_is_in_the_documentation(queries: 
         assert columns
 
 
-def test_the_examples_of_the_documentation_are_answered(queries: Queries) -> None:
+def test_the_examples_of_the_documentation_are_answered(queries: QueryRunner) -> None:
     text = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
     examples = [part.partition(";")[0] for part in text.split("    -- ")[1:]]
     assert len(examples) == 2
@@ -426,9 +426,9 @@ def test_the_examples_of_the_documentation_are_answered(queries: Queries) -> Non
 
 
 def test_a_query_of_very_many_calls_is_refused() -> None:
-    query = "SELECT length(" + "||".join(["entity"] * (sandbox.CALLS + 2)) + ") FROM gpu"
-    with duckdb.connect() as connection, pytest.raises(OverLimit, match=f"at most {sandbox.CALLS}"):
-        sandbox.check(connection.cursor(), query)
+    query = "SELECT length(" + "||".join(["entity"] * (sandbox.MAX_CALLS + 2)) + ") FROM gpu"
+    with duckdb.connect() as connection, pytest.raises(OverLimit, match=f"at most {sandbox.MAX_CALLS}"):
+        sandbox.check_query(connection.cursor(), query)
 
 
 WRONG = """
@@ -445,7 +445,7 @@ SELECT a FROM gpu WHERE
 
 
 @pytest.mark.parametrize("query", WRONG)
-def test_wrong_sql_is_told_apart_from_sql_that_is_refused(queries: Queries, query: str) -> None:
+def test_wrong_sql_is_told_apart_from_sql_that_is_refused(queries: QueryRunner, query: str) -> None:
     with pytest.raises(InvalidQuery):
         queries.run(query)
 
@@ -455,7 +455,7 @@ def test_wrong_sql_is_told_apart_from_sql_that_is_refused(queries: Queries, quer
     ["DROP TABLE gpu", "SELECT 1; SELECT 2", "FROM read_csv('/etc/passwd')", "FROM '/etc/passwd'", "FROM meta",
      "FROM hot_gpu", "FROM duckdb_tables", "FROM main.gpu", "SELECT repeat('x', 5)", "SHOW TABLES", "SELECT $1"],
 )  # fmt: skip
-def test_refused_sql_is_not_called_wrong(queries: Queries, query: str) -> None:
+def test_refused_sql_is_not_called_wrong(queries: QueryRunner, query: str) -> None:
     with pytest.raises(Refused):
         queries.run(query)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.client import token_of
+from dashboards.client import read_token
 from pipeline.api import tokens
 from pipeline.commands import init
 from pipeline.config.sections import Api, Config, Spool, Store
@@ -23,26 +23,26 @@ def config(folder: Path, token_file: Path) -> Config:
 
 def test_init_makes_the_token_file_that_is_named_and_leaves_one_that_is_there(tmp_path: Path) -> None:
     file, said = tmp_path / "tokens", []
-    assert init.init(config(tmp_path, file), said.append) == 0
+    assert init.initialize(config(tmp_path, file), said.append) == 0
     assert f"tokens: {file} made, for dashboard and operator" in said
     assert file.stat().st_mode & 0o777 == 0o600
     first = file.read_text()
-    assert init.init(config(tmp_path, file), said.append) == 0
-    assert f"tokens: {file} was there already" in said
+    assert init.initialize(config(tmp_path, file), said.append) == 0
+    assert f"tokens: {file} already exists" in said
     assert file.read_text() == first
 
 
 def test_every_made_token_is_its_users_and_the_dashboard_shows_the_first(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    tokens.make(file)
-    known = tokens.read(Api(host="0.0.0.0", token_file=file))
+    tokens.create_token_file(file)
+    known = tokens.read_tokens(Api(host="0.0.0.0", token_file=file))
     lines = dict(line.split(":") for line in file.read_text().splitlines())
-    assert tuple(lines) == tokens.MADE
+    assert tuple(lines) == tokens.INITIAL_USERS
     assert len(set(lines.values())) == len(lines)
-    assert [known.user(f"Bearer {token}") for token in lines.values()] == list(tokens.MADE)
-    assert known.user(f"Bearer {token_of(file)}") == "dashboard"
+    assert [known.find_user(f"Bearer {token}") for token in lines.values()] == list(tokens.INITIAL_USERS)
+    assert known.find_user(f"Bearer {read_token(file)}") == "dashboard"
 
 
 def test_a_token_file_that_cannot_be_made_is_told_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="absent/tokens cannot be made"):
-        init.init(config(tmp_path, tmp_path / "absent" / "tokens"), lambda _: None)
+    with pytest.raises(UsageError, match="absent/tokens cannot be created"):
+        init.initialize(config(tmp_path, tmp_path / "absent" / "tokens"), lambda _: None)

@@ -1,0 +1,178 @@
+"""`fleetpulse pipeline`: runs the service with API and notifier; the backend of the API."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import duckdb
+
+from pipeline.api.backend import Health, Sources
+from pipeline.api.server import create_app, start_server
+from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
+from pipeline.config.sections import ANY, Config
+from pipeline.engine.engine import Engine, Judge
+from pipeline.incidents import ledger
+from pipeline.incidents.arrivals import LiveDesk
+from pipeline.incidents.cases import Change
+from pipeline.ingest.admission import RULES
+from pipeline.model.errors import Retryable
+from pipeline.model.records import SECOND
+from pipeline.model.topology import Topology
+from pipeline.runtime.supervise import Stop
+from pipeline.store.retention import count_losses
+
+
+class PipelineBackend:
+    """What the API reads from a running service, and the notes and mutes that people write. See
+    `api.backend.Backend`."""
+
+    def __init__(self, service: PipelineService) -> None:
+        self._service = service
+
+    @property
+    def topology(self) -> Topology:
+        """See `Backend.topology`."""
+        return self._service.topology
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """See `Backend.cursor`."""
+        return self._service.database.cursor()
+
+    # --- notes and mutes ----------------------------------------------------------------------------
+
+    def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """See `Desk.acknowledge`."""
+        return self._write_note(lambda desk: desk.acknowledge(incident, user, comment, self._service.clock()))
+
+    def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """See `Desk.comment`."""
+        return self._write_note(lambda desk: desk.comment(incident, user, comment, self._service.clock()))
+
+    def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """See `Desk.resolve`."""
+        return self._write_note(lambda desk: desk.resolve(incident, user, comment, self._service.clock()))
+
+    def mark_normal(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """Resolves an incident; its learning detectors accept the state as normal."""
+        return self._require_engine().resolve_as_not_a_fault(incident, user, comment).incident.as_json()
+
+    def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
+        """Adds a mute. Raises UsageError if it is invalid."""
+        engine = self._require_engine()
+        made = engine.mute(detector, scope, seconds, reason, user)
+        return {**made.as_json(), "warning": engine.describe_unknown_scope(scope)}
+
+    def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
+        """Ends a mute now. Raises KeyError if it is not active."""
+        return self._require_engine().unmute(mute, user).as_json()
+
+    def _write_note(self, change: Callable[[LiveDesk], Change]) -> Mapping[str, Any]:
+        return self._require_engine().apply_note(change).incident.as_json()
+
+    def _require_engine(self) -> Engine:
+        """Returns the engine. Raises Retryable while the service starts."""
+        engine = self._service.engine
+        if engine is None:
+            raise Retryable("the pipeline is starting: stored data is being evaluated; try again", after_s=2.0)
+        return engine
+
+    # --- state --------------------------------------------------------------------------------------
+
+    def list_detectors(self) -> Sequence[Mapping[str, Any]]:
+        """Returns one row per detector, with the rules of [[modes]] that apply to it."""
+        modes = self.list_modes()
+        rows = self._service.judge.listing()
+        return [{**row, "modes": [m for m in modes if m["detector"] in (ANY, row["name"])]} for row in rows]
+
+    def list_modes(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the rules of [[modes]]."""
+        rules = self._service.config.modes
+        return [{"detector": r.detector, "scope": r.scope, "mode": r.mode} for r in rules]
+
+    def list_unready_reasons(self) -> list[str]:
+        """Returns why the pipeline is not ready; empty if it is."""
+        return self._service.list_unready_reasons()
+
+    def read_health(self) -> Health:
+        """Returns watermark, backlog, lag, stall, and counts of agents and losses."""
+        service = self._service
+        engine, progress, now = service.engine, service.ingest.progress, service.clock()
+        newest, waiting = progress.newest, progress.backlog
+        lateness = int(service.config.pipeline.lateness * SECOND)
+        due = max(service.compute_watermark() or 0, (newest or 0) - lateness)
+        unevaluated = max(due - service.evaluated, service.evaluating)  # in the order in which data passes
+        return {
+            "watermark": engine.progress.judged if engine and engine.progress.judged > 0 else None,
+            "backlog": engine is None or waiting is not None or unevaluated > COMMIT_LIMIT,
+            "lag_s": None if (oldest := waiting or newest) is None else max(0.0, (now - oldest) / SECOND),
+            "stalled": service.is_stalled(),
+            "sources": self._count_sources(),
+        }
+
+    def _count_sources(self) -> Sources:
+        with contextlib.closing(self.cursor()) as cursor:
+            nodes = self._service.ingest.progress.nodes
+            gaps, letters = count_losses(cursor)
+        silent = sum(self._service.clock() - time > SILENCE_LIMIT for time in nodes.values())
+        return {"agents": len(nodes), "silent": silent, "gaps": gaps, "dead_letters": letters}
+
+    def read_counters(self) -> Mapping[str, float]:
+        """Returns the metrics of /metrics by name with labels."""
+        service, health = self._service, self.read_health()
+        ingest, engine = service.ingest, service.engine
+        out = {f"fleetpulse_ingest_{name}_total": float(n) for name, n in list(ingest.counters.items())}
+        out |= {f'fleetpulse_ingest_rejected_total{{rule="{name}"}}': float(ingest.rejected[name]) for name in RULES}
+        with contextlib.closing(self.cursor()) as cursor:
+            payloads = ledger.count_payloads(cursor)
+        for (receiver, state), number in sorted(payloads.items()):
+            out[f'fleetpulse_outbox{{receiver="{receiver}",state="{state}"}}'] = float(number)
+        out["fleetpulse_store_entities_skipped"] = float(service.skipped)
+        out["fleetpulse_ready"] = float(not self.list_unready_reasons())
+        out["fleetpulse_lag_seconds"] = health["lag_s"] or 0.0
+        out["fleetpulse_heartbeat_age_seconds"] = service.progress.heartbeat.age_s
+        out["fleetpulse_sites_silent"] = float(len(service.site_silence.silent))
+        out["fleetpulse_agents"] = health["sources"]["agents"]
+        out["fleetpulse_clocks_wrong"] = float(len(ingest.progress.clock_errors))
+        out["fleetpulse_agents_newer"] = float(len(ingest.progress.newer))
+        out["fleetpulse_dead_letter_bytes"] = float(ingest.letter_limits.stored)
+        out["fleetpulse_agents_silent"] = health["sources"]["silent"]
+        if engine is not None:
+            late = engine.framer.late
+            out |= {f'fleetpulse_rows_late_total{{class="{c}"}}': float(n) for c, n in sorted(late.items())}
+            if engine.progress.judged > 0:
+                out["fleetpulse_judged_up_to_timestamp_seconds"] = engine.progress.judged / SECOND
+            out["fleetpulse_desk_faults_total"] = float(engine.faults)
+            out["fleetpulse_rows_unjudged"] = float(engine.unjudged)
+        for row in service.judge.listing():
+            out[f'fleetpulse_detector_errors_total{{detector="{row["name"]}"}}'] = float(row["errors"])
+        return out
+
+
+def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None) -> int:
+    """Runs the pipeline until SIGTERM or SIGINT, then stops within seconds.
+
+    warm_up: called before any input is read, while /readyz reports the start.
+    """
+    stop = Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    service = PipelineService(config, judge)
+    api = start_server(create_app(PipelineBackend(service), config), config, stop)
+    where = f"store {config.store.path}, API http://{api.host}:{api.port}"
+    print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command
+    notifier = threading.Thread(target=service.notifier.run, args=(stop,), name="notifier")
+    notifier.start()
+    try:
+        warm_up()
+        service.run(stop)
+    finally:
+        stop.set()
+        notifier.join()
+        api.join()
+        service.close()
+    return 0
