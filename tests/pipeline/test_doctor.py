@@ -196,7 +196,7 @@ def test_the_checks_are_numbered_and_say_what_they_mean_and_what_mends_them(conf
     text = doctor.format_checks(doctor.run_checks(config))
     assert text.startswith(" 1 ok   configuration: defaults")
     assert "means: nothing was stored here so far" in text
-    assert "mend: fleetpulse init" in text
+    assert "fix: fleetpulse init" in text
     assert [row["number"] for row in doctor.check_rows(doctor.run_checks(config))] == list(
         range(1, len(doctor.CHECKS) + 1)
     )

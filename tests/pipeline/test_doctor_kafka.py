@@ -57,7 +57,7 @@ def test_an_unreachable_broker_is_one_failure_and_ends_with_3() -> None:
     found = examined(Kafka("127.0.0.1:1"))
     assert states(found) == ["fail", "warn", "warn", "warn"]
     assert "127.0.0.1:1" in found["broker"].found
-    assert all("not tried" in found[name].found for name in ORDER[1:])
+    assert all("not checked" in found[name].found for name in ORDER[1:])
     assert code(found) == 3
 
 

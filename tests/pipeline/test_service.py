@@ -303,7 +303,7 @@ def test_a_fault_in_judging_is_said_and_storing_goes_on(site, service, caplog):
         site.send("n1", T0 + second * SECOND)
         drain(service)
     assert any("evaluation failed: ZeroDivisionError" in reason for reason in service.list_unready_reasons())
-    assert caplog.text.count("storing goes on") == 1
+    assert caplog.text.count("storing continues") == 1
     assert site_rows(service, "SELECT count(*) FROM gpu") == 20
 
 

@@ -70,9 +70,9 @@ def test_what_differs_is_named_with_its_mend_and_left_alone(bare: Address) -> No
     before = state_of(bare)
     lines = [line for line in lines_of(kafka_of(bare, partitions=5, retention_hours=1.0)) if "telemetry.v1:" in line]
     assert lines[0] == "topic telemetry.v1: already exists"
-    assert "number of partitions is 2, expected 5; mend: kafka-topics.sh" in lines[1]
+    assert "number of partitions is 2, expected 5; fix: kafka-topics.sh" in lines[1]
     assert "[kafka] partitions = 2" in lines[1]
-    assert "retention.ms is 259200000, expected 3600000; mend: kafka-configs.sh" in lines[2]
+    assert "retention.ms is 259200000, expected 3600000; fix: kafka-configs.sh" in lines[2]
     assert "--add-config retention.ms=3600000" in lines[2]
     assert state_of(bare) == before
 
@@ -80,7 +80,7 @@ def test_what_differs_is_named_with_its_mend_and_left_alone(bare: Address) -> No
 def test_more_partitions_than_configured_are_a_matter_of_the_configuration(bare: Address) -> None:
     lines_of(kafka_of(bare, partitions=5))
     (line,) = [text for text in lines_of(kafka_of(bare, partitions=2)) if "telemetry.v1: differs" in text]
-    assert line.endswith("number of partitions is 5, expected 2; mend: [kafka] partitions = 5")
+    assert line.endswith("number of partitions is 5, expected 2; fix: [kafka] partitions = 5")
 
 
 def test_two_at_once_make_each_topic_once(bare: Address) -> None:

@@ -24,7 +24,7 @@ def config(folder: Path, token_file: Path) -> Config:
 def test_init_makes_the_token_file_that_is_named_and_leaves_one_that_is_there(tmp_path: Path) -> None:
     file, said = tmp_path / "tokens", []
     assert init.initialize(config(tmp_path, file), said.append) == 0
-    assert f"tokens: {file} made, for dashboard and operator" in said
+    assert f"tokens: {file} created, for dashboard and operator" in said
     assert file.stat().st_mode & 0o777 == 0o600
     first = file.read_text()
     assert init.initialize(config(tmp_path, file), said.append) == 0
