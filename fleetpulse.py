@@ -138,9 +138,9 @@ def _agent(given: argparse.Namespace) -> int:
         from agents.node import agent
 
         return agent.run(config)
-    from agents.recording import command
+    from agents.recording import playback
 
-    return command.play(config, given.replay_recording, given.speed)
+    return playback.play(config, given.replay_recording, given.speed)
 
 
 def _pipeline(given: argparse.Namespace) -> int:
@@ -206,21 +206,21 @@ def _signals(given: argparse.Namespace) -> int:
 def _once(given: argparse.Namespace) -> int:
     config = _config(given)
     if given.replay_recording is not None:
-        from agents.recording import command
+        from agents.recording import playback
 
-        return command.once(config, given.replay_recording, given.output)
+        return playback.once(config, given.replay_recording, given.output)
     from agents.node.once import print_once
 
     return print_once(config, given.output)
 
 
 def _record(given: argparse.Namespace) -> int:
-    from agents.recording import command
+    from agents.recording import playback
     from pipeline.runtime.supervise import Stop
 
     config, stop = _config(given), Stop()
     _on_signals(stop.set)
-    return command.record(config, given.output, given.seconds, stop)
+    return playback.record(config, given.output, given.seconds, stop)
 
 
 def _init(given: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from agents.collectors.jobs.kubernetes import PodListRefused, PodPoller
 from agents.node.health import incidents
-from agents.otlp.http import HttpDelivery
+from agents.otlp.delivery import HttpDelivery
 from dashboards.client import ApiError, Client
 from pipeline.config.sections import Api, Check, Config, Opentelemetry
 from pipeline.http import addresses, client

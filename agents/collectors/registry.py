@@ -25,14 +25,12 @@ from agents.collectors.gpu.pci import Pci
 from agents.collectors.gpu.xid import XidEvents
 from agents.collectors.host.clock import Clock
 from agents.collectors.host.edac import Edac
-from agents.collectors.host.filesystems import Filesystems
 from agents.collectors.host.host import Host
 from agents.collectors.host.hwmon import Hwmon
 from agents.collectors.host.kernel_log import KernelLog
-from agents.collectors.host.nvme import Nvme
-from agents.collectors.host.powercap import Powercap
-from agents.collectors.host.processors import Processors
+from agents.collectors.host.processors import Powercap, Processors
 from agents.collectors.host.services import Services
+from agents.collectors.host.storage import Filesystems, Nvme
 from agents.collectors.host.tasks import Tasks
 from agents.collectors.host.versions import Versions
 from agents.collectors.jobs.jobs import Jobs

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from agents.collector import Device
 from agents.node.snapshot import Snapshot
-from agents.otlp.outbox import Outbox
+from agents.otlp.delivery import HttpDelivery, Outbox
 from agents.otlp.request_layout import Group, RequestLayout, SignalColumn
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
@@ -171,8 +171,6 @@ def build_opentelemetry(config: Config, origin: Origin, log: Callable[[str, str]
     """Returns the configured parts, imported only now. Raises ConfigError."""
     settings, outboxes, version = config.opentelemetry, dict[str, Outbox](), _version()
     if settings.endpoint:
-        from agents.otlp.http import HttpDelivery
-
         post = HttpDelivery(settings, config.source)
         outboxes["http"] = Outbox("otlp-http", post, functools.partial(log, "otlp"))
     if settings.kafka:

@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from agents.collectors.accelerators import monitor_program as children
-from agents.collectors.accelerators.monitor_program import MonitorProgram
+from agents.collectors.accelerators import neuron
+from agents.collectors.accelerators.neuron import MonitorProgram
 
 
 def test_an_unkillable_program_is_reported_and_no_second_one_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(children, "EXIT_WAIT_S", 0.1)
+    monkeypatch.setattr(neuron, "EXIT_WAIT_S", 0.1)
     kill, kept = subprocess.Popen.kill, []
 
     def pending(process: subprocess.Popen[bytes]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.host.filesystems import MAX_FILE_SYSTEMS, Filesystems, parse_mounts, select_mounts
+from agents.collectors.host.storage import MAX_FILE_SYSTEMS, Filesystems, parse_mounts, select_mounts
 from agents.collectors.timed_calls import TimedCalls
 from tests.agents.fuse import Fuse
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData, Reading
-from agents.collectors.bmc.ipmi import Ipmi
-from agents.collectors.bmc.ipmi_log import LOOK_BACK_S, MAX_ENTRIES
+from agents.collectors.bmc.ipmi import LOOK_BACK_S, MAX_ENTRIES, Ipmi
 from agents.node.batches import check_reading, encode_column
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import Event

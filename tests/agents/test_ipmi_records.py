@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.bmc.ipmi import Ipmi, decode_device_id, name_sensors
+from agents.collectors.bmc.ipmi import Ipmi, decode_device_id, decode_entry, event_time, name_sensors
 from agents.collectors.bmc.ipmi_codes import SENSOR_TYPES, event_state, sensor_type
 from agents.collectors.bmc.ipmi_device import IpmiError, IpmiTimeout
-from agents.collectors.bmc.ipmi_log import decode_entry, event_time
 from agents.collectors.bmc.ipmi_sensors import (
     MAX_RECORDS,
     ConversionFactors,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.accelerators import monitor_program, neuron
+from agents.collectors.accelerators import neuron
 from agents.collectors.accelerators.neuron import Neuron
 from agents.node.batches import build_blocks, check_reading
 from tests.agents.bindings import FIXTURES, pci
@@ -241,8 +241,8 @@ def test_an_incomplete_line_is_skipped(made: Make) -> None:
 
 
 def test_an_endless_line_ends_the_program(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_program, "MAX_LINE_BYTES", 100_000)
-    monkeypatch.setattr(monitor_program, "MIN_PAUSE_S", 0.05)
+    monkeypatch.setattr(neuron, "MAX_LINE_BYTES", 100_000)
+    monkeypatch.setattr(neuron, "MIN_PAUSE_S", 0.05)
     body = "while True: os.write(1, b'x' * 50000)"
     collector = made(b"", body)
     said = fault_text_now(collector)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.collectors.nic.ethtool import ModuleReader, TransceiverModule, parse_module
 from agents.collectors.nic.ethtool_requests import (
     EthtoolIoctl,
     EthtoolNetlink,
@@ -19,7 +20,6 @@ from agents.collectors.nic.ethtool_requests import (
     decode_messages,
     encode_attribute,
 )
-from agents.collectors.nic.modules import ModuleReader, TransceiverModule, parse_module
 
 
 def put(memory: bytearray, at: int, layout: str, *values: int) -> None:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.host import nvme as nvme_log
-from agents.collectors.host.nvme import Nvme
+from agents.collectors.host import storage
+from agents.collectors.host.storage import Nvme
 from agents.node.batches import encode_column
 from pipeline.model.signals import CATALOGUE
 
@@ -175,28 +175,28 @@ def test_a_server_without_such_disks_is_no_data(tmp_path: Path) -> None:
 
 def test_the_command_has_the_kernels_layout() -> None:
     """_IOWR('N', 0x41, 72 bytes) carries the size of the struct; so would a wrong layout show."""
-    assert ctypes.sizeof(nvme_log._Command) == 72
-    assert (3 << 30 | 72 << 16 | ord("N") << 8 | 0x41) == nvme_log._ADMIN_COMMAND
-    assert (nvme_log._Command.addr.offset, nvme_log._Command.cdw10.offset) == (24, 40)
+    assert ctypes.sizeof(storage._Command) == 72
+    assert (3 << 30 | 72 << 16 | ord("N") << 8 | 0x41) == storage._ADMIN_COMMAND
+    assert (storage._Command.addr.offset, storage._Command.cdw10.offset) == (24, 40)
 
 
 def test_a_device_that_is_not_a_disk_refuses_the_command() -> None:
     with pytest.raises(OSError, match="ioctl") as refused:
-        nvme_log.read_health_log(Path("/dev/null"))
+        storage.read_health_log(Path("/dev/null"))
     assert refused.value.errno == errno.ENOTTY
 
 
 def test_a_disk_without_temperature_is_not_at_minus_273_degrees() -> None:
-    assert math.isnan(nvme_log.decode_health_log(log())["disk.temperature"])
+    assert math.isnan(storage.decode_health_log(log())["disk.temperature"])
 
 
 @given(LOGS)
 def test_any_bytes_are_decoded_or_too_short(data: bytes) -> None:
     try:
-        found = nvme_log.decode_health_log(data)
+        found = storage.decode_health_log(data)
     except ValueError:
         assert len(data) < 512
         return
-    for name in nvme_log.GAUGES:
+    for name in storage.GAUGES:
         encode_column(CATALOGUE[name], np.array([found[name]]))
-    assert all(isinstance(found[name], int) for name in nvme_log.COUNTERS)
+    assert all(isinstance(found[name], int) for name in storage.COUNTERS)

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agents.collectors.gpu.fields import decode_bit_error_rate, decode_fields, field_number
-from agents.collectors.gpu.gpm import METRICS, GpmSampler
 from agents.collectors.gpu.library import printable_text
 from agents.collectors.gpu.refusals import RefusedCalls
+from agents.collectors.gpu.sampler import METRICS, GpmSampler
 from agents.collectors.gpu.slots import GpuSlot, kernel_pci_address
 from agents.collectors.gpu.values import MISSING, GpuValues
 from tests.agents.nvml_machine import Machine, Steps

@@ -27,10 +27,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from agents.node.agent import open_telemetry
 from agents.node.snapshot import CollectorResult, Snapshot
-from agents.otlp import outbox as outboxes
+from agents.otlp import delivery
+from agents.otlp.delivery import HttpDelivery, Outbox
 from agents.otlp.export import OpenTelemetry
-from agents.otlp.http import HttpDelivery
-from agents.otlp.outbox import Outbox
 from pipeline.config.sections import Config, Opentelemetry, Pipeline, load_config
 from pipeline.model.errors import ConfigError, Permanent, Retryable
 from pipeline.model.records import SECOND, Batch, Block, Origin
@@ -90,7 +89,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outboxes, "PAUSE_S", 0.02)
+    monkeypatch.setattr(delivery, "PAUSE_S", 0.02)
 
 
 def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
@@ -214,7 +213,7 @@ def test_a_proxys_page_counts_as_delivered(collector: Collector) -> None:
 
 
 def test_a_full_queue_drops_the_oldest_and_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outboxes, "MAX_BYTES", 1000)
+    monkeypatch.setattr(delivery, "MAX_BYTES", 1000)
     begun, free, got = threading.Event(), threading.Event(), list[bytes]()
 
     def deliver(request: bytes) -> None:

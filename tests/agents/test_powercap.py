@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.host.powercap import Powercap
+from agents.collectors.host.processors import Powercap
 from agents.node.batches import check_reading
 
 MISSING = np.iinfo(np.uint64).max

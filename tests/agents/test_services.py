@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.host import dbus
+from agents.collectors.host import services
 from agents.collectors.host.services import Services, parse_unit_list
 from tests.agents import bus
 from tests.agents.bus import Service
@@ -211,31 +211,31 @@ def test_a_reply_of_every_type_is_read() -> None:
     body = bus.Writer().number("B", 7).number("I", 1).number("h", -2).number("q", -3).text("/o").signature("ai")
     body.signature("d").pad(8).data += struct.pack("<d", 0.5)
     body.number("I", 0).pad(8)  # an empty list of pairs
-    found = dbus.decode_reply(returned("ybnxogva{sv}", bytes(body.data)))
+    found = services.decode_reply(returned("ybnxogva{sv}", bytes(body.data)))
     assert found == (3, [7, 1, -2, -3, "/o", "ai", 0.5, []])
 
 
 def test_a_reply_in_the_other_byte_order_is_read() -> None:
     fields = struct.pack(">BBsBI", 5, 1, b"u", 0, 3) + struct.pack(">BBsBB", 8, 1, b"g", 0, 1) + b"u\0"
     head = struct.pack(">cBBBIII", b"B", 2, 0, 1, 4, 1, len(fields)) + fields
-    assert dbus.decode_reply(head + bytes(-len(head) % 8) + struct.pack(">I", 9)) == (3, [9])
+    assert services.decode_reply(head + bytes(-len(head) % 8) + struct.pack(">I", 9)) == (3, [9])
 
 
 def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
     with pytest.raises(ValueError, match="expected at most"):
-        dbus.message_length(struct.pack("<cBBBIII", b"l", 2, 0, 1, dbus.MAX_MESSAGE, 1, 0))
+        services.message_length(struct.pack("<cBBBIII", b"l", 2, 0, 1, services.MAX_MESSAGE, 1, 0))
 
 
 def test_endlessly_nested_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"too deep|beyond|broken"):
-        dbus.decode_reply(returned("v", b"\x01v\0" * 100))
+        services.decode_reply(returned("v", b"\x01v\0" * 100))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_an_expected_error(data: bytes) -> None:
     try:
-        dbus.decode_reply(data)
-    except (ValueError, dbus.DBusError):
+        services.decode_reply(data)
+    except (ValueError, services.DBusError):
         return
 
 
@@ -245,7 +245,7 @@ SIGNATURES = st.text(alphabet="ybnqiuxtdsogva(){}", max_size=12)
 @given(SIGNATURES, st.binary(max_size=120))
 def test_any_body_and_signature_are_a_message_or_an_expected_error(signature: str, body: bytes) -> None:
     try:
-        found = dbus.decode_reply(returned(signature, body))
+        found = services.decode_reply(returned(signature, body))
     except ValueError:
         return
     parse_unit_list(found[1])
@@ -257,8 +257,8 @@ def test_a_damaged_reply_is_still_bounded(at: int, value: int) -> None:
     data = bytearray(returned("a(ssssssouso)", bytes(rows.data)))
     data[at % len(data)] = value
     try:
-        _, values = dbus.decode_reply(bytes(data))
-    except (ValueError, dbus.DBusError):
+        _, values = services.decode_reply(bytes(data))
+    except (ValueError, services.DBusError):
         return
     for rows in values:
         parse_unit_list(rows)

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.spool.accepted_count import AcceptedCount, memory_folder
-from agents.node.spool.writer import DISK_SLOW, WRITE_BYTES, MessageQueue, TopicWriter
+from agents.node.spool.writer import DISK_SLOW, WRITE_BYTES, AcceptedCount, MessageQueue, TopicWriter, memory_folder
 from pipeline.config.sections import Spool as Settings
 from pipeline.model.records import EVENTS, TELEMETRY, Event, Origin
 from pipeline.transport import Message, wire
