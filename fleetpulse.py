@@ -197,9 +197,9 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _signals(given: argparse.Namespace) -> int:
-    from pipeline.model import signals
+    from pipeline.model.signals import LISTING_COLUMNS, listing_rows
 
-    _print(signals.listing_rows(), signals.LISTING_COLUMNS, given.output)
+    _print(listing_rows(), LISTING_COLUMNS, given.output)
     return 0
 
 
@@ -261,20 +261,21 @@ def _mutes(given: argparse.Namespace) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> int:
-    from agents.sim import command, kinds
+    from agents.sim.command import Order, simulate
+    from agents.sim.kinds import listing
     from pipeline.model.errors import UsageError
     from pipeline.recording.writer import RecordingWriter
     from pipeline.runtime.supervise import Stop
 
     if given.list:
-        sys.stdout.write(kinds.listing())
+        sys.stdout.write(listing())
         return 0
     if given.scenario is None:
         raise UsageError("simulate: no scenario; wanted --scenario FILE.toml, or --scenario demo")
-    order = command.Order(given.scenario, given.seed, given.to, given.speed, given.backfill)
+    order = Order(given.scenario, given.seed, given.to, given.speed, given.backfill)
     config, stop = _config(given), Stop()
     sink = RecordingWriter(given.output) if given.output else None
-    return command.simulate(order, config, sink, stop.wait, planned=lambda: _on_signals(stop.set))
+    return simulate(order, config, sink, stop.wait, planned=lambda: _on_signals(stop.set))
 
 
 def _replay(given: argparse.Namespace) -> int:

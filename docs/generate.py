@@ -12,10 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agents.collectors.registry import COLLECTORS
-from agents.sim.confounders import CONFOUNDERS
-from agents.sim.faults import FAULTS
 from agents.sim.faults.kind import Kind
-from agents.sim.kinds import describe
+from agents.sim.kinds import CONFOUNDERS, FAULTS, describe
 from detectors import listing
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.signals import CLASSES

@@ -1,4 +1,7 @@
-"""KINDS: every fault and benign event of the simulator, by name. A new kind is a class and a line in its package."""
+"""KINDS: every fault and benign event of the simulator, by name.
+
+A new kind is a class below `faults` or `confounders`, and a line in FAULTS or CONFOUNDERS.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,87 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from agents.sim.confounders import CONFOUNDERS
-from agents.sim.faults import FAULTS
+from agents.sim.confounders.cluster import (
+    Evaluation,
+    JobRestart,
+    LateTelemetry,
+    LossSpike,
+    Maintenance,
+    MixedSilicon,
+    NodeTransient,
+    OwnCanary,
+    StageImbalance,
+)
+from agents.sim.confounders.site import CounterOddity, EcmpCollision, InletRise, PowerCap, SensorOffset, SetpointShift
+from agents.sim.faults.corruption import SilentDataCorruption
+from agents.sim.faults.facility import CoolantLeak, CoolantLoss, FacilityWater, PduTrip, PsuLoss, Recirculation
+from agents.sim.faults.gpu import GpuEngineFault, GpuOffBus, GspTimeout
+from agents.sim.faults.host import HostContention, HostFault
+from agents.sim.faults.job import DataStall, JobHang
 from agents.sim.faults.kind import Kind
+from agents.sim.faults.leaf import Congestion, GrayLeaf, LeafCrash
+from agents.sim.faults.link import LinkDegradation, LinkDown, LinkFlap, NicStall, OpticDegradation
+from agents.sim.faults.memory import HbmContained, HbmCorrectedBurst, HbmUncontained, RemapFailure, SramEcc
+from agents.sim.faults.nvlink import NvlinkError
+from agents.sim.faults.restriction import NodeRestriction
+from agents.sim.faults.slow import ClockStuck, ColdPlate, PcieDowngrade, Straggler
+from agents.sim.faults.telemetry import SensorFault, TelemetryGap
+
+FAULTS: tuple[type[Kind], ...] = (
+    GpuOffBus,
+    GpuEngineFault,
+    HbmCorrectedBurst,
+    HbmContained,
+    HbmUncontained,
+    RemapFailure,
+    SramEcc,
+    GspTimeout,
+    SilentDataCorruption,
+    ColdPlate,
+    ClockStuck,
+    PcieDowngrade,
+    LinkDegradation,
+    NvlinkError,
+    OpticDegradation,
+    LinkDown,
+    LinkFlap,
+    LeafCrash,
+    GrayLeaf,
+    NicStall,
+    Congestion,
+    Straggler,
+    CoolantLoss,
+    TelemetryGap,
+    PsuLoss,
+    PduTrip,
+    FacilityWater,
+    NodeRestriction,
+    CoolantLeak,
+    Recirculation,
+    SensorFault,
+    HostContention,
+    HostFault,
+    JobHang,
+    DataStall,
+)
+
+CONFOUNDERS: tuple[type[Kind], ...] = (
+    SetpointShift,
+    PowerCap,
+    InletRise,
+    SensorOffset,
+    JobRestart,
+    Evaluation,
+    StageImbalance,
+    NodeTransient,
+    MixedSilicon,
+    Maintenance,
+    LateTelemetry,
+    LossSpike,
+    OwnCanary,
+    CounterOddity,
+    EcmpCollision,
+)
 
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (*FAULTS, *CONFOUNDERS)}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agents.sim.faults.cooling import CoolantLoss
 from agents.sim.faults.corruption import SilentDataCorruption
+from agents.sim.faults.facility import CoolantLoss
 from agents.sim.faults.kind import Kind
 from agents.sim.faults.link import LinkDegradation
 from agents.sim.faults.slow import Straggler

@@ -23,7 +23,7 @@ from agents.node.spool import disk
 from agents.node.spool.spool import Spool
 from agents.sim.chunk import Chunk
 from agents.sim.fleet import BLOCK, FleetSimulator
-from pipeline.config import sections
+from pipeline.config.sections import Spool as SpoolSettings
 from pipeline.model.errors import SpoolError
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
 from pipeline.transport import wire
@@ -45,7 +45,7 @@ GRACE_S = 0.5
 class Arrival:
     """A sender, and how far a simulation may run ahead of it. `wait` returns True when it shall stop."""
 
-    def __init__(self, sender: SpoolSender, spool: sections.Spool, wait: Callable[[float], bool]) -> None:
+    def __init__(self, sender: SpoolSender, spool: SpoolSettings, wait: Callable[[float], bool]) -> None:
         self.sender, self.backlog = (
             sender,
             min(BACKLOG, (spool.max_bytes or disk.default_max_bytes(spool.directory)) // 4),
@@ -105,7 +105,7 @@ class Outlets:
     def __init__(
         self,
         simulator: FleetSimulator,
-        settings: sections.Spool,
+        settings: SpoolSettings,
         site: str,
         now: Callable[[], int],
         arrival: Arrival | None = None,
@@ -192,7 +192,7 @@ class Outlets:
         numbers = {f"node:{origin.node}": number for number, origin in enumerate(self._origins)} if found else {}
         return [(numbers[event.entity], event) for event in found]
 
-    def _open(self, node: str, topic: str, settings: sections.Spool) -> Spool:
+    def _open(self, node: str, topic: str, settings: SpoolSettings) -> Spool:
         sizes = {"max_bytes": settings.max_bytes, "segment_bytes": settings.segment_bytes}
         try:
             spool = Spool(settings.directory, node, topic, **sizes, free_bytes=settings.free_bytes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.sim.faults.kind import DAY, Fault
-from agents.sim.faults.optic import OpticDegradation
+from agents.sim.faults.link import OpticDegradation
 from agents.sim.kinds import KINDS
 from benchmarks.detection.tables import interval, number, share
 from pipeline.model.records import SECOND, from_iso

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agents.sim.confounders import CONFOUNDERS
 from agents.sim.faults.kind import DAY, Kind
-from agents.sim.kinds import KINDS
+from agents.sim.kinds import CONFOUNDERS, KINDS
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 

@@ -7,7 +7,8 @@ import pytest
 
 from agents.collector import Reading
 from agents.node.edge.rules import EdgeRules
-from agents.sim.faults import CoolantLoss, Straggler
+from agents.sim.faults.facility import CoolantLoss
+from agents.sim.faults.slow import Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
 from pipeline.config.sections import Edge as Settings

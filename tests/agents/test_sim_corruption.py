@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.faults import SilentDataCorruption
+from agents.sim.faults.corruption import SilentDataCorruption
 from agents.sim.faults.kind import DAY, Fault
 from agents.sim.fleet import FleetSimulator
 from agents.sim.physics.noise import generator

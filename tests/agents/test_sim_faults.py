@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.faults import CoolantLoss, LinkDegradation, SilentDataCorruption, Straggler, TelemetryGap
+from agents.sim.faults.corruption import SilentDataCorruption
+from agents.sim.faults.facility import CoolantLoss
 from agents.sim.faults.kind import Kind
+from agents.sim.faults.link import LinkDegradation
+from agents.sim.faults.slow import Straggler
+from agents.sim.faults.telemetry import TelemetryGap
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
 

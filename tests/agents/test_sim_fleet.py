@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.faults import CoolantLoss, Straggler
+from agents.sim.faults.facility import CoolantLoss
+from agents.sim.faults.slow import Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import FACILITY
 from agents.sim.scenario import Fleet, Line, Scenario

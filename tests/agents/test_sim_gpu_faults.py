@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.faults import ColdPlate, GpuEngineFault, GpuOffBus, GspTimeout, PcieDowngrade
+from agents.sim.faults.gpu import GpuEngineFault, GpuOffBus, GspTimeout
 from agents.sim.faults.kind import Kind
+from agents.sim.faults.slow import ColdPlate, PcieDowngrade
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.sim.faults import ClockStuck, GrayLeaf, NodeRestriction
+from agents.sim.faults.leaf import GrayLeaf
+from agents.sim.faults.restriction import NodeRestriction
+from agents.sim.faults.slow import ClockStuck
 from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Line, Rates, Scenario

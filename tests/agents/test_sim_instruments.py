@@ -9,7 +9,7 @@ import pytest
 
 from agents.collector import Reading
 from agents.node.edge.rules import EdgeRules
-from agents.sim.faults.cooling import CoolantLeak, CoolantLoss
+from agents.sim.faults.facility import CoolantLeak, CoolantLoss
 from agents.sim.faults.telemetry import SensorFault
 from agents.sim.fleet import FleetSimulator
 from agents.sim.kinds import KINDS, listing

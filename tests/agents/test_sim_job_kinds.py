@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.confounders.jobs import Evaluation, JobRestart, LossSpike, StageImbalance
+from agents.sim.confounders.cluster import Evaluation, JobRestart, LossSpike, StageImbalance
 from agents.sim.faults.job import DataStall, JobHang
 from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator

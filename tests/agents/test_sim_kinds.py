@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.confounders import CONFOUNDERS
-from agents.sim.faults import FAULTS
 from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator
-from agents.sim.kinds import KINDS
+from agents.sim.kinds import CONFOUNDERS, FAULTS, KINDS
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Line, Scenario
 from agents.sim.scenario_file import parse

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.faults import HbmContained, HbmCorrectedBurst, HbmUncontained, RemapFailure, SramEcc
 from agents.sim.faults.kind import Kind
+from agents.sim.faults.memory import HbmContained, HbmCorrectedBurst, HbmUncontained, RemapFailure, SramEcc
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
 

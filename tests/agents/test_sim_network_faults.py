@@ -9,18 +9,12 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.faults import (
-    Congestion,
-    LeafCrash,
-    LinkDown,
-    LinkFlap,
-    NicStall,
-    NvlinkError,
-    OpticDegradation,
-)
 from agents.sim.faults.kind import Kind
+from agents.sim.faults.leaf import Congestion, LeafCrash
+from agents.sim.faults.link import LinkDown, LinkFlap, NicStall, OpticDegradation
+from agents.sim.faults.nvlink import NvlinkError
 from agents.sim.fleet import FleetSimulator
-from agents.sim.physics.ports import failures
+from agents.sim.physics.links import failures
 from agents.sim.scenario import Fleet, Line, Scenario
 
 ONSET, END = 1200.0, 2400.0

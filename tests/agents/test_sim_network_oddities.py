@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.confounders import CounterOddity, EcmpCollision
+from agents.sim.confounders.site import CounterOddity, EcmpCollision
 from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario

@@ -9,7 +9,7 @@ import pytest
 
 from agents.collectors.host.kernel_patterns import load_patterns
 from agents.sim.chunk import Chunk
-from agents.sim.confounders.nodes import LateTelemetry, Maintenance, MixedSilicon, NodeTransient, OwnCanary
+from agents.sim.confounders.cluster import LateTelemetry, Maintenance, MixedSilicon, NodeTransient, OwnCanary
 from agents.sim.effects import Effects
 from agents.sim.faults.host import HostContention, HostFault
 from agents.sim.faults.kind import Fault, Kind

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
-from agents.sim.confounders.jobs import JobRestart
-from agents.sim.confounders.nodes import Maintenance
+from agents.sim.confounders.cluster import JobRestart, Maintenance
 from agents.sim.effects import PlannedEvent
 from agents.sim.fleet import FleetSimulator, sort_events
 from agents.sim.layout import Layout

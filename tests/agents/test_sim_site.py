@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.sim.confounders.plant import InletRise, PowerCap, SensorOffset, SetpointShift
-from agents.sim.faults.cooling import CoolantLeak, CoolantLoss, FacilityWater, Recirculation
-from agents.sim.faults.power import PduTrip, PsuLoss
+from agents.sim.confounders.site import InletRise, PowerCap, SensorOffset, SetpointShift
+from agents.sim.faults.facility import CoolantLeak, CoolantLoss, FacilityWater, PduTrip, PsuLoss, Recirculation
 from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import PSUS
 from agents.sim.scenario import Fleet, Line, Rates, Scenario

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.sim.confounders.jobs import JobRestart
-from agents.sim.confounders.nodes import Maintenance
+from agents.sim.confounders.cluster import JobRestart, Maintenance
 from agents.sim.faults.gpu import GpuEngineFault
 from agents.sim.faults.job import JobHang
 from agents.sim.faults.slow import Straggler

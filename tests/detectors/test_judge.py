@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.sim.faults.cooling import CoolantLoss
+from agents.sim.faults.facility import CoolantLoss
 from agents.sim.faults.slow import Straggler
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from benchmarks.detection.judge import PARTS, STEP, Trial, judge

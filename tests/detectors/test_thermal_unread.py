@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from agents.sim.faults.cooling import FacilityWater
+from agents.sim.faults.facility import FacilityWater
 from agents.sim.scenario import Fleet, Line, Scenario
 from benchmarks.detection.judge import Trial
 from detectors.heat.thermal import Thermal

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from agents.collector import Collector, NoData, Reading, wall_clock
 from agents.collectors.gpu import xid_table
-from agents.collectors.host import kernel_patterns
 from agents.collectors.host.kernel_events import PREFILTER_WORDS, GpuAddresses, KernelEventDecoder
+from agents.collectors.host.kernel_patterns import PATTERNS_SETTING, load_patterns
 from agents.collectors.host.kmsg import KmsgPosition, KmsgReader, KmsgRecord
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
@@ -112,7 +112,7 @@ class KernelLog(Collector):
     sys: Path = Path("/sys")
     state: Path = Path("/var/lib/fleetpulse/kernel_log")
     xid_table: Path | None = field(default=None, metadata=xid_table.XID_TABLE_SETTING)
-    patterns: Path | None = field(default=None, metadata=kernel_patterns.PATTERNS_SETTING)
+    patterns: Path | None = field(default=None, metadata=PATTERNS_SETTING)
     look_back: float = field(default=600.0, metadata=constraint("0 s or more", lambda v: v >= 0))
     burst: int = field(default=5, metadata=constraint("1 or more", lambda v: v >= 1))
     window: float = field(default=60.0, metadata=constraint("more than 0 s", lambda v: v > 0))
@@ -132,7 +132,7 @@ class KernelLog(Collector):
         try:
             table, patterns = (
                 xid_table.load_xid_table(self.xid_table),
-                kernel_patterns.load_patterns(self.patterns, PREFILTER_WORDS),
+                load_patterns(self.patterns, PREFILTER_WORDS),
             )
         except ConfigError as error:
             raise NoData(str(error)) from None

@@ -18,9 +18,23 @@ from types import TracebackType
 from typing import Any
 
 from agents.collectors.jobs.process_identity import clean_name, identify_process
-from agents.collectors.training import datagram
 from agents.collectors.training.agent_socket import DatagramSender, socket_paths
-from agents.collectors.training.datagram import MAX_FLOAT32, MAX_SECONDS, STEP_BODY, RankSender, is_bucket_name
+from agents.collectors.training.datagram import (
+    CHECKPOINT,
+    CHECKPOINT_BODY,
+    DIGESTS,
+    MAX_DIGESTS,
+    MAX_FLOAT32,
+    MAX_SECONDS,
+    NODE_PLACEHOLDER,
+    STEP,
+    STEP_BODY,
+    RankSender,
+    encode_digests,
+    encode_header,
+    encode_identity,
+    is_bucket_name,
+)
 from agents.collectors.training.digest import replica_digest
 
 _MAX_COUNT = (1 << 64) - 2  # a counter's highest value means "missing"
@@ -126,14 +140,11 @@ class Steps:
         self._step, self._sender = self._to_count(self._first, 0), DatagramSender(self._paths)
         self.problem = ""
         try:
-            identity_bytes = datagram.encode_identity(resolve_sender(*self._identity_arguments))
+            identity_bytes = encode_identity(resolve_sender(*self._identity_arguments))
         except Exception as wrong:  # noqa: BLE001 - an argument of any kind must not end a training
             self._disable(str(wrong))
             identity_bytes = b""
-        self._headers = {
-            kind: datagram.encode_header(kind, identity_bytes)
-            for kind in (datagram.STEP, datagram.DIGESTS, datagram.CHECKPOINT)
-        }
+        self._headers = {kind: encode_header(kind, identity_bytes) for kind in (STEP, DIGESTS, CHECKPOINT)}
 
     def _disable(self, trouble: str) -> None:
         """Logs once why nothing is reported; from then on every report counts as dropped."""
@@ -175,7 +186,7 @@ class Steps:
                     gradient_norm = self._to_number(gradient_norm)
                 totals = self._step, self._tokens, self.dropped, self.refused, self._nonfinite
                 body = STEP_BODY.pack(*totals, step_time, compute_time, communication_time, loss, gradient_norm)
-                self._send(datagram.STEP, body)
+                self._send(STEP, body)
                 if digests:
                     self._send_digests(digests)
         except Exception:  # noqa: BLE001 - an error here must not end a training; it is counted
@@ -187,7 +198,7 @@ class Steps:
             self._reset()
         try:
             with self._lock:
-                self._send(datagram.CHECKPOINT, datagram.CHECKPOINT_BODY.pack(self._step, self._to_seconds(seconds)))
+                self._send(CHECKPOINT, CHECKPOINT_BODY.pack(self._step, self._to_seconds(seconds)))
         except Exception:  # noqa: BLE001 - as above
             self.refused += 1
 
@@ -247,19 +258,19 @@ class Steps:
             (bucket.encode(), int(value))
             for bucket, value in digests.items()
             if is_bucket_name(bucket) and 0 <= int(value) < 1 << 64
-        ][: datagram.MAX_DIGESTS]
+        ][:MAX_DIGESTS]
         self.refused += len(digests) - len(good)
         if good:
-            self._send(datagram.DIGESTS, datagram.encode_digests(self._step, good))
+            self._send(DIGESTS, encode_digests(self._step, good))
 
 
 def resolve_sender(
     job: str, rank: int | None, world: int | None, stage: str | int, gpu: int | None, group: str | int
 ) -> RankSender:
     """Returns the identity of this process: arguments, else the environment, else a job of this process alone."""
-    found = identify_process(os.environ, datagram.NODE_PLACEHOLDER)
+    found = identify_process(os.environ, NODE_PLACEHOLDER)
     if found is None:
-        name, number, size, part = f"{datagram.NODE_PLACEHOLDER}-{os.getpid()}", 0, 0, ""
+        name, number, size, part = f"{NODE_PLACEHOLDER}-{os.getpid()}", 0, 0, ""
     else:
         name, number, size, part = found.job, found.rank or 0, found.world_size or 0, found.stage
     return RankSender(

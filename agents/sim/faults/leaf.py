@@ -102,7 +102,7 @@ class GrayLeaf(Kind):
         weights[0] = 1.0
         gone = lost * when[:, None] * weights
         port.goodput.scale(ports, 1 - gone)
-        port.wait.add(ports, 0.5 * gone)  # as where flows collide: agents/sim/confounders/network.py
+        port.wait.add(ports, 0.5 * gone)  # as where flows collide: agents/sim/confounders/site.py
         port.timeouts.add(ports, _TIMEOUTS * gone * (effects.job_of_gpu[:, ports] >= 0))
         effects.slow_job(ports, 1 / (1 - lost * when))  # a collective is over when its slowest port is done
 

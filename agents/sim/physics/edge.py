@@ -23,7 +23,7 @@ from pipeline.model.records import SECOND, Event
 LINGERS_S = CLEAR_READINGS + 5.0
 """Seconds after its end within which the end of a collapse is reported."""
 _LONGEST_FALL = 1800.0  # s of a fall that are looked at: a slower one becomes the usual value; chosen
-_NOISE = 0.006  # of a flow meter and of its pressure gauge; as agents/sim/physics/facility.py has it
+_NOISE = 0.006  # of a flow meter and of its pressure gauge; as agents/sim/physics/plant.py has it
 _KEY = 9
 
 
