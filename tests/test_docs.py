@@ -20,7 +20,7 @@ from agents.collectors.registry import COLLECTORS
 from detectors import DETECTORS
 from detectors.base.detector import Detector
 from detectors.base.state import State
-from pipeline.api import routes_incidents, routes_mutes, routes_process, routes_read
+from pipeline.api import routes
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
 from pipeline.model.records import SECOND, Frame
@@ -89,7 +89,7 @@ def test_every_open_section_is_documented() -> None:
     assert "## [collector.NAME]" in page
 
 
-ROUTERS = (routes_process.router, routes_read.router, routes_incidents.router, routes_mutes.router)
+ROUTERS = (routes.process_router, routes.read_router, routes.incident_router, routes.mute_router)
 
 
 @pytest.mark.parametrize("route", [r for router in ROUTERS for r in router.routes], ids=lambda r: str(r.path))

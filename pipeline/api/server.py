@@ -14,9 +14,10 @@ from collections.abc import Callable
 import uvicorn
 from fastapi import FastAPI
 
-from pipeline.api import problem, routes_incidents, routes_mutes, routes_process, routes_read, tokens
+from pipeline.api import problem, tokens
 from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
+from pipeline.api.routes import incident_router, mute_router, process_router, program_version, read_router
 from pipeline.api.service import ApiContext
 from pipeline.config.sections import Api, Config
 from pipeline.http.connections import limit_connections, make_protocol, raise_file_limit
@@ -44,13 +45,13 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
     known = tokens.read_tokens(config.api)
     app = FastAPI(
         title="Fleetpulse",
-        version=routes_process.program_version(),
+        version=program_version(),
         docs_url=None,  # the viewers that FastAPI offers load scripts from the internet
         redoc_url=None,
     )
     app.state.service = ApiContext(backend, config, now)
-    for routes in (routes_process, routes_read, routes_incidents, routes_mutes):
-        app.include_router(routes.router)
+    for router in (process_router, read_router, incident_router, mute_router):
+        app.include_router(router)
     problem.install_handlers(app)
     app.add_middleware(Guard, tokens=known, host=config.api.host)
     return app

@@ -16,8 +16,7 @@ import duckdb
 from pipeline.config.sections import Limits
 from pipeline.ingest.columns import MAX_NEW, MAX_PER_SENDER
 from pipeline.ingest.entities import EXPIRY, EntityCounts, KnownEntity
-from pipeline.ingest.event_admission import claim_entities, keep_owned
-from pipeline.ingest.ownership import Owners, save_claims
+from pipeline.ingest.ownership import Owners, claim_entities, keep_owned, save_claims
 from pipeline.ingest.sequences import RecentMessages
 from pipeline.model.errors import Rejected, UsageError
 from pipeline.model.event_kinds import EVENT_KINDS

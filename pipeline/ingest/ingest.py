@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 import duckdb
 
 from pipeline.ingest.admission import Admission
-from pipeline.ingest.catch_up import CatchUp
 from pipeline.ingest.clocks import BOUND
 from pipeline.ingest.columns import ColumnLimits
 from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, Item, build_rows, decode_item
 from pipeline.ingest.offsets import Offsets
 from pipeline.ingest.ownership import load_owners
 from pipeline.ingest.rejections import LetterLimits, Rejections, count_letter_bytes, load_newer_letters
-from pipeline.ingest.senders import Senders
+from pipeline.ingest.senders import CatchUp, Senders
 from pipeline.ingest.transaction import TransactionWrites
 from pipeline.model.errors import GapError, Retryable, WireError
 from pipeline.model.records import SECOND, Event, EventBatch, Rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.ingest.catch_up import MAX_WAIT, OUTAGE_SPREAD, CatchUp
+from pipeline.ingest.senders import MAX_WAIT, OUTAGE_SPREAD, CatchUp
 from pipeline.model.records import SECOND
 
 T0 = 1_780_000_000 * SECOND

@@ -1,6 +1,11 @@
 """The signal catalogue: every signal that Fleetpulse measures, by device class.
 
-One file per family of device classes; a new signal is one line in its class.
+One file per family of device classes; a new signal is one line in its class:
+
+    gpu       gpu, nvlink, neuroncore
+    nic       nic
+    node      node and its parts, canary; agent, collector, exporter, custom; rank
+    facility  coolant, leak; power, psu, battery
 """
 
 from __future__ import annotations
@@ -8,22 +13,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipeline.model.signals.agent import AGENT_SIGNALS, COLLECTOR_SIGNALS, CUSTOM_SIGNALS, EXPORTER_SIGNALS
-from pipeline.model.signals.coolant import COOLANT_SIGNALS, LEAK_SIGNALS
+from pipeline.model.signals.facility import BATTERY_SIGNALS, COOLANT_SIGNALS, LEAK_SIGNALS, POWER_SIGNALS, PSU_SIGNALS
 from pipeline.model.signals.gpu import GPU_SIGNALS, NEURONCORE_SIGNALS, NVLINK_SIGNALS
 from pipeline.model.signals.nic import NIC_SIGNALS
 from pipeline.model.signals.node import (
+    AGENT_SIGNALS,
     BMC_SIGNALS,
     CANARY_SIGNALS,
+    COLLECTOR_SIGNALS,
+    CUSTOM_SIGNALS,
     DIMM_SIGNALS,
     DISK_SIGNALS,
+    EXPORTER_SIGNALS,
     FILESYSTEM_SIGNALS,
     NODE_SIGNALS,
+    RANK_SIGNALS,
     SENSOR_SIGNALS,
     SERVICE_SIGNALS,
 )
-from pipeline.model.signals.power import BATTERY_SIGNALS, POWER_SIGNALS, PSU_SIGNALS
-from pipeline.model.signals.rank import RANK_SIGNALS
 from pipeline.model.signals.signal import TYPES, Kind, Signal, column_of
 
 __all__ = [

@@ -1,4 +1,9 @@
-"""Signals of a server and its parts: node, sensor, dimm, disk, filesystem, service, bmc, canary. One line per signal."""
+"""Signals of a server, of its monitoring and of training ranks. One line per signal.
+
+Server and parts: node, sensor, dimm, disk, filesystem, service, bmc, canary. Monitoring: agent, collector, exporter (a
+scraped endpoint), custom (a series without a mapping). Training: rank, one member of a job; its durations are means if
+there were several steps between two readings, and without a step the last values are repeated.
+"""
 
 from __future__ import annotations
 
@@ -142,4 +147,54 @@ CANARY_SIGNALS: tuple[Signal, ...] = (
     Signal("canary.mismatches", "{run}", "counter", "canary", "u8", "Rounds of test problems with a wrong answer", "own count", harm="up", interval=3600),
     Signal("canary.yields", "{run}", "counter", "canary", "u8", "Rounds aborted because other tasks needed the core", "own count", interval=3600),
     Signal("canary.busy_time", "ms", "counter", "canary", "u8", "Processor time of the test problems", "getrusage(2)", interval=3600),
+)  # fmt: skip
+
+
+AGENT_SIGNALS: tuple[Signal, ...] = (
+    Signal("agent.cpu_time", "ms", "counter", "agent", "u8", "Processor time of all its processes", "/proc/PID/stat", "process.cpu.time", interval=10),
+    Signal("agent.memory", "By", "gauge", "agent", "f8", "Proportional set size of all its processes", "/proc/PID/smaps_rollup", "process.memory.usage", (0, 1e12), harm="up", interval=60),
+    Signal("agent.spool_bytes", "By", "gauge", "agent", "f8", "Bytes of the spools on disk", "agent", "", (0, 1e15), interval=10),
+    Signal("agent.spool_wait", "s", "gauge", "agent", "f4", "Longest time that a message waited for the disk of the spool, in the last 10 s", "agent", "", (0, 1e6), harm="up", interval=10),
+    Signal("agent.dropped", "{message}", "counter", "agent", "u8", "Messages that the spools dropped or refused", "agent", "", harm="up", interval=10),
+    Signal("agent.unsent", "{message}", "gauge", "agent", "f8", "Messages spooled and not yet acknowledged by Kafka", "agent", "", (0, 1e15), harm="up", interval=10),
+)  # fmt: skip
+
+
+COLLECTOR_SIGNALS: tuple[Signal, ...] = (
+    Signal("collector.state", "1", "state", "collector", "u1", "Result of its last reading", "agent", "hw.status", (0, 4), states=("starting", "ok", "no data", "fault", "hung"), normal=("starting", "ok", "no data"), interval=10),
+    Signal("collector.latency", "s", "gauge", "collector", "f4", "Duration of its last reading", "agent", "", (0, 1e6), harm="up", interval=10),
+    Signal("collector.silence", "s", "gauge", "collector", "f4", "Time since its last successful reading", "agent", "", (0, 1e9), harm="up", interval=10),
+    Signal("collector.restarts", "1", "counter", "collector", "u4", "Restarts after a timeout since the agent started", "agent", "", harm="up", interval=10),
+)  # fmt: skip
+
+
+EXPORTER_SIGNALS: tuple[Signal, ...] = (
+    Signal("exporter.up", "1", "state", "exporter", "u1", "Whether the endpoint returned a page", "own scrape", "", (0, 1), states=("down", "up"), normal=("up",), harm="down", interval=15.0),
+    Signal("exporter.scrape_time", "s", "gauge", "exporter", "f4", "Duration of the scrape, including mapping", "own timer", "", (0, 1e4), harm="up", interval=15.0),
+    Signal("exporter.series", "{series}", "gauge", "exporter", "u4", "Series on the page", "own count", "", interval=15.0),
+    Signal("exporter.mapped", "{series}", "gauge", "exporter", "u4", "Series mapped to signals of the catalogue", "own count", "", harm="down", interval=15.0),
+    Signal("exporter.unmapped", "{series}", "gauge", "exporter", "u4", "Series without a mapping", "own count", "", interval=15.0),
+    Signal("exporter.dropped", "{series}", "gauge", "exporter", "u4", "Unmapped series that were not kept: above the limit, or histogram buckets", "own count", "", harm="up", interval=15.0),
+    Signal("exporter.bad_lines", "{line}", "gauge", "exporter", "u4", "Lines of the page that are not valid samples", "own count", "", harm="up", interval=15.0),
+)  # fmt: skip
+
+
+CUSTOM_SIGNALS: tuple[Signal, ...] = (
+    Signal("custom.value", "", "gauge", "custom", "f8", "Value of the series as exported; its name, labels and type are attributes", "OpenMetrics", "", interval=15.0),
+)  # fmt: skip
+
+
+RANK_SIGNALS: tuple[Signal, ...] = (
+    Signal("rank.step", "{step}", "counter", "rank", "u8", "Training steps finished", "training"),
+    Signal("rank.step_time", "s", "gauge", "rank", "f4", "Duration of the last step, including waiting for other ranks; the mean if there were several since the previous reading", "training", "", (0, 1e6), harm="up"),
+    Signal("rank.compute_time", "s", "gauge", "rank", "f4", "Forward and backward computation of the last step, before any collective; the mean if there were several since the previous reading", "training", "", (0, 1e6), harm="up"),
+    Signal("rank.communication_time", "s", "gauge", "rank", "f4", "Time in collectives of the last step, including waiting; the mean if there were several since the previous reading", "training", "", (0, 1e6)),
+    Signal("rank.step_time_longest", "s", "gauge", "rank", "f4", "Longest step since the previous reading", "training", "", (0, 1e6)),
+    Signal("rank.compute_time_longest", "s", "gauge", "rank", "f4", "Longest computation of a step since the previous reading", "training", "", (0, 1e6)),
+    Signal("rank.tokens", "{token}", "counter", "rank", "u8", "Tokens that this rank processed since its script started", "training"),
+    Signal("rank.loss", "1", "gauge", "rank", "f4", "Loss of the last step that reported one; missing if it was NaN or infinite", "training", "", (-3.4e38, 3.4e38)),
+    Signal("rank.gradient_norm", "1", "gauge", "rank", "f4", "Largest gradient norm since the previous reading; missing if it was NaN or infinite", "training", "", (0, 3.4e38)),
+    Signal("rank.nonfinite", "{value}", "counter", "rank", "u8", "Losses and gradient norms that were NaN or infinite", "training", harm="up"),
+    Signal("rank.drops", "{datagram}", "counter", "rank", "u8", "Reports of the script that the agent could not accept immediately", "training"),
+    Signal("rank.refused", "{value}", "counter", "rank", "u8", "Invalid values from the script, such as wrong types and negative durations", "training"),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.api import routes_read
+from pipeline.api import routes
 from pipeline.api.server import ApiServer, create_app, start_server
 from pipeline.config.sections import Api, Config
 from pipeline.http import connections
@@ -157,7 +157,7 @@ def test_the_second_request_of_a_kept_connection_has_the_same_deadline(serving: 
 def test_a_slow_reader_of_an_answer_is_dropped_and_its_slot_is_free_again(
     serving: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_read, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(routes, "SEND_SECONDS", 0.5)
     monkeypatch.setattr(connections, "WRITE_SECONDS", 1.0)
     body = json.dumps({"query": "SELECT range, range * 3, range * 5, range * 7 FROM range(300000)"}).encode()
     head = (

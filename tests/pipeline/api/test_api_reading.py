@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.api import models
-from pipeline.api.routes_read import _ENTITIES
+from pipeline.api.routes import _ENTITIES
 from pipeline.model.records import SECOND, iso
 from pipeline.store import schema
 from pipeline.store.database import Database
