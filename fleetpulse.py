@@ -146,8 +146,7 @@ def _agent(given: argparse.Namespace) -> int:
 def _pipeline(given: argparse.Namespace) -> int:
     config = _config_of_service(given)
     import detectors
-    from detectors.runner import Runner
-    from detectors.warm_up import warm_up
+    from detectors.runner import Runner, warm_up
     from pipeline.commands import pipeline
     from pipeline.runtime import logs
 

@@ -20,10 +20,14 @@ from detectors.link.best_values import PortSpeeds
 from detectors.link.cable_ends import FarEnds, OpticalModules
 from detectors.link.counters import CounterGenerations, Floats, Indices
 from detectors.link.error_counts import PACKETS, PHYSICAL, ErrorLimits, PortErrors
-from detectors.link.leaf_faults import DownLeaves, ErringPorts, ErrorStorm, ErrorStorms, LeafLimits
 from detectors.link.port_states import UP, PortStates
 from detectors.link.port_troubles import (
     PACKET_COUNTERS,
+    DownLeaves,
+    ErringPorts,
+    ErrorStorm,
+    ErrorStorms,
+    LeafLimits,
     PacketLosses,
     PortLimits,
     PortRecords,

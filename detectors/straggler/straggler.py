@@ -16,8 +16,19 @@ from detectors.base.group_events import HOLD, GroupEvents, Quantity
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.straggler.alarm_budget import rank_budget
-from detectors.straggler.blame import Suspicion, collect_causes, describe_causes, find_suspicions, write_title
-from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, CauseTracker, clear_conditions
+from detectors.straggler.causes import (
+    CLOCK,
+    POLICY,
+    SIGNALS,
+    Cause,
+    CauseTracker,
+    Suspicion,
+    clear_conditions,
+    collect_causes,
+    describe_causes,
+    find_suspicions,
+    write_title,
+)
 from detectors.straggler.mass_throttling import ThrottlingCohorts, step_frozen
 from detectors.straggler.power_caps import PowerCaps
 from detectors.straggler.rank_slots import LEAST_PEERS, MOST_OF_COHORT, RankSlots

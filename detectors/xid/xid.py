@@ -17,8 +17,7 @@ from detectors.base.gates import Gates
 from detectors.base.topology_index import JobIndex
 from detectors.xid import cases as xid_cases
 from detectors.xid import levels
-from detectors.xid.cases import Case, ProgramFaults
-from detectors.xid.schedule import GONE_AFTER, MAX_UNKNOWN, QUIET_FOR, REPEAT_FOR, CaseSchedule
+from detectors.xid.cases import GONE_AFTER, MAX_UNKNOWN, QUIET_FOR, REPEAT_FOR, Case, CaseSchedule, ProgramFaults
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of

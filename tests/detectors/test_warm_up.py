@@ -12,7 +12,7 @@ PROGRAM = """
 import gc, sys
 from numba.core.dispatcher import Dispatcher
 import detectors, fleetpulse
-from detectors.warm_up import warm_up
+from detectors.runner import warm_up
 
 
 def signatures():
