@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.collector import Device, Reading
@@ -37,6 +37,7 @@ KINDS = {(signal.type, signal.valid): signal for signal in CATALOGUE.values()}
 
 
 @pytest.mark.parametrize("signal", KINDS.values(), ids=lambda s: f"{s.type} {s.valid[0]:g}..{s.valid[1]:g}")
+@settings(max_examples=25)
 @given(values=st.lists(st.one_of(st.floats(), st.integers(-(2**60), 2**60).map(float)), min_size=1, max_size=5))
 def test_every_measured_value_fits_the_wire_type_or_is_missing(signal: Signal, values: list[float]) -> None:
     found = encode_column(signal, np.array(values))

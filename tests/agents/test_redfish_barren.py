@@ -86,7 +86,7 @@ def test_a_failing_leak_resource_is_read_every_half_minute() -> None:
     assert max(b - a for a, b in pairwise(asked)) <= MAX_FAST_RETRY_S + 2
 
 
-@pytest.mark.parametrize("status", [404, 500])
+@pytest.mark.parametrize("status", [pytest.param(404, marks=pytest.mark.slow), 500])
 def test_a_bmc_with_only_errors_is_reported_lost_with_a_reason_and_back(
     double: Double, eye: Callable[..., Eye], status: int
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -206,6 +207,15 @@ class Api:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     """A running API; the environment of the dashboard points to it."""
+    with running_api() as state:
+        monkeypatch.setenv(API_URL, state.url)
+        monkeypatch.delenv(API_TOKEN_FILE, raising=False)
+        yield state
+
+
+@contextmanager
+def running_api() -> Iterator[Api]:
+    """A server of the API on a free port of loopback, until the block ends."""
     state = Api()
 
     class Handler(BaseHTTPRequestHandler):
@@ -234,8 +244,6 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     state.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv(API_URL, state.url)
-    monkeypatch.delenv(API_TOKEN_FILE, raising=False)
     yield state
     state.released.set()
     server.shutdown()
@@ -243,7 +251,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     server.server_close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of Chromium; the test is skipped without it, unless all parts are required."""
     paths = (os.environ.get("FLEETPULSE_TEST_CHROMIUM", ""), "/usr/bin/chromium", "/usr/bin/chromium-browser")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from playwright.sync_api import sync_playwright
 
 from dashboards import snapshot
 from pipeline.model.records import SECOND, iso
+from tests.dashboards.conftest import running_api
 from tests.dashboards.test_dashboard_serve import free_port, healthy
 
 pytestmark = pytest.mark.chromium
@@ -32,8 +34,22 @@ sys.exit(serve.run(Config(dashboard=Dashboard(port=int(sys.argv[1]), api_url=sys
 @pytest.fixture
 def address(api: Any) -> Iterator[str]:
     """Address of a dashboard in its own process."""
+    with running_dashboard(api.url) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def shared_address() -> Iterator[str]:
+    """Address of one dashboard for all tests that only read."""
+    with running_api() as api, running_dashboard(api.url) as url:
+        yield url
+
+
+@contextmanager
+def running_dashboard(api_url: str) -> Iterator[str]:
+    """A dashboard in its own process until the block ends; gives its address."""
     port = free_port()
-    command = [sys.executable, "-c", SCRIPT, str(port), api.url]
+    command = [sys.executable, "-c", SCRIPT, str(port), api_url]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
@@ -47,8 +63,16 @@ def address(api: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def browser(chromium: str) -> Iterator[Any]:
-    """A running Chromium."""
+def browser(shared_browser: Any) -> Iterator[Any]:
+    """A running Chromium without open pages."""
+    yield shared_browser
+    for context in shared_browser.contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def shared_browser(chromium: str) -> Iterator[Any]:
+    """One Chromium for all tests of this file."""
     with sync_playwright() as play:
         running = play.chromium.launch(executable_path=chromium, args=FLAGS)
         yield running
@@ -81,9 +105,9 @@ def open_page(browser: Any, url: str, scheme: str = "light") -> tuple[Any, list[
     ],
 )
 def test_a_page_opens_from_its_address_without_errors(
-    address: str, browser: Any, scheme: str, path: str, part: str
+    shared_address: str, browser: Any, scheme: str, path: str, part: str
 ) -> None:
-    page, faults = open_page(browser, address + path, scheme)
+    page, faults = open_page(browser, shared_address + path, scheme)
     page.locator(part).first.wait_for()
     assert page.locator("[data-testid=stException]").count() == 0
     assert faults == []

@@ -87,6 +87,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert place.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_only_the_news_of_a_condition_is_kept(whole):
     levels = Counter((f.key, f.level) for f in whole.findings)
     assert set(levels.values()) == {1}
@@ -118,6 +119,7 @@ def test_a_rank_is_where_its_job_runs_and_gone_with_it():
     assert len({stay.job.name for stay in trial.simulator.schedule.stays}) > 1
 
 
+@pytest.mark.slow
 def test_cpu_time_samples_and_node_days_are_told(whole):
     assert set(whole.seconds) == set(PARTS)
     assert all(spent > 0 for spent in whole.seconds.values())

@@ -212,18 +212,31 @@ def test_backlog_tells_the_oldest_unread_event_time(site):
     assert ingest.newest() == T0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    script=st.lists(
-        st.one_of(
-            st.tuples(st.just("send"), st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 3)),
-            st.tuples(st.just("poison"), st.sampled_from("abc")),
-            st.tuples(st.just("restart")),
-        ),
-        max_size=12,
-    )
+SCRIPTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 3)),
+        st.tuples(st.just("poison"), st.sampled_from("abc")),
+        st.tuples(st.just("restart")),
+    ),
+    max_size=12,
 )
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(script=SCRIPTS)
 def test_any_script_of_batches_poison_and_restarts_stores_each_batch_once(new_site, script):
+    check_script(new_site, script)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(script=SCRIPTS)
+def test_many_scripts_of_batches_poison_and_restarts_store_each_batch_once(new_site, script):
+    check_script(new_site, script)
+
+
+def check_script(new_site, script):
+    """Runs one script against a new store: each sample is stored once, each poisoned message is a dead letter."""
     site = new_site()
     sent = poison = 0
     for kind, *arguments in script:

@@ -417,7 +417,7 @@ def test_a_wall_clock_that_is_set_forward_by_a_month_deletes_no_telemetry(line: 
     assert line.rows("SELECT count(*) FROM node") == [(before,)]
 
 
-@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_after_a_clock_that_was_a_month_ahead_came_back_judging_goes_on(line: Line, restart: bool) -> None:
     line.run(60, *NODES)
     line.jump = 30 * 86_400

@@ -49,6 +49,9 @@ HOSTILE = {
     "huge cells": "SELECT a, range FROM (SELECT string_agg(entity, '') a FROM gpu), range(100000)",
 }
 
+OFTEN = ("cross join", "regular expression", "huge cells")
+"""One query that takes time, one that DuckDB cannot interrupt, one that takes memory: `make test` runs these."""
+
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
@@ -70,6 +73,14 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 def queries(database: Database) -> Iterator[QueryRunner]:
     made = QueryRunner(database.cursor, Api(sql_seconds=SECONDS, sql_memory_bytes=MEMORY))
     made.run("SELECT 1")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def default_queries(database: Database) -> Iterator[QueryRunner]:
+    """Queries under the default limits, for tests that are not about limits."""
+    made = QueryRunner(database.cursor, Api())
     yield made
     made.close()
 
@@ -105,7 +116,9 @@ def resident(pid: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in HOSTILE]
+)
 def test_a_hostile_query_ends_in_time_and_memory_and_telemetry_is_stored_meanwhile(
     database: Database, queries: QueryRunner, name: str
 ) -> None:
@@ -350,13 +363,12 @@ PREDICATES = [
 
 @pytest.mark.parametrize("predicate", PREDICATES)
 def test_a_filter_that_is_applied_before_rows_are_sent_gives_what_the_store_itself_gives(
-    database: Database, predicate: str
+    database: Database, default_queries: QueryRunner, predicate: str
 ) -> None:
     text = f"SELECT count(*), coalesce(sum(sm_clock), 0)::BIGINT, count(DISTINCT entity) FROM gpu WHERE {predicate}"
     with contextlib.closing(database.cursor()) as cursor:
         expected = [list(row) for row in cursor.execute(text).fetchall()]
-    with contextlib.closing(QueryRunner(database.cursor, Api())) as queries:  # not about limits: the usual ones
-        assert json.loads(queries.run(text).body)["rows"] == expected
+    assert json.loads(default_queries.run(text).body)["rows"] == expected
 
 
 def test_a_filter_is_understood_where_that_is_safe_and_left_out_elsewhere() -> None:
