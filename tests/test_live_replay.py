@@ -66,8 +66,8 @@ class Listening(Runner):
         self.found += [f.as_json() for f in findings]
         return findings
 
-    def judge_events(self, events: Any, topology: Any) -> Any:
-        findings = super().judge_events(events, topology)
+    def judge_events(self, events: Any, topology: Any, again: bool = False) -> Any:
+        findings = super().judge_events(events, topology, again)
         if not self._framing:
             self.found += [f.as_json() for f in findings]
         return findings

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.columns import value_column
-from agents.collectors.host import host as diskstats
+from agents.collectors.columns import count_column, value_column
 from agents.collectors.host import host as kernel_text
 from agents.collectors.host.host import Host
 from agents.collectors.kernel_files import MAX_FULL_READ, ProcFile
@@ -163,8 +162,8 @@ def test_a_list_longer_than_a_page_is_read_to_its_end() -> None:
 
 def test_a_truncated_line_is_skipped() -> None:
     line = " 8 0 sda 1 0 8 5 2 0 16 7 0 1234 0\n"
-    assert diskstats.parse_diskstats(line)["sda"]["disk.io_time"] == 1234
-    assert diskstats.parse_diskstats(line[:-4]) == {}
+    assert kernel_text.parse_diskstats(line)["sda"]["disk.io_time"] == 1234
+    assert kernel_text.parse_diskstats(line[:-4]) == {}
 
 
 KEYS = ("cpu", "cpu0", "\nintr", "\nctxt", "MemTotal:", "MemFree:", "Node", "kB", "some", "full", "total=", "oom_kill")
@@ -196,5 +195,5 @@ def test_any_text_is_parsed_or_raises_an_expected_error(text: str) -> None:
 
 @given(TEXTS)
 def test_no_text_of_diskstats_breaks_the_parser(text: str) -> None:
-    for values in diskstats.parse_diskstats(text).values():
-        assert kernel_text.counts(values.values()).dtype == np.uint64
+    for values in kernel_text.parse_diskstats(text).values():
+        assert count_column(values.values()).dtype == np.uint64

@@ -21,6 +21,7 @@ from kafka.errors import (
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.transport import diagnosis, kafka_clients
+from pipeline.transport.broker_errors import BrokerProblem
 from tests.kafka_broker import HOST, Address, Broker, held
 from tests.kafka_clients import kafka_of, untidy_refusals
 from tests.kafka_security import Security
@@ -39,7 +40,7 @@ def silent() -> Iterator[str]:
         yield f"{HOST}:{listener.getsockname()[1]}"
 
 
-def told(kafka: Kafka, kind: str, *words: str) -> diagnosis.Trouble:
+def told(kafka: Kafka, kind: str, *words: str) -> BrokerProblem:
     trouble = diagnosis.find_broker_problem(kafka, SECONDS)
     assert trouble is not None
     assert trouble.kind == kind, trouble
@@ -190,7 +191,7 @@ def causes() -> Iterator[diagnosis.ClientErrors]:
     causes.detach()
 
 
-def said(kafka: Kafka, causes: diagnosis.ClientErrors) -> diagnosis.Trouble:
+def said(kafka: Kafka, causes: diagnosis.ClientErrors) -> BrokerProblem:
     """What is said when a real client cannot connect."""
     with untidy_refusals(), pytest.raises(KafkaError) as failed:
         kafka_clients.create_admin(kafka, "tests", 1.0).close()

@@ -70,7 +70,7 @@ def test_a_check_that_does_not_end_fails_and_the_others_are_made(config: Config)
 
     def hanging(_: Config) -> Check:
         release.wait()
-        return Check("hanging", "ok")
+        return Check("hanging", "ok", "nothing")
 
     found = doctor.run_checks(config, (hanging, doctor.configuration), limit_s=0.1)
     release.set()

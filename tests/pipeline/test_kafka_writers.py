@@ -111,14 +111,14 @@ from pathlib import Path
 from pipeline.ingest import ingest as module
 from pipeline.config.sections import Kafka
 from pipeline.ingest.ingest import Ingest
-from pipeline.ingest.offsets import stored_offsets
+from pipeline.ingest.offsets import load_offsets
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport.kafka import KafkaTransport
 module.COMMIT_ROWS = 40  # many small commits: many moments to die in
 database = Database(Path(sys.argv[1]))
 kafka = Kafka(bootstrap_servers=sys.argv[2])
-transport = KafkaTransport(kafka, stored_offsets(database.connection))
+transport = KafkaTransport(kafka, load_offsets(database.connection))
 ingest = Ingest(database, transport, Devices(database.connection), lambda: time.time_ns() // 1000)
 while not transport.partitions():
     pass
