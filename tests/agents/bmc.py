@@ -25,7 +25,7 @@ def full(number: int, name: str, unit: int, **how: int) -> bytes:
 
 
 def compact(number: int, name: str, kind: int, event_type: int = 0x6F, share: int = 1, modifier: int = 0) -> bytes:
-    """A compact record (type 02h). share: how many sensors in a row it stands for."""
+    """A compact record (type 02h). share: how many consecutive sensors it describes."""
     body = bytes((0x20, 0, number, 10, 1, 0x67, 0x40, kind, event_type, 0, 0, 0, 0, 0x0F, 0, 0xC0, 0, 0))
     body += bytes((share, modifier, 0, 0, 0, 0, 0, 0))
     return record(2, body + bytes((0xC0 | len(name),)) + name.encode("latin-1"))

@@ -106,29 +106,29 @@ class Systemd:
         self._serial += 1
         self.link.sendall(packed(1, self._serial, fields, body))
         while True:
-            kind, told, _ = self._receive()
-            if kind in (2, 3) and told.get(5) == self._serial:
-                assert kind == 2, told
+            kind, header, _ = self._receive()
+            if kind in (2, 3) and header.get(5) == self._serial:
+                assert kind == 2, header
                 return
 
     def _serve(self) -> None:
         try:
             while True:
-                kind, told, body = self._receive()
+                kind, header, body = self._receive()
                 if kind == 1 and not self.silent:
-                    self._answer(told, body)
+                    self._answer(header, body)
         except ConnectionError:
             return
 
-    def _answer(self, told: Mapping[int, str | int], body: bytes) -> None:
-        member, path = str(told[3]), str(told[1])
+    def _answer(self, header: Mapping[int, str | int], body: bytes) -> None:
+        member, path = str(header[3]), str(header[1])
         self.asked.append(member)
-        fields = Writer().field(6, "s", told[7]).field(5, "u", told[-1])
-        answers: dict[str, Callable[[], tuple[str, Writer] | None]] = {
+        fields = Writer().field(6, "s", header[7]).field(5, "u", header[-1])
+        handlers: dict[str, Callable[[], tuple[str, Writer] | None]] = {
             "ListUnitsByNames": lambda: self._list(texts(body)),
             "Get": lambda: self._get(path, texts(body)[1]),
         }
-        found = answers[member]()
+        found = handlers[member]()
         self._serial += 1
         if found is None:
             fields.field(4, "s", "org.freedesktop.DBus.Error.UnknownProperty")
@@ -142,9 +142,9 @@ class Systemd:
             unit = self.units.get(name, Service("inactive", "not-found", None))
             rows.pad(8).text(name).text(f"The {name}").text(unit.load).text(unit.active).text("running").text("")
             rows.text(f"/unit/{name.encode().hex()}").number("I", 0).text("").text("/")
-        whole = Writer().number("I", len(rows.data)).pad(8)
-        whole.data += rows.data
-        return "a(ssssssouso)", whole
+        message = Writer().number("I", len(rows.data)).pad(8)
+        message.data += rows.data
+        return "a(ssssssouso)", message
 
     def _get(self, path: str, name: str) -> tuple[str, Writer] | None:
         unit = self.units[bytes.fromhex(path.removeprefix("/unit/")).decode()]
@@ -156,9 +156,9 @@ class Systemd:
 
     def _receive(self) -> tuple[int, dict[int, str | int], bytes]:
         """Kind, header fields (-1: the message's own serial) and body."""
-        head = self._take(16)
+        head = self._read_bytes(16)
         body, serial, size = struct.unpack_from("<III", head, 4)
-        raw = head + self._take((size + 7) // 8 * 8)
+        raw = head + self._read_bytes((size + 7) // 8 * 8)
         fields: dict[int, str | int] = {-1: serial}
         at = 16
         while at < 16 + size:
@@ -172,9 +172,9 @@ class Systemd:
                 (number,) = struct.unpack_from("<I", raw, at)
                 fields[code] = number if kind == b"u" else raw[at + 4 : at + 4 + number].decode()
                 at += 4 if kind == b"u" else number + 5
-        return head[1], fields, self._take(body)
+        return head[1], fields, self._read_bytes(body)
 
-    def _take(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         found = b""
         while len(found) < size:
             if not (piece := self.link.recv(size - len(found))):
@@ -197,14 +197,14 @@ def texts(body: bytes) -> list[str]:
     return found
 
 
-def answers(path: Path) -> bool:
-    """Whether somebody listens; the socket's file is there a moment before."""
+def is_listening(path: Path) -> bool:
+    """Whether a process listens; the socket's file exists a moment earlier."""
     with socket.socket(socket.AF_UNIX) as link:
         return link.connect_ex(str(path)) == 0
 
 
 def daemon(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """A bus of its own; skips where no dbus-daemon is installed."""
+    """Starts a separate bus; skips if no dbus-daemon is installed."""
     program = shutil.which("dbus-daemon")
     if program is None:
         pytest.skip("no dbus-daemon here: apt-get install dbus-daemon")
@@ -213,7 +213,7 @@ def daemon(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     words = [program, "--nofork", "--nopidfile", f"--config-file={folder / 'bus.conf'}"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE)
     until = time.monotonic() + 10
-    while not answers(path):
+    while not is_listening(path):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < until, "dbus-daemon does not start"
         time.sleep(0.02)

@@ -1,6 +1,6 @@
-"""A program for the tests: does with the NVML collector what its standard input says, and prints what came of it.
+"""A program for the tests: runs the steps of its standard input on the NVML collector and prints their results.
 
-Input: {"fields": {...}, "steps": [[verb, argument], ...]}; output: one result per step. The clock moves only by `look`.
+Input: {"fields": {...}, "steps": [[verb, argument], ...]}; output: one result per step. The clock moves only by `read`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.agents import nvml_stub
 START = 1_800_000_000_000_000
 
 
-class Drive:
+class CollectorDriver:
     def __init__(self, fields: dict[str, Any]) -> None:
         paths = {key: Path(value) if key in ("pci", "seen") else value for key, value in fields.items()}
         self.collector = Nvml(**paths)
@@ -30,11 +30,11 @@ class Drive:
     def open(self, node: str) -> None:
         self.collector.open(node)
 
-    def tell(self, lines: list[str]) -> None:
-        nvml_stub.tell(Path(os.environ["STUB_CONTROL"]), *lines)
+    def control(self, lines: list[str]) -> None:
+        nvml_stub.write_control(Path(os.environ["STUB_CONTROL"]), *lines)
 
-    def look(self, seconds: float) -> dict[str, Any]:
-        """One look after so many seconds; values as text, so that every digit of a counter is kept."""
+    def read(self, seconds: float) -> dict[str, Any]:
+        """Reads once after so many seconds; values as text, so that every digit of a counter is kept."""
         self.now += round(seconds * 1_000_000)
         found: dict[str, Any] = {"columns": {}, "events": [], "entities": {}, "wire": {}}
         readings = self.collector.read()
@@ -52,7 +52,7 @@ class Drive:
         return {entity: [device.parents, device.attributes] for entity, device in self.collector.inventory().items()}
 
     def samples(self, _: Any) -> int:
-        """GPM samples that were taken and not given back."""
+        """GPM samples that were allocated and not freed."""
         return int(ctypes.CDLL(nvml_stub.LIBRARY).stub_gpm_samples())
 
     def close(self, _: Any) -> None:
@@ -60,9 +60,9 @@ class Drive:
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
-    drive, results = Drive(told["fields"]), []
-    for verb, argument in told["steps"]:
+    orders = json.load(sys.stdin)
+    drive, results = CollectorDriver(orders["fields"]), []
+    for verb, argument in orders["steps"]:
         try:
             results.append(getattr(drive, verb)(argument))
         except NoData as absent:

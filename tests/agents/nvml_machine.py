@@ -1,4 +1,4 @@
-"""A machine of stub GPUs for the tests: the NVML collector on it runs in a process of its own, told step by step."""
+"""A machine of stub GPUs for the tests; its NVML collector runs in a separate process, one step at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Steps = list[tuple[str, Any]]
 
 @dataclass
 class Machine:
-    """A machine of stub GPUs and the collector on it, in a process of its own."""
+    """A machine of stub GPUs and its collector, which runs in a separate process."""
 
     library: Path
     folder: Path
@@ -28,10 +28,10 @@ class Machine:
     def calls(self) -> Path:
         return self.folder / "calls"
 
-    def run(self, steps: Steps, *told: str) -> list[Any]:
+    def run(self, steps: Steps, *settings: str) -> list[Any]:
         fields = {"pci": str(self.folder / "pci"), "seen": str(self.folder / "seen.json"), **self.fields}
         control = self.folder / "control"
-        environ = nvml_stub.environment(self.library, told, control=control, calls=self.calls)
+        environ = nvml_stub.environment(self.library, settings, control=control, calls=self.calls)
         done = subprocess.run(
             [sys.executable, "-m", "tests.agents.nvml_drive"],
             input=json.dumps({"fields": fields, "steps": steps}),
@@ -44,12 +44,12 @@ class Machine:
         found: list[Any] = json.loads(done.stdout)
         return found
 
-    def look(self, *told: str) -> Any:
-        """What the first look finds, in which every rhythm is due."""
-        return self.run([("open", "n1"), ("look", 0)], *told)[1]
+    def read_first(self, *settings: str) -> Any:
+        """The result of the first read, in which every interval is due."""
+        return self.run([("open", "n1"), ("read", 0)], *settings)[1]
 
-    def asked(self, function: str) -> Counter[int]:
-        """How often a function was called, by GPU."""
+    def call_counts(self, function: str) -> Counter[int]:
+        """Number of calls of a function by GPU."""
         return Counter(gpu for name, gpu, _ in nvml_stub.calls_made(self.calls) if name == function)
 
 
@@ -66,5 +66,5 @@ def plug(folder: Path, buses: list[int], vendor: str = "0x10de", driver: str | N
 
 
 def events(found: Any, *kinds: str) -> list[list[Any]]:
-    """[entity, kind, data] of a look's events of these kinds."""
+    """[entity, kind, data] of a read's events of these kinds."""
     return [event for event in found["events"] if event[1] in kinds]

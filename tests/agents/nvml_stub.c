@@ -1,7 +1,7 @@
-/* Stand-in for the NVIDIA driver's libnvidia-ml.so.1: a machine of GPUs that behaves as it is told.
+/* Stand-in for the NVIDIA driver's libnvidia-ml.so.1: a machine of GPUs with configurable behavior.
  *
- * It is told by lines: the environment's STUB (lines parted by `;`) and the file named by STUB_CONTROL, which is read
- * anew whenever it changes, so that a test can break a GPU while a collector runs. GPU is a physical index, or * for all.
+ * Its settings are lines: the environment's STUB (lines separated by `;`) and the file named by STUB_CONTROL, which is
+ * read again whenever it changes, so that a test can break a GPU while a collector runs. GPU is a physical index, or * for all.
  *
  *   gpus N                        how many GPUs are fitted (8)
  *   links N                       NVLinks of each GPU (18)

@@ -1,4 +1,4 @@
-"""Builds the stand-in for the NVIDIA driver's library (nvml_stub.c says what it can be told) and its environment.
+"""Builds the stand-in for the NVIDIA driver's library (nvml_stub.c lists its settings) and its environment.
 
 Also loaded by path from benchmarks, so it needs nothing but the standard library and a C compiler.
 """
@@ -41,26 +41,26 @@ def build(folder: Path) -> Path:
 
 def environment(
     library: Path,
-    told: Iterable[str] = (),
+    settings: Iterable[str] = (),
     *,
     control: Path | None = None,
     calls: Path | None = None,
     events: Path | None = None,
 ) -> dict[str, str]:
-    """This process's environment, changed so that a process started with it loads the stub and it behaves as told."""
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(library.parent), "STUB": ";".join(told)}
+    """This process's environment, changed so that a child process loads the stub with these settings."""
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(library.parent), "STUB": ";".join(settings)}
     paths = {"STUB_CONTROL": control, "STUB_CALLS": calls, "STUB_EVENTS": events}
     return environ | {key: str(path) for key, path in paths.items() if path is not None}
 
 
-def tell(control: Path, *lines: str) -> None:
-    """Writes the control file whole, so that the stub sees either the old or the new one."""
+def write_control(control: Path, *lines: str) -> None:
+    """Replaces the control file atomically: the stub reads either the old or the new one."""
     fresh = control.with_suffix(".new")
     fresh.write_text("".join(f"{line}\n" for line in lines))
     fresh.replace(control)
 
 
 def calls_made(calls: Path) -> list[tuple[str, int, int]]:
-    """(function, GPU or -1, fields or metrics asked for) of every call noted in a STUB_CALLS file."""
+    """(function, GPU or -1, fields or metrics asked for) of every call listed in a STUB_CALLS file."""
     lines = calls.read_text().splitlines() if calls.exists() else []
     return [(name, int(gpu), int(count)) for name, gpu, count in (line.split() for line in lines)]

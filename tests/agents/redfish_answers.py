@@ -1,4 +1,4 @@
-"""What a Redfish service answers: status, headers and body for each method and path, without any socket."""
+"""The responses of a Redfish service: status, headers and body for each method and path, without any socket."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.agents.redfish_message import METADATA, Answer, Question, error, odata, schema
+from tests.agents.redfish_message import METADATA, Request, Response, error, odata, schema
 from tests.agents.redfish_query import answered_query
 from tests.agents.redfish_tree import ACCOUNTS, ROLES, ROOT, SESSIONS, SUBSCRIPTIONS, Document, Tree
 
 OPEN = {"/redfish", ROOT, f"{ROOT}/$metadata", f"{ROOT}/odata"}
-"""What everybody may read (DSP0266, section 'Resource and operation authentication requirements')."""
+"""Paths that need no login (DSP0266, section 'Resource and operation authentication requirements')."""
 CREATES = {SESSIONS, ACCOUNTS, SUBSCRIPTIONS}
 WRITABLE: Mapping[str, set[str]] = {
     "ManagerAccount": {"UserName", "Password", "RoleId", "Enabled", "Locked"},
@@ -39,7 +39,7 @@ class Session:
 
 @dataclass
 class Service:
-    """Sessions, accounts and documents of one service. `login` False: everybody may do everything."""
+    """Sessions, accounts and documents of one service. `login` False: no authentication, all requests are permitted."""
 
     tree: Tree
     user: str = "operator"
@@ -56,22 +56,22 @@ class Service:
 
     def __post_init__(self) -> None:
         self.passwords[self.user] = self.password
-        self._account({"UserName": self.user, "RoleId": "Administrator"})
+        self._add_account({"UserName": self.user, "RoleId": "Administrator"})
 
-    def answer(self, question: Question) -> Answer:
-        """The whole answer, HEAD's body too (the sender leaves it out)."""
+    def respond(self, request: Request) -> Response:
+        """The complete response, with a body also for HEAD (the sender omits it)."""
         with self.lock:
-            refused = self._refused(question)
-            answer = refused or getattr(self, f"_{question.method.lower()}", self._unknown)(question)
-        if question.method in ("GET", "HEAD"):
-            answer.headers.setdefault("Allow", ", ".join(self.allowed(question.path)))
-        return answer  # type: ignore[no-any-return]
+            refused = self._refusal(request)
+            response = refused or getattr(self, f"_{request.method.lower()}", self._unknown)(request)
+        if request.method in ("GET", "HEAD"):
+            response.headers.setdefault("Allow", ", ".join(self.allowed(request.path)))
+        return response  # type: ignore[no-any-return]
 
     def user_of(self, headers: Mapping[str, str]) -> str | None:
-        """Who asks, by token or by name and password. A session that was not used for long is gone."""
+        """The user by token or by name and password; None if unknown. Ends sessions that were unused too long."""
         now = self.clock()
         for path, session in [(p, s) for p, s in self.sessions.items() if now - s.used > self.session_life]:
-            self._end(path, session)
+            self._end_session(path, session)
         if token := headers.get("x-auth-token"):
             found = next((s for s in self.sessions.values() if secrets.compare_digest(s.token, token)), None)
             if found is not None:
@@ -87,7 +87,7 @@ class Service:
         return name if password and self.passwords.get(name) == password else None
 
     def allowed(self, path: str) -> list[str]:
-        """The methods that a path takes."""
+        """The methods that a path allows."""
         document = self.tree.get(path)
         methods = ["GET", "HEAD"] if document is not None or path in OPEN else []
         if path in CREATES or path in self.tree.targets():
@@ -98,43 +98,43 @@ class Service:
             methods.append("DELETE")
         return methods
 
-    def _refused(self, question: Question) -> Answer | None:
-        """401, 404, 405 and 412, before anything is done."""
-        path, method = question.path, question.method
-        if question.headers.get("odata-version", "4.0") != "4.0":
+    def _refusal(self, request: Request) -> Response | None:
+        """A response 401, 404, 405 or 412, if the request must be refused."""
+        path, method = request.path, request.method
+        if request.headers.get("odata-version", "4.0") != "4.0":
             return error(412, "PreconditionFailed")
         free = (method in ("GET", "HEAD") and path in OPEN) or (method == "POST" and path == SESSIONS)
-        stranger = self.login and self.user_of(question.headers) is None
-        if stranger and (not free or ("x-auth-token" in question.headers and path not in OPEN)):
+        stranger = self.login and self.user_of(request.headers) is None
+        if stranger and (not free or ("x-auth-token" in request.headers and path not in OPEN)):
             return error(401, "NoValidSession", WWW_Authenticate='Basic realm="Redfish double"')
         allowed = self.allowed(path)
         if not allowed:
             return error(404, "ResourceMissingAtURI", path)
         if method not in allowed:
             return error(405, "OperationNotAllowed", Allow=", ".join(allowed))
-        return None if free or self._may(question) else error(403, "InsufficientPrivilege")
+        return None if free or self._is_permitted(request) else error(403, "InsufficientPrivilege")
 
-    def _may(self, question: Question) -> bool:
-        """Whether the user's role allows it: who is no administrator writes only of himself."""
-        if not self.login or question.method in ("GET", "HEAD"):
+    def _is_permitted(self, request: Request) -> bool:
+        """Whether the user's role allows the request: only administrators write to resources of other users."""
+        if not self.login or request.method in ("GET", "HEAD"):
             return True
-        user, known = self.user_of(question.headers), self.tree.documents
-        mine = any(d.get("UserName") == user and d.get("RoleId") == "Administrator" for d in known.values())
-        return mine or known.get(question.path, {}).get("UserName") == user
+        user, known = self.user_of(request.headers), self.tree.documents
+        is_administrator = any(d.get("UserName") == user and d.get("RoleId") == "Administrator" for d in known.values())
+        return is_administrator or known.get(request.path, {}).get("UserName") == user
 
-    def _get(self, question: Question) -> Answer:
-        path = question.path
+    def _get(self, request: Request) -> Response:
+        path = request.path
         if path == "/redfish":
-            return Answer(200, {"v1": ROOT + "/"})
+            return Response(200, {"v1": ROOT + "/"})
         if path == f"{ROOT}/$metadata":
-            return Answer(200, METADATA, kind="application/xml; charset=utf-8")
+            return Response(200, METADATA, kind="application/xml; charset=utf-8")
         if path == f"{ROOT}/odata":
-            return Answer(200, odata(self.tree))
+            return Response(200, odata(self.tree))
         document = self.tree.get(path)
         if document is None:
             return error(404, "ResourceMissingAtURI", path)
         try:
-            shown = answered_query(self.tree, document, question.query)
+            shown = answered_query(self.tree, document, request.query)
         except NotImplementedError as unknown:
             return error(501, "QueryNotSupported", str(unknown))
         except ValueError as wrong:
@@ -142,42 +142,42 @@ class Service:
         etag = self.tree.etag(path)
         link = f"<{schema(document)}>; rel=describedby"
         headers = {"ETag": etag, "Link": link}
-        if etag in [known.strip() for known in question.headers.get("if-none-match", "").split(",")]:
-            return Answer(304, None, headers)
-        return Answer(200, {"@odata.etag": etag} | shown if "Members" not in shown else shown, headers)
+        if etag in [known.strip() for known in request.headers.get("if-none-match", "").split(",")]:
+            return Response(304, None, headers)
+        return Response(200, {"@odata.etag": etag} | shown if "Members" not in shown else shown, headers)
 
     _head = _get
 
-    def _unknown(self, question: Question) -> Answer:
-        return error(501, "OperationNotAllowed", question.method)
+    def _unknown(self, request: Request) -> Response:
+        return error(501, "OperationNotAllowed", request.method)
 
-    def _post(self, question: Question) -> Answer:
+    def _post(self, request: Request) -> Response:
         try:
-            asked = json.loads(question.body or b"{}")
+            body = json.loads(request.body or b"{}")
         except ValueError:
             return error(400, "MalformedJSON")
-        if not isinstance(asked, dict):
+        if not isinstance(body, dict):
             return error(400, "UnrecognizedRequestBody")
-        if question.path == SESSIONS:
-            return self._login(asked)
-        if question.path == ACCOUNTS:
-            return self._new_account(asked)
-        if question.path == SUBSCRIPTIONS:
-            return self._new_subscription(asked)
-        self.posted.append((question.path, asked))
-        if question.path.endswith("SubmitTestEvent"):
-            self.emit(asked)
-        return Answer(204)
+        if request.path == SESSIONS:
+            return self._create_session(body)
+        if request.path == ACCOUNTS:
+            return self._create_account(body)
+        if request.path == SUBSCRIPTIONS:
+            return self._create_subscription(body)
+        self.posted.append((request.path, body))
+        if request.path.endswith("SubmitTestEvent"):
+            self.emit(body)
+        return Response(204)
 
-    def _patch(self, question: Question) -> Answer:
-        path = question.path
+    def _patch(self, request: Request) -> Response:
+        path = request.path
         try:
-            change = json.loads(question.body)
+            change = json.loads(request.body)
         except ValueError:
             return error(400, "MalformedJSON")
         if not isinstance(change, dict):
             return error(400, "UnrecognizedRequestBody")
-        match = [known.strip() for known in question.headers.get("if-match", "*").split(",")]
+        match = [known.strip() for known in request.headers.get("if-match", "*").split(",")]
         if match != ["*"] and self.tree.etag(path) not in match:
             return error(412, "PreconditionFailed")
         document = self.tree.get(path) or {}
@@ -193,18 +193,18 @@ class Service:
         if "UserName" in change:
             self.passwords[str(change["UserName"])] = self.passwords.pop(str(document["UserName"]), "")
         self.tree.merge(path, change)
-        return Answer(200, self.tree.get(path), {"ETag": self.tree.etag(path)})
+        return Response(200, self.tree.get(path), {"ETag": self.tree.etag(path)})
 
-    def _delete(self, question: Question) -> Answer:
-        path, document = question.path, self.tree.get(question.path) or {}
+    def _delete(self, request: Request) -> Response:
+        path, document = request.path, self.tree.get(request.path) or {}
         self.tree.drop(path)
         self.sessions.pop(path, None)
         if path.startswith(ACCOUNTS):
             self.passwords.pop(str(document.get("UserName")), None)
-        return Answer(204)
+        return Response(204)
 
-    def _login(self, asked: Document) -> Answer:
-        name, password = asked.get("UserName"), asked.get("Password")
+    def _create_session(self, body: Document) -> Response:
+        name, password = body.get("UserName"), body.get("Password")
         if not isinstance(name, str) or not isinstance(password, str):
             return error(400, "PropertyMissing", "UserName", "Password")
         if self.login and self.passwords.get(name) != password:
@@ -213,47 +213,47 @@ class Service:
         about = {"Id": name_of_session, "Name": "User Session", "UserName": name, "Password": None}
         path = self.tree.add(SESSIONS, name_of_session, about | {"@odata.type": "#Session.v1_7_0.Session"})
         self.sessions[path] = Session(token, name, self.clock())
-        return Answer(201, self.tree.get(path), {"Location": path, "X-Auth-Token": token})
+        return Response(201, self.tree.get(path), {"Location": path, "X-Auth-Token": token})
 
-    def _end(self, path: str, session: Session) -> None:
+    def _end_session(self, path: str, session: Session) -> None:
         del self.sessions[path]
         if self.tree.get(path) is not None:
             self.tree.drop(path)
 
-    def _new_account(self, asked: Document) -> Answer:
-        name, password = asked.get("UserName"), asked.get("Password")
+    def _create_account(self, body: Document) -> Response:
+        name, password = body.get("UserName"), body.get("Password")
         if not (isinstance(name, str) and isinstance(password, str) and name and len(password) >= 8):
             return error(400, "PropertyMissing", "UserName", "Password")
-        if asked.get("RoleId") not in {
+        if body.get("RoleId") not in {
             str(p).rsplit("/", 1)[1] for p in self.tree.documents if p.startswith(ROLES + "/")
         }:
             return error(400, "PropertyValueNotInList", "RoleId")
         if name in self.passwords:
             return error(400, "ResourceAlreadyExists", "ManagerAccount", "UserName", name)
         self.passwords[name] = password
-        path = self._account(asked)
-        return Answer(201, self.tree.get(path), {"Location": path, "ETag": self.tree.etag(path)})
+        path = self._add_account(body)
+        return Response(201, self.tree.get(path), {"Location": path, "ETag": self.tree.etag(path)})
 
-    def _account(self, asked: Document) -> str:
+    def _add_account(self, body: Document) -> str:
         name = secrets.token_hex(4)
         about = {"@odata.type": "#ManagerAccount.v1_12_1.ManagerAccount", "Id": name, "Name": "User Account"}
         about |= {
-            "UserName": asked["UserName"],
-            "RoleId": asked["RoleId"],
+            "UserName": body["UserName"],
+            "RoleId": body["RoleId"],
             "Password": None,
             "AccountTypes": ["Redfish"],
         }
-        about |= {"Enabled": asked.get("Enabled", True), "Locked": False}
-        about["Links"] = {"Role": {"@odata.id": f"{ROLES}/{asked['RoleId']}"}}
+        about |= {"Enabled": body.get("Enabled", True), "Locked": False}
+        about["Links"] = {"Role": {"@odata.id": f"{ROLES}/{body['RoleId']}"}}
         return self.tree.add(ACCOUNTS, name, about)
 
-    def _new_subscription(self, asked: Document) -> Answer:
-        if not isinstance(asked.get("Destination"), str) or asked.get("Protocol") != "Redfish":
+    def _create_subscription(self, body: Document) -> Response:
+        if not isinstance(body.get("Destination"), str) or body.get("Protocol") != "Redfish":
             return error(400, "PropertyMissing", "Destination", "Protocol")
         name = secrets.token_hex(4)
         about = {"@odata.type": "#EventDestination.v1_14_1.EventDestination", "Id": name, "Name": "Subscription"}
-        path = self.tree.add(SUBSCRIPTIONS, name, about | {"Context": None, "SubscriptionType": "RedfishEvent"} | asked)
-        return Answer(201, self.tree.get(path), {"Location": path})
+        path = self.tree.add(SUBSCRIPTIONS, name, about | {"Context": None, "SubscriptionType": "RedfishEvent"} | body)
+        return Response(201, self.tree.get(path), {"Location": path})
 
 
 def writable(document: Document) -> set[str]:

@@ -1,4 +1,4 @@
-"""What goes wrong with a Redfish double's answers: delays, cuts, wrong types, refusals, redirects, slow drips."""
+"""Faults of a Redfish double's responses: delays, cuts, wrong types, refusals, redirects, slow drips."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST_DELAY = 180.0
-"""As long as BMCs were seen to take for one answer, in seconds."""
+"""Longest response time observed on BMCs, in seconds."""
 DRIP = 16
-"""Bytes of a slow drip that go out at once; chosen: small enough that a short document takes many."""
+"""Bytes of a slow drip that are sent together; chosen: small enough that a short document takes many."""
 
 
 @dataclass
 class Fault:
-    """Befalls each answer of a path (`"/a/*"`: of all below it) until mended, or `times` answers."""
+    """Changes every response of a path (`"/a/*"`: of all paths below it) until it is cleared, or `times` responses."""
 
     delay: float = 0.0
     hold: threading.Event | None = None
-    """Nothing is answered before it is set."""
+    """No response is sent before it is set."""
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
     """Sent as it is, instead of the document."""
     mangle: Callable[[Any], Any] | None = None
-    """Makes another document of the right one: wrong types, missing fields."""
+    """Returns a changed document: wrong types, missing fields."""
     truncate: float = 1.0
-    """This share of the body is sent, as a whole and well-framed answer: truncated JSON."""
+    """This share of the body is sent as a complete, well-framed response: truncated JSON."""
     drop: float = 1.0
     """After this share of the body the connection breaks; 0: before the status line."""
     drip: float = 0.0
     """Seconds between each 16 bytes."""
     pad: int = 0
-    """So many bytes of white space more: a huge answer that is valid JSON."""
+    """Bytes of white space to add: a huge response that is valid JSON."""
     times: int = -1
 
     def wait(self, closing: threading.Event) -> None:
-        """Waits as the fault says, but no longer than the double lives."""
+        """Waits as the fault requires, but not after the double is closed."""
         closing.wait(min(self.delay, LONGEST_DELAY))
         while self.hold is not None and not self.hold.is_set() and not closing.is_set():
             self.hold.wait(0.02)
 
-    def spoil(self, body: bytes) -> bytes:
+    def corrupt(self, body: bytes) -> bytes:
         """The body as it is sent."""
         if self.body is not None:
             body = self.body
@@ -54,7 +54,7 @@ class Fault:
 
 
 def refusal(status: int, retry_after: str = "") -> Fault:
-    """Every answer is this status, with a Retry-After if given."""
+    """Every response has this status, with a Retry-After if given."""
     return Fault(status=status, headers={"Retry-After": retry_after} if retry_after else {})
 
 
@@ -65,11 +65,11 @@ def redirect(url: str, status: int = 307) -> Fault:
 def wrong_types(document: Any) -> Any:
     """The same document with every value of another type than its own: numbers are words, objects are lists."""
     if isinstance(document, dict):
-        return {key: value if key.startswith("@odata") else _turned(value) for key, value in document.items()}
-    return _turned(document)
+        return {key: value if key.startswith("@odata") else _change_type(value) for key, value in document.items()}
+    return _change_type(document)
 
 
-def _turned(value: Any) -> Any:
+def _change_type(value: Any) -> Any:
     if isinstance(value, str):
         return {"was": value}
     if isinstance(value, bool) or value is None:
@@ -90,16 +90,16 @@ class Faults:
         with self.lock:
             self.by_path[path] = fault
 
-    def mend(self, path: str | None = None) -> None:
-        """Takes away one path's fault, or all. Who is held is let go."""
+    def clear(self, path: str | None = None) -> None:
+        """Removes one path's fault, or all. Held responses are sent."""
         with self.lock:
             gone = [path] if path is not None else list(self.by_path)
             for fault in filter(None, (self.by_path.pop(key, None) for key in gone)):
                 if fault.hold is not None:
                     fault.hold.set()
 
-    def of(self, path: str) -> Fault:
-        """What befalls the next answer of this path."""
+    def next_fault(self, path: str) -> Fault:
+        """The fault for the next response of this path."""
         with self.lock:
             for key, fault in self.by_path.items():
                 if fault.times and (key == path or (key.endswith("*") and path.startswith(key[:-1]))):

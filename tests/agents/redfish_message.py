@@ -1,4 +1,4 @@
-"""A request to and an answer of a Redfish service, its errors, and what is said of schemas."""
+"""Requests and responses of a Redfish service, its errors, and links to schemas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METADATA = (
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Answer:
 
 
 @dataclass
-class Question:
+class Request:
     """One request; the names of its headers are in lower case."""
 
     method: str
@@ -46,7 +46,7 @@ class Question:
 
     @property
     def path(self) -> str:
-        """Without the name of a collection's Members, which is the collection itself."""
+        """The path; a collection's Members is the collection itself."""
         return normal(urlsplit(self.target).path).removesuffix("/Members")
 
     @property
@@ -54,22 +54,22 @@ class Question:
         return dict(parse_qsl(urlsplit(self.target).query, keep_blank_values=True))
 
 
-def error(status: int, message: str, *args: str, **headers: str) -> Answer:
-    """An error in Redfish's own shape (DSP0266, section 'Error responses'); message: of its base registry."""
-    said = {
+def error(status: int, message: str, *args: str, **headers: str) -> Response:
+    """An error in Redfish's format (DSP0266, section 'Error responses'); message: from its base registry."""
+    info = {
         "@odata.type": "#Message.v1_2_1.Message",
         "MessageId": f"Base.1.18.{message}",
         "Message": f"{message}: {', '.join(args) or 'see MessageId'}.",
         "MessageArgs": list(args),
         "MessageSeverity": "Critical",
-        "Resolution": "Mend the request and try again.",
+        "Resolution": "Correct the request and try again.",
     }
-    body = {"error": {"code": said["MessageId"], "message": said["Message"], "@Message.ExtendedInfo": [said]}}
-    return Answer(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    body = {"error": {"code": info["MessageId"], "message": info["Message"], "@Message.ExtendedInfo": [info]}}
+    return Response(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 def schema(document: Document) -> str:
-    """Where the schema of a document's type stands."""
+    """URL of the schema of a document's type."""
     words = str(document.get("@odata.type", "")).lstrip("#").split(".")
     return f"http://redfish.dmtf.org/schemas/v1/{'.'.join(words[:2] if len(words) > 2 else words[:1])}.json"
 

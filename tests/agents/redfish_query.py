@@ -13,7 +13,7 @@ KNOWN = ("$expand", "$select", "$top", "$skip", "only")
 
 
 def answered_query(tree: Tree, document: Document, query: dict[str, str]) -> Document:
-    """The document as asked for. ValueError: a value is wrong; NotImplementedError: a parameter is not known here."""
+    """The document as requested. ValueError: invalid value; NotImplementedError: unsupported parameter."""
     for name in query:
         if name.startswith("$") and name not in KNOWN:
             raise NotImplementedError(name)
@@ -33,7 +33,7 @@ def answered_query(tree: Tree, document: Document, query: dict[str, str]) -> Doc
 
 
 def _only(tree: Tree, document: Document) -> Document:
-    """The one member of a collection; a collection of several as it is."""
+    """The only member of a collection; a collection of several is unchanged."""
     members = document["Members"]
     alone = tree.get(members[0]["@odata.id"]) if len(members) == 1 else None
     return alone or document
@@ -49,11 +49,11 @@ def _page(document: Document, query: dict[str, str]) -> Document:
 
 
 def expanded(tree: Tree, document: Document, what: str, levels: int) -> Document:
-    """With what it refers to in the place of the reference: `.` what is below, `~` its Links, `*` both."""
+    """Replaces references by their resources: `.` subordinate resources, `~` those in Links, `*` both."""
 
-    def into(value: Any, linked: bool) -> Any:
+    def expand_value(value: Any, linked: bool) -> Any:
         if isinstance(value, list):
-            return [into(item, linked) for item in value]
+            return [expand_value(item, linked) for item in value]
         if not isinstance(value, dict):
             return value
         if list(value) == ["@odata.id"]:
@@ -61,6 +61,6 @@ def expanded(tree: Tree, document: Document, what: str, levels: int) -> Document
             if found is None:
                 return value
             return expanded(tree, found, what, levels - 1) if levels > 1 else found
-        return {key: into(inner, linked or key == "Links") for key, inner in value.items()}
+        return {key: expand_value(inner, linked or key == "Links") for key, inner in value.items()}
 
-    return {key: into(value, key == "Links") for key, value in document.items()}
+    return {key: expand_value(value, key == "Links") for key, value in document.items()}

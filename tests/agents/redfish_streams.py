@@ -1,4 +1,4 @@
-"""Server-sent events of a Redfish double: each listener has a queue, the last events can be asked for again."""
+"""Server-sent events of a Redfish double: each listener has a queue, and the last events can be requested again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from tests.agents.redfish_tree import ROOT, Document
 
 MOST_KEPT = 100
-"""Events that Last-Event-ID can bring back; chosen."""
+"""Events that are kept for Last-Event-ID; chosen."""
 KEEP_ALIVE = 2.0
 """Seconds of silence before a comment line; chosen: short, so that a test sees one."""
 LEAKS = {"OK": ("LeakDetectedNormal", "OK"), "Warning": ("LeakDetectedWarning", "Warning")}
@@ -22,7 +22,7 @@ LEAKS["Critical"] = ("LeakDetectedCritical", "Critical")
 
 @dataclass
 class Streams:
-    """Everybody who listens. `on` False: the service has no such stream."""
+    """The listeners of the event stream. `on` False: the service has no such stream."""
 
     on: bool = True
     keep_alive: float = KEEP_ALIVE
@@ -31,8 +31,8 @@ class Streams:
     sent: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def open(self, last: str = "") -> queue.Queue[bytes | None]:
-        """A listener's queue, with what it missed since the event `last`. None in it: the stream ends."""
+    def subscribe(self, last: str = "") -> queue.Queue[bytes | None]:
+        """Returns a listener's queue, with the events since `last`. None in it ends the stream."""
         events: queue.Queue[bytes | None] = queue.Queue()
         with self.lock:
             for number, written in self.kept if last.isdigit() else ():
@@ -41,12 +41,12 @@ class Streams:
             self.listeners.append(events)
         return events
 
-    def leave(self, events: queue.Queue[bytes | None]) -> None:
+    def unsubscribe(self, events: queue.Queue[bytes | None]) -> None:
         with self.lock:
             self.listeners = [known for known in self.listeners if known is not events]
 
     def emit(self, record: Document) -> None:
-        """One event to everybody, with the fields that the record lacks."""
+        """Sends one event to all listeners, with defaults for fields that the record lacks."""
         with self.lock:
             self.sent += 1
             record = {"MemberId": "0", "EventId": str(self.sent), "EventTimestamp": _now()} | record
@@ -63,12 +63,12 @@ class Streams:
                 events.put(written)
 
     def write(self, raw: bytes) -> None:
-        """These very bytes to everybody: a broken event."""
+        """Sends raw bytes to all listeners, such as an invalid event."""
         with self.lock:
             for events in self.listeners:
                 events.put(raw)
 
-    def cut(self) -> None:
+    def end_all(self) -> None:
         """Ends every stream, as a BMC that restarts does."""
         with self.lock:
             for events in self.listeners:
@@ -79,13 +79,27 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def changed(path: str, pointer: str, value: Any) -> Document:
-    """What a service says of a change: a leak by the Environmental registry's message, all else as ResourceChanged."""
+def change_event(path: str, pointer: str, value: Any) -> Document:
+    """The event of a change: a leak has the Environmental registry's message, any other change ResourceChanged."""
     origin = {"OriginOfCondition": {"@odata.id": path}}
     if pointer == "/DetectorState" and value in LEAKS:
         message, severity = LEAKS[value]
         name = path.removeprefix(ROOT).rsplit("/", 1)[1]
-        said: Document = {"MessageId": f"Environmental.1.1.{message}", "MessageArgs": [name], "Severity": severity}
-        return origin | said | {"EventType": "Alert", "MessageSeverity": severity, "Message": f"{message} at {name}."}
-    said = {"MessageId": "ResourceEvent.1.3.ResourceChanged", "EventType": "ResourceUpdated", "Severity": "OK"}
-    return origin | said | {"MessageSeverity": "OK", "Message": "One or more resource properties have changed."}
+        message_fields: Document = {
+            "MessageId": f"Environmental.1.1.{message}",
+            "MessageArgs": [name],
+            "Severity": severity,
+        }
+        return (
+            origin
+            | message_fields
+            | {"EventType": "Alert", "MessageSeverity": severity, "Message": f"{message} at {name}."}
+        )
+    message_fields = {
+        "MessageId": "ResourceEvent.1.3.ResourceChanged",
+        "EventType": "ResourceUpdated",
+        "Severity": "OK",
+    }
+    return (
+        origin | message_fields | {"MessageSeverity": "OK", "Message": "One or more resource properties have changed."}
+    )

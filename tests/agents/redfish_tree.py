@@ -1,4 +1,4 @@
-"""The documents of a Redfish double: a map path -> document with its ETags, furnished with what every service has."""
+"""The documents of a Redfish double: a map path -> document with ETags and the resources that every service has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 def normal(path: str) -> str:
-    """One spelling of a path: the slash at its end says nothing."""
+    """The path without a slash at its end."""
     return path.rstrip("/") or "/"
 
 
@@ -60,16 +60,16 @@ def paths_of(loaded: Mapping[str, Any]) -> dict[str, Document]:
 
 @dataclass
 class Tree:
-    """Documents by path. Every change goes through `put`, `set` or `drop`, so that ETags tell the truth."""
+    """Documents by path. Every change goes through `put`, `set` or `drop`, so that ETags are correct."""
 
     documents: dict[str, Document] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @classmethod
-    def of(cls, loaded: Mapping[str, Any]) -> Tree:
+    def from_capture(cls, loaded: Mapping[str, Any]) -> Tree:
         tree = cls()
         tree.documents.update(paths_of(loaded))
-        tree.furnish()
+        tree.add_required_resources()
         return tree
 
     def get(self, path: str) -> Document | None:
@@ -81,17 +81,17 @@ class Tree:
             self.documents[normal(path)] = {"@odata.id": normal(path)} | document
 
     def merge(self, path: str, change: Document) -> None:
-        """What PATCH does: objects are merged, everything else is replaced."""
+        """Applies a PATCH: objects are merged, all other values replaced."""
 
-        def into(old: Document, new: Document) -> None:
+        def merge_into(old: Document, new: Document) -> None:
             for key, value in new.items():
                 if isinstance(value, dict) and isinstance(old.get(key), dict):
-                    into(old[key], value)
+                    merge_into(old[key], value)
                 else:
                     old[key] = deepcopy(value)
 
         with self.lock:
-            into(self.documents[normal(path)], change)
+            merge_into(self.documents[normal(path)], change)
 
     def set(self, path: str, pointer: str, value: Any) -> None:
         """Sets one value by JSON pointer, also in every excerpt that names this resource as its DataSourceUri."""
@@ -115,7 +115,7 @@ class Tree:
         path = f"{normal(parent)}/{name}"
         with self.lock:
             self.put(path, document)
-            self._members(parent, [*self.documents[normal(parent)]["Members"], {"@odata.id": path}])
+            self._set_members(parent, [*self.documents[normal(parent)]["Members"], {"@odata.id": path}])
         return path
 
     def drop(self, path: str) -> None:
@@ -123,9 +123,9 @@ class Tree:
             del self.documents[normal(path)]
             parent = normal(path).rpartition("/")[0]
             members = self.documents.get(parent, {}).get("Members", [])
-            self._members(parent, [member for member in members if normal(member["@odata.id"]) != normal(path)])
+            self._set_members(parent, [member for member in members if normal(member["@odata.id"]) != normal(path)])
 
-    def _members(self, parent: str, members: list[Any]) -> None:
+    def _set_members(self, parent: str, members: list[Any]) -> None:
         self.documents[normal(parent)].update({"Members": members, "Members@odata.count": len(members)})
 
     def etag(self, path: str) -> str:
@@ -134,13 +134,13 @@ class Tree:
         return f'"{hashlib.sha256(written).hexdigest()[:16]}"'
 
     def targets(self) -> set[str]:
-        """Every action that some resource offers."""
+        """The targets of all actions of the resources."""
         with self.lock:
             parts = [part for document in self.documents.values() for part in walk(document)]
         return {str(part["target"]) for part in parts if "target" in part}
 
-    def furnish(self) -> None:
-        """Root, sessions, accounts and events, where the capture lacks them or shows only somebody else's state."""
+    def add_required_resources(self) -> None:
+        """Adds root, sessions, accounts and events, where the capture lacks them or has another client's state."""
         self.put(ROOT, service_root(self.documents.get(ROOT, {}), set(self.documents)))
         for path, document in services().items():
             if path not in self.documents:
@@ -148,22 +148,22 @@ class Tree:
         for path in (SESSIONS, ACCOUNTS, SUBSCRIPTIONS):
             for old in [p for p in self.documents if p.startswith(f"{path}/")]:
                 del self.documents[old]
-            self._members(path, [])
+            self._set_members(path, [])
         self.documents[f"{ROOT}/EventService"]["ServerSentEventUri"] = SSE_URI
         for name in TOPS:
-            self._top(f"{ROOT}/{name}")
+            self._add_top_collection(f"{ROOT}/{name}")
 
-    def _top(self, path: str) -> None:
-        """A collection at the top that only its members tell of."""
+    def _add_top_collection(self, path: str) -> None:
+        """Adds a missing top collection whose members are in the capture."""
         below = sorted({p[len(path) + 1 :].split("/")[0] for p in self.documents if p.startswith(f"{path}/")})
         kind = {"Systems": "ComputerSystem", "Managers": "Manager", "Chassis": "Chassis"}.get(path.rsplit("/", 1)[1])
         if below and path not in self.documents and kind:
             self.put(path, collection(path, kind, below))
             for name in below:
-                self._member(f"{path}/{name}", kind)
+                self._add_top_member(f"{path}/{name}", kind)
 
-    def _member(self, path: str, kind: str) -> None:
-        """A member at the top that only what lies below it tells of."""
+    def _add_top_member(self, path: str, kind: str) -> None:
+        """Adds a missing top member whose subordinate resources are in the capture."""
         parts = {p[len(path) + 1 :] for p in self.documents if p.startswith(f"{path}/")}
         if path not in self.documents:
             links = {part: {"@odata.id": f"{path}/{part}"} for part in sorted(parts) if "/" not in part}
@@ -172,7 +172,7 @@ class Tree:
 
 
 def service_root(known: Document, paths: set[str]) -> Document:
-    """The root that was captured, or one of our own, with links to what is there."""
+    """The captured root, or a default one, with links to the existing resources."""
     features = {
         "ExcerptQuery": False,
         "FilterQuery": False,

@@ -1,4 +1,4 @@
-"""Small Redfish trees of our own: a coolant distribution unit, a power shelf, a PDU and a liquid-cooled chassis."""
+"""Small Redfish trees: a coolant distribution unit, a power shelf, a PDU and a liquid-cooled chassis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNITS |= {"Voltage": "V", "Current": "A", "Rotational": "{rev}/min", "EnergykWh"
 
 
 def document(path: str, kind: str, version: str, **fields: Any) -> Document:
-    """A resource with what every one has."""
+    """A resource with the properties that all have."""
     name = path.rsplit("/", 1)[1]
     head = {
         "@odata.id": path,
@@ -60,7 +60,7 @@ class Planting:
         return {"DataSourceUri": path, "Reading": reading}
 
     def tree(self) -> Tree:
-        return Tree.of(self.documents)
+        return Tree.from_capture(self.documents)
 
 
 def cdu() -> Tree:

@@ -37,7 +37,7 @@ class GpuProgram:
 
     def __init__(self, library: Path, folder: Path, stays: float, idle: float, *told: str) -> None:
         self.control = folder / "control"
-        nvml_stub.tell(self.control, *told)
+        nvml_stub.write_control(self.control, *told)
         self.calls = folder / "calls"
         paths = {"control": self.control, "calls": self.calls}
         environ = nvml_stub.environment(library, (), **paths) | {"PYTHONPATH": str(ROOT)}
@@ -93,9 +93,9 @@ def test_gpus_in_use_or_needed_by_a_job_get_no_worker(nvml_library: Path, tmp_pa
 def test_a_gpu_used_during_the_watch_is_not_idle(nvml_library: Path, tmp_path: Path) -> None:
     watching = GpuProgram(nvml_library, tmp_path, 0, 3.0, *UNUSED)
     watching.wait_for_poll()
-    nvml_stub.tell(watching.control, *UNUSED, "set nvmlDeviceGetUtilizationRates 50 0")
+    nvml_stub.write_control(watching.control, *UNUSED, "set nvmlDeviceGetUtilizationRates 50 0")
     watching.wait_for_poll()
-    nvml_stub.tell(watching.control, *UNUSED)
+    nvml_stub.write_control(watching.control, *UNUSED)
     assert {line["device"] for line in watching.rest()} == {"1", "2"}
 
 
@@ -104,7 +104,7 @@ def test_a_new_job_ends_the_worker_at_once_and_its_result_is_dropped(nvml_librar
     assert watching.line()["begin"]
     pid = watching.line()["pid"]
     came = time.monotonic()
-    nvml_stub.tell(watching.control, *UNUSED, "gpus 1", "set nvmlDeviceGetComputeRunningProcesses_v3 1")
+    nvml_stub.write_control(watching.control, *UNUSED, "gpus 1", "set nvmlDeviceGetComputeRunningProcesses_v3 1")
     (last,) = watching.rest()
     assert last == {"device": "0", "yielded": True}
     assert time.monotonic() - came < PATIENCE_S / 2  # 0.1 s plus load; the worker would run 60 s

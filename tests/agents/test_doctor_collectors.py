@@ -133,7 +133,7 @@ WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 3
 
 
 @pytest.mark.parametrize(
-    ("look", "said"),
+    ("read", "said"),
     [
         (gpus(**WELL_GPUS | {"present": [1, 0, 1]}), "gpu:n1.1: lost"),
         (

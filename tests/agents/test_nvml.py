@@ -122,7 +122,7 @@ def number_of_field(signal: str) -> int:
 
 
 def test_every_signal_of_every_gpu_and_link_is_read_in_the_units_of_the_catalogue(machine: Machine) -> None:
-    found = machine.look("arch all", "gpus 3", "links 4")
+    found = machine.read_first("arch all", "gpus 3", "links 4")
     assert found["entities"]["gpu"] == ["gpu:n1.0", "gpu:n1.1", "gpu:n1.2"]
     assert found["entities"]["nvlink"] == [f"nvlink:n1.{gpu}.{link}" for gpu in range(3) for link in range(4)]
     columns = found["columns"]
@@ -141,7 +141,7 @@ def test_every_signal_of_every_gpu_and_link_is_read_in_the_units_of_the_catalogu
 
 
 def test_every_value_is_in_the_range_of_its_signal(machine: Machine) -> None:
-    found = machine.run([("open", "n1"), ("look", 0), ("look", 3600)], "arch all", "gpus 1", "links 1")[2]
+    found = machine.run([("open", "n1"), ("read", 0), ("read", 3600)], "arch all", "gpus 1", "links 1")[2]
     wire, lost = found["wire"], set()
     for signal, values in wire.items():
         kind = CATALOGUE[signal].type
@@ -165,10 +165,10 @@ def test_the_names_of_recovery_actions_are_those_of_the_xid_decoder() -> None:
 def test_monitoring_compares_two_samples_and_frees_them(machine: Machine) -> None:
     steps: Steps = [
         ("open", "n1"),
-        ("look", 0),
-        ("look", 5),
-        ("look", 1),
-        ("look", 4),
+        ("read", 0),
+        ("read", 5),
+        ("read", 1),
+        ("read", 4),
         ("close", None),
         ("samples", None),
     ]
@@ -181,7 +181,7 @@ def test_monitoring_compares_two_samples_and_frees_them(machine: Machine) -> Non
 
 
 def test_signals_have_the_intervals_of_the_catalogue(machine: Machine) -> None:
-    found = machine.run([("open", "n1"), *[("look", 1)] * 121], "gpus 1", "links 1")[1:]
+    found = machine.run([("open", "n1"), *[("read", 1)] * 121], "gpus 1", "links 1")[1:]
     seen = Counter(name for look in found[1:] for name in look["columns"])
     for signal in Nvml.signals:
         every = SIGNAL_INTERVALS[signal]
@@ -189,7 +189,7 @@ def test_signals_have_the_intervals_of_the_catalogue(machine: Machine) -> None:
 
 
 def test_one_call_reads_all_fields_of_a_gpu(machine: Machine) -> None:
-    found = machine.run([("open", "n1"), *[("look", 1)] * 21], "gpus 3")
+    found = machine.run([("open", "n1"), *[("read", 1)] * 21], "gpus 3")
     calls = [call for call in nvml_stub.calls_made(machine.calls) if call[0] == "nvmlDeviceGetFieldValues"]
     at_open = 3  # how many NVLinks there are
     assert Counter(gpu for _, gpu, _ in calls) == dict.fromkeys(range(3), 21 + 1)
@@ -199,7 +199,7 @@ def test_one_call_reads_all_fields_of_a_gpu(machine: Machine) -> None:
     assert min(later) == 2  # power, each second
     assert max(later) < first  # what this GPU does not have is not asked for again
     lists = sum("gpu.processes" in look["columns"] for look in found[1:])
-    assert machine.asked("nvmlDeviceGetComputeRunningProcesses_v3") == dict.fromkeys(range(3), lists)
+    assert machine.call_counts("nvmlDeviceGetComputeRunningProcesses_v3") == dict.fromkeys(range(3), lists)
 
 
 def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
@@ -242,14 +242,14 @@ def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
 @pytest.mark.parametrize("code", [2, 3, 13, 25, 26])
 def test_refused_calls_are_missing_and_not_repeated_for_an_hour(machine: Machine, code: int) -> None:
     rules = (f"fail nvmlDeviceGetPowerUsage {code} 0", f"field 186 {code} 1")
-    found = machine.run([("open", "n1"), *[("look", 1)] * 5], "gpus 2", *rules)
+    found = machine.run([("open", "n1"), *[("read", 1)] * 5], "gpus 2", *rules)
     columns = found[5]["columns"]
     assert columns["gpu.power"] == ["nan", "512.345"]
     assert columns["gpu.power_instant"] == ["512.345", "nan"]
-    assert machine.asked("nvmlDeviceGetPowerUsage") == {0: 1, 1: 5}
-    again = machine.run([("open", "n1"), ("look", 0), ("tell", []), ("look", 60), ("look", 3600)], "gpus 2", *rules)
+    assert machine.call_counts("nvmlDeviceGetPowerUsage") == {0: 1, 1: 5}
+    again = machine.run([("open", "n1"), ("read", 0), ("control", []), ("read", 60), ("read", 3600)], "gpus 2", *rules)
     assert again[3]["columns"]["gpu.power"] == ["nan", "512.345"]
-    assert machine.asked("nvmlDeviceGetPowerUsage")[0] == 1 + 2
+    assert machine.call_counts("nvmlDeviceGetPowerUsage")[0] == 1 + 2
 
 
 @pytest.mark.slow
@@ -257,7 +257,7 @@ def test_refused_calls_are_missing_and_not_repeated_for_an_hour(machine: Machine
 def test_a_passing_error_costs_one_value_of_one_gpu(machine: Machine, code: int) -> None:
     rules = (f"fail nvmlDeviceGetPowerUsage {code} 0", f"field 186 {code} 1", f"fail nvmlGpmSampleGet {code} 1")
     found = machine.run(
-        [("open", "n1"), ("tell", rules), ("look", 0), ("tell", []), ("look", 5), ("look", 5)], "gpus 2"
+        [("open", "n1"), ("control", rules), ("read", 0), ("control", []), ("read", 5), ("read", 5)], "gpus 2"
     )
     first, last = found[2]["columns"], found[5]["columns"]
     assert first["gpu.power"] == ["nan", "512.345"]
@@ -269,7 +269,7 @@ def test_a_passing_error_costs_one_value_of_one_gpu(machine: Machine, code: int)
 
 
 def test_no_earlier_value_remains_when_the_field_call_fails(machine: Machine) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["fail nvmlDeviceGetFieldValues 999 1"]), ("look", 10)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", ["fail nvmlDeviceGetFieldValues 999 1"]), ("read", 10)]
     columns = machine.run(steps, "gpus 2")[3]["columns"]
     assert columns["gpu.power_instant"] == ["512.345", "nan"]
     assert columns["gpu.energy"] == ["9007199254740993", MISSING]
@@ -284,14 +284,14 @@ def test_no_earlier_value_remains_when_the_field_call_fails(machine: Machine) ->
     ],
 )
 def test_an_older_driver_gets_the_older_calls(machine: Machine, newer: str, signal: str, wanted: str) -> None:
-    found = machine.run([("open", "n1"), ("look", 0), ("look", 10)], "gpus 1", f"fail {newer} 13")
+    found = machine.run([("open", "n1"), ("read", 0), ("read", 10)], "gpus 1", f"fail {newer} 13")
     assert [look["columns"][signal] for look in found[1:]] == [[wanted], [wanted]]
-    assert machine.asked(newer) == {0: 1}
+    assert machine.call_counts(newer) == {0: 1}
 
 
 def test_links_are_read_one_by_one_without_fields(machine: Machine) -> None:
     rules = [f"field {number} 3" for number in (91, 161, 162, 163, 165)]
-    found = machine.run([("open", "n1"), ("look", 0), ("look", 10)], "gpus 1", "links 3", *rules)
+    found = machine.run([("open", "n1"), ("read", 0), ("read", 10)], "gpus 1", "links 3", *rules)
     columns = found[2]["columns"]
     assert columns["nvlink.state"][:3] == ["1.0"] * 3
     assert columns["nvlink.crc_errors"][:3] == ["200", "201", "202"]
@@ -309,7 +309,7 @@ def test_the_fields_that_nvidia_renumbered_are_read_by_the_drivers_version(machi
         ("what", MISSING, "nan"),
     ]:
         told = ("gpus 1", "links 0", "arch all", f"driver {driver}", "set 263 26")
-        columns = machine.look(*told)["columns"]
+        columns = machine.read_first(*told)["columns"]
         assert columns["gpu.software_thermal_time"] == [thermal], driver
         later = [MISSING if thermal == MISSING else str(int(thermal) + step * 1_000_000) for step in (1, 2)]
         found = [columns[f"gpu.{name}_time"][0] for name in ("hardware_thermal", "power_brake")]
@@ -318,13 +318,13 @@ def test_the_fields_that_nvidia_renumbered_are_read_by_the_drivers_version(machi
 
 
 def test_a_gpu_in_mig_mode_reports_what_it_can(machine: Machine) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("look", 5), ("look", 5), ("inventory", None)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("read", 5), ("read", 5), ("inventory", None)]
     found = machine.run(steps, "gpus 2", "mig 1")
     columns = found[3]["columns"]
     assert columns["gpu.utilization"] == ["0.87", "nan"]
     assert columns["gpu.tensor_active"] == ["0.25", "nan"]
     assert columns["gpu.temperature"] == ["40.0", "41.0"]
-    assert machine.asked("nvmlGpmSampleGet") == {0: 3, 1: 1}
+    assert machine.call_counts("nvmlGpmSampleGet") == {0: 3, 1: 1}
     assert [found[4][f"gpu:n1.{gpu}"][1]["mig"] for gpu in range(2)] == [False, True]
     assert found[4]["gpu:n1.1"][1]["virtualization"] == "none"
 
@@ -338,5 +338,5 @@ def test_virtualization_differs_from_mig(machine: Machine, mode: int, name: str 
 
 
 def test_a_corrupt_inforom_is_a_value_and_not_missing(machine: Machine) -> None:
-    columns = machine.look("gpus 2", "fail nvmlDeviceValidateInforom 14 1")["columns"]
+    columns = machine.read_first("gpus 2", "fail nvmlDeviceValidateInforom 14 1")["columns"]
     assert columns["gpu.inforom_valid"] == ["1.0", "0.0"]

@@ -61,9 +61,9 @@ def test_a_driver_that_does_not_start_is_no_data_where_the_bus_has_other_devices
 
 @pytest.mark.parametrize("code", [1, 9])
 def test_a_driver_that_disappears_is_reported_once_and_is_then_a_fault(machine: Machine, code: int) -> None:
-    tries: Steps = [("look", 1), ("look", 1), ("close", None), ("open", "n1"), ("close", None), ("open", "n1")]
-    back: Steps = [("tell", []), ("open", "n1"), ("look", 60)]
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", [f"fail * {code}"]), *tries, *back]
+    tries: Steps = [("read", 1), ("read", 1), ("close", None), ("open", "n1"), ("close", None), ("open", "n1")]
+    back: Steps = [("control", []), ("open", "n1"), ("read", 60)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", [f"fail * {code}"]), *tries, *back]
     found = machine.run(steps, "gpus 8")
     assert found[3]["columns"]["gpu.present"] == ["0.0"] * 8
     for look in (found[4], found[6], found[8]):
@@ -75,15 +75,15 @@ def test_a_driver_that_disappears_is_reported_once_and_is_then_a_fault(machine: 
 
 def test_a_driver_that_is_gone_for_all_gpus_while_it_can_be_started_is_a_fault_each_time(machine: Machine) -> None:
     gone = [f"fail {name} 1" for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetFieldValues")]
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", gone), *[("look", 1)] * 2, ("close", None), ("open", "n1")]
-    found = machine.run([*steps, ("look", 1)], "gpus 2")
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", gone), *[("read", 1)] * 2, ("close", None), ("open", "n1")]
+    found = machine.run([*steps, ("read", 1)], "gpus 2")
     assert found[3]["columns"]["gpu.present"] == ["0.0"] * 2
     assert ["disappeared" in found[i]["fault"] for i in (4, 7)] == [True] * 2
 
 
 def test_lost_gpus_with_a_working_driver_are_no_fault(machine: Machine) -> None:
     broken = ["fail nvmlDeviceGetCurrentClocksEventReasons 1 0", "lost 1"]
-    found = machine.run([("open", "n1"), ("look", 0), ("tell", broken), *[("look", 1)] * 3], "gpus 2")
+    found = machine.run([("open", "n1"), ("read", 0), ("control", broken), *[("read", 1)] * 3], "gpus 2")
     assert [look["columns"]["gpu.present"] for look in found[3:]] == [["0.0"] * 2] * 3
 
 
@@ -92,9 +92,9 @@ CODES = [*range(1, 32), 999]
 
 @pytest.mark.slow
 def test_no_code_of_one_gpu_affects_the_others(machine: Machine) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0)]
+    steps: Steps = [("open", "n1"), ("read", 0)]
     for code in CODES:
-        steps += [("tell", [f"fail * {code} 5"]), ("look", 5), ("tell", []), ("look", 10), ("look", 10)]
+        steps += [("control", [f"fail * {code} 5"]), ("read", 5), ("control", []), ("read", 10), ("read", 10)]
     found = machine.run(steps, "gpus 8")[2:]
     for i, code in enumerate(CODES):
         broken, healed = found[5 * i + 1], found[5 * i + 4]
@@ -109,8 +109,8 @@ def test_no_code_of_one_gpu_affects_the_others(machine: Machine) -> None:
 
 @pytest.mark.parametrize("code", [1, 6, 9, 15])
 def test_a_gpu_with_one_gone_code_is_not_lost_while_others_respond(machine: Machine, code: int) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", [f"fail nvmlDeviceGetPowerUsage {code} 1"])]
-    found = machine.run([*steps, *[("look", 1)] * 3], "gpus 2")
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", [f"fail nvmlDeviceGetPowerUsage {code} 1"])]
+    found = machine.run([*steps, *[("read", 1)] * 3], "gpus 2")
     assert [look["columns"]["gpu.power"] for look in found[3:]] == [["512.345", "nan"]] * 3
     assert [event for look in found[3:] for event in events(look, "gpu_lost", "gpu_back", "gpu_count")] == []
 

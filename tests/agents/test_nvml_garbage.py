@@ -25,8 +25,8 @@ WHOLE = 2**64 - 1
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_random_bytes_in_every_response_never_crash_the_collector(machine: Machine, seed: int) -> None:
-    steps: Steps = [("open", "n1"), ("tell", [f"garbage {seed}"]), *[("look", 5)] * 4, ("look", 60), ("look", 0)]
-    found = machine.run([*steps, ("look", 3600), ("inventory", None), ("close", None)], "gpus 8", "arch all")
+    steps: Steps = [("open", "n1"), ("control", [f"garbage {seed}"]), *[("read", 5)] * 4, ("read", 60), ("read", 0)]
+    found = machine.run([*steps, ("read", 3600), ("inventory", None), ("close", None)], "gpus 8", "arch all")
     looks = [look for look in found[2:8] if "columns" in look]
     assert looks
     assert all(len(look["entities"]["gpu"]) == 8 for look in looks)
@@ -35,12 +35,12 @@ def test_random_bytes_in_every_response_never_crash_the_collector(machine: Machi
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_garbage_from_the_first_call_on_is_no_data_or_a_reading(machine: Machine, seed: int) -> None:
-    found = machine.run([("tell", [f"garbage {seed}"]), ("open", "n1"), ("close", None)], "gpus 2")
+    found = machine.run([("control", [f"garbage {seed}"]), ("open", "n1"), ("close", None)], "gpus 2")
     assert found[1] is None or "no data" in found[1]
     odd = [
         f"garbage {seed} {name}" for name in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetName", "nvmlDeviceGetFieldValues")
     ]
-    found = machine.run([("tell", odd), ("open", "n1"), ("look", 0), ("look", 60), ("look", 60)], "gpus 2")
+    found = machine.run([("control", odd), ("open", "n1"), ("read", 0), ("read", 60), ("read", 60)], "gpus 2")
     assert all(len(look["entities"]["gpu"]) == 2 for look in found[2:])
 
 

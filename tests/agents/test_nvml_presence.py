@@ -23,7 +23,7 @@ def count(expected: int, present: int, *missing: str) -> list[Any]:
 
 
 def test_a_lost_gpu_keeps_its_slot_and_is_reported_once(machine: Machine) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["lost 1"]), *[("look", 1)] * 8]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", ["lost 1"]), *[("read", 1)] * 8]
     found = machine.run(steps, "gpus 3", "links 2")
     assert events(found[1], "gpu_lost", "gpu_count") == []
     columns = found[3]["columns"]
@@ -32,18 +32,18 @@ def test_a_lost_gpu_keeps_its_slot_and_is_reported_once(machine: Machine) -> Non
     told = [event for look in found[3:] for event in events(look, "gpu_lost", "gpu_back", "gpu_count")]
     assert told == [["gpu:n1.1", "gpu_lost", {**LOST_1, "present": 2}], count(3, 2, "0000:18:00.0")]
     assert found[3]["entities"]["gpu"] == found[1]["entities"]["gpu"]
-    assert machine.asked("nvmlDeviceGetPowerUsage")[1] == 1  # only one thing is asked of a lost GPU
+    assert machine.call_counts("nvmlDeviceGetPowerUsage")[1] == 1  # only one thing is asked of a lost GPU
 
 
 def test_every_signal_of_a_lost_gpu_but_its_presence_is_missing(machine: Machine) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["lost 1"]), ("look", 60)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", ["lost 1"]), ("read", 60)]
     columns = machine.run(steps, "gpus 2", "links 2")[3]["columns"]
     known = {name for name, values in columns.items() if values[-1] not in ("nan", str(2**64 - 1))}
     assert known == {"gpu.present", "gpu.call_latency_max"}
 
 
 def test_a_gpu_that_responds_again_is_back_in_its_slot(machine: Machine) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["lost 1"]), ("look", 1), ("tell", []), ("look", 1)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", ["lost 1"]), ("read", 1), ("control", []), ("read", 1)]
     found = machine.run(steps, "gpus 3")
     assert found[5]["columns"]["gpu.present"] == ["1.0"] * 3
     assert found[5]["columns"]["gpu.power"] == ["512.345"] * 3
@@ -51,15 +51,15 @@ def test_a_gpu_that_responds_again_is_back_in_its_slot(machine: Machine) -> None
 
 
 def test_a_gpu_that_comes_back_gets_refused_calls_again(machine: Machine) -> None:
-    refused = ("tell", ["fail nvmlDeviceGetPowerUsage 3 1"])
-    steps: Steps = [refused, ("look", 0), ("tell", ["lost 1"]), ("look", 1), ("tell", []), ("look", 1)]
+    refused = ("control", ["fail nvmlDeviceGetPowerUsage 3 1"])
+    steps: Steps = [refused, ("read", 0), ("control", ["lost 1"]), ("read", 1), ("control", []), ("read", 1)]
     found = machine.run([("open", "n1"), *steps], "gpus 2")
     assert [found[i]["columns"]["gpu.power"][1] for i in (2, 4, 6)] == ["nan", "nan", "512.345"]
 
 
 def test_a_gpu_lost_before_the_start_has_a_slot_and_links_when_it_appears(machine: Machine) -> None:
     plug(machine.folder, BUSES[:3])
-    steps: Steps = [("tell", ["lost 1"]), ("open", "n1"), ("look", 0), ("tell", []), ("look", 60), ("look", 60)]
+    steps: Steps = [("control", ["lost 1"]), ("open", "n1"), ("read", 0), ("control", []), ("read", 60), ("read", 60)]
     found = machine.run(steps, "gpus 3", "links 2")
     assert found[2]["entities"]["gpu"] == ["gpu:n1.0", "gpu:n1.1", "gpu:n1.2"]
     assert found[2]["columns"]["gpu.temperature"] == ["40.0", "nan", "42.0"]
@@ -72,22 +72,29 @@ def test_a_gpu_lost_before_the_start_has_a_slot_and_links_when_it_appears(machin
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [10, 16, 999])
 def test_a_gpu_with_only_errors_is_lost_too(machine: Machine, code: int) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", [f"fail * {code} 1"]), ("look", 5), ("tell", []), ("look", 1)]
+    steps: Steps = [
+        ("open", "n1"),
+        ("read", 0),
+        ("control", [f"fail * {code} 1"]),
+        ("read", 5),
+        ("control", []),
+        ("read", 1),
+    ]
     found = machine.run(steps, "gpus 2")
     assert [found[i]["columns"]["gpu.present"] for i in (1, 3, 5)] == [["1.0", "1.0"], ["1.0", "0.0"], ["1.0", "1.0"]]
     assert len(events(found[3], "gpu_lost")) == len(events(found[5], "gpu_back")) == 1
 
 
 def test_all_gpus_lost_is_a_reading_and_not_the_end(machine: Machine) -> None:
-    found = machine.run([("open", "n1"), ("tell", ["lost *"]), ("look", 0), ("tell", []), ("look", 1)], "gpus 2")
+    found = machine.run([("open", "n1"), ("control", ["lost *"]), ("read", 0), ("control", []), ("read", 1)], "gpus 2")
     assert found[2]["columns"]["gpu.present"] == ["0.0", "0.0"]
     assert found[4]["columns"]["gpu.present"] == ["1.0", "1.0"]
 
 
 def test_indexes_do_not_shift_when_a_gpu_is_removed_and_replaced(machine: Machine) -> None:
     plug(machine.folder, BUSES)
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["removed 1", "lost 1"]), ("look", 60), ("look", 60)]
-    found = machine.run([*steps, ("tell", []), *[("look", 60)] * 3, ("inventory", None)], "gpus 4")
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", ["removed 1", "lost 1"]), ("read", 60), ("read", 60)]
+    found = machine.run([*steps, ("control", []), *[("read", 60)] * 3, ("inventory", None)], "gpus 4")
     assert found[3]["columns"]["gpu.present"] == ["1.0", "0.0", "1.0", "1.0"]
     assert found[4]["columns"]["gpu.temperature"] == ["40.0", "nan", "42.0", "43.0"]
     told = [event for look in found[3:5] for event in events(look, "gpu_lost", "gpu_count")]
@@ -98,20 +105,20 @@ def test_indexes_do_not_shift_when_a_gpu_is_removed_and_replaced(machine: Machin
 
 @pytest.mark.slow
 def test_the_library_is_restarted_at_growing_intervals_while_a_gpu_is_lost(machine: Machine) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["lost 1"]), *[("look", 60)] * 40, ("samples", None)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", ["lost 1"]), *[("read", 60)] * 40, ("samples", None)]
     found = machine.run(steps, "gpus 2")
-    assert 4 <= machine.asked("nvmlInitWithFlags")[-1] <= 9
+    assert 4 <= machine.call_counts("nvmlInitWithFlags")[-1] <= 9
     assert found[-1] <= 4  # samples of two GPUs: those of the earlier starts were given back
 
 
 def test_a_healthy_library_is_never_restarted(machine: Machine) -> None:
-    machine.run([("open", "n1"), *[("look", 60)] * 10], "gpus 2")
-    assert machine.asked("nvmlInitWithFlags")[-1] == 1
+    machine.run([("open", "n1"), *[("read", 60)] * 10], "gpus 2")
+    assert machine.call_counts("nvmlInitWithFlags")[-1] == 1
 
 
 def test_a_gpu_on_the_bus_that_the_driver_does_not_count_is_missing(machine: Machine) -> None:
     plug(machine.folder, BUSES, driver="nvidia")
-    found = machine.look("gpus 4", "removed 2")
+    found = machine.read_first("gpus 4", "removed 2")
     assert found["columns"]["gpu.temperature"] == ["40.0", "41.0", "nan", "43.0"]
     assert count(4, 3, "0000:20:00.0") in found["events"]
 
@@ -119,20 +126,20 @@ def test_a_gpu_on_the_bus_that_the_driver_does_not_count_is_missing(machine: Mac
 def test_gpus_passed_to_guests_are_not_missing(machine: Machine) -> None:
     plug(machine.folder, [*BUSES, 0x90], driver="vfio-pci")
     plug(machine.folder, [0x98], vendor="0x1a03")
-    found = machine.look("gpus 4")
+    found = machine.read_first("gpus 4")
     assert found["columns"]["gpu.present"] == ["1.0"] * 4
     assert events(found, "gpu_count", "gpu_lost") == []
 
 
 def test_expected_gpus_that_never_existed_are_reported(machine: Machine) -> None:
     machine.fields["expected"] = 8
-    found = machine.run([("open", "n1"), *[("look", 1)] * 3], "gpus 7")[1:]
+    found = machine.run([("open", "n1"), *[("read", 1)] * 3], "gpus 7")[1:]
     assert [event for look in found for event in events(look, "gpu_count")] == [count(8, 7)]
 
 
 def test_a_restarted_collector_remembers_the_gpus_of_this_boot(machine: Machine) -> None:
-    machine.look("gpus 4")
-    found = machine.look("gpus 4", "removed 0")
+    machine.read_first("gpus 4")
+    found = machine.read_first("gpus 4", "removed 0")
     assert found["columns"]["gpu.temperature"] == ["nan", "41.0", "42.0", "43.0"]
     lost = {"gpu": "gpu:n1.0", "pci": "0000:10:00.0", "serial": "165000", "uuid": "GPU-0", "present": 3}
     assert events(found, "gpu_lost", "gpu_count") == [["gpu:n1.0", "gpu_lost", lost], count(4, 3, "0000:10:00.0")]
@@ -162,7 +169,7 @@ def test_the_state_file_is_in_the_state_directory_of_the_service(monkeypatch: py
 def test_a_state_file_that_cannot_be_written_affects_nothing(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     machine.fields["seen"] = str(tmp_path / "file" / "seen.json")
-    assert machine.look("gpus 1")["columns"]["gpu.present"] == ["1.0"]
+    assert machine.read_first("gpus 1")["columns"]["gpu.present"] == ["1.0"]
     assert not save_gpus(tmp_path / "file" / "seen.json", [])
 
 
@@ -205,12 +212,12 @@ def test_a_slot_without_known_address_stays_free(tmp_path: Path) -> None:
 def test_a_changed_recovery_action_is_reported(machine: Machine) -> None:
     steps: Steps = [
         ("open", "n1"),
-        ("look", 0),
-        ("tell", ["set 230 4 1"]),
-        ("look", 5),
-        ("look", 5),
-        ("tell", []),
-        ("look", 5),
+        ("read", 0),
+        ("control", ["set 230 4 1"]),
+        ("read", 5),
+        ("read", 5),
+        ("control", []),
+        ("read", 5),
     ]
     found = machine.run(steps, "gpus 2")
     assert found[3]["columns"]["gpu.recovery_action"] == ["0.0", "4.0"]
@@ -224,7 +231,7 @@ def test_a_changed_recovery_action_is_reported(machine: Machine) -> None:
 def test_a_slow_call_is_measured_and_reported_once_a_minute(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.05
     hang = ["hang nvmlDeviceGetUtilizationRates 80 1"]
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", hang), ("look", 5), ("look", 5), ("look", 60)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", hang), ("read", 5), ("read", 5), ("read", 60)]
     found = machine.run(steps, "gpus 2")
     slowest = [float(value) for value in found[3]["columns"]["gpu.call_latency_max"]]
     assert slowest[1] >= 0.08 > slowest[0]
@@ -237,27 +244,27 @@ def test_a_slow_call_is_measured_and_reported_once_a_minute(machine: Machine) ->
 def test_a_slow_call_is_reported_although_the_clock_was_set_back(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.02
     hang = ["hang nvmlDeviceGetUtilizationRates 30 0"]
-    found = machine.run([("open", "n1"), ("tell", hang), ("look", 5), ("look", -3600)], "gpus 1")
+    found = machine.run([("open", "n1"), ("control", hang), ("read", 5), ("read", -3600)], "gpus 1")
     assert [len(events(look, "slow_call")) for look in found[2:]] == [1, 1]
 
 
 def test_processes_are_reported_when_they_change(machine: Machine) -> None:
     busy = ["set nvmlDeviceGetComputeRunningProcesses 1"]
-    steps: Steps = [("open", "n1"), ("look", 0), ("look", 30), ("tell", busy), ("look", 30)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("read", 30), ("control", busy), ("read", 30)]
     found = machine.run(steps, "gpus 1")
     told = [[event[2]["pids"] for event in events(found[i], "gpu_processes")] for i in (1, 2, 4)]
     assert told == [[[1000, 1001]], [], [[1000]]]
 
 
 def test_more_processes_than_are_listed_are_still_counted(machine: Machine) -> None:
-    columns = machine.look("gpus 1", "set nvmlDeviceGetComputeRunningProcesses 5000")["columns"]
+    columns = machine.read_first("gpus 1", "set nvmlDeviceGetComputeRunningProcesses 5000")["columns"]
     assert columns["gpu.processes"] == ["5000.0"]
 
 
 def test_every_event_has_the_keys_of_its_kind(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.01
     broken = ["lost 1", "set 230 1 0", "hang nvmlDeviceGetPowerUsage 20 0"]
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", broken), ("look", 30), ("tell", []), ("look", 30)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", broken), ("read", 30), ("control", []), ("read", 30)]
     found = [event for look in machine.run(steps, "gpus 2") if look for event in look["events"]]
     kinds = {kind for _, kind, _ in found}
     assert kinds == {"gpu_count", "gpu_lost", "gpu_back", "recovery_action", "gpu_processes", "slow_call"}

@@ -18,8 +18,8 @@ MISSING = str(2**64 - 1)
 @pytest.mark.parametrize("code", [3, 13, 25, 26])
 def test_five_seconds_of_not_supported_cost_some_seconds_and_are_reported_once(machine: Machine, code: int) -> None:
     rules = [f"fail * {code} 4", *(f"field {number} {code} 4" for number in (186, 83))]
-    steps: Steps = [("open", "n1"), ("look", 0), ("look", 60), ("tell", rules), *[("look", 1)] * 5]
-    found = machine.run([*steps, ("tell", []), *[("look", 1)] * 30], "gpus 8")
+    steps: Steps = [("open", "n1"), ("read", 0), ("read", 60), ("control", rules), *[("read", 1)] * 5]
+    found = machine.run([*steps, ("control", []), *[("read", 1)] * 30], "gpus 8")
     assert found[8]["columns"]["gpu.power"] == ["512.345"] * 4 + ["nan"] + ["512.345"] * 3
     last: dict[str, list[str]] = {}
     for look in found[-11:]:
@@ -38,8 +38,8 @@ def test_fields_links_and_monitoring_that_worked_before_are_retried_soon(machine
     links = [f"field {number} 3" for number in (161, 162, 163)]  # so that links are asked one by one
     link = ["fail nvmlDeviceGetNvLinkErrorCounter 3 1"]
     broken = [*links, *link, "field 186 3 1", "field 83 3 1", "fail nvmlGpmSampleGet 3 1"]
-    steps: Steps = [("open", "n1"), ("look", 0), ("look", 10), ("tell", broken), ("look", 10), ("tell", links)]
-    found = machine.run([*steps, *[("look", 10)] * 4], "gpus 2", "links 2", *links)
+    steps: Steps = [("open", "n1"), ("read", 0), ("read", 10), ("control", broken), ("read", 10), ("control", links)]
+    found = machine.run([*steps, *[("read", 10)] * 4], "gpus 2", "links 2", *links)
     bad, healed = found[4]["columns"], found[-1]["columns"]
     assert (bad["gpu.power_instant"][1], bad["gpu.energy"][1], bad["gpu.tensor_active"][1]) == ("nan", MISSING, "nan")
     assert bad["nvlink.crc_errors"][2:4] == [MISSING] * 2
@@ -54,7 +54,7 @@ def test_fields_links_and_monitoring_that_worked_before_are_retried_soon(machine
 
 def test_the_newer_call_returns_after_its_fallback(machine: Machine) -> None:
     broken = ["fail nvmlDeviceGetMemoryInfo_v2 13"]
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", broken), ("look", 10), ("tell", []), ("look", 10)]
+    steps: Steps = [("open", "n1"), ("read", 0), ("control", broken), ("read", 10), ("control", []), ("read", 10)]
     found = machine.run(steps, "gpus 1")
     assert [found[i]["columns"]["gpu.memory_reserved"] for i in (1, 3, 5)] == [
         ["536870912.0"],
@@ -66,9 +66,16 @@ def test_the_newer_call_returns_after_its_fallback(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_repeated_refusals_are_retried_at_growing_intervals_without_events(machine: Machine) -> None:
-    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["fail nvmlDeviceGetPowerUsage 3 0"]), *[("look", 10)] * 180]
+    steps: Steps = [
+        ("open", "n1"),
+        ("read", 0),
+        ("control", ["fail nvmlDeviceGetPowerUsage 3 0"]),
+        *[("read", 10)] * 180,
+    ]
     found = machine.run(steps, "gpus 1")
-    assert machine.asked("nvmlDeviceGetPowerUsage")[0] <= 1 + 9 + 1  # 10 s, 20 s ... 1280 s, and once for the hour
+    assert (
+        machine.call_counts("nvmlDeviceGetPowerUsage")[0] <= 1 + 9 + 1
+    )  # 10 s, 20 s ... 1280 s, and once for the hour
     assert sum(len(events(look, "nvml_refused")) for look in found[3:]) == 1
 
 

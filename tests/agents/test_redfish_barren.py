@@ -95,7 +95,7 @@ def test_a_bmc_with_only_errors_is_reported_lost_with_a_reason_and_back(
     double.fault("/redfish/*", Fault(status=status))
     watch.until(lambda: bool(watch.told("bmc_lost")) and watch.reachable == 0)
     assert f"HTTP {status}" in watch.told("bmc_lost")[0].data["reason"]
-    double.mend()
+    double.clear_fault()
     watch.until(lambda: bool(watch.told("bmc_back")) and watch.reachable == 1, 45.0)
     watch.seen.clear()
     watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)

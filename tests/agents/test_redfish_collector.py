@@ -173,7 +173,7 @@ def test_a_leak_is_detected_by_polling_alone(double: Double, watch: Watch) -> No
     looks.until(looks.has(DETECTOR, "leak.state", 0))
     double.set(LEAK, "/DetectorState", "Critical", event=False)
     assert looks.until(looks.has(DETECTOR, "leak.state", 2)) < 3
-    assert not double.asked("/redfish/v1/EventService/SSE")
+    assert not double.requests_for("/redfish/v1/EventService/SSE")
 
 
 def test_an_event_reports_a_leak_immediately_and_its_detector_is_read_first(double: Double, watch: Watch) -> None:
@@ -195,7 +195,7 @@ def test_a_stream_that_ends_is_reopened_where_it_ended(double: Double, watch: Wa
     double.set(LEAK, "/DetectorState", "Warning")
     looks.until(looks.has(DETECTOR, "leak.state", 1))
     before = len(double.streams.listeners)
-    double.streams.cut()
+    double.streams.end_all()
     looks.until(lambda: not double.streams.listeners or len(double.streams.listeners) < before)
     double.set(LEAK, "/DetectorState", "Critical")
     looks.until(looks.has(DETECTOR, "leak.state", 2))
@@ -240,7 +240,7 @@ def test_an_expired_session_is_reopened_and_deleted_at_the_end(double: Double, w
     double.service.sessions.clear()
     double.set(FLOW, "/Reading", 77.0, event=False)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow", 77))
-    assert len(double.asked(f"{ROOT}/SessionService/Sessions", "POST")) == 2
+    assert len(double.requests_for(f"{ROOT}/SessionService/Sessions", "POST")) == 2
     looks.collector.close()
     assert not double.service.sessions
     assert looks.told("bmc_lost") == []
@@ -263,7 +263,7 @@ def test_a_wrong_password_is_reported_and_retried_with_backoff(double: Double, w
     while time.monotonic() < until:
         looks.look()
         time.sleep(0.05)
-    assert len(double.asked(f"{ROOT}/SessionService/Sessions", "POST")) == 1
+    assert len(double.requests_for(f"{ROOT}/SessionService/Sessions", "POST")) == 1
     (event,) = looks.told("bmc_lost")
     assert "401" in event.data["reason"]
     assert "not-this" not in str(event.data)
@@ -294,7 +294,7 @@ def test_a_bmc_that_disappears_and_returns_is_reported_once_each(double: Double,
     looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
     double.fault("*", drop=0.0)
     looks.until(lambda: bool(looks.told("bmc_lost")))
-    double.mend()
+    double.clear_fault()
     looks.until(lambda: bool(looks.told("bmc_back")), 15)
     assert [event.kind for event in looks.events if event.kind.startswith("bmc_")] == ["bmc_lost", "bmc_back"]
     assert looks.values["bmc:b1", "bmc.reachable"] == 1
@@ -306,10 +306,12 @@ def test_what_did_not_change_is_not_sent_again(double: Double, watch: Watch) -> 
     (bmc,) = looks.collector._pollers
     target = bmc.tree.targets[f"{ROOT}/ThermalEquipment"]
     assert target.etag
-    asked = len(double.asked(target.path))
+    asked = len(double.requests_for(target.path))
     double.streams.emit({"MessageId": "ResourceEvent.1.3.ResourceChanged", "OriginOfCondition": target.path})
-    looks.until(lambda: len(double.asked(target.path)) > asked and double.asked(target.path)[-1].status != 0)
-    assert double.asked(target.path)[-1].status == 304
+    looks.until(
+        lambda: len(double.requests_for(target.path)) > asked and double.requests_for(target.path)[-1].status != 0
+    )
+    assert double.requests_for(target.path)[-1].status == 304
     assert target.children
     assert bmc.failures == 0
     assert looks.told("redfish") == []  # that a resource changed is shown by reading it
@@ -408,7 +410,7 @@ def test_without_bmcs_there_is_nothing_to_do() -> None:
 
 
 def test_a_counter_that_no_entity_reported_is_missing() -> None:
-    tree = Tree.of(shelf().documents)
+    tree = Tree.from_capture(shelf().documents)
     with Double(tree) as power_shelf:
         collector = Redfish(bmcs=(BmcSettings("b1", power_shelf.url, allow_http=True),))
         power_shelf.service.login = False
@@ -448,7 +450,7 @@ def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(double: Do
     double.set(LEAK, "/DetectorState", "Critical")
     assert looks.until(looks.has(DETECTOR, "leak.state", 2)) < 1
     assert double.in_flight == 1
-    double.mend()
+    double.clear_fault()
 
 
 def test_a_silent_stream_is_reopened(double: Double, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,4 +461,4 @@ def test_a_silent_stream_is_reopened(double: Double, watch: Watch, monkeypatch: 
     looks = watch(double)
     looks.until(lambda: bool(double.streams.listeners))
     double.streams.emit({"MessageId": "ResourceEvent.1.3.ResourceChanged", "OriginOfCondition": LEAK})
-    looks.until(lambda: len(double.asked(SSE_URI)) > 1, 5)
+    looks.until(lambda: len(double.requests_for(SSE_URI)) > 1, 5)

@@ -123,10 +123,10 @@ def test_a_map_of_paths_and_a_lone_document_are_served() -> None:
         "DetectorState": "OK",
     }
     loaded = {f"{ROOT}/Chassis/A": {"@odata.type": "#Chassis.v1_0_0.Chassis", "Id": "A"}, "notes.json": {"x": 1}}
-    with Double(Tree.of(loaded), login=False) as double:
+    with Double(Tree.from_capture(loaded), login=False) as double:
         assert ask(double, f"{ROOT}/Chassis")[2]["Members"] == [{"@odata.id": f"{ROOT}/Chassis/A"}]
         assert "Chassis" in ask(double, ROOT)[2]
-    with Double(Tree.of(lone), login=False) as double:
+    with Double(Tree.from_capture(lone), login=False) as double:
         assert ask(double, f"{ROOT}/Chassis/B/L")[2]["DetectorState"] == "OK"
 
 
@@ -214,7 +214,7 @@ def test_a_silent_stream_sends_comments_and_missed_events_can_be_requested(doubl
     with listening(double, last="1") as answer:
         assert block(answer)[0] == "id: 2"
         assert block(answer)[0].startswith(":")
-        double.streams.cut()
+        double.streams.end_all()
         while answer.read(64):
             pass
 
@@ -236,7 +236,7 @@ def test_a_held_response_waits_and_others_do_not(double: Double) -> None:
     assert ask(double, LEAK)[0] == 200
     assert double.most_in_flight == 2
     assert found == []
-    double.mend(FLOW)
+    double.clear_fault(FLOW)
     waiting.join(5)
     assert found == [200]
 
@@ -271,7 +271,7 @@ def test_a_connection_breaks_in_the_middle_or_before_the_first_byte(double: Doub
     double.fault(FLOW, drop=0.0)
     with pytest.raises(http.client.RemoteDisconnected):
         ask(double, FLOW)
-    double.mend()
+    double.clear_fault()
     assert ask(double, FLOW)[0] == 200
 
 
@@ -306,7 +306,7 @@ def test_refusals_redirects_and_transient_faults(double: Double) -> None:
 def test_requests_are_recorded(double: Double) -> None:
     ask(double, f"{FLOW}?$select=Reading")
     ask(double, FLOW)
-    assert [seen.target for seen in double.asked(FLOW)] == [f"{FLOW}?$select=Reading", FLOW]
+    assert [record.target for record in double.requests_for(FLOW)] == [f"{FLOW}?$select=Reading", FLOW]
     until(lambda: [seen.status for seen in double.requests] == [200, 200])
 
 
