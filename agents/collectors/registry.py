@@ -1,79 +1,54 @@
 """The list of collectors, and their construction from the configuration.
 
-A new collector is one module below this folder and one line in COLLECTORS. `[collector.NAME]` configures it.
+A new collector is one module below this folder and one line in _CLASSES. `[collector.NAME]` configures it.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from agents.collector import Collector, collector_settings
-from agents.collectors.accelerators.amd import Amd
-from agents.collectors.accelerators.gaudi import Gaudi
-from agents.collectors.accelerators.neuron import Neuron
-from agents.collectors.accelerators.tpu import Tpu
-from agents.collectors.bmc.ipmi import Ipmi
-from agents.collectors.bmc.redfish import Redfish
-from agents.collectors.canary.canary import Canary
-from agents.collectors.exporters.prometheus import Prometheus
-from agents.collectors.fabric.fabric import Fabric
-from agents.collectors.gpu.nvml import Nvml
-from agents.collectors.gpu.pci import Pci
-from agents.collectors.gpu.xid import XidEvents
-from agents.collectors.host.clock import Clock
-from agents.collectors.host.edac import Edac
-from agents.collectors.host.host import Host
-from agents.collectors.host.hwmon import Hwmon
-from agents.collectors.host.kernel_log import KernelLog
-from agents.collectors.host.processors import Powercap, Processors
-from agents.collectors.host.services import Services
-from agents.collectors.host.storage import Filesystems, Nvme
-from agents.collectors.host.tasks import Tasks
-from agents.collectors.host.versions import Versions
-from agents.collectors.jobs.jobs import Jobs
-from agents.collectors.nic.ethtool import EthtoolStatistics
-from agents.collectors.nic.infiniband import Infiniband
-from agents.collectors.nic.lldp import Lldp
-from agents.collectors.nic.network import Network
-from agents.collectors.training.training import Training
 from pipeline.config.settings import build_section, check_value, describe_key
 from pipeline.model.errors import ConfigError
 
-COLLECTORS: tuple[type[Collector], ...] = (
-    Host,
-    Network,
-    Infiniband,
-    EthtoolStatistics,
-    Fabric,
-    Lldp,  # after the collectors that report the port itself
-    Nvml,
-    Amd,
-    Neuron,
-    Tpu,
-    Gaudi,
-    Clock,
-    Edac,
-    Filesystems,
-    Nvme,
-    Pci,
-    Processors,
-    Services,
-    Tasks,
-    Versions,
-    KernelLog,
-    XidEvents,
-    Hwmon,
-    Powercap,
-    Ipmi,
-    Redfish,
-    Prometheus,
-    Canary,
-    Jobs,
-    Training,  # after the collectors that know a rank's GPU: the parents reported first are kept
+_CLASSES = (
+    "host.host:Host",
+    "nic.network:Network",
+    "nic.infiniband:Infiniband",
+    "nic.ethtool:EthtoolStatistics",
+    "fabric.fabric:Fabric",
+    "nic.lldp:Lldp",  # after the collectors that report the port itself
+    "gpu.nvml:Nvml",
+    "accelerators.amd:Amd",
+    "accelerators.neuron:Neuron",
+    "accelerators.tpu:Tpu",
+    "accelerators.gaudi:Gaudi",
+    "host.clock:Clock",
+    "host.edac:Edac",
+    "host.storage:Filesystems",
+    "host.storage:Nvme",
+    "gpu.pci:Pci",
+    "host.processors:Processors",
+    "host.services:Services",
+    "host.tasks:Tasks",
+    "host.versions:Versions",
+    "host.kernel_log:KernelLog",
+    "gpu.xid:XidEvents",
+    "host.hwmon:Hwmon",
+    "host.processors:Powercap",
+    "bmc.ipmi:Ipmi",
+    "bmc.redfish:Redfish",
+    "exporters.prometheus:Prometheus",
+    "canary.canary:Canary",
+    "jobs.jobs:Jobs",
+    "training.training:Training",  # after the collectors that know a rank's GPU: the parents reported first are kept
 )
+"""Module and class of each collector below agents/collectors, in the order in which they are read."""
+COLLECTORS: tuple[type[Collector], ...] = tuple(pkgutil.resolve_name(f"agents.collectors.{name}") for name in _CLASSES)
 
 SettingRule = tuple[str, Callable[[Any], bool]]
 MAX_DEADLINE_S = 25

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import agents.collectors
 from agents.collector import Collector, NoData, Reading
 from agents.collectors.nic.network import Network
 from agents.collectors.registry import COLLECTORS, configured_collectors
@@ -40,6 +43,20 @@ def test_names_are_unique_and_can_be_written_in_toml() -> None:
     names = [c.name for c in COLLECTORS]
     assert len(set(names)) == len(names)
     assert all(name.isidentifier() for name in names)
+
+
+def test_every_collector_class_below_the_folder_is_registered() -> None:
+    for module in pkgutil.walk_packages(agents.collectors.__path__, "agents.collectors."):
+        importlib.import_module(module.name)
+    below = {cls for cls in subclasses(Collector) if cls.__module__.startswith("agents.collectors.")}
+    assert below == set(COLLECTORS)
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    """All classes derived from one, directly or not."""
+    for derived in cls.__subclasses__():
+        yield derived
+        yield from subclasses(derived)
 
 
 def test_every_declared_signal_is_in_the_catalogue(collector: Collector) -> None:
