@@ -1,7 +1,4 @@
-"""The fleet at a glance: one state per node from its unresolved incidents and its silence.
-
-The topology as the API needs it: a copy of its own, and which node an entity belongs to.
-"""
+"""The state of each node, from its unresolved incidents and the age of its data; the topology for API threads."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ from pipeline.model.topology import Topology, kind_of
 
 
 class TopologyCopy:
-    """Hands out a copy of a topology that another thread goes on changing.
+    """Returns copies of a topology that another thread changes.
 
-    A Topology remembers ancestors it has looked up, so two threads may not ask the same one. Its `parents` is replaced
-    on every change and never written to, so that reading it needs no lock.
+    A Topology caches the ancestors it has looked up, so two threads must not use the same one. Its `parents` mapping is
+    replaced on every change and never modified, so reading it needs no lock.
     """
 
     def __init__(self, source: Topology) -> None:
@@ -31,7 +28,7 @@ class TopologyCopy:
         self._copy = Topology()
 
     def get(self) -> Topology:
-        """As of now. Every caller gets the same copy until the source changes; looking up ancestors only adds to it."""
+        """Returns the current copy. All callers share it until the source changes; lookups only add to its cache."""
         with self._lock:
             parents = self._source.parents
             if parents is not self._parents:
@@ -40,38 +37,38 @@ class TopologyCopy:
 
 
 def find_node(topology: Topology, entity: str, senders: Mapping[str, str] = {}) -> str | None:
-    """The node that the entity is, is on or runs on; by who sends it where no inventory tells. None: there is none."""
+    """Returns the node that the entity is or runs on: by inventory, else its sender; None if there is none."""
     node = topology.ancestor_of_kind(entity, "node")
     return node if node is not None else senders.get(entity)
 
 
 def with_ancestors(topology: Topology, entity: str) -> tuple[str, ...]:
-    """The entity and all its ancestors, nearest first."""
+    """Returns the entity and all its ancestors, nearest first."""
     return (entity, *topology.ancestors(entity))
 
 
 SILENT = 60 * SECOND
-"""Age of a node's newest row from which it counts as silent (DESIGN: one minute; six frames of 10 s)."""
+"""Age of a node's newest row from which it counts as silent (chosen: six frames of 10 s)."""
 STATES = ("ok", "watch", "degraded", "critical", "no_data")
 STATE_OF: Mapping[str, str] = {"page": "critical", "ticket": "degraded", "watch": "watch"}
 _SPREADS = frozenset({"rack", "cdu", "loop", "pdu", "leaf", "spine", "switch", "rail", "row", "pod", "fabric"})
-"""Kinds whose fault, where they are the cause, reaches every node below them; a job's or a site's does not."""
+"""Kinds that affect every node below them when they are the cause; a job or a site does not."""
 
 _NOT_ON_NODES = ["power", "coolant"]
-"""Classes of what stands beside the nodes, whoever sends it."""
+"""Device classes outside the nodes, whichever agent sends them."""
 
 
 def build_fleet(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, health: Health, unready: list[str], now: int
 ) -> dict[str, Any]:
-    """The answer of GET /api/v1/fleet."""
+    """Returns the answer of GET /api/v1/fleet."""
     incidents = _unresolved(cursor)
-    touched = find_affected_nodes(incidents, topology, _senders(cursor, incidents))
+    affected = find_affected_nodes(incidents, topology, _senders(cursor, incidents))
     worst = {incident: severity for incident, severity, _, _ in incidents}
     seen = _last_seen(cursor)
     nodes = []
     for entity, simulated in _nodes(cursor):
-        own, last = touched.get(entity, []), seen.get(entity.partition(":")[2])
+        own, last = affected.get(entity, []), seen.get(entity.partition(":")[2])
         nodes.append(
             {
                 "entity": entity,
@@ -97,7 +94,7 @@ def build_fleet(
 
 
 def node_state(severities: Iterable[str], last_seen: int | None, now: int) -> str:
-    """A critical incident wins over silence, silence over everything else: what is not seen is not known to be well."""
+    """Returns one of STATES. Critical comes before no_data, no_data before all others: no data is never shown as ok."""
     worst = max((STATES.index(STATE_OF[s]) for s in severities), default=0)
     if STATES[worst] != "critical" and (last_seen is None or now - last_seen > SILENT):
         return "no_data"
@@ -110,20 +107,20 @@ Row = tuple[str, str, str, list[str]]
 def find_affected_nodes(
     incidents: Iterable[Row], topology: Topology, senders: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """node -> ids of the incidents that touch it. An incident is (id, severity, cause, members)."""
-    touched: dict[str, list[str]] = defaultdict(list)
+    """Returns node -> ids of the incidents that affect it. An incident is (id, severity, cause, members)."""
+    affected: dict[str, list[str]] = defaultdict(list)
     nodes_under = _NodesBelow(topology)
     for incident, _, cause, members in incidents:
         reached = {find_node(topology, entity, senders) for entity in (cause, *members)}
         if kind_of(cause) in _SPREADS:
             reached |= nodes_under(cause)
         for node in sorted(reached - {None}, key=str):
-            touched[str(node)].append(incident)
-    return dict(touched)
+            affected[str(node)].append(incident)
+    return dict(affected)
 
 
 class _NodesBelow:
-    """The nodes below an entity, or with something on them that is below it (a port of a leaf). Indexed once."""
+    """Finds the nodes below an entity, or with a part below it (a port of a leaf switch). Indexed once."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -146,7 +143,7 @@ def _unresolved(cursor: duckdb.DuckDBPyConnection) -> list[Row]:
 
 
 def _senders(cursor: duckdb.DuckDBPyConnection, incidents: Iterable[Row]) -> dict[str, str]:
-    """entity -> the node that sends it, of what runs on nodes: for entities that no inventory has announced."""
+    """Returns entity -> the node that sends it, for entities on nodes that are in no inventory."""
     wanted = sorted({entity for _, _, cause, members in incidents for entity in (cause, *members)})
     rows = cursor.execute(
         "SELECT entity, 'node:' || node FROM device WHERE NOT list_contains(?, class) AND list_contains(?, entity)",
@@ -160,7 +157,7 @@ def _nodes(cursor: duckdb.DuckDBPyConnection) -> list[tuple[str, bool]]:
 
 
 def _last_seen(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Name of the sending node -> time of the newest row of any of its devices."""
+    """Returns name of the sending node -> time of the newest row of its devices."""
     seen = " UNION ALL ".join(
         f"SELECT d.node, l.time FROM latest_{c} l JOIN device d ON d.id = l.device AND d.class = '{c}'" for c in CLASSES
     )

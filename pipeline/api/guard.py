@@ -1,6 +1,6 @@
-"""The outermost layer of the API: checks who calls from where and how much, and turns a crash into a plain 500.
+"""The outermost layer of the API: checks the caller's token, origin and body size, and answers 500 after a crash.
 
-It is written against ASGI itself, because a body must be counted before anything parses it.
+It is plain ASGI, because the size of a body must be checked before anything parses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.api.tokens import Tokens
 from pipeline.http.addresses import is_loopback, is_same_origin, parse_host_header
 
 BODY_BYTES = 256 * 1024
-"""Longest request body (chosen: four times the longest query; nothing else comes near)."""
+"""Longest request body (chosen: four times the longest query; all other bodies are much shorter)."""
 OPEN_PATHS = frozenset({"/healthz"})
 USER = "fleetpulse.user"
 _LOG = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware. Puts the caller's name into the scope under `USER`."""
+    """ASGI middleware. Sets the caller's name in the scope under `USER`."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, host: str) -> None:
         self.app, self.tokens, self.loopback = app, tokens, is_loopback(host)
@@ -46,18 +46,16 @@ class Guard:
                 refusal = make_problem(413, f"the body is longer than {BODY_BYTES} bytes")
         try:
             await (refusal or self.app)(scope, messages.receive, watched.send)
-        except Exception:  # the last line of defence: no caller may see what went wrong inside  # noqa: BLE001
+        except Exception:  # no caller may see internal errors  # noqa: BLE001
             _LOG.exception("%s %s failed", scope["method"], scope["path"])
             if not watched.started:
-                await make_problem(500, "the request failed inside; the log of the pipeline tells why")(
-                    scope, receive, watched.send
-                )
+                await make_problem(500, "internal error; see the log of the pipeline")(scope, receive, watched.send)
 
     def _find_refusal(self, scope: Scope) -> ProblemResponse | None:
-        """The answer to a caller who may not; None lets it pass."""
+        """Returns the answer that rejects the request; None if it is allowed."""
         headers = Headers(scope=scope)
         if self.loopback and not is_loopback(parse_host_header(headers.get("host", ""))):
-            # a page from elsewhere whose name was made to point at 127.0.0.1 still sends its own name
+            # DNS rebinding: a page whose name resolves to 127.0.0.1 still sends its own name
             return make_problem(421, f"Host {headers.get('host', '')!r}: this server answers to loopback names only")
         if scope["method"] not in ("GET", "HEAD"):
             origin = headers.get("origin")
@@ -76,7 +74,7 @@ class Guard:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body; None if it is too long. A caller who hangs up has said what they had to say."""
+    """Returns the whole body, or what arrived before the caller disconnected; None if it is too long."""
     body = bytearray()
     while True:
         message = await receive()
@@ -88,25 +86,27 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 class _BodyReplay:
-    """Gives the application the body that was read already, then whatever follows."""
+    """Passes the body that was already read to the application, then all later messages."""
 
     def __init__(self, receive: Receive, body: bytes) -> None:
-        self._receive, self._body, self._told = receive, body, False
+        self._receive, self._body, self._sent = receive, body, False
 
     async def receive(self) -> Message:
-        if self._told:
+        """Returns the body once, then the messages that follow."""
+        if self._sent:
             return await self._receive()
-        self._told = True
+        self._sent = True
         return {"type": "http.request", "body": self._body, "more_body": False}
 
 
 class _ResponseStart:
-    """Adds the headers that every answer bears, and remembers whether an answer began."""
+    """Adds the headers of every answer, and records whether the answer has started."""
 
     def __init__(self, send: Send) -> None:
         self._send, self.started = send, False
 
     async def send(self, message: Message) -> None:
+        """Sends a message; adds the headers to the start of an answer."""
         if message["type"] == "http.response.start":
             self.started = True
             headers = MutableHeaders(scope=message)

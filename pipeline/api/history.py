@@ -1,7 +1,5 @@
-"""One device's signal over time against its peers: value, and the peers' median and 10th to 90th percentile.
-
-What happened to an entity, its node and everything above it: events, findings and gaps, newest first.
-"""
+"""Series: a signal of one device, with median and 10th to 90th percentile of its peers. Timeline: events, findings and
+gaps of an entity, its node and all above it, newest first."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ from pipeline.model.topology import Topology, kind_of
 
 Peers = Literal["auto", "rack", "stage", "loop", "class"]
 MAX_PEERS = 512
-"""Peers read at most (chosen: a percentile of 512 is known to about 2 points); evenly taken from more."""
+"""Maximum number of peers (chosen: a percentile of 512 is exact to about 2 points); of more, an even sample."""
 _AUTO = {"rank": "stage", "gpu": "rack", "port": "rack", "node": "rack"}
 _KINDS = {"rack": ("rack",), "stage": ("stage",), "loop": ("loop", "cdu")}
-# a counter's rate per second between two rows; what happened in a reset is not known: a fall, or another life
+# rate per second of a counter between two rows; NULL across a reset: a decrease, or another generation
 _RATE = """CASE WHEN v >= lag(v) OVER w AND coalesce(life = lag(life) OVER w, true)
                 THEN (v - lag(v) OVER w)::DOUBLE * 1e6 / nullif(epoch_us(time) - lag(epoch_us(time)) OVER w, 0) END"""
 
@@ -38,13 +36,14 @@ class Span:
 
     @property
     def width(self) -> int:
+        """Returns the length of a bucket (us)."""
         return max(SECOND, math.ceil((self.end - self.start) / self.points))
 
 
 def read_series(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, name: str, span: Span, peers: Peers
 ) -> dict[str, Any]:
-    """The answer of GET /api/v1/series."""
+    """Returns the answer of GET /api/v1/series."""
     signal = _signal(entity, name)
     kind, others = find_peers(cursor, topology, entity, signal.device_class, peers)
     found = {row[0]: row[1:] for row in _read(cursor, signal, entity, others, span)}
@@ -61,7 +60,7 @@ def read_series(
 def find_peers(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, device_class: str, peers: Peers
 ) -> tuple[str, list[str]]:
-    """(kind of peers, their entities without the entity itself). `auto` takes the class where there is no group."""
+    """Returns (kind of peers, their entities without the entity itself). `auto` uses the class if there is no group."""
     wanted = _AUTO.get(kind_of(entity), "class") if peers == "auto" else peers
     group = _group(topology, entity, wanted)
     if group is None and peers == "auto":
@@ -75,7 +74,7 @@ def find_peers(
 
 
 def _group(topology: Topology, entity: str, wanted: str) -> str | None:
-    """The ancestor whose children are peers."""
+    """Returns the ancestor whose children are peers."""
     found = (topology.ancestor_of_kind(entity, kind) for kind in _KINDS.get(wanted, ()))
     return next((e for e in found if e is not None), None)
 
@@ -97,7 +96,7 @@ def _unit(signal: Signal) -> str:
 def _read(
     cursor: duckdb.DuckDBPyConnection, signal: Signal, entity: str, others: list[str], span: Span
 ) -> list[tuple[Any, ...]]:
-    """(bucket, value, median, low, high) of every bucket in which the entity or a peer has a sample."""
+    """Returns (bucket, value, median, low, high) of every bucket in which the entity or a peer has a sample."""
     per_row, per_bucket = {
         "counter": (_RATE, "avg(x)"),
         "state": ("v", "arg_max(x, time)"),
@@ -130,12 +129,12 @@ def _read(
 
 
 def _point(time: int, found: tuple[Any, ...] | None) -> dict[str, Any]:
-    """A bucket without samples is a point without values, so that a gap shows as one."""
+    """Returns one point. A bucket without samples has no values, so that a gap is visible."""
     value, median, low, high = found or (None,) * 4
     return {"time": iso(time), "value": value, "median": median, "low": low, "high": high}
 
 
-# Canary digests and inventory come all the time; a digest tells something only where a finding quotes it.
+# Leaves out inventory, and canary digests that no finding quotes: both are sent all the time.
 _ITEMS = """
 SELECT epoch_us(e.time) AS moment, 'event' AS kind, e.entity, e.kind AS subject, e.data AS text FROM events e
 WHERE list_contains($who, e.entity) AND e.time >= make_timestamptz($start) AND e.time < make_timestamptz($end)
@@ -158,13 +157,13 @@ ORDER BY moment DESC, kind, entity, subject LIMIT $limit"""
 def read_timeline(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, span: Span, limit: int
 ) -> dict[str, Any]:
-    """The answer of GET /api/v1/timeline."""
-    who = with_ancestors(topology, entity)
+    """Returns the answer of GET /api/v1/timeline."""
+    entities = with_ancestors(topology, entity)
     rows = cursor.execute(
         _ITEMS,
         {
-            "who": list(who),
-            "nodes": [e.partition(":")[2] for e in who if kind_of(e) == "node"],
+            "who": list(entities),
+            "nodes": [e.partition(":")[2] for e in entities if kind_of(e) == "node"],
             "start": span.start,
             "end": span.end,
             "limit": limit,
@@ -179,7 +178,7 @@ def read_timeline(
 
 
 def _text(kind: str, subject: str, text: str) -> str:
-    """One line for a person."""
+    """Returns the text of one item."""
     if kind != "event":
         return f"{subject}: {text}"
     data = json.loads(text)

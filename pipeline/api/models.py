@@ -1,4 +1,4 @@
-"""The shapes of requests and answers as /openapi.json shows them. The tests hold every answer against its shape."""
+"""Requests and answers as in /openapi.json. The tests check every answer against its model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 COMMENT_CHARACTERS = 4000
-"""Longest comment (chosen: two pages; a log belongs into an attachment elsewhere)."""
+"""Longest comment (chosen: two pages; a log belongs elsewhere)."""
 Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$")]
 
 
@@ -16,19 +16,19 @@ class _Strict(BaseModel):
 
 
 class Note(_Strict):
-    """What a person says when they acknowledge, comment or resolve."""
+    """The body of acknowledge and comment."""
 
     comment: str = Field("", max_length=COMMENT_CHARACTERS)
 
 
 class Verdict(Note):
-    """What a person says when they resolve. not_a_fault: its detectors that learn take it for normal."""
+    """The body of resolve. not_a_fault: a false alarm; learning detectors accept the state as normal."""
 
     not_a_fault: bool = False
 
 
 class NewMute(_Strict):
-    """What to silence: a detector (* for all) on a scope (an entity and all below it, * for everywhere)."""
+    """A mute to add: a detector (* for all) on a scope (an entity and all below it, * for all entities)."""
 
     detector: str = Field(max_length=64)
     scope: str = Field(max_length=512)
@@ -37,7 +37,7 @@ class NewMute(_Strict):
 
 
 class Mute(_Strict):
-    """One mute. `ended` is when somebody ended it before its time; `warning`, where it was made: a scope not known."""
+    """One mute. ended: time at which a user ended it early. warning: set on creation if the scope is not known."""
 
     id: str
     detector: str
@@ -58,7 +58,7 @@ class Mutes(_Strict):
 
 
 class ModeRule(_Strict):
-    """A line of [[modes]]: what a detector (* for all) may do on a scope (* for everywhere)."""
+    """An entry of [[modes]]: the mode of a detector (* for all) on a scope (* for all entities)."""
 
     detector: str
     scope: str
@@ -68,8 +68,8 @@ class ModeRule(_Strict):
 class Detector(_Strict):
     """One detector.
 
-    settings: as configured here. budget: false alarms by arithmetic, a line for each metric. modes: rules it is under;
-    without one it notifies. off: needed signals that the input lacks. errors: frames on which it failed.
+    settings: as configured. budget: expected false alarms, one line per metric. modes: rules that apply to it; without
+    one it notifies. off: missing inputs that disable it. errors: frames on which it failed.
     """
 
     model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
@@ -101,7 +101,7 @@ class Query(_Strict):
 
 
 class Rows(_Strict):
-    """`truncated`: rows are missing from the end."""
+    """The answer of a query. truncated: rows at the end are missing."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -109,14 +109,14 @@ class Rows(_Strict):
 
 
 class Readiness(_Strict):
-    """Whether the pipeline does its work, and if not, why."""
+    """Whether the pipeline is ready, and if not, the reasons."""
 
     ready: bool
     reasons: list[str]
 
 
 class Health(_Strict):
-    """The process serves."""
+    """The process runs."""
 
     status: Literal["ok"]
 
@@ -148,7 +148,7 @@ class Incident(BaseModel):
 
 
 class Incidents(_Strict):
-    """Several of them, the newest first. While `stalled` nothing newer than `judged` is known; `unready` says why."""
+    """Incidents, newest first. While `stalled`, no data after `judged` is evaluated; `unready` has the reasons."""
 
     incidents: list[Incident]
     judged: Time | None
@@ -157,7 +157,7 @@ class Incidents(_Strict):
 
 
 class IncidentDetail(Incident):
-    """One incident with everything that is known about it. above: what its first entity is part of or fed by."""
+    """One incident in full. above: ancestors of its first entity, nearest first."""
 
     findings: list[dict[str, Any]]
     history: list[dict[str, Any]]
@@ -167,7 +167,7 @@ class IncidentDetail(Incident):
 
 
 class Entity(_Strict):
-    """Something that exists; `last_seen` is null where neither it nor, of a job, what runs in it bears telemetry."""
+    """One known entity. last_seen: null without telemetry (for a job: of its ranks)."""
 
     entity: str
     kind: str
@@ -177,7 +177,7 @@ class Entity(_Strict):
 
 
 class Entities(_Strict):
-    """Several of them, by name."""
+    """Entities by name."""
 
     entities: list[Entity]
 
@@ -194,7 +194,7 @@ class FleetNode(_Strict):
 
 
 class Fleet(_Strict):
-    """All nodes at one moment, and where the pipeline stands. `newest` is the time of the newest stored row."""
+    """All nodes at one time, and the progress of the pipeline. newest: time of the newest stored row."""
 
     as_of: Time
     watermark: Time | None
@@ -209,7 +209,7 @@ class Fleet(_Strict):
 
 
 class SignalBrief(_Strict):
-    """What a chart says about its signal; a counter's unit is per second."""
+    """A signal as charts show it; the unit of a counter is per second."""
 
     name: str
     unit: str
@@ -234,7 +234,7 @@ class Signals(_Strict):
 
 
 class Point(_Strict):
-    """One instant of a device beside its peers; null where nothing was measured."""
+    """A value of a device, and those of its peers; null where nothing was measured."""
 
     time: Time
     value: float | None
@@ -263,6 +263,6 @@ class Item(_Strict):
 
 
 class Timeline(_Strict):
-    """What happened, newest first."""
+    """Events, findings and gaps, newest first."""
 
     items: list[Item]

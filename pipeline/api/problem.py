@@ -1,4 +1,4 @@
-"""Errors are answered as RFC 9457 problems: `application/problem+json` with type, title, status and detail."""
+"""Error answers: RFC 9457 problems (`application/problem+json`) with type, title, status and detail."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.http.client import OVER_LIMIT, REFUSED, WRONG_QUERY
 from pipeline.model.errors import InvalidQuery, OverLimit, Refused, Retryable, UsageError
 
 PROBLEM_TYPES: Mapping[type[Exception], str] = {InvalidQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
-"""The `type` of a problem by its error, the special before the general."""
+"""Class of an error -> `type` of the problem; subclasses first."""
 
 
 class ProblemResponse(JSONResponse):
-    """One problem."""
+    """An answer with one problem."""
 
     media_type = "application/problem+json"
 
@@ -28,13 +28,13 @@ class ProblemResponse(JSONResponse):
 def make_problem(
     status: int, detail: str, headers: Mapping[str, str] | None = None, kind: str = "about:blank"
 ) -> ProblemResponse:
-    """The answer for one refused or failed request. `detail` is for people and holds nothing internal."""
+    """Returns the answer to a rejected or failed request. detail: text for people, without internals."""
     body = {"type": kind, "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
     return ProblemResponse(body, status, headers)
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Answers every error that a route may raise on purpose as a problem. The guard answers all others."""
+    """Turns the errors that routes raise into problems. The guard handles all others."""
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: Exception) -> ProblemResponse:
@@ -43,7 +43,7 @@ def install_handlers(app: FastAPI) -> None:
         if error.status_code == 404 and detail == "Not Found":
             detail = f"{request.url.path}: no such route; see /openapi.json"
         if error.status_code == 405:
-            detail = f"{request.method} {request.url.path}: this route does not take {request.method}"
+            detail = f"{request.method} {request.url.path}: this route does not allow {request.method}"
         return make_problem(error.status_code, detail, error.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -54,7 +54,7 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(UsageError)
     @app.exception_handler(Refused)
     def _refused(request: Request, error: Exception) -> ProblemResponse:
-        kind = next((name for of, name in PROBLEM_TYPES.items() if isinstance(error, of)), "about:blank")
+        kind = next((name for cls, name in PROBLEM_TYPES.items() if isinstance(error, cls)), "about:blank")
         return make_problem(400, str(error), kind=kind)
 
     @app.exception_handler(Retryable)
@@ -64,5 +64,5 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
-    """`body.query: Field required`: where and what."""
+    """Returns `body.query: Field required`."""
     return f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}"

@@ -1,11 +1,10 @@
-"""Runs a checked SELECT in a process of its own, within limits of time, rows, bytes, memory and company.
+"""Runs each checked SELECT in a separate process with limits on time, rows, bytes, memory and concurrent queries.
 
-DuckDB in this process could hold none of them: it looks at its interrupt between vectors only, does not count what a
-function builds, and shares one memory limit with whoever writes.
+DuckDB inside this process could enforce none of them: it checks for an interrupt only between vectors, does not count
+the memory of values that a function builds, and shares one memory limit with the writer.
 
-The pipeline's handle on the process that forks a process for each query.
-
-The pipeline's side of a query: reads the columns and rows that its process asks for, one thread for each scan.
+QueryHost starts the process that forks one process per query. TableScans sends the columns and rows that a query
+process requests, with one thread per scan. QueryRunner enforces the limits.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _ENVIRON = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""Keeps the process to one thread, as a fork copies only the one that asks for it."""
+"""Limits the process to one thread: a fork copies only the calling thread."""
 
 
 class QueryHost:
-    """Starts with `start` or the first query, and again should it have ended."""
+    """The process that forks query processes. Starts with `start` or the first query, and again after it ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,13 +51,13 @@ class QueryHost:
         self._stop: weakref.finalize[..., QueryHost] | None = None
 
     def start(self) -> None:
-        """Starts the process unless it runs; it is ready about a second later, and a query waits for that."""
+        """Starts the process unless it runs; it is ready after about 1 s, and a query waits for it."""
         with self._lock:
             if self._channel is None and not self._closed:
                 self._start()
 
     def fork(self, deadline: float) -> tuple[int, Channel]:
-        """A new process that waits for a query: its pid, and the channel to it. Raises Retryable."""
+        """Forks a query process; returns its pid and the channel to it. Raises Retryable."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -69,13 +68,13 @@ class QueryHost:
             return pid, Channel(ours)
 
     def end(self, pid: int) -> None:
-        """Kills a process if it still runs; nobody waits for that, nor for one that is being forked."""
+        """Kills a query process if it still runs. Does not block."""
         with contextlib.suppress(OSError):
             if (channel := self._channel) is not None:
                 channel.send({"end": pid})
 
     def close(self) -> None:
-        """Ends the process and all that it forked, also while a query waits for it to start or to answer."""
+        """Ends the process and all its forks, also while a query waits for it."""
         self._closed = True
         if (stop := self._stop) is not None:
             stop()
@@ -86,15 +85,15 @@ class QueryHost:
         with self._lock:
             if self._closed:
                 raise OSError("closed")
-            if time.monotonic() >= deadline:  # the one before waited that long; the process may be about to answer
-                raise OSError("the process that forks gave no answer")
+            if time.monotonic() >= deadline:  # the previous query used up the time; the process may still answer
+                raise OSError("the process that forks query processes does not respond")
             if self._channel is None:
                 self._start()
             assert self._channel is not None
             try:
                 self._channel.send({}, handle)
                 pid: int = self._channel.receive(deadline)[0]["pid"]
-            except (OSError, EOFError):  # it ended, hangs, or its answer would be taken for the next one's
+            except (OSError, EOFError):  # it ended or hangs; a late answer would be read as that of the next query
                 self._close()
                 raise
         if pid == NO_PROCESS:
@@ -110,7 +109,7 @@ class QueryHost:
                 env={**os.environ, **_ENVIRON, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # a library that gives up writes what the query wants: no line for the log
+                stderr=subprocess.DEVNULL,  # an aborting library prints text of the query
             )
         self._channel = Channel(ours)
         self._stop = weakref.finalize(self, _stop, self._channel, process)
@@ -137,7 +136,7 @@ _END_SECONDS = 0.5
 
 
 class TableScans:
-    """All scans of one query. They read only: plain columns of our own tables, with plain comparisons."""
+    """All scans of one query: read-only, plain columns of the store's tables, simple comparisons."""
 
     def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection]) -> None:
         self._cursor = cursor
@@ -148,20 +147,20 @@ class TableScans:
         self.failure: Exception | None = None
 
     def schemas(self, tables: Iterable[str]) -> dict[str, str]:
-        """Arrow schema of each table, serialised, in base64."""
+        """Returns the Arrow schema of each table, serialized, in base64."""
         with contextlib.closing(self._cursor()) as cursor:
             for table in TABLES.intersection(tables):
                 self._schemas[table] = cursor.sql(f'FROM "{table}" LIMIT 0').to_arrow_reader(1).schema
         return {name: base64.b64encode(schema.serialize()).decode() for name, schema in self._schemas.items()}
 
     def start(self, request: Mapping[str, Any], handle: int) -> None:
-        """Sends the rows of one scan as an Arrow stream to the open file `handle`, which it closes."""
+        """Sends the rows of one scan as an Arrow stream to the open file `handle`, then closes it."""
         target = socket.socket(fileno=handle)
         try:
             text = build_select(self._schemas, request["scan"], request["columns"], request["where"])
             with self._lock:
                 if len(self._running) >= MAX_SCANS:
-                    raise OverLimit(f"the query reads more than {MAX_SCANS} tables at once")
+                    raise OverLimit(f"the query has more than {MAX_SCANS} table scans open")
                 cursor = self._cursor()
                 columns = len(request["columns"])
                 thread = threading.Thread(
@@ -174,7 +173,7 @@ class TableScans:
             raise
 
     def end(self) -> None:
-        """Ends what still runs."""
+        """Interrupts the scans that still run and waits for their threads."""
         with self._lock:
             self._ended = True
             running = list(self._running)
@@ -197,7 +196,7 @@ class TableScans:
                         writer.write_batch(batch)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the query needs no more rows
-        except Exception as error:  # noqa: BLE001 - whatever it was, the query must not take the rest for all rows
+        except Exception as error:  # noqa: BLE001 - on any error the query must fail, not return part of the rows
             self.failure = self.failure or error
         finally:
             with self._lock:
@@ -208,7 +207,7 @@ class TableScans:
 def build_select(
     schemas: Mapping[str, pa.Schema], table: str, columns: Sequence[str], where: Iterable[Sequence[str]]
 ) -> str:
-    """The SELECT of one scan. Raises Refused for anything but columns of a table that the query named."""
+    """Returns the SELECT of one scan. Raises Refused for anything but columns of a table that the query named."""
     known = set(schemas[table].names) if table in schemas else set()
     conditions = [_condition(*term) for term in where]
     if not columns or not known.issuperset(columns) or not known.issuperset(term[0] for term in where):
@@ -230,17 +229,16 @@ def _quoted(name: str) -> str:
 
 
 ANSWER_BYTES = 64 << 20
-"""Bytes of one answer at most (chosen: 100,000 rows of 80 columns as Arrow); beyond that it is truncated."""
+"""Maximum size of an answer (chosen: 100,000 rows of 80 columns as Arrow); a longer one is truncated."""
 GRACE = 0.5
-"""Seconds past the limit after which the kernel ends a query by itself, and the caller is answered whatever else is
-still under way. Chosen: the pipeline does so before."""
+"""Seconds past the time limit after which the kernel kills a query and the caller gets its error. Chosen: the pipeline
+normally ends the query before that."""
 START_SECONDS = 30.0
-"""How long the process that forks may be silent before it is given up. Chosen: it starts within 0.8 s, and within 8 s
-on a busy machine."""
+"""Time limit of the forking process (s). Chosen: it starts within 0.8 s, on a busy machine within 8 s."""
 
 
 class QueryAnswer:
-    """The body of one answer. Its query's slot stays taken until `release`, or until nobody holds the answer."""
+    """The body of one answer. Its query slot is in use until `release` or until the answer is garbage-collected."""
 
     def __init__(self, body: bytes, truncated: bool, release: Callable[[], None]) -> None:
         self.body, self.truncated = body, truncated
@@ -249,7 +247,7 @@ class QueryAnswer:
 
 @dataclass
 class _RunningQuery:
-    """One query under way, in a thread of its own. `channel` is there once it has a process."""
+    """A running query; it has its own thread. channel: None until its process is forked."""
 
     scans: TableScans
     deadline: float
@@ -258,7 +256,7 @@ class _RunningQuery:
 
 
 class QueryRunner:
-    """The gatekeeper of all SQL that callers send. `close` ends what runs and refuses what comes."""
+    """Runs the SQL of API callers within the limits. `close` ends running queries and rejects new ones."""
 
     def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection], api: Api) -> None:
         self._cursor, self._api, self._host = cursor, api, QueryHost()
@@ -267,12 +265,14 @@ class QueryRunner:
         self._running: set[Channel] = set()
 
     def run(self, query: str, arrow: bool = False) -> QueryAnswer:
-        """The answer as JSON or an Arrow stream.
+        """Runs a query; returns the answer as JSON or an Arrow stream.
 
-        Raises InvalidQuery or Refused (the caller's fault), OverLimit (likewise) or Retryable.
+        Raises InvalidQuery, Refused or OverLimit (errors of the caller), or Retryable.
         """
         if not self._slots.acquire(blocking=False):
-            raise Retryable(f"{self._api.sql_queries} queries run already; wait for one to end", after_s=1.0)
+            raise Retryable(
+                f"{self._api.sql_queries} queries are running, the maximum; retry when one has ended", after_s=1.0
+            )
         running = _RunningQuery(TableScans(self._cursor), time.monotonic() + self._api.sql_seconds)
         try:
             threading.Thread(target=self._work, args=(running, query, arrow), name="query", daemon=True).start()
@@ -282,8 +282,10 @@ class QueryRunner:
         return self._outcome(running)
 
     def _outcome(self, running: _RunningQuery) -> QueryAnswer:
-        """Waits no longer than the limit and GRACE: a lock of the store, or a process that is slow to fork or to end,
-        is its thread's to wait for, which keeps the slot meanwhile."""
+        """Waits for the outcome, at most the time limit plus GRACE.
+
+        The query's thread may wait longer, for a lock of the store or a slow fork, and keeps the slot until then.
+        """
         try:
             return running.outcome.result(running.deadline + GRACE - time.monotonic())
         except TimeoutError as error:
@@ -294,10 +296,10 @@ class QueryRunner:
             raise self._too_long() from error
 
     def _work(self, running: _RunningQuery, query: str, arrow: bool) -> None:
-        """One query from its process to its outcome, which nobody may be waiting for any more."""
+        """Runs one query and sets its outcome; the caller may have given up waiting."""
         try:
             body, truncated = self._run(running, query, arrow)
-        except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
+        except BaseException as error:  # noqa: BLE001 - re-raised in the caller's thread
             self._slots.release()
             running.outcome.set_exception(error)
             return
@@ -307,11 +309,11 @@ class QueryRunner:
         return OverLimit(f"the query ran for {self._api.sql_seconds:g} s, which is the limit")
 
     def prepare(self) -> None:
-        """Starts what the first query would have to wait for; it takes a second, and nobody waits for it here."""
+        """Starts the forking process, so that the first query need not wait for it. Does not block."""
         self._host.start()
 
     def close(self) -> None:
-        """Ends every running query, so that the process can end."""
+        """Ends every running query and rejects new ones."""
         self._closed.set()
         for channel in list(self._running):
             channel.close()
@@ -328,8 +330,8 @@ class QueryRunner:
             raise self._too_long() from error
         except (EOFError, OSError) as error:
             self._refuse_if_closed()
-            limit = f"it may use {self._api.sql_memory_bytes >> 20} MiB and nest as deep as its stack allows"
-            raise OverLimit(f"the process of the query ended without an answer; {limit}") from error
+            limit = f"{self._api.sql_memory_bytes >> 20} MiB of memory, or the depth of nesting"
+            raise OverLimit(f"the process of the query ended without an answer; probably over {limit}") from error
         finally:
             self._host.end(pid)
             running.channel.close()
@@ -337,7 +339,7 @@ class QueryRunner:
             running.scans.end()
 
     def _follow(self, running: _RunningQuery, channel: Channel, query: str, arrow: bool) -> tuple[bytes, bool]:
-        """Answers what the process asks for until it has the result."""
+        """Serves the requests of the query process until the result arrives."""
         scans, api = running.scans, self._api
         limits = {"rows": api.sql_rows, "bytes": ANSWER_BYTES, "memory": api.sql_memory_bytes}
         channel.send({"query": query, "arrow": arrow, "seconds": api.sql_seconds + GRACE, **limits})

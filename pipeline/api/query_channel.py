@@ -1,4 +1,4 @@
-"""Messages between the pipeline and its query processes: JSON objects over a Unix socket, with an open file or none."""
+"""Messages between the pipeline and its query processes: JSON objects, and open files, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 _HEAD = struct.Struct(">I")
 MESSAGE_BYTES = 4 << 20
-"""Longest message (chosen: a query of 65,536 characters as JSON has at most 400 kB, all schemas together 200 kB)."""
+"""Longest message (chosen: a query of 65,536 characters is at most 400 kB of JSON, all schemas are 200 kB)."""
 WHOLE_TIMEOUT = 600.0
-"""Seconds without a deadline given (chosen: no query may run that long)."""
+"""Timeout of calls without a deadline (s). Chosen: no query may run that long."""
 
 
 class Channel:
-    """One end. Sends are safe from several threads; one thread receives.
+    """One end of the channel. Several threads may send; one may receive.
 
-    Raises EOFError where the other end is closed, TimeoutError past a deadline (of time.monotonic), OSError.
+    Raises EOFError if the other end is closed, TimeoutError past a deadline (time.monotonic), OSError.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -30,7 +30,7 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, message: Mapping[str, Any], handle: int | None = None, parts: Iterable[bytes] = ()) -> None:
-        """One message; with it a file of this process, or bytes that the other end reads with `read`."""
+        """Sends a message, with an open file or with bytes that the other end reads with `read`."""
         body = json.dumps(message).encode()
         with self._lock:
             socket.send_fds(self.socket, [_HEAD.pack(len(body))], [] if handle is None else [handle])
@@ -39,7 +39,7 @@ class Channel:
                 self.socket.sendall(part)
 
     def receive(self, deadline: float | None = None) -> tuple[dict[str, Any], int | None]:
-        """The next message, and the file that came with it, which the caller closes."""
+        """Returns the next message and the file that came with it, which the caller must close."""
         self._wait_until(deadline)
         head, handles, _, _ = socket.recv_fds(self.socket, _HEAD.size, 1)
         handle = handles[0] if handles else None
@@ -56,7 +56,7 @@ class Channel:
         return message, handle
 
     def read(self, size: int, deadline: float | None = None) -> bytes:
-        """Exactly `size` bytes."""
+        """Reads exactly `size` bytes."""
         body = bytearray(size)
         view, done = memoryview(body), 0
         while done < size:
@@ -68,8 +68,8 @@ class Channel:
         return bytes(body)
 
     def close(self) -> None:
-        """Ends the channel, also for a thread that waits in `receive`."""
-        with contextlib.suppress(OSError):  # the other end was first
+        """Closes the channel; wakes a thread that waits in `receive`."""
+        with contextlib.suppress(OSError):  # the other end closed it first
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 

@@ -1,11 +1,9 @@
-"""A process for each query: it has the query's memory and time, and nothing else. Started by `query_host`.
+"""The process of one SQL query, limited in memory and time. Started by `QueryHost`.
 
-`main` runs in a process that opens an empty database once and then forks for each query, which takes milliseconds
-instead of a second. It has one thread, as a fork copies only the one that asks for it. The fork parses, checks and runs
-the query in that database in memory, without access to files; rows of our tables come from the pipeline as Arrow
-(`query_tables`).
-
-The store's tables as a query process sees them: each scan asks the pipeline for its columns and rows as Arrow.
+`main` opens an empty database once and then forks for each query, which takes milliseconds instead of a second. It has
+one thread, because a fork copies only the calling thread. The fork parses, checks and runs the query in the in-memory
+database, without access to files. Each scan of a table of the store requests columns and rows from the pipeline, as
+Arrow (`StoreTable`).
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from pipeline.api.query_channel import Channel
 from pipeline.model.errors import FleetpulseError, InvalidQuery, OverLimit, Refused
 
 Term = tuple[str, str, str, str]
-"""Column, comparison, kind of the value (time, text or number) and the value as text. Numbers are whole: others may be
-printed rounded."""
+"""Column, comparison, kind of the value (time, text or number) and the value as text. Only whole numbers: pyarrow may
+print others rounded."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]| and |[^"() ]+| ', re.DOTALL)
 _COMPARISON = re.compile(
     r'\((?P<column>\w+) (?P<operator>==|>=|<=|>|<) (?:"(?P<text>[^"\\]*)"'
@@ -41,17 +39,18 @@ _COMPARISON = re.compile(
 
 
 class StoreTable(pyarrow.dataset.Dataset):  # type: ignore[misc]
-    """One table. DuckDB takes it for an Arrow dataset, so it passes the columns and the filter that a scan needs."""
+    """A table of the store as an Arrow dataset, so that DuckDB passes the columns and the filter of each scan."""
 
     def __init__(self, name: str, schema: pa.Schema, channel: Channel) -> None:
         self._name, self._own_schema, self._channel = name, schema, channel
 
     @property
     def schema(self) -> pa.Schema:
+        """Returns the columns of the table."""
         return self._own_schema
 
     def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: Any) -> RemoteScan:
-        """A scan of these columns whose rows all pass the filter; DuckDB does not apply it again."""
+        """Requests a scan of these columns; applies the whole filter, which DuckDB does not apply again."""
         names = self._own_schema.names if columns is None else list(columns)
         text = "" if filter is None else str(filter)
         needed = {*names, *filter_words(text)}
@@ -63,12 +62,13 @@ class StoreTable(pyarrow.dataset.Dataset):  # type: ignore[misc]
 
 
 class RemoteScan:
-    """The rows of one scan, as they arrive."""
+    """The rows of one scan, as they arrive from the pipeline."""
 
     def __init__(self, source: socket.socket, schema: pa.Schema, condition: Any) -> None:
         self._source, self._schema, self._condition = source, schema, condition
 
     def to_reader(self) -> pa.RecordBatchReader:
+        """Returns the rows as record batches; called by DuckDB."""
         return pa.RecordBatchReader.from_batches(self._schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -79,15 +79,15 @@ class RemoteScan:
 
 
 def filter_words(text: str) -> set[str]:
-    """The words of a filter outside its quoted values: its columns, and more that are none."""
+    """Returns the words of a filter outside quoted values: its columns, and other words."""
     return {word for token in _TOKEN.findall(text) if token[0] != '"' for word in re.findall(r"\w+", token)}
 
 
 def parse_terms(text: str) -> list[Term]:
-    """The comparisons that every row of a filter's result passes, which the store may apply before it sends rows.
+    """Returns comparisons that all rows of a filter's result pass; the store applies them before it sends rows.
 
     text: a pyarrow expression as `str` writes it, `((time >= 2026-01-31 08:00:00Z) and (entity == "gpu:n1.0"))`;
-    pyarrow offers no other way to look into one. What is not understood is left out: the scan applies the whole filter.
+    pyarrow has no other way to read one. Other terms are left out: the scan applies the whole filter anyway.
     """
     found: list[Term] = []
     for part in _conjunction(text):
@@ -98,7 +98,7 @@ def parse_terms(text: str) -> list[Term]:
 
 
 def _conjunction(text: str) -> Iterator[str]:
-    """The parts that are joined by `and`, in any depth of parentheses."""
+    """Yields the parts that are joined by `and`, at any depth of parentheses."""
     waiting = [text]
     while waiting:
         part = waiting.pop()
@@ -110,7 +110,7 @@ def _conjunction(text: str) -> Iterator[str]:
 
 
 def _halves(text: str) -> tuple[str, str] | None:
-    """Left and right of `(left and right)`."""
+    """Splits `(left and right)`; None for any other text."""
     depth = place = 0
     for token in _TOKEN.findall(text):
         if token == " and " and depth == 1:
@@ -121,27 +121,27 @@ def _halves(text: str) -> tuple[str, str] | None:
 
 
 ERROR_KINDS: dict[str, type[FleetpulseError]] = {"wrong": InvalidQuery, "limit": OverLimit, "refused": Refused}
-"""How an error of a query is named between the processes."""
+"""Name of an error in messages between the processes -> its class."""
 BATCH_ROWS = 2048
-"""Rows fetched at a time: DuckDB's own vector size, so that no more than one vector is computed past the limit."""
+"""Rows per batch: DuckDB's vector size, so that at most one vector is computed past the limit."""
 DUCKDB_SHARE = 0.5
-"""Of a query's memory, what DuckDB may count as its own. Chosen: text that a function builds and the answer as JSON are
-not counted by it; measured, they doubled what was."""
+"""DuckDB's memory limit as a share of the query's. Chosen: DuckDB does not count texts that functions build, nor the
+JSON of the answer; measured, these doubled the memory."""
 THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
-"""Of one query. Chosen: half of the machine is left to whoever ingests; beyond 8, an Arrow scan of one thread holds."""
+"""Threads of one query. Chosen: half of the cores stay free for ingest; beyond 8 the Arrow scan is the limit."""
 NICENESS = 10
-"""nice(2): whoever ingests goes first. Chosen: a tenth of the processor's time where both want all of it."""
+"""nice(2) increment: ingest has priority. Chosen: a query gets a tenth of a busy core."""
 OUT_OF_MEMORY_FIRST = 1000
-"""oom_score_adj, the most there is: should the machine run out of memory, a query ends before anything else."""
+"""oom_score_adj, the maximum: if the machine runs out of memory, the kernel kills a query first."""
 NO_PROCESS = -1
-"""Instead of a pid."""
+"""Sent instead of a pid when the fork failed."""
 DETAIL_CHARACTERS = 2000
-"""Longest error text (chosen: DuckDB repeats the query's line in it, which may have 64 kB)."""
+"""Longest error text (chosen: DuckDB quotes the line of the query, up to 64 kB)."""
 
 
 def main(handle: int) -> NoReturn:
-    """Forks a process for each request until the pipeline's end is closed, then ends them all."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the pipeline ends us in its own time
+    """Forks a process for each request; when the pipeline closes the channel, kills them all and exits."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the pipeline ends this process
         signal.signal(number, signal.SIG_IGN)
     channel, children = Channel(socket.socket(fileno=handle)), set[int]()
     try:
@@ -158,13 +158,13 @@ def main(handle: int) -> NoReturn:
             children -= {pid for pid in children if os.waitpid(pid, os.WNOHANG)[0]}
     except (EOFError, OSError):
         for pid in children:
-            os.kill(pid, signal.SIGKILL)  # it is ours until it is waited for
+            os.kill(pid, signal.SIGKILL)  # the pid stays ours until waitpid
     finally:
         os._exit(0)
 
 
 def _fork(connection: duckdb.DuckDBPyConnection, parent: Channel, handle: int) -> int:
-    """The pid of a new process; NONE where the kernel has no more of them, or no memory for one."""
+    """Forks a query process; returns its pid, or NO_PROCESS if the kernel cannot create one."""
     try:
         pid = os.fork()
     except OSError:
@@ -179,7 +179,7 @@ def _fork(connection: duckdb.DuckDBPyConnection, parent: Channel, handle: int) -
 
 
 def _work(connection: duckdb.DuckDBPyConnection, channel: Channel) -> None:
-    """One query from its request to its answer."""
+    """Receives one query, runs it and sends the answer or the error."""
     request, _ = channel.receive()
     try:
         connection.execute(f"SET GLOBAL memory_limit = '{int(request['memory'] * DUCKDB_SHARE)}B'")
@@ -189,19 +189,19 @@ def _work(connection: duckdb.DuckDBPyConnection, channel: Channel) -> None:
         body, truncated = _run(connection, channel, request)
         channel.send({"bytes": sum(map(len, body)), "truncated": truncated}, parts=body)
     except FleetpulseError as error:
-        kind = next((kind for kind, of in ERROR_KINDS.items() if isinstance(error, of)), "wrong")
+        kind = next((kind for kind, cls in ERROR_KINDS.items() if isinstance(error, cls)), "wrong")
         _report(channel, kind, str(error))
     except (MemoryError, duckdb.OutOfMemoryException):
-        _report(channel, "limit", _needs(request))
+        _report(channel, "limit", _memory_error(request))
     except (duckdb.Error, pa.ArrowException, OSError, UnicodeError, RecursionError, ValueError) as error:
-        # an Arrow stream wraps whatever DuckDB raised while it was read
+        # an Arrow stream wraps errors that DuckDB raises during the read
         if "Out of Memory Error" in str(error):
-            _report(channel, "limit", _needs(request))
+            _report(channel, "limit", _memory_error(request))
         else:
             _report(channel, "wrong", str(error))
 
 
-def _needs(request: dict[str, Any]) -> str:
+def _memory_error(request: dict[str, Any]) -> str:
     return f"the query needs more memory than {request['memory'] >> 20} MiB, which is the limit"
 
 
@@ -211,7 +211,7 @@ def _report(channel: Channel, kind: str, detail: str) -> None:
 
 
 def _database() -> duckdb.DuckDBPyConnection:
-    """An empty database in memory, without files and without threads of its own."""
+    """Opens an empty in-memory database without file access or background threads."""
     connection = duckdb.connect(
         config={
             "enable_external_access": "false",
@@ -226,7 +226,7 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 
 def _limit(memory: int, seconds: float) -> None:
-    """What the kernel holds from here on, whatever runs: memory, time, no files. The pipeline's clock comes first."""
+    """Sets kernel limits on memory, time and files until the process ends. The pipeline's own time limit is shorter."""
     base = next((int(line.split()[1]) << 10 for line in _status() if line.startswith("VmData:")), None)
     if base is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (base + memory, base + memory))
@@ -240,7 +240,7 @@ def _limit(memory: int, seconds: float) -> None:
 
 
 def _status() -> list[str]:
-    """/proc/self/status; empty where there is none, and then DuckDB's own limit is the only one of memory."""
+    """Reads /proc/self/status; empty if it cannot be read: then only DuckDB limits memory."""
     try:
         return Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -248,7 +248,7 @@ def _status() -> list[str]:
 
 
 def _run(connection: duckdb.DuckDBPyConnection, channel: Channel, request: dict[str, Any]) -> tuple[list[bytes], bool]:
-    """The answer in parts, and whether rows are missing from its end."""
+    """Runs the query; returns the answer in parts, and whether it is truncated."""
     checked = sandbox.check_query(connection, request["query"])
     if checked.tables:
         channel.send({"tables": sorted(checked.tables)})

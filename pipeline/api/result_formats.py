@@ -1,4 +1,4 @@
-"""Arrow tables as JSON: times as 27 characters, missing and NaN as null, whole numbers whole, bytes as base64."""
+"""Answers as JSON or Arrow. In JSON: times as 27 characters, missing values and NaN as null, bytes as base64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRUNCATED_HEADER = "X-Truncated"
 
 
 def write_json(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[bytes], bool]:
-    """`{"columns", "rows", "truncated"}` in parts, and whether it was cut after so many rows or bytes."""
+    """Returns `{"columns", "rows", "truncated"}` in parts, and whether it was cut after `rows` rows or `size` bytes."""
     parts, count, length, truncated = [b'{"columns":%b,"rows":[' % encode_json(batches.schema.names)], 0, 0, False
     for batch in filter(len, batches):
         columns = [_values(column) for column in pa.Table.from_batches([batch]).slice(0, rows - count).columns]
@@ -36,12 +36,12 @@ def write_json(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[lis
 
 
 def encode_json(body: Any) -> bytes:
-    """Compact JSON. Raises ValueError on NaN, which JSON does not have."""
+    """Returns compact JSON. Raises ValueError on NaN, which JSON does not have."""
     return json.dumps(body, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def write_arrow(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[bytes], bool]:
-    """An Arrow IPC stream in parts, and whether it was cut after so many rows or bytes."""
+    """Returns an Arrow IPC stream in parts, and whether it was cut after `rows` rows or `size` bytes."""
     sink, count, truncated = io.BytesIO(), 0, False
     with pa.ipc.new_stream(sink, batches.schema) as writer:
         for batch in filter(len, batches):
@@ -55,13 +55,13 @@ def write_arrow(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[li
 
 
 def table_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows as JSON objects."""
+    """Returns the rows as JSON objects."""
     names, columns = table.column_names, [_values(column) for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """One column as JSON values; plain numbers and times take the fast way."""
+    """Returns one column as JSON values; numbers and times by a fast path."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return _times(column)
@@ -74,7 +74,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _times(column: pa.ChunkedArray) -> list[str | None]:
-    """Instants as `YYYY-MM-DDTHH:MM:SS.ffffffZ`. A time without a zone is one in UTC."""
+    """Formats times as `YYYY-MM-DDTHH:MM:SS.ffffffZ`. A time without a zone is UTC."""
     micros = column.cast(pa.timestamp("us"), safe=False).combine_chunks()
     values = micros.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).view("datetime64[us]")
     texts = np.char.add(np.datetime_as_string(values, unit="us"), "Z").tolist()
@@ -82,7 +82,7 @@ def _times(column: pa.ChunkedArray) -> list[str | None]:
 
 
 def _zoneless(kind: pa.DataType) -> pa.DataType:
-    """The type with every time inside it in microseconds without a zone, so that no zone database is needed."""
+    """Returns the type with all times inside it in microseconds without zone: no zone database is needed."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us")
     if pa.types.is_map(kind):
@@ -97,7 +97,7 @@ def _zoneless(kind: pa.DataType) -> pa.DataType:
 
 
 def _plain(value: Any) -> Any:
-    """One value of any other type as JSON has it."""
+    """Returns one value of any other type as JSON."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     if isinstance(value, decimal.Decimal):
-        # DuckDB's sum() of whole numbers is a HUGEINT, which Arrow has only as a decimal without fraction
+        # DuckDB's sum() of whole numbers is a HUGEINT; Arrow has it as a decimal without fraction
         return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
     if isinstance(value, datetime.datetime):
         return value.isoformat(timespec="microseconds") + "Z"

@@ -39,13 +39,13 @@ from pipeline.model.topology import Topology, kind_of
 from pipeline.store.schema import SCHEMA_VERSION
 
 SEND_SECONDS = 30.0
-"""Within which a caller takes an answer (chosen: 64 MiB at 2.2 MB/s; who takes longer holds the memory of others)."""
+"""Time limit for sending an answer (s). Chosen: 64 MiB at 2.2 MB/s; slower callers would hold memory for longer."""
 PIECE = 256 * 1024
-"""Bytes given to the connection at once (chosen: it waits between pieces for a caller who reads slowly)."""
+"""Bytes per write to the connection (chosen: between pieces it waits for a slow reader)."""
 
 
 class QueryResponse(Response):
-    """One answer. What a caller does not take in time is dropped with the connection."""
+    """The answer of a query. After SEND_SECONDS the connection is closed and the rest dropped."""
 
     def __init__(self, answer: QueryAnswer, media_type: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(None, media_type=media_type, headers=headers)
@@ -70,7 +70,7 @@ Entity = Annotated[str, Query(min_length=3, max_length=200, pattern=r"^[^:]+:.+$
 From = Annotated[str | None, Query(alias="from", description="ISO 8601; an hour before `to` by default")]
 To = Annotated[str | None, Query(description="ISO 8601; now by default")]
 
-# a job has no telemetry of its own: what runs in it has, or at least the node that names that in its inventory
+# jobs and stages send no telemetry: last_seen is that of their ranks, or of the nodes that list the ranks
 _ENTITIES = """
     WITH known AS MATERIALIZED (SELECT * FROM entities),
          rank AS (SELECT r.entity, r.parents, coalesce(r.last_seen, n.last_seen) AS seen
@@ -87,7 +87,7 @@ _ENTITIES = """
 
 @read_router.get("/entities", response_model=models.Entities)
 def entities(request: Request, kind: str | None = None) -> Response:
-    """Everything known, or all of one kind."""
+    """All known entities, or those of one kind."""
     with get_context(request).cursor() as cursor:
         found = cursor.sql(
             _ENTITIES,
@@ -98,7 +98,7 @@ def entities(request: Request, kind: str | None = None) -> Response:
 
 @read_router.get("/fleet", response_model=models.Fleet)
 def fleet_now(request: Request) -> Response:
-    """One state per node, and where the pipeline stands."""
+    """One state per node, and the progress of the pipeline."""
     service = get_context(request)
     health, unready = service.backend.read_health(), service.backend.list_unready_reasons()
     with service.cursor() as cursor:
@@ -159,14 +159,14 @@ def sql(request: Request, body: models.Query) -> Response:
 
 
 _PARTS = frozenset({"nvlink", "neuroncore", "sensor", "dimm", "disk", "filesystem", "service", "agent", "collector"})
-"""Kinds that no work is placed on: hundreds of them lie below a node, and would hide how many GPUs do."""
+"""Parts without work of their own: a node has hundreds, which would hide the number of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlastRadius:
-    """entities: kind -> how many are in trouble or below it; jobs: those with a rank among them, in order of name.
+    """entities: kind -> number of affected entities. jobs: those with an affected rank, by name.
 
-    Parts of a node that no work is placed on count only where they are in trouble themselves.
+    Affected: the cause, the members and all below them. Of the kinds in _PARTS only the cause and members count.
     """
 
     entities: dict[str, int]
@@ -174,7 +174,7 @@ class BlastRadius:
 
 
 def compute_blast_radius(cause: str, members: Iterable[str], topology: Topology) -> BlastRadius:
-    """Costs one visit of each entity below the cause and the members."""
+    """Counts the cause, the members and all entities below them, and finds their jobs."""
     roots = {cause, *members}
     reached = roots | {e for e in topology.descendants(*roots) if kind_of(e) not in _PARTS}
     jobs = {job for e in reached if (job := topology.ancestor_of_kind(e, "job")) is not None}
@@ -187,8 +187,8 @@ Write = Callable[[str, str, str], Mapping[str, Any]]
 
 @incident_router.get("", response_model=models.Incidents)
 def incidents(request: Request, state: State | None = None) -> Response:
-    """All incidents, resolved ones too, or those in one state; newest first. While `stalled`, nothing newer than
-    `judged` is known."""
+    """All incidents, also resolved ones, or those in one state; newest first. While `stalled`, no data after `judged`
+    is evaluated."""
     service = get_context(request)
     health = service.backend.read_health()
     judged = None if health["watermark"] is None else iso(health["watermark"])
@@ -208,27 +208,27 @@ def incident_detail(request: Request, incident: str) -> Response:
             raise _unknown(incident) from error
     topology = service.topology_copy.get()
     blast = compute_blast_radius(found["cause"], found["members"], topology)
-    hurt = {"entities": blast.entities, "jobs": list(blast.jobs)}
-    return json_response({**found, "blast_radius": hurt, "above": list(topology.ancestors(found["entity"]))})
+    impact = {"entities": blast.entities, "jobs": list(blast.jobs)}
+    return json_response({**found, "blast_radius": impact, "above": list(topology.ancestors(found["entity"]))})
 
 
 @incident_router.post("/{incident}/acknowledge", response_model=models.Incident)
 def acknowledge(request: Request, incident: str, note: models.Note) -> Response:
-    """Somebody has seen it."""
+    """Acknowledges an incident."""
     return _write(request, get_context(request).backend.acknowledge, incident, note)
 
 
 @incident_router.post("/{incident}/comment", response_model=models.Incident)
 def comment(request: Request, incident: str, note: models.Note) -> Response:
-    """Somebody says something; the state stays."""
+    """Adds a comment; the state does not change."""
     if not note.comment.strip():
-        raise HTTPException(400, "body.comment: is empty; wanted a text")
+        raise HTTPException(400, "body.comment: is empty; expected a text")
     return _write(request, get_context(request).backend.comment, incident, note)
 
 
 @incident_router.post("/{incident}/resolve", response_model=models.Incident)
 def resolve(request: Request, incident: str, note: models.Verdict) -> Response:
-    """Somebody holds that it is over; with `not_a_fault`, that nothing was wrong: this is normal there."""
+    """Resolves an incident. not_a_fault: it was a false alarm; learning detectors accept the state as normal."""
     backend = get_context(request).backend
     return _write(request, backend.mark_normal if note.not_a_fault else backend.resolve, incident, note)
 
@@ -250,33 +250,33 @@ mute_router = APIRouter(prefix="/api/v1")
 
 @mute_router.get("/detectors", response_model=models.Detectors)
 def detectors(request: Request) -> Response:
-    """Who judges: needs, blind spots, settings, the arithmetic of false alarms, and the modes they are under."""
+    """All detectors: needed signals, blind spots, settings, expected false alarms and modes."""
     backend = get_context(request).backend
     return json_response({"detectors": backend.list_detectors(), "modes": backend.list_modes()})
 
 
 @mute_router.get("/mutes", response_model=models.Mutes)
-def every(request: Request) -> Response:
-    """All mutes, those that are over too; newest first."""
+def list_mutes(request: Request) -> Response:
+    """All mutes, also ended ones; newest first."""
     with get_context(request).cursor() as cursor:
         return json_response({"mutes": [mute.as_json() for mute in ledger.load_all_mutes(cursor)]})
 
 
 @mute_router.post("/mutes", response_model=models.Mute)
 def mute(request: Request, wanted: models.NewMute) -> Response:
-    """Silences one detector (* for all) on one scope (an entity and all below it, * for everywhere) for some time."""
+    """Mutes one detector (* for all) on one scope (an entity and all below it, * for all entities) for some time."""
     user = cast(str, request.scope[USER])
-    said = (wanted.detector, wanted.scope, wanted.seconds, wanted.reason, user)
-    return json_response(get_context(request).backend.add_mute(*said))
+    arguments = (wanted.detector, wanted.scope, wanted.seconds, wanted.reason, user)
+    return json_response(get_context(request).backend.add_mute(*arguments))
 
 
 @mute_router.post("/mutes/{mute}/end", response_model=models.Mute)
 def end(request: Request, mute: str) -> Response:
-    """Lets the detector speak again from now on."""
+    """Ends a mute now."""
     try:
         return json_response(get_context(request).backend.end_mute(mute, cast(str, request.scope[USER])))
     except KeyError as error:
-        raise HTTPException(404, f"mute {mute!r} is not known, or is over") from error
+        raise HTTPException(404, f"mute {mute!r} is not known or has ended") from error
 
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -296,14 +296,14 @@ def render_metrics(counters: Mapping[str, float]) -> str:
 
 
 def _help(family: str) -> str:
-    """The family's name in words: fleetpulse_rows_total -> 'Rows, since the start.'"""
+    """Returns the family's name in words: fleetpulse_rows_total -> 'Rows, since the start.'"""
     words = family.removeprefix("fleetpulse_").removesuffix("_total").replace("_", " ")
     since = ", since the start." if family.endswith("_total") else ", now."
     return words[:1].upper() + words[1:] + since
 
 
 def _number(value: float) -> str:
-    """Whole numbers without a point, the rest as Python writes them, the infinities as Prometheus wants them."""
+    """Formats a sample: whole numbers without a point, infinities in Prometheus syntax."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -316,13 +316,13 @@ process_router = APIRouter()
 
 @process_router.get("/healthz", response_model=models.Health)
 async def healthz() -> Response:
-    """200 while the process serves. Needs no token."""
+    """200 while the process runs. Needs no token."""
     return json_response({"status": "ok"})
 
 
 @process_router.get("/readyz", response_model=models.Readiness, responses={503: {"model": models.Readiness}})
 def readyz(request: Request) -> Response:
-    """200 while the pipeline does its work, else 503 with the reasons."""
+    """200 while the pipeline is ready, else 503 with the reasons."""
     reasons = get_context(request).backend.list_unready_reasons()
     return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 

@@ -1,19 +1,18 @@
-"""The SQL sandbox's gate: exactly one SELECT over our own tables, or an error with the reason.
+"""The SQL sandbox: allows exactly one SELECT over the tables of the store; anything else raises an error.
 
-DuckDB parses the text, so that there is no second grammar to disagree with; the gate then walks the parsed tree and
-lets only known kinds of node pass. It fails closed: a node, table or function that it does not know is refused.
+DuckDB parses the text, so there is no second grammar. The checker then walks the parsed tree. It is an allowlist:
+a node, table or function that is not listed here is refused, also if a later DuckDB adds it.
 
-The SQL functions that the sandbox offers. What is not named here is refused, whatever a later DuckDB adds.
-
-Left out on purpose: functions that read files, settings, variables or the catalogue; that run SQL given as text; that
-keep state (sequences, seeds, logs); that sleep; and those that build a huge value from a small number (range, repeat,
-lpad), because DuckDB does not look at its interrupt inside one call: `list_sum(range(1e9))` ran 75 s past its limit.
-
-For the same reason, and because text inside one call does not count towards DuckDB's memory limit, those are left out
-that grow a text again and again (replace, regexp_replace, bin, hex, base64, regexp_escape, list_reduce; three `replace`
-over 40 rows took 22 s and 8 GB under limits of 3 s and 0.5 GB), those that compare two texts in the product of their
-lengths (levenshtein, editdist3, jaro), that reserve what an argument says (reservoir_quantile), and list_aggregate,
-which takes the name of any aggregate as text, so of those that are not named here too.
+Functions left out on purpose:
+- those that read files, settings, variables or the catalogue, run SQL given as text, keep state (sequences, seeds,
+  logs) or sleep.
+- those that build a huge value from a small number (range, repeat, lpad): DuckDB checks for an interrupt only between
+  calls, so `list_sum(range(1e9))` ran 75 s past its limit.
+- those that let a text grow (replace, regexp_replace, bin, hex, base64, regexp_escape, list_reduce): DuckDB does not
+  count text inside a call, so three `replace` over 40 rows took 22 s and 8 GB, with limits of 3 s and 0.5 GB.
+- those whose cost is the product of two text lengths (levenshtein, editdist3, jaro), or that allocate as much as an
+  argument requests (reservoir_quantile).
+- list_aggregate, which calls any aggregate by name, also those that are not listed.
 """
 
 from __future__ import annotations
@@ -85,12 +84,12 @@ TABLES = frozenset(CLASSES) | {
     "ingest_commit", "outbox",
 }  # fmt: skip
 INTERNAL = frozenset({"meta", "device", "entity", "owner", "producer_mark", "sender", "snapshot"})
-"""Tables of the store that are not served: the pipeline's own memory, or columns of a view that is."""
+"""Tables of the store that are not served: internal state, or tables behind a served view."""
 QUERY_CHARACTERS = 64 * 1024
-"""Longest query text (chosen: no person writes more, and its parsed tree stays below some tens of MB)."""
+"""Longest query text (chosen: enough for any query by hand; the parsed tree stays below some tens of MB)."""
 MAX_CALLS = 300
 """Most function calls in one query (chosen: counting and summing all columns of a view takes about 100). Each may add
-as much as its input, and DuckDB looks at its time and memory limits between them, not within."""
+as much as its input, and DuckDB checks its time and memory limits only between calls."""
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _RELATIONS = frozenset({"BASE_TABLE", "SUBQUERY", "JOIN", "EMPTY", "EXPRESSION_LIST", "TABLE_FUNCTION"})
 _MODIFIERS = frozenset({"ORDER_MODIFIER", "LIMIT_MODIFIER", "LIMIT_PERCENT_MODIFIER", "DISTINCT_MODIFIER"})
@@ -107,24 +106,24 @@ Names = frozenset[str]
 
 @dataclass(frozen=True)
 class CheckedQuery:
-    """A statement that may run, and the names of our tables that it reads."""
+    """A statement that may run, and the tables of the store that it reads."""
 
     statement: duckdb.Statement
     tables: frozenset[str]
 
 
 def check_query(cursor: duckdb.DuckDBPyConnection, query: str) -> CheckedQuery:
-    """The one statement of `query`, ready to run. `cursor` is on any database; it parses and says what it knows.
+    """Parses and checks a query; returns its one statement. cursor: on any database, for DuckDB's parser and catalogue.
 
-    Raises InvalidQuery for what is no SQL or names nothing that exists, Refused for anything but reading our tables,
-    OverLimit for a text that is too long or too deep.
+    Raises InvalidQuery for text that is not SQL or uses unknown names, Refused for anything but a SELECT over the
+    store's tables, OverLimit for a text that is too long or nested too deeply.
     """
     if len(query) > QUERY_CHARACTERS:
         raise OverLimit(f"the query has {len(query)} characters; expected at most {QUERY_CHARACTERS}")
     if "\0" in query:
         raise InvalidQuery("not SQL: a NUL character")
     try:
-        query.encode()  # half a surrogate pair is no text
+        query.encode()  # fails on half a surrogate pair
         statements = cursor.extract_statements(query)
     except (duckdb.Error, UnicodeError) as error:
         if "expression depth" in str(error):
@@ -136,16 +135,16 @@ def check_query(cursor: duckdb.DuckDBPyConnection, query: str) -> CheckedQuery:
         raise Refused(f"found {len(statements)} statements; expected exactly one SELECT")
     if statements[0].type != duckdb.StatementType.SELECT:
         raise Refused(f"found a statement of type {statements[0].type.name}; only SELECT is served")
-    gate = _QueryChecker(cursor)
+    checker = _QueryChecker(cursor)
     try:
-        gate.walk(_tree(cursor, query), frozenset())
+        checker.walk(_tree(cursor, query), frozenset())
     except RecursionError as error:
         raise OverLimit("the query is nested too deeply") from error
-    return CheckedQuery(statements[0], frozenset(gate.tables))
+    return CheckedQuery(statements[0], frozenset(checker.tables))
 
 
 def _tree(cursor: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
-    """The parsed statement as DuckDB serialises it, which it does for SELECT alone."""
+    """Returns the parsed statement as DuckDB serializes it, which works only for SELECT."""
     try:
         text: str = cursor.execute("SELECT json_serialize_sql(?)", [query]).fetchall()[0][0]
     except duckdb.Error as error:
@@ -160,25 +159,25 @@ def _tree(cursor: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
 
 
 class _QueryChecker:
-    """One walk over a parsed query. `tables` are ours that it reads, those of names that WITH defines left out."""
+    """Walks a parsed query. tables: the store's tables that it reads, without names that WITH defines."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
         self._cursor = cursor
         self.tables: set[str] = set()
 
     def walk(self, node: Any, ctes: Names) -> None:
-        """Visits everything below `node`; `ctes` are the names that WITH has defined for it."""
+        """Checks everything below `node`. ctes: names that WITH has defined for it."""
         if isinstance(node, list):
             for item in node:
                 self.walk(item, ctes)
         elif isinstance(node, dict):
-            ctes = self._judge(node, ctes)
+            ctes = self._check(node, ctes)
             for key, value in node.items():
                 if key != "cte_map":
                     self.walk(value, ctes)
 
-    def _judge(self, node: dict[str, Any], ctes: Names) -> Names:
-        """Refuses a node that is not known; the names of CTEs that hold below it."""
+    def _check(self, node: dict[str, Any], ctes: Names) -> Names:
+        """Refuses a node that is not listed; returns the names of CTEs that are valid below it."""
         kind = node.get("type")
         if "class" in node:
             if node["class"] not in _EXPRESSIONS:
@@ -192,7 +191,7 @@ class _QueryChecker:
         if kind == "TABLE_FUNCTION" and "class" not in node:
             self._function(node["function"], TABLE_FUNCTIONS)
             self.walk(node["function"]["arguments"], ctes)
-            node["function"] = None  # judged as a table function; the walk would judge it as a scalar one
+            node["function"] = None  # already checked as a table function; the walk would check it as a scalar one
         if kind == "RECURSIVE_CTE_NODE":
             ctes |= {node["cte_name"].lower()}
         for entry in (node.get("cte_map") or {}).get("map", ()):
@@ -212,16 +211,16 @@ class _QueryChecker:
             raise Refused(reason) if len(path) != 1 or self._exists(name) else InvalidQuery(reason)
 
     def _exists(self, name: str) -> bool:
-        """Whether a bare name is that of a file, of a table of the database or of one that is not served."""
+        """Returns whether a bare name is a file, a table of the database, or a table that is not served."""
         if not re.fullmatch(r"\w+", name) or name in INTERNAL or name.startswith(("hot_", "latest_")):
             return True
         return self._known("duckdb_views() WHERE view_name = ?", name)
 
-    def _function(self, node: dict[str, Any], offered: Names) -> None:
+    def _function(self, node: dict[str, Any], allowed: Names) -> None:
         path = node["qualified_name"]["path"]
         name = path[-1].lower() if path else node["function_name"].lower()
-        if len(path) > 1 or name not in offered or node["function_name"].lower() != name:
-            where = "after FROM" if offered is TABLE_FUNCTIONS else "in expressions"
+        if len(path) > 1 or name not in allowed or node["function_name"].lower() != name:
+            where = "after FROM" if allowed is TABLE_FUNCTIONS else "in expressions"
             reason = f"function {'.'.join(path)!r} is not served {where}; docs/sql.md lists those that are"
             exists = len(path) > 1 or self._known("duckdb_functions() WHERE function_name = ?", name)
             raise Refused(reason) if exists else InvalidQuery(reason)

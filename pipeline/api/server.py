@@ -25,15 +25,15 @@ from pipeline.model.errors import ConfigError, Unreachable
 
 _LOG = logging.getLogger(__name__)
 _STARTS_WITHIN = 10.0
-"""Seconds that uvicorn may take to begin (chosen: it takes 0.1 s; a busy machine ten times that)."""
+"""Time limit for the start of uvicorn (s). Chosen: it takes 0.1 s, on a busy machine ten times that."""
 
 LISTEN_BACKLOG = 2048
-"""Connections that the kernel holds until we take them (chosen: a flood fills it in seconds, not in a moment; beyond it
-a caller tries again after 1, 3, 7 and 15 s)."""
+"""Length of the kernel's queue of new connections (chosen: a flood needs seconds to fill it; when it is full, callers
+retry after 1, 3, 7 and 15 s)."""
 ACCEPT_BATCH = 128
-"""Connections taken in one go (chosen: a quarter of the descriptors that are reserved for the rest of the process)."""
+"""Connections accepted per loop (chosen: a quarter of the file descriptors reserved for the rest of the process)."""
 STOP_GRACE_S = 0.4
-"""Seconds that answers under way have left at the end (chosen: the whole end takes less than one)."""
+"""Time that running answers get at shutdown (s). Chosen: the whole shutdown takes less than 1 s."""
 
 
 def _utc_now() -> int:
@@ -41,12 +41,12 @@ def _utc_now() -> int:
 
 
 def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_now) -> FastAPI:
-    """The application. Raises ConfigError where it would listen beyond loopback without tokens."""
+    """Returns the application. Raises ConfigError if it would listen beyond loopback without tokens."""
     known = tokens.read_tokens(config.api)
     app = FastAPI(
         title="Fleetpulse",
         version=program_version(),
-        docs_url=None,  # the viewers that FastAPI offers load scripts from the internet
+        docs_url=None,  # these pages load scripts from the internet
         redoc_url=None,
     )
     app.state.service = ApiContext(backend, config, now)
@@ -58,7 +58,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
 
 
 class ApiServer:
-    """A running server. `host` and `port` are where it listens; port 0 in the configuration takes a free one."""
+    """A running server. host, port: the address it listens on; port 0 in the configuration selects a free one."""
 
     def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
         self.host, self.port = listener.getsockname()[:2]
@@ -67,15 +67,15 @@ class ApiServer:
         self._thread.start()
 
     def wait_until_started(self) -> None:
-        """Returns when requests are answered. Raises Unreachable if that does not come."""
+        """Waits until requests are answered. Raises Unreachable after _STARTS_WITHIN."""
         deadline = time.monotonic() + _STARTS_WITHIN
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise Unreachable(f"API on {self.host}:{self.port}: did not start; the log tells why")
+                raise Unreachable(f"API on {self.host}:{self.port}: did not start; see the log")
             time.sleep(0.01)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits for the end, which `stop` brings about; whether it has come."""
+        """Waits until the server has ended after `stop`. Returns whether it has."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -105,35 +105,37 @@ def start_server(app: FastAPI, config: Config, stop: threading.Event) -> ApiServ
     listener = _listen(config.api)
     serving = ApiServer(server, listener)
     serving.wait_until_started()
-    listener.listen(LISTEN_BACKLOG)  # asyncio has set it to what it takes at once
+    listener.listen(LISTEN_BACKLOG)  # asyncio has set it to ACCEPT_BATCH
     app.state.service.queries.prepare()
     _LOG.info("API listens on http://%s:%d", serving.host, serving.port)
     return serving
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that follows an event instead of signals: the process has one signal handler, and it is not this one."""
+    """uvicorn that stops on an event instead of signals, which the process handles elsewhere."""
 
     def __init__(self, config: uvicorn.Config, stop: threading.Event, service: ApiContext) -> None:
         super().__init__(config)
         self._stop, self._service = stop, service
 
     async def on_tick(self, counter: int) -> bool:
+        """Returns whether the server shall stop."""
         return self._stop.is_set() or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends running queries, then the server; closes open connections after STOP_GRACE_S."""
         self._service.queries.close()
         asyncio.get_running_loop().call_later(STOP_GRACE_S, self._hang_up)
         await super().shutdown(sockets)
 
     def _hang_up(self) -> None:
-        """Ends the connections of callers who stopped in the middle of a request."""
+        """Closes connections with an unfinished request."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
 
 def _listen(api: Api) -> socket.socket:
-    """The listening socket, bound here so that a taken port is an error of the configuration and not of a thread."""
+    """Binds the listening socket before the server's thread starts, so that a port in use raises ConfigError here."""
     family = socket.AF_INET
     with contextlib.suppress(ValueError):
         family = socket.AF_INET6 if ipaddress.ip_address(api.host).version == 6 else socket.AF_INET
@@ -145,7 +147,7 @@ def _listen(api: Api) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(
-            f"[api] host = {api.host!r}, port = {api.port}: cannot listen there: {error}; "
-            "end what listens there or choose another port"
+            f"[api] host = {api.host!r}, port = {api.port}: cannot listen: {error}; "
+            "stop the program that uses the port, or configure another port"
         ) from error
     return listener

@@ -1,4 +1,4 @@
-"""What all routes share: the backend, a clock, the topology's copy and the SQL gatekeeper."""
+"""The context of all routes: backend, clock, topology copy and query runner."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipeline.model.records import SECOND, from_iso
 
 HOUR = 3600 * SECOND
 LONGEST = 366 * 24 * HOUR
-"""Longest span of one question (chosen: longer than any retention)."""
+"""Longest time range of a request (chosen: longer than any retention)."""
 
 
 class ApiContext:
-    """One per application."""
+    """The context of one application."""
 
     def __init__(self, backend: Backend, config: Config, now: Callable[[], int]) -> None:
         self.backend, self.config, self.now = backend, config, now
@@ -34,7 +34,7 @@ class ApiContext:
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor that sees one state of the store: all that one answer says fits together."""
+        """Opens a cursor in a read-only transaction, so that an answer is consistent."""
         cursor = self.backend.cursor()
         try:
             cursor.execute("BEGIN TRANSACTION READ ONLY")
@@ -43,23 +43,23 @@ class ApiContext:
             cursor.close()
 
     def parse_span(self, start: str | None, end: str | None, points: int = 300) -> Span:
-        """[start, end) from the texts of a request; by default the last hour. Raises UsageError."""
+        """Parses the time range of a request; by default the last hour. Raises UsageError."""
         until = self.now() if end is None else _time("to", end)
         since = until - HOUR if start is None else _time("from", start)
         if not 0 < until - since <= LONGEST:
-            raise UsageError("from and to: wanted from before to, and at most 366 days between them")
+            raise UsageError("from and to: expected from before to, at most 366 days apart")
         return Span(since, until, points)
 
 
 def get_context(request: Request) -> ApiContext:
-    """The Service of the application that serves this request."""
+    """Returns the context of the application that serves this request."""
     found = request.app.state.service
     assert isinstance(found, ApiContext)
     return found
 
 
 def json_response(body: Any) -> Response:
-    """A JSON answer that skips FastAPI's second look at every value: a fleet has 100,000 of them."""
+    """Returns a JSON answer without FastAPI's validation of every value: a fleet has 100,000."""
     return Response(encode_json(body), media_type="application/json")
 
 
@@ -67,4 +67,4 @@ def _time(name: str, text: str) -> int:
     try:
         return from_iso(text)
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{name} = {text!r}: wanted a time such as 2026-01-31T08:00:00.000000Z") from error
+        raise UsageError(f"{name} = {text!r}: expected a time such as 2026-01-31T08:00:00.000000Z") from error

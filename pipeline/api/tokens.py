@@ -1,4 +1,4 @@
-"""Who may call: nobody needs to say who they are on loopback, everybody does elsewhere."""
+"""Tokens of API callers: optional on loopback, required on other addresses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipeline.http.addresses import is_loopback
 from pipeline.model.errors import ConfigError
 
 MIN_TOKEN_CHARACTERS = 16
-"""Characters of a token at least (chosen: 16 random letters cannot be guessed over a network)."""
+"""Minimum length of a token (chosen: 16 random letters cannot be guessed over a network)."""
 INITIAL_USERS = ("dashboard", "operator")
-"""Who gets a token from `fleetpulse init`; the first line is the one that a client shows."""
+"""Users that get a token from `fleetpulse init`; clients use the first line of the file."""
 
 
 class Tokens:
-    """The configured identities. With none, every caller is `local`."""
+    """The configured users. With none, every caller is `local`."""
 
     def __init__(self, users: dict[str, str]) -> None:
         self._users = [(_digest(token), user) for user, token in users.items()]
@@ -29,7 +29,7 @@ class Tokens:
         return bool(self._users)
 
     def find_user(self, authorization: str) -> str | None:
-        """Whose `Bearer` token this is; None if nobody's. Looks at every token, so that time tells nothing."""
+        """Returns the user of a `Bearer` token, or None. Compares all tokens, so that the time reveals nothing."""
         scheme, _, token = authorization.partition(" ")
         given, found = _digest(token.strip()), None
         for digest, user in self._users:
@@ -39,7 +39,7 @@ class Tokens:
 
 
 def read_tokens(api: Api) -> Tokens:
-    """The tokens of [api] token_file. Raises ConfigError, also when the host is not loopback and there is no file."""
+    """Reads [api] token_file. Raises ConfigError, also if the host is not loopback and no file is set."""
     if api.token_file is None:
         if not is_loopback(api.host):
             raise ConfigError(
@@ -51,14 +51,14 @@ def read_tokens(api: Api) -> Tokens:
 
 
 def create_token_file(path: Path) -> None:
-    """A new file with a random token for each of MADE, for its owner alone. Raises OSError, also where there is one."""
+    """Creates a file with a random token for each of INITIAL_USERS, mode 0600. Raises OSError, also if it exists."""
     text = "".join(f"{name}:{secrets.token_urlsafe(24)}\n" for name in INITIAL_USERS)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
 
 
 def _users(path: Path) -> dict[str, str]:
-    """name -> token of each line; blank lines and lines that begin with # are left out."""
+    """Returns name -> token of each line; skips blank lines and lines that begin with #."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -80,5 +80,5 @@ def _users(path: Path) -> dict[str, str]:
 
 
 def _digest(token: str) -> bytes:
-    """Equal lengths for the constant-time comparison."""
+    """Returns the hash of a token: equal lengths for the constant-time comparison."""
     return hashlib.sha256(token.encode()).digest()

@@ -14,9 +14,26 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "nic": ("NIC", "NICs"),
     "node": ("node", "nodes"),
     "rack": ("rack", "racks"),
+    "row": ("row", "rows"),
+    "hall": ("hall", "halls"),
+    "facility": ("facility", "facilities"),
+    "pod": ("pod", "pods"),
     "cdu": ("CDU", "CDUs"),
+    "loop": ("coolant loop", "coolant loops"),
+    "connector": ("coolant connector", "coolant connectors"),
+    "pump": ("pump", "pumps"),
+    "reservoir": ("reservoir", "reservoirs"),
+    "filter": ("filter", "filters"),
     "pdu": ("PDU", "PDUs"),
+    "shelf": ("power shelf", "power shelves"),
+    "chassis": ("chassis", "chassis"),
+    "circuit": ("circuit", "circuits"),
+    "outlet": ("outlet", "outlets"),
+    "output": ("output", "outputs"),
+    "battery": ("battery", "batteries"),
     "leaf": ("leaf switch", "leaf switches"),
+    "spine": ("spine switch", "spine switches"),
+    "switch": ("switch", "switches"),
     "rail": ("rail", "rails"),
     "job": ("job", "jobs"),
     "rank": ("rank", "ranks"),
@@ -41,7 +58,7 @@ _OF_A_JOB = ("rank", "stage")
 
 
 def entity_name(entity: str) -> str:
-    """`gpu:n042.3` -> `GPU 3 of n042`, `site:all` -> `whole site`; of a kind that is not in KINDS: as it is."""
+    """`gpu:n042.3` -> `GPU 3 of n042`, `site:all` -> `whole site`; unchanged if its kind is not in KINDS."""
     kind, _, name = entity.partition(":")
     owner, dot, part = name.partition(".")
     if kind not in KINDS or not name:

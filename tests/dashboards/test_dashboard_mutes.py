@@ -96,9 +96,9 @@ def test_the_page_lists_mutes_modes_and_detectors_and_ends_a_mute(api: Any) -> N
 def test_ending_an_expired_mute_shows_the_error(api: Any) -> None:
     api.mutes = [mute_table("m1")]
     test = page(detectors_script)
-    api.broken["mutes/m1/end"] = (404, b'{"detail": "mute m1 is not known, or is over"}')
+    api.broken["mutes/m1/end"] = (404, b'{"detail": "mute m1 is not known or has ended"}')
     test.button(key="end-m1").click().run()
-    assert "Mute not ended. Mute m1 is not known, or is over (HTTP 404)" in shown(test)
+    assert "Mute not ended. Mute m1 is not known or has ended (HTTP 404)" in shown(test)
 
 
 def test_an_unreachable_api_is_shown(api: Any) -> None:

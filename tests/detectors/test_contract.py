@@ -11,7 +11,7 @@ import pytest
 from detectors import DETECTORS, configured, listing
 from detectors.base.findings import CLEARS, COMPARED
 from detectors.runner import Runner
-from pipeline.model.entity_names import entity_name
+from pipeline.model.entity_names import TITLE_LENGTH, entity_name
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import LEVELS, SECOND, Event, Frame
 from pipeline.model.topology import Topology
@@ -72,7 +72,7 @@ def test_each_finding_has_a_title_and_the_end_of_its_condition(case):
         assert len(f.evidence[CLEARS]) > 10
         assert f.entity.split(":", 1)[1] in f.summary or entity_name(f.entity).lower() in f.summary.lower()
         assert "\n" not in f.summary
-        assert len(f.summary) <= 400
+        assert len(f.summary) <= TITLE_LENGTH
         compared = set(COMPARED) & f.evidence.keys()
         # a value is compared with an expected one, with all fields of a comparison
         assert not ({"value", "expected"} <= f.evidence.keys() and compared != set(COMPARED)), f.evidence

@@ -68,7 +68,7 @@ def test_a_mute_is_made_listed_and_ended(mutes: Call) -> None:
         ((*ADD[:4], "0", *ADD[5:]), "--hours 0: expected more than 0"),
         ((*ADD[:4], "nan", *ADD[5:]), "--hours nan"),
         ((*ADD[:4], "1000", *ADD[5:]), "at most 30 days"),
-        (("end", "nothing"), "is not known, or is over"),
+        (("end", "nothing"), "is not known or has ended"),
     ],
 )
 def test_what_cannot_be_muted_or_ended_is_bad_usage(mutes: Call, words: tuple[str, ...], said: str) -> None:
