@@ -1,4 +1,4 @@
-"""Shared by the tests of the pipeline: small batches in real spools, and an ingest over them."""
+"""Fixtures of the pipeline's tests: small batches in real spools, and an ingest over them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import wire
 from pipeline.transport.spool import SpoolTransport
-from tests.pipeline.outbox_line import Desk, Receiver
+from tests.pipeline.notifier_harness import NotifierHarness, Receiver
 
 if TYPE_CHECKING:
     from pipeline.config.sections import Kafka
-    from tests.pipeline.kafka_line import Line
+    from tests.pipeline.kafka_pipeline import KafkaPipeline
 
 NOW = 1_900_000_000 * SECOND  # later than the times of all cases
 GPUS = 2
 
 
 def gpu_body(node: str, start: int, ticks: int = 1, first: float = 0.0) -> bytes:
-    """Body of a batch: 2 GPUs, temperatures counting up from `first`, one a tick; clocks 1000 + GPU."""
+    """Returns the body of a batch: 2 GPUs, temperatures that rise by 1 per tick from `first`; clocks 1000 + GPU."""
     times = start + np.arange(ticks) * SECOND
     temperature = (first + np.arange(ticks, dtype="f4"))[:, None] + np.zeros(GPUS, "f4")
     clock = np.full((ticks, GPUS), [1000, 1001], "u2")
@@ -44,7 +44,7 @@ def gpu_body(node: str, start: int, ticks: int = 1, first: float = 0.0) -> bytes
 
 
 class Site:
-    """One spool directory with writers, and a store that reads it; every part real and restartable."""
+    """A spool directory with writers and a store that reads it; all parts are real and can be restarted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.spools = folder, {}
@@ -53,7 +53,7 @@ class Site:
         self.limits = Limits()
 
     def speaks_for_all(self, node: str) -> None:
-        """From the next `open` on `node` may report every entity, as where a test has one sender for a whole fleet."""
+        """Lets `node` report every entity from the next `open`; for tests with one sender for a whole fleet."""
         self.rules = sections.Admission(speaks_for=(sections.SpeaksFor(node, ("*:*",)),))
 
     def spool(self, node: str, topic: str = TELEMETRY) -> Spool:
@@ -86,7 +86,7 @@ class Site:
         return Ingest(self.database, self.transport, devices, lambda: NOW, admission=admission)
 
     def drain(self) -> Ingest:
-        """A fresh ingest (a restart), run until nothing is left."""
+        """Restarts ingest, and runs it until nothing is left to read."""
         ingest = self.open()
         while ingest.step() is not None:
             pass
@@ -114,13 +114,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def new_site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Site]:
-    """Several sites in one test; the test shuts them."""
+    """Makes several sites in one test; the test closes them."""
     return lambda: Site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
-def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipeline looks for its brokers ten times as often as it does, so that tests wait less."""
+def fast_broker_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline checks its brokers ten times as often as by default, so tests wait less."""
     from pipeline.transport import broker_watch
 
     monkeypatch.setattr(broker_watch, "CHECK_EVERY_S", 0.5)
@@ -128,19 +128,19 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def new_line(tmp_path: Path) -> Iterator[Callable[..., Line]]:
-    """Makes the whole line from spools to a store over the brokers of a [kafka]; ended with the test."""
-    from tests.pipeline.kafka_line import Line  # here: most tests need no Kafka client
+def new_pipeline(tmp_path: Path) -> Iterator[Callable[..., KafkaPipeline]]:
+    """Makes a whole pipeline, from spools to a store, over the brokers of a [kafka]; it is closed after the test."""
+    from tests.pipeline.kafka_pipeline import KafkaPipeline  # here: most tests need no Kafka client
 
-    made: list[Line] = []
+    made: list[KafkaPipeline] = []
 
-    def make(kafka: Kafka, **more: Any) -> Line:
-        made.append(Line(tmp_path / "line", kafka, **more))
+    def make(kafka: Kafka, **more: Any) -> KafkaPipeline:
+        made.append(KafkaPipeline(tmp_path / "pipeline", kafka, **more))
         return made[-1]
 
     yield make
-    for line in made:
-        line.close()
+    for pipeline in made:
+        pipeline.close()
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def receiver(receivers: Callable[[], Receiver]) -> Receiver:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, receiver: Receiver) -> Iterator[Desk]:
-    made = Desk(tmp_path, [f"http://127.0.0.1:{receiver.server_port}/"])
+def harness(tmp_path: Path, receiver: Receiver) -> Iterator[NotifierHarness]:
+    made = NotifierHarness(tmp_path, [f"http://127.0.0.1:{receiver.server_port}/"])
     yield made
     made.close()

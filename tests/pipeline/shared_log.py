@@ -1,4 +1,4 @@
-"""A transport in memory whose partitions many senders share, as Kafka's are: a test decides what lies where."""
+"""A transport in memory whose partitions are shared by many senders, as in Kafka; the test places each message."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipeline.transport import Message, Partition, wire
 
 ONE, TWO, WORD = Partition(TELEMETRY, "0", "id"), Partition(TELEMETRY, "1", "id"), Partition(EVENTS, "0", "id")
 Record = tuple[bytes, int, bytes | None, bytes | None]
-"""Value, when it was taken in, key and signature."""
+"""Value, append time, key and signature."""
 
 
 class SharedLog:
-    """What each partition holds, with the time at which it was taken in (0: not known).
+    """Messages of each partition, with their append time (0: unknown).
 
-    starts: what lies before has been deleted.  mute: partitions that do not answer.  letters: (offset, reason).
+    starts: messages before it are deleted.  mute: partitions that do not answer.  letters: (offset, reason).
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class SharedLog:
         key: bytes | None = b"",
         signatures: Sequence[bytes | None] = (),
     ) -> None:
-        """Records under the key `key`; by default that of the node that sent them, as agents set it."""
+        """Appends records with the key `key`; the default is the sending node, as agents set it."""
         for value, signature in zip_longest(values, signatures):
             self.held[partition].append((value, appended, _node(value) if key == b"" else key, signature))
 
@@ -68,14 +68,14 @@ class SharedLog:
 def _node(value: bytes) -> bytes:
     try:
         return wire.open_telemetry(value).layout.node.encode()
-    except WireError:  # no telemetry
+    except WireError:  # not telemetry
         with contextlib.suppress(WireError):
             return wire.decode_events(value).origin.node.encode()
         return b"?"
 
 
 def one_row(node: str, epoch: bytes, sequence: int, time: int) -> bytes:
-    """A message with one row of one GPU, whose temperature is the sequence."""
+    """Returns a message with one row of one GPU, whose temperature is the sequence."""
     block = Block("gpu", (f"gpu:{node}.0",), {"gpu.temperature": np.full((1, 1), sequence, "f4")})
     body = wire.encode(Batch(Origin("local", node, bytes(16)), np.array([time]), (block,)))
     return wire.seal(body, wire.TELEMETRY_KIND, epoch, sequence, time)

@@ -1,4 +1,4 @@
-"""Admission: what a rule rejects is never stored, is a dead letter with the rule's name, and is counted."""
+"""Admission: a rejected message is never stored, becomes a dead letter with the name of the rule, and is counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def inventory(node, lines, time=T0):
 
 
 def rejected(site):
-    """(rule, reason) of every dead letter."""
+    """Returns (rule, reason) of every dead letter."""
     return [tuple(reason.split(": ", 1)) for (reason,) in site.rows("SELECT reason FROM dead_letter ORDER BY ALL")]
 
 
@@ -40,7 +40,7 @@ def send_gpus(site, node, *entities, site_name="local"):
 
 
 def topology_at_start(site):
-    """As a pipeline that starts on this store knows it."""
+    """Returns the topology that a pipeline loads when it starts on this store."""
     return load_topology(load_entities(site.database.connection, 0), Config())
 
 
@@ -73,8 +73,8 @@ def test_an_event_kind_that_no_agent_sends_is_rejected(site, kind):
         ("kernel", "fleet:gpu"),
     ],
 )
-def test_an_event_of_another_kind_of_entity_than_the_catalogue_has_is_rejected(site, kind, entity):
-    """A node paged for a whole site, a job and the fleet, each with an XID that no driver reports of such a thing."""
+def test_an_event_on_a_kind_of_entity_that_the_catalogue_does_not_allow_is_rejected(site, kind, entity):
+    """XIDs of a whole site, of a job and of the fleet once paged for each; no driver reports such XIDs."""
     site.send_events("n1", Event(T0, entity, kind, {"state": "critical", "xid": 79, "ranks": []}))
     ingest = site.drain()
     assert site.rows("SELECT kind FROM events") == []
@@ -87,7 +87,7 @@ def test_an_event_of_another_kind_of_entity_than_the_catalogue_has_is_rejected(s
     ("kind", "entity"),
     [("xid", "gpu:n1.0"), ("xid", "node:n1"), ("switch_state", "spine:s1"), ("temperature_rise", "cdu:c1")],
 )
-def test_an_event_of_a_kind_of_entity_that_the_catalogue_has_is_stored(site, kind, entity):
+def test_an_event_on_a_kind_of_entity_that_the_catalogue_allows_is_stored(site, kind, entity):
     site.send_events("n1", Event(T0, entity, kind, {"state": "cleared"}))
     site.drain()
     assert site.rows("SELECT kind, entity FROM events") == [(kind, entity)]
@@ -105,7 +105,7 @@ def test_a_circle_of_parents_is_not_stored_and_the_next_pipeline_starts(site):
     assert topology_at_start(site).parents == {}
 
 
-def test_a_circle_that_only_arises_with_what_another_sender_said_is_rejected(site):
+def test_a_circle_across_the_inventories_of_two_senders_is_rejected(site):
     site.send_events("n1", inventory("n1", {"rack:a": ["row:b"]}))
     site.send_events("n2", inventory("n2", {"row:b": ["rack:a"]}, T0 + 1))
     site.drain()
@@ -114,7 +114,7 @@ def test_a_circle_that_only_arises_with_what_another_sender_said_is_rejected(sit
     assert (rule, "row:b -> rack:a -> row:b" in reason) == ("topology", True)
 
 
-def test_a_circle_with_what_was_stored_before_a_restart_is_rejected(site):
+def test_a_circle_with_entities_stored_before_a_restart_is_rejected(site):
     site.send_events("n1", inventory("n1", {"rack:a": ["row:b"]}))
     site.drain()
     site.shut()
@@ -124,7 +124,7 @@ def test_a_circle_with_what_was_stored_before_a_restart_is_rejected(site):
     assert [rule for rule, _ in rejected(site)] == ["topology"]
 
 
-def test_one_bad_inventory_takes_nobody_elses_topology(site):
+def test_a_bad_inventory_does_not_affect_the_topology_of_other_nodes(site):
     site.send_events("n1", inventory("n1", {"rack:a": ["row:b"], "row:b": ["rack:a"]}), Event(T0, "gpu:n1.0", "xid"))
     site.send_events("n2", inventory("n2", {"node:n2": ["rack:a"]}, T0 + 1))
     site.drain()
@@ -132,7 +132,7 @@ def test_one_bad_inventory_takes_nobody_elses_topology(site):
     assert site.rows("SELECT kind FROM events ORDER BY ALL") == [("inventory",), ("xid",)]
 
 
-def test_parents_deeper_than_the_bound_are_rejected_however_they_are_put_together(site):
+def test_parents_deeper_than_the_bound_are_rejected_across_messages_too(site):
     chain = {f"x:{i}": [f"x:{i + 1}"] for i in range(MAX_DEPTH)}
     site.send_events("n1", inventory("n1", chain))
     site.send_events("n2", inventory("n2", {f"x:{MAX_DEPTH}": ["x:top"]}, T0 + 1))
@@ -142,13 +142,13 @@ def test_parents_deeper_than_the_bound_are_rejected_however_they_are_put_togethe
     assert len(topology_at_start(site).ancestors("x:0")) == MAX_DEPTH
 
 
-def test_more_parents_of_one_entity_than_the_bound_are_rejected(site):
+def test_more_parents_than_the_bound_are_rejected(site):
     site.send_events("n1", inventory("n1", {"node:n1": [f"rack:{i}" for i in range(MAX_PARENTS + 1)]}))
     site.drain()
     assert [rule for rule, _ in rejected(site)] == ["topology"]
 
 
-def test_a_store_with_rows_that_could_not_be_admitted_starts_without_them(site, caplog):
+def test_a_store_with_inadmissible_rows_starts_without_them(site, caplog):
     site.send_events("n1", inventory("n1", {"node:n1": ["rack:a"]}))
     site.drain()
     bad = [
@@ -181,12 +181,12 @@ LINES = st.dictionaries(NAMES, st.lists(NAMES, max_size=3), max_size=5)
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=4))
-def test_on_whatever_was_accepted_a_pipeline_starts(new_site, messages):
-    """The store holds what a pipeline that starts takes over, all of it; nothing is skipped."""
+def test_a_pipeline_starts_on_every_accepted_topology(new_site, messages):
+    """Every stored row is loaded at the start; none is skipped."""
     site = new_site()
     for i, message in enumerate(messages):
         site.send_events(f"n{i}", *(inventory(f"n{i}", lines, T0 + i) for lines in message))
-        site.drain()  # each message meets a pipeline that just started
+        site.drain()  # each message reaches a pipeline that just started
     if messages:
         found = load_entities(site.database.connection, T0)
         assert found.skipped == {}
@@ -220,7 +220,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_a_name_or_text_that_misleads_people_is_rejected_wherever_it_stands(site, text):
+def test_a_misleading_name_or_text_is_rejected_in_every_field(site, text):
     lines = {"entities": {"gpu:n1.0": {"parents": ["node:n1"], "attributes": {}}}}
     bad = [
         Event(T0, f"gpu:n1.{text}", "xid"),
@@ -242,7 +242,7 @@ def test_a_name_or_text_that_misleads_people_is_rejected_wherever_it_stands(site
 
 
 @pytest.mark.parametrize("name", [*BAD.values(), "", " n1", "n1 ", "x" * (MAX_NAME + 1)])
-def test_a_sender_or_site_with_a_name_that_misleads_is_rejected_whole(site, name):
+def test_a_message_whose_sender_or_site_has_a_misleading_name_is_rejected_as_a_whole(site, name):
     event = Event(T0, "gpu:n1.0", "xid")
     for origin in (Origin(name, "n1", b"b" * 16), Origin("local", name, b"b" * 16)):
         block = Block("gpu", ("gpu:n1.0",), {"gpu.temperature": np.ones((1, 1), "f4")})
@@ -254,7 +254,7 @@ def test_a_sender_or_site_with_a_name_that_misleads_is_rejected_whole(site, name
     assert site.rows("SELECT count(*) FROM events") == site.rows("SELECT count(*) FROM device") == [(0,)]
 
 
-def test_telemetry_of_one_badly_named_device_takes_none_of_its_neighbours_rows(site):
+def test_one_badly_named_device_does_not_affect_the_rows_of_the_other_devices(site):
     send_gpus(site, "n1", "gpu:n1.0", "gpu:n1.\u202e1", "gpu:n1.2")
     ingest = site.drain()
     assert site.rows("SELECT entity FROM gpu ORDER BY ALL") == [("gpu:n1.0",), ("gpu:n1.2",)]
@@ -262,7 +262,7 @@ def test_telemetry_of_one_badly_named_device_takes_none_of_its_neighbours_rows(s
     assert ingest.rejected["name"] == 1
 
 
-def test_an_entity_in_a_class_that_its_kind_does_not_bear_is_rejected(site):
+def test_an_entity_in_a_class_that_does_not_fit_its_kind_is_rejected(site):
     send_gpus(site, "n1", "gpu:n1.0", "rack:r1")
     site.drain()
     assert site.rows("SELECT entity FROM gpu") == [("gpu:n1.0",)]
@@ -276,7 +276,7 @@ def nested(levels):
 @pytest.mark.parametrize(
     "data", [{"text": ["x" * MAX_TEXT] * (MAX_DATA // MAX_TEXT)}, {"pids": [1] * MAX_DATA}, nested(MAX_NESTING)]
 )
-def test_event_data_that_is_too_large_or_nested_too_deep_is_rejected(site, data):
+def test_event_data_that_is_too_large_or_too_deeply_nested_is_rejected(site, data):
     site.send_events("n1", Event(T0, "gpu:n1.0", "xid", data), Event(T0, "gpu:n1.0", "xid", nested(MAX_NESTING - 2)))
     site.drain()
     assert [rule for rule, _ in rejected(site)] == ["data"]
@@ -295,7 +295,7 @@ def test_event_data_that_is_too_large_or_nested_too_deep_is_rejected(site, data)
         {"entities": {"gpu:1": {"attributes": {f"a{i}": 1 for i in range(1000)}}}},
     ],
 )
-def test_inventory_of_another_form_is_rejected(site, data):
+def test_inventory_of_an_unknown_form_is_rejected(site, data):
     site.send_events("n1", Event(T0, "node:n1", "inventory", data))
     site.drain()
     assert [rule for rule, _ in rejected(site)] == ["data"]
@@ -303,7 +303,7 @@ def test_inventory_of_another_form_is_rejected(site, data):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_number_that_json_does_not_have_is_rejected(number):
+def test_a_number_that_json_does_not_allow_is_rejected(number):
     batch = EventBatch(Origin("local", "n1", b""), (Event(T0, "gpu:n1.0", "xid", {"value": number}),))
     admitted = Admission().admit(Message(Partition("events.v1", "n1", ""), 0, b""), batch)
     assert (admitted.body, [r.rule for r in admitted.rejected]) == (None, ["data"])
@@ -321,7 +321,7 @@ def gpus(node, count, first=0):
     return EventBatch(Origin("local", node, b""), (inventory(node, lines),))
 
 
-def test_a_sender_names_no_more_entities_than_its_bound_and_keeps_those_it_has():
+def test_a_sender_over_its_entity_bound_keeps_its_known_entities():
     admission = Admission(Limits(entities_per_sender=10, senders={"row": 100}))
     assert admit(admission, gpus("n1", 9)).rejected == ()
     assert [r.rule for r in admit(admission, gpus("n1", 10)).rejected] == ["entities"]
@@ -329,7 +329,7 @@ def test_a_sender_names_no_more_entities_than_its_bound_and_keeps_those_it_has()
     assert admit(admission, gpus("row", 99)).rejected == ()
 
 
-def test_all_senders_together_name_no_more_entities_of_a_kind_than_its_bound():
+def test_all_senders_together_have_a_bound_of_entities_per_kind():
     admission = Admission(Limits(gpus=10, kinds={"node": 2}))
     assert admit(admission, gpus("n1", 8)).rejected == ()
     assert [r.rule for r in admit(admission, gpus("n2", 8)).rejected] == ["entities"]
@@ -337,7 +337,7 @@ def test_all_senders_together_name_no_more_entities_of_a_kind_than_its_bound():
     assert [r.rule for r in admit(admission, gpus("n3", 0)).rejected] == ["entities"]
 
 
-def test_telemetry_over_the_bound_gives_no_ids_and_known_devices_go_on(site):
+def test_telemetry_over_the_bound_gets_no_ids_and_known_devices_continue(site):
     site.limits = Limits(entities_per_sender=3)
     send_gpus(site, "n1", "gpu:n1.0", "gpu:n1.1")
     send_gpus(site, "n1", *(f"gpu:n1.{i}" for i in range(1000)))
@@ -352,7 +352,7 @@ def test_telemetry_over_the_bound_gives_no_ids_and_known_devices_go_on(site):
     assert (rule, "996 more entities" in reason, "[limits]" in reason) == ("entities", True, True)
 
 
-def test_a_restart_counts_what_the_store_holds(site):
+def test_a_restart_counts_the_entities_in_the_store(site):
     site.limits = Limits(entities_per_sender=3)
     send_gpus(site, "n1", "gpu:n1.0")
     site.send_events("n1", inventory("n1", {"gpu:n1.1": ["node:n1"]}))
@@ -364,9 +364,9 @@ def test_a_restart_counts_what_the_store_holds(site):
     assert [rule for rule, _ in rejected(site)] == ["entities"]
 
 
-def test_an_entity_that_nobody_names_any_more_makes_room():
+def test_an_entity_that_is_no_longer_reported_frees_its_place():
     admission = Admission(Limits(entities_per_sender=10))
-    for job in range(100):  # ranks that come and go, an hour each
+    for job in range(100):  # ranks of short jobs, an hour each
         admission.begin(T0 + job * EXPIRY)
         lines = {f"rank:{job}.{i}": [f"job:{job}"] for i in range(3)}
         batch = EventBatch(Origin("local", "n1", b""), (inventory("n1", lines),))
@@ -374,11 +374,11 @@ def test_an_entity_that_nobody_names_any_more_makes_room():
         admission.commit()
 
 
-def test_a_transaction_that_fails_leaves_no_parents_behind():
+def test_a_failed_transaction_leaves_no_parents_behind():
     admission = Admission()
     admission.begin(T0)
     admit(admission, EventBatch(Origin("local", "n1", b""), (inventory("n1", {"rack:a": ["row:b"]}),)))
-    admission.begin(T0)  # the first never became durable
+    admission.begin(T0)  # the first was never committed
     other = admit(admission, EventBatch(Origin("local", "n2", b""), (inventory("n2", {"row:b": ["rack:a"]}),)))
     assert other.rejected == ()
 
@@ -399,7 +399,7 @@ def signals(node, *names):
 
 
 @pytest.mark.slow
-def test_signals_that_senders_make_up_take_no_column_from_others(site):
+def test_invented_signals_take_no_column_from_other_senders(site):
     for sender in range(6):
         for part in range(2):
             site.send_raw(f"evil{sender}", signals(f"evil{sender}", *(f"x{sender}.{part}.{i}" for i in range(100))))
@@ -414,7 +414,7 @@ def test_signals_that_senders_make_up_take_no_column_from_others(site):
     assert {rule for rule, _ in rejected(site)} == {"signals"}
 
 
-def test_one_sender_brings_so_many_signals_and_those_that_are_known_stay_his(site):
+def test_a_sender_over_its_signal_bound_keeps_its_known_signals(site):
     ingest = site.open()
     site.send_raw("n1", signals("n1", *(f"x.{i}" for i in range(MAX_PER_SENDER))))
     site.send_raw("n1", signals("n1", "y.1"))
@@ -426,7 +426,7 @@ def test_one_sender_brings_so_many_signals_and_those_that_are_known_stay_his(sit
     assert site.rows("SELECT entity, count(*) FROM gpu GROUP BY ALL ORDER BY ALL") == [("gpu:n1.0", 2), ("gpu:n2.0", 1)]
 
 
-def test_made_up_sites_of_entities_that_are_refused_take_no_memory():
+def test_invented_sites_of_rejected_entities_take_no_memory():
     population = EntityCounts(Limits(entities_per_sender=1))
     for i in range(100):
         population.add_entities(f"site{i}", "n1", ["gpu:n1.0"])

@@ -1,4 +1,4 @@
-"""The allocator's thresholds are raised where there is glibc, and nothing happens elsewhere."""
+"""The allocator's thresholds are raised with glibc and left alone elsewhere."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ print(tune_allocator(), faults() < usual / 4)
 """
 
 
-def test_large_blocks_are_kept_for_the_next_response_where_the_allocator_is_glibc() -> None:
-    # in a process of its own: the thresholds stay raised
+def test_large_blocks_are_kept_for_the_next_response_with_glibc() -> None:
+    # in a separate process: the thresholds stay raised
     ran = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, timeout=60)
     glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
     raised, kept = ran.stdout.split() if ran.stdout else (ran.stderr, "")

@@ -1,4 +1,4 @@
-"""Findings before their frames: people see them at once, and the incidents are those of the frames alone."""
+"""Findings on arrival, before their frames: people see them early, and the incidents equal those of a replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pipeline.test_incidents import START, STEP, fleet, found, story
 
 
 class Live:
-    """An ArrivalDesk as an Engine calls it, and what the store has of it. Frame k ends at START + (k + 1) * STEP."""
+    """An ArrivalDesk as an Engine calls it, and its stored changes. Frame k ends at START + (k + 1) * STEP."""
 
     def __init__(self) -> None:
         self.desk = self._new()
@@ -43,36 +43,36 @@ class Live:
         return self.store(self.desk.observe_early([EarlyFinding(f.time, f, f) for f in findings], self.clock))
 
     def frame(self, number: int, *findings: Finding) -> list[Change]:
-        """Without those that arrived before: the Desk has them."""
+        """Runs a frame without the findings that arrived before; the Desk has them."""
         self.clock += SECOND
         time, end = START + number * STEP, START + (number + 1) * STEP
         every = [*self.desk.list_due(end), *findings]
         return self.store(self.desk.observe(time, end, every, lambda _: True, self.clock))
 
     def store(self, changes: list[Change]) -> list[Change]:
-        """As the ledger does; each change begins where the one before ended."""
+        """Stores changes as the ledger does; each change begins where the previous one ended."""
         for change in changes:
             assert (change.before is None) == (change.incident.id not in self.stored)
             if change.before is not None:
                 known = self.stored[change.incident.id]
-                assert plain(change.before) == plain(known)
+                assert without_opened(change.before) == without_opened(known)
             self.stored[change.incident.id] = change.incident
         self.history += changes
         return changes
 
 
-def plain(incident: Incident) -> Incident:
-    """What a change shows of the incident before it: its times are event times."""
+def without_opened(incident: Incident) -> Incident:
+    """Returns the incident as a change shows it before the change: its times are event times."""
     return dataclasses.replace(incident, opened=0, updated=0)
 
 
-def told(incidents: Iterable[Incident]) -> dict[str, dict[str, Any]]:
-    """But for `opened`, which is when people could see it."""
+def describe(incidents: Iterable[Incident]) -> dict[str, dict[str, Any]]:
+    """Returns the fields of each incident except `opened`, the time at which people could see it."""
     return {i.id: {**i.as_json(), "opened": None, "members": sorted(i.members)} for i in incidents}
 
 
 def replayed(script: Sequence[Sequence[Finding]]) -> tuple[Desk, dict[str, Incident]]:
-    """What a Desk of the frames alone makes of a story."""
+    """Returns the result of a Desk that sees the frames alone."""
     desk, stored = Desk(fleet()), {}
     for number, findings in enumerate(script):
         for change in desk.observe(START + number * STEP, findings, lambda _: True):
@@ -81,7 +81,7 @@ def replayed(script: Sequence[Sequence[Finding]]) -> tuple[Desk, dict[str, Incid
 
 
 def timed(script: Sequence[Sequence[Finding]]) -> list[list[Finding]]:
-    """Findings with the time of their frame; what is found once in a frame and of one key is one finding."""
+    """Returns the findings with the time of their frame; two findings of one key in a frame are one finding."""
     return [
         list({f.key: dataclasses.replace(f, time=START + n * STEP) for f in findings}.values())
         for n, findings in enumerate(script)
@@ -90,7 +90,9 @@ def timed(script: Sequence[Sequence[Finding]]) -> list[list[Finding]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((2, 8, 60)))
-def test_incidents_are_those_of_a_replay_whatever_arrives_how_long_before_its_frame(seed: int, ahead: int) -> None:
+def test_early_findings_give_the_incidents_of_a_replay_whatever_their_order_and_lead_time(
+    seed: int, ahead: int
+) -> None:
     dice = random.Random(seed)
     script = timed(story(dice, 90))
     arriving: dict[int, list[Finding]] = defaultdict(list)
@@ -109,11 +111,11 @@ def test_incidents_are_those_of_a_replay_whatever_arrives_how_long_before_its_fr
             live.restart()
         live.frame(number, *findings)
     desk, stored = replayed(script)
-    assert told(live.desk.incidents.values()) == told(desk.incidents.values())
-    mine, wanted = told(live.stored.values()), told(stored.values())
+    assert describe(live.desk.incidents.values()) == describe(desk.incidents.values())
+    mine, wanted = describe(live.stored.values()), describe(stored.values())
     besides = {id_: line for id_, line in mine.items() if id_ not in wanted}
     assert {id_: mine.get(id_) for id_ in wanted} == wanted
-    assert all(line["state"] == "resolved" for line in besides.values()), "only what people saw too early"
+    assert all(line["state"] == "resolved" for line in besides.values()), "only incidents that people saw too early"
     assert {c.folded_into for c in live.history if c.incident.id in besides and c.kind == "resolved"} <= {*mine}
 
 
@@ -124,7 +126,7 @@ LEAK = dataclasses.replace(
 FRAMES = REFINE_WINDOW // STEP + 8
 
 
-def test_an_event_minutes_ahead_of_the_frames_takes_in_nothing_that_began_before_it() -> None:
+def test_an_early_event_does_not_take_in_findings_that_began_before_it() -> None:
     live = Live()
     assert [(c.kind, c.incident.cause) for c in live.arrive(LEAK)] == [("opened", "cdu:c1")]
     for number in range(FRAMES):
@@ -133,11 +135,11 @@ def test_an_event_minutes_ahead_of_the_frames_takes_in_nothing_that_began_before
         "cdu:c1": ("cdu:c1",),
         "gpu:n1.1": ("rank:81.5",),
     }
-    assert [c.kind for c in live.history] == ["opened", "opened"], "its frame tells nobody anything new"
+    assert [c.kind for c in live.history] == ["opened", "opened"], "its frame changes nothing"
     assert {c.incident.opened for c in live.history if c.incident.cause == "cdu:c1"} == {START + SECOND}
 
 
-def test_what_frames_show_to_be_a_part_of_another_incident_ends_as_folded_into_that() -> None:
+def test_an_early_incident_that_its_frame_folds_into_another_one_ends_as_folded() -> None:
     live, symptom = Live(), dataclasses.replace(found("rank:81.5", onset=START + 3 * STEP), time=START + 3 * STEP)
     (alone,) = live.arrive(symptom)
     live.frame(1, found("cdu:c1", "coolant"))
@@ -147,10 +149,10 @@ def test_what_frames_show_to_be_a_part_of_another_incident_ends_as_folded_into_t
         live.frame(number)
     assert live.desk.incidents[into.id].members == ("cdu:c1", "rank:81.5")
     desk, _ = replayed([[], [found("cdu:c1", "coolant")], [], [symptom], []])
-    assert told(live.desk.incidents.values()) == told(desk.incidents.values())
+    assert describe(live.desk.incidents.values()) == describe(desk.incidents.values())
 
 
-def test_what_a_person_does_to_an_early_incident_stays() -> None:
+def test_a_persons_action_on_an_early_incident_is_kept() -> None:
     for act, state in (("acknowledge", "acknowledged"), ("resolve", "resolved")):
         live = Live()
         (opened,) = live.arrive(LEAK)
@@ -164,7 +166,7 @@ def test_what_a_person_does_to_an_early_incident_stays() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_what_persons_do_in_between_leaves_no_gap_in_the_history_and_nothing_open_in_the_store_alone(seed: int) -> None:
+def test_actions_in_between_leave_no_gap_in_the_history_and_no_open_incident_in_the_store_alone(seed: int) -> None:
     dice, live = random.Random(seed), Live()
     script = timed(story(dice, 60))
     for number, findings in enumerate(script):
@@ -180,7 +182,7 @@ def test_what_persons_do_in_between_leaves_no_gap_in_the_history_and_nothing_ope
     assert {i.id for i in live.stored.values() if i.resolved is None} == lasting
 
 
-def test_a_person_comments_on_an_early_incident_and_its_frame_decides_still() -> None:
+def test_a_commented_early_incident_is_still_decided_by_its_frame() -> None:
     live = Live()
     (opened,) = live.arrive(LEAK)
     assert live.desk.comment(opened.incident.id, "ada", "seen", live.clock).kind == "commented"
@@ -188,7 +190,7 @@ def test_a_person_comments_on_an_early_incident_and_its_frame_decides_still() ->
     assert live.desk.list_due(START + FRAMES * STEP) == [LEAK]
 
 
-def test_what_the_pipeline_says_itself_stands_beside_what_waits() -> None:
+def test_the_pipelines_own_findings_do_not_disturb_waiting_ones() -> None:
     live = Live()
     live.arrive(LEAK)
     (told_,) = live.store(live.desk.observe_own(START, [found("site:s1", "telemetry")]))
@@ -199,14 +201,14 @@ def test_what_the_pipeline_says_itself_stands_beside_what_waits() -> None:
     assert [c.kind for c in live.history] == ["opened", "opened"]
 
 
-def test_what_is_held_back_waits_for_its_frame_and_shows_nothing() -> None:
+def test_a_finding_that_is_held_back_waits_for_its_frame_and_is_not_shown() -> None:
     live = Live()
     assert live.desk.observe_early([EarlyFinding(LEAK.time, LEAK, None)], live.clock) == []
     live.restart()
     assert (live.desk.incidents, live.desk.list_due(LEAK.time + 1)) == ({}, [LEAK])
 
 
-def test_more_than_may_wait_stays_as_people_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incidents_beyond_the_bound_of_waiting_ones_stay_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MAX_EARLY", 3)
     live = Live()
     for gpu in range(4):
@@ -216,7 +218,7 @@ def test_more_than_may_wait_stays_as_people_see_it(monkeypatch: pytest.MonkeyPat
     assert len(live.desk.incidents) == len(live.history) == 4
 
 
-def test_the_state_of_a_version_that_showed_all_at_once_is_taken() -> None:
+def test_the_state_of_a_version_without_waiting_findings_is_loaded() -> None:
     old = Desk(fleet())
     old.observe(START, [SLOW])
     live = Live()

@@ -1,4 +1,4 @@
-"""Every table of the store has a bound, and what leaves the tables of losses stays counted."""
+"""Every table of the store has a bound, and rows deleted from the loss tables stay counted."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_every_bound_is_documented() -> None:
 
 
 def put_gaps(database: Database, *gaps: tuple[int, int, str]) -> None:
-    """Gaps of (age, messages, cause)."""
+    """Inserts gaps of (age, messages, cause)."""
     for age, messages, cause in gaps:
         run(database, f"INSERT INTO gaps VALUES ({at(age)}, 't', 'n1', 'e', 0, {messages}, '{cause}')")
 
 
 def put_letters(database: Database, *letters: tuple[int, int]) -> None:
-    """Dead letters of (age, bytes)."""
+    """Inserts dead letters of (age, bytes)."""
     for age, size in letters:
         run(
             database,
@@ -55,7 +55,7 @@ def put_letters(database: Database, *letters: tuple[int, int]) -> None:
         )
 
 
-def test_old_gaps_leave_and_stay_counted(database: Database) -> None:
+def test_old_gaps_are_deleted_and_stay_counted(database: Database) -> None:
     put_gaps(database, (40 * DAY, 5, "full"), (31 * DAY, 7, "full"), (35 * DAY, 1, "damaged"), (DAY, 9, "full"))
     before = count_losses(database.connection)
     apply_bounds(database, Store(), NOW)
@@ -66,7 +66,7 @@ def test_old_gaps_leave_and_stay_counted(database: Database) -> None:
     assert count_losses(database.connection) == before == (4, 0)
 
 
-def test_more_gaps_than_the_bound_leave_the_oldest_first(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_beyond_the_bound_are_deleted_oldest_first(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     run(
         database,
         f"""INSERT INTO gaps SELECT make_timestamptz({NOW} - i), 't', 'n1', 'e', i, i + 1, 'full'
@@ -79,7 +79,7 @@ def test_more_gaps_than_the_bound_leave_the_oldest_first(database: Database, mon
     assert count_losses(database.connection) == (retention.GAP_ROWS + 500, 0)
 
 
-def test_causes_of_losses_are_bounded_though_senders_word_them(database: Database) -> None:
+def test_the_number_of_loss_causes_is_bounded_although_senders_choose_the_text(database: Database) -> None:
     for start in (0, 900, 1800):
         run(
             database,
@@ -91,7 +91,7 @@ def test_causes_of_losses_are_bounded_though_senders_word_them(database: Databas
     assert count_losses(database.connection) == (2700, 0)
 
 
-def test_dead_letters_leave_by_age_and_by_size_and_stay_counted(database: Database) -> None:
+def test_dead_letters_are_deleted_by_age_and_by_size_and_stay_counted(database: Database) -> None:
     put_letters(database, (200 * HOUR, 10), (3 * HOUR, 400), (2 * HOUR, 400), (HOUR, 400))
     apply_bounds(database, Store(dead_letter_bytes=1000), NOW)
     assert run(database, "SELECT epoch_us(time) FROM dead_letter ORDER BY 1") == [(NOW - 2 * HOUR,), (NOW - HOUR,)]
@@ -118,7 +118,7 @@ def put_incident(database: Database, name: str, resolved: str) -> None:
     )
 
 
-def test_incidents_leave_with_all_that_belongs_to_them_a_quarter_after_they_were_resolved(database: Database) -> None:
+def test_incidents_are_deleted_with_all_their_rows_a_quarter_after_they_were_resolved(database: Database) -> None:
     put_incident(database, "old", at(91 * DAY))
     put_incident(database, "recent", at(89 * DAY))
     put_incident(database, "unresolved", "NULL")
@@ -133,7 +133,7 @@ def test_incidents_leave_with_all_that_belongs_to_them_a_quarter_after_they_were
         assert found == [("recent",), ("unresolved",)], table
 
 
-def test_marks_and_offsets_of_spools_that_are_long_silent_leave(database: Database) -> None:
+def test_marks_and_offsets_of_spools_that_were_silent_for_long_are_deleted(database: Database) -> None:
     for epoch, age in (("old", 91), ("new", 1)):
         run(database, f"INSERT INTO producer_mark VALUES ('t', 'n1', '{epoch}', 7, NULL, {at(age * DAY)})")
         run(database, f"INSERT INTO ingest_commit VALUES ('t', 'n1', '{epoch}', 0, 8, 8, {at(age * DAY)})")
@@ -143,7 +143,7 @@ def test_marks_and_offsets_of_spools_that_are_long_silent_leave(database: Databa
     assert run(database, "SELECT incarnation FROM ingest_commit") == [("new",)]
 
 
-def test_mutes_leave_long_after_their_end(database: Database) -> None:
+def test_mutes_are_deleted_long_after_their_end(database: Database) -> None:
     for name, until in (("old", at(91 * DAY)), ("standing", f"make_timestamptz({NOW + DAY})")):
         run(database, f"INSERT INTO mutes VALUES ('{name}', '*', '*', {at(200 * DAY)}, {until}, '', 'u', NULL, NULL)")
     apply_bounds(database, Store(), NOW)

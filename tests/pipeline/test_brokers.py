@@ -1,4 +1,4 @@
-"""Settings of every client of the brokers: what the configuration says, secrets from files and shown to nobody."""
+"""Settings of every Kafka client: from the configuration, with secrets read from files and never shown."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.kafka_clients import kafka_of, make_topics, read, write
 SIGNED_IN: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "username": "fleetpulse"}
 
 
-def test_servers_are_a_list_and_the_client_says_who_it_is() -> None:
+def test_servers_are_a_list_and_the_client_has_an_id() -> None:
     found = kafka_clients.client_settings(Kafka("a:1, b:2"), "agent")
     assert (found["bootstrap_servers"], found["client_id"]) == (["a:1", "b:2"], "fleetpulse-agent")
     assert not [key for key in found if key.startswith(("ssl_", "sasl_"))]
 
 
-def test_the_password_is_the_files_text_without_its_line_end(tmp_path: Path) -> None:
+def test_the_password_is_the_text_of_the_file_without_its_line_end(tmp_path: Path) -> None:
     (tmp_path / "password").write_text(" with spaces \r\n")
     found = kafka_clients.client_settings(Kafka(**SIGNED_IN, password_file=tmp_path / "password"), "agent")
     assert found["sasl_plain_password"] == " with spaces "
 
 
-def test_files_of_tls_are_given_only_where_tls_is_wanted(tmp_path: Path) -> None:
+def test_tls_files_are_passed_only_when_tls_is_used(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("x")
     files = {"ca_file": tmp_path / "ca.pem"}
     assert kafka_clients.client_settings(Kafka(security_protocol="SSL", **files), "agent")["ssl_cafile"] == str(
@@ -49,26 +49,26 @@ def test_files_of_tls_are_given_only_where_tls_is_wanted(tmp_path: Path) -> None
         ({"security_protocol": "SSL", "key_file": Path("/dev/null")}, "one without the other"),
     ],
 )
-def test_credentials_that_cannot_be_used_name_key_and_file(keys: dict[str, Any], words: str) -> None:
+def test_unusable_credentials_are_reported_with_key_and_file(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         kafka_clients.client_settings(Kafka(**keys), "agent")
 
 
-def test_what_is_no_text_is_said_to_be_none_and_not_shown(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_reported_without_its_content(tmp_path: Path) -> None:
     (tmp_path / "password").write_bytes(b"\xff\xfesecret")
     with pytest.raises(ConfigError, match="is not text") as refused:
         kafka_clients.client_settings(Kafka(**SIGNED_IN, password_file=tmp_path / "password"), "agent")
     assert "secret" not in str(refused.value)
 
 
-def test_the_clients_log_goes_nowhere_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_the_client_is_not_printed_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     logger = kafka_clients.mute_client_log()
     logging.getLogger("kafka.net.manager").error("Connection failed: %s", "x")
     assert (logger.propagate, logger.level) == (False, logging.WARNING)
     assert capfd.readouterr() == ("", "")
 
 
-def test_messages_go_and_come_over_tls_and_scram_and_no_log_holds_the_password(
+def test_messages_arrive_over_tls_and_scram_and_no_log_contains_the_password(
     secure_kafka: Broker, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     security = secure_kafka.security

@@ -1,4 +1,4 @@
-"""Asking a pipeline over HTTP: what each answer means to a command."""
+"""The HTTP client of the pipeline: how a command handles each response."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pipeline.model.errors import FleetpulseError, InvalidQuery, OverLimit, Refu
 
 @contextmanager
 def answering(status: int, body: bytes) -> Iterator[tuple[int, list[tuple[str, str, str | None]]]]:
-    """A real HTTP server with one answer: (its port, what it was asked as (method, path, authorization))."""
-    asked: list[tuple[str, str, str | None]] = []
+    """Runs a real HTTP server with one response: (its port, the requests as (method, path, authorization))."""
+    requests: list[tuple[str, str, str | None]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append((self.command, self.path, self.headers.get("Authorization")))
+            requests.append((self.command, self.path, self.headers.get("Authorization")))
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -41,7 +41,7 @@ def answering(status: int, body: bytes) -> Iterator[tuple[int, list[tuple[str, s
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield server.server_port, asked
+        yield server.server_port, requests
     finally:
         server.shutdown()
         server.server_close()
@@ -52,18 +52,18 @@ def at(port: int, token_file: Path | None = None) -> Config:
     return Config(api=Api(port=port, token_file=token_file))
 
 
-def test_a_query_gives_columns_and_rows() -> None:
+def test_a_query_returns_columns_and_rows() -> None:
     body = json.dumps({"columns": ["n"], "rows": [[1]], "truncated": False}).encode()
-    with answering(200, body) as (port, asked):
+    with answering(200, body) as (port, requests):
         assert client.query(at(port), "SELECT 1 AS n") == (["n"], [[1]], False)
-    assert asked == [("POST", "/api/v1/sql", None)]
+    assert requests == [("POST", "/api/v1/sql", None)]
 
 
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
     [(400, UsageError, 2), (401, Refused, 4), (404, UsageError, 2), (503, FleetpulseError, 1)],
 )
-def test_a_problem_becomes_the_error_of_its_kind(status: int, kind: type[FleetpulseError], code: int) -> None:
+def test_a_problem_becomes_the_matching_error(status: int, kind: type[FleetpulseError], code: int) -> None:
     with answering(status, b'{"detail": "only SELECT is served"}') as (port, _):
         with pytest.raises(kind, match="only SELECT is served") as refused:
             client.query(at(port), "DROP TABLE gpu")
@@ -74,9 +74,7 @@ def test_a_problem_becomes_the_error_of_its_kind(status: int, kind: type[Fleetpu
     ("problem", "kind", "code"),
     [(client.WRONG_QUERY, InvalidQuery, 2), (client.REFUSED, Refused, 4), (client.OVER_LIMIT, OverLimit, 4)],
 )
-def test_wrong_and_refused_sql_have_exit_codes_of_their_own(
-    problem: str, kind: type[FleetpulseError], code: int
-) -> None:
+def test_invalid_and_refused_sql_have_separate_exit_codes(problem: str, kind: type[FleetpulseError], code: int) -> None:
     body = json.dumps({"type": problem, "detail": "no"}).encode()
     with answering(400, body) as (port, _):
         with pytest.raises(kind) as refused:
@@ -84,27 +82,27 @@ def test_wrong_and_refused_sql_have_exit_codes_of_their_own(
         assert refused.value.exit_code == code
 
 
-def test_an_error_that_is_no_json_is_shown_as_it_is() -> None:
+def test_an_error_that_is_not_json_is_shown_as_it_is() -> None:
     with answering(502, b"<html>proxy</html>") as (port, _):
         assert client.get(at(port), "/readyz") == (502, {"detail": "<html>proxy</html>"})
 
 
 @pytest.mark.parametrize("body", [b"no json", b""])
-def test_an_answer_that_is_no_json_means_that_no_pipeline_is_there(body: bytes) -> None:
+def test_a_response_that_is_not_json_means_that_no_pipeline_is_there(body: bytes) -> None:
     with answering(200, body) as (port, _), pytest.raises(Unreachable, match="fleetpulse pipeline"):
         client.get(at(port), "/readyz")
 
 
-def test_nobody_there_is_unreachable_and_names_the_address() -> None:
+def test_a_closed_port_is_unreachable_and_the_address_is_named() -> None:
     with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1 does not answer"):
         client.get(at(1), "/readyz")
 
 
-def test_the_first_token_of_the_file_is_shown(tmp_path: Path) -> None:
+def test_the_first_token_of_the_file_is_sent(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("# who: what\n\nops: 0123456789abcdef\nother:x\n")
-    with answering(200, b"{}") as (port, asked):
+    with answering(200, b"{}") as (port, requests):
         client.get(at(port, tmp_path / "tokens"), "/readyz")
-    assert asked == [("GET", "/readyz", "Bearer 0123456789abcdef")]
+    assert requests == [("GET", "/readyz", "Bearer 0123456789abcdef")]
 
 
 def test_a_token_file_without_a_token_is_a_usage_error(tmp_path: Path) -> None:
@@ -118,5 +116,5 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path: Path) -> None:
     ("host", "url"),
     [("127.0.0.1", "http://127.0.0.1:5"), ("0.0.0.0", "http://127.0.0.1:5"), ("::", "http://[::1]:5")],
 )
-def test_an_address_to_listen_on_becomes_one_to_call(host: str, url: str) -> None:
+def test_a_listen_address_becomes_an_address_to_connect_to(host: str, url: str) -> None:
     assert client.base_url(Config(api=Api(host=host, port=5))) == url

@@ -1,4 +1,4 @@
-"""Clocks that are wrong: corrected and measured, told apart from messages that come late, and nobody else's trouble."""
+"""Wrong clocks are corrected and measured, distinguished from late messages, and do not affect other senders."""
 
 from __future__ import annotations
 
@@ -21,55 +21,55 @@ T0 = 1_780_000_000 * SECOND
 HOUR, DAY = 3600 * SECOND, 86_400 * SECOND
 
 
-def heard(clock: SenderClock, errors: list[int], begun: int = T0, step: int = 5 * SECOND) -> list[int]:
-    """What a clock answers to messages every `step` whose `sent` differs from their arrival by `errors`."""
+def measure(clock: SenderClock, errors: list[int], begun: int = T0, step: int = 5 * SECOND) -> list[int]:
+    """Returns the errors of a clock for messages every `step` whose `sent` differs from their arrival by `errors`."""
     return [clock.measure_message(begun + i * step + e, begun + i * step, True, BOUND) for i, e in enumerate(errors)]
 
 
-def test_one_message_proves_a_clock_that_is_ahead() -> None:
-    assert heard(SenderClock(), [240 * SECOND]) == [240 * SECOND]
+def test_one_message_proves_a_clock_ahead() -> None:
+    assert measure(SenderClock(), [240 * SECOND]) == [240 * SECOND]
 
 
-def test_a_clock_within_the_bound_is_right() -> None:
-    assert set(heard(SenderClock(), [BOUND, -BOUND, SECOND, 0] * 10)) == {0}
+def test_a_clock_within_the_bound_counts_as_right() -> None:
+    assert set(measure(SenderClock(), [BOUND, -BOUND, SECOND, 0] * 10)) == {0}
 
 
-def test_a_clock_that_is_behind_is_known_after_two_windows() -> None:
+def test_a_clock_behind_is_detected_after_two_windows() -> None:
     clock = SenderClock()
-    moved = heard(clock, [-DAY - SECOND, -DAY] * 10)
+    moved = measure(clock, [-DAY - SECOND, -DAY] * 10)
     assert moved[0] == 0
     assert moved[-1] == clock.error == -DAY
     assert moved.index(-DAY) * 5 * SECOND <= 2 * WINDOW + 5 * SECOND
 
 
-def test_a_backlog_that_is_sent_twice_as_fast_as_it_was_measured_is_no_wrong_clock() -> None:
+def test_a_backlog_sent_at_twice_its_original_rate_is_not_a_wrong_clock() -> None:
     clock = SenderClock()
-    assert set(heard(clock, [-HOUR + i * 5 * SECOND for i in range(700)])) == {0}
+    assert set(measure(clock, [-HOUR + i * 5 * SECOND for i in range(700)])) == {0}
 
 
-def test_messages_that_waited_for_us_prove_no_clock_behind() -> None:
+def test_messages_delayed_by_the_pipeline_do_not_prove_a_clock_behind() -> None:
     clock = SenderClock()
     for i in range(100):
         assert clock.measure_message(T0 + i * SECOND, T0 + DAY + i * SECOND, False, BOUND) == 0
 
 
-def test_a_clock_that_was_set_right_is_right_again() -> None:
+def test_a_clock_that_was_set_right_counts_as_right_again() -> None:
     for error in (HOUR, -HOUR):
         clock = SenderClock()
-        heard(clock, [error] * 12)
+        measure(clock, [error] * 12)
         assert clock.error == error
-        assert heard(clock, [0] * 12, T0 + 60 * SECOND)[-1] == clock.error == 0
+        assert measure(clock, [0] * 12, T0 + 60 * SECOND)[-1] == clock.error == 0
 
 
-def test_a_clock_that_is_less_ahead_than_before_is_measured_anew() -> None:
+def test_a_clock_that_is_less_ahead_than_before_is_measured_again() -> None:
     clock = SenderClock()
-    heard(clock, [2 * HOUR] * 12)
-    heard(clock, [HOUR] * 12, T0 + 60 * SECOND)
+    measure(clock, [2 * HOUR] * 12)
+    measure(clock, [HOUR] * 12, T0 + 60 * SECOND)
     assert clock.error == HOUR
 
 
 class Rig:
-    """An ingest whose transport and clock the test holds; `send` seals by the sender's own clock."""
+    """An ingest whose transport and clock belong to the test; `send` stamps messages with the sender's clock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clock, self.log, self.sequences = folder, T0, SharedLog(), dict[str, int]()
@@ -116,7 +116,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.stop()
 
 
-def test_one_timestamp_of_2199_moves_neither_the_newest_time_nor_last_seen(rig: Rig) -> None:
+def test_one_timestamp_of_2199_changes_neither_the_newest_time_nor_last_seen(rig: Rig) -> None:
     rig.send("a")
     rig.send("b", error=173 * 365 * DAY)
     rig.drain()
@@ -129,7 +129,7 @@ def test_one_timestamp_of_2199_moves_neither_the_newest_time_nor_last_seen(rig: 
     assert progress.clock_errors == {"b": 173 * 365 * DAY}
 
 
-def test_ticks_of_a_clock_that_is_ahead_keep_their_distances(rig: Rig) -> None:
+def test_ticks_of_a_clock_ahead_keep_their_distances(rig: Rig) -> None:
     for _ in range(3):
         rig.send("a", error=240 * SECOND, ticks=5)
         rig.drain()
@@ -137,7 +137,7 @@ def test_ticks_of_a_clock_that_is_ahead_keep_their_distances(rig: Rig) -> None:
     assert rig.times("a") == [T0 + i * SECOND for i in range(-4, 11)]
 
 
-def test_a_stamp_in_the_future_of_a_right_clock_is_clamped(rig: Rig) -> None:
+def test_a_future_timestamp_of_a_right_clock_is_clamped(rig: Rig) -> None:
     stamps = np.array([T0, T0 + HOUR])
     block = Block("gpu", ("gpu:a.0",), {"gpu.temperature": np.full((2, 1), 50, "f4")})
     rig._add(ONE, "a", wire.encode(Batch(Origin("local", "a", bytes(16)), stamps, (block,))), 1, T0, 0)
@@ -145,8 +145,8 @@ def test_a_stamp_in_the_future_of_a_right_clock_is_clamped(rig: Rig) -> None:
     assert max(rig.times("a")) == T0 + BOUND
 
 
-def test_the_neighbour_on_a_shared_partition_is_read_in_the_order_of_true_time(rig: Rig) -> None:
-    """A node two hours ahead on partition 0 with its neighbour; others on partition 1: a backlog of an hour."""
+def test_a_neighbour_on_a_shared_partition_is_read_in_the_order_of_true_time(rig: Rig) -> None:
+    """Partition 0 has a node two hours ahead and its neighbour; partition 1 has a backlog of an hour."""
     for minute in range(60):
         at = T0 - HOUR + minute * 60 * SECOND
         rig.send("ahead", error=2 * HOUR, appended=at)
@@ -158,7 +158,7 @@ def test_the_neighbour_on_a_shared_partition_is_read_in_the_order_of_true_time(r
     assert len(order) == 180
 
 
-def test_a_clock_a_day_behind_is_corrected_and_not_stored_where_retention_deletes(rig: Rig) -> None:
+def test_a_clock_a_day_behind_is_corrected_before_retention_could_delete_its_rows(rig: Rig) -> None:
     for _ in range(20):
         rig.send("a", error=-DAY)
         rig.drain()
@@ -167,7 +167,7 @@ def test_a_clock_a_day_behind_is_corrected_and_not_stored_where_retention_delete
     assert rig.times("a")[-1] == rig.clock - 5 * SECOND
 
 
-def test_an_event_of_a_clock_that_is_ahead_is_moved_with_the_time_at_which_it_began(rig: Rig) -> None:
+def test_an_event_of_a_clock_ahead_is_corrected_together_with_its_onset(rig: Rig) -> None:
     late = T0 + HOUR
     event = Event(late, "loop:a", "flow_collapse", {"state": "active", "since": late - 2 * SECOND})
     rig.send_event("a", event, late)
@@ -176,7 +176,7 @@ def test_an_event_of_a_clock_that_is_ahead_is_moved_with_the_time_at_which_it_be
     assert (found.time, found.data["since"]) == (T0, T0 - 2 * SECOND)
 
 
-def test_a_restart_knows_which_nodes_exist_and_when_each_was_heard(rig: Rig) -> None:
+def test_after_a_restart_the_nodes_and_their_last_arrivals_are_known(rig: Rig) -> None:
     rig.send("a")
     rig.send("b", error=HOUR)
     rig.drain()
@@ -190,7 +190,7 @@ def test_a_restart_knows_which_nodes_exist_and_when_each_was_heard(rig: Rig) -> 
     assert progress.clock_errors == {"b": HOUR}
 
 
-def test_arrivals_are_told_by_our_clock_or_the_brokers_never_the_senders(rig: Rig) -> None:
+def test_arrival_times_come_from_our_clock_or_the_brokers_and_never_from_the_senders(rig: Rig) -> None:
     rig.send("a", error=-HOUR)
     rig.send("b", error=HOUR)
     rig.send("c", error=-HOUR, appended=T0 - 7 * SECOND)
@@ -198,8 +198,8 @@ def test_arrivals_are_told_by_our_clock_or_the_brokers_never_the_senders(rig: Ri
     assert rig.ingest.progress.arrivals == {"a": T0, "b": T0, "c": T0 - 7 * SECOND}
 
 
-def for_two_minutes(rig: Rig, delay: int) -> dict[str, int]:
-    """Messages that are late alike; the errors of clocks that are known then."""
+def send_with_delay(rig: Rig, delay: int) -> dict[str, int]:
+    """Sends messages with the same delay; returns the clock errors known after that."""
     for _ in range(24):
         rig.clock += 5 * SECOND
         rig.send("a", error=-delay)
@@ -207,36 +207,36 @@ def for_two_minutes(rig: Rig, delay: int) -> dict[str, int]:
     return dict(rig.ingest.progress.clock_errors)
 
 
-def test_what_waits_for_a_slow_disk_is_no_clock_behind(rig: Rig) -> None:
-    """A disk of 12 s made a ticket "clock 12 s behind" of a right clock, and moved the times of its telemetry."""
+def test_messages_that_wait_for_a_slow_disk_are_not_a_clock_behind(rig: Rig) -> None:
+    """A disk of 12 s once caused a ticket "clock 12 s behind" for a right clock, and moved its telemetry."""
     rig.send("a")
     rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "active"}), rig.clock)
     rig.drain()
     sent = [T0, *(T0 + (5 * i - 12) * SECOND for i in range(1, 49))]
-    assert for_two_minutes(rig, 12 * SECOND) == {}
+    assert send_with_delay(rig, 12 * SECOND) == {}
     rig.stop()
     rig.start()
-    assert for_two_minutes(rig, 12 * SECOND) == {}, "also after a restart"
+    assert send_with_delay(rig, 12 * SECOND) == {}, "also after a restart"
     assert rig.times("a") == sorted(sent)
     rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "cleared"}), rig.clock)
-    assert for_two_minutes(rig, 12 * SECOND) == {"a": -12 * SECOND}, "without it nothing else explains the delay"
+    assert send_with_delay(rig, 12 * SECOND) == {"a": -12 * SECOND}, "without it nothing else explains the delay"
 
 
-def test_an_agent_that_never_says_that_its_disk_is_well_hides_its_clock_for_an_hour(rig: Rig) -> None:
+def test_an_agent_that_never_reports_a_healthy_disk_hides_its_clock_error_for_an_hour(rig: Rig) -> None:
     rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "active"}), rig.clock)
     rig.drain()
     rig.clock += SLOW_DISK
-    assert for_two_minutes(rig, 12 * SECOND) == {"a": -12 * SECOND}
+    assert send_with_delay(rig, 12 * SECOND) == {"a": -12 * SECOND}
 
 
-def test_an_event_alone_is_an_arrival(rig: Rig) -> None:
+def test_an_event_alone_counts_as_an_arrival(rig: Rig) -> None:
     rig.send_event("a", Event(T0, "gpu:a.0", "xid", {"xid": 79}), T0)
     rig.drain()
     assert rig.ingest.progress.arrivals == {"a": T0}
     assert rig.ingest.progress.nodes == {}
 
 
-def test_last_seen_of_an_older_store_does_not_stay_in_the_future(rig: Rig) -> None:
+def test_last_seen_in_an_older_store_does_not_stay_in_the_future(rig: Rig) -> None:
     rig.send("a")
     rig.drain()
     rig.database.connection.execute("UPDATE latest_gpu SET time = '2199-01-01'")
@@ -249,7 +249,7 @@ def test_last_seen_of_an_older_store_does_not_stay_in_the_future(rig: Rig) -> No
     assert rig.database.connection.execute("SELECT epoch_us(last_seen) FROM entities").fetchall() == [(T0 + SECOND,)]
 
 
-def test_a_wrong_clock_is_an_event_once_and_so_is_that_it_is_right_again(rig: Rig) -> None:
+def test_a_wrong_clock_is_one_event_and_its_correction_another(rig: Rig) -> None:
     for error in (HOUR, HOUR, 0, 0, 0, 0, 0, 0, 0, 0, 0):
         rig.send("a", error=error)
         rig.drain()
@@ -259,13 +259,13 @@ def test_a_wrong_clock_is_an_event_once_and_so_is_that_it_is_right_again(rig: Ri
 
 
 def wrong_clocks(rig: Rig) -> tuple[int, int]:
-    """Events that report a wrong clock, and those that take it back."""
+    """Returns the number of events that report a wrong clock, and of those that clear it."""
     query = "SELECT count(*) FILTER (data ->> '$.seconds' <> '0.0'), count(*) FROM events WHERE kind = 'clock_error'"
     [(wrong, every)] = rig.database.connection.execute(query).fetchall()
     return wrong, every - wrong
 
 
-def test_made_up_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
+def test_invented_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.ingest.senders.MAX_REPORTED", 5)
@@ -281,9 +281,7 @@ def test_made_up_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
     assert len(rig.ingest.progress.clock_errors) == 21, "all are corrected and counted"
 
 
-def test_a_wrong_clock_that_is_not_heard_for_an_hour_makes_room_for_others(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_clock_that_is_silent_for_an_hour_frees_its_place(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.ingest.senders.MAX_REPORTED", 1)
     rig.send("ghost", error=HOUR)
     rig.drain()
@@ -293,11 +291,11 @@ def test_a_wrong_clock_that_is_not_heard_for_an_hour_makes_room_for_others(
     assert wrong_clocks(rig) == (2, 1)
 
 
-# --- who holds frames up --------------------------------------------------------------------------------------------
+# --- senders that delay frames --------------------------------------------------------------------------------------
 
 
-def drained(rig: Rig, seconds: int, *senders: tuple[str, int], lateness: int = 30 * SECOND) -> int | None:
-    """Each sender sends each second for so long, its event times so late; what all have passed then."""
+def run_senders(rig: Rig, seconds: int, *senders: tuple[str, int], lateness: int = 30 * SECOND) -> int | None:
+    """Each sender sends every second for `seconds` with its delay; returns the time that all have passed."""
     for _ in range(seconds):
         for node, late in senders:
             rig.send(node, error=-late)
@@ -307,22 +305,22 @@ def drained(rig: Rig, seconds: int, *senders: tuple[str, int], lateness: int = 3
 
 
 def test_a_frame_closes_as_soon_as_every_sender_has_passed_it(rig: Rig) -> None:
-    assert drained(rig, 5, ("a", 0), ("b", 3 * SECOND)) == rig.clock - SECOND - 3 * SECOND
+    assert run_senders(rig, 5, ("a", 0), ("b", 3 * SECOND)) == rig.clock - SECOND - 3 * SECOND
 
 
-def test_a_sender_that_fell_silent_holds_nothing_up_after_ten_seconds(rig: Rig) -> None:
-    drained(rig, 5, ("a", 0), ("b", 0))
+def test_a_silent_sender_delays_frames_for_ten_seconds_at_most(rig: Rig) -> None:
+    run_senders(rig, 5, ("a", 0), ("b", 0))
     fell = rig.clock - SECOND
-    assert drained(rig, 9, ("a", 0)) == fell
-    assert drained(rig, 2, ("a", 0)) == rig.clock - SECOND
+    assert run_senders(rig, 9, ("a", 0)) == fell
+    assert run_senders(rig, 2, ("a", 0)) == rig.clock - SECOND
 
 
-def test_a_sender_that_is_late_is_waited_for_no_longer_than_the_lateness(rig: Rig) -> None:
-    assert drained(rig, 5, ("a", 0), ("b", 100 * SECOND)) == rig.clock - SECOND - 30 * SECOND
+def test_a_late_sender_is_waited_for_no_longer_than_the_lateness(rig: Rig) -> None:
+    assert run_senders(rig, 5, ("a", 0), ("b", 100 * SECOND)) == rig.clock - SECOND - 30 * SECOND
 
 
-def test_a_sender_with_a_wrong_clock_takes_the_lateness_from_nobody(rig: Rig) -> None:
-    """The fleet is 45 s behind, one clock 240 s ahead: it is corrected, and only the others say what is newest."""
+def test_a_sender_with_a_wrong_clock_does_not_use_up_the_lateness_of_others(rig: Rig) -> None:
+    """The fleet is 45 s behind and one clock is 240 s ahead: it is corrected; the others set the newest time."""
     late = 45 * SECOND
     for _ in range(5):
         rig.send("ahead", error=240 * SECOND)
@@ -333,36 +331,38 @@ def test_a_sender_with_a_wrong_clock_takes_the_lateness_from_nobody(rig: Rig) ->
 
 
 @pytest.mark.slow
-def test_a_sender_that_is_slower_than_the_lateness_holds_nobody_up(rig: Rig) -> None:
+def test_a_sender_slower_than_the_lateness_delays_no_other(rig: Rig) -> None:
     for second in range(150):
         if second % 60 == 0:
             rig.send("slow")
-        drained(rig, 1, ("a", 0), ("b", 0))
+        run_senders(rig, 1, ("a", 0), ("b", 0))
     assert rig.ingest.senders.find_passed_time(rig.clock, 30 * SECOND) == rig.clock - SECOND
 
 
-def test_a_stall_of_the_pipeline_makes_no_sender_slow(rig: Rig) -> None:
-    drained(rig, 5, ("a", 0), ("b", 0))
+def test_a_stall_of_the_pipeline_does_not_make_a_sender_slow(rig: Rig) -> None:
+    run_senders(rig, 5, ("a", 0), ("b", 0))
     for _ in range(20):
         rig.send("a")
         rig.send("b")
         rig.clock += SECOND
     rig.drain()
-    assert drained(rig, 12, ("a", 0)) == rig.clock - SECOND, "b fell silent, and is waited for no longer than ever"
+    assert run_senders(rig, 12, ("a", 0)) == rig.clock - SECOND, (
+        "b is silent, and the wait for it is not longer than before"
+    )
 
 
-def test_after_a_restart_the_first_one_heard_does_not_close_the_frames_of_the_others(rig: Rig) -> None:
-    drained(rig, 15, ("a", 0), ("b", 0))
+def test_after_a_restart_the_first_sender_does_not_close_the_frames_of_the_others(rig: Rig) -> None:
+    run_senders(rig, 15, ("a", 0), ("b", 0))
     last = rig.clock - SECOND
     rig.stop()
     rig.clock += 20 * SECOND
     rig.start()
-    assert drained(rig, 5, ("a", 0)) == max(last, rig.clock - SECOND - 30 * SECOND)
-    assert drained(rig, 10, ("a", 0)) == rig.clock - SECOND
+    assert run_senders(rig, 5, ("a", 0)) == max(last, rig.clock - SECOND - 30 * SECOND)
+    assert run_senders(rig, 10, ("a", 0)) == rig.clock - SECOND
 
 
-def test_a_clock_of_ours_that_is_set_back_keeps_no_dead_sender_alive(rig: Rig) -> None:
-    drained(rig, 5, ("a", 0), ("dead", 0))
+def test_setting_our_clock_back_does_not_keep_a_lost_sender_alive(rig: Rig) -> None:
+    run_senders(rig, 5, ("a", 0), ("dead", 0))
     back = HOUR
     rig.clock -= back
     for _ in range(15):
@@ -373,12 +373,12 @@ def test_a_clock_of_ours_that_is_set_back_keeps_no_dead_sender_alive(rig: Rig) -
     assert rig.ingest.progress.arrivals["a"] == rig.clock - SECOND
 
 
-def test_where_the_last_right_clock_falls_silent_the_wrong_ones_that_were_corrected_are_judged(rig: Rig) -> None:
-    drained(rig, 5, ("a", -HOUR), ("right", 0))
-    assert drained(rig, 60, ("a", -HOUR)) == rig.clock - SECOND
+def test_when_the_last_right_clock_is_silent_the_corrected_ones_are_evaluated(rig: Rig) -> None:
+    run_senders(rig, 5, ("a", -HOUR), ("right", 0))
+    assert run_senders(rig, 60, ("a", -HOUR)) == rig.clock - SECOND
 
 
-# --- one clock that is ours, or a delay of all ----------------------------------------------------------------------
+# --- an error of our clock, or a delay of all -------------------------------------------------------------------------
 
 
 def clock_events(rig: Rig) -> list[tuple[str, float]]:
@@ -387,7 +387,7 @@ def clock_events(rig: Rig) -> list[tuple[str, float]]:
 
 
 def fleet(rig: Rig, seconds: int, error: int, *own: tuple[str, int], nodes: str = "abcdefgh") -> None:
-    """Some nodes whose clocks seem to have one error, and others with errors of their own, for so long."""
+    """Sends from nodes whose clocks share one error, and from others with separate errors, for `seconds`."""
     for second in range(0, seconds, 5):
         for i, node in enumerate(nodes):
             if (second // 5 + i) % 2 == 0:  # they send every 10 s, at other moments
@@ -398,7 +398,7 @@ def fleet(rig: Rig, seconds: int, error: int, *own: tuple[str, int], nodes: str 
         rig.clock += 5 * SECOND
 
 
-def test_an_error_that_most_senders_share_is_one_report_and_blames_none_of_them(rig: Rig) -> None:
+def test_an_error_that_most_senders_share_is_one_report_without_a_sender(rig: Rig) -> None:
     fleet(rig, 60, 0)
     fleet(rig, 120, -300 * SECOND)
     assert clock_events(rig) == [("site:all", -300.0)]
@@ -406,7 +406,7 @@ def test_an_error_that_most_senders_share_is_one_report_and_blames_none_of_them(
     assert clock_events(rig) == [("site:all", -300.0), ("site:all", 0.0)]
 
 
-def test_a_shared_error_that_changes_is_told_with_its_new_figure(rig: Rig) -> None:
+def test_a_shared_error_that_changes_is_reported_with_its_new_value(rig: Rig) -> None:
     fleet(rig, 120, -45 * SECOND)
     fleet(rig, 120, -300 * SECOND)
     told = clock_events(rig)
@@ -414,23 +414,23 @@ def test_a_shared_error_that_changes_is_told_with_its_new_figure(rig: Rig) -> No
     assert {entity for entity, _ in told} == {"site:all"}
 
 
-def test_a_clock_that_is_wrong_by_another_amount_than_the_others_is_its_own(rig: Rig) -> None:
+def test_a_clock_with_a_different_error_than_the_others_is_reported_separately(rig: Rig) -> None:
     fleet(rig, 120, -300 * SECOND, ("odd", HOUR))
     assert sorted(clock_events(rig)) == [("node:odd", 3600.0), ("site:all", -300.0)]
 
 
-def test_of_two_senders_nobody_can_tell_that_the_error_is_ours(rig: Rig) -> None:
+def test_with_two_senders_an_error_is_not_attributed_to_our_clock(rig: Rig) -> None:
     fleet(rig, 120, HOUR, nodes="ab")
     assert sorted(clock_events(rig)) == [("node:a", 3600.0), ("node:b", 3600.0)]
 
 
-def test_half_of_the_senders_are_not_most(rig: Rig) -> None:
+def test_half_of_the_senders_are_not_a_majority(rig: Rig) -> None:
     fleet(rig, 30, 0, ("x", 0), ("y", 0), nodes="ab")
     fleet(rig, 60, 0, ("x", HOUR), ("y", HOUR), nodes="ab")
     assert sorted(clock_events(rig)) == [("node:x", 3600.0), ("node:y", 3600.0)]
 
 
-def test_a_restart_goes_on_with_what_was_reported(rig: Rig) -> None:
+def test_after_a_restart_reported_errors_stay_reported(rig: Rig) -> None:
     fleet(rig, 120, -300 * SECOND, ("odd", HOUR))
     before = clock_events(rig)
     rig.stop()

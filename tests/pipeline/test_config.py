@@ -1,4 +1,4 @@
-"""The configuration: one file, overrides from the environment, and messages that name what is wrong."""
+"""The configuration: one file, overrides from the environment, and messages that name the fault."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
 
 
-def written(folder: Path, text: str) -> Path:
+def write_file(folder: Path, text: str) -> Path:
     path = folder / "fleet.toml"
     path.write_text(text)
     return path
 
 
-def refusal(folder: Path, text: str) -> str:
+def error_of(folder: Path, text: str) -> str:
     with pytest.raises(ConfigError) as refused:
-        load_config(written(folder, text), {})
+        load_config(write_file(folder, text), {})
     return str(refused.value)
 
 
-def test_without_a_file_the_documented_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_the_documented_defaults_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(None, {})
     assert (config.api.host, config.api.port) == ("127.0.0.1", 8600)
@@ -34,9 +34,7 @@ def test_without_a_file_the_documented_defaults_hold(tmp_path: Path, monkeypatch
     assert config.source == "defaults"
 
 
-def test_state_lies_below_the_home_folder_unless_xdg_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_is_below_the_home_folder_unless_xdg_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -45,7 +43,7 @@ def test_state_lies_below_the_home_folder_unless_xdg_says_otherwise(
     assert load_config(None, {}).spool.directory == tmp_path / "state/fleetpulse/spool"
 
 
-def test_the_argument_wins_over_the_variable_and_the_variable_over_the_folder(
+def test_the_argument_overrides_the_variable_and_the_variable_overrides_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,13 +57,13 @@ def test_the_argument_wins_over_the_variable_and_the_variable_over_the_folder(
 
 
 def test_a_variable_overrides_the_file(tmp_path: Path) -> None:
-    path = written(tmp_path, "[api]\nport = 1\nhost = '127.0.0.2'\n")
+    path = write_file(tmp_path, "[api]\nport = 1\nhost = '127.0.0.2'\n")
     config = load_config(path, {"FLEETPULSE__API__PORT": "9000", "FLEETPULSE__STORE__PATH": "/tmp/s.duckdb"})
     assert (config.api.port, config.api.host, config.store.path) == (9000, "127.0.0.2", Path("/tmp/s.duckdb"))
 
 
 def test_text_in_a_variable_needs_no_quotes_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
-    path = written(tmp_path, "")
+    path = write_file(tmp_path, "")
     assert load_config(path, {"FLEETPULSE__SITE__NAME": "east"}).site.name == "east"
     assert load_config(path, {"FLEETPULSE__SITE__NAME": "7"}).site.name == "7"
     assert load_config(path, {"FLEETPULSE__AGENT__NODE": "2026-01-01"}).agent.node == "2026-01-01"
@@ -73,7 +71,7 @@ def test_text_in_a_variable_needs_no_quotes_even_if_it_looks_like_a_number(tmp_p
 
 def test_a_list_of_tables_becomes_dataclasses(tmp_path: Path) -> None:
     text = "[[notify.webhooks]]\nname = 'a'\nurl = 'http://127.0.0.1:1/'\nallow_private = ['10.0.0.0/8']\n"
-    hook = load_config(written(tmp_path, text), {}).notify.webhooks[0]
+    hook = load_config(write_file(tmp_path, text), {}).notify.webhooks[0]
     assert (hook.name, hook.format, hook.allow_http, hook.allow_private) == (
         "a",
         "alertmanager",
@@ -82,14 +80,14 @@ def test_a_list_of_tables_becomes_dataclasses(tmp_path: Path) -> None:
     )
 
 
-def test_a_whole_number_will_do_where_a_decimal_one_is_wanted(tmp_path: Path) -> None:
-    interval = load_config(written(tmp_path, "[agent]\ninterval = 2\n"), {}).agent.interval
+def test_an_integer_is_accepted_where_a_float_is_expected(tmp_path: Path) -> None:
+    interval = load_config(write_file(tmp_path, "[agent]\ninterval = 2\n"), {}).agent.interval
     assert interval == 2.0
     assert type(interval) is float
 
 
 def test_tables_of_detectors_and_collectors_are_left_to_their_owners(tmp_path: Path) -> None:
-    config = load_config(written(tmp_path, "[detector.link]\nfloor = 3\n[collector.host]\ninterval = 5.0\n"), {})
+    config = load_config(write_file(tmp_path, "[detector.link]\nfloor = 3\n[collector.host]\ninterval = 5.0\n"), {})
     assert config.detector["link"] == {"floor": 3}
     assert config.collector["host"] == {"interval": 5.0}
 
@@ -121,10 +119,10 @@ def test_tables_of_detectors_and_collectors_are_left_to_their_owners(tmp_path: P
         ("source = 'x'\n", ("source", "not a section")),
     ],
 )
-def test_what_is_wrong_is_named_with_file_and_key_and_what_was_wanted(
+def test_an_invalid_key_is_reported_with_file_and_expected_value(
     tmp_path: Path, text: str, words: tuple[str, ...]
 ) -> None:
-    message = refusal(tmp_path, text)
+    message = error_of(tmp_path, text)
     assert all(word in message for word in words), message
 
 
@@ -155,49 +153,49 @@ def test_what_is_wrong_is_named_with_file_and_key_and_what_was_wanted(
         ),
     ],
 )
-def test_numbers_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
-    message = refusal(tmp_path, text)
+def test_numbers_out_of_range_are_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    message = error_of(tmp_path, text)
     assert all(word in message for word in words), message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml: cannot be read: No such file"):
         load_config(tmp_path / "gone.toml", {})
 
 
-def test_a_variable_without_a_key_is_named() -> None:
+def test_a_variable_without_a_key_is_reported() -> None:
     with pytest.raises(ConfigError, match="FLEETPULSE__API: expected FLEETPULSE__SECTION__KEY"):
         load_config(None, {"FLEETPULSE__API": "1"})
 
 
-def test_a_mistyped_variable_is_named_as_a_variable(tmp_path: Path) -> None:
+def test_a_variable_of_the_wrong_type_is_reported_as_a_variable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_config(written(tmp_path, ""), {"FLEETPULSE__API__PORT": "many"})
+        load_config(write_file(tmp_path, ""), {"FLEETPULSE__API__PORT": "many"})
     assert "FLEETPULSE__API__PORT" in str(refused.value)
     assert "expected int" in str(refused.value)
 
 
-def test_a_variable_of_an_unknown_key_is_named_with_what_was_meant(tmp_path: Path) -> None:
+def test_a_variable_of_an_unknown_key_is_reported_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"FLEETPULSE__API__PROT: \[api\] prot: no such key; did you mean 'port'\?"):
-        load_config(written(tmp_path, ""), {"FLEETPULSE__API__PROT": "1"})
+        load_config(write_file(tmp_path, ""), {"FLEETPULSE__API__PROT": "1"})
 
 
-def test_a_variable_may_hold_a_list_or_reach_into_a_detector(tmp_path: Path) -> None:
+def test_a_variable_may_contain_a_list_or_set_a_key_of_a_detector(tmp_path: Path) -> None:
     variables = {
         "FLEETPULSE__NOTIFY__WEBHOOKS": "[{name = 'a', url = 'http://127.0.0.1:1/'}]",
         "FLEETPULSE__DETECTOR__LINK__FLOOR": "4",
     }
-    config = load_config(written(tmp_path, "[detector.link]\nhold = 2\n"), variables)
+    config = load_config(write_file(tmp_path, "[detector.link]\nhold = 2\n"), variables)
     assert config.notify.webhooks[0].url == "http://127.0.0.1:1/"
     assert config.detector["link"] == {"hold": 2, "floor": 4}
 
 
-def test_a_variable_may_not_lead_into_a_value(tmp_path: Path) -> None:
+def test_a_variable_cannot_address_a_key_below_a_value(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'port' is not a section"):
-        load_config(written(tmp_path, "[api]\nport = 1\n"), {"FLEETPULSE__API__PORT__X": "1"})
+        load_config(write_file(tmp_path, "[api]\nport = 1\n"), {"FLEETPULSE__API__PORT__X": "1"})
 
 
-def test_an_owner_builds_its_own_dataclass_with_the_same_messages() -> None:
+def test_an_owner_builds_its_dataclass_with_the_same_messages() -> None:
     @dataclass
     class Link:
         floor: float = 3.0

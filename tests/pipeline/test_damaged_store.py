@@ -1,4 +1,4 @@
-"""A store's file that is damaged, foreign or held: named for what it is, with the fix; `doctor` changes nothing."""
+"""A damaged, foreign or locked store file is reported with the fix; `doctor` changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.config.sections import Config, Store
 from pipeline.model.errors import DamagedStore, FleetpulseError, Unreachable, UsageError
 from pipeline.store.database import Database
 
-Spoil = Callable[[Path], None]
+Damage = Callable[[Path], None]
 FILL = (
     "INSERT INTO hot_gpu (time, device, temperature) SELECT make_timestamptz(i), i % 100, random() FROM range({}) t(i)"
 )
@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A closed store with 500,000 rows."""
-    database = Database(tmp_path_factory.mktemp("sound") / "store.duckdb")
+    database = Database(tmp_path_factory.mktemp("intact") / "store.duckdb")
     with database.transaction() as connection:
         connection.execute(FILL.format(500_000))
     database.close()
@@ -39,7 +39,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose process was killed: five commits of 1,000 rows are in its write-ahead log alone."""
+    """A store whose process was killed: five commits of 1,000 rows are only in its write-ahead log."""
     path = tmp_path_factory.mktemp("killed") / "store.duckdb"
     program = f"""
 import os
@@ -62,19 +62,19 @@ def copied(path: Path, folder: Path) -> Path:
     return folder / path.name
 
 
-def flip(at: int) -> Spoil:
-    def spoil(path: Path) -> None:
+def flip(at: int) -> Damage:
+    def apply(path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(at if at >= 0 else path.stat().st_size + at)
             there = file.read(8)
             file.seek(-8, os.SEEK_CUR)
             file.write(bytes(byte ^ 0xFF for byte in there))
 
-    return spoil
+    return apply
 
 
-def cut(at: float) -> Spoil:
-    """Keeps so many bytes, or that share of them."""
+def cut(at: float) -> Damage:
+    """Keeps this number of bytes, or this fraction."""
     return lambda path: os.truncate(path, int(at if at > 1 else path.stat().st_size * at))
 
 
@@ -128,13 +128,13 @@ FOREIGN = {
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
     "folder": (folder, "Is a directory"),
     "DuckDB file of another program": (other_program, "of another program"),
-    "DuckDB file with a table meta of its own": (other_meta, "of another program"),
+    "DuckDB file with another table meta": (other_meta, "of another program"),
     "pipe": (pipe, "is a pipe"),
 }
 
 
-def test_a_file_that_was_cut_to_nothing_beside_its_log_is_damaged(killed: Path, tmp_path: Path) -> None:
-    """ "Nothing was ever stored in it; remove it" was untrue, and would have left the log of another file."""
+def test_an_empty_file_with_a_write_ahead_log_is_damaged(killed: Path, tmp_path: Path) -> None:
+    """ "Nothing was ever stored in it; remove it" was wrong, and left the log for another file."""
     path = copied(killed, tmp_path)
     path.write_bytes(b"")
     with pytest.raises(DamagedStore, match=r"truncated.*store\.duckdb\.wal aside.*Recovery"):
@@ -142,8 +142,8 @@ def test_a_file_that_was_cut_to_nothing_beside_its_log_is_damaged(killed: Path, 
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_file_is_called_damaged_with_the_fix(sound: Path, tmp_path: Path, name: str) -> None:
-    path = copied(sound, tmp_path)
+def test_a_damaged_file_is_reported_as_damaged_with_the_fix(intact: Path, tmp_path: Path, name: str) -> None:
+    path = copied(intact, tmp_path)
     DAMAGE[name](path)
     with pytest.raises(DamagedStore) as found:
         Database(path)
@@ -154,17 +154,17 @@ def test_a_damaged_file_is_called_damaged_with_the_fix(sound: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_what_is_no_store_is_a_wrong_path(sound: Path, tmp_path: Path, name: str) -> None:
-    path = copied(sound, tmp_path)
-    spoil, words = FOREIGN[name]
-    spoil(path)
+def test_a_file_that_is_not_a_store_is_a_wrong_path(intact: Path, tmp_path: Path, name: str) -> None:
+    path = copied(intact, tmp_path)
+    apply, words = FOREIGN[name]
+    apply(path)
     with pytest.raises(UsageError, match=words) as found:
         Database(path)
     assert found.value.exit_code == 2
 
 
-def test_a_file_that_this_user_may_not_read_is_a_wrong_path(sound: Path, tmp_path: Path) -> None:
-    path = copied(sound, tmp_path)
+def test_a_file_without_read_permission_is_a_wrong_path(intact: Path, tmp_path: Path) -> None:
+    path = copied(intact, tmp_path)
     path.chmod(0o000)
     program = f"""
 import os
@@ -182,13 +182,13 @@ except UsageError as error:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "rows"), [(cut(0.6), 3000), (lambda p: p.write_bytes(p.read_bytes() + os.urandom(5000)), 5000)]
+    ("apply", "rows"), [(cut(0.6), 3000), (lambda p: p.write_bytes(p.read_bytes() + os.urandom(5000)), 5000)]
 )
-def test_a_log_that_was_cut_short_ends_at_its_last_whole_commit(
-    killed: Path, tmp_path: Path, spoil: Spoil, rows: int
+def test_a_truncated_log_ends_at_its_last_complete_commit(
+    killed: Path, tmp_path: Path, apply: Damage, rows: int
 ) -> None:
     path = copied(killed, tmp_path)
-    spoil(path.with_name("store.duckdb.wal"))
+    apply(path.with_name("store.duckdb.wal"))
     database = Database(path)
     [(found,)] = database.connection.execute("SELECT count(*) FROM hot_gpu").fetchall()
     database.close()
@@ -196,14 +196,14 @@ def test_a_log_that_was_cut_short_ends_at_its_last_whole_commit(
     assert found % 1000 == 0
 
 
-@pytest.mark.parametrize("spoil", [flip(8), flip(100_000), flip(-10_000)], ids=["head", "middle", "end"])
-def test_a_damaged_log_is_named_and_the_store_opens_once_it_is_set_aside(
-    killed: Path, tmp_path: Path, spoil: Spoil
+@pytest.mark.parametrize("apply", [flip(8), flip(100_000), flip(-10_000)], ids=["head", "middle", "end"])
+def test_a_damaged_log_is_named_and_the_store_opens_once_it_is_moved_away(
+    killed: Path, tmp_path: Path, apply: Damage
 ) -> None:
-    """The documented recovery, tried."""
+    """Tests the documented recovery."""
     path = copied(killed, tmp_path)
     log = path.with_name("store.duckdb.wal")
-    spoil(log)
+    apply(log)
     with pytest.raises(DamagedStore, match=r"write-ahead log .*store\.duckdb\.wal is damaged"):
         Database(path)
     log.rename(path.with_name("store.duckdb.wal.damaged"))
@@ -212,10 +212,10 @@ def test_a_damaged_log_is_named_and_the_store_opens_once_it_is_set_aside(
     database.close()
 
 
-def test_damage_in_the_middle_is_told_when_it_is_read(sound: Path, tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_reported_when_it_is_read(intact: Path, tmp_path: Path) -> None:
     from pipeline.store.database import explain_error
 
-    path = copied(sound, tmp_path)
+    path = copied(intact, tmp_path)
     flip(path.stat().st_size // 2)(path)
     database = Database(path)
     with pytest.raises(duckdb.Error) as found:
@@ -224,8 +224,8 @@ def test_damage_in_the_middle_is_told_when_it_is_read(sound: Path, tmp_path: Pat
     database.close()
 
 
-def test_a_store_that_another_process_holds_is_not_called_damaged(sound: Path, tmp_path: Path) -> None:
-    database = Database(copied(sound, tmp_path))
+def test_a_store_locked_by_another_process_is_not_reported_as_damaged(intact: Path, tmp_path: Path) -> None:
+    database = Database(copied(intact, tmp_path))
     opening = f"Database(Path({str(database.path)!r}))"
     program = f"from pathlib import Path; from pipeline.store.database import Database; {opening}"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
@@ -233,7 +233,7 @@ def test_a_store_that_another_process_holds_is_not_called_damaged(sound: Path, t
     database.close()
 
 
-def test_a_newer_storage_version_asks_for_an_upgrade(tmp_path: Path) -> None:
+def test_a_newer_storage_version_requires_an_upgrade(tmp_path: Path) -> None:
     from pipeline.store.database import explain_error
 
     text = (
@@ -250,21 +250,21 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["none", *DAMAGE, *FOREIGN])
-def test_doctor_sees_what_is_wrong_and_changes_nothing(killed: Path, tmp_path: Path, name: str) -> None:
-    """Also of a store whose log holds commits that the file has not."""
+def test_doctor_reports_the_damage_and_changes_nothing(killed: Path, tmp_path: Path, name: str) -> None:
+    """Also for a store whose log holds commits that the file lacks."""
     path = copied(killed, tmp_path)
-    spoil: Spoil | None = DAMAGE.get(name) or (FOREIGN[name][0] if name in FOREIGN else None)
-    if spoil is not None:
-        spoil(path)
+    apply: Damage | None = DAMAGE.get(name) or (FOREIGN[name][0] if name in FOREIGN else None)
+    if apply is not None:
+        apply(path)
     before = digests(tmp_path)
     check = doctor.store(dataclasses.replace(Config(), store=Store(path=path)))
-    assert check.state == ("ok" if spoil is None else "fail")
+    assert check.state == ("ok" if apply is None else "fail")
     assert not check.unreachable
     assert digests(tmp_path) == before
 
 
-def test_a_command_says_it_in_one_line(sound: Path, tmp_path: Path) -> None:
-    path = copied(sound, tmp_path)
+def test_a_command_reports_the_damage_in_one_line(intact: Path, tmp_path: Path) -> None:
+    path = copied(intact, tmp_path)
     DAMAGE["cut in the middle"](path)
     command = [sys.executable, "fleetpulse.py", "init"]
     environ = {**os.environ, "FLEETPULSE__STORE__PATH": str(path), "FLEETPULSE__SPOOL__DIRECTORY": str(tmp_path / "s")}
@@ -274,14 +274,14 @@ def test_a_command_says_it_in_one_line(sound: Path, tmp_path: Path) -> None:
     assert "the file is damaged" in said.stderr.splitlines()[-1]
 
 
-def test_a_schema_version_that_is_no_number_is_damage(sound: Path, tmp_path: Path) -> None:
-    path = copied(sound, tmp_path)
+def test_a_schema_version_that_is_not_a_number_is_damage(intact: Path, tmp_path: Path) -> None:
+    path = copied(intact, tmp_path)
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE meta SET value = 'x' WHERE key = 'schema_version'")
     with pytest.raises(DamagedStore, match="schema_version is 'x'"):
         Database(path)
 
 
-def test_the_errors_are_of_one_tree() -> None:
+def test_the_errors_have_one_base_class() -> None:
     assert issubclass(DamagedStore, Unreachable)
     assert issubclass(DamagedStore, FleetpulseError)

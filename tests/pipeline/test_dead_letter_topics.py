@@ -1,4 +1,4 @@
-"""Copies of dead letters: a topic that is missing is named with its mend, once each time it begins to fail."""
+"""Copies of dead letters: a missing topic is reported with the fix, once each time it begins to fail."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def until_arrived(kafka: Address, count: int, retry: Callable[[], object]) -> No
         time.sleep(0.05)
 
 
-def endings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What our own lines say behind the words that they share."""
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Returns the variable part of our log lines."""
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("fleetpulse")]
     return [line.split("the table dead_letter has them: ")[1] for line in lines]
 
 
-def test_a_missing_topic_is_named_with_its_mend_and_again_after_it_had_worked(
+def test_a_missing_topic_is_reported_with_the_fix_and_again_after_it_had_worked(
     kafka: Address, copies: Made, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = copies(make_topics(kafka))
@@ -71,17 +71,17 @@ def test_a_missing_topic_is_named_with_its_mend_and_again_after_it_had_worked(
 
     for _ in range(3):
         again()
-    assert endings(caplog) == [told]
+    assert messages(caplog) == [told]
     assert one.skipped == 3
     make_topic(kafka, COPIES)
     until_arrived(kafka, 1, again)
     delete_topics(kafka, [COPIES])
-    other = copies(one._kafka)  # the first one's client still believes in its topic for minutes
+    other = copies(one._kafka)  # the first client still uses its topic for minutes
     other.send(LETTER, "garbage")
-    assert endings(caplog) == [told, told]
+    assert messages(caplog) == [told, told]
 
 
-def test_a_failure_is_said_again_when_copies_arrived_in_between(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_reported_again_when_copies_arrived_in_between(caplog: pytest.LogCaptureFixture) -> None:
     one = DeadLetterTopics(Kafka())
     for came in (False, False, True, True, False, False):
         if came:
@@ -94,7 +94,7 @@ def test_a_failure_is_said_again_when_copies_arrived_in_between(caplog: pytest.L
 
 
 @pytest.mark.refusals
-def test_brokers_that_are_away_are_not_called_a_missing_topic(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_brokers_are_not_reported_as_a_missing_topic(caplog: pytest.LogCaptureFixture) -> None:
     with held() as port:
         one = DeadLetterTopics(Kafka(f"127.0.0.1:{port.getsockname()[1]}"))
         one.send(LETTER, "garbage")
@@ -103,7 +103,7 @@ def test_brokers_that_are_away_are_not_called_a_missing_topic(caplog: pytest.Log
     assert f"topic {COPIES}: no broker responds in time" in told
 
 
-def test_a_password_file_that_is_being_replaced_raises_nothing(copies: Made, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_password_file_that_is_being_replaced_raises_no_error(copies: Made, caplog: pytest.LogCaptureFixture) -> None:
     copies(Kafka(security_protocol="SASL_SSL", username="u")).send(LETTER, "garbage")
     (record,) = caplog.records
     assert "expected username and password_file" in record.getMessage()

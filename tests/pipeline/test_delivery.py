@@ -1,4 +1,4 @@
-"""One post: who may be called, and what each way of failing means. Against real sockets."""
+"""One post: which addresses are allowed, and how each failure is classified. Uses real sockets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def hook(url: str, **more: Any) -> Webhook:
     return Webhook("ops", url, **more)
 
 
-class Misbehaving(http.server.BaseHTTPRequestHandler):
-    """Does what the path says."""
+class FaultyHandler(http.server.BaseHTTPRequestHandler):
+    """Behaves as the path says."""
 
     protocol_version = "HTTP/1.1"
     visited: list[str]
@@ -47,11 +47,11 @@ class Misbehaving(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * 8192)
         elif what == "hang":
             self.server.released.wait(10)  # type: ignore[attr-defined]
-        elif what == "drip":
-            self.drip()
+        elif what == "send_slowly":
+            self.send_slowly()
 
-    def drip(self) -> None:
-        """A byte now and then: each one alone is in time."""
+    def send_slowly(self) -> None:
+        """Sends single bytes: each one alone is in time."""
         try:
             for byte in b"HTTP/1.1 200 OK and so on and on":
                 self.wfile.write(bytes([byte]))
@@ -61,19 +61,19 @@ class Misbehaving(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_: Any) -> None:
-        """The tests look at the answers."""
+        """Logs nothing: the tests check the responses."""
 
 
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Misbehaving)
+        super().__init__(("127.0.0.1", 0), FaultyHandler)
         self.visited: list[str] = []
         self.released = threading.Event()
 
     def handle_error(self, *_: Any) -> None:
-        """The caller went away, as it should."""
+        """Ignores a closed connection: the client closes it on purpose."""
 
 
 @pytest.fixture
@@ -111,31 +111,31 @@ def answer(server: Server, path: str, timeout_s: float = 5.0) -> Any:
         ("410", "retry"),
     ],
 )
-def test_each_way_of_answering_means_one_thing(server: Server, path: str, outcome: str) -> None:
+def test_each_response_has_one_outcome(server: Server, path: str, outcome: str) -> None:
     assert answer(server, path).outcome == outcome
     assert server.visited == [f"/{path}"], "one post, and no redirect is followed"
 
 
-@pytest.mark.parametrize("path", ["hang", "drip"])
-def test_a_receiver_that_takes_too_long_is_left(server: Server, path: str) -> None:
+@pytest.mark.parametrize("path", ["hang", "send_slowly"])
+def test_a_receiver_that_is_too_slow_is_abandoned(server: Server, path: str) -> None:
     began = time.monotonic()
-    told = answer(server, path, 0.3)
-    assert (told.outcome, told.text) == ("retry", "no answer within 0.3 s")
+    delivery = answer(server, path, 0.3)
+    assert (delivery.outcome, delivery.text) == ("retry", "no answer within 0.3 s")
     assert time.monotonic() - began < 3
 
 
-def test_what_the_receiver_writes_is_never_repeated(server: Server) -> None:
+def test_the_text_of_the_receiver_is_never_repeated(server: Server) -> None:
     for path in ("nonsense", "400", "503"):
         assert "SECRET" not in answer(server, path).text
         assert '"a"' not in answer(server, path).text
 
 
-def test_nobody_listening_is_tried_again() -> None:
+def test_a_closed_port_is_retried() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        told = post(hook(f"http://127.0.0.1:{taken.getsockname()[1]}/"), b"{}", {}, 1.0)
-    assert told.outcome == "retry"
-    assert "refused" in told.text
+        delivery = post(hook(f"http://127.0.0.1:{taken.getsockname()[1]}/"), b"{}", {}, 1.0)
+    assert delivery.outcome == "retry"
+    assert "refused" in delivery.text
 
 
 def test_retry_after_is_read_in_seconds_and_as_a_date(server: Server) -> None:
@@ -168,7 +168,7 @@ HOSTILE_DELAYS = [
 
 
 @pytest.mark.parametrize("text", HOSTILE_DELAYS, ids=range(len(HOSTILE_DELAYS)))
-def test_a_hostile_retry_after_asks_for_nothing_or_for_a_day_at_most(text: str) -> None:
+def test_a_hostile_retry_after_gives_no_delay_or_a_day_at_most(text: str) -> None:
     assert classify_status(503, text).retry_after_s in (0.0, 86400.0)
 
 
@@ -180,10 +180,10 @@ def test_a_retry_after_is_a_day_at_most() -> None:
 
 
 @pytest.mark.parametrize("key", ["inc-1.1.値班", "inc-1.1.a\nb", "a\r\nHost: evil"])
-def test_a_header_that_cannot_be_written_is_a_failed_try(server: Server, key: str) -> None:
-    told = post(hook(f"http://127.0.0.1:{server.server_port}/200"), b"{}", {"Idempotency-Key": key}, 1.0)
-    assert told.outcome == "retry"
-    assert "no valid HTTP request" in told.text
+def test_an_invalid_header_is_a_failed_attempt(server: Server, key: str) -> None:
+    delivery = post(hook(f"http://127.0.0.1:{server.server_port}/200"), b"{}", {"Idempotency-Key": key}, 1.0)
+    assert delivery.outcome == "retry"
+    assert "no valid HTTP request" in delivery.text
     assert server.visited == []
 
 
@@ -224,11 +224,11 @@ def test_a_url_that_can_never_be_called_is_refused_at_the_start(url: str) -> Non
         "https://192.0.2.1.example/",
     ],
 )
-def test_a_url_that_may_be_called_is_taken(url: str) -> None:
+def test_a_valid_url_is_accepted(url: str) -> None:
     check_receiver(hook(url))
 
 
-def test_http_to_others_needs_a_word_and_cidrs_must_be_cidrs() -> None:
+def test_http_to_other_hosts_needs_allow_http_and_cidrs_must_be_valid() -> None:
     check_receiver(hook("http://hook.example/", allow_http=True))
     with pytest.raises(ConfigError, match="allow_private"):
         check_receiver(hook("https://hook.example/", allow_private=("ten",)))
@@ -261,17 +261,17 @@ BLOCKED = [
 
 
 @pytest.mark.parametrize("address", BLOCKED)
-def test_a_public_name_that_leads_inside_is_refused(address: str) -> None:
+def test_a_public_name_with_a_private_address_is_refused(address: str) -> None:
     with pytest.raises(Refused):
         check_address(address, hook("https://hook.example/"), "hook.example")
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1"])
-def test_a_public_address_may_be_called(address: str) -> None:
+def test_a_public_address_is_allowed(address: str) -> None:
     check_address(address, hook("https://hook.example/"), "hook.example")
 
 
-def test_a_private_address_may_be_called_where_its_range_is_allowed() -> None:
+def test_a_private_address_is_allowed_when_its_range_is_allowed() -> None:
     allowed = hook("https://hook.example/", allow_private=("10.1.2.0/24", "fd00::/8"))
     check_address("10.1.2.3", allowed, "hook.example")
     check_address("fd00::7", allowed, "hook.example")
@@ -281,21 +281,21 @@ def test_a_private_address_may_be_called_where_its_range_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_loopback_may_be_called_where_the_url_itself_says_so(host: str) -> None:
+def test_loopback_is_allowed_when_the_url_names_it(host: str) -> None:
     check_address("127.0.0.1", hook("https://x/"), host)
     check_address("::1", hook("https://x/"), host)
 
 
-def test_one_bad_address_among_good_ones_stops_the_post(server: Server) -> None:
+def test_one_private_address_among_public_ones_stops_the_post(server: Server) -> None:
     receiver = hook(f"http://127.0.0.1:{server.server_port}/200")
     found = [(0, 0, 0, "", (address, server.server_port)) for address in ("127.0.0.1", "10.0.0.1")]
-    told = post(receiver, b"{}", {}, 1.0, lambda host, port: found)
-    assert told.outcome == "retry"
-    assert "10.0.0.1 is private" in told.text
+    delivery = post(receiver, b"{}", {}, 1.0, lambda host, port: found)
+    assert delivery.outcome == "retry"
+    assert "10.0.0.1 is private" in delivery.text
     assert server.visited == []
 
 
-def test_the_post_goes_to_the_checked_address_under_the_name_of_the_url(server: Server) -> None:
+def test_the_post_goes_to_the_checked_address_with_the_host_name_of_the_url(server: Server) -> None:
     receiver = hook(f"http://hook.example:{server.server_port}/200", allow_http=True, allow_private=("127.0.0.0/8",))
     found = [(0, 0, 0, "", ("127.0.0.1", server.server_port))]
     assert post(receiver, b"{}", {}, 1.0, lambda host, port: found).outcome == "delivered"

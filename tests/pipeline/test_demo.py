@@ -1,4 +1,4 @@
-"""What the demo and `fleetpulse up` add to the parts: a configuration, a receiver, and watching children."""
+"""Parts of the demo and of `fleetpulse up`: a configuration, a receiver, and supervision of children."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pipeline.config.sections import Agent, Api, Config, Dashboard, Notify, Stor
 from pipeline.runtime.supervise import Supervisor
 
 
-def test_the_demo_keeps_its_state_in_its_own_folder_and_pages_nobody(tmp_path: Path) -> None:
-    """What would lead out of the folder is left behind: store, spool, receivers, transport."""
+def test_the_demo_keeps_its_state_in_its_folder_and_sends_no_pages(tmp_path: Path) -> None:
+    """Settings that lead out of the folder are dropped: store, spool, receivers, transport."""
     mine = Config(
         agent=Agent(node="host1", interval=2.0),
         api=Api(port=9001),
@@ -34,7 +34,7 @@ def test_the_demo_keeps_its_state_in_its_own_folder_and_pages_nobody(tmp_path: P
     assert (found.site.name, found.pipeline.transport) == ("demo", "spool")
 
 
-def test_variables_that_would_lead_out_of_the_folder_do_not_reach_the_children() -> None:
+def test_variables_that_lead_out_of_the_folder_do_not_reach_the_children() -> None:
     given = {
         "PATH": "/bin",
         "FLEETPULSE__API__PORT": "1",
@@ -51,7 +51,7 @@ def alert(entity: str, status: str = "firing", **labels: str) -> dict[str, Any]:
     return {"status": status, "labels": own, "annotations": {"summary": "port flaps"}}
 
 
-def test_an_alert_is_one_line_that_says_what_is_simulated() -> None:
+def test_an_alert_is_one_line_that_marks_simulated_alerts() -> None:
     assert demo.format_alert(alert("port:sim-n1.0")) == (
         "ALERT SIMULATED FIRING critical LinkDegraded port:sim-n1.0: port flaps"
     )
@@ -77,7 +77,7 @@ def post(port: int, body: bytes) -> int:
     return answer.status
 
 
-def test_the_receiver_prints_each_alert_and_refuses_what_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_receiver_prints_each_alert_and_refuses_other_bodies(capsys: pytest.CaptureFixture[str]) -> None:
     body = json.dumps({"version": "4", "alerts": [alert("port:sim-a"), alert("port:b", "resolved")]}).encode()
     with demo.serve_receiver() as port:
         assert post(port, body) == 200
@@ -88,7 +88,7 @@ def test_the_receiver_prints_each_alert_and_refuses_what_is_none(capsys: pytest.
     ]
 
 
-def test_the_log_grows_only_to_its_bound_and_knows_when_the_history_is_sent(
+def test_the_log_is_bounded_and_detects_when_the_history_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "LOG_BYTES", 100)
@@ -105,7 +105,7 @@ def test_the_log_grows_only_to_its_bound_and_knows_when_the_history_is_sent(
 
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[Config, Sequence[str], Mapping[str, str]]:
-    """A stand-in for the command: its agent and its simulator die at once, its other parts wait."""
+    """A fake command: its agent and its simulator exit immediately, its other parts wait."""
     program = tmp_path / "command.py"
     program.write_text(
         "import sys, time\nsys.exit('no spool') if sys.argv[1] in ('agent', 'simulate') else time.sleep(600)\n"
@@ -113,7 +113,7 @@ def parts(tmp_path: Path) -> tuple[Config, Sequence[str], Mapping[str, str]]:
     return Config(), [sys.executable, str(program)], {}
 
 
-def test_up_ends_with_1_and_the_last_lines_when_a_part_dies(
+def test_up_exits_with_1_and_shows_the_last_lines_when_a_part_exits(
     parts: tuple[Config, Sequence[str], Mapping[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, command, _ = parts
@@ -123,7 +123,7 @@ def test_up_ends_with_1_and_the_last_lines_when_a_part_dies(
     assert "no spool" in said
 
 
-def test_the_demo_ends_with_1_when_a_part_dies_and_leaves_no_folder(
+def test_the_demo_exits_with_1_when_a_part_exits_and_leaves_no_folder(
     parts: tuple[Config, Sequence[str], Mapping[str, str]],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -138,7 +138,7 @@ def test_the_demo_ends_with_1_when_a_part_dies_and_leaves_no_folder(
     assert list(tmp_path.glob("fleetpulse-demo-*")) == []
 
 
-def test_stopping_up_is_no_failure(tmp_path: Path) -> None:
+def test_stopping_up_is_not_a_failure(tmp_path: Path) -> None:
     supervisor = Supervisor(lambda _: None)
     supervisor.request_stop()
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -15,69 +15,83 @@ from pipeline.model.records import TELEMETRY
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import delete_topics, kafka_of, make_topics
 from tests.parts import do_without
-from tests.pipeline.kafka_line import BRISK, SEEN_S, Line, until
+from tests.pipeline.kafka_pipeline import SHORT_TIMEOUTS, VISIBLE_S, KafkaPipeline, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.refusals]
-Lines = Callable[..., Line]
+PipelineFactory = Callable[..., KafkaPipeline]
 
 
-@pytest.mark.usefixtures("brisk")
-def test_a_broker_that_is_killed_and_comes_back_costs_nothing(own_broker: Broker, new_line: Lines) -> None:
-    line = new_line(make_topics(own_broker)).begin()
-    line.well()
+@pytest.mark.usefixtures("fast_broker_checks")
+def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
+    own_broker: Broker, new_pipeline: PipelineFactory
+) -> None:
+    pipeline = new_pipeline(make_topics(own_broker)).start()
+    pipeline.wait_until_healthy()
     own_broker.kill()
-    visible = line.seen("connection refused", "connection refused")
+    visible = pipeline.wait_for_trouble("connection refused", "connection refused")
     own_broker.start()
-    recovered = line.well()
-    books = line.settle()
-    assert not books.gaps
-    line.tell("broker killed (kill -9), started again", visible, recovered, books)
+    recovered = pipeline.wait_until_healthy()
+    counts = pipeline.finish()
+    assert not counts.gaps
+    pipeline.log_result("broker killed (kill -9), started again", visible, recovered, counts)
 
 
 def test_a_broker_that_is_frozen_for_longer_than_the_delivery_timeout_costs_nothing(
-    own_broker: Broker, new_line: Lines
+    own_broker: Broker, new_pipeline: PipelineFactory
 ) -> None:
     """With the times that the pipeline really has: it is seen within 30 s."""
-    line = new_line(make_topics(own_broker)).begin()
-    line.well()
+    pipeline = new_pipeline(make_topics(own_broker)).start()
+    pipeline.wait_until_healthy()
     own_broker.freeze()
-    visible = line.seen("does not respond", "does not respond")
-    assert visible < SEEN_S
-    acknowledged = line.sender.dispatcher.sent
-    until(lambda: line.waited >= visible + BRISK.delivery, SEEN_S, "the freeze outlasts the delivery timeout")
-    assert line.sender.dispatcher.sent == acknowledged
+    visible = pipeline.wait_for_trouble("does not respond", "does not respond")
+    assert visible < VISIBLE_S
+    acknowledged = pipeline.sender.dispatcher.sent
+    wait_until(
+        lambda: pipeline.outage_s >= visible + SHORT_TIMEOUTS.delivery,
+        VISIBLE_S,
+        "the freeze outlasts the delivery timeout",
+    )
+    assert pipeline.sender.dispatcher.sent == acknowledged
     own_broker.thaw()
-    recovered = line.well()
-    books = line.settle()
-    assert not books.gaps
-    line.tell("broker frozen (SIGSTOP) past the delivery timeout, thawed", visible, recovered, books)
+    recovered = pipeline.wait_until_healthy()
+    counts = pipeline.finish()
+    assert not counts.gaps
+    pipeline.log_result("broker frozen (SIGSTOP) past the delivery timeout, thawed", visible, recovered, counts)
 
 
-@pytest.mark.usefixtures("brisk")
-def test_a_topic_that_is_deleted_and_made_anew_is_read_from_its_start(kafka: Address, new_line: Lines) -> None:
-    line = new_line(make_topics(kafka)).begin()
-    line.well()
+@pytest.mark.usefixtures("fast_broker_checks")
+def test_a_topic_that_is_deleted_and_made_anew_is_read_from_its_start(
+    kafka: Address, new_pipeline: PipelineFactory
+) -> None:
+    pipeline = new_pipeline(make_topics(kafka)).start()
+    pipeline.wait_until_healthy()
     delete_topics(kafka, [TELEMETRY])
-    visible = line.seen(f"topic {TELEMETRY} does not exist: run `fleetpulse init`", "a topic is missing")
-    init_kafka.create_topics(line.config.kafka, line.said.append)
-    recovered = line.well()
-    books = line.settle()
-    assert len(line.rows("SELECT DISTINCT incarnation, 0 FROM ingest_commit WHERE topic = 'telemetry.v1'")) == 2
-    line.tell("topic deleted, made anew by `fleetpulse init`", visible, recovered, books)
+    visible = pipeline.wait_for_trouble(
+        f"topic {TELEMETRY} does not exist: run `fleetpulse init`", "a topic is missing"
+    )
+    init_kafka.create_topics(pipeline.config.kafka, pipeline.messages.append)
+    recovered = pipeline.wait_until_healthy()
+    counts = pipeline.finish()
+    assert len(pipeline.rows("SELECT DISTINCT incarnation, 0 FROM ingest_commit WHERE topic = 'telemetry.v1'")) == 2
+    pipeline.log_result("topic deleted, made anew by `fleetpulse init`", visible, recovered, counts)
 
 
-@pytest.mark.usefixtures("brisk")
-def test_agent_and_pipeline_that_start_without_any_broker_wait_for_it(own_broker: Broker, new_line: Lines) -> None:
+@pytest.mark.usefixtures("fast_broker_checks")
+def test_agent_and_pipeline_that_start_without_any_broker_wait_for_it(
+    own_broker: Broker, new_pipeline: PipelineFactory
+) -> None:
     own_broker.kill()
-    line = new_line(kafka_of(own_broker)).begin()
-    visible = line.seen("connection refused", "connection refused")
+    pipeline = new_pipeline(kafka_of(own_broker)).start()
+    visible = pipeline.wait_for_trouble("connection refused", "connection refused")
     own_broker.start()
-    line.seen("run `fleetpulse init`", TELEMETRY)
-    init_kafka.create_topics(line.config.kafka, line.said.append)
-    recovered = line.well()
-    books = line.settle()
-    assert not books.gaps
-    line.tell("started with no broker; then one without topics; then `fleetpulse init`", visible, recovered, books)
+    pipeline.wait_for_trouble("run `fleetpulse init`", TELEMETRY)
+    init_kafka.create_topics(pipeline.config.kafka, pipeline.messages.append)
+    recovered = pipeline.wait_until_healthy()
+    counts = pipeline.finish()
+    assert not counts.gaps
+    pipeline.log_result(
+        "started with no broker; then one without topics; then `fleetpulse init`", visible, recovered, counts
+    )
 
 
 # --- the broker's disk -----------------------------------------------------------------------------------------------
@@ -119,20 +133,22 @@ def small_disk(tmp_path: Path) -> Iterator[Disk]:
     disk.close()
 
 
-@pytest.mark.usefixtures("brisk")
+@pytest.mark.usefixtures("fast_broker_checks")
 def test_a_broker_whose_disk_is_full_costs_nothing_once_there_is_room(
-    small_disk: Disk, new_broker: Callable[..., Broker], new_line: Lines
+    small_disk: Disk, new_broker: Callable[..., Broker], new_pipeline: PipelineFactory
 ) -> None:
     broker = new_broker(log_dirs=small_disk.folder / "data")
-    line = new_line(make_topics(broker)).begin()
-    line.well()
+    pipeline = new_pipeline(make_topics(broker)).start()
+    pipeline.wait_until_healthy()
     small_disk.fill(leave=256 << 10)
-    line.write(20, payload=10_000)
-    until(lambda: not broker.running(), SEEN_S, "the broker ends: its only disk failed")
-    visible = line.seen("connection refused", "connection refused")
+    pipeline.write(20, payload=10_000)
+    wait_until(lambda: not broker.running(), VISIBLE_S, "the broker ends: its only disk failed")
+    visible = pipeline.wait_for_trouble("connection refused", "connection refused")
     small_disk.grow(128)
     broker.start()
-    recovered = line.well()
-    books = line.settle()
-    assert not books.gaps
-    line.tell("broker's disk full (the broker ends), disk enlarged, started again", visible, recovered, books)
+    recovered = pipeline.wait_until_healthy()
+    counts = pipeline.finish()
+    assert not counts.gaps
+    pipeline.log_result(
+        "broker's disk full (the broker ends), disk enlarged, started again", visible, recovered, counts
+    )

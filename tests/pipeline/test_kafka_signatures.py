@@ -15,7 +15,7 @@ from pipeline.model.records import TELEMETRY
 from pipeline.transport import wire
 from tests.kafka_broker import Address
 from tests.kafka_clients import make_topics, write
-from tests.pipeline.kafka_line import NODES, Line, body, until
+from tests.pipeline.kafka_pipeline import NODES, KafkaPipeline, body, wait_until
 
 
 def keys(folder: Path, *nodes: str) -> Path:
@@ -28,20 +28,22 @@ def keys(folder: Path, *nodes: str) -> Path:
 
 
 def test_signed_messages_arrive_and_forged_ones_are_dead_letters(
-    kafka: Address, new_line: Callable[..., Line], tmp_path: Path
+    kafka: Address, new_pipeline: Callable[..., KafkaPipeline], tmp_path: Path
 ) -> None:
-    line = new_line(make_topics(kafka, node_keys=keys(tmp_path / "keys", *NODES)))
-    line.begin()
-    line.well()
+    pipeline = new_pipeline(make_topics(kafka, node_keys=keys(tmp_path / "keys", *NODES)))
+    pipeline.start()
+    pipeline.wait_until_healthy()
     forged = wire.seal(body("n1", time.time_ns() // 1000, 0, 0), wire.TELEMETRY_KIND, b"x" * 16, 0, 0)
     write(kafka, TELEMETRY, [forged], key="n1")
-    service = line.service
+    service = pipeline.service
     assert isinstance(service, PipelineService)
-    until(lambda: service.ingest.rejected["signature"] == 1, 30.0, "the forged message is rejected")
+    wait_until(lambda: service.ingest.rejected["signature"] == 1, 30.0, "the forged message is rejected")
     assert service.ingest.rejected["sender"] == 0
     assert PipelineBackend(service).read_counters()['fleetpulse_ingest_rejected_total{rule="signature"}'] == 1.0
 
 
-def test_an_agent_without_its_key_does_not_start(new_line: Callable[..., Line], kafka: Address, tmp_path: Path) -> None:
+def test_an_agent_without_its_key_does_not_start(
+    new_pipeline: Callable[..., KafkaPipeline], kafka: Address, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"no n3\.key; expected the key of n3"):
-        new_line(make_topics(kafka, node_keys=keys(tmp_path / "keys", "n0", "n1", "n2")))
+        new_pipeline(make_topics(kafka, node_keys=keys(tmp_path / "keys", "n0", "n1", "n2")))

@@ -22,20 +22,20 @@ from pipeline.store.devices import Devices
 from pipeline.transport.kafka import KafkaTransport
 from tests.kafka_broker import Address
 from tests.kafka_clients import make_topics
-from tests.pipeline.kafka_line import SEEN_S, Line, until
+from tests.pipeline.kafka_pipeline import VISIBLE_S, KafkaPipeline, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("brisk")]
-Lines = Callable[..., Line]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_broker_checks")]
+PipelineFactory = Callable[..., KafkaPipeline]
 
 
 def test_a_second_pipeline_on_the_store_ends_with_3_and_names_the_holder(
-    kafka: Address, new_line: Lines, tmp_path: Path
+    kafka: Address, new_pipeline: PipelineFactory, tmp_path: Path
 ) -> None:
-    line = new_line(make_topics(kafka)).begin()
-    line.well()
+    pipeline = new_pipeline(make_topics(kafka)).start()
+    pipeline.wait_until_healthy()
     (tmp_path / "second.toml").write_text(
         f'[pipeline]\ntransport = "kafka"\n[kafka]\nbootstrap_servers = "{kafka.bootstrap}"\n'
-        f'[store]\npath = "{line.config.store.path}"\n[api]\nport = 0\n'
+        f'[store]\npath = "{pipeline.config.store.path}"\n[api]\nport = 0\n'
     )
     words = [sys.executable, os.path.abspath("fleetpulse.py"), "pipeline", "--config", str(tmp_path / "second.toml")]
     begin = time.monotonic()
@@ -43,24 +43,24 @@ def test_a_second_pipeline_on_the_store_ends_with_3_and_names_the_holder(
     visible = time.monotonic() - begin
     assert second.returncode == 3
     assert f"PID {os.getpid()}" in second.stderr
-    line.notes.append(f"exit 3: {second.stderr.strip()}")
-    recovered = line.well()
-    books = line.settle()
-    assert not books.gaps
-    line.tell("a second pipeline on the same store", visible, recovered, books)
+    pipeline.observations.append(f"exit 3: {second.stderr.strip()}")
+    recovered = pipeline.wait_until_healthy()
+    counts = pipeline.finish()
+    assert not counts.gaps
+    pipeline.log_result("a second pipeline on the same store", visible, recovered, counts)
 
 
 def test_of_two_writers_on_one_store_one_is_fenced_and_every_row_is_stored_once(
-    kafka: Address, new_line: Lines
+    kafka: Address, new_pipeline: PipelineFactory
 ) -> None:
     """DuckDB keeps a second process out; this is the lock behind that one: both are in one process here."""
-    line = new_line(make_topics(kafka))
-    line.sender.start()
-    line.write(200)
-    line.sent()
-    with closing(Database(line.config.store.path)) as database:
-        line.database = database
-        transports = [KafkaTransport(line.config.kafka) for _ in range(2)]
+    pipeline = new_pipeline(make_topics(kafka))
+    pipeline.sender.start()
+    pipeline.write(200)
+    pipeline.wait_until_sent()
+    with closing(Database(pipeline.config.store.path)) as database:
+        pipeline.database = database
+        transports = [KafkaTransport(pipeline.config.kafka) for _ in range(2)]
         writers = [
             Ingest(database, transport, Devices(database.connection), lambda: time.time_ns() // 1000)
             for transport in transports
@@ -68,16 +68,16 @@ def test_of_two_writers_on_one_store_one_is_fenced_and_every_row_is_stored_once(
         refusals: list[list[str]] = [[], []]
         stop = threading.Event()
         threads = [
-            threading.Thread(target=_keep_on, args=(writer, found, stop))
+            threading.Thread(target=_run_ingest, args=(writer, found, stop))
             for writer, found in zip(writers, refusals, strict=True)
         ]
         for thread in threads:
             thread.start()
-        visible = until(lambda: any(refusals), SEEN_S, "one is fenced")
+        visible = wait_until(lambda: any(refusals), VISIBLE_S, "one is fenced")
         for _ in range(20):
-            line.write(5)
-            line.sent()
-        books = line.settle()
+            pipeline.write(5)
+            pipeline.wait_until_sent()
+        counts = pipeline.finish()
         stop.set()
         for thread in threads:
             thread.join()
@@ -86,14 +86,14 @@ def test_of_two_writers_on_one_store_one_is_fenced_and_every_row_is_stored_once(
         fenced = [found for found in refusals if found]
         assert len(fenced) == 1, "the other one goes on"
         assert all("another pipeline wrote to it" in text for text in fenced[0])
-        assert not books.gaps
-        assert line.rows("SELECT 'letters', count(*) FROM dead_letter") == [("letters", 0)]
-        line.notes.append(fenced[0][0])
-        line.tell("two writers on one store", visible, None, books)
-        line.database = None
+        assert not counts.gaps
+        assert pipeline.rows("SELECT 'letters', count(*) FROM dead_letter") == [("letters", 0)]
+        pipeline.observations.append(fenced[0][0])
+        pipeline.log_result("two writers on one store", visible, None, counts)
+        pipeline.database = None
 
 
-def _keep_on(ingest: Ingest, refusals: list[str], stop: threading.Event) -> None:
+def _run_ingest(ingest: Ingest, refusals: list[str], stop: threading.Event) -> None:
     """As the loop of the pipeline does it."""
     while not stop.wait(0.01):
         try:
@@ -128,14 +128,14 @@ while ingest.step() is not None or ingest.backlog() is not None:
 
 
 def test_no_row_is_lost_or_doubled_when_the_pipeline_is_killed_while_it_commits(
-    kafka: Address, new_line: Lines
+    kafka: Address, new_pipeline: PipelineFactory
 ) -> None:
-    line = new_line(make_topics(kafka))
-    line.sender.start()
+    pipeline = new_pipeline(make_topics(kafka))
+    pipeline.sender.start()
     for _ in range(10):
-        line.write(MESSAGES // 10)
-        line.sent()
-    words = [sys.executable, "-c", READER, str(line.config.store.path), kafka.bootstrap]
+        pipeline.write(MESSAGES // 10)
+        pipeline.wait_until_sent()
+    words = [sys.executable, "-c", READER, str(pipeline.config.store.path), kafka.bootstrap]
     rng, kills, last = random.Random(1), 0, 1
     while last:
         reader = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
@@ -151,9 +151,9 @@ def test_no_row_is_lost_or_doubled_when_the_pipeline_is_killed_while_it_commits(
         last = reader.wait()
         assert last in (0, -signal.SIGKILL)
     assert kills == KILLS
-    line.open()
-    recovered = line.well()
-    books = line.settle()
-    assert not books.gaps
-    line.notes.append(f"{kills} kills")
-    line.tell("pipeline killed (kill -9) while it commits", None, recovered, books)
+    pipeline.start_service()
+    recovered = pipeline.wait_until_healthy()
+    counts = pipeline.finish()
+    assert not counts.gaps
+    pipeline.observations.append(f"{kills} kills")
+    pipeline.log_result("pipeline killed (kill -9) while it commits", None, recovered, counts)

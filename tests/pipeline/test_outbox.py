@@ -18,64 +18,66 @@ from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
 from pipeline.notify.outbox import RETENTION_S, RETRY_S, WATCHDOG_INTERVAL_S, Notifier
-from tests.pipeline.outbox_line import START, Desk, Receiver
+from tests.pipeline.notifier_harness import START, NotifierHarness, Receiver
 from tests.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_an_alert_is_delivered_once_and_then_its_end(desk: Desk, receiver: Receiver) -> None:
-    desk.change("opened")
-    assert desk.step() == 1
-    assert desk.step() == 0
-    desk.end()
-    desk.step()
+def test_an_alert_is_delivered_once_and_then_its_end(harness: NotifierHarness, receiver: Receiver) -> None:
+    harness.write_change("opened")
+    assert harness.send_due() == 1
+    assert harness.send_due() == 0
+    harness.resolve()
+    harness.send_due()
     assert receiver.alerts == [("firing", "gpu:n1.0"), ("resolved", "gpu:n1.0")]
-    assert [key for key, _ in receiver.got] == ["inc-gpu:n1.0.1.r0", "inc-gpu:n1.0.2.r0"]
-    assert desk.rows() == [("firing", "delivered", 1), ("resolved", "delivered", 1)]
+    assert [key for key, _ in receiver.posts] == ["inc-gpu:n1.0.1.r0", "inc-gpu:n1.0.2.r0"]
+    assert harness.rows() == [("firing", "delivered", 1), ("resolved", "delivered", 1)]
 
 
-def test_retry_after_is_kept_to(desk: Desk, receiver: Receiver) -> None:
-    receiver.script = [502, 502, 502]
-    desk.change("opened")
-    desk.step()
+def test_retry_after_is_kept_to(harness: NotifierHarness, receiver: Receiver) -> None:
+    receiver.statuses = [502, 502, 502]
+    harness.write_change("opened")
+    harness.send_due()
     waits = []
     for _ in range(3):
         seconds = 0
-        while desk.step(1) == 0:
+        while harness.send_due(1) == 0:
             seconds += 1
         waits.append(seconds + 1)
     assert waits == [300, 300, 300], "the receiver asked for five minutes with Retry-After"
-    assert len({key for key, _ in receiver.got}) == 1
-    assert desk.rows() == [("firing", "delivered", 4)]
+    assert len({key for key, _ in receiver.posts}) == 1
+    assert harness.rows() == [("firing", "delivered", 4)]
 
 
-def test_a_clock_that_is_set_back_holds_no_alert_and_no_watchdog_back(desk: Desk, receiver: Receiver) -> None:
-    receiver.script = [500] * 4
-    desk.change("opened")
+def test_a_clock_that_is_set_back_holds_no_alert_and_no_watchdog_back(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    receiver.statuses = [500] * 4
+    harness.write_change("opened")
     for _ in range(4):
-        desk.step(10)
-    desk.notifier.send_watchdog("r0")
-    assert desk.step(-2 * 3600) == 1
-    assert desk.rows()[0][1] == "delivered"
-    heard = len(receiver.got)
-    desk.now += WATCHDOG_INTERVAL_S * SECOND
-    desk.notifier.send_watchdog("r0")
-    assert len(receiver.got) == heard + 1
+        harness.send_due(10)
+    harness.notifier.send_watchdog("r0")
+    assert harness.send_due(-2 * 3600) == 1
+    assert harness.rows()[0][1] == "delivered"
+    heard = len(receiver.posts)
+    harness.now += WATCHDOG_INTERVAL_S * SECOND
+    harness.notifier.send_watchdog("r0")
+    assert len(receiver.posts) == heard + 1
 
 
 def test_what_is_written_is_sent_without_waiting_for_the_next_look(
-    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    harness: NotifierHarness, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "POLL_S", 60.0)
     stop = threading.Event()
-    runner = threading.Thread(target=desk.notifier.run, args=(stop,))
+    runner = threading.Thread(target=harness.notifier.run, args=(stop,))
     runner.start()
     try:
         assert receiver.arrived.wait(5), "the Watchdog, so that the thread waits now"
         receiver.arrived.clear()
-        desk.change("opened")
-        desk.notifier.wake()
+        harness.write_change("opened")
+        harness.notifier.wake()
         assert receiver.arrived.wait(5)
     finally:
         stop.set()
@@ -83,42 +85,44 @@ def test_what_is_written_is_sent_without_waiting_for_the_next_look(
     assert not runner.is_alive()
 
 
-def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(desk: Desk, receiver: Receiver) -> None:
+def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
     receiver.refuses["gpu:n1.0"] = 503
-    desk.change("opened")
+    harness.write_change("opened")
     waits = []
     for _ in RETRY_S:
-        desk.notifier.health["r0"].record_success()  # it accepts other messages
-        assert desk.step() == 1
-        assert desk.database is not None
-        due = desk.database.cursor().execute("SELECT epoch_us(next_attempt) FROM outbox").fetchall()[0][0]
-        waits.append((due - desk.now) / SECOND)
-        desk.now = due
+        harness.notifier.health["r0"].record_success()  # it accepts other messages
+        assert harness.send_due() == 1
+        assert harness.database is not None
+        due = harness.database.cursor().execute("SELECT epoch_us(next_attempt) FROM outbox").fetchall()[0][0]
+        waits.append((due - harness.now) / SECOND)
+        harness.now = due
     assert waits[:3] == [1, 5, 30]
     for wait, planned in zip(waits[3:], RETRY_S[3:], strict=True):
         assert 0.9 * planned <= wait <= 1.1 * planned
         assert wait != planned
-    assert desk.step() == 1
-    assert desk.rows() == [("firing", "dead", 9)]
-    assert desk.step(1e6) == 0
-    assert desk.answer() == "HTTP 503, 9 times"
+    assert harness.send_due() == 1
+    assert harness.rows() == [("firing", "dead", 9)]
+    assert harness.send_due(1e6) == 0
+    assert harness.read_answer() == "HTTP 503, 9 times"
 
 
-def test_the_end_waits_until_the_trigger_is_delivered(desk: Desk, receiver: Receiver) -> None:
-    receiver.script = [503]
-    desk.change("opened")
-    desk.end()
-    desk.change("opened", "gpu:n2.0")
-    desk.step()
+def test_the_end_waits_until_the_trigger_is_delivered(harness: NotifierHarness, receiver: Receiver) -> None:
+    receiver.statuses = [503]
+    harness.write_change("opened")
+    harness.resolve()
+    harness.write_change("opened", "gpu:n2.0")
+    harness.send_due()
     assert receiver.alerts == [("firing", "gpu:n1.0"), ("firing", "gpu:n2.0")], "another incident does not wait"
-    desk.step(301)
-    desk.step()
+    harness.send_due(301)
+    harness.send_due()
     assert receiver.alerts[2:] == [("firing", "gpu:n1.0"), ("resolved", "gpu:n1.0")]
 
 
-def test_a_thread_of_a_receiver_that_hangs_is_reported(running: Desk, receiver: Receiver) -> None:
+def test_a_thread_of_a_receiver_that_hangs_is_reported(running: NotifierHarness, receiver: Receiver) -> None:
     running.broken = ""
-    until(lambda: receiver.got and running.notifier.describe_trouble() is None)
+    until(lambda: receiver.posts and running.notifier.describe_trouble() is None)
     running.hang.clear()
     running.now += WATCHDOG_INTERVAL_S * SECOND
     until(lambda: running.hung)
@@ -129,25 +133,25 @@ def test_a_thread_of_a_receiver_that_hangs_is_reported(running: Desk, receiver: 
 
 
 def test_one_receiver_does_not_wait_for_another(tmp_path: Path, receiver: Receiver) -> None:
-    desk = Desk(tmp_path, ["http://127.0.0.1:1/", f"http://127.0.0.1:{receiver.server_port}/"])
-    desk.change("opened")
-    desk.step(name="r0")
-    desk.step(name="r1")
+    harness = NotifierHarness(tmp_path, ["http://127.0.0.1:1/", f"http://127.0.0.1:{receiver.server_port}/"])
+    harness.write_change("opened")
+    harness.send_due(name="r0")
+    harness.send_due(name="r1")
     assert receiver.alerts == [("firing", "gpu:n1.0")]
-    assert sorted(row[1] for row in desk.rows()) == ["delivered", "pending"]
-    desk.close()
+    assert sorted(row[1] for row in harness.rows()) == ["delivered", "pending"]
+    harness.close()
 
 
-def test_what_was_enqueued_survives_a_restart(desk: Desk, receiver: Receiver) -> None:
-    desk.change("opened")
-    desk.restart()
-    desk.step()
+def test_what_was_enqueued_survives_a_restart(harness: NotifierHarness, receiver: Receiver) -> None:
+    harness.write_change("opened")
+    harness.restart()
+    harness.send_due()
     assert receiver.alerts == [("firing", "gpu:n1.0")]
 
 
-def test_kill_9_between_enqueue_and_delivery_loses_nothing(desk: Desk, receiver: Receiver) -> None:
+def test_kill_9_between_enqueue_and_delivery_loses_nothing(harness: NotifierHarness, receiver: Receiver) -> None:
     """The killed process had committed an incident with its alert and died in the middle of the post."""
-    desk.close()
+    harness.close()
     program = f"""
         import os, signal, sys
         sys.path.insert(0, {str(ROOT)!r})
@@ -162,7 +166,7 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(desk: Desk, receiver:
         import socket
         trap = socket.create_server(("127.0.0.1", 0))
         hook = Webhook("r0", f"http://127.0.0.1:{{trap.getsockname()[1]}}/")
-        database = Database(Path({str(desk.folder)!r}) / "store.duckdb")
+        database = Database(Path({str(harness.folder)!r}) / "store.duckdb")
         notifier = Notifier(database, Notify((hook,)), "here", lambda: {START})
         one = Incident("inc-1", "gpu:n1.0", {START}, {START}, "page", "wrong", "sdc", "gpu:n1.0", ("gpu:n1.0",))
         change = Change("opened", one, {START}, "fleetpulse")
@@ -177,18 +181,18 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(desk: Desk, receiver:
         assert process.stdout.readline() == "committed\n"
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait(10) == -signal.SIGKILL
-    desk.restart()
-    assert desk.step() == 1
+    harness.restart()
+    assert harness.send_due() == 1
     assert receiver.alerts == [("firing", "gpu:n1.0")]
-    assert [key for key, _ in receiver.got] == ["inc-1.1.r0"]
+    assert [key for key, _ in receiver.posts] == ["inc-1.1.r0"]
 
 
-def test_the_threads_deliver_by_themselves_and_end_when_asked(desk: Desk, receiver: Receiver) -> None:
-    desk.alive = False
+def test_the_threads_deliver_by_themselves_and_end_when_asked(harness: NotifierHarness, receiver: Receiver) -> None:
+    harness.alive = False
     stop = threading.Event()
-    thread = threading.Thread(target=desk.notifier.run, args=(stop,))
+    thread = threading.Thread(target=harness.notifier.run, args=(stop,))
     thread.start()
-    desk.change("opened")
+    harness.write_change("opened")
     assert receiver.arrived.wait(10)
     stop.set()
     thread.join(10)
@@ -197,24 +201,24 @@ def test_the_threads_deliver_by_themselves_and_end_when_asked(desk: Desk, receiv
 
 
 @pytest.fixture
-def running(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def running(harness: NotifierHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifierHarness]:
     """A desk whose threads deliver by themselves, with short pauses."""
     monkeypatch.setattr(outbox, "POLL_S", 0.01)
     monkeypatch.setattr(outbox, "FAULT_PAUSE_S", 0.01)
-    desk.broken, stop = "the heart is broken", threading.Event()
-    thread = threading.Thread(target=desk.notifier.run, args=(stop,))
+    harness.broken, stop = "the heart is broken", threading.Event()
+    thread = threading.Thread(target=harness.notifier.run, args=(stop,))
     thread.start()
-    yield desk
+    yield harness
     stop.set()
     thread.join(10)
 
 
 def test_a_fault_of_the_watchdog_is_told_once_with_its_trace_and_holds_up_no_alert(
-    running: Desk, receiver: Receiver, caplog: pytest.LogCaptureFixture
+    running: NotifierHarness, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     until(running.notifier.describe_trouble)
-    running.change("opened")
-    until(lambda: receiver.got)
+    running.write_change("opened")
+    until(lambda: receiver.posts)
     assert receiver.alerts == [("firing", "gpu:n1.0")]
     assert running.notifier.describe_trouble() == "receiver r0: Watchdog: RuntimeError: the heart is broken"
     running.broken = "another fault"
@@ -225,9 +229,9 @@ def test_a_fault_of_the_watchdog_is_told_once_with_its_trace_and_holds_up_no_ale
     until(lambda: ("firing", "site:here") in receiver.alerts)
 
 
-def test_a_fault_of_the_outbox_is_a_trouble_until_it_is_mended(running: Desk, receiver: Receiver) -> None:
+def test_a_fault_of_the_outbox_is_a_trouble_until_it_is_mended(running: NotifierHarness, receiver: Receiver) -> None:
     running.broken = ""
-    until(lambda: receiver.got and running.notifier.describe_trouble() is None)
+    until(lambda: receiver.posts and running.notifier.describe_trouble() is None)
     assert running.database is not None
     good = running.database.connection
     with running.database.transaction() as connection:
@@ -235,56 +239,56 @@ def test_a_fault_of_the_outbox_is_a_trouble_until_it_is_mended(running: Desk, re
     until(running.notifier.describe_trouble)
     assert "receiver r0: alerts: CatalogException: " in str(running.notifier.describe_trouble())
     good.execute("ALTER TABLE away RENAME TO outbox")
-    running.change("opened")
+    running.write_change("opened")
     until(lambda: ("firing", "gpu:n1.0") in receiver.alerts)
     until(lambda: running.notifier.describe_trouble() is None)
 
 
-def test_the_watchdog_fires_at_the_start_and_every_five_minutes(desk: Desk, receiver: Receiver) -> None:
+def test_the_watchdog_fires_at_the_start_and_every_five_minutes(harness: NotifierHarness, receiver: Receiver) -> None:
     for seconds in (0, 0, WATCHDOG_INTERVAL_S - 1, 1, 1):
-        desk.now += seconds * SECOND
-        desk.notifier.send_watchdog("r0")
+        harness.now += seconds * SECOND
+        harness.notifier.send_watchdog("r0")
     assert receiver.alerts == [("firing", "site:here")] * 2
-    assert len({body["alerts"][0]["startsAt"] for _, body in receiver.got}) == 1
-    assert desk.rows() == [], "a heartbeat that is late is no heartbeat: it is never queued"
+    assert len({body["alerts"][0]["startsAt"] for _, body in receiver.posts}) == 1
+    assert harness.rows() == [], "a heartbeat that is late is no heartbeat: it is never queued"
 
 
-def test_the_watchdog_is_silent_while_the_pipeline_does_not_work(desk: Desk, receiver: Receiver) -> None:
-    desk.alive = False
-    desk.notifier.send_watchdog("r0")
-    assert receiver.got == []
-    desk.alive = True
-    desk.notifier.send_watchdog("r0")
-    assert len(receiver.got) == 1
+def test_the_watchdog_is_silent_while_the_pipeline_does_not_work(harness: NotifierHarness, receiver: Receiver) -> None:
+    harness.alive = False
+    harness.notifier.send_watchdog("r0")
+    assert receiver.posts == []
+    harness.alive = True
+    harness.notifier.send_watchdog("r0")
+    assert len(receiver.posts) == 1
 
 
-def test_what_is_over_is_forgotten_after_a_week_and_what_is_open_is_not(desk: Desk) -> None:
+def test_what_is_over_is_forgotten_after_a_week_and_what_is_open_is_not(harness: NotifierHarness) -> None:
     for cause in ("gpu:n1.0", "gpu:n2.0"):
-        desk.change("opened", cause)
-    desk.end("gpu:n1.0")
-    desk.step()
-    desk.step()
-    assert len(desk.rows()) == 3
-    desk.now += (RETENTION_S + 60) * SECOND
+        harness.write_change("opened", cause)
+    harness.resolve("gpu:n1.0")
+    harness.send_due()
+    harness.send_due()
+    assert len(harness.rows()) == 3
+    harness.now += (RETENTION_S + 60) * SECOND
     stop = threading.Event()
     stop.set()
-    desk.notifier.run(stop)
-    assert desk.rows() == [("firing", "delivered", 1)]
+    harness.notifier.run(stop)
+    assert harness.rows() == [("firing", "delivered", 1)]
 
 
-def test_payloads_of_a_receiver_that_is_no_longer_configured_are_given_up(desk: Desk) -> None:
-    desk.change("opened")
-    desk.urls = []
-    desk.restart()
+def test_payloads_of_a_receiver_that_is_no_longer_configured_are_given_up(harness: NotifierHarness) -> None:
+    harness.write_change("opened")
+    harness.urls = []
+    harness.restart()
     stop = threading.Event()
     stop.set()
-    desk.notifier.run(stop)
-    assert desk.rows() == [("firing", "dead", 0)]
-    assert desk.answer() == "the receiver is no longer configured"
+    harness.notifier.run(stop)
+    assert harness.rows() == [("firing", "dead", 0)]
+    assert harness.read_answer() == "the receiver is no longer configured"
 
 
-def test_two_receivers_of_one_name_are_refused(desk: Desk) -> None:
+def test_two_receivers_of_one_name_are_refused(harness: NotifierHarness) -> None:
     twice = Notify((Webhook("a", "https://x.example/"), Webhook("a", "https://y.example/")))
-    assert desk.database is not None
+    assert harness.database is not None
     with pytest.raises(ConfigError, match="same"):
-        Notifier(desk.database, twice, "here", lambda: START)
+        Notifier(harness.database, twice, "here", lambda: START)

@@ -1,4 +1,4 @@
-"""A small store with 4 nodes in 2 racks, a backend over it made of real parts, and the API in front of both."""
+"""A small store with 4 nodes in 2 racks, a backend of real parts over it, and the API."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STANDING: Health = {
 
 @dataclass
 class StoreBackend:
-    """Notes are written straight into the tables; everything else is what a test sets it to."""
+    """Writes notes straight into the tables; the test sets everything else."""
 
     database: Database
     topology: Topology
@@ -120,15 +120,15 @@ class StoreBackend:
 
 
 class InProcess(httpx.BaseTransport):
-    """Hands requests to an application without a socket, each in an event loop of its own."""
+    """Sends requests to an application without a socket, each in a new event loop."""
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return asyncio.run(self._ask(request))
+        return asyncio.run(self._send(request))
 
-    async def _ask(self, request: httpx.Request) -> httpx.Response:
+    async def _send(self, request: httpx.Request) -> httpx.Response:
         async with httpx.ASGITransport(self.app, raise_app_exceptions=False) as transport:
             answer = await transport.handle_async_request(request)
             return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
@@ -136,14 +136,14 @@ class InProcess(httpx.BaseTransport):
 
 @pytest.fixture
 def now() -> int:
-    """The instant at which the API believes to be."""
+    """Current time of the API, in microseconds."""
     return NOW
 
 
 @pytest.fixture(scope="session")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed store with everything in it but incidents; made once and copied for each test."""
-    path = tmp_path_factory.mktemp("filled") / "store.duckdb"
+def template_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed store that has everything except incidents; made once and copied for each test."""
+    path = tmp_path_factory.mktemp("template_store") / "store.duckdb"
     opened = Database(path)
     with opened.transaction() as connection:
         _fill(connection)
@@ -152,8 +152,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def database(tmp_path: Path, filled: Path) -> Iterator[Database]:
-    opened = Database(Path(shutil.copy(filled, tmp_path)))
+def database(tmp_path: Path, template_store: Path) -> Iterator[Database]:
+    opened = Database(Path(shutil.copy(template_store, tmp_path)))
     yield opened
     opened.close()
 
@@ -165,14 +165,14 @@ def backend(database: Database) -> StoreBackend:
 
 @pytest.fixture
 def client(backend: StoreBackend) -> httpx.Client:
-    """The API on loopback without tokens, as a program on this machine sees it."""
+    """The API on loopback without tokens, as a program on this machine uses it."""
     app = create_app(backend, Config(), lambda: NOW)
     return httpx.Client(transport=InProcess(app), base_url="http://127.0.0.1:8600")
 
 
 @pytest.fixture
 def with_tokens(backend: StoreBackend, tmp_path: Path) -> httpx.Client:
-    """The API beyond loopback, where `ada` and `bob` have tokens."""
+    """The API beyond loopback; `ada` and `bob` have tokens."""
     file = tmp_path / "tokens"
     file.write_text("# people\nada:ada-has-a-long-token\nbob:bob-has-a-long-token\n")
     config = Config(api=Api(host="0.0.0.0", token_file=file))
@@ -208,7 +208,7 @@ def open_incident(database: Database) -> Open:
 
 
 def _fill(connection: duckdb.DuckDBPyConnection) -> None:
-    """10 minutes of GPUs; n3 fell silent 5 minutes ago, n4 was only announced, a facility sender has no node."""
+    """Writes 10 minutes of GPU telemetry; n3 is silent for 5 minutes, n4 only announced; one sender has no node."""
     for entity, above in PARENTS.items():
         kind = entity.partition(":")[0]
         connection.execute(
@@ -220,7 +220,7 @@ def _fill(connection: duckdb.DuckDBPyConnection) -> None:
         node = gpu[4:6]
         connection.execute("INSERT INTO device VALUES ('gpu', ?, 'local', ?, ?, true)", [number, gpu, node])
         last = NOW - (300 * SECOND if node == "n3" else SECOND)
-        # the clock is missing in every second row, the energy counter rises by 3000 a second and starts anew once
+        # every second clock value is missing; the energy counter rises by 3000 a second and is reset once
         connection.execute(
             """INSERT INTO hot_gpu (time, device, sm_clock, energy, temperature)
                SELECT make_timestamptz($last - i * $step), $number, CASE WHEN i % 2 = 0 THEN $clock END,

@@ -1,4 +1,4 @@
-"""Callers who say nothing, little or too slowly: they are dropped in time, and others are served meanwhile."""
+"""Slow or silent clients: their connections are dropped in time, and other clients are served."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def serving(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer
     assert running.join(5.0)
 
 
-def caller(serving: ApiServer, start: bytes = b"") -> socket.socket:
+def connect(serving: ApiServer, start: bytes = b"") -> socket.socket:
     made = socket.create_connection(("127.0.0.1", serving.port), 5.0)
     made.sendall(start)
     return made
 
 
-def healthy(serving: ApiServer) -> bool:
+def is_healthy(serving: ApiServer) -> bool:
     asked = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=5.0)
     with contextlib.closing(asked):
         asked.request("GET", "/healthz")
         return asked.getresponse().status == 200
 
 
-def dropped(one: socket.socket) -> bool:
-    """True when the server ends a connection by itself. Raises TimeoutError if that takes longer than its socket's."""
+def is_dropped(connection: socket.socket) -> bool:
+    """Returns whether the server closes the connection. Raises TimeoutError after the timeout of the socket."""
     with contextlib.suppress(ConnectionResetError):
-        while one.recv(1 << 16):
+        while connection.recv(1 << 16):
             pass
     return True
 
@@ -62,33 +62,33 @@ def files() -> int:
 def test_many_half_open_connections_cost_few_files_and_others_are_served(serving: ApiServer) -> None:
     before = files()
     with contextlib.ExitStack() as held:
-        silent = [held.enter_context(caller(serving, b"GET / HTTP/1.1\r\nHost: 12")) for _ in range(5 * MOST)]
-        assert healthy(serving)
+        silent = [held.enter_context(connect(serving, b"GET / HTTP/1.1\r\nHost: 12")) for _ in range(5 * MOST)]
+        assert is_healthy(serving)
         assert files() - before - len(silent) <= MOST + 5
-        assert sum(map(dropped, silent)) == len(silent)
-    assert healthy(serving)
+        assert sum(map(is_dropped, silent)) == len(silent)
+    assert is_healthy(serving)
 
 
-def test_a_crowd_that_sends_a_byte_now_and_then_keeps_out_nobody_who_pauses_within_a_request(
+def test_many_slow_clients_do_not_keep_out_a_client_that_pauses_within_a_request(
     serving: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the crowd had sent something later than the honest caller, who was dropped in its place."""
+    """The honest client was once dropped, because each of the others had sent a byte after it."""
     monkeypatch.setattr(connections, "REQUEST_SECONDS", 30.0)
     with contextlib.ExitStack() as held:
-        crowd = [held.enter_context(caller(serving, b"GET / HTTP/1.1\r\n")) for _ in range(MOST)]
-        honest = held.enter_context(caller(serving, b"GET /healthz HTTP/1.1\r\n"))
+        crowd = [held.enter_context(connect(serving, b"GET / HTTP/1.1\r\n")) for _ in range(MOST)]
+        honest = held.enter_context(connect(serving, b"GET /healthz HTTP/1.1\r\n"))
         for _ in range(MOST // 2):
-            crowd = [one for one in crowd if sent(one)]
-            crowd.append(held.enter_context(caller(serving, b"GET / HTTP/1.1\r\n")))
-            time.sleep(0.01)  # lets the server see each round by itself
+            crowd = [connection for connection in crowd if sent(connection)]
+            crowd.append(held.enter_context(connect(serving, b"GET / HTTP/1.1\r\n")))
+            time.sleep(0.01)  # the server handles each round separately
         honest.sendall(b"Host: 127.0.0.1\r\n\r\n")
         assert honest.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
-def test_callers_who_come_while_the_server_is_busy_wait_in_the_kernel_and_need_not_try_again(
+def test_clients_that_connect_while_the_server_is_busy_wait_in_the_kernel_queue_without_a_retry(
     serving: ApiServer,
 ) -> None:
-    """Beyond the queue a SYN is dropped, and repeated after 1, 3, 7 and 15 s: a call of 20 ms took 19 s."""
+    """Beyond the queue a SYN is dropped and repeated after 1, 3, 7 and 15 s: a request of 20 ms took 19 s."""
     busy, held = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -111,50 +111,50 @@ def test_callers_who_come_while_the_server_is_busy_wait_in_the_kernel_and_need_n
         b"POST /api/v1/sql HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         b"Content-Length: 100\r\n\r\n{",
     ],
-    ids=["nothing", "half a head", "half a body"],
+    ids=["nothing", "half of the headers", "half of the body"],
 )
-def test_a_request_that_does_not_arrive_whole_in_time_is_dropped(serving: ApiServer, start: bytes) -> None:
+def test_a_request_that_does_not_arrive_in_full_in_time_is_dropped(serving: ApiServer, start: bytes) -> None:
     begun = time.monotonic()
-    with caller(serving, start) as one:
-        assert dropped(one)
+    with connect(serving, start) as connection:
+        assert is_dropped(connection)
     assert time.monotonic() - begun < 3.0
 
 
-def test_a_byte_now_and_then_buys_no_time(serving: ApiServer) -> None:
-    """Slow loris: each byte is on time, the request is not."""
-    with caller(serving, b"GET /healthz HTTP/1.1\r\n") as one:
-        one.settimeout(0.1)
+def test_sending_single_bytes_does_not_extend_the_deadline(serving: ApiServer) -> None:
+    """Slowloris: each byte is in time, the request is not."""
+    with connect(serving, b"GET /healthz HTTP/1.1\r\n") as connection:
+        connection.settimeout(0.1)
         begun = time.monotonic()
         with pytest.raises((BrokenPipeError, ConnectionResetError, EOFError)):
-            drip(one)
+            send_slowly(connection)
     assert time.monotonic() - begun < 3.0
 
 
-def sent(one: socket.socket) -> bool:
-    """Whether the connection took one more byte."""
+def sent(connection: socket.socket) -> bool:
+    """Returns whether the connection accepted one more byte."""
     try:
-        return one.send(b"X") == 1
+        return connection.send(b"X") == 1
     except OSError:
         return False
 
 
-def drip(one: socket.socket) -> None:
-    """Sends a byte ten times a second. Raises EOFError or OSError when the server has ended the connection."""
+def send_slowly(connection: socket.socket) -> None:
+    """Sends a byte ten times a second. Raises EOFError or OSError when the server has closed the connection."""
     while True:
-        one.sendall(b"X")
+        connection.sendall(b"X")
         with contextlib.suppress(TimeoutError):
-            if not one.recv(1):
+            if not connection.recv(1):
                 raise EOFError
 
 
 def test_the_second_request_of_a_kept_connection_has_the_same_deadline(serving: ApiServer) -> None:
-    with caller(serving, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as one:
-        assert one.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        one.sendall(b"GET /heal")
-        assert dropped(one)
+    with connect(serving, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /heal")
+        assert is_dropped(connection)
 
 
-def test_a_slow_reader_of_an_answer_is_dropped_and_its_slot_is_free_again(
+def test_a_client_that_reads_its_response_slowly_is_dropped_and_its_slot_is_free_again(
     serving: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "SEND_SECONDS", 0.5)
@@ -165,14 +165,14 @@ def test_a_slow_reader_of_an_answer_is_dropped_and_its_slot_is_free_again(
     )
     with contextlib.ExitStack() as held:
         for _ in range(CONFIG.api.sql_queries):
-            one = held.enter_context(socket.socket())
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.connect(("127.0.0.1", serving.port))
-            one.sendall(head + body)
+            connection = held.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", serving.port))
+            connection.sendall(head + body)
         until = time.monotonic() + 60.0
         while answered(serving) != 200:
             assert time.monotonic() < until
-            time.sleep(0.1)  # polls a real server that has no other way to tell
+            time.sleep(0.1)  # polls a real server; it has no event for this
 
 
 def answered(serving: ApiServer) -> int:

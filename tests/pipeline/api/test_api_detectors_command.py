@@ -1,4 +1,4 @@
-"""`fleetpulse detectors` against a real API, and without one: what is off, what fails, and how each is set up here."""
+"""`fleetpulse detectors` with and without a running API: disabled and failing detectors, and their configuration."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.api.server import create_app, start_server
 from pipeline.config.sections import Api, Config
 
 
-class Troubled:
-    """The backend, of whose detectors one lacks a signal and one fails."""
+class FaultyBackend:
+    """A backend with one detector that lacks a signal and one that fails."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -31,9 +31,9 @@ class Troubled:
 
 @pytest.fixture
 def site(backend: Any, tmp_path: Path) -> Iterator[str]:
-    """The configuration of a pipeline that serves."""
+    """Configuration of a pipeline with a running API."""
     stop, config = threading.Event(), Config(api=Api(port=0))
-    serving = start_server(create_app(Troubled(backend), config), config, stop)
+    serving = start_server(create_app(FaultyBackend(backend), config), config, stop)
     file = tmp_path / "site.toml"
     file.write_text(f"[api]\nport = {serving.port}\n[detector.sdc]\nquorum = 7\n")
     yield str(file)
@@ -41,7 +41,7 @@ def site(backend: Any, tmp_path: Path) -> Iterator[str]:
     serving.join(10)
 
 
-def test_what_is_off_and_what_fails_is_asked_of_the_running_pipeline(
+def test_disabled_and_failing_detectors_are_read_from_the_running_pipeline(
     site: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fleetpulse.main(["detectors", "--config", site, "--output", "json"]) == 0
@@ -61,7 +61,7 @@ def test_what_is_off_and_what_fails_is_asked_of_the_running_pipeline(
     assert "  quorum = 7" in said
 
 
-def test_without_a_running_pipeline_one_line_says_what_is_not_known(
+def test_without_a_running_pipeline_one_line_says_that_the_state_is_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "site.toml").write_text("[api]\nport = 9\n[detector.sdc]\nquorum = 7\n")
@@ -72,7 +72,7 @@ def test_without_a_running_pipeline_one_line_says_what_is_not_known(
     assert err.count("\n") == 1
 
 
-def test_a_bad_setting_of_a_detector_is_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_detector_setting_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "site.toml").write_text("[detector.sdc]\nquorun = 7\n")
     assert fleetpulse.main(["detectors", "--config", str(tmp_path / "site.toml")]) == 2
     assert "quorun" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Incidents over HTTP: reading them, and notes with the name of who wrote them."""
+"""Incidents over HTTP: reading them, and notes with the name of their author."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_incidents_are_listed_all_or_by_state(client: httpx.Client, open_inciden
 
 
 @pytest.mark.parametrize("route", ["acknowledge", "comment", "resolve"])
-def test_a_note_is_written_as_local_where_nobody_has_a_token(
+def test_a_note_is_written_as_local_when_there_are_no_tokens(
     client: httpx.Client, open_incident: Any, route: str
 ) -> None:
     open_incident("inc-1", "gpu:n1.0")
@@ -37,7 +37,7 @@ def test_a_note_is_written_as_local_where_nobody_has_a_token(
     assert [(h["actor"], h["comment"]) for h in after.history] == [("local", "seen; looking")]
 
 
-def test_a_note_bears_the_name_of_the_token(with_tokens: httpx.Client, open_incident: Any) -> None:
+def test_a_note_has_the_user_name_of_the_token(with_tokens: httpx.Client, open_incident: Any) -> None:
     open_incident("inc-1", "gpu:n1.0")
     headers = {"Authorization": "Bearer bob-has-a-long-token"}
     with_tokens.post(f"{INCIDENTS}/inc-1/comment", json={"comment": "mine"}, headers=headers)
@@ -56,7 +56,7 @@ def test_an_unknown_incident_is_a_404(client: httpx.Client) -> None:
         assert "nope" in answer.json()["detail"]
 
 
-def test_a_comment_is_bounded_and_an_empty_one_is_none(client: httpx.Client, open_incident: Any) -> None:
+def test_a_comment_has_a_maximum_length_and_must_not_be_empty(client: httpx.Client, open_incident: Any) -> None:
     open_incident("inc-1", "gpu:n1.0")
     for comment in ("x" * 4001, "", "  "):
         answer = client.post(f"{INCIDENTS}/inc-1/comment", json={"comment": comment})

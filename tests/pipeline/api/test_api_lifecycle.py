@@ -1,4 +1,4 @@
-"""The server as a thread: it starts, tells a taken port, and ends within a second whatever its callers do."""
+"""The server thread: it starts, reports a port in use, and stops within a second in spite of open requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _stops_within_a_second(serving: ApiServer, stop: threading.Event) -> None:
         socket.create_connection(("127.0.0.1", serving.port), 1.0)
 
 
-def test_it_answers_when_serve_returns_and_ends_with_a_caller_that_keeps_its_connection(
+def test_the_server_answers_once_serve_returns_and_stops_in_spite_of_a_kept_connection(
     serving: ApiServer, stop: threading.Event
 ) -> None:
     caller = http.client.HTTPConnection("127.0.0.1", serving.port)
@@ -56,7 +56,7 @@ def test_it_answers_when_serve_returns_and_ends_with_a_caller_that_keeps_its_con
     caller.close()
 
 
-def test_it_ends_while_a_caller_has_said_half_a_sentence(serving: ApiServer, stop: threading.Event) -> None:
+def test_the_server_stops_while_a_request_is_half_received(serving: ApiServer, stop: threading.Event) -> None:
     with socket.create_connection(("127.0.0.1", serving.port)) as caller:
         caller.sendall(b"POST /api/v1/sql HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n")
         with socket.create_connection(("127.0.0.1", serving.port)) as other:
@@ -67,11 +67,13 @@ def test_it_ends_while_a_caller_has_said_half_a_sentence(serving: ApiServer, sto
             _stops_within_a_second(serving, stop)
 
 
-def test_it_ends_while_a_query_runs_and_the_query_is_interrupted(serving: ApiServer, stop: threading.Event) -> None:
+def test_the_server_stops_while_a_query_runs_and_the_query_is_interrupted(
+    serving: ApiServer, stop: threading.Event
+) -> None:
     outcome: list[object] = []
     sent = threading.Event()
 
-    def ask() -> None:
+    def send_request() -> None:
         caller = http.client.HTTPConnection("127.0.0.1", serving.port)
         query = "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b"
         caller.request("POST", "/api/v1/sql", json.dumps({"query": query}), {"Content-Type": "application/json"})
@@ -82,7 +84,7 @@ def test_it_ends_while_a_query_runs_and_the_query_is_interrupted(serving: ApiSer
             outcome.append(type(error))
         caller.close()
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=send_request)
     thread.start()
     assert sent.wait(5.0)
     _stops_within_a_second(serving, stop)
@@ -92,7 +94,7 @@ def test_it_ends_while_a_query_runs_and_the_query_is_interrupted(serving: ApiSer
     assert not [t.name for t in threading.enumerate() if t.name == "query watch"]
 
 
-def test_a_taken_port_is_a_configuration_error_that_names_it(
+def test_a_port_in_use_is_a_configuration_error_that_names_the_port(
     serving: ApiServer, backend: Any, stop: threading.Event
 ) -> None:
     taken = Config(api=Api(port=serving.port))
@@ -100,10 +102,10 @@ def test_a_taken_port_is_a_configuration_error_that_names_it(
         start_server(create_app(backend, taken), taken, stop)
 
 
-def test_many_callers_at_once_are_all_answered(serving: ApiServer) -> None:
+def test_many_concurrent_requests_are_all_answered(serving: ApiServer) -> None:
     statuses: list[int] = []
 
-    def ask() -> None:
+    def send_request() -> None:
         caller = http.client.HTTPConnection("127.0.0.1", serving.port)
         for path in ("/api/v1/fleet", "/api/v1/entities", "/api/v1/series?entity=gpu:n1.0&signal=gpu.power"):
             caller.request("GET", path)
@@ -112,7 +114,7 @@ def test_many_callers_at_once_are_all_answered(serving: ApiServer) -> None:
             statuses.append(answer.status)
         caller.close()
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=send_request) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -120,7 +122,7 @@ def test_many_callers_at_once_are_all_answered(serving: ApiServer) -> None:
     assert statuses == [200] * 24
 
 
-def test_an_ordinary_end_says_nothing(
+def test_a_normal_stop_logs_nothing(
     serving: ApiServer, stop: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     caller = http.client.HTTPConnection("127.0.0.1", serving.port)

@@ -1,4 +1,4 @@
-"""`fleetpulse mutes` against a real API: what is data, what is talk, and the exit codes."""
+"""`fleetpulse mutes` against a real API: data on stdout, messages on stderr, and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADD = ("add", "straggler", "rack:r1", "--hours", "8", "--reason", "new paste")
 def mutes(
     backend: Any, now: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Call]:
-    """mutes(*words): (exit code, stdout, stderr) of the command, asking an API that serves."""
+    """mutes(*words): (exit code, stdout, stderr) of the command against a running API."""
     monkeypatch.setattr("pipeline.commands.mutes.time.time_ns", lambda: now * 1000)
     stop, config = threading.Event(), Config(api=Api(port=0))
     serving = start_server(create_app(backend, config, lambda: now), config, stop)
@@ -39,7 +39,7 @@ def mutes(
     serving.join(10)
 
 
-def test_a_mute_is_made_listed_and_ended(mutes: Call) -> None:
+def test_a_mute_is_created_listed_and_ended(mutes: Call) -> None:
     code, out, err = mutes(*ADD, "--output", "json")
     (made,) = json.loads(out)
     assert (code, err) == (0, "")
@@ -71,26 +71,26 @@ def test_a_mute_is_made_listed_and_ended(mutes: Call) -> None:
         (("end", "nothing"), "is not known or has ended"),
     ],
 )
-def test_what_cannot_be_muted_or_ended_is_bad_usage(mutes: Call, words: tuple[str, ...], said: str) -> None:
+def test_an_invalid_mute_is_a_usage_error(mutes: Call, words: tuple[str, ...], said: str) -> None:
     code, out, err = mutes(*words)
     assert (code, out) == (2, "")
     assert said in err
 
 
-def test_a_mute_on_what_nobody_knows_is_made_with_a_warning(mutes: Call) -> None:
+def test_a_mute_for_an_unknown_entity_is_created_with_a_warning(mutes: Call) -> None:
     code, out, err = mutes("add", "straggler", "node:typo", *ADD[3:])
     assert (code, "node:typo" in out) == (0, True)
     assert "unknown entity; the mute has no effect until it appears" in err
     assert err.count("\n") == 1
 
 
-def test_a_pipeline_that_does_not_run_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_pipeline_that_does_not_run_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text("[api]\nport = 9\n")
     assert fleetpulse.main(["mutes", "--config", str(tmp_path / "site.toml")]) == 3
     assert "start the pipeline" in capsys.readouterr().err
 
 
-def test_a_token_that_may_not_is_refused(with_tokens: Any, backend: Any, tmp_path: Path) -> None:
+def test_a_token_without_permission_is_refused(with_tokens: Any, backend: Any, tmp_path: Path) -> None:
     tokens, stop = tmp_path / "tokens", threading.Event()
     config = Config(api=Api(port=0, token_file=tokens))
     serving = start_server(create_app(backend, config), config, stop)

@@ -1,4 +1,4 @@
-"""What the dashboard reads: entities, the fleet's states, series against peers, timelines, and SQL answers."""
+"""Data that the dashboard reads: entities, fleet state, series with peers, timelines, and SQL results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _states(client: httpx.Client) -> dict[str, str]:
     return {node.entity: node.state for node in fleet.nodes}
 
 
-def test_entities_are_all_or_of_one_kind(client: httpx.Client) -> None:
+def test_entities_are_listed_all_or_by_kind(client: httpx.Client) -> None:
     everything = models.Entities.model_validate(client.get("/api/v1/entities").json()).entities
     nodes = models.Entities.model_validate(client.get("/api/v1/entities?kind=node").json()).entities
     assert [n.entity for n in nodes] == ["node:n1", "node:n2", "node:n3", "node:n4"]
@@ -34,13 +34,13 @@ def test_entities_are_all_or_of_one_kind(client: httpx.Client) -> None:
     assert gpu.last_seen is not None
 
 
-def test_a_store_that_knows_nothing_yet_has_no_entities() -> None:
+def test_an_empty_store_has_no_entities() -> None:
     with duckdb.connect() as fresh:
         schema.create_tables(fresh)
         assert fresh.sql(_ENTITIES, params=[None]).fetchall() == []
 
 
-def test_a_job_was_last_seen_when_what_runs_in_it_was(client: httpx.Client, database: Database, now: int) -> None:
+def test_a_job_was_last_seen_when_its_ranks_were_last_seen(client: httpx.Client, database: Database, now: int) -> None:
     database.connection.execute("INSERT INTO device VALUES ('node', 0, 'local', 'node:n1', 'n1', true)")
     database.connection.execute("INSERT INTO device VALUES ('rank', 9, 'local', 'rank:82.0', 'n1', true)")
     for device_class, number, moment in (("node", 0, now), ("rank", 9, now - SECOND)):
@@ -69,9 +69,7 @@ def test_a_job_was_last_seen_when_what_runs_in_it_was(client: httpx.Client, data
     assert {e["entity"]: e["last_seen"] for e in jobs}.items() <= found.items()
 
 
-def test_a_fleet_without_incidents_is_ok_where_it_speaks_and_no_data_where_it_does_not(
-    client: httpx.Client, now: int
-) -> None:
+def test_a_fleet_without_incidents_is_ok_where_it_reports_and_no_data_elsewhere(client: httpx.Client, now: int) -> None:
     body = client.get("/api/v1/fleet").json()
     assert body["as_of"] == iso(now)
     assert body["watermark"] == iso(now - 30 * SECOND)
@@ -82,7 +80,7 @@ def test_a_fleet_without_incidents_is_ok_where_it_speaks_and_no_data_where_it_do
     assert (nodes["node:n4"]["last_seen"], nodes["node:n4"]["rack"]) == (None, "rack:r2")
 
 
-def test_the_fleet_tells_why_nothing_comes_in_and_how_old_its_newest_data_is(
+def test_the_fleet_shows_why_no_data_arrives_and_the_age_of_its_newest_data(
     client: httpx.Client, backend: Any, now: int
 ) -> None:
     fleet = models.Fleet.model_validate(client.get("/api/v1/fleet").json())
@@ -98,7 +96,7 @@ def test_the_fleet_tells_why_nothing_comes_in_and_how_old_its_newest_data_is(
     ("severity", "state"), [("page", "critical"), ("ticket", "degraded"), ("watch", "watch")]
 )  # fmt: skip
 @pytest.mark.parametrize("cause", ["node:n1", "gpu:n1.1", "port:n1.mlx5_0", "rank:81.0", "disk:n1.nvme0"])
-def test_an_incident_on_a_node_or_on_something_of_it_gives_it_a_state(
+def test_an_incident_on_a_node_or_on_a_part_of_it_sets_the_state_of_the_node(
     client: httpx.Client, open_incident: Any, cause: str, severity: str, state: str
 ) -> None:
     open_incident("inc-1", cause, severity)
@@ -106,7 +104,9 @@ def test_an_incident_on_a_node_or_on_something_of_it_gives_it_a_state(
     assert _states(client)["node:n2"] == "ok"
 
 
-def test_a_fault_of_a_rack_loop_or_leaf_reaches_the_nodes_below_it(client: httpx.Client, open_incident: Any) -> None:
+def test_a_fault_of_a_rack_loop_or_leaf_sets_the_state_of_the_nodes_below_it(
+    client: httpx.Client, open_incident: Any
+) -> None:
     open_incident("inc-1", "leaf:l1")
     assert _states(client) == {"node:n1": "critical", "node:n2": "ok", "node:n3": "critical", "node:n4": "no_data"}
     open_incident("inc-2", "cdu:c1", "ticket")
@@ -115,20 +115,22 @@ def test_a_fault_of_a_rack_loop_or_leaf_reaches_the_nodes_below_it(client: httpx
     assert nodes["node:n2"]["state"] == "degraded"
 
 
-def test_silence_wins_over_all_but_a_critical_incident(client: httpx.Client, open_incident: Any) -> None:
+def test_no_data_has_priority_over_all_but_a_critical_incident(client: httpx.Client, open_incident: Any) -> None:
     open_incident("inc-1", "gpu:n3.0", "ticket")
     assert _states(client)["node:n3"] == "no_data"
     open_incident("inc-2", "gpu:n3.0", "page")
     assert _states(client)["node:n3"] == "critical"
 
 
-def test_a_resolved_incident_and_a_job_as_the_cause_touch_no_node(client: httpx.Client, open_incident: Any) -> None:
+def test_a_resolved_incident_and_a_job_as_the_cause_change_no_node_state(
+    client: httpx.Client, open_incident: Any
+) -> None:
     open_incident("inc-1", "gpu:n1.0", state="resolved")
     open_incident("inc-2", "job:81")
     assert _states(client)["node:n1"] == "ok"
 
 
-def test_a_gpu_is_shown_against_the_others_of_its_rack(client: httpx.Client, now: int) -> None:
+def test_a_gpu_is_shown_with_the_other_gpus_of_its_rack(client: httpx.Client, now: int) -> None:
     params = {"entity": "gpu:n1.0", "signal": "gpu.sm_clock", "from": iso(now - 600 * SECOND), "to": iso(now)}
     answer = client.get(SERIES, params={**params, "points": 30})
     series = models.Series.model_validate(answer.json())
@@ -139,7 +141,7 @@ def test_a_gpu_is_shown_against_the_others_of_its_rack(client: httpx.Client, now
     assert [p.time for p in series.points[:2]] == [iso(now - 600 * SECOND), iso(now - 580 * SECOND)]
 
 
-def test_peers_of_the_class_are_everybody_else_and_a_stage_holds_its_ranks(client: httpx.Client) -> None:
+def test_peers_of_a_class_are_all_others_and_a_stage_contains_its_ranks(client: httpx.Client) -> None:
     everybody = client.get(SERIES, params={"entity": "gpu:n1.0", "signal": "gpu.sm_clock", "peers": "class"}).json()
     assert (everybody["peer_kind"], everybody["peers"]) == ("class", 5)
     rank = client.get(SERIES, params={"entity": "rank:81.0", "signal": "rank.compute_time"}).json()
@@ -150,17 +152,19 @@ def test_peers_of_the_class_are_everybody_else_and_a_stage_holds_its_ranks(clien
     assert (alone["peer_kind"], alone["peers"]) == ("class", 0)
 
 
-def test_a_counter_is_a_rate_and_its_reset_is_not(client: httpx.Client, now: int) -> None:
+def test_a_counter_is_shown_as_a_rate_without_a_value_at_its_reset(client: httpx.Client, now: int) -> None:
     params = {"entity": "gpu:n1.0", "signal": "gpu.energy", "from": iso(now - 600 * SECOND), "to": iso(now)}
     series = client.get(SERIES, params={**params, "points": 60}).json()
     assert series["signal"]["unit"] == "mJ/s"
     values = [p["value"] for p in series["points"]]
     assert values.count(3000.0) == 58
-    assert values.count(None) == 2  # the first row has no row before it, the reset no known rate
+    assert values.count(None) == 2  # the first row has no row before it; the rate across the reset is unknown
     assert {p["median"] for p in series["points"][1:]} == {3000.0}
 
 
-def test_a_counter_that_outgrew_its_reset_has_no_rate_there(client: httpx.Client, database: Database, now: int) -> None:
+def test_a_counter_that_passes_its_old_value_after_a_reset_has_no_rate_there(
+    client: httpx.Client, database: Database, now: int
+) -> None:
     with database.transaction() as connection:
         connection.execute(
             "UPDATE hot_gpu SET generation = CASE WHEN time < make_timestamptz(?) THEN 7 ELSE 9 END WHERE device = 1",
@@ -172,7 +176,7 @@ def test_a_counter_that_outgrew_its_reset_has_no_rate_there(client: httpx.Client
     assert [i for i, value in enumerate(values) if value is None] == [0, 30]
 
 
-def test_a_missing_stretch_is_a_run_of_points_without_values_and_nan_is_null(client: httpx.Client, now: int) -> None:
+def test_missing_data_is_a_run_of_points_without_values_and_nan_is_null(client: httpx.Client, now: int) -> None:
     params = {"entity": "gpu:n3.0", "signal": "gpu.temperature", "from": iso(now - 600 * SECOND), "to": iso(now)}
     values = [p["value"] for p in client.get(SERIES, params={**params, "points": 60}).json()["points"]]
     assert values[:30].count(None) == 1
@@ -191,13 +195,15 @@ def test_a_missing_stretch_is_a_run_of_points_without_values_and_nan_is_null(cli
         ({"entity": "nonsense", "signal": "gpu.sm_clock"}, "entity"),
     ],
 )
-def test_an_impossible_series_is_a_400_that_says_why(client: httpx.Client, params: dict[str, str], named: str) -> None:
+def test_an_invalid_series_is_a_400_that_names_the_reason(
+    client: httpx.Client, params: dict[str, str], named: str
+) -> None:
     answer = client.get(SERIES, params=params)
     assert answer.status_code == 400
     assert named in answer.json()["detail"]
 
 
-def test_the_timeline_has_what_happened_to_the_entity_and_above_it(
+def test_the_timeline_lists_events_of_the_entity_and_of_its_ancestors(
     client: httpx.Client, database: Database, now: int
 ) -> None:
     with database.transaction() as connection:
@@ -243,14 +249,14 @@ def _sql(client: httpx.Client, query: str, accept: str = "application/json") -> 
     return client.post("/api/v1/sql", json={"query": query}, headers={"accept": accept})
 
 
-def test_sql_answers_json_with_null_for_what_is_not_there(client: httpx.Client, now: int) -> None:
+def test_sql_answers_json_with_null_for_missing_values(client: httpx.Client, now: int) -> None:
     answer = _sql(client, "SELECT max(time), count(*), sum(sm_clock), 'nan'::FLOAT, NULL, 'a'::BLOB FROM gpu")
     body = models.Rows.model_validate(answer.json())
     assert body.rows[0] == [iso(now - SECOND), 360, 171000, None, None, "YQ=="]
     assert not body.truncated
 
 
-def test_sql_keeps_whole_numbers_whole_and_nested_values_nested(client: httpx.Client) -> None:
+def test_sql_keeps_integers_exact_and_nested_values_nested(client: httpx.Client) -> None:
     query = """SELECT 9007199254740993, 18446744073709551615::UBIGINT, sum(x), 1.5::DECIMAL(4, 1), [1, NULL],
                {'a': 'b'},
                map {'k': 1}, [TIMESTAMPTZ '2026-01-01 00:00:00Z'], DATE '2026-01-01', INTERVAL '1 day', 'inf'::DOUBLE,
@@ -263,7 +269,7 @@ def test_sql_keeps_whole_numbers_whole_and_nested_values_nested(client: httpx.Cl
     ]  # fmt: skip
 
 
-def test_sql_answers_arrow_to_those_who_ask(client: httpx.Client) -> None:
+def test_sql_answers_arrow_on_request(client: httpx.Client) -> None:
     answer = _sql(client, "SELECT time, entity, sm_clock FROM gpu", "application/vnd.apache.arrow.stream")
     assert answer.headers["content-type"] == "application/vnd.apache.arrow.stream"
     assert answer.headers["x-truncated"] == "false"
@@ -272,7 +278,7 @@ def test_sql_answers_arrow_to_those_who_ask(client: httpx.Client) -> None:
     assert table.schema.field("time").type == pa.timestamp("us", "UTC")
 
 
-def test_sql_is_refused_with_the_reason_as_a_problem(client: httpx.Client) -> None:
+def test_refused_sql_is_a_problem_with_the_reason(client: httpx.Client) -> None:
     for query in ("DROP VIEW gpu", "SELECT 1; DROP VIEW gpu", "SELECT * FROM read_csv('/etc/passwd')", "SELECT x"):
         answer = _sql(client, query)
         assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")

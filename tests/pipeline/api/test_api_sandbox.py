@@ -1,4 +1,4 @@
-"""The SQL sandbox: what reads our tables passes, everything else is refused and changes nothing."""
+"""The SQL sandbox: queries over our tables are answered, all others are refused and change nothing."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ secret_rows = pa.table({"secret": [1]})
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """One for all tests of this file: it is their claim that nothing changes it."""
+    """One database for all tests of this file: they show that nothing changes it."""
     opened = Database(tmp_path_factory.mktemp("sandbox") / "store.duckdb")
     with opened.transaction() as connection:
         connection.execute("INSERT INTO gaps VALUES (to_timestamp(0), 'telemetry.v1', 'n1', 'e', 1, 5, 'test')")
@@ -240,14 +240,14 @@ def queries(database: Database) -> Iterator[QueryRunner]:
     made.close()
 
 
-def ask(queries: QueryRunner, text: str) -> tuple[list[str], list[list[object]], bool]:
-    """Columns, rows, and whether rows are missing."""
+def run_query(queries: QueryRunner, text: str) -> tuple[list[str], list[list[object]], bool]:
+    """Returns columns, rows, and whether rows are missing."""
     found = json.loads(queries.run(text).body)
     return found["columns"], found["rows"], found["truncated"]
 
 
 def _state(database: Database) -> list[object]:
-    """Everything a statement could have changed: objects, rows, settings."""
+    """Returns everything that a statement could have changed: objects, rows, settings."""
     return [
         database.connection.execute(query).fetchall()
         for query in (
@@ -271,7 +271,7 @@ def _refused(act: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("query", GOOD)
 def test_a_select_over_our_tables_is_answered(queries: QueryRunner, query: str) -> None:
-    columns, _, truncated = ask(queries, query)
+    columns, _, truncated = run_query(queries, query)
     assert columns
     assert not truncated
 
@@ -287,14 +287,14 @@ def test_every_hostile_statement_is_refused_and_changes_nothing(database: Databa
     assert sorted(p.name for p in folder.iterdir()) == files
 
 
-def test_the_gate_alone_refuses_what_the_locked_database_would_refuse_too() -> None:
+def test_the_parser_check_alone_refuses_statements_that_the_locked_database_would_also_refuse() -> None:
     only_by_database = {"SELECT no_such_column FROM gpu"}
     with duckdb.connect() as connection:
         passed = {query for query in HOSTILE if not _refused(partial(sandbox.check_query, connection, query))}
     assert passed == only_by_database
 
 
-def test_a_write_that_passed_the_gate_would_meet_a_read_only_transaction(database: Database) -> None:
+def test_a_write_that_passes_the_parser_check_fails_in_a_read_only_transaction(database: Database) -> None:
     cursor = database.cursor()
     cursor.execute("BEGIN TRANSACTION READ ONLY")
     with pytest.raises(duckdb.TransactionException, match="read-only"):
@@ -303,7 +303,7 @@ def test_a_write_that_passed_the_gate_would_meet_a_read_only_transaction(databas
     cursor.close()
 
 
-def test_a_variable_of_this_program_is_no_table(database: Database) -> None:
+def test_a_python_variable_is_not_a_table(database: Database) -> None:
     cursor = database.cursor()
     assert secret_rows.num_rows == 1
     with pytest.raises(duckdb.CatalogException):
@@ -311,11 +311,11 @@ def test_a_variable_of_this_program_is_no_table(database: Database) -> None:
     cursor.close()
 
 
-def test_every_function_offered_is_known_to_duckdb_and_none_reads_the_outside() -> None:
+def test_every_function_served_exists_in_duckdb_and_none_reads_files_or_the_network() -> None:
     with duckdb.connect() as connection:
         rows = connection.execute("SELECT DISTINCT function_name, function_type FROM duckdb_functions()").fetchall()
     known = {name for name, _ in rows}
-    assert functions.SCALARS - known == {"->"}  # the parser's own name for json_extract
+    assert functions.SCALARS - known == {"->"}  # the parser's name for json_extract
     forbidden = ("read_", "duckdb_", "pragma_", "pg_", "current_setting", "getenv", "query", "sleep", "write_", "sniff")
     assert not [name for name in functions.SCALARS if name.startswith(forbidden)]
 
@@ -326,7 +326,7 @@ def test_every_function_offered_is_known_to_duckdb_and_none_reads_the_outside() 
     editdist3 jaro_similarity jaro_winkler_similarity reservoir_quantile list_reduce reduce array_reduce aggregate
     list_aggregate list_aggr array_aggregate array_aggr""".split(),  # noqa: SIM905
 )
-def test_a_function_that_one_call_can_hold_past_every_limit_is_not_offered(queries: QueryRunner, name: str) -> None:
+def test_a_function_whose_single_call_can_exceed_every_limit_is_not_served(queries: QueryRunner, name: str) -> None:
     with pytest.raises(Refused, match="is not served in expressions"):
         queries.run(f"SELECT {name}('a')")
 
@@ -340,7 +340,7 @@ WORDS = st.sampled_from(
 
 @settings(max_examples=80, deadline=None)
 @given(words=st.lists(WORDS, max_size=14), start=st.sampled_from(["", "SELECT", "WITH a AS (SELECT 1)", "FROM gpu"]))
-def test_any_word_salad_is_answered_or_refused_and_changes_nothing(
+def test_a_random_sequence_of_words_is_answered_or_refused_and_changes_nothing(
     database: Database, queries: QueryRunner, words: list[str], start: str
 ) -> None:
     _refused(lambda: queries.run(" ".join([start, *words])))
@@ -354,14 +354,14 @@ def test_any_text_is_answered_or_refused(queries: QueryRunner, text: str) -> Non
 
 
 @pytest.mark.parametrize("text", ["SELECT '\ud800'", "SELECT '\x00'"])
-def test_broken_text_is_refused(queries: QueryRunner, text: str) -> None:
+def test_invalid_unicode_is_refused(queries: QueryRunner, text: str) -> None:
     with pytest.raises(InvalidQuery):
         queries.run(text)
 
 
 @pytest.mark.parametrize("text", ["SELECT " + "(" * 3000 + "1" + ")" * 3000, "SELECT " + "NOT " * 15000 + "true"])
-def test_an_expression_that_is_nested_too_deeply_is_over_a_limit_and_not_wrong(queries: QueryRunner, text: str) -> None:
-    """DuckDB's own words advise a setting that nobody can set here."""
+def test_a_too_deeply_nested_expression_is_over_a_limit(queries: QueryRunner, text: str) -> None:
+    """DuckDB's message recommends a setting that is locked here."""
     with pytest.raises(OverLimit, match="nested too deeply"):
         queries.run(text)
 
@@ -376,14 +376,14 @@ def test_a_query_longer_than_the_limit_is_refused(queries: QueryRunner) -> None:
         queries.run("SELECT 1 -- " + "x" * sandbox.QUERY_CHARACTERS)
 
 
-def test_rows_beyond_the_limit_are_cut_and_said_so(queries: QueryRunner) -> None:
-    _, rows, truncated = ask(queries, "SELECT * FROM range(100000000000)")
+def test_rows_beyond_the_limit_are_cut_and_reported_as_truncated(queries: QueryRunner) -> None:
+    _, rows, truncated = run_query(queries, "SELECT * FROM range(100000000000)")
     assert (len(rows), truncated) == (1000, True)
-    _, rows, truncated = ask(queries, "SELECT * FROM range(1000)")
+    _, rows, truncated = run_query(queries, "SELECT * FROM range(1000)")
     assert (len(rows), truncated) == (1000, False)
 
 
-def test_more_queries_than_slots_are_sent_away_and_a_stop_interrupts_those_that_run(database: Database) -> None:
+def test_queries_beyond_the_slots_are_refused_and_a_stop_interrupts_the_running_ones(database: Database) -> None:
     queries, outcomes = QueryRunner(database.cursor, Api(sql_seconds=60.0)), list[BaseException | None]()
     begun = threading.Barrier(5)
 
@@ -398,7 +398,7 @@ def test_more_queries_than_slots_are_sent_away_and_a_stop_interrupts_those_that_
     threads = [threading.Thread(target=run) for _ in range(5)]
     for thread in threads:
         thread.start()
-    while not outcomes:  # the fifth is sent away at once; the others run for a minute unless interrupted
+    while not outcomes:  # the fifth is refused immediately; the others run for a minute unless interrupted
         threads[0].join(0.01)
     assert "4 queries" in str(outcomes[0])
     queries.close()
@@ -409,10 +409,10 @@ def test_more_queries_than_slots_are_sent_away_and_a_stop_interrupts_those_that_
         queries.run("SELECT 1")
 
 
-def test_every_table_that_is_served_exists_and_is_in_the_documentation(queries: QueryRunner) -> None:
+def test_every_served_table_exists_and_is_documented(queries: QueryRunner) -> None:
     text = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
     for table in sandbox.TABLES:
-        columns, _, _ = ask(queries, f"FROM {table}")
+        columns, _, _ = run_query(queries, f"FROM {table}")
         assert f"`{table}`" in text
         assert columns
 
@@ -425,13 +425,13 @@ def test_the_examples_of_the_documentation_are_answered(queries: QueryRunner) ->
         queries.run(example.partition("\n")[2])
 
 
-def test_a_query_of_very_many_calls_is_refused() -> None:
+def test_a_query_with_very_many_calls_is_refused() -> None:
     query = "SELECT length(" + "||".join(["entity"] * (sandbox.MAX_CALLS + 2)) + ") FROM gpu"
     with duckdb.connect() as connection, pytest.raises(OverLimit, match=f"at most {sandbox.MAX_CALLS}"):
         sandbox.check_query(connection.cursor(), query)
 
 
-WRONG = """
+INVALID = """
 SELEC 1
 SELECT
 nonsense
@@ -444,8 +444,8 @@ SELECT a FROM gpu WHERE
 """.strip().splitlines()
 
 
-@pytest.mark.parametrize("query", WRONG)
-def test_wrong_sql_is_told_apart_from_sql_that_is_refused(queries: QueryRunner, query: str) -> None:
+@pytest.mark.parametrize("query", INVALID)
+def test_invalid_sql_is_distinguished_from_refused_sql(queries: QueryRunner, query: str) -> None:
     with pytest.raises(InvalidQuery):
         queries.run(query)
 
@@ -455,12 +455,12 @@ def test_wrong_sql_is_told_apart_from_sql_that_is_refused(queries: QueryRunner, 
     ["DROP TABLE gpu", "SELECT 1; SELECT 2", "FROM read_csv('/etc/passwd')", "FROM '/etc/passwd'", "FROM meta",
      "FROM hot_gpu", "FROM duckdb_tables", "FROM main.gpu", "SELECT repeat('x', 5)", "SHOW TABLES", "SELECT $1"],
 )  # fmt: skip
-def test_refused_sql_is_not_called_wrong(queries: QueryRunner, query: str) -> None:
+def test_refused_sql_is_not_reported_as_invalid(queries: QueryRunner, query: str) -> None:
     with pytest.raises(Refused):
         queries.run(query)
 
 
-def test_every_table_of_the_store_is_served_or_named_as_internal(database: Database) -> None:
+def test_every_table_of_the_store_is_served_or_listed_as_internal(database: Database) -> None:
     rows = database.connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
     names = {name for (name,) in rows if not name.startswith(("hot_", "latest_"))}
     assert names <= sandbox.TABLES | sandbox.INTERNAL

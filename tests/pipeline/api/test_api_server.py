@@ -1,4 +1,4 @@
-"""The HTTP face: problems, identities, foreign pages, readiness, metrics, and what /openapi.json promises."""
+"""The HTTP server: problems, identities, foreign pages, readiness, metrics, and /openapi.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def _problem(response: Any, status: int) -> str:
     return str(body["detail"])
 
 
-def test_healthz_answers_while_the_process_serves_and_readyz_tells_why(client: httpx.Client, backend: Any) -> None:
+def test_healthz_answers_while_the_process_serves_and_readyz_lists_the_reasons(
+    client: httpx.Client, backend: Any
+) -> None:
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").json() == {"ready": True, "reasons": []}
     backend.reasons.append("disk below its floor")
@@ -76,17 +78,19 @@ def test_unknown_routes_and_methods_are_problems(client: httpx.Client) -> None:
         (b'{"query": "SELECT 1", "more": 1}', "more"),
     ],
 )
-def test_a_body_of_the_wrong_shape_is_a_400_that_names_the_place(client: httpx.Client, body: bytes, named: str) -> None:
+def test_a_body_with_the_wrong_shape_is_a_400_that_names_the_field(
+    client: httpx.Client, body: bytes, named: str
+) -> None:
     answer = client.post("/api/v1/sql", content=body, headers={"content-type": "application/json"})
     assert named in _problem(answer, 400)
 
 
-def test_a_body_beyond_the_limit_is_not_read(client: httpx.Client) -> None:
+def test_a_body_over_the_limit_is_not_read(client: httpx.Client) -> None:
     answer = client.post("/api/v1/sql", content=b" " * 300_000, headers={"content-type": "application/json"})
     assert "bytes" in _problem(answer, 413)
 
 
-def test_what_fails_inside_is_told_to_the_log_and_not_to_the_caller(
+def test_an_internal_error_is_logged_and_not_shown_to_the_client(
     client: httpx.Client, backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     del backend.standing
@@ -95,7 +99,7 @@ def test_what_fails_inside_is_told_to_the_log_and_not_to_the_caller(
     assert "standing" in caplog.text
 
 
-def test_a_foreign_name_for_loopback_is_refused(client: httpx.Client) -> None:
+def test_a_foreign_host_name_for_loopback_is_refused(client: httpx.Client) -> None:
     for host in ("evil.example.org", "127.0.0.1.evil.example.org", "10.0.0.1", "[", ""):
         _problem(client.get("/api/v1/fleet", headers={"host": host}), 421)
     for host in ("localhost:8600", "127.0.0.1", "[::1]:9"):
@@ -110,7 +114,7 @@ def test_a_page_of_another_site_cannot_write(client: httpx.Client) -> None:
     assert client.post("/api/v1/sql", json=body, headers={"origin": "http://127.0.0.1:8600"}).status_code == 200
 
 
-def test_answers_forbid_sniffing_framing_and_storing(client: httpx.Client) -> None:
+def test_responses_forbid_sniffing_framing_and_storing(client: httpx.Client) -> None:
     for path in ("/healthz", "/api/v1/fleet", "/nope"):
         headers = client.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"
@@ -119,7 +123,7 @@ def test_answers_forbid_sniffing_framing_and_storing(client: httpx.Client) -> No
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "fleet.example.org"])
-def test_nothing_listens_beyond_loopback_without_tokens(backend: Any, host: str) -> None:
+def test_without_tokens_the_server_listens_on_loopback_alone(backend: Any, host: str) -> None:
     with pytest.raises(ConfigError, match="token_file"):
         create_app(backend, Config(api=Api(host=host)))
 
@@ -128,7 +132,7 @@ def test_nothing_listens_beyond_loopback_without_tokens(backend: Any, host: str)
     "text", ["", "# only a comment\n", "ada\n", "ada:short\n", ":a-token-without-a-name\n", "a b:long-enough-a-token\n",
              "ada:long-enough-a-token\nada:long-enough-another\n"],
 )  # fmt: skip
-def test_a_token_file_that_is_wrong_is_a_configuration_error(backend: Any, tmp_path: Path, text: str) -> None:
+def test_an_invalid_token_file_is_a_configuration_error(backend: Any, tmp_path: Path, text: str) -> None:
     file = tmp_path / "wrong"
     file.write_text(text)
     with pytest.raises(ConfigError, match="wrong"):
@@ -149,7 +153,7 @@ def test_with_tokens_every_request_but_healthz_needs_one(with_tokens: httpx.Clie
     assert with_tokens.get("/api/v1/fleet", headers={"Authorization": "bearer bob-has-a-long-token"}).status_code == 200
 
 
-def test_openapi_names_every_route_and_version_tells_the_schema(client: httpx.Client) -> None:
+def test_openapi_lists_every_route_and_version_contains_the_schema(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/healthz", "/readyz", "/metrics", "/api/v1/sql", "/api/v1/incidents/{incident}/acknowledge"} <= set(paths)
     version = models.Version.model_validate(client.get("/api/v1/version").json())
@@ -157,7 +161,7 @@ def test_openapi_names_every_route_and_version_tells_the_schema(client: httpx.Cl
     assert version.site == "local"
 
 
-def test_docs_name_every_route(client: httpx.Client) -> None:
+def test_docs_list_every_route(client: httpx.Client) -> None:
     text = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     for path, methods in client.get("/openapi.json").json()["paths"].items():
         for method in methods:

@@ -1,4 +1,4 @@
-"""Tokens that `fleetpulse init` makes."""
+"""Tokens that `fleetpulse init` creates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config(folder: Path, token_file: Path) -> Config:
     )
 
 
-def test_init_makes_the_token_file_that_is_named_and_leaves_one_that_is_there(tmp_path: Path) -> None:
+def test_init_creates_the_configured_token_file_and_keeps_an_existing_one(tmp_path: Path) -> None:
     file, said = tmp_path / "tokens", []
     assert init.initialize(config(tmp_path, file), said.append) == 0
     assert f"tokens: {file} created, for dashboard and operator" in said
@@ -32,7 +32,7 @@ def test_init_makes_the_token_file_that_is_named_and_leaves_one_that_is_there(tm
     assert file.read_text() == first
 
 
-def test_every_made_token_is_its_users_and_the_dashboard_shows_the_first(tmp_path: Path) -> None:
+def test_every_created_token_belongs_to_its_user_and_the_dashboard_uses_the_first(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     tokens.create_token_file(file)
     known = tokens.read_tokens(Api(host="0.0.0.0", token_file=file))
@@ -43,6 +43,6 @@ def test_every_made_token_is_its_users_and_the_dashboard_shows_the_first(tmp_pat
     assert known.find_user(f"Bearer {read_token(file)}") == "dashboard"
 
 
-def test_a_token_file_that_cannot_be_made_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_token_file_that_cannot_be_created_is_reported_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="absent/tokens cannot be created"):
         init.initialize(config(tmp_path, tmp_path / "absent" / "tokens"), lambda _: None)

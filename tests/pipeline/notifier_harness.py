@@ -1,4 +1,4 @@
-"""A notifier over a real store with real receivers that misbehave, and a clock that stands until it is moved."""
+"""A notifier over a real store, with real receivers that fail on request and a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ START = 1_790_000_000 * SECOND
 
 
 class Receiver(http.server.ThreadingHTTPServer):
-    """Answers with the next status of `script`, then 200; keeps what it got."""
+    """Answers with the next status of `script`, then 200; keeps the posts it received."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.script: list[int] = []
+        self.statuses: list[int] = []
         self.refuses: dict[str, int] = {}  # cause -> status
-        self.got: list[tuple[str, dict[str, Any]]] = []
+        self.posts: list[tuple[str, dict[str, Any]]] = []
         self.arrived = threading.Event()
 
     @property
     def alerts(self) -> list[tuple[str, str]]:
-        """(status of the body, cause) of what arrived."""
-        return [(body["status"], body["alerts"][-1]["labels"]["cause"]) for _, body in self.got]
+        """(status of the body, cause) of each post received."""
+        return [(body["status"], body["alerts"][-1]["labels"]["cause"]) for _, body in self.posts]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server: Any = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status = server.script.pop(0) if server.script else 200
+        status = server.statuses.pop(0) if server.statuses else 200
         status = server.refuses.get(body["alerts"][-1]["labels"]["cause"], status)
-        server.got.append((self.headers["Idempotency-Key"], body))
+        server.posts.append((self.headers["Idempotency-Key"], body))
         self.send_response(status)
         if status == 502:
             self.send_header("Retry-After", "300")
@@ -51,11 +51,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server.arrived.set()
 
     def log_message(self, *_: Any) -> None:
-        """The tests look at what arrived."""
+        """Logs nothing: the tests check the posts."""
 
 
-class Desk:
-    """A store with an outbox, its notifier and a clock that stands until it is moved."""
+class NotifierHarness:
+    """A store with an outbox, its notifier and a clock that the test moves."""
 
     def __init__(self, folder: Path, urls: list[str]) -> None:
         self.now = START
@@ -69,9 +69,11 @@ class Desk:
     def restart(self) -> None:
         self.close()
         self.database = Database(self.folder / "store.duckdb")
-        self.notifier = Notifier(self.database, self.notify(), "here", lambda: self.now, self.is_alive, 5.0, self.tick)
+        self.notifier = Notifier(
+            self.database, self.build_config(), "here", lambda: self.now, self.is_alive, 5.0, self.read_clock
+        )
 
-    def tick(self) -> float:
+    def read_clock(self) -> float:
         return self.monotonic
 
     def is_alive(self) -> bool:
@@ -81,10 +83,10 @@ class Desk:
             raise RuntimeError(self.broken)
         return self.alive
 
-    def notify(self) -> Notify:
+    def build_config(self) -> Notify:
         return Notify(tuple(Webhook(f"r{i}", url) for i, url in enumerate(self.urls)))
 
-    def change(self, kind: Any, cause: str = "gpu:n1.0", **more: Any) -> None:
+    def write_change(self, kind: Any, cause: str = "gpu:n1.0", **more: Any) -> None:
         plain = Incident(f"inc-{cause}", cause, START, START, "page", "wrong", "sdc", cause, (cause,))
         now = dataclasses.replace(plain, **more)
         made = Change(kind, now, self.now, "fleetpulse", before=None if kind == "opened" else plain)
@@ -92,10 +94,10 @@ class Desk:
         with self.database.transaction() as connection:
             ledger.write_changes(connection, [], [made], self.notifier.make_payloads([made], self.now), self.now)
 
-    def end(self, cause: str = "gpu:n1.0") -> None:
-        self.change("resolved", cause, resolved=self.now, state="resolved")
+    def resolve(self, cause: str = "gpu:n1.0") -> None:
+        self.write_change("resolved", cause, resolved=self.now, state="resolved")
 
-    def step(self, seconds: float = 0, name: str = "r0") -> int:
+    def send_due(self, seconds: float = 0, name: str = "r0") -> int:
         self.now += int(seconds * SECOND)
         return self.notifier.send_due(name)
 
@@ -104,7 +106,7 @@ class Desk:
         query = "SELECT kind, state, attempts FROM outbox ORDER BY incident, number"
         return self.database.cursor().execute(query).fetchall()
 
-    def answer(self) -> str:
+    def read_answer(self) -> str:
         assert self.database is not None
         return str(ledger.list_notifications(self.database.cursor())[0]["answer"])
 
