@@ -64,6 +64,7 @@ def _serve(config: Config) -> None:
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
+            """Handles SIGINT and SIGTERM while the server runs, then restores their handlers."""
             before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
                 yield

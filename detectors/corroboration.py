@@ -84,9 +84,11 @@ class Corroboration:
         return found[min(found)] if found else None
 
     def snapshot(self) -> list[dict[str, Any]]:
+        """Returns its state as JSON."""
         return [asdict(f) for f in self._active.values()]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Restores its state from a snapshot."""
         findings = [Finding(**{**f, "signals": tuple(f["signals"])}) for f in state]
         self._active = {(f.detector, f.entity): f for f in findings}
 

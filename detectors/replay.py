@@ -38,11 +38,13 @@ _FINEST = SECOND  # the thresholds of the detectors hold for samples of 1 s and 
 class Desk(Protocol):
     """Turns findings into incidents: `pipeline.incidents.desk.Desk`, passed in, since detectors do not import it."""
 
-    def observe(
-        self, time: int, findings: Sequence[Finding], has_telemetry: Callable[[str], bool]
-    ) -> Sequence[Any]: ...
+    def observe(self, time: int, findings: Sequence[Finding], has_telemetry: Callable[[str], bool]) -> Sequence[Any]:
+        """Adds the findings of one instant; returns the changed incidents."""
+        ...
 
-    def open_level(self, finding: Finding) -> Level | None: ...
+    def open_level(self, finding: Finding) -> Level | None:
+        """Returns the level of the finding's condition in an open incident; None if there is none."""
+        ...
 
 
 def replay(

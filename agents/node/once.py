@@ -148,6 +148,7 @@ def describe_slow_disk(config: Config) -> str:
     found: list[str] = []
 
     def read() -> None:
+        """Collects the agent's `disk_slow` conditions."""
         try:
             conditions = status_file.read_status(config).conditions
             found.extend(one.text for one in conditions if one.name == "disk_slow")

@@ -41,7 +41,10 @@ class PrometheusPage:
 
     def __init__(self, port: int, collect: Callable[[], MetricsData | None]) -> None:
         class Page(BaseHTTPRequestHandler):
+            """Serves /metrics."""
+
             def do_GET(self) -> None:
+                """Answers with the metrics; 404 for other paths."""
                 body, status = (
                     (render_text(collect()).encode(), 200) if self.path == "/metrics" else (b"/metrics\n", 404)
                 )
@@ -240,9 +243,11 @@ class AgentMetrics:
         )
 
         def counter(name: str, unit: str, help: str, read_points: Callable[[], PointValues]) -> None:
+            """Adds a counter that is read by `read_points`."""
             meter.create_observable_counter(f"fleetpulse.agent.{name}", [_callback(read_points)], unit, help)
 
         def gauge(name: str, unit: str, help: str, read_points: Callable[[], PointValues]) -> None:
+            """Adds a gauge that is read by `read_points`."""
             meter.create_observable_gauge(f"fleetpulse.agent.{name}", [_callback(read_points)], unit, help)
 
         counter(
@@ -268,6 +273,7 @@ def _callback(read_points: Callable[[], PointValues]) -> Callable[[CallbackOptio
     """For the SDK: one Observation per point that is known."""
 
     def observe(_: CallbackOptions) -> Iterator[Observation]:
+        """Returns the present points; values of None are left out."""
         return (Observation(value, attributes) for attributes, value in read_points() if value is not None)
 
     return observe

@@ -136,6 +136,7 @@ class _AppendOnlyFile:
             raise _cannot_write(path, error) from error
 
     def append_text(self, text: str) -> None:
+        """Appends a text; on an error the file keeps its former length."""
         data, end = memoryview(text.encode()), self._size
         try:
             while data:
@@ -147,6 +148,7 @@ class _AppendOnlyFile:
         self._size = end
 
     def close(self) -> None:
+        """Closes the file."""
         os.close(self._handle)
 
 

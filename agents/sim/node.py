@@ -35,6 +35,7 @@ class SimulatedNode(Collector):
     _simulator: FleetSimulator | None = field(default=None, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Starts a simulated fleet, of which it reports one node. Raises NoData for a number beyond the fleet."""
         if not 1 <= self.number <= self.nodes:
             raise NoData(f"node {self.number} of a simulated fleet of {self.nodes}")
         scenario = Scenario(self.interval, self.interval, None, Fleet(self.nodes, self.gpus), source="simulated")
@@ -42,6 +43,7 @@ class SimulatedNode(Collector):
         self._chunks = self._simulator.chunks(1, TICKS_FOR_EVER)
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the readings and events of the next tick."""
         simulator, chunk = self._simulator, next(self._chunks or iter(()), None)
         if simulator is None or chunk is None:
             raise NoData("simulated node is not open")
@@ -58,6 +60,7 @@ class SimulatedNode(Collector):
         return tuple(readings)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the devices and jobs of the node."""
         if self._simulator is None:
             return {}
         layout, parents, home = self._simulator.layout, self._simulator.parents, self.number - 1
@@ -66,4 +69,5 @@ class SimulatedNode(Collector):
         return {entity: Device(tuple(parents[entity]), layout.attributes(entity)) for entity in mine}
 
     def close(self) -> None:
+        """Ends the simulation."""
         self._chunks = self._simulator = None

@@ -53,6 +53,7 @@ class Job:
 
     @property
     def entity(self) -> str:
+        """Returns the entity of the job."""
         return f"job:{self.name}"
 
     @cached_property
@@ -164,6 +165,7 @@ class _Planner:
         self.stays: list[Stay] = []
 
     def run(self, stops: Sequence[Stop], strikes: Sequence[tuple[float, Strike]], horizon: float) -> Schedule:
+        """Plans the stays of all jobs until the horizon."""
         queue: list[tuple[float, int, Action]] = []
         for part, nodes in enumerate(self.parts):
             queue.append((0.0, part, partial(self._start, part, list(nodes))))

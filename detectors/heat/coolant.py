@@ -305,6 +305,7 @@ class Coolant(Detector):
         self.warmth.channel = Channel(0.3, self.temperature_delta, 0.9, self.threshold)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on loops with less flow or warmer supply than their peers and past."""
         self.gates.update(frames)
         frame = frames.get("coolant")
         if frame is None or not len(frame.entities):
@@ -383,6 +384,7 @@ class Coolant(Detector):
         return CoolantRules(self.flow_delta, self.temperature_delta, self.warm, self.hot, self.collapse, self.hold)
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of flow and warmth, of one loop and of loops together."""
         own = {"flow": self.flow, "warmth": self.warmth}
         together = {"flow together": self.shared.flow, "warmth together": self.shared.warmth}
         return [

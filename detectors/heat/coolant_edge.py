@@ -64,6 +64,7 @@ class CoolantEdge(Detector):
     conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on the collapses that agents reported."""
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
@@ -94,6 +95,7 @@ class CoolantEdge(Detector):
         )
 
     def budget(self) -> list[str]:
+        """Returns that it has no statistical test."""
         return [rule_line("collapses of flow and pressure that agents report")]
 
     def _find_normal_pressures(self, frame: Frame | None) -> set[str]:

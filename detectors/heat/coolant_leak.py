@@ -168,6 +168,7 @@ class CoolantLeak(Detector):
     conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on leak detectors that report, and on sinking reservoirs."""
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
@@ -200,6 +201,7 @@ class CoolantLeak(Detector):
         return self._leak_finding(event.entity, event.time, (onset, _LEVELS[leak]), {"leak": leak})
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of ropes and reservoirs."""
         return [f"rope: {rule_line('states of leak detectors')}", f"reservoir: {reservoir_budget()}"]
 
     def _measure_levels(self, frames: Mapping[str, Frame]) -> None:

@@ -164,6 +164,7 @@ class Thermal(Detector):
         self.cores.channel = Channel(floor=0.012, delta=self.delta, phi=0.6)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on GPUs that are hotter than their power explains, and on their nodes and racks."""
         self.gates.update(frames)
         self.collapses.update(frames)
         self.unmonitored.record_readings(frames)
@@ -243,6 +244,7 @@ class Thermal(Detector):
         return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of its tests."""
         return [
             *super().budget(),
             f"wear: {trend_budget(8)}, and by {self.worn:.0%} at least",

@@ -49,6 +49,7 @@ class ThermalEdge(Detector):
     conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on the fast temperature rises that agents reported."""
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
@@ -65,6 +66,7 @@ class ThermalEdge(Detector):
         return found
 
     def budget(self) -> list[str]:
+        """Returns that it has no statistical test."""
         return [rule_line(f"temperature rises that agents report, of {self.least} parts of a node for a page")]
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:

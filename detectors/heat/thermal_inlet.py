@@ -105,6 +105,7 @@ class ThermalInlet(Detector):
         self.warmth.channel = Channel(floor=0.5, delta=self.delta, phi=0.9)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on racks and rows with warm air at their inlets."""
         self.gates.update(frames)
         frame = frames.get("sensor")
         if frame is None or not len(frame.entities):
@@ -124,6 +125,7 @@ class ThermalInlet(Detector):
         return self._report(frame, inlets, step, fans, racks)
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of its tests."""
         most = f"{_FEWEST} inlets and {_MOST:.0%} of a rack"
         return [
             *super().budget(),

@@ -153,6 +153,7 @@ class Memory(Detector):
         self.servers.limit, self.modules.limit = self.server_limit, self.module_limit
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on memory errors of GPUs, servers and modules."""
         if not frames:
             return []
         self.gates.update(frames)
@@ -187,6 +188,7 @@ class Memory(Detector):
             del self.containment[gpu]
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of its tests and rules."""
         return [
             f"rate of corrected errors: {self.rates.budget()}",
             f"servers and modules: a rule of {self.server_limit:g} and {self.module_limit:g} corrected errors a day",

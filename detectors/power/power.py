@@ -95,6 +95,7 @@ class Power(Detector):
     _node_index: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on lost supplies, dark feeds, brakes and voltages."""
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
@@ -133,6 +134,7 @@ class Power(Detector):
         self.voltages.relearn(entity, next((frame.topology for frame in frames.values()), None))
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of its rules."""
         return [
             "lost supplies, dark feeds, brake: a rule on logged facts, no statistical alarm rate",
             f"voltages: a rule of {MAINS:.0%} ({RAIL:.0%} for 12 V) twice in a row; a meter's 1 % is 10 of its"

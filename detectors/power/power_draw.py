@@ -152,12 +152,14 @@ class PowerDraw(Detector):
         self.draws.channel = Channel(floor=0.02, delta=self.delta, phi=0.6, both=True)
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rate of its test of power."""
         return [
             f"draw: {budget_line(self.draws.channel, GPUS, _EVERY)}",
             f"temperature: only a condition of the draw asks for it; {self.hold:g} s of hold, and it never pages",
         ]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on GPUs that draw more or less than clock and activity explain."""
         self.gates.update(frames)
         frame = frames.get("gpu")
         if frame is None or not len(frame.entities):

@@ -168,6 +168,7 @@ class SdcGradient(Detector):
     _peers: Peers = field(default_factory=lambda: Peers(("stage",), ("job",), least=4), init=False, repr=False)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on ranks whose gradient norm spikes or is not finite."""
         frame = frames.get("rank")
         if frame is None:
             return []
@@ -193,6 +194,7 @@ class SdcGradient(Detector):
                 self.series.pop(_gpu_of(frame, rank), None)
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of its tests."""
         sure = _MIN_DEVIATIONS * math.sqrt(
             2 / math.pi
         )  # in standard deviations: of normal samples one is 1.25 mean deviations

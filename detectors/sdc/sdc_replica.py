@@ -157,6 +157,7 @@ class SdcReplica(Detector):
     conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on replicas with different bits."""
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
@@ -176,6 +177,7 @@ class SdcReplica(Detector):
         return self._findings(time)
 
     def budget(self) -> list[str]:
+        """Returns that it has no statistical test."""
         return [
             f"replicas: a rule on exact bits, in {self.page_at} steps or more: no statistical alarm rate; divergence by"
             " software that strikes one rank alone is the only false alarm that is left"

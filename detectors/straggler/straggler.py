@@ -141,9 +141,11 @@ class Straggler(Detector):
         self.streams.channel = Channel(0.01, self.delta, threshold=self.threshold)
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of its tests."""
         return rank_budget(self.streams.channel, CLOCK, self.ratio, RING)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on ranks that compute slower than their stage."""
         events, frame = self.samples.read_events(frames), frames.get("rank")
         if frame is None or not len(frame.entities):
             return []

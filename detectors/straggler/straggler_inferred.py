@@ -105,9 +105,11 @@ class StragglerInferred(Detector):
         self.duty.channel = Channel(0.01, self.duty_delta, phi=0.4, threshold=self.threshold, both=True)
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rates of its tests of clock and activity."""
         return gpu_budget(self.clocks.channel, self.duty.channel, self.whole.channels, self.ratio, self.hold)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on GPUs with a lower clock or more activity than their peers."""
         self.gates.update(frames)
         nodes, frame = frames.get("node"), frames.get("gpu")
         if nodes is not None:

@@ -257,10 +257,12 @@ class StragglerJob(Detector):
     conditions: OpenConditions = notes()
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rate of its test of step time, and its rules."""
         rules = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
         return job_budget("step time", self.paces.streams.channel, PACE_EVERY, rules)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings on jobs that hang, stall or slow down."""
         events, frame = self.samples.read_events(frames), frames.get("rank")
         self._record_faults(frames)
         if "node" in frames:

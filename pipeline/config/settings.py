@@ -32,6 +32,7 @@ class EnvironmentText(str):
 
     @property
     def location(self) -> str:
+        """Returns `environment: NAME`, for error messages."""
         return f"environment: {self.name}"
 
     def parse_as(self, wanted: Any) -> Any:

@@ -45,31 +45,39 @@ Enqueue = Callable[[Sequence[Change], int], Sequence[ledger.Payload]]
 
 
 class Judge(Protocol):
-    """The detectors, passed in by the entry point.
-
-    signals: all that they use; None: any.   names: detectors, for modes and mutes.
-    listing: a row per detector, as in GET /api/v1/detectors.
-    beat: heartbeat, called with the next step; set by the pipeline.
-    judge_events: findings of single events, on arrival.
-    """
-
-    @property
-    def signals(self) -> Collection[str] | None: ...
-
-    @property
-    def names(self) -> Collection[str]: ...
-
-    def listing(self) -> list[dict[str, Any]]: ...
+    """The detectors, passed in by the entry point. beat: heartbeat, called with the next step; set by the pipeline."""
 
     beat: Callable[[str], None]
 
-    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]: ...
+    @property
+    def signals(self) -> Collection[str] | None:
+        """The signals that they use; None: all."""
+        ...
 
-    def judge_events(self, events: Sequence[Event], topology: Topology, again: bool = False) -> list[Finding]: ...
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the detectors, for modes and mutes."""
+        ...
 
-    def snapshot(self) -> str: ...
+    def listing(self) -> list[dict[str, Any]]:
+        """Returns a row per detector, as in GET /api/v1/detectors."""
+        ...
 
-    def restore(self, state: str) -> None: ...
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns the findings of one instant. frames: by device class."""
+        ...
+
+    def judge_events(self, events: Sequence[Event], topology: Topology, again: bool = False) -> list[Finding]:
+        """Returns the findings of single events, on arrival. again: also for events that were judged before."""
+        ...
+
+    def snapshot(self) -> str:
+        """Returns the state of the detectors."""
+        ...
+
+    def restore(self, state: str) -> None:
+        """Restores the state of a snapshot."""
+        ...
 
 
 @dataclass(slots=True)

@@ -43,7 +43,8 @@ def is_same_origin(origin: str, header: str) -> bool:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
-        return None
+        """Follows no redirect: the response stays an error."""
+        return
 
 
 def make_opener(

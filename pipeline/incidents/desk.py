@@ -326,6 +326,7 @@ class Desk:
         distance = dict(zip(chain, range(len(chain)), strict=True))
 
         def order(case: Case) -> tuple[bool, int, int, str]:
+            """Returns the sort key: stronger cases, nearer causes and earlier onsets first."""
             weaker = severity != "watch" and case.incident.severity == "watch"
             return weaker, distance.get(case.incident.cause, len(chain)), case.incident.onset, case.incident.id
 

@@ -158,6 +158,7 @@ class _CheckedConnection(http.client.HTTPConnection):
         self.default_port = 443 if tls else 80  # so that `Host` contains only a non-default port
 
     def connect(self) -> None:
+        """Connects to one of the checked addresses, without resolving the name again."""
         self.sock = self._connect_any()
         self.sock.settimeout(self.timeout_s)
         if self._tls:

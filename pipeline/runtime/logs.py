@@ -51,6 +51,7 @@ class RateLimit(logging.Filter):
 
 class _LineFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Formats one line of the log."""
         text = clean_text(record.message)  # a line break in a name could forge a line
         return f"{iso(int(record.created * SECOND))} {record.name.removeprefix(LOGGER_PREFIX)}: {text}"
 
@@ -73,7 +74,10 @@ def limit_all_loggers() -> None:
     limit = RateLimit()
 
     class Limited(logging.Logger):
+        """A logger with a limit of lines."""
+
         def handle(self, record: logging.LogRecord) -> None:
+            """Passes a record unless its kind is over the limit."""
             if limit.filter(record):
                 super().handle(record)
 

@@ -134,9 +134,11 @@ class KafkaTransport:
     # --- the contract ------------------------------------------------------------------------------------------------
 
     def partitions(self) -> Sequence[Partition]:
+        """See `Transport.partitions`."""
         return self._watch.partitions(wait=1.0)
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
+        """See `Transport.bounds`."""
         tp = _topic_partition(partition)
         try:
             first = self._consumer.beginning_offsets([tp], timeout_ms=500)[tp]
@@ -146,6 +148,7 @@ class KafkaTransport:
             raise Retryable(f"kafka: {partition.topic}/{partition.name}: {error}") from error
 
     def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
+        """See `Transport.read`."""
         tp = _topic_partition(partition)
         if not self._watch.has_partition(partition):
             self._drop_partition(tp)
@@ -172,9 +175,11 @@ class KafkaTransport:
         return self._pop_messages(tp, buffer, max_messages, max_bytes)
 
     def commit_offset(self, partition: Partition, next_offset: int) -> None:
+        """See `Transport.commit_offset`."""
         self._watch.set_stored(partition, next_offset)
 
     def send_dead_letter(self, message: Message, reason: str) -> None:
+        """See `Transport.send_dead_letter`."""
         self._dead_letters.send(message, reason)
 
     def find_problem(self) -> str | None:
@@ -182,6 +187,7 @@ class KafkaTransport:
         return self._watch.current_problem()
 
     def close(self) -> None:
+        """Closes all clients."""
         self._dead_letters.close()
         self._watch.close()
         self._drop_consumer()

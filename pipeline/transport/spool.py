@@ -146,6 +146,7 @@ class SpoolTransport:
     # --- the contract ------------------------------------------------------------------------------------------------
 
     def partitions(self) -> Sequence[Partition]:
+        """See `Transport.partitions`."""
         found: dict[Partition, Path] = {}
         self._unlisted = {}
         for node in self._nodes():
@@ -163,6 +164,7 @@ class SpoolTransport:
         return tuple(found)
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
+        """See `Transport.bounds`."""
         place = self._position_of(partition)
         if place is None:
             return 0, 0
@@ -176,6 +178,7 @@ class SpoolTransport:
             return 0, place.end
 
     def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
+        """See `Transport.read`."""
         place = self._position_of(partition)
         if place is None:
             return []
@@ -201,6 +204,7 @@ class SpoolTransport:
             self._skip_damage(partition, place)
 
     def commit_offset(self, partition: Partition, next_offset: int) -> None:
+        """See `Transport.commit_offset`."""
         self._cursors.advance(partition, next_offset)
 
     def stored_offset(self, partition: Partition) -> int | None:
@@ -235,6 +239,7 @@ class SpoolTransport:
         )
 
     def close(self) -> None:
+        """Writes the cursor files and closes all segments."""
         self._cursors.write_all()
         self._files.close_all()
 

@@ -154,6 +154,7 @@ class Tpu(Collector):
         with GrpcChannel(self.address, self.timeout) as channel:
 
             def ask(method: str, request: bytes) -> bytes:
+                """Calls a method of the metric service of libtpu; returns the answer."""
                 return channel.call_unary(method, request, MAX_ANSWER_BYTES)
 
             self._names = self._names or self._known_metrics(ask)

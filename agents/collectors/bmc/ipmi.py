@@ -215,6 +215,7 @@ class Ipmi(Collector):
     _facts: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Opens the IPMI device and forgets sensors and log position. Raises NoData without a BMC."""
         self.close()
         self._node, self._schedule = node, SamplingSchedule(node, self._now)
         self._sel_reader, self._sdr_reader, self._timestamps = SelReader(), SdrReader(), b""
@@ -231,6 +232,7 @@ class Ipmi(Collector):
             raise NoData(f"{self.device}: {os.strerror(error.errno or 0)}") from None
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the sensors that are due and the new entries of the event log."""
         try:
             return self._read()
         except OSError as error:  # the driver was unloaded, or gave up its BMC
@@ -264,6 +266,7 @@ class Ipmi(Collector):
         return (node, *readings_by_signals(rows))
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the node with attributes of its BMC, and the sensors with their thresholds."""
         node = f"node:{self._node}"
         sensors = {
             self._sensor_entity(name): Device(
@@ -274,6 +277,7 @@ class Ipmi(Collector):
         return {node: Device((), self._facts), **sensors}
 
     def close(self) -> None:
+        """Closes the IPMI device."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None

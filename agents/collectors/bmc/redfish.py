@@ -71,9 +71,11 @@ class Redfish(Collector):
             )
 
     def has_work(self) -> bool:
+        """Returns whether a BMC is configured."""
         return bool(self.bmcs)
 
     def open(self, node: str) -> None:
+        """Starts one poller per BMC. Raises NoData if none is configured."""
         if not self.bmcs:
             raise NoData("no BMC is configured; expected [[collector.redfish.bmcs]] with name and url of each")
         from agents.collectors.bmc.redfish_poller import BmcPoller
@@ -85,6 +87,7 @@ class Redfish(Collector):
             poller.start()
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns what the pollers read since the last call, and the state of the BMCs; does not wait."""
         if not self._pollers:
             raise NoData("closed; call open first")
         values: ValuesByClass = {}
@@ -105,6 +108,7 @@ class Redfish(Collector):
         return tuple(found)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the BMCs and the devices that they report."""
         found: dict[str, Device] = {}
         for poller in self._pollers:
             attributes = {"url": poller.bmc.url, "failure": poller.last_failure or poller.faults.last}
@@ -113,6 +117,7 @@ class Redfish(Collector):
         return found
 
     def inventory_changed(self) -> bool:
+        """Returns whether the devices of a BMC changed since the last call."""
         changed = [poller for poller in self._pollers if poller.changed]
         for poller in changed:
             poller.changed = False

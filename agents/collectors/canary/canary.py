@@ -115,7 +115,7 @@ class Canary(Collector):
     _logged: set[str] = field(default_factory=set, init=False, repr=False)
 
     def has_work(self) -> bool:
-        """See `Collector.wanted`."""
+        """See `Collector.has_work`."""
         return self.cpu or self.gpu
 
     def open(self, node: str) -> None:

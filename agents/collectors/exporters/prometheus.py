@@ -117,7 +117,7 @@ class Prometheus(Collector):
                 raise ConfigError(f"{where} would send the token of token_file unencrypted; {wanted}")
 
     def has_work(self) -> bool:
-        """See `Collector.wanted`."""
+        """See `Collector.has_work`."""
         return bool(self.endpoints)
 
     def open(self, node: str) -> None:

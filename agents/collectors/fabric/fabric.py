@@ -284,9 +284,11 @@ class Fabric(Collector):
     _last_links: float = field(default=0.0, init=False, repr=False)
 
     def has_work(self) -> bool:
+        """Returns whether the collector is enabled on this node."""
         return self.enabled
 
     def open(self, node: str) -> None:
+        """Checks that the tools are installed and starts them. Raises NoData if they are not, or if it is disabled."""
         self._node = node
         missing = [tool for tool in TOOLS.values() if not (self.tools / tool).is_file()]
         if not self.enabled:
@@ -325,9 +327,11 @@ class Fabric(Collector):
         return (*readings[:-1], *(replace(reading, events=tuple(events)) for reading in readings[-1:]))
 
     def inventory_changed(self) -> bool:
+        """Returns whether ports or switches changed since the last call."""
         return self._topology.inventory_changed()
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns ports below their switches, and switches with their properties."""
         return self._topology.inventory()
 
     def close(self) -> None:

@@ -51,6 +51,7 @@ def number_call(
     """Returns a call that writes one number. `before`: numbers between the handle and the result."""
 
     def prepare(nvml: Any) -> tuple[tuple[Any, ...], Callable[[], Sequence[float]]]:
+        """Returns the arguments after the handle, and a function that returns the value read."""
         found = kind()
         return (*map(ctypes.c_uint, before), ctypes.byref(found)), lambda: (found.value * scale,)
 
@@ -66,6 +67,7 @@ def struct_call(
     """
 
     def prepare(nvml: Any) -> tuple[tuple[Any, ...], Callable[[], Sequence[float]]]:
+        """Returns the arguments after the handle, and a function that returns the members read."""
         found = getattr(nvml, kind)()
         if version:
             found.version = getattr(nvml, version)

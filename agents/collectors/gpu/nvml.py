@@ -76,6 +76,7 @@ class Nvml(Collector):
     _recounts_to_skip: int = field(default=1, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Starts NVML and finds the GPUs. Raises NoData without a driver or GPU."""
         self._node = node
         self._schedule = SamplingSchedule(node, self._now)
         self._recounts_skipped, self._recounts_to_skip = 0, 2  # the first read follows at once, too soon to count again
@@ -84,6 +85,7 @@ class Nvml(Collector):
             raise NoData("no NVIDIA GPU: the driver counts none")
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the signals that are due, and events of GPUs that were lost or returned."""
         due = max([every for every in INTERVALS if self._schedule.due(every)], default=1)
         if due >= RECOUNT_S:
             self._recount()
@@ -105,6 +107,7 @@ class Nvml(Collector):
         return tuple(self._readings(due, events))
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the GPUs with driver and device attributes, and their NVLinks."""
         found: dict[str, Device] = {}
         whole = self._attributes.driver_attributes()
         for place in self._slots.slots:
@@ -117,6 +120,7 @@ class Nvml(Collector):
         return found
 
     def close(self) -> None:
+        """Frees the samples and shuts NVML down."""
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None

@@ -86,11 +86,13 @@ class Pci(Collector):
     _gpu_count: int | None = field(default=None, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Checks that the kernel has a PCI bus. Raises NoData if it has not."""
         self._node = node
         if not self.root.is_dir():
             raise NoData(f"{self.root}: no PCI bus; expected a kernel with PCI and /sys mounted")
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the sums of PCIe errors, and events of new errors and of GPUs that left the bus."""
         try:
             names = sorted(name for name in os.listdir(self.root) if _ADDRESS.fullmatch(name))[:MAX_DEVICES]
         except OSError as failed:
@@ -107,6 +109,7 @@ class Pci(Collector):
         return (Reading("node", (f"node:{self._node}",), columns, tuple(events)),)
 
     def inventory(self) -> Mapping[str, Entity]:
+        """Returns the node with the PCI addresses of its GPUs."""
         return {f"node:{self._node}": Entity((), {"gpu_addresses": list(self._gpus)} if self._gpus else {})}
 
     def _update_devices(self, names: list[str]) -> None:

@@ -50,6 +50,7 @@ class XidEvents(Collector):
     _node: str = field(default="", init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Starts NVML and registers for the XID events of all GPUs. Raises NoData without a driver."""
         self._node = node
         try:
             self._table = xid_table.load_xid_table(self.xid_table)
@@ -70,6 +71,7 @@ class XidEvents(Collector):
         self._register_gpus()
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the XIDs since the last read, at most MAX_EVENTS; waits a moment for the first."""
         found: list[Event] = []
         try:
             while len(found) < MAX_EVENTS and (data := self._next_event(0 if found else self.wait)) is not None:
@@ -79,6 +81,7 @@ class XidEvents(Collector):
         return (Reading("gpu", (), {}, tuple(found)),)
 
     def close(self) -> None:
+        """Frees the event set and shuts NVML down."""
         if self._nvml is None:
             return
         nvml, self._nvml = self._nvml, None

@@ -168,6 +168,7 @@ class Clock(Collector):
     _keeper: str = field(default="", init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Checks that the kernel permits reading the clock's state. Raises NoData if not."""
         self._node, self._schedule = node, SamplingSchedule(node)
         try:
             self._adjtimex()
@@ -177,6 +178,7 @@ class Clock(Collector):
             ) from failed
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the state of the clock if due, and an event if it was set."""
         columns = {}
         if self._schedule.due(_REPORT_S):
             tracking = query_chronyd(self.chrony_port, _PATIENCE_S) if self.chrony_port else None
@@ -185,6 +187,7 @@ class Clock(Collector):
         return (Reading("node", (f"node:{self._node}",), columns, self._jump_events()),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the node with the program that keeps its clock, if known."""
         return {f"node:{self._node}": Device((), {"clock_keeper": self._keeper} if self._keeper else {})}
 
     def _jump_events(self) -> tuple[Event, ...]:

@@ -47,6 +47,7 @@ class Edac(Collector):
     _modules: Mapping[str, Path] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Finds the memory controllers and modules. Raises NoData without a controller."""
         self._node = node
         self._controllers = tuple(p for p in sorted(self.root.glob("mc*")) if _CONTROLLER.fullmatch(p.name))
         if not self._controllers:
@@ -58,6 +59,7 @@ class Edac(Collector):
         self._modules = {f"dimm:{node}.{p.parent.name}.{p.name}": p for p in found[:MAX_MODULES]}
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns corrected and uncorrected errors of the node and of each memory module."""
         corrected = [read_number(controller / "ce_count") for controller in self._controllers]
         if all(number is None for number in corrected):
             raise NoData(f"{self.root}: the memory controllers disappeared; expected {self._controllers[0]}/ce_count")
@@ -73,6 +75,7 @@ class Edac(Collector):
         return (node, Reading("dimm", tuple(self._modules), columns))
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the memory modules, and the node with its EDAC drivers."""
         node = f"node:{self._node}"
         modules = {entity: Device((node,), _module_attributes(path)) for entity, path in self._modules.items()}
         drivers = sorted({name for path in self._controllers if (name := read_text(path / "mc_name"))})

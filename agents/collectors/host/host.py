@@ -217,6 +217,7 @@ class Host(Collector):
     _node: str = field(default="", init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Opens the files below /proc and /sys. Raises NoData without kernel statistics."""
         self.close()
         self._node, self._schedule = node, SamplingSchedule(node)
         self._tick_ms = 1000 / os.sysconf("SC_CLK_TCK")
@@ -227,6 +228,7 @@ class Host(Collector):
             raise NoData(f"no Linux kernel statistics below {self.proc}")
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns load, processors and pressure at each call; memory and disks if due."""
         values: SignalValues = {}
         self._add_values(values, "loadavg", parse_loadavg)
         self._add_values(values, "stat", lambda text: parse_stat(text, self._tick_ms))
@@ -238,6 +240,7 @@ class Host(Collector):
         return (Reading("node", (f"node:{self._node}",), columns), *disks)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the node with kernel and architecture, and its disks."""
         facts: dict[str, Any] = {
             "kernel": read_text(self.proc / "sys/kernel/osrelease"),
             "architecture": os.uname().machine,
@@ -248,6 +251,7 @@ class Host(Collector):
         return {node: Device((), {key: value for key, value in facts.items() if value}), **disks}
 
     def close(self) -> None:
+        """Closes the files."""
         for file in (*self._files.values(), *self._numa):
             file.close()
 

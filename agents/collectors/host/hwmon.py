@@ -57,6 +57,7 @@ class _Sensor:
     flags: tuple[tuple[ProcFile, int], ...]
 
     def files(self) -> Iterable[ProcFile]:
+        """Returns the file of the value and those of the alarm flags."""
         return (self.value, *(file for file, _ in self.flags))
 
 
@@ -69,6 +70,7 @@ class _Chip:
     attributes: Mapping[str, Mapping[str, Any]]
 
     def close(self) -> None:
+        """Closes the files of all sensors."""
         for sensor in self.sensors:
             for file in sensor.files():
                 file.close()
@@ -95,11 +97,13 @@ class Hwmon(Collector):
     _schedule: SamplingSchedule = field(default_factory=lambda: SamplingSchedule(""), init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Opens the sensors of all chips."""
         self._node, self._schedule = node, SamplingSchedule(node)
         self._schedule.due(RESCAN_S)
         self._update_chips()
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the values and alarms of all sensors; looks for new chips if due."""
         if self._schedule.due(RESCAN_S):
             self._update_chips()
         return readings_by_signals(zip(self._entities, map(self._read_sensor, self._sensors), strict=True))
@@ -122,12 +126,14 @@ class Hwmon(Collector):
         return row
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the sensors with their attributes."""
         parents = (f"node:{self._node}",)
         facts = {name: facts for chip in self._chips.values() for name, facts in chip.attributes.items()}
         names = (sensor.name for sensor in self._sensors)
         return {entity: Device(parents, facts[name]) for entity, name in zip(self._entities, names, strict=True)}
 
     def close(self) -> None:
+        """Closes the files of all chips."""
         for chip in self._chips.values():
             chip.close()
         self._chips, self._sensors, self._entities = {}, (), ()

@@ -128,6 +128,7 @@ class KernelLog(Collector):
     _reads: int = field(default=0, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Opens the kernel log at the position of the last run. Raises NoData if it cannot be read."""
         self._node, self._last_read, self._reads = node, None, 0
         try:
             table, patterns = (
@@ -176,6 +177,7 @@ class KernelLog(Collector):
         return (Reading("node", (), {}, tuple(sorted(found, key=lambda event: event.time))),)
 
     def close(self) -> None:
+        """Saves the position and closes the log."""
         if self._log is not None:
             self._save_position()
             self._log.close()

@@ -37,6 +37,7 @@ class Processors(Collector):
     _throttles: list[ProcFile] = field(default_factory=list, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Opens the files of clocks and throttle counts. Raises NoData if the kernel has neither."""
         self.close()
         self._node = node
         self._policies = sorted((self.root / "cpufreq").glob("policy[0-9]*"))[:MAX_POLICIES]
@@ -48,6 +49,7 @@ class Processors(Collector):
             raise NoData(f"{self.root}: no cpufreq and no thermal_throttle, as in most virtual machines")
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns mean and lowest clock of the cores, and the throttle count of all packages."""
         clocks = [1000.0 * khz for file in self._clocks if (khz := file.number()) is not None]
         throttles = [file.number() for file in self._throttles]
         reported = [n for n in throttles if n is not None]
@@ -61,6 +63,7 @@ class Processors(Collector):
         return (Reading("node", (f"node:{self._node}",), columns),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the node with governor, driver and maximum of its clocks."""
         if not self._policies:
             return {f"node:{self._node}": Device()}
         first = self._policies[0]
@@ -74,6 +77,7 @@ class Processors(Collector):
         return {f"node:{self._node}": Device((), {name: value for name, value in facts.items() if value})}
 
     def close(self) -> None:
+        """Closes the files."""
         for file in (*self._clocks, *self._throttles):
             file.close()
 
@@ -105,6 +109,7 @@ class Powercap(Collector):
     _node: str = field(default="", init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Opens the energy counters. Raises NoData if there is none, or none is readable."""
         self.close()
         self._node = node
         for folder in _list_zones(self.root):
@@ -118,6 +123,7 @@ class Powercap(Collector):
             raise NoData(f"{first}: not readable: it is for root alone since CVE-2020-8694; add CAP_DAC_READ_SEARCH")
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the energy counter of each zone. Raises NoData if none can be read."""
         found = [file.number() for _, file in self._zones.values()]
         if all(value is None for value in found):
             raise NoData(f"none of {len(found)} energy counters below {self.root} can be read")
@@ -126,12 +132,14 @@ class Powercap(Collector):
         return readings_by_signals((e, {"sensor.energy": v}) for e, v in zip(entities, values, strict=True))
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the zones with their attributes."""
         parents = (f"node:{self._node}",)
         return {
             f"sensor:{self._node}.{name}": Device(parents, _zone_attributes(f)) for name, (f, _) in self._zones.items()
         }
 
     def close(self) -> None:
+        """Closes the files."""
         for _, file in self._zones.values():
             file.close()
         self._zones = {}

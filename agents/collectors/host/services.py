@@ -103,9 +103,11 @@ class _Reader:
         self._data, self._order, self._offset = data, order, at
 
     def align(self, to: int) -> None:
+        """Skips to the next multiple of `to` bytes."""
         self._offset += -self._offset % to
 
     def read_values(self, signature: str, depth: int = 0) -> list[Any]:
+        """Reads one value per type of the signature."""
         found = []
         while signature:
             end = _first_type_length(signature)
@@ -114,6 +116,7 @@ class _Reader:
         return found
 
     def read_value(self, kind: str, depth: int = 0) -> Any:
+        """Reads one value of this type."""
         if depth > _MAX_NESTING:
             raise ValueError("values nested too deep")
         if kind[0] in _NUMBERS:
@@ -303,6 +306,7 @@ class Services(Collector):
     _last_units: dict[str, SystemdUnit] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Connects to the system bus. Raises NoData without systemd."""
         self.close()
         self._node = node
         self._required = tuple(map(_full_unit_name, self.required))
@@ -313,6 +317,7 @@ class Services(Collector):
             raise NoData(f"{self.bus}: {failed}; expected the system bus of a host with systemd") from failed
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns state and restarts of the units, and an event for each that changed."""
         if self._bus is None:
             raise NoData(f"{self.bus}: closed; expected an open system bus")
         try:
@@ -329,11 +334,13 @@ class Services(Collector):
         return (Reading("service", tuple(map(self._service_entity, units)), columns, events),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the units, and whether each is required."""
         units = {name: unit for name, unit in self._last_units.items() if self._is_reported(name, unit)}
         facts = {name: {"unit": name, "required": name in self._required} for name in units}
         return {self._service_entity(name): Device((f"node:{self._node}",), facts[name]) for name in units}
 
     def close(self) -> None:
+        """Closes the connection to the bus."""
         if self._bus is not None:
             self._bus.close()
             self._bus = None

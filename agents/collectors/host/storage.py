@@ -126,10 +126,12 @@ class Filesystems(Collector):
     _mounts: dict[bytes, Mount | None] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Finds the mounted file systems."""
         self._node = node
         self._update_mounts()
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the space of each file system; one that does not answer in time has none."""
         self._update_mounts()
         points = {os.fsdecode(point): partial(self._statvfs, point) for point, mount in self._mounts.items() if mount}
         points.setdefault(str(self.root), partial(self._statvfs, os.fsencode(self.root)))
@@ -143,6 +145,7 @@ class Filesystems(Collector):
         return (node, Reading("filesystem", self._entities(), self._columns(reported)))
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the node and its file systems with type and source."""
         node = f"node:{self._node}"
         facts = [{"type": m.type, "source": m.source} if m else {} for m in self._mounts.values()]
         below = {entity: Device((node,), known) for entity, known in zip(self._entities(), facts, strict=True)}
@@ -242,6 +245,7 @@ def decode_health_log(log: bytes) -> dict[str, float | int]:
         raise ValueError(f"NVMe health log of {len(log)} bytes; expected {LOG_BYTES}")
 
     def number(at: int, width: int) -> int:
+        """Returns the little-endian number of `width` bytes."""
         return int.from_bytes(log[at : at + width], "little")
 
     kelvin = number(1, 2)
@@ -306,10 +310,12 @@ class Nvme(Collector):
     _missing_privilege: str = field(default="", init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Finds the NVMe disks."""
         self._node, self._schedule, self._missing_privilege = node, SamplingSchedule(node), ""
         self._update_disks()
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the state of each disk, and its health log if due."""
         self._update_disks()
         columns: dict[str, NDArray[Any]] = {"disk.state": np.array([self._read_state(disk) for disk in self._disks])}
         if self._schedule.due(_HEALTH_S):
@@ -317,6 +323,7 @@ class Nvme(Collector):
         return (Reading("disk", self._entities(), columns),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the disks with their attributes."""
         return {
             entity: Device((f"node:{self._node}",), self._attributes(d))
             for entity, d in self._disks_by_entity().items()

@@ -97,12 +97,14 @@ class Tasks(Collector):
     _blocked: dict[int, _BlockedTask] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Checks that /proc is mounted. Raises NoData if it is not."""
         self._node = node
         self._gpu = compile_patterns(self.gpu)
         if not (self.proc / "self" / "stat").exists():
             raise NoData(f"{self.proc}: no processes; expected /proc mounted")
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the number of blocked tasks and the longest wait, and events of long waits."""
         now, before = self._now(), self._blocked
         self._blocked = {}
         for pid, found in blocked_processes(self.proc):
@@ -117,6 +119,7 @@ class Tasks(Collector):
         return (Reading("node", (f"node:{self._node}",), columns, tuple(self._blocked_events(now))),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the node."""
         return {f"node:{self._node}": Device()}
 
     def _blocked_events(self, now: int) -> list[Event]:

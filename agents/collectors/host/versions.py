@@ -56,17 +56,20 @@ class Versions(Collector):
     _versions: Mapping[str, str] | None = field(default=None, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Reads the release of the operating system and the version of the agent."""
         self._node, self._schedule = node, SamplingSchedule(node)
         if self._os_release is None:
             texts = [text for path in self.release if (text := read_text(path))]
             self._os_release, self._agent_version = parse_os_release(texts[0]) if texts else {}, _installed_version()
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the taint flags of the kernel, and an event if versions changed."""
         events = self._change_events() if self._schedule.due(_VERSIONS_S) else ()
         tainted = count_column([read_number(self.proc / "sys/kernel/tainted")])
         return (Reading("node", (f"node:{self._node}",), {"node.kernel_tainted": tainted}, events),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the node with versions and serial numbers."""
         return {f"node:{self._node}": Device((), {**(self._versions or {}), **self._serial_numbers()})}
 
     def _change_events(self) -> tuple[Event, ...]:

@@ -302,12 +302,14 @@ class EthtoolStatistics(Collector):
     _schedule: SamplingSchedule = field(default_factory=lambda: SamplingSchedule(""), init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Opens the sockets of ethtool and finds the interfaces."""
         self._node, self._schedule = node, SamplingSchedule(node)
         self._ethtool = EthtoolIoctl()
         self._module_reader = ModuleReader.open(self._ethtool) if self.modules else None
         self._update_interfaces()
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns the statistics of the interfaces that are due, and FEC and modules every few minutes."""
         due = {every: every <= self.interval or self._schedule.due(every) for every in _RHYTHMS}
         if due[RESCAN_S]:
             self._update_interfaces()
@@ -319,9 +321,11 @@ class EthtoolStatistics(Collector):
         return (Reading("nic", tuple(self._ports), columns),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the ports with driver and module attributes."""
         return {entity: Device((f"node:{self._node}",), self._attributes(port)) for entity, port in self._ports.items()}
 
     def close(self) -> None:
+        """Closes the sockets."""
         for opened in (self._module_reader, self._ethtool):
             if opened is not None:
                 opened.close()

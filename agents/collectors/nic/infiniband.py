@@ -153,6 +153,7 @@ class _Port:
         self.up = parse_leading_number(read_sysfs_text(port.folder / "state")) == _ACTIVE
 
     def close(self) -> None:
+        """Closes the files of the port."""
         for file in (self.state, self.phys_state, self.rate, *self.counters.values()):
             file.close()
 
@@ -186,12 +187,14 @@ class Infiniband(Collector):
     _limit_watch: CounterLimitWatch = field(default_factory=CounterLimitWatch, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Finds the RDMA ports. Raises NoData without an RDMA device."""
         self._node, self._schedule = node, SamplingSchedule(node, self._now)
         if not list_names(self.root):
             raise NoData(f"no RDMA device below {self.root}: no RDMA adapter, or no driver for it")
         self._update_ports(self._now())
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns state and counters of the ports that are due, and events of link changes."""
         time = self._now()
         gone = any(port.state.gone for port in self._ports.values())
         due = {every: every <= self.interval or self._schedule.due(every) for every in _RHYTHMS}
@@ -210,11 +213,13 @@ class Infiniband(Collector):
         return (Reading("nic", tuple(self._ports), columns, tuple(events)),)
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the ports with their attributes."""
         ports = [(port.rdma_port, port.ethernet, port.up) for port in self._ports.values()]
         facts = all_port_attributes(ports, self.root.parent, self.proc, self.roles)
         return {e: Device((f"node:{self._node}",), f) for e, f in zip(self._ports, facts, strict=True)}
 
     def close(self) -> None:
+        """Closes the files of all ports."""
         for port in self._ports.values():
             port.close()
         self._ports = {}

@@ -160,6 +160,7 @@ class Lldp(Collector):
     _changed: bool = field(default=False, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Starts the poller of lldpd. Raises NoData if lldpcli is missing or fails."""
         self._node = node
         if not self.command.is_file():
             raise NoData(f"{self.command}: not found; install lldpd to get the switch port of each interface")
@@ -189,10 +190,12 @@ class Lldp(Collector):
         return (Reading("nic", (), {}, tuple(events)),) if events or self._changed else ()
 
     def inventory_changed(self) -> bool:
+        """Returns whether a neighbor changed since the last call."""
         news, self._changed = self._changed, False
         return news
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the ports with the switch port at the other end."""
         entities = self._port_entities()
         return {
             entities[i]: Device((f"node:{self._node}",), _peer_attributes(n))
@@ -201,6 +204,7 @@ class Lldp(Collector):
         }
 
     def close(self) -> None:
+        """Stops the poller."""
         if self._poller is not None:
             self._poller.stop()
             self._poller = None

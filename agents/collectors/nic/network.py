@@ -96,6 +96,7 @@ class _Port:
         self.up = _operational_state(self) == 1
 
     def close(self) -> None:
+        """Closes the files of the port."""
         for file in (*self.counters.values(), *self.state.values()):
             file.close()
 
@@ -130,11 +131,13 @@ class Network(Collector):
     _link_events: LinkStateEvents = field(default_factory=LinkStateEvents, init=False, repr=False)
 
     def open(self, node: str) -> None:
+        """Checks that there are network interfaces. Raises NoData if not."""
         self._node, self._schedule = node, SamplingSchedule(node, self._now)
         if not self.root.is_dir():
             raise NoData(f"no network interfaces below {self.root}")
 
     def read(self) -> tuple[Reading, ...]:
+        """Returns state and counters of the interfaces that are due, and events of link changes."""
         due = {every: every <= self.interval or self._schedule.due(every) for every in _RHYTHMS}
         events = self._update_interfaces(set(list_names(self.root)), due[_RESCAN_S])
         if not self._ports and events:  # the last one was removed: that is reported first
@@ -148,6 +151,7 @@ class Network(Collector):
         return (*readings[:-1], replace(readings[-1], events=tuple(events)))
 
     def inventory(self) -> Mapping[str, Device]:
+        """Returns the ports with their attributes."""
         ports = [(port.name, port.up) for port in self._ports.values()]
         rdma = {port.name for port in self._ports.values() if port.rdma is not None}
         facts = all_interface_attributes(ports, rdma, self.root, self.proc, self.roles)
@@ -156,6 +160,7 @@ class Network(Collector):
         }
 
     def close(self) -> None:
+        """Closes the files of all ports."""
         for port in self._ports.values():
             port.close()
         self._ports = {}

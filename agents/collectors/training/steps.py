@@ -336,6 +336,7 @@ class _WrappedStep:
 
         @functools.wraps(inner)
         def step(*args: Any, **kwargs: Any) -> Any:
+            """Calls the optimizer's step, then the hook."""
             result = inner(*args, **kwargs)
             if self._hook is not None:
                 self._hook()

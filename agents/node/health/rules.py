@@ -87,6 +87,7 @@ def _describe_recovery(data: Data) -> str:
 
 def _leak_at_level(level: str) -> Callable[[Data], bool | None]:
     def holds(data: Data) -> bool | None:
+        """Returns whether the event begins (True) or ends (False) the condition; None: neither."""
         return False if data.get("state") == "cleared" else True if data.get("leak") == level else None
 
     return holds

@@ -91,6 +91,7 @@ class SilentDataCorruption(Kind):
         return "soft" if self.fails(fault) < fault.end else "invisible"
 
     def severity(self) -> float | None:
+        """Returns the probability of a wrong result if given; otherwise see `Kind.severity`."""
         return super().severity() if self.probability is None else self.probability
 
     def stops(self, fault: Fault, layout: Layout) -> Stop | None:

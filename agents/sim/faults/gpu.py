@@ -138,6 +138,7 @@ class GpuEngineFault(Kind):
         return "hard" if self.origin == "hardware" else "benign"
 
     def blames(self) -> Attribution:
+        """Returns the GPU for a hardware fault, else the job."""
         return "gpu" if self.origin == "hardware" else "job"
 
     def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:

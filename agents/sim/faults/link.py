@@ -118,6 +118,7 @@ class LinkFlap(Kind):
     flaps: int | None = None  # times that it goes down: 1 + a geometric number
 
     def drawn(self, rng: np.random.Generator) -> Self:
+        """Returns the fault with a drawn number of flaps unless it is given."""
         drawn = int(rng.geometric(0.5))
         return replace(super().drawn(rng), flaps=self.flaps or drawn)
 

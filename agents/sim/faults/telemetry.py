@@ -81,6 +81,7 @@ def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float
     ticks = effects.time[when]
 
     def change(true: NDArray[Any]) -> NDArray[Any]:
+        """Returns the readings as the faulty instrument reports them."""
         if mode == "stuck":
             return true
         step = _PER_K.get(signal, 1.0) * (true if signal == "coolant.flow" else 1.0)

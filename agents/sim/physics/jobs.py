@@ -62,6 +62,7 @@ class Workload:
 
     @cached_property
     def base(self) -> Floats:
+        """Returns the (ranks,) compute time of a step without faults (s)."""
         rng = generator(self.seed, 12, self.job.number)
         stages = 1 + _STAGE_SD * np.clip(rng.standard_normal(self.job.stages), -2.5, 2.5)
         first, last = rng.uniform(0, _FIRST_STAGE), rng.uniform(0, _LAST_STAGE)
@@ -71,6 +72,7 @@ class Workload:
 
     @cached_property
     def checkpoints(self) -> tuple[float, float]:
+        """Returns the time of the first checkpoint and the interval between checkpoints (s)."""
         rng = generator(self.seed, 13, self.job.number)
         every = float(rng.uniform(*_CHECKPOINT_EVERY))
         return float(rng.uniform(300.0, every)), every

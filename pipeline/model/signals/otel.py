@@ -139,6 +139,7 @@ def _sensor_location(*quantity: str) -> Callable[[Signal], Attributes]:
     """hw.sensor_location: the parts of the signal's name that are not the quantity."""
 
     def more(signal: Signal) -> Attributes:
+        """Returns the location in a signal name, if any."""
         place = "_".join(word for word in _name_in_class(signal).split("_") if word not in quantity)
         return {"hw.sensor_location": place} if place else {}
 
@@ -162,6 +163,7 @@ def _attribute(key: str, value: Callable[[Signal], str | None]) -> Callable[[Sig
     """A function that returns one attribute; a signal without it does not fit."""
 
     def more(signal: Signal) -> Attributes | None:
+        """Returns the attribute; None if the signal does not fit."""
         found = value(signal)
         return {key: found} if found else None
 
