@@ -16,7 +16,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @contextmanager
-def peer(*said: bytes, drip: bytes = b"", every: float = 0.02, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def peer(*parts: bytes, drip: bytes = b"", every: float = 0.02, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """A server that sends the same to every connection, then one byte again and again, or closes."""
     stop, threads = threading.Event(), []
 
@@ -24,7 +24,7 @@ def peer(*said: bytes, drip: bytes = b"", every: float = 0.02, tls: ssl.SSLConte
         try:
             with plain, tls.wrap_socket(plain, server_side=True) if tls else plain as sock:
                 sock.recv(1 << 16)
-                for part in said:
+                for part in parts:
                     sock.sendall(part)
                 while drip and not stop.wait(every):
                     sock.sendall(drip)

@@ -43,7 +43,7 @@ def quiet() -> Run:
     return Run()
 
 
-def struck(kind: Kind, entity: str | None = None, end: float = END) -> Run:
+def simulate_fault(kind: Kind, entity: str | None = None, end: float = END) -> Run:
     return Run(Line(kind, ONSET, end, entity))
 
 

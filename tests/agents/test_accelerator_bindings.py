@@ -26,7 +26,7 @@ NOT_SUPPORTED = 2
 
 
 def real(name: str, patch: pytest.MonkeyPatch) -> Path:
-    """Returns the path of the installed real binding, which is then imported anew."""
+    """Returns the path of the installed real binding, which is then imported again."""
     for loaded in [module for module in sys.modules if module.partition(".")[0] == name]:
         patch.delitem(sys.modules, loaded)
     spec = importlib.util.find_spec(name)

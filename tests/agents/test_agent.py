@@ -165,8 +165,8 @@ def test_a_hung_collector_delays_neither_the_tick_nor_others_and_is_logged_once(
         hanging.release.set()
     assert ran.values("node.load1") == list(range(1, 9))
     assert ran.log.count("collector hanging: hung: no answer within 3 s; abandoned, restart in 5 s") == 1
-    told = [e.data["state"] for e in ran.events if e.kind == "collector" and e.data["collector"] == "hanging"]
-    assert told == ["hung"]
+    found_events = [e.data["state"] for e in ran.events if e.kind == "collector" and e.data["collector"] == "hanging"]
+    assert found_events == ["hung"]
     states = [b.columns["collector.state"] for t in ran.batches for b in t.blocks if b.device_class == "collector"]
     assert [int(state[0, 1]) for state in states] == [0, 4]  # starting; hung, reported with the tick that detected it
 
@@ -241,7 +241,7 @@ def test_an_absent_source_is_logged_once_and_retried_with_backoff(loop: Callable
     absent = Node(faults={i: NoData("no such device") for i in range(1, 99)})
     ran = loop(absent, Hanging(release=_set()), ticks=200)
     assert ran.log.count("collector node: no data: no such device") == 1
-    assert absent.looks == 3  # at once, after 60 s, and 120 s after that
+    assert absent.looks == 3  # immediately, after 60 s, and 120 s after that
     assert len(ran.values("gpu.power")) == 200
 
 
@@ -259,20 +259,20 @@ def test_a_collector_keeps_its_own_longer_interval(loop: Callable[..., Ran]) -> 
 
 def test_inventory_is_sent_at_start_hourly_and_on_change(loop: Callable[..., Ran]) -> None:
     ran = loop(Node(), ticks=130 * 15, interval=60.0)  # in a long wait for a tick it checks its collectors every 4 s
-    told = [e for e in ran.events if e.kind == "inventory"]
-    assert [e.time - told[0].time for e in told] == [0, 3600 * SECOND, 7200 * SECOND]
-    assert told[0].entity == "node:n1"
-    entities = told[0].data["entities"]
+    found_events = [e for e in ran.events if e.kind == "inventory"]
+    assert [e.time - found_events[0].time for e in found_events] == [0, 3600 * SECOND, 7200 * SECOND]
+    assert found_events[0].entity == "node:n1"
+    entities = found_events[0].data["entities"]
     assert entities["node:n1"] == {"parents": [], "attributes": {"looks": 0}}
     assert entities["collector:n1.node"]["parents"] == entities["agent:n1"]["parents"] == ["node:n1"]
 
 
-def test_a_new_device_is_sent_at_once(loop: Callable[..., Ran]) -> None:
+def test_a_new_device_is_sent_immediately(loop: Callable[..., Ran]) -> None:
     late = AbsentAtFirst(release=_set(), interval=5.0)
     ran = loop(Node(), late, ticks=100)
-    told = [set(e.data["entities"]) for e in ran.events if e.kind == "inventory"]
-    assert len(told) == 2
-    assert told[1] - told[0] == {"gpu:n1.0"}
+    found_events = [set(e.data["entities"]) for e in ran.events if e.kind == "inventory"]
+    assert len(found_events) == 2
+    assert found_events[1] - found_events[0] == {"gpu:n1.0"}
 
 
 def test_a_clock_set_back_makes_no_second_batch_of_the_same_time(tmp_path: Path, drain: Drain) -> None:

@@ -92,9 +92,9 @@ def test_losses_of_the_spool_in_an_outage_are_sent_as_an_event(own_broker: Broke
         until(lambda: "kafka: messages arrive again" in log.getvalue(), 60)
     assert gaps()[0]["cause"] == "spool full"
     assert gaps()[0]["topic"] in (TELEMETRY, EVENTS)
-    told = [line for line in log.getvalue().splitlines() if " kafka: " in line]
-    assert any("connection refused" in line for line in told), told
-    assert len(told) <= 4, told  # a line per change of the cause, not one per try
+    log_lines = [line for line in log.getvalue().splitlines() if " kafka: " in line]
+    assert any("connection refused" in line for line in log_lines), log_lines
+    assert len(log_lines) <= 4, log_lines  # a line per change of the cause, not one per try
 
 
 PROGRAM = """

@@ -177,11 +177,11 @@ def test_a_virtual_machine_without_power_readings_still_counts_as_present(
     assert read_columns(collector)[1]["gpu.present"] == [1, 1]
     clock = [10**12]
     collector._rhythm._now = lambda: clock[0]
-    told = []
+    reported = []
     for clock[0] in range(10**12, 10**12 + 20_000_000, 1_000_000):
-        told += read_columns(collector)[1].get("gpu.present", [])
+        reported += read_columns(collector)[1].get("gpu.present", [])
     collector.close()
-    assert set(told) == {1}
+    assert set(reported) == {1}
 
 
 def test_slow_signals_come_at_their_interval(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,16 +232,16 @@ def line(core: str = "3", digest: str = "right", **more: object) -> dict[str, ob
     return {**data, "golden": digest == "right", **more}
 
 
-def test_right_rounds_are_folded_and_wrong_ones_reported_at_once_with_retests() -> None:
+def test_right_rounds_are_summarized_and_wrong_ones_reported_immediately_with_retests() -> None:
     now = [START]
     book = ledger(now=lambda: now[0])
-    told = []
+    results = []
     for minute in range(120):
         now[0] = START + 60 * minute * SECOND
-        told.append(book.record_line(line(digest="wrong" if minute == 70 else "right")))
-    at = [minute for minute, event in enumerate(told) if event]
+        results.append(book.record_line(line(digest="wrong" if minute == 70 else "right")))
+    at = [minute for minute, event in enumerate(results) if event]
     assert at == [0, 60, *range(70, 71 + CLEAN_ROUNDS)]
-    assert [e.data["rounds"] for e in told if e][:3] == [1, 60, 10]
+    assert [e.data["rounds"] for e in results if e][:3] == [1, 60, 10]
     assert book.get_tally("3").runs == 120 * 36
     assert book.get_tally("3").mismatches == 1
 
@@ -251,10 +251,10 @@ SAID = st.recursive(LEAVES, lambda x: st.lists(x, max_size=9) | st.dictionaries(
 KEYS = st.sampled_from([*line(), "begin", "yielded", "took", "wrong", "again", "uuid"])
 
 
-@given(said=st.dictionaries(KEYS, SAID))
-def test_any_output_of_a_bad_core_gives_valid_events(said: dict[str, object]) -> None:
+@given(message=st.dictionaries(KEYS, SAID))
+def test_any_output_of_a_bad_core_gives_valid_events(message: dict[str, object]) -> None:
     book = ledger()
-    for said_line in (said, {**line(), **said}):
+    for said_line in (message, {**line(), **message}):
         event = book.record_line(said_line)
         if event:
             json.dumps(dict(event.data), allow_nan=False)

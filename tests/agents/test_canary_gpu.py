@@ -35,9 +35,9 @@ ATTEND = (
 class GpuProgram:
     """The GPU program on a machine of stub GPUs, whose state the test changes."""
 
-    def __init__(self, library: Path, folder: Path, stays: float, idle: float, *told: str) -> None:
+    def __init__(self, library: Path, folder: Path, stays: float, idle: float, *settings: str) -> None:
         self.control = folder / "control"
-        nvml_stub.write_control(self.control, *told)
+        nvml_stub.write_control(self.control, *settings)
         self.calls = folder / "calls"
         paths = {"control": self.control, "calls": self.calls}
         environ = nvml_stub.environment(library, (), **paths) | {"PYTHONPATH": str(ROOT)}
@@ -61,9 +61,9 @@ class GpuProgram:
         return sum(name == "nvmlDeviceGetUtilizationRates" and gpu == 0 for name, gpu, _ in calls)
 
     def rest(self) -> list[dict[str, Any]]:
-        said, _ = self.process.communicate(timeout=PATIENCE_S)
+        message, _ = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0
-        return [json.loads(line) for line in said.splitlines()]
+        return [json.loads(line) for line in message.splitlines()]
 
 
 # --- idle GPUs --------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_each_idle_gpu_gets_a_worker_that_sees_only_this_gpu(nvml_library: Path,
 
 
 def test_gpus_in_use_or_needed_by_a_job_get_no_worker(nvml_library: Path, tmp_path: Path) -> None:
-    told = (
+    settings = (
         "set nvmlDeviceGetComputeRunningProcesses_v3 1 1",
         "set nvmlDeviceGetUtilizationRates 3 2",
         "set nvmlDeviceGetMemoryInfo 5000000000 3",
@@ -86,7 +86,7 @@ def test_gpus_in_use_or_needed_by_a_job_get_no_worker(nvml_library: Path, tmp_pa
         "fail nvmlDeviceGetComputeRunningProcesses_v3 999 6",
         "lost 7",
     )
-    found = GpuProgram(nvml_library, tmp_path, 0, 0, *UNUSED, "gpus 9", *told).rest()
+    found = GpuProgram(nvml_library, tmp_path, 0, 0, *UNUSED, "gpus 9", *settings).rest()
     assert {line["device"] for line in found} == {"0", "8"}
 
 

@@ -85,5 +85,5 @@ def test_a_clock_set_back_delays_nothing() -> None:
     assert count_sent(limiter, stream, 3) == 110
 
 
-def test_without_limits_everything_is_sent_at_once() -> None:
+def test_without_limits_everything_is_sent_immediately() -> None:
     assert count_sent(CatchUpLimiter(), backlog(5000), 0.5) == 5000

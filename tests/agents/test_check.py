@@ -308,10 +308,10 @@ def test_an_incident_concerns_a_node_by_its_cause_or_a_member(over: dict[str, An
 @given(st.text(max_size=600))
 def test_no_character_in_a_text_breaks_the_line(text: str) -> None:
     row = check.CheckRow("x", check.CRITICAL, "", "", text)
-    said = check.CheckResult((row,)).nagios_line(0.1, 5)
-    assert said.isprintable() or not set(said) & set("\n\r\x00")
-    assert said.count("|") == 1
-    assert len(said.splitlines()) == 1
+    message = check.CheckResult((row,)).nagios_line(0.1, 5)
+    assert message.isprintable() or not set(message) & set("\n\r\x00")
+    assert message.count("|") == 1
+    assert len(message.splitlines()) == 1
 
 
 def test_a_text_that_the_locale_cannot_encode_does_not_fail(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

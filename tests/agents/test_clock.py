@@ -25,7 +25,7 @@ from pipeline.model.records import SECOND
 CHRONYD = shutil.which("chronyd") or shutil.which("chronyd", path="/usr/sbin:/usr/local/sbin")
 
 
-def look(collector: Clock) -> dict[str, float]:
+def read_once(collector: Clock) -> dict[str, float]:
     (reading,) = collector.read()
     return {name: values[0] for name, values in reading.columns.items()}
 
@@ -33,7 +33,7 @@ def look(collector: Clock) -> dict[str, float]:
 def test_this_kernel_reports_the_state_of_its_clock() -> None:
     collector = Clock(chrony_port=0)
     collector.open("n1")
-    found = look(collector)
+    found = read_once(collector)
     assert found.keys() == set(collector.signals)
     assert found["node.clock_synchronized"] in (0, 1)
     assert found["node.clock_error_max"] >= 0
@@ -107,7 +107,7 @@ def chronyd(tmp_path: Path) -> Iterator[int]:
 def test_a_real_chronyd_reports_its_stratum(chronyd: int) -> None:
     collector = Clock(chrony_port=chronyd)
     collector.open("n1")
-    found = look(collector)
+    found = read_once(collector)
     assert found["node.clock_stratum"] == 7
     assert abs(found["node.clock_offset"]) < 1
     assert collector.inventory()["node:n1"].attributes == {"clock_keeper": "chronyd"}
@@ -134,7 +134,7 @@ def test_chronyd_floats_are_decoded(word: int, number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "reason"),
     [
         (b"", "reply of 0 bytes"),
         (report(8), "reply to request 8; expected 9"),
@@ -142,8 +142,8 @@ def test_chronyd_floats_are_decoded(word: int, number: float) -> None:
         (b"\x05" + report(9)[1:], "version 5"),
     ],
 )
-def test_a_wrong_reply_is_an_error_with_a_reason(reply: bytes, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_reply_is_an_error_with_a_reason(reply: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         clock.decode_tracking(reply, 9)
 
 

@@ -92,7 +92,7 @@ def test_its_inventory_contains_what_it_reads(collector: Collector) -> None:
         pytest.skip(f"no data: {absent}")
     finally:
         collector.close()
-    more = collector.remote or not collector.signals  # of a port that others measure, who is at its far end
+    more = collector.remote or not collector.signals  # attributes of another collector's port, such as its peer
     assert inventory.keys() >= entities if more else inventory.keys() == entities
     for entity, device in inventory.items():
         if collector.remote:
@@ -144,7 +144,7 @@ def test_no_collector_accepts_an_impossible_interval_or_deadline(
 
 
 @pytest.mark.parametrize(
-    ("collector", "table", "said"),
+    ("collector", "table", "message"),
     [
         ("nvme", {"patience": 15}, "patience = 15.0: expected patience below `deadline` (15 s)"),
         ("nvme", {"deadline": 5}, "patience = 6.0: expected patience below `deadline` (5 s)"),
@@ -161,13 +161,13 @@ def test_no_collector_accepts_an_impossible_interval_or_deadline(
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_file_key_value_and_expectation(
-    collector: str, table: dict[str, object], said: str
+    collector: str, table: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         configured_collectors({collector: table}, "f.toml")
     text = str(refused.value)
     assert text.startswith(f"f.toml: [collector.{collector}] ")
-    assert said in text
+    assert message in text
     assert "expected " in text
 
 

@@ -133,7 +133,7 @@ WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 3
 
 
 @pytest.mark.parametrize(
-    ("read", "said"),
+    ("report", "output"),
     [
         (gpus(**WELL_GPUS | {"present": [1, 0, 1]}), "gpu:n1.1: lost"),
         (
@@ -165,10 +165,10 @@ WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 3
         ),
     ],
 )
-def test_a_gpu_that_failed_fails_the_check_and_is_named(look: CollectorReport, said: str) -> None:
-    found = doctor.check_report(look)
+def test_a_gpu_that_failed_fails_the_check_and_is_named(report: CollectorReport, output: str) -> None:
+    found = doctor.check_report(report)
     assert found.state == "fail"
-    assert found.found.startswith(said)
+    assert found.found.startswith(output)
     assert found.fix
     assert ";" not in found.found  # the healthy ones are not named
 
@@ -191,10 +191,10 @@ def test_doctor_fails_on_a_node_with_a_lost_gpu(nvml_library: Path, tmp_path: Pa
     (tmp_path / "f.toml").write_text(f"[collector.nvml]\npci = '{tmp_path}'\nseen = '{tmp_path}/seen.json'\n")
     line = [sys.executable, "fleetpulse.py", "doctor", "--config", str(tmp_path / "f.toml")]
     states = {}
-    for told in ("", "lost 1"):
-        environ = nvml_stub.environment(nvml_library, ["gpus 3", told])
+    for reported in ("", "lost 1"):
+        environ = nvml_stub.environment(nvml_library, ["gpus 3", reported])
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=environ)
-        states[told] = next(told for told in done.stdout.splitlines() if "collector nvml: " in told)
+        states[reported] = next(reported for reported in done.stdout.splitlines() if "collector nvml: " in reported)
     assert " ok " in states[""]
     assert " fail " in states["lost 1"]
     assert ".1: lost: no response to its driver" in states["lost 1"]
@@ -270,11 +270,11 @@ def test_the_collectors_of_this_host_are_read_and_none_hangs() -> None:
 
 def test_without_access_to_the_kernel_log_doctor_names_the_privilege_and_its_fix() -> None:
     if shutil.which("setpriv") is None or Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
-        pytest.skip("the kernel log is open to everybody here (kernel.dmesg_restrict), or there is no setpriv")
+        pytest.skip("the kernel log is readable for all users here (kernel.dmesg_restrict), or there is no setpriv")
     line = ["setpriv", "--bounding-set=-syslog,-sys_admin", "--inh-caps=-all", sys.executable]
     done = subprocess.run([*line, "fleetpulse.py", "doctor"], cwd=ROOT, capture_output=True, text=True)
     if "setpriv" in done.stderr:
         pytest.skip(f"this user cannot give rights up: {done.stderr.strip()}")
-    told = done.stdout.partition("collector kernel_log: ")[2].splitlines()
-    assert told[0] == "/dev/kmsg: not readable: add CAP_SYSLOG"
-    assert "deploy/fleetpulse-agent.service" in told[2]
+    reported = done.stdout.partition("collector kernel_log: ")[2].splitlines()
+    assert reported[0] == "/dev/kmsg: not readable: add CAP_SYSLOG"
+    assert "deploy/fleetpulse-agent.service" in reported[2]

@@ -13,8 +13,8 @@ from agents.collectors.host.edac import Edac
 MISSING = 2**64 - 1
 
 
-def files(root: Path, told: dict[str, str]) -> Path:
-    for name, text in told.items():
+def files(root: Path, contents: dict[str, str]) -> Path:
+    for name, text in contents.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -22,15 +22,20 @@ def files(root: Path, told: dict[str, str]) -> Path:
 
 
 def controller(name: str, corrected: int, uncorrected: int, modules: Iterable[str]) -> dict[str, str]:
-    told = {"ce_count": corrected, "ue_count": uncorrected, "ce_noinfo_count": 0, "mc_name": "Skylake Socket#0 IMC#0"}
+    contents = {
+        "ce_count": corrected,
+        "ue_count": uncorrected,
+        "ce_noinfo_count": 0,
+        "mc_name": "Skylake Socket#0 IMC#0",
+    }
     for i, module in enumerate(modules):
-        told |= {f"{module}/dimm_ce_count": corrected - i, f"{module}/dimm_ue_count": uncorrected}
-        told |= {
+        contents |= {f"{module}/dimm_ce_count": corrected - i, f"{module}/dimm_ue_count": uncorrected}
+        contents |= {
             f"{module}/dimm_label": f"CPU_SrcID#0_MC#0_Chan#{i}_DIMM#0",
             f"{module}/dimm_mem_type": "Registered-DDR5",
         }
-        told |= {f"{module}/size": "65536"}
-    return {f"{name}/{file}": f"{text}\n" for file, text in told.items()}
+        contents |= {f"{module}/size": "65536"}
+    return {f"{name}/{file}": f"{text}\n" for file, text in contents.items()}
 
 
 def test_errors_are_reported_per_module_and_per_node(tmp_path: Path) -> None:

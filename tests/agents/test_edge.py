@@ -244,7 +244,7 @@ def test_no_value_and_no_clock_breaks_a_rule(count: list[tuple[float, float, int
         rules.show("leak", ROPE, 0, leak__state=state)
 
 
-# --- how a condition ends, and what is usual -------------------------------------------------------------------------
+# --- end of a condition, and the usual flow --------------------------------------------------------------------------
 
 
 def test_a_flow_just_above_its_threshold_has_not_recovered() -> None:

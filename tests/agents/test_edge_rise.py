@@ -15,7 +15,7 @@ COOLANT = 32.0
 
 
 class Plate:
-    """A GPU on a cold plate or heat sink: a part of the resistance responds at once, the rest with a lag."""
+    """A GPU on a cold plate or heat sink: a part of the resistance responds immediately, the rest with a lag."""
 
     def __init__(self, resistance: float, lag: float, quick: float, rng: np.random.Generator) -> None:
         self.resistance, self.lag, self.quick, self.rng = resistance, lag, quick, rng
@@ -130,7 +130,7 @@ def test_fast_warming_coolant_is_reported_once_and_again_when_it_stops() -> None
 
 def test_a_new_set_point_and_a_change_of_units_are_not_reported() -> None:
     rng = np.random.default_rng(3)
-    moved = 32 + 6 * np.clip((np.arange(600) - 200) / 90, 0, 1)  # 6 K in 90 s: a valve that moves at once
+    moved = 32 + 6 * np.clip((np.arange(600) - 200) / 90, 0, 1)  # 6 K in 90 s: a valve that moves fast
     swing = 3 * np.sin(np.clip(np.arange(600) - 400, 0, 120) / 120 * 2 * np.pi)  # a failover of two minutes
     for resolution in (1.0, 0.1):
         noisy = moved + swing + rng.normal(0, 0.15, 600)

@@ -17,7 +17,7 @@ from pipeline.model.records import SECOND, Event
 CLASSES = ("gpu", "coolant")
 
 
-def told(scenario: Scenario, seed: int) -> tuple[list[Event], FleetSimulator]:
+def simulate_events(scenario: Scenario, seed: int) -> tuple[list[Event], FleetSimulator]:
     """What the rules say of a simulated fleet, each tick as its agents would have read it."""
     simulator, found = FleetSimulator(scenario, seed), []
     edge = EdgeRules(Settings())
@@ -34,20 +34,20 @@ def told(scenario: Scenario, seed: int) -> tuple[list[Event], FleetSimulator]:
 
 @pytest.mark.slow
 def test_a_quiet_hour_at_one_second_is_silent() -> None:
-    found, _ = told(Scenario(3600.0, 1.0, None, Fleet(2, 8)), 1)
+    found, _ = simulate_events(Scenario(3600.0, 1.0, None, Fleet(2, 8)), 1)
     assert found == []
 
 
 def test_a_quiet_hour_with_lost_readings_is_silent() -> None:
-    found, _ = told(Scenario(3600.0, 1.0, None, Fleet(1, 8, missing=0.05)), 2)
+    found, _ = simulate_events(Scenario(3600.0, 1.0, None, Fleet(1, 8, missing=0.05)), 2)
     assert found == []
 
 
-def test_a_pump_that_fails_is_told_within_seconds_and_a_slow_gpu_is_not() -> None:
+def test_a_failing_pump_is_reported_within_seconds_and_a_slow_gpu_is_not() -> None:
     names = FleetSimulator(Scenario(10.0, 1.0, None, Fleet(2, 8)), 3).entities("coolant")
     pump = Line(CoolantLoss(flow=0.4, ramp=2.0), 900.0, 1200.0, names[0])
     slow = Line(Straggler(slowdown=0.2, reason=0.0), 300.0, 600.0)
-    found, simulator = told(Scenario(1500.0, 1.0, None, Fleet(2, 8), (pump, slow)), 3)
+    found, simulator = simulate_events(Scenario(1500.0, 1.0, None, Fleet(2, 8), (pump, slow)), 3)
     begun = [e for e in found if e.data["state"] == "active" and e.kind != "temperature_rise"]
     assert {(e.entity, e.kind) for e in begun} == {(names[0], "flow_collapse"), (names[0], "pressure_collapse")}
     onset = simulator.time_at(900.0)

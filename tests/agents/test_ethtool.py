@@ -1,4 +1,4 @@
-"""What drivers tell by ioctl: answers byte by byte, a driver of our own below the real calls, this kernel."""
+"""Driver statistics by ioctl: decoded replies, a test driver below the real calls, and this kernel."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_only_our_statistics_of_thousands_are_reported(stub: Path, node: RdmaNod
         "nic.bias_max",
     }
     assert first["nic.rx_power_min"] == pytest.approx([0.012])
-    assert grown["nic.phy_link_downs"] == [14]  # channels were added: the names were asked for anew
+    assert grown["nic.phy_link_downs"] == [14]  # channels were added: the names were read again
     assert asked.count("mlxens8 0x1b") == 2
     assert found["facts"]["port:n1.mlx5_8"] == {
         "interface": "mlxens8",
@@ -186,7 +186,7 @@ def test_a_refused_request_is_repeated_after_a_minute_or_an_hour(tmp_path: Path,
     assert asked == [1, 1 + rest]
     now = 1 + 2 * rest
     assert collector._query(port, "it", lambda *_: 7) == 7
-    assert "it" not in port.paused_until  # what answers again is told again
+    assert "it" not in port.paused_until  # a port that responds again is reported again
     collector.close()
 
 

@@ -27,11 +27,11 @@ def port(number: int, peer: str | None = None, state: int = 4, switch: str = LEA
     return SwitchPort(switch, name, 7, number, state, 5 if state == 4 else 2, 4.0, 400_000.0, far)
 
 
-def told(events: list[Event]) -> list[tuple[str, str, object]]:
+def summarize_events(events: list[Event]) -> list[tuple[str, str, object]]:
     return [(e.kind, e.entity, e.data.get("state", e.data.get("guid"))) for e in events]
 
 
-# --- what is remembered ----------------------------------------------------------------------------------------------
+# --- remembered ports ------------------------------------------------------------------------------------------------
 
 
 def test_a_port_without_cable_is_ignored_and_a_lost_cable_is_reported_once() -> None:
@@ -39,17 +39,19 @@ def test_a_port_without_cable_is_ignored_and_a_lost_cable_is_reported_once() -> 
     assert view.update_links(NOW, [port(1, "a"), port(2, "b"), port(3, None, 1)]) == []
     assert list(view.entities.values()) == ["port:leaf1.1", "port:leaf1.2"]
     gone = [port(1, "a"), port(2, None, 1), port(3, None, 1)]
-    assert told(view.update_links(NOW + SECOND, gone)) == [("link_state", "port:leaf1.2", "down")]
+    assert summarize_events(view.update_links(NOW + SECOND, gone)) == [("link_state", "port:leaf1.2", "down")]
     assert view.update_links(NOW + 2 * SECOND, gone) == []
     assert view.inventory()["port:leaf1.2"].attributes["peer_guid"] == "b"  # that is the cable to look at
-    assert told(view.update_links(NOW + 3 * SECOND, [port(2, "b")])) == [("link_state", "port:leaf1.2", "up")]
+    assert summarize_events(view.update_links(NOW + 3 * SECOND, [port(2, "b")])) == [
+        ("link_state", "port:leaf1.2", "up")
+    ]
 
 
 def test_a_changed_peer_is_an_event_and_its_old_port_drops_it() -> None:
     view = FabricTopology()
     view.update_links(NOW, [port(1, "a"), port(2, "b")])
     events = view.update_links(NOW, [port(1, "b"), port(2, None, 1)])
-    assert ("link_peer", "port:leaf1.1", "b") in told(events)
+    assert ("link_peer", "port:leaf1.1", "b") in summarize_events(events)
     inventory = view.inventory()
     assert inventory["port:leaf1.1"].attributes["peer_guid"] == "b"
     assert "peer_guid" not in inventory["port:leaf1.2"].attributes
@@ -79,9 +81,9 @@ def test_a_switch_that_disappears_is_reported_and_its_ports_are_not_down() -> No
     view = FabricTopology()
     spine = port(1, LEAF, switch=SPINE, name="spine1")
     view.update_links(NOW, [port(1, "a"), spine])
-    assert told(view.update_links(NOW, [port(1, "a")])) == [("switch_state", "spine:spine1", "gone")]
+    assert summarize_events(view.update_links(NOW, [port(1, "a")])) == [("switch_state", "spine:spine1", "gone")]
     assert view.update_links(NOW, [port(1, "a")]) == []
-    assert told(view.update_links(NOW, [port(1, "a"), spine])) == [("switch_state", "spine:spine1", "seen")]
+    assert summarize_events(view.update_links(NOW, [port(1, "a"), spine])) == [("switch_state", "spine:spine1", "seen")]
 
 
 def test_events_of_a_failing_fabric_are_bounded_per_read(
@@ -202,7 +204,7 @@ def test_errors_that_are_not_printed_are_zero_and_traffic_is_in_bytes(tools: Too
     reading = await_reading(collector, lambda r: counted(r) and r.columns["nic.symbol_errors"].tolist() == [0, 5])
     assert reading.entities == ("port:leaf1.1", "port:leaf1.2")
     assert reading.columns["nic.tx_bytes"].tolist() == [4, 8]
-    assert reading.columns["nic.rx_packets"].tolist() == [MISSING, MISSING]  # nobody said so
+    assert reading.columns["nic.rx_packets"].tolist() == [MISSING, MISSING]  # without a reported value
 
 
 def test_a_port_without_response_is_missing_and_not_zero(tools: Tools, collector: Fabric) -> None:

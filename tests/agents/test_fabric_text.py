@@ -59,7 +59,7 @@ def test_a_link_that_is_down_has_no_speed_and_no_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "width", "speed"),
+    ("width_and_speed", "width", "speed"),
     [
         ("4X           2.5 Gbps", 4, 10_000),
         ("4X          10.0 Gbps", 4, 40_000),
@@ -73,8 +73,8 @@ def test_a_link_that_is_down_has_no_speed_and_no_peer() -> None:
         ("4X         999.9 Gbps", 4, math.nan),
     ],
 )
-def test_speed_is_that_of_the_kernel(said: str, width: float, speed: float) -> None:
-    found = link(UP.replace("4X       106.25 Gbps", said))
+def test_speed_is_that_of_the_kernel(width_and_speed: str, width: float, speed: float) -> None:
+    found = link(UP.replace("4X       106.25 Gbps", width_and_speed))
     assert found.width == width
     assert found.speed == speed or (math.isnan(found.speed) and math.isnan(speed))
 

@@ -36,7 +36,7 @@ def proc(root: Path, text: bytes = LINES) -> Path:
     return root
 
 
-def told(blocks: int = 1000) -> os.statvfs_result:
+def statistics(blocks: int = 1000) -> os.statvfs_result:
     return os.statvfs_result((65536, 4096, blocks, 400, 300, 50, 20, 20, 0, 255))
 
 
@@ -53,7 +53,7 @@ def column(reading: Reading, name: str) -> dict[str, float]:
 
 
 def test_real_file_systems_are_reported_once_each_and_others_are_not(tmp_path: Path) -> None:
-    collector = opened(proc(tmp_path), lambda _: told())
+    collector = opened(proc(tmp_path), lambda _: statistics())
     node, below = collector.read()
     assert below.entities == tuple(f"filesystem:n1.{p}" for p in ("/", "/data", "/my models", "/scratch"))
     assert set(column(below, "used").values()) == {600 * 4096}
@@ -73,7 +73,7 @@ def test_real_file_systems_are_reported_once_each_and_others_are_not(tmp_path: P
 
 def test_read_only_is_the_file_system_and_not_the_mount_point(tmp_path: Path) -> None:
     """A mount point that is read-only for us, as under a hardened unit, does not say that the disk failed."""
-    _, below = opened(proc(tmp_path), lambda _: told()).read()
+    _, below = opened(proc(tmp_path), lambda _: statistics()).read()
     assert column(below, "read_only") == {"/": 0, "/data": 0, "/my models": 0, "/scratch": 1}
 
 
@@ -84,7 +84,7 @@ def test_a_file_system_without_inode_limit_reports_none(tmp_path: Path) -> None:
 
 
 def test_a_missing_required_mount_is_reported_and_any_type_is_included(tmp_path: Path) -> None:
-    collector = opened(proc(tmp_path), lambda _: told(), types=(), required=("/models/", "/dev/shm"))
+    collector = opened(proc(tmp_path), lambda _: statistics(), types=(), required=("/models/", "/dev/shm"))
     _, below = collector.read()
     assert column(below, "mounted") == {"/dev/shm": 1, "/models": 0}
     assert np.isnan(column(below, "responds")["/models"])
@@ -98,7 +98,7 @@ def test_errors_differ_from_missing_permission(tmp_path: Path) -> None:
             raise OSError(errno.ESTALE, "Stale file handle")
         if point == b"/scratch":
             raise PermissionError(errno.EACCES, "Permission denied")
-        return told()
+        return statistics()
 
     _, below = opened(proc(tmp_path), ask).read()
     responds = column(below, "responds")
@@ -114,7 +114,7 @@ def test_the_last_mount_at_a_point_hides_those_before_it() -> None:
 
 def test_the_number_of_file_systems_is_bounded_and_required_ones_come_first(tmp_path: Path) -> None:
     many = b"".join(b"%d 1 8:%d / /a%d rw - ext4 /dev/x rw\n" % (i, i, i) for i in range(2 * MAX_FILE_SYSTEMS))
-    collector = opened(proc(tmp_path, many), lambda _: told(), required=("/z",))
+    collector = opened(proc(tmp_path, many), lambda _: statistics(), required=("/z",))
     _, below = collector.read()
     assert len(below.entities) == MAX_FILE_SYSTEMS
     assert column(below, "mounted")["/z"] == 0

@@ -238,7 +238,7 @@ REPLIES = {
         SETTINGS + frame(1, 4, 1, GRPC) + b"".join(frame(0, 0, 1, HI[i : i + 1]) for i in range(7)) + FINE,
         None,
     ),
-    "closed at once": (b"", status.UNAVAILABLE),
+    "closed immediately": (b"", status.UNAVAILABLE),
     "closed amid the message": (SETTINGS + frame(1, 4, 1, GRPC) + frame(0, 0, 1, HI[:4]), status.UNAVAILABLE),
     "ended without trailers": (SETTINGS + frame(1, 4, 1, GRPC) + frame(0, 1, 1, HI), status.INTERNAL),
     "no message": (SETTINGS + frame(1, 4, 1, GRPC) + FINE, status.INTERNAL),

@@ -109,7 +109,7 @@ def dripping(connection: socket.socket, end: threading.Event) -> None:
 
 @contextmanager
 def server(behave: Callable[[socket.socket, threading.Event], None]) -> Iterator[tuple[int, threading.Event]]:
-    """A port of loopback and whether somebody has connected; each connection is treated as `behave` does."""
+    """A loopback port, and whether a client has connected; `behave` handles each connection."""
     end, came, threads = threading.Event(), threading.Event(), []
     listener = socket.create_server(("127.0.0.1", 0))
 

@@ -67,7 +67,7 @@ def opened(board: Board, clock: Clock | None = None, **how: object) -> Hwmon:
 
 
 def values(hwmon: Hwmon) -> dict[str, dict[str, float]]:
-    """sensor -> signal -> value as it goes over the wire; what is missing is left out."""
+    """sensor -> signal -> value as on the wire; missing values are left out."""
     readings, inventory = hwmon.read(), hwmon.inventory()
     assert sorted(inventory) == sorted(entity for reading in readings for entity in reading.entities)
     found: dict[str, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""RDMA ports as files: what the collector finds, remembers, tells as events and leaves alone."""
+"""RDMA ports as files: values, remembered state, events and ignored ports of the collector."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(node: RdmaNode, clock: Clock | None = None, **settings: Any) -> Infin
     return collector
 
 
-def look(collector: Infiniband) -> Reading:
+def read_once(collector: Infiniband) -> Reading:
     (reading,) = collector.read()
     return reading
 
@@ -57,7 +57,7 @@ PORT = "mlx5_0/ports/1"
 
 def test_every_counter_of_the_table_is_read_in_the_catalogues_unit(node: RdmaNode) -> None:
     collector = opened(node)
-    reading = look(collector)
+    reading = read_once(collector)
     collector.close()
     assert reading.entities == ("port:n1.mlx5_0", "port:n1.mlx5_1", "port:n1.mlx5_8")
     for counter in RDMA_COUNTERS:
@@ -80,7 +80,7 @@ def test_state_speed_and_link_are_reported(node: RdmaNode) -> None:
     write(node.rdma / "mlx5_1/ports/1/phys_state", "2: Polling")
     write(node.rdma / "mlx5_0/device/current_link_width", "8")
     write(node.rdma / "mlx5_0/device/hwmon/hwmon3/temp1_input", "61500")
-    columns = look(opened(node)).columns
+    columns = read_once(opened(node)).columns
     assert columns["nic.state"].tolist() == [0, 0, 1]
     assert columns["nic.logical_state"].tolist() == [2, 1, 4]
     assert columns["nic.phys_state"].tolist() == [5, 2, 5]
@@ -95,12 +95,12 @@ def test_a_second_port_has_its_number_and_slower_signals_keep_their_interval(tmp
     node, clock = RdmaNode(tmp_path), Clock()
     node.device("mlx4_0", ports=2)
     collector = opened(node, clock)
-    first = look(collector)
+    first = read_once(collector)
     assert first.entities == ("port:n1.mlx4_0", "port:n1.mlx4_0.2")
     seen: dict[str, int] = {}
     for _ in range(60):
         clock.pass_by(1)
-        for name in look(collector).columns:
+        for name in read_once(collector).columns:
             seen[name] = seen.get(name, 0) + 1
     wanted = {1: 60, 5: 12, 10: 6, 30: 2, 60: 1}
     assert seen == {name: wanted[int(CATALOGUE[name].interval or 1)] for name in first.columns}
@@ -110,15 +110,15 @@ def test_a_second_port_has_its_number_and_slower_signals_keep_their_interval(tmp
 def test_a_changed_link_is_reported_once_with_both_states(node: RdmaNode) -> None:
     clock = Clock()
     collector = opened(node, clock)
-    assert look(collector).events == ()
+    assert read_once(collector).events == ()
     write(node.rdma / PORT / "state", "1: DOWN")
     clock.pass_by(1)
-    (event,) = look(collector).events
+    (event,) = read_once(collector).events
     assert (event.entity, event.kind, event.time) == ("port:n1.mlx5_0", "link_state", clock.now)
     assert event.data == {"state": "down", "from": "active", "to": "down"}
-    assert look(collector).events == ()
+    assert read_once(collector).events == ()
     write(node.rdma / PORT / "state", "4: ACTIVE")
-    (event,) = look(collector).events
+    (event,) = read_once(collector).events
     assert event.data == {"state": "up", "from": "down", "to": "active"}
     collector.close()
 
@@ -128,13 +128,13 @@ def test_a_flapping_port_sends_a_bounded_number_of_events(node: RdmaNode) -> Non
     collector = opened(node, clock)
     for i in range(600):
         write(node.rdma / PORT / "state", "1: DOWN" if i % 2 else "4: ACTIVE")
-        events += len(look(collector).events)
+        events += len(read_once(collector).events)
         clock.pass_by(1)
     assert 20 <= events <= 20 + 60
     last, state = collector._link_events._ports["port:n1.mlx5_0"].state, "4: ACTIVE" if i % 2 else "1: DOWN"
     write(node.rdma / PORT / "state", state)
     for _ in range(11):
-        for event in look(collector).events:
+        for event in read_once(collector).events:
             last = event.data["to"]
         clock.pass_by(1)
     assert last in state.lower()
@@ -143,7 +143,7 @@ def test_a_flapping_port_sends_a_bounded_number_of_events(node: RdmaNode) -> Non
     shutil.rmtree(node.rdma / "mlx5_0") if not (node.rdma / "mlx5_0").is_symlink() else (node.rdma / "mlx5_0").unlink()
     gone: list[str] = []
     for _ in range(45):
-        gone += [event.data["to"] for event in look(collector).events]
+        gone += [event.data["to"] for event in read_once(collector).events]
         clock.pass_by(1)
     assert gone == ["gone"]
     collector.close()
@@ -165,12 +165,12 @@ def test_a_saturated_counter_is_reported_once_and_still_sent(
     collector = opened(node, clock)
     for value in (ceiling - 1, ceiling, ceiling, ceiling, 0, ceiling, ceiling):
         write(node.rdma / PORT / file, str(value))
-        reading = look(collector)
+        reading = read_once(collector)
         assert reading.columns[signal][0] == value
         events.append([(e.kind, dict(e.data)) for e in reading.events])
         clock.pass_by(5)
-    told = [("counter_saturated", {"signal": signal, "value": ceiling, "bits": bits})]
-    assert events == [[], [], told, [], [], [], told]  # once, and again only after a reset
+    saturated = [("counter_saturated", {"signal": signal, "value": ceiling, "bits": bits})]
+    assert events == [[], [], saturated, [], [], [], saturated]  # once, and again only after a reset
     collector.close()
 
 
@@ -179,7 +179,7 @@ def test_a_wrap_is_reported_and_a_reset_is_left_to_the_generation(node: RdmaNode
     collector = opened(node, clock)
     for value in (2**32 - 7, 12, 4_000, 0):
         write(node.rdma / PORT / "hw_counters/out_of_sequence", str(value))
-        events += look(collector).events
+        events += read_once(collector).events
         clock.pass_by(5)
     assert [(e.kind, dict(e.data)) for e in events] == [
         ("counter_wrapped", {"signal": "nic.out_of_sequence", "before": 2**32 - 7, "bits": 32})
@@ -196,7 +196,7 @@ def test_a_counter_with_an_error_is_read_once(node: RdmaNode, monkeypatch: pytes
     clock = Clock()
     collector = opened(node, clock)
     for _ in range(5):
-        reading = look(collector)
+        reading = read_once(collector)
         assert reading.columns["nic.symbol_errors"].tolist() == [MISSING, 0, 0]
         assert reading.columns["nic.link_downs"].tolist() == [2, 2, 2]
         clock.pass_by(5)
@@ -208,16 +208,16 @@ def test_counters_that_no_port_has_have_no_column(node: RdmaNode) -> None:
     for device in os.listdir(node.rdma):
         shutil.rmtree(node.rdma / device / "ports/1/hw_counters")
     shutil.rmtree(node.rdma / "mlx5_1/ports/1/counters")
-    columns = look(opened(node)).columns
+    columns = read_once(opened(node)).columns
     assert not [c for c in RDMA_COUNTERS if c.file.startswith("hw_") and c.signal in columns]
     assert columns["nic.link_downs"].tolist() == [2, MISSING, 2]
 
 
 def test_a_port_is_usable_only_with_the_devices_that_programs_open(node: RdmaNode) -> None:
-    assert look(opened(node)).columns["nic.usable"].tolist() == [1, 1, 1]
+    assert read_once(opened(node)).columns["nic.usable"].tolist() == [1, 1, 1]
     shutil.rmtree(node.sys / "class/infiniband_mad/issm1")  # InfiniBand wants it, RoCE has none
     shutil.rmtree(node.sys / "class/infiniband_verbs/uverbs2")
-    assert look(opened(node)).columns["nic.usable"].tolist() == [0, 0, 1]
+    assert read_once(opened(node)).columns["nic.usable"].tolist() == [0, 0, 1]
 
 
 def test_devices_are_excluded_by_pattern_and_virtual_functions_and_software_are_left_out(node: RdmaNode) -> None:
@@ -225,9 +225,9 @@ def test_devices_are_excluded_by_pattern_and_virtual_functions_and_software_are_
     share = node.pci("pci0000:1a/0000:1a:01.0/0000:1b:00.0/0000:1c:01.0/0000:1e:00.1")
     (share / "physfn").symlink_to(share.with_name("0000:1e:00.0"))
     node.device("mlx5_12", share)
-    assert look(opened(node)).entities == ("port:n1.mlx5_0", "port:n1.mlx5_1", "port:n1.mlx5_8")
+    assert read_once(opened(node)).entities == ("port:n1.mlx5_0", "port:n1.mlx5_1", "port:n1.mlx5_8")
     chosen = opened(node, exclude=("mlx5_[01]",), include=("mlx5_12",))
-    assert look(chosen).entities == ("port:n1.mlx5_12", "port:n1.mlx5_8", "port:n1.rxe0")
+    assert read_once(chosen).entities == ("port:n1.mlx5_12", "port:n1.mlx5_8", "port:n1.rxe0")
     with pytest.raises(NoData, match="excluded, or virtual functions"):
         opened(node, exclude=("*",)).read()
 
@@ -235,11 +235,11 @@ def test_devices_are_excluded_by_pattern_and_virtual_functions_and_software_are_
 def test_new_and_removed_ports_are_noticed(node: RdmaNode) -> None:
     clock = Clock()
     collector = opened(node, clock)
-    look(collector)
+    read_once(collector)
     shutil.rmtree(node.rdma / "mlx5_1")
     node.device("mlx5_9")
     clock.pass_by(30)
-    reading = look(collector)
+    reading = read_once(collector)
     assert reading.entities == ("port:n1.mlx5_0", "port:n1.mlx5_8", "port:n1.mlx5_9")
     (event,) = reading.events
     assert (event.entity, event.data["state"], event.data["to"]) == ("port:n1.mlx5_1", "down", "gone")
@@ -249,7 +249,7 @@ def test_new_and_removed_ports_are_noticed(node: RdmaNode) -> None:
 
 def test_the_inventory_has_attributes_and_role_of_a_port(node: RdmaNode) -> None:
     collector = opened(node, roles={"mlx5_1": "storage"})
-    look(collector)
+    read_once(collector)
     found = {e: d.attributes for e, d in collector.inventory().items()}
     collector.close()
     first = dict(found["port:n1.mlx5_0"])
@@ -285,20 +285,20 @@ def test_counters_that_appear_late_are_read(node: RdmaNode) -> None:
     late, clock = node.rdma / PORT / "hw_counters", Clock()
     shutil.move(late, node.root / "aside")
     collector = opened(node, clock)
-    assert look(collector).columns["nic.out_of_sequence"].tolist() == [MISSING, 2, 2]
+    assert read_once(collector).columns["nic.out_of_sequence"].tolist() == [MISSING, 2, 2]
     shutil.move(node.root / "aside", late)
     clock.pass_by(30)
-    assert look(collector).columns["nic.out_of_sequence"].tolist() == [2, 2, 2]
+    assert read_once(collector).columns["nic.out_of_sequence"].tolist() == [2, 2, 2]
     collector.close()
 
 
 def test_the_removal_of_the_last_port_is_reported_before_no_data(node: RdmaNode) -> None:
     clock = Clock()
     collector = opened(node, clock, exclude=("mlx5_[18]",))
-    look(collector)
+    read_once(collector)
     shutil.rmtree(node.rdma / "mlx5_0")
     clock.pass_by(30)
-    reading = look(collector)
+    reading = read_once(collector)
     assert (reading.entities, [e.data["to"] for e in reading.events]) == ((), ["gone"])
     with pytest.raises(NoData):
         collector.read()
@@ -311,8 +311,8 @@ def test_open_files_stay_within_the_usual_limit(tmp_path: Path) -> None:
         node.device(f"mlx5_{i}")
     before = len(os.listdir("/proc/self/fd"))
     collector = opened(node)
-    look(collector)
+    read_once(collector)
     assert len(os.listdir("/proc/self/fd")) - before < 600
-    assert not np.isnan(look(collector).columns["nic.state"]).any()
+    assert not np.isnan(read_once(collector).columns["nic.state"]).any()
     collector.close()
     assert len(os.listdir("/proc/self/fd")) == before

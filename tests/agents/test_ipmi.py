@@ -37,7 +37,7 @@ class Bench:
     def close(self) -> None:
         self._bmc.close()
 
-    def look(self) -> tuple[Reading, ...]:
+    def read_once(self) -> tuple[Reading, ...]:
         """One look, an interval after the last one."""
         self.seconds += self.ipmi.interval
         found = self.ipmi.read()
@@ -46,8 +46,8 @@ class Bench:
             assert set(reading.columns) <= set(self.ipmi.signals)
             for name, values in reading.columns.items():
                 encode_column(CATALOGUE[name], values)
-        told = [event for reading in found for event in reading.events]
-        assert all(set(event.data) <= set(EVENT_KINDS[event.kind].data) for event in told)
+        reported = [event for reading in found for event in reading.events]
+        assert all(set(event.data) <= set(EVENT_KINDS[event.kind].data) for event in reported)
         assert {e for r in found for e in r.entities} == self.ipmi.inventory().keys()
         return found
 
@@ -57,7 +57,7 @@ class Bench:
 
 
 def row(readings: tuple[Reading, ...], name: str) -> dict[str, float]:
-    """What was measured of one sensor."""
+    """The values of one sensor."""
     entity = f"sensor:n1.ipmi.{name}"
     (sensors,) = (r for r in readings if entity in r.entities)
     place = sensors.entities.index(entity)
@@ -72,11 +72,11 @@ def sensors_of(readings: tuple[Reading, ...]) -> list[str]:
 
 
 def events(bench: Bench) -> list[Event]:
-    return [e for reading in bench.look() for e in reading.events]
+    return [e for reading in bench.read_once() for e in reading.events]
 
 
 def test_every_sensor_is_read_in_the_units_of_the_catalogue() -> None:
-    found = Bench(server()).opened().look()
+    found = Bench(server()).opened().read_once()
     node = found[0]
     assert (node.entities, node.columns["node.power"][0]) == (("node:n1",), 640)
     assert row(found, "CPU1-Temp") == {"sensor.temperature": 90, "sensor.alarm": 1}
@@ -88,7 +88,7 @@ def test_every_sensor_is_read_in_the_units_of_the_catalogue() -> None:
     assert row(found, "PS1-Curve") == {"sensor.current": 21, "sensor.alarm": 0}  # 2 x 7 + 7, by its factors of now
     assert row(found, "PS-Status-1") == {"sensor.status": 0x1}
     assert row(found, "PS-Status-2") == {"sensor.status": 0x1 | 0x2 | 0x8}  # present, failed, input lost
-    assert len(sensors_of(found)) == 9  # neither the satellite's, nor what is no sensor, nor an unwanted type
+    assert len(sensors_of(found)) == 9  # without the satellite's, records that are no sensors, and unwanted types
 
 
 @pytest.mark.parametrize(
@@ -98,20 +98,20 @@ def test_every_sensor_is_read_in_the_units_of_the_catalogue() -> None:
 def test_faults_of_the_chassis_are_a_mask(chassis: bytes, mask: int) -> None:
     board = server()
     board.chassis = chassis
-    assert Bench(board).opened().look()[0].columns["node.chassis_faults"][0] == mask
+    assert Bench(board).opened().read_once()[0].columns["node.chassis_faults"][0] == mask
 
 
 def test_a_bmc_that_is_busy_for_a_while_is_retried_at_the_next_read() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.refuse = {(0x04, 0x2D): 0xC0, (0x2C, 0x02): 0xC3, (0x0A, 0x40): 0xD2}
-    found = bench.look()
+    found = bench.read_once()
     assert row(found, "Fan-1") == {}
     assert np.isnan(found[0].columns["node.power"][0])
     board.refuse.clear()
     board.write(event(board.clock, *PS2_INPUT_LOST))
-    found = bench.look()
+    found = bench.read_once()
     assert row(found, "Fan-1")["sensor.fan_speed"] == 8400
     assert found[0].columns["node.power"][0] == 640
     assert len(found[0].events) == 1
@@ -119,7 +119,7 @@ def test_a_bmc_that_is_busy_for_a_while_is_retried_at_the_next_read() -> None:
 
 def test_the_inventory_has_labels_limits_and_the_bmcs_firmware() -> None:
     bench = Bench(server()).opened()
-    bench.look()
+    bench.read_once()
     found = bench.ipmi.inventory()
     assert found["node:n1"].attributes == {
         "bmc_firmware": "3.42",
@@ -139,7 +139,7 @@ def test_the_inventory_has_labels_limits_and_the_bmcs_firmware() -> None:
 def test_a_sensor_that_is_not_available_or_not_scanned_is_missing(reading: bytes) -> None:
     board = server()
     board.readings[0x01] = reading
-    found = Bench(board).opened().look()
+    found = Bench(board).opened().read_once()
     assert row(found, "CPU1-Temp") == {}
     assert row(found, "Fan-1")["sensor.fan_speed"] == 8400
 
@@ -149,23 +149,23 @@ def test_refused_requests_are_not_repeated_for_an_hour() -> None:
     del board.readings[0x10]
     board.watts = None
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.asked.clear()
     for _ in range(3):
-        found = bench.look()
+        found = bench.read_once()
     assert row(found, "P12V") == {}
     assert np.isnan(found[0].columns["node.power"][0])
     assert not [a for a in board.asked if a[1] == 0x02 or a[2] == b"\x10"]
     board.readings[0x10], board.watts, bench.seconds = bytes((192, 0xC0, 0xC0)), 700, bench.seconds + 3600
-    assert row(bench.look(), "P12V")["sensor.voltage"] == pytest.approx(12.096)
-    assert bench.look()[0].columns["node.power"][0] == 700
+    assert row(bench.read_once(), "P12V")["sensor.voltage"] == pytest.approx(12.096)
+    assert bench.read_once()[0].columns["node.power"][0] == 700
 
 
 def test_the_repository_is_read_once() -> None:
     bench = Bench(server()).opened()
-    bench.look()
+    bench.read_once()
     bench.board.asked.clear()
-    bench.look()
+    bench.read_once()
     assert not [a for a in bench.board.asked if a[:2] == (0x0A, 0x23)]
 
 
@@ -174,7 +174,7 @@ def test_a_bmc_without_whole_records_is_read_in_pieces(largest: int) -> None:
     board = server()
     board.largest = largest
     bench = Bench(board).opened()
-    assert row(bench.look(), "PS-Status-2")["sensor.status"] == 0xB
+    assert row(bench.read_once(), "PS-Status-2")["sensor.status"] == 0xB
     assert len(bench.ipmi.inventory()) == 10
 
 
@@ -182,14 +182,14 @@ def test_a_busy_bmc_is_retried_at_the_next_read() -> None:
     board = server()
     board.busy = 1
     bench = Bench(board).opened()
-    assert sensors_of(bench.look()) == []
-    assert len(sensors_of(bench.look())) == 9
+    assert sensors_of(bench.read_once()) == []
+    assert len(sensors_of(bench.read_once())) == 9
 
 
 def test_a_repository_with_a_loop_or_an_error_ends() -> None:
     board = server()
     board.refuse[0x0A, 0x23] = 0xCB
-    assert sensors_of(Bench(board).opened().look()) == []
+    assert sensors_of(Bench(board).opened().read_once()) == []
 
 
 def test_a_slow_bmc_is_read_over_several_reads() -> None:
@@ -198,7 +198,7 @@ def test_a_slow_bmc_is_read_over_several_reads() -> None:
     seen: set[str] = set()
     for _ in range(12):
         begun = bench.seconds + bench.ipmi.interval
-        found = bench.look()
+        found = bench.read_once()
         assert bench.seconds - begun <= 4.5
         seen |= {name for name in sensors_of(found) if row(found, name)}
     assert len(seen) == 9
@@ -207,10 +207,10 @@ def test_a_slow_bmc_is_read_over_several_reads() -> None:
 def test_a_silent_sensor_does_not_block_the_others() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
-    board.silent.add((0x04, 0x23))  # factors of PS1 Curve are never told
+    bench.read_once()
+    board.silent.add((0x04, 0x23))  # no response for the factors of PS1 Curve
     for _ in range(2):
-        found = bench.look()
+        found = bench.read_once()
         assert row(found, "PS1-Curve") == {}
         assert row(found, "PS-Status-2") == {"sensor.status": 0xB}
         assert row(found, "CPU1-Temp")["sensor.temperature"] == 90
@@ -219,7 +219,7 @@ def test_a_silent_sensor_does_not_block_the_others() -> None:
 def test_a_power_request_without_response_hides_nothing_else() -> None:
     board = server()
     board.silent.add((0x2C, 0x02))
-    found = Bench(board).opened().look()
+    found = Bench(board).opened().read_once()
     assert np.isnan(found[0].columns["node.power"][0])
     assert row(found, "CPU1-Temp")["sensor.temperature"] == 90
 
@@ -227,10 +227,10 @@ def test_a_power_request_without_response_hides_nothing_else() -> None:
 def test_a_silent_bmc_is_no_data_with_a_reason() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.silent |= {(n, c) for n in (0x00, 0x04, 0x0A, 0x2C) for c in range(256)}
     with pytest.raises(NoData, match=r"/dev/ipmi0: BMC gave no answer to command"):
-        bench.look()
+        bench.read_once()
     board.silent.add((0x06, 0x01))
     with pytest.raises(NoData, match="no answer"):
         bench.opened()
@@ -254,7 +254,7 @@ def test_a_device_without_permission_names_the_privilege() -> None:
 def test_sensors_with_the_same_name_are_distinguished() -> None:
     board = server()
     board.records = [full(n, "Temp", 1) for n in (1, 2)]
-    assert sensors_of(Bench(board).opened().look()) == ["Temp", "Temp-02"]
+    assert sensors_of(Bench(board).opened().read_once()) == ["Temp", "Temp-02"]
 
 
 # --- the event log ---------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_new_entries_become_events_with_the_bmcs_time() -> None:
 def test_a_threshold_event_has_reading_and_threshold_in_the_sensors_unit() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.write(event(board.clock, 0x01, 0x01, 0x01, b"\x59\x60\x5f"))
     data = dict(events(bench)[0].data)
     assert (data["event"], data["reading"], data["threshold"]) == ("above upper critical", 96, 95)
@@ -293,7 +293,7 @@ def test_a_threshold_event_has_reading_and_threshold_in_the_sensors_unit() -> No
 def test_deassertions_are_marked_and_bios_entries_have_no_sensor() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.write(event(0, 0x08, 0x41, 0x6F | 0x80, b"\x03"), event(board.clock, 0x0C, 0x41, 0x6F, b"\x01", 0x01))
     gone, memory = events(bench)
     assert (gone.data["asserted"], gone.time) == (False, NOW + int(bench.seconds * 1e6))  # its clock was not set
@@ -311,18 +311,18 @@ def test_the_first_read_reports_only_the_last_hour() -> None:
 def test_a_burst_is_reported_in_order_over_several_reads() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.write(*(event(board.clock, *PS2_INPUT_LOST) for _ in range(MAX_ENTRIES * 2 + 3)))
-    told = [[e.data["record"] for e in events(bench)] for _ in range(4)]
-    assert [len(look) for look in told] == [MAX_ENTRIES, MAX_ENTRIES, 3, 0]
-    assert [record for look in told for record in look] == list(range(1, MAX_ENTRIES * 2 + 4))
+    reported = [[e.data["record"] for e in events(bench)] for _ in range(4)]
+    assert [len(read_once) for read_once in reported] == [MAX_ENTRIES, MAX_ENTRIES, 3, 0]
+    assert [record for read_once in reported for record in read_once] == list(range(1, MAX_ENTRIES * 2 + 4))
 
 
 def test_a_log_that_is_cleared_is_read_from_its_start() -> None:
     board = server()
     board.write(*(event(board.clock - 9, *PS2_INPUT_LOST) for _ in range(3)))
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.clear()
     board.write(event(board.clock, 0x10, 0x99, 0x6F, b"\x02"))
     assert [e.data["event"] for e in events(bench)] == ["log cleared"]
@@ -333,7 +333,7 @@ def test_a_log_that_is_cleared_is_read_from_its_start() -> None:
 def test_an_entry_without_response_is_reported_by_the_next_read() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.write(event(board.clock, *PS2_INPUT_LOST))
     board.silent.add((0x0A, 0x43))
     assert events(bench) == []
@@ -344,7 +344,7 @@ def test_an_entry_without_response_is_reported_by_the_next_read() -> None:
 def test_entries_read_before_a_timeout_are_reported_once() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.write(*(event(board.clock, *PS2_INPUT_LOST) for _ in range(4)))
     answer, asked = board.answer, list[int]()
 
@@ -355,8 +355,8 @@ def test_entries_read_before_a_timeout_are_reported_once() -> None:
         )
 
     board.answer = falls_silent  # type: ignore[method-assign]
-    told = [[e.data["record"] for e in events(bench)] for _ in range(3)]
-    assert told == [[1, 2], [3, 4], []]
+    reported = [[e.data["record"] for e in events(bench)] for _ in range(3)]
+    assert reported == [[1, 2], [3, 4], []]
 
 
 def test_a_busy_log_is_not_reported_twice() -> None:
@@ -374,7 +374,7 @@ def test_a_busy_log_is_not_reported_twice() -> None:
 def test_without_a_bmc_clock_entries_have_our_time() -> None:
     board = server()
     bench = Bench(board).opened()
-    bench.look()
+    bench.read_once()
     board.refuse[0x0A, 0x48] = 0xC1
     board.write(event(board.clock, *PS2_INPUT_LOST))
     (found,) = events(bench)
@@ -384,4 +384,4 @@ def test_without_a_bmc_clock_entries_have_our_time() -> None:
 def test_a_missing_log_affects_nothing_else() -> None:
     board = server()
     board.refuse[0x0A, 0x40] = 0xC1
-    assert row(Bench(board).opened().look(), "Fan-1")["sensor.fan_speed"] == 8400
+    assert row(Bench(board).opened().read_once(), "Fan-1")["sensor.fan_speed"] == 8400

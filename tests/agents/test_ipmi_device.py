@@ -87,8 +87,8 @@ def device(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_our_structs_match_the_kernel_header(compiler: str, tmp_path: Path) -> None:
     (tmp_path / "layout.c").write_text(LAYOUT)
     subprocess.run([compiler, "-o", str(tmp_path / "layout"), str(tmp_path / "layout.c")], check=True)
-    said = subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True).stdout
-    kernel = {name: int(value) for name, value in (line.split() for line in said.splitlines())}
+    message = subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True).stdout
+    kernel = {name: int(value) for name, value in (line.split() for line in message.splitlines())}
     ours = {
         "ipmi_system_interface_addr": ipmi_device.SystemInterface,
         "ipmi_msg": ipmi_device.Message,
@@ -108,7 +108,7 @@ def test_our_structs_match_the_kernel_header(compiler: str, tmp_path: Path) -> N
 class Behind:
     """Answers at the other end of the device.
 
-    noise: whether packets that nobody waits for come before each answer. late: seconds of delay, once. leave_at: the
+    noise: whether unexpected packets come before each response. late: seconds of delay, once. leave_at: the
     request at which the device goes away.
     """
 
@@ -146,7 +146,7 @@ class Behind:
             return
         answer = self.board.answer(netfn, command, packet[PACKET.size :], lun)
         if self.noise:
-            talk.send(PACKET.pack(0, 2, 4, 2, 0) + b"\x01" * 16)  # an event that nobody asked for
+            talk.send(PACKET.pack(0, 2, 4, 2, 0) + b"\x01" * 16)  # an unrequested event
             talk.send(PACKET.pack(number - 1, 1, netfn | 1, command, lun) + b"\0\xee\xee\xee")  # an answer too late
             talk.send(PACKET.pack(number, 1, netfn | 1, command ^ 1, lun) + b"\0\xdd")  # to another command
         if answer is not None:
@@ -161,8 +161,8 @@ def behind(tmp_path: Path) -> Iterator[Behind]:
     made.close()
 
 
-def look(device: Path, behind: Behind, looks: int = 1, timeout: float = 5.0, **environ: str) -> dict[str, Any]:
-    """What the collector finds in a process of its own whose /dev/ipmi0 leads to the board."""
+def read_once(device: Path, behind: Behind, reads: int = 1, timeout: float = 5.0, **environ: str) -> dict[str, Any]:
+    """The collector's results in a separate process whose /dev/ipmi0 is the simulated board."""
     environ = {
         **os.environ,
         "LD_PRELOAD": str(device),
@@ -170,7 +170,7 @@ def look(device: Path, behind: Behind, looks: int = 1, timeout: float = 5.0, **e
         "IPMI_STUB_SOCKET": str(behind.path),
         **environ,
     }
-    command = [sys.executable, "-c", LOOK, str(looks), str(timeout)]
+    command = [sys.executable, "-c", LOOK, str(reads), str(timeout)]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True, timeout=60)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -179,7 +179,7 @@ def look(device: Path, behind: Behind, looks: int = 1, timeout: float = 5.0, **e
 def test_a_whole_server_is_read_through_the_device(device: Path, behind: Behind) -> None:
     board = behind.board
     board.write(event(board.clock - 5, 0x08, 0x41, 0x6F, b"\x03"))
-    first, second = look(device, behind, 2)["looks"]
+    first, second = read_once(device, behind, 2)["looks"]
     assert first["columns"]["node:n1 node.power"] == "640.0"
     assert first["columns"]["sensor:n1.ipmi.PS-Status-2 sensor.status"] == str(0xB)
     assert first["columns"]["sensor:n1.ipmi.Inlet-Temp sensor.temperature"] == "-16.0"
@@ -189,14 +189,14 @@ def test_a_whole_server_is_read_through_the_device(device: Path, behind: Behind)
 
 
 def test_unexpected_messages_are_dropped(device: Path, behind: Behind) -> None:
-    quiet = look(device, behind)
+    quiet = read_once(device, behind)
     behind.noise = True
-    assert look(device, behind) == quiet
+    assert read_once(device, behind) == quiet
 
 
 def test_a_late_response_is_not_used_for_the_next_request(device: Path, behind: Behind) -> None:
     behind.late[0x2C, 0x02] = 1.5
-    first, second = look(device, behind, 2, timeout=1.0)["looks"]
+    first, second = read_once(device, behind, 2, timeout=1.0)["looks"]
     assert first["columns"]["node:n1 node.power"] == "nan"
     assert first["columns"][CPU] == "90.0"
     assert second["columns"]["node:n1 node.power"] == "640.0"
@@ -204,27 +204,27 @@ def test_a_late_response_is_not_used_for_the_next_request(device: Path, behind: 
 
 def test_a_too_long_response_is_truncated(device: Path, behind: Behind) -> None:
     behind.board.readings[0x01] = bytes((90, 0xC0, 0xC8)) + bytes(300)
-    assert look(device, behind)["looks"][0]["columns"][CPU] == "90.0"
+    assert read_once(device, behind)["looks"][0]["columns"][CPU] == "90.0"
 
 
 def test_a_bmc_without_response_is_no_data_after_one_timeout(device: Path, behind: Behind) -> None:
     behind.board.silent.add((0x06, 0x01))
     begun = time.monotonic()
-    said = look(device, behind, timeout=0.3)["no data"]
-    assert said == "/dev/ipmi0: BMC did not respond to command 01h within 0.3 s"
+    message = read_once(device, behind, timeout=0.3)["no data"]
+    assert message == "/dev/ipmi0: BMC did not respond to command 01h within 0.3 s"
     assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("request_", [(0x06, 0x01), (0x04, 0x2D)])
 def test_a_device_that_disappears_is_no_data(device: Path, behind: Behind, request_: tuple[int, int]) -> None:
     behind.leave_at = request_
-    assert look(device, behind)["no data"] == "/dev/ipmi0: No such device"
+    assert read_once(device, behind)["no data"] == "/dev/ipmi0: No such device"
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [("13", "add CAP_DAC_OVERRIDE"), ("6", "No such device or address"), ("2", "no /dev/ipmi0")]
+    ("number", "message"), [("13", "add CAP_DAC_OVERRIDE"), ("6", "No such device or address"), ("2", "no /dev/ipmi0")]
 )
 def test_a_device_that_does_not_open_is_no_data_with_its_fix(
-    device: Path, behind: Behind, number: str, said: str
+    device: Path, behind: Behind, number: str, message: str
 ) -> None:
-    assert said in look(device, behind, IPMI_STUB_ERRNO=number)["no data"]
+    assert message in read_once(device, behind, IPMI_STUB_ERRNO=number)["no data"]

@@ -121,7 +121,7 @@ def test_types_and_states_have_the_specifications_numbers() -> None:
     assert event_state(0xC1, 0x70, 3) == "state 3"
 
 
-def test_an_entry_of_a_vendors_own_is_kept_raw() -> None:
+def test_a_vendor_specific_entry_is_kept_raw() -> None:
     timed = decode_entry(bytes.fromhex("0700c01122334401020304050607080a")[:16])
     assert timed is not None
     assert (timed.facts["type"], timed.timestamp, timed.sensor) == ("oem", 0x44332211, None)

@@ -81,9 +81,9 @@ def test_slurm_tasks_are_ranks_with_gpus_and_worker_processes_are_not(
         )
         tree.start(40 + rank, task(rank))  # a data loader
     jobs = make()
-    told = events(jobs, 3)
-    assert [event.kind for event in told] == ["job_start"]
-    assert told[0].data == {
+    reported = events(jobs, 3)
+    assert [event.kind for event in reported] == ["job_start"]
+    assert reported[0].data == {
         "ranks": {"rank:81.8": {"gpu": "gpu:n1.4"}, "rank:81.9": {"gpu": "gpu:n1.5"}},
         "name": "llama",
         "scheduler": "slurm",
@@ -199,9 +199,9 @@ def test_without_readable_environments_control_groups_and_prolog_give_the_job(
     (began,) = events(jobs, 4)
     assert began.data == {"ranks": {"rank:81.n1": {"gpu": "gpu:n1.1"}}, "scheduler": "slurm", "user": "ada"}
     assert jobs.inventory()["rank:81.n1"].parents == ("job:81", "gpu:n1.1", "gpu:n1.2")
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "permission denied for the environment of 2 processes: requires CAP_SYS_PTRACE" in said
+    log = capsys.readouterr().err
+    assert log.count("\n") == 1
+    assert "permission denied for the environment of 2 processes: requires CAP_SYS_PTRACE" in log
 
 
 def test_ranks_in_a_pod_belong_to_the_pods_job_with_or_without_labels(

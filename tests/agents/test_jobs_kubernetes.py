@@ -157,5 +157,5 @@ def test_without_the_right_to_list_pods_each_pod_is_a_job_and_one_line_is_logged
         jobs.close()
     assert (began.entity, list(began.data["ranks"])) == ("job:vision/resnet-0", ["rank:vision/resnet-0.resnet-0"])
     assert jobs.inventory()["rank:vision/resnet-0.resnet-0"].parents[1:] == (f"gpu:{NODE}.0", f"gpu:{NODE}.1")
-    said = capsys.readouterr().err
-    assert said.count("status 403; the account needs the right to list pods") == 1
+    log = capsys.readouterr().err
+    assert log.count("status 403; the account needs the right to list pods") == 1

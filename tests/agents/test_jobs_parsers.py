@@ -131,13 +131,13 @@ def test_any_stat_line_gives_a_start_time_or_none(stat: bytes) -> None:
     ],
 )
 def test_the_devices_of_a_process_and_its_rank(environment: str, wanted: tuple[str, ...]) -> None:
-    said = {"FLEETPULSE_JOB": "x", **dict(word.split("=", 1) for word in environment.split())}
-    assert find_devices(said, identify_process(said)).tokens == wanted
+    environment_of_process = {"FLEETPULSE_JOB": "x", **dict(word.split("=", 1) for word in environment.split())}
+    assert find_devices(environment_of_process, identify_process(environment_of_process)).tokens == wanted
 
 
 def test_a_torchrun_rank_without_a_list_uses_the_gpu_of_its_local_rank_if_it_exists() -> None:
-    said = {"RANK": "9", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
-    held = find_devices(said, identify_process(said))
+    environment_of_process = {"RANK": "9", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
+    held = find_devices(environment_of_process, identify_process(environment_of_process))
     assert held.assumed
     assert GpuNumbers({UUID: 1}).list_entities("n1", held.tokens, held.assumed) == ("gpu:n1.1",)
     assert GpuNumbers().list_entities("n1", held.tokens, held.assumed) == ()

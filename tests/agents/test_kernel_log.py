@@ -75,7 +75,7 @@ def write(tmp_path: Path, *lines: str, begin: int = 1, at: int = UPTIME, level: 
         log.writelines(f"{level},{number},{at},-;{line}\n" for number, line in enumerate(lines, begin))
 
 
-def look(collector: KernelLog) -> list[Event]:
+def read_once(collector: KernelLog) -> list[Event]:
     (reading,) = collector.read()
     for event in reading.events:
         json.dumps(dict(event.data), allow_nan=False)
@@ -88,7 +88,7 @@ def test_an_xid_becomes_an_event_of_its_gpu_with_meaning_and_details(make: Make,
         tmp_path,
         "NVRM: Xid (PCI:0001:04:00): 13, pid=7, name=train, Graphics SM Warp Exception on (GPC 1, TPC 2, SM 0): a",
     )
-    (event,) = look(make())
+    (event,) = read_once(make())
     assert (event.time, event.entity, event.kind) == (NOW, "gpu:n1.1", "xid")  # 2c is excluded and has no index
     assert event.data == {
         "xid": 13,
@@ -110,14 +110,14 @@ def test_an_xid_becomes_an_event_of_its_gpu_with_meaning_and_details(make: Make,
 
 def test_an_unlisted_gpu_is_reported_for_the_node_with_its_address(make: Make, tmp_path: Path) -> None:
     write(tmp_path, "NVRM: Xid (PCI:0000:99:00): 79, gone")
-    (event,) = look(make())
+    (event,) = read_once(make())
     assert (event.entity, event.data["pci"]) == ("node:n1", "0000:99:00")
 
 
 def test_the_uuid_form_is_resolved_by_the_driver_and_by_the_line_before_it(make: Make, tmp_path: Path) -> None:
     uuid = "GPU-0a1b2c3d-1111-2222-3333-444455556666"
     write(tmp_path, f"NVRM: GPU at PCI:0000:1d:00: {uuid}", f"NVRM: Xid ({uuid}): 79, gone")
-    (event,) = look(make())
+    (event,) = read_once(make())
     assert (event.entity, event.data["pci"], event.data["uuid"]) == ("gpu:n1.0", "0000:1d:00", uuid)
 
 
@@ -141,7 +141,7 @@ def test_the_uuid_form_is_resolved_by_the_driver_and_by_the_line_before_it(make:
 )
 def test_the_line_overrides_the_table(make: Make, tmp_path: Path, line: str, wanted: tuple[str, str]) -> None:
     write(tmp_path, f"NVRM: Xid (PCI:0000:1d:00): {line}")
-    (event,) = look(make())
+    (event,) = read_once(make())
     assert (event.data["severity"], event.data["action"]) == wanted
 
 
@@ -152,7 +152,7 @@ def test_a_switch_error_and_its_second_line(make: Make, tmp_path: Path) -> None:
         f"{head}20034, Fatal, Link 48 LTSSM Fault Up",
         f"{head}20034, Severity 1 Engine instance 48 Sub-engine instance 00",
     )
-    first, second = look(make())
+    first, second = read_once(make())
     assert (first.entity, first.kind, first.data["sxid"], first.data["fatal"]) == ("node:n1", "sxid", 20034, True)
     assert (first.data["severity"], first.data["reach"], first.data["detail"]) == ("critical", "link", {"link": 48})
     assert (second.data["severity"], second.data["detail"]["engine"]) == ("info", 48)
@@ -170,13 +170,13 @@ def test_a_switch_error_and_its_second_line(make: Make, tmp_path: Path) -> None:
 )
 def test_a_line_belongs_to_the_device_in_it(make: Make, tmp_path: Path, line: str, entity: str, device: str) -> None:
     write(tmp_path, line)
-    (event,) = look(make())
+    (event,) = read_once(make())
     assert (event.entity, event.kind, event.data["device"], event.data["text"]) == (entity, "kernel", device, line)
 
 
 def test_lines_written_by_processes_are_marked(make: Make, tmp_path: Path) -> None:
     write(tmp_path, "Kernel panic - not syncing: not at all", level=12)
-    (event,) = look(make())
+    (event,) = read_once(make())
     assert event.data["facility"] == 1
 
 
@@ -184,22 +184,22 @@ def test_repeats_beyond_the_burst_are_counted_in_a_later_event(make: Make, tmp_p
     collector = make(burst=3, window=60.0)
     line = "NVRM: Xid (PCI:0000:1d:00): 31, Ch 1"
     write(tmp_path, *[line] * 10, "NVRM: Xid (PCI:0001:04:00): 31, Ch 1")
-    first = look(collector)
+    first = read_once(collector)
     assert [(e.entity, e.data["count"]) for e in first] == [("gpu:n1.0", 1)] * 3 + [("gpu:n1.1", 1)]
     clock.passed = 59 * SECOND
-    assert look(collector) == []
+    assert read_once(collector) == []
     clock.passed = 60 * SECOND
-    (held,) = look(collector)
+    (held,) = read_once(collector)
     assert (held.data["count"], held.data["since"], held.data["seq"]) == (7, NOW, 10)
     clock.passed = 200 * SECOND
-    assert look(collector) == []
+    assert read_once(collector) == []
 
 
 def test_no_count_is_lost_when_keys_are_evicted() -> None:
     repeats = RepeatLimiter(burst=1, window=60 * SECOND, max_keys=4)
-    told = [e for n in range(400) for e in repeats.filter(n * 7 % 11, Event(n, "node:n1", "kernel"))]
-    told += repeats.flush()
-    assert sum(event.data["count"] for event in told) == 400
+    reported = [e for n in range(400) for e in repeats.filter(n * 7 % 11, Event(n, "node:n1", "kernel"))]
+    reported += repeats.flush()
+    assert sum(event.data["count"] for event in reported) == 400
     assert len(repeats._windows) <= 4
 
 
@@ -209,49 +209,49 @@ def test_a_clock_set_back_suppresses_nothing_and_loses_no_count() -> None:
         repeats.filter("it", Event(NOW, "node:n1", "kernel"))
     (held,) = repeats.end_windows(begin)
     assert held.data["count"] == 2
-    told = [e for n in range(7) for e in repeats.filter("it", Event(begin + n * SECOND, "node:n1", "kernel"))]
-    assert [event.data["count"] for event in told] == [1] * 5
+    reported = [e for n in range(7) for e in repeats.filter("it", Event(begin + n * SECOND, "node:n1", "kernel"))]
+    assert [event.data["count"] for event in reported] == [1] * 5
     for _ in range(7):
         repeats.filter("other", Event(NOW, "node:n1", "kernel"))
-    told = repeats.filter("other", Event(begin, "node:n1", "kernel"))
-    assert [event.data["count"] for event in told] == [2, 1]
+    reported = repeats.filter("other", Event(begin, "node:n1", "kernel"))
+    assert [event.data["count"] for event in reported] == [2, 1]
 
 
 def test_a_new_record_is_never_older_than_the_last_read(make: Make, tmp_path: Path, clock: Clock) -> None:
     """The log's own clock may have drifted by minutes from the one that the agent reads."""
     collector = make()
-    look(collector)
+    read_once(collector)
     clock.passed = 10 * SECOND
     write(tmp_path, "Kernel panic - not syncing: a", begin=1, at=UPTIME - 200 * SECOND)
     write(tmp_path, "Kernel panic - not syncing: b", begin=2, at=UPTIME + 200 * SECOND)
     write(tmp_path, "Kernel panic - not syncing: c", begin=3, at=UPTIME + 4 * SECOND)
-    assert [event.time - NOW for event in look(collector)] == [0, 4 * SECOND, 10 * SECOND]
+    assert [event.time - NOW for event in read_once(collector)] == [0, 4 * SECOND, 10 * SECOND]
 
 
 def test_the_first_start_reads_back_as_configured(make: Make, tmp_path: Path) -> None:
     for number, age in enumerate((700, 599, 1), 1):
         write(tmp_path, f"Kernel panic - not syncing: {age}", begin=number, at=UPTIME - age * SECOND)
-    assert [(e.data["seq"], e.time - NOW) for e in look(make())] == [(2, -599 * SECOND), (3, -1 * SECOND)]
+    assert [(e.data["seq"], e.time - NOW) for e in read_once(make())] == [(2, -599 * SECOND), (3, -1 * SECOND)]
 
 
 def test_a_restart_neither_loses_nor_repeats(make: Make, tmp_path: Path, clock: Clock) -> None:
     first = make()
     write(tmp_path, "Kernel panic - not syncing: a")
-    assert [e.data["seq"] for e in look(first)] == [1]
-    assert look(first) == []
+    assert [e.data["seq"] for e in read_once(first)] == [1]
+    assert read_once(first) == []
     first.close()
     write(tmp_path, "Kernel panic - not syncing: b", begin=2, at=UPTIME + SECOND)
     clock.passed = 3600 * SECOND
     second = make()
-    assert [(e.data["seq"], e.time) for e in look(second)] == [(2, NOW + SECOND)]
+    assert [(e.data["seq"], e.time) for e in read_once(second)] == [(2, NOW + SECOND)]
 
 
 def test_a_single_read_consumes_nothing(make: Make, tmp_path: Path) -> None:
     write(tmp_path, "Kernel panic - not syncing: a")
     once = make()
-    assert len(look(once)) == 1
+    assert len(read_once(once)) == 1
     once.close()
-    assert len(look(make())) == 1
+    assert len(read_once(make())) == 1
 
 
 def test_a_second_process_does_not_use_the_position_of_the_first(tmp_path: Path) -> None:
@@ -273,15 +273,15 @@ def test_a_second_process_does_not_use_the_position_of_the_first(tmp_path: Path)
 def test_a_missing_or_old_position_is_replaced_by_the_look_back(make: Make, tmp_path: Path, text: str) -> None:
     (tmp_path / "state").write_text(text)
     write(tmp_path, "Kernel panic - not syncing: a")
-    assert len(look(make())) == 1
+    assert len(read_once(make())) == 1
 
 
 def test_overwritten_records_are_an_event_with_their_count(make: Make, tmp_path: Path) -> None:
     collector = make()
     write(tmp_path, "a", "b")
-    assert look(collector) == []
+    assert read_once(collector) == []
     write(tmp_path, "c", begin=103)
-    (event,) = look(collector)
+    (event,) = read_once(collector)
     assert (event.entity, event.kind, event.data["missed"]) == ("node:n1", "kernel_log_overrun", 100)
 
 
@@ -294,11 +294,11 @@ def test_a_flood_is_read_in_bounded_reads(make: Make, tmp_path: Path, monkeypatc
     collector._log.open()
     writer = os.open(path, os.O_WRONLY)
     os.write(writer, b"".join(b"2,%d,1,-;Kernel panic - not syncing: a\n" % n for n in range(1000)))
-    collector._first_record_time, told = 0, 0
-    looks = 0
-    while told < 1000 and looks < 20:
-        told, looks = told + len(look(collector)), looks + 1
-    assert told == 1000
+    collector._first_record_time, reported = 0, 0
+    reads = 0
+    while reported < 1000 and reads < 20:
+        reported, reads = reported + len(read_once(collector)), reads + 1
+    assert reported == 1000
     os.close(writer)
 
 
@@ -320,7 +320,7 @@ def test_a_hung_driver_does_not_block_the_log(make: Make, tmp_path: Path) -> Non
     information.unlink()
     os.mkfifo(information)
     write(tmp_path, "NVRM: Xid (PCI:0001:04:00): 79, gone")
-    (event,) = look(make())
+    (event,) = read_once(make())
     assert event.entity == "gpu:n1.2"  # that 2c is excluded could not be read
     os.close(os.open(information, os.O_WRONLY))
 
@@ -331,6 +331,6 @@ def test_this_machines_own_log_is_read(tmp_path: Path) -> None:
         collector.open("n1")
     except NoData as absent:
         pytest.skip(str(absent))
-    events = look(collector)
+    events = read_once(collector)
     collector.close()
     assert all(event.entity.partition(":")[2].startswith("n1") for event in events)

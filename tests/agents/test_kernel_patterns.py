@@ -26,7 +26,7 @@ QUIET = (
     "mlx5_core 0000:3b:00.0 ens2: Link up",
     "nvme nvme0: 64/0/0 default/read/poll queues",
     "EXT4-fs (sda1): mounted filesystem with ordered data mode",
-    "DEBUG: Oops: said by somebody",
+    "DEBUG: Oops: written by a person",
     "",
 )
 
@@ -63,9 +63,9 @@ def test_a_users_patterns_come_first_replace_and_switch_off(tmp_path: Path) -> N
     )
     found = load_patterns(own)
     assert found.version.endswith("own.toml 3")
-    told = found.find_match("LustreError: 11-0: a")
-    assert told is not None
-    assert told.device == "11-0:"
+    reported = found.find_match("LustreError: 11-0: a")
+    assert reported is not None
+    assert reported.device == "11-0:"
     assert found.find_match("mlx5_core 0000:3b:00.0 ens2: Link down") is None
     panic = found.find_match("Kernel panic - not syncing: a")
     assert panic is not None

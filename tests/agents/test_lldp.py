@@ -50,7 +50,7 @@ def text(interface: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         text({"ens8": ENTRY}),
         text([{"ens8": ENTRY}]),
@@ -60,8 +60,8 @@ def text(interface: Any) -> str:
         text([{"ens8": {**ENTRY, "via": "CDPv2", "chassis": {"other": SW}}}, {"ens8": ENTRY}]),
     ],
 )
-def test_every_shape_has_the_same_result(said: str) -> None:
-    assert parse_neighbors(said)["ens8"] == WANTED
+def test_every_shape_has_the_same_result(message: str) -> None:
+    assert parse_neighbors(message)["ens8"] == WANTED
 
 
 def test_a_neighbor_without_name_has_its_id_and_a_port_with_an_address_its_description() -> None:
@@ -70,15 +70,17 @@ def test_a_neighbor_without_name_has_its_id_and_a_port_with_an_address_its_descr
     assert (found.switch, found.chassis, found.port) == ("", "0c:42:a1:00:00:07", "swp3")
 
 
-@pytest.mark.parametrize("said", ["", "{}", '{"lldp": {}}', '{"lldp": {"interface": null}}', "[]", "7", '{"lldp": []}'])
-def test_an_empty_far_end_is_no_neighbor(said: str) -> None:
-    assert parse_neighbors(said) == {}
+@pytest.mark.parametrize(
+    "message", ["", "{}", '{"lldp": {}}', '{"lldp": {"interface": null}}', "[]", "7", '{"lldp": []}']
+)
+def test_an_empty_far_end_is_no_neighbor(message: str) -> None:
+    assert parse_neighbors(message) == {}
 
 
-@pytest.mark.parametrize("said", ["{", "no json", "[" * 100_000])
-def test_invalid_json_is_a_value_error(said: str) -> None:
+@pytest.mark.parametrize("message", ["{", "no json", "[" * 100_000])
+def test_invalid_json_is_a_value_error(message: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parse_neighbors(said)
+        parse_neighbors(message)
 
 
 KEYS = st.sampled_from(["lldp", "interface", "chassis", "port", "id", "value", "descr", "mgmt-ip", "name", "via", "e0"])
@@ -112,8 +114,8 @@ class Lldpcli:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lldpcli"
 
-    def prints(self, said: str) -> None:
-        self.does(f"cat <<'END'\n{said}\nEND")
+    def prints(self, message: str) -> None:
+        self.does(f"cat <<'END'\n{message}\nEND")
 
     def does(self, body: str) -> None:
         fresh = self.path.with_suffix(".new")
@@ -192,16 +194,16 @@ def read_for(collector: Lldp, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("echo 'unable to connect to socket' >&2; exit 1", "unable to connect to socket; expected a running lldpd"),
         ("echo '<xml/>'", "cannot parse its output: JSONDecodeError"),
     ],
 )
-def test_a_daemon_without_response_is_no_data(collector: Lldp, lldpcli: Lldpcli, body: str, said: str) -> None:
+def test_a_daemon_without_response_is_no_data(collector: Lldp, lldpcli: Lldpcli, body: str, message: str) -> None:
     await_renewed(collector)
     lldpcli.does(body)
-    with pytest.raises(NoData, match=said):
+    with pytest.raises(NoData, match=message):
         read_for(collector, 10)
 
 

@@ -245,8 +245,8 @@ def test_an_endless_line_ends_the_program(made: Make, tmp_path: Path, monkeypatc
     monkeypatch.setattr(neuron, "MIN_PAUSE_S", 0.05)
     body = "while True: os.write(1, b'x' * 50000)"
     collector = made(b"", body)
-    said = fault_text_now(collector)
-    assert "wrote a line of more than 100000 bytes" in said
+    message = fault_text_now(collector)
+    assert "wrote a line of more than 100000 bytes" in message
     assert len(pids(tmp_path)) >= 1
 
 

@@ -144,9 +144,9 @@ def kernel(side: socket.socket, pages: dict[int, bytes], error: int = 0) -> None
             body = encode_attribute(7, whole[:128] if struct.unpack("=I", asked[2]) == (0,) else whole[-128:])
         late = struct.pack("=IHHIIi", 20, 2, 0, sequence - 1, 0, -errno.EIO)
         answer = struct.pack("=IHHIIBBH", 20 + len(body), family, 0, sequence, 0, 32, 1, 0) + body
-        told = error if family == FAMILY else 0
-        done = struct.pack("=IHHIIi", 20, 2, 0, sequence, 0, -told)
-        side.send(late + (b"" if told else answer) + done)
+        code = error if family == FAMILY else 0
+        done = struct.pack("=IHHIIi", 20, 2, 0, sequence, 0, -code)
+        side.send(late + (b"" if code else answer) + done)
 
 
 def asked(pages: dict[int, bytes], error: int = 0) -> EthtoolNetlink:

@@ -1,4 +1,4 @@
-"""One piece of hardware, one entity: interfaces under their RDMA port's name, roles told from places."""
+"""One piece of hardware, one entity: interfaces under their RDMA port's name, roles derived from locations."""
 
 from __future__ import annotations
 
@@ -49,11 +49,13 @@ def test_no_signal_of_a_port_is_reported_by_two_collectors(node: RdmaNode) -> No
     infiniband = Infiniband(root=node.rdma, proc=node.proc)
     infiniband.open("n1")
     network, readings = network_of(node)
-    told = [(e, c) for reading in (*infiniband.read(), *readings) for e in reading.entities for c in reading.columns]
-    assert len(set(told)) == len(told)
-    entities = {entity for entity, _ in told}
+    reported = [
+        (e, c) for reading in (*infiniband.read(), *readings) for e in reading.entities for c in reading.columns
+    ]
+    assert len(set(reported)) == len(reported)
+    entities = {entity for entity, _ in reported}
     assert entities == {f"port:n1.{name}" for name in ("mlx5_0", "mlx5_1", "mlx5_8", "eno1")}
-    assert {c for e, c in told if e == "port:n1.mlx5_8"} >= {"nic.rx_bytes", "nic.carrier_changes", "nic.rx_errors"}
+    assert {c for e, c in reported if e == "port:n1.mlx5_8"} >= {"nic.rx_bytes", "nic.carrier_changes", "nic.rx_errors"}
     for collector in (infiniband, network):
         collector.close()
 
@@ -119,7 +121,7 @@ def test_an_interface_has_location_driver_and_role(node: RdmaNode) -> None:
     network.close()
     assert found["port:n1.eno1"]["role"] == "management"
     assert found["port:n1.eno1"]["pci_address"] == "0000:02:00.0"
-    assert "role" not in found["port:n1.mlx5_0"]  # the infiniband collector tells it
+    assert "role" not in found["port:n1.mlx5_0"]  # the infiniband collector reports it
     assert found["port:n1.mlx5_0"]["interface"] == "ib0"
     plain = next(reading for reading in readings if reading.entities == ("port:n1.eno1",))
     assert plain.columns["nic.pcie_width"].tolist() == [16]
@@ -217,7 +219,7 @@ def test_only_from_the_top_tenth_to_the_lowest_is_a_wrap(bits: int) -> None:
     assert classify_change(at(0.91), at(0.09), bits, False) == "wrapped"
     assert classify_change(at(0.89), at(0.09), bits, False) == classify_change(at(0.6), 0, bits, False) == "reset"
     assert classify_change(at(0.91), at(0.11), bits, False) == "reset"
-    assert classify_change(at(1) + 1, 0, bits, False) == "reset"  # wider than it is said to be
+    assert classify_change(at(1) + 1, 0, bits, False) == "reset"  # wider than declared
 
 
 def test_a_link_that_is_unknown_is_missing() -> None:
@@ -267,15 +269,15 @@ def test_an_interface_removed_without_token_is_reported_later(node: RdmaNode) ->
     now, network = [1_800_000_000 * SECOND], Network(root=node.net, proc=node.proc)
     network._now = lambda: now[0]
     network.open("n1")
-    told: list[Event] = []
+    reported: list[Event] = []
     for i in range(MAX_BURST + 1):
         write(node.net / "eno1" / "operstate", "up" if i % 2 else "down")
-        told += [event for reading in network.read() for event in reading.events]
+        reported += [event for reading in network.read() for event in reading.events]
     shutil.rmtree(node.net / "eno1") if not (node.net / "eno1").is_symlink() else (node.net / "eno1").unlink()
     for _ in range(REFILL_S + 1):
         now[0] += SECOND
-        told += [event for reading in network.read() for event in reading.events]
-    assert told[-1].data["to"] == "gone"
+        reported += [event for reading in network.read() for event in reading.events]
+    assert reported[-1].data["to"] == "gone"
     network.close()
 
 

@@ -25,15 +25,17 @@ MISSING = 2**64 - 1
 LOGS = st.one_of(st.binary(max_size=600), st.binary(min_size=512, max_size=512))
 
 
-def log(**told: int) -> bytes:
-    """A health log as the specification lays it out; what is not told is 0."""
+def log(**reported: int) -> bytes:
+    """A health log in the layout of the specification; values that are not given are 0."""
     data = bytearray(512)
-    struct.pack_into("<BHBBB", data, 0, *(told.get(n, 0) for n in ("warning", "kelvin", "spare", "threshold", "used")))
+    struct.pack_into(
+        "<BHBBB", data, 0, *(reported.get(n, 0) for n in ("warning", "kelvin", "spare", "threshold", "used"))
+    )
     wide = {32: "read", 48: "written", 128: "hours", 144: "unsafe", 160: "media", 176: "entries"}
     for at, name in wide.items():
-        data[at : at + 16] = told.get(name, 0).to_bytes(16, "little")
-    struct.pack_into("<I", data, 192, told.get("hot", 0))
-    struct.pack_into("<II", data, 224, told.get("light", 0), told.get("heavy", 0))
+        data[at : at + 16] = reported.get(name, 0).to_bytes(16, "little")
+    struct.pack_into("<I", data, 192, reported.get("hot", 0))
+    struct.pack_into("<II", data, 224, reported.get("light", 0), reported.get("heavy", 0))
     return bytes(data)
 
 
@@ -55,9 +57,9 @@ WORN = log(
 )
 
 
-def put(root: Path, name: str, **told: str) -> None:
+def put(root: Path, name: str, **reported: str) -> None:
     known = {"model": "SAMSUNG MZQL27T6 ", "serial": f"S{name}", "firmware_rev": "GDC5", "transport": "pcie"}
-    for file, text in {**known, "state": "live", **told}.items():
+    for file, text in {**known, "state": "live", **reported}.items():
         path = root / name / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
@@ -70,7 +72,7 @@ def opened(root: Path, ask: Callable[[Path], bytes], **settings: float) -> Nvme:
     return nvme
 
 
-def look(nvme: Nvme) -> Reading:
+def read_once(nvme: Nvme) -> Reading:
     (reading,) = nvme.read()
     return reading
 
@@ -78,7 +80,7 @@ def look(nvme: Nvme) -> Reading:
 def test_a_log_is_read_in_the_units_of_the_catalogue(tmp_path: Path) -> None:
     put(tmp_path, "nvme0")
     asked: list[Path] = []
-    reading = look(opened(tmp_path, lambda path: asked.append(path) or WORN))
+    reading = read_once(opened(tmp_path, lambda path: asked.append(path) or WORN))
     assert asked == [Path("/dev/nvme0")]
     assert reading.entities == ("disk:n1.nvme0",)
     assert {name: values[0] for name, values in reading.columns.items()} == {
@@ -102,13 +104,13 @@ def test_a_log_is_read_in_the_units_of_the_catalogue(tmp_path: Path) -> None:
 def test_the_log_is_read_every_ten_minutes_and_the_state_at_each_read(tmp_path: Path) -> None:
     put(tmp_path, "nvme0")
     nvme = opened(tmp_path, lambda _: WORN)
-    look(nvme)
+    read_once(nvme)
     put(tmp_path, "nvme0", state="dead")
-    assert {name: v.tolist() for name, v in look(nvme).columns.items()} == {"disk.state": [5]}
+    assert {name: v.tolist() for name, v in read_once(nvme).columns.items()} == {"disk.state": [5]}
     put(tmp_path, "nvme0", state="deleting (no IO)")
-    assert look(nvme).columns["disk.state"].tolist() == [4]
+    assert read_once(nvme).columns["disk.state"].tolist() == [4]
     put(tmp_path, "nvme0", state="dreaming")
-    assert look(nvme).columns["disk.state"].tolist() == [6]
+    assert read_once(nvme).columns["disk.state"].tolist() == [6]
 
 
 def test_disks_are_distinguished_and_network_disks_are_excluded(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_disks_are_distinguished_and_network_disks_are_excluded(tmp_path: Path) 
     put(tmp_path, "nvme3", transport="tcp")
     (tmp_path / "nvme-subsys0").mkdir()
     nvme = opened(tmp_path, lambda path: log(kelvin=300 + int(path.name[4:])))
-    reading = look(nvme)
+    reading = read_once(nvme)
     assert reading.entities == ("disk:n1.nvme2", "disk:n1.nvme10")
     assert reading.columns["disk.temperature"].tolist() == [29, 37]
     facts = nvme.inventory()["disk:n1.nvme10"]
@@ -134,12 +136,12 @@ def test_without_privilege_the_temperature_comes_from_the_driver_and_the_fix_is_
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     nvme = opened(tmp_path, refuse)
-    columns = look(nvme).columns
+    columns = read_once(nvme).columns
     assert columns["disk.temperature"].tolist() == [41.85]
     assert np.isnan(columns["disk.spare"][0])
     assert columns["disk.media_errors"].tolist() == [MISSING]
-    told = nvme.inventory()["disk:n1.nvme0"].attributes["health_log"]
-    assert told == "/dev/nvme0: not permitted: add CAP_SYS_ADMIN"
+    reported = nvme.inventory()["disk:n1.nvme0"].attributes["health_log"]
+    assert reported == "/dev/nvme0: not permitted: add CAP_SYS_ADMIN"
 
 
 @pytest.fixture
@@ -161,7 +163,7 @@ def test_a_hung_disk_costs_only_its_own_values(tmp_path: Path, gate: threading.E
             raise OSError(errno.EIO, "refused with NVMe status 0x2", str(path))
         return WORN
 
-    columns = look(opened(tmp_path, ask, patience=0.2)).columns
+    columns = read_once(opened(tmp_path, ask, patience=0.2)).columns
     assert columns["disk.temperature"][1] == 45
     assert np.isnan(columns["disk.temperature"][[0, 2]]).all()
     assert columns["disk.media_errors"].tolist() == [MISSING, 2, MISSING]

@@ -1,4 +1,4 @@
-"""The real nvidia-ml-py over a driver library of our own: what a GPU does not tell is missing, and nothing else."""
+"""The real nvidia-ml-py over a stub driver library: only values that a GPU does not report are missing."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ NUMBERS = {f.signal: f.name for f in (*GPU_FIELDS, *LINK_FIELDS)}
 
 
 def same(found: str, wanted: str) -> bool:
-    """Equal to the last digit, or for what is no whole number, to the last but one."""
+    """Equal to the last digit; fractions to the last but one."""
     return found == wanted or ("." in found and float(found) == pytest.approx(float(wanted)))
 
 
@@ -182,7 +182,7 @@ def test_monitoring_compares_two_samples_and_frees_them(machine: Machine) -> Non
 
 def test_signals_have_the_intervals_of_the_catalogue(machine: Machine) -> None:
     found = machine.run([("open", "n1"), *[("read", 1)] * 121], "gpus 1", "links 1")[1:]
-    seen = Counter(name for look in found[1:] for name in look["columns"])
+    seen = Counter(name for result in found[1:] for name in result["columns"])
     for signal in Nvml.signals:
         every = SIGNAL_INTERVALS[signal]
         assert seen[signal] == (120 / every if every <= 60 else pytest.approx(1, abs=1)), signal
@@ -198,7 +198,7 @@ def test_one_call_reads_all_fields_of_a_gpu(machine: Machine) -> None:
     assert first == len(GPU_FIELDS) + 18 * len(LINK_FIELDS)
     assert min(later) == 2  # power, each second
     assert max(later) < first  # what this GPU does not have is not asked for again
-    lists = sum("gpu.processes" in look["columns"] for look in found[1:])
+    lists = sum("gpu.processes" in result["columns"] for result in found[1:])
     assert machine.call_counts("nvmlDeviceGetComputeRunningProcesses_v3") == dict.fromkeys(range(3), lists)
 
 
@@ -235,7 +235,7 @@ def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
     ]
 
 
-# --- what a GPU does not tell ----------------------------------------------------------------------------------------
+# --- values that a GPU lacks -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_no_earlier_value_remains_when_the_field_call_fails(machine: Machine) ->
 )
 def test_an_older_driver_gets_the_older_calls(machine: Machine, newer: str, signal: str, wanted: str) -> None:
     found = machine.run([("open", "n1"), ("read", 0), ("read", 10)], "gpus 1", f"fail {newer} 13")
-    assert [look["columns"][signal] for look in found[1:]] == [[wanted], [wanted]]
+    assert [result["columns"][signal] for result in found[1:]] == [[wanted], [wanted]]
     assert machine.call_counts(newer) == {0: 1}
 
 
@@ -308,8 +308,8 @@ def test_the_fields_that_nvidia_renumbered_are_read_by_the_drivers_version(machi
         ("610.43.02", "269000000", "99.0"),
         ("what", MISSING, "nan"),
     ]:
-        told = ("gpus 1", "links 0", "arch all", f"driver {driver}", "set 263 26")
-        columns = machine.read_first(*told)["columns"]
+        settings = ("gpus 1", "links 0", "arch all", f"driver {driver}", "set 263 26")
+        columns = machine.read_first(*settings)["columns"]
         assert columns["gpu.software_thermal_time"] == [thermal], driver
         later = [MISSING if thermal == MISSING else str(int(thermal) + step * 1_000_000) for step in (1, 2)]
         found = [columns[f"gpu.{name}_time"][0] for name in ("hardware_thermal", "power_brake")]
@@ -331,8 +331,8 @@ def test_a_gpu_in_mig_mode_reports_what_it_can(machine: Machine) -> None:
 
 @pytest.mark.parametrize(("mode", "name"), [(1, "passthrough"), (2, "vgpu"), (3, "host vgpu"), (99, None)])
 def test_virtualization_differs_from_mig(machine: Machine, mode: int, name: str | None) -> None:
-    told = ("gpus 1", f"set nvmlDeviceGetVirtualizationMode {mode}", "set nvmlDeviceGetHostVgpuMode 1")
-    attributes = machine.run([("open", "n1"), ("inventory", None)], *told)[1]["gpu:n1.0"][1]
+    settings = ("gpus 1", f"set nvmlDeviceGetVirtualizationMode {mode}", "set nvmlDeviceGetHostVgpuMode 1")
+    attributes = machine.run([("open", "n1"), ("inventory", None)], *settings)[1]["gpu:n1.0"][1]
     assert (attributes.get("virtualization"), attributes["mig"]) == (name, False)
     assert attributes["host_vgpu"] == "sriov"
 

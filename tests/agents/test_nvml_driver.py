@@ -12,7 +12,7 @@ from tests.agents.nvml_machine import Machine, Steps, events, plug
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("settings", "reason"),
     [
         (["gpus 0"], "no NVIDIA GPU"),
         (["init 9"], "the kernel module is not loaded"),
@@ -22,8 +22,8 @@ from tests.agents.nvml_machine import Machine, Steps, events, plug
         (["fail nvmlDeviceGetCount 999"], "reports no number of GPUs"),
     ],
 )
-def test_a_driver_without_gpus_is_no_data_with_the_reason(machine: Machine, told: list[str], reason: str) -> None:
-    assert reason in machine.run([("open", "n1"), ("close", None)], *told)[0]["no data"]
+def test_a_driver_without_gpus_is_no_data_with_the_reason(machine: Machine, settings: list[str], reason: str) -> None:
+    assert reason in machine.run([("open", "n1"), ("close", None)], *settings)[0]["no data"]
 
 
 @pytest.mark.slow
@@ -66,11 +66,13 @@ def test_a_driver_that_disappears_is_reported_once_and_is_then_a_fault(machine: 
     steps: Steps = [("open", "n1"), ("read", 0), ("control", [f"fail * {code}"]), *tries, *back]
     found = machine.run(steps, "gpus 8")
     assert found[3]["columns"]["gpu.present"] == ["0.0"] * 8
-    for look in (found[4], found[6], found[8]):
-        assert "the NVIDIA driver disappeared: it had 8 GPUs" in look["fault"]
+    for result in (found[4], found[6], found[8]):
+        assert "the NVIDIA driver disappeared: it had 8 GPUs" in result["fault"]
     assert found[-1]["columns"]["gpu.power"] == ["512.345"] * 8
-    told = [e[2]["present"] for look in found if look and "events" in look for e in events(look, "gpu_count")]
-    assert told == [0, 8]
+    counted = [
+        e[2]["present"] for result in found if result and "events" in result for e in events(result, "gpu_count")
+    ]
+    assert counted == [0, 8]
 
 
 def test_a_driver_that_is_gone_for_all_gpus_while_it_can_be_started_is_a_fault_each_time(machine: Machine) -> None:
@@ -84,7 +86,7 @@ def test_a_driver_that_is_gone_for_all_gpus_while_it_can_be_started_is_a_fault_e
 def test_lost_gpus_with_a_working_driver_are_no_fault(machine: Machine) -> None:
     broken = ["fail nvmlDeviceGetCurrentClocksEventReasons 1 0", "lost 1"]
     found = machine.run([("open", "n1"), ("read", 0), ("control", broken), *[("read", 1)] * 3], "gpus 2")
-    assert [look["columns"]["gpu.present"] for look in found[3:]] == [["0.0"] * 2] * 3
+    assert [result["columns"]["gpu.present"] for result in found[3:]] == [["0.0"] * 2] * 3
 
 
 CODES = [*range(1, 32), 999]
@@ -98,8 +100,8 @@ def test_no_code_of_one_gpu_affects_the_others(machine: Machine) -> None:
     found = machine.run(steps, "gpus 8")[2:]
     for i, code in enumerate(CODES):
         broken, healed = found[5 * i + 1], found[5 * i + 4]
-        for look in (broken, healed):
-            others = [power for gpu, power in enumerate(look["columns"]["gpu.power"]) if gpu != 5]
+        for result in (broken, healed):
+            others = [power for gpu, power in enumerate(result["columns"]["gpu.power"]) if gpu != 5]
             assert others == ["512.345"] * 7, code
         refused = code in (3, 13, 25, 26)  # NVML_ERROR_NOT_SUPPORTED and the like: it does answer
         assert broken["columns"]["gpu.present"] == ["1.0"] * 5 + [str(float(refused))] + ["1.0"] * 2, code
@@ -111,8 +113,8 @@ def test_no_code_of_one_gpu_affects_the_others(machine: Machine) -> None:
 def test_a_gpu_with_one_gone_code_is_not_lost_while_others_respond(machine: Machine, code: int) -> None:
     steps: Steps = [("open", "n1"), ("read", 0), ("control", [f"fail nvmlDeviceGetPowerUsage {code} 1"])]
     found = machine.run([*steps, *[("read", 1)] * 3], "gpus 2")
-    assert [look["columns"]["gpu.power"] for look in found[3:]] == [["512.345", "nan"]] * 3
-    assert [event for look in found[3:] for event in events(look, "gpu_lost", "gpu_back", "gpu_count")] == []
+    assert [result["columns"]["gpu.power"] for result in found[3:]] == [["512.345", "nan"]] * 3
+    assert [event for result in found[3:] for event in events(result, "gpu_lost", "gpu_back", "gpu_count")] == []
 
 
 def test_a_node_without_a_driver_reports_it(machine: Machine, tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ WHOLE = 2**64 - 1
 def test_random_bytes_in_every_response_never_crash_the_collector(machine: Machine, seed: int) -> None:
     steps: Steps = [("open", "n1"), ("control", [f"garbage {seed}"]), *[("read", 5)] * 4, ("read", 60), ("read", 0)]
     found = machine.run([*steps, ("read", 3600), ("inventory", None), ("close", None)], "gpus 8", "arch all")
-    looks = [look for look in found[2:8] if "columns" in look]
-    assert looks
-    assert all(len(look["entities"]["gpu"]) == 8 for look in looks)
+    results = [result for result in found[2:8] if "columns" in result]
+    assert results
+    assert all(len(result["entities"]["gpu"]) == 8 for result in results)
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_garbage_from_the_first_call_on_is_no_data_or_a_reading(machine: Machine
         f"garbage {seed} {name}" for name in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetName", "nvmlDeviceGetFieldValues")
     ]
     found = machine.run([("control", odd), ("open", "n1"), ("read", 0), ("read", 60), ("read", 60)], "gpus 2")
-    assert all(len(look["entities"]["gpu"]) == 2 for look in found[2:])
+    assert all(len(result["entities"]["gpu"]) == 2 for result in found[2:])
 
 
 @given(st.lists(st.tuples(st.integers(0, WHOLE), st.integers(-3, 12)), max_size=40))
@@ -102,21 +102,21 @@ def test_any_driver_version_has_a_field_number_or_none(version: str) -> None:
 
 def test_a_ratio_above_one_by_rounding_is_one_and_garbage_is_out_of_range() -> None:
     pynvml = pytest.importorskip("pynvml")
-    told = {"gpu.sm_active": 100.003, "gpu.tensor_active": 101.1, "gpu.dram_active": 99.9, "gpu.pcie_tx_rate": 1e-6}
+    reported = {"gpu.sm_active": 100.003, "gpu.tensor_active": 101.1, "gpu.dram_active": 99.9, "gpu.pcie_tx_rate": 1e-6}
 
     def support(_: object, found: Any) -> int:
         found._obj.isSupportedDevice = 1
         return 0
 
     def compare(_: object) -> int:
-        gpm._view["code"], gpm._view["value"] = 0, [told.get(signal, 0.0) for signal in METRICS]
+        gpm._view["code"], gpm._view["value"] = 0, [reported.get(signal, 0.0) for signal in METRICS]
         return 0
 
     known = {"nvmlGpmQueryDeviceSupport": support, "nvmlGpmMetricsGet": compare}
     gpm = GpmSampler(pynvml, lambda name: known.get(name, lambda *_: 0), RefusedCalls([GpuSlot(0)]))
     values = GpuValues([(tuple(METRICS), ("gpu:n1.0",))])
     assert [gpm.read(0, None, values) for _ in range(2)] == [0, 0]
-    found = {name: float(column[0]) for name, column in values.columns(list(told)).items()}
+    found = {name: float(column[0]) for name, column in values.columns(list(reported)).items()}
     assert found == pytest.approx(
         {"gpu.sm_active": 1, "gpu.tensor_active": 1.011, "gpu.dram_active": 0.999, "gpu.pcie_tx_rate": 2**20 * 1e-6}
     )

@@ -1,4 +1,4 @@
-"""GPUs that are lost, taken out, put back, or slow: places stay, and each change is told once."""
+"""GPUs that are lost, removed, replaced or slow: slots stay, and each change is reported once."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_a_lost_gpu_keeps_its_slot_and_is_reported_once(machine: Machine) -> Non
     columns = found[3]["columns"]
     assert columns["gpu.present"] == ["1.0", "0.0", "1.0"]
     assert columns["gpu.power"] == ["512.345", "nan", "512.345"]
-    told = [event for look in found[3:] for event in events(look, "gpu_lost", "gpu_back", "gpu_count")]
-    assert told == [["gpu:n1.1", "gpu_lost", {**LOST_1, "present": 2}], count(3, 2, "0000:18:00.0")]
+    reported = [event for result in found[3:] for event in events(result, "gpu_lost", "gpu_back", "gpu_count")]
+    assert reported == [["gpu:n1.1", "gpu_lost", {**LOST_1, "present": 2}], count(3, 2, "0000:18:00.0")]
     assert found[3]["entities"]["gpu"] == found[1]["entities"]["gpu"]
-    assert machine.call_counts("nvmlDeviceGetPowerUsage")[1] == 1  # only one thing is asked of a lost GPU
+    assert machine.call_counts("nvmlDeviceGetPowerUsage")[1] == 1  # only one call for a lost GPU
 
 
 def test_every_signal_of_a_lost_gpu_but_its_presence_is_missing(machine: Machine) -> None:
@@ -97,8 +97,8 @@ def test_indexes_do_not_shift_when_a_gpu_is_removed_and_replaced(machine: Machin
     found = machine.run([*steps, ("control", []), *[("read", 60)] * 3, ("inventory", None)], "gpus 4")
     assert found[3]["columns"]["gpu.present"] == ["1.0", "0.0", "1.0", "1.0"]
     assert found[4]["columns"]["gpu.temperature"] == ["40.0", "nan", "42.0", "43.0"]
-    told = [event for look in found[3:5] for event in events(look, "gpu_lost", "gpu_count")]
-    assert told == [["gpu:n1.1", "gpu_lost", {**LOST_1, "present": 3}], count(4, 3, "0000:18:00.0")]
+    reported = [event for result in found[3:5] for event in events(result, "gpu_lost", "gpu_count")]
+    assert reported == [["gpu:n1.1", "gpu_lost", {**LOST_1, "present": 3}], count(4, 3, "0000:18:00.0")]
     assert found[8]["columns"]["gpu.temperature"] == ["40.0", "41.0", "42.0", "43.0"]
     assert [found[9][f"gpu:n1.{gpu}"][1]["serial"] for gpu in range(4)] == ["165000", "165001", "165002", "165003"]
 
@@ -134,7 +134,7 @@ def test_gpus_passed_to_guests_are_not_missing(machine: Machine) -> None:
 def test_expected_gpus_that_never_existed_are_reported(machine: Machine) -> None:
     machine.fields["expected"] = 8
     found = machine.run([("open", "n1"), *[("read", 1)] * 3], "gpus 7")[1:]
-    assert [event for look in found for event in events(look, "gpu_count")] == [count(8, 7)]
+    assert [event for result in found for event in events(result, "gpu_count")] == [count(8, 7)]
 
 
 def test_a_restarted_collector_remembers_the_gpus_of_this_boot(machine: Machine) -> None:
@@ -221,8 +221,8 @@ def test_a_changed_recovery_action_is_reported(machine: Machine) -> None:
     ]
     found = machine.run(steps, "gpus 2")
     assert found[3]["columns"]["gpu.recovery_action"] == ["0.0", "4.0"]
-    told = [event[2] for look in found if isinstance(look, dict) for event in events(look, "recovery_action")]
-    assert told == [
+    reported = [event[2] for result in found if isinstance(result, dict) for event in events(result, "recovery_action")]
+    assert reported == [
         {"from": 0, "to": 4, "action": "drain and reset GPU", "pci": "0000:18:00.0"},
         {"from": 4, "to": 0, "action": "none", "pci": "0000:18:00.0"},
     ]
@@ -235,25 +235,25 @@ def test_a_slow_call_is_measured_and_reported_once_a_minute(machine: Machine) ->
     found = machine.run(steps, "gpus 2")
     slowest = [float(value) for value in found[3]["columns"]["gpu.call_latency_max"]]
     assert slowest[1] >= 0.08 > slowest[0]
-    told = [event for look in found[3:] for event in events(look, "slow_call")]
-    assert [event[0] for event in told] == ["gpu:n1.1"] * 2
-    assert told[0][2]["call"] == "nvmlDeviceGetUtilizationRates"
-    assert told[0][2]["seconds"] >= 0.08
+    reported = [event for result in found[3:] for event in events(result, "slow_call")]
+    assert [event[0] for event in reported] == ["gpu:n1.1"] * 2
+    assert reported[0][2]["call"] == "nvmlDeviceGetUtilizationRates"
+    assert reported[0][2]["seconds"] >= 0.08
 
 
 def test_a_slow_call_is_reported_although_the_clock_was_set_back(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.02
     hang = ["hang nvmlDeviceGetUtilizationRates 30 0"]
     found = machine.run([("open", "n1"), ("control", hang), ("read", 5), ("read", -3600)], "gpus 1")
-    assert [len(events(look, "slow_call")) for look in found[2:]] == [1, 1]
+    assert [len(events(result, "slow_call")) for result in found[2:]] == [1, 1]
 
 
 def test_processes_are_reported_when_they_change(machine: Machine) -> None:
     busy = ["set nvmlDeviceGetComputeRunningProcesses 1"]
     steps: Steps = [("open", "n1"), ("read", 0), ("read", 30), ("control", busy), ("read", 30)]
     found = machine.run(steps, "gpus 1")
-    told = [[event[2]["pids"] for event in events(found[i], "gpu_processes")] for i in (1, 2, 4)]
-    assert told == [[[1000, 1001]], [], [[1000]]]
+    reported = [[event[2]["pids"] for event in events(found[i], "gpu_processes")] for i in (1, 2, 4)]
+    assert reported == [[[1000, 1001]], [], [[1000]]]
 
 
 def test_more_processes_than_are_listed_are_still_counted(machine: Machine) -> None:
@@ -265,7 +265,7 @@ def test_every_event_has_the_keys_of_its_kind(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.01
     broken = ["lost 1", "set 230 1 0", "hang nvmlDeviceGetPowerUsage 20 0"]
     steps: Steps = [("open", "n1"), ("read", 0), ("control", broken), ("read", 30), ("control", []), ("read", 30)]
-    found = [event for look in machine.run(steps, "gpus 2") if look for event in look["events"]]
+    found = [event for result in machine.run(steps, "gpus 2") if result for event in result["events"]]
     kinds = {kind for _, kind, _ in found}
     assert kinds == {"gpu_count", "gpu_lost", "gpu_back", "recovery_action", "gpu_processes", "slow_call"}
     for entity, kind, data in found:

@@ -1,4 +1,4 @@
-"""What a GPU refuses: what it told before is asked again soon, and that it refuses is told."""
+"""Refused calls: those that worked before are retried soon, and the refusal is reported."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def test_five_seconds_of_not_supported_cost_some_seconds_and_are_reported_once(m
     found = machine.run([*steps, ("control", []), *[("read", 1)] * 30], "gpus 8")
     assert found[8]["columns"]["gpu.power"] == ["512.345"] * 4 + ["nan"] + ["512.345"] * 3
     last: dict[str, list[str]] = {}
-    for look in found[-11:]:
-        last |= look["columns"]
+    for result in found[-11:]:
+        last |= result["columns"]
     for signal, values in last.items():
         if signal.startswith("gpu."):
             assert (values[4] in ("nan", MISSING)) == (values[3] in ("nan", MISSING)), signal
-    told = [event for look in found[4:] if look for event in events(look, "nvml_refused", "gpu_lost")]
-    assert [(entity, kind) for entity, kind, _ in told] == [("gpu:n1.4", "nvml_refused")]
-    assert told[0][2]["gpu"] == "gpu:n1.4"
-    assert "nvmlDeviceGetPowerUsage" in told[0][2]["calls"]
-    assert told[0][2]["count"] >= len(told[0][2]["calls"])
+    reported = [event for result in found[4:] if result for event in events(result, "nvml_refused", "gpu_lost")]
+    assert [(entity, kind) for entity, kind, _ in reported] == [("gpu:n1.4", "nvml_refused")]
+    assert reported[0][2]["gpu"] == "gpu:n1.4"
+    assert "nvmlDeviceGetPowerUsage" in reported[0][2]["calls"]
+    assert reported[0][2]["count"] >= len(reported[0][2]["calls"])
 
 
 def test_fields_links_and_monitoring_that_worked_before_are_retried_soon(machine: Machine) -> None:
@@ -47,9 +47,9 @@ def test_fields_links_and_monitoring_that_worked_before_are_retried_soon(machine
     assert healed["gpu.energy"] == ["9007199254740993"] * 2
     assert healed["gpu.tensor_active"] == ["0.25", "0.26"]
     assert MISSING not in healed["nvlink.crc_errors"]
-    told = [event[2]["calls"] for look in found[4:] if look for event in events(look, "nvml_refused")]
-    assert told[0][:2] == ["nvmlGpmSampleGet", "nvmlDeviceGetNvLinkErrorCounter"]
-    assert {"field 186", "field 83"} <= {name for names in told for name in names}
+    reported = [event[2]["calls"] for result in found[4:] if result for event in events(result, "nvml_refused")]
+    assert reported[0][:2] == ["nvmlGpmSampleGet", "nvmlDeviceGetNvLinkErrorCounter"]
+    assert {"field 186", "field 83"} <= {name for names in reported for name in names}
 
 
 def test_the_newer_call_returns_after_its_fallback(machine: Machine) -> None:
@@ -76,7 +76,7 @@ def test_repeated_refusals_are_retried_at_growing_intervals_without_events(machi
     assert (
         machine.call_counts("nvmlDeviceGetPowerUsage")[0] <= 1 + 9 + 1
     )  # 10 s, 20 s ... 1280 s, and once for the hour
-    assert sum(len(events(look, "nvml_refused")) for look in found[3:]) == 1
+    assert sum(len(events(result, "nvml_refused")) for result in found[3:]) == 1
 
 
 def test_waits_double_to_an_hour_and_restart_after_a_success() -> None:
@@ -97,7 +97,7 @@ def test_waits_double_to_an_hour_and_restart_after_a_success() -> None:
     assert not refusals.is_refused(0, "power")
 
 
-def test_what_never_worked_waits_an_hour() -> None:
+def test_calls_that_never_worked_wait_an_hour() -> None:
     refusals = RefusedCalls([GpuSlot(0)])
     refusals.record_refusal(0, "power", "power")
     refusals.start_read(10**6 * SECOND, everything=False)

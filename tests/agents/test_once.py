@@ -129,7 +129,7 @@ class Other(Scripted):
 
 
 @pytest.mark.parametrize(
-    ("does", "code", "said"),
+    ("does", "code", "output"),
     [
         ("ok", 0, ""),
         ("no data", 0, "collector scripted: no data: nothing here\n"),
@@ -138,7 +138,7 @@ class Other(Scripted):
     ],
 )
 def test_a_collector_that_fails_or_hangs_is_exit_code_1_and_the_others_are_printed(
-    config: Config, capsys: pytest.CaptureFixture[str], does: str, code: int, said: str
+    config: Config, capsys: pytest.CaptureFixture[str], does: str, code: int, output: str
 ) -> None:
     one = Scripted(does=does, deadline=0.3)
     try:
@@ -147,7 +147,7 @@ def test_a_collector_that_fails_or_hangs_is_exit_code_1_and_the_others_are_print
         one._released.set()
     out, err = capsys.readouterr()
     assert "node.load1" in out
-    assert err == said
+    assert err == output
 
 
 def test_a_hang_with_a_short_deadline_does_not_wait_for_the_longest_deadline(config: Config) -> None:

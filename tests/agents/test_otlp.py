@@ -65,9 +65,9 @@ def points(request: Any, *keys: str) -> dict[tuple[Any, ...], Any]:
     """Returns (metric, entity, further attributes) -> point."""
     found = {}
     for metric, point in walk(request):
-        told = facts(point.attributes)
-        entity = told.get("hw.id") or told["fleetpulse.entity"]
-        found[(metric.name, entity, *(told.get(key) for key in keys))] = point
+        reported = facts(point.attributes)
+        entity = reported.get("hw.id") or reported["fleetpulse.entity"]
+        found[(metric.name, entity, *(reported.get(key) for key in keys))] = point
     return found
 
 
@@ -98,11 +98,15 @@ def test_the_resource_names_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.node.name=w7,host.name=other,nonsense")
     simulated = Origin("dc1", "n1", bytes(16), simulated=True)
     (request,) = requests(batch(T0, gpus(power=[1, 2]), origin=simulated))
-    told = facts(request.resource_metrics[0].resource.attributes)
+    reported = facts(request.resource_metrics[0].resource.attributes)
     assert request.resource_metrics[0].schema_url == otel.SCHEMA
     wanted = {"service.name": "fleetpulse-agent", "service.namespace": "dc1", "host.name": "n1", "host.id": "n1"}
-    assert wanted.items() <= told.items()
-    assert (told["k8s.node.name"], told["fleetpulse.simulated"], told["service.version"]) == ("w7", True, "1.2")
+    assert wanted.items() <= reported.items()
+    assert (reported["k8s.node.name"], reported["fleetpulse.simulated"], reported["service.version"]) == (
+        "w7",
+        True,
+        "1.2",
+    )
 
 
 def test_counters_in_the_conventions_unit_are_exact_integers() -> None:
@@ -208,8 +212,8 @@ def test_any_signals_and_values_decode_unchanged(data: st.DataObject) -> None:
         for metric, point in walk(request):
             if metric.name.startswith("fleetpulse.") and not point.flags:
                 values = wanted[metric.name.removeprefix("fleetpulse.")]
-                told = getattr(point, point.WhichOneof("value"))
-                assert any(told == pytest.approx(float(v), nan_ok=True) for v in values)
+                reported = getattr(point, point.WhichOneof("value"))
+                assert any(reported == pytest.approx(float(v), nan_ok=True) for v in values)
 
 
 # --- protobuf --------------------------------------------------------------------------------------------------------

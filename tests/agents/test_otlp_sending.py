@@ -99,12 +99,12 @@ def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
         clock_time.sleep(0.005)
 
 
-def outbox(collector: Collector, said: Said) -> Outbox:
-    return Outbox("test", HttpDelivery(Opentelemetry(endpoint=collector.url), "f.toml"), said.append)
+def outbox(collector: Collector, log_lines: Said) -> Outbox:
+    return Outbox("test", HttpDelivery(Opentelemetry(endpoint=collector.url), "f.toml"), log_lines.append)
 
 
-def opened(settings: Opentelemetry, said: Said) -> OpenTelemetry:
-    made = open_telemetry(Config(opentelemetry=settings), ORIGIN, lambda subject, text: said.append(text))
+def opened(settings: Opentelemetry, log_lines: Said) -> OpenTelemetry:
+    made = open_telemetry(Config(opentelemetry=settings), ORIGIN, lambda subject, text: log_lines.append(text))
     assert made is not None
     return made
 
@@ -123,8 +123,8 @@ def by_name(request: Any) -> dict[str, list[Any]]:
 
 
 def test_telemetry_and_the_agents_own_metrics_arrive_at_a_collector(collector: Collector) -> None:
-    said: Said = []
-    telemetry = opened(Opentelemetry(endpoint=collector.url + "/", metrics="all", interval=1.0), said)
+    log_lines: Said = []
+    telemetry = opened(Opentelemetry(endpoint=collector.url + "/", metrics="all", interval=1.0), log_lines)
     telemetry.add_batch(gpu(T0, 300))
     telemetry.update_snapshot(Snapshot(T0, (CollectorResult("nvml", "ok", 0.002),)))
     until(lambda: len(collector.requests) == 2)
@@ -133,7 +133,7 @@ def test_telemetry_and_the_agents_own_metrics_arrive_at_a_collector(collector: C
     assert {"hw.power", "fleetpulse.agent.looks"} <= names
     assert all(h["path"] == "/v1/metrics" for h in collector.headers)
     assert all(h["Content-Type"] == "application/x-protobuf" for h in collector.headers)
-    assert said == []
+    assert log_lines == []
 
 
 def test_by_default_no_telemetry_is_sent(collector: Collector) -> None:
@@ -148,65 +148,65 @@ def test_by_default_no_telemetry_is_sent(collector: Collector) -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_retryable_failures_are_retried(collector: Collector, status: int) -> None:
-    said: Said = []
+    log_lines: Said = []
     collector.answers = [(status, {}, b"")] * 3
-    box = outbox(collector, said)
+    box = outbox(collector, log_lines)
     box.enqueue(b"")
     until(lambda: box.sent == 1)
     box.close(5.0)
     assert len(collector.headers) == 4
-    assert (len(said), box.dropped) == (2, 0)
-    assert f"{status}" in said[0]
-    assert said[1].startswith("sending works again")
+    assert (len(log_lines), box.dropped) == (2, 0)
+    assert f"{status}" in log_lines[0]
+    assert log_lines[1].startswith("sending works again")
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("status", [301, 400, 401, 413, 500])
 def test_permanent_failures_are_counted_and_logged(collector: Collector, status: int) -> None:
-    said: Said = []
+    log_lines: Said = []
     collector.answers = [(status, {"Location": "http://127.0.0.1:9/"}, b"")]
-    box = outbox(collector, said)
+    box = outbox(collector, log_lines)
     box.enqueue(b"")
     box.enqueue(b"")
     until(lambda: box.sent == 1)
     box.close(5.0)
     assert box.dropped == 1
-    assert f"{status}" in said[0]
+    assert f"{status}" in log_lines[0]
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_late_collector_receives_the_queued_requests() -> None:
-    said: Said = []
+    log_lines: Said = []
     gone = Collector()
     gone.close()
-    box = outbox(gone, said)
+    box = outbox(gone, log_lines)
     for _ in range(3):
         box.enqueue(b"")
-    until(lambda: said)
-    assert "refused" in said[0]
+    until(lambda: log_lines)
+    assert "refused" in log_lines[0]
     late = Collector(gone.port)
     until(lambda: box.sent == 3)
     box.close(5.0)
     late.close()
-    assert (box.dropped, len(said)) == (0, 2)
+    assert (box.dropped, len(log_lines)) == (0, 2)
 
 
 def test_points_refused_by_a_collector_are_logged(collector: Collector) -> None:
-    said: Said = []
+    log_lines: Said = []
     answer = ExportMetricsServiceResponse()
     answer.partial_success.rejected_data_points, answer.partial_success.error_message = 7, "too old"
     collector.answers = [(200, {}, answer.SerializeToString())]
-    box = outbox(collector, said)
+    box = outbox(collector, log_lines)
     box.enqueue(b"")
-    until(lambda: said)
+    until(lambda: log_lines)
     box.close(5.0)
-    assert "7 points refused: too old" in said[0]
+    assert "7 points refused: too old" in log_lines[0]
 
 
 def test_a_proxys_page_counts_as_delivered(collector: Collector) -> None:
-    said: Said = []
+    log_lines: Said = []
     collector.answers = [(200, {}, b"<html>\xff\xff welcome")]
-    box = outbox(collector, said)
+    box = outbox(collector, log_lines)
     box.enqueue(b"")
     until(lambda: box.sent == 1)
     box.close(5.0)
@@ -240,13 +240,13 @@ def test_an_unexpected_error_costs_one_request(error: Exception) -> None:
         if errors:
             raise errors.pop()
 
-    said: Said = []
-    box = Outbox("test", deliver, said.append)
+    log_lines: Said = []
+    box = Outbox("test", deliver, log_lines.append)
     box.enqueue(b"a")
     box.enqueue(b"b")
     until(lambda: box.sent == 1)
     box.close(5.0)
-    assert (box.dropped, len(said)) == (1, 1)
+    assert (box.dropped, len(log_lines)) == (1, 1)
 
 
 def test_closing_does_not_wait_for_a_hung_delivery() -> None:
@@ -292,7 +292,7 @@ def test_nothing_is_loaded_without_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "log_lines"),
     [
         (Opentelemetry(kafka=True), 'transport = "kafka"'),
         (Opentelemetry(metrics="all"), "requires an endpoint"),
@@ -303,8 +303,8 @@ def test_nothing_is_loaded_without_configuration() -> None:
         (Opentelemetry(endpoint="https://127.0.0.1:1", ca_file=Path("/absent")), "ca_file: /absent"),
     ],
 )
-def test_invalid_settings_are_refused_at_start(settings: Opentelemetry, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_settings_are_refused_at_start(settings: Opentelemetry, log_lines: str) -> None:
+    with pytest.raises(ConfigError, match=log_lines):
         open_telemetry(Config(opentelemetry=settings), ORIGIN, lambda *_: None)
 
 
@@ -358,13 +358,15 @@ def test_the_agents_own_metrics_match_the_snapshot(collector: Collector) -> None
     telemetry.update_snapshot(replace(SNAPSHOT, time=T0 + SECOND))
     until(lambda: len(collector.requests) == 2)
     telemetry.close(5.0)
-    told = {name.removeprefix("fleetpulse.agent."): points for name, points in by_name(collector.requests[1]).items()}
-    looks = {tuple(a.value.string_value for a in p.attributes): p.as_int for p in told["looks"]}
+    reported = {
+        name.removeprefix("fleetpulse.agent."): points for name, points in by_name(collector.requests[1]).items()
+    }
+    looks = {tuple(a.value.string_value for a in p.attributes): p.as_int for p in reported["looks"]}
     assert looks == {("nvml", "ok"): 2, ("host", "hung"): 2}
-    slow = next(p for p in told["look.duration"] if p.sum > 1)
+    slow = next(p for p in reported["look.duration"] if p.sum > 1)
     assert (slow.count, slow.sum, slow.max, sum(slow.bucket_counts)) == (2, 10.0, 5.0, 2)
     assert slow.bucket_counts[list(slow.explicit_bounds).index(10.0)] == 2
-    single = {name: (p[0].as_double or p[0].as_int) for name, p in told.items() if len(p) == 1}
+    single = {name: (p[0].as_double or p[0].as_int) for name, p in reported.items() if len(p) == 1}
     about_otlp = {"otlp.sent": single["otlp.sent"], "otlp.dropped": 0}
     assert single == about_otlp | {
         "restarts": 1,

@@ -43,12 +43,12 @@ class Bus:
         lines.append(f"TOTAL_ERR_{short} {sum(counts.values())}")
         (self.root / address / f"aer_dev_{kind}").write_text("\n".join(lines) + "\n")
 
-    def look(self) -> Reading:
+    def read_once(self) -> Reading:
         (reading,) = self.pci.read()
         return reading
 
     def value(self, signal: str) -> float:
-        found: float = self.look().columns[signal][0]
+        found: float = self.read_once().columns[signal][0]
         return found
 
 
@@ -66,7 +66,7 @@ def bus(tmp_path: Path) -> Bus:
 
 def test_gpus_are_counted_on_the_bus_and_with_a_driver(bus: Bus) -> None:
     (bus.root / "0000:2a:00.0" / "driver").unlink()
-    found = {name: values[0] for name, values in bus.look().columns.items()}
+    found = {name: values[0] for name, values in bus.read_once().columns.items()}
     assert found == {
         **dict.fromkeys(("node.aer_correctable", "node.aer_nonfatal", "node.aer_fatal"), 0),
         "node.gpu_pci": 2,
@@ -77,25 +77,25 @@ def test_gpus_are_counted_on_the_bus_and_with_a_driver(bus: Bus) -> None:
 
 
 def test_a_gpu_that_leaves_the_bus_is_an_event_with_its_address_and_its_return_another(bus: Bus) -> None:
-    assert bus.look().events == ()
+    assert bus.read_once().events == ()
     shutil.rmtree(bus.root / "0000:2a:00.0")
-    reading = bus.look()
+    reading = bus.read_once()
     assert [(e.kind, e.entity, e.time) for e in reading.events] == [("gpu_count", "node:n1", bus.time)]
     assert reading.events[0].data == {"expected": 2, "present": 1, "missing": ["0000:2a:00.0"], "source": "pci"}
     assert (reading.columns["node.gpu_pci"][0], reading.columns["node.gpu_expected"][0]) == (1, 2)
-    assert bus.look().events == ()
+    assert bus.read_once().events == ()
     bus.put("0000:2a:00.0", "0x10de", "0x030200", "nvidia")
-    assert bus.look().events[0].data == {"expected": 2, "present": 2, "missing": [], "source": "pci"}
+    assert bus.read_once().events[0].data == {"expected": 2, "present": 2, "missing": [], "source": "pci"}
 
 
 def test_fewer_gpus_than_configured_are_reported_at_the_first_read(tmp_path: Path) -> None:
     bus = Bus(tmp_path, gpus_expected=8)
     bus.put("0000:18:00.0", "0x10de", "0x030000", "nvidia")
     bus.pci.open("n1")
-    reading = bus.look()
+    reading = bus.read_once()
     assert reading.events[0].data == {"expected": 8, "present": 1, "missing": [], "source": "pci"}
     assert reading.columns["node.gpu_expected"][0] == 8
-    assert bus.look().events == ()
+    assert bus.read_once().events == ()
 
 
 def test_errors_are_summed_over_devices(bus: Bus) -> None:
@@ -109,9 +109,9 @@ def test_errors_are_summed_over_devices(bus: Bus) -> None:
 
 def test_growth_is_reported_once_in_five_minutes_with_its_errors(bus: Bus) -> None:
     bus.errors("0000:18:00.0", RxErr=3)
-    assert bus.look().events == ()  # from before we looked
+    assert bus.read_once().events == ()  # from before we looked
     bus.errors("0000:18:00.0", RxErr=5, BadTLP=1)
-    (event,) = bus.look().events
+    (event,) = bus.read_once().events
     assert (event.kind, event.entity) == ("aer", "node:n1")
     assert event.data == {
         "device": "0000:18:00.0",
@@ -122,29 +122,29 @@ def test_growth_is_reported_once_in_five_minutes_with_its_errors(bus: Bus) -> No
         "errors": {"RxErr": 2, "BadTLP": 1},
     }
     bus.errors("0000:18:00.0", RxErr=6, BadTLP=1)
-    assert bus.look().events == ()
+    assert bus.read_once().events == ()
     bus.errors("0000:19:00.0", Timeout=1)
-    assert [e.data["device"] for e in bus.look().events] == ["0000:19:00.0"]
+    assert [e.data["device"] for e in bus.read_once().events] == ["0000:19:00.0"]
     bus.time += 300 * SECOND
-    assert [(e.data["device"], e.data["growth"]) for e in bus.look().events] == [("0000:18:00.0", 1)]
+    assert [(e.data["device"], e.data["growth"]) for e in bus.read_once().events] == [("0000:18:00.0", 1)]
 
 
 def test_a_clock_set_back_silences_no_device(bus: Bus) -> None:
-    bus.look()
+    bus.read_once()
     bus.errors("0000:18:00.0", RxErr=1)
-    assert len(bus.look().events) == 1
+    assert len(bus.read_once().events) == 1
     bus.time -= 900 * SECOND
     bus.errors("0000:18:00.0", RxErr=3)
-    assert [event.data["growth"] for event in bus.look().events] == [2]
+    assert [event.data["growth"] for event in bus.read_once().events] == [2]
 
 
 def test_a_device_that_was_reset_counts_from_there(bus: Bus) -> None:
     bus.errors("0000:18:00.0", RxErr=9)
-    bus.look()
+    bus.read_once()
     bus.errors("0000:18:00.0", RxErr=2)
-    assert bus.look().events == ()
+    assert bus.read_once().events == ()
     bus.errors("0000:18:00.0", RxErr=3)
-    assert bus.look().events[0].data["growth"] == 1
+    assert bus.read_once().events[0].data["growth"] == 1
 
 
 def test_a_storm_is_bounded(tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_a_storm_is_bounded(tmp_path: Path) -> None:
     for i in range(pci.MAX_EVENTS + 5):
         bus.put(f"0000:{i:02x}:00.0", "0x15b3", "0x020700")
     bus.pci.open("n1")
-    bus.look()
+    bus.read_once()
     for i in range(pci.MAX_EVENTS + 5):
         bus.errors(f"0000:{i:02x}:00.0", RxErr=1)
-    assert len(bus.look().events) == pci.MAX_EVENTS
-    assert len(bus.look().events) == 5
+    assert len(bus.read_once().events) == pci.MAX_EVENTS
+    assert len(bus.read_once().events) == 5
 
 
 def test_a_bus_without_error_reporting_has_missing_counts(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_bus_without_error_reporting_has_missing_counts(tmp_path: Path) -> Non
 
 
 def test_missing_or_broken_files_affect_nothing_else(bus: Bus) -> None:
-    bus.look()
+    bus.read_once()
     (bus.root / "0000:18:00.0" / "aer_dev_correctable").write_bytes(b"\xff\x00\n\nRxErr\nTOTAL_ERR_COR -5\n")
     (bus.root / "0000:2a:00.0" / "aer_dev_correctable").unlink()
     bus.errors("0000:19:00.0", RxErr=4)

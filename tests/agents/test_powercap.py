@@ -100,9 +100,9 @@ def test_an_unreadable_counter_affects_no_other(root: Path, text: str) -> None:
 
 
 def test_counters_only_for_root_name_the_privilege(root: Path) -> None:
-    """Read as nobody, in a process of its own: root may read everything."""
+    """Reads as an unprivileged user in a separate process, because root may read everything."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can change its user")
     for folder in root.glob("intel-rapl:*"):
         (folder / "energy_uj").chmod(0o400)
     for folder in (root, *root.parents):
@@ -122,9 +122,9 @@ def test_counters_only_for_root_name_the_privilege(root: Path) -> None:
     os.waitpid(child, 0)
     os.close(writer)
     with os.fdopen(reader) as text:
-        said = text.read()
-    assert said.startswith(f"{root}/intel-rapl:0/energy_uj: not readable:")
-    assert said.endswith("add CAP_DAC_READ_SEARCH")
+        message = text.read()
+    assert message.startswith(f"{root}/intel-rapl:0/energy_uj: not readable:")
+    assert message.endswith("add CAP_DAC_READ_SEARCH")
 
 
 def test_without_counters_the_message_says_so(tmp_path: Path) -> None:

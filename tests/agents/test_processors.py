@@ -18,8 +18,8 @@ def machine(root: Path, clocks: dict[int, str], throttles: dict[int, tuple[int, 
     for cpu, text in clocks.items():
         policy = root / "cpufreq" / f"policy{cpu}"
         policy.mkdir(parents=True)
-        told = {"scaling_cur_freq": text, "scaling_governor": "performance", "scaling_driver": "intel_pstate"}
-        for name, value in {**told, "cpuinfo_max_freq": "3800000"}.items():
+        reported = {"scaling_cur_freq": text, "scaling_governor": "performance", "scaling_driver": "intel_pstate"}
+        for name, value in {**reported, "cpuinfo_max_freq": "3800000"}.items():
             (policy / name).write_text(f"{value}\n")
     for cpu, (package, count) in throttles.items():
         for name, value in (
@@ -32,7 +32,7 @@ def machine(root: Path, clocks: dict[int, str], throttles: dict[int, tuple[int, 
     return root
 
 
-def look(processors: Processors) -> dict[str, float]:
+def read_once(processors: Processors) -> dict[str, float]:
     (reading,) = processors.read()
     return {name: values[0] for name, values in reading.columns.items()}
 
@@ -41,7 +41,7 @@ def test_clocks_are_in_hertz_and_throttles_once_per_package(tmp_path: Path) -> N
     throttles = {0: (0, "4"), 1: (0, "4"), 2: (1, "9"), 10: (1, "9")}
     processors = Processors(root=machine(tmp_path, {0: "3000000", 1: "1000000"}, throttles))
     processors.open("n1")
-    assert look(processors) == {
+    assert read_once(processors) == {
         "node.cpu_frequency_mean": 2e9,
         "node.cpu_frequency_min": 1e9,
         "node.cpu_throttles": 13,
@@ -57,7 +57,7 @@ def test_clocks_are_in_hertz_and_throttles_once_per_package(tmp_path: Path) -> N
 def test_a_processor_without_clock_is_left_out(tmp_path: Path) -> None:
     processors = Processors(root=machine(tmp_path, {0: "<unknown>", 1: "2000000"}, {}))
     processors.open("n1")
-    found = look(processors)
+    found = read_once(processors)
     assert found["node.cpu_frequency_mean"] == found["node.cpu_frequency_min"] == 2e9
     assert found["node.cpu_throttles"] == MISSING
     processors.close()
@@ -66,7 +66,7 @@ def test_a_processor_without_clock_is_left_out(tmp_path: Path) -> None:
 def test_throttling_is_reported_without_frequencies(tmp_path: Path) -> None:
     processors = Processors(root=machine(tmp_path, {}, {0: (0, "4")}))
     processors.open("n1")
-    found = look(processors)
+    found = read_once(processors)
     assert np.isnan(found["node.cpu_frequency_min"])
     assert found["node.cpu_throttles"] == 4
     assert processors.inventory() == {"node:n1": processors.inventory()["node:n1"]}

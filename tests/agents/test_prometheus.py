@@ -175,7 +175,7 @@ def test_labels_of_a_hostile_exporter_make_no_entity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("version = 2", "version = 2; expected 1"),
         ('version = 1\n[entities]\ngpus = "gpu:x"', "'gpus' is no device class"),
@@ -193,12 +193,12 @@ def test_labels_of_a_hostile_exporter_make_no_entity() -> None:
         ("version", "Expected"),
     ],
 )
-def test_an_invalid_mapping_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_mapping_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "own.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
         load_mapping(str(path))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "own.toml" in str(refused.value)
 
 
@@ -211,7 +211,7 @@ def test_a_missing_mapping_is_refused_with_the_available_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "said"),
+    ("endpoint", "message"),
     [
         ({"name": "a", "url": "ftp://x/"}, "expected http:// or https://"),
         ({"name": "a", "url": "http://8.8.8.8/metrics"}, "https to public ones"),
@@ -222,10 +222,10 @@ def test_a_missing_mapping_is_refused_with_the_available_ones() -> None:
         ({"name": "a\nb", "url": "http://x/"}, "printable characters"),
     ],
 )
-def test_an_invalid_endpoint_is_refused(endpoint: Mapping[str, Any], said: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         configured_collectors({"prometheus": {"endpoints": [endpoint]}}, "f.toml")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_without_an_endpoint_the_agent_makes_no_worker_for_it() -> None:
@@ -355,14 +355,14 @@ def _scraped(made: Prometheus, scraper: Any) -> tuple[Reading, ...]:
 def test_an_unexpected_error_ends_one_scrape_and_not_the_thread() -> None:
     class Broken(PageFetcher):
         def __call__(self) -> str:
-            raise RuntimeError("what is this")
+            raise RuntimeError("unexpected value")
 
     scrape = EndpointScraper(Broken("http://127.0.0.1:1/", 1.0), load_mapping(""), GIVEN, 3600.0, 10).scrape()
-    assert scrape.reason == "RuntimeError: what is this"
+    assert scrape.reason == "RuntimeError: unexpected value"
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (says("x" * 2_000_000), "more than"),
         (says("", 302, Location="http://127.0.0.1:9/"), "answered 302"),
@@ -370,10 +370,10 @@ def test_an_unexpected_error_ends_one_scrape_and_not_the_thread() -> None:
     ],
 )
 def test_too_long_incomplete_and_redirected_pages_are_refused(
-    monkeypatch: pytest.MonkeyPatch, answer: Callable[[http.server.BaseHTTPRequestHandler], None], said: str
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[http.server.BaseHTTPRequestHandler], None], message: str
 ) -> None:
     monkeypatch.setattr(fetching, "MAX_PAGE_BYTES", 1 << 20)
-    with exporter(answer) as url, pytest.raises(ScrapeError, match=said.replace(" ", r"\s")):
+    with exporter(answer) as url, pytest.raises(ScrapeError, match=message.replace(" ", r"\s")):
         PageFetcher(url, 5.0)()
 
 

@@ -127,8 +127,8 @@ def test_each_change_of_a_collectors_state_is_one_line_and_one_event(tmp_path: P
         ("02", "card", "no data", "no card"),
     ]
     assert all(0 <= r["latency"] < 5 for r in rows)
-    told = read_events([tmp_path / "events.jsonl"])
-    assert [(e.kind, e.entity, e.data["state"]) for e in told] == [
+    reported = read_events([tmp_path / "events.jsonl"])
+    assert [(e.kind, e.entity, e.data["state"]) for e in reported] == [
         ("collector", "node:n1", "ok"),
         ("collector", "node:n1", "no data"),
     ]
@@ -144,8 +144,8 @@ def test_attributes_of_one_device_from_two_collectors_are_merged(tmp_path: Path)
     one, other = Card(), Host()
     writer = NodeRecordingWriter(tmp_path, "n1", 1.0, [one, other])
     for tick in range(2):
-        told = ({"gpu:n1.0": Device(("node:n1",), {"serial": "S"})}, {"gpu:n1.0": Device((), {"slot": "3"})})
-        looks = [(c, ReadResult("ok", inventory=i)) for c, i in zip((one, other), told, strict=True)]
+        reported = ({"gpu:n1.0": Device(("node:n1",), {"serial": "S"})}, {"gpu:n1.0": Device((), {"slot": "3"})})
+        looks = [(c, ReadResult("ok", inventory=i)) for c, i in zip((one, other), reported, strict=True)]
         writer.write_tick(T0 + tick * SECOND, looks)
     writer.close()
     found = read_topology(tmp_path / "topology.toml")
@@ -183,8 +183,8 @@ def test_a_full_disk_ends_a_recording_with_a_complete_last_line(tmp_path: Path) 
         "except t.UsageError as error: print(error)"
     )
     words = [sys.executable, "-c", program, str(ROOT), str(Path(__file__).parent), str(tmp_path / "r")]
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert "telemetry-gpu.csv: cannot be written: File too large; expected a folder with room" in said
+    message = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "telemetry-gpu.csv: cannot be written: File too large; expected a folder with room" in message
     text = (tmp_path / "r/telemetry-gpu.csv").read_text()
     assert 900 < len(text) <= 1000
     assert text.endswith("\n")
@@ -258,7 +258,7 @@ def test_once_shows_the_first_tick(tmp_path: Path, configuration: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["agent", "--speed", "2"], "add --replay-recording"),
         (["agent", "--replay-recording", "absent"], "expected a folder of 'fleetpulse record'"),
@@ -267,11 +267,11 @@ def test_once_shows_the_first_tick(tmp_path: Path, configuration: Path, capsys: 
     ],
 )
 def test_invalid_arguments_are_refused(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert fleetpulse.main(words) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -345,12 +345,12 @@ def test_a_collectors_failures_are_played_as_recorded(tmp_path: Path) -> None:
     sound = gpus([1, 2], [3, 4])
     directory, hand = recorded(tmp_path, [sound, OSError("the bus fell"), sound, NoData("no card")]), ManualClock()
     looking = WorkerPool(playback_collectors(Tape(directory, 1.0, hand)), "n1", 1.0, hand)
-    said = []
+    message = []
     for i in range(4):
         hand.at = 100.0 + i
-        said += [(d.state, d.reason) for d in looking.tick(T0 + i * SECOND, 5.0).values()]
+        message += [(d.state, d.reason) for d in looking.tick(T0 + i * SECOND, 5.0).values()]
     looking.close(1.0)
-    assert said == [("ok", ""), ("fault", "OSError: the bus fell"), ("ok", ""), ("no data", "no card")]
+    assert message == [("ok", ""), ("fault", "OSError: the bus fell"), ("ok", ""), ("no data", "no card")]
 
 
 def test_a_hang_begins_a_deadline_before_its_record_and_ends_as_recorded(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A BMC that answers and tells nothing: it is not read any less soon after, and nobody takes it for well."""
+"""A BMC that answers without data: its resources are still read soon, and it does not count as healthy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.agents.redfish_faults import Fault
 from tests.agents.redfish_trees import FLOW, LEAK, cdu
 
 
-class Eye:
-    """Looks at one BMC until something holds."""
+class BmcReader:
+    """Reads one BMC until a condition holds."""
 
     def __init__(self, double: Double, password: Path, **how: object) -> None:
         who = {"user": double.user, "password_file": password, "allow_http": True, "read": ("coolant", "leaks")}
@@ -46,7 +46,7 @@ class Eye:
             time.sleep(0.02)
         raise AssertionError(f"not within {patience} s: {self.events}")
 
-    def told(self, kind: str) -> list[Event]:
+    def events_of_kind(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
 
 
@@ -57,14 +57,14 @@ def double() -> Iterator[Double]:
 
 
 @pytest.fixture
-def eye(tmp_path: Path) -> Iterator[Callable[..., Eye]]:
-    opened: list[Eye] = []
+def start_reader(tmp_path: Path) -> Iterator[Callable[..., BmcReader]]:
+    opened: list[BmcReader] = []
 
-    def begin(double: Double, **how: object) -> Eye:
+    def begin(double: Double, **how: object) -> BmcReader:
         password = tmp_path / "password"
         password.touch(0o600)
         password.write_text(double.password)
-        opened.append(Eye(double, password, **how))
+        opened.append(BmcReader(double, password, **how))
         return opened[-1]
 
     yield begin
@@ -77,56 +77,56 @@ def test_a_failing_leak_resource_is_read_every_half_minute() -> None:
     schedule = PollSchedule(lambda: now[0], lambda: 1.0)
     leak = PollTarget(LEAK, "leak_detector", ResourceScope("b"), 5.0)
     schedule.schedule(leak)
-    asked = []
+    read_times = []
     while now[0] < 3 * 3600:
         if schedule.pop_due() is leak:
-            asked.append(now[0])
+            read_times.append(now[0])
             schedule.record_failure(leak, now[0], bmc_down=False, retry_after=0.0)
         now[0] += 1.0
-    assert max(b - a for a, b in pairwise(asked)) <= MAX_FAST_RETRY_S + 2
+    assert max(b - a for a, b in pairwise(read_times)) <= MAX_FAST_RETRY_S + 2
 
 
 @pytest.mark.parametrize("status", [pytest.param(404, marks=pytest.mark.slow), 500])
 def test_a_bmc_with_only_errors_is_reported_lost_with_a_reason_and_back(
-    double: Double, eye: Callable[..., Eye], status: int
+    double: Double, start_reader: Callable[..., BmcReader], status: int
 ) -> None:
-    watch = eye(double)
+    watch = start_reader(double)
     watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
     double.fault("/redfish/*", Fault(status=status))
-    watch.until(lambda: bool(watch.told("bmc_lost")) and watch.reachable == 0)
-    assert f"HTTP {status}" in watch.told("bmc_lost")[0].data["reason"]
+    watch.until(lambda: bool(watch.events_of_kind("bmc_lost")) and watch.reachable == 0)
+    assert f"HTTP {status}" in watch.events_of_kind("bmc_lost")[0].data["reason"]
     double.clear_fault()
-    watch.until(lambda: bool(watch.told("bmc_back")) and watch.reachable == 1, 45.0)
+    watch.until(lambda: bool(watch.events_of_kind("bmc_back")) and watch.reachable == 1, 45.0)
     watch.seen.clear()
     watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
-    assert len(watch.told("bmc_lost")) == len(watch.told("bmc_back")) == 1
+    assert len(watch.events_of_kind("bmc_lost")) == len(watch.events_of_kind("bmc_back")) == 1
 
 
-def test_one_failing_sensor_does_not_make_its_bmc_lost(double: Double, eye: Callable[..., Eye]) -> None:
-    watch = eye(double)
+def test_one_failing_sensor_does_not_make_its_bmc_lost(double: Double, start_reader: Callable[..., BmcReader]) -> None:
+    watch = start_reader(double)
     watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
     double.fault(FLOW, Fault(status=404))
     before = len(double.requests)
     watch.until(lambda: len(double.requests) > before + 30)
     assert watch.reachable == 1
-    assert not watch.told("bmc_lost")
+    assert not watch.events_of_kind("bmc_lost")
 
 
-def test_html_responses_are_not_a_healthy_bmc(double: Double, eye: Callable[..., Eye]) -> None:
+def test_html_responses_are_not_a_healthy_bmc(double: Double, start_reader: Callable[..., BmcReader]) -> None:
     double.fault("/redfish/*", Fault(body=b"<html>It works!</html>"))
-    watch = eye(double)
+    watch = start_reader(double)
     watch.until(lambda: watch.reachable == 0)
-    assert "not JSON" in watch.told("bmc_lost")[0].data["reason"]
+    assert "not JSON" in watch.events_of_kind("bmc_lost")[0].data["reason"]
 
 
 def test_a_bmc_with_an_endless_response_is_unreachable(
-    double: Double, eye: Callable[..., Eye], monkeypatch: pytest.MonkeyPatch
+    double: Double, start_reader: Callable[..., BmcReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "CONNECT_S", 0.5)
     double.fault("/redfish/*", Fault(drip=0.9))
-    watch = eye(double, timeout=1.0)
+    watch = start_reader(double, timeout=1.0)
     watch.until(lambda: watch.reachable == 0)
-    assert "no response within 1 s" in watch.told("bmc_lost")[0].data["reason"]
+    assert "no response within 1 s" in watch.events_of_kind("bmc_lost")[0].data["reason"]
 
 
 def test_a_duplicate_bmc_is_named_and_nothing_else_is_printed() -> None:
@@ -144,9 +144,9 @@ def test_an_impossible_port_is_a_configuration_error(url: str) -> None:
 
 
 def test_a_thread_that_ended_is_a_collector_fault_and_not_a_quiet_bmc(
-    double: Double, eye: Callable[..., Eye], monkeypatch: pytest.MonkeyPatch
+    double: Double, start_reader: Callable[..., BmcReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = eye(double)
+    watch = start_reader(double)
     watch.until(lambda: "coolant.flow" in watch.seen)
     (one,) = watch.collector._pollers
 

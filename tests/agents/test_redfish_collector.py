@@ -1,4 +1,4 @@
-"""The collector redfish against a Redfish service over real HTTP: what arrives, how fast, and what it never does."""
+"""The collector redfish over real HTTP: its values, their delay, and requests that it never sends."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SECONDARY, DETECTORS = f"{CDU}/SecondaryCoolantConnectors", f"{CDU}/LeakDetectio
 DETECTOR = "leak_detector:b1.cdu.C1.Tray"
 
 
-class Looks:
-    """Looks at a collector as the agent does, and keeps the newest value of each signal and all events."""
+class CollectorReader:
+    """Reads a collector as the agent does; keeps the newest value of each signal and all events."""
 
     def __init__(self, collector: Redfish) -> None:
         self.collector = collector
@@ -40,7 +40,7 @@ class Looks:
         self.events: list[Event] = []
         self.slowest = 0.0
 
-    def look(self) -> tuple[Reading, ...]:
+    def read(self) -> tuple[Reading, ...]:
         began = time.monotonic()
         found = self.collector.read()
         self.slowest = max(self.slowest, time.monotonic() - began)
@@ -53,10 +53,10 @@ class Looks:
         return found
 
     def until(self, holds: Callable[[], bool], patience: float = COLLECT_SHARE) -> float:
-        """Looks until something holds; the seconds that took."""
+        """Reads until a condition holds; returns the seconds that took."""
         began = time.monotonic()
         while time.monotonic() - began < patience:
-            self.look()
+            self.read()
             if holds():
                 return time.monotonic() - began
             time.sleep(0.02)
@@ -69,19 +69,19 @@ class Looks:
 
         return holds
 
-    def told(self, kind: str) -> list[Event]:
+    def events_of_kind(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
 
 
-Watch = Callable[..., Looks]
+Watch = Callable[..., CollectorReader]
 
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
-    """Opens a collector that watches doubles, named b1, b2, ..."""
+    """Opens a collector that reads doubles, named b1, b2, ..."""
     opened: list[Redfish] = []
 
-    def begin(*doubles: Double, **settings: object) -> Looks:
+    def begin(*doubles: Double, **settings: object) -> CollectorReader:
         bmcs = []
         for number, double in enumerate(doubles, 1):
             password = tmp_path / f"password{number}"
@@ -92,7 +92,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
         collector = Redfish(bmcs=tuple(bmcs))
         collector.open("n1")
         opened.append(collector)
-        return Looks(collector)
+        return CollectorReader(collector)
 
     yield begin
     for collector in opened:
@@ -106,9 +106,9 @@ def double() -> Iterator[Double]:
 
 
 def test_a_coolant_unit_is_read_with_its_connectors_pumps_leaks_and_surroundings(double: Double, watch: Watch) -> None:
-    looks = watch(double)
-    looks.until(lambda: len(looks.values) >= 50)
-    values = looks.values
+    reader = watch(double)
+    reader.until(lambda: len(reader.values) >= 50)
+    values = reader.values
     assert values["cdu:b1.C1", "coolant.flow"] == 324
     assert values["cdu:b1.C1", "coolant.pressure"] == pytest.approx(1.4)
     assert values["connector:b1.C1.primary.1", "coolant.supply_temperature"] == 24
@@ -119,7 +119,7 @@ def test_a_coolant_unit_is_read_with_its_connectors_pumps_leaks_and_surroundings
     assert values["cdu:b1.C1", "coolant.humidity"] == pytest.approx(0.41)
     assert values[DETECTOR, "leak.state"] == 0
     assert values["bmc:b1", "bmc.reachable"] == 1
-    inventory = looks.collector.inventory()
+    inventory = reader.collector.inventory()
     assert inventory["pump:b1.C1.1"].parents == ("cdu:b1.C1", "rack:r1")
     assert inventory["cdu:b1.C1"].attributes["model"] == "NW-300"
     assert all(entity not in device.parents for entity, device in inventory.items())
@@ -128,26 +128,28 @@ def test_a_coolant_unit_is_read_with_its_connectors_pumps_leaks_and_surroundings
 
 def test_shelves_and_pdus_are_read_with_their_supplies_rails_circuits_and_outlets(watch: Watch) -> None:
     with Double(shelf()) as power_shelf, Double(pdu()) as distribution:
-        looks = watch(power_shelf, distribution)
-        looks.until(
-            lambda: looks.has("battery:b1.Shelf1.1", "battery.charge")() and looks.has("outlet:b2.P1.2", "power.draw")()
+        reader = watch(power_shelf, distribution)
+        reader.until(
+            lambda: (
+                reader.has("battery:b1.Shelf1.1", "battery.charge")() and reader.has("outlet:b2.P1.2", "power.draw")()
+            )
         )
-        values = looks.values
+        values = reader.values
         assert values["psu:b1.Shelf1.1", "psu.input_power"] == 2180
         assert values["output:b1.Shelf1.1.0", "power.voltage"] == pytest.approx(50.1)
         assert values["chassis:b1.Shelf1", "power.limit"] == 16_000
         assert values["battery:b1.Shelf1.1", "battery.charge"] == pytest.approx(0.99)
         assert values["pdu:b2.P1", "power.draw"] == 9120
         assert values["circuit:b2.P1.branch.A", "power.breaker"] == 0
-        looks.collector.close()
+        reader.collector.close()
 
 
 def test_every_reading_keeps_the_contract(double: Double, watch: Watch) -> None:
-    looks = watch(double)
+    reader = watch(double)
     seen = set()
     until = time.monotonic() + 2
     while time.monotonic() < until:
-        for reading in looks.look():
+        for reading in reader.read():
             seen.add(reading.device_class)
             assert all(entity.partition(":")[0] in kinds_of_class(reading.device_class) for entity in reading.entities)
             assert len(set(reading.entities)) == len(reading.entities)
@@ -161,95 +163,95 @@ def test_every_reading_keeps_the_contract(double: Double, watch: Watch) -> None:
 
 
 def test_a_changed_flow_is_read_within_two_seconds_without_an_event(double: Double, watch: Watch) -> None:
-    looks = watch(double, events=False)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
+    reader = watch(double, events=False)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow", 324))
     double.set(FLOW, "/Reading", 90.0, event=False)
-    assert looks.until(looks.has("cdu:b1.C1", "coolant.flow", 90)) < 2
-    assert looks.values["connector:b1.C1.secondary.1", "coolant.flow"] == 90
+    assert reader.until(reader.has("cdu:b1.C1", "coolant.flow", 90)) < 2
+    assert reader.values["connector:b1.C1.secondary.1", "coolant.flow"] == 90
 
 
 def test_a_leak_is_detected_by_polling_alone(double: Double, watch: Watch) -> None:
-    looks = watch(double, events=False, leaks=1.0)
-    looks.until(looks.has(DETECTOR, "leak.state", 0))
+    reader = watch(double, events=False, leaks=1.0)
+    reader.until(reader.has(DETECTOR, "leak.state", 0))
     double.set(LEAK, "/DetectorState", "Critical", event=False)
-    assert looks.until(looks.has(DETECTOR, "leak.state", 2)) < 3
+    assert reader.until(reader.has(DETECTOR, "leak.state", 2)) < 3
     assert not double.requests_for("/redfish/v1/EventService/SSE")
 
 
 def test_an_event_reports_a_leak_immediately_and_its_detector_is_read_first(double: Double, watch: Watch) -> None:
-    looks = watch(double, leaks=600.0)
-    looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
+    reader = watch(double, leaks=600.0)
+    reader.until(lambda: bool(double.streams.listeners) and reader.has(DETECTOR, "leak.state", 0)())
     asked = len(double.requests)
     double.set(LEAK, "/DetectorState", "Critical")
-    assert looks.until(looks.has(DETECTOR, "leak.state", 2)) < 1
-    looks.until(lambda: any(seen.path == DETECTORS for seen in list(double.requests)[asked:]))
-    (event,) = looks.told("redfish")
+    assert reader.until(reader.has(DETECTOR, "leak.state", 2)) < 1
+    reader.until(lambda: any(seen.path == DETECTORS for seen in list(double.requests)[asked:]))
+    (event,) = reader.events_of_kind("redfish")
     assert event.entity == DETECTOR
     assert event.data["message_id"].endswith("LeakDetectedCritical")
     assert event.data["severity"] == "Critical"
 
 
 def test_a_stream_that_ends_is_reopened_where_it_ended(double: Double, watch: Watch) -> None:
-    looks = watch(double, leaks=600.0)
-    looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
+    reader = watch(double, leaks=600.0)
+    reader.until(lambda: bool(double.streams.listeners) and reader.has(DETECTOR, "leak.state", 0)())
     double.set(LEAK, "/DetectorState", "Warning")
-    looks.until(looks.has(DETECTOR, "leak.state", 1))
+    reader.until(reader.has(DETECTOR, "leak.state", 1))
     before = len(double.streams.listeners)
     double.streams.end_all()
-    looks.until(lambda: not double.streams.listeners or len(double.streams.listeners) < before)
+    reader.until(lambda: not double.streams.listeners or len(double.streams.listeners) < before)
     double.set(LEAK, "/DetectorState", "Critical")
-    looks.until(looks.has(DETECTOR, "leak.state", 2))
-    assert len(looks.told("redfish")) == 2
+    reader.until(reader.has(DETECTOR, "leak.state", 2))
+    assert len(reader.events_of_kind("redfish")) == 2
 
 
 def test_a_bmc_gets_one_request_at_a_time(double: Double, watch: Watch) -> None:
-    looks = watch(double, fast=0.2, leaks=0.2, sensors=0.2, slow=0.2, inventory=0.2)
+    reader = watch(double, fast=0.2, leaks=0.2, sensors=0.2, slow=0.2, inventory=0.2)
     ended: list[tuple[float, float]] = []
 
     def answered() -> bool:
         ended[:] = sorted((seen.began, seen.ended) for seen in double.requests if "SSE" not in seen.path and seen.ended)
         return len(ended) > 50
 
-    looks.until(answered)
+    reader.until(answered)
     assert double.most_in_flight == 1
     assert all(second[0] >= first[1] - 1e-3 for first, second in pairwise(ended))
 
 
 def test_a_slow_bmc_delays_neither_a_read_nor_other_bmcs(double: Double, watch: Watch) -> None:
     with Double(chassis()) as held:
-        looks = watch(held, double)
-        looks.until(
-            lambda: looks.has("cdu:b2.C1", "coolant.flow")() and looks.has("connector:b1.Blade1.1", "coolant.flow")()
+        reader = watch(held, double)
+        reader.until(
+            lambda: reader.has("cdu:b2.C1", "coolant.flow")() and reader.has("connector:b1.Blade1.1", "coolant.flow")()
         )
         held.fault("*", hold=threading.Event())
-        looks.until(lambda: held.in_flight == 1)
+        reader.until(lambda: held.in_flight == 1)
         for flow in (300.0, 200.0, 100.0):
             double.set(FLOW, "/Reading", flow, event=False)
-            assert looks.until(looks.has("cdu:b2.C1", "coolant.flow", flow)) < 2
+            assert reader.until(reader.has("cdu:b2.C1", "coolant.flow", flow)) < 2
         assert held.most_in_flight == 1
-        assert looks.slowest < 0.1
+        assert reader.slowest < 0.1
         began = time.monotonic()
-        looks.collector.close()
+        reader.collector.close()
         assert time.monotonic() - began < 3
 
 
 def test_an_expired_session_is_reopened_and_deleted_at_the_end(double: Double, watch: Watch) -> None:
-    looks = watch(double)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    reader = watch(double)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
     assert len(double.service.sessions) == 1
     double.service.sessions.clear()
     double.set(FLOW, "/Reading", 77.0, event=False)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 77))
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow", 77))
     assert len(double.requests_for(f"{ROOT}/SessionService/Sessions", "POST")) == 2
-    looks.collector.close()
+    reader.collector.close()
     assert not double.service.sessions
-    assert looks.told("bmc_lost") == []
+    assert reader.events_of_kind("bmc_lost") == []
 
 
 def test_without_sessions_the_password_is_sent_with_each_request(double: Double, watch: Watch) -> None:
     double.fault(f"{ROOT}/SessionService/Sessions", refusal(405))
-    looks = watch(double)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    reader = watch(double)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
     assert any(seen.headers.get("authorization", "").startswith("Basic ") for seen in double.requests)
 
 
@@ -257,64 +259,64 @@ def test_a_wrong_password_is_reported_and_retried_with_backoff(double: Double, w
     wrong = tmp_path / "wrong"
     wrong.write_text("not-this")
     wrong.chmod(0o600)
-    looks = watch(double, password_file=wrong)
-    looks.until(lambda: bool(looks.told("bmc_lost")))
+    reader = watch(double, password_file=wrong)
+    reader.until(lambda: bool(reader.events_of_kind("bmc_lost")))
     until = time.monotonic() + 1
     while time.monotonic() < until:
-        looks.look()
+        reader.read()
         time.sleep(0.05)
     assert len(double.requests_for(f"{ROOT}/SessionService/Sessions", "POST")) == 1
-    (event,) = looks.told("bmc_lost")
+    (event,) = reader.events_of_kind("bmc_lost")
     assert "401" in event.data["reason"]
     assert "not-this" not in str(event.data)
-    assert looks.values["bmc:b1", "bmc.reachable"] == 0
+    assert reader.values["bmc:b1", "bmc.reachable"] == 0
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "message"),
     [("sesame", 0o644, "readable by every user"), ("", 0o600, "is empty"), (None, 0, "No such file")],
 )
 def test_an_unusable_password_file_is_reported(
-    double: Double, watch: Watch, tmp_path: Path, text: str | None, mode: int, said: str
+    double: Double, watch: Watch, tmp_path: Path, text: str | None, mode: int, message: str
 ) -> None:
     path = tmp_path / "its-password"
     if text is not None:
         path.write_text(text)
         path.chmod(mode)
-    looks = watch(double, password_file=path)
-    looks.until(lambda: bool(looks.told("bmc_lost")))
-    (event,) = looks.told("bmc_lost")
-    assert said in event.data["reason"]
+    reader = watch(double, password_file=path)
+    reader.until(lambda: bool(reader.events_of_kind("bmc_lost")))
+    (event,) = reader.events_of_kind("bmc_lost")
+    assert message in event.data["reason"]
     assert "sesame" not in event.data["reason"]
-    assert looks.values["bmc:b1", "bmc.reachable"] == 0
+    assert reader.values["bmc:b1", "bmc.reachable"] == 0
 
 
 def test_a_bmc_that_disappears_and_returns_is_reported_once_each(double: Double, watch: Watch) -> None:
-    looks = watch(double)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    reader = watch(double)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
     double.fault("*", drop=0.0)
-    looks.until(lambda: bool(looks.told("bmc_lost")))
+    reader.until(lambda: bool(reader.events_of_kind("bmc_lost")))
     double.clear_fault()
-    looks.until(lambda: bool(looks.told("bmc_back")), 15)
-    assert [event.kind for event in looks.events if event.kind.startswith("bmc_")] == ["bmc_lost", "bmc_back"]
-    assert looks.values["bmc:b1", "bmc.reachable"] == 1
+    reader.until(lambda: bool(reader.events_of_kind("bmc_back")), 15)
+    assert [event.kind for event in reader.events if event.kind.startswith("bmc_")] == ["bmc_lost", "bmc_back"]
+    assert reader.values["bmc:b1", "bmc.reachable"] == 1
 
 
-def test_what_did_not_change_is_not_sent_again(double: Double, watch: Watch) -> None:
-    looks = watch(double)
-    looks.until(lambda: bool(double.streams.listeners) and looks.has("filter:b1.C1.1", "filter.service_time")())
-    (bmc,) = looks.collector._pollers
+def test_unchanged_values_are_not_sent_again(double: Double, watch: Watch) -> None:
+    reader = watch(double)
+    reader.until(lambda: bool(double.streams.listeners) and reader.has("filter:b1.C1.1", "filter.service_time")())
+    (bmc,) = reader.collector._pollers
     target = bmc.tree.targets[f"{ROOT}/ThermalEquipment"]
     assert target.etag
     asked = len(double.requests_for(target.path))
     double.streams.emit({"MessageId": "ResourceEvent.1.3.ResourceChanged", "OriginOfCondition": target.path})
-    looks.until(
+    reader.until(
         lambda: len(double.requests_for(target.path)) > asked and double.requests_for(target.path)[-1].status != 0
     )
     assert double.requests_for(target.path)[-1].status == 304
     assert target.children
     assert bmc.failures == 0
-    assert looks.told("redfish") == []  # that a resource changed is shown by reading it
+    assert reader.events_of_kind("redfish") == []  # that a resource changed is shown by reading it
 
 
 def unexpanded(document: Any) -> Any:
@@ -325,27 +327,27 @@ def unexpanded(document: Any) -> Any:
 @pytest.mark.parametrize("fault", [Fault(mangle=unexpanded), Fault(status=501, times=1)], ids=["links", "refused"])
 def test_an_unfulfilled_expand_feature_costs_nothing(double: Double, watch: Watch, fault: Fault) -> None:
     double.fault(SECONDARY, fault)
-    looks = watch(double)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
+    reader = watch(double)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow", 324))
     double.set(FLOW, "/Reading", 66.0, event=False)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 66))
-    (bmc,) = looks.collector._pollers
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow", 66))
+    (bmc,) = reader.collector._pollers
     assert not bmc.tree.targets[SECONDARY].expand
     assert bmc.tree.targets[f"{CDU}/PrimaryCoolantConnectors"].covers_members
-    assert looks.told("bmc_lost") == []
+    assert reader.events_of_kind("bmc_lost") == []
 
 
 def test_new_and_removed_members_are_noticed(double: Double, watch: Watch) -> None:
-    looks = watch(double)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    reader = watch(double)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
     one = double.tree.get(f"{SECONDARY}/1")
     assert one is not None
     path = double.tree.add(SECONDARY, "2", {**one, "@odata.id": f"{SECONDARY}/2", "Id": "2"})
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 648))
-    assert looks.collector.inventory_changed()
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow", 648))
+    assert reader.collector.inventory_changed()
     double.tree.drop(path)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
-    assert "connector:b1.C1.secondary.2" not in looks.collector.inventory()
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow", 324))
+    assert "connector:b1.C1.secondary.2" not in reader.collector.inventory()
 
 
 @pytest.mark.parametrize(
@@ -368,22 +370,22 @@ def test_a_broken_response_of_one_resource_costs_no_other_value(
 ) -> None:
     for path in (DETECTORS, f"{DETECTORS}/Tray", f"{CDU}/Pumps"):
         double.fault(path, **fault)  # type: ignore[arg-type]
-    looks = watch(double)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow"), 20)
-    (bmc,) = looks.collector._pollers
-    looks.until(lambda: bmc.failures > 0, 20)
+    reader = watch(double)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow"), 20)
+    (bmc,) = reader.collector._pollers
+    reader.until(lambda: bmc.failures > 0, 20)
     double.set(FLOW, "/Reading", 55.0, event=False)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 55), 20)
-    assert ("pump:b1.C1.1", "pump.speed_ratio") not in looks.values
-    assert ROOT in looks.collector.inventory()["bmc:b1"].attributes["failure"]
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow", 55), 20)
+    assert ("pump:b1.C1.1", "pump.speed_ratio") not in reader.values
+    assert ROOT in reader.collector.inventory()["bmc:b1"].attributes["failure"]
 
 
 def test_a_redirect_to_another_host_is_refused_and_gets_no_token(double: Double, watch: Watch) -> None:
     with Double(pdu()) as stranger:
         double.fault(f"{ROOT}/ThermalEquipment", redirect(f"{stranger.url}{ROOT}"))
-        looks = watch(double)
-        (bmc,) = looks.collector._pollers
-        looks.until(lambda: bmc.failures > 0)
+        reader = watch(double)
+        (bmc,) = reader.collector._pollers
+        reader.until(lambda: bmc.failures > 0)
         assert not stranger.requests
 
 
@@ -391,13 +393,13 @@ def test_a_redirect_within_the_bmc_is_followed(double: Double, watch: Watch) -> 
     once = redirect(f"{ROOT}/ThermalEquipment/", 308)
     once.times = 1
     double.fault(f"{ROOT}/ThermalEquipment", once)
-    looks = watch(double)
-    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    reader = watch(double)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
 
 
 def test_only_configured_subjects_are_requested(double: Double, watch: Watch) -> None:
-    looks = watch(double, read=("leaks",))
-    looks.until(looks.has(DETECTOR, "leak.state"))
+    reader = watch(double, read=("leaks",))
+    reader.until(reader.has(DETECTOR, "leak.state"))
     assert not [seen for seen in double.requests if "Connectors" in seen.path or "Pumps" in seen.path]
 
 
@@ -415,9 +417,9 @@ def test_a_counter_that_no_entity_reported_is_missing() -> None:
         collector = Redfish(bmcs=(BmcSettings("b1", power_shelf.url, allow_http=True),))
         power_shelf.service.login = False
         collector.open("n1")
-        looks = Looks(collector)
-        looks.until(looks.has("chassis:b1.Shelf1", "power.energy"))
-        assert looks.values["chassis:b1.Shelf1", "power.energy"] % 1 == 0
+        reader = CollectorReader(collector)
+        reader.until(reader.has("chassis:b1.Shelf1", "power.energy"))
+        assert reader.values["chassis:b1.Shelf1", "power.energy"] % 1 == 0
         collector.close()
     assert np.iinfo(np.uint64).max == 2**64 - 1
 
@@ -426,29 +428,29 @@ def test_a_counter_that_no_entity_reported_is_missing() -> None:
 def test_reads_with_different_entities_do_not_repeat_the_inventory(double: Double) -> None:
     double.service.login = False
     looking = WorkerPool([Redfish(bmcs=(BmcSettings("b1", double.url, allow_http=True, fast=0.2, sensors=0.6),))], "n1")
-    told, seen, changes = list[Any](), tuple[str, ...](), 0
+    events_of_kind, seen, changes = list[Any](), tuple[str, ...](), 0
     until = time.monotonic() + 2 * COLLECT_SHARE
     while changes < 8 and time.monotonic() < until:
         for delivery in looking.tick(round(time.monotonic() * SECOND), 1.0).values():
             assert (delivery.state, delivery.last_failure) == ("ok", "")
-            told += [delivery.inventory] if delivery.inventory is not None else []
+            events_of_kind += [delivery.inventory] if delivery.inventory is not None else []
             before, seen = seen, tuple(e for r in delivery.readings if r.device_class == "coolant" for e in r.entities)
-            changes += bool(told) and "pump:b1.C1.2" in told[-1] and set(before) != set(seen)
+            changes += bool(events_of_kind) and "pump:b1.C1.2" in events_of_kind[-1] and set(before) != set(seen)
         time.sleep(0.1)
     looking.close(3.0)
     assert changes == 8
-    # a device may come between the question whether there are new ones and the list of them: then it is told twice
-    assert sum(before == after for before, after in pairwise(told)) <= 1
-    assert "pump:b1.C1.2" in told[-1]
+    # a device that appears between the check for new ones and their list is reported twice
+    assert sum(before == after for before, after in pairwise(events_of_kind)) <= 1
+    assert "pump:b1.C1.2" in events_of_kind[-1]
 
 
 def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(double: Double, watch: Watch) -> None:
-    looks = watch(double, leaks=600.0)
-    looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
+    reader = watch(double, leaks=600.0)
+    reader.until(lambda: bool(double.streams.listeners) and reader.has(DETECTOR, "leak.state", 0)())
     double.fault("*", hold=threading.Event())
-    looks.until(lambda: double.in_flight == 1)
+    reader.until(lambda: double.in_flight == 1)
     double.set(LEAK, "/DetectorState", "Critical")
-    assert looks.until(looks.has(DETECTOR, "leak.state", 2)) < 1
+    assert reader.until(reader.has(DETECTOR, "leak.state", 2)) < 1
     assert double.in_flight == 1
     double.clear_fault()
 
@@ -458,7 +460,7 @@ def test_a_silent_stream_is_reopened(double: Double, watch: Watch, monkeypatch: 
     monkeypatch.setattr(watching, "SILENCE_S", 0.5)
     monkeypatch.setattr(listening, "STREAM_BACKOFF_S", 0.05)
     double.streams.keep_alive = 600.0
-    looks = watch(double)
-    looks.until(lambda: bool(double.streams.listeners))
+    reader = watch(double)
+    reader.until(lambda: bool(double.streams.listeners))
     double.streams.emit({"MessageId": "ResourceEvent.1.3.ResourceChanged", "OriginOfCondition": LEAK})
-    looks.until(lambda: len(double.requests_for(SSE_URI)) > 1, 5)
+    reader.until(lambda: len(double.requests_for(SSE_URI)) > 1, 5)

@@ -1,4 +1,4 @@
-"""The Redfish double is a service as DMTF's own clients know it, and breaks as it is told."""
+"""The Redfish double works with DMTF's own clients, and has the configured faults."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Line:
         return RedfishConnection(self.url, 5.0, monotonic=lambda: self.now)
 
 
-def said(status: str = "200 OK", body: bytes = b"{}", **headers: str) -> bytes:
+def responses(status: str = "200 OK", body: bytes = b"{}", **headers: str) -> bytes:
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items())]
     return "\r\n".join((*lines, "", "")).encode().replace(b"_", b"-") + body
 
@@ -50,7 +50,7 @@ def request(stream: object) -> str:
 
 @contextmanager
 def line(answers: Answers) -> Iterator[Line]:
-    """answers: (request line, how many of its method came so far) -> what is said; None hangs up instead."""
+    """answers: (request line, number of requests of its method so far) -> response; None closes the connection."""
     found, listener = Line(), socket.create_server(("127.0.0.1", 0))
     found.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -87,7 +87,7 @@ def password(tmp_path: Path) -> Path:
 
 
 def test_a_get_on_a_closed_persistent_connection_is_sent_again() -> None:
-    with line(lambda first, number: None if number == 2 else said()) as bmc:
+    with line(lambda first, number: None if number == 2 else responses()) as bmc:
         client = bmc.client()
         for _ in range(2):
             assert client.request("GET", ROOT, {}).status == 200
@@ -98,7 +98,7 @@ def test_a_get_on_a_closed_persistent_connection_is_sent_again() -> None:
 def test_a_get_that_failed_while_being_processed_is_not_repeated() -> None:
     def answers(first: str, number: int) -> bytes | None:
         bmc.now += 0.0 if number == 1 else STALE_S + 0.1
-        return said() if number == 1 else None
+        return responses() if number == 1 else None
 
     with line(answers) as bmc:
         client = bmc.client()
@@ -112,8 +112,8 @@ def test_a_get_that_failed_while_being_processed_is_not_repeated() -> None:
 def test_a_login_without_response_is_not_repeated(password: Path) -> None:
     def answers(first: str, number: int) -> bytes | None:
         if first.startswith("POST"):
-            return said("201 Created", X_Auth_Token="t", Location=f"{SESSIONS}/1") if number == 1 else None
-        return said("401 Unauthorized") if number == 2 else said()
+            return responses("201 Created", X_Auth_Token="t", Location=f"{SESSIONS}/1") if number == 1 else None
+        return responses("401 Unauthorized") if number == 2 else responses()
 
     with line(answers) as bmc:
         session = RedfishSession(bmc.client(), "operator", password)
@@ -129,8 +129,8 @@ def test_a_login_without_response_is_not_repeated(password: Path) -> None:
 def test_a_refused_login_pauses_the_whole_bmc(password: Path, login: str, logins: int) -> None:
     def answers(first: str, number: int) -> bytes | None:
         if first.startswith("POST"):
-            return said(login, **({"X_Auth_Token": "t"} if login.startswith("201") else {}))
-        return said("401 Unauthorized")
+            return responses(login, **({"X_Auth_Token": "t"} if login.startswith("201") else {}))
+        return responses("401 Unauthorized")
 
     with line(answers) as bmc:
         session = RedfishSession(bmc.client(), "operator", password)

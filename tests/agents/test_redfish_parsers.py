@@ -1,4 +1,4 @@
-"""Redfish documents -> rows: what each resource gives, in both forms of a value, and what is wrong in a document."""
+"""Redfish documents -> rows: the values of each resource, in both forms of a value, and the faults of a document."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_absent_devices_have_no_values(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "state"),
+    ("message", "state"),
     [
         ({"DetectorState": "OK"}, 0),
         ({"DetectorState": "Warning"}, 1),
@@ -122,9 +122,9 @@ def test_absent_devices_have_no_values(kind: str) -> None:
         ({"Status": {"State": "Absent"}}, 4),
     ],
 )
-def test_a_leak_detector_has_attributes_and_reactions(said: dict[str, Any], state: int) -> None:
+def test_a_leak_detector_has_attributes_and_reactions(message: dict[str, Any], state: int) -> None:
     about = {"CriticalReactionType": "ForceOff", "WarningReactionType": "None", "ReactionDelaySeconds": 15}
-    assert values("leak_detector", said | about) == {
+    assert values("leak_detector", message | about) == {
         "leak.state": state,
         "leak.critical_reaction": 1,
         "leak.warning_reaction": 0,
@@ -425,10 +425,10 @@ def test_an_event_that_is_too_long_is_dropped_and_the_next_one_is_read() -> None
 
 
 def test_a_record_has_resource_leak_state_and_message() -> None:
-    (said,), bad = parse_event(EVENT)
-    assert (said.leak, bad) == (2, 0)
-    assert said.origin.endswith("/LeakDetectors/A")
-    assert said.data["severity"] == "Critical"
+    (message,), bad = parse_event(EVENT)
+    assert (message.leak, bad) == (2, 0)
+    assert message.origin.endswith("/LeakDetectors/A")
+    assert message.data["severity"] == "Critical"
 
 
 @given(st.binary(max_size=200))
@@ -440,23 +440,23 @@ def test_no_bytes_break_the_stream(data: bytes) -> None:
 
 @given(JSON)
 def test_no_event_breaks_the_parser(body: Any) -> None:
-    said, _ = parse_event(
+    message, _ = parse_event(
         json.dumps({"Events": [body, {"MessageId": body, "OriginOfCondition": body, "MessageArgs": body}]}).encode()
     )
-    for one in said:
+    for one in message:
         json.dumps(dict(one.data), allow_nan=False)
 
 
-# --- who feeds whom --------------------------------------------------------------------------------------------------
+# --- supply of coolant ------------------------------------------------------------------------------------------------
 
 LOOPS = {f"{PREFIX}/L/{name}": f"loop:b1.{name}" for name in ("row", "rack")}
 
 
 def devices(primary: str, secondary: str, consumers: list[str]) -> dict[str, Device]:
-    told = {"side": "primary", "loop": f"{PREFIX}/L/{primary}"}
+    reported = {"side": "primary", "loop": f"{PREFIX}/L/{primary}"}
     return {
         "cdu:b1.1": Device(("row:3",), {"name": "Unit 1"}),
-        "connector:b1.1.primary.1": Device(("cdu:b1.1", "row:3"), told),
+        "connector:b1.1.primary.1": Device(("cdu:b1.1", "row:3"), reported),
         "connector:b1.1.secondary.1": Device(
             ("cdu:b1.1", "row:3"), {"side": "secondary", "loop": f"{PREFIX}/L/{secondary}"}
         ),

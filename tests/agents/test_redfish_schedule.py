@@ -251,7 +251,7 @@ def test_waiting_results_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bmc", "said"),
+    ("bmc", "message"),
     [
         ({"name": "a"}, "url: missing"),
         ({"name": "a", "url": "http://h"}, "expected https, or allow_http = true"),
@@ -268,10 +268,10 @@ def test_waiting_results_are_bounded() -> None:
         ({"name": "a", "url": "https://h", "pasword_file": "/x"}, "did you mean 'password_file'"),
     ],
 )
-def test_a_setting_of_a_bmc_that_cannot_work_is_refused(bmc: dict[str, object], said: str) -> None:
+def test_a_setting_of_a_bmc_that_cannot_work_is_refused(bmc: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         configured_collectors({"redfish": {"bmcs": [bmc]}}, "f.toml")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_two_bmcs_of_one_name_are_refused() -> None:
@@ -290,7 +290,7 @@ def test_a_configured_bmc_reaches_the_collector_without_its_password(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "message"),
     [
         ("secret", 0o604, "readable by every user of this host (mode 0604)"),
         ("secret", 0o602, "chmod 600"),
@@ -300,7 +300,7 @@ def test_a_configured_bmc_reaches_the_collector_without_its_password(tmp_path: P
     ],
 )
 def test_a_password_file_that_is_public_empty_or_missing_is_reported(
-    tmp_path: Path, text: str | bytes | None, mode: int, said: str
+    tmp_path: Path, text: str | bytes | None, mode: int, message: str
 ) -> None:
     path = tmp_path / "password"
     if text is not None:
@@ -308,7 +308,7 @@ def test_a_password_file_that_is_public_empty_or_missing_is_reported(
         path.chmod(mode)
     with pytest.raises(RequestError, match=r"password_file .*") as refused:
         read_password(path)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "secret" not in str(refused.value).replace(str(path), "")
 
 

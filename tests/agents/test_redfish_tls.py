@@ -1,4 +1,4 @@
-"""The collector redfish over TLS: whom it trusts, and what it says of a BMC that it does not."""
+"""The collector redfish over TLS: trusted BMCs, and the reason for an untrusted one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def secure(certificate: Path) -> Iterator[Double]:
         yield made
 
 
-def looked(bmc: BmcSettings) -> tuple[set[str], list[Event]]:
-    """The entities and events of the first seconds, until there is something to tell."""
+def read_first_seconds(bmc: BmcSettings) -> tuple[set[str], list[Event]]:
+    """The entities and events of the first seconds, until the first event or coolant unit."""
     collector, entities, events = Redfish(bmcs=(bmc,)), set[str](), list[Event]()
     collector.open("n1")
     try:
@@ -41,13 +41,13 @@ def looked(bmc: BmcSettings) -> tuple[set[str], list[Event]]:
 
 
 def test_a_bmc_with_a_trusted_issuer_is_read(secure: Double, certificate: Path) -> None:
-    entities, events = looked(BmcSettings("b1", secure.url, ca_file=certificate))
+    entities, events = read_first_seconds(BmcSettings("b1", secure.url, ca_file=certificate))
     assert "cdu:b1.C1" in entities
     assert events == []
 
 
 def test_an_untrusted_bmc_is_not_read_with_a_reason(secure: Double) -> None:
-    entities, events = looked(BmcSettings("b1", secure.url))
+    entities, events = read_first_seconds(BmcSettings("b1", secure.url))
     assert entities == {"bmc:b1"}
     assert events[0].kind == "bmc_lost"
     assert "its certificate is not trusted" in events[0].data["reason"]
@@ -55,11 +55,11 @@ def test_an_untrusted_bmc_is_not_read_with_a_reason(secure: Double) -> None:
 
 
 def test_a_bmc_is_read_without_verification_if_configured(secure: Double) -> None:
-    assert "cdu:b1.C1" in looked(BmcSettings("b1", secure.url, verify=False))[0]
+    assert "cdu:b1.C1" in read_first_seconds(BmcSettings("b1", secure.url, verify=False))[0]
 
 
 def test_a_missing_certificate_file_is_reported(secure: Double, tmp_path: Path) -> None:
-    _, events = looked(BmcSettings("b1", secure.url, ca_file=tmp_path / "absent.pem"))
+    _, events = read_first_seconds(BmcSettings("b1", secure.url, ca_file=tmp_path / "absent.pem"))
     assert (
         "absent.pem: No such file or directory; expected a readable file of PEM certificates"
         in events[0].data["reason"]

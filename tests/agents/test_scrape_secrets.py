@@ -21,8 +21,8 @@ from tests.agents.exporter_double import OK, peer
 # --- tokens and addresses --------------------------------------------------------------------------------------------
 
 
-def endpoint(**said: Any) -> Mapping[str, Any]:
-    return {"prometheus": {"endpoints": [{"name": "a", **said}]}}
+def endpoint(**message: Any) -> Mapping[str, Any]:
+    return {"prometheus": {"endpoints": [{"name": "a", **message}]}}
 
 
 @pytest.mark.parametrize("url", ["http://gateway.example/", "http://gateway/", "http://localhost.example/"])
@@ -55,7 +55,7 @@ def test_an_unusable_url_is_refused_at_configuration(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "message"),
     [
         (
             "sesame",
@@ -69,7 +69,7 @@ def test_an_unusable_url_is_refused_at_configuration(url: str) -> None:
     ],
 )
 def test_an_unusable_token_affects_only_its_endpoint_and_a_fixed_one_works_at_once(
-    tmp_path: Path, text: str | None, mode: int, said: str
+    tmp_path: Path, text: str | None, mode: int, message: str
 ) -> None:
     path = tmp_path / "token"
     if text is not None:
@@ -89,7 +89,7 @@ def test_an_unusable_token_affects_only_its_endpoint_and_a_fixed_one_works_at_on
         path.write_text("sesame")
         path.chmod(0o600)
         assert PageFetcher(url, 5.0, token_file=path)() == "a 1\n"
-    assert said in event.data["reason"]
+    assert message in event.data["reason"]
     assert "sesam" not in event.data["reason"]
 
 

@@ -29,7 +29,7 @@ def scrape(fetch: PageFetcher) -> ScrapeResult:
 
 
 @pytest.mark.parametrize(
-    ("said", "drip"),
+    ("message", "drip"),
     [
         (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
         (b"HTTP/1.1 200", b" "),
@@ -39,8 +39,8 @@ def scrape(fetch: PageFetcher) -> ScrapeResult:
     ],
     ids=["header", "status", "continue", "chunk", "body"],
 )
-def test_a_slowly_dripping_exporter_is_given_up_in_time(said: bytes, drip: bytes) -> None:
-    with peer(said, drip=drip) as url:
+def test_a_slowly_dripping_exporter_is_given_up_in_time(message: bytes, drip: bytes) -> None:
+    with peer(message, drip=drip) as url:
         began = time.monotonic()
         with pytest.raises(ScrapeError, match=r"timed out: no whole page within 0\.3 s"):
             PageFetcher(url, 0.3)()
@@ -91,7 +91,7 @@ def test_a_hang_without_a_timeout_is_reported_as_down_once_an_interval(
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"", "no series in 0 characters, which begin with ''"),
         (b"<html>\n<body x>\nload 1\n", "2 invalid lines and 1 series: is it another page"),
@@ -104,10 +104,10 @@ def test_a_hang_without_a_timeout_is_reported_as_down_once_an_interval(
     ],
     ids=["empty", "page of HTML", "login", "packed and not said", "comments"],
 )
-def test_an_endpoint_whose_page_has_no_series_is_down(body: bytes, said: str) -> None:
+def test_an_endpoint_whose_page_has_no_series_is_down(body: bytes, message: str) -> None:
     with peer(OK, b"\r\n", body) as url:
         found = scrape(PageFetcher(url, 5.0))
-    assert said in found.reason
+    assert message in found.reason
     assert found.reason.isprintable()
     assert len(found.reason) < 300
 
@@ -118,7 +118,7 @@ def test_a_compressed_page_is_decompressed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "body", "said"),
+    ("encoding", "body", "message"),
     [
         (b"gzip", gzip.compress(b"a" * (2 << 20)), "more than 1 MiB after decompression"),
         (b"gzip", gzip.compress(b"a 1\n")[:-3], "not one whole gzip member"),
@@ -129,12 +129,12 @@ def test_a_compressed_page_is_decompressed() -> None:
     ids=["bomb", "torn", "two members", "not packed", "another way"],
 )
 def test_a_page_that_decompresses_too_large_or_badly_is_refused(
-    monkeypatch: pytest.MonkeyPatch, encoding: bytes, body: bytes, said: str
+    monkeypatch: pytest.MonkeyPatch, encoding: bytes, body: bytes, message: str
 ) -> None:
     monkeypatch.setattr(fetching, "MAX_PAGE_BYTES", 1 << 20)
     with peer(OK, b"Content-Encoding: " + encoding + b"\r\n\r\n", body) as url, pytest.raises(ScrapeError) as refused:
         PageFetcher(url, 5.0)()
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_text_of_a_hostile_exporter_is_shortened_and_printable() -> None:
@@ -157,14 +157,14 @@ def test_an_endpoint_down_at_start_loses_no_entity_and_reports_them_once_up() ->
     made = Prometheus(endpoints=(Endpoint("x", "http://127.0.0.1:1/"),))
     scraper = EndpointScraper(Given("http://127.0.0.1:1/", 1.0), load_mapping(""), {"target": "x"}, 3600.0, 10)
     made._scrapers = [scraper]
-    told = []
+    reported = []
     while pages:
         scraper._newest = scraper.scrape()
         found = {e for r in made.read() for e in r.entities}
-        told.append((sorted(found), made.inventory_changed()))
+        reported.append((sorted(found), made.inventory_changed()))
         assert found <= made.inventory().keys()
     up = ["custom:x.a", "exporter:x"]
-    assert told == [(["exporter:x"], True), (up, True), (["exporter:x"], False), (up, False)]
+    assert reported == [(["exporter:x"], True), (up, True), (["exporter:x"], False), (up, False)]
 
 
 def test_attributes_of_one_entity_from_two_endpoints_are_merged(tmp_path: Path) -> None:

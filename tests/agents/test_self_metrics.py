@@ -82,7 +82,9 @@ def test_a_lane_whose_collectors_are_all_paused_gets_no_process(monkeypatch: pyt
     (worker,) = made.workers
     worker.release()
     worker._backoff.pause(0.0, math.inf)
-    monkeypatch.setattr("agents.node.workers.pool.start_process", lambda *_: pytest.fail("a process for nobody"))
+    monkeypatch.setattr(
+        "agents.node.workers.pool.start_process", lambda *_: pytest.fail("a process without collectors")
+    )
     made._start_lane(worker.collector.lane)
     assert worker.client is None
     made.close(5.0)

@@ -24,7 +24,7 @@ from tests.kafka_clients import delete_topics, kafka_of, make_topic, make_topics
 from tests.until import until
 
 SHORT = ClientTimeouts(delivery=2.0, request=1.0, block=0.3, blocked=2.0)
-"""So that an outage that outlasts them takes seconds; what is the product's own is ClientTimeouts()."""
+"""Short timeouts, so that a long outage takes seconds; the product's are ClientTimeouts()."""
 I_O = "-network-thread"
 pytestmark = pytest.mark.refusals
 
@@ -33,7 +33,7 @@ class Site:
     """Spools of some nodes, and their senders, which are closed at the end."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.said = folder, list[str]()
+        self.folder, self.log_lines = folder, list[str]()
         self.spools: dict[tuple[str, str], Spool] = {}
         self.senders: list[SpoolSender] = []
 
@@ -47,7 +47,7 @@ class Site:
 
     def send(self, kafka: Kafka, times: ClientTimeouts = SHORT) -> SpoolSender:
         nodes = sorted({node for node, _ in self.spools})
-        self.senders.append(SpoolSender(self.folder, nodes, kafka, self.said.append, timeouts=times))
+        self.senders.append(SpoolSender(self.folder, nodes, kafka, self.log_lines.append, timeouts=times))
         self.senders[-1].start()
         return self.senders[-1]
 
@@ -89,7 +89,7 @@ def test_acknowledged_messages_are_in_the_topic_once_and_in_order_under_their_no
     all_arrive(sender)
     assert sequences(kafka) == list(range(3200))
     assert sender.dispatcher.sent == 3200
-    assert site.said == []
+    assert site.log_lines == []
     assert sender.problem() is None
 
 
@@ -139,12 +139,12 @@ def test_without_a_broker_the_sender_starts_states_why_and_sends_all_once_one_is
     site.add(100)
     sender = site.send(settings)
     until(sender.problem)
-    assert "connection refused" in site.said[0]
+    assert "connection refused" in site.log_lines[0]
     own_broker.start()
     all_arrive(sender)
     assert sorted(set(sequences(own_broker))) == list(range(100))
     until(lambda: sender.problem() is None)
-    assert len(site.said) == 2
+    assert len(site.log_lines) == 2
 
 
 @pytest.mark.slow
@@ -176,11 +176,11 @@ def test_a_client_without_response_of_a_frozen_broker_is_replaced_and_everything
     sender.wake()
     until(lambda: sender.clients >= 2 and sender.problem())
     assert len(threads()) == 1
-    assert "does not respond" in site.said[0]
+    assert "does not respond" in site.log_lines[0]
     own_broker.thaw()
     all_arrive(sender)
     assert sorted(set(sequences(own_broker))) == list(range(2010))
-    until(lambda: len(site.said) == 2)
+    until(lambda: len(site.log_lines) == 2)
 
 
 @pytest.mark.slow
@@ -197,8 +197,8 @@ def test_messages_dropped_by_the_size_limit_in_an_outage_are_an_event_with_its_c
     all_arrive(sender)
     events = sender.take_events()
     assert {(event.entity, event.kind) for event in events} == {("node:n0", "gap")}
-    told = {(event.data["topic"], event.data["epoch"], event.data["cause"]) for event in events}
-    assert told == {(TELEMETRY, site.spools["n0", TELEMETRY].epoch.hex(), "spool full")}
+    reported = {(event.data["topic"], event.data["epoch"], event.data["cause"]) for event in events}
+    assert reported == {(TELEMETRY, site.spools["n0", TELEMETRY].epoch.hex(), "spool full")}
     lost = {number for event in events for number in range(event.data["first"], event.data["next"])}
     assert len(lost) == sender.lost > 0
     assert set(sequences(own_broker)) >= set(range(210)) - lost
@@ -215,7 +215,7 @@ def test_a_message_too_large_for_the_topic_is_dropped_and_reported_and_its_neigh
     all_arrive(sender)
     assert sorted(set(sequences(kafka))) == [0, 2, 3, 5]
     assert sender.dispatcher.refused == 2
-    (line,) = site.said
+    (line,) = site.log_lines
     assert "max.message.bytes" in line
     first, second = sender.take_events()
     assert (first.entity, first.kind) == ("node:n0", "gap")
@@ -239,8 +239,8 @@ def test_a_missing_topic_is_named_does_not_block_the_other_and_gets_everything_o
     sender = site.send(settings)
     until(lambda: len(sequences(kafka, EVENTS)) == 20)
     until(sender.problem)
-    assert TELEMETRY in site.said[0]
-    assert "fleetpulse init" in site.said[0]
+    assert TELEMETRY in site.log_lines[0]
+    assert "fleetpulse init" in site.log_lines[0]
     make_topic(kafka, TELEMETRY, 2)
     all_arrive(sender)
     assert sorted(set(sequences(kafka))) == list(range(20))
@@ -279,7 +279,7 @@ def test_a_wrong_password_is_reported_as_such_and_works_once_its_file_is_fixed(
     site.add(10)
     sender = site.send(kafka_of(secure_kafka, password_file=password))
     until(sender.problem)
-    assert "is refused" in site.said[0]
+    assert "is refused" in site.log_lines[0]
     password.write_text(right.password_file.read_text())
     all_arrive(sender)
     assert set(sequences(secure_kafka)) == set(range(10))
@@ -298,19 +298,19 @@ def test_a_fixed_password_file_works_at_once_although_the_client_would_retry_muc
     password.write_text(right.password_file.read_text())
     all_arrive(sender, 10.0)
     until(lambda: sender.problem() is None)
-    assert [("is refused" in line, "again" in line) for line in site.said] == [(True, False), (False, True)]
+    assert [("is refused" in line, "again" in line) for line in site.log_lines] == [(True, False), (False, True)]
     assert sender.clients == 2
 
 
 def test_credentials_that_cannot_be_read_are_an_error_before_anything_starts(site: Site, tmp_path: Path) -> None:
     wanting = Kafka(security_protocol="SASL_SSL", username="u", password_file=tmp_path / "absent")
     with pytest.raises(ConfigError, match="password_file"):
-        SpoolSender(site.folder, ["n0"], wanting, site.said.append)
+        SpoolSender(site.folder, ["n0"], wanting, site.log_lines.append)
     assert threads() == []
 
 
 def test_a_sender_that_was_never_started_can_be_closed(site: Site) -> None:
-    sender = SpoolSender(site.folder, ["n0"], Kafka(), site.said.append)
+    sender = SpoolSender(site.folder, ["n0"], Kafka(), site.log_lines.append)
     sender.close()
     assert threads() == []
 

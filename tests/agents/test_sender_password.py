@@ -1,4 +1,4 @@
-"""A password changed on the brokers: reported as such, and over as soon as the file has the new one."""
+"""A password changed on the brokers: reported as such, and resolved as soon as the file has the new one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kafka_clients import SECONDS, admin_of, make_topics, read
 from tests.kafka_security import ITERATIONS, Security
 
 TIMES = ClientTimeouts(delivery=2.0, request=1.0, block=0.3, blocked=600.0)
-"""Deliveries fail within seconds; without a mended file no client is made anew for want of one that can send."""
+"""Deliveries fail within seconds; unless the file is fixed, no client is replaced because it cannot send."""
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -34,12 +34,12 @@ def until(holds: Callable[[], object]) -> None:
 def test_a_password_changed_on_the_brokers_is_reported_as_refused_and_the_fixed_file_works_at_once(
     new_broker: Callable[..., Broker], tmp_path: Path
 ) -> None:
-    security, said = Security(tmp_path / "security"), list[str]()
+    security, log_lines = Security(tmp_path / "security"), list[str]()
     broker = new_broker("changing", security=security)
     kafka = make_topics(broker)
     change = UserScramCredentialUpsertion(security.username, ScramMechanism.SCRAM_SHA_512, "another", ITERATIONS)
     spool = Spool(tmp_path / "spool", "n0", TELEMETRY)
-    sender = SpoolSender(tmp_path / "spool", ["n0"], kafka, said.append, timeouts=TIMES)
+    sender = SpoolSender(tmp_path / "spool", ["n0"], kafka, log_lines.append, timeouts=TIMES)
 
     def add() -> None:
         for _ in range(20):
@@ -57,14 +57,14 @@ def test_a_password_changed_on_the_brokers_is_reported_as_refused_and_the_fixed_
         add()
         broker.start()
         until(lambda: "is refused" in (sender.problem() or ""))
-        time.sleep(2 * TIMES.delivery)  # deliveries fail meanwhile, which must not be reported as another cause
+        time.sleep(2 * TIMES.delivery)  # deliveries fail, which must not be reported as another cause
         assert "is refused" in (sender.problem() or "")
         security.password_file.write_text("another")
-        mended = time.monotonic()
+        fixed = time.monotonic()
         until(lambda: sender.dispatcher.sent >= 40)
-        assert time.monotonic() - mended < 5.0
+        assert time.monotonic() - fixed < 5.0
         until(lambda: sender.problem() is None)
-        assert not [line for line in said if "Expiring" in line or "Timeout" in line]
+        assert not [line for line in log_lines if "Expiring" in line or "Timeout" in line]
         assert len({wire.unpack_envelope(record.value).sequence for record in read(broker, TELEMETRY)}) == 40
     finally:
         sender.close()

@@ -54,7 +54,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
         process.communicate()
 
 
-def look(services: Services) -> Reading:
+def read_once(services: Services) -> Reading:
     (reading,) = services.read()
     return reading
 
@@ -67,7 +67,7 @@ def test_installed_services_are_reported_and_others_are_not(host: Host) -> None:
     }
     services = host.services()
     services.open("n1")
-    reading = look(services)
+    reading = read_once(services)
     assert reading.entities == ("service:n1.nvidia-fabricmanager", "service:n1.slurmd", "service:n1.kubelet")
     assert reading.columns["service.state"].tolist() == [1, 3, 4]
     assert reading.columns["service.restarts"].tolist() == [0, MISSING, 12]
@@ -83,9 +83,9 @@ def test_a_change_is_an_event_with_the_time_of_systemd(host: Host) -> None:
     host.systemd.units = {"slurmd.service": Service(), "kubelet.service": Service()}
     services = host.services()
     services.open("n1")
-    look(services)
+    read_once(services)
     host.systemd.units["slurmd.service"] = Service("failed", changed=SINCE)
-    reading = look(services)
+    reading = read_once(services)
     assert [(e.time, e.entity, e.kind) for e in reading.events] == [(7, "service:n1.slurmd", "service")]
     assert reading.events[0].data == {
         "unit": "slurmd.service",
@@ -93,7 +93,7 @@ def test_a_change_is_an_event_with_the_time_of_systemd(host: Host) -> None:
         "to": "failed",
         "since": "2023-11-14T22:15:23.000000Z",
     }
-    assert look(services).events == ()
+    assert read_once(services).events == ()
     services.close()
 
 
@@ -101,13 +101,13 @@ def test_a_required_service_that_is_not_installed_is_absent(host: Host) -> None:
     services = host.services(units=(), required=("nvidia-imex", "data.mount"))
     host.systemd.units = {"data.mount": Service(restarts=None)}
     services.open("n1")
-    reading = look(services)
+    reading = read_once(services)
     assert reading.entities == ("service:n1.nvidia-imex", "service:n1.data.mount")
     assert reading.columns["service.state"].tolist() == [7, 1]
     host.systemd.units["nvidia-imex.service"] = Service()
-    assert [(e.data["from"], e.data["to"]) for e in look(services).events] == [("absent", "active")]
+    assert [(e.data["from"], e.data["to"]) for e in read_once(services).events] == [("absent", "active")]
     del host.systemd.units["nvidia-imex.service"]
-    assert [(e.data["to"], e.data["since"]) for e in look(services).events] == [("absent", None)]
+    assert [(e.data["to"], e.data["since"]) for e in read_once(services).events] == [("absent", None)]
     services.close()
 
 
@@ -115,9 +115,9 @@ def test_a_service_that_is_removed_leaves_no_entity(host: Host) -> None:
     host.systemd.units = {"slurmd.service": Service(), "kubelet.service": Service()}
     services = host.services()
     services.open("n1")
-    look(services)
+    read_once(services)
     del host.systemd.units["kubelet.service"]
-    reading = look(services)
+    reading = read_once(services)
     assert (reading.entities, reading.events) == (("service:n1.slurmd",), ())
     assert set(services.inventory()) == {"service:n1.slurmd"}
     services.close()
@@ -135,7 +135,7 @@ def test_a_read_costs_one_call_and_one_per_service(host: Host) -> None:
     host.systemd.units = {name: Service() for name in SIX}
     services = host.services()
     services.open("n1")
-    look(services)
+    read_once(services)
     assert host.systemd.asked == ["ListUnitsByNames", *["Get"] * 6]
     services.close()
 
@@ -155,13 +155,13 @@ def test_a_change_during_a_bus_outage_is_reported_afterwards(host: Host) -> None
     host.systemd.units = {"slurmd.service": Service()}
     services = host.services()
     services.open("n1")
-    look(services)
+    read_once(services)
     services.close()
     with pytest.raises(NoData, match="closed"):
         services.read()
     host.systemd.units["slurmd.service"] = Service("inactive")
     services.open("n1")
-    assert [(e.data["from"], e.data["to"]) for e in look(services).events] == [("active", "inactive")]
+    assert [(e.data["from"], e.data["to"]) for e in read_once(services).events] == [("active", "inactive")]
     services.close()
 
 

@@ -1,4 +1,4 @@
-"""Things break by themselves as often as published, unevenly as in real fleets, and not all in one place at once."""
+"""Random faults occur at published rates, unevenly as in real fleets, and not all at one place and time."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def layout() -> Layout:
     return Layout(1000, 8)
 
 
-def test_without_rates_nothing_breaks_by_itself(layout: Layout) -> None:
+def test_without_rates_there_are_no_random_faults(layout: Layout) -> None:
     assert lines(scenario(), layout, 1) == []
 
 
-def test_every_benign_event_comes_at_least_twenty_times_in_a_thousand_node_days(layout: Layout) -> None:
+def test_every_benign_event_occurs_at_least_twenty_times_in_a_thousand_node_days(layout: Layout) -> None:
     found = Counter(line.kind.name for line in lines(scenario(confounders=1.0), layout, 1))
     benign = {name for name, kind in KINDS.items() if kind.detectability == "benign"}
     assert set(found) == benign
     assert all(count >= 0.7 * 20 * 10 for count in found.values()), found  # 10,000 node-days, less what collides
 
 
-def test_faults_come_as_often_as_published(layout: Layout) -> None:
+def test_faults_occur_at_the_published_rates(layout: Layout) -> None:
     seeds = range(4)
     found = Counter(line.kind.name for seed in seeds for line in lines(scenario(faults=5.0, apart=False), layout, seed))
     for name, kind in KINDS.items():
@@ -58,7 +58,7 @@ def test_faults_come_as_often_as_published(layout: Layout) -> None:
         assert abs(found[name] - expected) < 4 * np.sqrt(expected), (name, found[name], expected)
 
 
-def test_the_worst_twentieth_of_the_nodes_holds_near_half_of_the_hazard() -> None:
+def test_the_worst_twentieth_of_the_nodes_has_about_half_of_the_hazard() -> None:
     places = story._FaultSites(Layout(4000, 8), generator(1, 1), True)
     hazard = np.sort(places.hazard)[::-1]
     assert hazard.mean() == pytest.approx(1.0)
@@ -69,7 +69,7 @@ def held(line: Line) -> tuple[float, float]:
     return line.onset, min(line.end, line.onset + line.kind.settles)
 
 
-def test_what_is_apart_leaves_every_node_half_an_hour_and_what_strikes_many_each_other(layout: Layout) -> None:
+def test_random_faults_on_one_node_are_half_an_hour_apart_and_faults_of_groups_never_overlap(layout: Layout) -> None:
     own, shared = defaultdict(list), defaultdict(list)
     index = {what: {n: i for i, n in enumerate(names)} for what, names in layout.places.items()}
     chained = {kind.chain.kind for kind in KINDS.values() if kind.chain}
@@ -90,7 +90,7 @@ def test_what_is_apart_leaves_every_node_half_an_hour_and_what_strikes_many_each
         assert all(b[0] - a[1] >= 1800 for a, b in pairwise(spans))
 
 
-def test_a_loop_has_its_benign_events_as_often_as_the_rate_says_also_where_much_breaks() -> None:
+def test_a_loop_has_its_benign_events_at_their_rate_even_among_many_faults() -> None:
     found = Counter(
         line.kind.name
         for seed in range(2)
@@ -101,7 +101,7 @@ def test_a_loop_has_its_benign_events_as_often_as_the_rate_says_also_where_much_
         assert abs(found[name] - expected) < 4 * np.sqrt(expected), (name, found[name], expected)
 
 
-def test_what_finds_no_free_place_is_counted() -> None:
+def test_random_faults_without_a_free_time_are_counted() -> None:
     few = Layout(4, 8)
     full, none = (
         draw_events(Scenario(DAY, 10.0, None, Fleet(4, 8), rates=Rates(0.0, 1.0, apart, {"maintenance": 2e4})), few, 1)
@@ -120,19 +120,19 @@ def test_what_finds_no_free_place_is_counted() -> None:
         ({"faults": 1.0, "kinds": {"sdc": 1e15}}, r"\[rates\] kinds\.sdc = 1e\+15: .* of them sdc"),
     ],
 )
-def test_more_events_than_can_be_planned_are_refused(rates: dict[str, object], message: str) -> None:
+def test_rates_with_too_many_events_are_refused(rates: dict[str, object], message: str) -> None:
     table = {"version": 1, "duration": 600, "interval": 10, "rates": rates}
     with pytest.raises(UsageError, match=message):
         draw_events(parse(table, "x.toml"), Layout(16, 8), 1)
 
 
-def test_the_same_seed_gives_the_same_faults_and_another_one_others(layout: Layout) -> None:
+def test_the_same_seed_gives_the_same_faults_and_another_seed_different_ones(layout: Layout) -> None:
     one, same, other = (lines(scenario(days=1, faults=20.0), layout, seed) for seed in (1, 1, 2))
     assert one == same
     assert one != other
 
 
-def test_the_rate_of_one_kind_may_be_set(layout: Layout) -> None:
+def test_the_rate_of_one_kind_can_be_set(layout: Layout) -> None:
     table = {
         "version": 1, "duration": 10 * DAY, "interval": 10, "fleet": {"nodes": 1000},
         "rates": {"faults": 1.0, "kinds": {"link_flap": 0.0, "sdc": 50.0}},
@@ -152,6 +152,6 @@ def test_the_rate_of_one_kind_may_be_set(layout: Layout) -> None:
         ({"fautls": 1.0}, "faults"),
     ],
 )
-def test_rates_that_make_no_sense_are_refused(rates: dict[str, object], message: str) -> None:
+def test_invalid_rates_are_refused(rates: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse({"version": 1, "duration": 600, "interval": 10, "rates": rates}, "x.toml")

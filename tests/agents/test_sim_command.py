@@ -63,14 +63,12 @@ def config(tmp_path: Path) -> Config:
 
 
 def run(order: Order, tmp_path: Path, clock: Clock, sink: RecordingWriter | None = None, **more: Any) -> list[str]:
-    said: list[str] = []
-    assert simulate(order, config(tmp_path), sink, more.get("wait", clock.wait), clock, said.append) == 0
-    return said
+    text: list[str] = []
+    assert simulate(order, config(tmp_path), sink, more.get("wait", clock.wait), clock, text.append) == 0
+    return text
 
 
-def test_files_and_spools_hold_exactly_the_same_samples(
-    scenario: str, tmp_path: Path, drain: Callable[[Path], Any]
-) -> None:
+def test_files_and_spools_contain_the_same_samples(scenario: str, tmp_path: Path, drain: Callable[[Path], Any]) -> None:
     run(Order(scenario, 7, "spool", 20.0), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     messages, gaps = drain(tmp_path / "spool")
     assert gaps == []
@@ -106,7 +104,7 @@ def test_a_silent_node_leaves_no_rows_in_the_files(scenario: str, tmp_path: Path
     assert sum(r["entity"] == "node:sim-n002" for r in rows) == 100
 
 
-def test_a_recording_says_what_it_is(scenario: str, tmp_path: Path) -> None:
+def test_the_metadata_of_a_recording_describe_it(scenario: str, tmp_path: Path) -> None:
     run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     meta = json.loads((tmp_path / "out/meta.json").read_text())
     assert meta["nodes"] == 3
@@ -119,7 +117,7 @@ def test_a_recording_says_what_it_is(scenario: str, tmp_path: Path) -> None:
     assert topology.attributes["gpu:sim-n001.2"]["simulated"] is True
 
 
-def test_what_is_written_is_sorted_and_reads_back(scenario: str, tmp_path: Path) -> None:
+def test_written_files_are_sorted_and_can_be_read(scenario: str, tmp_path: Path) -> None:
     run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     for path in (tmp_path / "out").glob("telemetry-*.parquet"):
         table = pq.read_table(path)
@@ -130,7 +128,7 @@ def test_what_is_written_is_sorted_and_reads_back(scenario: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("speed", "first", "waited"), [(1.0, 0.0, 600.0), (20.0, 570.0, 30.0), (0.0, 600.0, 0.0)])
-def test_a_stream_ends_when_the_clock_says_so(
+def test_a_stream_ends_at_its_end_time(
     scenario: str, tmp_path: Path, drain: Callable[[Path], Any], speed: float, first: float, waited: float
 ) -> None:
     clock = Clock()
@@ -153,7 +151,7 @@ def test_no_sample_is_sent_before_its_time(scenario: str, tmp_path: Path, drain:
                 assert max(e.time for e in wire.decode_events(message.value).events) <= sent
 
 
-def test_inventory_comes_first_and_names_every_entity(
+def test_inventory_is_sent_first_and_names_every_entity(
     scenario: str, tmp_path: Path, drain: Callable[[Path], Any]
 ) -> None:
     run(Order(scenario, 7, "spool", 0.0), tmp_path, Clock())
@@ -170,7 +168,7 @@ def test_inventory_comes_first_and_names_every_entity(
     assert {"rack", "stage", "job"} <= {kind_of(e) for e in known}
 
 
-def test_backfill_is_sent_at_once_and_then_goes_on_in_real_time_until_stopped(
+def test_backfill_is_sent_immediately_and_then_continues_in_real_time_until_stopped(
     tmp_path: Path, drain: Callable[[Path], Any]
 ) -> None:
     clock = Clock()
@@ -181,8 +179,8 @@ def test_backfill_is_sent_at_once_and_then_goes_on_in_real_time_until_stopped(
         clock.wait(seconds)
         return clock.now >= NOW + 300 * SECOND
 
-    said = run(Order(str(path), 1, "spool", 1.0, 1200.0), tmp_path, clock, wait=wait)
-    assert BACKFILLED in said[0]
+    text = run(Order(str(path), 1, "spool", 1.0, 1200.0), tmp_path, clock, wait=wait)
+    assert BACKFILLED in text[0]
     messages = [m for m in drain(tmp_path / "spool")[0] if m.partition.name == "sim-n001"]
     batches = [wire.decode(m.value) for m in messages if m.partition.topic == "telemetry.v1"]
     times = np.concatenate([b.times for b in batches])
@@ -208,7 +206,7 @@ def test_a_stopped_simulation_leaves_complete_files(scenario: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
+    ("order", "text"),
     [
         (Order("demo", 1, "carrier-pigeon"), "no such transport; expected --to spool or --to kafka"),
         (Order("demo", 1), "no destination"),
@@ -218,44 +216,47 @@ def test_a_stopped_simulation_leaves_complete_files(scenario: str, tmp_path: Pat
         (Order("demo", 1, "spool", 20.0, 600.0), "--backfill"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(tmp_path: Path, order: Order, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as error:
+def test_invalid_options_are_refused(tmp_path: Path, order: Order, text: str) -> None:
+    with pytest.raises(UsageError, match=text) as error:
         simulate(order, config(tmp_path), None, lambda _: False)
     assert error.value.exit_code == 2
 
 
-def test_the_list_tells_of_every_kind_what_happens_what_can_be_seen_and_what_cannot() -> None:
+def test_the_list_describes_every_kind_with_its_visible_and_invisible_effects() -> None:
     blocks = {block.split(":")[0].strip(): block for block in listing().strip().split("\n\n")}
     assert set(blocks) == set(KINDS)
     assert all(f"  {label}" in block for block in blocks.values() for label in ("happens", "seen", "not seen", "rate"))
     assert max(map(len, listing().splitlines())) <= 100
 
 
-def test_what_found_no_free_place_is_told_and_stands_in_the_meta_data(tmp_path: Path) -> None:
+def test_faults_without_a_free_time_are_logged_and_in_the_metadata(tmp_path: Path) -> None:
     path = tmp_path / "full.toml"
     table = "[rates]\nconfounders = 1.0\n[rates.kinds]\nmaintenance = 1e7\n"
     path.write_text("version = 1\nduration = 600\ninterval = 60\n[fleet]\nnodes = 2\n" + table)
-    told: list[str] = []
+    log_lines: list[str] = []
     out = RecordingWriter(tmp_path / "out")
     order = Order(str(path), 1)
     assert (
-        simulate(order, config(tmp_path), out, lambda _: False, say=told.append, planned=lambda: told.append("!")) == 0
+        simulate(
+            order, config(tmp_path), out, lambda _: False, say=log_lines.append, planned=lambda: log_lines.append("!")
+        )
+        == 0
     )
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["dropped"] > 0
-    assert told[:2] == [
+    assert log_lines[:2] == [
         "!",
         f"simulate: {meta['dropped']} of {meta['planned']} events found no free time and were left out",
     ]
 
 
 @pytest.mark.parametrize("backfill", [float("nan"), float("inf"), 1e18, -1.0])
-def test_a_history_that_no_clock_can_date_is_refused(tmp_path: Path, backfill: float) -> None:
+def test_a_backfill_before_the_first_possible_time_is_refused(tmp_path: Path, backfill: float) -> None:
     with pytest.raises(UsageError, match=r"--backfill .*: expected seconds above 0, at most 10 years"):
         simulate(Order("demo", 1, "spool", 1.0, backfill), config(tmp_path), None, lambda _: False)
 
 
-def test_who_plans_for_long_is_ended_by_one_signal(tmp_path: Path) -> None:
+def test_one_signal_ends_a_simulation_that_is_still_planning(tmp_path: Path) -> None:
     path, status = tmp_path / "long.toml", "SigCgt"
     table = "[fleet]\nnodes = 2000\n[jobs]\nmean_hours = 0.5\n[rates]\nfaults = 20.0\nconfounders = 1.0\n"
     path.write_text("version = 1\nduration = 8640000\ninterval = 3600\n" + table)  # minutes of planning
@@ -274,7 +275,7 @@ def test_who_plans_for_long_is_ended_by_one_signal(tmp_path: Path) -> None:
 
 
 def _catches(pid: int, line: str) -> bool:
-    """Whether a process has a handler of its own for SIGTERM."""
+    """Whether a process has a handler for SIGTERM."""
     mask = next(t for t in Path(f"/proc/{pid}/status").read_text().splitlines() if t.startswith(line))
     return bool(int(mask.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 

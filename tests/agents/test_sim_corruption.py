@@ -18,14 +18,14 @@ ONSET, END = 1200.0, 4800.0
 GPU, DEVICE = "gpu:sim-n002.3", 11
 
 
-def struck(kind: SilentDataCorruption, seed: int = 1, hours: float = 2.0) -> tuple[FleetSimulator, list[Chunk]]:
+def simulate_fault(kind: SilentDataCorruption, seed: int = 1, hours: float = 2.0) -> tuple[FleetSimulator, list[Chunk]]:
     scenario = Scenario(hours * 3600, 10.0, None, Fleet(4, 8), (Line(kind, ONSET, END, GPU),))
     simulator = FleetSimulator(scenario, seed)
     return simulator, list(simulator.chunks())
 
 
 def digests(simulator: FleetSimulator, chunks: list[Chunk]) -> list[tuple[float, bool]]:
-    """(second, whether it was right) of the defective GPU's rounds that were told."""
+    """(second, whether it was right) of the reported rounds of the defective GPU."""
     found = [e for c in chunks for _, e in c.events if e.kind == "digest" and e.entity == GPU]
     return [((e.time - simulator.start) / 1e6, e.data["digest"] == e.data["expected"]) for e in found]
 
@@ -34,19 +34,19 @@ def fault(kind: SilentDataCorruption, number: int = 1, end: float = 30 * DAY) ->
     return Fault(number, kind, GPU, DEVICE, 0.0, end, (7, number))
 
 
-def test_wrong_rounds_are_told_at_once_and_right_ones_until_twelve_follow() -> None:
-    simulator, chunks = struck(SilentDataCorruption(probability=0.3), hours=2.5)
-    told = digests(simulator, chunks)
-    wrong = [time for time, right in told if not right]
+def test_wrong_rounds_are_reported_immediately_and_right_ones_for_twelve_rounds_after_them() -> None:
+    simulator, chunks = simulate_fault(SilentDataCorruption(probability=0.3), hours=2.5)
+    reported = digests(simulator, chunks)
+    wrong = [time for time, right in reported if not right]
     assert 3 <= len(wrong) <= 16
     assert ONSET <= wrong[0] < wrong[-1] < END
-    after = [time for time, _ in told if time > wrong[-1]]
+    after = [time for time, _ in reported if time > wrong[-1]]
     assert after[:12] == [wrong[-1] + 120.0 * (k + 1) for k in range(12)]
     assert len(after) <= 13
 
 
-def test_a_wrong_round_tells_the_known_answer_and_what_was_wrong() -> None:
-    _, chunks = struck(SilentDataCorruption(probability=1.0))
+def test_a_wrong_round_has_the_known_and_the_wrong_answer() -> None:
+    _, chunks = simulate_fault(SilentDataCorruption(probability=1.0))
     found = [e.data for c in chunks for _, e in c.events if e.kind == "digest" and e.data.get("wrong")]
     assert {tuple(d["wrong"]) for d in found} == {(d["canary"],) for d in found}
     assert all(d["golden"] is False and d["again"] == 3 for d in found)
@@ -62,14 +62,14 @@ def test_the_detector_pages_for_the_defective_gpu_and_for_no_other() -> None:
     assert "page" in {f.level for f in found}
 
 
-def test_how_the_blocks_are_cut_changes_no_round() -> None:
+def test_block_boundaries_change_no_round() -> None:
     kind = SilentDataCorruption(probability=0.4)
-    simulator, chunks = struck(kind)
+    simulator, chunks = simulate_fault(kind)
     again = FleetSimulator(simulator.scenario, 1)
     assert digests(simulator, chunks) == digests(again, list(again.chunks(7)))
 
 
-def test_a_round_errs_as_often_as_its_kernels_make_it() -> None:
+def test_rounds_fail_at_the_rate_of_their_kernels() -> None:
     kind = SilentDataCorruption(decades=-4.0, reached="yes", failure="none")
     rounds = kind.misses(fault(kind, end=DAY))
     assert rounds.mean() == pytest.approx(1 - (1 - 1e-4) ** 520, abs=0.02)
@@ -88,7 +88,9 @@ def test_a_round_errs_as_often_as_its_kernels_make_it() -> None:
         (SilentDataCorruption(probability=0.0), "invisible"),
     ],
 )
-def test_a_defect_is_as_visible_as_canaries_and_training_make_it(kind: SilentDataCorruption, verdict: str) -> None:
+def test_the_visibility_of_a_defect_follows_from_canaries_and_training(
+    kind: SilentDataCorruption, verdict: str
+) -> None:
     assert kind.verdict(fault(kind)) == verdict
     assert (kind.detectable(fault(kind)) < 30 * DAY) == (verdict != "invisible")
 
@@ -127,7 +129,7 @@ def test_the_gradient_of_the_defective_rank_alone_jumps() -> None:
     assert [s.end for s in simulator.schedule.stays] == [np.inf]
 
 
-def test_a_gradient_that_is_no_number_ends_the_job() -> None:
+def test_a_nan_gradient_ends_the_job() -> None:
     simulator, chunks, moment = failing("nonfinite")
     assert np.isnan(norms(chunks, 3)[int(moment // 10) : int(moment // 10) + 4]).any()
     assert simulator.schedule.stays[0].end == moment + 30.0

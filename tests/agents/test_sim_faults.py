@@ -19,7 +19,7 @@ ONSET, END = 1200.0, 2400.0
 BEFORE, WITHIN, AFTER = slice(0, 120), slice(130, 240), slice(265, 360)
 
 
-def struck(kind: Kind, entity: str | None = None, seed: int = 1) -> tuple[FleetSimulator, list[Chunk]]:
+def simulate_fault(kind: Kind, entity: str | None = None, seed: int = 1) -> tuple[FleetSimulator, list[Chunk]]:
     simulator = FleetSimulator(Scenario(3600.0, 10.0, None, Fleet(16, 8), (Line(kind, ONSET, END, entity),)), seed)
     return simulator, list(simulator.chunks())
 
@@ -32,8 +32,8 @@ def events(chunks: list[Chunk], kind: str) -> list[tuple[int, str, dict[str, obj
     return [(e.time, e.entity, dict(e.data)) for c in chunks for _, e in c.events if e.kind == kind]
 
 
-def test_a_defective_gpu_gives_wrong_digests_only_while_it_is_defective() -> None:
-    simulator, chunks = struck(SilentDataCorruption(probability=0.6))
+def test_a_defective_gpu_has_wrong_digests_only_during_its_fault() -> None:
+    simulator, chunks = simulate_fault(SilentDataCorruption(probability=0.6))
     fault = simulator.faults[0]
     right = {}
     for _, entity, data in events(chunks, "digest"):
@@ -46,7 +46,7 @@ def test_a_defective_gpu_gives_wrong_digests_only_while_it_is_defective() -> Non
 
 
 def test_silent_data_corruption_changes_no_telemetry() -> None:
-    _, chunks = struck(SilentDataCorruption(probability=1.0))
+    _, chunks = simulate_fault(SilentDataCorruption(probability=1.0))
     sound = list(FleetSimulator(Scenario(3600.0, 10.0, None, Fleet(16, 8)), 1).chunks())
     for one, other in zip(chunks, sound, strict=True):
         for device_class, block in one.columns.items():
@@ -55,23 +55,23 @@ def test_silent_data_corruption_changes_no_telemetry() -> None:
 
 
 def test_a_degraded_link_counts_errors_and_flaps_within_its_window() -> None:
-    simulator, chunks = struck(LinkDegradation())
+    simulator, chunks = simulate_fault(LinkDegradation())
     port = simulator.faults[0].device
     for name in ("symbol_errors", "crc_errors", "carrier_changes"):
         values = column(chunks, "nic", f"nic.{name}", port)
         assert np.ptp(values[BEFORE]) <= 1
         assert values[WITHIN][-1] - values[BEFORE][-1] > 3
         assert np.ptp(values[AFTER]) <= 1
-    told = events(chunks, "link_state")
-    assert [d["state"] for _, _, d in told] == ["down", "up"] * (len(told) // 2)
-    assert {entity for _, entity, _ in told} == {simulator.faults[0].entity}
-    assert all(simulator.time_at(ONSET) < t < simulator.time_at(END) for t, _, _ in told)
+    reported = events(chunks, "link_state")
+    assert [d["state"] for _, _, d in reported] == ["down", "up"] * (len(reported) // 2)
+    assert {entity for _, entity, _ in reported} == {simulator.faults[0].entity}
+    assert all(simulator.time_at(ONSET) < t < simulator.time_at(END) for t, _, _ in reported)
     changes = column(chunks, "nic", "nic.carrier_changes", port)
-    assert changes[-1] - changes[0] == len(told)
+    assert changes[-1] - changes[0] == len(reported)
 
 
-def test_a_port_that_is_down_is_still_and_has_no_speed() -> None:
-    simulator, chunks = struck(LinkDegradation(flap_every=200.0, flap_length=40.0))
+def test_a_port_that_is_down_has_no_traffic_and_no_speed() -> None:
+    simulator, chunks = simulate_fault(LinkDegradation(flap_every=200.0, flap_length=40.0))
     port = simulator.faults[0].device
     down = column(chunks, "nic", "nic.state", port) == 0
     assert down.any()
@@ -80,8 +80,8 @@ def test_a_port_that_is_down_is_still_and_has_no_speed() -> None:
     assert (sent[down] == 0).all()
 
 
-def test_a_straggler_loses_clock_gains_heat_and_slows_its_whole_job() -> None:
-    simulator, chunks = struck(Straggler(slowdown=0.25))
+def test_a_straggler_has_a_lower_clock_and_more_heat_and_slows_its_job() -> None:
+    simulator, chunks = simulate_fault(Straggler(slowdown=0.25))
     fault = simulator.faults[0]
     stay = simulator.schedule.job_at(fault.device, ONSET)
     assert stay is not None
@@ -104,34 +104,36 @@ def test_a_straggler_loses_clock_gains_heat_and_slows_its_whole_job() -> None:
 
 
 def test_a_failing_pump_lowers_flow_speed_and_pressure_within_its_window() -> None:
-    _, chunks = struck(CoolantLoss(flow=0.4), "cdu:sim-c1")
+    _, chunks = simulate_fault(CoolantLoss(flow=0.4), "cdu:sim-c1")
     for name, left in (("coolant.flow", 0.4), ("pump.speed", 0.4), ("coolant.pressure", 0.16)):
         values = column(chunks, "coolant", name, 0)
         assert np.median(values[WITHIN]) / np.median(values[BEFORE]) == pytest.approx(left, abs=0.02)
         assert np.median(values[AFTER]) / np.median(values[BEFORE]) == pytest.approx(1, abs=0.01)
 
 
-def test_a_silent_node_has_neither_rows_nor_events_within_its_window() -> None:
-    simulator, chunks = struck(TelemetryGap())
+def test_a_silent_node_has_no_rows_and_no_events_within_its_window() -> None:
+    simulator, chunks = simulate_fault(TelemetryGap())
     silent = np.concatenate([c.silent[:, simulator.faults[0].device] for c in chunks])
     assert silent.sum() == 120
     assert silent[120:240].all()
     node = simulator.faults[0].entity.removeprefix("node:")
-    told = [t for kind in ("digest", "inventory") for t, e, _ in events(chunks, kind) if e.split(":")[1][:8] == node]
-    assert told
-    assert not [t for t in told if simulator.time_at(ONSET) <= t < simulator.time_at(END - 10)]
+    reported = [
+        t for kind in ("digest", "inventory") for t, e, _ in events(chunks, kind) if e.split(":")[1][:8] == node
+    ]
+    assert reported
+    assert not [t for t in reported if simulator.time_at(ONSET) <= t < simulator.time_at(END - 10)]
 
 
 def test_the_background_does_not_depend_on_the_faults() -> None:
-    simulator, chunks = struck(Straggler(slowdown=0.2), "gpu:sim-n001.0")
+    simulator, chunks = simulate_fault(Straggler(slowdown=0.2), "gpu:sim-n001.0")
     sound = list(FleetSimulator(Scenario(3600.0, 10.0, None, Fleet(16, 8)), 1).chunks())
     far = simulator.layout.gpus - 1
     for name in ("gpu.power", "gpu.temperature", "gpu.sm_clock", "gpu.ecc_corrected"):
         assert np.array_equal(column(chunks, "gpu", name, far), column(sound, "gpu", name, far))
 
 
-def test_truth_tells_kind_entity_window_and_parameters() -> None:
-    simulator, _ = struck(CoolantLoss(flow=0.5))
+def test_the_truth_has_kind_entity_window_and_parameters() -> None:
+    simulator, _ = simulate_fault(CoolantLoss(flow=0.5))
     (line,) = simulator.truth()
     assert line["kind"] == "coolant"
     assert line["entity"] == "cdu:sim-c1"

@@ -31,7 +31,7 @@ def same(one: list[Chunk], other: list[Chunk]) -> bool:
     )
 
 
-def test_the_same_seed_gives_the_same_fleet_however_the_chunks_are_cut() -> None:
+def test_the_same_seed_gives_the_same_fleet_with_any_chunk_size() -> None:
     scenario = quiet(faults=(Line(Straggler(), 500.0, 900.0),), duration=1800.0)
     one = list(FleetSimulator(scenario, 5).chunks(60))
     other = list(FleetSimulator(scenario, 5).chunks(7))
@@ -76,7 +76,7 @@ def test_every_column_is_in_its_wire_type_and_its_valid_range() -> None:
             assert float(np.nanmax(values)) <= high, name
 
 
-def test_counters_never_fall() -> None:
+def test_counters_never_decrease() -> None:
     chunks = list(FleetSimulator(quiet(), 3).chunks())
     for block in chunks[0].columns.values():
         for name in (n for n in block if CATALOGUE[n].kind == "counter"):
@@ -84,7 +84,7 @@ def test_counters_never_fall() -> None:
             assert (np.diff(values, axis=0) >= 0).all(), name
 
 
-def test_a_quiet_fleet_has_no_fault_and_no_sign_of_one() -> None:
+def test_a_fleet_without_faults_shows_no_fault() -> None:
     simulator = FleetSimulator(quiet(nodes=8, duration=21_600.0), 4)
     chunks = list(simulator.chunks())
     busy = simulator.layout.busy_count("gpu")
@@ -104,7 +104,7 @@ def test_temperature_follows_power_with_a_lag() -> None:
     simulator = FleetSimulator(quiet(nodes=2, interval=1.0, duration=2400.0), 4)  # whose job draws nearly full power
     chunks = list(simulator.chunks())
     power, heat = whole(chunks, "gpu", "gpu.power")[:, 0], whole(chunks, "gpu", "gpu.temperature")[:, 0]
-    fall = int(np.flatnonzero(power < 400)[0])  # a checkpoint begins: power falls at once
+    fall = int(np.flatnonzero(power < 400)[0])  # a checkpoint begins: power falls immediately
     assert power[fall - 1] > 500
     assert heat[fall] > heat[fall - 1] - 4
     assert heat[fall + 40] < heat[fall - 1] - 10
@@ -143,14 +143,14 @@ def test_throttled_racks_lose_clock_power_and_time() -> None:
     assert whole(chunks, "gpu", "gpu.throttle_reasons")[200:, 0].max() == 0x40
 
 
-def test_missing_samples_are_as_many_as_asked_for() -> None:
+def test_the_number_of_missing_samples_is_as_configured() -> None:
     scenario = Scenario(6000.0, 10.0, None, Fleet(4, 8, missing=0.1))
     power = whole(list(FleetSimulator(scenario, 1).chunks()), "gpu", "gpu.power")
     assert 0.08 < np.isnan(power).mean() < 0.12
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 8), (3, 4), (65, 2)])
-def test_fleets_of_any_size_run_and_hang_together(nodes: int, gpus: int) -> None:
+def test_fleets_of_any_size_run_and_have_one_topology(nodes: int, gpus: int) -> None:
     simulator = FleetSimulator(Scenario(100.0, 10.0, None, Fleet(nodes, gpus)), 1)
     chunk = next(simulator.chunks())
     for device_class, block in chunk.columns.items():
@@ -159,8 +159,8 @@ def test_fleets_of_any_size_run_and_hang_together(nodes: int, gpus: int) -> None
         owners = [simulator.layout.shippers[n] for n in chunk.senders[device_class].tolist()]
         named = zip(owners, chunk.entities[device_class], strict=True)
         assert device_class == "rank" or all(owner == FACILITY or owner in name for owner, name in named)
-    told = [e.data["entities"] for _, e in chunk.events if e.kind == "inventory"]
-    assert {entity for entities in told for entity in entities} == set(simulator.parents)
+    reported = [e.data["entities"] for _, e in chunk.events if e.kind == "inventory"]
+    assert {entity for entities in reported for entity in entities} == set(simulator.parents)
 
 
 def test_parents_lead_from_a_rank_to_its_loop() -> None:
@@ -171,19 +171,19 @@ def test_parents_lead_from_a_rank_to_its_loop() -> None:
     assert len(topology.descendants("pdu:sim-p1")) > 16 * 8
 
 
-def test_inventory_is_told_at_the_start_and_every_hour() -> None:
+def test_inventory_is_sent_at_the_start_and_every_hour() -> None:
     chunks = FleetSimulator(quiet(nodes=2, duration=7300.0), 1).chunks()
-    told = [
+    reported = [
         (e.time, e.entity) for c in chunks for _, e in c.events if e.kind == "inventory" and e.entity == "node:sim-n001"
     ]
-    first = told[0][0]
-    assert [time - first for time, _ in told] == [0, 3_600_000_000, 7_200_000_000]
+    first = reported[0][0]
+    assert [time - first for time, _ in reported] == [0, 3_600_000_000, 7_200_000_000]
 
 
-def test_each_gpu_that_is_right_tells_one_canary_in_six_hours() -> None:
+def test_each_healthy_gpu_reports_one_canary_in_six_hours() -> None:
     chunks = FleetSimulator(quiet(nodes=2, interval=60.0, duration=18 * 3600.0), 1).chunks()
-    told = [e for c in chunks for _, e in c.events if e.kind == "digest" and e.entity == "gpu:sim-n002.5"]
-    assert set(np.diff([e.time for e in told])) == {21_600_000_000}
-    assert len(told) == 3
-    assert len({e.data["canary"] for e in told}) == 3
-    assert all(e.data["digest"] == e.data["expected"] for e in told)
+    reported = [e for c in chunks for _, e in c.events if e.kind == "digest" and e.entity == "gpu:sim-n002.5"]
+    assert set(np.diff([e.time for e in reported])) == {21_600_000_000}
+    assert len(reported) == 3
+    assert len({e.data["canary"] for e in reported}) == 3
+    assert all(e.data["digest"] == e.data["expected"] for e in reported)

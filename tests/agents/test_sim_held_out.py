@@ -1,4 +1,4 @@
-"""The kinds that were held out until the detectors were frozen: each shows its signature, and nothing beside it."""
+"""The kinds that were held out until the detectors were frozen: each shows its signature and nothing else."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from benchmarks.detection.scenarios import HELD_OUT
-from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, quiet, struck
+from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, quiet, simulate_fault
 
 GPU, DEVICE = "gpu:sim-n002.3", 11
 NODE, MINE = "node:sim-n002", slice(8, 16)
-BUSY = 14 * 8  # GPUs of the nodes that are no spares
+BUSY = 14 * 8  # GPUs of nodes that are not spare
 BEFORE = slice(20, 90)
 
 
 def ratio(run: Run, signal: str, when: slice = WITHIN) -> np.ndarray:
-    """(ticks, devices) beside the same hour without the fault."""
+    """(ticks, devices) relative to the same hour without the fault."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(run.column(signal)[when] / quiet().column(signal)[when])
 
@@ -34,15 +34,15 @@ def others(changed: np.ndarray, mine: slice | np.ndarray) -> np.ndarray:
     return np.delete(changed, np.r_[mine] if isinstance(mine, slice) else mine, axis=1)
 
 
-def test_the_rows_that_were_held_out_are_those_of_the_three() -> None:
+def test_the_held_out_rows_are_those_of_the_three_kinds() -> None:
     assert [kind.row for kind in (ClockStuck, GrayLeaf, NodeRestriction)] == list(HELD_OUT)
 
 
 # --- a clock that is stuck low ----------------------------------------------------------------------------------------
 
 
-def test_a_stuck_clock_is_low_without_a_bit_and_its_gpu_draws_less_and_is_cooler() -> None:
-    run = struck(ClockStuck(lost=0.3, extent="gpu"), GPU)
+def test_a_stuck_clock_is_low_without_a_throttle_bit_and_its_gpu_uses_less_power() -> None:
+    run = simulate_fault(ClockStuck(lost=0.3, extent="gpu"), GPU)
     assert np.median(ratio(run, "gpu.sm_clock")[:, DEVICE]) == pytest.approx(0.7, abs=0.01)
     assert not run.changed("gpu", "gpu.throttle_reasons")[:240].any()
     assert 0.5 < np.median(ratio(run, "gpu.power")[:, DEVICE]) < 0.8
@@ -54,8 +54,8 @@ def test_a_stuck_clock_is_low_without_a_bit_and_its_gpu_draws_less_and_is_cooler
     assert not others(clock, np.array([DEVICE])).any()
 
 
-def test_the_rank_of_a_stuck_clock_computes_as_much_slower_and_its_job_waits_for_it() -> None:
-    run = struck(ClockStuck(lost=0.3, extent="gpu"), GPU, 3600.0)
+def test_the_rank_of_a_stuck_clock_is_slower_by_the_same_factor_and_its_job_waits() -> None:
+    run = simulate_fault(ClockStuck(lost=0.3, extent="gpu"), GPU, 3600.0)
     compute = np.median(ratio(run, "rank.compute_time"), axis=0)
     assert compute[DEVICE] == pytest.approx(1 / 0.7, abs=0.01)
     assert np.delete(compute, DEVICE).max() < 1.01
@@ -64,11 +64,11 @@ def test_the_rank_of_a_stuck_clock_computes_as_much_slower_and_its_job_waits_for
     assert job is not None
     assert steps[DEVICE] > 1.1
     assert np.allclose(steps[: len(job.gpus)], steps[DEVICE], atol=0.01)
-    assert np.median(ratio(run, "gpu.power")[:, 0]) < 0.97  # the others spin, which takes less than to compute
+    assert np.median(ratio(run, "gpu.power")[:, 0]) < 0.97  # the others spin, which uses less power than computing
 
 
-def test_a_lock_that_a_whole_node_has_lost_slows_all_its_gpus_and_blames_it() -> None:
-    run = struck(ClockStuck(lost=0.2, extent="node"), GPU)
+def test_a_clock_lock_lost_by_a_node_slows_all_its_gpus_and_blames_the_node() -> None:
+    run = simulate_fault(ClockStuck(lost=0.2, extent="node"), GPU)
     assert np.allclose(np.median(ratio(run, "gpu.sm_clock"), axis=0)[MINE], 0.8, atol=0.01)
     assert not others(run.changed("gpu", "gpu.sm_clock")[:240], MINE).any()
     (line,) = run.simulator.truth()
@@ -76,8 +76,8 @@ def test_a_lock_that_a_whole_node_has_lost_slows_all_its_gpus_and_blames_it() ->
     assert {e.entity for e in run.events("counter_reset")} >= {f"gpu:sim-n002.{i}" for i in range(8)}
 
 
-def test_a_stuck_clock_ends_with_a_reset_for_which_its_job_is_drained() -> None:
-    run = struck(ClockStuck(lost=0.3, extent="gpu"), GPU)
+def test_a_stuck_clock_ends_with_a_reset_after_its_job_is_drained() -> None:
+    run = simulate_fault(ClockStuck(lost=0.3, extent="gpu"), GPU)
     assert {e.entity for e in run.events("counter_reset")} == {GPU, GPU.replace("gpu", "nvlink") + ".0"}
     assert min(stay.end for stay in run.simulator.schedule.stays) == END
     (line,) = run.simulator.truth()
@@ -95,20 +95,20 @@ def ports(run: Run) -> np.ndarray:
     return found[found < BUSY]
 
 
-def test_a_gray_leaf_lets_less_through_all_its_ports_which_wait() -> None:
-    run = struck(GrayLeaf(lost=LOST, part="leaf"), LEAF)
+def test_a_gray_leaf_lowers_the_traffic_of_all_its_ports_and_they_wait() -> None:
+    run = simulate_fault(GrayLeaf(lost=LOST, part="leaf"), LEAF)
     mine, sent, sound = ports(run), growth(run, "nic.tx_bytes"), growth(quiet(), "nic.tx_bytes")
     less = np.median(sent[WITHIN] / sound[WITHIN], axis=0)
     rest = np.delete(less[:BUSY], mine)
     assert np.median(less[mine] / np.median(rest)) == pytest.approx(1 - 0.9 * LOST, abs=0.05)
-    assert rest.min() > 0.8  # slower steps send less on the mean, on all ports of the jobs
+    assert rest.min() > 0.8  # slower steps send less on average, on all ports of the jobs
     waits = np.median(growth(run, "nic.port_tx_wait")[WITHIN], axis=0)
     assert waits[mine].min() > 5 * np.delete(waits[:BUSY], mine).max()
     assert only_within(run.changed("rank", "rank.communication_time"), 3)
 
 
-def test_a_gray_leaf_marks_nothing_and_counts_nearly_no_errors() -> None:
-    run = struck(GrayLeaf(lost=0.6, part="leaf"), LEAF)
+def test_a_gray_leaf_sets_no_congestion_marks_and_counts_almost_no_errors() -> None:
+    run = simulate_fault(GrayLeaf(lost=0.6, part="leaf"), LEAF)
     for name in ("ecn_marked", "cnp_sent"):
         assert np.nansum(growth(run, f"nic.{name}")[WITHIN]) < np.nansum(growth(quiet(), f"nic.{name}")[WITHIN])
     counted = ("symbol_errors", "crc_errors", "rx_errors", "rx_dropped", "out_of_sequence", "link_downs", "state")
@@ -118,8 +118,8 @@ def test_a_gray_leaf_marks_nothing_and_counts_nearly_no_errors() -> None:
     assert not run.events("link_state", "switch_state", "kernel")
 
 
-def test_collectives_of_every_job_on_a_gray_leaf_take_as_much_longer() -> None:
-    run = struck(GrayLeaf(lost=LOST, part="leaf"), LEAF)
+def test_a_gray_leaf_makes_the_collectives_of_all_its_jobs_longer_by_the_same_factor() -> None:
+    run = simulate_fault(GrayLeaf(lost=LOST, part="leaf"), LEAF)
     assert not run.changed("rank", "rank.compute_time")[:90].any()
     begin, more = 0.8 * LOST / (1 - LOST), run.column("rank.step_time") - quiet().column("rank.step_time")
     assert np.allclose(np.nanmedian(more[WITHIN], axis=0), begin, atol=0.06)
@@ -128,8 +128,8 @@ def test_collectives_of_every_job_on_a_gray_leaf_take_as_much_longer() -> None:
     assert (line["parameters"]["effect"], line["parameters"]["effect_unit"]) == (LOST, "bandwidth")
 
 
-def test_a_line_card_reaches_half_of_the_ports_and_the_jobs_on_them() -> None:
-    run = struck(GrayLeaf(lost=LOST, part="card"), LEAF)
+def test_a_line_card_affects_half_of_the_ports_and_their_jobs() -> None:
+    run = simulate_fault(GrayLeaf(lost=LOST, part="card"), LEAF)
     waits, sound = (np.median(growth(each, "nic.port_tx_wait")[WITHIN, :BUSY], axis=0) for each in (run, quiet()))
     assert set(np.flatnonzero(waits > 3 * sound)) == set(ports(run)[:8].tolist())
     assert run.simulator.truth()[0]["entity"] == LEAF
@@ -139,10 +139,10 @@ def test_a_line_card_reaches_half_of_the_ports_and_the_jobs_on_them() -> None:
 
 
 def clogged(lost: float, hours: float = 0.05) -> Run:
-    return struck(NodeRestriction(lost=lost, hours=hours, work=900.0, course="ramp"), NODE)
+    return simulate_fault(NodeRestriction(lost=lost, hours=hours, work=900.0, course="ramp"), NODE)
 
 
-def test_all_gpus_of_a_restricted_node_are_hotter_at_the_same_power_and_nobody_elses() -> None:
+def test_only_the_gpus_of_a_restricted_node_are_hotter_at_the_same_power() -> None:
     run = clogged(0.3)
     hotter = np.median(run.column("gpu.temperature")[WITHIN] - quiet().column("gpu.temperature")[WITHIN], axis=0)
     assert 5 < hotter[MINE].min() <= hotter[MINE].max() < 15
@@ -154,7 +154,7 @@ def test_all_gpus_of_a_restricted_node_are_hotter_at_the_same_power_and_nobody_e
     assert (line["class"], line["parameters"]["attribution"], line["parameters"]["effect"]) == ("soft", "node", 0.3)
 
 
-def test_the_loop_loses_only_what_the_node_takes_less_and_holds_its_pressure() -> None:
+def test_the_loop_loses_only_the_flow_of_the_restricted_node_and_keeps_its_pressure() -> None:
     run = clogged(0.64)
     flow = ratio(run, "coolant.flow")
     assert np.median(flow) == pytest.approx(1 - 0.64 / 16, abs=0.003)
@@ -163,7 +163,7 @@ def test_the_loop_loses_only_what_the_node_takes_less_and_holds_its_pressure() -
     assert not run.events("flow_collapse", "pressure_collapse")
 
 
-def test_a_node_with_too_little_coolant_throttles_with_its_bit_and_slows_its_job() -> None:
+def test_a_node_with_too_little_coolant_throttles_with_its_bit_set_and_slows_its_job() -> None:
     run = clogged(0.68)
     bits = run.column("gpu.throttle_reasons").astype(int)
     assert (bits[150:235, MINE] & 0x40).any(axis=0).all()
@@ -175,19 +175,17 @@ def test_a_node_with_too_little_coolant_throttles_with_its_bit_and_slows_its_job
 
 
 @pytest.mark.parametrize(("lost", "hours", "verdict"), [(0.54, 0.05, "soft"), (0.56, 0.05, "hard"), (0.7, 1.0, "soft")])
-def test_a_restriction_is_a_logged_fact_where_it_grows_until_gpus_throttle(
-    lost: float, hours: float, verdict: str
-) -> None:
+def test_a_restriction_is_a_logged_fact_once_gpus_throttle(lost: float, hours: float, verdict: str) -> None:
     assert clogged(lost, hours).simulator.truth()[0]["class"] == verdict
 
 
-def test_a_ramp_can_be_seen_from_a_tenth_of_the_flow_on() -> None:
+def test_a_ramp_is_visible_from_a_tenth_of_the_flow_on() -> None:
     (line,) = clogged(0.4, 0.25).simulator.truth()
     assert line["parameters"]["detectable"] == "2026-01-01T00:18:45.000000Z"  # a quarter of 900 s
     assert line["parameters"]["effect_unit"] == "flow"
 
 
-def test_after_a_service_for_which_its_job_waits_a_node_has_less_coolant_at_once() -> None:
+def test_after_a_service_a_node_has_less_coolant_immediately() -> None:
     run = Run(Line(NodeRestriction(lost=0.4, hours=1.0, work=600.0, course="service"), ONSET, 3600.0, NODE))
     start, end = run.events("maintenance_start", "maintenance_end")
     assert (start.entity, start.data["seconds"], end.time - start.time) == (NODE, 600.0, 600 * 10**6)
@@ -204,7 +202,7 @@ def test_after_a_service_for_which_its_job_waits_a_node_has_less_coolant_at_once
     assert line["class"] == "soft"
 
 
-def test_a_ramp_that_comes_by_itself_grows_before_it_lasts() -> None:
+def test_a_random_ramp_grows_first_and_then_stays() -> None:
     layout, rng = Layout(16, 8), np.random.default_rng(1)
     for kind, seconds in (NodeRestriction.arriving(layout, rng) for _ in range(60)):
         assert isinstance(kind, NodeRestriction)
@@ -212,8 +210,8 @@ def test_a_ramp_that_comes_by_itself_grows_before_it_lasts() -> None:
         assert seconds > 2 * 3600 + (kind.hours * 3600 if kind.course == "ramp" else 0.0)
 
 
-def test_kinds_that_come_never_leave_what_strikes_by_itself_as_it_was() -> None:
-    """Their draws hang on their names: a seed gives the same with them at rate 0 as where they are more than that."""
+def test_kinds_with_rate_zero_do_not_change_the_random_faults_of_the_others() -> None:
+    """Draws depend on the kind's name: a seed gives the same other faults whatever their rate."""
     names = [kind.name for kind in (ClockStuck, GrayLeaf, NodeRestriction)]
 
     def lines(rate: float) -> list[tuple[str, str, float]]:
@@ -221,6 +219,6 @@ def test_kinds_that_come_never_leave_what_strikes_by_itself_as_it_was() -> None:
         made = FleetSimulator(Scenario(86_400.0, 10.0, None, Fleet(32, 8), rates=rates), 4)
         return [(f.kind.name, f.entity, f.onset) for f in made.faults if f.kind.strikes != "job"]
 
-    struck, without = lines(10.0), lines(0.0)
-    assert {name for name, _, _ in struck} & set(names)
-    assert [line for line in struck if line[0] not in names] == without
+    simulate_fault, without = lines(10.0), lines(0.0)
+    assert {name for name, _, _ in simulate_fault} & set(names)
+    assert [line for line in simulate_fault if line[0] not in names] == without

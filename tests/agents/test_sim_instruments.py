@@ -1,4 +1,4 @@
-"""Broken instruments, and what the agents' edge rules say of them and of coolant that stands still."""
+"""Broken instruments, and the events of the agents' edge rules for them and for lost coolant flow."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from agents.sim.kinds import KINDS, listing
 from agents.sim.scenario import Fleet, Line, Scenario
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
-from tests.agents.sim_hour import END, ONSET, SEED, WITHIN, quiet, struck
+from tests.agents.sim_hour import END, ONSET, SEED, WITHIN, quiet, simulate_fault
 
 
 @pytest.mark.parametrize("signal", ["gpu.temperature", "gpu.power"])
-def test_a_broken_instrument_moves_its_own_number_and_nothing_else(signal: str) -> None:
+def test_a_broken_instrument_changes_only_its_own_signal(signal: str) -> None:
     which = 0.0 if signal == "gpu.temperature" else 1.0
-    biased = struck(SensorFault(size=5.0, which=which, mode="biased", direction="down"), "gpu:sim-n001.2")
+    biased = simulate_fault(SensorFault(size=5.0, which=which, mode="biased", direction="down"), "gpu:sim-n001.2")
     step = (biased.column(signal) - quiet().column(signal))[:, 2]
     assert set(step[90:240]) == {-5.0 if which == 0 else -50.0}
-    stuck = struck(SensorFault(size=5.0, which=which, mode="stuck"), "gpu:sim-n001.2")
+    stuck = simulate_fault(SensorFault(size=5.0, which=which, mode="stuck"), "gpu:sim-n001.2")
     assert set(stuck.column(signal)[90:240, 2]) == {quiet().column(signal)[90, 2]}
-    noisy = struck(SensorFault(size=5.0, which=which, mode="noisy"), "gpu:sim-n001.2")
+    noisy = simulate_fault(SensorFault(size=5.0, which=which, mode="noisy"), "gpu:sim-n001.2")
     swing = (noisy.column(signal) - quiet().column(signal))[90:240, 2]
     assert 3.5 < swing.std() / (1 if which == 0 else 10) < 6.5
     for run in (biased, stuck, noisy):
@@ -38,23 +38,23 @@ def test_a_broken_instrument_moves_its_own_number_and_nothing_else(signal: str) 
                 assert not changed[:90].any()
                 assert not changed[240:].any()
         assert run.simulator.truth()[0]["parameters"]["attribution"] == "instrument"
-    told = [run.simulator.truth()[0]["parameters"] for run in (biased, stuck)]
-    assert [p.get("severity") for p in told] == [pytest.approx(3 / 13), None]
-    assert [(p["size"], p["direction"]) for p in told] == [(5.0, "down"), (None, None)]
+    reported = [run.simulator.truth()[0]["parameters"] for run in (biased, stuck)]
+    assert [p.get("severity") for p in reported] == [pytest.approx(3 / 13), None]
+    assert [(p["size"], p["direction"]) for p in reported] == [(5.0, "down"), (None, None)]
 
 
-def test_rows_of_faults_share_their_rate_and_name_signals_that_exist() -> None:
+def test_rows_of_faults_share_their_rate_and_name_existing_signals() -> None:
     assert sum(KINDS[name].rate.value for name in ("straggler", "cold_plate")) == pytest.approx(0.8)
     assert KINDS["coolant"].rate.value == pytest.approx(0.1 * 0.2)
-    told = {name for block in quiet().chunks[0].columns.values() for name in block}
-    assert {s for kind in KINDS.values() for s in kind.signals if not s.startswith("event:")} <= told
+    reported = {name for block in quiet().chunks[0].columns.values() for name in block}
+    assert {s for kind in KINDS.values() for s in kind.signals if not s.startswith("event:")} <= reported
 
 
 @pytest.mark.parametrize(
     ("entity", "signal"), [("cdu:sim-c1", "coolant.flow"), ("sensor:sim-n004.inlet", "sensor.temperature")]
 )
-def test_instruments_of_loops_and_of_the_air_break_too(entity: str, signal: str) -> None:
-    run = struck(SensorFault(size=4.0, which=0.0, mode="biased", direction="up"), entity)
+def test_instruments_of_loops_and_of_the_air_can_fail_too(entity: str, signal: str) -> None:
+    run = simulate_fault(SensorFault(size=4.0, which=0.0, mode="biased", direction="up"), entity)
     changed = run.changed(signal.split(".")[0], signal)
     device = 0 if entity.startswith("cdu") else 6
     assert np.argwhere(changed.any(axis=0)).ravel().tolist() == [device]
@@ -64,7 +64,7 @@ def test_instruments_of_loops_and_of_the_air_break_too(entity: str, signal: str)
     assert not run.changed("gpu", "gpu.temperature").any()
 
 
-def test_a_swinging_instrument_swings_at_every_tick_below_a_second_too() -> None:
+def test_a_noisy_instrument_changes_at_every_tick_also_below_a_second() -> None:
     line = Line(SensorFault(size=8.0, which=0.0, mode="noisy"), 10.0, 40.0, "cdu:sim-c1")
     found = []
     for lines in ((line,), ()):
@@ -75,13 +75,13 @@ def test_a_swinging_instrument_swings_at_every_tick_below_a_second_too() -> None
     assert abs(np.corrcoef(swing[1:], swing[:-1])[0, 1]) < 0.2
 
 
-def test_the_list_says_an_instrument() -> None:
+def test_the_list_names_instruments() -> None:
     assert "strikes an instrument" in listing()
     assert "strikes a GPU" in listing()
     assert "a instrument" not in listing()
 
 
-def test_a_stuck_instrument_goes_on_behind_a_snapshot() -> None:
+def test_a_stuck_instrument_stays_stuck_after_a_snapshot() -> None:
     scenario = Scenario(
         2400.0, 10.0, None, Fleet(2, 8), (Line(SensorFault(which=0.0, mode="stuck"), 300.0, 2000.0, "gpu:sim-n001.0"),)
     )
@@ -97,33 +97,33 @@ def test_a_stuck_instrument_goes_on_behind_a_snapshot() -> None:
         )
 
 
-def test_a_failing_pump_makes_the_events_of_the_edge_rules() -> None:
-    run = struck(CoolantLoss(flow=0.4, ramp=2.0), "cdu:sim-c1")
-    told = run.events("flow_collapse", "pressure_collapse")
+def test_a_failing_pump_causes_the_events_of_the_edge_rules() -> None:
+    run = simulate_fault(CoolantLoss(flow=0.4, ramp=2.0), "cdu:sim-c1")
+    reported = run.events("flow_collapse", "pressure_collapse")
     onset, end = run.simulator.time_at(ONSET), run.simulator.time_at(END)
-    assert [e.data["state"] for e in told] == ["active", "active", "cleared", "cleared"]
-    assert {e.kind for e in told[:2]} == {e.kind for e in told[2:]} == {"flow_collapse", "pressure_collapse"}
-    assert all(0 < e.time - onset <= 4 * SECOND for e in told[:2])
-    assert all(0 < e.time - end <= 10 * SECOND for e in told[2:])
-    assert all(onset <= e.data["since"] < e.time for e in told[:2])
-    assert {e.entity for e in told} == {"cdu:sim-c1"}
+    assert [e.data["state"] for e in reported] == ["active", "active", "cleared", "cleared"]
+    assert {e.kind for e in reported[:2]} == {e.kind for e in reported[2:]} == {"flow_collapse", "pressure_collapse"}
+    assert all(0 < e.time - onset <= 4 * SECOND for e in reported[:2])
+    assert all(0 < e.time - end <= 10 * SECOND for e in reported[2:])
+    assert all(onset <= e.data["since"] < e.time for e in reported[:2])
+    assert {e.entity for e in reported} == {"cdu:sim-c1"}
     usual = np.median(quiet().column("coolant.flow")[:, 0])
-    assert usual == pytest.approx(next(e.data["usual"] for e in told if e.kind == "flow_collapse"), rel=0.02)
-    assert not struck(CoolantLoss(flow=0.8), "cdu:sim-c1").events("flow_collapse", "pressure_collapse")
+    assert usual == pytest.approx(next(e.data["usual"] for e in reported if e.kind == "flow_collapse"), rel=0.02)
+    assert not simulate_fault(CoolantLoss(flow=0.8), "cdu:sim-c1").events("flow_collapse", "pressure_collapse")
 
 
-def test_what_the_simulator_tells_is_what_the_edge_rules_say_of_its_columns() -> None:
+def test_simulated_collapse_and_leak_events_are_those_of_the_edge_rules() -> None:
     pump = Line(CoolantLoss(flow=0.45, ramp=8.0), 300.0, 500.0, "cdu:sim-c1")
     leak = Line(CoolantLeak(loss=0.3, wet=0.5), 620.0, 700.0, "rack:sim-r1")
     simulator, edge = FleetSimulator(Scenario(780.0, 1.0, None, Fleet(2, 8), (pump, leak)), SEED), EdgeRules(Settings())
-    said, told = [], []
+    expected, reported = [], []
     for chunk in simulator.chunks():
-        told += [e for _, e in chunk.events if e.kind in ("flow_collapse", "pressure_collapse", "leak")]
+        reported += [e for _, e in chunk.events if e.kind in ("flow_collapse", "pressure_collapse", "leak")]
         for k, time in enumerate(chunk.times.tolist()):
             columns = {c: {n: v[k] for n, v in chunk.columns[c].items()} for c in ("coolant", "leak")}
-            said += edge.evaluate(time, [Reading(c, chunk.entities[c], columns[c]) for c in columns])
+            expected += edge.evaluate(time, [Reading(c, chunk.entities[c], columns[c]) for c in columns])
     for mine, other in zip(
-        sorted(told, key=_key), sorted((e for e in said if e.kind != "temperature_rise"), key=_key), strict=True
+        sorted(reported, key=_key), sorted((e for e in expected if e.kind != "temperature_rise"), key=_key), strict=True
     ):
         assert _key(mine) == _key(other)
         assert mine.data.keys() == other.data.keys()
@@ -136,35 +136,37 @@ def _key(event: Event) -> tuple[str, str, str]:
     return event.entity, event.kind, str(event.data["state"])
 
 
-def test_gpus_that_lose_their_coolant_are_told_as_the_rule_of_temperatures_would() -> None:
+def test_simulated_temperature_events_are_those_of_the_edge_rule() -> None:
     pump = Line(CoolantLoss(flow=0.1, ramp=8.0), 300.0, 500.0, "cdu:sim-c1")
     simulator, edge = FleetSimulator(Scenario(420.0, 1.0, None, Fleet(2, 8), (pump,)), SEED), EdgeRules(Settings())
-    said, told = [], []
+    expected, reported = [], []
     for chunk in simulator.chunks():
-        told += [e for _, e in chunk.events if e.kind == "temperature_rise"]
+        reported += [e for _, e in chunk.events if e.kind == "temperature_rise"]
         for k, time in enumerate(chunk.times.tolist()):
-            said += edge.evaluate(time, [Reading("gpu", chunk.entities["gpu"], _row(chunk.columns["gpu"], k))])
-    assert sorted(map(_key, told)) == sorted(map(_key, said))
-    assert len(told) == 32
-    for mine, other in zip(sorted(told, key=_key), sorted(said, key=_key), strict=True):
+            expected += edge.evaluate(time, [Reading("gpu", chunk.entities["gpu"], _row(chunk.columns["gpu"], k))])
+    assert sorted(map(_key, reported)) == sorted(map(_key, expected))
+    assert len(reported) == 32
+    for mine, other in zip(sorted(reported, key=_key), sorted(expected, key=_key), strict=True):
         assert mine.data.keys() == other.data.keys()
         # the end is when power or temperature falls, and power strays by 4 % from second to second: both may be late
         assert abs(mine.time - other.time) <= (8 if mine.data["state"] == "active" else 20) * SECOND
 
 
-def test_an_instrument_that_jumps_up_makes_the_event_of_the_rule_and_one_that_jumps_down_as_it_is_mended() -> None:
+def test_a_jump_of_an_instrument_causes_the_event_of_the_rule_at_its_start_or_at_its_repair() -> None:
     for direction, moment in (("up", ONSET), ("down", END)):
         for entity, which in (("gpu:sim-n001.2", 0.0), ("cdu:sim-c1", 1.0)):
-            run = struck(SensorFault(size=9.0, which=which, mode="biased", direction=direction), entity)
-            told = run.events("temperature_rise")
-            assert [(e.entity, e.data["state"]) for e in told] == [(entity, "active"), (entity, "cleared")]
-            assert (told[0].time - run.simulator.start) / SECOND == moment + 1
-            assert 10 <= (told[1].time - told[0].time) / SECOND <= 24
-    assert not struck(SensorFault(size=2.0, which=0.0, mode="biased", direction="up")).events("temperature_rise")
+            run = simulate_fault(SensorFault(size=9.0, which=which, mode="biased", direction=direction), entity)
+            reported = run.events("temperature_rise")
+            assert [(e.entity, e.data["state"]) for e in reported] == [(entity, "active"), (entity, "cleared")]
+            assert (reported[0].time - run.simulator.start) / SECOND == moment + 1
+            assert 10 <= (reported[1].time - reported[0].time) / SECOND <= 24
+    assert not simulate_fault(SensorFault(size=2.0, which=0.0, mode="biased", direction="up")).events(
+        "temperature_rise"
+    )
 
 
-def test_a_flow_meter_that_tells_far_too_little_makes_a_collapse_of_flow_alone() -> None:
-    run = struck(SensorFault(size=12.0, which=0.0, mode="biased", direction="down"), "cdu:sim-c1")
+def test_a_flow_meter_that_reads_far_too_low_causes_a_flow_collapse_without_pressure_collapse() -> None:
+    run = simulate_fault(SensorFault(size=12.0, which=0.0, mode="biased", direction="down"), "cdu:sim-c1")
     assert [
         (e.kind, e.data["state"]) for e in run.events("flow_collapse", "pressure_collapse", "temperature_rise")
     ] == [

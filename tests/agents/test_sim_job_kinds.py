@@ -1,4 +1,4 @@
-"""What happens to jobs: hangs, stalls, restarts, evaluations, uneven work and loss spikes, each within its window."""
+"""Kinds of jobs: hangs, stalls, restarts, evaluations, uneven work and loss spikes, each within its window."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MINE, OTHERS = slice(0, 5), slice(5, 8)  # nodes of job 1 and 2
 
 
 @cache
-def struck(kind: Kind | None) -> tuple[FleetSimulator, list[Chunk]]:
+def simulate_fault(kind: Kind | None) -> tuple[FleetSimulator, list[Chunk]]:
     lines = () if kind is None else (Line(kind, ONSET, END, "job:sim-81"),)
     simulator = FleetSimulator(Scenario(3600.0, TICK, None, Fleet(NODES, 8), lines), 11)
     return simulator, list(simulator.chunks())
@@ -29,13 +29,13 @@ def struck(kind: Kind | None) -> tuple[FleetSimulator, list[Chunk]]:
 
 def column(kind: Kind | None, device_class: str, signal: str) -> np.ndarray:
     """(ticks, devices) of hardware."""
-    return np.concatenate([c.columns[device_class][signal] for c in struck(kind)[1]]).astype(float)
+    return np.concatenate([c.columns[device_class][signal] for c in simulate_fault(kind)[1]]).astype(float)
 
 
 def ranks(kind: Kind | None, job: str, signal: str) -> np.ndarray:
     """(ticks, ranks) of one job; NaN where a rank has no row."""
     rows: dict[int, dict[str, float]] = {}
-    simulator, chunks = struck(kind)
+    simulator, chunks = simulate_fault(kind)
     for chunk in chunks:
         table, names = chunk.table("rank"), chunk.entities["rank"]
         for time, device, value in zip(table.time, table.device, table.columns[signal], strict=True):
@@ -51,7 +51,7 @@ def gpus(nodes: slice) -> slice:
 
 
 def same_elsewhere(kind: Kind, *signals: tuple[str, str], but: slice = MINE) -> None:
-    """Nothing changes before the onset, nor on what belongs to the other job."""
+    """Checks that nothing changes before the onset or on the other job."""
     for device_class, signal in signals:
         one, sound = column(kind, device_class, signal), column(None, device_class, signal)
         width = one.shape[1] // NODES
@@ -61,7 +61,7 @@ def same_elsewhere(kind: Kind, *signals: tuple[str, str], but: slice = MINE) -> 
 
 
 def events(kind: Kind, name: str) -> list[float]:
-    simulator, chunks = struck(kind)
+    simulator, chunks = simulate_fault(kind)
     return [(e.time - simulator.start) / 1e6 for c in chunks for _, e in c.events if e.kind == name]
 
 
@@ -80,11 +80,11 @@ def test_a_hung_job_spins_at_full_utilisation_and_a_quarter_of_its_power_without
     same_elsewhere(kind, ("gpu", "gpu.power"), ("nic", "nic.tx_bytes"), ("gpu", "gpu.utilization"))
 
 
-def test_the_steps_of_a_hung_job_stand_still_until_the_watchdog_ends_it_and_it_begins_anew() -> None:
+def test_the_steps_of_a_hung_job_stop_until_the_watchdog_restarts_it() -> None:
     kind = JobHang()
     steps = ranks(kind, "sim-81", "rank.step")
     assert np.ptp(steps[FIRST:LAST]) == 0
-    first, then = (s for s in struck(kind)[0].schedule.stays if s.job.name == "sim-81")
+    first, then = (s for s in simulate_fault(kind)[0].schedule.stays if s.job.name == "sim-81")
     assert (first.end, first.last) == (END, False)
     assert np.isnan(steps[LAST + 1 : int(then.begin // TICK)]).all()
     assert (np.diff(steps[-40:], axis=0) >= 0).all()
@@ -95,15 +95,15 @@ def test_the_steps_of_a_hung_job_stand_still_until_the_watchdog_ends_it_and_it_b
     ]
 
 
-def test_no_checkpoint_is_written_while_a_job_hangs_or_has_no_data() -> None:
+def test_no_checkpoint_is_written_during_a_hang_or_a_data_stall() -> None:
     for kind in (JobHang(), DataStall(pressure=0.9)):
-        told = [
-            (e.time - struck(kind)[0].start) / 1e6
-            for c in struck(kind)[1]
+        reported = [
+            (e.time - simulate_fault(kind)[0].start) / 1e6
+            for c in simulate_fault(kind)[1]
             for _, e in c.events
             if e.kind == "checkpoint" and e.entity == "job:sim-81"
         ]
-        assert not [t for t in told if ONSET + TICK < t < END - TICK]
+        assert not [t for t in reported if ONSET + TICK < t < END - TICK]
         written = np.diff(column(kind, "node", "node.disk_written"), axis=0)[FIRST + 1 : LAST - 1, MINE]
         assert written.max() < 1e8
 
@@ -122,7 +122,7 @@ def test_a_job_without_data_is_idle_and_all_its_nodes_wait_for_io() -> None:
     same_elsewhere(kind, ("gpu", "gpu.power"), ("node", "node.io_pressure"), ("nic", "nic.tx_bytes"))
 
 
-def test_the_step_after_a_stall_took_as_long_as_the_stall_and_computed_no_longer_than_others() -> None:
+def test_the_step_after_a_stall_is_as_long_as_the_stall_with_normal_compute_time() -> None:
     kind = DataStall(pressure=0.8)
     took, compute = (ranks(kind, "sim-81", f"rank.{n}") for n in ("step_time", "compute_time"))
     assert np.ptp(ranks(kind, "sim-81", "rank.step")[FIRST:LAST]) == 0
@@ -137,10 +137,10 @@ def test_the_step_after_a_stall_took_as_long_as_the_stall_and_computed_no_longer
 # --- benign -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_restarted_job_ends_at_the_onset_comes_back_and_warms_up() -> None:
+def test_a_restarted_job_ends_at_the_onset_starts_again_and_warms_up() -> None:
     kind = JobRestart()
     assert set(events(kind, "job_end")) == {ONSET}
-    then = struck(kind)[0].schedule.stays[-1]
+    then = simulate_fault(kind)[0].schedule.stays[-1]
     begin = int(np.ceil(then.begin / TICK))
     compute = ranks(kind, "sim-81", "rank.compute_time")
     usual = np.nanmedian(compute[:FIRST], axis=0)
@@ -151,7 +151,7 @@ def test_a_restarted_job_ends_at_the_onset_comes_back_and_warms_up() -> None:
     same_elsewhere(kind, ("gpu", "gpu.power"), ("nic", "nic.tx_bytes"))
 
 
-def test_a_job_that_evaluates_makes_no_step_and_draws_less_on_all_its_gpus() -> None:
+def test_an_evaluating_job_makes_no_steps_and_uses_less_power() -> None:
     kind = Evaluation()
     assert np.ptp(ranks(kind, "sim-81", "rank.step")[FIRST:LAST]) == 0
     power = column(kind, "gpu", "gpu.power")
@@ -162,9 +162,9 @@ def test_a_job_that_evaluates_makes_no_step_and_draws_less_on_all_its_gpus() -> 
     same_elsewhere(kind, ("gpu", "gpu.power"), ("nic", "nic.tx_bytes"))
 
 
-def test_an_uneven_job_slows_one_whole_stage_by_what_was_drawn_and_no_other() -> None:
+def test_an_uneven_job_slows_one_whole_stage_by_the_drawn_factor_and_no_other() -> None:
     kind = StageImbalance(pattern="stage", longer=0.2)
-    simulator = struck(kind)[0]
+    simulator = simulate_fault(kind)[0]
     longer = ranks(kind, "sim-81", "rank.compute_time") / ranks(None, "sim-81", "rank.compute_time")
     median = np.median(longer[FIRST + 2 : LAST - 2], axis=0)
     stages = simulator.schedule.jobs[0].stage_of_rank
@@ -179,7 +179,7 @@ def test_an_uneven_job_slows_one_whole_stage_by_what_was_drawn_and_no_other() ->
     )
 
 
-def test_uneven_sequences_slow_other_ranks_in_each_step_and_none_for_long() -> None:
+def test_uneven_sequences_slow_different_ranks_in_each_step() -> None:
     kind = StageImbalance(pattern="random", longer=0.3)
     longer = ranks(kind, "sim-81", "rank.compute_time") / ranks(None, "sim-81", "rank.compute_time")
     slow = longer[FIRST + 2 : LAST - 2] > 1.1
@@ -189,7 +189,7 @@ def test_uneven_sequences_slow_other_ranks_in_each_step_and_none_for_long() -> N
     assert longer.max() < 1.45
 
 
-def test_in_a_loss_spike_loss_and_gradient_of_all_ranks_jump_together_and_come_back() -> None:
+def test_in_a_loss_spike_loss_and_gradient_of_all_ranks_jump_together_and_return() -> None:
     kind = LossSpike(jump=2.0)
     for signal, jump in (("rank.loss", 2.0), ("rank.gradient_norm", 4.0)):
         factor = ranks(kind, "sim-81", signal) / ranks(None, "sim-81", signal)
@@ -201,9 +201,9 @@ def test_in_a_loss_spike_loss_and_gradient_of_all_ranks_jump_together_and_come_b
         assert np.array_equal(ranks(kind, "sim-81", signal), ranks(None, "sim-81", signal), equal_nan=True)
 
 
-def test_nobody_is_to_blame_for_what_jobs_do_of_themselves() -> None:
+def test_normal_events_of_jobs_blame_no_entity() -> None:
     for kind in (JobRestart(), Evaluation(), StageImbalance(pattern="stage", longer=0.2), LossSpike(jump=2.0)):
-        (line,) = struck(kind)[0].truth()
+        (line,) = simulate_fault(kind)[0].truth()
         assert (line["class"], line["entities"], line["parameters"]["attribution"]) == ("benign", [], "job")
-    (line,) = struck(JobHang())[0].truth()
+    (line,) = simulate_fault(JobHang())[0].truth()
     assert (line["class"], line["entity"], "entities" in line) == ("soft", "job:sim-81", False)

@@ -1,4 +1,4 @@
-"""`simulate --to kafka`: the brokers get exactly what is in the files, and nothing is lost for going too fast."""
+"""`simulate --to kafka`: the brokers get exactly the samples in the files, and none is lost at high speed."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ def rows(address: Address, device_class: str) -> int:
     return sum(len(times) * len(b.entities) for times, b in blocks if b.device_class == device_class)
 
 
-def test_the_files_hold_exactly_what_the_brokers_got_though_the_spool_is_too_small_for_it(
+def test_files_and_brokers_have_the_same_samples_even_with_a_small_spool(
     kafka: Address, scenario: str, tmp_path: Path
 ) -> None:
     """120 kB hold a tenth of it: sending ahead of the brokers would drop the rest."""
     settings = Config(spool=Spool(tmp_path / "spool", max_bytes=120_000), kafka=make_topics(kafka))
-    said: list[str] = []
+    log_lines: list[str] = []
     out = RecordingWriter(tmp_path / "out")
-    assert simulate(Order(scenario, 3, "kafka", 0.0), settings, out, waited, say=said.append) == 0
+    assert simulate(Order(scenario, 3, "kafka", 0.0), settings, out, waited, say=log_lines.append) == 0
     for device_class in ("gpu", "node", "nic"):
         assert (
             rows(kafka, device_class) == pq.read_metadata(tmp_path / f"out/telemetry-{device_class}.parquet").num_rows
         )
     events = [event for record in read(kafka, EVENTS) for event in wire.decode_events(record.value).events]
     assert sorted(map(repr, events)) == sorted(map(repr, read_events([tmp_path / "out/events.jsonl"])))
-    assert len(said) == 1
+    assert len(log_lines) == 1
 
 
 @pytest.mark.slow
-def test_the_history_is_called_sent_when_the_brokers_have_it_which_may_be_away_for_a_while(
+def test_backfill_counts_as_sent_once_the_brokers_have_it_even_after_an_outage(
     own_broker: Broker, scenario: str, tmp_path: Path
 ) -> None:
     settings = Config(spool=Spool(tmp_path / "spool"), kafka=make_topics(own_broker))
     own_broker.kill()
-    said: list[str] = []
+    log_lines: list[str] = []
 
     def say(line: str) -> None:
-        said.append(line)
+        log_lines.append(line)
         if BACKFILLED in line:
             assert rows(own_broker, "node") == 3 * 180  # whole messages of 60 ticks, up to the last before now
         elif "connection refused" in line:
@@ -75,32 +75,32 @@ def test_the_history_is_called_sent_when_the_brokers_have_it_which_may_be_away_f
 
     def wait(seconds: float) -> bool:
         time.sleep(min(seconds, 0.02))
-        return any(BACKFILLED in line for line in said)
+        return any(BACKFILLED in line for line in log_lines)
 
     assert simulate(Order(scenario, 3, "kafka", 1.0, 1140.0), settings, None, wait, say=say) == 0
-    assert "connection refused" in said[0]
-    assert sum(BACKFILLED in line for line in said) == 1
+    assert "connection refused" in log_lines[0]
+    assert sum(BACKFILLED in line for line in log_lines) == 1
 
 
 @pytest.mark.slow
-def test_who_stops_a_simulation_that_waits_for_dead_brokers_is_told_where_the_rest_is(
+def test_a_simulation_stopped_while_brokers_are_down_reports_where_the_rest_is(
     scenario: str, tmp_path: Path, own_broker: Broker
 ) -> None:
     settings = Config(spool=Spool(tmp_path / "spool"), kafka=make_topics(own_broker))
     own_broker.kill()
-    said: list[str] = []
+    log_lines: list[str] = []
 
     def wait(seconds: float) -> bool:
         time.sleep(min(seconds, 0.02))
-        return any("connection refused" in line for line in said)
+        return any("connection refused" in line for line in log_lines)
 
     began = time.monotonic()
-    assert simulate(Order(scenario, 3, "kafka", 0.0), settings, None, wait, say=said.append) == 0
-    assert any("is in the spool" in line for line in said)
+    assert simulate(Order(scenario, 3, "kafka", 0.0), settings, None, wait, say=log_lines.append) == 0
+    assert any("is in the spool" in line for line in log_lines)
     assert time.monotonic() - began < 20
 
 
-def test_brokers_that_cannot_be_configured_are_refused_before_anything_is_made(scenario: str, tmp_path: Path) -> None:
+def test_an_invalid_broker_configuration_is_refused_before_anything_is_written(scenario: str, tmp_path: Path) -> None:
     settings = Config(spool=Spool(tmp_path / "spool"), kafka=replace(Kafka(), security_protocol="SASL_SSL"))
     with pytest.raises(ConfigError, match="expected username and password_file") as error:
         simulate(Order(scenario, 3, "kafka"), settings, None, waited)
@@ -108,16 +108,21 @@ def test_brokers_that_cannot_be_configured_are_refused_before_anything_is_made(s
     assert not (tmp_path / "spool").exists()
 
 
-def test_what_the_brokers_refuse_for_ever_makes_the_exit_code_1(kafka: Address, scenario: str, tmp_path: Path) -> None:
+def test_messages_that_brokers_refuse_permanently_give_exit_code_1(
+    kafka: Address, scenario: str, tmp_path: Path
+) -> None:
     settings = make_topics(kafka)
     make_topic(kafka, TELEMETRY, max_message_bytes="2000")
-    said: list[str] = []
+    log_lines: list[str] = []
     order = Order(scenario, 3, "kafka", 0.0)
-    assert simulate(order, Config(spool=Spool(tmp_path / "spool"), kafka=settings), None, waited, say=said.append) == 1
-    assert any("refused by the brokers" in line for line in said)
-    assert np.count_nonzero(["max.message.bytes" in line for line in said]) == 1
+    assert (
+        simulate(order, Config(spool=Spool(tmp_path / "spool"), kafka=settings), None, waited, say=log_lines.append)
+        == 1
+    )
+    assert any("refused by the brokers" in line for line in log_lines)
+    assert np.count_nonzero(["max.message.bytes" in line for line in log_lines]) == 1
     events = [event for record in read(kafka, EVENTS) for event in wire.decode_events(record.value).events]
-    told = [event for event in events if event.kind == "gap"]
-    assert {event.data["cause"] for event in told} == {"refused by the brokers: MessageSizeTooLargeError"}
-    (count,) = [int(line.split()[1]) for line in said if "refused by the brokers" in line]
-    assert sum(event.data["next"] - event.data["first"] for event in told) == count > 0
+    reported = [event for event in events if event.kind == "gap"]
+    assert {event.data["cause"] for event in reported} == {"refused by the brokers: MessageSizeTooLargeError"}
+    (count,) = [int(line.split()[1]) for line in log_lines if "refused by the brokers" in line]
+    assert sum(event.data["next"] - event.data["first"] for event in reported) == count > 0

@@ -36,7 +36,7 @@ def sound(seed: int = 1) -> tuple[Chunk, ...]:
 
 
 @cache
-def struck(name: str, seed: int = 1) -> tuple[FleetSimulator, tuple[Chunk, ...]]:
+def simulate_fault(name: str, seed: int = 1) -> tuple[FleetSimulator, tuple[Chunk, ...]]:
     simulator = FleetSimulator(scenario(Line(KINDS[name](), ONSET, END)), seed)
     return simulator, tuple(simulator.chunks())
 
@@ -48,7 +48,7 @@ def test_every_row_of_the_fault_table_has_a_kind() -> None:
 
 
 @each
-def test_a_kind_says_what_happens_what_can_be_seen_and_what_cannot(name: str) -> None:
+def test_a_kind_describes_its_visible_and_invisible_effects(name: str) -> None:
     kind = KINDS[name]
     assert kind.__doc__
     assert len(kind.__doc__.split(". ")[0]) > 20
@@ -86,8 +86,8 @@ def test_parameters_are_drawn_from_the_seed_within_their_ranges(name: str) -> No
 
 
 @each
-def test_before_its_onset_a_fleet_is_as_if_it_never_came(name: str) -> None:
-    _, chunks = struck(name)
+def test_before_the_onset_a_fleet_is_the_same_as_without_the_fault(name: str) -> None:
+    _, chunks = simulate_fault(name)
     for one, other in zip(chunks[:2], sound()[:2], strict=True):  # 120 ticks: until the onset
         assert list(one.columns) == list(other.columns)
         for device_class, block in one.columns.items():
@@ -100,24 +100,24 @@ def test_before_its_onset_a_fleet_is_as_if_it_never_came(name: str) -> None:
 
 
 @each
-def test_it_leaves_its_mark_in_telemetry_or_events_unless_it_is_invisible(name: str) -> None:
-    simulator, chunks = struck(name)
+def test_a_fault_changes_telemetry_or_events_unless_it_is_invisible(name: str) -> None:
+    simulator, chunks = simulate_fault(name)
     marked = any(
         not np.array_equal(values, other.columns[c].get(signal), equal_nan=values.dtype.kind == "f")
         for one, other in zip(chunks, sound(), strict=True)
         for c, block in one.columns.items()
         for signal, values in block.items()
     )
-    told = [e for c in chunks for e in c.events] != [e for c in sound() for e in c.events]
+    has_events = [e for c in chunks for e in c.events] != [e for c in sound() for e in c.events]
     absent = any(not np.array_equal(a.silent, b.silent) for a, b in zip(chunks, sound(), strict=True))
     classes = {line["class"] for line in simulator.truth()}
-    assert marked or told or absent or classes == {"invisible"}
+    assert marked or has_events or absent or classes == {"invisible"}
 
 
 @each
-def test_far_from_it_nothing_changes(name: str) -> None:
-    """Noise of sound devices does not depend on faults: a GPU of the idle nodes, in another rack, stays to the bit."""
-    simulator, chunks = struck(name)
+def test_devices_far_from_a_fault_do_not_change(name: str) -> None:
+    """Noise of healthy devices does not depend on faults: a GPU of an idle node in another rack keeps its bits."""
+    simulator, chunks = simulate_fault(name)
     far = simulator.layout.gpus - 1
     near = {n for f in simulator.faults for n in _nodes(simulator, f.kind, f.device)}
     if simulator.layout.nodes - 1 in near:
@@ -135,8 +135,8 @@ def _nodes(simulator: FleetSimulator, kind: Kind, device: int) -> set[int]:
 
 
 @each
-def test_the_same_seed_gives_the_same_bits_however_the_chunks_are_cut(name: str) -> None:
-    _, chunks = struck(name)
+def test_the_same_seed_gives_the_same_bits_with_any_chunk_size(name: str) -> None:
+    _, chunks = simulate_fault(name)
     cut = list(FleetSimulator(scenario(Line(KINDS[name](), ONSET, END)), 1).chunks(7))
     for device_class, block in chunks[0].columns.items():
         if device_class == "rank":
@@ -150,7 +150,7 @@ def test_the_same_seed_gives_the_same_bits_however_the_chunks_are_cut(name: str)
 
 @each
 def test_values_are_in_wire_type_and_valid_range_and_events_are_known(name: str) -> None:
-    for chunk in struck(name)[1]:
+    for chunk in simulate_fault(name)[1]:
         for device_class, block in chunk.columns.items():
             for signal, values in block.items():
                 low, high = CATALOGUE[signal].valid
@@ -175,8 +175,8 @@ def _missing(dtype: np.dtype) -> int:
 
 
 @each
-def test_truth_tells_what_it_was(name: str) -> None:
-    simulator, _ = struck(name)
+def test_the_truth_describes_the_fault(name: str) -> None:
+    simulator, _ = simulate_fault(name)
     (line,) = simulator.truth()
     kind = KINDS[name]
     assert line["kind"] == name
@@ -193,7 +193,7 @@ def test_truth_tells_what_it_was(name: str) -> None:
 
 
 @each
-def test_a_scenario_file_may_name_it_with_its_parameters(name: str) -> None:
+def test_a_scenario_file_can_contain_any_kind_with_its_parameters(name: str) -> None:
     given = {k: v for k, v in KINDS[name]().drawn(np.random.default_rng(3)).parameters().items() if v is not None}
     table = {
         "version": 1,

@@ -21,7 +21,7 @@ COUNTERS = (
 )
 
 
-def struck(kind: Kind | None, end: float = END, hours: float = 1.0, interval: float = 10.0) -> Any:
+def simulate_fault(kind: Kind | None, end: float = END, hours: float = 1.0, interval: float = 10.0) -> Any:
     lines = () if kind is None else (Line(kind, ONSET, end, GPU),)
     simulator = FleetSimulator(Scenario(hours * 3600, interval, None, Fleet(4, 8), lines), 1)
     return simulator, list(simulator.chunks())
@@ -41,7 +41,7 @@ def xids(chunks: list[Chunk]) -> list[dict[str, Any]]:
     return [dict(e.data) for c in chunks for _, e in c.events if e.kind == "xid"]
 
 
-def test_sound_memory_has_a_few_corrected_errors_and_no_others() -> None:
+def test_healthy_memory_has_a_few_corrected_errors_and_no_others() -> None:
     simulator = FleetSimulator(Scenario(7 * 86_400.0, 600.0, None, Fleet(32, 8)), 3)
     chunks = list(simulator.chunks())
     every = slice(None)
@@ -54,8 +54,8 @@ def test_sound_memory_has_a_few_corrected_errors_and_no_others() -> None:
         assert column(chunks, name, every).max() == 0
 
 
-def test_counters_of_all_memory_are_the_sums_of_their_parts_and_never_fall() -> None:
-    _, chunks = struck(SramEcc(corrected=100.0), 3600.0)
+def test_total_memory_counters_are_the_sums_of_their_parts_and_never_decrease() -> None:
+    _, chunks = simulate_fault(SramEcc(corrected=100.0), 3600.0)
     for what in ("corrected", "uncorrected"):
         parts = column(chunks, f"dram_{what}") + column(chunks, f"sram_{what}")
         assert np.array_equal(parts, column(chunks, f"ecc_{what}"))
@@ -64,15 +64,15 @@ def test_counters_of_all_memory_are_the_sums_of_their_parts_and_never_fall() -> 
 
 
 def test_faults_change_no_other_gpus_memory() -> None:
-    _, sound = struck(None)
-    _, chunks = struck(HbmUncontained(errors=3.0))
+    _, sound = simulate_fault(None)
+    _, chunks = simulate_fault(HbmUncontained(errors=3.0))
     others = np.delete(np.arange(32), DEVICE)
     for name in COUNTERS:
         assert np.array_equal(column(chunks, name, others), column(sound, name, others))
 
 
 def test_a_burst_of_corrected_errors_is_uneven_and_remaps_a_row() -> None:
-    simulator, chunks = struck(HbmCorrectedBurst(decades=4.0), 1200.0 + 40 * 3600, 48.0, 60.0)
+    simulator, chunks = simulate_fault(HbmCorrectedBurst(decades=4.0), 1200.0 + 40 * 3600, 48.0, 60.0)
     fault = simulator.faults[0]
     moments = fault.kind.moments(fault)
     counts = np.histogram(moments, ONSET + 3600.0 * np.arange(41))[0]
@@ -87,20 +87,20 @@ def test_a_burst_of_corrected_errors_is_uneven_and_remaps_a_row() -> None:
     assert pending[0] == np.ceil(remap / 60) * 60
     assert pending[-1] == fault.end - 60
     assert [x["xid"] for x in xids(chunks)] == [63]
-    assert values[int(fault.end / 60)] <= 2  # the reset began anew
+    assert values[int(fault.end / 60)] <= 2  # the reset restarted the counter
     (line,) = simulator.truth()
     assert line["parameters"]["detectable"] > line["onset"]
     assert line["class"] == "soft"
 
 
 def test_a_burst_too_faint_for_the_recording_is_invisible() -> None:
-    simulator, chunks = struck(HbmCorrectedBurst(decades=0.0))
+    simulator, chunks = simulate_fault(HbmCorrectedBurst(decades=0.0))
     assert simulator.truth()[0]["class"] == "invisible"
     assert xids(chunks) == []
 
 
 def test_a_contained_error_remaps_a_row_that_waits_for_the_reset() -> None:
-    simulator, chunks = struck(HbmContained(kills="yes", clears="yes"))
+    simulator, chunks = simulate_fault(HbmContained(kills="yes", clears="yes"))
     assert [x["xid"] for x in xids(chunks)] == [48, 63, 94]
     assert xids(chunks)[2]["root"]["xid"] == 48
     assert xids(chunks)[0]["detail"]["where"] == "framebuffer"
@@ -117,19 +117,19 @@ def test_a_contained_error_remaps_a_row_that_waits_for_the_reset() -> None:
 
 
 def test_a_contained_error_that_kills_nothing_stops_the_job_for_the_reset() -> None:
-    simulator, _ = struck(HbmContained(kills="no", clears="yes"))
+    simulator, _ = simulate_fault(HbmContained(kills="no", clears="yes"))
     assert simulator.schedule.stays[0].end == END - 120.0
 
 
-def test_an_error_that_the_reset_does_not_clear_comes_again() -> None:
-    _, chunks = struck(HbmContained(kills="yes", clears="no"))
+def test_an_error_that_a_reset_does_not_clear_recurs() -> None:
+    _, chunks = simulate_fault(HbmContained(kills="yes", clears="no"))
     assert [x["xid"] for x in xids(chunks)].count(48) == 2
     assert sorted(steps(chunks, "dram_uncorrected")) == [ONSET, (ONSET + END) / 2 + 300.0]
     assert column(chunks, "rows_pending")[120:300].min() == 1
 
 
-def test_an_uncontained_error_ends_everything_on_the_gpu() -> None:
-    simulator, chunks = struck(HbmUncontained(errors=4.9))
+def test_an_uncontained_error_ends_all_programs_on_the_gpu() -> None:
+    simulator, chunks = simulate_fault(HbmUncontained(errors=4.9))
     found = xids(chunks)
     assert [x["xid"] for x in found] == [48, 63, 95, 154]
     assert next(x for x in found if x["xid"] == 95)["detail"]["reset_required"] is True
@@ -137,8 +137,8 @@ def test_an_uncontained_error_ends_everything_on_the_gpu() -> None:
     assert simulator.schedule.stays[0].end == ONSET + 5.0
 
 
-def test_a_row_that_cannot_be_remapped_is_told_until_the_exchange() -> None:
-    simulator, chunks = struck(RemapFailure(wears=300.0))
+def test_a_failed_row_remap_is_reported_until_the_gpu_is_replaced() -> None:
+    simulator, chunks = simulate_fault(RemapFailure(wears=300.0))
     assert [x["xid"] for x in xids(chunks)] == [63] * 8 + [48, 64, 154]
     assert (np.flatnonzero(column(chunks, "rows_failed")) * 10.0 == np.arange(ONSET + 300, END, 10.0)).all()
     assert steps(chunks, "rows_uncorrected") == {}
@@ -148,8 +148,8 @@ def test_a_row_that_cannot_be_remapped_is_told_until_the_exchange() -> None:
     assert simulator.schedule.stays[0].end == ONSET + 305
 
 
-def test_an_error_on_the_chip_counts_there_alone() -> None:
-    _, chunks = struck(SramEcc(corrected=500.0))
+def test_an_sram_error_is_counted_only_as_sram_error() -> None:
+    _, chunks = simulate_fault(SramEcc(corrected=500.0))
     assert [x["xid"] for x in xids(chunks)] == [48, 94, 154]
     assert xids(chunks)[0]["detail"]["where"] == "SM"
     assert steps(chunks, "sram_uncorrected") == {ONSET: 1}

@@ -26,7 +26,7 @@ def simulator(*lines: Line, seed: int = 1, hours: float = 1.0, interval: float =
     return FleetSimulator(Scenario(hours * 3600, interval, None, Fleet(8, 8), lines), seed)
 
 
-def struck(
+def simulate_fault(
     kind: Kind, entity: str | None = None, seed: int = 1, end: float = END
 ) -> tuple[FleetSimulator, Sequence[Chunk]]:
     made = simulator(Line(kind, ONSET, end, entity), seed=seed)
@@ -59,7 +59,7 @@ def port_of(made: FleetSimulator) -> int:
     return made.faults[0].device
 
 
-def test_sound_ports_have_raw_errors_that_wander_and_all_but_no_symbol_errors() -> None:
+def test_healthy_ports_have_varying_raw_errors_and_almost_no_symbol_errors() -> None:
     raw = np.log10(growth(sound(), "nic.phy_corrected_bits")[1:] / growth(sound(), "nic.phy_bits")[1:])
     level = np.median(raw, axis=0)
     assert -9.6 < level.min() < -8
@@ -83,7 +83,7 @@ def test_jobs_send_at_their_own_levels_within_the_line_rate() -> None:
     assert share.max() <= 1.001
 
 
-def test_error_correction_holds_to_its_published_limit_and_then_fails_within_a_third_of_a_decade() -> None:
+def test_error_correction_works_up_to_its_published_limit_and_fails_within_a_third_of_a_decade() -> None:
     hold, limit, over = failures(np.log10([1e-5, 2.4e-4, 5e-4]))
     assert hold == 0
     assert 0.05 < limit * 3600 < 1.0  # one codeword in hours
@@ -121,7 +121,7 @@ def test_a_hot_module_shows_its_heat_and_no_loss_of_light() -> None:
     assert abs(light[-1] / light[0] - 1) < 0.2
 
 
-def test_an_optic_that_begins_faintly_is_detectable_a_decade_later() -> None:
+def test_an_optic_with_a_weak_start_is_detectable_a_decade_later() -> None:
     kind = OpticDegradation(slope=0.5, start=-7.5)
     made = simulator(Line(kind, 0.0, 20 * 86_400.0))
     assert kind.detectable(made.faults[0]) == pytest.approx(3600 + 2 * 86_400)
@@ -129,7 +129,7 @@ def test_an_optic_that_begins_faintly_is_detectable_a_decade_later() -> None:
 
 
 def test_a_dead_link_is_down_and_dark_and_ends_its_job() -> None:
-    made, chunks = struck(LinkDown(dies_after=60.0), "port:sim-n002.mlx5_1")
+    made, chunks = simulate_fault(LinkDown(dies_after=60.0), "port:sim-n002.mlx5_1")
     port, state = port_of(made), columns(chunks, "nic.state")
     assert (state[WITHIN, port] == 0).all()
     assert np.delete(state, port, axis=1).all()
@@ -142,15 +142,15 @@ def test_a_dead_link_is_down_and_dark_and_ends_its_job() -> None:
     assert 1 not in set(made.layout.node_of_gpu[made.schedule.stays[1].gpus].tolist())  # moved to the spare
 
 
-def test_a_flap_doubles_some_steps_and_counts_each_time() -> None:
-    made, chunks = struck(LinkFlap(flaps=3), "port:sim-n002.mlx5_1", end=ONSET + 600)
+def test_a_flap_doubles_some_steps_and_each_one_is_counted() -> None:
+    made, chunks = simulate_fault(LinkFlap(flaps=3), "port:sim-n002.mlx5_1", end=ONSET + 600)
     port = port_of(made)
     assert growth(chunks, "nic.link_downs")[1:, port].sum() == 3
-    told = events(made, chunks, "link_state")
-    assert [d["state"] for _, _, d in told] == ["down", "up"] * 3
-    lengths = [up[0] - down[0] for down, up in zip(told[::2], told[1::2], strict=True)]
+    reported = events(made, chunks, "link_state")
+    assert [d["state"] for _, _, d in reported] == ["down", "up"] * 3
+    lengths = [up[0] - down[0] for down, up in zip(reported[::2], reported[1::2], strict=True)]
     assert all(1 <= length <= 30 for length in lengths)
-    assert all(ONSET <= t < ONSET + 600 for t, _, _ in told)
+    assert all(ONSET <= t < ONSET + 600 for t, _, _ in reported)
     quiet, slow = step_time(chunks)[:120], step_time(chunks)[120:180]
     assert 1.5 < slow.max() / np.median(quiet) < 2.6
     assert len(made.schedule.stays) == 1
@@ -163,8 +163,8 @@ def test_flaps_of_an_episode_are_one_plus_a_geometric_number() -> None:
     assert 1 < max(drawn) < 12
 
 
-def test_a_leaf_that_crashes_takes_all_its_ports_within_five_seconds_and_its_jobs() -> None:
-    made, chunks = struck(LeafCrash(dies_after=30.0), "leaf:sim-l3")
+def test_a_leaf_crash_takes_down_all_its_ports_within_five_seconds_and_ends_its_jobs() -> None:
+    made, chunks = simulate_fault(LeafCrash(dies_after=30.0), "leaf:sim-l3")
     mine = np.flatnonzero(made.layout.leaf_of_port == port_of(made))
     state = columns(chunks, "nic.state")
     assert (state[WITHIN, mine] == 0).sum() == 118 * len(mine)
@@ -182,8 +182,8 @@ def test_a_leaf_that_crashes_takes_all_its_ports_within_five_seconds_and_its_job
     assert made.truth()[0]["entity"] == "leaf:sim-l3"
 
 
-def test_a_nic_that_stalls_moves_nothing_though_its_link_is_up() -> None:
-    made, chunks = struck(NicStall(dies_after=120.0, cqe_rate=5.0), "port:sim-n002.mlx5_1")
+def test_a_stalled_nic_has_no_traffic_although_its_link_is_up() -> None:
+    made, chunks = simulate_fault(NicStall(dies_after=120.0, cqe_rate=5.0), "port:sim-n002.mlx5_1")
     port = port_of(made)
     assert growth(chunks, "nic.tx_bytes")[WITHIN, port].sum() == 0
     assert growth(chunks, "nic.rx_bytes")[WITHIN, port].sum() == 0
@@ -199,7 +199,7 @@ def test_a_nic_that_stalls_moves_nothing_though_its_link_is_up() -> None:
 
 
 def test_congestion_slows_every_rank_and_makes_no_error() -> None:
-    made, chunks = struck(Congestion(slowdown=0.5, rise=60.0), "leaf:sim-l3")
+    made, chunks = simulate_fault(Congestion(slowdown=0.5, rise=60.0), "leaf:sim-l3")
     mine = np.flatnonzero(made.layout.leaf_of_port == port_of(made))
     wait, quiet = growth(chunks, "nic.port_tx_wait"), growth(sound(), "nic.port_tx_wait")
     risen = wait[130:235].mean(axis=0)[:BUSY] > 3 * quiet[130:235].mean(axis=0)[:BUSY]
@@ -227,7 +227,7 @@ def test_congestion_of_large_jobs_lasts_three_times_as_long() -> None:
 
 
 def test_a_weak_nvlink_slows_its_nodes_ranks_and_is_logged() -> None:
-    made, chunks = struck(NvlinkError(loss=0.5, crc_rate=10.0, dies_after=5.0), "nvlink:sim-n002.1.0")
+    made, chunks = simulate_fault(NvlinkError(loss=0.5, crc_rate=10.0, dies_after=5.0), "nvlink:sim-n002.1.0")
     link = port_of(made)
     crc = growth(chunks, "nvlink.crc_errors")[1:]
     assert 8_000 < crc[:, link].sum() < 16_000
@@ -247,7 +247,7 @@ def test_a_weak_nvlink_slows_its_nodes_ranks_and_is_logged() -> None:
 
 
 def test_a_dead_nvlink_ends_its_job_and_its_gpu_is_reset() -> None:
-    made, chunks = struck(NvlinkError(loss=0.95, crc_rate=10.0, dies_after=20.0), "nvlink:sim-n002.1.0")
+    made, chunks = simulate_fault(NvlinkError(loss=0.95, crc_rate=10.0, dies_after=20.0), "nvlink:sim-n002.1.0")
     assert (columns(chunks, "nvlink.state")[WITHIN, port_of(made)] == 0).all()
     assert made.schedule.stays[0].end == ONSET + 20
     (xid,), (sxid,) = events(made, chunks, "xid"), events(made, chunks, "sxid")
@@ -256,8 +256,8 @@ def test_a_dead_nvlink_ends_its_job_and_its_gpu_is_reset() -> None:
 
 
 @pytest.mark.parametrize("kind", [LinkDown(), LinkFlap(), LeafCrash(), NicStall(), Congestion(), NvlinkError()])
-def test_after_its_end_nothing_of_it_is_counted_any_more(kind: Kind) -> None:
-    chunks = struck(kind, seed=3)[1]
+def test_after_the_end_of_a_fault_its_counters_stay_constant(kind: Kind) -> None:
+    chunks = simulate_fault(kind, seed=3)[1]
     errors = ("symbol_errors", "crc_errors", "link_downs", "carrier_changes", "ack_timeouts", "req_cqe_errors")
     for name in (*(f"nic.{n}" for n in errors), "nvlink.crc_errors"):
         assert growth(chunks, name)[AFTER].sum() <= 2, name

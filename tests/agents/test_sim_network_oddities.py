@@ -17,7 +17,7 @@ ONSET, END = 1200.0, 4800.0
 PORT = "port:sim-n002.mlx5_1"
 
 
-def struck(kind: Kind, seed: int = 1) -> tuple[FleetSimulator, Sequence[Chunk]]:
+def simulate_fault(kind: Kind, seed: int = 1) -> tuple[FleetSimulator, Sequence[Chunk]]:
     made = FleetSimulator(Scenario(5400.0, 10.0, None, Fleet(8, 8), (Line(kind, ONSET, END, PORT),)), seed)
     return made, list(made.chunks())
 
@@ -34,8 +34,8 @@ def falls(values: np.ndarray) -> list[int]:
     return (np.flatnonzero(np.diff(values) < 0) + 1).tolist()
 
 
-def test_colliding_flows_send_less_and_err_never() -> None:
-    made, chunks = struck(EcmpCollision(goodput=0.6, collective=1.05))
+def test_colliding_flows_have_less_traffic_and_no_errors() -> None:
+    made, chunks = simulate_fault(EcmpCollision(goodput=0.6, collective=1.05))
     sound = list(FleetSimulator(Scenario(5400.0, 10.0, None, Fleet(8, 8)), 1).chunks())
     sent, usual = (np.diff(columns(c, "nic.tx_bytes"), axis=0)[125:475].sum(axis=0) for c in (chunks, sound))
     share = sent[:56] / usual[:56]
@@ -50,8 +50,8 @@ def test_colliding_flows_send_less_and_err_never() -> None:
     assert (line["class"], line["entities"]) == ("benign", [])
 
 
-def test_a_driver_that_is_loaded_anew_begins_a_new_generation() -> None:
-    made, chunks = struck(CounterOddity(variant="reset"))
+def test_a_reloaded_driver_begins_a_new_counter_generation() -> None:
+    made, chunks = simulate_fault(CounterOddity(variant="reset"))
     port = made.faults[0].device
     for name in ("rx_bytes", "tx_packets", "phy_bits", "phy_corrected_bits"):
         assert falls(columns(chunks, f"nic.{name}")[:, port]) == [120]
@@ -63,29 +63,29 @@ def test_a_driver_that_is_loaded_anew_begins_a_new_generation() -> None:
 
 
 def test_a_narrow_packet_counter_wraps_between_two_loads_of_its_driver() -> None:
-    made, chunks = struck(CounterOddity(variant="wrap"))
+    made, chunks = simulate_fault(CounterOddity(variant="wrap"))
     packets = columns(chunks, "nic.tx_packets")[:, made.faults[0].device]
     assert packets[121:479].max() < 2**32
     fell = falls(packets)
     assert fell[0] == 120
     assert fell[-1] == 480
     assert len(fell) >= 3
-    for tick in fell[1:-1]:  # nothing is told of a wrap
+    for tick in fell[1:-1]:  # a wrap is not reported
         assert packets[tick - 1] > 0.9 * 2**32
         assert packets[tick] < 0.1 * 2**32
     assert resets(made, chunks) == [ONSET, END]
 
 
-def test_a_full_counter_stands_at_its_top_from_one_load_to_the_next() -> None:
-    made, chunks = struck(CounterOddity(variant="saturate"))
+def test_a_saturated_counter_stays_at_its_maximum_until_the_driver_is_reloaded() -> None:
+    made, chunks = simulate_fault(CounterOddity(variant="saturate"))
     symbols = columns(chunks, "nic.symbol_errors")[:, made.faults[0].device]
     assert (symbols[120:480] == 65535).all()
     assert symbols[[0, 119, 480, 539]].max() < 10
     assert resets(made, chunks) == [ONSET, END]
 
 
-def test_what_does_not_answer_reads_as_all_bits_set_now_and_then() -> None:
-    made, chunks = struck(CounterOddity(variant="sentinel"))
+def test_a_counter_without_response_sometimes_reads_as_all_bits_set() -> None:
+    made, chunks = simulate_fault(CounterOddity(variant="sentinel"))
     port = made.faults[0].device
     symbols = columns(chunks, "nic.symbol_errors")[:, port]
     odd = symbols == 2**32 - 1
@@ -99,7 +99,7 @@ def test_what_does_not_answer_reads_as_all_bits_set_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_each_oddity_is_drawn_and_blames_nobody(seed: int) -> None:
+def test_each_counter_variant_occurs_and_blames_no_entity(seed: int) -> None:
     kinds = [
         FleetSimulator(Scenario(60.0, 10.0, None, Fleet(2, 8), (Line(CounterOddity(), 0.0, 30.0),)), s)
         for s in range(8 * seed, 8 * seed + 8)

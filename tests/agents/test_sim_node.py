@@ -30,20 +30,20 @@ def test_each_read_is_the_next_tick_of_one_node() -> None:
     assert (energy[1] > energy[0]).all()
 
 
-def test_the_same_seed_reads_the_same() -> None:
+def test_the_same_seed_gives_the_same_readings() -> None:
     one, other = opened(seed=4).read(), opened(seed=4).read()
     for a, b in zip(one, other, strict=True):
         assert a.events == b.events
         assert all(np.array_equal(v, b.columns[n], equal_nan=v.dtype.kind == "f") for n, v in a.columns.items())
 
 
-def test_inventory_tells_the_parents_and_that_it_is_simulated() -> None:
+def test_the_inventory_has_the_parents_and_is_marked_as_simulated() -> None:
     devices = opened().inventory()
     assert devices["gpu:sim-n001.0"].parents == ("node:sim-n001",)
     assert devices["gpu:sim-n001.0"].attributes["simulated"] is True
 
 
-def test_what_is_closed_or_not_there_has_no_data() -> None:
+def test_a_closed_or_unknown_node_has_no_data() -> None:
     node = opened()
     node.close()
     node.close()

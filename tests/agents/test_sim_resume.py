@@ -29,7 +29,7 @@ def equal(one: Chunk, other: Chunk) -> bool:
 
 
 @pytest.mark.parametrize("after", [1, 7])
-def test_a_fleet_taken_up_from_a_snapshot_goes_on_to_the_bit(after: int) -> None:
+def test_a_fleet_restored_from_a_snapshot_continues_bit_by_bit(after: int) -> None:
     first = FleetSimulator(BUSY, 3)
     whole, saved = [], b""
     for number, chunk in enumerate(first.chunks(), 1):
@@ -57,7 +57,7 @@ def test_memory_does_not_grow_with_the_length_of_a_run() -> None:
     assert max(sizes) == min(sizes)
 
 
-def test_rows_of_a_table_come_in_order_of_time_and_only_those_that_exist() -> None:
+def test_rows_of_a_table_are_in_order_of_time_without_missing_ones() -> None:
     for chunk in FleetSimulator(BUSY, 2).chunks():
         for device_class in chunk.columns:
             table = chunk.table(device_class)
@@ -66,7 +66,7 @@ def test_rows_of_a_table_come_in_order_of_time_and_only_those_that_exist() -> No
             assert all(len(v) == len(table.time) for v in table.columns.values())
 
 
-def test_samples_of_a_node_are_dated_late_together_and_by_less_than_asked_for() -> None:
+def test_samples_of_a_node_are_late_together_by_less_than_the_configured_maximum() -> None:
     late = np.concatenate([c.late for c in FleetSimulator(BUSY, 2).chunks()])
     assert late.min() >= 0
     assert 4_500_000 < np.median(late.max(axis=0)) < 10_000_000

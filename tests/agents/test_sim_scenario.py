@@ -1,4 +1,4 @@
-"""Scenario files: what they understand, and errors that name file, key and mend."""
+"""Scenario files: accepted values, and errors that name file, key and fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_scenario_file_is_read_whole(tmp_path: Path) -> None:
+def test_a_scenario_file_is_read_completely(tmp_path: Path) -> None:
     text = BASE + (
         "start = 2026-03-01T00:00:00Z\n[fleet]\nnodes = 3\ngpus_per_node = 4\n"
         '[[fault]]\nkind = "coolant"\nonset = 100\nend = 200\nflow = 0.5\n'
@@ -40,7 +40,7 @@ def test_a_scenario_file_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[[[", "is not TOML"),
         ("duration = 1\ninterval = 1\n", "version = None; expected version = 1"),
@@ -86,16 +86,16 @@ def test_a_scenario_file_is_read_whole(tmp_path: Path) -> None:
         (BASE + "[[faults]]\nkind = 'sdc'\n", "did you mean '[[fault]]'?"),
     ],
 )
-def test_a_bad_scenario_is_named_with_its_mend(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_scenario_is_refused_with_a_suggested_fix(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         load(written(tmp_path, text))
     assert "scenario.toml" in str(error.value)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert error.value.exit_code == 2
 
 
 @pytest.mark.parametrize("kind", ["optic_degradation", "nvlink_error", "link_degradation", "sdc", "link_flap"])
-def test_a_fault_that_ends_long_after_the_scenario_is_simulated_all_the_same(tmp_path: Path, kind: str) -> None:
+def test_a_fault_that_ends_long_after_the_scenario_is_still_simulated(tmp_path: Path, kind: str) -> None:
     fault = f"[[fault]]\nkind = '{kind}'\nonset = 10\nend = 1e300\n"
     simulator = FleetSimulator(load(written(tmp_path, BASE + "[fleet]\nnodes = 1\n" + fault)), 1)
     assert simulator.faults[0].end == 600 + 30 * 86_400
@@ -103,7 +103,7 @@ def test_a_fault_that_ends_long_after_the_scenario_is_simulated_all_the_same(tmp
     assert simulator.truth()[0]["end"] == "2026-01-01T00:10:00.000000Z"
 
 
-def test_the_demo_keeps_its_ends_beyond_the_duration_whether_it_goes_on_or_not() -> None:
+def test_faults_of_the_demo_can_end_after_its_duration() -> None:
     scenario = demo()
     layout = FleetSimulator(scenario, 1).layout
     for live in (True, False):
@@ -116,13 +116,13 @@ def test_a_missing_scenario_is_named() -> None:
         load("nowhere.toml")
 
 
-def test_an_entity_that_the_fleet_has_not_is_refused(tmp_path: Path) -> None:
+def test_an_entity_outside_the_fleet_is_refused(tmp_path: Path) -> None:
     scenario = load(written(tmp_path, BASE + "[[fault]]\nkind = 'sdc'\nentity = 'gpu:n1.1'\nonset = 3\n"))
     with pytest.raises(UsageError, match=r"not in this fleet; expected one of gpu:sim-n001\.0"):
         FleetSimulator(scenario, 1)
 
 
-def test_the_demo_has_each_required_fault_late_and_one_that_is_long_over() -> None:
+def test_the_demo_has_each_required_fault_late_and_one_that_ended_long_before() -> None:
     scenario = demo()
     last = scenario.duration - 90 * 60
     assert {line.kind.name for line in scenario.faults} >= {"sdc", "link_degradation", "straggler", "coolant"}
@@ -132,7 +132,7 @@ def test_the_demo_has_each_required_fault_late_and_one_that_is_long_over() -> No
     assert scenario.fleet.nodes >= 64
 
 
-def test_live_faults_go_on_every_couple_of_minutes_and_only_when_asked_for() -> None:
+def test_live_faults_begin_every_couple_of_minutes_and_only_if_requested() -> None:
     scenario = demo()
     layout = FleetSimulator(scenario, 1).layout
     live = [f for f in Story.plan(scenario, layout, 1, True).faults if f.onset > scenario.duration]

@@ -1,4 +1,4 @@
-"""Jobs start, are stopped, move to spare nodes and end; never two on one GPU, never on a node that is out."""
+"""Jobs start, are stopped, move to spare nodes and end; a GPU has one job, a node that is out none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def of_job(schedule: Schedule, name: str) -> list[Stay]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 7, 8, 9, 16, 64])
-def test_without_churn_every_partition_runs_one_job_for_ever(nodes: int) -> None:
+def test_without_churn_every_partition_runs_one_endless_job(nodes: int) -> None:
     layout = Layout(nodes, 8)
     schedule = plan(layout, FOR_EVER, [], 1, DAY)
     assert len(schedule.jobs) == len(schedule.stays) == (1 if nodes < 9 else 2)
@@ -67,7 +67,7 @@ def test_partitions_share_the_busy_nodes_without_a_gap(nodes: int) -> None:
     assert len(partitions(500, True)) > 2 == len(partitions(500, False))
 
 
-def test_a_pipeline_has_at_most_as_many_stages_as_ranks_and_all_of_them_have_some() -> None:
+def test_a_pipeline_has_at_most_as_many_stages_as_ranks_and_no_empty_one() -> None:
     for width in (1, 2, 8):
         for nodes in (1, 4, 16):
             for hours in (FOR_EVER, 4.0):
@@ -78,7 +78,7 @@ def test_a_pipeline_has_at_most_as_many_stages_as_ranks_and_all_of_them_have_som
 
 @pytest.mark.parametrize("hours", [FOR_EVER, 2.0, 12.0])
 @pytest.mark.parametrize("nodes", [1, 4, 16, 40])
-def test_never_two_jobs_on_one_gpu_and_never_one_on_a_node_that_is_out(nodes: int, hours: float) -> None:
+def test_a_gpu_has_at_most_one_job_and_a_node_that_is_out_has_none(nodes: int, hours: float) -> None:
     layout = Layout(nodes, 4)
     for seed in range(4):
         stops = storm(nodes, seed)
@@ -93,7 +93,7 @@ def test_never_two_jobs_on_one_gpu_and_never_one_on_a_node_that_is_out(nodes: in
                 assert not (out and stay.begin < stop.at + stop.out and stop.at < stay.end)
 
 
-def test_a_job_is_in_one_place_at_a_time_and_its_last_stay_alone_is_its_last() -> None:
+def test_a_job_has_one_stay_at_a_time_and_only_its_last_stay_is_marked_as_last() -> None:
     schedule = plan(Layout(16, 8), 6.0, storm(16, 7), 7, 6 * DAY)
     assert len(schedule.jobs) > 10
     for job in schedule.jobs:
@@ -103,7 +103,7 @@ def test_a_job_is_in_one_place_at_a_time_and_its_last_stay_alone_is_its_last() -
         assert not any(s.warm for s in mine if s.begin > 0)
 
 
-def test_a_stopped_job_moves_to_a_spare_node_and_its_other_ranks_stay_where_they_were() -> None:
+def test_a_stopped_job_moves_to_a_spare_node_and_its_other_ranks_keep_their_nodes() -> None:
     layout = Layout(16, 8)
     schedule = plan(layout, FOR_EVER, [Stop(5000.0, (3,), DAY)], 1, 2 * DAY)
     first, then = of_job(schedule, schedule.jobs[0].name)
@@ -116,13 +116,13 @@ def test_a_stopped_job_moves_to_a_spare_node_and_its_other_ranks_stay_where_they
     assert len(of_job(schedule, schedule.jobs[1].name)) == 1
 
 
-def test_a_job_comes_back_to_its_own_nodes_where_none_is_out() -> None:
+def test_a_stopped_job_restarts_on_its_own_nodes_if_none_is_out() -> None:
     schedule = plan(Layout(16, 8), FOR_EVER, [Stop(5000.0, (3,), 0.0)], 1, DAY)
     first, then = of_job(schedule, schedule.jobs[0].name)
     assert np.array_equal(first.gpus, then.gpus)
 
 
-def test_a_job_waits_for_a_node_that_is_given_back_soon_unless_that_breaks_meanwhile() -> None:
+def test_a_job_waits_for_a_node_that_returns_soon_unless_it_fails_again() -> None:
     layout, work = Layout(16, 8), Stop(5000.0, (3,), 1500.0, waits=True)
     first, then = of_job(plan(layout, FOR_EVER, [work], 1, DAY), "sim-81")
     assert then.begin == 6500.0
@@ -132,7 +132,7 @@ def test_a_job_waits_for_a_node_that_is_given_back_soon_unless_that_breaks_meanw
     assert 3 not in nodes_of(then, layout)
 
 
-def test_a_spare_node_that_is_out_itself_is_not_taken() -> None:
+def test_a_spare_node_that_is_out_is_not_used() -> None:
     layout = Layout(16, 8)
     schedule = plan(layout, FOR_EVER, [Stop(1000.0, (14,), DAY), Stop(5000.0, (3,), DAY)], 1, DAY)
     _, then = of_job(schedule, "sim-81")
@@ -140,7 +140,7 @@ def test_a_spare_node_that_is_out_itself_is_not_taken() -> None:
     assert then.begin < 5700.0
 
 
-def test_without_a_spare_node_a_job_waits_until_its_node_is_well() -> None:
+def test_without_a_spare_node_a_job_waits_until_its_node_is_repaired() -> None:
     schedule = plan(Layout(1, 8), FOR_EVER, [Stop(1000.0, (0,), 7200.0)], 1, DAY)
     assert [(s.begin, s.end) for s in schedule.stays] == [(0.0, 1000.0), (8200.0, np.inf)]
 
@@ -159,12 +159,12 @@ def test_a_stop_before_the_first_step_keeps_the_node_free() -> None:
     assert [s.begin for s in schedule.stays if s.end > s.begin] == [3600.0]
 
 
-def test_what_strikes_a_waiting_job_delays_it_further() -> None:
+def test_a_fault_on_a_waiting_job_delays_it_further() -> None:
     stops = [Stop(1000.0, (0,), 1000.0), Stop(1500.0, (0,), 9000.0)]
     assert [s.begin for s in plan(Layout(1, 8), FOR_EVER, stops, 1, DAY).stays] == [0.0, 10_500.0]
 
 
-def test_a_stop_by_the_jobs_number_ends_that_job_alone_and_takes_no_node() -> None:
+def test_a_stop_by_job_number_ends_only_that_job_and_no_node_is_out() -> None:
     schedule = plan(Layout(16, 8), FOR_EVER, [Stop(4000.0, (), 0.0, 1)], 1, DAY)
     assert len(of_job(schedule, schedule.jobs[0].name)) == 1
     first, then = of_job(schedule, schedule.jobs[1].name)
@@ -172,7 +172,7 @@ def test_a_stop_by_the_jobs_number_ends_that_job_alone_and_takes_no_node() -> No
     assert np.array_equal(first.gpus, then.gpus)
 
 
-def test_the_schedule_follows_from_the_seed_and_a_stop_changes_nothing_before_it() -> None:
+def test_the_schedule_depends_on_the_seed_and_a_stop_changes_nothing_before_it() -> None:
     layout, stops = Layout(32, 8), storm(32, 1)
     one, same, other = (plan(layout, 4.0, stops, seed, 6 * DAY) for seed in (5, 5, 6))
     assert [(s.begin, s.end, s.gpus.tolist()) for s in one.stays] == [
@@ -184,7 +184,7 @@ def test_the_schedule_follows_from_the_seed_and_a_stop_changes_nothing_before_it
     assert before[0] == before[1]
 
 
-def test_nothing_begins_behind_the_horizon_and_what_runs_there_never_ends() -> None:
+def test_no_job_begins_after_the_horizon_and_running_ones_never_end() -> None:
     schedule = plan(Layout(16, 8), 2.0, [Stop(9 * DAY, (0,), 60.0)], 1, DAY)
     assert max(s.begin for s in schedule.stays) < DAY
     assert sum(s.end == np.inf for s in schedule.stays) >= 1
@@ -193,7 +193,7 @@ def test_nothing_begins_behind_the_horizon_and_what_runs_there_never_ends() -> N
     assert [s.begin for s in longer.stays if s.begin < DAY] == [s.begin for s in schedule.stays]
 
 
-def test_running_says_who_is_on_a_gpu_at_each_tick() -> None:
+def test_running_returns_the_job_of_each_gpu_at_each_tick() -> None:
     layout, stops = Layout(8, 4), storm(8, 2)
     schedule = plan(layout, 3.0, stops, 2, 6 * DAY)
     times = np.arange(0.0, 5 * DAY, 977.0)
@@ -204,24 +204,24 @@ def test_running_says_who_is_on_a_gpu_at_each_tick() -> None:
             assert running[k, gpu] == (-1 if stay is None else stay.job.number)
 
 
-# --- what is told of it -----------------------------------------------------------------------------------------------
+# --- events of the schedule -------------------------------------------------------------------------------------------
 
 
 def simulated(*lines: Line, nodes: int = 16, hours: float = 0.0, duration: float = 5400.0) -> FleetSimulator:
     return FleetSimulator(Scenario(duration, 10.0, None, Fleet(nodes, 8), lines, jobs=Jobs(hours)), 3)
 
 
-def told(chunks: list[Chunk], *kinds: str) -> list[tuple[int, int, str, str, dict[str, object]]]:
+def events_of_kind(chunks: list[Chunk], *kinds: str) -> list[tuple[int, int, str, str, dict[str, object]]]:
     return [(s, e.time, e.entity, e.kind, dict(e.data)) for c in chunks for s, e in c.events if e.kind in kinds]
 
 
-def test_every_node_tells_the_start_and_end_of_its_own_ranks_with_the_keys_of_the_real_collector() -> None:
+def test_every_node_reports_start_and_end_of_its_ranks_with_the_keys_of_the_collector() -> None:
     simulator = simulated(Line(Maintenance(change="none"), 1203.0, 4000.0, "node:sim-n003"))
     chunks = list(simulator.chunks())
     layout = simulator.layout
     moved = [s for s in simulator.schedule.stays if s.begin > 0]
     assert len(moved) == 1
-    for shipper, time, entity, kind, data in told(chunks, "job_start", "job_end"):
+    for shipper, time, entity, kind, data in events_of_kind(chunks, "job_start", "job_end"):
         assert set(data) <= set(EVENT_KINDS[kind].data)
         ranks = data["ranks"]
         assert ranks
@@ -233,41 +233,45 @@ def test_every_node_tells_the_start_and_end_of_its_own_ranks_with_the_keys_of_th
                 assert place["gpu"] == layout.entities["gpu"][int(moved[0].gpus[number])]
                 assert place["gpu"].startswith(f"gpu:{node}.")
                 assert place["stage"] == f"stage:{moved[0].job.name}.{moved[0].job.stage_of_rank[number]}"
-    ends = told(chunks, "job_end")
+    ends = events_of_kind(chunks, "job_end")
     assert {time for _, time, *_ in ends} == {simulator.time_at(1203.0)}
     assert {shipper for shipper, *_ in ends} == set(range(8))
-    starts = {shipper for shipper, time, *_ in told(chunks, "job_start") if time == simulator.time_at(moved[0].begin)}
+    starts = {
+        shipper
+        for shipper, time, *_ in events_of_kind(chunks, "job_start")
+        if time == simulator.time_at(moved[0].begin)
+    }
     assert starts == (set(range(8)) - {2}) | {14}
 
 
-def test_an_inventory_follows_every_change_and_names_the_ranks_that_are_there() -> None:
+def test_every_change_is_followed_by_an_inventory_with_the_present_ranks() -> None:
     simulator = simulated(Line(JobRestart(), 1200.0, 3000.0, "job:sim-81"))
     chunks = list(simulator.chunks())
-    lists = [(t, d["entities"]) for s, t, _, _, d in told(chunks, "inventory") if s == 0]
+    lists = [(t, d["entities"]) for s, t, _, _, d in events_of_kind(chunks, "inventory") if s == 0]
     begin = simulator.schedule.stays[-1].begin
     assert [t for t, _ in lists] == [simulator.time_at(t) for t in (0, 1200.0, begin, 3600.0)]
     counts = [sum(name.startswith("rank:") for name in entities) for _, entities in lists]  # type: ignore[attr-defined]
     assert counts == [8, 0, 8, 8]
 
 
-def test_at_one_moment_the_inventory_comes_first_and_a_job_ends_before_the_next_begins() -> None:
+def test_of_events_at_the_same_time_the_inventory_is_first_and_job_ends_precede_starts() -> None:
     kinds = ("digest", "job_start", "job_end", "inventory")
     mixed = [PlannedEvent(time, "job:sim-81", kind, {}) for kind in kinds for time in (20.0, 10.0)]
     wanted = ["inventory", "job_end", "job_start", "digest"]
     assert [(h.time, h.kind) for h in sort_events(mixed)] == [(t, k) for t in (10.0, 20.0) for k in wanted]
 
 
-def test_with_churn_jobs_end_others_follow_and_events_stay_in_order_of_time() -> None:
+def test_with_churn_jobs_end_and_others_follow_with_events_in_order_of_time() -> None:
     chunks = list(simulated(hours=0.5, duration=3 * 3600.0, nodes=4).chunks())
     times = [e.time for c in chunks for _, e in c.events]
     assert times == sorted(times)
-    ended, begun = ({entity for _, _, entity, *_ in told(chunks, kind)} for kind in ("job_end", "job_start"))
+    ended, begun = ({entity for _, _, entity, *_ in events_of_kind(chunks, kind)} for kind in ("job_end", "job_start"))
     assert len(ended) >= 2
     assert ended <= begun
 
 
 @pytest.mark.parametrize(("hours", "seed"), [(0.0, 1), (1.0, 2), (12.0, 3)])
-def test_in_a_storm_of_all_kinds_no_job_runs_on_a_node_that_one_of_them_holds_out(hours: float, seed: int) -> None:
+def test_in_a_storm_of_all_kinds_no_job_runs_on_a_node_that_is_out(hours: float, seed: int) -> None:
     layout, rates = Layout(16, 8), Rates(60.0, 1.0, apart=False)
     story = Story.plan(Scenario(5 * DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(hours), rates=rates), layout, seed, False)
     stops = [stop for f in story.faults if (stop := f.kind.stops(f, layout)) and stop.nodes and stop.at < 5 * DAY]

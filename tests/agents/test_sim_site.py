@@ -11,11 +11,11 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import PSUS
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from pipeline.model.records import SECOND
-from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, quiet, struck
+from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, quiet, simulate_fault
 
 
-def test_the_other_supplies_of_a_node_carry_what_one_of_them_loses() -> None:
-    run = struck(PsuLoss(part="supply", brake="no", extent="node"), "psu:sim-n002.3")
+def test_the_other_supplies_of_a_node_carry_the_load_of_a_lost_one() -> None:
+    run = simulate_fault(PsuLoss(part="supply", brake="no", extent="node"), "psu:sim-n002.3")
     output, lost = run.column("psu.output_power"), PSUS + 3
     others = [i for i in range(PSUS, 2 * PSUS) if i != lost]
     assert output[WITHIN, lost].max() == 0
@@ -29,15 +29,15 @@ def test_the_other_supplies_of_a_node_carry_what_one_of_them_loses() -> None:
     assert not run.changed("gpu", "gpu.sm_clock").any()
 
 
-def test_a_supply_without_input_says_so() -> None:
-    run = struck(PsuLoss(part="feed", brake="no", extent="node"), "psu:sim-n002.0")
+def test_a_supply_without_input_reports_it() -> None:
+    run = simulate_fault(PsuLoss(part="feed", brake="no", extent="node"), "psu:sim-n002.0")
     assert run.column("psu.input_voltage")[WITHIN, PSUS].max() == 0
     assert set(run.column("psu.input_status")[WITHIN, PSUS]) == {1}
     assert only_within(run.changed("psu", "psu.input_status"))
 
 
-def test_a_shelf_takes_the_same_supply_of_all_nodes_of_its_rack_and_may_brake_them() -> None:
-    run = struck(PsuLoss(part="supply", brake="yes", extent="rack"), "psu:sim-n010.1")
+def test_a_failed_shelf_removes_one_supply_of_all_nodes_of_its_rack_and_may_brake_them() -> None:
+    run = simulate_fault(PsuLoss(part="supply", brake="yes", extent="rack"), "psu:sim-n010.1")
     lost = run.column("psu.output_power")[WITHIN].max(axis=0) == 0
     assert np.flatnonzero(lost).tolist() == [n * PSUS + 1 for n in range(8, 16)]
     bits, clock = run.column("gpu.throttle_reasons"), run.column("gpu.sm_clock")
@@ -50,7 +50,7 @@ def test_a_shelf_takes_the_same_supply_of_all_nodes_of_its_rack_and_may_brake_th
     assert np.nanmedian(steps[WITHIN]) > 1.5 * np.nanmedian(steps[:90])
 
 
-def test_all_nodes_of_a_tripped_unit_vanish_and_boot_with_counters_from_zero() -> None:
+def test_all_nodes_of_a_tripped_unit_disappear_and_boot_with_counters_from_zero() -> None:
     run = Run(Line(PduTrip(), ONSET, END, "pdu:sim-p1"), nodes=24)
     mine, ports = slice(0, 16), slice(0, 128)
     for signal, device_class in (("node.uptime", "node"), ("gpu.power", "gpu"), ("nic.tx_bytes", "nic")):
@@ -84,7 +84,7 @@ def test_the_jobs_on_a_tripped_unit_end_with_it() -> None:
 
 
 def test_warm_facility_water_warms_a_whole_loop_at_equal_resistance() -> None:
-    run = struck(FacilityWater(rise=6.0, course="step"), "cdu:sim-c1")
+    run = simulate_fault(FacilityWater(rise=6.0, course="step"), "cdu:sim-c1")
     supply = run.column("coolant.supply_temperature") - quiet().column("coolant.supply_temperature")
     assert supply[WITHIN, 0] == pytest.approx(6.0, abs=0.01)
     heat = (run.column("gpu.temperature") - quiet().column("gpu.temperature"))[WITHIN]
@@ -94,8 +94,8 @@ def test_warm_facility_water_warms_a_whole_loop_at_equal_resistance() -> None:
     assert only_within(run.changed("coolant", "coolant.supply_temperature"))
 
 
-def test_fouling_grows_over_its_time_and_can_be_seen_from_3_kelvin_on() -> None:
-    run = struck(FacilityWater(rise=6.0, course="fouling", days=1000 / 86_400), "cdu:sim-c1")
+def test_fouling_grows_over_its_time_and_is_visible_from_3_kelvin_on() -> None:
+    run = simulate_fault(FacilityWater(rise=6.0, course="fouling", days=1000 / 86_400), "cdu:sim-c1")
     (line,) = run.simulator.truth()
     assert line["parameters"]["detectable"] == "2026-01-01T00:23:20.000000Z"  # half of 1000 s
     rise = (run.column("coolant.supply_temperature") - quiet().column("coolant.supply_temperature"))[:, 0]
@@ -103,7 +103,7 @@ def test_fouling_grows_over_its_time_and_can_be_seen_from_3_kelvin_on() -> None:
     assert rise[200] == pytest.approx(6.0, abs=0.1)
 
 
-def test_fouling_that_comes_by_itself_lasts_as_long_as_it_grows_and_a_step_some_hours() -> None:
+def test_random_fouling_lasts_as_long_as_it_grows_and_a_random_step_some_hours() -> None:
     layout, rng = quiet().simulator.layout, np.random.default_rng(1)
     for kind, seconds in (FacilityWater.arriving(layout, rng) for _ in range(60)):
         assert isinstance(kind, FacilityWater)
@@ -121,9 +121,7 @@ def test_fouling_that_comes_by_itself_lasts_as_long_as_it_grows_and_a_step_some_
 
 
 @pytest.mark.parametrize(("interval", "flow"), [(1.0, 0.0), (1.0, 0.3), (5.0, 0.05), (10.0, 0.0), (10.0, 0.3)])
-def test_gpus_without_coolant_warm_as_their_heat_capacity_lets_them_until_they_are_shut_down(
-    interval: float, flow: float
-) -> None:
+def test_gpus_without_coolant_warm_by_their_heat_capacity_until_they_shut_down(interval: float, flow: float) -> None:
     line = Line(CoolantLoss(flow=flow), 300.0, 900.0, "cdu:sim-c1")
     chunks = list(FleetSimulator(Scenario(1500.0, interval, None, Fleet(2, 8), (line,)), 3).chunks())
     heat, bits, clock, power, back = (
@@ -152,15 +150,15 @@ def test_gpus_without_coolant_warm_as_their_heat_capacity_lets_them_until_they_a
 
 
 def test_a_leak_empties_the_reservoir_before_its_rope_is_wet() -> None:
-    run = struck(CoolantLeak(loss=0.4, wet=0.5), "rack:sim-r2")
+    run = simulate_fault(CoolantLeak(loss=0.4, wet=0.5), "rack:sim-r2")
     level, pressure = run.column("reservoir.level", "coolant")[:, 0], run.column("coolant.pressure")[:, 0]
     assert level[163] / level[:90].mean() == pytest.approx(1 - 0.4 * 730 / 1500, abs=0.01)
     assert pressure[230:240].mean() / pressure[:90].mean() == pytest.approx(0.88, abs=0.02)
     wet = run.column("leak.state")
     assert np.flatnonzero(wet[:, 1]).tolist() == list(range(165, 240))
     assert not wet[:, 0].any()
-    told = [(e.entity, e.data["state"], (e.time - run.simulator.start) / SECOND) for e in run.events("leak")]
-    assert told == [("leak_detector:sim-r2", "active", 1650.0), ("leak_detector:sim-r2", "cleared", 2401.0)]
+    leaks = [(e.entity, e.data["state"], (e.time - run.simulator.start) / SECOND) for e in run.events("leak")]
+    assert leaks == [("leak_detector:sim-r2", "active", 1650.0), ("leak_detector:sim-r2", "cleared", 2401.0)]
     assert run.events("leak")[0].data["since"] == run.simulator.time_at(1650.0)
     assert not run.events("flow_collapse", "pressure_collapse")
     assert run.simulator.truth()[0]["entities"] == ["rack:sim-r2", "leak_detector:sim-r2"]
@@ -180,7 +178,7 @@ def test_recirculation_warms_the_inlets_of_a_row_and_runs_up_its_fans() -> None:
 
 
 def test_a_set_point_moves_supply_and_gpus_there_and_back() -> None:
-    run = struck(SetpointShift(shift=2.0, direction="down", ramp=600.0), "cdu:sim-c1")
+    run = simulate_fault(SetpointShift(shift=2.0, direction="down", ramp=600.0), "cdu:sim-c1")
     shift = (run.column("coolant.supply_temperature") - quiet().column("coolant.supply_temperature"))[:, 0]
     assert shift[[120, 150, 165, 210]] == pytest.approx([-1.0, -2.0, -2.0, -1.0], abs=0.02)
     assert only_within(run.changed("coolant", "coolant.supply_temperature"))
@@ -188,7 +186,7 @@ def test_a_set_point_moves_supply_and_gpus_there_and_back() -> None:
 
 
 @pytest.mark.parametrize(("reach", "devices"), [("unit", 128), ("jobs", 128), ("fleet", 168)])
-def test_a_power_cap_takes_clock_and_power_together(reach: str, devices: int) -> None:
+def test_a_power_cap_lowers_clock_and_power_together(reach: str, devices: int) -> None:
     run = Run(Line(PowerCap(share=0.1, reach=reach), ONSET, END, "pdu:sim-p1"), nodes=24)
     bits, clock, power = (run.column(f"gpu.{name}") for name in ("throttle_reasons", "sm_clock", "power"))
     capped = (bits[WITHIN] == 0x4).any(axis=0)
@@ -196,14 +194,14 @@ def test_a_power_cap_takes_clock_and_power_together(reach: str, devices: int) ->
     ratio = np.median(clock[WITHIN][:, capped], axis=0) / np.median(clock[:90][:, capped], axis=0)
     assert ratio == pytest.approx(0.9, abs=0.02)
     assert np.median(power[WITHIN][:, capped]) < 0.9 * np.median(power[:90][:, capped])
-    assert np.median(power[WITHIN][:, capped], axis=0).max() < 1.02 * 700 * 0.9**1.7  # nobody beyond the cap
+    assert np.median(power[WITHIN][:, capped], axis=0).max() < 1.02 * 700 * 0.9**1.7  # no GPU above the cap
     assert not (bits[:90] == 0x4).any()
     assert not (bits[240:] == 0x4).any()
     if reach == "unit":
         assert not capped[devices:].any()
 
 
-def test_of_overlapping_power_caps_the_lowest_holds() -> None:
+def test_of_overlapping_power_caps_the_lowest_applies() -> None:
     lowest = Line(PowerCap(share=0.14, reach="fleet"), ONSET, END, "pdu:sim-p1")
     beneath = Line(PowerCap(share=0.07, reach="unit"), ONSET, END, "pdu:sim-p1")
     alone, both = Run(lowest, nodes=24), Run(lowest, beneath, nodes=24)
@@ -212,11 +210,11 @@ def test_of_overlapping_power_caps_the_lowest_holds() -> None:
     assert np.array_equal(both.column("rank.compute_time"), alone.column("rank.compute_time"), equal_nan=True)
 
 
-def test_benign_warmth_and_offsets_stay_below_what_a_fault_is() -> None:
-    run = struck(InletRise(rise=2.0, ramp=400.0), "rack:sim-r1")
+def test_benign_warming_and_offsets_stay_below_the_size_of_a_fault() -> None:
+    run = simulate_fault(InletRise(rise=2.0, ramp=400.0), "rack:sim-r1")
     rise = np.median((run.column("sensor.temperature") - quiet().column("sensor.temperature"))[140:190, 0::2], axis=0)
     assert rise == pytest.approx(2.0, abs=0.5)
-    run = struck(SensorOffset(size=1.0, which=0.0, direction="up", work=300.0), "gpu:sim-n003.0")
+    run = simulate_fault(SensorOffset(size=1.0, which=0.0, direction="up", work=300.0), "gpu:sim-n003.0")
     shift = (run.column("gpu.temperature") - quiet().column("gpu.temperature"))[:, 16]
     assert [set(shift[ticks]) for ticks in (slice(120), slice(120, 240), slice(240, None))] == [{0.0}, {1.0}, {0.0}]
     service = run.events("maintenance_start", "maintenance_end")

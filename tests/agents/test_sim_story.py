@@ -25,14 +25,14 @@ def of_job(schedule: Schedule, name: str) -> list[Stay]:
     return [stay for stay in schedule.stays if stay.job.name == name]
 
 
-def test_what_ends_a_job_is_known_to_the_schedule_and_to_everything_that_strikes_later() -> None:
+def test_a_fault_that_ends_a_job_changes_the_schedule_and_all_later_faults() -> None:
     lines = (Line(JobHang(), 1000.0, 1900.0, "job:sim-81"), Line(JobRestart(), 3500.0, 5000.0, "job:sim-81"))
     simulator = simulated(*lines)
     stays = of_job(simulator.schedule, "sim-81")
     assert [s.end for s in stays] == [1900.0, 3500.0, np.inf]
 
 
-def test_what_strikes_a_job_ends_with_its_stay() -> None:
+def test_a_fault_of_a_job_ends_with_its_stay() -> None:
     lines = (Line(JobHang(), 1000.0, 2800.0, "job:sim-81"), Line(Maintenance(), 1500.0, 3000.0, "node:sim-n001"))
     simulator = simulated(*lines)
     hang = simulator.faults[0]
@@ -41,7 +41,7 @@ def test_what_strikes_a_job_ends_with_its_stay() -> None:
     assert [s.end for s in of_job(simulator.schedule, "sim-81")] == [1500.0, np.inf]  # its watchdog ends no later stay
 
 
-def test_by_themselves_things_strike_running_jobs_and_leave_each_other_half_an_hour() -> None:
+def test_random_job_faults_affect_running_jobs_and_are_half_an_hour_apart() -> None:
     rates = Rates(kinds={"job_hang": 4e4, "data_stall": 4e4, "loss_spike": 4e4, "job_restart": 2e4}, faults=1.0)
     scenario = Scenario(DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(6.0), rates=rates)
     simulator = FleetSimulator(scenario, 2)
@@ -55,7 +55,7 @@ def test_by_themselves_things_strike_running_jobs_and_leave_each_other_half_an_h
         assert all(f.onset >= one.end + 1800 for f in later)
 
 
-def test_a_job_that_there_is_not_is_refused_and_one_that_does_not_run_then_is_left_alone() -> None:
+def test_a_fault_on_an_unknown_job_is_refused_and_one_on_an_idle_job_has_no_effect() -> None:
     with pytest.raises(UsageError, match=r"'job:sim-99'.*expected one of job:sim-81 to job:sim-82"):
         simulated(Line(JobHang(), 1000.0, 1900.0, "job:sim-99"))
     out = Line(Maintenance(), 500.0, 3000.0, "node:sim-n001")
@@ -64,13 +64,13 @@ def test_a_job_that_there_is_not_is_refused_and_one_that_does_not_run_then_is_le
     assert [s.begin for s in simulator.schedule.stays] == [0.0, 3000.0]
 
 
-def test_what_strikes_jobs_does_not_depend_on_the_order_of_the_lines() -> None:
+def test_job_faults_do_not_depend_on_the_order_of_the_lines() -> None:
     lines = [Line(JobRestart(), 3500.0, 5000.0, "job:sim-81"), Line(JobHang(), 1000.0, 1900.0, "job:sim-82")]
     one, other = simulated(*lines), simulated(*reversed(lines))
     assert [(s.job.name, s.end) for s in one.schedule.stays] == [(s.job.name, s.end) for s in other.schedule.stays]
 
 
-def test_a_slow_gpu_that_no_job_uses_is_invisible_and_a_logged_fact_never_is() -> None:
+def test_a_slow_unused_gpu_is_invisible_and_a_logged_fact_never_is() -> None:
     spare = "sim-n016"  # the last eighth of the nodes trains nothing
     slow = Line(Straggler(), 600.0, 1800.0, f"gpu:{spare}.0")
     logged = Line(GpuEngineFault(origin="hardware", engine="compute"), 600.0, 1800.0, f"gpu:{spare}.1")
@@ -83,7 +83,7 @@ def test_a_slow_gpu_that_no_job_uses_is_invisible_and_a_logged_fact_never_is() -
     assert any(e.kind == "xid" and spare in e.entity for c in simulator.chunks() for _, e in c.events)
 
 
-def test_one_more_given_fault_leaves_all_that_comes_by_itself_as_it_was() -> None:
+def test_one_more_configured_fault_does_not_change_the_random_faults() -> None:
     rates = Rates(faults=200.0)
     bare, more = (
         FleetSimulator(Scenario(DAY, 10.0, None, Fleet(16, 8), lines, rates=rates), 2).faults
@@ -98,7 +98,7 @@ def test_one_more_given_fault_leaves_all_that_comes_by_itself_as_it_was() -> Non
     assert (given.kind, given.entity, given.rng_key) == (alone.kind, alone.entity, alone.rng_key)
 
 
-def test_what_strikes_jobs_and_finds_none_is_counted() -> None:
+def test_job_faults_without_a_running_job_are_counted() -> None:
     lines = tuple(Line(JobHang(), 1000.0 + n, 4000.0) for n in range(5))
     simulator = simulated(*lines)  # two jobs run, and each has one thing at a time
     assert (simulator.planned, simulator.dropped, len(simulator.faults)) == (5, 3, 2)

@@ -133,9 +133,9 @@ def test_a_disk_that_takes_seconds_delays_no_tick_and_is_reported(node: Node, dr
     wait_for(lambda: events(drain(node.spool)[0], "disk_slow"), "the event")
     assert node.end() == 0
     messages, gaps = drain(node.spool)
-    (told,) = events(messages, "disk_slow")
-    assert (told.data["state"], told.data["lost"], gaps) == ("active", 0, [])
-    assert told.data["seconds"] >= 5
+    (sent,) = events(messages, "disk_slow")
+    assert (sent.data["state"], sent.data["lost"], gaps) == ("active", 0, [])
+    assert sent.data["seconds"] >= 5
     assert missed(times(messages)) <= 8, "a busy machine may miss a tick, a disk of 4 s must not"
 
 
@@ -189,7 +189,7 @@ def test_an_agent_starts_although_its_disk_does_not_respond(node: Node, drain: D
     wait_for(lambda: "has not responded for 10 s; starting without it" in node.log, "the start")
     wait_for(lambda: "slow: a message has waited" in node.log, "ticks are made")
     node.disk("sync 0")
-    wait_for(lambda: len(times(drain(node.spool)[0])) > 60, "the ticks made meanwhile")
+    wait_for(lambda: len(times(drain(node.spool)[0])) > 60, "the ticks during the pause")
     assert node.end() == 0
 
 

@@ -40,13 +40,13 @@ class Processes:
         (below / "stat").write_text(f"{pid} ({comm}) {state} {rest}{' 0' * 28}\n")
         (below / "wchan").write_text(wchan)
 
-    def look(self, after: float = 0.0) -> Reading:
+    def read_once(self, after: float = 0.0) -> Reading:
         self.time += round(after * SECOND)
         (reading,) = self.tasks.read()
         return reading
 
     def values(self, after: float = 0.0) -> list[float]:
-        return [values[0] for values in self.look(after).columns.values()]
+        return [values[0] for values in self.read_once(after).columns.values()]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_name_with_parentheses_and_blanks_is_not_a_state(processes: Processes)
 def test_the_longest_wait_is_of_one_process_without_progress(processes: Processes) -> None:
     processes.put(20, "python3", "D")
     processes.put(21, "rsync", "D")
-    processes.look()
+    processes.read_once()
     assert processes.values(30)[2] == 30
     processes.put(20, "python3", "D", used=8)  # it ran in between
     processes.put(22, "late", "D")
@@ -86,26 +86,26 @@ def test_the_longest_wait_is_of_one_process_without_progress(processes: Processe
 def test_a_wait_of_two_minutes_is_reported_once_with_its_wchan(processes: Processes) -> None:
     processes.put(20, "python3", "D", wchan="rpc_wait_bit_killable")
     processes.put(21, "rsync", "D", wchan="0")
-    assert processes.look().events == ()
-    assert processes.look(119).events == ()
-    events = processes.look(1).events
+    assert processes.read_once().events == ()
+    assert processes.read_once(119).events == ()
+    events = processes.read_once(1).events
     assert [(e.kind, e.entity, e.time) for e in events] == [("task_blocked", "node:n1", processes.time)] * 2
     assert [dict(e.data) for e in events] == [
         {"pid": 20, "comm": "python3", "seconds": 120.0, "wchan": "rpc_wait_bit_killable"},
         {"pid": 21, "comm": "rsync", "seconds": 120.0, "wchan": None},
     ]
-    assert processes.look(30).events == ()
+    assert processes.read_once(30).events == ()
     processes.put(20, "python3", "D", used=9)
-    processes.look(30)
-    assert [e.data["seconds"] for e in processes.look(150).events] == [150.0]
+    processes.read_once(30)
+    assert [e.data["seconds"] for e in processes.read_once(150).events] == [150.0]
 
 
 def test_a_storm_of_waits_is_bounded(processes: Processes) -> None:
     for pid in range(20, 20 + tasks.MAX_EVENTS + 3):
         processes.put(pid, "python3", "D")
-    processes.look()
-    assert len(processes.look(120).events) == tasks.MAX_EVENTS
-    assert len(processes.look(30).events) == 3
+    processes.read_once()
+    assert len(processes.read_once(120).events) == tasks.MAX_EVENTS
+    assert len(processes.read_once(30).events) == 3
 
 
 def test_processes_that_end_during_the_read_are_skipped(processes: Processes) -> None:

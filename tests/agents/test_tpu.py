@@ -148,11 +148,11 @@ def opened(tmp_path: Path, address: str, chips: int = 4, **settings: Any) -> tup
     clock = [1_800_000_000_000_000]
     collector._rhythm._now = lambda: clock[0]
 
-    def look() -> Any:
+    def read_once() -> Any:
         clock[0] += 10_000_000
         return collector.read()
 
-    return collector, look
+    return collector, read_once
 
 
 def test_without_a_chip_there_is_no_data_and_nothing_is_loaded(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_metrics_of_each_device_are_read(tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]) -> None:
-    collector, look = opened(tmp_path, libtpu[1])
-    (reading,) = look()
+    collector, read_once = opened(tmp_path, libtpu[1])
+    (reading,) = read_once()
     assert reading.entities == tuple(f"gpu:n1.{d}" for d in range(4))
     columns = {name: values.tolist() for name, values in reading.columns.items()}
     assert columns == {
@@ -189,8 +189,8 @@ def test_the_duty_cycle_of_a_chip_is_reported_for_both_devices(
     tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]
 ) -> None:
     libtpu[0].values[tpu.DUTY_CYCLE] = {0: 30.0, 1: 90.0}
-    collector, look = opened(tmp_path, libtpu[1], chips=2)
-    (reading,) = look()
+    collector, read_once = opened(tmp_path, libtpu[1], chips=2)
+    (reading,) = read_once()
     assert reading.columns["gpu.utilization"].tolist() == pytest.approx([0.3, 0.3, 0.9, 0.9])
     assert [collector.inventory()[f"gpu:n1.{d}"].attributes["pci"][5:7] for d in range(4)] == ["10", "10", "11", "11"]
 
@@ -199,8 +199,8 @@ def test_an_old_libtpu_without_a_list_is_read_for_the_basic_metrics(
     tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]
 ) -> None:
     libtpu[0].lists = False
-    _, look = opened(tmp_path, libtpu[1])
-    (reading,) = look()
+    _, read_once = opened(tmp_path, libtpu[1])
+    (reading,) = read_once()
     assert libtpu[0].asked == [tpu.MEMORY_TOTAL, tpu.MEMORY_USED, tpu.DUTY_CYCLE]
     assert np.isnan(reading.columns["gpu.queued_programs"]).all()
 
@@ -211,8 +211,8 @@ def test_between_two_programs_nothing_is_measured_and_no_library_is_loaded(
     for name in [name for name in sys.modules if name.partition(".")[0] == "h2"]:
         monkeypatch.delitem(sys.modules, name)
     libtpu[2].stop(0).wait()
-    collector, look = opened(tmp_path, libtpu[1])
-    assert look() == ()
+    collector, read_once = opened(tmp_path, libtpu[1])
+    assert read_once() == ()
     assert collector.inventory() == {}
     assert "h2.connection" not in sys.modules
 
@@ -220,11 +220,11 @@ def test_between_two_programs_nothing_is_measured_and_no_library_is_loaded(
 def test_a_device_that_is_no_longer_reported_keeps_its_number(
     tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]
 ) -> None:
-    _, look = opened(tmp_path, libtpu[1])
-    look()
+    _, read_once = opened(tmp_path, libtpu[1])
+    read_once()
     for values in libtpu[0].values.values():
         values.pop(1, None)
-    (reading,) = look()
+    (reading,) = read_once()
     assert reading.entities == tuple(f"gpu:n1.{d}" for d in range(4))
     assert np.isnan(reading.columns["gpu.memory_used"][1])
     assert reading.columns["gpu.memory_used"][2] == 3 * GIB
@@ -232,15 +232,15 @@ def test_a_device_that_is_no_longer_reported_keeps_its_number(
 
 def test_a_hung_libtpu_is_a_fault_within_the_timeout(tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]) -> None:
     libtpu[0].hangs.clear()
-    _, look = opened(tmp_path, libtpu[1], timeout=0.3)
+    _, read_once = opened(tmp_path, libtpu[1], timeout=0.3)
     with pytest.raises(RuntimeError, match=r"libtpu does not respond: .*DEADLINE_EXCEEDED"):
-        look()
+        read_once()
 
 
 def test_many_devices_are_bounded(tmp_path: Path, libtpu: tuple[Libtpu, str, grpc.Server]) -> None:
     libtpu[0].values[tpu.MEMORY_USED] = dict.fromkeys(range(500), 1)
-    _, look = opened(tmp_path, libtpu[1])
-    assert len(look()[0].entities) == tpu.MAX_DEVICES
+    _, read_once = opened(tmp_path, libtpu[1])
+    assert len(read_once()[0].entities) == tpu.MAX_DEVICES
 
 
 @given(st.binary(max_size=200))
@@ -253,5 +253,5 @@ def test_no_answer_breaks_the_reader(data: bytes) -> None:
 
 @given(st.dictionaries(st.sampled_from(list(tpu.SIGNALS)), st.dictionaries(st.integers(0, 9), st.floats(), max_size=9)))
 def test_any_device_numbers_are_kept_apart(found: dict[str, dict[int, float]]) -> None:
-    told = {device for values in found.values() for device in values}
-    assert tpu.group_by_device(found).keys() <= told
+    reported = {device for values in found.values() for device in values}
+    assert tpu.group_by_device(found).keys() <= reported

@@ -131,8 +131,8 @@ def test_a_step_arrives_with_all_its_values(collector: Training) -> None:
 def test_the_identity_of_a_rank_comes_from_the_environment(
     collector: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8", "PP_RANK": "1"}
-    for name, value in told.items():
+    found_events = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8", "PP_RANK": "1"}
+    for name, value in found_events.items():
         monkeypatch.setenv(name, value)
     Steps().report()
     read_until(collector, at_step(1, "rank:n1-29500.3"))
@@ -142,7 +142,7 @@ def test_the_identity_of_a_rank_comes_from_the_environment(
     read_until(collector, at_step(1, "rank:4711.3"))
 
 
-def test_a_script_without_a_launcher_is_a_job_of_its_own(collector: Training) -> None:
+def test_a_script_without_a_launcher_is_a_separate_job(collector: Training) -> None:
     Steps().report()
     read_until(collector, at_step(1, f"rank:n1-{os.getpid()}.0"))
 
@@ -211,14 +211,14 @@ def test_refused_datagrams_are_logged_every_ten_minutes_with_the_reason(
     collector.read()
     refused = "collector training: 1 datagrams refused; last: from process"
     limit = "too many ranks; at most 256, 128 of one user\n"
-    (said,) = capsys.readouterr().err.splitlines(keepends=True)
-    assert said.startswith(refused)
-    assert said.endswith(f"rank:j128.0: {limit}")
+    (message,) = capsys.readouterr().err.splitlines(keepends=True)
+    assert message.startswith(refused)
+    assert message.endswith(f"rank:j128.0: {limit}")
     now[0] += 600.0
     collector.read()
-    (said,) = capsys.readouterr().err.splitlines(keepends=True)
-    assert said.startswith(refused)
-    assert said.endswith(f"rank:j129.0: {limit}")
+    (message,) = capsys.readouterr().err.splitlines(keepends=True)
+    assert message.startswith(refused)
+    assert message.endswith(f"rank:j129.0: {limit}")
     now[0] += 600.0
     collector.read()
     assert capsys.readouterr().err == ""

@@ -27,8 +27,8 @@ def of(kind: int, body: bytes, sender: RankSender = WHO) -> bytes:
 
 
 def step(number: int = 1, **values: float) -> bytes:
-    told = StepReport(number, 0, 0, 0, 0, **values)
-    return datagram.STEP_BODY.pack(*(getattr(told, name) for name in StepReport.__dataclass_fields__))
+    reported = StepReport(number, 0, 0, 0, 0, **values)
+    return datagram.STEP_BODY.pack(*(getattr(reported, name) for name in StepReport.__dataclass_fields__))
 
 
 class Hand:
@@ -77,8 +77,8 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from(["job", "rank", "world", "stage", "gpu", "group", "x"]), JSON) | JSON,
     st.binary(max_size=60),
 )
-def test_any_identity_is_a_valid_name_or_refused(told: object, raw: bytes) -> None:
-    for whose in (json.dumps(told).encode(), raw):
+def test_any_identity_is_a_valid_name_or_refused(reported: object, raw: bytes) -> None:
+    for whose in (json.dumps(reported).encode(), raw):
         try:
             found = datagram.decode_sender(whose)
         except InvalidDatagram:
@@ -89,7 +89,7 @@ def test_any_identity_is_a_valid_name_or_refused(told: object, raw: bytes) -> No
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         {"job": "81"},
         {"job": "81", "rank": True},
@@ -107,9 +107,9 @@ def test_any_identity_is_a_valid_name_or_refused(told: object, raw: bytes) -> No
         {"job": "81", "rank": 0, "group": ["a"]},
     ],
 )
-def test_an_invalid_identity_is_refused(told: dict[str, object]) -> None:
+def test_an_invalid_identity_is_refused(reported: dict[str, object]) -> None:
     with pytest.raises(InvalidDatagram):
-        datagram.decode_sender(json.dumps(told).encode())
+        datagram.decode_sender(json.dumps(reported).encode())
 
 
 def test_deep_and_long_identities_are_refused() -> None:
@@ -246,10 +246,10 @@ def test_events_keep_their_order_and_are_bounded() -> None:
     many = [(b"b%d" % number, number) for number in range(128)]
     for number in range(40):
         hand.ranks.receive(of(datagram.DIGESTS, datagram.encode_digests(number, many)), 0, 7)
-    told = [event for _ in range(20) for event in hand.ranks.collect().events]
-    assert len(told) == reported_ranks.MAX_QUEUED_EVENTS
+    reported = [event for _ in range(20) for event in hand.ranks.collect().events]
+    assert len(reported) == reported_ranks.MAX_QUEUED_EVENTS
     assert hand.ranks.refused == 40 - reported_ranks.MAX_QUEUED_EVENTS // 128
-    assert told[129].data == {"step": 1, "bucket": "b1", "digest": "0000000000000001", "group": "dp0"}
+    assert reported[129].data == {"step": 1, "bucket": "b1", "digest": "0000000000000001", "group": "dp0"}
 
 
 def test_a_job_on_one_node_has_the_agents_node_name() -> None:

@@ -118,7 +118,7 @@ def trained(agent: Path) -> Iterator[tuple[Store, list[dict[str, Any]]]]:
         for rank in range(WORLD)
     ]
     try:
-        said = [json.loads(rank.stdout.readline()) for rank in ranks if rank.stdout is not None]
+        reports = [json.loads(rank.stdout.readline()) for rank in ranks if rank.stdout is not None]
         store = Store(agent)
         query = f"SELECT count(DISTINCT entity) FROM rank WHERE step = {COUNT}"
         waited(lambda: "rank" in tables(store) and store.rows(query)[0][0] == WORLD, "the last step of every rank")
@@ -127,7 +127,7 @@ def trained(agent: Path) -> Iterator[tuple[Store, list[dict[str, Any]]]]:
     finally:
         for rank in ranks:
             rank.communicate(b"\n", timeout=20)
-    yield store, said
+    yield store, reports
     store.service.close()
 
 
@@ -139,26 +139,26 @@ def tables(store: Store) -> set[str]:
 def test_all_steps_of_all_ranks_arrive(
     trained: tuple[Store, list[dict[str, Any]]],
 ) -> None:
-    store, said = trained
+    store, reports = trained
     found = store.rows(
         "SELECT entity, max(step), max(tokens), max(drops), max(refused) FROM rank GROUP BY 1 ORDER BY 1"
     )
     assert found == [(f"rank:mlp.{rank}", COUNT, COUNT * 64, 0, 0) for rank in range(WORLD)]
-    assert [(told["dropped"], told["refused"]) for told in said] == [(0, 0)] * WORLD
+    assert [(reported["dropped"], reported["refused"]) for reported in reports] == [(0, 0)] * WORLD
 
 
 def test_loss_and_gradient_norm_match_the_script(trained: tuple[Store, list[dict[str, Any]]]) -> None:
-    store, said = trained
-    for told in said:
-        query = f"SELECT step, loss, gradient_norm FROM rank WHERE entity = 'rank:mlp.{told['rank']}' ORDER BY time"
+    store, reports = trained
+    for reported in reports:
+        query = f"SELECT step, loss, gradient_norm FROM rank WHERE entity = 'rank:mlp.{reported['rank']}' ORDER BY time"
         before = 0
         for step, loss, norm in store.rows(query):
-            assert math.isclose(loss, told["steps"][step - 1]["loss"], rel_tol=1e-6)
+            assert math.isclose(loss, reported["steps"][step - 1]["loss"], rel_tol=1e-6)
             if step > before:
-                norms = [one["norm"] for one in told["steps"][before:step]]
+                norms = [one["norm"] for one in reported["steps"][before:step]]
                 assert math.isclose(norm, max(norms), rel_tol=1e-6)
             before = step
-    assert said[0]["steps"][-1]["loss"] < said[0]["steps"][0]["loss"]  # the loss falls
+    assert reports[0]["steps"][-1]["loss"] < reports[0]["steps"][0]["loss"]  # the loss falls
 
 
 def test_the_slow_rank_has_long_compute_times_and_the_others_wait(
@@ -194,8 +194,8 @@ def test_a_flipped_bit_changes_only_its_ranks_digests_from_that_step_on(
         assert len(by_rank) == WORLD
         values = list(by_rank.values())
         odd = {entity for entity, digest in by_rank.items() if values.count(digest) == 1}
-        struck = bucket == "layer1" and step >= COUNT // 2
-        if struck:
+        differs = bucket == "layer1" and step >= COUNT // 2
+        if differs:
             assert odd == {f"rank:mlp.{FLIPPED}"}
         elif step <= COUNT // 2:
             assert odd == set()

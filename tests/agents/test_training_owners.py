@@ -127,7 +127,7 @@ def test_a_rank_cannot_claim_a_gpu_of_another_users_job(tmp_path: Path, uid: int
             collector._ranks.receive(whole, 0, uid)
         found = collector.inventory()
     assert ("gpu:n1.3" in found["rank:own.3"].parents) == named
-    assert "gpu:n1.4" in found["rank:own.4"].parents, "nobody is known to hold it"
+    assert "gpu:n1.4" in found["rank:own.4"].parents, "no job is known to hold it"
     assert "node:n1" in found["rank:own.3"].parents
 
 
@@ -135,8 +135,8 @@ def test_a_rank_cannot_claim_a_gpu_of_another_users_job(tmp_path: Path, uid: int
 
 
 def ranks_of(*processes: JobProcess, **prolog: str) -> dict[str, Any]:
-    told = {job: {"SLURM_JOB_UID": uid} for job, uid in prolog.items()}
-    found = ranks.find_ranks(JobSources(processes, told, (), GpuNumbers(), "n1"))
+    environments = {job: {"SLURM_JOB_UID": uid} for job, uid in prolog.items()}
+    found = ranks.find_ranks(JobSources(processes, environments, (), GpuNumbers(), "n1"))
     return {entity: rank.attributes["uid"] for entity, rank in found.items()}
 
 

@@ -44,8 +44,8 @@ def test_each_optimizer_step_is_reported_with_loss_norm_and_digests(
     collector = Training(socket=str(tmp_path / "t.sock"))
     collector.open("n1")
     with contextlib.closing(collector):
-        told = run(torch_python, "train", str(tmp_path / "t.sock"), optimizer)
-        assert not told["trouble"]
+        result = run(torch_python, "train", str(tmp_path / "t.sock"), optimizer)
+        assert not result["trouble"]
         events, entities, end = [], (), time.monotonic() + PATIENCE_S
         while len(events) < 2 and time.monotonic() < end:
             (reading,) = collector.read()
@@ -54,8 +54,8 @@ def test_each_optimizer_step_is_reported_with_loss_norm_and_digests(
         columns = {name: values.tolist() for name, values in reading.columns.items()}
         assert entities == ("rank:j.0",)
         assert (columns["rank.step"], columns["rank.tokens"], columns["rank.refused"]) == ([4], [32], [0])
-        assert columns["rank.loss"] == [pytest.approx(told["loss"])]
+        assert columns["rank.loss"] == [pytest.approx(result["loss"])]
         assert columns["rank.step_time"][0] > columns["rank.compute_time"][0] > 0
         assert [(e.data["step"], e.data["bucket"]) for e in events] == [(2, "group0"), (4, "group0")]
-        assert events[1].data["digest"] == told["digest"]
-        assert told["steps"] == 4, "the step after close() is none of ours"
+        assert events[1].data["digest"] == result["digest"]
+        assert result["steps"] == 4, "the step after close() is none of ours"

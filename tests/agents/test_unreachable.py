@@ -48,8 +48,8 @@ def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_reports_it(
     assert "bmc:b: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("password", "said"), [("wrong", "HTTP 401"), (None, "No such file")])
-def test_doctor_fails_a_bmc_that_refuses_the_login(tmp_path: Path, password: str | None, said: str) -> None:
+@pytest.mark.parametrize(("password", "message"), [("wrong", "HTTP 401"), (None, "No such file")])
+def test_doctor_fails_a_bmc_that_refuses_the_login(tmp_path: Path, password: str | None, message: str) -> None:
     path = tmp_path / "password"
     if password is not None:
         path.touch(0o600)
@@ -58,7 +58,7 @@ def test_doctor_fails_a_bmc_that_refuses_the_login(tmp_path: Path, password: str
         bmc = BmcSettings("b", double.url, double.user, path, allow_http=True)
         found = doctor.check_collectors(CONFIG, [Redfish(bmcs=(bmc,))])[0]
     assert found.state == "fail"
-    assert said in found.found
+    assert message in found.found
 
 
 def test_once_shows_the_values_of_a_bmc_that_responds_within_seconds(tmp_path: Path) -> None:

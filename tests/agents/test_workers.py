@@ -116,8 +116,8 @@ def test_a_hanging_collector_delays_no_other_and_is_abandoned_at_its_deadline(
     states = [one.tick(timeout=0.2) for _ in range(5)]
     assert time.monotonic() - before < 5
     assert all(found["host"].state == "ok" for found in states)
-    told = [found["network"] for found in states if "network" in found]
-    assert [(d.state, d.reason) for d in told] == [
+    reported = [found["network"] for found in states if "network" in found]
+    assert [(d.state, d.reason) for d in reported] == [
         ("hung", "no answer within 3 s; abandoned, restart in 5 s"),
     ]
 
@@ -211,12 +211,12 @@ def test_a_read_longer_than_the_timeout_of_a_tick_keeps_its_rate(ticking: Callab
     one = ticking(Network(root=sysfs))
     one.tick()
     worker = one.workers["network"]
-    told = 0
+    reported = 0
     for _ in range(4):
-        found = one.tick(timeout=0.0)  # it is read, and its result comes with the next tick, if not at once
-        told += sum(len(delivery.readings) for delivery in found.values())
+        found = one.tick(timeout=0.0)  # it is read, and its result comes now or with the next tick
+        reported += sum(len(delivery.readings) for delivery in found.values())
         until(lambda: not worker.busy or bool(select.select([worker.client], [], [], 0)[0]))
-    assert told >= 3
+    assert reported >= 3
 
 
 def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:

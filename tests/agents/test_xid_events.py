@@ -40,13 +40,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml_stub.build(tmp_path_factory.mktemp("driver"))
 
 
-def looks(library: Path, tmp_path: Path, events: str, *told: str, count: int = 1, wait: int = 0) -> dict[str, Any]:
-    """What the collector finds in a process of its own."""
+def looks(library: Path, tmp_path: Path, events: str, *settings: str, count: int = 1, wait: int = 0) -> dict[str, Any]:
+    """The collector's results in a separate process."""
     source = tmp_path / "events"
     os.mkfifo(source)  # a file would be read from its start by each new event set
     kept_open = os.open(source, os.O_RDWR)
     os.write(kept_open, events.encode())
-    environ = nvml_stub.environment(library, told, events=source, calls=tmp_path / "calls")
+    environ = nvml_stub.environment(library, settings, events=source, calls=tmp_path / "calls")
     command = [sys.executable, "-c", LOOKS, str(count), str(wait)]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True, timeout=60)
     os.close(kept_open)
@@ -90,7 +90,7 @@ def test_one_read_is_bounded_and_the_next_continues(library: Path, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("settings", "reason"),
     [
         (("init 9",), "no NVIDIA driver: "),
         (("gpus 0",), "none of 0 NVIDIA GPUs reports XIDs"),
@@ -100,6 +100,6 @@ def test_one_read_is_bounded_and_the_next_continues(library: Path, tmp_path: Pat
     ],
 )
 def test_a_driver_without_events_is_no_data_with_the_reason(
-    library: Path, tmp_path: Path, told: tuple[str, ...], reason: str
+    library: Path, tmp_path: Path, settings: tuple[str, ...], reason: str
 ) -> None:
-    assert reason in looks(library, tmp_path, "", *told)["no data"]
+    assert reason in looks(library, tmp_path, "", *settings)["no data"]

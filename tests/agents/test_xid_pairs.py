@@ -1,4 +1,4 @@
-"""One event per XID that two sources tell: paired one by one, and what has no partner is an event of its own."""
+"""One event per XID from two sources: events are paired one by one, and unpaired ones are reported alone."""
 
 from __future__ import annotations
 
@@ -47,35 +47,35 @@ def test_a_line_with_a_count_is_paired_with_as_many() -> None:
 
 
 def test_repeats_that_the_kernel_log_counts_a_minute_later_are_not_counted_twice() -> None:
-    pairs, told = XidPairing(), []
+    pairs, reported = XidPairing(), []
     for second in range(60):
         at = second * SECOND
         lines = [xid(31, "kernel", at)] if second < 5 else []
-        told += pairs.pair([*lines, xid(31, "nvml", at)], T0 + at)
-    told += pairs.pair([xid(31, "kernel", 59 * SECOND, 55, since=T0 + 5 * SECOND)], T0 + 60 * SECOND)
-    told += pairs.pair([], T0 + 70 * SECOND)
-    assert sum(event.data["count"] for event in told) == 60
+        reported += pairs.pair([*lines, xid(31, "nvml", at)], T0 + at)
+    reported += pairs.pair([xid(31, "kernel", 59 * SECOND, 55, since=T0 + 5 * SECOND)], T0 + 60 * SECOND)
+    reported += pairs.pair([], T0 + 70 * SECOND)
+    assert sum(event.data["count"] for event in reported) == 60
 
 
 def test_a_storm_longer_than_the_memory_is_not_counted_twice() -> None:
-    pairs, told = XidPairing(), []
+    pairs, reported = XidPairing(), []
     for second in range(90):
-        told += pairs.pair([xid(31, "nvml", second * SECOND)], T0 + second * SECOND)
-    told += pairs.pair([xid(31, "kernel", 89 * SECOND, 90, since=T0)], T0 + 90 * SECOND)
-    assert sum(event.data["count"] for event in [*told, *pairs.flush()]) == 90
+        reported += pairs.pair([xid(31, "nvml", second * SECOND)], T0 + second * SECOND)
+    reported += pairs.pair([xid(31, "kernel", 89 * SECOND, 90, since=T0)], T0 + 90 * SECOND)
+    assert sum(event.data["count"] for event in [*reported, *pairs.flush()]) == 90
 
 
 def test_a_line_with_a_count_is_paired_with_nvml_events_of_its_first_repeat() -> None:
     pairs = XidPairing()
-    told = [*pairs.pair([xid(31, "nvml")], T0), *pairs.pair([], T0 + HOLD_TIME)]
-    told += pairs.pair([xid(31, "kernel", 30 * SECOND, 3, since=T0)], T0 + 30 * SECOND)
-    assert counts(told) == [("nvml", 1), ("kernel", 2)]
+    reported = [*pairs.pair([xid(31, "nvml")], T0), *pairs.pair([], T0 + HOLD_TIME)]
+    reported += pairs.pair([xid(31, "kernel", 30 * SECOND, 3, since=T0)], T0 + 30 * SECOND)
+    assert counts(reported) == [("nvml", 1), ("kernel", 2)]
 
 
 def test_pending_events_expire_and_are_bounded() -> None:
     pairs = XidPairing()
     storm = [xid(code, source, gpu=gpu) for code in range(100) for gpu in range(40) for source in ("nvml", "kernel")]
-    assert len(pairs.pair(storm[::2], T0)) == 4000 - MAX_UNPAIRED  # more than may wait is told at once
+    assert len(pairs.pair(storm[::2], T0)) == 4000 - MAX_UNPAIRED  # events above the limit are reported immediately
     assert len(pairs.pair(storm[1::2], T0 + SECOND)) == 4000
     assert all(len(ledger._pending) <= 2 * MAX_UNPAIRED for ledger in (pairs._held, pairs._logged, pairs._sent_alone))
     pairs.pair([], T0 + SECOND + KEEP_TIME)
@@ -92,23 +92,25 @@ def test_a_gpu_identified_only_by_address_is_the_same() -> None:
     line = Event(T0, "node:n1", "xid", {"xid": 79, "source": "kernel", "count": 1, "pci": "0000:03:00"})
     other = Event(T0, "node:n1", "xid", {"xid": 79, "source": "kernel", "count": 1, "pci": "0000:04:00"})
     pairs = XidPairing()
-    told = pairs.pair([line, other, xid(79, "nvml", gpu=3)], T0)
-    assert [event.data.get("sources") for event in told] == [["kernel", "nvml"], None]
+    reported = pairs.pair([line, other, xid(79, "nvml", gpu=3)], T0)
+    assert [event.data.get("sources") for event in reported] == [["kernel", "nvml"], None]
 
 
-looks = st.lists(st.lists(st.tuples(st.sampled_from(["kernel", "nvml"]), st.integers(0, 1)), max_size=6), max_size=6)
+READS = st.lists(st.lists(st.tuples(st.sampled_from(["kernel", "nvml"]), st.integers(0, 1)), max_size=6), max_size=6)
 
 
-@given(looks)
-def test_of_two_counts_of_one_thing_the_greater_is_reported(
-    given_looks: list[list[tuple[str, int]]],
+@given(READS)
+def test_of_two_counts_of_the_same_xid_the_greater_is_reported(
+    reads: list[list[tuple[str, int]]],
 ) -> None:
-    pairs, told, wanted = XidPairing(), [], Counter[tuple[str, int]]()
-    for second, found in enumerate(given_looks):
+    pairs, reported, wanted = XidPairing(), [], Counter[tuple[str, int]]()
+    for second, found in enumerate(reads):
         wanted.update(found)
-        told += pairs.pair([xid(31, source, second * SECOND, gpu=gpu) for source, gpu in found], T0 + second * SECOND)
-    told += pairs.flush()
-    assert len(given_looks) * SECOND <= MAX_SOURCE_SKEW
+        reported += pairs.pair(
+            [xid(31, source, second * SECOND, gpu=gpu) for source, gpu in found], T0 + second * SECOND
+        )
+    reported += pairs.flush()
+    assert len(reads) * SECOND <= MAX_SOURCE_SKEW
     for gpu in range(2):
-        count = sum(event.data["count"] for event in told if event.entity == f"gpu:n1.{gpu}")
+        count = sum(event.data["count"] for event in reported if event.entity == f"gpu:n1.{gpu}")
         assert count == max(wanted["kernel", gpu], wanted["nvml", gpu])

@@ -114,10 +114,10 @@ def test_a_wrong_file_is_refused_at_start_with_file_key_and_expectation(
 
 
 def test_a_missing_file_is_refused_at_start(tmp_path: Path) -> None:
-    said = (
+    message = (
         r"^f\.toml: \[collector\.kernel_log\] xid_table = '.*none\.toml': .*No such file.*expected a readable TOML file"
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         configured_collectors({"kernel_log": {"xid_table": str(tmp_path / "none.toml")}}, "f.toml")
 
 

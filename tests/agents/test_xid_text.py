@@ -197,10 +197,10 @@ def test_nvlink_codes_are_decoded_by_their_rules() -> None:
     ],
 )
 def test_switch_errors_have_code_severity_and_link(rest: str, code: int, fatal: bool | None, found: object) -> None:
-    told = parse_sxid_line(f"nvidia-nvswitch2: SXid (PCI:0000:07:00.0): {rest}")
-    assert told is not None
-    assert (told.code, told.switch, told.pci, told.fatal) == (code, "nvidia-nvswitch2", "0000:07:00", fatal)
-    assert told.detail == found
+    parsed = parse_sxid_line(f"nvidia-nvswitch2: SXid (PCI:0000:07:00.0): {rest}")
+    assert parsed is not None
+    assert (parsed.code, parsed.switch, parsed.pci, parsed.fatal) == (code, "nvidia-nvswitch2", "0000:07:00", fatal)
+    assert parsed.detail == found
 
 
 def test_the_line_before_a_gpus_first_xid_names_its_uuid() -> None:

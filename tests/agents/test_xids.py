@@ -1,4 +1,4 @@
-"""Folding: one event per XID whoever saw it, consequences that name their root, and the driver's word on what to do."""
+"""XID correlation: one event per XID, consequences with their root, and the driver's recovery action."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def root(event: Event) -> tuple[int, str]:
 
 
 def test_both_sources_in_one_call_are_one_event_with_the_richer_text() -> None:
-    told = XidCorrelator().process([xid(79, source="nvml"), xid(79, at=300 * MS, text="gone")], T0)
-    assert len(told) == 1
-    assert (told[0].data["text"], told[0].data["sources"], told[0].data["source"]) == (
+    reported = XidCorrelator().process([xid(79, source="nvml"), xid(79, at=300 * MS, text="gone")], T0)
+    assert len(reported) == 1
+    assert (reported[0].data["text"], reported[0].data["sources"], reported[0].data["source"]) == (
         "gone",
         ["kernel", "nvml"],
         "kernel",
@@ -70,8 +70,8 @@ def test_both_sources_in_one_call_are_one_event_with_the_richer_text() -> None:
 def test_nvml_events_wait_two_reads_for_the_kernel_log() -> None:
     folding = XidCorrelator()
     assert folding.process([xid(79, source="nvml")], T0) == []
-    (told,) = folding.process([xid(79, at=500 * MS, text="gone")], T0 + SECOND)
-    assert told.data["sources"] == ["kernel", "nvml"]
+    (reported,) = folding.process([xid(79, at=500 * MS, text="gone")], T0 + SECOND)
+    assert reported.data["sources"] == ["kernel", "nvml"]
     assert folding.process([], T0 + 10 * SECOND) == []
 
 
@@ -86,8 +86,8 @@ def test_events_of_nvml_alone_are_sent_after_the_wait_with_their_count() -> None
     folding = XidCorrelator()
     folding.process([xid(31, source="nvml"), xid(31, source="nvml")], T0)
     folding.process([xid(31, source="nvml", at=SECOND), xid(31, 1, source="nvml")], T0 + SECOND)
-    told = folding.process([], T0 + HOLD_TIME)
-    assert [(e.entity, e.data["count"]) for e in told] == [("gpu:n1.0", 3)]
+    reported = folding.process([], T0 + HOLD_TIME)
+    assert [(e.entity, e.data["count"]) for e in reported] == [("gpu:n1.0", 3)]
     assert [e.entity for e in folding.process([], T0 + SECOND + HOLD_TIME)] == ["gpu:n1.1"]
 
 
@@ -102,10 +102,10 @@ def test_a_kernel_line_that_comes_too_late_counts_nothing_twice() -> None:
 @pytest.mark.parametrize(
     "other", [xid(78, source="nvml"), xid(79, 1, source="nvml"), xid(79, at=MAX_SOURCE_SKEW + 1, source="nvml")]
 )
-def test_other_codes_gpus_and_times_are_events_of_their_own(other: Event) -> None:
+def test_other_codes_gpus_and_times_are_separate_events(other: Event) -> None:
     folding = XidCorrelator()
-    told = folding.process([xid(79), other], T0) + folding.process([], T0 + HOLD_TIME)
-    assert len(told) == 2
+    reported = folding.process([xid(79), other], T0) + folding.process([], T0 + HOLD_TIME)
+    assert len(reported) == 2
 
 
 def test_the_end_of_the_agent_flushes_held_events() -> None:
@@ -127,24 +127,24 @@ def test_a_record_that_is_delivered_again_is_dropped() -> None:
 
 def test_a_memory_error_is_the_root_of_its_remap_containment_and_cleanup() -> None:
     """In the order of a real log: 48, 63 and 94 within 25 ms, then the channels' 45."""
-    told = XidCorrelator().process([xid(94, at=25 * MS), xid(45, at=900 * MS), xid(48), xid(63, at=23 * MS)], T0)
-    assert codes(told) == [48, 63, 94, 45]
-    assert "root" not in told[0].data
-    assert [root(event) for event in told[1:]] == [(48, "gpu:n1.0")] * 3
-    assert told[1].data["root"]["time"] == T0
+    reported = XidCorrelator().process([xid(94, at=25 * MS), xid(45, at=900 * MS), xid(48), xid(63, at=23 * MS)], T0)
+    assert codes(reported) == [48, 63, 94, 45]
+    assert "root" not in reported[0].data
+    assert [root(event) for event in reported[1:]] == [(48, "gpu:n1.0")] * 3
+    assert reported[1].data["root"]["time"] == T0
 
 
 def test_a_consequence_that_is_logged_first_still_names_its_root_and_follows_it() -> None:
-    told = XidCorrelator().process([xid(94), xid(63, at=4 * MS)], T0)
-    assert (codes(told), root(told[1])) == ([63, 94], (63, "gpu:n1.0"))
+    reported = XidCorrelator().process([xid(94), xid(63, at=4 * MS)], T0)
+    assert (codes(reported), root(reported[1])) == ([63, 94], (63, "gpu:n1.0"))
 
 
 def test_a_gpu_off_the_bus_is_the_root_of_its_silent_firmware_even_if_that_is_logged_first() -> None:
-    told = XidCorrelator().process(
+    reported = XidCorrelator().process(
         [xid(119), xid(79, at=SECOND), xid(154, at=SECOND, detail={"to": 2}, action="reboot node")], T0
     )
-    assert codes(told) == [79, 119, 154]
-    assert {root(event) for event in told[1:]} == {(79, "gpu:n1.0")}
+    assert codes(reported) == [79, 119, 154]
+    assert {root(event) for event in reported[1:]} == {(79, "gpu:n1.0")}
 
 
 def test_a_later_consequence_refers_back() -> None:
@@ -166,36 +166,38 @@ def test_a_chain_ends_at_the_first_cause() -> None:
 
 def test_a_gpu_off_the_bus_is_the_root_of_errors_of_its_links_peers_and_switches() -> None:
     folding = XidCorrelator()
-    told = folding.process([xid(74, 1, at=SECOND), xid(79, 3), xid(45, 1, at=2 * SECOND), xid(31, 2, at=SECOND)], T0)
-    assert codes(told)[0] == 79
-    assert {root(event) for event in told[1:]} == {(79, "gpu:n1.3")}
+    reported = folding.process(
+        [xid(74, 1, at=SECOND), xid(79, 3), xid(45, 1, at=2 * SECOND), xid(31, 2, at=SECOND)], T0
+    )
+    assert codes(reported)[0] == 79
+    assert {root(event) for event in reported[1:]} == {(79, "gpu:n1.3")}
     (switch,) = folding.process([sxid(12 * SECOND)], T0 + 12 * SECOND)
     assert root(switch) == (79, "gpu:n1.3")
 
 
 def test_a_fatal_switch_error_is_the_root_of_link_errors_and_a_harmless_one_is_not() -> None:
-    told = XidCorrelator().process([sxid(), xid(74, 2, at=SECOND)], T0)
-    assert root(told[1]) == (20034, "node:n1")
+    reported = XidCorrelator().process([sxid(), xid(74, 2, at=SECOND)], T0)
+    assert root(reported[1]) == (20034, "node:n1")
     assert all(
         "root" not in event.data for event in XidCorrelator().process([sxid(fatal=False), xid(74, 2, at=SECOND)], T0)
     )
 
 
 def test_of_two_link_errors_of_peers_the_first_is_the_root() -> None:
-    told = XidCorrelator().process([xid(74, 1, at=40 * MS), xid(74, 4)], T0)
-    assert [event.entity for event in told] == ["gpu:n1.4", "gpu:n1.1"]
-    assert root(told[1]) == (74, "gpu:n1.4")
+    reported = XidCorrelator().process([xid(74, 1, at=40 * MS), xid(74, 4)], T0)
+    assert [event.entity for event in reported] == ["gpu:n1.4", "gpu:n1.1"]
+    assert root(reported[1]) == (74, "gpu:n1.4")
 
 
 def test_unrelated_errors_have_no_root() -> None:
-    told = XidCorrelator().process([xid(13), xid(79, 1), xid(63, 2), xid(94, 5)], T0)
-    assert all("root" not in event.data for event in told)
+    reported = XidCorrelator().process([xid(13), xid(79, 1), xid(63, 2), xid(94, 5)], T0)
+    assert all("root" not in event.data for event in reported)
 
 
 def test_the_users_table_decides_consequences() -> None:
     changed = {**TABLE.xids, 43: replace(TABLE.find_xid(43), follows=frozenset())}
-    told = XidCorrelator(replace(TABLE, xids=changed)).process([xid(13), xid(43, at=MS)], T0)
-    assert all("root" not in event.data for event in told)
+    reported = XidCorrelator(replace(TABLE, xids=changed)).process([xid(13), xid(43, at=MS)], T0)
+    assert all("root" not in event.data for event in reported)
     assert "root" in XidCorrelator().process([xid(13), xid(43, at=MS)], T0)[1].data
 
 
@@ -221,15 +223,15 @@ def test_xid_154_sets_the_action_of_its_root_in_the_same_call() -> None:
 
 
 def test_the_recovery_action_of_nvml_does_so_too_and_is_sent() -> None:
-    told = XidCorrelator().process([xid(79), recovery(2, at=SECOND), recovery(2, 5)], T0)
-    assert (told[0].data["action"], told[0].data["action_source"]) == ("reboot node", "driver")
-    assert [event.kind for event in told] == ["xid", "recovery_action", "recovery_action"]
-    assert root(told[2]) == (79, "gpu:n1.0")
+    reported = XidCorrelator().process([xid(79), recovery(2, at=SECOND), recovery(2, 5)], T0)
+    assert (reported[0].data["action"], reported[0].data["action_source"]) == ("reboot node", "driver")
+    assert [event.kind for event in reported] == ["xid", "recovery_action", "recovery_action"]
+    assert root(reported[2]) == (79, "gpu:n1.0")
 
 
 def test_action_zero_changes_no_action() -> None:
-    told = XidCorrelator().process([xid(79), xid(154, at=MS, action="none", detail={"to": 0}), recovery(0)], T0)
-    assert told[0].data["action"] == "reboot node"
+    reported = XidCorrelator().process([xid(79), xid(154, at=MS, action="none", detail={"to": 0}), recovery(0)], T0)
+    assert reported[0].data["action"] == "reboot node"
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
@@ -279,22 +281,22 @@ events = st.builds(
 )
 def test_nothing_is_lost_or_invented_and_roots_come_first(given_events: list[Event]) -> None:
     folding = XidCorrelator()
-    told = folding.process(given_events, T0)
-    placed = ["root" in event.data for event in told]
+    reported = folding.process(given_events, T0)
+    placed = ["root" in event.data for event in reported]
     assert placed == sorted(placed)
-    told += folding.process([], T0 + HOLD_TIME) + folding.flush()
+    reported += folding.process([], T0 + HOLD_TIME) + folding.flush()
     for kind in ("sxid", "recovery_action"):
-        assert sum(e.kind == kind for e in told) == sum(e.kind == kind for e in given_events)
+        assert sum(e.kind == kind for e in reported) == sum(e.kind == kind for e in given_events)
     kernel = [e for e in given_events if e.kind == "xid" and e.data["source"] == "kernel"]
-    assert sum(e.kind == "xid" and e.data["source"] == "kernel" for e in told) == len(kernel)
-    assert {(e.data["xid"], e.entity) for e in told if e.kind == "xid"} == {
+    assert sum(e.kind == "xid" and e.data["source"] == "kernel" for e in reported) == len(kernel)
+    assert {(e.data["xid"], e.entity) for e in reported if e.kind == "xid"} == {
         (e.data["xid"], e.entity) for e in given_events if e.kind == "xid"
     }
-    for event in told:
+    for event in reported:
         found = event.data.get("root")
         if found is not None:
             assert any(
                 e.entity == found["entity"] and e.time == found["time"] and "root" not in e.data
-                for e in told
+                for e in reported
                 if e.data.get("xid") == found.get("xid")
             )

@@ -87,7 +87,7 @@ def main(folder, count, slow, flipped):
     weights = [same.standard_normal(shape).astype(np.float32) * 0.2 for shape in SHAPES]
     truth = same.standard_normal((16, 4)).astype(np.float32)
     steps = Steps(group="dp0")
-    said = []
+    reports = []
     for number in range(1, count + 1):
         inputs = rng.standard_normal((64, 16)).astype(np.float32)
         with steps.step(tokens=len(inputs)) as step:
@@ -108,9 +108,9 @@ def main(folder, count, slow, flipped):
             step.gradient_norm(norm)
             for layer, weight in enumerate(weights):
                 step.digest(f"layer{layer}", replica_digest(weight))
-        said.append({"loss": float(loss), "norm": norm})
-    told = {"rank": rank, "dropped": steps.dropped, "refused": steps.refused, "steps": said}
-    sys.stdout.write(json.dumps(told) + "\n")
+        reports.append({"loss": float(loss), "norm": norm})
+    summary = {"rank": rank, "dropped": steps.dropped, "refused": steps.refused, "steps": reports}
+    sys.stdout.write(json.dumps(summary) + "\n")
     sys.stdout.flush()
     sys.stdin.read()  # stay until the test has read the last step
 

@@ -40,9 +40,9 @@ def test_no_cohort_leaves_no_peers():
     assert all((peers.groups(frame) == -1).all() for peers in pieces(made, Peers))
     for streams in pieces(made, Streams):
         values, groups = np.full(len(NAMES), 1.0), np.zeros(len(NAMES), np.int32)
-        told = streams.step(values, groups, SECOND)
-        assert (told._cohort.groups == -1).all()
-        assert not told.alone.any()
+        reported = streams.step(values, groups, SECOND)
+        assert (reported._cohort.groups == -1).all()
+        assert not reported.alone.any()
 
 
 def test_no_hold_reaches_every_setting_by_which_a_page_waits():
@@ -106,11 +106,11 @@ def test_holds_of_parts_are_those_of_their_detector():
                     assert getattr(piece, name) == 0.0, f"{detector.name}: {type(piece).__name__}.{name}"
 
 
-def test_the_table_comes_onto_the_page_with_the_code_that_it_is_of_and_never_a_small_one(tmp_path):
+def test_the_page_has_the_table_with_its_code_version_and_never_a_small_one(tmp_path):
     assert read(tmp_path, "now") == ""
-    told = {"table": "| a |\n", "code": "now", "seeds": [0, 1], "scale": 1.0}
-    (tmp_path / FILE).write_text(json.dumps(told))
+    reported = {"table": "| a |\n", "code": "now", "seeds": [0, 1], "scale": 1.0}
+    (tmp_path / FILE).write_text(json.dumps(reported))
     assert read(tmp_path, "now") == "Tuning seeds: 0, 1.\n\n| a |\n"
     assert read(tmp_path, "then") == "Tuning seeds: 0, 1, judged by `now`.\n\n| a |\n"
-    (tmp_path / FILE).write_text(json.dumps({**told, "scale": 0.1}))
+    (tmp_path / FILE).write_text(json.dumps({**reported, "scale": 0.1}))
     assert read(tmp_path, "now") == ""

@@ -196,7 +196,7 @@ def test_a_level_that_a_person_accepts_is_normal_from_then_on():
     assert shown(judge, range(105, 200), shifted, events=(feedback,)) == []
 
 
-def test_a_restart_with_other_signals_begins_anew():
+def test_a_restart_with_other_signals_begins_again():
     first, second = runner("m0", "m1", "m2"), runner("m0", "m1", "m2", "m3")
     shown(first, range(50), lambda t, r: noisy(r))
     second.restore(first.snapshot())

@@ -1,4 +1,4 @@
-"""The page of figures, from hand-made results with known cells: each figure comes from the runs it names."""
+"""The page of figures, from hand-made results with known cells: each figure is computed from the named runs."""
 
 from __future__ import annotations
 
@@ -41,17 +41,25 @@ def line(number, kind, onset, length, entity=None, detectability="soft", **param
 def alert(entity, moment, detector="straggler", level="page"):
     """A finding and the incident that it opens."""
     finding = {"time": at(moment), "onset": at(moment), "entity": entity, "detector": detector, "level": level}
-    told = {"opened": at(moment), "severity": level, "detector": detector, "entity": entity, "cause": entity}
+    expected = {"opened": at(moment), "severity": level, "detector": detector, "entity": entity, "cause": entity}
     more = {"candidates": [entity], "members": [entity], "resolved": None, "summary": "", "conditions": []}
-    return finding, {"id": f"{entity} {moment}", **told, **more}
+    return finding, {"id": f"{entity} {moment}", **expected, **more}
 
 
 def result(truth=(), alerts=(), days=1.0, placed=()):
-    """As a run of 1,000 nodes would leave it."""
+    """The result of a run of 1,000 nodes."""
     findings, incidents = [f for f, _ in alerts], [i for _, i in alerts]
     meta = {**META, "end": at(86_400 * days)}
-    said = {"findings": findings, "incidents": incidents, "truth": list(truth), "placed": list(placed)}
-    return {"key": "", "node_days": 1000 * days, "samples": 1, "seconds": {}, "meta": meta, "parents": PARENTS, **said}
+    message = {"findings": findings, "incidents": incidents, "truth": list(truth), "placed": list(placed)}
+    return {
+        "key": "",
+        "node_days": 1000 * days,
+        "samples": 1,
+        "seconds": {},
+        "meta": meta,
+        "parents": PARENTS,
+        **message,
+    }
 
 
 def run(suite):
@@ -64,7 +72,7 @@ def seen_of(truth, alerts):
 
 
 def cells(text, begins):
-    """Cells of the lines of tables that begin so."""
+    """Cells of the table lines with this beginning."""
     return [
         tuple(cell.strip() for cell in row.strip("|").split(" | "))
         for row in text.splitlines()
@@ -79,7 +87,7 @@ FIELD = result(TWO[:1], [alert(f"gpu:n{n}.0", 50_000) for n in range(10, 31)])
 LINES = [(*run("clean"), CLEAN), (*run("raised"), RAISED), (*run("field"), FIELD)]
 
 
-def test_precision_in_the_field_is_raised_recall_with_the_pages_of_clean_runs_alone():
+def test_field_precision_uses_recall_of_raised_runs_and_false_pages_of_clean_runs():
     """1 of 2 found; 1 page in 2,000 clean node-days: 6.5 x 0.5 / (6.5 x 0.5 + 0.5)."""
     text = page("full", "0123456789abcdef", LINES, 3)
     ((_, _, _, _, mixed),) = cells(text, "Faulty node, mixed faults")
@@ -90,7 +98,7 @@ def test_precision_in_the_field_is_raised_recall_with_the_pages_of_clean_runs_al
     assert [row[1] for row in cells(text, "2.34")] == [f"{q:.3f}"]
 
 
-def test_each_suite_has_its_own_false_pages_and_the_goal_those_of_the_clean_one():
+def test_each_suite_has_its_own_false_pages_and_the_goal_uses_those_of_the_clean_suite():
     text = page("full", "0123456789abcdef", LINES, 3)
     rows = {suite: [r for r in cells(text, suite) if len(r) == 7] for suite in ("clean", "raised", "field")}
     assert {suite: found[0][2] for suite, found in rows.items()} == {"clean": "1", "raised": "3", "field": "21"}
@@ -110,9 +118,9 @@ def test_a_score_counts_the_incidents_of_its_result():
     assert scored({**RAISED, "incidents": []})["incidents"] == 0
 
 
-def test_a_rank_that_moved_is_judged_by_where_it_ran_then():
-    struck = line(1, "straggler", 10_000, 5000, "gpu:n1.0", effect=0.25, effect_unit="time")
-    said = [alert("rank:81.0", 10_100)]
+def test_an_alert_on_a_moved_rank_is_scored_by_its_location_at_that_time():
+    affected = line(1, "straggler", 10_000, 5000, "gpu:n1.0", effect=0.25, effect_unit="time")
+    message = [alert("rank:81.0", 10_100)]
     places = [(0, "gpu:n2.0"), (9000, "gpu:n1.0"), (12_000, "gpu:n3.0")]
     placed = [
         {
@@ -123,8 +131,8 @@ def test_a_rank_that_moved_is_judged_by_where_it_ran_then():
         }
         for moment, gpu in places
     ]
-    assert scored(result([struck], said, placed=placed))["found"] == 1
-    assert scored(result([struck], said, placed=placed[:1]))["found"] == 0
+    assert scored(result([affected], message, placed=placed))["found"] == 1
+    assert scored(result([affected], message, placed=placed[:1]))["found"] == 0
 
 
 def test_an_answer_after_the_time_of_the_goal_does_not_count():
@@ -135,19 +143,19 @@ def test_an_answer_after_the_time_of_the_goal_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("effect", "length", "told"),
+    ("effect", "length", "expected"),
     [(0.25, 1300, "R 1.000 (1 of 1)"), (0.25, 1100, goals.UNMEASURED), (0.09, 1300, goals.UNMEASURED)],
 )
-def test_fail_slow_counts_faults_that_are_large_and_last(effect, length, told):
+def test_fail_slow_counts_faults_that_are_large_and_last(effect, length, expected):
     seen = seen_of(
         [line(1, "straggler", 10_000, length, effect=effect, effect_unit="time")], [alert("gpu:n1.0", 10_100)]
     )
     measured = {row[0]: row[-1] for row in goals.rows(seen)}
-    assert measured["Fail-slow >= 10 % lasting >= 20 min"].startswith(told)
+    assert measured["Fail-slow >= 10 % lasting >= 20 min"].startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("moment", "slope", "told"),
+    ("moment", "slope", "expected"),
     [
         (36_400, 1.0, "R 1.000 (1 of 1 that came to the cliff, 24 h ahead of it); ticket P 1.000 (0 false)"),
         (36_500, 1.0, "R 0.000 (0 of 1"),
@@ -155,55 +163,55 @@ def test_fail_slow_counts_faults_that_are_large_and_last(effect, length, told):
         (10_000, 0.1, goals.UNMEASURED),  # no cliff within the recording
     ],
 )
-def test_an_optic_counts_when_it_was_ticketed_a_day_ahead_of_its_cliff(moment, slope, told):
+def test_an_optic_counts_if_its_ticket_is_a_day_before_its_failure(moment, slope, expected):
     """From 1e-5 at an hour, a decade a day: 2.4e-4 after 1.38 days and an hour more, 122,832 s."""
     port, length = "port:n1.mlx5_0", 160_000
-    struck = line(1, "optic_degradation", 0, length, port, slope=slope, start=-5.0, seen=2250)
-    said = [] if moment is None else [alert(port, moment, "link_optic", "ticket")]
-    seen = seen_of([struck], said)
-    assert {row[0]: row[-1] for row in goals.rows(seen)}["Optic precursor"].startswith(told)
+    affected = line(1, "optic_degradation", 0, length, port, slope=slope, start=-5.0, seen=2250)
+    message = [] if moment is None else [alert(port, moment, "link_optic", "ticket")]
+    seen = seen_of([affected], message)
+    assert {row[0]: row[-1] for row in goals.rows(seen)}["Optic precursor"].startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("rise", "moment", "told"),
+    ("rise", "moment", "expected"),
     [
         (0.30, 43_700, "R 1.000 (1 of 1"),  # due: half a day, 43,200 s, and 10 min
         (0.30, 43_900, "R 0.000 (0 of 1"),
         (0.14, 45_000, goals.UNMEASURED),
-        (0.151, 45_000, goals.UNMEASURED),  # it came so far at the end alone
+        (0.151, 45_000, goals.UNMEASURED),  # it was reached only at the end
     ],
 )
-def test_a_cold_plate_counts_from_where_its_resistance_has_risen_as_the_goal_says(rise, moment, told):
-    struck = line(1, "cold_plate", 0, 86_000, seen=20_000, rise=rise, days=1.0, effect=rise, effect_unit="resistance")
-    seen = seen_of([struck], [alert("gpu:n1.0", moment, "thermal", "ticket")])
+def test_the_delay_of_a_cold_plate_counts_from_the_resistance_of_the_goal(rise, moment, expected):
+    affected = line(1, "cold_plate", 0, 86_000, seen=20_000, rise=rise, days=1.0, effect=rise, effect_unit="resistance")
+    seen = seen_of([affected], [alert("gpu:n1.0", moment, "thermal", "ticket")])
     measured = {row[0]: row[-1] for row in goals.rows(seen)}["R_th +15 % on one GPU"]
-    assert measured.split("; slow wear: ")[1].startswith(told)
+    assert measured.split("; slow wear: ")[1].startswith(expected)
 
 
-def test_what_only_a_trial_shows_stands_in_the_table_of_goals():
+def test_results_of_trials_are_in_the_table_of_goals():
     none = {row[0]: row[-1] for row in goals.rows(goals.Seen(None, None, []))}
-    told = {name: f"measured {name}" for name in TRIALS}
-    some = {row[0]: row[-1] for row in goals.rows(goals.Seen(None, None, [], told))}
+    expected = {name: f"measured {name}" for name in TRIALS}
+    some = {row[0]: row[-1] for row in goals.rows(goals.Seen(None, None, [], expected))}
     assert none["SDC with replica hooks"] == goals.UNMEASURED
     shown = " ".join(some.values())
-    # false alarms of sound links stand beside those of the clean runs, which are none here
+    # false alarms of healthy links are counted besides those of the clean runs, here none
     assert [name for name in TRIALS if f"measured {name}" not in shown] == ["link_alarms"]
 
 
-def test_tickets_of_another_detector_do_not_make_those_of_link_optic_precise():
+def test_tickets_of_other_detectors_do_not_count_for_the_precision_of_link_optic():
     port = "port:n1.mlx5_0"
-    struck = line(1, "optic_degradation", 0, 160_000, port, slope=1.0, start=-5.0, seen=2250)
+    affected = line(1, "optic_degradation", 0, 160_000, port, slope=1.0, start=-5.0, seen=2250)
     wrong = alert("port:n2.mlx5_0", 50_000, "link_optic", "ticket")
-    for detector, told in (("link", "0.000 (1 false)"), ("link_optic", "0.500 (1 false)")):
-        seen = seen_of([struck], [alert(port, 30_000, detector, "ticket"), wrong])
-        assert {row[0]: row[-1] for row in goals.rows(seen)}["Optic precursor"].endswith(f"ticket P {told}")
+    for detector, expected in (("link", "0.000 (1 false)"), ("link_optic", "0.500 (1 false)")):
+        seen = seen_of([affected], [alert(port, 30_000, detector, "ticket"), wrong])
+        assert {row[0]: row[-1] for row in goals.rows(seen)}["Optic precursor"].endswith(f"ticket P {expected}")
 
 
-def test_bit_exact_mismatches_are_those_of_wrong_digests_and_pages_of_all_who_look_for_them():
+def test_bit_exact_figures_count_wrong_digests_and_pages_of_all_sdc_detectors():
     soft = [line(n, "sdc", 10_000, 50_000, effect_unit=None) for n in (1, 2)]
     hard = line(3, "sdc", 10_000, 50_000, detectability="hard")
-    said = [alert("gpu:n1.0", 10_100, "sdc_gradient", "ticket"), alert("gpu:n2.0", 10_100, "sdc", "ticket")]
-    raised = result([*soft, hard], said)
+    message = [alert("gpu:n1.0", 10_100, "sdc_gradient", "ticket"), alert("gpu:n2.0", 10_100, "sdc", "ticket")]
+    raised = result([*soft, hard], message)
     clean = result((), [alert("gpu:n5.0", 30_000, "sdc_replica"), alert("gpu:n6.0", 30_000, "sdc")])
     text = page("full", "0123456789abcdef", [(*run("clean"), clean), (*run("raised"), raised)], 2)
     (goal,) = cells(text, "SDC, bit-exact mismatch")
@@ -215,7 +223,7 @@ def test_bit_exact_mismatches_are_those_of_wrong_digests_and_pages_of_all_who_lo
     assert "the simulator's own choice" not in page("full", "0123456789abcdef", LINES, 3)
 
 
-def test_lines_of_trials_tell_their_size_and_whether_they_are_of_other_code(tmp_path):
+def test_lines_of_trials_show_their_size_and_whether_their_code_is_older(tmp_path):
     write(tmp_path, "resistance", "R 1.000", 1.0)
     write(tmp_path, "link_errors", "R 0.900", 1.0)
     now = trials.fingerprint()
@@ -224,12 +232,12 @@ def test_lines_of_trials_tell_their_size_and_whether_they_are_of_other_code(tmp_
     assert STANDS_ON.keys() == TRIALS.keys()
 
 
-def test_what_is_only_tried_out_never_comes_onto_the_page(tmp_path):
+def test_small_trials_are_never_on_the_page(tmp_path):
     assert write(tmp_path, "resistance", "R 1.000", 0.5).name == TRIED
     assert read(tmp_path, trials.fingerprint()) == {}
 
 
-def test_trials_at_their_whole_size_are_of_seeds_that_are_reported(monkeypatch):
+def test_trials_of_full_size_use_the_reported_seeds(monkeypatch):
     seeds = []
     monkeypatch.setattr(
         sdc_replica, "trial", lambda kind, seed, number: seeds.append(seed) or sdc_replica.Outcome(1, 1, 0)
@@ -241,13 +249,13 @@ def test_trials_at_their_whole_size_are_of_seeds_that_are_reported(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flow", "after", "told"),
+    ("flow", "after", "expected"),
     [(0.9, 20, "R 1.000 (1 of 1) within 30 s; median 20 s"), (0.9, 40, "R 0.000 (0 of 1)"), (0.05, 20, "not yet")],
 )
-def test_a_pump_loss_counts_when_it_is_large_and_told_in_time(flow, after, told):
-    struck = line(1, "coolant", 10_000, 5000, "cdu:c1", effect=flow, effect_unit="flow")
-    seen = seen_of([struck], [alert("cdu:c1", 10_000 + after, "coolant")])
-    assert {row[0]: row[-1] for row in goals.rows(seen)}["Coolant pump loss"].startswith(told)
+def test_a_pump_loss_counts_if_it_is_large_and_reported_in_time(flow, after, expected):
+    affected = line(1, "coolant", 10_000, 5000, "cdu:c1", effect=flow, effect_unit="flow")
+    seen = seen_of([affected], [alert("cdu:c1", 10_000 + after, "coolant")])
+    assert {row[0]: row[-1] for row in goals.rows(seen)}["Coolant pump loss"].startswith(expected)
 
 
 UNHEARD = line(3, "unheard_of", 10_000, 5000, row=18, effect=0.25, effect_unit="time")
@@ -255,7 +263,7 @@ HARMLESS = line(4, "node_transient", 30_000, 200, detectability="benign")
 HELD = result([UNHEARD, HARMLESS], [alert("gpu:n3.0", 10_100), alert("gpu:n4.0", 30_100)])
 
 
-def test_held_out_kinds_have_a_table_of_their_own_and_change_no_other_figure():
+def test_held_out_kinds_have_a_separate_table_and_change_no_other_figure():
     with_them = page("full", "0123456789abcdef", [*LINES, (*run("held_out"), HELD)], 4)
     without = page("full", "0123456789abcdef", LINES, 4)
     begin, end = with_them.index("## Held-out kinds"), with_them.index("## By harmless event")
@@ -275,7 +283,7 @@ def section_of(text, name):
 
 
 @pytest.mark.parametrize("row", HELD_OUT)
-def test_a_held_out_kind_is_struck_in_its_own_suite_alone(monkeypatch, row):
+def test_a_held_out_kind_occurs_only_in_its_own_suite(monkeypatch, row):
     others = kinds_of("held_out")
     assert row in {kind.row for kind in others}
     held = type("Held", (KINDS["straggler"],), {"name": "held", "row": row})
@@ -293,23 +301,23 @@ def test_a_held_out_kind_is_struck_in_its_own_suite_alone(monkeypatch, row):
     assert "held" not in {fault.kind.name for scenario in scenarios().values() for fault in scenario.faults}
 
 
-def test_rows_of_harmless_events_are_counted_apart_from_those_held_out():
+def test_rows_of_benign_events_are_counted_apart_from_held_out_ones():
     assert {kind.row for kind in KINDS.values() if not is_fault(kind)} & set(HELD_OUT)
     assert held_out() == () or all(is_fault(kind) for kind in kinds_of("held_out"))
     assert Run("clean", "all", 4, 1.0).scenario().rates == Rates(0.0, 1.0, apart=False)
 
 
 @pytest.mark.parametrize(("after", "start", "end"), [(250, "1.000", "1.000"), (310, "0.000", "1.000")])
-def test_flaps_are_told_soon_after_the_third_within_bounds(after, start, end):
-    struck = line(1, "link_flap", 10_000, 300, "port:n1.0", "hard", effect=3, effect_unit="flaps", flaps=3)
-    seen = seen_of([struck], [alert("port:n1.0", 10_000 + after, "link")])
-    told = {row[0]: row[-1] for row in goals.rows(seen)}["Flap page"]
-    assert f"R {start} ({'1' if start == '1.000' else '0'} of 1 within 60 s of the start" in told
-    assert f"R {end} ({'1' if end == '1.000' else '0'} of 1 within 60 s of the end" in told
+def test_flaps_are_scored_by_pages_soon_after_the_third_flap(after, start, end):
+    affected = line(1, "link_flap", 10_000, 300, "port:n1.0", "hard", effect=3, effect_unit="flaps", flaps=3)
+    seen = seen_of([affected], [alert("port:n1.0", 10_000 + after, "link")])
+    expected = {row[0]: row[-1] for row in goals.rows(seen)}["Flap page"]
+    assert f"R {start} ({'1' if start == '1.000' else '0'} of 1 within 60 s of the start" in expected
+    assert f"R {end} ({'1' if end == '1.000' else '0'} of 1 within 60 s of the end" in expected
 
 
-def test_slow_devices_have_their_precision_and_the_share_in_time_beside_their_recall():
+def test_fail_slow_shows_recall_with_precision_and_the_share_in_time():
     truth = [line(n, "straggler", 10_000, 5000, effect=0.25, effect_unit="time") for n in (1, 2)]
-    told = [alert("gpu:n1.0", 10_300), alert("gpu:n2.0", 12_000), alert("gpu:n7.0", 40_000)]
-    measured = {row[0]: row[-1] for row in goals.rows(seen_of(truth, told))}["Fail-slow >= 10 % lasting >= 20 min"]
+    expected = [alert("gpu:n1.0", 10_300), alert("gpu:n2.0", 12_000), alert("gpu:n7.0", 40_000)]
+    measured = {row[0]: row[-1] for row in goals.rows(seen_of(truth, expected))}["Fail-slow >= 10 % lasting >= 20 min"]
     assert measured == "R 1.000 (2 of 2); median 1,150 s; 0.500 within 1,020 s; P 0.667 (1 false)"

@@ -35,29 +35,29 @@ class Shown:
     def frame(self, events=()):
         return Frame((1 + self.tick) * 10 * SECOND, "gpu", GPUS, {}, self.topology, tuple(events))
 
-    def look(self, struck=(), by=3.0, events=(), silent=()):
+    def run_tick(self, changed=(), by=3.0, events=(), silent=()):
         self.tick += 1
         frame, values = self.frame(events), self.rng.normal(50, 0.3, SIZE)
-        values[list(struck)] += by
+        values[list(changed)] += by
         values[list(silent)] = np.nan
         self.gates.update({"gpu": frame})
         step = self.streams.step(values, self.peers.groups(frame), frame.time)
         cohort = lambda i: self.peers.cohort_name(frame, i)  # noqa: E731
         return self.group.update(frame, GPUS, step, cohort, self.gates, "thermal", blamed=self.blamed)
 
-    def looks(self, ticks, struck=(), **more):
-        return [f for _ in range(ticks) for f in self.look(struck, **more)]
+    def run(self, ticks, changed=(), **more):
+        return [f for _ in range(ticks) for f in self.run_tick(changed, **more)]
 
 
 @pytest.fixture
 def shown():
     fleet = Shown()
-    assert fleet.looks(LEARNT) == []
+    assert fleet.run(LEARNT) == []
     return fleet
 
 
 def test_thirteen_of_32_alike_are_one_ticket_on_their_rack(shown):
-    found = shown.looks(120, SOME)
+    found = shown.run(120, SOME)
     assert {(f.entity, f.level, f.detector) for f in found} == {("rack:r1", "ticket", "thermal")}
     first = found[0]
     assert first.evidence["struck"] == 14
@@ -71,42 +71,42 @@ def test_thirteen_of_32_alike_are_one_ticket_on_their_rack(shown):
 
 
 def test_a_shift_of_less_than_ten_minutes_is_a_phase(shown):
-    assert shown.looks(50, SOME) + shown.looks(100) == []
+    assert shown.run(50, SOME) + shown.run(100) == []
 
 
 def test_three_of_ten_are_no_group_event(shown):
-    assert shown.looks(200, range(9)) == []
+    assert shown.run(200, range(9)) == []
 
 
 def test_two_of_a_cohort_of_six_are_enough():
     fleet = Shown(Topology({g: [f"rack:{'few' if i < 6 else 'r1'}"] for i, g in enumerate(GPUS)}), (("rack",),))
     fleet.peers.least = 4
-    fleet.looks(LEARNT)
-    assert {f.entity for f in fleet.looks(120, (1, 4))} == {"rack:few"}
+    fleet.run(LEARNT)
+    assert {f.entity for f in fleet.run(120, (1, 4))} == {"rack:few"}
 
 
 def test_where_most_are_worse_the_others_are_reported_as_better(shown):
-    found = shown.looks(150, range(20))
+    found = shown.run(150, range(20))
     assert found
     assert "12 of 32 GPUs are cooler than the others" in found[-1].summary
 
 
 def test_it_ends_with_the_fault(shown):
-    assert shown.looks(120, SOME)
-    shown.looks(40)
-    assert shown.looks(100) == []
+    assert shown.run(120, SOME)
+    shown.run(40)
+    assert shown.run(100) == []
     assert shown.group.began == {}
 
 
 def test_it_is_reported_for_as_long_as_it_lasts(shown):
-    found = shown.looks(3000, SOME)
+    found = shown.run(3000, SOME)
     assert max(f.time for f in found) >= shown.frame().time - 90 * SECOND
 
 
 def test_members_below_the_others_are_reported_as_less():
     fleet = Shown(both=True)
-    fleet.looks(LEARNT)
-    found = fleet.looks(120, SOME, by=-3.0)
+    fleet.run(LEARNT)
+    found = fleet.run(120, SOME, by=-3.0)
     assert found[0].evidence["direction"] == "less"
     assert "are cooler" in found[0].summary
 
@@ -116,69 +116,69 @@ def test_members_below_one_shared_entity_blame_that_entity():
     halves = {f"node:n{i}": [f"rack:r{i}"] for i in range(4)} | {f"rack:r{i}": [f"cdu:c{i // 2}"] for i in range(4)}
     ranks = {f"rank:7.{i}": [g, "stage:7.0"] for i, g in enumerate(GPUS)} | {"stage:7.0": ["job:7"]}
     fleet = Shown(Topology(RACK.parents | halves | ranks, RACK.attributes), (("@sku",),))
-    fleet.looks(LEARNT)
-    assert {f.entity for f in fleet.looks(120, range(15))} == {"cdu:c0"}
+    fleet.run(LEARNT)
+    assert {f.entity for f in fleet.run(120, range(15))} == {"cdu:c0"}
 
 
 def test_an_entity_that_the_detector_blames_is_not_reported_twice(shown):
     shown.blamed = ("rack:r1",)
-    assert shown.looks(120, SOME) == []
+    assert shown.run(120, SOME) == []
 
 
 def test_members_that_share_only_their_model_blame_the_fleet():
     apart = Topology({g: [f"rack:{g[-1]}"] for g in GPUS}, {g: {"sku": "H100"} for g in GPUS})
     fleet = Shown(apart, (("@sku",),))
-    fleet.looks(LEARNT)
-    assert {f.entity for f in fleet.looks(120, SOME)} == {"fleet:gpu"}
+    fleet.run(LEARNT)
+    assert {f.entity for f in fleet.run(120, SOME)} == {"fleet:gpu"}
 
 
 def test_announced_work_on_the_rack_is_no_event(shown):
     work = Event(shown.frame().time, "rack:r1", "maintenance_start", {"seconds": 7200})
-    assert shown.look(events=[work]) + shown.looks(200, SOME) == []
+    assert shown.run_tick(events=[work]) + shown.run(200, SOME) == []
 
 
 def test_repeated_changes_of_one_member_hide_no_group_event(shown):
     found = []
     for tick in range(120):
         event = Event(shown.frame().time, GPUS[0], "reset", {})
-        found += shown.look(SOME, events=[event] if tick % 50 == 0 else ())
+        found += shown.run_tick(SOME, events=[event] if tick % 50 == 0 else ())
     assert found
 
 
 def test_new_software_restarts_the_hold(shown):
-    shown.looks(60, SOME)
+    shown.run(60, SOME)
     events = [Event(shown.frame().time, gpu, "version", {}) for gpu in GPUS]
-    assert shown.look(SOME, events=events) + shown.looks(50, SOME) == []
-    assert shown.looks(30, SOME)
+    assert shown.run_tick(SOME, events=events) + shown.run(50, SOME) == []
+    assert shown.run(30, SOME)
 
 
 def test_the_start_of_their_job_restarts_the_hold(shown):
     ranks = {f"rank:7.{i}": [g, "stage:7.0"] for i, g in enumerate(GPUS)} | {"stage:7.0": ["job:7"]}
     shown.topology = Topology(RACK.parents | ranks, RACK.attributes)
-    shown.looks(55, SOME)
+    shown.run(55, SOME)
     start = Event(shown.frame().time, "job:7", "job_start", {})
-    assert shown.look(SOME, events=[start]) + shown.looks(55, SOME) == []
-    assert shown.looks(30, SOME)
+    assert shown.run_tick(SOME, events=[start]) + shown.run(55, SOME) == []
+    assert shown.run(30, SOME)
 
 
 def test_a_silence_of_two_minutes_ends_it_and_a_short_one_does_not(shown):
-    shown.looks(60, SOME)
+    shown.run(60, SOME)
     began = dict(shown.group.began)
-    shown.looks(6, SOME, silent=range(SIZE))
-    shown.look(SOME)
+    shown.run(6, SOME, silent=range(SIZE))
+    shown.run_tick(SOME)
     assert next(iter(shown.group.began.values()))["since"] == next(iter(began.values()))["since"]
-    shown.looks(20, silent=range(SIZE))
+    shown.run(20, silent=range(SIZE))
     assert shown.group.began == {}
 
 
 def test_a_clock_that_is_set_back_is_no_group_event(shown):
-    shown.looks(120, SOME)
+    shown.run(120, SOME)
     shown.tick = 10
-    assert shown.looks(60, SOME) == []
+    assert shown.run(60, SOME) == []
 
 
 def test_a_restart_continues_bit_by_bit(shown):
-    shown.looks(50, SOME)
+    shown.run(50, SOME)
     other = Shown()
     other.streams.restore(shown.streams.snapshot())
     other.group.restore(shown.group.snapshot())
@@ -186,4 +186,4 @@ def test_a_restart_continues_bit_by_bit(shown):
     other.tick, other.rng = shown.tick, np.random.default_rng(5)
     shown.rng = np.random.default_rng(5)
     shown.group.conditions, shown.group.began = dict(shown.group.conditions), dict(shown.group.began)
-    assert other.looks(60, SOME) == shown.looks(60, SOME)
+    assert other.run(60, SOME) == shown.run(60, SOME)

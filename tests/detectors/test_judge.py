@@ -1,4 +1,4 @@
-"""The judge of simulated fleets: bounded, exact over a restart, and true to who runs where."""
+"""Evaluation of simulated fleets: bounded, exact over a restart, with the right location of each rank."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ BROKEN = Scenario(
 )
 
 
-def said(result):
-    """All that was said and was true, as text."""
+def report_text(result):
+    """All findings and truth of a result, as text."""
     lines = [f.as_json() for f in result.findings] + [i.as_json() for i in result.incidents] + result.truth
     return "\n".join(json.dumps(line) for line in lines)
 
@@ -39,26 +39,26 @@ def whole():
 
 
 @pytest.mark.slow
-def test_what_breaks_is_found_in_a_fleet_whose_jobs_come_and_go(whole):
+def test_faults_are_found_in_a_fleet_with_changing_jobs(whole):
     paged = {i.cause for i in whole.incidents if i.severity == "page"}
     assert {line["entity"] for line in whole.truth if line["class"] != "benign"} <= paged
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("segments", [1, 3])
-def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bytes(whole, tmp_path, segments):
+def test_a_killed_run_continues_from_its_checkpoint_with_the_same_bytes(whole, tmp_path, segments):
     place, seen = tmp_path / "checkpoint", []
     stopped = judge(BROKEN, 3, place, 0.5, lambda trial: not seen.append(trial.ticks) and len(seen) < segments)
     assert stopped is None
     assert place.exists()
     resumed = judge(BROKEN, 3, place, 0.5)
-    assert said(resumed) == said(whole)
+    assert report_text(resumed) == report_text(whole)
     assert (resumed.samples, resumed.node_days) == (whole.samples, whole.node_days)
     assert not place.exists(), "a run that is over leaves no checkpoint"
 
 
 @pytest.mark.slow
-def test_a_result_holds_where_the_ranks_ran_of_which_something_was_said(whole):
+def test_a_result_has_the_locations_of_all_ranks_in_findings(whole):
     named = {f.entity for f in whole.findings if f.entity.startswith("rank:")}
     lines = result_of(whole, "")["placed"]
     assert named
@@ -67,7 +67,7 @@ def test_a_result_holds_where_the_ranks_ran_of_which_something_was_said(whole):
     assert {line["time"] for line in lines} <= starts
 
 
-def test_every_tick_is_judged_to_the_last():
+def test_every_tick_is_evaluated_including_the_last():
     trial, seen = Trial(replace(BROKEN, duration=600.0, faults=()), 3), []
     applied = trial.membership.apply_instant
     trial.membership.apply_instant = lambda instant: seen.append(instant.time) or applied(instant)
@@ -76,7 +76,7 @@ def test_every_tick_is_judged_to_the_last():
     assert [cell for t in seen if first <= (cell := t // STEP * STEP) <= last] == list(range(first, last + 1, STEP))
 
 
-def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch):
     place = tmp_path / "checkpoint"
     assert judge(BROKEN, 3, place, 0.5, lambda _: False) is None
     before = place.read_bytes()
@@ -88,7 +88,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_only_the_news_of_a_condition_is_kept(whole):
+def test_only_changes_of_a_condition_are_kept(whole):
     levels = Counter((f.key, f.level) for f in whole.findings)
     assert set(levels.values()) == {1}
     rising = {}
@@ -99,12 +99,12 @@ def test_only_the_news_of_a_condition_is_kept(whole):
 
 
 @pytest.mark.slow
-def test_a_rank_is_where_its_job_runs_and_gone_with_it():
-    """At every moment the ranks of the topology are those that the simulator's schedule has running then."""
+def test_a_rank_is_in_the_topology_only_while_its_job_runs():
+    """At every moment the topology has exactly the ranks that run in the simulator's schedule."""
     trial = Trial(replace(BROKEN, faults=()), 5)
     gpus, looks = trial.simulator.layout.entities["gpu"], 0
     for ticks in trial.run(every=60):
-        now = (ticks - 2) * BROKEN.interval  # the cell of the last tick is not judged yet
+        now = (ticks - 2) * BROKEN.interval  # the cell of the last tick is not evaluated yet
         running = {
             rank: gpus[gpu]
             for stay in trial.simulator.schedule.stays
@@ -120,7 +120,7 @@ def test_a_rank_is_where_its_job_runs_and_gone_with_it():
 
 
 @pytest.mark.slow
-def test_cpu_time_samples_and_node_days_are_told(whole):
+def test_cpu_time_samples_and_node_days_are_reported(whole):
     assert set(whole.seconds) == set(PARTS)
     assert all(spent > 0 for spent in whole.seconds.values())
     assert whole.node_days == pytest.approx(8 * 2.5 / 24)

@@ -109,7 +109,7 @@ def test_errors_at_both_ends_blame_the_cable(store: Site) -> None:
 
     pages = [row for row in watched(store, Link(), 60, both) if row[1] == "page"]
     assert {entity for entity, *_ in pages} == {HOSTS[BAD], SWITCH[BAD]}
-    assert any("the cable: receivers at both ends report errors" in str(said) for *_, said in pages)
+    assert any("the cable: receivers at both ends report errors" in str(cause) for *_, cause in pages)
 
 
 def test_errors_at_the_node_alone_blame_the_switchs_transmitter_or_the_cable(store: Site) -> None:

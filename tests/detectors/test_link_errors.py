@@ -268,7 +268,7 @@ def both(*changes):
 
 
 @pytest.mark.parametrize(
-    ("modules", "said"),
+    ("modules", "statement"),
     [
         ({"rx_power_min": {6: 0.3}}, f"transmitter of {FAR} or the cable"),
         ({"rx_power_min": {6: 0.3}, "tx_power_min": {10: 0.4}}, f"transmitter of {FAR}"),
@@ -277,10 +277,10 @@ def both(*changes):
         ({}, "light is normal"),
     ],
 )
-def test_the_modules_show_which_side_is_bad(site, watch, modules, said):
+def test_the_modules_show_which_side_is_bad(site, watch, modules, statement):
     cabled(site)
     found = watch(Link(), site, 120, both(erring(6), lit(**modules)))
-    assert said in pages(found)[0].evidence["side"]
+    assert statement in pages(found)[0].evidence["side"]
 
 
 def test_without_a_far_end_the_side_is_unknown(site, watch):

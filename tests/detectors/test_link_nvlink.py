@@ -213,10 +213,10 @@ def test_repeated_frames_change_nothing() -> None:
 
 @pytest.mark.parametrize("malformed", [[74], {"a": 1}, None, float("inf"), 10**30, "74"])
 def test_messages_with_malformed_data_cause_no_error(malformed: object) -> None:
-    said = [
+    message = [
         xid(60, xid=malformed, **{"class": malformed}),
         xid(61, detail={"link": malformed}),
         xid(62, text=malformed),
         sxid(63, sxid=malformed, switch=malformed),
     ]
-    assert {f.entity for f in watched(nothing, said)} <= {"gpu:n0.2", "node:n0"}
+    assert {f.entity for f in watched(nothing, message)} <= {"gpu:n0.2", "node:n0"}

@@ -192,7 +192,7 @@ def instant(tick, *events):
 
 
 def after(change, *detectors):
-    """A runner that was shown ten instants, stopped, and restored from a snapshot that was changed meanwhile."""
+    """A runner that was shown ten instants, stopped, and restored from a changed snapshot."""
     detectors = detectors or (Remembering,)
     before, runner = Runner([d() for d in detectors]), Runner([d() for d in detectors])
     for tick in range(10):

@@ -1,4 +1,4 @@
-"""The small suite finds what it found when its table was written, and pages as rarely."""
+"""The results of the small suite match its stored table, including false pages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SOME = {"tolerance": dict(small.TOLERANCE), "all": ALL, "false_pages": PAGES, "k
 
 
 @pytest.mark.slow
-def test_the_detectors_find_of_the_small_suite_what_the_table_says():
+def test_the_results_of_the_small_suite_match_the_stored_table():
     moved = small.differences(small.stored(), small.measured())
     assert moved == [], "\n".join([*moved, MEND])
 
 
 def test_three_of_each_kind_of_fault_can_be_found():
-    """Hard or soft: an invisible one would let a lost kind pass unseen."""
+    """Hard or soft: with an invisible one, a kind that is no longer found would not be noticed."""
     sought = Counter()
     for scenario in small.scenarios().values():
         truth = FleetSimulator(scenario, small.SEED).truth(scenario.duration)
@@ -40,12 +40,12 @@ def tuned(kind):
     return is_fault(kind) and kind.row not in HELD_OUT
 
 
-def test_the_table_stands_on_three_of_each_kind():
+def test_the_table_is_based_on_three_events_of_each_kind():
     assert {name for name, kind in KINDS.items() if tuned(kind)} == small.stored()["kinds"].keys()
     assert {block["events"] for block in small.stored()["kinds"].values()} == {small.EACH}
 
 
-def test_parameters_that_make_a_kind_visible_are_such_as_a_scenario_may_give():
+def test_parameters_that_make_a_kind_visible_are_allowed_in_scenarios():
     for name, given in small.VISIBLE.items():
         kind = KINDS[name](**given)
         for key, (low, high) in kind.limits.items():
@@ -53,15 +53,15 @@ def test_parameters_that_make_a_kind_visible_are_such_as_a_scenario_may_give():
 
 
 def test_the_suite_has_every_kind_of_fault():
-    struck = {line.kind.name for scenario in small.scenarios().values() for line in scenario.faults}
-    assert struck == {name for name, kind in KINDS.items() if tuned(kind)}
+    affected = {line.kind.name for scenario in small.scenarios().values() for line in scenario.faults}
+    assert affected == {name for name, kind in KINDS.items() if tuned(kind)}
 
 
 def test_every_kind_of_fault_has_a_family_with_a_scenario():
     assert {family(kind) for kind in KINDS.values() if tuned(kind)} <= set(small.scenarios())
 
 
-def test_a_figure_that_moved_within_its_tolerance_is_no_difference():
+def test_a_change_within_the_tolerance_is_no_difference():
     found = copy.deepcopy(SOME)
     found["kinds"]["straggler"] = {**KIND, "found": 4, "delay_s": 124.0}
     found["all"] |= {"precision": 0.81, "recall": 0.84}
@@ -79,7 +79,7 @@ def test_a_figure_that_moved_within_its_tolerance_is_no_difference():
         ("all", "recall", None, "all.recall: found None, wanted 0.75"),
     ],
 )
-def test_a_difference_says_which_figure_what_was_found_and_what_was_wanted(where, key, value, says):
+def test_a_difference_names_the_figure_with_found_and_expected_values(where, key, value, says):
     found = copy.deepcopy(SOME)
     (found["all"] if where == "all" else found["kinds"][where])[key] = value
     assert small.differences(SOME, found) == [says]
@@ -106,20 +106,20 @@ def test_one_false_page_more_or_less_or_elsewhere_is_a_difference(pages, says):
 
 
 @pytest.mark.parametrize(("found", "at_least", "at_most"), [(0, 0, 1), (1, 1, 2), (2, 1, 3), (3, 2, 3)])
-def test_the_last_event_of_a_kind_that_is_found_may_not_be_lost(found, at_least, at_most):
+def test_losing_the_last_found_event_of_a_kind_is_a_difference(found, at_least, at_most):
     block = {"events": 2, "found": found - (found > 0), "small": 1, "small_found": int(found > 0), "delay_median_s": 1}
     figures = small._figures(block)
     assert [figures[key] for key in ("events", "found", "at_least", "at_most")] == [3, found, at_least, at_most]
 
 
 @pytest.mark.parametrize("kind", [name for name, block in small.stored()["kinds"].items() if block["found"]])
-def test_no_kind_that_the_stored_table_has_found_may_fall_to_nothing(kind):
+def test_a_kind_found_in_the_stored_table_and_not_any_more_is_a_difference(kind):
     found = copy.deepcopy(small.stored())
     found["kinds"][kind]["found"] = 0
     assert small.differences(small.stored(), found)
 
 
-def test_renewing_says_what_moved_and_of_a_table_of_another_form_that_all_is_new():
+def test_renewing_lists_changes_and_reports_a_table_of_another_format_as_all_new():
     found = copy.deepcopy(SOME)
     found["kinds"]["straggler"]["found"] = 0
     assert moved(small.text(SOME), found) == ["kinds.straggler.found: found 0, wanted 2 to 4"]
@@ -131,11 +131,11 @@ def test_a_kind_that_is_new_or_gone_is_a_difference():
     assert small.differences({**SOME, "kinds": {}}, SOME) == ["kinds.straggler: there are events of it, wanted none"]
 
 
-def test_the_table_as_text_reads_back_as_it_was():
+def test_the_table_can_be_written_as_text_and_read_back():
     assert tomllib.loads(small.text(SOME)) == SOME
 
 
-def test_what_was_never_found_has_no_delay_in_the_table():
+def test_kinds_that_were_never_found_have_no_delay_in_the_table():
     lost = {**SOME, "kinds": {"straggler": {**KIND, "found": 0, "at_least": 0, "delay_s": None}}}
     assert tomllib.loads(small.text(lost))["kinds"]["straggler"].keys() == KIND.keys() - {"delay_s"}
     assert small.differences(tomllib.loads(small.text(lost)), lost) == []

@@ -1,4 +1,4 @@
-"""`make score`: run by run, nothing done twice, whole results or none, and a page that says what it stands on."""
+"""`make score`: run by run, without repetition, complete results or none, and a page that names its data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATER = float("inf")
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Both runs of a tiny scale, judged."""
+    """Both runs of a tiny scale, evaluated."""
     folder = tmp_path_factory.mktemp("score")
     todo = [Segment(run, 10, folder, results.key_of(run.scenario(), 10, "code")) for run in TINY]
     assert all(work(segment, LATER) for segment in todo)
@@ -27,21 +27,21 @@ def done(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_there_and_one_of_other_code_is_not(done):
+def test_a_finished_run_is_reused_and_one_of_other_code_is_not(done):
     assert all(segment.result() for segment in done)
     other = replace(done[0], key=results.key_of(TINY[0].scenario(), 10, "other code"))
     assert other.result() is None
 
 
 @pytest.mark.slow
-def test_a_torn_result_does_not_count(done, tmp_path):
+def test_an_incomplete_result_does_not_count(done, tmp_path):
     torn = tmp_path / done[0].file.name
     torn.write_bytes(done[0].file.read_bytes()[:-20])
     assert replace(done[0], folder=tmp_path).result() is None
 
 
 @pytest.mark.slow
-def test_a_run_that_time_cut_off_goes_on_next_time_to_the_same_result(done, tmp_path, monkeypatch):
+def test_a_run_stopped_by_the_time_limit_continues_later_to_the_same_result(done, tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "CHECKPOINT_H", 0.4)
     segment = replace(done[1], folder=tmp_path)
     stale = tmp_path / f"{segment.name}-0123456789abcdef.checkpoint"
@@ -57,16 +57,16 @@ def test_a_run_that_time_cut_off_goes_on_next_time_to_the_same_result(done, tmp_
 
 
 @pytest.mark.slow
-def test_each_finished_run_is_told_with_its_rate_and_the_time_that_is_left(tmp_path):
-    said = []
+def test_each_finished_run_is_logged_with_its_rate_and_the_remaining_time(tmp_path):
+    log_lines = []
     todo = [Segment(TINY[0], 10, tmp_path, "key")]
-    suite.run(todo, 1, time.time() + 600, said.append)
-    (line,) = said
+    suite.run(todo, 1, time.time() + 600, log_lines.append)
+    (line,) = log_lines
     assert line.startswith("1 of 1: clean-all-4x0.03-10: 0 node-days, ")
     assert line.endswith("0 of 0 node-days, about 0 min left")
 
 
-def test_the_fingerprint_follows_what_decides_what_is_said_and_nothing_else(tmp_path):
+def test_the_fingerprint_covers_exactly_the_code_that_affects_findings(tmp_path):
     for name in ("agents/sim/fleet.py", "detectors/link.py", "detectors/scoring/score.py", "pipeline/api/server.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a = 1\n")
@@ -78,7 +78,7 @@ def test_the_fingerprint_follows_what_decides_what_is_said_and_nothing_else(tmp_
     assert results.fingerprint(tmp_path) != first
 
 
-def test_the_page_says_that_it_is_simulated_and_on_how_much_it_stands(done):
+def test_the_page_states_that_its_data_is_simulated_and_how_much_there_is(done):
     lines = [(s.run, s.seed, s.result()) for s in done]
     text = page("small", "0123456789abcdef", lines, 9)
     assert "**All of this is simulated.**" in text
@@ -110,15 +110,15 @@ def test_a_score_from_a_result_is_that_of_its_run(done):
 def test_every_scale_has_every_suite_and_every_kind_of_fault(scale):
     runs, seeds = SCALES[scale]
     assert {run.suite for run in runs} - {"held_out"} == {"clean", "raised", "field"}
-    struck = {kind.name for run in runs if run.suite == "raised" for kind in kinds_of(run.name)}
-    assert struck == {name for name, kind in KINDS.items() if is_fault(kind) and kind.row not in HELD_OUT}
+    affected = {kind.name for run in runs if run.suite == "raised" for kind in kinds_of(run.name)}
+    assert affected == {name for name, kind in KINDS.items() if is_fault(kind) and kind.row not in HELD_OUT}
     assert not set(seeds) & set(TUNE), "seeds to tune on are never quoted"
     if scale == "full":
         assert PER_RUN * len(seeds) >= 2 * 60
         assert sum(run.node_days for run in runs if run.suite == "clean") * len(seeds) >= 10_000
 
 
-def test_segments_come_seed_by_seed_with_names_of_their_own(tmp_path):
+def test_segments_are_ordered_by_seed_and_have_unique_names(tmp_path):
     todo = segments("full", tmp_path, "code")
     assert len({s.file for s in todo}) == len({s.key for s in todo}) == len(todo)
     assert [s.seed for s in todo] == sorted(s.seed for s in todo)
@@ -132,7 +132,7 @@ def test_a_certified_scale_has_all_clean_runs_and_a_part_of_the_others():
     assert len(planned_runs) == len(set(planned_runs))
 
 
-def test_results_of_frozen_code_count_beside_a_suite_that_other_code_judged(tmp_path, monkeypatch):
+def test_results_of_frozen_code_count_beside_a_suite_evaluated_by_other_code(tmp_path, monkeypatch):
     held = (Run("held_out", "held_out", 8, 1.0),)
     monkeypatch.setattr(
         "benchmarks.detection.scenarios.SCALES", {"full": ((Run("clean", "all", 8, 1.0), *held), range(1))}
@@ -141,26 +141,26 @@ def test_results_of_frozen_code_count_beside_a_suite_that_other_code_judged(tmp_
     assert [a.key == b.key for a, b in zip(frozen, newer, strict=True)] == [True, False]
 
 
-def test_the_code_that_judged_is_told_for_all_suites_and_for_some_apart():
+def test_the_evaluating_code_can_be_set_for_all_suites_and_for_single_ones():
     assert suite.codes([], "now") == ("now", {})
     assert suite.codes(["clean=a", "b"], "now") == ("b", {"clean": "a"})
 
 
 @pytest.mark.parametrize("given", [["a", "b"], ["clean=a", "clean=b"], ["cleen=a"], ["=a"]])
-def test_code_of_no_such_suite_or_told_twice_is_refused_with_what_is_wanted(given):
+def test_code_of_an_unknown_suite_or_given_twice_is_refused_with_the_expected_form(given):
     with pytest.raises(ValueError, match=r"found '.*'; wanted FINGERPRINT once, .* clean, raised, field, held_out"):
         suite.codes(given, "now")
 
 
-def test_the_page_names_the_code_that_judged_each_suite_where_it_is_not_the_same(done):
+def test_the_page_names_the_code_of_each_suite_if_they_differ(done):
     lines = [(s.run, s.seed, s.result()) for s in done]
     assert "tells what changed" not in page("small", "0123", lines, 9)
     text = page("small", "0123", lines, 9, Beside(others={"clean": "4567"}))
     assert "fingerprint `0123` (`benchmarks.detection.results.fingerprint`), of the clean suite `4567`" in text
 
 
-def test_kinds_that_a_newer_simulator_holds_out_change_no_result_of_the_others(monkeypatch):
-    """They come never in the other suites: what was judged by the frozen code counts on."""
+def test_held_out_kinds_of_a_newer_simulator_do_not_change_results_of_other_kinds(monkeypatch):
+    """They do not occur in the other suites, so results of the frozen code still count."""
     run = Run("raised", "network", 8, 0.1)
     before = results.key_of(run.scenario(), 10, "code")
     row = KINDS["link_flap"].row
@@ -172,7 +172,7 @@ def test_kinds_that_a_newer_simulator_holds_out_change_no_result_of_the_others(m
     assert results.key_of(run.scenario(), 10, "code") != before, "it came, and comes no more"
 
 
-def test_the_page_tells_what_each_part_is_worth_where_that_was_measured(done):
+def test_the_page_shows_the_measured_value_of_each_part(done):
     lines = [(s.run, s.seed, s.result()) for s in done]
     assert "## What each part" not in page("small", "0123", lines, 9)
     text = page("small", "0123", lines, 9, Beside(ablations="Seeds 0.\n\n| whole | 512 |\n"))

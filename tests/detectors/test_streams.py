@@ -105,7 +105,7 @@ def test_a_shift_of_the_whole_cohort_blames_no_member():
     assert not fed(Streams(TIMES), rows, groups).on.any()
 
 
-def test_a_third_of_a_cohort_is_the_cohorts_own_event():
+def test_a_deviation_of_a_third_of_a_cohort_is_an_event_of_the_cohort():
     rows, groups = quiet(200, 32), np.zeros(32, np.int32)
     rows[100:, :12] += 0.2
     step = fed(Streams(TIMES), rows, groups)
@@ -113,7 +113,7 @@ def test_a_third_of_a_cohort_is_the_cohorts_own_event():
     assert step.moved.all()
 
 
-def test_a_shifted_cohort_is_relearnt_after_a_day():
+def test_a_shifted_cohort_is_learned_again_after_a_day():
     streams, groups, minute = Streams(TIMES), np.zeros(32, np.int32), 60 * SECOND
     rows = quiet(1800, 32)
     rows[100:, :12] += 0.2
@@ -142,7 +142,7 @@ def test_a_day_better_than_normal_becomes_normal():
     assert abs(effect[-1]) < 0.03
 
 
-def test_a_member_that_was_off_before_the_others_stays_blamed():
+def test_a_member_that_deviated_before_the_others_stays_blamed():
     rows, groups = quiet(400, 32), np.zeros(32, np.int32)
     rows[100:, :8] += 0.3
     rows[250:300, (9, 17, 26)] += 0.3
@@ -153,7 +153,7 @@ def test_a_member_that_was_off_before_the_others_stays_blamed():
     assert fed(streams, rows[290:], groups, 290).on[:8].all()
 
 
-def test_a_member_that_is_off_by_far_more_stands_out_of_a_shifted_cohort():
+def test_a_member_with_a_much_larger_deviation_than_its_shifted_cohort_is_blamed():
     rows, groups = quiet(300, 32), np.zeros(32, np.int32)
     rows[100:, :10] += 0.15
     rows[100:, 20] += 0.4
@@ -174,14 +174,14 @@ def test_a_share_at_the_limit_does_not_flicker():
     assert all(moved[first : first + 88]), "known after 15 min, hidden without a break until then"
 
 
-def test_half_of_a_cohort_that_is_off_for_long_is_the_cohorts_own_event():
+def test_a_long_deviation_of_half_of_a_cohort_is_an_event_of_the_cohort():
     """With half of the members off the spread is as wide as the effect, so no sum ever rises."""
     rows, groups = quiet(300, 16, sd=0.005), np.zeros(16, np.int32)
     rows[100:, :8] += 0.3
     assert fed(Streams(Channel(0.01, 0.03, phi=0.6)), rows, groups).moved.all()
 
 
-def test_a_member_that_is_reset_while_the_cohort_is_off_learns_when_it_is_well():
+def test_a_member_that_is_reset_while_the_cohort_deviates_learns_after_the_cohort_recovers():
     rows, groups, streams = quiet(900, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
     rows[100:500, :20] += 0.25
     fed(streams, rows[:300], groups)
@@ -199,7 +199,7 @@ def test_a_fault_does_not_become_normal():
     assert step.on[5]
 
 
-def test_without_the_freeze_it_would():
+def test_without_the_freeze_a_fault_becomes_normal():
     rows, groups = quiet(3000, 32), np.zeros(32, np.int32)
     rows[100:, 5] += 0.12
     step = fed(Streams(Channel(0.01, 0.03, 0.0, frozen=False)), rows, groups)
@@ -220,7 +220,7 @@ def test_a_reset_makes_the_new_level_normal():
     assert not fed(streams, rows[200:], groups, 200).on.any()
 
 
-def test_less_than_normal_counts_only_where_it_is_harm():
+def test_values_below_normal_count_only_where_they_are_harmful():
     rows, groups = quiet(200, 32), np.zeros(32, np.int32)
     rows[100:, 5] -= 0.12
     assert not fed(Streams(TIMES), rows, groups).on.any()
@@ -299,7 +299,7 @@ def test_one_member_alone_is_no_cohort():
     assert not step.on.any()
 
 
-def test_without_peers_the_own_past_judges_at_a_higher_limit():
+def test_without_peers_the_own_baseline_is_used_with_a_higher_limit():
     rows, alone = quiet(400, 1), np.full(1, -1, np.int32)
     rows[200:] += 0.2
     step = fed(Streams(TIMES), rows, alone)
@@ -307,14 +307,14 @@ def test_without_peers_the_own_past_judges_at_a_higher_limit():
     assert step.alone[0]
 
 
-def test_a_stream_that_loses_its_peers_is_relearnt():
+def test_a_stream_that_loses_its_peers_is_learned_again():
     rows, streams = quiet(200, 9) + 5.0, Streams(TIMES)
     fed(streams, rows[:100], np.zeros(9, np.int32))
     step = fed(streams, rows[100:], np.array([0] * 8 + [-1], np.int32), 100)
     assert not step.on.any()
 
 
-def test_entities_may_join():
+def test_entities_can_be_added():
     streams = Streams(TIMES)
     fed(streams, quiet(100, 8), np.zeros(8, np.int32))
     step = fed(streams, quiet(100, 16, 2), np.zeros(16, np.int32), 100)
@@ -335,7 +335,7 @@ def test_a_restart_continues_bit_by_bit(stop):
     assert whole.cells.tobytes() == second.cells.tobytes()
 
 
-def test_the_limit_follows_the_tick_so_that_alarms_a_day_stay_the_same():
+def test_the_limit_depends_on_the_tick_so_that_alarms_per_day_stay_the_same():
     """h 18.5 at 10 s, about 21 at 1 s and 17 at 60 s."""
     channel = Channel(0.01, 0.03)
     assert channel.limit(10.0) == 18.5
@@ -345,14 +345,14 @@ def test_the_limit_follows_the_tick_so_that_alarms_a_day_stay_the_same():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 23, 24, 25, 26, 101, 1000, 1001])
-def test_selecting_gives_the_median(size):
+def test_selection_returns_the_median(size):
     values = np.random.default_rng(size).integers(0, 50, size).astype(np.float32)
     assert kernel._median(values.copy(), size) == np.median(values)
 
 
 @pytest.mark.parametrize("tick", [0, 1, 2, 5, 15])
 @pytest.mark.parametrize("absurd", [255.0, -40.0, 1e20])
-def test_one_absurd_value_among_the_first_samples_does_not_blind_a_stream(tick, absurd):
+def test_one_absurd_value_among_the_first_samples_does_not_hide_later_faults(tick, absurd):
     """A temperature of 60 Cel: the step of 6 K at the end is found within a quarter of an hour."""
     rows, groups = 60 + quiet(700, 32, sd=0.5), np.zeros(32, np.int32)
     rows[tick, 5] = absurd

@@ -18,9 +18,9 @@ WEIRD = st.sampled_from([np.nan, np.inf, -np.inf, 0.0, 1e30, -1e30, 1e8, 1e-30])
 FEW = settings(max_examples=25, deadline=None)
 
 
-def rows(seed, struck=0):
+def rows(seed, shifted=0):
     values = np.random.default_rng(seed).normal(0.0, 0.02, (TICKS, SIZE))
-    values[TICKS // 2 :, :struck] += 0.3
+    values[TICKS // 2 :, :shifted] += 0.3
     return values
 
 
@@ -40,10 +40,10 @@ def alike(one, other):
 
 @FEW
 @given(st.integers(0, 99), st.integers(0, SIZE), st.randoms(use_true_random=False))
-def test_the_order_of_entities_changes_nothing(seed, struck, random):
+def test_the_order_of_entities_changes_nothing(seed, shifted, random):
     order = np.arange(SIZE)
     random.shuffle(order)
-    values = rows(seed, struck)
+    values = rows(seed, shifted)
     there = verdicts(Streams(CHANNEL), values)
     back = verdicts(Streams(CHANNEL), values[:, order], GROUPS[order])
     assert alike([[a[order] for a in line] for line in there], back)
@@ -51,8 +51,8 @@ def test_the_order_of_entities_changes_nothing(seed, struck, random):
 
 @FEW
 @given(st.integers(0, 99), st.integers(0, SIZE), st.integers(0, TICKS))
-def test_a_restart_at_any_time_goes_on_to_the_bit(seed, struck, stop):
-    values, first, second = rows(seed, struck), Streams(CHANNEL), Streams(CHANNEL)
+def test_a_restart_at_any_time_continues_bit_by_bit(seed, shifted, stop):
+    values, first, second = rows(seed, shifted), Streams(CHANNEL), Streams(CHANNEL)
     whole = verdicts(Streams(CHANNEL), values)
     verdicts(first, values[:stop])
     second.restore(copy.deepcopy(first.snapshot()))

@@ -31,7 +31,7 @@ def test_the_level_follows_the_error_of_the_clock(offset, level):
     assert all(f.entity == "node:a" for f in found)
 
 
-def test_a_single_odd_measurement_is_not_reported():
+def test_a_single_wrong_measurement_is_not_reported():
     assert shown([0.0] * 5 + [60.0] + [0.0] * 5) == []
 
 

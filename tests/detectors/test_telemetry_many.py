@@ -69,7 +69,7 @@ class Site:
         return found
 
 
-def test_a_silent_node_does_not_cost_a_look_at_all_supplies_and_ranks():
+def test_a_silent_node_requires_no_walk_over_all_supplies_and_ranks():
     """Seven of sixty, which share nothing: some 10 calls each at an instant, not one for each of 480 devices."""
     site, lone = Site(), range(0, COUNT, 9)
     for tick in range(30):
@@ -232,7 +232,7 @@ def test_supplies_that_are_read_at_different_instants_are_one_ticket_too():
     assert {f.entity for f in site.found} == {"site:all"}
 
 
-def test_announced_work_costs_one_look_at_each_device_and_its_node_is_not_counted():
+def test_announced_work_costs_one_lookup_per_device_and_its_node_is_not_counted():
     site, begun = Site(), Event(T0 + 20 * SECOND, "node:n7", "maintenance_start", {"seconds": 7200.0})
     for tick in range(50):
         site.show(tick, jobs=(begun,) if tick == 20 else (), unread="gpu" if tick >= 30 else None)

@@ -305,7 +305,7 @@ def test_two_wrong_instruments_of_one_gpu_are_one_finding_that_names_both(plant)
     assert set(finding.evidence["instruments"]) == {"gpu.power", "gpu.temperature"}
 
 
-def test_an_instrument_that_a_person_accepts_as_normal_is_learnt_anew(plant):
+def test_an_instrument_accepted_as_normal_is_learned_again(plant):
     def biased(values, tick):
         values["gpu"]["gpu.temperature"][9] += 6
 

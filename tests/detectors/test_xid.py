@@ -75,7 +75,7 @@ def test_every_xid_of_the_catalogue_has_a_level():
     assert not (xid_levels.PAGE | xid_levels.TICKET) & xid_levels.SUSPECT
 
 
-def test_what_the_catalogue_says_to_reset_or_reboot_pages_but_for_links_and_resources():
+def test_xids_that_require_a_reset_or_reboot_page_except_links_and_resources():
     loud = {c for c, x in shipped_xid_table().xids.items() if x.action in ("reset GPU", "reboot node")}
     assert loud - xid_levels.PAGE == {136, 155, 156}
 
@@ -277,8 +277,8 @@ def test_bmc_log_entries_count_except_corrected_errors():
     assert site.show(*quiet, ticks=3) == []
     loud = site.event("sel", NODES[0], type="processor", event="internal error", asserted=True, sensor="CPU0")
     assert levels(site.show(loud, ticks=3)) == {NODES[0]: "page"}
-    said = site.event("redfish", NODES[1], severity="Critical", message="An uncorrectable memory error was detected")
-    assert levels(site.show(said, ticks=3)) == {NODES[1]: "page"}
+    output = site.event("redfish", NODES[1], severity="Critical", message="An uncorrectable memory error was detected")
+    assert levels(site.show(output, ticks=3)) == {NODES[1]: "page"}
 
 
 def test_a_gpu_off_the_bus_is_one_page_with_its_servers_messages():

@@ -14,8 +14,10 @@ def instant(tick, broken, rng):
     values, events = loops(tick, broken, rng)
     if broken and tick == 60:
         time = START + tick * 10 * SECOND
-        told = {"state": "active", "since": time - SECOND, "signal": "coolant.flow"}
-        events.append(Event(time, "cdu:c0", "flow_collapse", {**told, "value": 120.0, "usual": 300.0, "share": 0.7}))
+        collapse = {"state": "active", "since": time - SECOND, "signal": "coolant.flow"}
+        events.append(
+            Event(time, "cdu:c0", "flow_collapse", {**collapse, "value": 120.0, "usual": 300.0, "share": 0.7})
+        )
     return values, events
 
 

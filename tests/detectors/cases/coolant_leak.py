@@ -17,8 +17,8 @@ def instant(tick, broken, rng):
     events = []
     if broken and tick == 60:
         time = START + tick * 10 * SECOND
-        told = {"state": "active", "since": time - SECOND, "leak": "critical", "value": 2}
-        events = [Event(time, ROPES[1], "leak", told)]
+        data = {"state": "active", "since": time - SECOND, "leak": "critical", "value": 2}
+        events = [Event(time, ROPES[1], "leak", data)]
     return {"leak": {"leak.state": state}}, events
 
 

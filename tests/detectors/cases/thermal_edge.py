@@ -14,9 +14,9 @@ def instant(tick, broken, rng):
     events = []
     if broken and tick == 60:
         time = START + tick * 10 * SECOND
-        told = {"state": "active", "since": time - SECOND, "signal": "gpu.temperature", "slope": 1.4}
-        told |= {"value": 71.0, "rise": 11.0, "seconds": 5.0}
-        events = [Event(time, f"gpu:n3.{i}", "temperature_rise", told) for i in range(3)]
+        reported = {"state": "active", "since": time - SECOND, "signal": "gpu.temperature", "slope": 1.4}
+        reported |= {"value": 71.0, "rise": 11.0, "seconds": 5.0}
+        events = [Event(time, f"gpu:n3.{i}", "temperature_rise", reported) for i in range(3)]
     return {"gpu": {"gpu.temperature": 60.0 + rng.standard_normal(16)}}, events
 
 

@@ -26,10 +26,10 @@ def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
     if not broken or tick % 6:
         return values, []
     time, gpu = START + tick * 10 * SECOND - SECOND, "gpu:n1.2"
-    said = {"name": "GPU has fallen off the bus", "action": "reboot node", "then": "contact support"}
+    catalogue = {"name": "GPU has fallen off the bus", "action": "reboot node", "then": "contact support"}
     root = {"xid": 79, "entity": gpu, "time": time}
     events = [
-        Event(time, gpu, "xid", {"xid": 79, **said}),
+        Event(time, gpu, "xid", {"xid": 79, **catalogue}),
         Event(time + 1000, gpu, "xid", {"xid": 154, "detail": {"to": 2}, "action": "reboot node", "root": root}),
         Event(time + 2000, "gpu:n1.3", "xid", {"xid": 45, "name": "pre-emptive cleanup", "root": root}),
     ]
