@@ -1,7 +1,7 @@
-"""The one command. It only reads arguments: what a command needs is imported when that command runs.
+"""The command `fleetpulse`. Reads the arguments; each command imports what it needs when it runs.
 
 Exit codes: 0 ok, 1 findings or a failed check, 2 bad usage or configuration, 3 a dependency is unreachable, 4 refused
-by a guard, 130 interrupted. stdout is data, stderr is talk.
+by a guard, 130 interrupted. Data on stdout, messages on stderr.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from pipeline.commands import arguments
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
@@ -44,11 +44,11 @@ def _run(given: argparse.Namespace) -> int:
 
     try:
         if given.command in ON_NODES:
-            _stay_small()
+            _limit_blas_threads()
         if given.command in KEEP_STATE:
-            _keep_private()
+            _set_private_umask()
         if given.command in SERVICES:
-            _mind_signals()
+            _handle_stop_signals()
         code: int = RUN[given.command](given)
         sys.stdout.flush()
         return code
@@ -57,22 +57,22 @@ def _run(given: argparse.Namespace) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 0 if given.command in SERVICES else 130
-    except BrokenPipeError:  # the reader of our output went away, as in `fleetpulse signals | head`
+    except BrokenPipeError:  # the reader of stdout has ended, as in `fleetpulse signals | head`
         import os
 
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter flushes into the closed pipe at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the interpreter flushes to the closed pipe at exit
         return 0
 
 
-def _stay_small() -> None:
-    """Before NumPy is loaded: its BLAS would start a thread, with memory of its own, for each processor."""
+def _limit_blas_threads() -> None:
+    """Limits the BLAS of NumPy to one thread, before NumPy is loaded: it would start one per core, each with memory."""
     import os
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _keep_private() -> None:
-    """Whatever this process and its children create is closed to other users."""
+def _set_private_umask() -> None:
+    """Makes all files that this process and its children create inaccessible to other users."""
     import os
 
     from pipeline.runtime.private_files import UMASK
@@ -80,8 +80,8 @@ def _keep_private() -> None:
     os.umask(UMASK)
 
 
-def _mind_signals() -> None:
-    """SIGTERM ends a service as Ctrl-C does, also where a background shell had it ignored; so does the parent's end."""
+def _handle_stop_signals() -> None:
+    """Makes SIGTERM, SIGINT (also if the shell ignored it) and the end of the parent stop a service like Ctrl-C."""
     import signal
 
     from pipeline.runtime.supervise import stop_with_parent
@@ -91,49 +91,49 @@ def _mind_signals() -> None:
     stop_with_parent()
 
 
-def _on_signals(act: Callable[[], None]) -> None:
-    """SIGTERM and SIGINT call `act`, for commands that end in good order when they are asked to."""
+def _call_on_signals(act: Callable[[], None]) -> None:
+    """Calls `act` on SIGTERM and SIGINT, for commands that finish their work before they end."""
     import signal
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: act())
 
 
-def _say(line: str) -> None:
+def _print_message(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _config(given: argparse.Namespace) -> Config:
+def _load_config(given: argparse.Namespace) -> Config:
     from pipeline.config.sections import load_config
 
     return load_config(given.config)
 
 
-def _config_of_service(given: argparse.Namespace) -> Config:
-    """The configuration; says on stderr which files with state or secrets are open to other users."""
+def _load_service_config(given: argparse.Namespace) -> Config:
+    """Loads the configuration; warns on stderr about files with state or secrets that other users can read."""
     from pipeline.runtime import private_files
 
-    config = _config(given)
+    config = _load_config(given)
     for warning in private_files.list_warnings(config):
-        _say(f"fleetpulse: warning: {warning}")
+        _print_message(f"fleetpulse: warning: {warning}")
     return config
 
 
-def _command() -> list[str]:
-    """How a child calls this very file."""
+def _own_command() -> list[str]:
+    """Returns the words with which a child process starts this program."""
     import os
 
     return [sys.executable, os.path.abspath(__file__)]
 
 
-def _print(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
+def _print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
     from pipeline.commands.output import render_rows
 
     sys.stdout.write(render_rows(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
 
 
 def _agent(given: argparse.Namespace) -> int:
-    config = _config_of_service(given)
+    config = _load_service_config(given)
     if given.replay_recording is None and given.speed is None:
         from agents.node import agent
 
@@ -144,7 +144,7 @@ def _agent(given: argparse.Namespace) -> int:
 
 
 def _pipeline(given: argparse.Namespace) -> int:
-    config = _config_of_service(given)
+    config = _load_service_config(given)
     import detectors
     from detectors.runner import Runner, warm_up
     from pipeline.commands import pipeline
@@ -156,7 +156,7 @@ def _pipeline(given: argparse.Namespace) -> int:
 
 
 def _dashboard(given: argparse.Namespace) -> int:
-    config = _config_of_service(given)
+    config = _load_service_config(given)
     from dashboards import serve
 
     return serve.run(config)
@@ -165,45 +165,45 @@ def _dashboard(given: argparse.Namespace) -> int:
 def _up(given: argparse.Namespace) -> int:
     from pipeline.commands import demo
 
-    return demo.up(_config(given), _command(), given.config)
+    return demo.up(_load_config(given), _own_command(), given.config)
 
 
 def _demo(given: argparse.Namespace) -> int:
     from pipeline.commands import demo
 
-    return demo.demo(_config(given), _command())
+    return demo.demo(_load_config(given), _own_command())
 
 
 def _doctor(given: argparse.Namespace) -> int:
     from agents.node import doctor as node_doctor
     from pipeline.commands import doctor
 
-    config = _config(given)
-    # the collectors first: they are forked, which is possible only before other checks start threads
+    config = _load_config(given)
+    # collectors first: they are forked, which must happen before other checks start threads
     collectors = doctor.run_checks(config, [node_doctor.prepare_collector_checks(config)])
     checks = [*doctor.run_checks(config), *doctor.run_checks(config, [node_doctor.check_agent]), *collectors]
     if given.output == "table":
         sys.stdout.write(doctor.format_checks(checks))
     else:
-        _print(doctor.check_rows(checks), doctor.COLUMNS, given.output)
+        _print_rows(doctor.check_rows(checks), doctor.COLUMNS, given.output)
     return doctor.exit_code(checks)
 
 
 def _check(given: argparse.Namespace) -> int:
     from agents.node.health import check
 
-    return check.run_check(lambda: _config(given), given.nagios, given.timeout, given.output)
+    return check.run_check(lambda: _load_config(given), given.nagios, given.timeout, given.output)
 
 
 def _signals(given: argparse.Namespace) -> int:
     from pipeline.model.signals import LISTING_COLUMNS, listing_rows
 
-    _print(listing_rows(), LISTING_COLUMNS, given.output)
+    _print_rows(listing_rows(), LISTING_COLUMNS, given.output)
     return 0
 
 
 def _once(given: argparse.Namespace) -> int:
-    config = _config(given)
+    config = _load_config(given)
     if given.replay_recording is not None:
         from agents.recording import playback
 
@@ -217,45 +217,45 @@ def _record(given: argparse.Namespace) -> int:
     from agents.recording import playback
     from pipeline.runtime.supervise import Stop
 
-    config, stop = _config(given), Stop()
-    _on_signals(stop.set)
+    config, stop = _load_config(given), Stop()
+    _call_on_signals(stop.set)
     return playback.record(config, given.output, given.seconds, stop)
 
 
 def _init(given: argparse.Namespace) -> int:
     from pipeline.commands import init
 
-    return init.initialize(_config(given), _say, given.acls)
+    return init.initialize(_load_config(given), _print_message, given.acls)
 
 
 def _sql(given: argparse.Namespace) -> int:
     from pipeline.commands import sql
 
-    columns, rows, truncated = sql.run_query(_config(given), given.query)
-    _print(rows, columns, given.output)
+    columns, rows, truncated = sql.run_query(_load_config(given), given.query)
+    _print_rows(rows, columns, given.output)
     if truncated:
-        _say("fleetpulse: the answer was cut; [api] sql_rows says after how many rows")
+        _print_message("fleetpulse: the answer is truncated; [api] sql_rows is the maximum number of rows")
     return 0
 
 
 def _detectors(given: argparse.Namespace) -> int:
     from detectors import command
 
-    rows, columns = command.detector_rows(_config(given), given.names, _say)
+    rows, columns = command.detector_rows(_load_config(given), given.names, _print_message)
     if given.names and given.output == "table":
         sys.stdout.write("\n".join(map(command.row_text, rows)))
         return 0
-    _print(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)
+    _print_rows(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)
     return 0
 
 
 def _mutes(given: argparse.Namespace) -> int:
     from pipeline.commands import mutes
 
-    rows = mutes.run_mutes(_config(given), given)
-    _print(rows, mutes.COLUMNS, given.output)
+    rows = mutes.run_mutes(_load_config(given), given)
+    _print_rows(rows, mutes.COLUMNS, given.output)
     for warning in filter(None, (row.get("warning") for row in rows)):
-        _say(f"fleetpulse: {warning}")
+        _print_message(f"fleetpulse: {warning}")
     return 0
 
 
@@ -270,15 +270,15 @@ def _simulate(given: argparse.Namespace) -> int:
         sys.stdout.write(listing())
         return 0
     if given.scenario is None:
-        raise UsageError("simulate: no scenario; wanted --scenario FILE.toml, or --scenario demo")
+        raise UsageError("simulate: no scenario; expected --scenario FILE.toml, or --scenario demo")
     order = Order(given.scenario, given.seed, given.to, given.speed, given.backfill)
-    config, stop = _config(given), Stop()
+    config, stop = _load_config(given), Stop()
     sink = RecordingWriter(given.output) if given.output else None
-    return simulate(order, config, sink, stop.wait, planned=lambda: _on_signals(stop.set))
+    return simulate(order, config, sink, stop.wait, planned=lambda: _call_on_signals(stop.set))
 
 
 def _replay(given: argparse.Namespace) -> int:
-    config = _config(given)
+    config = _load_config(given)
     from detectors.replay import replay
 
     files = {"events": given.events, "signals": given.signals, "topology": given.topology}
@@ -295,7 +295,7 @@ def _score(given: argparse.Namespace) -> int:
     files = {"incidents": given.incidents, "topology": given.topology, "meta": given.meta, "json_file": given.json}
     files |= {"clean": given.clean, "events": given.events}
     lines, columns, more = format_score(score(given.findings, given.truth, **files), given.output)
-    _print(lines, columns, given.output)
+    _print_rows(lines, columns, given.output)
     sys.stdout.write(more)
     return 0
 

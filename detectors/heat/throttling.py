@@ -242,12 +242,12 @@ class UnmonitoredUnits(State):
             self._begun = time
         self._begun, self._last = min(self._begun, time), time  # a restored state may be of a clock that was ahead
         if (coolant := frames.get("coolant")) is not None and len(coolant.entities):
-            for reading, heard in self._heard.items():
+            for reading, read_at in self._heard.items():
                 read = np.flatnonzero(np.isfinite(coolant[reading])).tolist()
-                heard.update(dict.fromkeys((coolant.entities[i] for i in read), time))
-        for reading, heard in self._heard.items():
-            if any(not 0 <= time - at < SILENT for at in heard.values()):
-                self._heard[reading] = {e: min(at, time) for e, at in heard.items() if time - at < SILENT}
+                read_at.update(dict.fromkeys((coolant.entities[i] for i in read), time))
+        for reading, read_at in self._heard.items():
+            if any(not 0 <= time - at < SILENT for at in read_at.values()):
+                self._heard[reading] = {e: min(at, time) for e, at in read_at.items() if time - at < SILENT}
 
     def update(
         self, frame: Frame, throttled: Bools, since: Times, powers: tuple[Floats, Floats], others: Bools, hold: float

@@ -1,8 +1,8 @@
 """Troubles of one port, and of leaf switches or the whole fabric of which many ports fail together.
 
-One port: flaps, link down, lost speed and errors, each with its level, title and suspected side. Corruption is told
-from congestion as in CorrOpt (Zhuo et al., SIGCOMM 2017): damaged packets come whatever the load is, packets without a
-buffer come with the load.
+One port: flaps, link down, lost speed and errors, each with its level, title and suspected side. Corruption and
+congestion are distinguished as in CorrOpt (Zhuo et al., SIGCOMM 2017): damaged packets do not depend on the load,
+packets dropped for lack of a buffer do.
 
 Many ports: one page for the switch, none for its ports. A cable or a module fails alone. If more than a share of the
 ports of a switch go down within seconds, or begin to have errors within minutes, the cause is the switch, its cooling

@@ -273,15 +273,15 @@ class SdcGradient(Detector):
         above = np.where(judged, median - level, 0.0)
         rise = np.where(known, y - level - self.usual[:size], 0.0)
         spiked = (rise >= limit) & (rise >= _MIN_DEVIATIONS * self.spread[:size])
-        struck = known & (above >= limit)
+        over = known & (above >= limit)
         if spiked.any():
-            struck |= spiked & ~_where_minority(spiked, groups, judged)
+            over |= spiked & ~_where_minority(spiked, groups, judged)
         together = np.zeros(size, bool)
-        for i in np.unique(groups[struck], return_index=True)[1].tolist() if struck.any() else ():
-            first = int(np.flatnonzero(struck)[i])
+        for i in np.unique(groups[over], return_index=True)[1].tolist() if over.any() else ():
+            first = int(np.flatnonzero(over)[i])
             mine = judged & (groups == groups[first])
             together |= mine
-            self._hold_job(frame, first, np.exp(y[mine & spiked | mine & struck]), math.exp(float(level[first])), mine)
+            self._hold_job(frame, first, np.exp(y[mine & spiked | mine & over]), math.exp(float(level[first])), mine)
         np.copyto(level, median, where=judged & np.isnan(level))
         level += _GAIN * np.clip(np.where(judged, median - level, 0.0), -limit, limit)
         return together

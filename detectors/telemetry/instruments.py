@@ -1,4 +1,4 @@
-"""Statistics that tell a faulty instrument from a real change: stuck, noisy, shifted, and the usual heat of a cohort.
+"""Statistics that distinguish a faulty instrument from a real change: stuck, noisy, shifted; usual heat of a cohort.
 
 The loops are compiled: one pass over state and reading.
 """

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, NoReturn
@@ -20,7 +20,7 @@ TARGET = {"metavar": "FILE"}
 RECORDING = (("--replay-recording",), {"metavar": "DIR", "help": "play this recording instead of reading the node"})
 SPEED = (
     ("--speed",),
-    {"type": float, "metavar": "N", "help": "with a recording: factor of its own speed (default: 1)"},
+    {"type": float, "metavar": "N", "help": "with a recording: factor of its speed (default: 1)"},
 )
 
 
@@ -70,7 +70,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "sql": (
         "query the store, read-only",
-        ((("query",), {"metavar": "QUERY", "help": "one SELECT over our own tables"}), OUTPUT),
+        ((("query",), {"metavar": "QUERY", "help": "one SELECT over the tables of the store"}), OUTPUT),
     ),
     "signals": ("list the signals", (OUTPUT,)),
     "detectors": (

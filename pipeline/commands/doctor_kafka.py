@@ -131,12 +131,12 @@ def rate_clock(ahead: float, trip: float, lateness: float) -> Check:
     least = max(0.0, abs(ahead) - trip / 2)
     side = "behind" if ahead < 0 else "ahead of"
     found = f"{abs(ahead) * 1000:.0f} ms {side} the broker's; round trip {trip * 1000:.0f} ms"
-    mend = "timedatectl  # on both hosts: is the clock synchronized?"
+    fix = "timedatectl  # on both hosts: is the clock synchronized?"
     if least > max(lateness, CLOCK_S):
         meaning = f"rows more than [pipeline] lateness = {lateness:g} s behind the others are stored, not evaluated"
-        return Check("clock", "fail", found, meaning, mend)
+        return Check("clock", "fail", found, meaning, fix)
     if least > CLOCK_S:
-        return Check("clock", "warn", found, "simultaneous events get different times", mend)
+        return Check("clock", "warn", found, "simultaneous events get different times", fix)
     return Check("clock", "ok", found)
 
 

@@ -137,11 +137,11 @@ class Case:
             self.conditions[key] = Condition(
                 f.detector, f.entity, f.onset, f.level, time, time, f.score, f.summary, f.signals
             )
-        news = known is None or known.update(finding, time)
+        is_new = known is None or known.update(finding, time)
         if finding.evidence.get("holds") is True and key not in self.held:
             self.held.add(key)
-            news = True
-        return news
+            is_new = True
+        return is_new
 
     def compute_severity(self) -> Severity:
         """Returns the severity of the highest level; it never falls. Corroborated suspects are a ticket."""

@@ -1,7 +1,7 @@
 """Rules that decide over the topology which findings have one suspected cause.
 
 A cause explains findings about itself and, if its kind fits the family of the detector, findings about entities below
-it. It needs no finding of its own: enough children with the same problem at the same time make it the suspect.
+it. It needs no finding: enough children with the same problem at the same time make it the suspect.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class ResolveMutes:
     def suppresses(self, chain: Sequence[str], detector: str, level: Level, time: int) -> bool:
         """Returns whether a finding is muted by its suspect, the first in the chain, or by anything above.
 
-        It extends the mute of its own suspect, none above: else one bad port would mute its leaf for ever.
+        It extends only the mute of its suspect, not those above: otherwise one bad port would mute its leaf for ever.
         """
         muting = [
             (entity, detector)

@@ -60,16 +60,16 @@ class Offsets:
         last: Mapping[tuple[str, str], int],
         sent: Mapping[Sender, int],
         gaps: Mapping[Sender, list[Gap]],
-        gone: Iterable[Sender] = (),
+        dropped: Iterable[Sender] = (),
     ) -> None:
-        """Applies a durable commit. gone: spools removed from the store."""
+        """Applies a durable commit. dropped: spools removed from the store."""
         self.durable.update(next_offsets)
         self._next_offsets.update(next_offsets)
         self.marks.update(marks)
         self.last.update(last)
         self.sent.update(sent)
         self._track_spools(marks)
-        for sender in gone:
+        for sender in dropped:
             self._drop_spool(sender)
         for sender, left in gaps.items():
             self._gap_count += len(left) - len(self.gaps.pop(sender, ()))
@@ -87,8 +87,8 @@ class Offsets:
                 known[epoch] = None
         more = len(self._spools) + sum(stream not in self._spools for stream in fresh) - MAX_STREAMS
         oldest = itertools.islice((s for s in self._spools if s not in fresh), max(0, more))
-        gone = [(*stream, epoch) for stream in oldest for epoch in self._spools[stream]]
-        return gone + [(*stream, epoch) for stream, known in fresh.items() for epoch in [*known][:-MAX_SPOOLS]]
+        dropped = [(*stream, epoch) for stream in oldest for epoch in self._spools[stream]]
+        return dropped + [(*stream, epoch) for stream, known in fresh.items() for epoch in [*known][:-MAX_SPOOLS]]
 
     def _track_spools(self, marks: Iterable[Sender]) -> None:
         for topic, node, epoch in marks:

@@ -80,15 +80,15 @@ class Rejections:
                 self._reported.discard(node)
         self._fleet_copy = None if self._fleet is None else replace(self._fleet, rules=Counter(self._fleet.rules))
 
-    def find_reason(self, now: int, known: bool, apart: Callable[[], int]) -> str | None:
+    def find_reason(self, now: int, known: bool, interval: Callable[[], int]) -> str | None:
         """Describes that all arriving messages are rejected; None if some are admitted or none arrive.
 
-        known: whether any agent sent before.  apart: returns the shortest interval of those (us), 0: unknown.
+        known: whether any agent sent before.  interval: returns the shortest interval of those (us), 0: unknown.
         """
         streak = self._fleet_copy
         if streak is None or now - streak.last > STALE:
             return None
-        patience = max(FLEET_STREAK, min(INTERVALS * apart(), MAX_FLEET_STREAK)) if known else NEW_FLEET_STREAK
+        patience = max(FLEET_STREAK, min(INTERVALS * interval(), MAX_FLEET_STREAK)) if known else NEW_FLEET_STREAK
         if streak.last - streak.first < patience:
             return None
         count = sum(streak.rules.values())

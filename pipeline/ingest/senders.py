@@ -82,8 +82,8 @@ class Senders:
         """Events `clock_error` for clocks that became wrong, changed, or became right; one of ALL_SITES for an error
         that most senders share."""
         errors = {n: e for n, e in self.clock_errors.items() if now - self.arrivals.get(n, now) < CLOCK_EXPIRY}
-        heard = self._telemetry_at.items() if errors else ()
-        alive = {n: self.interval_of(n) for n, last in heard if -ALIVE <= now - last <= self._witness_time(n)}
+        arrivals = self._telemetry_at.items() if errors else ()
+        alive = {n: self.interval_of(n) for n, last in arrivals if -ALIVE <= now - last <= self._witness_time(n)}
         common, own = self._common.split_errors(errors, alive, now)
         due = {f"node:{node}": error for node, error in own.items()}
         # a reported clock stays reported until it is right or the error is shared
@@ -93,10 +93,10 @@ class Senders:
         over = self._reported.keys() - due.keys()
         fresh = sorted(due.keys() - self._reported.keys())[: max(0, MAX_REPORTED - len(self._reported) + len(over))]
         fresh = [*fresh, *({ALL_SITES} & due.keys() - self._reported.keys() - set(fresh))]
-        news = {e: due[e] for e in fresh if abs(due[e]) > self.bound}
-        news |= {e: n for e, n in due.items() if e in self._reported and abs(n - self._reported[e]) > self.bound}
-        news |= dict.fromkeys(over, 0)
-        return [_clock_event(now, entity, error, common) for entity, error in sorted(news.items())]
+        changed = {e: due[e] for e in fresh if abs(due[e]) > self.bound}
+        changed |= {e: n for e, n in due.items() if e in self._reported and abs(n - self._reported[e]) > self.bound}
+        changed |= dict.fromkeys(over, 0)
+        return [_clock_event(now, entity, error, common) for entity, error in sorted(changed.items())]
 
     def mark_reported(self, batches: Iterable[EventBatch]) -> None:
         """Records that events of `clock_events` are stored."""
@@ -155,8 +155,8 @@ class Senders:
 
     def _is_alive(self, node: str, now: int) -> bool:
         """Whether a sender is alive. An arrival in the future is from before our clock was set back."""
-        heard = self._telemetry_at.get(node)
-        return heard is not None and -ALIVE <= now - heard <= max(ALIVE, INTERVALS * self._intervals.get(node, 0))
+        last = self._telemetry_at.get(node)
+        return last is not None and -ALIVE <= now - last <= max(ALIVE, INTERVALS * self._intervals.get(node, 0))
 
     def _witness_time(self, node: str) -> int:
         """How long after its last message (us) a sender counts in the majority about our clock."""
@@ -222,9 +222,9 @@ class Senders:
         self._slow_disks = dict(disks)
         for node, arrived, newest, error, apart in rows:
             # later times are from our own clock before it was set back
-            heard = now if arrived > now + self.bound else arrived
+            last = now if arrived > now + self.bound else arrived
             newest = now if newest is not None and newest > now + self.bound else newest
-            self._clocks[node], self.arrivals[node] = SenderClock(error), heard
+            self._clocks[node], self.arrivals[node] = SenderClock(error), last
             if newest:
                 self.newest[node] = newest
             if apart:

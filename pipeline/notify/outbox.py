@@ -159,8 +159,8 @@ class Notifier:
 
     def wake(self) -> None:
         """Wakes the threads after payloads were committed."""
-        for news in self._wake_events.values():
-            news.set()
+        for event in self._wake_events.values():
+            event.set()
 
     def describe_trouble(self) -> str | None:
         """Returns the reasons for /readyz in one text, None if there are none."""

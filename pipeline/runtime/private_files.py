@@ -104,7 +104,7 @@ def suggest_fix(found: list[tuple[Path, int]]) -> str:
     """Returns the command that removes the access; for a shared folder, the advice to use another one."""
     shared = next((path for path, mode in found if mode & stat.S_ISVTX), None)
     if shared is not None:
-        return f"use a folder of its own instead of {shared}: [store] path, [spool] directory"
+        return f"use a separate folder instead of {shared}: [store] path, [spool] directory"
     tops = [path for path, _ in found if not any(parent in path.parents for parent, _ in found)]
     return f"chmod -R go= {' '.join(map(str, tops[:_NAMED]))}"
 

@@ -54,10 +54,10 @@ def explain_error(path: Path, error: Exception) -> FleetpulseError:
         return error
     if "lock on file" in text:
         holder = re.search(r"PID (\d+)", text)
-        who = f"process {holder[1]}" if holder else "another process"
+        owner = f"process {holder[1]}" if holder else "another process"
         return Unreachable(
-            f"store {path}: {who} has it open; is another 'fleetpulse pipeline' running on it? Stop it, or set another "
-            f"[store] path ({text})"
+            f"store {path}: {owner} has it open; is another 'fleetpulse pipeline' running on it? Stop it, or set "
+            f"another [store] path ({text})"
         )
     if "No space left" in text or "Disk quota" in text:
         return Unreachable(f"store {path}: its disk is full; free space: df -h {path.parent} ({text})")

@@ -71,9 +71,9 @@ def replace_gaps(
     """Replaces the stored gaps of the senders in `now`; `before` is what the store has."""
     old = {(sender, gap) for sender in now for gap in before.get(sender, ())}
     new = {(sender, gap) for sender, gaps in now.items() for gap in gaps}
-    gone = sorted(old - new, key=lambda pair: (pair[0], pair[1].first))
-    if gone:
-        _delete_gaps(connection, gone)
+    removed = sorted(old - new, key=lambda pair: (pair[0], pair[1].first))
+    if removed:
+        _delete_gaps(connection, removed)
     insert_gaps(connection, sorted(new - old, key=lambda pair: (pair[0], pair[1].first)))
 
 

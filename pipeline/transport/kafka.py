@@ -1,4 +1,4 @@
-"""Kafka transport: reads partitions at offsets from the store. A topic that was created anew is a new incarnation.
+"""Kafka transport: reads partitions at offsets from the store. A topic that was recreated is a new incarnation.
 
 No consumer group, no automatic offsets: `read` names the offset, and nothing is skipped silently. Memory: at most AHEAD
 bytes and one fetch (FETCH_BYTES) per partition here, and one response (RESPONSE_BYTES) in the client.

@@ -16,7 +16,7 @@ from pipeline.transport import segments
 
 NO_RECORD = "contains no valid record of this spool"
 _WINDOW = 1 << 16
-"""Bytes scanned at once; the next valid record is usually near."""
+"""Bytes per scan; the next valid record is usually near."""
 _NO_LIMIT = 1 << 40
 """Default upper bound of sequence numbers; chosen: 30,000 years of ticks of one second."""
 

@@ -1,10 +1,10 @@
 """Spool transport: reads agents' spools from disk. Partition = node, incarnation = epoch, offset = sequence number.
 
 It never reads past the writer's mark, so everything it returns is durable. If the mark is missing or damaged, the
-segments decide. A segment file that belongs to another stream is not read (`strays`). Memory: one read of one segment
-(max_bytes; a whole segment only to read past damage), and OPEN open files.
+segments decide. A segment file that belongs to another stream is not read (`stray_files`). Memory: one read of one
+segment (max_bytes; a whole segment only to read past damage), and MAX_OPEN open files.
 
-A file that cannot be read or written (permissions, disk) affects only its own node: `reachable` reports it.
+A file that cannot be read or written (permissions, disk) affects only its own node: `find_problem` reports it.
 
 A reader's cursor file names the offset up to which the reader has stored a partition durably. The writer unlinks only
 segments that every cursor has passed. A lost cursor keeps segments longer; no cursor is ever ahead of the store.
