@@ -428,20 +428,20 @@ def test_a_counter_that_no_entity_reported_is_missing() -> None:
 def test_reads_with_different_entities_do_not_repeat_the_inventory(double: Double) -> None:
     double.service.login = False
     looking = WorkerPool([Redfish(bmcs=(BmcSettings("b1", double.url, allow_http=True, fast=0.2, sensors=0.6),))], "n1")
-    events_of_kind, seen, changes = list[Any](), tuple[str, ...](), 0
+    inventories, seen, changes = list[Any](), tuple[str, ...](), 0
     until = time.monotonic() + 2 * COLLECT_SHARE
     while changes < 8 and time.monotonic() < until:
         for delivery in looking.tick(round(time.monotonic() * SECOND), 1.0).values():
-            assert (delivery.state, delivery.last_failure) == ("ok", "")
-            events_of_kind += [delivery.inventory] if delivery.inventory is not None else []
+            assert (delivery.state, delivery.reason) == ("ok", "")
+            inventories += [delivery.inventory] if delivery.inventory is not None else []
             before, seen = seen, tuple(e for r in delivery.readings if r.device_class == "coolant" for e in r.entities)
-            changes += bool(events_of_kind) and "pump:b1.C1.2" in events_of_kind[-1] and set(before) != set(seen)
+            changes += bool(inventories) and "pump:b1.C1.2" in inventories[-1] and set(before) != set(seen)
         time.sleep(0.1)
     looking.close(3.0)
     assert changes == 8
     # a device that appears between the check for new ones and their list is reported twice
-    assert sum(before == after for before, after in pairwise(events_of_kind)) <= 1
-    assert "pump:b1.C1.2" in events_of_kind[-1]
+    assert sum(before == after for before, after in pairwise(inventories)) <= 1
+    assert "pump:b1.C1.2" in inventories[-1]
 
 
 def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(double: Double, watch: Watch) -> None:

@@ -87,13 +87,13 @@ def test_a_second_time_changes_nothing_and_others_who_may_write_are_named(strict
     init_kafka.create_acls(kafka, said.append)
     assert said[0] == "rights of agents (User:other): 2 created, 0 existed"
     assert re.fullmatch(r"rights of pipeline \(User:pipeline\): 0 created, \d+ existed", said[1])
-    assert [line.split(", too")[0] for line in said[2:]] == [
-        "rights: User:agent may write topic events.v1", "rights: User:agent may write topic telemetry.v1"
+    assert [line.split(";")[0] for line in said[2:]] == [
+        "rights: User:agent may also write topic events.v1", "rights: User:agent may also write topic telemetry.v1"
     ]  # fmt: skip
 
 
 def test_without_users_or_authorizer_or_kafka_it_says_what_is_lacking(kafka: Address) -> None:
-    with pytest.raises(UsageError, match="agent_users: names nobody"):
+    with pytest.raises(UsageError, match="agent_users: is empty"):
         init_kafka.create_acls(kafka_of(kafka), str)
     with pytest.raises(UsageError, match="no authorizer"):
         init_kafka.create_acls(kafka_of(kafka, agent_users=("User:a",), pipeline_users=("User:b",)), str)

@@ -169,7 +169,7 @@ def test_without_its_own_cable_the_agent_has_no_data_from_the_start_and_says_the
     try:
         simulated.await_tool(*ask, lambda text: "Active/" not in text)
         for _ in range(2):
-            with pytest.raises(NoData, match="named no port of a switch") as refused:
+            with pytest.raises(NoData, match="listed no switch port") as refused:
                 collector.open("n101")
             collector.close()
             reasons.append(str(refused.value))

@@ -91,7 +91,7 @@ def test_two_at_once_make_each_topic_once(bare: Address) -> None:
     for one in both:
         one.join(60)
     assert [len(lines) for lines in said] == [len(NAMES)] * 2
-    assert sum("made:" in line for lines in said for line in lines) == len(NAMES)
+    assert sum("created:" in line for lines in said for line in lines) == len(NAMES)
 
 
 def test_more_copies_than_brokers_is_refused_with_the_mend(bare: Address) -> None:
