@@ -50,7 +50,7 @@ def test_a_known_fleet_of_which_nothing_is_admitted_for_a_minute_says_why(line: 
         "messages since" in reason and "were rejected: rule wire" in reason
         for reason in line.service.list_unready_reasons()
     )
-    assert line.evidence()["shares"] == "all they send is rejected (wire)"
+    assert line.evidence()["shares"] == "all their messages are rejected (wire)"
 
 
 def test_readiness_returns_with_the_first_message_that_is_admitted(line: Line) -> None:
