@@ -1,4 +1,4 @@
-"""Runs canaries by hand, as a burn-in or in a prolog: all cores at once, then the GPUs in turn.
+"""Runs canaries by hand, as a burn-in or in a prolog: all cores in parallel, then the GPUs in turn.
 
     python -m agents.canaries --minutes 5 [--gpu]
 

@@ -28,7 +28,7 @@ def wall_clock() -> int:
 
 
 class NoData(Exception):  # noqa: N818 - not an error: there is nothing to measure
-    """The hardware or file that a collector reads does not exist. The message says what is missing."""
+    """The hardware or file that a collector reads does not exist. The message names the missing source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Reading:
 
 @dataclass
 class Collector(ABC):
-    """Reads one source. The agent runs each collector in a worker of its own with a time limit of `deadline` seconds.
+    """Reads one source. The agent runs each collector in a worker with a time limit of `deadline` seconds.
 
     isolated: whether that worker runs outside the agent's process. Required where a call can hang in the kernel or in a
     driver library. Only collectors that read the kernel's own counters may run as a thread of the agent. lane:

@@ -293,7 +293,7 @@ class GrpcChannel:
         return self._socket.recv(READ_BYTES)
 
     def _check_first_frame(self, data: bytes) -> None:
-        """Raises an error at once if the server does not begin with SETTINGS (RFC 9113, 3.4)."""
+        """Raises an error immediately if the server does not begin with SETTINGS (RFC 9113, 3.4)."""
         self._first_bytes += data[: max(0, _FRAME_TYPE_OFFSET + 1 - len(self._first_bytes))]
         if len(self._first_bytes) > _FRAME_TYPE_OFFSET and self._first_bytes[_FRAME_TYPE_OFFSET] != _SETTINGS_FRAME:
             raise importlib.import_module("h2.exceptions").ProtocolError(f"the server began with {data[:16]!r}")

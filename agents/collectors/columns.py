@@ -18,7 +18,7 @@ DeviceValues = Mapping[str, float | None]
 """Values of one device: signal -> value; None or NaN = missing now. The set of signals is the same at every read."""
 
 _TYPES = {s.name: np.dtype(s.type if s.type.startswith("u") else float) for s in CATALOGUE.values()}
-_LARGEST = np.iinfo(np.uint64).max  # the value that stands for a missing count
+_LARGEST = np.iinfo(np.uint64).max  # the value of a missing count
 _MISSING = {name: np.iinfo(t).max if t.kind == "u" else np.nan for name, t in _TYPES.items()}
 
 

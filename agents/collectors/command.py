@@ -29,7 +29,7 @@ class CommandError(Exception):
 class CommandOutput:
     """Exit code, standard output and standard error of a command.
 
-    errors_cut: whether standard error was longer than what is kept.
+    errors_cut: whether standard error was longer than the kept part.
     """
 
     code: int
@@ -77,7 +77,7 @@ class CommandRunner:
             self._kill(process)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills what is left of a command.
+        """Kills the remaining processes of a command.
 
         If it cannot be killed, it is left behind and no other command is started.
         """

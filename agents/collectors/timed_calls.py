@@ -1,4 +1,4 @@
-"""Calls that may hang, for several devices at once, with a common time limit.
+"""Calls that may hang, for several devices in parallel, with a common time limit.
 
 Each call runs in its own thread. A device is not called again before its last call returned.
 """

@@ -253,7 +253,7 @@ class AgentMetrics:
         counter(
             "restarts",
             "{restart}",
-            "Collectors given up and restarted",
+            "Collectors stopped and restarted",
             lambda: _by("collector", self._now.restarts),
         )
         gauge("spool.size", "By", "Bytes of the spools on disk", lambda: [({}, self._now.spool_bytes)])

@@ -25,7 +25,7 @@ MAX_BYTES = 4 << 20
 """Most bytes in the queue. Chosen: of a node with 8 GPUs about 15 requests, 2.5 minutes at the usual interval."""
 PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
 """Backoff after the first failure, and its maximum; it doubles, and is reduced at random by up to half, so that a fleet
-does not call a recovered collector all at once. Chosen; OTLP requires exponential backoff with jitter."""
+does not call a recovered collector all at the same time. Chosen; OTLP requires exponential backoff with jitter."""
 
 
 class Outbox:

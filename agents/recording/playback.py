@@ -1,11 +1,11 @@
 """Plays a recording, and runs the commands `fleetpulse record`, and `agent` and `once` on a recording.
 
 Collectors return the readings of each recorded collector, in its states, with new times. The agent runs them in place
-of the configured collectors. What was missing then is missing now: no data, faults and hangs are played as well.
+of the configured collectors. Missing values, no data, faults and hangs are played as recorded.
 Entities of the recorded node get the name of the agent's node.
 
 A tape moves by whole recorded ticks, to the tick nearest to the time passed, so that a read some ms early or late gets
-the right one. Memory holds one line per file, and what was not read yet.
+the right one. Memory holds one line per file, and the values not read yet.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class PlaybackCollector(Collector):
         return Event(self._require_tape().shift_time(event.time), self._rename(event.entity), event.kind, data)
 
     def _wait_as_recorded(self) -> None:
-        """Waits as long as the recorded collector hung, and long enough to be given up like that one."""
+        """Waits as long as the recorded collector hung, and long enough to be stopped like that one."""
         tape, shut = self._require_tape(), self._closed.wait(self.deadline + self._require_tape().interval)
         while not shut and tape.get_state(self.name) == "hung":
             shut = self._closed.wait(tape.interval)

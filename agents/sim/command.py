@@ -138,7 +138,7 @@ def simulate(
 
 
 def _sum_up(tally: Tally, scenario: Scenario, say: Callable[[str], Any]) -> None:
-    """Reports what was made and what was lost."""
+    """Reports the samples that were written and lost."""
     took = time.monotonic() - tally.took
     say(
         f"simulate: {scenario.fleet.nodes} nodes, {tally.ticks * scenario.interval:g} s, {tally.samples} samples in "
@@ -209,7 +209,7 @@ def _write(sink: Sink, chunk: Chunk) -> None:
 
 
 def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -> None:
-    """Writes topology, truth and meta for what was made."""
+    """Writes topology, truth and meta of the written samples."""
     layout, scenario = simulator.layout, simulator.scenario
     seconds = tally.ticks * scenario.interval
     attributes = {entity: found for entity in simulator.parents if (found := layout.attributes(entity))}

@@ -1,7 +1,7 @@
 """FleetSimulator: a fleet of nodes, racks, loops and jobs as an endless, repeatable stream of chunks.
 
 It always computes BLOCK ticks together, so that the same scenario and seed give the same values for any size of chunk.
-Values are in wire type: files contain exactly what is sent. The calendar adds inventory and job events.
+Values are in wire type: files contain exactly the sent values. The calendar adds inventory and job events.
 """
 
 from __future__ import annotations

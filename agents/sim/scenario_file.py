@@ -1,6 +1,6 @@
 """Reads scenarios from TOML: keys, types and bounds are checked before anything is planned.
 
-Every error names the file, the key, what was found and what was expected.
+Every error names the file, the key, the value found and the values expected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST, BEHIND = "1970-01-01T00:00:00Z", "2200-01-01T00:00:00Z"
 
 
 def check(scenario: Scenario) -> None:
-    """Raises UsageError that names file, key, what was found and what was expected."""
+    """Raises UsageError that names file, key, the value found and the values expected."""
     for key, found, holds, wanted in (*_sizes(scenario), *_times(scenario)):
         if not holds:
             raise UsageError(f"{scenario.source}: {key} = {found}: out of range; expected {wanted}")

@@ -48,8 +48,8 @@ THIN = 30
 """Events of a kind below which its row is marked: a recall of 0.9 is then uncertain by more than 0.1. Chosen."""
 _ABLATIONS = """## What each part of the method is worth
 
-The same fleets judged with one part taken out at a time; a part whose loss does not hurt has no place. Kept to the end
-are incidents of found faults of four hours and more that were still open when the fault ended.
+The same fleets evaluated with one part removed at a time; a part whose removal changes nothing is not needed. Kept to
+the end are incidents of found faults of four hours and more that were still open when the fault ended.
 
 """
 _REDUCED = {
@@ -153,7 +153,7 @@ def _goals(seen: goals.Seen) -> str:
     return f"""## Goals
 
 P, R: precision and recall of events. Delays count from when a fault can be seen at all. What others published was
-measured on real fleets with real faults, ours is not: the columns show how far there is to go, not who is ahead.
+measured on real fleets with real faults, ours is not: the columns show the distance to the goal, not a ranking.
 
 {table(head, goals.rows(seen))}
 """

@@ -19,7 +19,7 @@ PERIOD_S = 0.5
 
 
 class CheckError(Exception):
-    """A check failed; the text says what was found and what was expected."""
+    """A check failed; the text names the result found and the expected one."""
 
 
 class Stack:

@@ -42,7 +42,7 @@ class SdcVote(Detector):
     the log has a line. A wrong answer that `same_answer` GPUs, or cores of as many nodes, share is other software, not
     a defect.
 
-    One mismatch is a suspect and requests a retest (the agent repeats the problem three times at once, then reports
+    One mismatch is a suspect and requests a retest (the agent repeats the problem three times immediately, then reports
     each round). It pages when `page_at` rounds within `ledger_days` were wrong, or when a retest was wrong too while
     another device has the right answer. A suspect is cleared by its next right round; a page by so many right rounds
     in a row, `clean_runs` at least, that a device that fails as often would have them with a chance below `doubt`; by

@@ -140,8 +140,9 @@ class SdcReplica(Detector):
     needs: ClassVar[tuple[str, ...]] = ("event:replica_digest",)
     wants: ClassVar[tuple[str, ...]] = ("event:job_start", "event:job_end", "event:checkpoint")
     cannot_see: ClassVar[str] = (
-        "A gradient that was wrong before the all-reduce: it reaches every replica alike, so the digests agree. What "
-        "is sharded and not replicated, steps without a digest, and which of two replicas is the wrong one."
+        "A gradient that was wrong before the all-reduce: it reaches every replica alike, so the digests agree. "
+        "Parameters that are sharded and not replicated, steps without a digest, and which of two replicas is the "
+        "wrong one."
     )
 
     least: int = 3

@@ -30,7 +30,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Pause before the first restart and the longest one; doubled each time. Chosen: with a broken driver, restarts must
 stay rare. A line resets the pause."""
 EXIT_WAIT_S = 5.0
-"""Longest wait for an ended child or thread; both end at once after a kill."""
+"""Longest wait for an ended child or thread; both end immediately after a kill."""
 
 
 class MonitorProgram:
@@ -115,7 +115,7 @@ class MonitorProgram:
                 )
 
     def _read(self, pipe: int) -> tuple[bool, str]:
-        """Reads until the end; returns (whether there was a line, why the program was given up)."""
+        """Reads until the end; returns (whether there was a line, why the program was stopped)."""
         waiting, got, last = b"", False, time.monotonic()
         while not self._stop.is_set():
             ready = select.select([pipe, self._waker], [], [], max(0.0, last + self._silence - time.monotonic()))[0]

@@ -69,7 +69,7 @@ class SelReader:
     def read_new(self, bmc: IpmiTransport) -> tuple[list[SelEntry], int]:
         """Returns the entries added since the last call, at most MAX_ENTRIES, and the BMC's clock.
 
-        The first call returns those of the last hour. If the BMC stops responding, returns what was read before.
+        The first call returns those of the last hour. If the BMC stops responding, returns the entries read before.
         """
         info = bmc.request(_STORAGE, _GET_INFO)
         stamp, count = info[:13], int.from_bytes(info[1:3], "little")
@@ -362,7 +362,7 @@ class Ipmi(Collector):
     def _repository_changed(self, bmc: IpmiTransport) -> bool:
         try:
             old, self._timestamps = self._timestamps, repository_timestamps(bmc)
-        except IpmiError:  # a BMC without this command: keep what was read
+        except IpmiError:  # a BMC without this command: keep the values read so far
             return False
         return old != self._timestamps
 

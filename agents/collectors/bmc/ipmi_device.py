@@ -156,7 +156,7 @@ class KernelIpmi:
 
 
 class RequestBudget:
-    """A BMC with the limits of one read: after the end of the read or after MAX_TIMEOUTS, requests fail at once."""
+    """A BMC with the limits of one read: after the end of the read or after MAX_TIMEOUTS, requests fail immediately."""
 
     MAX_TIMEOUTS = 2  # chosen: one request without response must not prevent all others
 

@@ -136,7 +136,7 @@ def _decode_full(record: bytes) -> tuple[IpmiSensor, ...]:
 
 
 def _decode_compact(record: bytes) -> tuple[IpmiSensor, ...]:
-    """Decodes a compact record, which may stand for up to 15 sensors with consecutive numbers and names."""
+    """Decodes a compact record, which may describe up to 15 sensors with consecutive numbers and names."""
     first = IpmiSensor(record[7], record[6] & 3, decode_name(record, 31), record[12], record[13])
     if not first.is_discrete:
         return ()
@@ -152,7 +152,7 @@ def _decode_compact(record: bytes) -> tuple[IpmiSensor, ...]:
 
 
 def decode_name(record: bytes, at: int) -> str:
-    """Returns the name whose type and length are at `at`. What is cut off is left out."""
+    """Returns the name whose type and length are at `at`. Returns a truncated name as far as it is complete."""
     length, coding, data = record[at] & 0x1F, record[at] >> 6, record[at + 1 :]
     if coding == 1:  # BCD plus
         return "".join("0123456789 -.:,_"[digit] for byte in data[:length] for digit in (byte >> 4, byte & 15)).strip()
@@ -218,7 +218,7 @@ class SdrReader:
         except IpmiError as refusal:
             if refusal.is_busy:
                 return False
-            following, record = _END, b""  # the repository ends with an error: keep what was read before it
+            following, record = _END, b""  # the repository ends with an error: keep the records before it
         self.sensors += decode_sensors(record)
         self._steps += 1
         self._next_record = following if self._steps < MAX_RECORDS else _END
@@ -240,7 +240,7 @@ class SdrReader:
         return _END, b""
 
     def _fetch_record(self, bmc: IpmiTransport) -> tuple[int, bytes]:
-        """Returns the id of the next record, and this one; in pieces if the BMC does not return it at once."""
+        """Returns the id of the next record, and this one; in pieces if the BMC does not return it as a whole."""
         if self._whole_records:
             following, record = self._read_piece(bmc, 0, 0xFF)
             if len(record) >= _HEADER and len(record) >= _HEADER + record[4]:

@@ -124,7 +124,7 @@ class Redfish(Collector):
         return bool(changed)
 
     def close(self) -> None:
-        """Stops all threads at once and waits briefly for their logouts."""
+        """Stops all threads together and waits briefly for their logouts."""
         for poller in self._pollers:
             poller.stop()
         deadline = self._monotonic() + _CLOSE_S

@@ -82,7 +82,7 @@ class Canary(Collector):
     """Reports canary.* of each core and gpu.canary_* of each tested GPU.
 
     share: of one core's time, and of each GPU's. every, gpu_every: seconds between two runs. idle: seconds for which a
-    GPU must be idle. tell: seconds between two events of a sound device. driver, seen: NVIDIA's version file, and the
+    GPU must be idle. tell: seconds between two events of a healthy device. driver, seen: NVIDIA's version file, and the
     state file of the nvml collector.
     """
 

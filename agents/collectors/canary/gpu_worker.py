@@ -190,7 +190,7 @@ class TorchDevice:
         return bool(self._device.type == "cuda")
 
     def _count_chunks(self) -> int:
-        """Returns how many chunks fit the share of memory; all are held at once, so that each has its own pages."""
+        """Returns how many chunks fit the share of memory; all are held together, so that each has its own pages."""
         if not self._on_gpu:
             return 1
         free, _ = self._torch.cuda.mem_get_info(self._device)

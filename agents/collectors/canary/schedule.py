@@ -14,7 +14,7 @@ from agents.collectors.canary.ledger import MAX_EVENTS, ResultLedger
 from pipeline.model.records import Event
 
 MAX_SAVED_TURNS = 2.0
-"""Turns whose unused time is kept. Chosen: a node that was busy for a day must not catch up at once."""
+"""Turns whose unused time is kept. Chosen: a node that was busy for a day must not catch up in one go."""
 
 
 @dataclass

@@ -93,7 +93,7 @@ class FabricPoller:
             self._thread.join(2.0)
 
     def take_results(self) -> PollResults:
-        """Returns what is new. Each result is returned once."""
+        """Returns the new results. Each result is returned once."""
         with self._lock:
             new, self._results = self._results, {}
             troubles, self._errors = self._errors, {}

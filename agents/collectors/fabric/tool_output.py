@@ -185,7 +185,7 @@ class CounterReadings:
     """values: raw values of each port by the tools' names. failed_ports: (LID, port) that did not respond; port 255
     means all.
 
-    complete: whether the run reached its end and listed all failures, so that what is not printed is zero.
+    complete: whether the run reached its end and listed all failures, so that counters that are not printed are zero.
     """
 
     values: Mapping[PortKey, Mapping[str, int]] = field(default_factory=dict)

@@ -171,7 +171,7 @@ _DOUBLE, _UINT, _ULONG, _ULONGLONG, _LONGLONG, _INT, _USHORT = range(7)
 
 
 def decode_fields(raw: NDArray[np.uint64], types: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
-    """Decodes raw unions by their types and returns the values as f8 and as u8. What is not a value is missing in both.
+    """Decodes raw unions by their types and returns the values as f8 and as u8. Invalid values are missing in both.
 
     All bits set is NVML_VALUE_NOT_AVAILABLE. The driver does not clear the unused bytes of the union.
     """
@@ -235,7 +235,7 @@ class FieldRequest:
 
 @dataclass(frozen=True, slots=True)
 class _ReadPlan:
-    """What is read at one interval: per GPU the number of entries and where they start, and the index of each value."""
+    """The fields of one interval: per GPU the number of entries and their start, and the index of each value."""
 
     calls: tuple[tuple[int, Any, ctypes.c_int32, slice], ...]
     entries: NDArray[np.intp]

@@ -79,7 +79,10 @@ class Nvml(Collector):
         """Starts NVML and finds the GPUs. Raises NoData without a driver or GPU."""
         self._node = node
         self._schedule = SamplingSchedule(node, self._now)
-        self._recounts_skipped, self._recounts_to_skip = 0, 2  # the first read follows at once, too soon to count again
+        self._recounts_skipped, self._recounts_to_skip = (
+            0,
+            2,
+        )  # the first read follows immediately, too soon to count again
         self._start_library(load_gpus(self.seen))
         if not self._slots.slots:
             raise NoData("no NVIDIA GPU: the driver counts none")

@@ -56,7 +56,7 @@ def kernel_pci_address(text: str) -> str | None:
 
 
 def gpus_on_bus(root: Path) -> tuple[str, ...]:
-    """Returns the sorted addresses of the GPUs on the PCI bus according to the kernel; empty if it does not tell."""
+    """Returns the sorted addresses of the GPUs on the PCI bus by the kernel's list; empty without one."""
     found = []
     try:
         devices = list(os.scandir(root))

@@ -22,7 +22,7 @@ HOLD_TIME = 2 * SECOND
 KEEP_TIME = 70 * SECOND
 """How long an event sent alone is remembered. Chosen: the kernel log reports counted repeats after 60 s."""
 MAX_UNPAIRED = 1024
-"""Most XIDs, by code and device, that wait or are remembered. Chosen: a node has some tens at once on its worst day."""
+"""Most XIDs, by code and device, that wait or are remembered. Chosen: a node has some tens on its worst day."""
 
 
 @dataclass
@@ -99,13 +99,11 @@ class XidPairing:
         return reported_values + self._release_held(now, HOLD_TIME)
 
     def flush(self) -> list[Event]:
-        """Returns what is still held back."""
+        """Returns the events that are still held back."""
         return self._release_held(0, 0)
 
     def _join_kernel_event(self, event: Event, now: int) -> Event:
-        """Adds what NVML reported to the kernel log's event of the same XID. What was sent before is subtracted from
-        its count.
-        """
+        """Adds NVML's data to the kernel log's event of the same XID. The count sent before is subtracted."""
         count = _event_count(event)
         held = self._held.match(event, count)
         sent = self._sent_alone.match(event, count - held)
@@ -147,7 +145,7 @@ MAX_LEAD = 2 * SECOND
 """How much earlier than its root cause a consequence may be logged. Chosen: XID 94 comes milliseconds before its 63."""
 MAX_REMEMBERED = 1024
 """Most errors, by code and device, that are remembered. Chosen: the kernel log reports the same error of a device at
-most 5 times a minute, and a node has some tens of errors at once on its worst day."""
+most 5 times a minute, and a node has some tens of errors at the same time on its worst day."""
 MAX_RECORD_NUMBERS = 20_000
 """Most record numbers that are remembered. Two reads of 10,000 may be read again, since the kernel log collector saves
 its position one read late."""
@@ -236,7 +234,7 @@ class XidCorrelator:
         return others + self._add_root_causes(self._pairing.pair(reported_values, now), now)
 
     def flush(self) -> list[Event]:
-        """Returns what is still held back."""
+        """Returns the events that are still held back."""
         held = self._pairing.flush()
         return self._add_root_causes(held, max((event.time for event in held), default=0))
 
@@ -331,8 +329,8 @@ def _with_actions(events: list[Event]) -> list[Event]:
     wanted: dict[tuple[str, Any, int], str] = {}
     for event in events:
         root, to = event.data.get("root"), event.data.get("to", event.data.get("detail", {}).get("to"))
-        tells = event.kind == "recovery_action" or event.data.get("xid") == RECOVERY_XID
-        if root and tells and to:  # 0 means repaired
+        has_action = event.kind == "recovery_action" or event.data.get("xid") == RECOVERY_XID
+        if root and has_action and to:  # 0 means repaired
             wanted[root["entity"], root.get("xid"), root["time"]] = str(event.data["action"])
     found = []
     for event in events:

@@ -33,7 +33,7 @@ _FLAGS = {
     **dict.fromkeys(("lcrit_alarm", "crit_alarm", "emergency_alarm"), _CRITICAL),
     "fault": _FAULT,
 }
-_MISSING_VALUE = 2**64 - 1  # no sensor has this value; it stands for "missing" in a 64-bit counter
+_MISSING_VALUE = 2**64 - 1  # no sensor has this value; it means "missing" in a 64-bit counter
 MAX_SENSORS = 512
 """Most sensors of one node. Chosen: two processors of 128 cores with a sensor each, and as many others."""
 MAX_FLAGS = 384

@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.I)
 class GpuAddresses:
     """Address and UUID -> index of each GPU. Read at start, and kept when the driver hangs.
 
-    NVML numbers GPUs in the order of their PCI addresses, without those that the driver was told to exclude, like
+    NVML numbers GPUs in the order of their PCI addresses, without those that the driver excludes by configuration, like
     `nvidia-smi` and CUDA_DEVICE_ORDER=PCI_BUS_ID (CUDA programming guide, environment variables). The minor number of
     /dev/nvidiaN is another order.
     """

@@ -47,7 +47,7 @@ class RepeatLimiter:
     _windows: OrderedDict[Hashable, _Window] = field(default_factory=OrderedDict, init=False, repr=False)
 
     def filter(self, key: Hashable, event: Event) -> list[Event]:
-        """Returns the events to send now: this one, what was counted before it, or none."""
+        """Returns the events to send now: this one, the count of those before it, or none."""
         found, evicted = self._windows.get(key), []
         if found is None:
             found = self._windows[key] = _Window(event.time)
@@ -64,7 +64,7 @@ class RepeatLimiter:
         return evicted
 
     def end_windows(self, now: int) -> list[Event]:
-        """Returns what was suppressed in windows that have ended, and forgets their keys."""
+        """Returns the suppressed counts of ended windows, and removes their keys."""
         found = []
         for key, window in list(self._windows.items()):
             if 0 <= now - window.start < self.window:
@@ -153,7 +153,7 @@ class KernelLog(Collector):
         self._log = log
 
     def read(self) -> tuple[Reading, ...]:
-        """Reads what was logged since the last read. The position is saved at the next read, when this one's events
+        """Reads the records since the last read. The position is saved at the next read, when this one's events
         have been delivered.
         """
         if self._log is None or self._decoder is None or self._limiter is None:

@@ -64,8 +64,8 @@ class LogPatterns:
 
 
 def load_patterns(user: Path | None = None, words: tuple[str, ...] = ()) -> LogPatterns:
-    """Returns the shipped patterns with the user's before them. Raises ConfigError with file, pattern, key and what is
-    expected.
+    """Returns the shipped patterns with the user's before them. Raises ConfigError with file, pattern, key and the
+    expected value.
     """
     version, known = shipped_patterns()
     patterns = {pattern.name: pattern for pattern in known}

@@ -92,7 +92,7 @@ class Processors(Collector):
 
 
 _ZONE = re.compile(r"(?P<type>[a-z][a-z0-9-]{0,40}):\d{1,4}(:\d{1,4})*")  # intel-rapl:0, intel-rapl:0:1 (powercap.rst)
-_MISSING_VALUE = 2**64 - 1  # no counter has this value; it stands for "missing" in 64 bits
+_MISSING_VALUE = 2**64 - 1  # no counter has this value; it means "missing" in 64 bits
 MAX_ZONES = 256
 """Most zones of one node. Chosen: 16 packages with 15 zones each."""
 

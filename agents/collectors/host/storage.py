@@ -3,7 +3,7 @@
 File systems: space, inodes, whether they respond in time, and whether the kernel still writes to them. Disks: health
 log (page 02h) through the kernel's admin command, state and identity from sysfs.
 
-Each is queried in a thread of its own, so that a hung NFS server or a disk that does not respond is a signal and delays
+Each is queried in its own thread, so that a hung NFS server or a disk that does not respond is a signal and delays
 no other. Layout of the log: NVM Express Base Specification 2.0, figure "SMART / Health Information Log Page"; numbers
 are little-endian; structs of linux/nvme_ioctl.h.
 """

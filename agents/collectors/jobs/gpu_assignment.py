@@ -5,7 +5,7 @@ this node, a UUID, or another name of a device.
 
 The nvml collector numbers GPUs as NVML does, by PCI address, and keeps them in a file. Without that file, the order of
 addresses in /proc/driver/nvidia/gpus gives the same numbers; minor numbers (/dev/nvidiaN) may differ. With neither
-(another vendor, or no driver), a number stands for itself and a UUID is unknown.
+(another vendor, or no driver), a number is used as it is and a UUID is unknown.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def parse_sff8636(memory: bytes) -> TransceiverModule:
 
 
 def parse_cmis(memory: bytes, page_1: bytes, page_11: bytes) -> TransceiverModule:
-    """Decodes QSFP-DD and OSFP: page 01h lists what is measured, page 11h has the lanes; a flat memory has neither."""
+    """Decodes QSFP-DD and OSFP: page 01h lists the values, page 11h has the lanes; a flat memory has neither."""
     names = _module_names(memory, vendor=129, part=148, serial=166)
     flat = bool(memory[2] & 0x80) or len(page_1) < PAGE
     adverts, lanes_adverts = (0, 0) if flat else (page_1[159 - PAGE], page_1[160 - PAGE])

@@ -123,7 +123,7 @@ def parse_leading_number(text: str | None) -> float:
 
 
 def parse_rate(text: str | None) -> tuple[float, float]:
-    """Returns `400 Gb/sec (4X NDR)` as 400000 Mbit/s and 4 lanes; NaN for what is missing."""
+    """Returns `400 Gb/sec (4X NDR)` as 400000 Mbit/s and 4 lanes; NaN for missing values."""
     found = _RATE.match(text or "")
     if found is None:
         return np.nan, np.nan

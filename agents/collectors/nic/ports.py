@@ -47,7 +47,7 @@ class RdmaPort:
 
     @property
     def counts_traffic(self) -> bool:
-        """Whether the port has traffic counters of its own. Drivers other than mlx4 and mlx5 often have none."""
+        """Whether the port has its own traffic counters. Drivers other than mlx4 and mlx5 often have none."""
         return (self.folder / "counters" / "port_rcv_data").exists()
 
 
@@ -59,7 +59,7 @@ def is_selected(name: str, include: Iterable[str], exclude: Iterable[str], defau
 
 
 def is_virtual_function(hardware: Path) -> bool:
-    """Returns whether a PCI device is a virtual function of another one (SR-IOV). It has no port of its own, and there
+    """Returns whether a PCI device is a virtual function of another one (SR-IOV). It has no own port, and there
     may be hundreds.
     """
     return (hardware / "physfn").exists()

@@ -68,7 +68,7 @@ def shares_switch(one: str, others: Iterable[str]) -> bool:
 
 
 def _bridges_above(place: str) -> list[str]:
-    """Returns what is above a device: root complex, root port, switch ports; empty if there is no port in between."""
+    """Returns the parents of a device: root complex, root port, switch ports; empty if there is no port in between."""
     parts = place.partition("/pci")[2].split("/")
     return parts[:-1] if len(parts) > 2 else []
 

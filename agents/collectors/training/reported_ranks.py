@@ -264,7 +264,7 @@ class ReportedRanks:
         return Event(self._wall(), f"job:{sender.job}", "checkpoint", data)
 
     def _drop_stale(self) -> None:
-        """Removes ranks that ended, and those of users to whom their job does not belong.
+        """Removes ranks that ended, and those of users who do not own the job.
 
         Only ranks without a step since the last read can have ended: the last step of the others is still to be read.
         """

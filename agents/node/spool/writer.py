@@ -6,7 +6,7 @@ messages are dropped and counted. They keep their sequence numbers, as a gap, so
 
 The number of accepted messages is kept in memory that outlives the process but needs no disk. If an agent is killed
 while its disk is slow, the next one reads there how many messages were waiting, and counts them as a gap. A reboot
-clears it: then only the silence of the node shows what was lost.
+clears it: then only the silence of the node shows the loss.
 """
 
 from __future__ import annotations
