@@ -1,4 +1,4 @@
-"""Detectors: frames -> findings. A new one is one file and one line in DETECTORS (see detectors/base/detector.py)."""
+"""Detectors turn frames into findings. A new one: one file and a line in DETECTORS (see detectors/base/detector.py)."""
 
 from __future__ import annotations
 

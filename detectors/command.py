@@ -35,7 +35,7 @@ def detector_rows(
 def row_text(row: Mapping[str, Any]) -> str:
     """Returns the description, settings and state of a detector as text for people."""
     settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
-    budget = ["", "False alarms, by arithmetic:", *(f"  {line}" for line in row["budget"])] if row["budget"] else []
+    budget = ["", "Expected false alarms:", *(f"  {line}" for line in row["budget"])] if row["budget"] else []
     state = ["", f"Off: the input has no {', '.join(row['off'])}"] if row.get("off") else []
     if row.get("errors"):
         state += ["", f"Failed on {row['errors']} frames since the start; the first is in the pipeline's log"]
@@ -53,6 +53,6 @@ def _running(config: Config, warn: Callable[[str], None]) -> dict[str, Mapping[s
     except FleetpulseError as error:
         why = str(error)
     except (KeyError, TypeError):
-        why = f"{client.base_url(config)}{_PATH} did not answer as a pipeline of this version"
+        why = f"{client.base_url(config)}{_PATH} did not answer like a pipeline of this version"
     warn(f"fleetpulse: state in the pipeline unknown: {why}")
     return None

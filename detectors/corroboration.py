@@ -99,7 +99,7 @@ def _with_reason(finding: Finding, reason: Finding) -> Finding:
 
 
 def _can_heat(reason: Finding, suspect: Finding) -> bool:
-    """Returns whether heat there can explain the suspect: it began about then, and of a plant it is a ticket at least.
+    """Returns whether heat can explain the suspect: it began at that time, and heat of a plant is at least a ticket.
 
     A changed set-point is a suspect for hours, and cools hundreds of GPUs: one of them is slow by chance.
     """

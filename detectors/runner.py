@@ -26,15 +26,15 @@ PATIENCE_S = 3600.0
 """s without a value after which a signal counts as missing; chosen: the reboot of a node or a pause between jobs takes
 less."""
 READINGS = 3
-"""Readings that must fail where agents read a signal more seldom than that; chosen."""
+"""Readings that must fail before a signal with a longer interval counts as missing; chosen."""
 ROUTINE: Mapping[str, float] = {"event:digest": 86_400.0, "event:replica_digest": 86_400.0}
-"""Events that come although nothing is wrong, and s within which there is one; chosen: canaries run daily at least. The
-absence of any other event is good news, so a detector that needs only those is never off."""
+"""Events that occur without a fault -> seconds within which there is one; chosen: canaries run at least daily. Other
+events may never occur, so a detector that needs only those is never off."""
 _CHECK_EVERY = 60 * SECOND  # us between checks of a signal that is known to be there; chosen, for speed
 
 
 class SignalPresence:
-    """When each needed signal had a value last, by the time of the data; bounded by what detectors need."""
+    """Time of the last value of each needed signal, by the time of the data."""
 
     def __init__(self, needs: Collection[str], catalogue: Mapping[str, Signal]) -> None:
         self._needs = [name for name in dict.fromkeys(needs) if name in ROUTINE or not name.startswith("event:")]
@@ -137,7 +137,7 @@ class Runner:
         return self.off.get(detector.name) or detector.missing_inputs(self.presence.is_present)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the heartbeat, which belongs to a process."""
+        """Returns its state without the heartbeat, which belongs to a process."""
         return {name: value for name, value in vars(self).items() if name != "beat"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ class Runner:
     def _run(self, detector: Detector, frames: Mapping[str, Frame], accepted: Sequence[str]) -> list[Finding]:
         """Returns the findings of a detector, after the feedback of persons.
 
-        A failure soon after a restart would repeat at every instant, as the restored state is bad: it starts afresh.
+        After a failure soon after a restart the detector starts afresh: its restored state may be bad.
         """
         try:
             for entity in accepted:
@@ -283,7 +283,7 @@ class Runner:
         self._tries = _TRIES
 
     def _restore_shared(self, state: Mapping[str, Any]) -> None:
-        """Restores the state that detectors share; without it they work as well."""
+        """Restores the state that detectors share; they also work without it."""
         try:
             self.corroboration.restore(state["active"])
         except _BAD_STATE as error:

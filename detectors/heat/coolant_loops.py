@@ -200,7 +200,7 @@ class SupplyState(State):
         follow_supply(supply, time, *last, *means, self.rapid_at[:n], self.jumped_at[:n])
 
     def relearn(self, mask: Bools) -> None:
-        """Forgets rapid rises and jumps of some loops."""
+        """Resets rapid rises and jumps of some loops."""
         for at in (self.rapid_at, self.jumped_at):
             at[: len(mask)][mask] = -_REMEMBERED
 
@@ -329,7 +329,7 @@ class LoopJudge:
         return LoopVerdict(level, flow.others, flow.meter, sensor)
 
     def _judge_flow(self, steps: LoopSteps, i: int, comparable: bool) -> LoopVerdict:
-        """Pages what pressure or pump confirm, and what they prove nothing about after a while."""
+        """Pages low flow that pressure or pump confirm, or, after a hold, that they can neither confirm nor exclude."""
         flows, rules = self.flows, self.rules
         low = bool(flows.low[i] >= 2)
         if flows.back[i] or not (low or steps.flow.on[i]):

@@ -211,7 +211,7 @@ class ThrottlingUnit:
 
     @property
     def many(self) -> bool:
-        """Whether so many throttle that the unit as a whole is in trouble."""
+        """Whether so many throttle that the unit as a whole is faulty."""
         return int(np.count_nonzero(self.throttled)) > _MANY * int(np.count_nonzero(self.working))
 
 
@@ -277,7 +277,7 @@ class UnmonitoredUnits(State):
         return UnitThrottling(found, frozenset(u for u, c in self.units.items() if not c["excused"]), onsets)
 
     def accept_gpus(self, frame: Frame, mask: Bools) -> None:
-        """Excuses units whose GPUs are all in `mask` until their throttling ends: a person called it no fault."""
+        """Ignores units whose GPUs are all in `mask` until their throttling ends, after feedback "no fault"."""
         groups = self._cohorts.groups(frame)
         for group, unit in enumerate(self._cohorts.names):
             if unit in self.units and mask[groups == group].all():
@@ -298,7 +298,7 @@ class UnmonitoredUnits(State):
                 yield unit
 
     def _update_unit(self, unit: ThrottlingUnit, since: Times, time: int) -> dict[str, int]:
-        """Returns the state of a unit. many: since when so many throttle that the whole of it is in trouble."""
+        """Returns the state of a unit. many: since when so many throttle that the whole unit is faulty."""
         onset = int(since[: len(unit.throttled)][unit.throttled].min())
         onset = min(max(onset, time - SILENT), time)  # one GPU may have been close to its limit for days
         new = {"onset": onset, "last": time, "many": time, "many_last": time - _GAP - 1, "excused": 0}

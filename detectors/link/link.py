@@ -147,7 +147,7 @@ class Link(Detector):
             self.states.record_flap(port, times, time)
 
     def _is_excused(self, frame: Frame, i: int, started: Floats) -> bool:
-        """Returns whether people work on a port, or its counters started a moment ago."""
+        """Returns whether people work on a port, or its counters have just started."""
         young = frame.time - started[i] * SECOND < _BRING_UP_S * SECOND
         return bool(young) or self.gates.in_maintenance(frame.entities[i], frame.topology, frame.time)
 
@@ -192,7 +192,7 @@ class Link(Detector):
         return {port: i for i, port in enumerate(frame.entities)}
 
     def _findings(self, frame: Frame, below_down_leaf: NDArray[np.bool_]) -> list[Finding]:
-        """Returns findings of leaves that are down or have many errors, and of every other port in trouble."""
+        """Returns findings of leaves that are down or have many errors, and of every other port with a problem."""
         slow = frozenset(self.speeds.find_slow(frame, self.gates))
         bad = self._ports_in_trouble(frame, slow)
         found = [*self._leaf_findings(frame), *self._storm_findings(frame, below_down_leaf, bad)]
@@ -295,7 +295,7 @@ class Link(Detector):
         return ErringPorts(at, self.errors.onsets(at, self.limit / 2), self.errors.confirmed(at), watched)
 
     def _port_finding(self, frame: Frame, i: int, troubles: list[PortTrouble]) -> list[Finding]:
-        """Returns the finding of a port, if one is due; its worst trouble comes first."""
+        """Returns the finding of a port, if one is due; its worst problem comes first."""
         entity, time, worst = frame.entities[i], frame.time, troubles[0]
         level = min(worst.level, self._highest_level(frame, i), key=LEVELS.index)
         due = due_report(self.conditions, entity, time, min(t.since for t in troubles), level)

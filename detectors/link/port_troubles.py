@@ -1,4 +1,4 @@
-"""Troubles of one port, and of leaf switches or the whole fabric of which many ports fail together.
+"""Problems of one port, and of leaf switches or the whole fabric of which many ports fail together.
 
 One port: flaps, link down, lost speed and errors, each with its level, title and suspected side. Corruption and
 congestion are distinguished as in CorrOpt (Zhuo et al., SIGCOMM 2017): damaged packets do not depend on the load,
@@ -109,7 +109,7 @@ def _ranks(values: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """When a port is in trouble, from the detector's configuration."""
+    """Limits from the configuration of the detector."""
 
     flaps: int
     flap_window: float
@@ -142,7 +142,7 @@ class PortRecords:
 
 @dataclass(frozen=True, slots=True)
 class PortTrouble:
-    """One trouble of a port. title: in few words.   side: which end of the link to blame."""
+    """One problem of a port. title: in few words.   side: which end of the link to blame."""
 
     level: Level
     since: int
@@ -156,7 +156,7 @@ class PortTrouble:
 
 
 def find_troubles(records: PortRecords, limits: PortLimits, i: int) -> list[PortTrouble]:
-    """Returns the troubles of a port, the worst first."""
+    """Returns the problems of a port, worst first."""
     cable = _cable_of(records, i)
     kinds = (_flap_trouble, _down_trouble, _speed_trouble, _error_trouble)
     found = [trouble for kind in kinds for trouble in kind(records, limits, cable)]
@@ -304,7 +304,7 @@ class DownLeaves(State):
     ports: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # leaf -> (ports down, all its ports)
 
     def explains_port(self, leaf: str, time: int) -> bool:
-        """Returns whether the state of a leaf's ports is due to the leaf: it is down, or came back a moment ago."""
+        """Returns whether the state of a leaf's ports is due to the leaf: it is down, or came back just now."""
         return leaf in self.fallen or time - self.back.get(leaf, -RETURN_TIME) <= RETURN_TIME
 
     def mark_all_up(self, time: int) -> None:

@@ -1,4 +1,4 @@
-"""Growth of error counters of all devices of a class, from readings of which some cannot be believed.
+"""Growth of error counters of all devices of a class, from readings of which some are implausible.
 
 Not read: a register that is full, one with all bits set, one below 0. A counter that fell and is back at its third
 reading did not fall; one that stays below until then was reset. A jump too large to believe counts when the next
@@ -201,7 +201,7 @@ class GpuErrors(State):
         return grown
 
     def _restart(self, which: Bools) -> None:
-        """Forgets the readings of counters of device memory; which: (2, N)."""
+        """Resets the readings of counters of device memory; which: (2, N)."""
         for name, mask in zip(_DRAM, which, strict=True):
             if mask.any() and name in self.errors.counters:
                 self.errors.counters[name].reset(mask)

@@ -18,7 +18,7 @@ from pipeline.model.topology import Topology
 
 SIGNALS = ("psu.status", "psu.input_status", "psu.output_power", "psu.capacity")
 LOOKS = 2
-"""Readings in a row that a supply must be bad, or well again; chosen: a busy BMC gives one wrong answer."""
+"""Readings in a row that a supply must be bad, or good again; chosen: a busy BMC gives one wrong answer."""
 NO_OUTPUT = 0.1
 """Share of its usual output below which a supply gives none; chosen: below what any load sharing leaves it."""
 CARRIED = 0.7

@@ -181,7 +181,7 @@ class Voltages(State):
         return float(np.mean(away < -MAINS / 2 if lower else away > MAINS / 2))
 
     def relearn(self, entity: str, topology: Topology | None) -> None:
-        """Learns the voltage of an entity again, and any that is off below it: a person said that it is no fault."""
+        """Relearns the voltage of an entity, and those that are off below it, after feedback that it is no fault."""
         for signal, readings in self.readings.items():
             for i, name in enumerate(self._names(signal)[: readings.cells.shape[1]]):
                 unit = topology.parents.get(name, ())[:1] if topology is not None else ()
@@ -268,7 +268,7 @@ def _add_readings(cells: Floats, values: Floats, status: Floats, time: float, ra
 
 
 _CONFIRMS = 0.5
-"""Share of the supplies below a meter that must show it, too; chosen: with two feeds half of them hang on the other."""
+"""Share of the supplies below a meter that must show it, too; chosen: with two feeds half of them are on the other."""
 
 
 def find_voltage_findings(

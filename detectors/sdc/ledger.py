@@ -69,7 +69,7 @@ class MismatchLedger(State):
     records: dict[str, Record] = notes()
 
     def record_wrong(self, verdict: CanaryVerdict, before: int, page_at: int, horizon: int) -> Record | None:
-        """Enters a mismatch; returns its record, None if it was entered before.
+        """Records a mismatch; returns the record of the device, None if it was recorded before.
 
         before: right rounds of the device so far.   horizon: mismatches from before it do not help to confirm.
         """
@@ -98,7 +98,7 @@ class MismatchLedger(State):
         return record
 
     def record_right(self, verdict: CanaryVerdict, clean_runs: int, doubt: float) -> Record | None:
-        """Enters right rounds; returns the record if there is one. A `doubt` below 0: they do not clear it."""
+        """Records right rounds; returns the device's record if any. A `doubt` below 0: they do not clear it."""
         record = self.records.get(verdict.entity)
         if record is None or verdict.time <= record["wrong"][-1]["time"]:
             return record
@@ -199,7 +199,7 @@ class ClassResults(State):
 
 @dataclass
 class RightResults(State):
-    """When each device of the frames was last right, and how often: 16 bytes for each GPU and core."""
+    """Time of the last right answer, and number of right rounds, of each device: 16 bytes per GPU and core."""
 
     classes: dict[str, ClassResults] = parts(ClassResults)
     nodes: dict[str, dict[str, int]] = notes()  # node -> its two devices that were right last, and when
@@ -218,7 +218,7 @@ class RightResults(State):
             self._index |= {e: (device_class, i) for i, e in enumerate(known.names)}
 
     def record_right(self, entity: str, time: int, rounds: int, node: str | None) -> None:
-        """Enters right rounds of a device of a node."""
+        """Records right rounds of a device of a node."""
         if node is not None:
             _keep_two_newest(self.nodes.setdefault(node, {}), entity, time)
         at = self._index.get(entity)
@@ -247,7 +247,7 @@ class RightResults(State):
 
 
 def _keep_two_newest(beside: dict[str, int], entity: str, time: int) -> None:
-    """Enters a device of a node among the two that were right last."""
+    """Records a device of a node among the two that were right last."""
     beside[entity] = max(beside.get(entity, 0), time)
     if len(beside) > 2:
         del beside[min(beside, key=lambda e: (beside[e], e))]

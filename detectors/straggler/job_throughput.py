@@ -74,7 +74,7 @@ class JobMeasure(State):
         self.usual = np.where(np.isfinite(moved), moved, self.usual)
 
     def restart(self, slots: NDArray[np.intp]) -> None:
-        """Forgets the values of some jobs."""
+        """Resets the values of some jobs."""
         self.usual[slots], self.now[slots] = 0.0, np.nan
 
 

@@ -1,4 +1,4 @@
-"""Slots of the living ranks: their stage, job, GPU and node, and the ranks they are compared with.
+"""Slots of the running ranks: their stage, job, GPU and node, and the ranks they are compared with.
 
 Jobs come and go, and frames keep the columns of their ranks for ever; work per tick goes over the slots alone.
 """
@@ -22,7 +22,7 @@ from pipeline.model.topology import Topology, kind_of
 
 Ints = NDArray[np.int32]
 LEAST_PEERS = 8
-"""Ranks below which a cohort proves nothing."""
+"""Minimum ranks of a cohort; smaller ones prove nothing."""
 MOST_OF_COHORT = 0.3
 """Share of a cohort that one node may be: if all of it is slow, the median must still be that of the others."""
 _KEPT = 3600 * SECOND
@@ -105,7 +105,7 @@ class RankSlots(State):
         return len(self.ranks)
 
     def update_slots(self, frame: Frame) -> list[int]:
-        """Follows the topology; returns the slots that hold another rank, or a rank on another GPU, than before."""
+        """Updates the slots from the topology; returns those with another rank, or a rank on another GPU."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
         if key == self._key:
             return []
@@ -136,7 +136,7 @@ class RankSlots(State):
         return changed
 
     def _assign_slots(self, living: Mapping[str, int], time: int) -> list[int]:
-        """Gives slots to the living; frees those of ranks that are long gone. Returns the new ones."""
+        """Assigns slots to new ranks; frees those of ranks that ended long ago. Returns the new ones."""
         for rank in self._slots:
             if rank in living:
                 self._left.pop(rank, None)

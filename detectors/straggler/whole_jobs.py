@@ -185,7 +185,7 @@ def _find_congested_part(ports: NDArray[np.intp], over: Bools, nics: Frame) -> t
 
 @dataclass
 class WholeJobs(State):
-    """Reports whole jobs. A ticket at most: the owner's affair wakes no one, and links page themselves.
+    """Reports whole jobs. At most tickets: slow jobs need no immediate action, and link detectors page themselves.
 
     first: entity blamed for a slow job -> since when.   job_of: entity -> the job.
     """
@@ -252,6 +252,6 @@ class WholeJobs(State):
         return slow.since if first - slow.since <= hold * SECOND else first
 
     def relearn(self, entity: str) -> None:
-        """Learns a job, or the job of a blamed entity, again: a person said that it is no fault."""
+        """Relearns a job, or the job of a blamed entity, after feedback that it is no fault."""
         slot = self.jobs.jobs.get(self.job_of.get(entity, entity))
         self.jobs.reset_jobs(np.array([] if slot is None else [slot], np.intp))

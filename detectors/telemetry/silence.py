@@ -1,4 +1,4 @@
-"""When every device had its last sample, and what devices that fell silent together have in common."""
+"""The time of the last sample of each device, and what devices that fell silent together have in common."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SeenDevices(State):
     holes: Counts = field(default_factory=lambda: np.zeros(0, np.int32), init=False)
 
     def add_devices(self, names: Sequence[str], time: int) -> None:
-        """Takes the names of a frame; new devices report since `time`."""
+        """Adds the devices of a frame; new ones report since `time`."""
         known = len(self.seen)
         self.grow(len(names))
         self.since[known:] = time

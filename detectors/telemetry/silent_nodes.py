@@ -346,7 +346,7 @@ class AgentStarts(State):
 
 @dataclass
 class Gaps(State):
-    """Nodes that report again after a gap that was too short for a silence."""
+    """Nodes that report again after a gap shorter than a silence."""
 
     _gaps: dict[str, dict[str, Any]] = notes()  # node -> since (us), began, back, seconds, times, agent, long
     _starts: AgentStarts = part(AgentStarts)

@@ -1,4 +1,4 @@
-"""The case of one GPU or server in trouble: XIDs and other facts, their level, and whether a program is to blame.
+"""The case of one faulty GPU or server: XIDs and other facts, their level, and whether a program caused them.
 
 A case is plain data, so that it can be stored: see `new_case`. Programs cause XIDs 13, 31, 43, 45, 109 and those of
 copy engines on the GPUs of their job together; a GPU causes them alone and repeatedly.
@@ -77,7 +77,7 @@ def case_of_event(event: Event, own: Mapping[int, Level]) -> Case | None:
     case, line = new_case(event.time), read_text(event.data.get("text"))
     if event.kind == "gpu_lost":
         if not read_integer(event.data.get("present"), 0, _MAX_TIMES):
-            return None  # all of them together: as a rule the driver is loaded again
+            return None  # all of them together: usually the driver is being reloaded
         case["facts"]["gpu_lost"] = [*LOST, False]
     else:
         root, code = event.data.get("root"), read_code(event.data, "xid")
@@ -103,7 +103,7 @@ def add_event(case: Case, time: int, line: str = "") -> None:
 
 
 def add_xid(case: Case, code: int, data: Mapping[str, Any], own: Mapping[int, Level]) -> None:
-    """Adds an XID; of unknown ones only the first. own: levels that the site set."""
+    """Adds an XID; of unknown ones only the first. own: configured levels."""
     if str(code) not in case["codes"] and len(case["codes"]) >= _MAX_CODES and code not in ALL | own.keys():
         return
     name, action, then = (read_text(data.get(key))[:_MAX_TEXT] for key in ("name", "action", "then"))
@@ -125,7 +125,7 @@ def may_be_a_program(case: Case) -> bool:
 
 
 def is_certain(case: Case) -> bool:
-    """Returns whether it pages whatever comes next; otherwise related events are waited for."""
+    """Returns whether it pages regardless of later events; otherwise it waits for related events."""
     if any(level == "page" and not waits for level, _, waits in case["facts"].values()) or case["reset"]:
         return True
     wanted = case["driver"] is not None and level_of_action(case["driver"]) == "page"
@@ -133,7 +133,7 @@ def is_certain(case: Case) -> bool:
 
 
 def case_level(case: Case, own: Mapping[int, Level]) -> Level | None:
-    """Returns its level; None: its job is to blame. own: levels that the site set."""
+    """Returns its level; None: its job caused it. own: configured levels."""
     found = [level_of_codes(xid_codes(case), own), *(fact[0] for fact in case["facts"].values())]
     driver = level_of_action(case["driver"]) if case["driver"] is not None else "suspect"
     if case["program"] and may_be_a_program(case):
@@ -168,7 +168,7 @@ def describe_case(entity: str, case: Case, own: Mapping[int, Level]) -> str:
 
 
 def first_step(case: Case, codes: list[int]) -> str:
-    """Returns what to do first, as the driver wants it, else as NVIDIA's catalogue says; empty if neither does."""
+    """Returns the first step: the driver's recovery action, else that of NVIDIA's catalogue; empty without either."""
     if case["driver"] is not None:
         return str(case["driver"])
     if case["reset"]:
@@ -191,7 +191,7 @@ def case_evidence(case: Case) -> dict[str, Any]:
 
 
 def is_driver_reload(case: Case, cases: Mapping[str, Case], mates: Collection[str], time: int) -> bool:
-    """Returns whether all GPUs of a server went a moment ago without an XID: as a rule its driver is loaded again.
+    """Returns whether all GPUs of a server just disappeared without an XID: usually its driver is being reloaded.
 
     mates: GPUs of the server.
     """

@@ -21,7 +21,7 @@ from pipeline.model.records import LEVELS, Event, Level
 from pipeline.model.signals import CATALOGUE
 
 RECOVERY = 154
-"""Names the action that the driver wants, which takes precedence over the catalogue's for the XID that it is about."""
+"""Its data has the recovery action of the driver, which takes precedence over the catalogue's."""
 UNCORRECTED = frozenset({48, 171})
 """Uncorrectable error of device memory: alone it needs an immediate reset, with a remapped row when the job ends."""
 REMAPPED = frozenset({63, 156})
@@ -68,7 +68,7 @@ def level_of_codes(codes: Collection[int], own: Mapping[int, Level]) -> Level:
 
 
 def site_levels(suspects: Collection[int], tickets: Collection[int], pages: Collection[int]) -> dict[int, Level]:
-    """Returns the levels that a site set, by XID; the highest counts."""
+    """Returns the configured levels by XID; the highest counts."""
     found: dict[int, Level] = dict.fromkeys(suspects, "suspect")
     return found | dict.fromkeys(tickets, "ticket") | dict.fromkeys(pages, "page")
 
@@ -80,7 +80,7 @@ def _default_level(code: int) -> Level:
 
 
 def level_of_action(action: str) -> Level:
-    """Returns the level of an action that the driver wants; an unknown one is a ticket."""
+    """Returns the level of a recovery action of the driver; an unknown one is a ticket."""
     words = action.lower()
     if action in _OF_ACTION or "drain" in words:
         return _OF_ACTION.get(action, "ticket")
@@ -100,7 +100,7 @@ def read_code(data: Mapping[str, Any], key: str) -> int | None:
 
 
 def wanted_action(event: Event) -> str | None:
-    """Returns the action that the driver wants; `none` is its all-clear; None if the event names no action."""
+    """Returns the recovery action of an event; `none` clears it; None if the event has no action."""
     data = event.data
     if event.kind == "recovery_action" or read_code(data, "xid") == RECOVERY:
         detail = data.get("detail")
