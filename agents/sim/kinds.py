@@ -21,16 +21,14 @@ from agents.sim.confounders.cluster import (
     StageImbalance,
 )
 from agents.sim.confounders.site import CounterOddity, EcmpCollision, InletRise, PowerCap, SensorOffset, SetpointShift
+from agents.sim.faults.cluster import DataStall, HostContention, HostFault, JobHang
 from agents.sim.faults.corruption import SilentDataCorruption
 from agents.sim.faults.facility import CoolantLeak, CoolantLoss, FacilityWater, PduTrip, PsuLoss, Recirculation
-from agents.sim.faults.gpu import GpuEngineFault, GpuOffBus, GspTimeout
-from agents.sim.faults.host import HostContention, HostFault
-from agents.sim.faults.job import DataStall, JobHang
+from agents.sim.faults.gpu import GpuEngineFault, GpuOffBus, GspTimeout, NvlinkError
 from agents.sim.faults.kind import Kind
 from agents.sim.faults.leaf import Congestion, GrayLeaf, LeafCrash
 from agents.sim.faults.link import LinkDegradation, LinkDown, LinkFlap, NicStall, OpticDegradation
 from agents.sim.faults.memory import HbmContained, HbmCorrectedBurst, HbmUncontained, RemapFailure, SramEcc
-from agents.sim.faults.nvlink import NvlinkError
 from agents.sim.faults.restriction import NodeRestriction
 from agents.sim.faults.slow import ClockStuck, ColdPlate, PcieDowngrade, Straggler
 from agents.sim.faults.telemetry import SensorFault, TelemetryGap

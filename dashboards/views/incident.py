@@ -5,13 +5,12 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboards import evidence, markup, routes, snapshot
-from dashboards.advice import recommended_action
 from dashboards.answers import IncidentDetail
 from dashboards.charts import peers_chart
 from dashboards.client import ApiError, NoteKind
 from dashboards.theme import PALETTES
 from dashboards.views import muting, parts
-from dashboards.words import STATE, age, clock, joined, plain
+from dashboards.words import STATE, age, clock, joined, plain, recommended_action
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+import detectors.xid.cases as xid_cases
+import detectors.xid.levels as levels
 from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import read_duration, read_text
 from detectors.base.findings import OpenConditions, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.topology_index import JobIndex
-from detectors.xid import cases as xid_cases
-from detectors.xid import levels
 from detectors.xid.cases import GONE_AFTER, MAX_UNKNOWN, QUIET_FOR, REPEAT_FOR, Case, CaseSchedule, ProgramFaults
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level

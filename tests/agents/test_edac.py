@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents.collector import NoData
-from agents.collectors.host.edac import Edac
+from agents.collectors.host.processors import Edac
 
 MISSING = 2**64 - 1
 

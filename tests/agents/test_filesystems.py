@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.host.storage import MAX_FILE_SYSTEMS, Filesystems, parse_mounts, select_mounts
-from agents.collectors.timed_calls import TimedCalls
+from agents.collectors.host.storage import MAX_FILE_SYSTEMS, Filesystems, TimedCalls, parse_mounts, select_mounts
 from tests.agents.fuse import Fuse
 
 LINES = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw

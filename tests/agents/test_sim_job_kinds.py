@@ -9,7 +9,7 @@ import pytest
 
 from agents.sim.chunk import Chunk
 from agents.sim.confounders.cluster import Evaluation, JobRestart, LossSpike, StageImbalance
-from agents.sim.faults.job import DataStall, JobHang
+from agents.sim.faults.cluster import DataStall, JobHang
 from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario

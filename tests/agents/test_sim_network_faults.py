@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from agents.sim.chunk import Chunk
+from agents.sim.faults.gpu import NvlinkError
 from agents.sim.faults.kind import Kind
 from agents.sim.faults.leaf import Congestion, LeafCrash
 from agents.sim.faults.link import LinkDown, LinkFlap, NicStall, OpticDegradation
-from agents.sim.faults.nvlink import NvlinkError
 from agents.sim.fleet import FleetSimulator
 from agents.sim.physics.links import failures
 from agents.sim.scenario import Fleet, Line, Scenario

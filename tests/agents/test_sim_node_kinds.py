@@ -11,7 +11,7 @@ from agents.collectors.host.kernel_patterns import load_patterns
 from agents.sim.chunk import Chunk
 from agents.sim.confounders.cluster import LateTelemetry, Maintenance, MixedSilicon, NodeTransient, OwnCanary
 from agents.sim.effects import Effects
-from agents.sim.faults.host import HostContention, HostFault
+from agents.sim.faults.cluster import HostContention, HostFault
 from agents.sim.faults.kind import Fault, Kind
 from agents.sim.faults.telemetry import TelemetryGap
 from agents.sim.fleet import FleetSimulator

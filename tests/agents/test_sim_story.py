@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from agents.sim.confounders.cluster import JobRestart, Maintenance
+from agents.sim.faults.cluster import JobHang
 from agents.sim.faults.gpu import GpuEngineFault
-from agents.sim.faults.job import JobHang
 from agents.sim.faults.slow import Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.host import tasks
-from agents.collectors.host.tasks import Tasks, parse_stat
+from agents.collectors.host import host
+from agents.collectors.host.host import Tasks, parse_task_stat
 from pipeline.model.records import SECOND
 
 SLEEPER = """
@@ -101,10 +101,10 @@ def test_a_wait_of_two_minutes_is_reported_once_with_its_wchan(processes: Proces
 
 
 def test_a_storm_of_waits_is_bounded(processes: Processes) -> None:
-    for pid in range(20, 20 + tasks.MAX_EVENTS + 3):
+    for pid in range(20, 20 + host.MAX_EVENTS + 3):
         processes.put(pid, "python3", "D")
     processes.read_once()
-    assert len(processes.read_once(120).events) == tasks.MAX_EVENTS
+    assert len(processes.read_once(120).events) == host.MAX_EVENTS
     assert len(processes.read_once(30).events) == 3
 
 
@@ -130,7 +130,7 @@ def test_a_real_process_that_sleeps_uninterruptibly_is_found(tmp_path: Path) -> 
     process = subprocess.Popen([program])
     try:
         until = time.monotonic() + 10
-        while process.pid not in dict(tasks.blocked_processes(Path("/proc"))):
+        while process.pid not in dict(host.blocked_processes(Path("/proc"))):
             assert time.monotonic() < until, "the sleeper never came to state D"
             time.sleep(0.01)
         collector = Tasks(told_after=0.0)
@@ -148,5 +148,5 @@ def test_a_real_process_that_sleeps_uninterruptibly_is_found(tmp_path: Path) -> 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_parser(text: bytes) -> None:
-    found = parse_stat(text)
+    found = parse_task_stat(text)
     assert found is None or found.start == int(text.rpartition(b")")[2].split()[19])

@@ -6,7 +6,7 @@ import pytest
 
 import detectors
 from dashboards import words
-from dashboards.advice import recommended_action
+from dashboards.words import recommended_action
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, from_iso
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.effects import Effects, EventTime
-from agents.sim.faults.host import contend
+from agents.sim.faults.cluster import contend
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.link import flap
 from agents.sim.faults.restriction import serve
