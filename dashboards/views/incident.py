@@ -6,8 +6,8 @@ import streamlit as st
 
 from dashboards import evidence, markup, routes, snapshot
 from dashboards.answers import IncidentDetail
-from dashboards.charts import peers_chart
 from dashboards.client import ApiError, NoteKind
+from dashboards.evidence import peers_chart
 from dashboards.theme import PALETTES
 from dashboards.views import muting, parts
 from dashboards.words import STATE, age, clock, joined, plain, recommended_action

@@ -19,6 +19,7 @@ from pipeline.incidents.cases import (
     Change,
     Condition,
     NoSuchIncident,
+    ResolveMutes,
     classify_change,
     instant_order,
     is_only_retitled,
@@ -26,7 +27,6 @@ from pipeline.incidents.cases import (
     visibility_order,
 )
 from pipeline.incidents.causes import NODE_SILENCE, REFINE_WINDOW, CauseRules
-from pipeline.incidents.resolve_mutes import ResolveMutes
 from pipeline.model.errors import Refused
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology, kind_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dashboards.answers import Point, Series
-from dashboards.charts import chart_rows, legend_names, peers_chart
+from dashboards.evidence import chart_rows, legend_names, peers_chart
 from dashboards.theme import PALETTES
 from pipeline.model.records import SECOND
 
