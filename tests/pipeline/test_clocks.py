@@ -409,9 +409,9 @@ def test_an_error_that_most_senders_share_is_one_report_without_a_sender(rig: Ri
 def test_a_shared_error_that_changes_is_reported_with_its_new_value(rig: Rig) -> None:
     fleet(rig, 120, -45 * SECOND)
     fleet(rig, 120, -300 * SECOND)
-    told = clock_events(rig)
-    assert (told[0], told[-1]) == (("site:all", -45.0), ("site:all", -300.0))
-    assert {entity for entity, _ in told} == {"site:all"}
+    reported = clock_events(rig)
+    assert (reported[0], reported[-1]) == (("site:all", -45.0), ("site:all", -300.0))
+    assert {entity for entity, _ in reported} == {"site:all"}
 
 
 def test_a_clock_with_a_different_error_than_the_others_is_reported_separately(rig: Rig) -> None:

@@ -63,7 +63,7 @@ def test_a_missing_topic_is_reported_with_the_fix_and_again_after_it_had_worked(
 ) -> None:
     one = copies(make_topics(kafka))
     delete_topics(kafka, [COPIES])
-    told = f"topic {COPIES}: does not exist: run `fleetpulse init`"
+    message = f"topic {COPIES}: does not exist: run `fleetpulse init`"
 
     def again() -> None:
         clock.now += PAUSE_S
@@ -71,14 +71,14 @@ def test_a_missing_topic_is_reported_with_the_fix_and_again_after_it_had_worked(
 
     for _ in range(3):
         again()
-    assert messages(caplog) == [told]
+    assert messages(caplog) == [message]
     assert one.skipped == 3
     make_topic(kafka, COPIES)
     until_arrived(kafka, 1, again)
     delete_topics(kafka, [COPIES])
     other = copies(one._kafka)  # the first client still uses its topic for minutes
     other.send(LETTER, "garbage")
-    assert messages(caplog) == [told, told]
+    assert messages(caplog) == [message, message]
 
 
 def test_a_failure_is_reported_again_when_copies_arrived_in_between(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,8 +99,8 @@ def test_unreachable_brokers_are_not_reported_as_a_missing_topic(caplog: pytest.
         one = DeadLetterTopics(Kafka(f"127.0.0.1:{port.getsockname()[1]}"))
         one.send(LETTER, "garbage")
         one.close()
-    (told,) = [record.getMessage() for record in caplog.records if record.name.startswith("fleetpulse")]
-    assert f"topic {COPIES}: no broker responds in time" in told
+    (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("fleetpulse")]
+    assert f"topic {COPIES}: no broker responds in time" in message
 
 
 def test_a_password_file_that_is_being_replaced_raises_no_error(copies: Made, caplog: pytest.LogCaptureFixture) -> None:

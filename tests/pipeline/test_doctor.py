@@ -1,4 +1,4 @@
-"""`fleetpulse doctor`: each check against the real thing, well and broken."""
+"""`fleetpulse doctor`: each check against a healthy and a broken real service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.model.errors import Unreachable
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """State in a folder of the test's own, and an API port at which nobody listens."""
+    """State in a temporary folder, and an API port that is closed."""
     return Config(
         store=Store(path=tmp_path / "store.duckdb"),
         spool=Spool(directory=tmp_path / "spool"),
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 @contextmanager
 def answering(status: int, body: Any) -> Iterator[int]:
-    """A real HTTP server that gives one answer to everything."""
+    """Runs a real HTTP server with one response to every request."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -62,7 +62,7 @@ def answering(status: int, body: Any) -> Iterator[int]:
         thread.join()
 
 
-def test_an_old_python_fails_and_says_which_is_wanted(config: Config) -> None:
+def test_an_old_python_fails_and_the_required_version_is_named(config: Config) -> None:
     assert doctor.python_version(config, (3, 10, 2)).state == "fail"
     assert doctor.python_version(config, (3, 11, 0)).state == "ok"
 
@@ -74,13 +74,13 @@ def test_a_foreign_package_of_the_same_name_is_named(config: Config) -> None:
     assert doctor.package_names(config, {"agents": ["fleetpulse"]}).state == "ok"
 
 
-def test_a_store_that_is_not_there_yet_is_a_warning_with_the_mend(config: Config) -> None:
+def test_a_missing_store_is_a_warning_with_the_fix(config: Config) -> None:
     found = doctor.store(config)
     assert (found.state, found.fix) == ("warn", "fleetpulse init")
 
 
 def test_a_node_without_the_pipeline_needs_no_store(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed with the extra `agent` alone; a store that lies there from before is left alone too."""
+    """Installed with the extra `agent` alone; an old store there is ignored."""
     monkeypatch.setitem(sys.modules, "duckdb", None)
     config.store.path.write_text("")
     found = doctor.store(config)
@@ -94,7 +94,7 @@ def test_a_store_below_a_file_cannot_be_written(config: Config, tmp_path: Path) 
     assert doctor.store(broken).state == "fail"
 
 
-def test_a_store_held_by_another_process_is_well_and_the_process_is_named(config: Config) -> None:
+def test_a_store_locked_by_another_process_is_ok_and_the_process_is_named(config: Config) -> None:
     program = f"import duckdb; c = duckdb.connect({str(config.store.path)!r}); print('open', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -107,14 +107,14 @@ def test_a_store_held_by_another_process_is_well_and_the_process_is_named(config
     assert f"held by process {other.pid}" in found.found
 
 
-def test_a_store_that_nobody_holds_is_well(config: Config) -> None:
+def test_an_unlocked_store_is_ok(config: Config) -> None:
     duckdb.connect(str(config.store.path)).close()
     found = doctor.store(config)
     assert found.state == "ok"
     assert "held" not in found.found
 
 
-def test_a_store_that_is_no_database_fails(config: Config) -> None:
+def test_a_store_that_is_not_a_database_fails(config: Config) -> None:
     config.store.path.write_text("no database" * 1000)
     found = doctor.run_checks(config, [doctor.store])[0]
     assert found.state == "fail"
@@ -146,7 +146,7 @@ def test_a_spool_in_memory_or_on_another_host_is_a_warning(
     assert bool(found.fix) == (state == "warn")
 
 
-def test_the_spools_disk_of_this_host_is_known(config: Config, tmp_path: Path) -> None:
+def test_a_local_disk_of_the_spool_is_ok(config: Config, tmp_path: Path) -> None:
     assert not doctor.spool_disk(config).found.endswith("unknown")
     assert doctor.spool_disk(config, tmp_path / "gone").state == "info"
 
@@ -157,9 +157,9 @@ def test_the_spool_needs_no_broker(config: Config) -> None:
 
 @pytest.mark.parametrize(
     ("status", "body", "state"),
-    [(200, {"ready": True}, "ok"), (503, {"reasons": ["disk is full"]}, "fail"), (500, "odd", "fail")],
+    [(200, {"ready": True}, "ok"), (503, {"reasons": ["disk is full"]}, "fail"), (500, "unexpected", "fail")],
 )
-def test_the_api_is_asked_whether_it_is_ready(config: Config, status: int, body: Any, state: str) -> None:
+def test_the_api_is_asked_for_its_readiness(config: Config, status: int, body: Any, state: str) -> None:
     with answering(status, body) as port:
         found = doctor.api(dataclasses.replace(config, api=Api(port=port)))
     assert found.state == state
@@ -171,7 +171,7 @@ def test_without_a_pipeline_the_api_is_a_warning(config: Config) -> None:
 
 
 @pytest.mark.parametrize("url", ["alerts.example", "ftp://host/", "http://", "http://host:99999/", "http://[::1/"])
-def test_a_webhook_that_cannot_be_posted_to_fails(config: Config, url: str) -> None:
+def test_an_unusable_webhook_fails(config: Config, url: str) -> None:
     hooks = (Webhook("good", "https://alerts.example/x"), Webhook("bad", url))
     found = doctor.webhooks(dataclasses.replace(config, notify=Notify(webhooks=hooks)))
     assert found.state == "fail"
@@ -185,14 +185,14 @@ def test_unreachable_wins_over_a_failed_check() -> None:
     assert [doctor.exit_code(c) for c in ([failed, away], [failed, fine], [fine, warned])] == [3, 1, 0]
 
 
-def test_a_check_that_breaks_is_itself_a_fail(config: Config) -> None:
+def test_a_check_that_raises_an_error_is_a_failure(config: Config) -> None:
     def breaks(_: Config) -> doctor.Check:
-        raise Unreachable("nobody there")
+        raise Unreachable("not reachable")
 
     assert doctor.run_checks(config, [breaks])[0].state == "fail"
 
 
-def test_the_checks_are_numbered_and_say_what_they_mean_and_what_mends_them(config: Config) -> None:
+def test_the_checks_are_numbered_with_meaning_and_fix(config: Config) -> None:
     text = doctor.format_checks(doctor.run_checks(config))
     assert text.startswith(" 1 ok   configuration: defaults")
     assert "means: nothing was stored here so far" in text
@@ -202,7 +202,7 @@ def test_the_checks_are_numbered_and_say_what_they_mean_and_what_mends_them(conf
     )
 
 
-def test_a_pipeline_that_hangs_is_a_fail_and_not_a_missing_one(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_pipeline_is_a_failure_and_not_a_missing_one(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", config.api.port)):
         ask = doctor.client.get
         monkeypatch.setattr(doctor.client, "get", lambda config, path: ask(config, path, 0.2))

@@ -1,4 +1,4 @@
-"""What `fleetpulse doctor` says of Kafka: broker, credential, topics and clock are told apart."""
+"""The Kafka checks of `fleetpulse doctor`: broker, credential, topics and clock are separate checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kafka_clients import SECONDS, admin_of, delete_topics, kafka_of, make
 ORDER = ["broker", "credential", "topics", "clock"]
 
 
-def examined(kafka: Kafka, **more: Any) -> dict[str, Check]:
+def run_checks(kafka: Kafka, **more: Any) -> dict[str, Check]:
     checks = doctor.run_checks(Config(kafka=kafka, pipeline=Pipeline(transport="kafka", **more)), [doctor.transport])
     assert [check.name for check in checks] == ORDER
     return {check.name: check for check in checks}
@@ -31,41 +31,41 @@ def states(found: dict[str, Check]) -> list[str]:
     return [found[name].state for name in ORDER]
 
 
-def code(found: dict[str, Check]) -> int:
+def exit_code(found: dict[str, Check]) -> int:
     return doctor.exit_code(list(found.values()))
 
 
-def nothing(_: str) -> None:
-    """What init says does not matter here."""
+def ignore(_: str) -> None:
+    """Ignores the output of init."""
 
 
-def test_all_is_well_after_init(kafka: Address) -> None:
-    found = examined(make_topics(kafka))
+def test_all_checks_are_ok_after_init(kafka: Address) -> None:
+    found = run_checks(make_topics(kafka))
     assert states(found) == ["ok"] * 4
     assert kafka.bootstrap in found["broker"].found
     assert "round trip" in found["clock"].found
 
 
-def test_all_is_well_over_tls_and_scram(secure_kafka: Broker) -> None:
-    init_kafka.create_topics(kafka_of(secure_kafka), nothing)
-    found = examined(kafka_of(secure_kafka))
+def test_all_checks_are_ok_over_tls_and_scram(secure_kafka: Broker) -> None:
+    init_kafka.create_topics(kafka_of(secure_kafka), ignore)
+    found = run_checks(kafka_of(secure_kafka))
     assert states(found) == ["ok"] * 4
     assert "SASL_SSL: user 'fleetpulse', SCRAM-SHA-512" in found["credential"].found
 
 
-def test_an_unreachable_broker_is_one_failure_and_ends_with_3() -> None:
-    found = examined(Kafka("127.0.0.1:1"))
+def test_an_unreachable_broker_is_one_failure_with_exit_code_3() -> None:
+    found = run_checks(Kafka("127.0.0.1:1"))
     assert states(found) == ["fail", "warn", "warn", "warn"]
     assert "127.0.0.1:1" in found["broker"].found
     assert all("not checked" in found[name].found for name in ORDER[1:])
-    assert code(found) == 3
+    assert exit_code(found) == 3
 
 
 def test_a_frozen_broker_is_unreachable(own_broker: Broker) -> None:
     own_broker.freeze()
-    found = examined(kafka_of(own_broker))
+    found = run_checks(kafka_of(own_broker))
     assert "does not respond" in found["broker"].found
-    assert code(found) == 3
+    assert exit_code(found) == 3
 
 
 @pytest.mark.parametrize(
@@ -75,54 +75,56 @@ def test_a_frozen_broker_is_unreachable(own_broker: Broker) -> None:
         ("ca_file", "strangers_ca_file", "certificate is refused"),
     ],
 )
-def test_who_is_not_let_in_is_told_from_who_finds_nobody(secure_kafka: Broker, key: str, file: str, words: str) -> None:
-    found = examined(kafka_of(secure_kafka, **{key: getattr(secure_kafka.security, file)}))
+def test_a_refused_client_is_distinguished_from_an_unreachable_broker(
+    secure_kafka: Broker, key: str, file: str, words: str
+) -> None:
+    found = run_checks(kafka_of(secure_kafka, **{key: getattr(secure_kafka.security, file)}))
     assert states(found) == ["ok", "fail", "warn", "warn"]
     assert words in found["credential"].found
-    assert code(found) == 1
+    assert exit_code(found) == 1
 
 
-def test_a_password_file_that_is_not_there_is_named(secure_kafka: Broker, tmp_path: Path) -> None:
-    found = examined(kafka_of(secure_kafka, password_file=tmp_path / "gone"))
+def test_a_missing_password_file_is_named(secure_kafka: Broker, tmp_path: Path) -> None:
+    found = run_checks(kafka_of(secure_kafka, password_file=tmp_path / "gone"))
     assert str(tmp_path / "gone") in found["credential"].found
-    assert code(found) == 1
+    assert exit_code(found) == 1
 
 
 @pytest.mark.parametrize(("mode", "state"), [(0o600, "ok"), (0o640, "ok"), (0o644, "warn")])
-def test_a_password_that_everybody_may_read_is_a_warning(
+def test_a_world_readable_password_file_is_a_warning(
     secure_kafka: Broker, tmp_path: Path, mode: int, state: str
 ) -> None:
     assert secure_kafka.security is not None
     copy = tmp_path / "password"
     copy.write_text(secure_kafka.security.password)
     copy.chmod(mode)
-    found = examined(kafka_of(secure_kafka, password_file=copy))["credential"]
+    found = run_checks(kafka_of(secure_kafka, password_file=copy))["credential"]
     assert found.state == state
     assert state == "ok" or found.fix == f"chmod o-rwx {copy}"
 
 
-def test_a_missing_topic_is_named_and_init_mends_it(kafka: Address) -> None:
+def test_a_missing_topic_is_named_and_init_creates_it(kafka: Address) -> None:
     configured = make_topics(kafka)
     delete_topics(kafka, ["events.v1"])
-    found = examined(configured)
+    found = run_checks(configured)
     assert (found["topics"].state, found["topics"].found) == ("fail", "missing: events.v1")
     assert found["topics"].fix == "fleetpulse init"
-    assert code(found) == 1
-    init_kafka.create_topics(configured, nothing)
-    assert states(examined(configured)) == ["ok"] * 4
+    assert exit_code(found) == 1
+    init_kafka.create_topics(configured, ignore)
+    assert states(run_checks(configured)) == ["ok"] * 4
 
 
-def test_settings_that_differ_are_a_warning_with_the_command_that_mends_them(kafka: Address) -> None:
+def test_settings_that_differ_are_a_warning_with_the_fixing_command(kafka: Address) -> None:
     make_topics(kafka)
-    found = examined(kafka_of(kafka, retention_hours=1.0))
+    found = run_checks(kafka_of(kafka, retention_hours=1.0))
     assert found["topics"].state == "warn"
     assert "telemetry.v1: retention.ms is 259200000, expected 3600000" in found["topics"].found
     assert "--add-config retention.ms=3600000" in found["topics"].fix
-    assert code(found) == 0
+    assert exit_code(found) == 0
 
 
 def alter(address: Address, topic: str, settings: dict[str, str]) -> None:
-    """Returns when the broker tells them, too: it follows its controller with a small delay."""
+    """Alters the settings, and waits until the broker returns them: it follows its controller with a delay."""
     wanted = [one for one in topics.configured_topics(kafka_of(address)) if one.name == topic]
     end = time.monotonic() + SECONDS
     with admin_of(address) as admin:
@@ -132,54 +134,54 @@ def alter(address: Address, topic: str, settings: dict[str, str]) -> None:
             time.sleep(0.01)
 
 
-def test_a_topic_that_refuses_large_messages_is_a_failure_and_all_mends_are_listed(kafka: Address) -> None:
+def test_a_topic_that_refuses_large_messages_is_a_failure_and_all_fixes_are_listed(kafka: Address) -> None:
     configured = make_topics(kafka)
     alter(kafka, "telemetry.v1", {"max.message.bytes": "20000"})
     alter(kafka, "events.v1", {"retention.ms": "1000"})
-    found = examined(configured)
-    assert (found["topics"].state, code(found)) == ("fail", 1)
+    found = run_checks(configured)
+    assert (found["topics"].state, exit_code(found)) == ("fail", 1)
     assert "telemetry.v1: max.message.bytes is 20000, expected 4198400" in found["topics"].found
     assert "--entity-name telemetry.v1 --alter --add-config max.message.bytes=4198400" in found["topics"].fix
     assert "--entity-name events.v1 --alter --add-config retention.ms=259200000" in found["topics"].fix
 
 
 @pytest.mark.parametrize(("topic", "bytes_"), [("telemetry.v1", "9000000"), ("telemetry.v1.dlq", "20000")])
-def test_a_limit_that_costs_no_message_is_a_warning(kafka: Address, topic: str, bytes_: str) -> None:
+def test_a_different_limit_that_loses_no_message_is_a_warning(kafka: Address, topic: str, bytes_: str) -> None:
     configured = make_topics(kafka)
     alter(kafka, topic, {"max.message.bytes": bytes_})
-    assert examined(configured)["topics"].state == "warn"
+    assert run_checks(configured)["topics"].state == "warn"
 
 
 @pytest.mark.refusals
-def test_of_two_addresses_the_one_that_answers_is_told_from_the_one_that_does_not(kafka: Address) -> None:
+def test_of_two_addresses_the_reachable_and_the_unreachable_one_are_named(kafka: Address) -> None:
     make_topics(kafka)
     with untidy_refusals():
-        found = examined(kafka_of(kafka, bootstrap_servers=f"127.0.0.1:1, {kafka.bootstrap}"))
+        found = run_checks(kafka_of(kafka, bootstrap_servers=f"127.0.0.1:1, {kafka.bootstrap}"))
     assert states(found) == ["warn", "ok", "ok", "ok"]
     assert found["broker"].found == f"kafka: {kafka.bootstrap} answers; kafka 127.0.0.1:1: connection refused"
     assert "bootstrap_servers" in found["broker"].fix
-    assert code(found) == 0
+    assert exit_code(found) == 0
 
 
-def test_without_the_probes_topic_the_clock_is_not_tried(kafka: Address) -> None:
+def test_without_the_probe_topic_the_clock_is_not_checked(kafka: Address) -> None:
     configured = make_topics(kafka)
     delete_topics(kafka, [topics.PROBE])
-    found = examined(configured)["clock"]
+    found = run_checks(configured)["clock"]
     assert (found.state, found.fix) == ("warn", "fleetpulse init")
     assert topics.PROBE in found.found
 
 
-def test_a_topic_that_does_not_bear_the_brokers_time_tells_no_clock(kafka: Address) -> None:
+def test_a_topic_without_broker_timestamps_gives_no_clock(kafka: Address) -> None:
     configured = make_topics(kafka)
     alter(kafka, topics.PROBE, {"message.timestamp.type": "CreateTime"})
-    found = examined(configured)["clock"]
+    found = run_checks(configured)["clock"]
     assert (found.state, "not compared" in found.found) == ("warn", True)
     delete_topics(kafka, [topics.PROBE])
 
 
-def test_looking_at_the_clock_leaves_two_tiny_records_and_nothing_else(kafka: Address) -> None:
+def test_the_clock_check_leaves_two_tiny_records_and_nothing_else(kafka: Address) -> None:
     configured = make_topics(kafka)
-    examined(configured)
+    run_checks(configured)
     assert sum(len(record.value) for record in read(kafka, topics.PROBE)) < 100
     assert [
         read(kafka, topic.name) for topic in topics.configured_topics(configured) if topic.name != topics.PROBE
@@ -198,7 +200,9 @@ def test_looking_at_the_clock_leaves_two_tiny_records_and_nothing_else(kafka: Ad
         (-31.0, 0.01, "fail"),
     ],
 )
-def test_clocks_that_differ_by_a_tick_warn_and_by_the_lateness_fail(ahead: float, trip: float, state: str) -> None:
+def test_clocks_that_differ_by_a_tick_are_a_warning_and_by_the_lateness_a_failure(
+    ahead: float, trip: float, state: str
+) -> None:
     found = doctor_kafka.rate_clock(ahead, trip, lateness=30.0)
     assert found.state == state
     assert ("ahead of" if ahead > 0 else "behind") in found.found
@@ -206,13 +210,13 @@ def test_clocks_that_differ_by_a_tick_warn_and_by_the_lateness_fail(ahead: float
 
 
 @pytest.mark.parametrize("wrong", [120.0, -120.0])
-def test_a_clock_that_is_wrong_is_seen_against_the_real_broker(kafka: Address, wrong: float) -> None:
+def test_a_wrong_clock_is_detected_with_the_real_broker(kafka: Address, wrong: float) -> None:
     ahead, trip = doctor_kafka.compare_clocks(make_topics(kafka), lambda: time.time() + wrong)
     assert ahead == pytest.approx(wrong, abs=1.0)
     assert doctor_kafka.rate_clock(ahead, trip, 30.0).state == "fail"
 
 
-def test_the_password_shows_in_no_answer_of_doctor(
+def test_the_password_is_in_no_output_of_doctor(
     secure_kafka: Broker, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     security = secure_kafka.security
@@ -227,7 +231,7 @@ def test_the_password_shows_in_no_answer_of_doctor(
         assert wrong not in shown
 
 
-def test_the_checks_of_kafka_are_numbered_among_the_others(kafka: Address, tmp_path: Path) -> None:
+def test_the_kafka_checks_are_numbered_with_the_others(kafka: Address, tmp_path: Path) -> None:
     config = Config(kafka=make_topics(kafka), pipeline=Pipeline(transport="kafka"))
     config = dataclasses.replace(config, store=Store(path=tmp_path / "store.duckdb"))
     text = doctor.format_checks(doctor.run_checks(config))

@@ -1,4 +1,4 @@
-"""The doctor finds a slow disk, a damaged mark and files that belong elsewhere, and ends though a disk hangs."""
+"""The spool checks of the doctor: slow disks, damaged marks, stray files; a hanging disk does not block it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def filled(config: Config) -> Path:
     return segments.epoch_folders(config.spool.directory / "n1" / "telemetry.v1")[0]
 
 
-def test_a_sound_spool_is_ok_and_an_absent_one_is_no_fault(config: Config) -> None:
+def test_an_intact_spool_is_ok_and_a_missing_one_is_no_fault(config: Config) -> None:
     assert doctor_spool.spool_files(config).state == "ok"
     assert doctor_spool.disk_speed(config).state == "info"
     filled(config)
@@ -38,8 +38,8 @@ def test_a_sound_spool_is_ok_and_an_absent_one_is_no_fault(config: Config) -> No
 
 
 @pytest.mark.parametrize(("content", "word"), [(None, "missing"), (b"", "damaged"), (bytes(32), "damaged")])
-def test_a_mark_that_is_not_sound_is_reported(config: Config, content: bytes | None, word: str) -> None:
-    """Before, the doctor was content."""
+def test_a_damaged_mark_is_reported(config: Config, content: bytes | None, word: str) -> None:
+    """The doctor once reported ok."""
     mark = filled(config) / "mark"
     mark.unlink()
     if content is not None:
@@ -48,14 +48,14 @@ def test_a_mark_that_is_not_sound_is_reported(config: Config, content: bytes | N
     assert (found.state, found.found) == ("warn", f"{mark}: {word}")
 
 
-def test_a_stray_segment_is_reported_with_why(config: Config) -> None:
+def test_a_stray_segment_is_reported_with_the_reason(config: Config) -> None:
     folder = filled(config)
     stray = shutil.copy(sorted(folder.glob("*.seg"))[0], segments.segment_path(folder, 3))
     found = doctor_spool.spool_files(config)
     assert (found.state, found.found) == ("warn", f"{stray}: begins with record 0")
 
 
-def test_a_disk_that_is_slow_warns_and_one_that_does_not_answer_fails(config: Config) -> None:
+def test_a_slow_disk_is_a_warning_and_a_hanging_one_a_failure(config: Config) -> None:
     filled(config)
     release = threading.Event()
     hung = doctor_spool.disk_speed(config, 0.1, lambda _: release.wait())
@@ -65,7 +65,7 @@ def test_a_disk_that_is_slow_warns_and_one_that_does_not_answer_fails(config: Co
     assert (slow.state, "durable in 1" in slow.found) == ("warn", True)
 
 
-def test_a_check_that_does_not_end_fails_and_the_others_are_made(config: Config) -> None:
+def test_a_check_that_hangs_fails_and_the_others_run(config: Config) -> None:
     release = threading.Event()
 
     def hanging(_: Config) -> Check:
@@ -78,7 +78,7 @@ def test_a_check_that_does_not_end_fails_and_the_others_are_made(config: Config)
     assert "does not answer" in found[0].found
 
 
-def test_a_check_that_is_at_fault_fails_and_the_others_are_made(config: Config) -> None:
+def test_a_check_with_a_bug_fails_and_the_others_run(config: Config) -> None:
     def wrong(_: Config) -> Check:
         raise KeyError("key")
 

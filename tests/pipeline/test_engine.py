@@ -1,4 +1,4 @@
-"""Engine: judged once, whatever the restarts; results and the state behind them in one transaction."""
+"""The engine evaluates every frame once across restarts, and commits results and state in one transaction."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ T0 = 1_780_000_000 * SECOND
 
 
 class HotForThree:
-    """A judge with state: a GPU above 90 Cel in three instants running is a page from the first of them on."""
+    """A judge with state: a GPU above 90 Cel in three successive frames is a page with the onset of the first."""
 
     signals = ("gpu.temperature",)
     names = ("hot",)
@@ -62,7 +62,7 @@ class HotForThree:
 
 
 class Running:
-    """A site whose engine can be stopped and started at any time."""
+    """A site whose engine can stop and start at any time."""
 
     def __init__(self, site):
         self.site, self.engine = site, None
@@ -89,7 +89,7 @@ class Running:
 
 
 def play(site, temperatures, stops=()):
-    """One tick of 10 s per temperature; the engine restarts before the ticks in `stops`."""
+    """Sends one tick of 10 s per temperature; the engine restarts before the ticks in `stops`."""
     running = Running(site)
     running.start()
     for i, value in enumerate(temperatures):
@@ -101,7 +101,7 @@ def play(site, temperatures, stops=()):
     return running
 
 
-def test_an_event_of_a_person_cannot_fall_between_two_frames(site, monkeypatch):
+def test_an_action_of_a_user_cannot_run_between_two_frames(site, monkeypatch):
     running = Running(site)
     running.start()
     locked, advance = [], running.engine.framer.advance
@@ -124,7 +124,7 @@ def test_a_finding_opens_an_incident_that_is_stored_with_it(site):
     assert history[0][2] == "opened"
 
 
-def test_what_was_said_is_not_said_twice_after_a_restart(site):
+def test_results_are_not_stored_twice_after_a_restart(site):
     running = play(site, [95] * 6)
     before = running.results()
     running.start()
@@ -133,7 +133,7 @@ def test_what_was_said_is_not_said_twice_after_a_restart(site):
 
 
 @pytest.mark.slow
-def test_a_restart_between_state_and_snapshot_judges_the_frames_since_then_again(site, new_site):
+def test_a_restart_between_state_and_snapshot_evaluates_the_frames_since_then_again(site, new_site):
     temperatures = [50] * 8 + [95] * 4 + [50] * 70
     wanted = play(new_site(), temperatures).results()
     assert play(site, temperatures, stops=range(1, 82, 3)).results() == wanted
@@ -146,7 +146,7 @@ def test_a_restart_between_state_and_snapshot_judges_the_frames_since_then_again
     hot=st.lists(st.booleans(), min_size=4, max_size=20),
     stops=st.sets(st.integers(1, 19), max_size=4),
 )
-def test_any_restarts_give_the_results_of_a_run_without(new_site, hot, stops):
+def test_any_restarts_give_the_results_of_a_run_without_them(new_site, hot, stops):
     temperatures = [95 if h else 50 for h in hot]
     plain, broken = new_site(), new_site()
     wanted = play(plain, temperatures).results()
@@ -157,7 +157,7 @@ def test_any_restarts_give_the_results_of_a_run_without(new_site, hot, stops):
             spool.close()
 
 
-def test_a_note_and_its_history_are_stored_or_neither_is(site, monkeypatch):
+def test_a_note_and_its_history_are_stored_together_or_not_at_all(site, monkeypatch):
     running = play(site, [95] * 5)
     engine = running.engine
     incident = min(i.id for i in engine.desk.incidents.values() if i.state == "open")
@@ -179,14 +179,14 @@ def test_a_note_on_an_unknown_incident_is_refused(site):
         engine.apply_note(lambda desk: desk.comment("inc-nope", "ada", "?", T0))
 
 
-def test_rows_that_an_older_version_stored_in_the_future_are_not_judged_after_a_restart(site):
+def test_rows_that_an_older_version_stored_in_the_future_are_not_evaluated_after_a_restart(site):
     running = play(site, [50] * 8)
     site.database.connection.execute("INSERT INTO hot_gpu (time, device) VALUES ('2199-01-01', 0)")
     running.start()
     assert all(int(rows.time.max()) < T0 * 2 for block in running.engine.framer._rows.values() for rows in block)
 
 
-def test_inventory_teaches_the_topology_and_a_circle_is_left_out(site, caplog):
+def test_inventory_updates_the_topology_and_a_circle_is_left_out(site, caplog):
     running = Running(site)
     running.start()
     good = Event(T0, "node:n1", "inventory", {"entities": {"gpu:n1.0": {"parents": ["node:n1"]}}})
@@ -201,14 +201,14 @@ def test_the_inventories_of_many_nodes_change_the_topology_once(site):
     running = Running(site)
     running.start()
     before = running.engine.topology.version
-    told = {f"n{i}": {f"gpu:n{i}.0": {"parents": [f"node:n{i}"], "attributes": {"sku": "x"}}} for i in range(5)}
-    events = [Event(T0, f"node:{n}", "inventory", {"entities": entities}) for n, entities in told.items()]
+    inventories = {f"n{i}": {f"gpu:n{i}.0": {"parents": [f"node:n{i}"], "attributes": {"sku": "x"}}} for i in range(5)}
+    events = [Event(T0, f"node:{n}", "inventory", {"entities": entities}) for n, entities in inventories.items()]
     running.engine.observe(Committed(events=events))
     assert running.engine.topology.version == before + 1
     assert running.engine.topology.attributes["gpu:n4.0"] == {"sku": "x"}
 
 
-def test_silence_is_not_quiet():
+def test_missing_telemetry_does_not_count_as_quiet():
     seen = LastSeen()
     gpus = ["gpu:n1.0", "gpu:n1.1"]
     seen.record_instant(Instant(T0, T0 + STEP, {}, {"gpu": (gpus, np.array([True, False]))}))
@@ -216,10 +216,10 @@ def test_silence_is_not_quiet():
     assert not seen.is_present("gpu:n1.1")
     seen.record_instant(Instant(T0 + 7 * STEP, T0 + 8 * STEP, {}))
     assert not seen.is_present("gpu:n1.0")
-    assert seen.is_present("rack:r1")  # bears no telemetry of its own
+    assert seen.is_present("rack:r1")  # it has no telemetry
 
 
-def test_what_agents_look_at_seldom_is_present_between_two_looks():
+def test_signals_with_a_long_interval_are_present_between_two_samples():
     seen = LastSeen()
     assert {CATALOGUE[name].interval for name in ("dimm.corrected", "dimm.uncorrected")} == {30}
     seen.record_instant(Instant(T0, T0 + STEP, {}, {"dimm": (["dimm:n1.mc0.dimm0"], np.array([True]))}))
@@ -229,7 +229,7 @@ def test_what_agents_look_at_seldom_is_present_between_two_looks():
     assert not seen.is_present("dimm:n1.mc0.dimm0")
 
 
-def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judged_twice(site, new_site, monkeypatch):
+def test_results_that_could_not_be_written_are_written_later_and_evaluated_once(site, new_site, monkeypatch):
     temperatures = [50, 95, 95, 95, 95, 50]
     wanted = play(new_site(), temperatures).results()
     running = Running(site)
@@ -254,7 +254,7 @@ def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judg
     assert running.results() == wanted
 
 
-def test_a_failing_desk_leaves_out_one_instant_and_nothing_half_done(site, monkeypatch):
+def test_a_failing_desk_skips_one_frame_and_leaves_nothing_half_done(site, monkeypatch):
     running = Running(site)
     running.start()
     observe, calls = Desk.observe, []
@@ -263,7 +263,7 @@ def test_a_failing_desk_leaves_out_one_instant_and_nothing_half_done(site, monke
         changes = observe(desk, time, findings, *more)
         if findings and not calls:
             calls.append(time)
-            raise KeyError("a fault of ours")
+            raise KeyError("a fault in the code")
         return changes
 
     monkeypatch.setattr(Desk, "observe", once)
@@ -276,8 +276,8 @@ def test_a_failing_desk_leaves_out_one_instant_and_nothing_half_done(site, monke
 
 
 @pytest.mark.slow
-def test_silence_before_a_restart_is_still_silence_after_it(site):
-    """A hot GPU's telemetry stops while another node goes on: no restart may turn that into quiet."""
+def test_missing_telemetry_before_a_restart_is_still_missing_after_it(site):
+    """A hot GPU's telemetry stops while another node continues: a restart must not resolve the incident."""
     running = play(site, [95] * 5)
     for second in range(5, 100):
         if second == 20:

@@ -1,4 +1,4 @@
-"""The running engine tells which detectors have nothing to judge by, and no more once their signals come."""
+"""The running engine lists detectors without input signals, until their signals arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP = 10 * SECOND
 T0 = 1_780_000_000 * SECOND
 
 
-def test_a_detector_without_data_is_told_as_off_until_they_come_and_after_a_restart_too(site: Any) -> None:
+def test_a_detector_without_data_is_listed_as_off_until_data_arrives_also_after_a_restart(site: Any) -> None:
     def start() -> tuple[Any, Engine, Runner]:
         ingest, runner = site.open(), Runner(configured())
         return (
@@ -27,13 +27,13 @@ def test_a_detector_without_data_is_told_as_off_until_they_come_and_after_a_rest
         return {row["name"]: row["off"] for row in runner.listing() if row["off"]}
 
     ingest, engine, runner = start()
-    assert off(runner) == {}  # nothing was judged yet
+    assert off(runner) == {}  # nothing was evaluated yet
     for tick in (*range(8), 361, 362):
         site.send("n1", T0 + tick * STEP)
     while (committed := ingest.step()) is not None:
         engine.observe(committed)
     engine.advance(T0 + 8 * STEP)
-    assert off(runner) == {}  # it has only just begun
+    assert off(runner) == {}  # it has just started
     engine.advance(T0 + 363 * STEP)
     lacking = off(runner)
     assert lacking["telemetry"] == ["node.load1"]

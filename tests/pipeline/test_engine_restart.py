@@ -1,4 +1,4 @@
-"""Real detectors behind the Engine: restarts midway neither flood nor forget; a snapshot of another version is told."""
+"""Real detectors behind the Engine: a restart neither repeats nor loses findings; an unknown snapshot is reported."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.detectors.cases import link, straggler
 from tests.detectors.cases.case import Case
 
 TICKS = 130
-AT_ONCE = 5
-"""Ticks that come in one message: the transactions take the time, not the judging. Chosen."""
+TICKS_PER_MESSAGE = 5
+"""Ticks per message: the transactions take the time, not the detectors. Chosen."""
 RESTARTS = (30, 61, 66, 75, 90, 91, 122)
 """While it learns, when the fault begins, while it is a suspect, and while it is a page. Chosen."""
 
 
-class Played:
-    """A case shown to an Engine over a real store; it may be stopped and started at any tick."""
+class CaseRun:
+    """Runs a case through an Engine over a real store; it can restart at any tick."""
 
     def __init__(self, site: Any, case: Case) -> None:
         self.site, self.case = site, case
@@ -38,7 +38,7 @@ class Played:
         self.start()
 
     def start(self) -> None:
-        """As after a restart: everything but the store is new."""
+        """Starts with new objects and the old store, as after a restart."""
         self.ingest = self.site.open()
         detectors = [d for d in configured() if d.name == self.case.detector.name]
         self.runner = Runner(detectors)
@@ -52,8 +52,8 @@ class Played:
             self.case.step * SECOND,
         )
 
-    def show(self, ticks: range) -> None:
-        """What these instants measured, sent at once, stored and judged."""
+    def run_ticks(self, ticks: range) -> None:
+        """Sends the data of these ticks in one message, stores and evaluates it."""
         shown = [self.case.instant(n, n >= self.case.fault, np.random.default_rng([n, 7]))[0] for n in ticks]
         blocks = tuple(
             Block(
@@ -74,7 +74,7 @@ class Played:
         return found
 
     def results(self) -> tuple[list[Any], ...]:
-        """All that was said: findings, incidents, history."""
+        """Returns all findings, incidents and history."""
         findings = self.site.rows(
             "SELECT detector, entity, epoch_us(onset), level, score, summary FROM findings ORDER BY ALL"
         )
@@ -83,35 +83,35 @@ class Played:
 
 
 def _stored(name: str, columns: list[NDArray[np.float64]]) -> NDArray[Any]:
-    """A signal over some instants, in the type in which it travels."""
+    """Returns a signal over some ticks, in the type of its wire format."""
     return np.stack(columns).astype(CATALOGUE[name].type)
 
 
-def played(site: Any, case: Case, stops: Collection[int] = (), last: int = TICKS) -> Played:
-    """All ticks until `last`, a few at once; stopped and started before those in `stops`."""
-    made = Played(site, case)
-    edges = sorted({*range(0, last, AT_ONCE), *stops, last})
+def run_case(site: Any, case: Case, stops: Collection[int] = (), last: int = TICKS) -> CaseRun:
+    """Runs all ticks until `last`, a few per message; restarts before those in `stops`."""
+    made = CaseRun(site, case)
+    edges = sorted({*range(0, last, TICKS_PER_MESSAGE), *stops, last})
     for first, end in itertools.pairwise(edges):
         if first in stops:
             made.start()
-        made.show(range(first, end))
+        made.run_ticks(range(first, end))
     return made
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [straggler.CASE, link.CASE], ids=lambda c: c.detector.name)
-def test_restarts_midway_say_the_same_as_none(site: Any, new_site: Callable[[], Any], case: Case) -> None:
+def test_restarts_give_the_same_results_as_a_run_without(site: Any, new_site: Callable[[], Any], case: Case) -> None:
     other = new_site()
-    wanted = played(other, case).results()
+    wanted = run_case(other, case).results()
     other.shut()
     assert wanted[1], "the case opens an incident"
-    assert played(site, case, RESTARTS).results() == wanted
+    assert run_case(site, case, RESTARTS).results() == wanted
     for spool in other.spools.values():
         spool.close()
 
 
 def counting_far(case: Case) -> Case:
-    """The case with a counter above 2**53, where a ulong does not fit a float: a port of 400 Gbit/s is there in 6 h."""
+    """Returns the case with a counter above 2**53, too large for a float; a port of 400 Gbit/s reaches it in 6 h."""
 
     def instant(n: int, faulty: bool, rng: np.random.Generator) -> Any:
         values, *events = case.instant(n, faulty, rng)
@@ -122,21 +122,21 @@ def counting_far(case: Case) -> Case:
 
 
 @pytest.mark.slow
-def test_a_restart_judges_on_although_a_counter_is_too_large_for_a_float(
+def test_a_restart_continues_although_a_counter_is_too_large_for_a_float(
     site: Any, new_site: Callable[[], Any]
 ) -> None:
     case, other = counting_far(link.CASE), new_site()
-    wanted = played(other, case, last=80).results()
+    wanted = run_case(other, case, last=80).results()
     other.shut()
     assert wanted[0], "the case gives findings"
-    assert played(site, case, (35, 66), last=80).results() == wanted
+    assert run_case(site, case, (35, 66), last=80).results() == wanted
     for spool in other.spools.values():
         spool.close()
 
 
 @pytest.mark.slow
-def test_a_restart_long_after_the_fault_says_nothing_anew(site: Any) -> None:
-    running = played(site, straggler.CASE)
+def test_a_restart_long_after_the_fault_reports_nothing_again(site: Any) -> None:
+    running = run_case(site, straggler.CASE)
     before = running.results()
     for _ in range(3):
         running.start()
@@ -145,8 +145,8 @@ def test_a_restart_long_after_the_fault_says_nothing_anew(site: Any) -> None:
     assert {i[4] for i in running.incidents()} == {"open"}
 
 
-def changed(running: Played, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Rewrites the judge's snapshot in the store as another version might have left it."""
+def rewrite_snapshot(running: CaseRun, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Rewrites the judge's snapshot in the store as another version would have written it."""
     connection = running.site.database.connection
     time, text = ledger.load_snapshot(connection, "judge")
     state = json.loads(text)
@@ -169,15 +169,15 @@ def changed(running: Played, change: Callable[[dict[str, Any]], Any]) -> None:
         (lambda s: s.clear(), "all detectors start afresh: their snapshot has format 1"),
     ],
 )
-def test_a_snapshot_of_another_version_is_told_and_neither_floods_nor_closes_what_is_open(
+def test_a_snapshot_of_another_version_is_reported_and_neither_repeats_nor_closes_findings(
     site: Any, caplog: pytest.LogCaptureFixture, change: Callable[[dict[str, Any]], Any], said: str
 ) -> None:
-    running = played(site, straggler.CASE, last=100)
+    running = run_case(site, straggler.CASE, last=100)
     before = running.incidents()
     assert len(before) == 1
-    changed(running, change)
+    rewrite_snapshot(running, change)
     running.start()
     assert said in caplog.text
-    for first in range(100, TICKS, AT_ONCE):
-        running.show(range(first, min(first + AT_ONCE, TICKS)))
+    for first in range(100, TICKS, TICKS_PER_MESSAGE):
+        running.run_ticks(range(first, min(first + TICKS_PER_MESSAGE, TICKS)))
     assert running.incidents() == before

@@ -1,4 +1,4 @@
-"""Names of entities for people, and titles that a pager shows whole."""
+"""Display names of entities, and titles that fit on a pager."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pipeline.model.entity_names import entity_name, pager_title, short_duration
         ("widget:w1", "widget:w1"),
     ],
 )
-def test_an_entity_is_named_by_kind_part_and_owner(entity: str, name: str) -> None:
-    """A kind without a word of its own is shown as it is written."""
+def test_an_entity_name_has_kind_part_and_owner(entity: str, name: str) -> None:
+    """A kind without a display name is shown as it is written."""
     assert entity_name(entity) == name
 
 
 def test_a_title_begins_with_the_entity_and_has_at_most_80_characters() -> None:
-    """A long text is cut, and the cut is shown."""
+    """A long text is truncated with an ellipsis."""
     assert pager_title("leaf:l7", "3 of 8 ports down") == "Leaf switch l7: 3 of 8 ports down"
     assert pager_title("widget:w1", "broken") == "widget:w1: broken"
     long = pager_title("gpu:n042.3", "x" * 100)
@@ -45,7 +45,7 @@ def test_a_title_begins_with_the_entity_and_has_at_most_80_characters() -> None:
         (2_400_000, "2.4M"),
     ],
 )
-def test_a_number_is_rounded_for_a_title(value: float, text: str) -> None:
+def test_a_number_in_a_title_is_rounded(value: float, text: str) -> None:
     """Two significant digits are enough beyond 1,000."""
     assert short_number(value) == text
 

@@ -1,4 +1,4 @@
-"""Frames: aligned, closed by the watermark, the same whatever the order and the commit boundaries."""
+"""Frames: aligned, closed by the watermark, the same for every order and every commit boundary."""
 
 import numpy as np
 import pytest
@@ -19,12 +19,12 @@ def framer(start=None):
 
 
 def rows(*samples, device_class="gpu", signal="gpu.temperature"):
-    """Rows from (second, device, value)."""
+    """Returns rows from (second, device, value)."""
     time, device, value = zip(*samples, strict=True)
     return Rows(device_class, np.array(time) * SECOND, np.array(device, np.int32), {signal: np.array(value, "f4")})
 
 
-def test_a_frame_has_one_cell_per_device_and_nan_where_nothing_was_measured():
+def test_a_frame_has_one_cell_per_device_and_nan_for_missing_values():
     f = framer()
     f.add_rows(rows((1, 0, 50.0), (2, 2, 60.0)))
     [instant] = f.advance(STEP)
@@ -34,7 +34,7 @@ def test_a_frame_has_one_cell_per_device_and_nan_where_nothing_was_measured():
     assert np.isnan(frame["gpu.power"]).all()
 
 
-def test_an_instant_has_the_time_of_its_newest_sample():
+def test_a_frame_has_the_time_of_its_newest_sample():
     f = framer()
     f.add_rows(rows((1, 0, 1.0), (7, 1, 1.0)))
     f.add_rows(rows((8, 0, 1.0), device_class="nic", signal="nic.speed"))
@@ -43,14 +43,14 @@ def test_an_instant_has_the_time_of_its_newest_sample():
     assert {frame.time for frame in instant.frames.values()} == {8 * SECOND}
 
 
-def test_the_newest_of_several_samples_in_a_cell_holds_but_a_missing_one_hides_nothing():
+def test_the_newest_of_several_samples_in_a_cell_is_kept_and_a_missing_one_replaces_nothing():
     f = framer()
     f.add_rows(rows((5, 0, 2.0), (1, 0, 1.0), (9, 0, np.nan)))
     [instant] = f.advance(STEP)
     assert instant.frames["gpu"]["gpu.temperature"][0] == 2.0
 
 
-def test_a_cell_waits_for_the_watermark():
+def test_a_frame_waits_for_the_watermark():
     f = framer()
     f.add_rows(rows((1, 0, 1.0), (11, 0, 2.0)))
     assert list(f.advance(STEP - 1)) == []
@@ -58,7 +58,7 @@ def test_a_cell_waits_for_the_watermark():
     assert len(list(f.advance(2 * STEP))) == 1
 
 
-def test_rows_behind_the_watermark_are_counted_and_not_judged():
+def test_rows_behind_the_watermark_are_counted_and_not_evaluated():
     f = framer()
     f.add_rows(rows((11, 0, 1.0)))
     list(f.advance(2 * STEP))
@@ -85,7 +85,7 @@ def test_events_come_with_the_frame_of_their_class_also_without_samples():
     assert instant.time == 4 * SECOND
 
 
-def test_frames_cannot_be_written_to():
+def test_frames_are_read_only():
     f = framer()
     f.add_rows(rows((1, 0, 1.0)))
     [instant] = f.advance(STEP)
@@ -93,7 +93,7 @@ def test_frames_cannot_be_written_to():
         instant.frames["gpu"]["gpu.temperature"][0] = 3.0
 
 
-def test_a_restart_begins_at_the_cell_of_its_snapshot():
+def test_a_restart_begins_at_the_frame_of_its_snapshot():
     f = framer(start=25 * SECOND)
     f.add_rows(rows((15, 0, 1.0), (21, 0, 2.0)))
     assert f.late == {"gpu": 1}
@@ -101,11 +101,11 @@ def test_a_restart_begins_at_the_cell_of_its_snapshot():
     assert instant.frames["gpu"]["gpu.temperature"][0] == 2.0
 
 
-def test_the_highest_unsigned_value_means_not_measured():
+def test_the_highest_unsigned_value_means_missing():
     np.testing.assert_array_equal(to_float(np.array([7, 255], "u1")), [7.0, np.nan])
 
 
-def test_the_class_of_an_entity_is_that_of_its_kind():
+def test_the_class_of_an_entity_follows_from_its_kind():
     assert [class_of_entity(e) for e in ("port:a.x", "cdu:c1", "job:81")] == ["nic", "coolant", "job"]
 
 
@@ -116,7 +116,7 @@ def test_the_class_of_an_entity_is_that_of_its_kind():
     ),
     data=st.data(),
 )
-def test_order_and_commit_boundaries_never_show(samples, data):
+def test_frames_do_not_depend_on_order_and_commit_boundaries(samples, data):
     whole = [(second, device, value) for (second, device), value in sorted(samples.items())]
     plain = framer()
     plain.add_rows(rows(*whole))
@@ -128,13 +128,13 @@ def test_order_and_commit_boundaries_never_show(samples, data):
         other.add_rows(rows(*shuffled[done:cut])) if cut > done else None
         done = cut
         rest = [second for second, _, _ in shuffled[cut:]]
-        got += list(other.advance(min(rest, default=60) * SECOND))  # no watermark passes what is still to come
+        got += list(other.advance(min(rest, default=60) * SECOND))  # no watermark passes data that is still to come
     assert [i.time for i in got] == [i.time for i in wanted]
     for one, two in zip(got, wanted, strict=True):
         np.testing.assert_array_equal(one.frames["gpu"]["gpu.temperature"], two.frames["gpu"]["gpu.temperature"])
 
 
-def test_of_signals_that_nobody_looks_at_it_is_only_told_who_had_one():
+def test_for_unused_signals_a_frame_contains_only_which_devices_had_one():
     f = Framer(STEP, Topology(), lambda c: NAMES.get(c, []), signals=["gpu.temperature"])
     f.add_rows(rows((1, 0, 50.0)))
     f.add_rows(rows((2, 2, 300.0), signal="gpu.power"))
@@ -143,7 +143,7 @@ def test_of_signals_that_nobody_looks_at_it_is_only_told_who_had_one():
     f.add_rows(rows((11, 0, 1.0), device_class="nic", signal="nic.speed"))
     first, second = f.advance(2 * STEP)
     assert set(first.frames["gpu"].values) == {"gpu.temperature"}
-    assert first.frames["nic"].values == {}  # there for its event
+    assert first.frames["nic"].values == {}  # present because of its event
     assert {c: (list(names), seen.tolist()) for c, (names, seen) in first.seen.items()} == {
         "gpu": (NAMES["gpu"], [True, False, True]),
         "nic": (NAMES["nic"], [True]),
@@ -153,7 +153,7 @@ def test_of_signals_that_nobody_looks_at_it_is_only_told_who_had_one():
     assert second.seen["nic"][1].all()
 
 
-def test_who_had_only_missing_or_impossible_values_was_not_seen():
+def test_a_device_with_only_missing_or_invalid_values_was_not_seen():
     f = framer()
     f.add_rows(rows((1, 0, np.nan), (1, 1, 50.0), (1, 2, 5000.0)))
     [instant] = f.advance(STEP)
@@ -162,8 +162,8 @@ def test_who_had_only_missing_or_impossible_values_was_not_seen():
 
 @given(st.lists(st.tuples(st.integers(0, 29), st.integers(0, 2), st.booleans(), st.booleans()), max_size=30))
 @settings(max_examples=50, deadline=None)
-def test_signals_that_come_in_rows_of_their_own_meet_in_one_frame(samples):
-    """As agents send them: temperature each second, power more seldom, in rows of the same device."""
+def test_signals_that_arrive_in_separate_rows_are_joined_in_one_frame(samples):
+    """As agents send them: temperature each second, power less often, in separate rows of the same device."""
     f, wanted = framer(), {}
     for i, (second, device, hot, both) in enumerate(sorted(samples, key=lambda s: s[0])):
         names = ["gpu.temperature", "gpu.power"] if both else ["gpu.temperature" if hot else "gpu.power"]

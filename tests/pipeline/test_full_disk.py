@@ -1,4 +1,4 @@
-"""A store whose disk fills, shrinks or fails: no message is given up for it, and all is stored once there is room."""
+"""A store whose disk is full, shrinks or fails: no message is lost, and all are stored once there is room."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pipeline.ingest.ingest import Ingest
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
 from pipeline.transport import wire
-from tests.pipeline.test_service import Nothing
+from tests.pipeline.test_service import EmptyJudge
 
 T0 = 1_780_000_000 * SECOND
 MESSAGES, TICKS, GPUS = 1_040, 10, 8
 
 
 def sent_values() -> np.ndarray:
-    """(messages, ticks, GPUs) temperatures; random, so that they need their room on disk."""
+    """Returns (messages, ticks, GPUs) temperatures; random, so that they do not compress on disk."""
     return np.random.default_rng(7).random((MESSAGES, TICKS, GPUS), "f4")
 
 
@@ -64,12 +64,12 @@ def body_of(number: int, block: np.ndarray) -> bytes:
 def service_over(folder: Path, store: Path, free_bytes: int) -> PipelineService:
     table = {"store": {"path": str(store), "free_bytes": free_bytes}, "spool": {"directory": str(folder / "spool")}}
     return PipelineService(
-        build_section(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 20_000 * SECOND
+        build_section(configuration.Config, table, "test"), EmptyJudge(), clock=lambda: T0 + 20_000 * SECOND
     )
 
 
 class Script:
-    """The `stop` of a service: whenever it would wait, the next step of a script runs; after the last one it stops."""
+    """The `stop` of a service: each wait runs the next step of a script; after the last one it stops."""
 
     def __init__(self, steps: Iterator[object]) -> None:
         self._steps, self._over = steps, False
@@ -83,7 +83,7 @@ class Script:
 
 
 def stored(service: PipelineService) -> np.ndarray:
-    """Temperatures in the shape of `sent_values`; fails unless each row is there once."""
+    """Returns temperatures in the shape of `sent_values`; fails unless each row is stored exactly once."""
     rows = service.database.connection.execute("SELECT temperature FROM gpu ORDER BY time, entity").fetchnumpy()
     return np.asarray(rows["temperature"], "f4").reshape(MESSAGES, TICKS, GPUS)
 
@@ -94,15 +94,15 @@ def losses(service: PipelineService) -> tuple[int, int]:
 
 
 def all_stored_after(steps: Iterator[object], service: PipelineService) -> None:
-    """Runs the service through the steps; each message is stored once, and none is given up."""
-    service.run(Script(steps))  # type: ignore[arg-type] # it asks no more of its `stop`
+    """Runs the service through the steps; each message must be stored once, without losses."""
+    service.run(Script(steps))  # type: ignore[arg-type] # it needs no more of its `stop`
     assert losses(service) == (0, 0)
     np.testing.assert_array_equal(stored(service), sent_values())
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB of the test's own."""
+    """A separate file system of 24 MiB."""
     place = tmp_path / "disk"
     place.mkdir(mode=0o700)
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True)
@@ -121,11 +121,11 @@ def senders(tmp_path: Path) -> Iterator[Senders]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("free_bytes", [0, 256 << 20], ids=["no room kept", "room kept"])
-def test_a_disk_that_fills_and_is_freed_again_and_again_costs_nothing(
+@pytest.mark.parametrize("free_bytes", [0, 256 << 20], ids=["no reserve", "reserve"])
+def test_a_disk_that_is_repeatedly_full_and_freed_loses_nothing(
     small_disk: Path, tmp_path: Path, senders: Senders, seed: int, free_bytes: int
 ) -> None:
-    """With no room kept free DuckDB itself meets the full disk, in large and in small commits."""
+    """Without a reserve DuckDB itself meets the full disk, in large and in small commits."""
     chance = random.Random(seed)
     service = service_over(tmp_path, small_disk / "store.duckdb", free_bytes)
     ball, reasons = small_disk / "ball", []
@@ -156,10 +156,8 @@ def test_a_disk_that_fills_and_is_freed_again_and_again_costs_nothing(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_fails_is_survived_without_a_new_process(
-    small_disk: Path, tmp_path: Path, senders: Senders
-) -> None:
-    """DuckDB then refuses everything until its file is opened anew; what was committed is durable."""
+def test_a_failed_checkpoint_does_not_require_a_new_process(small_disk: Path, tmp_path: Path, senders: Senders) -> None:
+    """DuckDB then refuses everything until its file is opened again; committed data is durable."""
     service = service_over(tmp_path, small_disk / "store.duckdb", 0)
     ball, reasons = small_disk / "ball", []
 
@@ -185,8 +183,8 @@ def test_a_checkpoint_that_fails_is_survived_without_a_new_process(
 
 
 @pytest.mark.slow
-def test_a_limit_on_the_size_of_files_costs_nothing(tmp_path: Path, senders: Senders) -> None:
-    """EFBIG, as of a quota; it needs no file system of its own."""
+def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path, senders: Senders) -> None:
+    """EFBIG, as with a quota; it needs no separate file system."""
     service = service_over(tmp_path, tmp_path / "state" / "store.duckdb", 0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -220,14 +218,14 @@ def test_a_limit_on_the_size_of_files_costs_nothing(tmp_path: Path, senders: Sen
         duckdb.Error("Corrupt database file: computed checksum 1 does not match stored checksum 2"),
         MemoryError(),
         OSError(5, "Input/output error"),
-        RuntimeError("what nobody foresaw"),
+        RuntimeError("unexpected error"),
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_no_error_of_the_disk_or_of_memory_gives_a_message_up(
+def test_no_error_of_the_disk_or_of_memory_loses_a_message(
     tmp_path: Path, senders: Senders, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Whatever is not of a message leaves all messages where they are: in order, none a dead letter."""
+    """Errors that no message causes leave all messages in place: in order, none a dead letter."""
     service = service_over(tmp_path, tmp_path / "store.duckdb", 0)
     ingest: Ingest = service.ingest
     transaction = ingest._write_transaction

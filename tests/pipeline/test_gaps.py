@@ -1,4 +1,4 @@
-"""Messages of one sender may overtake one another, come twice or never: each is stored once or lies in a gap."""
+"""Messages of one sender may arrive out of order, twice or never: each is stored once or is in a gap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPOCH = bytes(range(16))
 
 
 class Store:
-    """A store and the log that is read into it; `restart` forgets all that is not on disk."""
+    """A store and the log that is read into it; `restart` drops everything that is not on disk."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.log = folder / "store.duckdb", SharedLog()
@@ -45,12 +45,12 @@ class Store:
 
     @property
     def stored(self) -> list[int]:
-        """Sequences that were stored, with repetition."""
+        """Stored sequences, with repetition."""
         return [int(value) for (value,) in self.rows("SELECT temperature FROM gpu ORDER BY ALL")]  # type: ignore[call-overload]
 
     @property
     def missing(self) -> list[int]:
-        """Sequences that lie in gaps, with repetition."""
+        """Sequences in gaps, with repetition."""
         gaps = self.rows("SELECT first_sequence, next_sequence FROM gaps WHERE source = 'n1'")
         return sorted(s for first, after in gaps for s in range(first, after))  # type: ignore[call-overload]
 
@@ -70,14 +70,14 @@ def sealed(sequence: int, node: str = "n1", epoch: bytes = EPOCH) -> bytes:
     return one_row(node, epoch, sequence, T0 + sequence * SECOND)
 
 
-def told(topic: str, first: int, after: int, cause: str) -> bytes:
-    """The event with which an agent says what its spool had to drop."""
+def gap_report(topic: str, first: int, after: int, cause: str) -> bytes:
+    """Returns the event with which an agent reports messages that its spool dropped."""
     data = {"topic": topic, "epoch": EPOCH.hex(), "first": first, "next": after, "cause": cause}
     batch = EventBatch(Origin("local", "n1", bytes(16)), (Event(T0, "node:n1", "gap", data),))
     return wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 0, 0)
 
 
-def test_a_message_that_was_overtaken_is_stored_and_its_gap_is_gone(store: Store) -> None:
+def test_a_message_that_arrives_late_is_stored_and_its_gap_is_removed(store: Store) -> None:
     store.log.add(ONE, [sealed(0), sealed(3)])
     store.drain()
     assert store.missing == [1, 2]
@@ -88,7 +88,7 @@ def test_a_message_that_was_overtaken_is_stored_and_its_gap_is_gone(store: Store
     assert store.ingest.counters["healed"] == 2
 
 
-def test_a_gap_heals_after_a_restart_too(store: Store) -> None:
+def test_a_gap_is_closed_after_a_restart_too(store: Store) -> None:
     store.log.add(ONE, [sealed(0), sealed(5)])
     store.drain()
     store.restart()
@@ -99,7 +99,7 @@ def test_a_gap_heals_after_a_restart_too(store: Store) -> None:
     assert store.ingest.counters["duplicates"] == 1
 
 
-def test_what_was_sent_before_this_store_existed_is_one_gap(store: Store) -> None:
+def test_messages_sent_before_this_store_existed_are_one_gap(store: Store) -> None:
     store.log.add(ONE, [sealed(4)])
     store.drain()
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [
@@ -107,7 +107,7 @@ def test_what_was_sent_before_this_store_existed_is_one_gap(store: Store) -> Non
     ]
 
 
-def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_the_sequences_that_were_in_it(store: Store) -> None:
+def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_their_sequences(store: Store) -> None:
     store.log.add(ONE, [sealed(i) for i in range(10)])
     store.drain()
     store.log.add(ONE, [sealed(i) for i in range(10, 20)])
@@ -122,15 +122,15 @@ def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_the_sequences_that_w
 
 
 @pytest.mark.parametrize("event_first", [True, False])
-def test_a_gap_bears_the_cause_that_its_agent_tells(store: Store, event_first: bool) -> None:
-    steps = [(WORD, [told(TELEMETRY, 1, 4, "spool full")]), (ONE, [sealed(0), sealed(4)])]
+def test_a_gap_has_the_cause_that_its_agent_reports(store: Store, event_first: bool) -> None:
+    steps = [(WORD, [gap_report(TELEMETRY, 1, 4, "spool full")]), (ONE, [sealed(0), sealed(4)])]
     for partition, messages in steps if event_first else reversed(steps):
         store.log.add(partition, messages)
         store.drain()
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(1, 4, "spool full")]
 
 
-def test_a_message_of_no_kind_is_a_dead_letter_and_is_passed_on(store: Store) -> None:
+def test_a_message_of_an_unknown_kind_is_a_dead_letter_and_reading_continues(store: Store) -> None:
     future = bytearray(sealed(1))
     future[3] = 99  # version
     store.log.add(ONE, [sealed(0), bytes(future), b"", sealed(1)])
@@ -142,16 +142,16 @@ def test_a_message_of_no_kind_is_a_dead_letter_and_is_passed_on(store: Store) ->
     assert store.rows("FROM gaps") == []
 
 
-def test_what_an_agent_gave_up_is_a_gap_at_once_also_when_nothing_follows(store: Store) -> None:
+def test_a_message_that_an_agent_dropped_is_a_gap_immediately_even_if_none_follows(store: Store) -> None:
     store.log.add(ONE, [sealed(0), sealed(1)])
-    store.log.add(WORD, [told(TELEMETRY, 2, 5, "refused")])
+    store.log.add(WORD, [gap_report(TELEMETRY, 2, 5, "refused")])
     store.drain()
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(2, 5, "refused")]
 
 
-def test_messages_that_are_overtaken_by_word_of_a_gap_behind_them_are_stored(store: Store) -> None:
+def test_messages_that_arrive_after_the_report_of_a_later_gap_are_stored(store: Store) -> None:
     store.log.add(ONE, [sealed(0)])
-    store.log.add(WORD, [told(TELEMETRY, 4, 6, "spool full")])
+    store.log.add(WORD, [gap_report(TELEMETRY, 4, 6, "spool full")])
     store.drain()
     store.log.add(ONE, [sealed(1), sealed(2), sealed(3), sealed(6)])
     store.drain()
@@ -162,7 +162,7 @@ def test_messages_that_are_overtaken_by_word_of_a_gap_behind_them_are_stored(sto
 @pytest.mark.parametrize(
     "hostile", [{"first": -1}, {"next": 1 << 63}, {"next": "5"}, {"first": 9}, {"topic": 1}, {"epoch": None}]
 )
-def test_word_of_a_gap_that_makes_no_sense_is_only_an_event(store: Store, hostile: dict[str, object]) -> None:
+def test_an_invalid_gap_report_is_stored_as_an_event_alone(store: Store, hostile: dict[str, object]) -> None:
     data = {"topic": TELEMETRY, "epoch": EPOCH.hex(), "first": 2, "next": 5, "cause": "x", **hostile}
     batch = EventBatch(Origin("local", "n1", bytes(16)), (Event(T0, "node:n1", "gap", data),))
     store.log.add(WORD, [wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 0, 0)])
@@ -171,7 +171,7 @@ def test_word_of_a_gap_that_makes_no_sense_is_only_an_event(store: Store, hostil
     assert store.rows("SELECT count(*) FROM events") == [(1,)]
 
 
-def test_a_new_spool_that_is_first_seen_far_on_loses_nothing_of_its_beginning(store: Store) -> None:
+def test_a_new_spool_first_seen_late_loses_nothing_of_its_beginning(store: Store) -> None:
     store.log.add(ONE, [sealed(i) for i in range(4)])
     store.drain()
     store.log.add(ONE, [sealed(9, epoch=bytes(16))])
@@ -182,7 +182,7 @@ def test_a_new_spool_that_is_first_seen_far_on_loses_nothing_of_its_beginning(st
     assert store.missing == []
 
 
-def test_a_flood_of_letters_is_committed_in_bounded_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_dead_letters_are_committed_in_bounded_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.ingest.ingest.COMMIT_MESSAGES", 10)
     store.log.add(ONE, [b"junk"] * 35)
     commits = 0
@@ -192,7 +192,7 @@ def test_a_flood_of_letters_is_committed_in_bounded_parts(store: Store, monkeypa
     assert store.rows("SELECT count(*) FROM dead_letter") == [(35,)]
 
 
-def test_many_gaps_of_one_sender_heal_without_a_statement_for_each(store: Store) -> None:
+def test_many_gaps_of_one_sender_are_closed_without_a_statement_for_each(store: Store) -> None:
     store.log.add(ONE, [sealed(i) for i in range(0, 4000, 2)])
     store.drain()
     assert len(store.missing) == 1999
@@ -202,7 +202,7 @@ def test_many_gaps_of_one_sender_heal_without_a_statement_for_each(store: Store)
     assert store.missing == []
 
 
-def test_gaps_beyond_what_memory_holds_stay_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_beyond_the_memory_bound_stay_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.ingest.offsets.MAX_GAPS", 2)
     for epoch in (b"a" * 16, b"b" * 16, b"c" * 16):
         store.log.add(ONE, [sealed(0, epoch=epoch), sealed(2, epoch=epoch)])
@@ -217,19 +217,19 @@ orders = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), m
 @pytest.mark.slow
 @given(orders, st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
-def test_whatever_the_order_each_message_of_each_spool_is_stored_once_or_lies_in_a_gap(
+def test_in_any_order_each_message_of_each_spool_is_stored_once_or_is_in_a_gap(
     arrivals: list[tuple[int, bool, bool]], at_once: int
 ) -> None:
     epochs = {False: EPOCH, True: b"2" * 16}
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
         for start in range(0, len(arrivals), at_once):
-            for sequence, second, anew in arrivals[start : start + at_once]:
-                store.log.add(TWO if second else ONE, [sealed(sequence, epoch=epochs[anew])])
+            for sequence, second, new_epoch in arrivals[start : start + at_once]:
+                store.log.add(TWO if second else ONE, [sealed(sequence, epoch=epochs[new_epoch])])
             store.drain()
             if start % 3 == 0:
                 store.restart()
-        came = {anew: {s for s, _, a in arrivals if a == anew} for anew in epochs}
+        came = {new_epoch: {s for s, _, a in arrivals if a == new_epoch} for new_epoch in epochs}
         assert store.stored == sorted([*came[False], *came[True]])
         assert store.missing == sorted(
             s for sequences in came.values() if sequences for s in range(max(sequences)) if s not in sequences
@@ -237,11 +237,11 @@ def test_whatever_the_order_each_message_of_each_spool_is_stored_once_or_lies_in
         store.close()
 
 
-def test_spools_that_a_sender_makes_up_are_forgotten_but_the_newest_and_cost_nobody_else_his(site) -> None:
+def test_invented_spools_of_a_sender_are_dropped_except_the_newest_and_do_not_affect_others(site) -> None:
     site.send("h2", T0)
-    told = {"topic": TELEMETRY, "first": 0, "next": 5, "cause": "x"}
-    events = [Event(T0, "node:h1", "gap", told | {"epoch": f"{i:032x}"}) for i in range(100)]
-    events += [Event(T0, "node:h1", "gap", told | {"topic": f"t{i}", "epoch": "0"}) for i in range(100)]
+    gap_report = {"topic": TELEMETRY, "first": 0, "next": 5, "cause": "x"}
+    events = [Event(T0, "node:h1", "gap", gap_report | {"epoch": f"{i:032x}"}) for i in range(100)]
+    events += [Event(T0, "node:h1", "gap", gap_report | {"topic": f"t{i}", "epoch": "0"}) for i in range(100)]
     for part in range(0, 200, 50):
         site.send_events("h1", *events[part : part + 50])
     ingest = site.open()
@@ -251,7 +251,7 @@ def test_spools_that_a_sender_makes_up_are_forgotten_but_the_newest_and_cost_nob
     stored = [("h1", EVENTS, 1), ("h1", TELEMETRY, MAX_SPOOLS), ("h2", TELEMETRY, 1)]
     assert site.rows(query) == stored
     assert len(ingest.offsets.marks) == 2 + MAX_SPOOLS
-    site.send_events("h1", Event(T0, "node:h1", "gap", told | {"epoch": "f" * 32}))
+    site.send_events("h1", Event(T0, "node:h1", "gap", gap_report | {"epoch": "f" * 32}))
     site.drain()
     assert site.rows(query) == stored
     assert ("f" * 32,) in site.rows("SELECT epoch FROM producer_mark")

@@ -1,4 +1,4 @@
-"""A loop that hangs is reported by those that do not: readiness, Watchdog, metrics."""
+"""A hanging loop is reported by the others: readiness, Watchdog, metrics."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Hanging:
         self.free.wait(30)
         return []
 
-    def judge_events(self, events: Any, topology: Any, anew: bool = False) -> list[Finding]:
+    def judge_events(self, events: Any, topology: Any, again: bool = False) -> list[Finding]:
         return []
 
     def snapshot(self) -> str:
         return "{}"
 
     def restore(self, state: str) -> None:
-        """It has no state."""
+        """Does nothing: there is no state."""
 
 
 class Running:
-    """A pipeline whose loop runs in a thread, with a clock that stands until it is moved."""
+    """A pipeline whose loop runs in a thread, with a clock that the test moves."""
 
     def __init__(self, site: Any) -> None:
         folder, self.seconds = site.folder, 0.0
@@ -111,7 +111,7 @@ def test_a_read_that_does_not_return_is_named_by_readiness(
     assert running.service.list_unready_reasons() == ["evaluation stalled for 31 s: no return from ingest"]
 
 
-def test_telemetry_that_is_stored_and_not_judged_for_three_frames_is_reported() -> None:
+def test_telemetry_that_is_stored_and_not_evaluated_for_three_frames_is_reported() -> None:
     seconds = [0.0]
     progress = EvaluationProgress(10.0, 30.0, lambda: seconds[0])
     for _ in range(10):
@@ -123,7 +123,7 @@ def test_telemetry_that_is_stored_and_not_judged_for_three_frames_is_reported() 
     assert progress.describe_trouble() is None
 
 
-def test_a_clock_that_was_set_back_behind_the_closed_frames_is_reported_until_it_is_past_them() -> None:
+def test_a_clock_set_back_behind_the_closed_frames_is_reported_until_it_has_passed_them() -> None:
     progress = EvaluationProgress(10.0, 30.0, lambda: 0.0)
     progress.record(T0, T0 - 7200 * SECOND, T0 - 7200 * SECOND)
     assert progress.describe_trouble() == ("evaluation stalled: clock was set back: data of the next 7200 s is late")
@@ -131,7 +131,7 @@ def test_a_clock_that_was_set_back_behind_the_closed_frames_is_reported_until_it
     assert progress.describe_trouble() is None
 
 
-def test_judging_that_has_nothing_to_judge_does_not_stand_still() -> None:
+def test_an_idle_evaluation_is_not_reported_as_stalled() -> None:
     seconds = [0.0]
     progress = EvaluationProgress(10.0, 30.0, lambda: seconds[0])
     progress.record(T0, T0 + 40 * SECOND)

@@ -1,4 +1,4 @@
-"""What is only suspected takes nothing in, leads nothing and names nothing that is more than suspected."""
+"""Suspicions do not fold pages in, do not lead an incident and do not name its cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def case() -> Case:
 
 
 def change(entity: str, onset: int = START, level: str = "suspect") -> Finding:
-    """What the generic detector reports: a change of which nobody knows the meaning."""
+    """Returns a finding of the generic detector: a change of unknown meaning."""
     return found(entity, "anomaly", level, onset)  # type: ignore[arg-type]
 
 
@@ -26,7 +26,7 @@ def pages(case: Case) -> set[str]:
 
 @pytest.mark.parametrize("watched", ["port:n1.mlx5_3", "node:n1", "gpu:n1.3"])
 @pytest.mark.parametrize("level", ["suspect", "ticket"])
-def test_a_page_beside_or_below_a_change_of_its_node_names_its_own_cause(case: Case, watched: str, level: str) -> None:
+def test_a_page_next_to_or_below_a_change_of_its_node_keeps_its_own_cause(case: Case, watched: str, level: str) -> None:
     case.see(change(watched, level=level))
     case.see(found("rank:81.4"))
     assert pages(case) == {"gpu:n1.0"}
@@ -34,7 +34,7 @@ def test_a_page_beside_or_below_a_change_of_its_node_names_its_own_cause(case: C
     assert (page.entity, page.detector, page.members) == ("rank:81.4", "straggler", ("rank:81.4",))
 
 
-def test_a_suspect_that_a_watched_change_took_in_names_its_own_cause_when_it_becomes_a_page(case: Case) -> None:
+def test_a_suspect_inside_a_watched_change_keeps_its_own_cause_when_it_becomes_a_page(case: Case) -> None:
     case.see(change("node:n1"))
     case.see(found("rank:81.4", level="suspect"))
     assert case.causes() == {"node:n1"}
@@ -46,21 +46,21 @@ def test_a_suspect_that_a_watched_change_took_in_names_its_own_cause_when_it_bec
     assert all(len(i.members) == 1 for i in case.desk.incidents.values())
 
 
-def test_changes_of_three_parts_of_a_node_do_not_name_a_page_of_a_fourth(case: Case) -> None:
+def test_changes_of_three_parts_of_a_node_do_not_name_the_cause_of_a_page_of_a_fourth(case: Case) -> None:
     case.see(*(change(f"gpu:n1.{i}") for i in range(3)))
     case.see(found("gpu:n1.3", "memory"))
     assert pages(case) == {"gpu:n1.3"}
 
 
 def test_a_page_on_a_watched_node_belongs_to_the_fault_that_explains_it(case: Case) -> None:
-    """A pump that fails warms a node of which some counter had moved before: one page, of the pump."""
+    """A failed pump warms a node that already had a changed counter: one page, for the pump."""
     case.see(change("node:n1"))
     case.see(found("cdu:c1", "coolant_edge"))
     case.see(found("node:n1", "thermal_edge"))
     assert pages(case) == {"cdu:c1"}
 
 
-def test_a_page_that_came_first_joins_the_fault_that_explains_it_though_its_node_was_watched(case: Case) -> None:
+def test_an_earlier_page_joins_the_fault_that_explains_it_although_its_node_was_watched(case: Case) -> None:
     case.see(change("node:n1"))
     case.see(found("node:n1", "thermal_edge"))
     assert pages(case) == {"node:n1"}
@@ -70,7 +70,7 @@ def test_a_page_that_came_first_joins_the_fault_that_explains_it_though_its_node
     assert case.causes() == {"cdu:c1", "node:n1"}, "the change is no symptom of the pump"
 
 
-def test_an_incident_that_was_watched_for_long_can_still_be_explained_when_it_becomes_a_page(case: Case) -> None:
+def test_a_long_watched_incident_can_still_be_explained_when_it_becomes_a_page(case: Case) -> None:
     case.see(found("node:n1", "thermal", "suspect"))
     for _ in range(60):
         case.see(found("node:n1", "thermal", "suspect"))
@@ -79,27 +79,27 @@ def test_an_incident_that_was_watched_for_long_can_still_be_explained_when_it_be
     assert pages(case) == {"cdu:c1"}
 
 
-def test_a_suspicion_of_another_kind_does_not_name_what_is_found(case: Case) -> None:
-    """Two ports that may err and one that is down: the leaf is named by ports of one kind of trouble alone."""
+def test_a_suspicion_of_another_kind_does_not_name_the_cause(case: Case) -> None:
+    """Two ports with possible errors and one that is down: the leaf needs several ports with one kind of trouble."""
     case.see(found("port:n1.mlx5_0", "telemetry", "suspect"), found("port:n2.mlx5_0", "telemetry", "suspect"))
     case.see(found("port:n3.mlx5_0", "link"))
     assert pages(case) == {"port:n3.mlx5_0"}
 
 
-def test_enough_suspects_of_the_very_same_kind_name_the_cause_of_a_page(case: Case) -> None:
+def test_enough_suspects_of_the_same_kind_name_the_cause_of_a_page(case: Case) -> None:
     case.see(*(found(f"port:n{n}.mlx5_0", "link", "suspect") for n in range(3)))
     assert case.causes() == {"leaf:l0"}
     case.see(found("port:n1.mlx5_0", "link"))
     assert pages(case) == {"leaf:l0"}
 
 
-def test_a_change_corroborates_no_suspect(case: Case) -> None:
+def test_a_change_does_not_corroborate_a_suspect(case: Case) -> None:
     case.see(change("gpu:n1.0"))
     case.see(found("rank:81.4", level="suspect"))
     assert {i.severity for i in case.desk.incidents.values()} == {"watch"}
 
 
-def test_what_leaves_an_incident_gets_an_id_of_its_own_also_after_a_restart(case: Case) -> None:
+def test_findings_that_leave_an_incident_get_a_new_id_also_after_a_restart(case: Case) -> None:
     """The id comes from the first finding, which here is the one that leaves."""
     case.see(change("node:n1"))
     first = case.only().id
@@ -113,7 +113,7 @@ def test_what_leaves_an_incident_gets_an_id_of_its_own_also_after_a_restart(case
     assert list(causes.values()) == ["node:n1"]
 
 
-def test_a_snapshot_of_before_this_rule_is_read(case: Case) -> None:
+def test_a_snapshot_from_before_this_rule_is_loaded(case: Case) -> None:
     case.see(found("gpu:n1.2", "memory"), change("node:n2"))
     state = json.loads(case.desk.snapshot())
     for one in state["cases"]:

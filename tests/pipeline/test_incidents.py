@@ -1,4 +1,4 @@
-"""The Desk: the life of an incident, and that it depends on what was found when, on nothing else."""
+"""The Desk: the life of an incident, which depends only on the findings and their times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP = 10 * SECOND
 
 
 def fleet(nodes: int = 8, gpus: int = 4) -> Topology:
-    """Two racks on one loop and one PDU; port i of every node on leaf i; a job with one rank per GPU."""
+    """Returns two racks on one loop and one PDU; port i of every node on leaf i; a job with one rank per GPU."""
     parents: dict[str, tuple[str, ...]] = {"rack:r0": ("pdu:p1", "cdu:c1"), "rack:r1": ("pdu:p1", "cdu:c1")}
     for n in range(nodes):
         parents[f"node:n{n}"] = (f"rack:r{n * 2 // nodes}",)
@@ -41,7 +41,7 @@ def found(entity: str, detector: str = "straggler", level: Level = "page", onset
 
 
 class Case:
-    """A Desk with a clock that goes on by ten seconds with each look."""
+    """A Desk with a clock that advances by ten seconds per step."""
 
     def __init__(self, topology: Topology | None = None) -> None:
         self.desk = Desk(topology or fleet(), lambda entity: ":sim-" in entity)
@@ -75,7 +75,7 @@ def kinds(changes: Sequence[Change]) -> list[str]:
     return [c.kind for c in changes]
 
 
-def test_a_page_opens_an_incident_at_once_with_a_stable_id(case: Case) -> None:
+def test_a_page_opens_an_incident_immediately_with_a_stable_id(case: Case) -> None:
     (opened,) = case.see(found("gpu:n1.2", "sdc"))
     assert (opened.kind, opened.before, opened.actor) == ("opened", None, "fleetpulse")
     incident = opened.incident
@@ -113,10 +113,10 @@ def test_two_suspects_of_different_detectors_on_one_node_become_a_ticket(case: C
     incident = case.only()
     assert incident.severity == "ticket"
     assert set(incident.members) == {"rank:81.4", "port:n1.mlx5_0"}
-    assert incident.cause == "port:n1.mlx5_0", "slow ranks follow links, not the other way round"
+    assert incident.cause == "port:n1.mlx5_0", "links cause slow ranks, slow ranks do not cause link faults"
 
 
-def test_two_suspects_that_look_at_the_same_signal_corroborate_nothing(case: Case) -> None:
+def test_two_suspects_based_on_the_same_signal_do_not_corroborate_each_other(case: Case) -> None:
     case.see(found("gpu:n1.0", "thermal", "suspect", signals=("gpu.temperature",)))
     case.see(found("gpu:n1.0", "generic", "suspect", signals=("gpu.temperature",)))
     assert case.only().severity == "watch"
@@ -127,7 +127,7 @@ def test_two_suspects_of_one_detector_on_one_node_stay_two_watches(case: Case) -
     assert case.causes() == {"gpu:n1.0", "gpu:n1.1"}
 
 
-def test_a_rank_stands_for_its_gpu(case: Case) -> None:
+def test_a_rank_maps_to_its_gpu(case: Case) -> None:
     case.see(found("rank:81.5"))
     incident = case.only()
     assert (incident.cause, incident.entity, incident.members) == ("gpu:n1.1", "rank:81.5", ("rank:81.5",))
@@ -152,22 +152,22 @@ def test_without_topology_an_entity_is_its_own_cause() -> None:
         (["port:n0.mlx5_3", "port:n1.mlx5_3", "port:n5.mlx5_3"], "link", "leaf:l3"),
     ],
 )
-def test_three_children_in_the_same_trouble_put_their_parent_under_suspicion(
+def test_three_children_with_the_same_trouble_make_their_parent_a_suspect(
     case: Case, entities: list[str], detector: str, cause: str
 ) -> None:
     case.see(*(found(e, detector) for e in entities))
     incident = case.only()
     assert incident.cause == cause
     assert set(incident.members) == set(entities)
-    assert kinds(case.changes) == ["opened"], "nobody heard of the three, so nobody hears of their end"
+    assert kinds(case.changes) == ["opened"], "the three were never reported, so their end is not either"
 
 
-def test_two_children_are_a_coincidence(case: Case) -> None:
+def test_two_children_with_trouble_are_a_coincidence(case: Case) -> None:
     case.see(found("node:n0", "thermal"), found("node:n1", "thermal"))
     assert case.causes() == {"node:n0", "node:n1"}
 
 
-def test_few_of_many_children_are_a_coincidence() -> None:
+def test_a_small_share_of_many_children_is_a_coincidence() -> None:
     case = Case(fleet(nodes=40, gpus=1))
     case.see(*(found(f"port:n{n}.mlx5_0", "link") for n in (0, 13, 31)))
     assert case.causes() == {f"port:n{n}.mlx5_0" for n in (0, 13, 31)}
@@ -175,14 +175,14 @@ def test_few_of_many_children_are_a_coincidence() -> None:
     assert case.causes() == {"leaf:l0"}
 
 
-def test_a_parent_explains_only_the_trouble_that_it_can_cause(case: Case) -> None:
+def test_a_parent_explains_only_trouble_that_it_can_cause(case: Case) -> None:
     case.see(*(found(f"port:n{n}.mlx5_{n}", "link") for n in range(3)))
     assert len(case.causes()) == 3, "different leaves and rails, and no rack or loop makes links fail"
     case.see(found("cdu:c1", "coolant"), found("gpu:n7.0", "sdc"))
-    assert {"cdu:c1", "gpu:n7.0"} <= case.causes(), "coolant makes no wrong results"
+    assert {"cdu:c1", "gpu:n7.0"} <= case.causes(), "coolant does not cause wrong results"
 
 
-def test_what_is_blamed_takes_in_what_it_explains_below(case: Case) -> None:
+def test_a_cause_takes_in_the_findings_below_that_it_explains(case: Case) -> None:
     case.see(found("rank:81.0"), found("node:n4", "thermal"))
     new = case.see(found("cdu:c1", "coolant"), seconds=30)
     incident = case.only()
@@ -192,7 +192,7 @@ def test_what_is_blamed_takes_in_what_it_explains_below(case: Case) -> None:
     folded = next(c for c in new if c.kind == "resolved")
     assert (folded.folded_into, folded.comment) == (incident.id, f"merged into {incident.id}")
     case.see(found("rank:81.9"), seconds=300)
-    assert case.causes() == {"cdu:c1"}, "what begins below an open incident joins it"
+    assert case.causes() == {"cdu:c1"}, "a finding below an open incident joins it"
 
 
 def test_a_suspect_above_does_not_hide_a_page_below(case: Case) -> None:
@@ -217,15 +217,15 @@ def test_the_id_stays_while_the_cause_is_refined(case: Case) -> None:
     assert changed.before.cause == "node:n0"
 
 
-def test_the_cause_of_a_page_stays_after_two_minutes(case: Case) -> None:
+def test_the_cause_of_a_page_is_fixed_after_two_minutes(case: Case) -> None:
     case.see(found("node:n0", "coolant"), found("node:n1", "coolant"))
     case.wait(REFINE_WINDOW)
     case.see(found("node:n2", "coolant"))
     assert case.causes() == {"node:n0", "node:n1", "node:n2"}
 
 
-def test_a_shared_cause_takes_in_symptoms_for_as_long_as_it_is_found(case: Case) -> None:
-    """Hours after a pump stood still, one more GPU grows hot and slow."""
+def test_a_shared_cause_takes_in_symptoms_as_long_as_it_is_found(case: Case) -> None:
+    """One more GPU becomes hot and slow, hours after a pump stopped."""
     case.see(found("cdu:c1", "coolant"))
     for _ in range(100):
         case.see(found("cdu:c1", "coolant"), seconds=60)
@@ -233,7 +233,7 @@ def test_a_shared_cause_takes_in_symptoms_for_as_long_as_it_is_found(case: Case)
     assert case.causes() == {"cdu:c1"}
 
 
-def test_a_long_open_shared_ticket_takes_in_nothing_new_but_what_blames_it(case: Case) -> None:
+def test_a_long_open_shared_ticket_takes_in_nothing_new_but_findings_that_name_it(case: Case) -> None:
     case.see(found("cdu:c1", "coolant", level="ticket"))
     for _ in range(35):
         case.see(found("cdu:c1", "coolant", level="ticket"), seconds=60)
@@ -241,12 +241,12 @@ def test_a_long_open_shared_ticket_takes_in_nothing_new_but_what_blames_it(case:
     assert case.causes() == {"cdu:c1", "gpu:n0.3"}
 
 
-def test_broken_instruments_put_nothing_shared_under_suspicion(case: Case) -> None:
+def test_broken_sensors_make_nothing_shared_a_suspect(case: Case) -> None:
     case.see(*(found(f"gpu:n{n}.0", "telemetry_sensor", level="ticket") for n in range(4)))
     assert case.causes() == {f"gpu:n{n}.0" for n in range(4)}
 
 
-def test_a_shared_cause_that_begins_anew_takes_in_what_begins_below_it_again(case: Case) -> None:
+def test_a_shared_cause_that_recurs_takes_in_new_findings_below_it(case: Case) -> None:
     case.see(found("cdu:c1", "coolant"))
     for _ in range(35):
         case.see(found("cdu:c1", "coolant"), seconds=60)
@@ -255,8 +255,8 @@ def test_a_shared_cause_that_begins_anew_takes_in_what_begins_below_it_again(cas
     assert case.causes() == {"cdu:c1"}
 
 
-def test_the_earliest_onset_wins_a_tie() -> None:
-    """Two links of one node are open; a slow rank there follows the one that went bad first."""
+def test_the_earliest_onset_decides_a_tie() -> None:
+    """Two links of one node are open; a slow rank there joins the one that failed first."""
     case = Case()
     case.see(found("port:n2.mlx5_1", "link", onset=START - 5), found("port:n2.mlx5_0", "link"))
     case.see(found("rank:81.9"))
@@ -264,19 +264,19 @@ def test_the_earliest_onset_wins_a_tie() -> None:
     assert slow.cause == "port:n2.mlx5_1"
 
 
-def test_ten_minutes_of_quiet_resolve(case: Case) -> None:
+def test_ten_quiet_minutes_resolve_an_incident(case: Case) -> None:
     case.see(found("gpu:n1.2", "sdc"))
     assert case.wait(QUIET_PERIOD - STEP) == []
     (resolved,) = case.see()
     assert (resolved.kind, resolved.incident.state, resolved.incident.resolved) == ("resolved", "resolved", case.time)
 
 
-def test_silence_of_a_member_is_not_quiet(case: Case) -> None:
+def test_missing_telemetry_of_a_member_is_not_quiet(case: Case) -> None:
     case.see(found("gpu:n1.2", "sdc"))
     case.silent = {"gpu:n1.2"}
     assert case.wait(3 * QUIET_PERIOD) == []
     case.silent = set()
-    assert case.wait(QUIET_PERIOD - STEP) == [], "quiet begins when telemetry is back"
+    assert case.wait(QUIET_PERIOD - STEP) == [], "the quiet period begins when telemetry is back"
     assert kinds(case.see()) == ["resolved"]
 
 
@@ -286,7 +286,7 @@ def test_a_rank_whose_job_ended_does_not_hold_its_incident_open(case: Case) -> N
     assert kinds(case.wait(QUIET_PERIOD)) == ["resolved"]
 
 
-def test_what_holds_ends_only_after_it_is_cleared_and_quiet(case: Case) -> None:
+def test_a_condition_that_holds_ends_only_after_it_is_cleared_and_quiet(case: Case) -> None:
     case.see(found("gpu:n1.2", "sdc", evidence={"holds": True}))
     assert case.wait(3 * QUIET_PERIOD) == []
     assert kinds(case.see(found("gpu:n1.2", "sdc", evidence={"cleared": True}))) == ["updated"]
@@ -298,7 +298,7 @@ def test_a_cleared_finding_opens_nothing(case: Case) -> None:
     assert case.see(found("gpu:n1.2", "sdc", evidence={"cleared": True})) == []
 
 
-def test_a_condition_that_comes_back_soon_reopens_its_incident(case: Case) -> None:
+def test_a_condition_that_recurs_soon_reopens_its_incident(case: Case) -> None:
     case.see(found("port:n1.mlx5_0", "link"))
     case.wait(QUIET_PERIOD)
     (reopened,) = case.see(found("port:n1.mlx5_0", "link", onset=case.time))
@@ -308,7 +308,7 @@ def test_a_condition_that_comes_back_soon_reopens_its_incident(case: Case) -> No
     assert len(case.desk.incidents) == 1
 
 
-def test_a_member_in_new_trouble_does_not_bring_back_the_cause_that_explained_its_last(case: Case) -> None:
+def test_new_trouble_of_a_member_does_not_reopen_the_cause_of_its_previous_trouble(case: Case) -> None:
     case.see(found("cdu:c1", "coolant"), found("rank:81.5"))
     case.wait(QUIET_PERIOD)
     (opened,) = case.see(found("rank:81.5", onset=case.time))
@@ -332,11 +332,11 @@ def test_a_title_has_at_most_80_characters(case: Case) -> None:
     assert title.endswith("flow…")
 
 
-def test_a_condition_that_comes_back_late_is_a_new_incident(case: Case) -> None:
+def test_a_condition_that_recurs_late_is_a_new_incident(case: Case) -> None:
     case.see(found("port:n1.mlx5_0", "link"))
     first = case.only().id
     case.wait(QUIET_PERIOD + REOPEN_WINDOW + 2 * STEP)
-    assert case.desk.incidents == {}, "what was resolved long ago is in the store only"
+    assert case.desk.incidents == {}, "long resolved incidents are only in the store"
     (opened,) = case.see(found("port:n1.mlx5_0", "link", onset=case.time))
     assert opened.kind == "opened"
     assert opened.incident.id != first
@@ -349,7 +349,7 @@ def test_acknowledged_is_not_resolved(case: Case) -> None:
     assert case.only().state == "acknowledged"
     case.see(found("gpu:n1.2", "sdc", onset=START + 1))
     assert case.only().state == "acknowledged"
-    assert case.wait(QUIET_PERIOD)[0].incident.state == "resolved", "resolved stands over acknowledged"
+    assert case.wait(QUIET_PERIOD)[0].incident.state == "resolved", "resolved replaces acknowledged"
 
 
 def test_a_resolved_incident_cannot_be_acknowledged_nor_resolved_again(case: Case) -> None:
@@ -368,52 +368,52 @@ def test_an_unknown_incident_is_a_clear_error(case: Case) -> None:
     assert isinstance(error.value, KeyError)
 
 
-def test_a_persons_resolve_mutes_until_it_was_quiet_once(case: Case) -> None:
+def test_a_manual_resolve_mutes_the_incident_until_it_was_quiet_once(case: Case) -> None:
     case.see(found("gpu:n1.2", "sdc"))
     case.desk.resolve(case.only().id, "ada", "known", case.time)
     for _ in range(20):
         assert case.see(found("gpu:n1.2", "sdc"), seconds=60) == []
-    assert kinds(case.see(found("gpu:n1.2", "memory", onset=case.time))) == ["opened"], "another detector speaks"
+    assert kinds(case.see(found("gpu:n1.2", "memory", onset=case.time))) == ["opened"], "another detector still reports"
     case.wait(QUIET_PERIOD + STEP)
     assert kinds(case.see(found("gpu:n1.2", "sdc", onset=case.time))) == ["opened"]
 
 
-def test_what_begins_below_a_resolved_cause_speaks_once_the_cause_was_quiet(case: Case) -> None:
-    """One bad member may not keep its node or leaf mute for ever, for itself or for those beside it."""
+def test_findings_below_a_resolved_cause_are_reported_once_the_cause_was_quiet(case: Case) -> None:
+    """One bad member must not mute its node or leaf for ever, for itself or for the other members."""
     case.see(found("node:n1"))
     case.desk.resolve(case.only().id, "ada", "ended the daemon", case.time)
     began = case.time
-    told = [c for _ in range(0, QUIET_PERIOD + STEP, STEP) for c in case.see(found("rank:81.7", onset=began))]
-    assert [(c.kind, c.incident.cause, c.incident.onset) for c in told] == [("opened", "gpu:n1.3", began)]
+    changes = [c for _ in range(0, QUIET_PERIOD + STEP, STEP) for c in case.see(found("rank:81.7", onset=began))]
+    assert [(c.kind, c.incident.cause, c.incident.onset) for c in changes] == [("opened", "gpu:n1.3", began)]
     also = case.see(found("rank:81.7", onset=began), found("gpu:n1.0", onset=case.time))
     assert [(c.kind, c.incident.cause) for c in also] == [("opened", "gpu:n1.0")]
 
 
-def test_a_member_that_was_resolved_with_its_cause_stays_mute_while_it_lasts(case: Case) -> None:
+def test_a_member_resolved_with_its_cause_stays_muted_while_its_condition_lasts(case: Case) -> None:
     ports = [f"port:n{n}.mlx5_2" for n in range(4)]
     case.see(*(found(port, "link") for port in ports))
     assert case.only().cause == "leaf:l2"
     case.desk.resolve(case.only().id, "ada", "the leaf is being swapped", case.time)
     for _ in range(20):
         assert case.see(found(ports[0], "link"), seconds=60) == []
-    (told,) = case.see(found(ports[0], "link"), found("port:n6.mlx5_2", "link", onset=case.time))
-    assert (told.kind, told.incident.cause) == ("opened", "port:n6.mlx5_2")
+    (change,) = case.see(found(ports[0], "link"), found("port:n6.mlx5_2", "link", onset=case.time))
+    assert (change.kind, change.incident.cause) == ("opened", "port:n6.mlx5_2")
 
 
-def test_a_persons_resolve_lets_what_is_louder_through(case: Case) -> None:
-    """Who closed a suspect has not seen the page that comes of it; a page that was closed is known."""
+def test_a_manual_resolve_does_not_mute_a_higher_severity(case: Case) -> None:
+    """A page that follows a resolved suspect is new; a page that was resolved is known."""
     case.see(found("gpu:n1.2", "xid", "suspect"))
     case.desk.resolve(case.only().id, "ada", "an application", case.time)
     case.desk.restore(case.desk.snapshot())
     assert case.see(found("gpu:n1.2", "xid", "suspect", onset=case.time)) == []
-    (told,) = case.see(found("gpu:n1.2", "xid", "page", onset=case.time))
-    assert (told.incident.state, told.incident.severity) == ("open", "page")
+    (change,) = case.see(found("gpu:n1.2", "xid", "page", onset=case.time))
+    assert (change.incident.state, change.incident.severity) == ("open", "page")
     case.desk.resolve(case.only().id, "ada", "swapped", case.time)
     for level in ("suspect", "page"):
         assert case.see(found("gpu:n1.2", "xid", level, onset=case.time)) == []  # type: ignore[arg-type]
 
 
-def test_a_mute_of_a_snapshot_without_levels_holds_everything_as_it_did(case: Case) -> None:
+def test_a_mute_in_a_snapshot_without_levels_mutes_every_level_as_before(case: Case) -> None:
     case.see(found("gpu:n1.2", "xid", "suspect"))
     case.desk.resolve(case.only().id, "ada", "an application", case.time)
     state = json.loads(case.desk.snapshot())
@@ -422,7 +422,7 @@ def test_a_mute_of_a_snapshot_without_levels_holds_everything_as_it_did(case: Ca
     assert case.see(found("gpu:n1.2", "xid", "page", onset=case.time)) == []
 
 
-def test_a_mute_does_not_starve_another_open_incident(case: Case) -> None:
+def test_a_mute_does_not_affect_another_open_incident(case: Case) -> None:
     case.see(found("node:n0", "thermal"))
     case.wait(REFINE_WINDOW)
     case.see(*(found(e, "thermal", onset=case.time) for e in ("node:n1", "node:n2", "node:n3")))
@@ -433,7 +433,7 @@ def test_a_mute_does_not_starve_another_open_incident(case: Case) -> None:
     assert case.only().cause == "node:n0"
 
 
-def test_a_restart_goes_on_as_if_it_had_never_stopped() -> None:
+def test_a_restart_continues_as_if_it_had_not_happened() -> None:
     script = story(random.Random(5))
     straight, torn = Case(), Case()
     for findings in script:
@@ -445,12 +445,12 @@ def test_a_restart_goes_on_as_if_it_had_never_stopped() -> None:
     assert json.loads(torn.desk.snapshot()) == json.loads(straight.desk.snapshot())
 
 
-def test_an_instant_seen_before_says_nothing(case: Case) -> None:
+def test_a_frame_that_was_already_seen_changes_nothing(case: Case) -> None:
     case.see(found("gpu:n1.2", "sdc"))
     assert case.desk.observe(case.time - STEP, [found("gpu:n2.2", "sdc")]) == []
 
 
-def test_memory_of_what_is_resolved_is_bounded() -> None:
+def test_memory_for_resolved_incidents_is_bounded() -> None:
     case = Case(Topology())
     case.see(*(found(f"gpu:n{n}.0", "sdc", "suspect") for n in range(MAX_RESOLVED + 50)))
     case.wait(QUIET_PERIOD)
@@ -458,28 +458,28 @@ def test_memory_of_what_is_resolved_is_bounded() -> None:
     assert len(case.desk.incidents) == MAX_RESOLVED
 
 
-def test_simulated_trouble_says_so() -> None:
+def test_simulated_trouble_is_marked_as_simulated() -> None:
     case = Case(Topology({"gpu:sim-n1.0": ("node:sim-n1",)}))
     case.see(found("gpu:sim-n1.0", "sdc"), found("gpu:n1.0", "sdc"))
     assert {i.cause: i.simulated for i in case.desk.incidents.values()} == {"gpu:sim-n1.0": True, "gpu:n1.0": False}
 
 
-def test_the_blast_radius_counts_what_is_below_and_who_runs_there(case: Case) -> None:
+def test_the_blast_radius_counts_the_entities_below_and_the_jobs_there(case: Case) -> None:
     case.see(found("node:n1", "power"))
     blast = compute_blast_radius(case.only().cause, case.only().members, case.desk.topology)
     assert blast.entities == {"gpu": 4, "node": 1, "port": 4, "rank": 4}
     assert blast.jobs == ("job:81",)
 
 
-def test_parts_of_a_node_that_no_work_is_placed_on_count_only_where_they_are_in_trouble() -> None:
+def test_parts_of_a_node_that_run_no_work_count_only_when_they_are_in_trouble() -> None:
     links = {f"nvlink:n1.0.{i}": ("gpu:n1.0", "node:n1") for i in range(18)}
     topology = Topology({"gpu:n1.0": ("node:n1",), "disk:n1.nvme0": ("node:n1",), **links})
     assert compute_blast_radius("node:n1", ["gpu:n1.0"], topology).entities == {"gpu": 1, "node": 1}
     assert compute_blast_radius("gpu:n1.0", ["nvlink:n1.0.3"], topology).entities == {"gpu": 1, "nvlink": 1}
 
 
-def test_what_nodes_are_made_of_changes_nothing_of_what_is_suspected() -> None:
-    """Links, disks and services below the nodes, in the topology before and after what they hang on."""
+def test_components_of_a_node_do_not_change_the_suspects() -> None:
+    """Links, disks and services below the nodes are merged into the topology before and after their parents."""
     plain = fleet()
     nodes = [entity for entity in plain.parents if entity.startswith("node:")]
     parts = {f"disk:{n[5:]}.{i}": [n] for n in nodes for i in range(9)}
@@ -496,7 +496,7 @@ DETECTORS = ("coolant", "link", "power", "sdc", "straggler", "thermal")
 
 
 def story(dice: random.Random, instants: int = 60) -> list[list[Finding]]:
-    """Random trouble over the whole fleet: bursts, repeats, quiet, cleared ones."""
+    """Returns random trouble over the whole fleet: bursts, repeats, quiet, cleared findings."""
     entities = sorted(fleet().parents)
     conditions = [
         found(dice.choice(entities), dice.choice(DETECTORS), dice.choice(("suspect", "ticket", "page")), START + i)
@@ -518,7 +518,7 @@ def check(desk: Desk) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_one_cause_never_has_two_open_incidents_and_the_order_within_an_instant_does_not_count(seed: int) -> None:
+def test_one_cause_never_has_two_open_incidents_and_the_order_within_a_frame_does_not_matter(seed: int) -> None:
     dice = random.Random(seed)
     script = story(dice)
     one, other = Case(), Case()
@@ -533,8 +533,8 @@ def test_one_cause_never_has_two_open_incidents_and_the_order_within_an_instant_
     assert one.desk.snapshot() == other.desk.snapshot()
 
 
-def test_the_history_of_an_incident_never_leaves_a_gap() -> None:
-    """Each change of the Desk begins where the one before it ended."""
+def test_the_history_of_an_incident_has_no_gap() -> None:
+    """Each change of the Desk begins where the previous one ended."""
     case = Case()
     last: dict[str, Incident] = {}
     for findings in story(random.Random(11), 200):
@@ -548,7 +548,7 @@ def test_the_history_of_an_incident_never_leaves_a_gap() -> None:
 
 
 @pytest.mark.parametrize("collapsed_first", [False, True])
-def test_a_leak_that_holds_stays_in_the_summary_whatever_else_is_blamed_until_it_is_dry(collapsed_first: bool) -> None:
+def test_a_leak_that_holds_stays_in_the_summary_until_it_is_dry(collapsed_first: bool) -> None:
     case = Case(Topology({"leak_detector:c1.tray": ("cdu:c1",), "rack:r0": ("cdu:c1",)}))
     leak = found("leak_detector:c1.tray", "coolant_leak", onset=START + 5 * SECOND, evidence={"holds": True})
     flow = found("cdu:c1", "coolant_edge", onset=START + 25 * SECOND - 25 * SECOND * collapsed_first)

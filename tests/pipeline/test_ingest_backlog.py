@@ -1,4 +1,4 @@
-"""How far ingest says that everything was read, when senders catch up or partitions do not answer."""
+"""The watermark of ingest when senders catch up or partitions do not answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.database.close()
 
 
-def test_what_came_last_of_one_that_catches_up_holds_the_others(rig: Rig) -> None:
+def test_the_last_message_of_a_sender_that_catches_up_holds_the_others_back(rig: Rig) -> None:
     for node in ("a", "b"):
         rig.send(node, T0)
     assert rig.drain() is None
@@ -69,7 +69,7 @@ def _full() -> NoReturn:
     raise duckdb.IOException("disk full")
 
 
-def test_a_message_that_comes_again_says_nothing_of_who_is_behind(rig: Rig) -> None:
+def test_a_repeated_message_does_not_change_which_senders_are_behind(rig: Rig) -> None:
     for node in ("a", "b"):
         rig.send(node, T0)
     rig.drain()
@@ -80,9 +80,7 @@ def test_a_message_that_comes_again_says_nothing_of_who_is_behind(rig: Rig) -> N
 
 
 @pytest.mark.parametrize("mute", [TWO, WORD])
-def test_a_partition_that_does_not_answer_while_others_do_is_waited_for_but_not_for_ever(
-    rig: Rig, mute: Partition
-) -> None:
+def test_a_partition_that_does_not_answer_is_waited_for_up_to_a_limit(rig: Rig, mute: Partition) -> None:
     rig.log.mute = {mute}
     rig.send("a", T0)
     assert rig.drain() == 0
@@ -91,7 +89,7 @@ def test_a_partition_that_does_not_answer_while_others_do_is_waited_for_but_not_
     assert rig.drain() is None
 
 
-def test_partitions_that_all_fell_silent_are_waited_for_anew_when_the_first_answers(rig: Rig) -> None:
+def test_partitions_that_all_stopped_are_waited_for_again_when_the_first_answers(rig: Rig) -> None:
     rig.send("a", T0)
     rig.send("b", T0, TWO)
     assert rig.drain() is None

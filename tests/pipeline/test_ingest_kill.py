@@ -1,4 +1,4 @@
-"""kill -9 of an ingesting process at random moments: every row once, whatever the moment."""
+"""kill -9 of an ingesting process at random times: every row is stored once."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""`fleetpulse init --acls` where nobody has any right: agents may write, the pipeline may read, others nothing."""
+"""`fleetpulse init --acls` on a broker without rights: agents may write, the pipeline may read, others nothing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def strict(new_broker: Callable[..., Broker], tmp_path: Path) -> Broker:
 
 
 def inside(broker: Broker) -> External:
-    """The listener on which everybody is a super user."""
+    """The listener on which every user is a super user."""
     found = re.search(r"INSIDE://(\S+?),", (broker.folder / "server.properties").read_text())
     assert found is not None
     return External(found[1])
 
 
 def as_user(broker: Broker, folder: Path, name: str) -> External:
-    """The broker as another user of its own sees it."""
+    """The broker as seen by a separate user."""
     assert broker.security is not None
     other = Security.__new__(Security)
     for key, value in {
@@ -62,7 +62,7 @@ def granted(broker: Broker, said: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_agents_may_write_alone_and_the_pipeline_read_alone(strict: Broker, tmp_path: Path) -> None:
+def test_agents_may_only_write_and_the_pipeline_may_only_read(strict: Broker, tmp_path: Path) -> None:
     make_topics(inside(strict))
     said: list[str] = []
     granted(strict, said)
@@ -73,12 +73,12 @@ def test_agents_may_write_alone_and_the_pipeline_read_alone(strict: Broker, tmp_
     for who, topic in ((pipeline, "telemetry.v1"), (stranger, "events.v1"), (agent, "telemetry.v1.dlq")):
         with pytest.raises(KafkaError), untidy_refusals():
             write(who, topic, [b"y"], max_block_ms=2000, delivery_timeout_ms=2000, request_timeout_ms=1000)
-    assert read(stranger, "telemetry.v1") == []  # it is not even told which partitions there are
+    assert read(stranger, "telemetry.v1") == []  # it cannot even list the partitions
     assert said[0] == "rights of agents (User:agent): 2 created, 0 existed"
 
 
 @pytest.mark.slow
-def test_a_second_time_changes_nothing_and_others_who_may_write_are_named(strict: Broker) -> None:
+def test_a_second_run_changes_nothing_and_names_other_users_who_may_write(strict: Broker) -> None:
     make_topics(inside(strict))
     said: list[str] = []
     granted(strict, said)
@@ -92,7 +92,7 @@ def test_a_second_time_changes_nothing_and_others_who_may_write_are_named(strict
     ]  # fmt: skip
 
 
-def test_without_users_or_authorizer_or_kafka_it_says_what_is_lacking(kafka: Address) -> None:
+def test_without_users_authorizer_or_kafka_the_missing_part_is_reported(kafka: Address) -> None:
     with pytest.raises(UsageError, match="agent_users: is empty"):
         init_kafka.create_acls(kafka_of(kafka), str)
     with pytest.raises(UsageError, match="no authorizer"):
@@ -101,7 +101,7 @@ def test_without_users_or_authorizer_or_kafka_it_says_what_is_lacking(kafka: Add
         init.initialize(Config(), str, acls=True)
 
 
-def test_the_rights_that_it_gives_are_those_of_the_page() -> None:
+def test_the_granted_rights_are_those_of_the_documentation() -> None:
     part = PAGE.read_text().split("\n## Rights\n")[1].split("\n## ")[0]
     listed = {
         (who, kind, name, operation)

@@ -1,4 +1,4 @@
-"""Brokers that go away, hang, forget or fill up: all is stored once or counted, seen, and mends by itself."""
+"""Brokers that stop, hang, lose topics or are full: all is stored once or counted, and recovery is automatic."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ PipelineFactory = Callable[..., KafkaPipeline]
 
 
 @pytest.mark.usefixtures("fast_broker_checks")
-def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
-    own_broker: Broker, new_pipeline: PipelineFactory
-) -> None:
+def test_a_killed_broker_that_restarts_loses_nothing(own_broker: Broker, new_pipeline: PipelineFactory) -> None:
     pipeline = new_pipeline(make_topics(own_broker)).start()
     pipeline.wait_until_healthy()
     own_broker.kill()
@@ -36,10 +34,10 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
     pipeline.log_result("broker killed (kill -9), started again", visible, recovered, counts)
 
 
-def test_a_broker_that_is_frozen_for_longer_than_the_delivery_timeout_costs_nothing(
+def test_a_broker_frozen_for_longer_than_the_delivery_timeout_loses_nothing(
     own_broker: Broker, new_pipeline: PipelineFactory
 ) -> None:
-    """With the times that the pipeline really has: it is seen within 30 s."""
+    """With the pipeline's default timeouts it is visible within 30 s."""
     pipeline = new_pipeline(make_topics(own_broker)).start()
     pipeline.wait_until_healthy()
     own_broker.freeze()
@@ -60,7 +58,7 @@ def test_a_broker_that_is_frozen_for_longer_than_the_delivery_timeout_costs_noth
 
 
 @pytest.mark.usefixtures("fast_broker_checks")
-def test_a_topic_that_is_deleted_and_made_anew_is_read_from_its_start(
+def test_a_topic_deleted_and_created_again_is_read_from_its_start(
     kafka: Address, new_pipeline: PipelineFactory
 ) -> None:
     pipeline = new_pipeline(make_topics(kafka)).start()
@@ -73,11 +71,11 @@ def test_a_topic_that_is_deleted_and_made_anew_is_read_from_its_start(
     recovered = pipeline.wait_until_healthy()
     counts = pipeline.finish()
     assert len(pipeline.rows("SELECT DISTINCT incarnation, 0 FROM ingest_commit WHERE topic = 'telemetry.v1'")) == 2
-    pipeline.log_result("topic deleted, made anew by `fleetpulse init`", visible, recovered, counts)
+    pipeline.log_result("topic deleted, created again by `fleetpulse init`", visible, recovered, counts)
 
 
 @pytest.mark.usefixtures("fast_broker_checks")
-def test_agent_and_pipeline_that_start_without_any_broker_wait_for_it(
+def test_agent_and_pipeline_started_without_a_broker_wait_for_it(
     own_broker: Broker, new_pipeline: PipelineFactory
 ) -> None:
     own_broker.kill()
@@ -98,7 +96,7 @@ def test_agent_and_pipeline_that_start_without_any_broker_wait_for_it(
 
 
 class Disk:
-    """A small file system of its own. It grows, but does not shrink."""
+    """A small separate file system. It can grow, but not shrink."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.folder = folder
@@ -113,7 +111,7 @@ class Disk:
             do_without("kafka", f"a disk that can be filled has to be mounted: {done.stderr.strip()}")
 
     def fill(self, leave: int) -> None:
-        """Leaves so many bytes free."""
+        """Fills the disk until `leave` bytes are free."""
         with open(self.folder / "ballast", "wb") as file:
             os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self.folder).free - leave)
 
@@ -134,7 +132,7 @@ def small_disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.usefixtures("fast_broker_checks")
-def test_a_broker_whose_disk_is_full_costs_nothing_once_there_is_room(
+def test_a_broker_with_a_full_disk_loses_nothing_once_there_is_room(
     small_disk: Disk, new_broker: Callable[..., Broker], new_pipeline: PipelineFactory
 ) -> None:
     broker = new_broker(log_dirs=small_disk.folder / "data")

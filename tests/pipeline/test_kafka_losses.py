@@ -1,4 +1,4 @@
-"""What Kafka itself loses, refuses or mixes up: each message is stored once, is a dead letter or lies in a gap."""
+"""Messages that Kafka loses, refuses or reorders: each is stored once, is a dead letter or is in a gap."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PipelineFactory = Callable[..., KafkaPipeline]
 OFFSET_GAPS = (
     "SELECT cause, sum(next_sequence - first_sequence) FROM gaps WHERE source IN ('0', '1', '2', '3') GROUP BY 1"
 )
-"""Gaps of partitions, whose names are numbers; those of nodes bear a node's name."""
+"""Gaps of partitions, whose names are numbers; gaps of nodes have the node's name."""
 RETENTION = "deleted by the brokers' retention before it was read"
 
 
@@ -37,12 +37,12 @@ def delete_before(address: Address, ends: dict[TopicPartition, int]) -> None:
         admin.delete_records(ends)
 
 
-def counted(pipeline: KafkaPipeline) -> int:
+def count_gaps(pipeline: KafkaPipeline) -> int:
     assert pipeline.service is not None
     return PipelineBackend(pipeline.service).read_health()["sources"]["gaps"]
 
 
-def test_what_retention_deletes_while_the_pipeline_is_away_is_counted(
+def test_messages_deleted_by_retention_while_the_pipeline_is_stopped_are_counted(
     kafka: Address, new_pipeline: PipelineFactory
 ) -> None:
     pipeline = new_pipeline(make_topics(kafka)).start()
@@ -55,7 +55,7 @@ def test_what_retention_deletes_while_the_pipeline_is_away_is_counted(
     delete_before(kafka, pipeline.end_offsets())
     pipeline.write(5)
     pipeline.start_service()
-    visible = wait_until(lambda: counted(pipeline), VISIBLE_S, "gaps are counted")
+    visible = wait_until(lambda: count_gaps(pipeline), VISIBLE_S, "gaps are counted")
     recovered = pipeline.wait_until_healthy()
     counts = pipeline.finish()
     assert len(counts.gaps) == 25 * len(NODES)
@@ -64,7 +64,7 @@ def test_what_retention_deletes_while_the_pipeline_is_away_is_counted(
     pipeline.log_result("log start moved past our offset while the pipeline was away", visible, recovered, counts)
 
 
-def test_what_retention_deletes_while_it_is_being_read_is_counted(
+def test_messages_deleted_by_retention_while_they_are_read_are_counted(
     kafka: Address, new_pipeline: PipelineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingest, "COMMIT_ROWS", 40)
@@ -89,7 +89,7 @@ def test_what_retention_deletes_while_it_is_being_read_is_counted(
     pipeline.log_result("log start moved past our offset while reading", None, None, counts)
 
 
-def test_a_message_that_the_topic_does_not_admit_is_passed_over_counted_and_told(
+def test_a_message_over_the_topic_limit_is_skipped_counted_and_reported(
     kafka: Address, new_pipeline: PipelineFactory
 ) -> None:
     pipeline = new_pipeline(make_topics(kafka)).start()
@@ -99,17 +99,17 @@ def test_a_message_that_the_topic_does_not_admit_is_passed_over_counted_and_told
         admin.alter_configs([limit])
     pipeline.write(1, payload=40_000, nodes=["n0"])
     visible = wait_until(
-        lambda: any("refuse a message" in text for text in pipeline.messages), VISIBLE_S, "the agent tells it"
+        lambda: any("refuse a message" in text for text in pipeline.messages), VISIBLE_S, "the agent reports it"
     )
     pipeline.observations.append(pipeline.messages[-1])
     recovered = pipeline.wait_until_healthy()
-    wait_until(lambda: counted(pipeline), VISIBLE_S, "the gap is counted")
+    wait_until(lambda: count_gaps(pipeline), VISIBLE_S, "the gap is counted")
     counts = pipeline.finish()
     assert pipeline.sender.dispatcher.refused == len(counts.gaps) == 1
     pipeline.log_result("message larger than the topic's max.message.bytes", visible, recovered, counts)
 
 
-def test_keys_that_move_to_new_partitions_cost_nothing(
+def test_keys_that_move_to_new_partitions_lose_nothing(
     kafka: Address, new_pipeline: PipelineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = client._settings
@@ -130,7 +130,7 @@ def test_keys_that_move_to_new_partitions_cost_nothing(
     pipeline.log_result("partitions raised from 4 to 8 while sending", visible, recovered, counts)
 
 
-def test_what_is_no_message_of_ours_becomes_one_dead_letter_each(kafka: Address, new_pipeline: PipelineFactory) -> None:
+def test_each_foreign_message_becomes_one_dead_letter(kafka: Address, new_pipeline: PipelineFactory) -> None:
     pipeline = new_pipeline(make_topics(kafka)).start()
     pipeline.wait_until_healthy()
     future = bytearray(wire.seal(body("n0", 0, 0), wire.TELEMETRY_KIND, bytes(16), 0, 0, False))
@@ -160,8 +160,8 @@ def test_what_is_no_message_of_ours_becomes_one_dead_letter_each(kafka: Address,
 # --- a broker that lost or damaged what it had ------------------------------------------------------------------------
 
 
-def restored_from_backup(broker: Broker, pipeline: KafkaPipeline, backup: Path, meanwhile: int) -> None:
-    """All is stored; then the broker has its disk of 500 messages a node ago, and `meanwhile` more are to be sent."""
+def restore_from_backup(broker: Broker, pipeline: KafkaPipeline, backup: Path, unsent: int) -> None:
+    """Restores the broker's disk from 500 messages per node ago; `unsent` more messages per node wait."""
     pipeline.wait_until_healthy()
     pipeline.finish()
     broker.stop()
@@ -172,15 +172,15 @@ def restored_from_backup(broker: Broker, pipeline: KafkaPipeline, backup: Path, 
     broker.stop()
     shutil.rmtree(broker.log_dirs)
     shutil.copytree(backup, broker.log_dirs)
-    pipeline.write(meanwhile)
+    pipeline.write(unsent)
     broker.start()
 
 
-def test_a_log_that_was_cut_short_is_read_again_from_its_start_and_nothing_is_stored_twice(
+def test_a_truncated_log_is_read_again_from_its_start_and_nothing_is_stored_twice(
     own_broker: Broker, new_pipeline: PipelineFactory, tmp_path: Path
 ) -> None:
     pipeline = new_pipeline(make_topics(own_broker)).start()
-    restored_from_backup(own_broker, pipeline, tmp_path / "backup", 1)
+    restore_from_backup(own_broker, pipeline, tmp_path / "backup", 1)
     again = "SELECT DISTINCT incarnation, 0 FROM ingest_commit WHERE incarnation LIKE '%~1'"
     visible = wait_until(lambda: pipeline.rows(again), VISIBLE_S, "the log is read again")
     recovered = pipeline.wait_until_healthy()
@@ -196,16 +196,16 @@ def test_a_log_that_was_cut_short_is_read_again_from_its_start_and_nothing_is_st
     pipeline.log_result("brokers restored from an older copy of their disk", visible, recovered, counts)
 
 
-def test_a_log_that_was_cut_short_and_soon_is_longer_than_it_was_costs_no_more_than_what_is_counted(
+def test_a_truncated_log_that_soon_grows_again_loses_only_counted_messages(
     own_broker: Broker, new_pipeline: PipelineFactory, tmp_path: Path
 ) -> None:
-    """Where the reader looks too late, nothing tells that its offset is another message's now."""
+    """A reader that reads late cannot detect that its offset belongs to another message now."""
     pipeline = new_pipeline(make_topics(own_broker)).start()
-    restored_from_backup(own_broker, pipeline, tmp_path / "backup", 800)
+    restore_from_backup(own_broker, pipeline, tmp_path / "backup", 800)
     recovered = pipeline.wait_until_healthy()
     counts = pipeline.finish()
-    pipeline.observations.append("read again, or a gap of what took the place of what was read")
-    pipeline.log_result("the same, and more was sent at once than was lost", None, recovered, counts)
+    pipeline.observations.append("read again, or a gap for the messages at the reused offsets")
+    pipeline.log_result("the same, and more messages were sent than were lost", None, recovered, counts)
 
 
 def test_a_damaged_record_on_the_brokers_disk_is_a_gap(own_broker: Broker, new_pipeline: PipelineFactory) -> None:
@@ -223,7 +223,7 @@ def test_a_damaged_record_on_the_brokers_disk_is_a_gap(own_broker: Broker, new_p
     segment.write_bytes(data)
     own_broker.start()
     pipeline.start_service()
-    visible = wait_until(lambda: counted(pipeline), VISIBLE_S, "gaps are counted")
+    visible = wait_until(lambda: count_gaps(pipeline), VISIBLE_S, "gaps are counted")
     recovered = pipeline.wait_until_healthy()
     counts = pipeline.finish()
     assert 0 < len(counts.gaps) < 50

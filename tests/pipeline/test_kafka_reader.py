@@ -1,4 +1,4 @@
-"""KafkaTransport where the client gives trouble: it goes on by itself, and gives up nothing that it has in hand."""
+"""KafkaTransport with client errors: it recovers, and loses none of the messages it has fetched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 40.0
 
 
 def read_all(transport: KafkaTransport, done: Callable[[list[bytes]], bool]) -> tuple[list[bytes], list[int]]:
-    """(values, offsets that are gone) of telemetry.v1, partition by partition as they come."""
+    """Returns (values, lost offsets) of telemetry.v1, by partition as they arrive."""
     values: list[bytes] = []
     gone: list[int] = []
     at: dict[Partition, int] = {}
@@ -41,7 +41,7 @@ def read_all(transport: KafkaTransport, done: Callable[[list[bytes]], bool]) -> 
 
 @pytest.mark.slow
 @pytest.mark.refusals
-def test_a_reader_whose_broker_vanished_before_its_first_read_reads_when_it_is_back(own_broker: Broker) -> None:
+def test_a_reader_whose_broker_stopped_before_its_first_read_continues_when_it_is_back(own_broker: Broker) -> None:
     kafka = make_topics(own_broker)
     write(own_broker, TELEMETRY, [b"a", b"b", b"c"])
     with untidy_refusals():
@@ -60,7 +60,7 @@ def test_a_reader_whose_broker_vanished_before_its_first_read_reads_when_it_is_b
 
 
 @pytest.mark.slow
-def test_only_the_damaged_message_is_given_up_and_none_that_is_in_hand(own_broker: Broker) -> None:
+def test_only_the_damaged_message_is_lost_and_none_of_the_fetched_ones(own_broker: Broker) -> None:
     kafka = make_topics(own_broker)
     names = [b"%04d" % i + bytes(300) for i in range(400)]
     write(own_broker, TELEMETRY, names, batch_size=1)

@@ -1,4 +1,4 @@
-"""The rights that docs/kafka.md lists are what our clients need, on a broker that gives nobody any other."""
+"""The rights in docs/kafka.md are those that our clients need, on a broker that grants no others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def strict(new_broker: Callable[..., Broker], tmp_path: Path) -> Broker:
 
 
 def listed() -> list[tuple[str, str, str]]:
-    """(kind of resource, name, operation) of each line in the table of rights."""
+    """Returns (kind of resource, name, operation) of each line in the table of rights."""
     part = PAGE.read_text().split("\n## Rights\n")[1].split("\n## ")[0]
     found = []
     for kind, names, operations in re.findall(r"^\| [^|]+ \| (\w+) \| (.*?) \| (.*?) \|$", part, re.M):
@@ -64,7 +64,7 @@ def grant(broker: Broker, user: str) -> None:
 
 
 def publish(address: Address, offset: int) -> None:
-    """As the pipeline publishes what it stored; the brokers make the topic for it when they are first asked."""
+    """Publishes an offset as the pipeline does; the brokers create the topic for it at the first request."""
     stored: dict[Any, Any] = {TopicPartition("telemetry.v1", 0): OffsetAndMetadata(offset, "", -1)}
     end = time.monotonic() + SECONDS
     with closing(kafka_clients.create_admin(kafka_of(address), "tests", SECONDS)) as admin:
@@ -74,7 +74,7 @@ def publish(address: Address, offset: int) -> None:
 
 
 def _refused(admin: KafkaAdminClient, stored: dict[Any, Any]) -> bool:
-    """Whether the group has no coordinator yet. Fails on any other refusal."""
+    """Returns whether the group has no coordinator yet. Fails on any other refusal."""
     try:
         answers = set(admin.alter_group_offsets("fleetpulse", stored).values())
     except CoordinatorNotAvailableError:
@@ -84,7 +84,7 @@ def _refused(admin: KafkaAdminClient, stored: dict[Any, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_without_rights_init_says_which_are_lacking_and_with_the_listed_ones_all_works(strict: Broker) -> None:
+def test_without_rights_init_names_the_missing_ones_and_with_the_listed_ones_all_works(strict: Broker) -> None:
     kafka = kafka_of(strict)
     with pytest.raises(Unreachable, match=r"user 'fleetpulse' lacks rights on the topic .*docs/kafka\.md"):
         init_kafka.create_topics(kafka, str)
@@ -101,7 +101,7 @@ def test_without_rights_init_says_which_are_lacking_and_with_the_listed_ones_all
     publish(strict, 1)
 
 
-def test_nobody_else_has_these_rights(strict: Broker) -> None:
+def test_another_user_does_not_have_these_rights(strict: Broker) -> None:
     grant(strict, "somebody")
     with pytest.raises(Unreachable, match="lacks rights"):
         init_kafka.create_topics(replace(kafka_of(strict)), str)

@@ -1,4 +1,4 @@
-"""Signatures over a real broker: agents sign, the pipeline takes what is signed, and names who has no key."""
+"""Signatures over a real broker: agents sign, the pipeline accepts signed messages, a missing key is named."""
 
 from __future__ import annotations
 

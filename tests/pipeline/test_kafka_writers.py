@@ -1,4 +1,4 @@
-"""Two that would write one store, and one that dies while it writes: over real brokers every row is stored once."""
+"""Two writers of one store, and one that is killed while it writes: every row is stored once over real brokers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_broker_checks")]
 PipelineFactory = Callable[..., KafkaPipeline]
 
 
-def test_a_second_pipeline_on_the_store_ends_with_3_and_names_the_holder(
+def test_a_second_pipeline_on_the_store_exits_with_3_and_names_the_first(
     kafka: Address, new_pipeline: PipelineFactory, tmp_path: Path
 ) -> None:
     pipeline = new_pipeline(make_topics(kafka)).start()
@@ -53,7 +53,7 @@ def test_a_second_pipeline_on_the_store_ends_with_3_and_names_the_holder(
 def test_of_two_writers_on_one_store_one_is_fenced_and_every_row_is_stored_once(
     kafka: Address, new_pipeline: PipelineFactory
 ) -> None:
-    """DuckDB keeps a second process out; this is the lock behind that one: both are in one process here."""
+    """DuckDB locks out a second process; this tests the second lock, with both writers in one process."""
     pipeline = new_pipeline(make_topics(kafka))
     pipeline.sender.start()
     pipeline.write(200)
@@ -84,7 +84,7 @@ def test_of_two_writers_on_one_store_one_is_fenced_and_every_row_is_stored_once(
         for transport in transports:
             transport.close()
         fenced = [found for found in refusals if found]
-        assert len(fenced) == 1, "the other one goes on"
+        assert len(fenced) == 1, "the other one continues"
         assert all("another pipeline wrote to it" in text for text in fenced[0])
         assert not counts.gaps
         assert pipeline.rows("SELECT 'letters', count(*) FROM dead_letter") == [("letters", 0)]
@@ -94,7 +94,7 @@ def test_of_two_writers_on_one_store_one_is_fenced_and_every_row_is_stored_once(
 
 
 def _run_ingest(ingest: Ingest, refusals: list[str], stop: threading.Event) -> None:
-    """As the loop of the pipeline does it."""
+    """Runs ingest steps as the loop of the pipeline does."""
     while not stop.wait(0.01):
         try:
             ingest.step()

@@ -1,4 +1,4 @@
-"""Layouts of a large fleet are parsed once, share what is alike, and take no more room than they may."""
+"""Layouts of a large fleet are parsed once, share equal parts, and stay within their memory bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_text_that_was_parsed_gives_the_same_layout_again():
     assert layouts.get_layout(text("n1")) is not layouts.get_layout(text("n2"))
 
 
-def test_nodes_that_are_alike_share_shape_and_signals_and_layouts_of_one_node_its_names():
+def test_equal_nodes_share_shape_and_signals_and_layouts_of_one_node_share_names():
     layouts = LayoutCache(1 << 20)
     one, two, slow = (layouts.get_layout(t) for t in (text("n1"), text("n2"), text("n1", "gpu.energy")))
     assert one.shape is two.shape
@@ -30,7 +30,7 @@ def test_nodes_that_are_alike_share_shape_and_signals_and_layouts_of_one_node_it
     assert all(a is b for a, b in zip(one.blocks[0].entities, slow.blocks[0].entities, strict=True))
 
 
-def test_the_longest_unused_go_when_the_texts_exceed_their_room():
+def test_the_longest_unused_layouts_are_dropped_when_the_texts_exceed_their_bound():
     size = len(text("n1"))
     layouts = LayoutCache(3 * size)
     first, second, _ = (layouts.get_layout(text(f"n{i}")) for i in range(3))
@@ -41,7 +41,7 @@ def test_the_longest_unused_go_when_the_texts_exceed_their_room():
     assert layouts.get_layout(text("n1")) is not second
 
 
-def test_one_that_is_larger_than_all_the_room_is_parsed_and_not_kept():
+def test_a_layout_larger_than_the_bound_is_parsed_and_not_kept():
     layouts = LayoutCache(1000)
     assert layouts.get_layout(text("n1", gpus=100)).node == "n1"
     assert len(layouts) == 0
@@ -73,13 +73,13 @@ def test_a_bad_layout_is_refused_each_time_and_not_kept(blocks):
     assert len(layouts) == 0
 
 
-def test_several_threads_may_ask_at_once():
+def test_several_threads_may_read_layouts_concurrently():
     layouts, found = LayoutCache(5000), []
 
-    def ask():
+    def read_layouts():
         found.extend(layouts.get_layout(text(f"n{i % 100}")).node == f"n{i % 100}" for i in range(2000))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=read_layouts) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

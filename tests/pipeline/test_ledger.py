@@ -1,4 +1,4 @@
-"""Rows of findings, incidents, history and outbox, in a real store."""
+"""Rows of findings, incidents, history and outbox in a real store."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def payload(kind: Any = "firing", receiver: str = "ops", body: str = "{}") -> Pa
     return Payload(IDENTITY, receiver, kind, body, START)
 
 
-def test_an_incident_comes_back_as_it_was_written(database: Database) -> None:
+def test_an_incident_is_read_back_as_it_was_written(database: Database) -> None:
     given = incident(confidence=0.25, resolved=START + 5, state="resolved", simulated=True)
     record(database, [], [change(now=given)])
     (read,) = ledger.list_incidents(database.cursor())
     assert read == given.as_json()
 
 
-def test_many_changes_in_one_transaction_leave_the_last_state_and_all_history(
+def test_many_changes_in_one_transaction_leave_the_last_state_and_the_full_history(
     database: Database,
 ) -> None:
     steps = [incident(members=tuple(f"gpu:n1.{i}" for i in range(n))) for n in range(1, 6)]
@@ -96,7 +96,7 @@ def test_a_finding_is_one_row_with_its_highest_level_and_newest_time(database: D
     assert (row["level"], row["summary"], row["time"]) == ("page", "page at 1", iso(START + 9))
 
 
-def test_a_finding_keeps_evidence_and_signals_and_loses_what_is_not_finite(database: Database) -> None:
+def test_a_finding_keeps_evidence_and_signals_and_drops_values_that_are_not_finite(database: Database) -> None:
     one = finding(score=float("nan"), evidence={"x": float("inf"), "who": ["a"]}, signals=("nic.a", "nic.b"))
     two = dataclasses.replace(finding(), onset=START - 1)
     record(database, [one, two], [change(finding_keys=(one.key, two.key))])
@@ -106,7 +106,7 @@ def test_a_finding_keeps_evidence_and_signals_and_loses_what_is_not_finite(datab
     assert empty["evidence"] == {}
 
 
-def test_the_findings_of_an_incident_that_is_folded_move_with_it(database: Database) -> None:
+def test_the_findings_of_a_folded_incident_move_with_it(database: Database) -> None:
     record(
         database,
         [finding()],
@@ -118,7 +118,7 @@ def test_the_findings_of_an_incident_that_is_folded_move_with_it(database: Datab
     assert len(ledger.read_incident(database.cursor(), "inc-2")["findings"]) == 1
 
 
-def test_payloads_are_numbered_per_receiver_and_shown_without_their_bodies(database: Database) -> None:
+def test_payloads_are_numbered_per_receiver_and_listed_without_their_bodies(database: Database) -> None:
     record(database, [], [change()], [payload(), payload(receiver="b"), payload("resolved")])
     shown = ledger.read_incident(database.cursor(), IDENTITY)["notifications"]
     assert {n["id"] for n in shown} == {f"{IDENTITY}.1.ops", f"{IDENTITY}.2.ops", f"{IDENTITY}.1.b"}
@@ -142,7 +142,7 @@ def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
     assert ledger.list_notifications(database.cursor()) == []
 
 
-def test_a_snapshot_comes_back_with_its_time(database: Database) -> None:
+def test_a_snapshot_is_read_back_with_its_time(database: Database) -> None:
     assert ledger.load_snapshot(database.cursor(), "desk") is None
     for state in ("old", json.dumps({"a": "new"})):
         with database.transaction() as connection:
@@ -150,7 +150,7 @@ def test_a_snapshot_comes_back_with_its_time(database: Database) -> None:
     assert ledger.load_snapshot(database.cursor(), "desk") == (START, '{"a": "new"}')
 
 
-def test_a_storm_of_findings_is_one_statement(database: Database) -> None:
+def test_a_large_number_of_findings_is_one_statement(database: Database) -> None:
     storm = [dataclasses.replace(finding(), entity=f"gpu:n{n}.0") for n in range(5000)]
     record(database, storm)
     record(database, storm)

@@ -1,8 +1,8 @@
-"""One cable of a simulated fabric from both ends: counters, state and events in the store, side by side.
+"""Both ends of one cable in a simulated fabric: counters, state and events in the store, side by side.
 
 Real: the fabric's management datagrams, the subnet manager, the tools, both collectors, the wire, the store.
 Simulated: switches and hosts (ibsim). A host of ibsim has no kernel, so the node's sysfs is written by the test, from
-what `ibstat` and `perfquery` say on that very host of its own port.
+the output of `ibstat` and `perfquery` for that host's port.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFab
         yield running
 
 
-class OwnEnd:
-    """The sysfs of one host, kept as the simulator says of its port."""
+class HostSysfs:
+    """The sysfs of one host, updated from the simulated port."""
 
     def __init__(self, root: Path, simulated: SimulatedFabric) -> None:
         self.node, self._fabric = RdmaNode(root), simulated
@@ -60,7 +60,7 @@ class OwnEnd:
         guid = simulated.plan.host_port_guid(LEAF, HOST)
         write(self.folder / "gids" / "0", f"fe80:0000:0000:0000:{guid}")
 
-    def follow(self) -> None:
+    def update(self) -> None:
         said = self._fabric.ask_at("n102 mlx5_0", "ibstat")
         logical, physical = (re.search(rf"{word}: (\w+)", said) for word in ("State", "Physical state"))
         assert logical is not None
@@ -73,14 +73,14 @@ class OwnEnd:
         write(self.folder / "counters" / "link_downed", counted["LinkDownedCounter"])
 
 
-class Told:
-    """Looks with one collector as an agent does, and ships what it found."""
+class CollectorAgent:
+    """Reads one collector as an agent does, and sends its readings."""
 
     def __init__(self, collector: Collector, node: str, site: Site) -> None:
         self.collector, self.site, self.origin = collector, site, Origin("local", node, b"b" * 16)
         collector.open(node)
 
-    def look(self, now: int) -> None:
+    def send_readings(self, now: int) -> None:
         readings = self.collector.read()
         if found := build_batch(self.origin, now, readings):
             self.site.send_raw(self.origin.node, wire.encode(found))
@@ -90,26 +90,26 @@ class Told:
         self.site.send_events(self.origin.node, *events)
 
 
-class Both:
-    """The agents of the node and of the fabric, and a store behind them."""
+class LinkAgents:
+    """The agents of the node and of the fabric, and a store with their data."""
 
     def __init__(self, folder: Path, simulated: SimulatedFabric, site: Site) -> None:
-        self.own, self.site, self.now = OwnEnd(folder, simulated), site, START
+        self.sysfs, self.site, self.now = HostSysfs(folder, simulated), site, START
         pace = {"links_every": 0.1, "counters_every": 0.1, "topology_every": 0.5}
         self.far = Fabric(enabled=True, tools=simulated.tools, **pace)
-        self.near = Infiniband(root=self.own.node.rdma, proc=self.own.node.proc)
+        self.near = Infiniband(root=self.sysfs.node.rdma, proc=self.sysfs.node.proc)
         self.far._now = self.near._now = lambda: self.now
         self.ingest = site.open()
-        self.agents = [Told(self.far, "sm1", site), Told(self.near, "n102", site)]
+        self.agents = [CollectorAgent(self.far, "sm1", site), CollectorAgent(self.near, "n102", site)]
 
     def await_rows(self, query: str, wanted: Callable[[list[tuple[object, ...]]], bool]) -> list[tuple[object, ...]]:
-        """Looks with both agents until the store answers as wanted."""
+        """Runs both agents until the store returns the wanted rows."""
         until, found = time.monotonic() + 15, []
         while time.monotonic() < until:
             self.now += SECOND
-            self.own.follow()
+            self.sysfs.update()
             for agent in self.agents:
-                agent.look(self.now)
+                agent.send_readings(self.now)
             while self.ingest.step() is not None:
                 pass
             found = self.site.rows(query)
@@ -119,38 +119,42 @@ class Both:
 
 
 @pytest.fixture
-def both(tmp_path: Path, simulated: SimulatedFabric, site: Site) -> Iterator[Both]:
-    made = Both(tmp_path / "node", simulated, site)
+def agents(tmp_path: Path, simulated: SimulatedFabric, site: Site) -> Iterator[LinkAgents]:
+    made = LinkAgents(tmp_path / "node", simulated, site)
     yield made
     made.far.close()
     made.near.close()
 
 
-def test_symbol_errors_and_a_pulled_cable_arrive_from_both_ends_joined(both: Both, simulated: SimulatedFabric) -> None:
+def test_symbol_errors_and_a_pulled_cable_arrive_joined_from_both_ends(
+    agents: LinkAgents, simulated: SimulatedFabric
+) -> None:
     healthy = [(NEAR, FAR, 0, 0, 1, 1)]
-    both.await_rows(SIDE_BY_SIDE, lambda rows: rows == healthy)
+    agents.await_rows(SIDE_BY_SIDE, lambda rows: rows == healthy)
 
     simulated.count(f"S-{simulated.plan.leaf(LEAF):016x}", HOST, "SymbolErrorCounter", 77)
     simulated.count(f"H-{simulated.plan.host(LEAF, HOST):016x}", 1, "SymbolErrorCounter", 9)
-    both.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 1, 1)])
+    agents.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 1, 1)])
 
     simulated.unlink(LEAF, HOST)
-    both.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 0, 0)])
-    told = "SELECT entity, data ->> '$.state' FROM events WHERE kind = 'link_state' ORDER BY entity, time"
-    assert both.site.rows(told) == [(FAR, "down"), (NEAR, "down")]
+    agents.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 0, 0)])
+    query = "SELECT entity, data ->> '$.state' FROM events WHERE kind = 'link_state' ORDER BY entity, time"
+    assert agents.site.rows(query) == [(FAR, "down"), (NEAR, "down")]
 
     simulated.relink(LEAF, HOST)
-    both.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 1, 1)])
+    agents.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 1, 1)])
     for end in (FAR, NEAR):
-        states = [state for entity, state in both.site.rows(told) if entity == end]
+        states = [state for entity, state in agents.site.rows(query) if entity == end]
         assert (states[0], states[-1]) == ("down", "up")
 
 
-def test_the_engine_knows_both_ends_and_the_leaf_that_the_node_cannot_know(both: Both) -> None:
-    both.await_rows(SIDE_BY_SIDE, lambda rows: len(rows) == 1)
-    assert both.site.database is not None
-    known = load_topology(load_entities(both.site.database.connection, 0), Config())
-    engine = Engine(both.site.database, both.ingest.devices, known, HotForThree(), lambda *_: [], lambda: START, SECOND)
+def test_the_engine_has_both_ends_and_the_leaf_that_the_node_cannot_report(agents: LinkAgents) -> None:
+    agents.await_rows(SIDE_BY_SIDE, lambda rows: len(rows) == 1)
+    assert agents.site.database is not None
+    known = load_topology(load_entities(agents.site.database.connection, 0), Config())
+    engine = Engine(
+        agents.site.database, agents.ingest.devices, known, HotForThree(), lambda *_: [], lambda: START, SECOND
+    )
     topology: Topology = engine.topology
     assert topology.attributes[NEAR]["peer"] == FAR
     assert topology.attributes[FAR]["peer"] == NEAR
@@ -158,10 +162,10 @@ def test_the_engine_knows_both_ends_and_the_leaf_that_the_node_cannot_know(both:
     assert topology.attributes["port:leaf1.9"]["peer"] == "port:spine1.1"
 
 
-def test_without_its_own_cable_the_agent_has_no_data_from_the_start_and_says_the_same_each_time(
+def test_without_its_own_cable_the_agent_has_no_data_from_the_start_and_repeats_its_error(
     simulated: SimulatedFabric,
 ) -> None:
-    """The agent asks from the first host of the first leaf."""
+    """The agent queries from the first host of the first leaf."""
     ask = ("iblinkinfo", ("--line", "--switches-only"))
     collector = Fabric(enabled=True, tools=simulated.tools)
     reasons = []

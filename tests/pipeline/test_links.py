@@ -1,4 +1,4 @@
-"""Both ends of a cable know each other, whichever was announced first, and fold into one incident."""
+"""Both ends of a cable are joined in any order of reports, and are folded into one incident."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ JOINED = (FAR, HOST, ("node:n1", "leaf:leaf1"))
 
 
 @pytest.mark.parametrize("order", [(NODE, SWITCH), (SWITCH, NODE), (NODE, SWITCH, NODE, SWITCH), (SWITCH, NODE, NODE)])
-def test_both_ends_know_each_other_whichever_comes_first_and_however_often(order: Sequence[Line]) -> None:
+def test_both_ends_are_joined_in_any_order_and_however_often_they_are_reported(order: Sequence[Line]) -> None:
     links = Links(Topology())
     for line in order:
         learn(links, line)
@@ -60,13 +60,13 @@ def test_both_ends_in_one_inventory_are_joined() -> None:
     assert ends(links.topology) == JOINED
 
 
-def test_what_is_known_at_the_start_is_joined_too() -> None:
+def test_ends_known_at_the_start_are_joined_too() -> None:
     known = Topology({e: p for e, p, _ in (NODE, SWITCH)}, {e: f for e, _, f in (NODE, SWITCH)})
     Links(known)
     assert ends(known) == JOINED
 
 
-def test_a_line_that_says_nothing_new_is_no_change_of_the_topology() -> None:
+def test_an_unchanged_line_does_not_change_the_topology() -> None:
     links = Links(Topology())
     learn(links, NODE, SWITCH)
     version = links.topology.version
@@ -75,7 +75,7 @@ def test_a_line_that_says_nothing_new_is_no_change_of_the_topology() -> None:
     assert links.topology.version == version
 
 
-def test_a_cable_that_was_moved_leaves_nothing_behind() -> None:
+def test_a_moved_cable_leaves_nothing_of_its_old_join() -> None:
     links = Links(Topology())
     learn(links, NODE, SWITCH)
     other: Line = ("port:leaf2.5", ("leaf:leaf2",), {**SWITCH[2], "guid": "other", "port": 5})
@@ -86,7 +86,7 @@ def test_a_cable_that_was_moved_leaves_nothing_behind() -> None:
     assert "peer" not in links.topology.attributes[FAR]
 
 
-def test_a_nic_that_was_replaced_takes_its_join_with_it() -> None:
+def test_a_replaced_nic_removes_its_join() -> None:
     links = Links(Topology())
     learn(links, NODE, SWITCH)
     learn(links, (HOST, ("node:n1",), {"port_guid": "a088:c203:0099:0001"}))
@@ -95,14 +95,14 @@ def test_a_nic_that_was_replaced_takes_its_join_with_it() -> None:
     assert links.topology.parents[HOST] == ("node:n1",)
 
 
-def test_a_leaf_that_somebody_named_holds() -> None:
+def test_a_configured_leaf_is_kept() -> None:
     links = Links(Topology())
     learn(links, (HOST, ("node:n1", "leaf:by-hand"), NODE[2]), SWITCH)
     assert links.topology.parents[HOST] == ("node:n1", "leaf:by-hand")
     assert links.topology.attributes[HOST]["peer"] == FAR
 
 
-def test_cables_between_switches_are_joined_by_switch_and_number() -> None:
+def test_cables_between_switches_are_joined_by_switch_and_port_number() -> None:
     links = Links(Topology())
     learn(links, UP, DOWN)
     assert links.topology.attributes["port:leaf1.9"]["peer"] == "port:spine1.1"
@@ -115,7 +115,7 @@ FACTS = st.dictionaries(st.sampled_from(["port_guid", "peer_guid", "peer_port", 
 
 
 @given(st.lists(st.tuples(st.sampled_from([HOST, FAR, "port:x", "gpu:n1.0"]), FACTS), max_size=12))
-def test_any_attributes_are_taken_and_nobody_is_the_peer_of_itself(lines: list[tuple[str, dict[str, object]]]) -> None:
+def test_any_attributes_are_accepted_and_no_port_is_its_own_peer(lines: list[tuple[str, dict[str, object]]]) -> None:
     links = Links(Topology())
     for entity, facts in lines:
         learn(links, (entity, ("node:n1",), facts))
@@ -131,7 +131,7 @@ def inventory(node: str, *lines: Line) -> Event:
     return Event(NOW, f"node:{node}", "inventory", {"entities": entities})
 
 
-def test_sql_shows_both_ends_and_a_restart_joins_them_anew(site: Site) -> None:
+def test_sql_shows_both_ends_and_a_restart_joins_them_again(site: Site) -> None:
     second: Line = ("port:leaf1.8", ("leaf:leaf1",), {**UP[2], "port": 8, "peer_port": 2})
     its_end: Line = ("port:spine1.2", ("spine:spine1",), {**DOWN[2], "port": 2, "peer_port": 8})
     site.send_events("fabric", inventory("fabric", SWITCH, UP, DOWN, second, its_end))
@@ -164,16 +164,16 @@ def desk() -> Desk:
     return Desk(links.topology)
 
 
-def test_both_ends_of_a_link_are_one_incident_that_the_nodes_port_stands_for() -> None:
+def test_both_ends_of_a_link_are_one_incident_named_after_the_nodes_port() -> None:
     found = desk()
     found.observe(NOW, [finding(NOW, FAR, "suspect", "nic.state")])
     found.observe(NOW + SECOND, [finding(NOW + SECOND, HOST, "suspect", "nic.state")])
     (incident,) = found.incidents.values()
-    assert (incident.cause, incident.severity) == (HOST, "watch")  # that it is down is one fact, seen twice
+    assert (incident.cause, incident.severity) == (HOST, "watch")  # that the link is down is one fact, reported twice
     assert set(incident.members) == {FAR, HOST}
 
 
-def test_errors_that_both_ends_tell_of_make_a_ticket_of_two_suspicions() -> None:
+def test_errors_reported_by_both_ends_make_two_suspicions_a_ticket() -> None:
     found = desk()
     found.observe(NOW, [finding(NOW, FAR, "suspect", "nic.symbol_errors")])
     found.observe(NOW + SECOND, [finding(NOW + SECOND, HOST, "suspect", "nic.state")])
@@ -181,15 +181,15 @@ def test_errors_that_both_ends_tell_of_make_a_ticket_of_two_suspicions() -> None
     assert incident.severity == "ticket"
 
 
-def test_a_link_between_switches_is_the_leafs() -> None:
+def test_a_link_between_switches_belongs_to_the_leaf() -> None:
     links = Links(Topology())
     learn(links, UP, DOWN)
     folding = CauseRules(links.topology)
     assert folding.find_suspect("port:spine1.1") == folding.find_suspect("port:leaf1.9") == "port:leaf1.9"
 
 
-def test_two_ends_are_one_child_of_their_leaf() -> None:
-    """Three links in trouble are a reason to suspect the leaf; one and a half, told by both ends, are not."""
+def test_two_ends_count_as_one_child_of_their_leaf() -> None:
+    """Three links in trouble make the leaf a suspect; two links, one of them reported by both ends, do not."""
     lines: list[Line] = []
     for i in range(1, 9):
         lines.append((f"port:n{i}.mlx5_0", (f"node:n{i}",), {"port_guid": f"g{i}"}))

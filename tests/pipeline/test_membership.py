@@ -1,4 +1,4 @@
-"""Starts and ends of jobs move the ranks of a topology, at their time and never against what is known later."""
+"""Job starts and ends move the ranks of a topology, at their time and never against newer information."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.judging.presence import LastSeen
 from pipeline.model.membership import REMEMBERED, Membership
 from pipeline.model.records import SECOND, Event, Finding, Rows
 from pipeline.model.topology import Topology
-from tests.pipeline.test_ended import NOW, rank, told
+from tests.pipeline.test_job_end import NOW, build_inventory, rank
 
 PLACES = {f"gpu:n{n}.{i}": (f"node:n{n}",) for n in range(3) for i in range(2)}
 
@@ -36,7 +36,7 @@ def membership() -> Membership:
     return Membership(Topology(PLACES))
 
 
-def test_a_start_places_ranks_in_stage_job_and_on_their_gpus(membership):
+def test_a_start_places_ranks_in_stage_and_job_and_on_their_gpus(membership):
     assert membership.apply_events([start("81", "gpu:n0.0", "gpu:n1.0")]) == ()
     assert membership.topology.parents["rank:81.1"] == ("stage:81.0", "job:81", "gpu:n1.0")
     assert membership.topology.parents["stage:81.0"] == ("job:81",)
@@ -48,7 +48,7 @@ def test_a_rank_that_starts_elsewhere_moves(membership):
     assert membership.topology.parents["rank:81.0"] == ("stage:81.3", "job:81", "gpu:n2.1")
 
 
-def test_an_end_takes_the_ranks_with_the_stages_and_the_job_that_nobody_is_left_in(membership):
+def test_an_end_removes_the_ranks_with_their_empty_stages_and_job(membership):
     membership.apply_events([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
     assert membership.apply_events([end("81", "rank:81.0", time=NOW + 1)]) == ("rank:81.0",)
     assert set(membership.apply_events([end("81", "rank:81.1", time=NOW + 2)])) == {"rank:81.1", "stage:81.0", "job:81"}
@@ -56,35 +56,37 @@ def test_an_end_takes_the_ranks_with_the_stages_and_the_job_that_nobody_is_left_
     assert not [entity for entity in membership.topology.parents if "81" in entity]
 
 
-def test_an_end_that_names_no_ranks_ends_all_of_the_job(membership):
+def test_an_end_without_ranks_ends_all_ranks_of_the_job(membership):
     membership.apply_events([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
     membership.apply_events([end("81", time=NOW + 1)])
     assert [e for e in membership.topology.parents if e.startswith("rank:")] == ["rank:82.0"]
 
 
-def test_an_end_before_the_rank_started_anew_ends_nothing(membership):
+def test_an_end_before_a_new_start_of_the_rank_ends_nothing(membership):
     membership.apply_events([start("81", "gpu:n0.0", time=NOW + 5 * SECOND)])
     assert membership.apply_events([end("81", time=NOW)]) == ()
     assert "rank:81.0" in membership.topology.parents
 
 
 @pytest.mark.parametrize("named", [(), ("rank:81.0",)])
-def test_an_older_start_that_comes_after_its_end_places_no_ghost(membership, named):
+def test_a_start_that_arrives_after_its_later_end_places_no_rank(membership, named):
     membership.apply_events([end("81", *named, time=NOW + 60 * SECOND)])
     membership.apply_events([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
     assert membership.topology.parents == PLACES
     membership.apply_events([start("81", "gpu:n1.0", time=NOW + 60 * SECOND)])
-    assert membership.topology.ancestor_of_kind("rank:81.0", "node") == "node:n1", "a restart at the end's moment holds"
+    assert membership.topology.ancestor_of_kind("rank:81.0", "node") == "node:n1", (
+        "a restart at the time of the end is kept"
+    )
 
 
-def test_an_older_end_that_comes_late_forgets_no_later_one(membership):
+def test_an_older_end_that_arrives_late_does_not_replace_a_newer_one(membership):
     membership.apply_events([end("81", time=NOW + 60 * SECOND)])
     membership.apply_events([end("81", time=NOW + 20 * SECOND)])
     membership.apply_events([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
     assert membership.topology.parents == PLACES
 
 
-def test_ends_are_known_for_a_while_and_then_cost_no_memory(membership):
+def test_ends_are_kept_for_a_while_and_then_use_no_memory(membership):
     for job in range(100):
         time = NOW + job * REMEMBERED // 10
         membership.apply_events([end(str(job), f"rank:{job}.0", time=time)])
@@ -94,25 +96,25 @@ def test_ends_are_known_for_a_while_and_then_cost_no_memory(membership):
     assert membership.topology.parents == PLACES
 
 
-def test_a_start_says_nothing_against_a_later_inventory(membership):
-    """As live: the inventory is read when it comes, the start when its instant is judged."""
-    membership.apply_inventories([told("n1", rank("81", 0, "n1", "2"))])
+def test_a_start_does_not_change_a_later_inventory(membership):
+    """As in live mode: the inventory applies when it arrives, the start when its frame is evaluated."""
+    membership.apply_inventories([build_inventory("n1", rank("81", 0, "n1", "2"))])
     membership.apply_events([start("81", "gpu:n0.0", time=NOW - SECOND)])
     assert membership.topology.parents["rank:81.0"] == ("stage:81.2", "job:81", "gpu:n1.0")
 
 
 def test_further_gpus_of_a_rank_stay_when_its_start_names_the_first(membership):
     lines = {"rank:81.0": ("job:81", "gpu:n1.0", "gpu:n1.1")}
-    membership.apply_inventories([told("n1", lines)])
+    membership.apply_inventories([build_inventory("n1", lines)])
     membership.apply_events([start("81", "gpu:n1.0", time=NOW + 1)])
     assert membership.topology.parents["rank:81.0"] == ("stage:81.0", "job:81", "gpu:n1.0", "gpu:n1.1")
 
 
-def test_whoever_is_taken_out_by_an_end_is_not_kept_by_its_inventory(membership):
-    membership.apply_inventories([told("n1", rank("81", 0, "n1", "2"))])
+def test_a_rank_removed_by_an_end_is_not_kept_by_its_inventory(membership):
+    membership.apply_inventories([build_inventory("n1", rank("81", 0, "n1", "2"))])
     assert set(membership.apply_events([end("81", time=NOW + 1)])) == {"rank:81.0", "stage:81.2", "job:81"}
     left_over = {"job:81": (), "stage:81.2": ("job:81",)}  # in an agent's inventory
-    membership.apply_inventories([told("n1", left_over)])
+    membership.apply_inventories([build_inventory("n1", left_over)])
     assert not [entity for entity in membership.topology.parents if "81" in entity]
 
 
@@ -120,19 +122,19 @@ def test_whoever_is_taken_out_by_an_end_is_not_kept_by_its_inventory(membership)
     "data",
     [{}, {"ranks": 3}, {"ranks": {"rank:81.0": 5}}, {"ranks": {"gpu:n0.0": {"gpu": "gpu:n0.1"}}}],
 )
-def test_a_start_without_the_shape_of_one_changes_nothing(membership, data):
+def test_a_malformed_start_changes_nothing(membership, data):
     membership.apply_events([Event(NOW, "job:81", "job_start", data)])
     assert membership.topology.parents == PLACES
 
 
-def test_a_start_that_makes_a_circle_is_refused_with_a_line_in_the_log(membership, caplog):
+def test_a_start_that_makes_a_circle_is_refused_with_a_log_line(membership, caplog):
     membership.topology.merge({"job:81": ("rank:81.0",)})
     membership.apply_events([start("81", "gpu:n0.0")])
     assert "job_start of job:81 refused" in caplog.text
 
 
-def test_ranks_change_at_the_instant_of_their_event_and_never_before(membership):
-    """Frames of both instants are closed at once; the first must still see the old place."""
+def test_ranks_change_at_the_time_of_their_event_and_never_before(membership):
+    """Both frames close together; the first must still see the old place."""
     ranks = ["rank:81.0"]
     framer = Framer(10 * SECOND, membership.topology, lambda _: ranks)
     for tick in range(4):
@@ -146,7 +148,7 @@ def test_ranks_change_at_the_instant_of_their_event_and_never_before(membership)
 
 
 def test_an_incident_of_a_rank_resolves_after_its_job_ended(membership):
-    """An ended rank tells nothing more, and its silence is no missing telemetry."""
+    """An ended rank sends nothing more, and that is not missing telemetry."""
     framer = Framer(10 * SECOND, membership.topology, lambda _: ["rank:81.0"])
     framer.add_rows(_row(NOW))
     framer.add_events([start("81", "gpu:n0.0"), end("81", time=NOW + 15 * SECOND)])
@@ -160,7 +162,7 @@ def test_an_incident_of_a_rank_resolves_after_its_job_ended(membership):
     assert [i.state for i in desk.incidents.values()] == ["resolved"]
 
 
-def test_a_rank_that_tells_again_after_its_end_can_be_missed_again(membership):
+def test_a_rank_that_reports_again_after_its_end_can_be_missed_again(membership):
     framer = Framer(10 * SECOND, membership.topology, lambda _: ["rank:81.0"])
     framer.add_events([start("81", "gpu:n0.0"), end("81", time=NOW + SECOND)])
     framer.add_rows(_row(NOW + 60 * SECOND))
@@ -176,8 +178,8 @@ def _row(time: int) -> Rows:
     return Rows("rank", np.array([time]), np.array([0], np.int32), {"rank.compute_time": np.array([4.0], "<f4")})
 
 
-class Looking:
-    """A judge that notes where the ranks of the topology are at each instant."""
+class PlaceRecorder:
+    """A judge that records the places of the ranks at each frame."""
 
     signals = None
     names = ()
@@ -205,8 +207,8 @@ class Looking:
         pass
 
 
-def test_the_live_pipeline_follows_jobs_from_their_instant_on_as_a_replay_does(site):
-    ingest, judge = site.open(), Looking()
+def test_the_live_pipeline_follows_jobs_at_their_time_as_a_replay_does(site):
+    ingest, judge = site.open(), PlaceRecorder()
     engine = Engine(
         site.database, ingest.devices, Topology(PLACES), judge, lambda changes, now: [], lambda: NOW * 2, 10 * SECOND
     )

@@ -1,4 +1,4 @@
-"""Events that are a finding by themselves are judged as they arrive, however late, once, and over restarts."""
+"""Events that are findings by themselves are evaluated on arrival, however late, once, and across restarts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def xid(time: int, code: int = 79) -> Event:
     return Event(time, GPU, "xid", {**XID, "xid": code})
 
 
-class Judged:
-    """A store with an Engine and the detectors of XIDs and loops, which may be started anew at any time."""
+class ArrivalEngine:
+    """A store with an Engine and the detectors of XIDs and loops; it can restart at any time."""
 
     def __init__(self, site: Any) -> None:
         self.site, self.clock = site, CLOCK
@@ -40,20 +40,20 @@ class Judged:
             self.site.database, self.ingest.devices, Topology(), self.runner, lambda *_: [], lambda: self.clock, STEP
         )
 
-    def take(self) -> None:
-        """Stores what was sent; nothing but events is judged."""
+    def store_messages(self) -> None:
+        """Stores the sent messages; only events are evaluated."""
         while (committed := self.ingest.step(self.engine.framer.closed)) is not None:
             self.engine.observe(committed)
 
     def run(self, first: int, last: int) -> None:
-        """Telemetry of a node, a row per frame, and their frames."""
+        """Sends telemetry of a node, a row per frame, and closes the frames."""
         for tick in range(first, last):
             self.site.send("n1", T0 + tick * STEP, first=50)
-        self.take()
+        self.store_messages()
         self.engine.advance(T0 + last * STEP)
 
     def late_xid(self) -> None:
-        """Eleven frames, and then the XID of the seventh."""
+        """Sends eleven frames, and then the XID of the seventh."""
         self.run(0, 11)
         self.site.send_events("n1", xid(T0 + 65 * SECOND))
 
@@ -68,96 +68,104 @@ class Judged:
 
 
 @pytest.fixture
-def judged(site: Any) -> Judged:
-    return Judged(site)
+def arrival_engine(site: Any) -> ArrivalEngine:
+    return ArrivalEngine(site)
 
 
 PAGE = [("xid", GPU, T0 + 65 * SECOND, "page")]
 
 
-def test_a_fatal_xid_pages_before_its_frame_closes(judged: Judged) -> None:
-    judged.run(0, 3)
-    judged.site.send_events("n1", xid(T0 + 65 * SECOND))
-    judged.take()
-    assert judged.findings() == PAGE
-    assert judged.site.rows("SELECT severity, state FROM incidents") == [("page", "open")]
+def test_a_fatal_xid_pages_before_its_frame_closes(arrival_engine: ArrivalEngine) -> None:
+    arrival_engine.run(0, 3)
+    arrival_engine.site.send_events("n1", xid(T0 + 65 * SECOND))
+    arrival_engine.store_messages()
+    assert arrival_engine.findings() == PAGE
+    assert arrival_engine.site.rows("SELECT severity, state FROM incidents") == [("page", "open")]
 
 
-def test_its_frame_reports_it_no_second_time(judged: Judged) -> None:
-    judged.run(0, 3)
-    judged.site.send_events("n1", xid(T0 + 65 * SECOND))
-    judged.take()
-    judged.run(3, 9)
-    assert judged.paged_once()
+def test_the_frame_of_the_xid_does_not_report_it_again(arrival_engine: ArrivalEngine) -> None:
+    arrival_engine.run(0, 3)
+    arrival_engine.site.send_events("n1", xid(T0 + 65 * SECOND))
+    arrival_engine.store_messages()
+    arrival_engine.run(3, 9)
+    assert arrival_engine.paged_once()
 
 
-def test_a_fatal_xid_that_is_forty_seconds_late_pages_once(judged: Judged) -> None:
-    judged.late_xid()
-    judged.take()
-    judged.run(11, 14)
-    assert judged.paged_once()
-    assert judged.engine.framer.late == {"events": 1}
+def test_a_fatal_xid_that_is_forty_seconds_late_pages_once(arrival_engine: ArrivalEngine) -> None:
+    arrival_engine.late_xid()
+    arrival_engine.store_messages()
+    arrival_engine.run(11, 14)
+    assert arrival_engine.paged_once()
+    assert arrival_engine.engine.framer.late == {"events": 1}
 
 
 @pytest.mark.parametrize("late", [40, 3600])
-def test_an_xid_that_is_weighed_with_its_frame_is_judged_however_late(judged: Judged, late: int) -> None:
-    judged.run(0, 2 + late // 10)
-    judged.site.send_events("n1", xid(T0 + SECOND, code=48))
-    judged.take()
-    assert judged.findings() == []
-    judged.run(2 + late // 10, 8 + late // 10)
-    assert [(d, e, o) for d, e, o, _ in judged.findings()] == [("xid", GPU, T0 + SECOND)]
+def test_an_xid_evaluated_with_its_frame_is_evaluated_however_late(arrival_engine: ArrivalEngine, late: int) -> None:
+    arrival_engine.run(0, 2 + late // 10)
+    arrival_engine.site.send_events("n1", xid(T0 + SECOND, code=48))
+    arrival_engine.store_messages()
+    assert arrival_engine.findings() == []
+    arrival_engine.run(2 + late // 10, 8 + late // 10)
+    assert [(d, e, o) for d, e, o, _ in arrival_engine.findings()] == [("xid", GPU, T0 + SECOND)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [(1,), (2,), (3,), (1, 2, 3)])
-def test_restarts_before_and_after_it_was_judged_page_once(judged: Judged, stops: Sequence[int]) -> None:
-    judged.late_xid()
-    if 1 in stops:  # stored, and the process ends before it is judged
-        assert judged.ingest.step(judged.engine.framer.closed) is not None
-        judged.start()
-    judged.take()
+def test_restarts_before_and_after_the_evaluation_page_once(
+    arrival_engine: ArrivalEngine, stops: Sequence[int]
+) -> None:
+    arrival_engine.late_xid()
+    if 1 in stops:  # stored, and the process ends before the evaluation
+        assert arrival_engine.ingest.step(arrival_engine.engine.framer.closed) is not None
+        arrival_engine.start()
+    arrival_engine.store_messages()
     if 2 in stops:
-        judged.start()
-    judged.run(11, 13)
+        arrival_engine.start()
+    arrival_engine.run(11, 13)
     if 3 in stops:
-        judged.start()
-    judged.run(13, 20)
-    assert judged.paged_once()
+        arrival_engine.start()
+    arrival_engine.run(13, 20)
+    assert arrival_engine.paged_once()
 
 
-def test_a_driver_that_is_loaded_anew_pages_nobody_on_arrival(judged: Judged) -> None:
-    judged.run(0, 3)
-    judged.site.send_events("n1", *(Event(T0 + 35 * SECOND, f"gpu:n1.{g}", "gpu_lost", {"present": 0}) for g in (0, 1)))
-    judged.take()
-    assert judged.findings() == []
+def test_a_reloaded_driver_pages_no_one_on_arrival(arrival_engine: ArrivalEngine) -> None:
+    arrival_engine.run(0, 3)
+    arrival_engine.site.send_events(
+        "n1", *(Event(T0 + 35 * SECOND, f"gpu:n1.{g}", "gpu_lost", {"present": 0}) for g in (0, 1))
+    )
+    arrival_engine.store_messages()
+    assert arrival_engine.findings() == []
 
 
-def test_announced_work_pages_nobody_on_arrival(judged: Judged) -> None:
-    judged.site.send_events("n1", Event(T0, GPU, "maintenance_start", {"seconds": 3600}))
-    judged.run(0, 3)
-    judged.site.send_events("n1", xid(T0 + 65 * SECOND))
-    judged.run(3, 9)
-    assert {level for *_, level in judged.findings()} == {"suspect"}
+def test_announced_maintenance_pages_no_one_on_arrival(arrival_engine: ArrivalEngine) -> None:
+    arrival_engine.site.send_events("n1", Event(T0, GPU, "maintenance_start", {"seconds": 3600}))
+    arrival_engine.run(0, 3)
+    arrival_engine.site.send_events("n1", xid(T0 + 65 * SECOND))
+    arrival_engine.run(3, 9)
+    assert {level for *_, level in arrival_engine.findings()} == {"suspect"}
 
 
-def test_an_incident_is_opened_when_people_could_see_it(judged: Judged) -> None:
-    judged.run(0, 3)
-    judged.site.send_events("n1", xid(T0 + 65 * SECOND))
-    judged.take()
-    assert judged.site.rows("SELECT epoch_us(onset), epoch_us(opened) FROM incidents") == [(T0 + 65 * SECOND, CLOCK)]
-    assert judged.site.rows("SELECT DISTINCT epoch_us(time) FROM history") == [(CLOCK,)]
+def test_an_incident_is_opened_at_the_time_when_people_could_see_it(arrival_engine: ArrivalEngine) -> None:
+    arrival_engine.run(0, 3)
+    arrival_engine.site.send_events("n1", xid(T0 + 65 * SECOND))
+    arrival_engine.store_messages()
+    assert arrival_engine.site.rows("SELECT epoch_us(onset), epoch_us(opened) FROM incidents") == [
+        (T0 + 65 * SECOND, CLOCK)
+    ]
+    assert arrival_engine.site.rows("SELECT DISTINCT epoch_us(time) FROM history") == [(CLOCK,)]
 
 
-def test_late_rows_are_marked_and_a_restart_and_a_replay_judge_the_same_frames(judged: Judged) -> None:
-    judged.run(0, 8)
-    judged.site.send("n2", T0 + 3 * STEP, first=90)
-    judged.take()
-    judged.run(8, 9)
+def test_late_rows_are_marked_and_a_restart_and_a_replay_evaluate_the_same_frames(
+    arrival_engine: ArrivalEngine,
+) -> None:
+    arrival_engine.run(0, 8)
+    arrival_engine.site.send("n2", T0 + 3 * STEP, first=90)
+    arrival_engine.store_messages()
+    arrival_engine.run(8, 9)
     late = [("gpu", T0 + 3 * STEP, f"gpu:n2.{g}") for g in range(2)]
-    assert judged.site.rows("SELECT class, epoch_us(time), entity FROM late_rows ORDER BY ALL") == late
+    assert arrival_engine.site.rows("SELECT class, epoch_us(time), entity FROM late_rows ORDER BY ALL") == late
     again: list[Rows] = []
-    read_since(judged.site.database, T0, CLOCK, lambda rows, events, until: again.extend(rows))
+    read_since(arrival_engine.site.database, T0, CLOCK, lambda rows, events, until: again.extend(rows))
     assert sum(len(rows.time) for rows in again) == 9 * 2
 
 
@@ -181,8 +189,8 @@ EVENTS = [
 ]
 
 
-def spoken(arrivals: Sequence[int]) -> list[Finding]:
-    """All findings where each event arrives before the frame of that number closes; a replay has all frames alone."""
+def run_frames(arrivals: Sequence[int]) -> list[Finding]:
+    """Returns all findings; each event arrives before the frame of that number closes, a replay has frames alone."""
     runner, framer = Runner([d for d in configured() if d.on_arrival]), Framer(STEP, Topology(), lambda _: [])
     found: list[Finding] = []
     for tick in range(10):
@@ -200,7 +208,7 @@ def keys(found: Sequence[Finding]) -> list[tuple[Any, ...]]:
     )
 
 
-def test_events_on_arrival_give_the_findings_of_a_replay_for_any_interleaving() -> None:
+def test_events_on_arrival_give_the_findings_of_a_replay_in_any_order() -> None:
     runner, framer = Runner([d for d in configured() if d.on_arrival]), Framer(STEP, Topology(), lambda _: [])
     framer.add_events(EVENTS)
     replayed = [f for instant in framer.advance(T0 + 10 * STEP) for f in runner.observe(instant.frames)]
@@ -214,8 +222,8 @@ def test_events_on_arrival_give_the_findings_of_a_replay_for_any_interleaving() 
         [0, 0, 0, 0, 0, 0],
         [1, 1, 1, 1, 2, 3],
         [0, 1, 1, 0, 2, 1],
-    ):  # one agent's events stay in their order
-        assert keys(spoken(arrivals)) == keys(replayed)
+    ):  # the events of one agent keep their order
+        assert keys(run_frames(arrivals)) == keys(replayed)
 
 
 def test_a_flow_that_collapses_alone_is_left_to_its_frame() -> None:

@@ -1,4 +1,4 @@
-"""Our names against OpenTelemetry's: every convention is as the package has it, every signal has its place."""
+"""Our names and OpenTelemetry's: every convention equals the package, every signal has a metric name."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pipeline.model.signals import CATALOGUE, otel
 
 
 def published(module: ModuleType) -> dict[str, tuple[str, str]]:
-    """Metric -> (instrument, unit), as the generated module documents them."""
+    """Returns metric -> (instrument, unit), as the generated module documents them."""
     text = inspect.getsource(module)
     found = re.findall(r'^[A-Z_]+: Final = "([a-z_.]+)"\n"""(.*?)"""', text, re.M | re.S)
-    told = {
+    documented = {
         name: [re.search(rf"^{key}: (.+)$", words, re.M) for key in ("Instrument", "Unit")] for name, words in found
     }
     return {
-        name: (kind[1], unit[1]) for name, (kind, unit) in told.items() if kind and unit
-    }  # deprecated ones say less
+        name: (kind[1], unit[1]) for name, (kind, unit) in documented.items() if kind and unit
+    }  # deprecated ones document less
 
 
 PUBLISHED = {**published(hw_metrics), **published(system_metrics)}
 
 
 @pytest.mark.parametrize("name", otel.CONVENTIONS)
-def test_a_convention_is_as_the_package_has_it(name: str) -> None:
+def test_a_convention_equals_the_one_in_the_package(name: str) -> None:
     assert (otel.CONVENTIONS[name].instrument, otel.CONVENTIONS[name].unit) == PUBLISHED[name]
 
 
-def test_the_schema_is_one_that_the_package_knows() -> None:
+def test_the_schema_is_known_to_the_package() -> None:
     assert otel.SCHEMA in {schema.value for schema in Schemas}
 
 
@@ -69,7 +69,7 @@ REQUIRED = {
 }
 
 
-def test_required_attributes_are_there() -> None:
+def test_required_attributes_are_present() -> None:
     for signal in CATALOGUE.values():
         for metric in otel.metrics_of_signal(signal):
             assert REQUIRED.get(metric.name, set()) <= dict(metric.attributes).keys()
@@ -107,7 +107,7 @@ def test_a_signal_has_the_name_unit_and_attributes_of_its_convention(
     assert (metric.name, metric.factor, dict(metric.attributes)) == (name, factor, attributes)
 
 
-def test_a_state_is_told_per_state_of_the_convention_and_by_its_own_number() -> None:
+def test_a_state_is_exported_per_state_of_the_convention_and_as_its_number() -> None:
     up, own = otel.metrics_of_signal(CATALOGUE["nic.state"])
     assert (up.name, up.states) == ("hw.network.up", (1,))
     assert own.name == "fleetpulse.nic.state"

@@ -1,4 +1,4 @@
-"""The notifier against real receivers that misbehave, and across a kill -9."""
+"""The notifier with failing real receivers, and across a kill -9."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.until import until
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_an_alert_is_delivered_once_and_then_its_end(harness: NotifierHarness, receiver: Receiver) -> None:
+def test_an_alert_is_delivered_once_and_then_its_resolve(harness: NotifierHarness, receiver: Receiver) -> None:
     harness.write_change("opened")
     assert harness.send_due() == 1
     assert harness.send_due() == 0
@@ -35,7 +35,7 @@ def test_an_alert_is_delivered_once_and_then_its_end(harness: NotifierHarness, r
     assert harness.rows() == [("firing", "delivered", 1), ("resolved", "delivered", 1)]
 
 
-def test_retry_after_is_kept_to(harness: NotifierHarness, receiver: Receiver) -> None:
+def test_retry_after_is_respected(harness: NotifierHarness, receiver: Receiver) -> None:
     receiver.statuses = [502, 502, 502]
     harness.write_change("opened")
     harness.send_due()
@@ -50,9 +50,7 @@ def test_retry_after_is_kept_to(harness: NotifierHarness, receiver: Receiver) ->
     assert harness.rows() == [("firing", "delivered", 4)]
 
 
-def test_a_clock_that_is_set_back_holds_no_alert_and_no_watchdog_back(
-    harness: NotifierHarness, receiver: Receiver
-) -> None:
+def test_setting_the_clock_back_delays_no_alert_and_no_watchdog(harness: NotifierHarness, receiver: Receiver) -> None:
     receiver.statuses = [500] * 4
     harness.write_change("opened")
     for _ in range(4):
@@ -66,7 +64,7 @@ def test_a_clock_that_is_set_back_holds_no_alert_and_no_watchdog_back(
     assert len(receiver.posts) == heard + 1
 
 
-def test_what_is_written_is_sent_without_waiting_for_the_next_look(
+def test_a_new_payload_is_sent_without_waiting_for_the_next_poll(
     harness: NotifierHarness, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "POLL_S", 60.0)
@@ -85,7 +83,7 @@ def test_what_is_written_is_sent_without_waiting_for_the_next_look(
     assert not runner.is_alive()
 
 
-def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(
+def test_delays_follow_the_schedule_with_jitter_from_two_minutes_on(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
     receiver.refuses["gpu:n1.0"] = 503
@@ -108,7 +106,7 @@ def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(
     assert harness.read_answer() == "HTTP 503, 9 times"
 
 
-def test_the_end_waits_until_the_trigger_is_delivered(harness: NotifierHarness, receiver: Receiver) -> None:
+def test_the_resolve_waits_until_the_trigger_is_delivered(harness: NotifierHarness, receiver: Receiver) -> None:
     receiver.statuses = [503]
     harness.write_change("opened")
     harness.resolve()
@@ -120,7 +118,7 @@ def test_the_end_waits_until_the_trigger_is_delivered(harness: NotifierHarness, 
     assert receiver.alerts[2:] == [("firing", "gpu:n1.0"), ("resolved", "gpu:n1.0")]
 
 
-def test_a_thread_of_a_receiver_that_hangs_is_reported(running: NotifierHarness, receiver: Receiver) -> None:
+def test_a_hanging_receiver_thread_is_reported(running: NotifierHarness, receiver: Receiver) -> None:
     running.broken = ""
     until(lambda: receiver.posts and running.notifier.describe_trouble() is None)
     running.hang.clear()
@@ -142,7 +140,7 @@ def test_one_receiver_does_not_wait_for_another(tmp_path: Path, receiver: Receiv
     harness.close()
 
 
-def test_what_was_enqueued_survives_a_restart(harness: NotifierHarness, receiver: Receiver) -> None:
+def test_queued_payloads_survive_a_restart(harness: NotifierHarness, receiver: Receiver) -> None:
     harness.write_change("opened")
     harness.restart()
     harness.send_due()
@@ -150,7 +148,7 @@ def test_what_was_enqueued_survives_a_restart(harness: NotifierHarness, receiver
 
 
 def test_kill_9_between_enqueue_and_delivery_loses_nothing(harness: NotifierHarness, receiver: Receiver) -> None:
-    """The killed process had committed an incident with its alert and died in the middle of the post."""
+    """The killed process had committed an incident with its alert and stopped in the middle of the post."""
     harness.close()
     program = f"""
         import os, signal, sys
@@ -187,7 +185,7 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(harness: NotifierHarn
     assert [key for key, _ in receiver.posts] == ["inc-1.1.r0"]
 
 
-def test_the_threads_deliver_by_themselves_and_end_when_asked(harness: NotifierHarness, receiver: Receiver) -> None:
+def test_the_threads_deliver_and_stop_on_request(harness: NotifierHarness, receiver: Receiver) -> None:
     harness.alive = False
     stop = threading.Event()
     thread = threading.Thread(target=harness.notifier.run, args=(stop,))
@@ -202,10 +200,10 @@ def test_the_threads_deliver_by_themselves_and_end_when_asked(harness: NotifierH
 
 @pytest.fixture
 def running(harness: NotifierHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifierHarness]:
-    """A desk whose threads deliver by themselves, with short pauses."""
+    """A notifier whose threads run, with short pauses."""
     monkeypatch.setattr(outbox, "POLL_S", 0.01)
     monkeypatch.setattr(outbox, "FAULT_PAUSE_S", 0.01)
-    harness.broken, stop = "the heart is broken", threading.Event()
+    harness.broken, stop = "the watchdog is broken", threading.Event()
     thread = threading.Thread(target=harness.notifier.run, args=(stop,))
     thread.start()
     yield harness
@@ -213,23 +211,23 @@ def running(harness: NotifierHarness, monkeypatch: pytest.MonkeyPatch) -> Iterat
     thread.join(10)
 
 
-def test_a_fault_of_the_watchdog_is_told_once_with_its_trace_and_holds_up_no_alert(
+def test_a_fault_of_the_watchdog_is_logged_once_with_its_trace_and_delays_no_alert(
     running: NotifierHarness, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     until(running.notifier.describe_trouble)
     running.write_change("opened")
     until(lambda: receiver.posts)
     assert receiver.alerts == [("firing", "gpu:n1.0")]
-    assert running.notifier.describe_trouble() == "receiver r0: Watchdog: RuntimeError: the heart is broken"
+    assert running.notifier.describe_trouble() == "receiver r0: Watchdog: RuntimeError: the watchdog is broken"
     running.broken = "another fault"
     until(lambda: len(caplog.records) > 1)
-    assert [r.exc_info is not None for r in caplog.records] == [True, True], "two faults, each said once"
+    assert [r.exc_info is not None for r in caplog.records] == [True, True], "two faults, each logged once"
     running.broken = ""
     until(lambda: running.notifier.describe_trouble() is None)
     until(lambda: ("firing", "site:here") in receiver.alerts)
 
 
-def test_a_fault_of_the_outbox_is_a_trouble_until_it_is_mended(running: NotifierHarness, receiver: Receiver) -> None:
+def test_a_fault_of_the_outbox_is_reported_until_it_is_fixed(running: NotifierHarness, receiver: Receiver) -> None:
     running.broken = ""
     until(lambda: receiver.posts and running.notifier.describe_trouble() is None)
     assert running.database is not None
@@ -250,10 +248,10 @@ def test_the_watchdog_fires_at_the_start_and_every_five_minutes(harness: Notifie
         harness.notifier.send_watchdog("r0")
     assert receiver.alerts == [("firing", "site:here")] * 2
     assert len({body["alerts"][0]["startsAt"] for _, body in receiver.posts}) == 1
-    assert harness.rows() == [], "a heartbeat that is late is no heartbeat: it is never queued"
+    assert harness.rows() == [], "a late heartbeat is useless: it is never queued"
 
 
-def test_the_watchdog_is_silent_while_the_pipeline_does_not_work(harness: NotifierHarness, receiver: Receiver) -> None:
+def test_the_watchdog_stops_while_the_pipeline_does_not_work(harness: NotifierHarness, receiver: Receiver) -> None:
     harness.alive = False
     harness.notifier.send_watchdog("r0")
     assert receiver.posts == []
@@ -262,7 +260,7 @@ def test_the_watchdog_is_silent_while_the_pipeline_does_not_work(harness: Notifi
     assert len(receiver.posts) == 1
 
 
-def test_what_is_over_is_forgotten_after_a_week_and_what_is_open_is_not(harness: NotifierHarness) -> None:
+def test_resolved_alerts_are_deleted_after_a_week_and_open_ones_are_not(harness: NotifierHarness) -> None:
     for cause in ("gpu:n1.0", "gpu:n2.0"):
         harness.write_change("opened", cause)
     harness.resolve("gpu:n1.0")
@@ -276,7 +274,7 @@ def test_what_is_over_is_forgotten_after_a_week_and_what_is_open_is_not(harness:
     assert harness.rows() == [("firing", "delivered", 1)]
 
 
-def test_payloads_of_a_receiver_that_is_no_longer_configured_are_given_up(harness: NotifierHarness) -> None:
+def test_payloads_of_a_removed_receiver_are_marked_dead(harness: NotifierHarness) -> None:
     harness.write_change("opened")
     harness.urls = []
     harness.restart()
@@ -287,7 +285,7 @@ def test_payloads_of_a_receiver_that_is_no_longer_configured_are_given_up(harnes
     assert harness.read_answer() == "the receiver is no longer configured"
 
 
-def test_two_receivers_of_one_name_are_refused(harness: NotifierHarness) -> None:
+def test_two_receivers_with_the_same_name_are_refused(harness: NotifierHarness) -> None:
     twice = Notify((Webhook("a", "https://x.example/"), Webhook("a", "https://y.example/")))
     assert harness.database is not None
     with pytest.raises(ConfigError, match="same"):

@@ -1,4 +1,4 @@
-"""Receivers that refuse, go down and come back: what they missed arrives, and others hear of it."""
+"""Receivers that refuse, fail and recover: missed alerts are delivered, and other receivers are notified."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.pipeline.notifier_harness import NotifierHarness, Receiver
 
 
 @pytest.mark.parametrize("status", [302, 307, 400, 401, 403, 404, 410, 413])
-def test_a_page_that_was_refused_arrives_when_the_receiver_is_mended(
+def test_a_refused_page_arrives_when_the_receiver_is_repaired(
     harness: NotifierHarness, receiver: Receiver, status: int
 ) -> None:
     receiver.statuses = [status] * 5
@@ -27,7 +27,7 @@ def test_a_page_that_was_refused_arrives_when_the_receiver_is_mended(
     assert [row[:2] for row in harness.rows()] == [("firing", "delivered"), ("resolved", "delivered")]
 
 
-def test_a_receiver_that_is_down_is_probed_every_five_seconds_and_later_every_thirty(
+def test_a_failed_receiver_is_probed_every_five_seconds_and_later_every_thirty(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
     receiver.refuses["gpu:n1.0"] = 410
@@ -37,10 +37,10 @@ def test_a_receiver_that_is_down_is_probed_every_five_seconds_and_later_every_th
     assert gaps[:2] == [1, 5]
     assert set(gaps[3:100]) == {5}
     assert set(gaps[-15:]) == {30}
-    assert harness.rows() == [("firing", "pending", 3)], "a probe is no attempt of the message's schedule"
+    assert harness.rows() == [("firing", "pending", 3)], "a probe does not count as an attempt of the message"
 
 
-def test_a_receiver_that_recovers_gets_everything_at_once_the_oldest_page_first(
+def test_a_recovered_receiver_gets_all_alerts_immediately_with_the_oldest_page_first(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
     receiver.statuses = [503] * 40
@@ -56,13 +56,13 @@ def test_a_receiver_that_recovers_gets_everything_at_once_the_oldest_page_first(
     while harness.send_due():
         pass
     causes = [cause for _, cause in receiver.alerts[before:]]
-    assert sorted(causes) == [f"gpu:n{i}.0" for i in range(5)], "within the second in which it responded"
+    assert sorted(causes) == [f"gpu:n{i}.0" for i in range(5)], "within the second of its first response"
     assert [c for c in causes[1:] if c in ("gpu:n1.0", "gpu:n2.0", "gpu:n4.0")] == sorted(
         c for c in causes[1:] if c in ("gpu:n1.0", "gpu:n2.0", "gpu:n4.0")
     )
 
 
-def test_one_message_that_is_always_refused_does_not_hide_that_the_receiver_is_back(
+def test_one_message_that_is_always_refused_does_not_hide_the_recovery_of_the_receiver(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
     receiver.refuses["gpu:n1.0"] = 400
@@ -75,7 +75,7 @@ def test_one_message_that_is_always_refused_does_not_hide_that_the_receiver_is_b
     assert not harness.notifier.health["r0"].is_down
 
 
-def test_a_restart_probes_a_receiver_that_was_down_at_once(harness: NotifierHarness, receiver: Receiver) -> None:
+def test_a_restart_probes_a_failed_receiver_immediately(harness: NotifierHarness, receiver: Receiver) -> None:
     receiver.statuses = [410] * 3
     harness.write_change("opened")
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_a_refused_page_is_reported_by_readiness_and_to_the_other_receivers(
     harness.close()
 
 
-def test_a_message_that_was_given_up_is_reported_for_an_hour(harness: NotifierHarness, receiver: Receiver) -> None:
+def test_a_dropped_message_is_reported_for_an_hour(harness: NotifierHarness, receiver: Receiver) -> None:
     receiver.refuses["gpu:n1.0"] = 413
     harness.write_change("opened")
     for _ in range(len(RETRY_S) + 1):
@@ -127,7 +127,7 @@ def test_a_message_that_was_given_up_is_reported_for_an_hour(harness: NotifierHa
     assert harness.notifier.describe_trouble() is None
 
 
-def test_the_end_of_what_a_receiver_was_sent_waits_for_it_longer_than_a_week(
+def test_the_resolve_of_a_delivered_alert_is_kept_for_a_receiver_longer_than_a_week(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
     harness.write_change("opened")

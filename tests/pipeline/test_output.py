@@ -1,4 +1,4 @@
-"""Rows of a command in the four forms."""
+"""The four output formats of a command."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ROWS = [{"name": "a", "value": 1.5, "more": None}, {"name": "with, comma", "valu
 COLUMNS = ("name", "value", "more")
 
 
-def test_json_is_one_list_with_null_for_what_is_missing() -> None:
+def test_json_is_one_list_with_null_for_missing_values() -> None:
     assert json.loads(render_rows(ROWS, COLUMNS, "json")) == [
         {"name": "a", "value": 1.5, "more": None},
         {"name": "with, comma", "value": None, "more": ["x", "y"]},
     ]
 
 
-def test_json_lines_hold_one_object_each() -> None:
+def test_json_lines_have_one_object_per_line() -> None:
     assert [json.loads(line)["name"] for line in render_rows(ROWS, COLUMNS, "jsonl").splitlines()] == [
         "a",
         "with, comma",
@@ -39,7 +39,7 @@ def test_a_table_aligns_names_left_and_numbers_right() -> None:
     assert text == "n      v\na      1\nbcd  100\n"
 
 
-def test_no_rows_are_a_header_or_an_empty_list() -> None:
+def test_no_rows_give_a_header_or_an_empty_list() -> None:
     assert render_rows([], ("n",), "table") == "n\n"
     assert render_rows([], ("n",), "csv") == "n\n"
     assert json.loads(render_rows([], ("n",), "json")) == []

@@ -1,4 +1,4 @@
-"""What receivers are told: the body of version 4, and the contract that every payload format keeps."""
+"""Payloads for receivers: the body of version 4, and the contract that every payload format keeps."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def hook(name: str = "ops", **more: Any) -> Webhook:
     return Webhook(name, "https://hook.example/a", **more)
 
 
-def told(what: Change, receiver: Webhook | None = None) -> list[dict[str, Any]]:
+def alerts_of(what: Change, receiver: Webhook | None = None) -> list[dict[str, Any]]:
     return [json.loads(p.body) for p in make_payloads(what, [receiver or hook()], SENDER, START)]
 
 
-def test_the_body_of_version_4_is_the_golden_one() -> None:
-    (body,) = told(change("opened", incident(simulated=True)))
+def test_the_body_of_version_4_equals_the_golden_file() -> None:
+    (body,) = alerts_of(change("opened", incident(simulated=True)))
     assert body == json.loads(GOLDEN.read_text())
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("", 0xCBF29CE484222325), ("a", 0xAF63DC4C8601EC8C), ("foobar", 0x85944171F73967E8)]
 )
-def test_the_hash_is_fnv_1a_of_its_authors_test_vectors(text: str, value: int) -> None:
+def test_the_hash_matches_the_published_fnv_1a_test_vectors(text: str, value: int) -> None:
     assert alertmanager.hash_fnv1a(text.encode()) == value
 
 
@@ -81,13 +81,13 @@ def test_a_fingerprint_is_16_digits_of_the_sorted_labels() -> None:
         ("my_own", "MyOwn"),
     ],
 )
-def test_the_alert_is_named_after_the_trouble(detector: str, name: str) -> None:
+def test_the_alert_is_named_after_the_detector(detector: str, name: str) -> None:
     assert alertmanager.make_labels(incident(detector=detector), "fra1")["alertname"] == name
 
 
 def test_a_resolved_alert_has_the_labels_of_the_firing_one_and_an_end() -> None:
-    (firing,) = told(change("opened", incident()))
-    (resolved,) = told(change("resolved", incident(resolved=START + 900 * SECOND, state="resolved"), incident()))
+    (firing,) = alerts_of(change("opened", incident()))
+    (resolved,) = alerts_of(change("resolved", incident(resolved=START + 900 * SECOND, state="resolved"), incident()))
     assert (firing["status"], resolved["status"]) == ("firing", "resolved")
     assert firing["groupKey"] == resolved["groupKey"]
     assert resolved["notification_reason"] == "all alerts resolved"
@@ -97,16 +97,16 @@ def test_a_resolved_alert_has_the_labels_of_the_firing_one_and_an_end() -> None:
     assert (was["endsAt"], now["endsAt"]) == ("0001-01-01T00:00:00Z", "2026-09-21T14:28:20.000000Z")
 
 
-def test_what_was_over_before_people_could_see_it_ends_no_earlier_than_it_starts() -> None:
+def test_an_alert_that_ended_before_it_was_visible_does_not_end_before_it_starts() -> None:
     """After an outage; Alertmanager refuses an alert that ends before it starts."""
     over = incident(opened=START + 5000 * SECOND, resolved=START + 900 * SECOND, state="resolved")
-    (resolved,) = told(change("resolved", over, incident()))
+    (resolved,) = alerts_of(change("resolved", over, incident()))
     (alert,) = resolved["alerts"]
     assert (alert["startsAt"], alert["endsAt"]) == (iso(over.opened), iso(over.opened))
 
 
-def test_a_new_label_set_ends_the_old_alert_and_fires_anew_in_one_body() -> None:
-    (body,) = told(change("cause_changed", incident(cause="leaf:l0"), incident()))
+def test_a_new_label_set_ends_the_old_alert_and_fires_again_in_one_body() -> None:
+    (body,) = alerts_of(change("cause_changed", incident(cause="leaf:l0"), incident()))
     old, new = body["alerts"]
     assert (old["status"], new["status"], body["status"]) == ("resolved", "firing", "firing")
     assert (old["labels"]["cause"], new["labels"]["cause"]) == ("port:n1.mlx5_0", "leaf:l0")
@@ -114,23 +114,23 @@ def test_a_new_label_set_ends_the_old_alert_and_fires_anew_in_one_body() -> None
     assert "cause" not in body["commonLabels"]
 
 
-def test_new_members_alone_are_no_news() -> None:
-    assert told(change("updated", incident(members=("a:1", "b:2", "c:3")), incident())) == []
+def test_new_members_alone_send_nothing() -> None:
+    assert alerts_of(change("updated", incident(members=("a:1", "b:2", "c:3")), incident())) == []
 
 
-def test_a_long_list_of_members_is_cut_and_counted() -> None:
-    (body,) = told(change("opened", incident(members=tuple(f"gpu:n1.{i}" for i in range(500)))))
+def test_a_long_list_of_members_is_truncated_and_counted() -> None:
+    (body,) = alerts_of(change("opened", incident(members=tuple(f"gpu:n1.{i}" for i in range(500)))))
     assert body["alerts"][0]["annotations"]["description"].endswith("gpu:n1.9 and 490 more")
 
 
 def test_all_values_of_labels_and_annotations_are_text() -> None:
-    (body,) = told(change("opened", incident(confidence=0.9, simulated=True)))
+    (body,) = alerts_of(change("opened", incident(confidence=0.9, simulated=True)))
     tables = [body["groupLabels"], body["commonLabels"], body["commonAnnotations"]]
     tables += [a[key] for a in body["alerts"] for key in ("labels", "annotations")]
     assert all(isinstance(v, str) and v for table in tables for v in table.values())
 
 
-def test_the_watchdog_always_fires_about_the_site() -> None:
+def test_the_watchdog_always_fires_with_the_site() -> None:
     body = alertmanager.make_watchdog("fra1", START, "ops", "")
     (alert,) = body["alerts"]
     labels = alert["labels"]
@@ -152,7 +152,7 @@ def receiver(request: pytest.FixtureRequest) -> Webhook:
 
 
 @pytest.mark.parametrize("severity", ["ticket", "page"])
-def test_every_format_tells_opening_return_and_end(receiver: Webhook, severity: Any) -> None:
+def test_every_format_sends_opening_reopening_and_end(receiver: Webhook, severity: Any) -> None:
     now = incident(severity=severity)
     over = dataclasses.replace(now, resolved=START, state="resolved")
     for what, kind in (
@@ -165,7 +165,7 @@ def test_every_format_tells_opening_return_and_end(receiver: Webhook, severity: 
         assert isinstance(json.loads(payload.body), dict)
 
 
-def test_every_format_keeps_quiet_about_watches_unless_asked(receiver: Webhook) -> None:
+def test_every_format_skips_watches_unless_configured(receiver: Webhook) -> None:
     watch = incident(severity="watch")
     assert make_payloads(change("opened", watch), [receiver], SENDER, START) == []
     asked = dataclasses.replace(receiver, send_watch=True)
@@ -174,7 +174,7 @@ def test_every_format_keeps_quiet_about_watches_unless_asked(receiver: Webhook) 
     assert first.kind == "firing"
 
 
-def test_no_format_tells_of_notes(receiver: Webhook) -> None:
+def test_no_format_sends_notes(receiver: Webhook) -> None:
     for kind in ("acknowledged", "commented"):
         assert make_payloads(change(kind, incident(), incident()), [receiver], SENDER, START) == []
 

@@ -1,4 +1,4 @@
-"""Recorded telemetry: what is written reads back, streams stay in order, values out of range are missing."""
+"""Recorded telemetry: written data reads back, streams stay in order, values out of range are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parquet(path: Path, times: list[int], entities: list[str], **columns: list[f
     return path
 
 
-def test_what_a_writer_writes_reads_back_the_same(tmp_path: Path) -> None:
+def test_written_data_reads_back_unchanged(tmp_path: Path) -> None:
     writer = TelemetryWriter(tmp_path, "gpu")
     times, entities = T0 + np.arange(5) * SECOND, ("gpu:b.10", "gpu:b.2", "gpu:a.0")
     power = np.arange(15, dtype=np.float32).reshape(5, 3)
@@ -100,7 +100,7 @@ def test_several_files_of_several_classes_are_merged_in_order_of_time(tmp_path: 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 20), max_size=30), min_size=1, max_size=3), st.integers(1, 9))
-def test_any_cut_of_any_files_gives_every_row_once_below_its_watermark(
+def test_files_cut_at_any_place_give_every_row_once_below_its_watermark(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], batch: int
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
@@ -143,7 +143,7 @@ def test_csv_reads_like_parquet(tmp_path: Path) -> None:
     np.testing.assert_equal(rows.columns["nic.state"], [1, np.nan, 0])
 
 
-def test_declared_signals_may_have_any_class_and_win_over_the_catalogue(tmp_path: Path) -> None:
+def test_declared_signals_may_have_any_class_and_override_the_catalogue(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
         'version = 1\n[signals.m01]\nunit = "1"\nkind = "gauge"\nclass = "machine"\nhelp = "x"\n'
         'valid = [0, 1]\nharm = "up"\n'
@@ -175,13 +175,13 @@ def test_a_whole_recording_reads_back(tmp_path: Path) -> None:
     assert '"telemetry-power": 2' in (tmp_path / "new/folder/meta.json").read_text()
 
 
-def test_an_empty_topology_is_a_sound_file(tmp_path: Path) -> None:
+def test_an_empty_topology_is_a_valid_file(tmp_path: Path) -> None:
     write_topology(tmp_path / "t.toml", {}, {})
     assert read_topology(tmp_path / "t.toml").parents == {}
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20, 30])
-def test_a_last_line_that_was_torn_off_is_passed_over(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_last_line_is_skipped(tmp_path: Path, cut: int) -> None:
     rows = [f"2026-01-01T00:00:0{i}.000000Z,gpu:a,{i},5000" for i in range(3)]
     path = tmp_path / "telemetry-gpu.csv"
     path.write_text("\n".join(["time,entity,gpu.power,gpu.energy", *rows, rows[0][:cut]]))
@@ -191,7 +191,7 @@ def test_a_last_line_that_was_torn_off_is_passed_over(tmp_path: Path, cut: int) 
         Recording([path])
 
 
-def test_an_event_that_was_torn_off_is_passed_over_at_the_end_only(tmp_path: Path) -> None:
+def test_a_truncated_event_is_skipped_at_the_end_only(tmp_path: Path) -> None:
     path, whole = tmp_path / "events.jsonl", '{"time":"2026-01-01T00:00:00Z","entity":"node:a","kind":"x","data":{}}'
     for torn in (whole[:9], whole[:-1]):
         path.write_text(f"{whole}\n{torn}")

@@ -1,4 +1,4 @@
-"""Bad recordings are refused with the file, the place and the mend, never with a traceback from a library."""
+"""Bad recordings are refused with the file, the place and the fix, never with a traceback of a library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refused(tmp_path: Path, name: str, read: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"time": TIME, "gpu.power": [1.0, 2.0]}, "column 'entity' is missing"),
         ({"entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0]}, "column 'time' is missing"),
@@ -54,13 +54,15 @@ def refused(tmp_path: Path, name: str, read: object) -> str:
         ),
     ],
 )
-def test_a_bad_parquet_file_is_named_with_column_and_row(tmp_path: Path, columns: dict[str, object], said: str) -> None:
+def test_a_bad_parquet_file_is_reported_with_column_and_row(
+    tmp_path: Path, columns: dict[str, object], message: str
+) -> None:
     pq.write_table(pa.table(columns), tmp_path / "bad.parquet")
-    assert said in refused(tmp_path, "bad.parquet", lambda: Recording([tmp_path / "bad.parquet"]).load())
+    assert message in refused(tmp_path, "bad.parquet", lambda: Recording([tmp_path / "bad.parquet"]).load())
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "column 'time' is missing; found none"),
         (
@@ -74,9 +76,9 @@ def test_a_bad_parquet_file_is_named_with_column_and_row(tmp_path: Path, columns
         ("time,entity,gpu.power,gpu.power\n", "is there twice"),
     ],
 )
-def test_a_bad_csv_file_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_csv_file_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "odd.csv").write_text(text)
-    assert said in refused(tmp_path, "odd.csv", lambda: Recording([tmp_path / "odd.csv"]).load())
+    assert message in refused(tmp_path, "odd.csv", lambda: Recording([tmp_path / "odd.csv"]).load())
 
 
 def test_a_csv_file_without_rows_is_an_empty_recording(tmp_path: Path) -> None:
@@ -84,18 +86,18 @@ def test_a_csv_file_without_rows_is_an_empty_recording(tmp_path: Path) -> None:
     assert Recording([tmp_path / "t.csv"]).load() == {}
 
 
-def test_a_truncated_parquet_file_is_named(tmp_path: Path) -> None:
+def test_a_truncated_parquet_file_is_reported(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"time": TIME, "entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0]}), tmp_path / "cut.parquet"
     )
     data = (tmp_path / "cut.parquet").read_bytes()
     for length in (0, 3, len(data) // 2, len(data) - 1):
         (tmp_path / "cut.parquet").write_bytes(data[:length])
-        said = refused(tmp_path, "cut.parquet", lambda: Recording([tmp_path / "cut.parquet"]))
-        assert "was it truncated?" in said
+        message = refused(tmp_path, "cut.parquet", lambda: Recording([tmp_path / "cut.parquet"]))
+        assert "was it truncated?" in message
 
 
-def test_a_parquet_file_with_damaged_pages_is_named(tmp_path: Path) -> None:
+def test_a_parquet_file_with_damaged_pages_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "hurt.parquet"
     entities = [f"gpu:{i}" for i in range(2000)]
     times = pa.array(range(2000), pa.timestamp("us", "UTC"))
@@ -107,7 +109,7 @@ def test_a_parquet_file_with_damaged_pages_is_named(tmp_path: Path) -> None:
     refused(tmp_path, "hurt.parquet", lambda: Recording([path]).load())
 
 
-def test_a_missing_file_and_no_file_at_all_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_empty_list_are_reported(tmp_path: Path) -> None:
     assert "no such file" in refused(tmp_path, "gone.parquet", lambda: Recording([tmp_path / "gone.parquet"]))
     assert "no such file" in refused(tmp_path, tmp_path.name, lambda: Recording([tmp_path]))
     with pytest.raises(UsageError, match="at least one"):
@@ -115,7 +117,7 @@ def test_a_missing_file_and_no_file_at_all_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("version = 1\n[[[", "is not TOML"),
         (SIGNAL, "version = None; expected version = 1"),
@@ -134,13 +136,13 @@ def test_a_missing_file_and_no_file_at_all_are_named(tmp_path: Path) -> None:
         ('version = 1\n[signals]\n"x.y" = 3\n', "is 3; expected a table"),
     ],
 )
-def test_a_bad_signals_file_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_signals_file_is_reported_with_its_key(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "bad.toml").write_text(text)
-    assert said in refused(tmp_path, "bad.toml", lambda: read_signals(tmp_path / "bad.toml"))
+    assert message in refused(tmp_path, "bad.toml", lambda: read_signals(tmp_path / "bad.toml"))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[[[", "is not TOML"),
         ("[node]\n", "version = None"),
@@ -152,13 +154,13 @@ def test_a_bad_signals_file_is_named_with_its_key(tmp_path: Path, text: str, sai
         ('version = 1\n[attributes]\n"node:a" = 3\n', "[attributes]"),
     ],
 )
-def test_a_bad_topology_file_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_topology_file_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "bad.toml").write_text(text)
-    assert said in refused(tmp_path, "bad.toml", lambda: read_topology(tmp_path / "bad.toml"))
+    assert message in refused(tmp_path, "bad.toml", lambda: read_topology(tmp_path / "bad.toml"))
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "line 2"),
         ('{"entity": "gpu:a", "kind": "xid"}', "line 2: 'time' is missing"),
@@ -168,18 +170,18 @@ def test_a_bad_topology_file_is_named_with_its_line(tmp_path: Path, text: str, s
         ("[1]", "line 2"),
     ],
 )
-def test_a_bad_event_is_named_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+def test_a_bad_event_is_reported_with_its_line(tmp_path: Path, line: str, message: str) -> None:
     good = '{"time": "2026-01-01T00:00:00Z", "entity": "gpu:a", "kind": "xid", "data": {"code": 79}}'
     (tmp_path / "bad.jsonl").write_text(f"{good}\n{line}\n")
-    assert said in refused(tmp_path, "bad.jsonl", lambda: read_events([tmp_path / "bad.jsonl"]))
+    assert message in refused(tmp_path, "bad.jsonl", lambda: read_events([tmp_path / "bad.jsonl"]))
 
 
-def test_text_that_is_not_utf8_or_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_or_one_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"version = 1 # \xe9\xff")
     assert "UTF-8" in refused(tmp_path, "latin.toml", lambda: read_signals(tmp_path / "latin.toml"))
     assert "cannot be read" in refused(tmp_path, "gone.toml", lambda: read_topology(tmp_path / "gone.toml"))
 
 
-def test_an_output_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_an_output_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     refused(tmp_path, "taken", lambda: RecordingWriter(tmp_path / "taken"))

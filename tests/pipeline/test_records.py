@@ -1,4 +1,4 @@
-"""Records: times as text, and JSON without anything that JSON cannot say."""
+"""Records: times as text, and valid JSON for every value."""
 
 import json
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ def test_a_time_as_text_reads_back_exactly(moment):
     assert len(iso(stamp)) == 27
 
 
-def test_text_order_is_time_order():
+def test_times_sort_as_text_in_time_order():
     assert iso(999_999) < iso(1_000_000) < iso(86_400_000_000)
 
 
@@ -35,13 +35,13 @@ def test_missing_numbers_are_null_in_json():
     }
 
 
-def test_a_finding_carries_the_fields_of_the_contract():
+def test_a_finding_has_the_fields_of_the_contract():
     found = Finding(2, 1, "gpu:a.0", "sdc", "page", float("inf"), "x", {"n": np.int32(1)}, ("gpu.digest",)).as_json()
     assert set(found) == {"time", "onset", "entity", "detector", "level", "score", "summary", "evidence", "signals"}
     assert found["score"] is None
 
 
-def test_an_incident_carries_the_fields_of_the_contract():
+def test_an_incident_has_the_fields_of_the_contract():
     incident = Incident("inc-1", "gpu:a.0", 1, 1, "page", "x", "sdc", "gpu:a.0", ("gpu:a.0",))
     wanted = "id cause opened onset resolved severity members confidence state summary simulated"
     assert set(wanted.split()) <= set(incident.as_json())

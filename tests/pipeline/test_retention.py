@@ -1,4 +1,4 @@
-"""What the store forgets: devices and entities that nobody has reported for long."""
+"""Retention of the store: devices and entities without reports for a long time are dropped."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from pipeline.transport import wire
 T0 = 1_780_000_000 * SECOND
 
 
-class Frames:
-    """A judge that keeps the frames of GPUs that it is shown."""
+class FrameRecorder:
+    """A judge that keeps the GPU frames it receives."""
 
     signals = None
     names = ()
@@ -48,7 +48,7 @@ def send_devices(site, time, *entities):
     site.send_raw("n1", wire.encode(Batch(Origin("local", "n1", b"b" * 16), np.array([time]), (block,))))
 
 
-def test_silent_devices_are_dropped_once_they_are_many_and_the_others_keep_ids_and_rows(site, monkeypatch):
+def test_many_silent_devices_are_dropped_and_the_others_keep_ids_and_rows(site, monkeypatch):
     monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 2)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1", "gpu:n1.2", "gpu:n1.3")
     send_devices(site, T0 + 8 * DAY, "gpu:n1.1", "gpu:n1.9")
@@ -72,14 +72,14 @@ def test_silent_devices_are_dropped_once_they_are_many_and_the_others_keep_ids_a
     assert Devices(site.database.connection).find_slots("gpu", ids).tolist() == [-1, 0, -1, 1, 2]
 
 
-def test_a_fleet_that_was_silent_as_a_whole_is_not_dropped(site, monkeypatch):
+def test_a_fleet_that_is_silent_as_a_whole_is_not_dropped(site, monkeypatch):
     monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 0)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1")
     site.drain()
     assert retention.drop_silent_devices(site.database, WEEK, share=0.25, now=T0 + 100 * DAY) == 0
 
 
-def test_one_clock_in_the_future_drops_nobody(site, monkeypatch):
+def test_one_clock_in_the_future_drops_no_device(site, monkeypatch):
     monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 0)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1")
     send_devices(site, T0, "gpu:n1.2")
@@ -90,7 +90,7 @@ def test_one_clock_in_the_future_drops_nobody(site, monkeypatch):
     assert retention.drop_silent_devices(site.database, WEEK, share=0.25, now=T0 + SECOND) == 0
 
 
-def test_entities_that_no_inventory_names_any_more_are_dropped(site):
+def test_entities_without_an_inventory_are_dropped(site):
     for time, gpu in ((T0, "gpu:n1.0"), (T0 + 8 * DAY, "gpu:n1.1")):
         lines = {"entities": {gpu: {"parents": ["node:n1"], "attributes": {}}}}
         site.send_events("n1", Event(time, "node:n1", "inventory", lines))
@@ -104,13 +104,13 @@ def test_entities_that_no_inventory_names_any_more_are_dropped(site):
     assert site.rows("SELECT entity FROM entity ORDER BY ALL") == [("gpu:n1.1",), ("gpu:old",)]
 
 
-def test_the_last_row_of_each_device_is_found_whatever_the_ids():
+def test_the_last_row_of_each_device_is_found_for_any_ids():
     device = np.array([3, 1, 3, 2, 1], np.int32)
     for more in (0, 10_000_000):
         assert sorted(append._last_rows(device + np.int32(more)).to_pylist()) == [2, 3, 4]
 
 
-def test_rows_of_a_renumbered_device_reach_its_slot_in_frames_and_learnt_state_is_void(site, monkeypatch):
+def test_rows_of_a_renumbered_device_reach_its_slot_in_frames_and_learned_state_is_reset(site, monkeypatch):
     monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 0)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1")
     send_devices(site, T0 + 8 * DAY, "gpu:n1.1")
@@ -118,7 +118,7 @@ def test_rows_of_a_renumbered_device_reach_its_slot_in_frames_and_learnt_state_i
     with site.database.transaction() as connection:
         ledger.save_snapshot(connection, "judge", T0 + 8 * DAY - SECOND, "{}")
     retention.drop_silent_devices(site.database, WEEK, share=0.25, now=T0 + 9 * DAY)
-    judge = Frames()
+    judge = FrameRecorder()
     devices = Devices(site.database.connection)
     engine = Engine(site.database, devices, Topology(), judge, lambda *_: (), lambda: T0 + 9 * DAY, 10 * SECOND)
     engine.advance(T0 + 8 * DAY + 60 * SECOND)

@@ -1,4 +1,4 @@
-"""Admission by sender: the transport must confirm the node that a message names, and a forgery replaces nothing."""
+"""Admission by sender: the transport must confirm the node of a message, and a forgery replaces nothing."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 
 
 def message(node: str, sequence: int, temperature: float, sent: int | None = None) -> bytes:
-    """One row of gpu:NODE.0, made in the second of its sequence unless `sent` says otherwise."""
+    """Returns one row of gpu:NODE.0, made in the second of its sequence unless `sent` is given."""
     time = NOW + sequence * SECOND
     block = Block("gpu", (f"gpu:{node}.0",), {"gpu.temperature": np.full((1, 1), temperature, "f4")})
     body = wire.encode(Batch(Origin("local", node, bytes(16)), np.array([time]), (block,)))
     return wire.seal(body, wire.TELEMETRY_KIND, EPOCH, sequence, time if sent is None else sent)
 
 
-class Bench:
-    """An ingest over a shared log, restartable."""
+class SenderHarness:
+    """An ingest over a shared log that can restart."""
 
     def __init__(self, folder):
         self.folder, self.log, self.keys, self.database = folder, SharedLog(), None, None
@@ -64,12 +64,12 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    made = Bench(tmp_path)
+    made = SenderHarness(tmp_path)
     yield made
     made.shut()
 
 
-def test_a_message_of_another_node_than_the_folder_of_its_spool_is_rejected(site):
+def test_a_message_of_another_node_than_its_spool_folder_is_rejected(site):
     site.send_raw("h1", gpu_body("h2", NOW, first=999.0))
     site.send("h1", NOW, first=40.0)
     site.send("h2", NOW, first=50.0)
@@ -84,7 +84,7 @@ def test_a_message_of_another_node_than_the_folder_of_its_spool_is_rejected(site
 
 
 @pytest.mark.parametrize(("key", "reason"), [(b"h1", "under the key b'h1'"), (None, "without a key"), (b"", "?")])
-def test_a_message_on_kafka_whose_key_is_not_its_node_is_rejected(bench, key, reason):
+def test_a_kafka_message_whose_key_is_not_its_node_is_rejected(bench, key, reason):
     bench.log.add(ONE, [message("h2", 0, 40.0)], key=key if key != b"" else b"h2\0")
     bench.drain()
     assert bench.temperatures() == []
@@ -92,8 +92,8 @@ def test_a_message_on_kafka_whose_key_is_not_its_node_is_rejected(bench, key, re
     assert reason.strip("?") in bench.letters()[0]
 
 
-def test_messages_that_an_impostor_sent_ahead_do_not_make_those_of_the_node_duplicates(bench):
-    """Without keys the brokers' topics cannot tell who sends; what the node itself sends is never lost for that."""
+def test_messages_sent_ahead_by_an_impostor_do_not_make_those_of_the_node_duplicates(bench):
+    """Without keys Kafka topics cannot confirm the sender; the node's own messages are never lost because of that."""
     bench.log.add(ONE, [message("h2", 0, 40.0)])
     bench.log.add(ONE, [message("h2", n, 999.0) for n in range(1, 4)])
     bench.log.add(ONE, [message("h2", n, 40.0 + n) for n in range(1, 4)])
@@ -106,7 +106,7 @@ def test_messages_that_an_impostor_sent_ahead_do_not_make_those_of_the_node_dupl
     ]
 
 
-def test_nor_does_a_long_row_of_them_with_times_of_the_future_or_a_restart_in_between(bench):
+def test_many_such_messages_with_future_times_and_a_restart_do_not_either(bench):
     ahead = 3 * WINDOW
     bench.log.add(ONE, [message("h2", 0, 40.0)], appended=NOW)
     forged = [message("h2", n, 999.0, sent=NOW + 25 * SECOND) for n in range(1, ahead)]
@@ -120,7 +120,7 @@ def test_nor_does_a_long_row_of_them_with_times_of_the_future_or_a_restart_in_be
     assert ingest.rejected["sequence"] == 3
 
 
-def test_a_message_that_is_sent_again_is_a_duplicate_also_after_a_second_one_of_its_sequence(bench):
+def test_a_repeated_message_is_a_duplicate_also_after_a_second_one_of_its_sequence(bench):
     first, second = message("h2", 1, 999.0), message("h2", 1, 41.0)
     bench.log.add(ONE, [message("h2", 0, 40.0), first, second, second, first])
     ingest = bench.drain()
@@ -129,7 +129,7 @@ def test_a_message_that_is_sent_again_is_a_duplicate_also_after_a_second_one_of_
     assert ingest.rejected["sequence"] == 1
 
 
-def test_a_log_that_is_read_again_from_its_start_brings_duplicates_alone(bench):
+def test_a_log_read_again_from_its_start_gives_only_duplicates(bench):
     bench.log.add(ONE, [message("h2", n, 40.0) for n in range(2 * WINDOW)])
     bench.drain()
     bench.database.connection.execute("DELETE FROM ingest_commit")
@@ -161,7 +161,7 @@ def key_file(folder, node: str, *keys: bytes) -> None:
     path.write_bytes(b"\n".join(keys))
 
 
-def test_where_keys_are_configured_only_what_the_nodes_key_signed_is_taken(bench, tmp_path):
+def test_with_keys_configured_only_messages_signed_with_the_nodes_key_are_accepted(bench, tmp_path):
     bench.keys = tmp_path / "keys"
     key_file(bench.keys, "h2", KEY)
     key_file(bench.keys, "h1", OTHER)
@@ -175,12 +175,12 @@ def test_where_keys_are_configured_only_what_the_nodes_key_signed_is_taken(bench
     assert [letter.split(":")[0] for letter in bench.letters()] == ["signature"] * 4
 
 
-def test_a_signature_for_one_topic_does_not_hold_for_another():
+def test_a_signature_for_one_topic_is_invalid_for_another():
     assert sign(KEY, "telemetry.v1", b"x") != sign(KEY, "events.v1", b"x")
     assert sign(KEY, "t", b"x") != sign(OTHER, "t", b"x")
 
 
-def test_a_key_is_replaced_without_a_gap_and_one_taken_away_ends_within_a_minute(tmp_path):
+def test_a_key_is_replaced_without_a_gap_and_a_removed_one_ends_within_a_minute(tmp_path):
     clock = [0.0]
     keys = NodeKeys(tmp_path, lambda: clock[0])
     key_file(tmp_path, "h2", KEY, OTHER)
@@ -192,7 +192,7 @@ def test_a_key_is_replaced_without_a_gap_and_one_taken_away_ends_within_a_minute
 
 
 @pytest.mark.parametrize(("text", "mode", "reason"), [(b"short", 0o600, "at least 32"), (KEY, 0o644, "chmod 600")])
-def test_a_key_that_protects_nothing_is_refused(tmp_path, text, mode, reason):
+def test_a_key_without_protection_is_refused(tmp_path, text, mode, reason):
     key_file(tmp_path, "h2", text)
     (tmp_path / "h2.key").chmod(mode)
     with pytest.raises(sections.ConfigError, match=reason):
@@ -200,7 +200,7 @@ def test_a_key_that_protects_nothing_is_refused(tmp_path, text, mode, reason):
     assert reason in NodeKeys(tmp_path).find_fault("h2", "t", b"x", b"")
 
 
-def test_nothing_is_kept_of_a_node_whose_name_misleads_also_not_its_clock(bench):
+def test_nothing_is_stored_for_a_node_with_a_misleading_name_not_even_its_clock(bench):
     node = "n1\u202e\ncritical"
     bench.log.add(ONE, [message(node, 0, 40.0, sent=NOW + 7200 * SECOND)], key=node.encode(), appended=NOW)
     ingest = bench.drain()
@@ -209,7 +209,7 @@ def test_nothing_is_kept_of_a_node_whose_name_misleads_also_not_its_clock(bench)
     assert bench.database.connection.execute("SELECT * FROM events").fetchall() == []
 
 
-def test_a_folder_of_keys_that_is_away_gives_no_message_up(bench, tmp_path):
+def test_a_missing_key_folder_loses_no_message(bench, tmp_path):
     bench.keys = tmp_path / "keys"
     value = message("h1", 0, 40.0)
     bench.log.add(ONE, [value], signatures=[sign(KEY, ONE.topic, value)])
@@ -222,8 +222,8 @@ def test_a_folder_of_keys_that_is_away_gives_no_message_up(bench, tmp_path):
 
 
 @pytest.mark.parametrize(("sequence", "sent"), [(0, -(1 << 63)), (0, (1 << 63) - 1), (1 << 63, NOW)])
-def test_what_a_sender_says_of_a_message_is_never_more_than_the_store_can_hold(bench, sequence, sent):
-    """An error of a clock beyond 64 bits would fail every commit, whoever's messages are in it."""
+def test_values_from_a_sender_never_exceed_the_range_of_the_store(bench, sequence, sent):
+    """A clock error beyond 64 bits would fail every commit, with the messages of all senders."""
     for i in range(30):
         arrived = NOW + i * 5 * SECOND
         moving = sent + i * 5 * SECOND if sent < NOW else sent

@@ -1,4 +1,4 @@
-"""The pipeline process: one loop that never ends for trouble outside, and says on /readyz what is wrong."""
+"""The pipeline process: one loop that survives external errors, and reports them on /readyz."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from tests.until import until
 T0 = 1_780_000_000 * SECOND
 
 
-class Nothing:
+class EmptyJudge:
     """A judge that finds nothing."""
 
     signals = frozenset()
@@ -53,7 +53,7 @@ class Nothing:
 def service(site):
     table = {"store": {"path": str(site.folder / "store.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
     made = PipelineService(
-        build_section(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 600 * SECOND
+        build_section(configuration.Config, table, "test"), EmptyJudge(), clock=lambda: T0 + 600 * SECOND
     )
     yield made
     made.close()
@@ -64,11 +64,11 @@ def drain(service):
         pass
 
 
-def test_the_watermark_is_the_newest_sample_less_the_lateness_once_all_is_read(site, service):
+def test_the_watermark_is_the_newest_sample_minus_the_lateness_once_all_is_read(site, service):
     service.start_engine()
     assert service.compute_watermark() is None
     site.send("n1", T0, ticks=5)
-    site.send("n2", T0 - 300 * SECOND)  # silent since: must not hold the others
+    site.send("n2", T0 - 300 * SECOND)  # silent since then: must not hold the others
     drain(service)
     assert service.compute_watermark() == T0 + 4 * SECOND - 30 * SECOND
 
@@ -85,7 +85,7 @@ def test_unread_input_holds_the_watermark(site, service, monkeypatch):
     assert service.ingest.backlog() == T0 + SECOND
 
 
-def test_a_long_span_that_is_stored_and_not_yet_judged_counts_as_backlog(site, service):
+def test_a_long_span_that_is_stored_and_not_yet_evaluated_counts_as_backlog(site, service):
     service.start_engine()
     site.send("n1", T0)
     drain(service)
@@ -98,24 +98,24 @@ def test_a_long_span_that_is_stored_and_not_yet_judged_counts_as_backlog(site, s
     assert PipelineBackend(service).read_health()["backlog"] is False
 
 
-def test_until_the_first_step_has_ended_nobody_takes_the_history_for_judged(site, service, monkeypatch):
-    """The demo opens its dashboard when there is no backlog: that moment lay between the first commit and its end."""
+def test_before_the_first_step_has_ended_the_history_does_not_count_as_evaluated(site, service, monkeypatch):
+    """The demo opens its dashboard when there is no backlog; it once did so between the first commit and its end."""
     service.start_engine()
     site.send("n1", T0)
     committed, seen = service.transport.commit_offset, []
 
-    def ask(partition, next_offset):
+    def get(partition, next_offset):
         seen.append(PipelineBackend(service).read_health()["backlog"])
         committed(partition, next_offset)
 
-    monkeypatch.setattr(service.transport, "commit_offset", ask)
+    monkeypatch.setattr(service.transport, "commit_offset", get)
     assert PipelineBackend(service).read_health()["backlog"] is True
     drain(service)
     assert seen == [True]
     assert PipelineBackend(service).read_health()["backlog"] is False
 
 
-def test_a_pipeline_without_any_input_has_no_backlog_once_it_has_looked(service):
+def test_a_pipeline_without_input_has_no_backlog_after_its_first_read(service):
     service.start_engine()
     assert service.run_step() is False
     assert (
@@ -125,7 +125,7 @@ def test_a_pipeline_without_any_input_has_no_backlog_once_it_has_looked(service)
     ) == (False, None, None)
 
 
-def test_a_long_start_is_not_told_as_waiting_input(site, service, monkeypatch):
+def test_a_long_start_is_not_reported_as_waiting_input(site, service, monkeypatch):
     site.send("n1", T0)
     monkeypatch.setattr(service, "clock", lambda: T0 + 700 * SECOND)
     assert service.list_unready_reasons() == ["starting: stored data is being evaluated"]
@@ -134,7 +134,7 @@ def test_a_long_start_is_not_told_as_waiting_input(site, service, monkeypatch):
 
 
 def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
-    """Nobody else loses the time that a frame waits: the neighbour is 20 s late, and is waited for."""
+    """Other senders keep their lateness: the neighbour is 20 s late, and is waited for."""
     service.start_engine()
     site.send("n1", service.clock() + 3600 * SECOND)
     site.send("n2", service.clock() - 20 * SECOND)
@@ -142,7 +142,7 @@ def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
     assert service.compute_watermark() == service.clock() - 20 * SECOND
 
 
-def test_a_store_that_cannot_commit_is_said_and_survived(site, service, monkeypatch):
+def test_a_store_that_cannot_commit_is_reported_and_survived(site, service, monkeypatch):
     service.start_engine()
     site.send("n1", T0)
     stop = threading.Event()
@@ -157,18 +157,18 @@ def test_a_store_that_cannot_commit_is_said_and_survived(site, service, monkeypa
         return transaction()
 
     monkeypatch.setattr(service.database, "transaction", full)
-    monkeypatch.setattr(Retryable, "__init__", _at_once)
+    monkeypatch.setattr(Retryable, "__init__", _send_now)
     service.run(stop)
     assert service.list_unready_reasons() == []
     assert service.ingest.counters["messages"] == 1
 
 
-def _at_once(self, message, after_s=0.0):
+def _send_now(self, message, after_s=0.0):
     Exception.__init__(self, message)
     self.after_s = min(after_s, 0.01)
 
 
-def test_silent_agents_are_counted_and_are_no_reason_to_be_unready(site, service):
+def test_silent_agents_are_counted_and_do_not_change_readiness(site, service):
     service.start_engine()
     site.send("n1", T0)
     site.send("n2", T0 + 590 * SECOND)
@@ -184,7 +184,7 @@ def test_input_is_stalled_when_the_transport_is_gone_and_nothing_was_stored_for_
     drain(service)
     now = service.clock()
     monkeypatch.setattr(service, "clock", lambda: now + 16 * SECOND)
-    assert not PipelineBackend(service).read_health()["stalled"]  # agents that say nothing are no fault of the pipeline
+    assert not PipelineBackend(service).read_health()["stalled"]  # silent agents are not a fault of the pipeline
     (site.folder / "spool").rename(site.folder / "gone")
     assert PipelineBackend(service).read_health()["stalled"]
     assert any("does not exist" in reason for reason in service.list_unready_reasons())
@@ -192,7 +192,7 @@ def test_input_is_stalled_when_the_transport_is_gone_and_nothing_was_stored_for_
     assert not PipelineBackend(service).read_health()["stalled"]
 
 
-def test_a_partition_that_gives_no_answer_while_others_do_is_a_reason_to_be_unready(site, service, monkeypatch):
+def test_a_partition_that_does_not_answer_while_others_do_is_a_reason_to_be_unready(site, service, monkeypatch):
     service.start_engine()
     site.send("n1", T0)
     site.send("n2", T0)
@@ -218,12 +218,12 @@ def test_a_partition_that_gives_no_answer_while_others_do_is_a_reason_to_be_unre
     assert service.list_unready_reasons() == []
 
 
-def test_a_note_before_the_start_is_asked_to_come_again(service):
+def test_a_note_before_the_start_is_answered_with_retry(service):
     with pytest.raises(Retryable, match="try again"):
         PipelineBackend(service).acknowledge("inc-1", "ada", "")
 
 
-def test_metrics_count_what_came_in(site, service):
+def test_metrics_count_incoming_messages(site, service):
     service.start_engine()
     site.send("n1", T0, ticks=3)
     drain(service)
@@ -239,8 +239,8 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def ask(port, path):
-    """(status, JSON) of a GET; status 0 while nobody answers."""
+def get(port, path):
+    """Returns (status, JSON) of a GET; status 0 while nothing answers."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return answer.status, json.loads(answer.read())
@@ -252,7 +252,7 @@ def ask(port, path):
 
 
 def processor_seconds(pid):
-    """What a process has had of the processors; the time of its start is a multiple of that where others want them."""
+    """Returns the processor time of a process; its start takes a multiple of it on a busy machine."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -275,13 +275,13 @@ def test_the_process_serves_survives_a_kill_and_ends_on_sigterm(site, tmp_path):
     ]
     start = lambda: subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)  # noqa: E731
     began, first = time.monotonic(), start()
-    until(lambda: ask(port, "/readyz")[0] == 200)
+    until(lambda: get(port, "/readyz")[0] == 200)
     slowness = max(1.0, (time.monotonic() - began) / processor_seconds(first.pid))
     first.kill()
     first.communicate()
     second = start()
-    until(lambda: ask(port, "/api/v1/entities?kind=gpu")[1] is not None)
-    until(lambda: len(ask(port, "/api/v1/entities?kind=gpu")[1]["entities"]) == 2)
+    until(lambda: get(port, "/api/v1/entities?kind=gpu")[1] is not None)
+    until(lambda: len(get(port, "/api/v1/entities?kind=gpu")[1]["entities"]) == 2)
     began = time.monotonic()
     second.send_signal(signal.SIGTERM)
     _, talk = second.communicate(timeout=60)
@@ -292,7 +292,7 @@ def test_the_process_serves_survives_a_kill_and_ends_on_sigterm(site, tmp_path):
     assert site.rows("SELECT count(*), count(DISTINCT (time, entity)) FROM gpu") == [(100, 100)]
 
 
-def test_a_fault_in_judging_is_said_and_storing_goes_on(site, service, caplog):
+def test_a_fault_in_evaluation_is_reported_and_storing_continues(site, service, caplog):
     service.start_engine()
 
     def broken(frames):
@@ -308,8 +308,8 @@ def test_a_fault_in_judging_is_said_and_storing_goes_on(site, service, caplog):
 
 
 @pytest.mark.parametrize("when", ["live", "at the start"])
-def test_the_end_does_not_wait_for_a_backlog_to_be_judged_and_the_next_start_judges_it(site, service, when):
-    """Six hours of history took longer than the three seconds after which whoever asked for the end kills."""
+def test_the_stop_does_not_wait_for_the_evaluation_of_a_backlog_and_the_next_start_evaluates_it(site, service, when):
+    """Six hours of history took longer than the three seconds after which a supervisor kills the process."""
     stop, seen, now = threading.Event(), [], service.clock
     if when == "at the start":
         for second in range(0, 500, 10):
@@ -332,7 +332,7 @@ def test_the_end_does_not_wait_for_a_backlog_to_be_judged_and_the_next_start_jud
     assert len(seen) == 3
     assert service.list_unready_reasons() in ([], ["starting: stored data is being evaluated"])
     service.close()
-    again = PipelineService(service.config, Nothing(), clock=now)
+    again = PipelineService(service.config, EmptyJudge(), clock=now)
     try:
         again.judge.observe = lambda frames: seen.append(1) or []
         again.start_engine()
@@ -347,13 +347,13 @@ def site_rows(service, query):
     return service.database.connection.execute(query).fetchall()[0][0]
 
 
-def test_a_restart_does_not_forget_who_is_silent(site, service):
+def test_a_restart_keeps_the_silent_nodes(site, service):
     service.start_engine()
     site.send("n1", T0)
     site.send("n2", T0 + 590 * SECOND)
     drain(service)
     service.close()
-    again = PipelineService(service.config, Nothing(), clock=service.clock)
+    again = PipelineService(service.config, EmptyJudge(), clock=service.clock)
     try:
         assert (
             PipelineBackend(again).read_health()["sources"]["agents"],
@@ -363,18 +363,20 @@ def test_a_restart_does_not_forget_who_is_silent(site, service):
         again.close()
 
 
-def test_a_receiver_that_can_never_be_called_is_refused_with_the_name_of_the_file(site):
+def test_an_invalid_receiver_url_is_refused_with_the_name_of_the_file(site):
     hook = {"name": "pager", "url": "https://10.0.0.5/x"}
     table = {"store": {"path": str(site.folder / "other.duckdb")}, "notify": {"webhooks": [hook]}}
     with pytest.raises(ConfigError, match=r"test\.toml: \[\[notify\.webhooks\]\] pager: url = .*allow_private"):
-        PipelineService(build_section(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())
+        PipelineService(
+            build_section(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), EmptyJudge()
+        )
 
 
-def test_the_detectors_are_told_with_the_modes_they_are_under(site):
+def test_the_detectors_are_listed_with_their_modes(site):
     path = {"store": {"path": str(site.folder / "s.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
     modes = [ModeRule("record", "nothing", "rack:r1"), ModeRule("act", "other"), ModeRule("notify")]
     config = replace(build_section(configuration.Config, path, "test"), modes=modes)
-    made = PipelineService(config, Nothing())
+    made = PipelineService(config, EmptyJudge())
     try:
         (row,) = PipelineBackend(made).list_detectors()
         assert [(m["detector"], m["scope"], m["mode"]) for m in row["modes"]] == [

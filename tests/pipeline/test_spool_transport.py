@@ -1,4 +1,4 @@
-"""What only the spool transport does: cursors, vanished folders, bounded open files."""
+"""Spool transport: cursors, removed folders, bounded open files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_records_beyond_the_mark_are_not_read(tmp_path: Path) -> None:
     transport.close()
 
 
-def test_a_mark_caught_in_the_middle_of_a_write_leaves_what_was_known(tmp_path: Path) -> None:
+def test_a_half_written_mark_keeps_the_previous_one(tmp_path: Path) -> None:
     filled(tmp_path, count=5)
     (folder,) = segments.epoch_folders(tmp_path / "n1" / "telemetry.v1")
     transport = SpoolTransport(tmp_path)
@@ -78,13 +78,13 @@ def test_a_mark_caught_in_the_middle_of_a_write_leaves_what_was_known(tmp_path: 
     transport.close()
 
 
-def test_no_folder_yet_is_unreachable_and_has_no_partitions(tmp_path: Path) -> None:
+def test_a_missing_folder_is_unreachable_and_has_no_partitions(tmp_path: Path) -> None:
     transport = SpoolTransport(tmp_path / "absent")
     assert transport.partitions() == ()
     assert "no agent has run here" in str(transport.find_problem())
 
 
-def test_a_folder_that_vanished_reads_as_empty(tmp_path: Path) -> None:
+def test_a_removed_folder_reads_as_empty(tmp_path: Path) -> None:
     filled(tmp_path)
     transport = SpoolTransport(tmp_path)
     (partition,) = transport.partitions()
@@ -96,7 +96,7 @@ def test_a_folder_that_vanished_reads_as_empty(tmp_path: Path) -> None:
     transport.close()
 
 
-def test_a_stranger_in_the_folder_is_passed_over(tmp_path: Path) -> None:
+def test_an_unknown_file_in_the_folder_is_skipped(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "n1" / "telemetry.v1" / "backup").mkdir()
@@ -105,7 +105,7 @@ def test_a_stranger_in_the_folder_is_passed_over(tmp_path: Path) -> None:
     assert (partition.topic, partition.name) == ("telemetry.v1", "n1")
 
 
-def test_open_files_stay_bounded_however_many_nodes_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_files_are_bounded_for_any_number_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_transport, "MAX_OPEN", 4)
     for i in range(12):
         filled(tmp_path, node=f"n{i}", count=3)
@@ -120,19 +120,19 @@ def test_open_files_stay_bounded_however_many_nodes_there_are(tmp_path: Path, mo
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_unknown_partition_has_nothing(tmp_path: Path) -> None:
+def test_an_unknown_partition_is_empty(tmp_path: Path) -> None:
     filled(tmp_path)
     assert SpoolTransport(tmp_path).read(Partition("telemetry.v1", "n9", "0" * 32), 0, 1, 1) == []
 
 
 @pytest.fixture
-def common(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder used without the rights of root, which no file mode binds."""
+def user_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder used without root rights, so that file modes apply."""
     with tempfile.TemporaryDirectory() as name:
         root = os.geteuid() == 0
         if root:
             os.chmod(name, 0o777)
-            os.seteuid(65534)  # nobody
+            os.seteuid(65534)  # the user id of `nobody`
         try:
             yield Path(name)
         finally:
@@ -146,28 +146,28 @@ def read_by_node(transport: SpoolTransport) -> dict[str, int]:
     return {p.name: len(transport.read(p, 0, 100, 1 << 20)) for p in transport.partitions()}
 
 
-def test_a_cursor_that_cannot_be_written_is_told_and_tried_again(common: Path) -> None:
-    filled(common)
+def test_an_unwritable_cursor_is_reported_and_tried_again(user_folder: Path) -> None:
+    filled(user_folder)
     now = 100.0
-    transport = SpoolTransport(common, monotonic=lambda: now)
+    transport = SpoolTransport(user_folder, monotonic=lambda: now)
     (partition,) = transport.partitions()
-    (folder,) = segments.epoch_folders(common / "n1" / "telemetry.v1")
+    (folder,) = segments.epoch_folders(user_folder / "n1" / "telemetry.v1")
     folder.chmod(0o500)
     transport.commit_offset(partition, 1)
-    told = str(transport.find_problem())
-    assert "pipeline.cursor: cannot be written: Permission denied" in told
-    assert "free disk space, or make the folder writable for the pipeline's user" in told
+    problem = str(transport.find_problem())
+    assert "pipeline.cursor: cannot be written: Permission denied" in problem
+    assert "free disk space, or make the folder writable for the pipeline's user" in problem
     folder.chmod(0o700)
     assert transport.partitions() == (partition,)
-    assert cursor(common) is None
+    assert cursor(user_folder) is None
     now += 1.0
     assert transport.partitions() == (partition,)
-    assert cursor(common) == 1
+    assert cursor(user_folder) == 1
     assert transport.find_problem() is None
     folder.chmod(0o500)
     transport.commit_offset(partition, 2)
     transport.close()
-    assert cursor(common) == 1
+    assert cursor(user_folder) == 1
 
 
 def test_a_cursor_whose_temporary_name_is_taken_never_raises(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_cursor_whose_temporary_name_is_taken_never_raises(tmp_path: Path) -> 
     transport.close()
 
 
-def test_a_spool_removed_between_reading_and_storing_is_no_error(tmp_path: Path) -> None:
+def test_a_spool_removed_between_reading_and_storing_is_not_an_error(tmp_path: Path) -> None:
     filled(tmp_path)
     filled(tmp_path, node="n2")
     transport = SpoolTransport(tmp_path)
@@ -198,20 +198,20 @@ def test_a_spool_removed_between_reading_and_storing_is_no_error(tmp_path: Path)
 
 @pytest.mark.parametrize("depth", ["n1", "n1/telemetry.v1", "n1/telemetry.v1/0*", "n1/telemetry.v1/*/mark"])
 @pytest.mark.parametrize("seen", [False, True])
-def test_a_node_that_cannot_be_read_is_left_out_told_and_taken_again(common: Path, depth: str, seen: bool) -> None:
-    filled(common)
-    filled(common, node="n2")
-    transport = SpoolTransport(common)
+def test_an_unreadable_node_is_skipped_reported_and_read_again_later(user_folder: Path, depth: str, seen: bool) -> None:
+    filled(user_folder)
+    filled(user_folder, node="n2")
+    transport = SpoolTransport(user_folder)
     if seen:
         assert len(transport.partitions()) == 2
-    (barred,) = common.glob(depth)
+    (barred,) = user_folder.glob(depth)
     barred.chmod(0)
     assert read_by_node(transport).get("n1", 0) == 0
     assert read_by_node(transport)["n2"] == 5
-    told = str(transport.find_problem())
-    assert str(common / "n1") in told
-    assert "Permission denied" in told
-    assert "is skipped" in told or "are skipped" in told
+    problem = str(transport.find_problem())
+    assert str(user_folder / "n1") in problem
+    assert "Permission denied" in problem
+    assert "is skipped" in problem or "are skipped" in problem
     for partition in transport.partitions():
         transport.bounds(partition)
     barred.chmod(0o700)
@@ -220,8 +220,8 @@ def test_a_node_that_cannot_be_read_is_left_out_told_and_taken_again(common: Pat
     transport.close()
 
 
-def test_a_spool_directory_that_cannot_be_looked_into_is_told(common: Path) -> None:
-    inner = common / "inner"
+def test_an_unreadable_spool_directory_is_reported(user_folder: Path) -> None:
+    inner = user_folder / "inner"
     filled(inner / "spool")
     inner.chmod(0)
     transport = SpoolTransport(inner / "spool")
@@ -229,7 +229,7 @@ def test_a_spool_directory_that_cannot_be_looked_into_is_told(common: Path) -> N
     assert "cannot be listed: Permission denied" in str(transport.find_problem())
 
 
-def test_a_link_to_itself_is_a_stranger(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_skipped(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     transport = SpoolTransport(tmp_path)
@@ -238,17 +238,17 @@ def test_a_link_to_itself_is_a_stranger(tmp_path: Path) -> None:
 
 
 def open_segments(folder: Path) -> list[str]:
-    """Segments below `folder` held open by this process; the kernel marks those that were unlinked."""
+    """Returns segments below `folder` held open by this process; the kernel marks unlinked ones."""
     found = []
     for handle in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{handle}"))
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing
             continue
     return [name for name in found if name.startswith(f"{folder}/") and ".seg" in name]
 
 
-def test_a_segment_read_past_is_closed_so_that_unlinking_it_frees_its_space(tmp_path: Path) -> None:
+def test_a_segment_that_was_read_is_closed_so_that_unlinking_it_frees_its_space(tmp_path: Path) -> None:
     now = 100.0
     with Spool(tmp_path, "n1", "telemetry.v1", free_bytes=0, segment_bytes=1000) as spool:
         transport = SpoolTransport(tmp_path, monotonic=lambda: now)
@@ -263,12 +263,12 @@ def test_a_segment_read_past_is_closed_so_that_unlinking_it_frees_its_space(tmp_
             assert not open_segments(tmp_path)[0].endswith("(deleted)")
             transport.commit_offset(partition, offset)
             now += 1.0
-    assert len(list(tmp_path.glob("*/*/*/*.seg"))) <= 2  # the writer did unlink what was read
+    assert len(list(tmp_path.glob("*/*/*/*.seg"))) <= 2  # the writer unlinked the segments that were read
     transport.close()
     assert open_segments(tmp_path) == []
 
 
-def test_want_of_file_numbers_is_not_blamed_on_a_node_and_close_never_raises(tmp_path: Path) -> None:
+def test_running_out_of_file_descriptors_is_not_attributed_to_a_node_and_close_never_raises(tmp_path: Path) -> None:
     filled(tmp_path)
     transport = SpoolTransport(tmp_path)
     (partition,) = transport.partitions()
@@ -284,7 +284,7 @@ def test_want_of_file_numbers_is_not_blamed_on_a_node_and_close_never_raises(tmp
     assert "cannot be written: Too many open files" in str(transport.find_problem())
 
 
-def test_what_is_open_of_a_partition_that_vanished_is_closed(tmp_path: Path) -> None:
+def test_open_files_of_a_removed_partition_are_closed(tmp_path: Path) -> None:
     filled(tmp_path)
     filled(tmp_path, node="n2")
     transport = SpoolTransport(tmp_path)

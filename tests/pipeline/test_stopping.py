@@ -1,4 +1,4 @@
-"""Stop: what signal handlers may set, however often and wherever they interrupt."""
+"""Stop: signal handlers may set it, however often and wherever they interrupt."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.runtime.supervise import Stop
 
-HAMMERED = """
+NESTED_SIGNALS = """
 import signal
 from pipeline.runtime.supervise import Stop
 stop, seen = Stop(), []
@@ -63,14 +63,14 @@ def test_it_cannot_be_unset():
         Stop().clear()
 
 
-def test_signals_that_interrupt_each_other_never_hang_it():
-    command = [sys.executable, "-c", HAMMERED]
+def test_nested_signals_never_deadlock_it():
+    command = [sys.executable, "-c", NESTED_SIGNALS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()) as child:
         assert child.stdout.readline() == "ready\n"
         until = time.monotonic() + 30
         while child.poll() is None and time.monotonic() < until:
             child.send_signal(signal.SIGINT)
             child.send_signal(signal.SIGTERM)
-            time.sleep(0.0005)  # a flood would only nest handlers until the interpreter's stack is full
+            time.sleep(0.0005)  # more would only nest handlers until the interpreter's stack is full
         child.kill()
         assert child.stdout.read() == "end\n"

@@ -1,4 +1,4 @@
-"""The store: one owner, one lock, migrated forward, and nothing reachable but its own tables."""
+"""The store: one owner, one lock, migrated forward, and access to its own tables alone."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def test_a_failed_transaction_leaves_nothing_behind(database):
     assert database.connection.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [("3",)]
 
 
-def test_a_second_process_is_told_who_has_the_store(database):
+def test_a_second_process_gets_an_error_that_names_the_owner_of_the_store(database):
     names = "from pathlib import Path; from pipeline.store.database import Database;"
     program = f"{names} Database(Path({str(database.path)!r}))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -82,7 +82,7 @@ def test_a_store_of_a_newer_schema_is_refused(tmp_path):
         "SET threads = 1",
     ],
 )
-def test_the_connection_itself_reaches_no_file_and_no_setting(database, query):
+def test_the_connection_cannot_reach_files_or_settings(database, query):
     with pytest.raises(duckdb.Error):
         database.cursor().execute(query)
 
@@ -121,7 +121,7 @@ def put(database, *samples):
         append_rows(connection, rows)
 
 
-def test_mutes_of_before_it_was_kept_who_ended_them_stay(tmp_path):
+def test_mutes_from_before_the_column_ended_by_are_kept(tmp_path):
     path = tmp_path / "old.duckdb"
     old = Database(path)
     ledger.add_mute(old.connection, Mute("m1", "straggler", "rack:r1", T0, T0 + SECOND, "new paste", "ann"))
@@ -136,7 +136,7 @@ def test_mutes_of_before_it_was_kept_who_ended_them_stay(tmp_path):
     new.close()
 
 
-def test_retention_removes_what_is_older_and_keeps_the_newest_offset(database):
+def test_retention_removes_old_rows_and_keeps_the_newest_offset(database):
     put(database, (0, 40.0), (100, 41.0))
     old, new = f"make_timestamptz({T0})", f"make_timestamptz({T0 + SECOND})"
     database.connection.execute(
@@ -163,13 +163,13 @@ def test_a_restart_reads_rows_and_events_again_in_chunks_of_time(database):
     assert none == []
 
 
-def test_a_new_signal_is_a_new_column_and_old_rows_have_none_of_it(database):
+def test_a_new_signal_is_a_new_column_and_old_rows_have_null(database):
     put(database, (0, 40.0))
     schema.ensure_class(database.connection, "gpu", [Signal("gpu.brand_new", "1", "gauge", "gpu", "f4", "new")])
     assert database.connection.execute("SELECT temperature, brand_new FROM gpu").fetchall() == [(40.0, None)]
 
 
-def test_a_store_of_a_catalogue_with_fewer_signals_keeps_its_rows_and_is_like_a_new_one(tmp_path, database):
+def test_a_store_of_a_catalogue_with_fewer_signals_keeps_its_rows_and_equals_a_new_one(tmp_path, database):
     fewer = {name: signal for name, signal in CATALOGUE.items() if not name.endswith("temperature")}
     assert len(fewer) < len(CATALOGUE) - 2
     old = Database(tmp_path / "old.duckdb", catalogue=fewer)
@@ -182,7 +182,7 @@ def test_a_store_of_a_catalogue_with_fewer_signals_keeps_its_rows_and_is_like_a_
     again.close()
 
 
-def test_a_store_whose_folder_cannot_be_made_is_said_with_its_key(tmp_path):
+def test_a_store_folder_that_cannot_be_created_is_reported_with_its_key(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"\[store\] path = .*cannot be created"):
         Database(tmp_path / "file" / "store.duckdb")

@@ -1,4 +1,4 @@
-"""Several real processes under one parent: watched, ended together, none left behind."""
+"""Several real processes under one parent: supervised, stopped together, none left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from pipeline.runtime.supervise import PARENT, StopRequested, Supervisor, report_death
 
 SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
-DEAF = [
+IGNORES_SIGTERM = [
     sys.executable,
     "-c",
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
@@ -24,8 +24,8 @@ DEAF = [
 ROOT = Path(__file__).parents[2]
 
 
-class Lines(list[str]):
-    """Takes what children say, and lets a test wait for a line without sleeping."""
+class LineCollector(list[str]):
+    """Collects the lines of children, and lets a test wait for a line without sleeping."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Lines(list[str]):
 
 
 def test_a_child_that_dies_is_reported_with_its_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    supervisor = Supervisor(Lines())
+    supervisor = Supervisor(LineCollector())
     supervisor.start("good", SLEEPS)
     program = "import sys; print('first'); print('the reason', file=sys.stderr); sys.exit(7)"
     supervisor.start("bad", [sys.executable, "-c", program])
@@ -59,7 +59,7 @@ def test_a_child_that_dies_is_reported_with_its_last_lines(capsys: pytest.Captur
 
 
 def test_a_killed_child_is_reported_with_the_signal(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines()
+    lines = LineCollector()
     supervisor = Supervisor(lines)
     child = supervisor.start("victim", SLEEPS)
     lines.wait_for("victim: up")
@@ -70,26 +70,26 @@ def test_a_killed_child_is_reported_with_the_signal(capsys: pytest.CaptureFixtur
     assert "victim was killed by SIGKILL" in capsys.readouterr().err
 
 
-def test_a_child_that_may_end_is_no_death() -> None:
-    supervisor = Supervisor(Lines())
+def test_the_exit_of_an_optional_child_is_not_a_failure() -> None:
+    supervisor = Supervisor(LineCollector())
     child = supervisor.start("task", [sys.executable, "-c", "pass"])
     child.process.wait(20)
     assert supervisor.find_dead(may_end=["task"]) is None
     assert supervisor.find_dead() is child
 
 
-def test_the_end_leaves_nothing_running_even_if_a_child_is_deaf() -> None:
-    lines = Lines()
+def test_the_stop_leaves_nothing_running_even_if_a_child_ignores_sigterm() -> None:
+    lines = LineCollector()
     supervisor = Supervisor(lines)
-    children = [supervisor.start("quick", SLEEPS), supervisor.start("deaf", DEAF)]
+    children = [supervisor.start("quick", SLEEPS), supervisor.start("deaf", IGNORES_SIGTERM)]
     for name in ("quick", "deaf"):
         lines.wait_for(f"{name}: up")
     supervisor.stop_all(timeout_s=0.5)
     assert [child.process.poll() for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
-def test_who_asks_for_the_end_ends_the_wait() -> None:
-    supervisor = Supervisor(Lines())
+def test_a_stop_request_ends_the_wait() -> None:
+    supervisor = Supervisor(LineCollector())
     supervisor.start("good", SLEEPS)
     supervisor.request_stop()
     with pytest.raises(StopRequested):
@@ -97,8 +97,8 @@ def test_who_asks_for_the_end_ends_the_wait() -> None:
     supervisor.stop_all()
 
 
-def test_a_signal_asks_for_the_end_and_the_handlers_are_put_back() -> None:
-    supervisor, before = Supervisor(Lines()), signal.getsignal(signal.SIGTERM)
+def test_a_signal_requests_the_stop_and_the_handlers_are_restored() -> None:
+    supervisor, before = Supervisor(LineCollector()), signal.getsignal(signal.SIGTERM)
     with supervisor.handle_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(StopRequested):
@@ -107,7 +107,7 @@ def test_a_signal_asks_for_the_end_and_the_handlers_are_put_back() -> None:
 
 
 def test_only_the_last_lines_are_kept() -> None:
-    supervisor = Supervisor(Lines())
+    supervisor = Supervisor(LineCollector())
     child = supervisor.start("talker", [sys.executable, "-c", "for i in range(1000): print(i)"])
     child.process.wait(20)
     child.poll_status()
@@ -134,10 +134,10 @@ def test_children_end_when_the_parent_is_killed() -> None:
         until = time.monotonic() + 20
         while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
             assert time.monotonic() < until, "the child outlived its parent"
-            time.sleep(0.05)  # another process is busy: no event tells us when it is done
+            time.sleep(0.05)  # another process is busy: there is no event for its end
 
 
-def test_a_child_that_was_stopped_is_named_until_it_goes_on() -> None:
+def test_a_suspended_child_is_named_until_it_continues() -> None:
     supervisor = Supervisor(lambda line: None)
     child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
     try:

@@ -1,4 +1,4 @@
-"""`fleetpulse init` over real brokers: makes what is missing, changes nothing that is there, says how it differs."""
+"""`fleetpulse init` over real brokers: creates missing topics, changes no existing one, reports differences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lines_of(kafka: Kafka) -> list[str]:
 
 @pytest.fixture
 def bare(kafka: Address) -> Address:
-    """Brokers without any topic of ours."""
+    """Brokers without any of our topics."""
     delete_topics(kafka, NAMES)
     return kafka
 
@@ -40,7 +40,7 @@ def state_of(address: Address) -> Mapping[str, topic_state.TopicState]:
         return topic_state.read_topics(admin, topics.configured_topics(kafka_of(address)))
 
 
-def test_topics_are_made_with_their_settings_and_lead(bare: Address) -> None:
+def test_topics_are_created_with_their_settings_and_leaders(bare: Address) -> None:
     lines = lines_of(kafka_of(bare))
     assert len(lines) == len(NAMES)
     assert "topic telemetry.v1: created: 4 partitions, 1 replica, retention 72 h" in lines
@@ -52,20 +52,20 @@ def test_topics_are_made_with_their_settings_and_lead(bare: Address) -> None:
         assert {key: found.settings[key] for key in topic.settings} == dict(topic.settings)
 
 
-def test_a_topic_that_nobody_reads_yet_is_said_to_be_one(bare: Address) -> None:
+def test_a_topic_without_a_reader_is_reported_as_such(bare: Address) -> None:
     for lines in (lines_of(kafka_of(bare)), lines_of(kafka_of(bare))):
         (line,) = [line for line in lines if line.startswith(f"topic {topics.OTLP}:")]
         assert line.endswith("this version does not read it yet")
 
 
-def test_a_second_time_all_was_there_already_and_messages_stay(bare: Address) -> None:
+def test_a_second_run_finds_all_topics_and_keeps_their_messages(bare: Address) -> None:
     lines_of(kafka_of(bare))
     write(bare, "telemetry.v1", [b"kept"])
     assert all("already exists, as configured" in line for line in lines_of(kafka_of(bare)))
     assert [record.value for record in read(bare, "telemetry.v1")] == [b"kept"]
 
 
-def test_what_differs_is_named_with_its_mend_and_left_alone(bare: Address) -> None:
+def test_differences_are_reported_with_the_fix_and_left_alone(bare: Address) -> None:
     lines_of(kafka_of(bare, partitions=2))
     before = state_of(bare)
     lines = [line for line in lines_of(kafka_of(bare, partitions=5, retention_hours=1.0)) if "telemetry.v1:" in line]
@@ -77,13 +77,13 @@ def test_what_differs_is_named_with_its_mend_and_left_alone(bare: Address) -> No
     assert state_of(bare) == before
 
 
-def test_more_partitions_than_configured_are_a_matter_of_the_configuration(bare: Address) -> None:
+def test_more_partitions_than_configured_are_fixed_in_the_configuration(bare: Address) -> None:
     lines_of(kafka_of(bare, partitions=5))
     (line,) = [text for text in lines_of(kafka_of(bare, partitions=2)) if "telemetry.v1: differs" in text]
     assert line.endswith("number of partitions is 5, expected 2; fix: [kafka] partitions = 5")
 
 
-def test_two_at_once_make_each_topic_once(bare: Address) -> None:
+def test_two_concurrent_runs_create_each_topic_once(bare: Address) -> None:
     said: list[list[str]] = []
     both = [threading.Thread(target=lambda: said.append(lines_of(kafka_of(bare)))) for _ in range(2)]
     for one in both:
@@ -94,19 +94,21 @@ def test_two_at_once_make_each_topic_once(bare: Address) -> None:
     assert sum("created:" in line for lines in said for line in lines) == len(NAMES)
 
 
-def test_more_copies_than_brokers_is_refused_with_the_mend(bare: Address) -> None:
+def test_more_replicas_than_brokers_are_refused_with_the_fix(bare: Address) -> None:
     with pytest.raises(UsageError, match=r"telemetry\.v1.*\[kafka\] replication_factor = 3.*start them, or lower it"):
         lines_of(kafka_of(bare, replication_factor=3))
 
 
-def test_fewer_copies_than_configured_differ_and_need_no_more_acknowledgements_than_there_are(bare: Address) -> None:
+def test_fewer_replicas_than_configured_are_reported_and_need_no_more_acknowledgements_than_brokers(
+    bare: Address,
+) -> None:
     lines_of(kafka_of(bare))
     lines = [text for text in lines_of(kafka_of(bare, replication_factor=3)) if "telemetry.v1: differs" in text]
     assert len(lines) == 1
     assert "replication factor is 1, expected 3" in lines[0]
 
 
-def test_with_three_copies_two_must_have_a_message() -> None:
+def test_with_three_replicas_two_must_acknowledge_a_message() -> None:
     assert {t.settings.get("min.insync.replicas") for t in topics.configured_topics(Kafka(replication_factor=3))} == {
         "2"
     }
@@ -124,7 +126,7 @@ def test_partitions_without_a_leader_are_counted(bare: Address) -> None:
         assert topic_state.read_topics(admin, topics.configured_topics(kafka_of(bare)))["telemetry.v1"].headless == 1
 
 
-def test_brokers_that_are_away_are_unreachable_and_named() -> None:
+def test_unreachable_brokers_are_reported_by_name() -> None:
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1.*refused.*bootstrap_servers"):
         lines_of(Kafka("127.0.0.1:1"))
 
@@ -143,13 +145,13 @@ def test_init_works_over_tls_and_scram(secure_kafka: Broker) -> None:
         ("ca_file", "strangers_ca_file", "certificate is refused"),
     ],
 )
-def test_init_says_why_it_is_not_let_in(secure_kafka: Broker, key: str, file: str, words: str) -> None:
+def test_init_reports_why_it_is_refused(secure_kafka: Broker, key: str, file: str, words: str) -> None:
     with pytest.raises(Unreachable, match=words) as refused:
         lines_of(kafka_of(secure_kafka, **{key: getattr(secure_kafka.security, file)}))
     assert secure_kafka.security.password not in str(refused.value)
 
 
-def test_the_whole_command_makes_store_folders_and_topics(bare: Address, tmp_path: Path) -> None:
+def test_the_command_creates_store_folders_and_topics(bare: Address, tmp_path: Path) -> None:
     config = Config(
         store=Store(path=tmp_path / "store.duckdb"),
         spool=Spool(directory=tmp_path / "spool"),
@@ -164,7 +166,7 @@ def test_the_whole_command_makes_store_folders_and_topics(bare: Address, tmp_pat
     assert sum("already exists" in line for line in lines) == 3 + len(NAMES)
 
 
-def test_init_beside_a_running_pipeline_makes_the_topics_that_are_missing(bare: Address, tmp_path: Path) -> None:
+def test_init_beside_a_running_pipeline_creates_the_missing_topics(bare: Address, tmp_path: Path) -> None:
     path = tmp_path / "store.duckdb"
     hold = "import sys, duckdb; held = duckdb.connect(sys.argv[1]); print(flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -1,4 +1,4 @@
-"""Topology: ancestors nearest first, groups of peers, no circle."""
+"""Topology: ancestors nearest first, peer groups, no circle."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ FLEET = Topology(
 )
 
 
-def test_ancestors_come_nearest_first():
+def test_ancestors_are_listed_nearest_first():
     assert FLEET.ancestors("gpu:n1.0") == ("node:n1", "rack:r1", "pdu:p1", "cdu:c1")
     assert FLEET.ancestor_of_kind("gpu:n1.0", "cdu") == "cdu:c1"
     assert FLEET.ancestor_of_kind("node:n1", "node") == "node:n1"
     assert FLEET.ancestor_of_kind("gpu:n3.0", "rack") is None
 
 
-def test_ancestors_are_those_of_the_newest_lines():
+def test_ancestors_follow_the_newest_lines():
     topology = Topology({"gpu:1": ["node:1"], "disk:1": ["node:1"], "node:1": ["rack:1"]})
     assert topology.ancestors("gpu:1") == topology.ancestors("disk:1") == ("node:1", "rack:1")
     topology.merge({"node:1": ["rack:2"], "disk:1": ["node:2"]})
@@ -35,11 +35,11 @@ def test_ancestors_are_those_of_the_newest_lines():
     assert topology.ancestors("disk:1") == ("node:2",)
 
 
-def test_everything_below_an_entity_is_found():
+def test_all_entities_below_an_entity_are_found():
     assert set(FLEET.descendants("rack:r1")) == {"gpu:n1.0", "gpu:n2.0", "node:n1", "node:n2"}
 
 
-def test_peers_share_a_group_number_and_strangers_have_none():
+def test_peers_share_a_group_number_and_other_entities_have_none():
     np.testing.assert_array_equal(FLEET.group_numbers(["gpu:n1.0", "gpu:n2.0", "gpu:n3.0"], "rack"), [0, 0, -1])
 
 
@@ -60,12 +60,12 @@ def test_only_a_change_raises_the_version():
     assert topology.merge({}, {"a:1": {"sku": "y"}})
 
 
-def test_the_kind_is_what_stands_before_the_first_colon():
+def test_the_kind_is_the_part_before_the_first_colon():
     assert kind_of("port:leaf7.HundredGigE0/0/0/10:1") == "port"
 
 
 @given(st.dictionaries(st.integers(0, 12), st.lists(st.integers(0, 12), max_size=3), max_size=12))
-def test_any_parents_are_either_a_graph_without_circle_or_refused(lines):
+def test_any_parents_are_a_graph_without_a_circle_or_are_refused(lines):
     parents = {f"x:{child}": [f"x:{p}" for p in above] for child, above in lines.items()}
     try:
         topology = Topology(parents)

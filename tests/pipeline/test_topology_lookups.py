@@ -1,4 +1,4 @@
-"""What Topology keeps of its look-ups is what a fresh one would find, whatever comes, goes and moves."""
+"""Cached look-ups of a Topology equal those of a new one, after any entities are added, removed and moved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINES = st.dictionaries(NAME, st.lists(NAME, max_size=3), max_size=4)
 CHANGES = st.lists(st.one_of(st.tuples(st.just("merge"), LINES), st.tuples(st.just("forget"), st.lists(NAME))))
 
 
-def looked_up(topology: Topology) -> list[object]:
+def read_lookups(topology: Topology) -> list[object]:
     near = [topology.ancestor_of_kind(name, kind) for name in NAMES for kind in (*KINDS, "hall")]
     return [
         [topology.ancestors(name) for name in NAMES],
@@ -26,17 +26,17 @@ def looked_up(topology: Topology) -> list[object]:
 
 @settings(max_examples=200)
 @given(CHANGES)
-def test_look_ups_are_those_of_a_topology_made_afresh(changes):
+def test_look_ups_equal_those_of_a_new_topology(changes):
     topology = Topology()
     for what, change in changes:
         try:
             topology.remove_entities(change) if what == "forget" else topology.merge(change)
         except UsageError:
             continue  # a circle, which changes nothing
-        assert looked_up(topology) == looked_up(Topology(topology.parents))
+        assert read_lookups(topology) == read_lookups(Topology(topology.parents))
 
 
-def test_jobs_that_come_and_go_and_ranks_that_move_leave_nothing_behind():
+def test_jobs_that_start_and_end_and_ranks_that_move_leave_nothing_behind():
     topology = Topology({f"gpu:n{n}.0": [f"node:n{n}"] for n in range(8)})
     for job in range(500):
         ranks = {f"rank:{job}.{i}": [f"stage:{job}", f"gpu:n{i}.0"] for i in range(8)}

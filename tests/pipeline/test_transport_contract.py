@@ -1,4 +1,4 @@
-"""What ingest may rely on, held against every transport. A transport joins with one fixture class in SOURCES."""
+"""The contract of ingest with every transport. A new transport adds one fixture class to SOURCES."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """The far side of a transport under test: nodes that send, and a way to lose what was sent first."""
+    """The senders of a transport under test: nodes that send, and a way to lose their first messages."""
 
     def send(self, node: str, bodies: list[bytes]) -> None: ...
     def lose_first(self, node: str) -> None: ...
@@ -64,7 +64,7 @@ class SpoolSource:
 
 
 class KafkaSource:
-    """A topic of its own on a real broker."""
+    """A separate topic on a real broker."""
 
     def __init__(self, address: Address) -> None:
         self.address, self.topic = address, f"contract-{secrets.token_hex(4)}"
@@ -91,7 +91,7 @@ class KafkaSource:
         return partition.name == str(self.numbers[node])
 
     def transport(self) -> Transport:
-        return Patient(KafkaTransport(kafka_of(self.address), read=[self.topic]))
+        return RetryingTransport(KafkaTransport(kafka_of(self.address), read=[self.topic]))
 
     def close(self) -> None:
         self.producer.close()
@@ -99,8 +99,8 @@ class KafkaSource:
             admin.delete_topics([self.topic])
 
 
-class Patient:
-    """A transport whose caller tries again, as ingest does, when it is not known yet whether there is more."""
+class RetryingTransport:
+    """A transport whose caller tries again, as ingest does, while it is unknown whether there is more."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
@@ -109,13 +109,13 @@ class Patient:
         return getattr(self.inner, name)
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        return patiently(lambda: self.inner.bounds(partition))
+        return retry(lambda: self.inner.bounds(partition))
 
     def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
-        return patiently(lambda: self.inner.read(partition, offset, max_messages, max_bytes))
+        return retry(lambda: self.inner.read(partition, offset, max_messages, max_bytes))
 
 
-def patiently(ask: Callable[[], T], seconds: float = 20.0) -> T:
+def retry(ask: Callable[[], T], seconds: float = 20.0) -> T:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(Retryable):
@@ -152,7 +152,7 @@ def transport(source: Source) -> Iterator[Transport]:
 
 
 def partition_of(source: Source, transport: Transport, node: str) -> Partition:
-    """The partition that holds what `node` sent."""
+    """Returns the partition with the messages of `node`."""
     return next(p for p in transport.partitions() if source.holds(p, node))
 
 
@@ -170,7 +170,7 @@ def read_all(transport: Transport, partition: Partition, count: int, size: int) 
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (1, 1 << 20), (3, 500), (1000, 1), (1000, 1 << 20)])
-def test_messages_come_once_in_order_whatever_the_size_of_a_read(
+def test_messages_arrive_once_in_order_for_any_size_of_a_read(
     source: Source, transport: Transport, count: int, size: int
 ) -> None:
     bodies = [b"%d" % i * (1 + i % 40) for i in range(50)]
@@ -207,13 +207,13 @@ def test_a_reader_that_follows_the_writer_sees_every_message_once(source: Source
             found += [m.offset for m in messages]
             offset = found[-1] + 1
     end = transport.bounds(partition)[1]
-    while offset < end:  # the far side of a network may be a moment behind
+    while offset < end:  # the data may arrive a moment later over the network
         found += [m.offset for m in transport.read(partition, offset, 100, 1 << 20)]
         offset = found[-1] + 1
     assert found == list(range(found[0], end))
 
 
-def test_a_new_sender_appears_and_known_partitions_stay_as_they_were(source: Source, transport: Transport) -> None:
+def test_a_new_sender_appears_and_known_partitions_stay_unchanged(source: Source, transport: Transport) -> None:
     source.send("n1", [b"a"])
     before = transport.partitions()
     source.send("n2", [b"b"])
@@ -222,7 +222,7 @@ def test_a_new_sender_appears_and_known_partitions_stay_as_they_were(source: Sou
     assert after == transport.partitions()
 
 
-def test_an_offset_that_is_gone_raises_a_gap_that_says_where_to_go_on(source: Source, transport: Transport) -> None:
+def test_a_lost_offset_raises_a_gap_with_the_next_offset(source: Source, transport: Transport) -> None:
     source.send("n1", [b"first"])
     partition = partition_of(source, transport, "n1")
     first = transport.bounds(partition)[0]
@@ -235,7 +235,7 @@ def test_an_offset_that_is_gone_raises_a_gap_that_says_where_to_go_on(source: So
     assert transport.read(partition, gap.next_offset, 1, 1000)[0].offset == gap.next_offset
 
 
-def test_a_second_transport_goes_on_from_a_stored_offset(source: Source, transport: Transport) -> None:
+def test_a_second_transport_continues_from_a_stored_offset(source: Source, transport: Transport) -> None:
     source.send("n1", [b"%d" % i for i in range(10)])
     partition = partition_of(source, transport, "n1")
     middle = transport.bounds(partition)[0] + 6
@@ -252,7 +252,7 @@ def test_a_second_transport_goes_on_from_a_stored_offset(source: Source, transpo
     second.close()
 
 
-def test_it_can_be_reached_and_closed_twice(source: Source, transport: Transport) -> None:
+def test_the_transport_can_be_checked_and_closed_twice(source: Source, transport: Transport) -> None:
     source.send("n1", [b"a"])
     assert transport.partitions()
     assert transport.find_problem() is None

@@ -1,4 +1,4 @@
-"""Bytes of every released version decode for ever; anything else is a WireError, at bounded cost."""
+"""Messages of every released version can be decoded for ever; all others are a WireError, at bounded cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORIGIN = Origin("oslo-1", "n042", bytes.fromhex("00112233445566778899aabbccddeef
 
 
 def golden_batch() -> Batch:
-    """Every wire type, two ticks, two classes, missing values, a name outside ASCII."""
+    """Returns every wire type, two ticks, two classes, missing values, a name outside ASCII."""
     gpu = Block(
         "gpu",
         ("gpu:n042.0", "gpu:n042.1"),
@@ -98,7 +98,7 @@ def test_golden_events_of_version_1_still_decode() -> None:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_what_is_written_today_differs_from_the_golden_bytes_at_most_in_compression(name: str) -> None:
+def test_current_messages_differ_from_the_golden_bytes_at_most_in_compression(name: str) -> None:
     golden, today = (GOLDEN / f"wire-v1-{name}.bin").read_bytes(), MESSAGES[name][0]()
     assert today[:40] == golden[:40]  # all of the envelope before length and checksum of the compressed body
     assert raw_of(today) == raw_of(golden)
@@ -130,7 +130,7 @@ def batches(draw: st.DrawFn) -> Batch:
 
 @settings(max_examples=150, deadline=None)
 @given(batch=batches())
-def test_any_batch_comes_back_as_it_was(batch: Batch) -> None:
+def test_any_batch_is_decoded_unchanged(batch: Batch) -> None:
     message = wire.seal(wire.encode(batch), wire.TELEMETRY_KIND, EPOCH, 1, 2, batch.origin.simulated)
     assert_same(wire.decode(message), batch)
 
@@ -148,7 +148,7 @@ def test_any_batch_comes_back_as_it_was(batch: Batch) -> None:
         max_size=5,
     )
 )
-def test_any_events_come_back_as_they_were(events: list[Event]) -> None:
+def test_any_events_are_decoded_unchanged(events: list[Event]) -> None:
     batch = EventBatch(ORIGIN, tuple(events))
     message = wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 1, 2)
     assert wire.decode_events(message) == batch
@@ -156,7 +156,7 @@ def test_any_events_come_back_as_they_were(events: list[Event]) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(found=st.lists(batches(), min_size=1, max_size=6))
-def test_joined_messages_hold_the_same_values_as_each_alone(found: list[Batch]) -> None:
+def test_joined_messages_have_the_same_values_as_each_alone(found: list[Batch]) -> None:
     bodies = [
         wire.open_telemetry(wire.seal(wire.encode(batch), wire.TELEMETRY_KIND, EPOCH, i, 2))
         for i, batch in enumerate(found)
@@ -174,13 +174,13 @@ def test_joined_messages_hold_the_same_values_as_each_alone(found: list[Batch]) 
     assert seen == len(found)
 
 
-def test_decoded_arrays_cannot_be_changed() -> None:
+def test_decoded_arrays_are_read_only() -> None:
     column = wire.decode(telemetry_message()).blocks[0].columns["gpu.power"]
     with pytest.raises(ValueError, match="read-only"):
         column[0, 0] = 1
 
 
-def test_a_batch_of_unequal_shapes_or_strange_types_is_refused_by_the_writer() -> None:
+def test_a_batch_of_unequal_shapes_or_unknown_types_is_refused_by_the_writer() -> None:
     def of(values: Any) -> Batch:
         return Batch(ORIGIN, np.array([1], np.int64), (Block("gpu", ("gpu:a",), {"gpu.power": values}),))
 
@@ -224,7 +224,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
 
 
 def sealed(raw: bytes, kind: int = wire.TELEMETRY_KIND) -> bytes:
-    """A message with a sound envelope and checksum around any body: what a hostile or broken sender can make."""
+    """Returns a message with a valid envelope and checksum around any body, as a hostile or broken sender can make."""
     return wire.seal(zstandard.ZstdCompressor().compress(raw), kind, EPOCH, 1, 2)
 
 
@@ -235,7 +235,7 @@ def body(layout: Any, ticks: int, data: bytes, length: int | None = None) -> byt
 
 @settings(max_examples=300, deadline=None)
 @given(raw=st.binary(max_size=200))
-def test_any_body_under_a_sound_envelope_is_refused_as_a_wire_error(raw: bytes) -> None:
+def test_any_body_under_a_valid_envelope_is_refused_as_a_wire_error(raw: bytes) -> None:
     for kind, decode in ((wire.TELEMETRY_KIND, wire.decode), (wire.EVENTS_KIND, wire.decode_events)):
         with pytest.raises(WireError):
             decode(sealed(raw, kind))
@@ -243,7 +243,7 @@ def test_any_body_under_a_sound_envelope_is_refused_as_a_wire_error(raw: bytes) 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_a_changed_body_decodes_or_is_a_wire_error_and_nothing_else(data: st.DataObject) -> None:
+def test_a_changed_body_is_decoded_or_is_a_wire_error(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(MESSAGES)))
     make, decode = MESSAGES[name]
     raw = bytearray(raw_of(make()))
@@ -292,7 +292,7 @@ HOSTILE: dict[str, bytes] = {
 
 
 def peak_of_refusal(message: bytes) -> int:
-    """Bytes that Python held at most while it refused a message."""
+    """Returns the peak memory of Python in bytes while it refused a message."""
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
@@ -321,7 +321,7 @@ HOSTILE_EVENTS = {
     "a negative time": json.dumps({**EVENT, "time": -5}).encode(),
     "an entity without a kind": json.dumps({**EVENT, "entity": "a"}).encode(),
     "data that is a list": json.dumps({**EVENT, "data": []}).encode(),
-    "two events where one was said": json.dumps(EVENT).encode() + b"\n" + json.dumps(EVENT).encode(),
+    "two events where one was declared": json.dumps(EVENT).encode() + b"\n" + json.dumps(EVENT).encode(),
     "nested without end": b'{"time":1,"entity":"a:b","kind":"k","data":' + b"[" * 100_000,
     "bytes that are no UTF-8": b'{"time":1,"entity":"a:\xff","kind":"k","data":{}}',
 }
@@ -335,7 +335,7 @@ def test_hostile_events_are_refused(name: str) -> None:
 
 
 def bombs() -> dict[str, bytes]:
-    """A gigabyte of zeros in some 32 kB: with its size declared, without, and as several frames."""
+    """Returns a gigabyte of zeros in some 32 kB: with its size declared, without, and as several frames."""
     zeros = bytes(1 << 20)
     declared, silent = zstandard.ZstdCompressor(), zstandard.ZstdCompressor(write_content_size=False)
     with_size = declared.compressobj(size=1 << 30)
@@ -383,7 +383,7 @@ def test_an_envelope_of_another_kind_is_refused_with_the_reason(change: dict[str
         wire.decode(message)
 
 
-def test_telemetry_is_no_events_message_and_the_other_way_round() -> None:
+def test_telemetry_is_not_decoded_as_events_and_events_not_as_telemetry() -> None:
     with pytest.raises(WireError, match="expected 2"):
         wire.decode_events(telemetry_message())
     with pytest.raises(WireError, match="expected 1"):

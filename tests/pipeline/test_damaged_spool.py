@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a spool, each message is read once, in order, or lies in a counted gap."""
+"""With any damage to the files of a spool, each message is read once, in order, or is in a counted gap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPIC = "telemetry.v1"
 
 
 def filled(directory: Path, count: int = COUNT, seed: int = 7) -> Path:
-    """A spool of some segments whose writer is gone; its folder."""
+    """Writes a spool of some segments and closes the writer; returns its folder."""
     rng = random.Random(seed)
     with Spool(directory, "n1", TOPIC, segment_bytes=4000, max_bytes=1 << 20, free_bytes=0) as spool:
         for _ in range(count):
@@ -34,7 +34,7 @@ def filled(directory: Path, count: int = COUNT, seed: int = 7) -> Path:
 
 @dataclass
 class Reader:
-    """Reads as ingest does, over a clock that stands beyond every wait."""
+    """Reads as ingest does, with a clock beyond every wait."""
 
     directory: Path
     now: float = 0.0
@@ -46,7 +46,7 @@ class Reader:
         self.transport = SpoolTransport(self.directory, monotonic=lambda: self.now)
 
     def drain(self, limit: int = 10_000) -> Reader:
-        """Up to `limit` messages, until nothing has come for longer than a mark may be absent."""
+        """Reads up to `limit` messages, until none came for longer than a mark may be absent."""
         partition, idle = self.transport.partitions()[0], 0
         while idle < 3 and limit > 0:
             try:
@@ -55,7 +55,7 @@ class Reader:
                 self.skip(gap)
                 continue
             for message in found:
-                assert message.offset == self.offset, "in order, without a hole that is not told"
+                assert message.offset == self.offset, "in order, without an unreported hole"
                 assert message.offset not in self.read, "never twice"
                 self.read[message.offset] = message.value
                 self.offset += 1
@@ -65,7 +65,7 @@ class Reader:
         return self
 
     def skip(self, gap: GapError) -> None:
-        assert gap.first == self.offset < gap.next_offset, "a gap never leads back"
+        assert gap.first == self.offset < gap.next_offset, "a gap never goes back"
         self.gaps.append((gap.first, gap.next_offset, gap.cause))
         self.offset = gap.next_offset
 
@@ -75,8 +75,8 @@ class Reader:
 
 
 @pytest.mark.parametrize("damage", ["absent", "empty", "flipped", "short"])
-def test_without_a_sound_mark_every_message_of_a_writer_that_is_gone_is_read(tmp_path: Path, damage: str) -> None:
-    """Before, none of the 240 were read."""
+def test_without_a_valid_mark_all_messages_of_a_stopped_writer_are_read(tmp_path: Path, damage: str) -> None:
+    """Before the fix none of the 240 were read."""
     mark = filled(tmp_path) / "mark"
     data = mark.read_bytes()
     mark.unlink()
@@ -95,8 +95,8 @@ def test_a_mark_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     assert len(reader.transport.read(partition, 0, 10, 1 << 16)) == 10
 
 
-def test_what_is_read_without_a_mark_is_made_durable_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a power cut could take back what was read, and another message would bear its sequence."""
+def test_messages_read_without_a_mark_are_made_durable_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a power failure could undo messages already read, and reuse their sequences."""
     (filled(tmp_path) / "mark").unlink()
     synced: list[int] = []
     monkeypatch.setattr("pipeline.transport.spool.os.fsync", synced.append)
@@ -104,7 +104,7 @@ def test_what_is_read_without_a_mark_is_made_durable_first(tmp_path: Path, monke
     assert len(synced) == 1
 
 
-def test_after_a_lost_mark_the_writer_goes_on_in_a_new_epoch_and_both_are_read(tmp_path: Path) -> None:
+def test_after_a_lost_mark_the_writer_continues_in_a_new_epoch_and_both_are_read(tmp_path: Path) -> None:
     old = filled(tmp_path)
     (old / "mark").unlink()
     new = filled(tmp_path, 5)
@@ -129,14 +129,14 @@ def far_ahead(folder: Path, files: list[Path]) -> Path:
     return shutil.copy(files[0], segments.segment_path(folder, 999_999))
 
 
-def nonsense(folder: Path, files: list[Path]) -> Path:
+def random_bytes_segment(folder: Path, files: list[Path]) -> Path:
     path = segments.segment_path(folder, int(files[1].stem) + 1)
     path.write_bytes(random.Random(3).randbytes(5000))
     return path
 
 
-def a_part(folder: Path, files: list[Path]) -> Path:
-    """The true records from the middle of a segment on, a few of them, under their true name."""
+def partial_segment(folder: Path, files: list[Path]) -> Path:
+    """Returns a few valid records from the middle of a segment, under their correct name."""
     data = files[1].read_bytes()
     found = find_valid_record(data, len(data) // 3)
     assert found is not None
@@ -147,20 +147,20 @@ def a_part(folder: Path, files: list[Path]) -> Path:
     return path
 
 
-PLANTS = [copied, copied_from_later, far_ahead, nonsense, a_part]
+PLANTS = [copied, copied_from_later, far_ahead, random_bytes_segment, partial_segment]
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_stray_segment_costs_no_message_and_moves_no_gap_back(tmp_path: Path, plant: Plant) -> None:
+def test_a_stray_segment_loses_no_message_and_moves_no_gap_back(tmp_path: Path, plant: Plant) -> None:
     folder = filled(tmp_path)
     stray = plant(folder, sorted(folder.glob("*.seg")))
     reader = Reader(tmp_path).drain()
     assert (len(reader.read), reader.gaps) == (COUNT, [])
-    assert plant is a_part or list(reader.transport.stray_files) == [stray]
+    assert plant is partial_segment or list(reader.transport.stray_files) == [stray]
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_stray_segment_that_comes_while_its_spool_is_read_costs_no_message(tmp_path: Path, plant: Plant) -> None:
+def test_a_stray_segment_added_while_its_spool_is_read_loses_no_message(tmp_path: Path, plant: Plant) -> None:
     folder = filled(tmp_path)
     reader = Reader(tmp_path).drain(30)
     plant(folder, sorted(folder.glob("*.seg")))
@@ -169,7 +169,7 @@ def test_a_stray_segment_that_comes_while_its_spool_is_read_costs_no_message(tmp
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_stray_segment_lets_the_writer_unlink_nothing_that_is_not_read(tmp_path: Path, plant: Plant) -> None:
+def test_a_stray_segment_does_not_make_the_writer_unlink_unread_data(tmp_path: Path, plant: Plant) -> None:
     folder = filled(tmp_path)
     reader = Reader(tmp_path).drain(20)
     (partition,) = reader.transport.partitions()
@@ -196,7 +196,7 @@ def test_a_segment_of_another_spool_is_not_read_under_its_name(tmp_path: Path) -
     assert sum(behind - first for first, behind, _ in reader.gaps) >= lost
 
 
-def test_records_behind_garbage_that_was_put_between_them_are_read(tmp_path: Path) -> None:
+def test_records_behind_inserted_garbage_are_read(tmp_path: Path) -> None:
     folder = filled(tmp_path)
     path = sorted(folder.glob("*.seg"))[1]
     data = path.read_bytes()
@@ -206,7 +206,7 @@ def test_records_behind_garbage_that_was_put_between_them_are_read(tmp_path: Pat
     assert (len(Reader(tmp_path).drain().read), Reader(tmp_path).drain().gaps) == (COUNT, [])
 
 
-def test_more_damaged_records_than_a_short_search_would_pass_cost_themselves_alone(tmp_path: Path) -> None:
+def test_many_damaged_records_lose_only_themselves(tmp_path: Path) -> None:
     with Spool(tmp_path, "n1", TOPIC, max_bytes=1 << 20, free_bytes=0) as spool:
         spool.append_many([b"%04d" % i for i in range(300)], wire.TELEMETRY_KIND, 0)
     (path,) = tmp_path.glob(f"n1/{TOPIC}/*/*.seg")
@@ -232,8 +232,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return filled(tmp_path_factory.mktemp("one")), filled(tmp_path_factory.mktemp("two"), seed=11)
 
 
-def spoil(folder: Path, foreign: Path, step: tuple[str, float, float, int]) -> None:
-    """Does one kind of damage to one file of the folder."""
+def apply_damage(folder: Path, foreign: Path, step: tuple[str, float, float, int]) -> None:
+    """Applies one kind of damage to one file of the folder."""
     how, which, where, number = step
     files = sorted(folder.iterdir())
     path = files[int(which * len(files))] if files else folder / "mark"
@@ -261,7 +261,7 @@ def spoil(folder: Path, foreign: Path, step: tuple[str, float, float, int]) -> N
 
 
 def intact(files: list[Path], sent: dict[int, bytes]) -> set[int]:
-    """Sequences whose records lie whole in any of the files, with every byte as it was written."""
+    """Returns the sequences whose records are complete in any of the files, with every byte as written."""
     data = [path.read_bytes() for path in files]
     return {
         sequence for sequence, value in sent.items() if any(segments.pack_record(sequence, value) in d for d in data)
@@ -270,7 +270,7 @@ def intact(files: list[Path], sent: dict[int, bytes]) -> set[int]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.lists(DAMAGE, max_size=4), read=st.integers(0, COUNT), after=st.lists(DAMAGE, max_size=4))
-def test_no_damage_makes_a_reader_crash_read_twice_go_back_or_skip_in_silence(
+def test_no_damage_makes_a_reader_crash_read_twice_go_back_or_skip_without_a_report(
     tmp_path_factory: pytest.TempPathFactory,
     originals: tuple[Path, Path],
     before: list[tuple[str, float, float, int]],
@@ -283,16 +283,16 @@ def test_no_damage_makes_a_reader_crash_read_twice_go_back_or_skip_in_silence(
     shutil.copytree(original, folder)
     sent = Reader(original.parents[2]).drain().read
     for step in before:
-        spoil(folder, foreign, step)
+        apply_damage(folder, foreign, step)
     reader = Reader(directory).drain(read)
     for step in after:
-        spoil(folder, foreign, step)
+        apply_damage(folder, foreign, step)
     reader.drain()
-    assert all(sent[sequence] == value for sequence, value in reader.read.items()), "no byte that was not written"
+    assert all(sent[sequence] == value for sequence, value in reader.read.items()), "only bytes that were written"
     assert reader.counted == reader.offset, "each is read or counted"
     true = [path for path in folder.glob("*.seg") if path not in reader.transport.stray_files]
-    assert all(sequence < reader.offset for sequence in intact(true, sent)), "no sound message is left unread"
+    assert all(sequence < reader.offset for sequence in intact(true, sent)), "no intact message is left unread"
     if segments.read_mark(folder) is not None:
-        assert reader.offset >= COUNT, "the mark says how far it goes"
+        assert reader.offset >= COUNT, "the mark gives the end"
     reader.transport.close()
     shutil.rmtree(directory)

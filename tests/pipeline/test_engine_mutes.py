@@ -1,4 +1,4 @@
-"""What persons say to a running engine holds at once and after a restart: mutes, modes, and "not a fault"."""
+"""User actions on a running engine take effect immediately and after a restart: mutes, modes, "not a fault"."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pipeline.model.topology import Topology
 from tests.pipeline.test_engine import STEP, T0, HotForThree, Running
 
 
-class Forgiving(HotForThree):
-    """As before, and it keeps the feedback that it was shown."""
+class HotWithFeedback(HotForThree):
+    """HotForThree that keeps the feedback events it receives."""
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.feedback = []
 
     def judge_events(self, events, topology, again=False):
         return []
 
     def observe(self, frames):
-        self.told += [e for f in frames.values() for e in f.events if e.kind == "feedback"]
+        self.feedback += [e for f in frames.values() for e in f.events if e.kind == "feedback"]
         return super().observe(frames)
 
 
-class Voiced(Running):
-    def __init__(self, site, modes=(), judge=Forgiving):
+class MutableEngine(Running):
+    def __init__(self, site, modes=(), judge=HotWithFeedback):
         super().__init__(site)
         self.now, self.modes, self.kind = T0, modes, judge
 
@@ -57,8 +57,8 @@ class Voiced(Running):
         self.run(T0 + (first + len(temperatures)) * STEP)
 
 
-def started(site, modes=(), judge=Forgiving):
-    running = Voiced(site, modes, judge)
+def start_engine(site, modes=(), judge=HotWithFeedback):
+    running = MutableEngine(site, modes, judge)
     running.start()
     return running
 
@@ -67,8 +67,8 @@ def incidents(site):
     return site.rows("SELECT cause, state FROM incidents ORDER BY cause")
 
 
-def test_a_muted_detector_opens_nothing_but_what_it_found_is_stored(site):
-    running = started(site)
+def test_a_muted_detector_opens_no_incident_and_its_findings_are_stored(site):
+    running = start_engine(site)
     running.engine.mute("hot", "*", 600, "new paste", "ann")
     running.play(1, [95] * 6)
     assert incidents(site) == []
@@ -76,9 +76,9 @@ def test_a_muted_detector_opens_nothing_but_what_it_found_is_stored(site):
     assert evidence == "new paste"
 
 
-def test_a_mute_on_what_fades_is_told_with_it_and_so_is_its_end(site):
-    """Else the page of an incident would show the evidence of its height: without the mute, or with one long over."""
-    running = started(site)
+def test_a_finding_under_a_mute_has_the_mute_as_evidence_until_the_mute_ends(site):
+    """Otherwise the incident page would show the evidence of the peak: no mute, or one that ended long ago."""
+    running = start_engine(site)
     reason = "SELECT DISTINCT evidence ->> '$.muted.reason' FROM findings WHERE entity = 'gpu:n1.0'"
     running.play(1, [99] * 5)
     assert site.rows(reason) == [(None,)]
@@ -88,11 +88,11 @@ def test_a_mute_on_what_fades_is_told_with_it_and_so_is_its_end(site):
     running.engine.unmute(made.id, "bob")
     running.play(9, [94] * 3)
     assert site.rows(reason) == [(None,)]
-    assert site.rows("SELECT max(score) FROM findings WHERE entity = 'gpu:n1.0'") == [(99.0,)], "the height stays"
+    assert site.rows("SELECT max(score) FROM findings WHERE entity = 'gpu:n1.0'") == [(99.0,)], "the peak stays"
 
 
-def test_a_mute_outlives_a_restart_and_ends_by_itself(site):
-    running = started(site)
+def test_a_mute_survives_a_restart_and_expires(site):
+    running = start_engine(site)
     running.engine.mute("hot", "gpu:n1.0", 60, "new paste", "ann")
     running.start()
     running.play(1, [95] * 5)
@@ -101,8 +101,8 @@ def test_a_mute_outlives_a_restart_and_ends_by_itself(site):
     assert [cause for cause, _ in incidents(site)] == ["gpu:n1.0", "gpu:n1.1"]
 
 
-class OnceLogged(Forgiving):
-    """Tells the first page of each GPU alone, and that it holds."""
+class ReportsOnce(HotWithFeedback):
+    """Reports each GPU's first page once, as a condition that holds."""
 
     def judge_events(self, events, topology, again=False):
         return []
@@ -115,8 +115,8 @@ class OnceLogged(Forgiving):
         return [Finding(frame.time, frame.time, e, "hot", "page", 1.0, f"{e} is gone", {"holds": True}) for e in new]
 
 
-def test_what_was_told_once_under_a_mute_is_told_when_it_ends_also_after_a_restart(site):
-    running = started(site, judge=OnceLogged)
+def test_a_finding_reported_once_under_a_mute_is_reported_when_the_mute_ends_also_after_a_restart(site):
+    running = start_engine(site, judge=ReportsOnce)
     running.engine.mute("hot", "*", 60, "new paste", "ann")
     running.play(1, [95] * 3)
     assert incidents(site) == []
@@ -124,11 +124,11 @@ def test_what_was_told_once_under_a_mute_is_told_when_it_ends_also_after_a_resta
     running.play(4, [40] * 6)
     assert incidents(site) == [("gpu:n1.0", "open"), ("gpu:n1.1", "open")]
     (muted,) = {row[0] for row in site.rows("SELECT evidence ->> '$.muted' FROM findings")}
-    assert muted is None, "and its evidence says so no longer"
+    assert muted is None, "its evidence has no mute any more"
 
 
 def test_a_mute_can_be_ended(site):
-    running = started(site)
+    running = start_engine(site)
     made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
     running.now = T0 + STEP
     assert running.engine.unmute(made.id, "bob").ended == T0 + STEP
@@ -139,48 +139,48 @@ def test_a_mute_can_be_ended(site):
         running.engine.unmute("nothing", "bob")
 
 
-def test_a_mute_of_a_detector_that_is_not_there_is_refused(site):
+def test_a_mute_of_an_unknown_detector_is_refused(site):
     with pytest.raises(UsageError, match="no such detector; expected one of hot"):
-        started(site).engine.mute("cold", "*", 60, "x", "ann")
+        start_engine(site).engine.mute("cold", "*", 60, "x", "ann")
 
 
-def test_a_mode_of_a_detector_that_is_not_there_is_refused_at_the_start(site):
+def test_a_mode_of_an_unknown_detector_is_refused_at_the_start(site):
     with pytest.raises(ConfigError, match=r"\[\[modes\]\] detector = 'cold'.*hot"):
-        started(site, [ModeRule("record", "cold")])
+        start_engine(site, [ModeRule("record", "cold")])
 
 
-def test_recorded_findings_open_nothing(site):
-    running = started(site, [ModeRule("record", "hot")])
+def test_recorded_findings_open_no_incident(site):
+    running = start_engine(site, [ModeRule("record", "hot")])
     running.play(0, [95] * 6)
     assert incidents(site) == []
     assert site.rows("SELECT DISTINCT evidence ->> '$.mode' FROM findings") == [("record",)]
 
 
-def test_not_a_fault_resolves_and_tells_the_detector_once(site):
-    running = started(site)
+def test_not_a_fault_resolves_the_incident_and_reaches_the_detector_once(site):
+    running = start_engine(site)
     running.play(0, [95] * 5)
     (id_,) = site.rows("SELECT id FROM incidents WHERE cause = 'gpu:n1.0'")[0]
     change = running.engine.resolve_as_not_a_fault(id_, "ann", "always so")
     assert change.incident.state == "resolved"
     running.now += STEP
     running.play(6, [95] * 3)
-    assert [(e.entity, e.data["detector"], e.data["verdict"]) for e in running.judge.told] == [
+    assert [(e.entity, e.data["detector"], e.data["verdict"]) for e in running.judge.feedback] == [
         ("gpu:n1.0", "hot", "not_a_fault")
     ]
 
 
-def test_a_verdict_outlives_a_restart_before_it_was_judged(site):
-    running = started(site)
+def test_feedback_survives_a_restart_before_it_was_evaluated(site):
+    running = start_engine(site)
     running.play(0, [95] * 5)
     (id_,) = site.rows("SELECT id FROM incidents WHERE cause = 'gpu:n1.0'")[0]
     running.engine.resolve_as_not_a_fault(id_, "ann", "always so")
     running.start()
     running.play(6, [95] * 3)
-    assert [e.entity for e in running.judge.told] == ["gpu:n1.0"]
+    assert [e.entity for e in running.judge.feedback] == ["gpu:n1.0"]
 
 
-def test_a_verdict_on_an_incident_that_is_not_there_changes_nothing(site):
-    running = started(site)
+def test_feedback_on_an_unknown_incident_changes_nothing(site):
+    running = start_engine(site)
     running.play(0, [95] * 5)
     with pytest.raises(KeyError):
         running.engine.resolve_as_not_a_fault("nothing", "ann", "x")
@@ -189,8 +189,8 @@ def test_a_verdict_on_an_incident_that_is_not_there_changes_nothing(site):
 
 
 @pytest.mark.slow
-def test_muting_what_is_open_keeps_it_open_and_tells_nothing_more(site):
-    running = started(site)
+def test_muting_an_open_incident_keeps_it_open_without_further_changes(site):
+    running = start_engine(site)
     running.play(0, [95] * 5)
     running.engine.mute("hot", "*", 6000, "new paste", "ann")
     before = site.rows("SELECT count(*) FROM history")
@@ -200,15 +200,15 @@ def test_muting_what_is_open_keeps_it_open_and_tells_nothing_more(site):
 
 
 def test_a_mute_is_ended_once(site):
-    running = started(site)
+    running = start_engine(site)
     made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
     running.engine.unmute(made.id, "bob")
     with pytest.raises(KeyError):
         running.engine.unmute(made.id, "bob")
 
 
-def test_a_mute_on_what_nobody_knows_is_taken_and_told(site):
-    running = started(site)
+def test_a_mute_for_an_unknown_entity_is_accepted_with_a_warning(site):
+    running = start_engine(site)
     running.play(0, [50] * 3)
     said = running.engine.describe_unknown_scope("gpu:n1.o")
     assert said.startswith("scope = 'gpu:n1.o': unknown entity")
@@ -217,7 +217,7 @@ def test_a_mute_on_what_nobody_knows_is_taken_and_told(site):
         assert running.engine.describe_unknown_scope(known) == ""
 
 
-def test_a_scope_that_only_the_topology_knows_is_known_and_a_slip_is_met_with_a_suggestion():
+def test_a_scope_in_the_topology_is_known_and_a_typo_gets_a_suggestion():
     topology = Topology({"node:n1": ("rack:r12",), "rack:r12": ("cdu:c1",)})
     for known in ("node:n1", "rack:r12", "cdu:c1"):
         assert warn_unknown_scope(known, topology, lambda _: False) == ""

@@ -1,4 +1,4 @@
-"""The pipeline's lines on stderr bear the time and the subject, as the agent's do."""
+"""Log lines of the pipeline on stderr have a time and a subject, as those of the agent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_lines_of_one_kind_are_limited_and_the_rest_is_counted() -> None:
     assert passes("cannot accept %d", 7) == "cannot accept 7 (99980 similar lines dropped before)"
 
 
-def test_the_kinds_that_are_counted_are_bounded() -> None:
+def test_the_number_of_counted_kinds_is_bounded() -> None:
     limit = logs.RateLimit()
     for i in range(3 * logs.MAX_KINDS):
         limit.filter(logging.LogRecord("x", logging.ERROR, "", 0, f"text {i}", (), None))

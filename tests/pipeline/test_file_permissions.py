@@ -1,4 +1,4 @@
-"""State is closed to other users, whoever creates it first; what is open is named with the fix."""
+"""State is closed to other users in any order of creation; open state is named with the fix."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_SECRET = {"ca_file", "certificate_file", "status_file"}
 
 @pytest.fixture
 def wide_open() -> Iterator[None]:
-    """The umask that leaves all to the program."""
+    """Sets the umask that lets the program choose all modes."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -43,7 +43,7 @@ def config_of(folder: Path, **more: object) -> Config:
 
 
 @pytest.mark.usefixtures("wide_open")
-def test_a_spool_is_private_with_all_that_lies_in_it(tmp_path: Path) -> None:
+def test_a_spool_is_private_with_all_its_files(tmp_path: Path) -> None:
     with Spool(tmp_path / "state" / "spool", "n1", TELEMETRY, free_bytes=0) as spool:
         spool.append(b"body", 1, 0)
         spool.sync()
@@ -55,8 +55,8 @@ def test_a_spool_is_private_with_all_that_lies_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("wide_open")
-def test_init_makes_private_state(tmp_path: Path) -> None:
-    """By the real command; the store's file and folders, the spool and the tokens."""
+def test_init_creates_private_state(tmp_path: Path) -> None:
+    """With the real command: the store's file and folders, the spool and the tokens."""
     state = tmp_path / "state"
     environ = {
         **os.environ,
@@ -70,7 +70,7 @@ def test_init_makes_private_state(tmp_path: Path) -> None:
     assert {name: mode for name, mode in found.items() if mode & 0o077} == {}
 
 
-def test_doctor_fails_on_state_that_is_open_and_its_fix_closes_it(tmp_path: Path) -> None:
+def test_doctor_fails_on_open_state_and_its_fix_closes_it(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with Spool(tmp_path / "spool", "n1", TELEMETRY, free_bytes=0):
         pass
@@ -87,8 +87,8 @@ def test_doctor_fails_on_state_that_is_open_and_its_fix_closes_it(tmp_path: Path
     assert private_files.list_warnings(config) == []
 
 
-def test_the_status_that_an_agent_makes_for_other_users_is_no_fault_but_who_may_write_it_is(tmp_path: Path) -> None:
-    """`doctor` failed on every host whose agent writes it beside the spool, and the agent undid the fix."""
+def test_the_status_file_for_other_users_is_allowed_unless_others_can_write_it(tmp_path: Path) -> None:
+    """`doctor` once failed on every host whose agent writes it beside the spool, and the agent reverted the fix."""
     tmp_path.chmod(0o700)
     with Spool(tmp_path / "spool", "n1", TELEMETRY, free_bytes=0):
         pass
@@ -109,7 +109,7 @@ def test_the_fix_never_closes_a_folder_that_all_users_share(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_secret_that_others_can_open_is_a_warning_of_doctor_and_at_start(tmp_path: Path, mode: int) -> None:
+def test_a_secret_readable_by_others_is_a_warning_of_doctor_and_at_start(tmp_path: Path, mode: int) -> None:
     token, key = tmp_path / "tokens", tmp_path / "key.pem"
     for path in (token, key):
         path.write_text("operator:0123456789abcdef\n")
@@ -130,7 +130,7 @@ def test_a_secret_that_others_can_open_is_a_warning_of_doctor_and_at_start(tmp_p
     assert f"warning: api.token_file = '{key}'" in said.stderr
 
 
-def test_secrets_of_collectors_count_too(tmp_path: Path) -> None:
+def test_secrets_of_collectors_are_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("x")
     path.chmod(0o644)
@@ -140,7 +140,7 @@ def test_secrets_of_collectors_count_too(tmp_path: Path) -> None:
     assert doctor.secrets(config).state == "warn"
 
 
-def test_every_key_that_names_a_file_is_known_as_secret_or_not() -> None:
+def test_every_key_that_names_a_file_is_listed_as_secret_or_not() -> None:
     sections = [t for t in vars(configuration).values() if dataclasses.is_dataclass(t) and isinstance(t, type)]
     named = {f.name for section in sections for f in dataclasses.fields(section) if f.name.endswith("_file")}
     assert named - NOT_SECRET - set(private_files.SECRET_KEYS) == set()

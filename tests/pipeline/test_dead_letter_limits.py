@@ -1,4 +1,4 @@
-"""Dead letters are bounded; agents that are newer than the pipeline lose nothing that can be kept."""
+"""Dead letters are bounded; a pipeline older than its agents loses no message that it can keep."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kept(limits: LetterLimits, one: DeadLetter, times: int) -> int:
     return sum(limits.payload_to_keep(one) is not None for _ in range(times))
 
 
-def test_a_minute_admits_so_many_letters_of_one_partition_and_rule() -> None:
+def test_letters_of_one_partition_and_rule_are_limited_per_minute() -> None:
     limits = LetterLimits(1 << 30)
     limits.begin(NOW)
     assert kept(limits, letter(), 1000) == PER_MINUTE
@@ -48,7 +48,7 @@ def test_a_minute_admits_so_many_letters_of_one_partition_and_rule() -> None:
     assert kept(limits, letter(), 10) == 10
 
 
-def test_a_transaction_that_fails_uses_nothing_up() -> None:
+def test_a_failed_transaction_uses_up_no_limit() -> None:
     limits = LetterLimits(1 << 30)
     for _ in range(100):
         limits.begin(NOW)
@@ -56,7 +56,7 @@ def test_a_transaction_that_fails_uses_nothing_up() -> None:
     assert limits.stored == 0
 
 
-def test_the_bytes_are_bounded_and_half_of_them_are_for_what_an_upgrade_can_read() -> None:
+def test_the_bytes_are_bounded_and_half_of_them_are_for_messages_that_an_upgrade_can_read() -> None:
     limits = LetterLimits(10_000)
     for minute in range(200):
         limits.begin(NOW + minute * 60 * SECOND)
@@ -74,10 +74,10 @@ def test_a_payload_is_cut_unless_an_upgrade_can_read_it() -> None:
     assert len(limits.payload_to_keep(letter(1 << 20, NEWER)) or b"") == 1 << 20
 
 
-def test_a_flood_of_what_nobody_can_read_is_bounded_and_each_message_is_accounted_for(
+def test_a_flood_of_unreadable_messages_is_bounded_and_each_message_is_accounted_for(
     site: Any,
 ) -> None:
-    """2,000 messages, of which 60 are kept: the others are gaps with their cause, and the sound ones are stored."""
+    """Of 2,000 messages 60 are kept: the others are gaps with their cause, and the valid ones are stored."""
     site.send("n1", T0)
     for _ in range(1000):
         site.spool("n1").append(b"rubbish" * 100, wire.TELEMETRY_KIND, 0)
@@ -97,7 +97,7 @@ def test_a_flood_of_what_nobody_can_read_is_bounded_and_each_message_is_accounte
 
 
 def reads_one_version_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipeline after an upgrade: it reads messages of today's version and of the next one."""
+    """The pipeline after an upgrade: it reads messages of the current version and of the next one."""
     today, checked = wire.VERSION, wire.open_envelope
 
     def either(message: Any) -> Any:
@@ -115,7 +115,7 @@ def reads_one_version_more(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_spool_of_a_newer_agent_waits_for_the_upgrade_and_loses_nothing(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The spool keeps it within its own bounds; no letter, no gap, and nobody else waits."""
+    """The spool keeps it within its bounds; no dead letter, no gap, and no other node waits."""
     site.send("n1", T0)
     with monkeypatch.context() as upgraded_agent:
         upgraded_agent.setattr(wire, "VERSION", wire.VERSION + 1)
@@ -136,10 +136,10 @@ def test_the_spool_of_a_newer_agent_waits_for_the_upgrade_and_loses_nothing(
     assert site.rows(LOSSES) == [(0, 0)]
 
 
-def test_on_shared_partitions_what_a_newer_agent_sends_is_kept_whole_and_stored_after_the_upgrade(
+def test_on_shared_partitions_messages_of_a_newer_agent_are_kept_whole_and_stored_after_the_upgrade(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Far more than the letters a minute that others may leave; each message is stored once, in two restarts."""
+    """Many more than the limit per minute for other letters; each message is stored once, across two restarts."""
     log, epoch = SharedLog(), bytes(range(16))
     log.add(ONE, [one_row("n1", epoch, 0, T0)])
     with monkeypatch.context() as upgraded_agent:
@@ -147,20 +147,20 @@ def test_on_shared_partitions_what_a_newer_agent_sends_is_kept_whole_and_stored_
         log.add(ONE, [one_row("n1", epoch, i, T0 + i * SECOND) for i in range(1, 301)])
     log.add(ONE, [one_row("n2", epoch, i, T0 + i * SECOND) for i in range(10)])
 
-    def drained() -> tuple[Database, Ingest]:
+    def restart() -> tuple[Database, Ingest]:
         database = Database(tmp_path / "store.duckdb")
         ingest = Ingest(database, log, Devices(database.connection), lambda: NOW)
         while ingest.step() is not None:
             pass
         return database, ingest
 
-    database, ingest = drained()
+    database, ingest = restart()
     assert database.connection.execute(LOSSES).fetchall() == [(300, 0)]
     assert ingest.rejected == {"newer": 300}
     database.close()
     reads_one_version_more(monkeypatch)
     for _ in range(2):
-        database, ingest = drained()
+        database, ingest = restart()
         rows = "SELECT count(*), count(DISTINCT (time, entity)), sum(temperature) FROM gpu"
         assert database.connection.execute(rows).fetchall() == [(311, 311, sum(range(301)) + 45)]
         assert database.connection.execute(LOSSES).fetchall() == [(0, 0)]
@@ -168,7 +168,7 @@ def test_on_shared_partitions_what_a_newer_agent_sends_is_kept_whole_and_stored_
         database.close()
 
 
-def test_what_a_newer_agent_signed_is_stored_after_the_upgrade_and_what_it_did_not_sign_is_not_kept_for_it(
+def test_signed_messages_of_a_newer_agent_are_stored_after_the_upgrade_and_unsigned_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, epoch, key, folder = SharedLog(), bytes(range(16)), b"k" * 32, tmp_path / "keys"
@@ -182,7 +182,7 @@ def test_what_a_newer_agent_signed_is_stored_after_the_upgrade_and_what_it_did_n
     log.add(ONE, values, key=b"n1", signatures=[sign(key, TELEMETRY, value) for value in values])
     log.add(ONE, forged, key=b"n1")
 
-    def drained() -> Database:
+    def restart() -> Database:
         database = Database(tmp_path / "store.duckdb")
         admission = Admission(owners=load_owners(database), sender_check=SenderCheck(folder))
         ingest = Ingest(database, log, Devices(database.connection), lambda: NOW, admission=admission)
@@ -190,18 +190,18 @@ def test_what_a_newer_agent_signed_is_stored_after_the_upgrade_and_what_it_did_n
             pass
         return database
 
-    database = drained()
+    database = restart()
     rules = "SELECT rule, count(*) FROM dead_letter GROUP BY ALL ORDER BY ALL"
     assert database.connection.execute(rules).fetchall() == [("newer", 3), ("signature", 3)]
     database.close()
     reads_one_version_more(monkeypatch)
-    database = drained()
+    database = restart()
     assert database.connection.execute("SELECT count(*) FROM gpu").fetchall() == [(3,)]
     assert database.connection.execute(rules).fetchall() == [("signature", 3)]
     database.close()
 
 
-def test_letters_that_leave_the_table_make_room_for_new_ones(site: Any) -> None:
+def test_letters_deleted_from_the_table_make_room_for_new_ones(site: Any) -> None:
     site.send_raw("n1", b"rubbish")
     ingest = site.drain()
     assert ingest.letter_limits.stored > 0
