@@ -1,11 +1,11 @@
-"""Fixtures of all tests: real Kafka brokers. Who uses one carries the mark `kafka` by that alone.
+"""Fixtures of all tests: real Kafka brokers. A test that uses one gets the mark `kafka` automatically.
 
 `make test` is for every change: all but the tests marked `extended`, which `make test-all` runs. A test is extended if
 it is slow or needs a part that few machines have. Kafka and Chromium start once for a few walks (mark `walk`).
 
 kafka-python leaves the sockets of refused connections to the garbage collector, which warns in whichever test it runs.
-A test whose brokers refuse carries the mark `refusals`; what it or any other test with brokers leaves is collected at
-its end, so that no later test of the same process fails for it.
+A test whose brokers refuse has the mark `refusals`. After it, and after any other test with brokers, leftover sockets
+are collected, so that no later test of the same process fails because of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIX = "run 'make parts'"
 BROKERS = {"kafka", "own_broker", "new_broker", "secure_kafka"}
 RARE_PARTS = ("infiniband", "lldp", "slurm", "kubernetes", "helm", "redfish", "torch")
 
-# tests run beside one another: how long an example takes on the clock says nothing of it
+# tests run in parallel: the run time of an example shows nothing about it
 settings.register_profile("crowded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("crowded")
 
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_extended(marks: set[str]) -> bool:
-    """Whether a test with these marks is left to `make test-all`."""
+    """Returns whether a test with these marks runs only in `make test-all`."""
     if not marks.isdisjoint({"slow", *RARE_PARTS}):
         return True
     return not marks.isdisjoint({"kafka", "chromium"}) and "walk" not in marks
@@ -56,7 +56,7 @@ def is_extended(marks: set[str]) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own wrappers
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Collects when pytest has let go of the test's log: its records hold the errors, and these hold the sockets."""
+    """Collects garbage after pytest has released the test's log, whose records hold errors that hold the sockets."""
     yield
     if any(item.get_closest_marker(name) for name in ("kafka", "refusals")):
         from tests.kafka_clients import untidy_refusals  # here: most tests need no Kafka client
@@ -67,14 +67,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _umask() -> Iterator[None]:
-    """Commands close the umask of their process, which here is that of all later tests too."""
+    """Restores the umask: commands change it, and it would apply to all later tests."""
     before = os.umask(0o022)
     yield
     os.umask(before)
 
 
 def need_broker() -> None:
-    """Skips (or fails, see tests/parts.py) where no broker of our own can be started."""
+    """Skips (or fails, see tests/parts.py) if no separate broker can be started."""
     if lacking := missing():
         do_without("kafka", f"{lacking}: {FIX}, or set {EXTERNAL} to host:port")
     try:
@@ -85,7 +85,7 @@ def need_broker() -> None:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    """Brokers that all tests share: never stop these, and create topics again with tests.kafka_clients.make_topics."""
+    """Brokers shared by all tests: never stop these, and create topics again with tests.kafka_clients.make_topics."""
     if address := os.environ.get(EXTERNAL):
         yield External(address)
         return
@@ -96,7 +96,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
 
 @pytest.fixture(scope="session")
 def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that all tests share and that wants TLS and SCRAM; its `security` has the files for it."""
+    """A broker with TLS and SCRAM, shared by all tests; its `security` has the files for it."""
     need_broker()
     if shutil.which("openssl") is None:
         do_without("kafka", f"no openssl: {FIX}")
@@ -107,7 +107,7 @@ def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def new_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """Makes and starts brokers for this test alone, with the keywords of Broker; the test may do anything to them."""
+    """Makes and starts separate brokers for one test, with the keywords of Broker; the test may stop or break them."""
     need_broker()
     with ExitStack() as stack:
         yield partial(_started, stack, tmp_path)
@@ -123,5 +123,5 @@ def _started(stack: ExitStack, folder: Path, name: str = "broker", **keywords: A
 
 @pytest.fixture
 def own_broker(new_broker: Callable[..., Broker]) -> Broker:
-    """A started broker for this test alone: kill it, freeze it, fill its disk."""
+    """A started separate broker for this test: it may be killed, frozen, or its disk filled."""
     return new_broker()

@@ -1,4 +1,4 @@
-"""Real daemons of a test: started with logs of their own, waited for, and ended by their process ids."""
+"""Real daemons of a test: started with separate logs, awaited, and stopped by their process ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TAIL = 1500  # characters of each log that an error shows; chosen
 
 
 class Daemons:
-    """Those of one cluster below one folder. `failed` makes the exception of a text, `ready_s` bounds a wait."""
+    """The daemons of one cluster below one folder. `failed` is the exception for errors, `ready_s` bounds a wait."""
 
     def __init__(self, folder: Path, failed: type[Exception], ready_s: float, stop_s: float) -> None:
         self.folder, self._failed, self._ready_s, self._stop_s = folder, failed, ready_s, stop_s
@@ -26,7 +26,7 @@ class Daemons:
             )
 
     def wait(self, what: str, ready: Callable[[], bool], limit: float | None = None) -> None:
-        """Until `ready`; raises where that takes too long or a daemon ended, with the ends of the logs."""
+        """Waits until `ready`; raises if that takes too long or a daemon ended, with the ends of the logs."""
         limit = self._ready_s if limit is None else limit
         end = time.monotonic() + limit
         while not ready():
@@ -41,7 +41,7 @@ class Daemons:
         return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-_TAIL:]}" for log in logs)
 
     def close(self, gently: Collection[str]) -> None:
-        """Ends all, the last started first; those named `gently` may write what they hold."""
+        """Stops all, the last started first; those in `gently` get time to write their data."""
         for name, process in reversed(self.running.items()):
             process.send_signal(signal.SIGTERM if name in gently else signal.SIGKILL)
             try:

@@ -1,6 +1,6 @@
 """A simulated InfiniBand fabric for tests: ibsim with opensm, read by the real management tools; no kernel module.
 
-The tools see it through a library that is loaded before others (umad2sim); `tools` is a folder of such commands.
+The tools reach it through a preloaded library (umad2sim); `tools` is a folder of wrapped commands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.parts import do_without
 
 COMMANDS = ("ibsim", "opensm", "iblinkinfo", "ibnetdiscover", "ibqueryerrors", "perfquery", "ibstat")
 PREFIX = 0xA088C20300000000
-"""Company of the GUIDs; the rest says what and which."""
+"""Company part of the GUIDs; the rest is kind and number."""
 _READY_S, _ANSWER_S, _END_S = 20.0, 10.0, 5.0
 
 
@@ -52,7 +52,7 @@ class Plan:
         return PREFIX + 0x100000 * n + h * 0x10
 
     def host_port_guid(self, n: int, h: int) -> str:
-        """As sysfs writes it."""
+        """GUID in the format of sysfs."""
         text = f"{self.host(n, h) + 1:016x}"
         return ":".join(text[i : i + 4] for i in range(0, 16, 4))
 
@@ -60,7 +60,7 @@ class Plan:
         return 10 + (n - 1) * self.hosts + h
 
     def net(self) -> str:
-        """The file that ibsim reads: what ibnetdiscover would print."""
+        """Returns the file that ibsim reads, in the format of ibnetdiscover."""
         return "\n\n".join(
             [*map(self._spine, self._r(self.spines)), *map(self._leaf, self._r(self.leaves)), *self._hosts()]
         )
@@ -105,7 +105,7 @@ class Plan:
 
 @dataclass
 class SimulatedFabric:
-    """Runs below `folder`, where the library also keeps files, until `stop`. Its sockets have names of their own."""
+    """Runs below `folder`, where the library also keeps files, until `stop`. Its sockets have unique names."""
 
     folder: Path
     plan: Plan = field(default_factory=Plan)
@@ -141,28 +141,28 @@ class SimulatedFabric:
         counted = lambda text: text.count("Data Counters for") == switches  # noqa: E731 - it needs the manager's answer
         self.await_tool("ibqueryerrors", ("--switch", "--counters"), counted)
 
-    def tell(self, command: str) -> None:
-        """A command of ibsim's console, such as `Unlink "H-..."[1]`; ibsim takes them in order."""
+    def send_command(self, command: str) -> None:
+        """Sends a command to ibsim's console, such as `Unlink "H-..."[1]`; ibsim runs commands in order."""
         self._console.write(f"{command}\n".encode())
         self._console.flush()
 
     def unlink(self, leaf: int, host: int) -> None:
-        self.tell(f'Unlink "H-{self.plan.host(leaf, host):016x}"[1]')
+        self.send_command(f'Unlink "H-{self.plan.host(leaf, host):016x}"[1]')
 
     def relink(self, leaf: int, host: int) -> None:
-        self.tell(f'ReLink "H-{self.plan.host(leaf, host):016x}"[1]')
+        self.send_command(f'ReLink "H-{self.plan.host(leaf, host):016x}"[1]')
 
     def count(self, node: str, port: int, counter: str, value: int) -> None:
         """Sets a counter; node: `S-` or `H-` and the GUID."""
-        self.tell(f'PerformanceSet "{node}"[{port}] PortCounters.{counter}={value}')
+        self.send_command(f'PerformanceSet "{node}"[{port}] PortCounters.{counter}={value}')
 
     def ask(self, tool: str, *arguments: str) -> str:
-        """What a management tool prints."""
+        """Returns the output of a management tool."""
         command = [str(self.tools / tool), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False).stdout
 
     def ask_at(self, host: str, tool: str) -> str:
-        """What a tool prints that runs on a host of the fabric and asks about its own port."""
+        """Returns the output of a tool that runs on a host of the fabric and queries its own port."""
         environment = {**self._environment, "LD_PRELOAD": str(library()), "SIM_HOST": host}
         command = [f"/usr/sbin/{tool}"]
         ran = subprocess.run(
@@ -171,7 +171,7 @@ class SimulatedFabric:
         return ran.stdout
 
     def await_tool(self, tool: str, arguments: tuple[str, ...], holds: Callable[[str], bool]) -> str:
-        """Asks until the answer is as wanted."""
+        """Runs the tool until its output is as wanted."""
         found = ""
 
         def asked() -> bool:
@@ -187,7 +187,7 @@ class SimulatedFabric:
             process.terminate()
             try:
                 process.wait(_END_S / 5)
-            except subprocess.TimeoutExpired:  # opensm outlives SIGTERM at times
+            except subprocess.TimeoutExpired:  # opensm sometimes ignores SIGTERM
                 process.send_signal(signal.SIGKILL)
                 process.wait(_END_S)
             if process.stdin is not None:

@@ -1,6 +1,6 @@
 """A real Apache Kafka 4.3.1 on loopback: one JVM that is broker and KRaft controller, for tests and benchmarks.
 
-    python3 tests/kafka_broker.py fetch    downloads the jars (Maven, once) and tries them
+    python3 tests/kafka_broker.py fetch    downloads the jars (Maven, once) and tests them
     python3 tests/kafka_broker.py run      starts a broker, prints its address, stops it on Ctrl-C
 
 Needs Java 17 or newer and Maven: `make parts` installs both. Only the standard library is imported.
@@ -40,9 +40,9 @@ OLDEST_JAVA = 17
 READY_S, STOP_S, FETCH_S = 60, 15, 900
 """Chosen: a start takes 1-4 s, a stop 0.5 s (3 s when the archive is written), the download 10-60 s."""
 JVM = ("-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Djava.awt.headless=true")
-"""Serial collector and first compiler only: start-up counts here, not throughput after minutes."""
+"""Serial collector and first compiler only: the start-up time matters, not long-term throughput."""
 STOPPED = (0, 128 + signal.SIGTERM)
-"""What a JVM returns after an orderly end."""
+"""Exit statuses of a JVM after a normal stop."""
 LOGGING = """\
 appender.out.type = Console
 appender.out.name = out
@@ -55,7 +55,7 @@ PROPERTIES: Mapping[str, str] = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    # one node: with more replicas wanted, groups and transactions would wait for ever
+    # one node: with more replicas, groups and transactions would wait for ever
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.replication.factor": "1",
@@ -72,10 +72,10 @@ PROPERTIES: Mapping[str, str] = {
     "num.network.threads": "1",
     "num.io.threads": "2",
     "num.recovery.threads.per.data.dir": "1",
-    # retention is looked at each second, so that a test need not wait five minutes
+    # retention is checked each second, so that a test need not wait five minutes
     "log.retention.check.interval.ms": "1000",
     "log.initial.task.delay.ms": "1000",
-    # a restarted broker is let in when its former session ends: 12 s with the default of 9 s, 2 s with this
+    # a restarted broker is accepted when its former session ends: 12 s with the default of 9 s, 2 s with this
     "broker.session.timeout.ms": "1000",
     "broker.heartbeat.interval.ms": "100",
     "controller.quorum.election.timeout.ms": "100",
@@ -84,12 +84,12 @@ PROPERTIES: Mapping[str, str] = {
 
 
 class BrokerError(Exception):
-    """The broker cannot be had, or did not start; the text says why."""
+    """The broker is not available, or did not start; the text gives the reason."""
 
 
 @functools.cache
 def java_version() -> str:
-    """What `java -version` says; empty without a Java that is new enough."""
+    """Returns the output of `java -version`; empty without a recent enough Java."""
     if shutil.which("java") is None:
         return ""
     said = subprocess.run(["java", "-version"], capture_output=True, text=True).stderr
@@ -98,7 +98,7 @@ def java_version() -> str:
 
 
 def missing() -> str:
-    """The part without which no broker starts here; empty if there is all."""
+    """Returns the missing part without which no broker can start; empty if nothing is missing."""
     if not java_version():
         return f"no Java {OLDEST_JAVA} or newer"
     return "no Maven, and the jars were not fetched" if not _known_jars() and shutil.which("mvn") is None else ""
@@ -144,7 +144,7 @@ def _download(file: Path) -> None:
     part.replace(file)
 
 
-def held(port: int = 0) -> socket.socket:
+def reserve_port(port: int = 0) -> socket.socket:
     """Reserves a loopback port while the socket is open: bound, never listening.
 
     A JVM sets SO_REUSEADDR too and may therefore listen on it, before and after any restart.
@@ -171,9 +171,9 @@ class External:
 
 
 class Broker:
-    """One broker with its folder and ports, which outlive its process: kill it, start it again, all is there.
+    """One broker with its folder and ports, which remain after its process ends: it can be killed and started again.
 
-    `prefix` goes before `java` (say, `taskset -c 1`), `properties` overrule PROPERTIES, `log_dirs` may lie elsewhere.
+    `prefix` precedes `java` (e.g. `taskset -c 1`), `properties` override PROPERTIES, `log_dirs` may be elsewhere.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Broker:
         self.log_dirs = (log_dirs or self.folder / "data").resolve()
         self.process: subprocess.Popen[bytes] | None = None
         self._heap, self._jars = heap, class_path()
-        self._ports = [held(port), held(), held()]
+        self._ports = [reserve_port(port), reserve_port(), reserve_port()]
         self.port = self._ports[0].getsockname()[1]
         self.bootstrap = f"{HOST}:{self.port}"
         key = hashlib.sha256((java_version() + self._jars).encode()).hexdigest()[:12]
@@ -227,13 +227,13 @@ class Broker:
 
     @property
     def log(self) -> str:
-        """All that the broker has logged, over all its starts."""
+        """The broker's log over all its starts."""
         with suppress(FileNotFoundError):
             return (self.folder / "server.log").read_text(errors="replace")
         return ""
 
     def start(self) -> None:
-        """Starts, or starts again, and returns when requests are answered. Raises BrokerError."""
+        """Starts or restarts the broker, and returns when requests are answered. Raises BrokerError."""
         if self.running():
             raise BrokerError(f"broker {self.bootstrap}: is running already")
         if not (self.log_dirs / "meta.properties").exists():
@@ -244,7 +244,7 @@ class Broker:
         except BrokerError:
             if not tried:
                 raise
-            self._archive.unlink(missing_ok=True)  # a damaged archive ends the JVM with SIGBUS: once more without
+            self._archive.unlink(missing_ok=True)  # a damaged archive stops the JVM with SIGBUS: try again without it
             self._launch()
 
     def running(self) -> bool:
@@ -255,7 +255,7 @@ class Broker:
         return [*self.prefix, "java", *JVM, f"-Xmx{self._heap}", logging, "-cp", self._jars, *words]
 
     def _shared(self) -> str:
-        """The option that loads the archive of classes (saves 1 s of a start), or writes it at the first stop."""
+        """Returns the option to load the archive of classes (saves 1 s of a start), or to write it at the first stop."""
         if self._archive.exists():
             return f"-XX:SharedArchiveFile={self._archive}"
         return f"-XX:ArchiveClassesAtExit={self._next_archive}"
@@ -282,7 +282,7 @@ class Broker:
             time.sleep(0.02)
 
     def answers(self, timeout: float = 1.0) -> bool:
-        """Whether a request (ApiVersions 0) is answered; an open port alone says nothing, it is bound much earlier."""
+        """Returns whether a request (ApiVersions 0) is answered; the port is open much earlier."""
         try:
             with socket.create_connection((HOST, self.port), timeout) as plain:
                 link = self.security.wrap(plain) if self.security else plain
@@ -296,7 +296,7 @@ class Broker:
         """SIGSTOP: connections stay open, without answers after it returns."""
         self._signal(signal.SIGSTOP)
         assert self.process is not None
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # on a busy machine its threads run on for a while
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # on a busy machine its threads continue for a while
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -314,7 +314,7 @@ class Broker:
         self._next_archive.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not end. Keeps the archive of classes of an orderly end."""
+        """Sends SIGTERM, and SIGKILL if it does not end. Keeps the archive of classes of a normal stop."""
         if self.process is None or not self.running():
             return
         self.thaw()
@@ -325,7 +325,7 @@ class Broker:
         self.kill()
 
     def close(self) -> None:
-        """Stops, and lets the ports go."""
+        """Stops the broker and releases the ports."""
         self.stop()
         for port in self._ports:
             port.close()
@@ -343,13 +343,13 @@ class Broker:
 
 
 def fetch() -> None:
-    """Downloads missing jars and starts a broker once, which proves the jars and leaves the archive of classes."""
+    """Downloads missing jars and starts a broker once, which tests the jars and creates the archive of classes."""
     with tempfile.TemporaryDirectory(prefix="fleetpulse-kafka-") as folder, Broker(Path(folder)) as broker:
         sys.stderr.write(f"Apache Kafka answered on {broker.bootstrap}\n")
 
 
 def run(port: int, folder: Path | None) -> None:
-    """Runs a broker in the foreground until Ctrl-C or SIGTERM. Raises BrokerError when it ends by itself."""
+    """Runs a broker in the foreground until Ctrl-C or SIGTERM. Raises BrokerError if it ends by itself."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with (
         tempfile.TemporaryDirectory(prefix="fleetpulse-kafka-") as temporary,
@@ -366,7 +366,7 @@ def run(port: int, folder: Path | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("fetch", help="download the jars and try them")
+    commands.add_parser("fetch", help="download the jars and test them")
     runs = commands.add_parser("run", help="start a broker in the foreground")
     runs.add_argument("--port", type=int, default=0, help="default: a free one")
     runs.add_argument("--folder", type=Path, help="keeps the data here; default: a temporary one")

@@ -1,4 +1,4 @@
-"""What tests need of any broker: our configuration for it, our topics in few partitions, records in and out."""
+"""Helpers for tests with brokers: configuration, topics with few partitions, writing and reading records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.kafka_broker import Address
 from tests.kafka_security import MECHANISM
 
 SECONDS = 20.0
-"""Longest wait for a broker that is up; chosen: answers take milliseconds, a test machine may stall for seconds."""
+"""Longest wait for a running broker; chosen: answers take milliseconds, a test machine may stall for seconds."""
 PARTITIONS = 4
-"""Chosen: several nodes share one, and each is made in milliseconds."""
+"""Chosen: several nodes share one, and each is created in milliseconds."""
 
 
 def kafka_of(address: Address, **more: Any) -> Kafka:
-    """Section [kafka] for these brokers; `more` overrules single keys."""
+    """Returns section [kafka] for these brokers; `more` overrides single keys."""
     found: dict[str, Any] = {"bootstrap_servers": address.bootstrap, "partitions": PARTITIONS}
     if security := address.security:
         found |= {
@@ -41,7 +41,7 @@ def kafka_of(address: Address, **more: Any) -> Kafka:
 
 @contextmanager
 def untidy_refusals() -> Iterator[None]:
-    """Within it, brokers may refuse: kafka-python leaves the sockets to the collector, which warns."""
+    """Context in which brokers may refuse: kafka-python leaves the sockets to the collector, which warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         try:
@@ -51,7 +51,7 @@ def untidy_refusals() -> Iterator[None]:
 
 
 def refusal(kafka: Kafka, seconds: float = 1.0) -> str:
-    """What kafka-python says when the brokers do not let this configuration in. Fails if they do."""
+    """Returns the error of kafka-python if the brokers refuse this configuration. Fails if they accept it."""
     with untidy_refusals():
         try:
             kafka_clients.create_admin(kafka, "tests", seconds).close()
@@ -68,7 +68,7 @@ def admin_of(address: Address) -> Iterator[KafkaAdminClient]:
 
 
 def make_topics(address: Address, **more: Any) -> Kafka:
-    """All topics as `fleetpulse init` makes them, empty (existing ones are deleted), and the [kafka] they are for."""
+    """Creates all topics of `fleetpulse init` empty (existing ones are deleted), and returns their [kafka]."""
     kafka = kafka_of(address, **more)
     wanted = topics.creation_requests(kafka, topics.configured_topics(kafka))
     with admin_of(address) as admin:
@@ -78,7 +78,7 @@ def make_topics(address: Address, **more: Any) -> Kafka:
 
 
 def make_topic(address: Address, name: str, partitions: int = 1, **configs: str) -> None:
-    """One topic that is not as `fleetpulse init` makes it, empty; dots in Kafka's settings are written as _."""
+    """Creates one empty topic with other settings than `fleetpulse init`; dots in Kafka's settings are written as _."""
     wanted = {"num_partitions": partitions, "configs": {key.replace("_", "."): text for key, text in configs.items()}}
     with admin_of(address) as admin:
         _delete(admin, [name])
@@ -86,7 +86,7 @@ def make_topic(address: Address, name: str, partitions: int = 1, **configs: str)
 
 
 def delete_topics(address: Address, names: Iterable[str]) -> None:
-    """Deletes those of the topics that exist, and returns when the broker has forgotten them."""
+    """Deletes the existing ones of these topics, and returns when the broker no longer lists them."""
     with admin_of(address) as admin:
         _delete(admin, names)
 
@@ -109,7 +109,7 @@ def write(address: Address, topic: str, values: Iterable[bytes], *, key: str = "
 
 
 def read(address: Address, topic: str) -> list[Any]:
-    """All records that the topic holds now, partition by partition in order of offsets."""
+    """Returns all records that the topic holds now, by partition in order of offsets."""
     found: list[Any] = []
     settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
     with closing(kafka_clients.create_consumer(kafka_of(address), "tests", SECONDS, **settings)) as consumer:

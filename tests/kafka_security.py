@@ -1,4 +1,4 @@
-"""TLS and SASL/SCRAM for the broker of the tests: own authority, certificates and a user, made with openssl."""
+"""TLS and SASL/SCRAM for the broker of the tests: an authority, certificates and a user, made with openssl."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
 """
 DAYS = "2"
-"""Chosen: longer than any run of the tests, and useless soon after."""
+"""Chosen: longer than any run of the tests, and expired soon after."""
 ITERATIONS = 4096
-"""The fewest that Kafka takes for SCRAM; the tests' password is random and lives as long as their folder."""
+"""The minimum of Kafka for SCRAM; the tests' password is random and is deleted with their folder."""
 MECHANISM = "SCRAM-SHA-512"
 LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 
 
 @dataclass(frozen=True)
 class Security:
-    """What a SASL_SSL broker and its clients need, as files in `folder`. With `mutual`, clients show certificates too.
+    """Files of a SASL_SSL broker and its clients in `folder`. With `mutual`, clients need certificates too.
 
-    `strangers_ca_file` is an authority that signed nothing here: who trusts it alone must refuse the broker.
+    `strangers_ca_file` is an authority that signed nothing here: a client that trusts it alone must refuse the broker.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class Security:
         self._sign("stranger", "authority")
         self._sign("server", "server", by="authority")
         self._sign("client", "client", by="authority")
-        for name in ("server", "client"):  # Kafka wants key and certificate in one file
+        for name in ("server", "client"):  # Kafka requires key and certificate in one file
             both = self.file(f"{name}.key").read_text() + self.file(f"{name}.pem").read_text()
             self.file(f"{name}.both.pem").write_text(both)
         self._secret("password", self.password)
@@ -104,7 +104,7 @@ class Security:
         subprocess.run(words, cwd=self.folder, check=True, capture_output=True)
 
     def properties(self, listener: str) -> dict[str, str]:
-        """Lines of server.properties for the listener of that name."""
+        """Returns the lines of server.properties for the listener with this name."""
         own = f"listener.name.{listener}."
         lines = {
             f"{own}ssl.keystore.type": "PEM",
@@ -119,12 +119,12 @@ class Security:
         return lines
 
     def format_words(self) -> list[str]:
-        """Arguments of Kafka's format tool that make the user."""
+        """Arguments of Kafka's format tool that create the user."""
         user = f"name={self.username},password={self.password},iterations={ITERATIONS}"
         return ["--add-scram", f"{MECHANISM}=[{user}]"]
 
     def wrap(self, plain: socket.socket) -> socket.socket:
-        """The connection under TLS, the broker's certificate checked."""
+        """Returns the connection under TLS, with the broker's certificate verified."""
         context = ssl.create_default_context(cafile=str(self.ca_file))
         if self.mutual:
             context.load_cert_chain(self.certificate_file, self.key_file)

@@ -2,7 +2,7 @@
 
     python3 tests/kubernetes_build.py      builds missing programs and prints the folder
 
-Cold this takes about 11 CPU minutes, 2.4 GB of memory at the link and 4.5 GB of Go's build cache; what comes out stays
+Cold this takes about 11 CPU minutes, 2.4 GB of memory at the link and 4.5 GB of Go's build cache; the result stays
 in a folder named after the versions. Only the standard library is imported.
 """
 
@@ -29,15 +29,15 @@ STAGES = (
     *("node/fast/node-initialize.yaml", "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml"),
     *("pod/fast/pod-ready.yaml", "pod/fast/pod-delete.yaml"),
 )
-"""What kwok plays: nodes that come up and stay, pods that run until they are deleted."""
+"""Stages that kwok simulates: nodes that become ready and stay, pods that run until they are deleted."""
 
 
 class BuildError(Exception):
-    """Kubernetes cannot be built here; the text says why."""
+    """Kubernetes cannot be built here; the text gives the reason."""
 
 
 def folder() -> Path:
-    """Where the programs of these versions lie once they are built."""
+    """Returns the folder of the built programs of these versions."""
     key = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "kubernetes"
     return cache / f"{KUBERNETES}-kwok{KWOK}-{key}"
@@ -62,7 +62,7 @@ def missing() -> str:
 
 
 def build() -> Path:
-    """The folder, with everything in it. The first caller builds; others wait for it. Raises BuildError."""
+    """Returns the folder with all programs. The first caller builds; others wait for it. Raises BuildError."""
     out = folder()
     if not missing():
         return out
@@ -89,14 +89,14 @@ def _build_parts(out: Path) -> None:
         _go(place, "mod", "tidy")
         version = "k8s.io/component-base/version"
         major, minor = KUBERNETES.split(".")[:2]
-        # without these the server calls itself v0.0.0-master
+        # without these the server reports v0.0.0-master
         facts = f"-X {version}.gitVersion=v{KUBERNETES} -X {version}.gitMajor={major} -X {version}.gitMinor={minor}"
         _go(place, "build", "-trimpath", "-ldflags", f"-s -w {facts}", "-o", str(out.with_suffix(".part")), ".")
     out.with_suffix(".part").replace(out)
 
 
 def _module() -> str:
-    """go.mod with each staging module of k8s.io/kubernetes replaced by its release: v1.35.4 goes with v0.35.4."""
+    """go.mod with each staging module of k8s.io/kubernetes replaced by its release: v1.35.4 matches v0.35.4."""
     release = "0." + KUBERNETES.partition(".")[2]
     its = Path(_download(f"k8s.io/kubernetes@v{KUBERNETES}")["GoMod"]).read_text()
     staged = re.findall(r"^\s*(k8s\.io/[a-z0-9-]+) => \./staging", its, re.M)

@@ -1,9 +1,9 @@
-"""A real Kubernetes control plane on loopback: etcd, apiserver, controller manager, scheduler; kwok plays the kubelets.
+"""A real Kubernetes control plane on loopback: etcd, apiserver, controllers, scheduler; kwok simulates the kubelets.
 
     with Cluster(folder) as cluster:
         cluster.kubectl("apply", "-f", "pod.yaml")
 
-Its programs are those of tests/kubernetes_build.py. Nothing runs in a pod: kwok only says that it does.
+Its programs are those of tests/kubernetes_build.py. Nothing runs in a pod: kwok only reports it as running.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CONTROLLERS = (
 
 
 class ClusterError(Exception):
-    """Kubernetes did not start, or refused a command; the text says why."""
+    """Kubernetes did not start, or refused a command; the text gives the reason."""
 
 
 class Cluster:
-    """`kubeconfig` is that of an administrator; `url` and `ca` are for clients that speak HTTP themselves."""
+    """`kubeconfig` belongs to an administrator; `url` and `ca` are for clients that send HTTP themselves."""
 
     def __init__(self, folder: Path, kwok: bool = True) -> None:
         self.folder, self._kwok = folder.resolve(), kwok
@@ -60,10 +60,10 @@ class Cluster:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # --- what a test asks --------------------------------------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------------------------------
 
     def kubectl(self, *words: str, given: str | None = None) -> str:
-        """Output of kubectl with the administrator's rights. Raises ClusterError with what it said."""
+        """Returns the output of kubectl with the administrator's rights. Raises ClusterError with its message."""
         done = self._kubectl(*words, given=given)
         if done.returncode:
             raise ClusterError(f"kubectl {' '.join(words)}: status {done.returncode}: {done.stderr[-2000:]}")
@@ -93,13 +93,13 @@ class Cluster:
         self.wait(f"node {name}", lambda: '"Ready","True"' in self._conditions(name))
 
     def account(self, folder: Path, name: str, namespace: str = "default") -> Path:
-        """What a pod of that service account finds in its file system: token and ca.crt."""
+        """Returns the files that a pod of that service account gets: token and ca.crt."""
         folder.mkdir(parents=True)
         (folder / "token").write_text(self.kubectl("create", "token", name, "-n", namespace))
         (folder / "ca.crt").write_bytes(self.ca.read_bytes())
         return folder
 
-    # --- how it comes up and goes ------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------------------------
 
     def _conditions(self, node: str) -> str:
         form = 'jsonpath={range .status.conditions[*]}"{.type}","{.status}";{end}'
@@ -160,7 +160,7 @@ class Cluster:
         self._daemons.spawn(name, [str(program), *words], environ, f"{name}.log")
 
     def close(self) -> None:
-        """Ends all: etcd may write what it holds; the apiserver, which would wait for its watches, keeps nothing."""
+        """Stops all: etcd gets time to write; the apiserver, which would wait for its watches, has no state."""
         self._daemons.close(gently=("etcd",))
 
 

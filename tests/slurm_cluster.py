@@ -1,7 +1,7 @@
-"""A real Slurm on this machine, without systemd: munge, one slurmctld, and nodes with process ids of their own.
+"""A real Slurm on this machine, without systemd: munge, one slurmctld, and nodes in separate PID namespaces.
 
-Each node's slurmd runs in a PID namespace with its own /proc, so that a node sees its own processes alone, as on a
-separate machine. GPUs are character devices of no use (`mknod ... c 1 3`), which is all that Slurm's GRES asks for.
+Each node's slurmd runs in a PID namespace with its own /proc, so that a node sees only its processes, as on a
+separate machine. GPUs are dummy character devices (`mknod ... c 1 3`), which is all that Slurm's GRES requires.
 The prolog and epilog are ours (deploy/slurm). Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
 """
 
@@ -58,11 +58,11 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscrib
 
 
 class SlurmError(Exception):
-    """Slurm cannot be had, or did not start; the text says why."""
+    """Slurm is not available, or did not start; the text gives the reason."""
 
 
 def missing() -> str:
-    """The part without which no cluster starts here; empty if there is all."""
+    """Returns the missing part without which no cluster can start; empty if nothing is missing."""
     lacking = [name for name in PROGRAMS if shutil.which(name) is None]
     if lacking:
         return f"no {', '.join(lacking)} here: run 'make parts'"
@@ -90,10 +90,10 @@ class Cluster:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # --- what a test asks --------------------------------------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------------------------------
 
     def run(self, *words: str, timeout: float = 60.0) -> str:
-        """Output of one of Slurm's commands. Raises SlurmError with what it said."""
+        """Returns the output of one of Slurm's commands. Raises SlurmError with its message."""
         done = subprocess.run(
             words, env=self._environment, cwd=self.folder, capture_output=True, text=True, timeout=timeout
         )
@@ -102,22 +102,22 @@ class Cluster:
         return done.stdout
 
     def batch(self, script: str, *options: str) -> str:
-        """Submits a job; its id."""
+        """Submits a job and returns its id."""
         file = self.folder / f"batch-{time.monotonic_ns()}.sh"
         file.write_text(f"#!/bin/sh\n{script}\n")
         return self.run("sbatch", "--parsable", "--output=job-%j.log", *options, str(file)).strip()
 
     def proc(self, node: str) -> Path:
-        """/proc as the node has it."""
+        """Returns /proc of the node."""
         parent = self._daemons.running[node].pid
         child = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
         return Path(f"/proc/{child}/root/proc")
 
     def facts(self, node: str) -> Path:
-        """Where our prolog writes on that node."""
+        """Returns the folder in which our prolog writes on that node."""
         return self.folder / f"facts-{node}"
 
-    # --- how it comes up and goes ------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------------------------
 
     def _configure(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ class Cluster:
         self._spawn("slurmctld", "slurmctld", "-D", "-c")
         for node in self.nodes:
             apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-            # the first process of a node must take in what others leave behind, or a step never ends; slurmd does not
+            # the first process of a node must reap orphans, or a step never ends; slurmd does not
             self._spawn(node, *apart, "bash", "-c", f"slurmd -D -N {node} & wait")
         self._daemons.wait("nodes", lambda: self._idle() == len(self.nodes))
 
@@ -172,5 +172,5 @@ class Cluster:
         self._daemons.spawn(name, words, self._environment, f"{name}.out")
 
     def close(self) -> None:
-        """Ends the daemons; with a node's first process all of it goes."""
+        """Stops the daemons; the end of a node's first process ends all of the node."""
         self._daemons.close(gently=self._daemons.running.keys() - set(self.nodes))

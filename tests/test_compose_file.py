@@ -1,4 +1,4 @@
-"""docker-compose.yml says what the rest says. Whether it runs is for `make compose-test`, with a real Docker Engine."""
+"""docker-compose.yml agrees with code and documentation. `make compose-test` runs it with a real Docker Engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = [name for name, block in BLOCKS.items() if "<<: *fleetpulse" in block]
 
 
 def settings(block: str) -> dict[str, str]:
-    """The variables of Fleetpulse that a stretch of the file sets, with Compose's own variables at their defaults."""
+    """Returns the variables of Fleetpulse in a part of the file, with Compose's variables at their defaults."""
     found = re.findall(r"^ +(FLEETPULSE__\w+): (?:\"(.*?)\"|(\S+))", block, re.M)
     return {name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", quoted or plain) for name, quoted, plain in found}
 
@@ -30,7 +30,7 @@ def test_there_is_a_service_for_every_part() -> None:
 
 
 @pytest.mark.parametrize("service", OURS)
-def test_every_variable_is_a_key_that_the_configuration_knows(service: str) -> None:
+def test_every_variable_is_a_key_of_the_configuration(service: str) -> None:
     shared = COMPOSE.partition("\nx-settings:")[2].partition("\nservices:")[0]
     found = {**(settings(shared) if "*settings" in BLOCKS[service] else {}), **settings(BLOCKS[service])}
     assert found
@@ -41,7 +41,7 @@ def test_every_variable_is_a_key_that_the_configuration_knows(service: str) -> N
 
 
 @pytest.mark.parametrize("service", OURS)
-def test_a_service_runs_a_command_that_exists(service: str) -> None:
+def test_a_service_runs_an_existing_command(service: str) -> None:
     named = re.findall(r"^    command: \[(\w+)\]", BLOCKS[service], re.M) or re.findall(
         r"exec fleetpulse (\w+)", BLOCKS[service]
     )
@@ -50,7 +50,7 @@ def test_a_service_runs_a_command_that_exists(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", BLOCKS)
-def test_every_service_has_its_limits(service: str) -> None:
+def test_every_service_has_limits(service: str) -> None:
     shared = COMPOSE.partition("\nx-fleetpulse:")[2].partition("\nx-settings:")[0]
     block = BLOCKS[service] + (shared if service in OURS else "")
     wanted = (
@@ -71,13 +71,13 @@ def test_ports_are_published_on_loopback_only() -> None:
     assert all(port.startswith('"127.0.0.1:') for port in ports)
 
 
-def test_the_broker_is_the_release_that_the_tests_run_against() -> None:
+def test_the_broker_is_the_release_used_by_the_tests() -> None:
     image = re.search(r"image: apache/kafka:(\S+)", COMPOSE)
     assert image is not None
     assert f"<version>{image[1]}</version>" in (ROOT / "tests/kafka_broker_pom.xml").read_text()
 
 
-def test_the_image_runs_the_oldest_python_that_is_supported() -> None:
+def test_the_image_runs_the_oldest_supported_python() -> None:
     images = re.findall(r"^FROM python:(\S+)-slim", (ROOT / "deploy/Dockerfile").read_text(), re.M)
     assert [f'requires-python = ">={image}"' in (ROOT / "pyproject.toml").read_text() for image in images] == [
         True,

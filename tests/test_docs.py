@@ -1,4 +1,4 @@
-"""The documents say what the code has: every signal, detector, key, route and command, and code that runs."""
+"""The documents agree with the code: every signal, detector, key, route and command, and code that runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.model.topology import Topology
 ROOT = Path(__file__).parents[1]
 
 
-def loaded(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -39,7 +39,7 @@ def loaded(path: Path) -> ModuleType:
     return module
 
 
-generate = loaded(ROOT / "docs" / "generate.py")
+generate = load_module(ROOT / "docs" / "generate.py")
 
 
 AGENTS_OWN_EVENTS = {"inventory", "collector", "gap", "counter_reset"}
@@ -50,12 +50,12 @@ def text(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", generate.PAGES)
-def test_a_written_page_is_what_the_code_says_now(name: str) -> None:
+def test_a_generated_page_is_up_to_date(name: str) -> None:
     assert text(f"docs/{name}") == generate.PAGES[name](), "run 'make docs'"
 
 
 def keys(cls: Any, section: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """(section, field) of every key that is not itself a section."""
+    """Yields (section, field) of every key that is not itself a section."""
     hints = get_type_hints(cls)
     for one in fields(cls):
         inner = [hints[one.name], *get_args(hints[one.name])]
@@ -104,7 +104,7 @@ def test_every_command_is_documented() -> None:
     assert [name for name in COMMANDS if f"`fleetpulse {name}" not in page and f"`{name}`" not in page] == []
 
 
-def test_every_option_is_documented_or_explains_itself() -> None:
+def test_every_option_is_documented_or_has_help() -> None:
     silent = [
         f"{name} {flags[0]}"
         for name, (_, options) in COMMANDS.items()
@@ -118,8 +118,8 @@ ROWS = [(name, row) for name in generate.SECTIONS for row in generate.coverage(n
 
 
 @pytest.mark.parametrize(("section", "row"), ROWS, ids=[f"{section}: {row['name']}" for section, row in ROWS])
-def test_what_the_coverage_says_is_collected_is_claimed_by_a_collector(section: str, row: dict[str, Any]) -> None:
-    """Missing ones have a reason. Attributes come in inventories, which the collectors' own tests check."""
+def test_a_collector_declares_everything_that_the_coverage_calls_collected(section: str, row: dict[str, Any]) -> None:
+    """Missing ones have a reason. Attributes come from inventories, which the collectors' tests check."""
     claimed = {signal for collector in COLLECTORS for signal in collector.signals} | {
         signal.name for c in ("agent", "collector") for signal in signals_of_class(c)
     }
@@ -130,7 +130,7 @@ def test_what_the_coverage_says_is_collected_is_claimed_by_a_collector(section: 
     assert row.get("reason") or any(row.get(key) for key in ("signals", "events", "attributes"))
 
 
-def test_the_source_of_what_is_collected_is_never_the_simulator_nor_another_makers_library() -> None:
+def test_the_source_of_a_collected_value_is_never_the_simulator_or_a_library_of_another_vendor() -> None:
     cells = {
         (section, str(row["name"])): generate.coverage_row(row).replace("\\|", "/").split(" | ")[3]
         for section, row in ROWS
@@ -141,31 +141,31 @@ def test_the_source_of_what_is_collected_is_never_the_simulator_nor_another_make
     assert [name for name, source in others.items() if "nvml" in source.lower() or not source] == []
 
 
-def test_every_signal_and_event_of_a_collector_stands_in_the_coverage() -> None:
+def test_every_signal_and_event_of_a_collector_is_in_the_coverage() -> None:
     shown = {name for _, row in ROWS for key in ("signals", "events") for name in row.get(key, [])}
     claimed = {name for collector in COLLECTORS for name in (*collector.signals, *collector.events)}
     assert claimed - shown == set()
 
 
-def test_every_detector_says_what_it_cannot_see() -> None:
+def test_every_detector_documents_its_limits() -> None:
     page = text("docs/detectors.md")
     assert [cls.name for cls in DETECTORS if f"## {cls.name}\n" not in page or cls.cannot_see not in page] == []
 
 
-def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+def test_the_make_commands_of_the_readme_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.M))
     named = set(re.findall(r"make ([a-z-]+)", text("README.md")))
     assert {"run", "test"} <= named <= targets
 
 
-def test_every_link_of_the_documents_leads_somewhere() -> None:
+def test_every_link_of_the_documents_resolves() -> None:
     pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
     assert [f"{p.name}: {link}" for p, link in links if "://" not in link and not (p.parent / link).exists()] == []
 
 
 def example(name: str) -> dict[str, Any]:
-    """What the README's example of that name defines, run as it stands there."""
+    """Returns the names defined by the README's example of that name, after running it."""
     found = re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", text("README.md"), re.S)
     assert found is not None
     space: dict[str, Any] = {"__name__": f"readme_{name}"}
@@ -181,7 +181,7 @@ def test_the_collector_of_the_readme_reads_this_host() -> None:
     assert reading.columns["node.uptime"][0] > 0
 
 
-def test_the_detector_of_the_readme_speaks_at_the_third_hot_frame() -> None:
+def test_the_detector_of_the_readme_reports_the_third_hot_frame() -> None:
     detector: Detector = example("detector")["Hot"]()
     temperatures = ([95.0, 50.0], [95.0, 95.0], [95.0, np.nan], [50.0, 95.0])
     found = [detector.observe({"gpu": frame(i, values)}) for i, values in enumerate(temperatures)]
@@ -193,13 +193,13 @@ def frame(number: int, values: list[float]) -> Frame:
     return Frame(number * 10 * SECOND, "gpu", entities, {"gpu.temperature": np.array(values)}, Topology())
 
 
-def test_the_version_has_its_entry_in_the_changelog() -> None:
+def test_the_version_has_an_entry_in_the_changelog() -> None:
     found = re.search(r'^version = "(.*)"', text("pyproject.toml"), re.M)
     assert found is not None
     assert f"## [{found[1]}]" in text("CHANGELOG.md")
 
 
-def test_every_exact_version_that_is_installed_is_pinned_once() -> None:
+def test_every_installed_exact_version_is_pinned_once() -> None:
     whole = "\n".join(line for line in text("constraints.txt").splitlines() if not line.startswith("#"))
     pins = [pin.split() for pin in whole.replace("\\\n", " ").splitlines()]
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!-]+", pin[0]) for pin in pins)
@@ -208,7 +208,7 @@ def test_every_exact_version_that_is_installed_is_pinned_once() -> None:
     assert all(found and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in found) for found in hashes)
 
 
-def test_what_every_extra_requires_and_what_builds_the_project_is_pinned_with_hashes() -> None:
+def test_requirements_of_every_extra_and_of_the_build_are_pinned_with_hashes() -> None:
     words = [sys.executable, str(ROOT / "deploy" / "requirements.py"), "all"]
     wanted = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
     pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", text("constraints.txt").lower().replace("_", "-"), re.MULTILINE))
@@ -216,7 +216,7 @@ def test_what_every_extra_requires_and_what_builds_the_project_is_pinned_with_ha
     assert {"hatchling", "numpy", "duckdb", "streamlit", "kafka-python", "pip"} <= names <= pinned
 
 
-def test_every_way_to_install_checks_the_hashes() -> None:
+def test_every_installation_command_checks_the_hashes() -> None:
     pages = "docs/install.md", "docs/agent.md", "docs/compose.md", "deploy/fleetpulse-agent.service"
     for page in ("Makefile", "deploy/Dockerfile", "deploy/agent.Dockerfile", *pages):
         for command in re.findall(r"(?:pip|\(PIP\)) (?:install|download) ([^\n\\]*)", text(page)):
@@ -230,7 +230,7 @@ def test_no_package_index_is_named() -> None:
     ]
 
 
-def test_the_alerts_page_names_the_detectors_that_learn_from_mark_as_normal() -> None:
+def test_the_alerts_page_lists_the_detectors_that_learn_from_mark_as_normal() -> None:
     (paragraph,) = re.findall(
         r"\*\*Mark as normal\*\* sets a new baseline in .*?\n\n", text("docs/alerts.md"), re.DOTALL
     )
@@ -239,17 +239,17 @@ def test_the_alerts_page_names_the_detectors_that_learn_from_mark_as_normal() ->
 
 
 def learns(detector: Detector) -> bool:
-    """Whether feedback resets cells of one of its parts."""
+    """Returns whether feedback resets cells of one of its parts."""
     return any(has_cells(piece) for _, piece in detector.parts_by_class(detector.device_class))
 
 
 def has_cells(piece: State) -> bool:
-    """Whether a reset changes cells of a piece or of its parts."""
+    """Returns whether a reset changes cells of a piece or of its parts."""
     cells = any(isinstance(value, np.ndarray) for value in piece.snapshot().values())
     return cells or any(has_cells(inner) for _, inner in piece.resettable_parts())
 
 
-def test_every_rule_of_admission_is_documented_as_the_code_has_it() -> None:
+def test_every_admission_rule_is_documented_with_its_help() -> None:
     from pipeline.ingest.admission import RULES
 
     page = text("docs/admission.md")

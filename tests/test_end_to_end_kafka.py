@@ -1,4 +1,4 @@
-"""The identical scenario over spool and over Kafka gives identical findings and incidents, and the same rows."""
+"""The same scenario over spool and over Kafka gives identical findings and incidents, and the same rows."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ onset = 1800
 """
 END = from_iso("2026-01-01T01:00:00Z")
 PATIENCE = 60 * SECOND
-"""How much later the clock is when all is read: no sender is waited for any more."""
+"""Advance of the clock when all is read: no sender is waited for any more."""
 SECONDS = 120.0
-"""Longest reading and judging; chosen: it takes 10 s on an idle machine."""
+"""Longest reading and evaluation; chosen: it takes 10 s on an idle machine."""
 FINDINGS = (
     "SELECT time::VARCHAR, onset::VARCHAR, entity, detector, level, score, summary, evidence FROM findings ORDER BY ALL"
 )
@@ -56,7 +56,7 @@ ROWS = "SELECT count(*), sum(hash(t)) FROM {} t"
 
 
 class Run:
-    """One whole path: simulate, transport, ingest, detectors, Desk. The clock stands just after the scenario's end."""
+    """One whole path: simulate, transport, ingest, detectors, Desk. The clock is just after the scenario's end."""
 
     def __init__(self, folder: Path, transport: str, base: sections.Config) -> None:
         self.config = dataclasses.replace(
@@ -77,7 +77,7 @@ class Run:
         return False
 
     def judge(self, messages: int = 0) -> None:
-        """Reads all there is (at least so many messages) and judges it."""
+        """Reads all messages (at least `messages`) and evaluates them."""
         self.service.start_engine()
         self._turn(lambda: self.messages >= messages)
         self.now += PATIENCE
@@ -93,7 +93,7 @@ class Run:
 
     @property
     def messages(self) -> int:
-        """Messages stored, over all senders."""
+        """Number of stored messages of all senders."""
         return int(self.rows("SELECT coalesce(sum(sequence + 1), 0) FROM producer_mark")[0][0])
 
     def rows(self, query: str) -> Sequence[tuple[Any, ...]]:
@@ -102,9 +102,7 @@ class Run:
 
 
 @pytest.mark.slow
-def test_the_identical_scenario_over_spool_and_over_kafka_gives_identical_findings(
-    kafka: Address, tmp_path: Path
-) -> None:
+def test_the_same_scenario_over_spool_and_over_kafka_gives_identical_findings(kafka: Address, tmp_path: Path) -> None:
     runs = []
     for transport in ("spool", "kafka"):
         (tmp_path / transport).mkdir()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("agents", "pipeline", "detectors", "dashboards")
 HEAVY = ("duckdb", "pyarrow", "pandas", "streamlit", "fastapi", "numba", "torch")
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base", "core"}
-FILE_LINES = 500  # about 150 is good; at 300 ask whether it is one subject
+FILE_LINES = 500  # about 150 is good; at 300 check whether it is one subject
 FUNCTION_LINES = 40
 LONG_FILES: Mapping[str, str] = {}
 LONG_FUNCTIONS: Mapping[str, str] = {}
@@ -31,14 +31,14 @@ def name_of(path: Path) -> str:
 
 
 def tool(*words: str) -> tuple[int, str]:
-    """Runs a tool of this interpreter's environment in the root: (exit status, all it said)."""
+    """Runs a tool of this interpreter's environment in the root: (exit status, output)."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     ran = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environ, capture_output=True, text=True)
     return ran.returncode, ran.stdout + ran.stderr
 
 
 def loaded_by(program: str) -> set[str]:
-    """Top-level modules that are loaded after a program ran in a fresh interpreter."""
+    """Returns the top-level modules that are loaded after a program ran in a fresh interpreter."""
     tail = "\nimport sys, json; print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
@@ -54,7 +54,7 @@ def test_every_import_contract_of_pyproject_holds() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_only_the_door_joins_packages() -> None:
+def test_only_the_entry_point_joins_packages() -> None:
     """No package may import the entry point either."""
     guests = [name_of(p) for p in sources()[1:] if any(m == "fleetpulse" for m in imported(p))]
     assert guests == []
@@ -79,7 +79,7 @@ def test_mypy_is_content_with_all_four_packages_and_the_door() -> None:
 def test_every_file_is_short_enough_or_listed_with_a_reason() -> None:
     lines = {name_of(path): path.read_text().count("\n") for path in sources()}
     short_again = [name for name in LONG_FILES if lines[name] <= FILE_LINES]
-    assert short_again == [], "take these off LONG_FILES"
+    assert short_again == [], "remove these from LONG_FILES"
     long = {name: count for name, count in lines.items() if count > FILE_LINES and name not in LONG_FILES}
     assert long == {}, f"wanted at most {FILE_LINES} lines: is each of these one subject?"
 
@@ -94,16 +94,16 @@ def test_every_function_is_short_enough() -> None:
     assert long == [], f"wanted at most {FUNCTION_LINES}"
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [p for p in sources() if p.read_text().strip() and ast.get_docstring(ast.parse(p.read_text())) is None]
-    assert [name_of(p) for p in silent] == [], "wanted a docstring whose first line is a fact"
+    assert [name_of(p) for p in silent] == [], "expected a docstring whose first line is a statement"
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
+def test_no_module_has_a_meaningless_name() -> None:
     assert [name_of(path) for path in sources() if path.stem in FORBIDDEN_NAMES] == []
 
 
-def test_nothing_is_left_undone() -> None:
+def test_no_todo_marks_are_left() -> None:
     marks = ("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")
     undone = [f"{name_of(p)}: {mark}" for p in sources() for mark in marks if mark in p.read_text()]
     assert undone == []
@@ -126,7 +126,7 @@ def test_help_loads_nothing_but_the_standard_library() -> None:
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): fleetpulse.main(['--help'])"
     )
     foreign = loaded_by(program) - set(sys.stdlib_module_names) - loaded_by("")
-    assert foreign == {"fleetpulse", "pipeline"}  # of pipeline, the table of arguments
+    assert foreign == {"fleetpulse", "pipeline"}  # of pipeline, only the table of arguments
 
 
 def test_loading_all_of_agents_loads_nothing_heavy() -> None:
@@ -137,7 +137,7 @@ def test_loading_all_of_agents_loads_nothing_heavy() -> None:
     assert loaded_by(program) & set(HEAVY) == set()
 
 
-def test_the_top_level_holds_only_what_the_design_names() -> None:
+def test_the_top_level_contains_only_the_files_of_the_design() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )
@@ -159,7 +159,7 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without its docstring."""
+    """Returns the lines of a function without its docstring."""
     lines = (function.end_lineno or function.lineno) - function.lineno + 1
     if ast.get_docstring(function) is None:
         return lines
@@ -172,7 +172,7 @@ def module_of(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Names that a file imports when it is loaded; `from a import b` may mean a.b or what a holds."""
+    """Returns the names that a file imports when it is loaded; `from a import b` may mean a.b or a name in a."""
     names: set[str] = set()
     for node in runs_at_load(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -183,7 +183,7 @@ def imported(path: Path) -> set[str]:
 
 
 def runs_at_load(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those inside functions and `if TYPE_CHECKING:`."""
+    """Yields all nodes except those inside functions and `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
         lazy = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         if not lazy and not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
@@ -192,5 +192,5 @@ def runs_at_load(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def target(name: str, modules: Mapping[str, Path]) -> str | None:
-    """The module of ours that an imported name means, if it is one."""
+    """Returns our module that an imported name means, if it is one."""
     return next((n for n in (name, name.rpartition(".")[0]) if n in modules), None)

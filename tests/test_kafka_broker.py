@@ -1,4 +1,4 @@
-"""The broker of the tests keeps its word: it is real, it survives what tests do to it, and it can be strict."""
+"""The broker of the tests: it is real, survives kills and freezes, and supports authentication."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def values(address: Address) -> list[bytes]:
     return [record.value for record in read(address, TELEMETRY)]
 
 
-def test_the_shared_broker_answers_with_our_topics_empty(kafka: Address) -> None:
+def test_the_shared_broker_has_our_empty_topics(kafka: Address) -> None:
     made = make_topics(kafka)
     with admin_of(kafka) as admin:
         assert {topic.name for topic in topics.configured_topics(made)} <= set(admin.list_topics())
     assert values(kafka) == []
 
 
-def test_topics_made_anew_are_empty_again(kafka: Address) -> None:
+def test_topics_that_are_created_again_are_empty(kafka: Address) -> None:
     make_topics(kafka)
     write(kafka, TELEMETRY, [b"one", b"two"])
     assert values(kafka) == [b"one", b"two"]
@@ -43,7 +43,7 @@ def test_topics_made_anew_are_empty_again(kafka: Address) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_broker_comes_back_with_what_it_had(own_broker: Broker) -> None:
+def test_a_killed_broker_restarts_with_its_data(own_broker: Broker) -> None:
     make_topics(own_broker)
     write(own_broker, TELEMETRY, [b"before"])
     own_broker.kill()
@@ -53,7 +53,7 @@ def test_a_killed_broker_comes_back_with_what_it_had(own_broker: Broker) -> None
     assert values(own_broker) == [b"before", b"after"]
 
 
-def test_a_frozen_broker_is_silent_until_it_thaws(own_broker: Broker) -> None:
+def test_a_frozen_broker_does_not_answer_until_it_is_thawed(own_broker: Broker) -> None:
     make_topics(own_broker)
     own_broker.freeze()
     assert not own_broker.answers(timeout=0.3)
@@ -63,13 +63,13 @@ def test_a_frozen_broker_is_silent_until_it_thaws(own_broker: Broker) -> None:
     assert values(own_broker) == [b"after"]
 
 
-def test_a_broker_with_bad_settings_says_what_it_logged(new_broker: Callable[..., Broker]) -> None:
+def test_a_broker_with_invalid_settings_reports_its_log(new_broker: Callable[..., Broker]) -> None:
     with pytest.raises(BrokerError, match="log\\.retention\\.ms"):
         new_broker(properties={"log.retention.ms": "soon"})
 
 
 @pytest.mark.slow
-def test_a_damaged_archive_of_classes_does_no_harm(
+def test_a_damaged_archive_of_classes_is_harmless(
     new_broker: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broker = new_broker()
@@ -82,16 +82,16 @@ def test_a_damaged_archive_of_classes_does_no_harm(
     assert broker.answers()
     assert broker.rss_bytes() > 1 << 20
     assert broker.cpu_seconds() > 0
-    broker.kill()  # an orderly end would take 3 s to write the archive again
+    broker.kill()  # a normal stop would take 3 s to write the archive again
 
 
-def test_the_secure_broker_serves_who_trusts_it_and_has_the_password(secure_kafka: Broker) -> None:
+def test_the_secure_broker_serves_clients_with_its_authority_and_password(secure_kafka: Broker) -> None:
     make_topics(secure_kafka)
     write(secure_kafka, TELEMETRY, [b"sealed"])
     assert values(secure_kafka) == [b"sealed"]
 
 
-def test_the_secure_broker_refuses_plain_text(secure_kafka: Broker) -> None:
+def test_the_secure_broker_refuses_plaintext(secure_kafka: Broker) -> None:
     assert refusal(kafka_of(secure_kafka, security_protocol="PLAINTEXT"))
 
 
@@ -99,12 +99,12 @@ def test_the_secure_broker_refuses_a_wrong_password(security: Security, secure_k
     assert refusal(kafka_of(secure_kafka, password_file=security.wrong_password_file))
 
 
-def test_who_trusts_a_strangers_authority_refuses_the_secure_broker(security: Security, secure_kafka: Broker) -> None:
+def test_a_client_with_another_authority_refuses_the_secure_broker(security: Security, secure_kafka: Broker) -> None:
     assert refusal(kafka_of(secure_kafka, ca_file=security.strangers_ca_file))
 
 
 @pytest.mark.slow
-def test_a_mutual_broker_wants_the_clients_certificate_too(new_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_a_mutual_tls_broker_requires_a_client_certificate(new_broker: Callable[..., Broker], tmp_path: Path) -> None:
     broker = new_broker(security=Security(tmp_path / "security", mutual=True))
     make_topics(broker)
     assert refusal(kafka_of(broker, certificate_file=None, key_file=None))
@@ -112,7 +112,7 @@ def test_a_mutual_broker_wants_the_clients_certificate_too(new_broker: Callable[
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("required", "outcome"), [("", "skipped"), ("chromium,kafka", "failed")])
-def test_a_missing_part_is_skipped_with_the_mend_unless_required(tmp_path: Path, required: str, outcome: str) -> None:
+def test_a_missing_part_is_skipped_with_the_fix_unless_required(tmp_path: Path, required: str, outcome: str) -> None:
     root = Path(__file__).parents[1]
     environ = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""What we give to Kubernetes: Helm likes the chart, a real apiserver takes all of it, nothing asks for too much."""
+"""The Kubernetes deployment: Helm accepts the chart, a real apiserver accepts all objects, and rights are minimal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm" / "fleetpulse-agent"
 PLAIN = ROOT / "deploy" / "kubernetes"
 CACHED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "helm" / "3.22.0" / "helm"
-"""Where part_helm of deploy/parts.sh puts it."""
+"""Path in which part_helm of deploy/parts.sh installs it."""
 ALL_ON = {
     "kafka": {
         "bootstrapServers": "k1:9093",
@@ -80,13 +80,13 @@ def rendered(values: dict[str, Any] | None = None) -> str:
 
 @pytest.mark.helm
 @pytest.mark.parametrize("values", [{}, ALL_ON], ids=["default", "all on"])
-def test_helm_finds_nothing_to_complain_of(values: dict[str, Any]) -> None:
+def test_helm_lint_reports_nothing(values: dict[str, Any]) -> None:
     done = helm("lint", "--strict", str(CHART), values=values)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.helm
-def test_the_plain_manifest_is_what_the_chart_makes() -> None:
+def test_the_plain_manifest_equals_the_output_of_the_chart() -> None:
     head, text = (PLAIN / "daemonset.yaml").read_text().split("\n", 1)
     assert text == rendered(), (
         f"{head.removeprefix('# Written from the chart by: ')} > deploy/kubernetes/daemonset.yaml"
@@ -104,7 +104,7 @@ def test_the_plain_manifest_is_what_the_chart_makes() -> None:
         ({"watchers": {"row": {}}}, "config"),
     ],
 )
-def test_values_that_cannot_work_are_refused_by_name(values: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_refused_by_name(values: dict[str, Any], said: str) -> None:
     done = helm("template", "a", str(CHART), values=values)
     assert done.returncode != 0
     assert said in done.stderr
@@ -126,8 +126,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.kubernetes
 @pytest.mark.helm
-def test_helm_installs_upgrades_and_uninstalls_it_without_a_rest(cluster: Cluster) -> None:
-    """As in docs/install.md, in its own namespace."""
+def test_helm_installs_upgrades_and_uninstalls_it_completely(cluster: Cluster) -> None:
+    """As in docs/install.md, in a separate namespace."""
     cluster.kubectl("create", "namespace", "other")
     reach = ("--kubeconfig", str(cluster.kubeconfig), "--namespace", "other")
     done = helm("install", "second", str(CHART), *reach, values={})
@@ -152,7 +152,7 @@ NVIDIA = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
 @pytest.mark.kubernetes
 @pytest.mark.helm
 @pytest.mark.parametrize("values", [{}, ALL_ON], ids=["default", "all on"])
-def test_a_real_apiserver_takes_everything_that_the_chart_makes(cluster: Cluster, values: dict[str, Any]) -> None:
+def test_a_real_apiserver_accepts_all_objects_of_the_chart(cluster: Cluster, values: dict[str, Any]) -> None:
     words = ("apply", "--dry-run=server", "--validate=strict", "-n", "fleetpulse", "-o", "name", "-f", "-")
     made = cluster.kubectl(*words, given=rendered(values)).split()
     kinds = {name.split("/")[0].split(".")[0] for name in made}
@@ -161,7 +161,7 @@ def test_a_real_apiserver_takes_everything_that_the_chart_makes(cluster: Cluster
 
 
 def daemonset(cluster: Cluster, values: dict[str, Any]) -> dict[str, Any]:
-    """The DaemonSet as the apiserver would keep it, with every default."""
+    """Returns the DaemonSet as the apiserver would store it, with all defaults."""
     words = ("apply", "--dry-run=server", "-n", "fleetpulse", "-o", "json", "-f", "-")
     items = json.loads(cluster.kubectl(*words, given=rendered(values)))["items"]
     return next(item for item in items if item["kind"] == "DaemonSet")
@@ -169,7 +169,7 @@ def daemonset(cluster: Cluster, values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.kubernetes
 @pytest.mark.helm
-def test_no_container_is_privileged_and_each_right_is_asked_for(cluster: Cluster) -> None:
+def test_no_container_is_privileged_and_each_right_is_requested(cluster: Cluster) -> None:
     pod = daemonset(cluster, {})["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["securityContext"] == {
@@ -187,7 +187,7 @@ def test_no_container_is_privileged_and_each_right_is_asked_for(cluster: Cluster
 
 
 @pytest.mark.kubernetes
-def test_a_pod_comes_to_each_gpu_node_whatever_its_taints_and_to_no_other(cluster: Cluster) -> None:
+def test_each_gpu_node_gets_a_pod_whatever_its_taints_and_no_other_node_does(cluster: Cluster) -> None:
     for name in ("gpu001", "gpu002", "cpu001"):
         cluster.node(name, {"nvidia.com/gpu": "8"})
     cluster.kubectl("label", "nodes", "gpu001", "gpu002", "nvidia.com/gpu.present=true")
@@ -205,7 +205,7 @@ def pod_of(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(cluster: Cluster, level: str, pod: dict[str, Any]) -> str:
-    """What Pod Security of that level says against a pod; empty if it admits it."""
+    """Returns the message of Pod Security of that level against a pod; empty if it admits it."""
     labels = {"pod-security.kubernetes.io/enforce": level}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": level, "labels": labels}})
     try:
@@ -217,8 +217,8 @@ def refusal(cluster: Cluster, level: str, pod: dict[str, Any]) -> str:
 
 @pytest.mark.kubernetes
 @pytest.mark.helm
-def test_pod_security_forbids_the_host_s_namespaces_and_folders_and_nothing_else(cluster: Cluster) -> None:
-    """So the agent's namespace needs the level `privileged`, though its pods are not privileged."""
+def test_pod_security_forbids_the_namespaces_and_folders_of_the_host_and_nothing_else(cluster: Cluster) -> None:
+    """Therefore the agent's namespace needs the level `privileged`, although its pods are not privileged."""
     pod = pod_of(daemonset(cluster, {})["spec"]["template"])
     said = refusal(cluster, "baseline", pod)
     assert 'violates PodSecurity "baseline:latest"' in said
@@ -235,7 +235,7 @@ def test_pod_security_forbids_the_host_s_namespaces_and_folders_and_nothing_else
 
 @pytest.mark.kubernetes
 @pytest.mark.helm
-def test_a_watcher_of_a_row_keeps_to_the_strictest_level(cluster: Cluster) -> None:
+def test_a_watcher_of_a_row_fits_the_strictest_level(cluster: Cluster) -> None:
     words = ("apply", "--dry-run=server", "-n", "fleetpulse", "-o", "json", "-f", "-")
     items = json.loads(cluster.kubectl(*words, given=rendered(ALL_ON)))["items"]
     row = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"].endswith("row-7"))
@@ -244,7 +244,7 @@ def test_a_watcher_of_a_row_keeps_to_the_strictest_level(cluster: Cluster) -> No
 
 
 @pytest.mark.kubernetes
-def test_its_account_may_list_pods_and_do_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
+def test_its_account_may_list_pods_and_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
     account = cluster.account(tmp_path / "account", "fleetpulse-agent", "fleetpulse")
     token = (account / "token").read_text()
     assert asked(cluster, token, "GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dgpu001") == 200
@@ -278,7 +278,7 @@ def asked(cluster: Cluster, token: str, method: str, path: str) -> int:
             return error.code
 
 
-def test_the_versions_of_chart_and_product_are_the_same() -> None:
+def test_chart_and_product_have_the_same_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     lines = (CHART / "Chart.yaml").read_text().splitlines()
     assert {f"version: {version}", f"appVersion: {version}"} <= set(lines)

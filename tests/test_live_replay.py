@@ -1,4 +1,4 @@
-"""Findings are a function of the telemetry: a running pipeline and a replay of its input agree."""
+"""Findings depend only on the telemetry: a running pipeline and a replay of its input give the same findings."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ end = 2700
 MODES = [{"mode": "record", "detector": "thermal"}]
 
 
-class Listening(Runner):
-    """The runner of a pipeline; keeps what it finds, with a frame or on the arrival of an event."""
+class RecordingRunner(Runner):
+    """The runner of a pipeline; keeps its findings from frames and from events on arrival."""
 
     def __init__(self, detectors: Any) -> None:
         super().__init__(detectors)
@@ -78,14 +78,14 @@ def in_order(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(findings, key=lambda f: (f["time"], f["detector"], f["entity"], f["onset"], f["level"]))
 
 
-def as_told(incidents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """But for `opened`, which live is when people could see it, and the order in which members joined."""
+def comparable(incidents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns incidents without `opened`, which live is when people could see it, and without the order of members."""
     return {id_: {**i, "opened": None, "members": sorted(i["members"])} for id_, i in incidents.items()}
 
 
 def live(config: Config) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """What a pipeline finds in the spools of a [spool], and its incidents by id."""
-    judge = Listening(configured(config.detector, config.source))
+    """Returns the findings of a pipeline for the spools of a [spool], and its incidents by id."""
+    judge = RecordingRunner(configured(config.detector, config.source))
     service = PipelineService(config, judge, clock=lambda: NOW)
     try:
         service.start_engine()
@@ -93,7 +93,7 @@ def live(config: Config) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]
             pass
         assert service.engine is not None
         assert service.engine.framer.late.total() == 0
-        service.engine.advance(FOREVER)  # nothing comes any more: what the lateness still holds is judged too
+        service.engine.advance(FOREVER)  # no more data: evaluate what the lateness still holds
         assert judge.errors == {}
         return judge.found, {i["id"]: i for i in ledger.list_incidents(service.database.cursor())}
     finally:
@@ -101,7 +101,7 @@ def live(config: Config) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]
 
 
 def recorded(config: Config, folder: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The same of a replay of the folder."""
+    """Returns the same of a replay of the folder."""
     found, incidents = folder / "findings.jsonl", folder / "incidents.jsonl"
     telemetry, events, topology = (
         sorted(folder.glob("telemetry-*.parquet")),
@@ -121,7 +121,7 @@ def recorded(config: Config, folder: Path) -> tuple[list[dict[str, Any]], dict[s
         *(pytest.param(2, 0.0, seed, marks=pytest.mark.slow) for seed in (0, 1, 2, 5)),
     ],
 )
-def test_a_pipeline_and_a_replay_of_what_it_received_find_the_same(
+def test_a_pipeline_and_a_replay_of_its_input_give_the_same_findings(
     seed: int, interval: int, jitter: float, tmp_path: Path
 ) -> None:
     (tmp_path / "scenario.toml").write_text(TEXT.format(interval=interval, jitter=jitter))
@@ -138,4 +138,4 @@ def test_a_pipeline_and_a_replay_of_what_it_received_find_the_same(
         (None, False),
     }
     assert in_order(findings) == in_order(again)
-    assert as_told(incidents) == as_told(repeated)
+    assert comparable(incidents) == comparable(repeated)

@@ -1,4 +1,4 @@
-"""No client of ours carries a credential to another host: redirects are not followed, loopback has no proxy."""
+"""No client of ours sends a credential to another host: redirects are not followed, loopback has no proxy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers every request with a redirect to `elsewhere`, or with an empty object; keeps the credentials it got."""
+    """Answers every request with a redirect to `elsewhere`, or with an empty object; records received credentials."""
 
     def __init__(self, elsewhere: str = "") -> None:
         self.elsewhere, self.credentials = elsewhere, list[str | None]()
@@ -114,7 +114,7 @@ def test_a_redirect_carries_no_credential_to_another_host(call: Call, token_file
 
 
 @pytest.mark.parametrize("call", CLIENTS, ids=lambda call: call.__name__)
-def test_a_proxy_of_the_environment_never_sees_a_call_to_loopback(
+def test_a_proxy_of_the_environment_is_not_used_for_loopback(
     call: Call, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(Server()) as proxy, running(Server()) as server:
@@ -128,7 +128,7 @@ def test_a_proxy_of_the_environment_never_sees_a_call_to_loopback(
         assert proxy.credentials == []
 
 
-def test_a_proxy_of_the_environment_is_used_where_it_is_asked_for_beyond_loopback(
+def test_a_proxy_of_the_environment_is_used_beyond_loopback_when_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
@@ -146,7 +146,7 @@ def test_every_name_of_this_machine_is_loopback(url: str) -> None:
     assert not addresses.is_loopback_url("http://127.0.0.1.example.org")
 
 
-def test_nothing_calls_out_over_urllib_but_through_the_one_opener() -> None:
+def test_all_urllib_calls_use_the_one_opener() -> None:
     own = ROOT / "pipeline" / "http" / "addresses.py"
     for package in ("agents", "pipeline", "detectors", "dashboards"):
         for path in (ROOT / package).rglob("*.py"):

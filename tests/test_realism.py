@@ -1,4 +1,4 @@
-"""How real the simulated telemetry is: distances by hand, and the script on made-up recordings of the same shape."""
+"""Realism of the simulated telemetry: distances checked by hand, and the script on invented recordings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STEP_US = 1_000_000
         ([0, 10], [5], 0.5, 5.0),
     ],
 )
-def test_distances_are_those_found_by_hand(one: list[int], other: list[int], largest: float, moved: float) -> None:
+def test_distances_equal_those_computed_by_hand(one: list[int], other: list[int], largest: float, moved: float) -> None:
     for a, b in ((one, other), (other, one)):
         assert kolmogorov(sample(a), sample(b)) == pytest.approx(largest)
         assert wasserstein(sample(a), sample(b)) == pytest.approx(moved)
@@ -59,7 +59,7 @@ def test_a_shift_by_one_spread_is_a_gap_of_one_everywhere() -> None:
     assert gaps(real, sample(np.arange(101.0) + 50)) == pytest.approx(np.ones(len(PERCENTILES)))
 
 
-def test_where_half_of_the_values_are_equal_the_spread_is_that_from_5_to_95_percent() -> None:
+def test_if_half_of_the_values_are_equal_the_spread_is_that_from_5_to_95_percent() -> None:
     assert spread(sample([*range(10), *[50] * 81, *range(91, 101)])) == pytest.approx(91 - 5, abs=5)
     assert np.isnan(spread(sample([3.0] * 9)))
 
@@ -71,7 +71,7 @@ def test_spreads_are_compared_over_the_same_range() -> None:
     assert np.isnan(spread_ratio(sample([3.0] * 9), even))
 
 
-def test_what_was_not_measured_counts_nowhere() -> None:
+def test_missing_values_are_not_counted() -> None:
     assert list(sample([2.0, np.nan, 1.0]).values) == [1.0, 2.0]
     zigzag = np.array([1.0, -1.0] * 5)
     assert phi(zigzag) == pytest.approx(-1)
@@ -89,20 +89,20 @@ def test_the_autocorrelation_of_an_autoregression_is_its_coefficient() -> None:
     assert median_phi(in_time(lines)) == pytest.approx(0.8, abs=0.02)
 
 
-def test_kurtosis_is_that_found_by_hand() -> None:
+def test_kurtosis_equals_the_value_computed_by_hand() -> None:
     assert kurtosis(np.array([-1.0, 1.0] * 4)) == pytest.approx(-2)  # fourth moment 1, variance 1
     assert kurtosis(np.array([-1.0, 0.0, 0.0, 1.0])) == pytest.approx(-1)  # 0.5 / 0.25 - 3
     assert np.isnan(kurtosis(np.ones(4)))
 
 
-def test_a_step_is_told_where_there_is_one() -> None:
+def test_a_step_is_detected() -> None:
     rng = np.random.default_rng(2)
     assert quantum(sample(np.rint(rng.normal(1700, 60, 5000) / 15) * 15)) == pytest.approx(15)
     assert quantum(sample(np.round(np.rint(rng.normal(0, 4, 5000)) / 3, 3))) == pytest.approx(1 / 3, abs=1e-3)
     assert np.isnan(quantum(sample(rng.standard_normal(5000))))
 
 
-def test_conditions_keep_what_they_say() -> None:
+def test_conditions_are_applied() -> None:
     found = sample([5.0, 1.0, 2.0, 3.0])
     assert list(found.above(2.0).values) == [3.0, 5.0]
     assert list(found.top(0.5).values) == [3.0, 5.0]
@@ -110,20 +110,20 @@ def test_conditions_keep_what_they_say() -> None:
     assert list(found.centred().values) == [-1.5, -0.5, 0.5, 2.5]
 
 
-def test_a_counter_that_was_reset_has_no_rate_there() -> None:
+def test_a_counter_has_no_rate_across_its_reset() -> None:
     found = rate(np.array([0.0, 20.0, 5.0, 25.0]), np.array([0.0, 10.0, 20.0, 30.0]))
     assert found[[0, 2]] == pytest.approx([2.0, 2.0])
     assert np.isnan(found[1])
 
 
-def test_means_are_of_what_was_measured() -> None:
+def test_means_use_measured_values_alone() -> None:
     found = coarse(np.array([1.0, 3.0, np.nan, 5.0, np.nan, np.nan, 7.0]), 2)
     assert found[:2] == pytest.approx([2.0, 5.0])
     assert len(found) == 3
     assert np.isnan(found[2])
 
 
-def test_a_dip_of_a_port_is_no_noise() -> None:
+def test_a_dip_of_a_port_is_not_noise() -> None:
     rates = np.full(101, 100.0)
     rates[50], rates[60] = 0.0, 102.0
     off = measures.deviations(rates)
@@ -132,7 +132,7 @@ def test_a_dip_of_a_port_is_no_noise() -> None:
     assert np.isnan(rolling_median(rates, 31)[:15]).all()
 
 
-def test_a_step_is_told_apart_into_what_is_common_and_what_is_a_rank_s_own() -> None:
+def test_a_step_is_split_into_the_common_part_and_the_part_of_a_rank() -> None:
     usual = np.array([1.0, 1.01, 1.0, 2.0])
     times = np.array([usual, usual * np.exp(0.05), usual, usual, usual])
     times[3, 2] *= np.exp(0.03)
@@ -158,7 +158,7 @@ def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_the_page_in_the_tree_tells_every_quantity_and_shows_every_picture() -> None:
+def test_the_committed_page_has_every_quantity_and_every_picture() -> None:
     page = PAGE.read_text()
     assert [q.title for q in QUANTITIES if page.count(f"| {q.title} |") != 2] == []
     pictures = re.findall(r"\((images/realism-\w+\.png)\)", page)
@@ -167,7 +167,7 @@ def test_the_page_in_the_tree_tells_every_quantity_and_shows_every_picture() -> 
     assert "{{" not in page
 
 
-def test_without_real_recordings_the_script_says_what_is_missing(
+def test_without_real_recordings_the_script_names_the_missing_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -178,7 +178,7 @@ def test_without_real_recordings_the_script_says_what_is_missing(
 
 
 def test_curves_of_real_data_are_not_drawn_into_the_project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made_up(tmp_path)
+    write_recordings(tmp_path)
     assert main(["--data", str(tmp_path), "--overlay", str(ROOT / "docs")]) == 2
     assert "is inside the project" in capsys.readouterr().err
 
@@ -186,9 +186,9 @@ def test_curves_of_real_data_are_not_drawn_into_the_project(tmp_path: Path, caps
 @pytest.mark.slow
 def test_the_same_data_and_seed_give_the_same_page_and_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    made_up(tmp_path / "data")
-    scenarios(tmp_path / "scenarios")
-    given = ["--data", str(tmp_path / "data"), "--scenarios", str(tmp_path / "scenarios"), "--seed", "3"]
+    write_recordings(tmp_path / "data")
+    write_scenarios(tmp_path / "write_scenarios")
+    given = ["--data", str(tmp_path / "data"), "--scenarios", str(tmp_path / "write_scenarios"), "--seed", "3"]
     written = []
     for _ in range(2):
         to = tmp_path / f"run {len(written)}"
@@ -203,7 +203,7 @@ def test_the_same_data_and_seed_give_the_same_page_and_pictures(tmp_path: Path) 
     assert "not simulated" not in page
 
 
-def test_an_overlay_is_drawn_where_it_was_asked_for(tmp_path: Path) -> None:
+def test_an_overlay_is_drawn_on_request(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks.realism import plots
 
@@ -211,16 +211,16 @@ def test_an_overlay_is_drawn_where_it_was_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG")
 
 
-def scenarios(folder: Path) -> None:
-    """Three small ones."""
+def write_scenarios(folder: Path) -> None:
+    """Writes three small scenarios."""
     folder.mkdir()
     for name, seconds, interval in (("hall", 3600, 10), ("weeks", 18_000, 60), ("second", 130, 1)):
         text = f"version = 1\nduration = {seconds}\ninterval = {interval}\n[fleet]\nnodes = 1\ngpus_per_node = 8\n"
         (folder / f"{name}.toml").write_text(text)
 
 
-def made_up(folder: Path) -> None:
-    """Recordings in the shape of the real ones; every value is drawn here."""
+def write_recordings(folder: Path) -> None:
+    """Writes invented recordings in the shape of the real ones."""
     rng = np.random.default_rng(5)
     curves = [(f"gpu_power_{c}", "DCGM_POWER_USAGE_W", rng.uniform(50, 420, 200)) for c in ("kalos", "seren")]
     for cluster in ("kalos", "seren"):
@@ -236,10 +236,10 @@ def made_up(folder: Path) -> None:
     (folder / "acme_trace_cdfs").mkdir(parents=True)
     pq.write_table(pa.table(columns), folder / "acme_trace_cdfs" / "acme_cdfs.parquet")
     ports = {f"port:p{i}": {"nic.prefec_ber_avg": 10 ** rng.normal(-5, 0.1, 60)} for i in range(4)}
-    recording(folder / "alibaba_prefec_ber", ports, 3600)
+    write_recording(folder / "alibaba_prefec_ber", ports, 3600)
     for name, seconds in (("smd", 60), ("asd", 300)):
         nodes = {f"node:n{i}": {f"m{k:02}": rng.standard_normal(90).cumsum() for k in range(4)} for i in range(3)}
-        recording(folder / name, nodes, seconds)
+        write_recording(folder / name, nodes, seconds)
     ranks = {
         f"rank:J.{stage}.{replica}": {
             "rank.step": np.arange(20.0),
@@ -248,18 +248,18 @@ def made_up(folder: Path) -> None:
         for stage in range(2)
         for replica in range(2)
     }
-    recording(folder / "bytedance", ranks, 1)
+    write_recording(folder / "bytedance", ranks, 1)
     lines = [f'"{name[5:]}" = ["stage:J.{name[7]}", "job:J"]' for name in ranks]
     (folder / "bytedance" / "topology.toml").write_text("version = 1\n[rank]\n" + "\n".join(lines) + "\n")
     counters = ("nic.rx_bytes", "nic.tx_bytes")
     used = {f"port:r{i}": {c: rng.uniform(9e9, 1.1e10, 120).cumsum() for c in counters} for i in range(2)}
-    recording(folder / "cisco", used, 10)
+    write_recording(folder / "cisco", used, 10)
     columns_of_loop = ("coolant.flow", "coolant.pressure", "coolant.temperature")
-    recording(folder / "skab", {"loop:anomaly-free": {c: rng.normal(9, 1, 300) for c in columns_of_loop}}, 1)
+    write_recording(folder / "skab", {"loop:anomaly-free": {c: rng.normal(9, 1, 300) for c in columns_of_loop}}, 1)
 
 
-def recording(folder: Path, entities: dict[str, dict[str, np.ndarray]], seconds: int) -> None:
-    """One folder in the replay format, with an event half-way."""
+def write_recording(folder: Path, entities: dict[str, dict[str, np.ndarray]], seconds: int) -> None:
+    """Writes one folder in the replay format, with an event in the middle."""
     folder.mkdir(parents=True)
     length = len(next(iter(next(iter(entities.values())).values())))
     times = np.arange(length) * seconds * STEP_US

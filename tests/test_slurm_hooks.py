@@ -23,7 +23,7 @@ from tests.slurm_cluster import HOOKS, Cluster, SlurmError, missing
 ROOT = Path(__file__).parents[1]
 XID = {"xid": 79, "name": "GPU has fallen off the bus", "severity": "critical", "action": "reboot node"}
 FIT, UNFIT, NO_COMMAND, FROZEN, CRASHES, SICK, LOUD, IDLE = (f"gpu{n:03d}" for n in range(1, 9))
-"""What each node of the cluster is for: the agent's word, or how the check misbehaves there."""
+"""Purpose of each node: the status of its agent, or the fault of its check."""
 TIMEOUT_S = 2
 
 
@@ -74,7 +74,7 @@ class Site:
         return self.slurm.run("scontrol", "--oneliner", "show", "job", job)
 
     def wait(self, what: Callable[[], bool], job: str = "") -> None:
-        until = time.monotonic() + 90  # on a busy machine Slurm's own cycles take long
+        until = time.monotonic() + 90  # on a busy machine Slurm's cycles take long
         while not what():
             assert time.monotonic() < until, (self.slurm.run("sinfo", "-R"), self.job(job) if job else "")
             time.sleep(0.1)  # Slurm is polled: there is no event to wait for
@@ -127,7 +127,7 @@ def agent(site: Site, node: str) -> Iterator[None]:
 
 
 @pytest.mark.slurm
-def test_a_job_runs_on_a_healthy_node_and_its_facts_exist_meanwhile(site: Site) -> None:
+def test_a_job_runs_on_a_healthy_node_and_its_facts_exist_while_it_runs(site: Site) -> None:
     with agent(site, FIT):
         job = site.slurm.batch("while [ ! -e done ]; do sleep 0.1; done", "-w", FIT, "--gres=gpu:2", "-J", "train")
         site.wait(lambda: "JobState=RUNNING" in site.job(job), job)
@@ -154,7 +154,7 @@ def test_an_unfit_node_is_drained_with_our_reason_and_its_job_runs_elsewhere(sit
     site.wait(
         lambda: "JobState=PENDING Reason=BeginTime" in site.job(job), job
     )  # before that, its requeue sets it again
-    site.slurm.run("scontrol", "update", f"JobId={job}", f"ReqNodeList={FIT}", "StartTime=now")  # else after 2 min
+    site.slurm.run("scontrol", "update", f"JobId={job}", f"ReqNodeList={FIT}", "StartTime=now")  # otherwise after 2 min
     site.wait(lambda: "JobState=COMPLETED" in site.job(job), job)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
-    """Returns once `holds` does. Fails if that takes longer."""
+    """Returns once `holds` is true. Fails after `seconds`."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not within {seconds:g} s"

@@ -56,7 +56,7 @@ def running_dashboard(api_url: str) -> Iterator[str]:
         while not healthy(port):
             assert process.poll() is None
             assert time.monotonic() < deadline
-            time.sleep(0.05)  # polls a real process that has no other way to tell
+            time.sleep(0.05)  # polls a real process; it has no event for this
         yield f"http://127.0.0.1:{port}"
         process.terminate()
         process.wait(10)

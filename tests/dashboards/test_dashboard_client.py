@@ -95,7 +95,7 @@ def test_a_refusal_names_the_token_file(api: Any, status: int) -> None:
 
 
 def test_an_error_without_a_problem_document_is_reported_by_its_reason(api: Any) -> None:
-    api.broken["fleet"] = (502, b"bad gateway of somebody")
+    api.broken["fleet"] = (502, b"bad gateway of a proxy")
     with pytest.raises(ApiError, match=r"Bad Gateway \(HTTP 502\)"):
         Client(api.url).fetch_fleet()
 

@@ -18,14 +18,14 @@ def finding(detector: str = "straggler", entity: str = "rank:81.17", **more: Any
     return Finding(NOON, NOON - 900 * SECOND, entity, detector, "page", 3.0, "it is slow", **more)
 
 
-def said(one: Finding, *others: Finding) -> dict[str, str]:
+def comparison_rows(one: Finding, *others: Finding) -> dict[str, str]:
     incident = Incident("A1", one.entity, NOON, NOON, None, "page", (one.entity,), 0.9, "open", "slow", True)
     return dict(evidence.comparison_rows(one, IncidentDetail(incident, (one, *others), (), (), {}), NOON))
 
 
 def test_a_comparison_shows_units_peers_and_difference() -> None:
-    told = said(finding(evidence={**COMPARED, "unit": "s", "clears": "ends when stage:81.2 is as quick"}))
-    assert told == {
+    rows = comparison_rows(finding(evidence={**COMPARED, "unit": "s", "clears": "ends when stage:81.2 is as quick"}))
+    assert rows == {
         "Entity": "rank 17 of job 81",
         "Measured": "0.61 s",
         "Expected": "0.43 s, spread 0.006 s",
@@ -61,28 +61,30 @@ def test_a_comparison_shows_units_peers_and_difference() -> None:
     ],
 )
 def test_units_are_written_in_their_common_form(facts: dict[str, Any], signal: str, wanted: tuple[str, ...]) -> None:
-    told = said(finding(evidence={**facts, "spread": None, "cohort": "own past", "peers": 0}, signals=(signal,)))
-    assert (told["Measured"], told["Expected"]) == wanted[:2]
-    assert told["Difference"].startswith(wanted[2])
-    assert told["Compared with"] == "its own past"
+    rows = comparison_rows(
+        finding(evidence={**facts, "spread": None, "cohort": "own past", "peers": 0}, signals=(signal,))
+    )
+    assert (rows["Measured"], rows["Expected"]) == wanted[:2]
+    assert rows["Difference"].startswith(wanted[2])
+    assert rows["Compared with"] == "its own past"
 
 
 def test_corroboration_comes_from_the_detector_or_from_other_findings() -> None:
     by = {"detector": "thermal", "entity": "gpu:n003.1"}
-    assert said(finding(evidence={"corroborated_by": by}))["Corroborated by"] == "thermal on GPU 1 of n003"
+    assert comparison_rows(finding(evidence={"corroborated_by": by}))["Corroborated by"] == "thermal on GPU 1 of n003"
     named = finding(evidence={"corroborated_by": ["pump.speed", "odd"]})
-    assert said(named)["Corroborated by"] == "pump speed and odd"
+    assert comparison_rows(named)["Corroborated by"] == "pump speed and odd"
     beside = [finding("thermal", f"gpu:n003.{i}") for i in range(6)]
-    assert said(finding(), *beside)["Corroborated by"] == (
+    assert comparison_rows(finding(), *beside)["Corroborated by"] == (
         "other findings: thermal on GPU 0 of n003, thermal on GPU 1 of n003, thermal on GPU 2 of n003, "
         "thermal on GPU 3 of n003 and 2 more"
     )
 
 
 def test_evidence_without_comparison_shows_onset_and_clear_condition() -> None:
-    told = said(finding(evidence={"value": float("nan"), "clears": "nothing: it is over"}))
-    assert list(told) == ["Entity", "Onset", "Corroborated by", "Status"]
-    assert "Measured" not in said(finding(evidence={"value": None, "expected": 3.0, "unit": "s"}))
+    rows = comparison_rows(finding(evidence={"value": float("nan"), "clears": "nothing: it is over"}))
+    assert list(rows) == ["Entity", "Onset", "Corroborated by", "Status"]
+    assert "Measured" not in comparison_rows(finding(evidence={"value": None, "expected": 3.0, "unit": "s"}))
 
 
 def test_figures_exclude_the_fields_of_the_comparison() -> None:

@@ -54,7 +54,7 @@ def port(log: Path) -> Iterator[int]:
         while not healthy(chosen):
             assert process.poll() is None
             assert time.monotonic() < deadline
-            time.sleep(0.05)  # polls a real process that has no other way to tell
+            time.sleep(0.05)  # polls a real process; it has no event for this
         yield chosen
         process.send_signal(signal.SIGTERM)
         process.wait(10)

@@ -45,10 +45,10 @@ def test_nodes_without_data_are_never_healthy_in_the_headline() -> None:
 
 def test_the_banner_shows_the_reasons_and_while_stalled_the_time() -> None:
     stuck = Fleet(100 * SECOND, None, True, None, (), newest=40 * SECOND, unready=(EVIL, "disk full"), stalled=True)
-    told = markup.unready(stuck)
-    assert "<script" not in told
-    assert "<b>Pipeline stalled:</b>" in told
-    assert "; disk full. Data as of 00:00:40Z." in told
+    text = markup.unready(stuck)
+    assert "<script" not in text
+    assert "<b>Pipeline stalled:</b>" in text
+    assert "; disk full. Data as of 00:00:40Z." in text
     assert "as of 00:01:40Z." in markup.unready(replace(stuck, newest=900 * SECOND))  # a clock that is ahead
     assert "No data is stored yet." in markup.unready(replace(stuck, newest=None))
     partly = markup.unready(replace(stuck, stalled=False))
@@ -62,13 +62,13 @@ def test_tiles_show_how_many_nodes_are_simulated() -> None:
 
 
 def test_squares_are_drawn_only_if_the_number_of_agreeing_voters_is_known() -> None:
-    told = markup.vote_results(Vote("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, 7))
-    assert told.count("fp-vote-yes") == 7
-    assert told.count("fp-vote-no") == 1
-    assert "All 7 others" in told
-    untold = markup.vote_results(Vote("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, None))
-    assert "fp-vote-yes" not in untold
-    assert "Most of 7 others" in untold
+    text = markup.vote_results(Vote("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, 7))
+    assert text.count("fp-vote-yes") == 7
+    assert text.count("fp-vote-no") == 1
+    assert "All 7 others" in text
+    unknown = markup.vote_results(Vote("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, None))
+    assert "fp-vote-yes" not in unknown
+    assert "Most of 7 others" in unknown
 
 
 def test_a_vote_marks_the_differences() -> None:

@@ -172,11 +172,11 @@ def test_an_acknowledgement_with_comment_reaches_the_api(api: Any) -> None:
 
 
 def test_a_refused_note_shows_the_error_and_keeps_the_text(api: Any) -> None:
-    api.broken["incidents/A1/resolve"] = (409, b'{"detail": "somebody else resolved it"}')
+    api.broken["incidents/A1/resolve"] = (409, b'{"detail": "another user resolved it"}')
     test = page(incident_script, id="A1")
     test.text_area(key="note").set_value("over")
     test.button(key="resolve").click().run()
-    assert "Nothing changed. Somebody else resolved it (HTTP 409)" in shown(test)
+    assert "Nothing changed. Another user resolved it (HTTP 409)" in shown(test)
     assert test.text_area(key="note").value == "over"
 
 

@@ -43,7 +43,7 @@ def healthy(port: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_prints_its_address_and_stops_within_3_s_of_a_signal(api: Any, number: signal.Signals) -> None:
+def test_the_dashboard_prints_its_address_and_stops_within_3_s_of_a_signal(api: Any, number: signal.Signals) -> None:
     port = free_port()
     command = [sys.executable, "-c", SCRIPT, str(port), api.url]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -52,7 +52,7 @@ def test_it_prints_its_address_and_stops_within_3_s_of_a_signal(api: Any, number
         while not healthy(port):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
-            time.sleep(0.05)  # polls a real process that has no other way to tell
+            time.sleep(0.05)  # polls a real process; it has no event for this
         began = time.monotonic()
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=10)
@@ -62,7 +62,7 @@ def test_it_prints_its_address_and_stops_within_3_s_of_a_signal(api: Any, number
     assert stdout == ""
 
 
-def test_a_used_port_is_a_usage_error_that_names_the_key() -> None:
+def test_a_port_in_use_is_a_usage_error_that_names_the_key() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -88,7 +88,7 @@ def test_labels_keep_acronyms_and_drop_the_unit_in_the_name() -> None:
 def test_every_detector_has_a_recommended_action() -> None:
     families = {d.name.partition("_")[0] for d in detectors.configured({}, "")}
     texts = {recommended_action(name, "gpu:n1.0") for name in (*families, "novel")}
-    assert len(texts) == len(families) + 1, "a family has no action of its own"
+    assert len(texts) == len(families) + 1, "a family has no separate action"
     assert all("GPU 0 of n1" in text for text in texts if "This is an unusual change" not in text)
 
 

@@ -1,4 +1,4 @@
-"""Ingest: each accepted message is stored exactly once, or lies in a counted gap, or is a dead letter."""
+"""Ingest: each accepted message is stored exactly once, or is in a counted gap, or is a dead letter."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def test_every_sample_is_stored_under_its_entity_and_time(site):
     assert found == [(T0 + t * SECOND, f"gpu:n1.{g}", 40.0 + t, 1000 + g) for t in range(3) for g in range(2)]
 
 
-def test_a_restart_goes_on_at_the_stored_offset(site):
+def test_a_restart_continues_at_the_stored_offset(site):
     site.send("n1", T0)
     site.drain()
     site.send("n1", T0 + SECOND)
@@ -35,7 +35,7 @@ def test_a_restart_goes_on_at_the_stored_offset(site):
     assert site.rows("SELECT count(*) FROM gaps") == [(0,)]
 
 
-def test_a_message_seen_before_is_counted_and_not_stored_again(site):
+def test_a_repeated_message_is_counted_and_not_stored_again(site):
     site.send("n1", T0)
     site.drain()
     site.database.connection.execute("DELETE FROM ingest_commit")  # as if the offset had been lost
@@ -44,7 +44,7 @@ def test_a_message_seen_before_is_counted_and_not_stored_again(site):
     assert site.rows("SELECT count(*) FROM gpu") == [(2,)]
 
 
-def test_a_message_that_is_no_batch_becomes_a_dead_letter_and_stops_nothing(site):
+def test_a_message_that_is_not_a_batch_becomes_a_dead_letter_and_reading_continues(site):
     site.send("n1", T0)
     site.send_raw("n1", b"not a zstd frame")
     site.send("n1", T0 + SECOND)
@@ -80,7 +80,7 @@ def test_a_broken_clock_is_a_dead_letter(site):
     assert "clock is broken" in site.rows("SELECT reason FROM dead_letter")[0][0]
 
 
-def test_not_measured_is_null(site):
+def test_missing_values_are_null(site):
     columns = {
         "gpu.temperature": np.array([[np.nan]], "f4"),
         "gpu.sm_clock": np.array([[0xFFFF]], "u2"),
@@ -92,7 +92,7 @@ def test_not_measured_is_null(site):
     assert site.rows("SELECT temperature, sm_clock, energy FROM gpu") == [(None, None, None)]
 
 
-def test_a_signal_that_the_catalogue_does_not_know_becomes_a_column(site):
+def test_a_signal_missing_in_the_catalogue_becomes_a_column(site):
     columns = {"gpu.made_by_others": np.array([[7]], "u4")}
     batch = Batch(Origin("local", "n1", b"b" * 16), np.array([T0]), (Block("gpu", ("gpu:n1.0",), columns),))
     site.send_raw("n1", wire.encode(batch))
@@ -104,7 +104,7 @@ def test_latest_holds_the_newest_row_of_each_device(site):
     site.send("n1", T0, ticks=3, first=40.0)
     site.send("n2", T0, ticks=1, first=50.0)
     site.drain()
-    site.send("n1", T0 - 60 * SECOND, first=1.0)  # late: must not replace what is newer
+    site.send("n1", T0 - 60 * SECOND, first=1.0)  # late: must not replace a newer row
     site.drain()
     assert site.rows("SELECT device, temperature FROM latest_gpu ORDER BY device") == [
         (0, 42.0), (1, 42.0), (2, 50.0), (3, 50.0)
@@ -144,7 +144,7 @@ def spool_ticks(spool) -> int:
     return spool.dropped * SECOND
 
 
-def test_a_spool_made_anew_is_a_counted_gap_and_is_read_from_its_start(site):
+def test_a_new_spool_of_a_node_is_a_counted_gap_and_is_read_from_its_start(site):
     site.send("n1", T0)
     site.drain()
     site.spools.pop(("n1", TELEMETRY)).close()
@@ -156,7 +156,7 @@ def test_a_spool_made_anew_is_a_counted_gap_and_is_read_from_its_start(site):
     assert "new spool" in site.rows("SELECT cause FROM gaps")[0][0]
 
 
-def test_events_and_inventory_are_kept(site):
+def test_events_and_inventory_are_stored(site):
     lines = {"gpu:n1.0": {"parents": ["node:n1"], "attributes": {"sku": "H200"}}, "node:n1": {"parents": ["rack:r1"]}}
     site.send_events(
         "n1",
@@ -200,7 +200,7 @@ def test_a_second_writer_on_the_same_offsets_is_refused(site):
     assert site.rows("SELECT count(*) FROM gpu") == [(0,)]
 
 
-def test_backlog_tells_the_oldest_unread_event_time(site):
+def test_backlog_is_the_oldest_unread_event_time(site):
     ingest = site.open()
     ingest.step()
     assert ingest.backlog() is None
@@ -291,7 +291,7 @@ def test_a_dead_letter_leaves_no_second_record_of_the_same_loss(site):
     assert site.rows("SELECT count(*) FROM gaps") == [(0,)]
 
 
-def test_senders_that_disagree_on_the_type_of_a_new_signal_are_told_apart(site):
+def test_senders_with_different_types_for_a_new_signal_are_distinguished(site):
     site.send_raw("n1", one_signal("n1", "gpu.brand_new", np.array([[3]], "u1")))
     site.send_raw("n2", one_signal("n2", "gpu.brand_new", np.array([[3.7]], "f4")))
     site.drain()
@@ -307,8 +307,8 @@ def test_two_signals_that_would_share_a_column_are_refused(site):
     assert "share one column" in site.rows("SELECT reason FROM dead_letter")[0][0]
 
 
-def test_a_disk_that_fills_while_a_poison_message_is_looked_for_loses_nothing(site, monkeypatch):
-    """The first half is durable, the second fails: the next step goes on behind it, and both reach the framer."""
+def test_a_full_disk_during_the_search_for_a_poison_message_loses_nothing(site, monkeypatch):
+    """The first half is durable, the second fails: the next step continues after it, and both reach the framer."""
     for second in range(4):
         site.send("n1", T0 + second * SECOND)
     ingest = site.open()
@@ -331,7 +331,7 @@ def test_a_disk_that_fills_while_a_poison_message_is_looked_for_loses_nothing(si
     assert ingest.step() is None
 
 
-def test_an_error_that_is_not_the_stores_is_told_and_the_message_set_aside(site, monkeypatch):
+def test_an_unexpected_error_is_reported_and_the_message_set_aside(site, monkeypatch):
     site.send("n1", T0)
     site.send("n2", T0, first=13.0)
     ingest = site.open()
@@ -339,16 +339,16 @@ def test_an_error_that_is_not_the_stores_is_told_and_the_message_set_aside(site,
 
     def unlucky(bodies, devices, barred):
         if any(b.layout.node == "n2" for b in bodies):
-            raise ZeroDivisionError("a fault of ours")
+            raise ZeroDivisionError("a fault in the code")
         return rows(bodies, devices, barred)
 
     monkeypatch.setattr(pipeline.ingest.ingest, "build_rows", unlucky)
     assert ingest.step().messages == 2
     assert site.rows("SELECT count(*) FROM gpu") == [(2,)]
-    assert "a fault of ours" in site.rows("SELECT reason FROM dead_letter")[0][0]
+    assert "a fault in the code" in site.rows("SELECT reason FROM dead_letter")[0][0]
 
 
-def test_messages_that_compress_too_well_are_decoded_a_few_at_a_time(site):
+def test_messages_with_a_high_compression_ratio_are_decoded_a_few_at_a_time(site):
     block = Block("gpu", tuple(f"gpu:n1.{i}" for i in range(100)), {"gpu.power": np.zeros((10_000, 100), "f4")})
     body = wire.encode(Batch(Origin("local", "n1", b"b" * 16), T0 + np.arange(10_000), (block,)))
     for _ in range(20):
@@ -358,7 +358,7 @@ def test_messages_that_compress_too_well_are_decoded_a_few_at_a_time(site):
     assert sum(len(queue) for queue in ingest._queues.values()) <= 3
 
 
-def test_other_threads_read_only_what_the_last_step_published(site):
+def test_other_threads_read_only_data_that_the_last_step_published(site):
     site.send("n1", T0)
     ingest = site.open()
     before = ingest.progress

@@ -11,31 +11,31 @@ import pytest
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.model.records import Batch, Block, Origin
 from pipeline.transport import wire
-from tests.pipeline.test_silence import NODES, Line
+from tests.pipeline.test_silence import NODES, SilencePipeline
 
 
 @pytest.fixture
-def line(site: Any) -> Iterator[Line]:
-    made = Line(site)
+def line(site: Any) -> Iterator[SilencePipeline]:
+    made = SilencePipeline(site)
     yield made
     made.service.close()
 
 
-def send_rejected(line: Line, node: str) -> None:
+def send_rejected(line: SilencePipeline, node: str) -> None:
     """Sends a signal of another type than in the catalogue: the store refuses the whole message."""
     block = Block("node", (f"node:{node}",), {"node.load1": np.ones((1, 1), "f8")})
     body = wire.encode(Batch(Origin("local", node, b"b" * 16), np.array([line.wall()]), (block,)))
     line.site.send_raw(node, body)
 
 
-def run(line: Line, seconds: int, rejected: tuple[str, ...], *speaking: str) -> None:
+def run(line: SilencePipeline, seconds: int, rejected: tuple[str, ...], *speaking: str) -> None:
     for _ in range(seconds // 5):
         for node in rejected:
             send_rejected(line, node)
         line.run(5, *speaking)
 
 
-def test_a_new_site_whose_telemetry_is_all_rejected_is_not_ready_with_the_reason(line: Line) -> None:
+def test_a_new_site_whose_telemetry_is_all_rejected_is_not_ready_with_the_reason(line: SilencePipeline) -> None:
     run(line, 30, NODES)
     [reason] = line.service.list_unready_reasons()
     assert reason.startswith("all of 30 messages since ")
@@ -43,7 +43,9 @@ def test_a_new_site_whose_telemetry_is_all_rejected_is_not_ready_with_the_reason
     assert PipelineBackend(line.service).read_health()["stalled"] is True
 
 
-def test_a_known_fleet_without_an_admitted_message_for_a_minute_is_not_ready_with_the_reason(line: Line) -> None:
+def test_a_known_fleet_without_an_admitted_message_for_a_minute_is_not_ready_with_the_reason(
+    line: SilencePipeline,
+) -> None:
     run(line, 60, (), *NODES)
     run(line, 80, NODES)
     assert any(
@@ -53,13 +55,15 @@ def test_a_known_fleet_without_an_admitted_message_for_a_minute_is_not_ready_wit
     assert line.evidence()["shares"] == "all their messages are rejected (wire)"
 
 
-def test_readiness_returns_with_the_first_admitted_message(line: Line) -> None:
+def test_readiness_returns_with_the_first_admitted_message(line: SilencePipeline) -> None:
     run(line, 30, NODES)
     run(line, 5, (), "n1")
     assert line.service.list_unready_reasons() == []
 
 
-def test_a_single_rejected_sender_does_not_change_readiness_and_its_silence_names_the_rule(line: Line) -> None:
+def test_a_single_rejected_sender_does_not_change_readiness_and_its_silence_names_the_rule(
+    line: SilencePipeline,
+) -> None:
     run(line, 60, (), *NODES)
     run(line, 120, ("n5",), *NODES[:4])
     assert line.service.list_unready_reasons() == []
@@ -69,19 +73,21 @@ def test_a_single_rejected_sender_does_not_change_readiness_and_its_silence_name
     assert "its messages are rejected (wire)" in summary
 
 
-def test_messages_that_were_rejected_once_do_not_change_readiness(line: Line) -> None:
+def test_messages_that_were_rejected_once_do_not_change_readiness(line: SilencePipeline) -> None:
     run(line, 5, ("n1",))
     line.run(200)
     assert line.service.list_unready_reasons() == []
 
 
-def test_one_rejected_sender_among_agents_that_send_once_a_minute_does_not_change_readiness(line: Line) -> None:
+def test_one_rejected_sender_among_agents_that_send_once_a_minute_does_not_change_readiness(
+    line: SilencePipeline,
+) -> None:
     for _ in range(10):
         run(line, 55, ("n5",))
         run(line, 5, ("n5",), "n1", "n2")
         assert line.service.list_unready_reasons() == []
 
 
-def test_a_rejected_message_without_a_known_sender_makes_no_event(line: Line) -> None:
+def test_a_rejected_message_without_a_known_sender_makes_no_event(line: SilencePipeline) -> None:
     run(line, 60, ("ghost",), "n1")
     assert line.rows("SELECT count(*) FROM events") == [(0,)]

@@ -1,4 +1,4 @@
-"""A whole site that falls silent is one page within a minute, whatever the reason and whatever happens meanwhile."""
+"""Silence of a whole site is one page within a minute, for every cause."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ T0 = 1_780_000_000 * SECOND
 NODES = ("n1", "n2", "n3", "n4", "n5")
 
 
-class Line:
-    """A pipeline over real spools whose clocks are moved by hand."""
+class SilencePipeline:
+    """A pipeline over real spools whose clocks the test moves."""
 
     def __init__(self, site: Any, **tables: Any) -> None:
         self.site, self.now, self.jump, self.tables = site, 0.0, 0.0, tables
@@ -53,21 +53,21 @@ class Line:
         self.site.send_raw(node, wire.encode(Batch(Origin(site, node, b"b" * 16), np.array([self.wall()]), (block,))))
 
     def inventory(self, node: str, parents: tuple[str, ...] = (), **attributes: str) -> None:
-        told = {f"node:{node}": {"parents": parents, "attributes": attributes}}
-        self.site.send_events(node, Event(self.wall(), f"node:{node}", "inventory", {"entities": told}))
+        entities = {f"node:{node}": {"parents": parents, "attributes": attributes}}
+        self.site.send_events(node, Event(self.wall(), f"node:{node}", "inventory", {"entities": entities}))
 
-    def run(self, seconds: float, *speaking: str, site: str = "local") -> None:
-        """Lets time pass in steps of 5 s, in which some nodes send."""
+    def run(self, seconds: float, *senders: str, site: str = "local") -> None:
+        """Advances time in steps of 5 s, in which some nodes send."""
         for _ in range(round(seconds / 5)):
             self.now += 5
-            for node in speaking:
+            for node in senders:
                 self.send(node, site)
             while self.turn():
                 pass
             self.service.report_silence()
 
     def turn(self) -> bool:
-        """One turn; where the service wants to begin anew, as its own loop does it."""
+        """Runs one step, and restarts if the service requests it, as its loop does."""
         if self.service.engine is None:
             self.service.start_engine()
         return self.service.run_step()
@@ -84,13 +84,13 @@ class Line:
 
 
 @pytest.fixture
-def line(site: Any) -> Iterator[Line]:
-    made = Line(site)
+def line(site: Any) -> Iterator[SilencePipeline]:
+    made = SilencePipeline(site)
     yield made
     made.service.close()
 
 
-def test_a_site_of_which_no_agent_is_heard_is_one_page_within_a_minute(line: Line) -> None:
+def test_a_site_whose_agents_are_all_silent_is_one_page_within_a_minute(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.run(30)
     assert line.incidents() == []
@@ -102,7 +102,7 @@ def test_a_site_of_which_no_agent_is_heard_is_one_page_within_a_minute(line: Lin
 
 
 @pytest.mark.slow
-def test_a_site_that_is_heard_again_resolves_after_ten_quiet_minutes(line: Line) -> None:
+def test_a_site_that_reports_again_resolves_after_ten_quiet_minutes(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.run(60)
     line.run(30, "n3")
@@ -111,13 +111,15 @@ def test_a_site_that_is_heard_again_resolves_after_ten_quiet_minutes(line: Line)
     assert line.incidents() == [("site:local", "page", "resolved")]
 
 
-def test_a_new_site_that_never_had_an_agent_is_ready_and_quiet(line: Line) -> None:
+def test_a_new_site_without_agents_is_ready_and_quiet(line: SilencePipeline) -> None:
     line.run(600)
     assert line.incidents() == []
     assert line.service.list_unready_reasons() == []
 
 
-def test_while_the_whole_fleet_is_silent_the_pipeline_is_not_ready_and_the_watchdog_stops(line: Line) -> None:
+def test_while_the_whole_fleet_is_silent_the_pipeline_is_not_ready_and_the_watchdog_stops(
+    line: SilencePipeline,
+) -> None:
     line.run(60, *NODES)
     assert line.service.list_unready_reasons() == []
     line.run(50)
@@ -126,7 +128,7 @@ def test_while_the_whole_fleet_is_silent_the_pipeline_is_not_ready_and_the_watch
     assert line.service.list_unready_reasons() == []
 
 
-def test_a_restart_is_no_silence_and_a_silence_that_outlasts_it_pages(line: Line) -> None:
+def test_a_restart_is_not_silence_and_a_silence_across_it_pages(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.restart(3600)
     line.run(30)
@@ -136,7 +138,7 @@ def test_a_restart_is_no_silence_and_a_silence_that_outlasts_it_pages(line: Line
 
 
 @pytest.mark.slow
-def test_a_restart_within_a_silence_pages_nobody_twice_and_sees_the_end(line: Line) -> None:
+def test_a_restart_during_silence_does_not_page_twice_and_detects_its_end(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.run(60)
     line.restart()
@@ -147,7 +149,7 @@ def test_a_restart_within_a_silence_pages_nobody_twice_and_sees_the_end(line: Li
     assert line.incidents() == [("site:local", "page", "resolved")]
 
 
-def test_nor_does_it_where_the_agents_were_stored_one_after_another(line: Line) -> None:
+def test_a_restart_does_not_page_twice_if_the_agents_were_stored_one_after_another(line: SilencePipeline) -> None:
     for _ in range(12):
         for node in NODES:
             line.now += 1
@@ -159,11 +161,11 @@ def test_nor_does_it_where_the_agents_were_stored_one_after_another(line: Line) 
     assert line.rows("SELECT kind, count(*) FROM events GROUP BY kind") == [("site_silent", 1)]
 
 
-def test_a_site_whose_clocks_are_set_back_is_not_silent(line: Line) -> None:
+def test_a_site_whose_clocks_are_set_back_is_not_silent(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     for step in range(24):
         line.now += 5
-        line.jump = -5 * (step + 1)  # what is sent is dated alike for two minutes
+        line.jump = -5 * (step + 1)  # messages keep the same date for two minutes
         for node in NODES:
             line.send(node)
         line.jump = 0
@@ -173,7 +175,7 @@ def test_a_site_whose_clocks_are_set_back_is_not_silent(line: Line) -> None:
     assert line.incidents() == []
 
 
-def test_a_wall_clock_that_jumps_makes_nobody_silent(line: Line) -> None:
+def test_a_wall_clock_that_jumps_makes_no_sender_silent(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.jump = 7200
     line.run(30, *NODES)
@@ -182,7 +184,7 @@ def test_a_wall_clock_that_jumps_makes_nobody_silent(line: Line) -> None:
     assert line.incidents() == []
 
 
-def test_agents_that_send_once_a_minute_are_not_silent_in_between(line: Line) -> None:
+def test_agents_that_send_once_a_minute_are_not_silent_in_between(line: SilencePipeline) -> None:
     line.run(5, "n1")
     line.run(25)
     for _ in range(5):
@@ -193,8 +195,8 @@ def test_agents_that_send_once_a_minute_are_not_silent_in_between(line: Line) ->
     assert line.incidents()[-1] == ("site:local", "page", "open")
 
 
-def test_a_node_that_does_not_come_back_with_its_site_is_an_incident_of_its_own(line: Line) -> None:
-    """It was one more member of a page that says that the whole site is silent, which it no longer was."""
+def test_a_node_that_stays_silent_when_its_site_returns_is_a_separate_incident(line: SilencePipeline) -> None:
+    """It was once a member of the page of the whole site, although the site was no longer silent."""
     line.run(60, *NODES)
     line.run(60)
     line.run(120, *NODES[1:])
@@ -208,7 +210,7 @@ def test_a_node_that_does_not_come_back_with_its_site_is_an_incident_of_its_own(
     assert sorted(line.incidents()) == [("node:n1", "ticket", "open"), ("site:local", "page", "resolved")]
 
 
-def test_a_node_that_is_lost_soon_after_its_site_came_back_is_an_incident(line: Line) -> None:
+def test_a_node_lost_soon_after_its_site_returned_is_an_incident(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.run(60)
     line.run(40, *NODES)
@@ -216,8 +218,8 @@ def test_a_node_that_is_lost_soon_after_its_site_came_back_is_an_incident(line: 
     assert sorted(line.incidents()) == [("node:n1", "ticket", "open"), ("site:local", "page", "open")]
 
 
-def minutes(line: Line, count: int) -> None:
-    """Lets minutes pass in which an agent sends once, and an event in between."""
+def minutes(line: SilencePipeline, count: int) -> None:
+    """Advances minutes in which an agent sends once, with an event in between."""
     for _ in range(count):
         line.run(5, "n1")
         line.run(10)
@@ -225,12 +227,12 @@ def minutes(line: Line, count: int) -> None:
         line.run(45)
 
 
-def test_a_new_site_of_agents_that_send_once_a_minute_is_not_silent_in_between(line: Line) -> None:
+def test_a_new_site_of_agents_that_send_once_a_minute_is_not_silent_in_between(line: SilencePipeline) -> None:
     minutes(line, 4)
     assert line.incidents() == []
 
 
-def test_agents_that_send_once_a_minute_are_not_silent_after_a_restart(line: Line) -> None:
+def test_agents_that_send_once_a_minute_are_not_silent_after_a_restart(line: SilencePipeline) -> None:
     minutes(line, 4)
     line.restart()
     line.run(40)
@@ -242,8 +244,10 @@ def test_agents_that_send_once_a_minute_are_not_silent_after_a_restart(line: Lin
     assert line.incidents()[-1] == ("site:local", "page", "open")
 
 
-def test_while_the_loop_judges_for_a_minute_nobody_falls_silent(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the agents sent meanwhile is not read yet: a false page for the whole site was the consequence."""
+def test_during_a_minute_of_evaluation_no_sender_becomes_silent(
+    line: SilencePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages sent during that minute are not read yet: this once caused a false page for the whole site."""
     line.run(60, *NODES)
     judged = line.service._evaluate
 
@@ -263,7 +267,7 @@ def test_while_the_loop_judges_for_a_minute_nobody_falls_silent(line: Line, monk
     assert line.incidents() == [("site:local", "page", "open")]
 
 
-def test_a_wall_clock_that_is_set_back_by_half_an_hour_is_no_reason_to_be_ready(line: Line) -> None:
+def test_a_wall_clock_set_back_by_half_an_hour_is_no_reason_to_be_ready(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.jump = -1800
     line.run(30, *NODES)
@@ -271,7 +275,7 @@ def test_a_wall_clock_that_is_set_back_by_half_an_hour_is_no_reason_to_be_ready(
     assert "clock was set back" in reason
 
 
-def test_a_wall_clock_that_is_set_back_by_hours_is_judged_on_by(line: Line) -> None:
+def test_after_a_wall_clock_set_back_by_hours_evaluation_continues(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.jump = -7200
     line.run(60, *NODES)
@@ -279,22 +283,22 @@ def test_a_wall_clock_that_is_set_back_by_hours_is_judged_on_by(line: Line) -> N
     assert line.incidents() == []
 
 
-def test_sites_are_judged_apart(line: Line) -> None:
+def test_sites_are_evaluated_separately(line: SilencePipeline) -> None:
     for _ in range(12):
         line.run(5, "a1", "a2", site="north")
         line.send("b1", "south")
     for _ in range(10):
         line.run(5, "a1", "a2", site="north")
     assert line.incidents() == [("site:south", "page", "open")]
-    assert line.service.list_unready_reasons() == [], "the others are still watched"
+    assert line.service.list_unready_reasons() == [], "the others are still monitored"
     for _ in range(20):
         line.run(5, "a1", "a2", site="north")
     assert line.rows("SELECT count(*) FROM findings WHERE entity = 'node:b1'") == [(1,)]
-    assert line.incidents() == [("site:south", "page", "open")], "a silent node of a silent site is a part of it"
+    assert line.incidents() == [("site:south", "page", "open")], "a silent node of a silent site belongs to its page"
 
 
-def test_what_was_read_late_is_no_silence_of_those_that_were_not_read_yet(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+def test_messages_read_late_do_not_make_the_unread_senders_silent(
+    line: SilencePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.run(30, *NODES)
     line.now += 600
@@ -305,7 +309,7 @@ def test_what_was_read_late_is_no_silence_of_those_that_were_not_read_yet(
     assert line.incidents() == []
 
 
-def test_the_page_says_what_the_silent_agents_share(line: Line) -> None:
+def test_the_page_names_what_the_silent_agents_share(line: SilencePipeline) -> None:
     for node in NODES:
         line.inventory(node, ("leaf:l1", f"rack:r{node}"))
     line.run(60, *NODES)
@@ -314,7 +318,7 @@ def test_the_page_says_what_the_silent_agents_share(line: Line) -> None:
     assert line.rows("SELECT summary FROM incidents") == [("Site local: all 5 agents silent, shared: leaf switch l1",)]
 
 
-def test_the_page_says_that_the_agents_were_upgraded(line: Line) -> None:
+def test_the_page_reports_an_upgrade_of_the_agents(line: SilencePipeline) -> None:
     for node in NODES:
         line.inventory(node, agent="1.0")
     line.run(60, *NODES)
@@ -325,7 +329,7 @@ def test_the_page_says_that_the_agents_were_upgraded(line: Line) -> None:
     assert line.evidence()["shares"] == "agents upgraded to 1.1"
 
 
-def test_a_transport_that_cannot_be_read_is_what_the_page_names(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_names_an_unreadable_transport(line: SilencePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     line.run(60, *NODES)
     monkeypatch.setattr(line.service.transport, "find_problem", lambda: "kafka k1:9092: no answer")
     line.run(60)
@@ -335,7 +339,7 @@ def test_a_transport_that_cannot_be_read_is_what_the_page_names(line: Line, monk
     ]
 
 
-def test_a_mute_of_the_detector_holds_the_page_back(line: Line) -> None:
+def test_a_mute_of_the_detector_suppresses_the_page(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     assert line.service.engine is not None
     line.service.engine.mute("telemetry_site", "site:local", 3600, "moving", "ann")
@@ -344,7 +348,7 @@ def test_a_mute_of_the_detector_holds_the_page_back(line: Line) -> None:
     assert line.evidence()["muted"]["reason"] == "moving"
 
 
-def test_a_page_whose_write_failed_is_written_later(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_whose_write_failed_is_written_later(line: SilencePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     line.run(60, *NODES)
     line.run(30)
     line.now += 10
@@ -358,7 +362,7 @@ def test_a_page_whose_write_failed_is_written_later(line: Line, monkeypatch: pyt
     assert line.incidents() == [("site:local", "page", "open")]
 
 
-def test_a_replay_of_the_stored_events_finds_what_was_found_live(line: Line) -> None:
+def test_a_replay_of_the_stored_events_gives_the_same_findings(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.run(60)
     line.run(20, *NODES)
@@ -372,11 +376,11 @@ def test_a_replay_of_the_stored_events_finds_what_was_found_live(line: Line) -> 
 
 
 @pytest.mark.parametrize("data", [{}, {"agents": "x", "since": "y"}, {"agents": -1}, {"agents": 3, "since": None}])
-def test_an_event_without_its_data_is_no_finding(data: dict[str, Any]) -> None:
+def test_an_event_without_its_data_is_not_a_finding(data: dict[str, Any]) -> None:
     assert TelemetrySite().judge_event(Event(T0, "site:local", "site_silent", data), Topology()) is None
 
 
-def test_a_title_has_at_most_80_characters(line: Line) -> None:
+def test_a_title_has_at_most_80_characters(line: SilencePipeline) -> None:
     data = {"agents": 123_456, "since": "2026-05-28T20:27:40Z", "shares": "leaf:" + "x" * 70}
     event = Event(T0, "site:" + "long-name" * 8, "site_silent", data)
     found = TelemetrySite().judge_event(event, Topology())
@@ -384,7 +388,7 @@ def test_a_title_has_at_most_80_characters(line: Line) -> None:
     assert len(found.summary) <= 80
 
 
-def test_any_thread_may_ask_whether_all_are_silent_while_nodes_are_added() -> None:
+def test_threads_may_check_for_silence_while_nodes_are_added() -> None:
     watch = SiteSilenceWatch({}, lambda node: "s", {})
     wrong: list[Exception] = []
     done = threading.Event()
@@ -407,7 +411,7 @@ def test_any_thread_may_ask_whether_all_are_silent_while_nodes_are_added() -> No
     assert wrong == []
 
 
-def test_a_wall_clock_that_is_set_forward_by_a_month_deletes_no_telemetry(line: Line) -> None:
+def test_a_wall_clock_set_forward_by_a_month_deletes_no_telemetry(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     [(before,)] = line.rows("SELECT count(*) FROM node")
     line.jump = 30 * 86400
@@ -418,7 +422,9 @@ def test_a_wall_clock_that_is_set_forward_by_a_month_deletes_no_telemetry(line: 
 
 
 @pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_after_a_clock_that_was_a_month_ahead_came_back_judging_goes_on(line: Line, restart: bool) -> None:
+def test_evaluation_continues_after_a_clock_that_was_a_month_ahead_returns(
+    line: SilencePipeline, restart: bool
+) -> None:
     line.run(60, *NODES)
     line.jump = 30 * 86_400
     line.run(75, *NODES)
@@ -428,11 +434,13 @@ def test_after_a_clock_that_was_a_month_ahead_came_back_judging_goes_on(line: Li
     line.run(120, *NODES)
     judged = PipelineBackend(line.service).read_health()["watermark"]
     assert judged is not None
-    assert line.wall() - 60 * SECOND <= judged <= line.wall(), "judging stood until the clock reached its future again"
+    assert line.wall() - 60 * SECOND <= judged <= line.wall(), (
+        "evaluation waited until the clock reached its future time again"
+    )
     assert line.service.list_unready_reasons() == []
     assert line.service.engine is not None
     assert PipelineBackend(line.service).read_counters()["fleetpulse_rows_unjudged"] > 0, (
-        "what is dated in the future is counted"
+        "data dated in the future is counted"
     )
     line.run(120, *NODES[:4])
     assert ("node:n5", "ticket") in [row[:2] for row in line.incidents()]

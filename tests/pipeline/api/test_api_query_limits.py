@@ -1,4 +1,4 @@
-"""Limits of SQL that hold: time, memory, scans and answers, whatever a query does, while telemetry is stored."""
+"""Limits of SQL queries: time, memory, scans and answers, while telemetry is stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 SECONDS = 2.0
 MEMORY = 128 << 20
 BASE = 160 << 20
-"""What a query's process holds before it begins: libraries, most of it shared with the process that forked it."""
+"""Memory of a query's process at the start: libraries, most of it shared with the process that forked it."""
 LONG = f"'{'a' * 50_000}'"
 HOSTILE = {
     "cross join": "SELECT sum(a.temperature * b.temperature) FROM gpu a, gpu b",
@@ -79,14 +79,14 @@ def queries(database: Database) -> Iterator[QueryRunner]:
 
 @pytest.fixture(scope="module")
 def default_queries(database: Database) -> Iterator[QueryRunner]:
-    """Queries under the default limits, for tests that are not about limits."""
+    """Queries with the default limits, for tests of other behaviour."""
     made = QueryRunner(database.cursor, Api())
     yield made
     made.close()
 
 
 class Watch(threading.Thread):
-    """Notes the most memory that any process of a query holds, and that none is left at the end."""
+    """Records the peak memory of any query process, and checks that none is left at the end."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -102,7 +102,7 @@ class Watch(threading.Thread):
 
 
 def grandchildren() -> list[int]:
-    """Processes that run and whose parent's parent is this one: those of queries."""
+    """Returns the processes whose parent's parent is this one: those of queries."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def resident(pid: int) -> int:
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in HOSTILE]
 )
-def test_a_hostile_query_ends_in_time_and_memory_and_telemetry_is_stored_meanwhile(
+def test_a_hostile_query_ends_in_time_and_memory_while_telemetry_is_stored(
     database: Database, queries: QueryRunner, name: str
 ) -> None:
     """In the pipeline's own process some of these ran for minutes and took more than 16 GB."""
@@ -149,7 +149,7 @@ def test_a_hostile_query_ends_in_time_and_memory_and_telemetry_is_stored_meanwhi
     until(lambda: not grandchildren(), 5.0)
 
 
-def test_many_hostile_queries_at_once_end_in_time_or_are_sent_away(database: Database, queries: QueryRunner) -> None:
+def test_many_concurrent_hostile_queries_end_in_time_or_are_refused(database: Database, queries: QueryRunner) -> None:
     outcomes = list[str]()
 
     def run(text: str) -> None:
@@ -190,7 +190,7 @@ def wait_for_one() -> int:
     return found[0]
 
 
-def test_the_process_that_forks_may_die_and_is_started_again(queries: QueryRunner) -> None:
+def test_the_forking_process_may_die_and_is_started_again(queries: QueryRunner) -> None:
     (host,) = hosts()
     os.kill(host, signal.SIGKILL)
     with pytest.raises(Retryable):
@@ -199,12 +199,12 @@ def test_the_process_that_forks_may_die_and_is_started_again(queries: QueryRunne
 
 
 @pytest.mark.parametrize("asked", ["SELECT 1", HOSTILE["cross join"]], ids=["cheap", "hostile"])
-def test_a_process_that_hangs_before_it_forks_costs_the_caller_no_more_than_the_limit(
+def test_a_process_that_hangs_before_it_forks_costs_the_client_no_more_than_the_limit(
     database: Database, asked: str
 ) -> None:
-    """On a machine that was too busy to fork, answers took 16.6 s where 11 are promised."""
+    """On a machine that was too busy to fork, answers took 16.6 s instead of the promised 11."""
     made, before = QueryRunner(database.cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY)), hosts()
-    until(lambda: answers(made))  # the process that forks starts within the limit of an idle machine alone
+    until(lambda: answers(made))  # only on an idle machine the forking process starts within the limit
     (host,) = hosts() - before
     os.kill(host, signal.SIGSTOP)
     try:
@@ -214,14 +214,14 @@ def test_a_process_that_hangs_before_it_forks_costs_the_caller_no_more_than_the_
         assert time.monotonic() - begun < 2.0
     finally:
         os.kill(host, signal.SIGCONT)
-    until(lambda: answers(made))  # it forks what it was asked for before, in vain
+    until(lambda: answers(made))  # it forks for the earlier requests, without use
     made.close()
 
 
-def test_a_store_that_does_not_answer_costs_the_caller_no_more_than_the_limit_and_the_query_keeps_its_slot(
+def test_a_store_that_does_not_answer_costs_the_client_no_more_than_the_limit_and_the_query_keeps_its_slot(
     database: Database,
 ) -> None:
-    """A commit on a slow disk holds up whoever begins a transaction."""
+    """A commit on a slow disk delays the start of other transactions."""
     disk = threading.Event()
     disk.set()
 
@@ -244,7 +244,7 @@ def test_a_store_that_does_not_answer_costs_the_caller_no_more_than_the_limit_an
 
 
 def answers(made: QueryRunner) -> bool:
-    """Whether a slot is free again, and a process within the limit."""
+    """Returns whether a slot is free again, and a process within the limit."""
     with contextlib.suppress(Retryable, OverLimit):
         made.run("SELECT 1").release()
         return True
@@ -252,7 +252,7 @@ def answers(made: QueryRunner) -> bool:
 
 
 def hosts() -> set[int]:
-    """Children of this process that fork processes for queries."""
+    """Returns the children of this process that fork processes for queries."""
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -264,7 +264,7 @@ def hosts() -> set[int]:
     return found
 
 
-def test_the_end_does_not_wait_for_a_process_that_hangs() -> None:
+def test_the_stop_does_not_wait_for_a_process_that_hangs() -> None:
     host = QueryHost()
     pid, channel = host.fork(time.monotonic() + 30.0)
     channel.close()
@@ -325,7 +325,7 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def test_a_query_over_more_tables_than_it_may_read_at_once_is_refused(queries: QueryRunner) -> None:
+def test_a_query_over_more_tables_than_the_limit_is_refused(queries: QueryRunner) -> None:
     text = " UNION ALL ".join(["SELECT count(*) FROM gpu JOIN node USING (entity)"] * MAX_SCANS)
     more = " ".join(f"JOIN gpu a{i} USING (time, entity)" for i in range(1, MAX_SCANS + 2))
     joined = f"SELECT count(*) FROM gpu a0 {more}"
@@ -335,7 +335,7 @@ def test_a_query_over_more_tables_than_it_may_read_at_once_is_refused(queries: Q
         queries.run(joined)
 
 
-def test_an_answer_beyond_its_bytes_is_cut(queries: QueryRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_over_its_byte_limit_is_truncated(queries: QueryRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "ANSWER_BYTES", 100_000)
     for arrow in (False, True):
         found = queries.run("SELECT range, 'x' || range FROM range(100000)", arrow)
@@ -362,7 +362,7 @@ PREDICATES = [
 
 
 @pytest.mark.parametrize("predicate", PREDICATES)
-def test_a_filter_that_is_applied_before_rows_are_sent_gives_what_the_store_itself_gives(
+def test_a_filter_applied_before_rows_are_sent_gives_the_result_of_the_store(
     database: Database, default_queries: QueryRunner, predicate: str
 ) -> None:
     text = f"SELECT count(*), coalesce(sum(sm_clock), 0)::BIGINT, count(DISTINCT entity) FROM gpu WHERE {predicate}"
@@ -371,7 +371,7 @@ def test_a_filter_that_is_applied_before_rows_are_sent_gives_what_the_store_itse
     assert json.loads(default_queries.run(text).body)["rows"] == expected
 
 
-def test_a_filter_is_understood_where_that_is_safe_and_left_out_elsewhere() -> None:
+def test_a_filter_is_parsed_where_that_is_safe_and_dropped_elsewhere() -> None:
     text = '((((time >= 2026-01-31 08:00:00.5Z) and (entity == "gpu:n1")) and is_valid(power)) and (x > 2.5))'
     assert sorted(parse_terms(text)) == [
         ("entity", "=", "text", "gpu:n1"),
@@ -382,7 +382,7 @@ def test_a_filter_is_understood_where_that_is_safe_and_left_out_elsewhere() -> N
     assert parse_terms('(entity == "a\\") and (time > 2099-01-01 00:00:00Z")') == []
 
 
-def test_a_scan_reads_plain_columns_of_the_tables_that_the_query_named() -> None:
+def test_a_scan_reads_plain_columns_of_the_tables_in_the_query() -> None:
     schemas = {"gpu": pa.schema([("time", pa.timestamp("us", "UTC")), ("entity", pa.string())])}
     found = build_select(schemas, "gpu", ["entity"], [("entity", "=", "text", "it's")])
     assert found == """SELECT "entity" FROM "gpu" WHERE "entity" = 'it''s'::VARCHAR"""
