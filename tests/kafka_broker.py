@@ -255,7 +255,7 @@ class Broker:
         return [*self.prefix, "java", *JVM, f"-Xmx{self._heap}", logging, "-cp", self._jars, *words]
 
     def _shared(self) -> str:
-        """Returns the option to load the archive of classes (saves 1 s of a start), or to write it at the first stop."""
+        """Returns the option to load the class archive (saves 1 s of a start), or to write it at the first stop."""
         if self._archive.exists():
             return f"-XX:SharedArchiveFile={self._archive}"
         return f"-XX:ArchiveClassesAtExit={self._next_archive}"

@@ -22,7 +22,7 @@ from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config, Kafka, Pipeline, Spool
 from pipeline.model.records import EVENTS, TELEMETRY
 from pipeline.transport import wire
-from tests.kafka_broker import Address, Broker, held
+from tests.kafka_broker import Address, Broker, reserve_port
 from tests.kafka_clients import make_topics, read
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def config(folder: Path, kafka: Kafka, **spool: int) -> Config:
 @pytest.fixture
 def unreachable_kafka() -> Iterator[Kafka]:
     """Unreachable brokers."""
-    with held() as port:
+    with reserve_port() as port:
         yield Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}")
 
 

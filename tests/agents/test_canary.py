@@ -73,7 +73,7 @@ def collect_events(canary: Canary, enough: Callable[[list[Event]], bool]) -> lis
 
 def eager(kind: type[Canary] = Canary, **more: float) -> Canary:
     """Returns a canary that may use half a core and reports every round."""
-    canary = kind(gpu=False, share=0.5, every=0.3, **{"send_command": 0.0, **more})
+    canary = kind(gpu=False, share=0.5, every=0.3, **{"tell": 0.0, **more})
     canary._rest_factor = 0.0
     return canary
 
@@ -140,7 +140,7 @@ def wrong(found: list[Event]) -> list[Event]:
 
 
 def test_a_flipped_bit_gives_the_core_the_problem_and_failed_retests() -> None:
-    found = collect_events(eager(OnBadCore, send_command=3600.0), lambda events: bool(wrong(events)))
+    found = collect_events(eager(OnBadCore, tell=3600.0), lambda events: bool(wrong(events)))
     event = wrong(found)[0]
     assert event.entity == f"cpu:n1.{BAD}"
     assert event.data["canary"].startswith("gemm-f32-random.")
@@ -194,7 +194,7 @@ def test_a_program_killed_from_outside_counts_against_no_core() -> None:
 
 def test_a_bad_core_becomes_a_finding_of_the_detector(tmp_path: Path, drain: Drain) -> None:
     spool = SpoolSection(directory=tmp_path / "spool")
-    canary = eager(OnBadCore, send_command=3600.0)
+    canary = eager(OnBadCore, tell=3600.0)
     canary.interval = 0.05
     agent = Agent(Config(agent=AgentSection(node="n1", interval=0.05), spool=spool), [canary], log=io.StringIO())
     try:
@@ -223,8 +223,8 @@ def test_a_bad_core_becomes_a_finding_of_the_detector(tmp_path: Path, drain: Dra
 # --- time and events --------------------------------------------------------------------------------------------------
 
 
-def ledger(send_command: float = 3600.0, now: Callable[[], int] = lambda: START) -> ResultLedger:
-    return ResultLedger(lambda core: f"cpu:n1.{core}", send_command, now)
+def ledger(tell: float = 3600.0, now: Callable[[], int] = lambda: START) -> ResultLedger:
+    return ResultLedger(lambda core: f"cpu:n1.{core}", tell, now)
 
 
 def line(core: str = "3", digest: str = "right", **more: object) -> dict[str, object]:

@@ -80,7 +80,7 @@ def test_every_collector_with_a_hung_source_is_reported_within_30_s_of_its_read(
     agent = Agent(config, [one], clock, log, collect_share=0.0)
     (worker,) = agent.pool.workers
     real = worker.start_read
-    worker.start_read = lambda send_command: asked.append(clock.seconds) or real(send_command)  # type: ignore[method-assign,func-returns-value]
+    worker.start_read = lambda tell: asked.append(clock.seconds) or real(tell)  # type: ignore[method-assign,func-returns-value]
     agent.run(threading.Event())
     release.set()
     (line,) = [line for line in log.getvalue().splitlines() if "hung" in line]

@@ -18,7 +18,7 @@ from pipeline.config.sections import Config, Opentelemetry, Pipeline
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.transport.topics import OTLP
-from tests.kafka_broker import Address, held
+from tests.kafka_broker import Address, reserve_port
 from tests.kafka_clients import delete_topics, make_topics, read
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_unreachable_brokers_are_retried_later() -> None:
         "except Retryable as error: print(error)\n"
         "broker.close(); broker.close()"
     )  # in a separate process: kafka-python leaves sockets of refused connections to the garbage collector
-    with held() as port:
+    with reserve_port() as port:
         words = [sys.executable, "-c", program, f"127.0.0.1:{port.getsockname()[1]}"]
         ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.startswith(f"topic {OTLP}: ")

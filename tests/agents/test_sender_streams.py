@@ -17,7 +17,7 @@ from pipeline.config.sections import Kafka
 from pipeline.model.records import EVENTS, TELEMETRY
 from pipeline.transport import Message, Partition, wire
 from pipeline.transport.spool import SpoolTransport
-from tests.kafka_broker import held
+from tests.kafka_broker import reserve_port
 
 PARTITION = Partition(TELEMETRY, "n0", "0" * 32, True)
 
@@ -183,7 +183,7 @@ def test_only_the_other_transports_cursors_of_the_named_nodes_are_removed(
 @pytest.fixture
 def link() -> Iterator[SimpleNamespace]:
     lines: list[str] = []
-    with held() as port:  # the port is reserved, and no process listens on it
+    with reserve_port() as port:  # the port is reserved, and no process listens on it
         made = LinkState(Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}"), lines.append)
         yield SimpleNamespace(it=made, lines=lines)
         made.close()

@@ -11,7 +11,7 @@ from pipeline.config.sections import Kafka
 from pipeline.model.records import TELEMETRY
 from pipeline.transport import Message, Partition, topics
 from pipeline.transport.dead_letter_topics import PAUSE_S, DeadLetterTopics
-from tests.kafka_broker import Address, held
+from tests.kafka_broker import Address, reserve_port
 from tests.kafka_clients import SECONDS, delete_topics, make_topic, make_topics, read
 
 COPIES = topics.dead_letter_topic(TELEMETRY)
@@ -95,7 +95,7 @@ def test_a_failure_is_reported_again_when_copies_arrived_in_between(caplog: pyte
 
 @pytest.mark.refusals
 def test_unreachable_brokers_are_not_reported_as_a_missing_topic(caplog: pytest.LogCaptureFixture) -> None:
-    with held() as port:
+    with reserve_port() as port:
         one = DeadLetterTopics(Kafka(f"127.0.0.1:{port.getsockname()[1]}"))
         one.send(LETTER, "garbage")
         one.close()

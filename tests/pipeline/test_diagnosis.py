@@ -22,7 +22,7 @@ from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.transport import diagnosis, kafka_clients
 from pipeline.transport.broker_errors import BrokerProblem
-from tests.kafka_broker import HOST, Address, Broker, held
+from tests.kafka_broker import HOST, Address, Broker, reserve_port
 from tests.kafka_clients import kafka_of, untidy_refusals
 from tests.kafka_security import Security
 
@@ -58,7 +58,7 @@ def test_a_usable_broker_with_tls_and_scram_has_no_problem(secure_kafka: Broker)
 
 
 def test_a_closed_port_refuses_the_connection() -> None:
-    with held() as port:
+    with reserve_port() as port:
         expect_problem(Kafka(f"{HOST}:{port.getsockname()[1]}"), "unreachable", HOST, "refused")
 
 
@@ -174,7 +174,7 @@ def _answers_http(listener: socket.socket) -> None:
 
 
 def test_brokers_that_advertise_an_unreachable_address_are_reported(new_broker: Callable[..., Broker]) -> None:
-    with held() as dead:
+    with reserve_port() as dead:
         address = f"{HOST}:{dead.getsockname()[1]}"
         broker = new_broker("elsewhere", properties={"advertised.listeners": f"CLIENTS://{address},INSIDE://{HOST}:1"})
         trouble = expect_problem(kafka_of(broker), "unreachable", "responds, but", address)
