@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.model.records import LEVELS, SECOND, Finding, Level, to_json
 
 CLEARS = "clears"
-"""Key of the sentence that says what would end the condition; every finding has it."""
+"""Key of the sentence on what would end the condition; every finding has it."""
 COMPARED = ("value", "expected", "spread", "cohort", "peers", "effect", "unit")
 """Keys of a finding that compares a device with others or with its own past."""
 

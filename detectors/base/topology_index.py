@@ -171,7 +171,7 @@ class JobIndex:
 
 
 EVERYTHING = "site:all"
-"""Entity of a finding whose subjects share nothing that the topology knows."""
+"""Entity of a finding whose subjects share no entity of the topology."""
 _WORK = frozenset({"job", "stage"})
 """Kinds that run on devices. The topology has their ranks below devices, not the job itself."""
 

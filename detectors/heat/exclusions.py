@@ -1,4 +1,4 @@
-"""When the thermal resistance of a GPU says nothing about its cooling, and is not blamed.
+"""Times when the thermal resistance of a GPU does not depend on its cooling, and is not judged.
 
 CohortShift: all GPUs of a cohort move together: the supply's sensor is wrong, or the loop flows less.
 SensorDoubts: a core is warmer and the memory on the same plate is not: the core's sensor.

@@ -1,4 +1,4 @@
-"""Finds NVLinks that have errors, lose speed or go down, and says which end of a link it is where that is known."""
+"""Finds NVLinks that have errors, lose speed or go down, and the faulty end of a link if it is known."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ AFTER = 600 * SECOND
 NCCL's watchdog in PyTorch for 10 min by default."""
 _KEPT = 3600 * SECOND  # us for which an ended job matters; chosen
 _LOST = 30 * 24 * 3600 * SECOND  # us after which the end of a running job counts as lost; the topology has it; chosen
-_MOST = 4096  # jobs that are kept: a fleet runs fewer at once, so the ends of the oldest were lost; chosen
+_MOST = 4096  # jobs that are kept: a fleet runs fewer at a time, so the ends of the oldest were lost; chosen
 JobState = Literal["ended", "hangs", "goes on", "unknown", "none"]
 
 

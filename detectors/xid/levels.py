@@ -110,7 +110,7 @@ def wanted_action(event: Event) -> str | None:
 
 
 def requires_reset(event: Event) -> bool:
-    """Returns whether the line of a contained error says that only a reset helps (`RST: Yes`, not `D-RST: Yes`)."""
+    """Returns whether the line of a contained error shows that only a reset helps (`RST: Yes`, not `D-RST: Yes`)."""
     detail = event.data.get("detail")
     return isinstance(detail, Mapping) and detail.get("reset_required") is True
 

@@ -39,7 +39,7 @@ _MAX_GPUS = 16  # of a blamed program that are named; chosen
 
 @dataclass
 class Xid(Detector):
-    """Rules over logged facts: each XID has a level, and the action that the driver wants (XID 154) precedes it.
+    """Rules over logged facts: each XID has a level, and the recovery action of the driver (XID 154) precedes it.
 
     Page where the catalogue or the driver says reset, reboot or check the cabling, when a GPU is lost, and when a
     server's kernel or BMC reports a machine check, an uncorrected memory error, a fatal PCIe error or a disk that

@@ -296,7 +296,7 @@ class QueryRunner:
             raise self._too_long() from error
 
     def _work(self, running: _RunningQuery, query: str, arrow: bool) -> None:
-        """Runs one query and sets its outcome; the caller may have given up waiting."""
+        """Runs one query and sets its outcome; the caller may no longer wait for it."""
         try:
             body, truncated = self._run(running, query, arrow)
         except BaseException as error:  # noqa: BLE001 - re-raised in the caller's thread

@@ -1,4 +1,4 @@
-"""`fleetpulse sql`: asks the running pipeline, or reads the store file through the same sandbox if none runs."""
+"""`fleetpulse sql`: queries the running pipeline, or the store file through the same sandbox if none runs."""
 
 from __future__ import annotations
 

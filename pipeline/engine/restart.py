@@ -17,7 +17,7 @@ from pipeline.model.signals import CATALOGUE, column_of
 from pipeline.store.database import Database
 
 CHUNK = 60 * SECOND
-"""Event time read at once (us): 0.6 MB for a node of 8 GPUs and 10 ports. Chosen: a restart rarely has more."""
+"""Event time per read (us): 0.6 MB for a node of 8 GPUs and 10 ports. Chosen: a restart rarely has more."""
 _JUDGED = "coalesce(judged, time)"
 Refill = Callable[[Sequence[Rows], Sequence[tuple[int, Event]], int], None]
 """(rows, events with the time of their cell, end) -> None."""

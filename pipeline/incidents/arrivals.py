@@ -43,8 +43,8 @@ class EarlyFinding:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the finding as plain data."""
-        heard = None if self.admitted is None else to_json(dataclasses.asdict(self.admitted))
-        return {"due": self.due, "finding": to_json(dataclasses.asdict(self.finding)), "heard": heard}
+        admitted = None if self.admitted is None else to_json(dataclasses.asdict(self.admitted))
+        return {"due": self.due, "finding": to_json(dataclasses.asdict(self.finding)), "heard": admitted}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EarlyFinding:

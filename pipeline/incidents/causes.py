@@ -43,7 +43,7 @@ SHARED_PLANT = frozenset({"rack", "cdu", "leaf", "rail", "pdu"})
 _CHILD_KIND = {"rack": "node", "cdu": "node", "pdu": "node", "leaf": "port", "rail": "port"}
 _COUNTED_KINDS = frozenset(_CHILD_KIND.values())  # kinds that are counted as children of a shared cause
 _INDEPENDENT_DETECTORS = frozenset({"telemetry_sensor", "telemetry_clock"})
-"""Instruments fail one by one: several at once do not make their parent the suspect."""
+"""Instruments fail independently: several faulty ones do not make their parent the suspect."""
 _NEVER_SYMPTOMS = frozenset({"sdc"})  # wrong results do not follow from heat, power or links
 
 

@@ -1,4 +1,4 @@
-"""Entities that the pipeline knows: those that the store holds at a start, and how many each sender may add.
+"""Known entities: those in the store at the start, and how many each sender may add.
 
 Only valid rows are loaded, so that no row can prevent a start. The numbers of entities per sender and per kind are
 bounded before an entity gets an id. An entity counts for the sender that named it first, until it was not named for

@@ -127,7 +127,7 @@ class Ingest:
         self._has_stepped = False  # whether a step succeeded; before that, the backlog is unknown
         self._publish()
 
-    # --- what is known about the input ------------------------------------------------------------------------------
+    # --- state of the input -----------------------------------------------------------------------------------------
 
     def backlog(self) -> int | None:
         """Event time of the oldest input that is not stored yet; None if everything was read.

@@ -114,7 +114,7 @@ class Owners:
         before = self._newest_of.get(sender)
         if before is None:
             self._layouts.clear()  # entity names may begin with the name of the new sender
-            if len(self._newest_of) >= MAX_SENDERS:  # a tenth at once, since this sorts all of them
+            if len(self._newest_of) >= MAX_SENDERS:  # drops a tenth, because this sorts all of them
                 for oldest in sorted(self._newest_of, key=self._newest_of.__getitem__)[: MAX_SENDERS // 10]:
                     del self._newest_of[oldest]
         if before is None or time > before:

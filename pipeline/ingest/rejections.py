@@ -134,7 +134,7 @@ _Key = tuple[Partition, str]
 
 @dataclass(slots=True)
 class LetterLimits:
-    """Limits what is kept of dead letters. For one thread.
+    """Limits the dead letters that are kept. For one thread.
 
     max_bytes: maximum payload bytes in the table; letters that no upgrade can read get half of it.
     What a transaction uses counts after `commit`; `begin` drops what a failed one used.

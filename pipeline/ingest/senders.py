@@ -33,7 +33,7 @@ KIND = "clock_error"
 ALL_SITES = "site:all"
 """Entity of an error that most senders share."""
 MAX_REPORTED = 256
-"""Maximum wrong clocks reported at once, in order of detection; chosen: a person reads fewer. All are corrected and
+"""Maximum wrong clocks reported at a time, in order of detection; chosen: a person reads fewer. All are corrected and
 counted (`fleetpulse_clocks_wrong`); made-up senders cannot store more events or open more tickets than this."""
 CLOCK_EXPIRY = 3600 * SECOND
 """After this silence the clock of a sender is no longer reported; chosen."""
@@ -42,7 +42,7 @@ SLOW_DISK = 3600 * SECOND
 """How long after a disk_slow event messages do not prove that a clock is behind: all wait for the disk. Chosen: an
 agent that is killed never reports the end."""
 WITNESS = 60 * SECOND
-"""How long a sender counts in the majority about our clock, or INTERVALS of its own; chosen: as long as an agent counts
+"""How long a sender counts in the majority about our clock, or INTERVALS of its messages; chosen: as an agent counts
 as present."""
 SAVE_EVERY = 10 * SECOND
 """Minimum time between two writes of sender state; chosen: a sixth of the silence timeout."""
@@ -202,7 +202,7 @@ class Senders:
         self._saved = now
 
     def _restore(self, database: Database, now: int) -> None:
-        """Loads every node that ever sent telemetry: a restart must not forget which nodes exist."""
+        """Loads every node that ever sent telemetry: after a restart all nodes must still be known."""
         each = " UNION ALL ".join(
             f"SELECT d.node, l.time FROM latest_{c} l JOIN device d ON d.id = l.device AND d.class = '{c}'"
             for c in CLASSES

@@ -19,7 +19,7 @@ _INVISIBLE = re.compile(
 
 
 def find_text_fault(texts: Iterable[str], most: int = MAX_TEXT) -> str | None:
-    """Describes what is wrong with the first invalid text; None if all are valid.
+    """Describes the error in the first invalid text; None if all are valid.
 
     Invalid: longer than `most` characters; control characters and line breaks, bidirectional controls, zero-width and
     other invisible characters, surrogates, private and unassigned characters.

@@ -20,7 +20,7 @@ Parents = Mapping[str, tuple[str, ...]]
 
 
 class ParentGraph:
-    """Parents of entities, nearest first, and the children of each. A parent needs no entry of its own.
+    """Parents of entities, nearest first, and the children of each. A parent needs no entry itself.
 
     Memory: one entry for each entity with parents, and one for each pair of child and parent.
     """
@@ -148,7 +148,7 @@ def kind_of(entity: str) -> str:
 class Topology:
     """A typed directed acyclic graph of entities.
 
-    parents:    entity -> its parents, nearest first; a parent needs no entry of its own. At most MAX_DEPTH levels.
+    parents:    entity -> its parents, nearest first; a parent needs no entry itself. At most MAX_DEPTH levels.
     attributes: entity -> properties that make entities comparable (SKU, speed, role).
     `version` counts changes, so that derived data can be renewed.
     """

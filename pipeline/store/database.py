@@ -83,7 +83,7 @@ def _describe_damage(path: Path, text: str) -> str:
     if "WAL" in text:
         return (
             f"store {path}: its write-ahead log {log} is damaged ({text}). The file itself opens without it: stop the "
-            f"pipeline, move {log.name} aside; what was committed since the last checkpoint is lost. {RECOVERY}"
+            f"pipeline, move {log.name} aside; commits since the last checkpoint are lost. {RECOVERY}"
         )
     return (
         f"store {path}: the file is damaged ({text}). Check the disk; stop the pipeline, move {path.name} and "

@@ -88,7 +88,7 @@ class DeadLetterTopics:
         self._skip(self._explain(topic, error))
 
     def _explain(self, topic: str, error: Exception) -> str:
-        """Describes what is wrong with the topic, and the remedy."""
+        """Describes the problem of the topic, and the remedy."""
         if self._producer is not None:
             error = self._producer.explain_error(topic, error)
         if isinstance(error, UnknownTopicOrPartitionError):

@@ -260,7 +260,7 @@ class KafkaTransport:
         if buffer.records or buffer.stuck:
             return False
         end = self._consumer.highwater(tp)
-        # the client's position also passes what is not a record, such as a transaction marker
+        # the client's position also advances over batches without records, such as transaction markers
         reached = self._consumer.polled_offset(tp)
         return reached is not None and self._reported_end.get(tp, 0) <= reached == end and self._watch.is_answering
 

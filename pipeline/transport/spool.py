@@ -25,7 +25,7 @@ from pipeline.transport import Message, Partition, segments
 from pipeline.transport.salvage import SegmentCheck, find_end, find_valid_record
 
 CURSOR_S = 1.0
-"""Minimum time between two writes of a cursor file, which only lets the writer unlink; `write_all` writes at once."""
+"""Minimum time between two writes of a cursor file, which lets the writer unlink; `write_all` writes immediately."""
 
 
 class CursorFiles:

@@ -14,7 +14,7 @@ from pipeline.model.entity_names import entity_name, pager_title, short_duration
         ("port:n042.mlx5_0", "port mlx5_0 of n042"),
         ("rank:81.17", "rank 17 of job 81"),
         ("fabric:all", "whole fabric"),
-        ("loop:l1", "coolant loop l1"),
+        ("loop:l1", "loop l1"),
         ("facility:all", "whole facility"),
         ("widget:w1", "widget:w1"),
     ],

@@ -128,7 +128,7 @@ def _hardware_type(signal: Signal) -> Attributes | None:
 
 
 def _error_attributes(signal: Signal) -> Attributes | None:
-    """error.type is `corrected` or `uncorrected` if that is all that is known, else the name of what is counted."""
+    """error.type is `corrected` or `uncorrected` if nothing more is known, else the name of the counted error."""
     kind, hardware = _name_in_class(signal), _hardware_type(signal)
     for plain in ("corrected", "uncorrected"):
         kind = plain if kind in (f"ecc_{plain}", f"memory_{plain}") else kind
