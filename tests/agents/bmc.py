@@ -61,7 +61,7 @@ class Board:
     busy: int = 0
 
     def answer(self, netfn: int, command: int, data: bytes, lun: int = 0) -> bytes | None:
-        """The whole answer; None: it says nothing."""
+        """The complete response; None: no response."""
         self.asked.append((netfn, command, data))
         if (netfn, command) in self.silent:
             return None

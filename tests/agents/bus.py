@@ -1,4 +1,4 @@
-"""A real D-Bus daemon in a folder, and a service on it that plays systemd: bytes as the specification has them."""
+"""A real D-Bus daemon in a folder, and a service on it that simulates systemd, byte by byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYSTEMD = "org.freedesktop.systemd1"
 
 @dataclass
 class Service:
-    """What systemd says of one unit."""
+    """The state of one unit in systemd."""
 
     active: str = "active"
     load: str = "loaded"

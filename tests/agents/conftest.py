@@ -48,7 +48,7 @@ def drain() -> Callable[[Path], Drained]:
 
 @pytest.fixture
 def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Path of a scenario that says what TEXT of the test's file says."""
+    """Path of a scenario file with TEXT of the test module."""
     path = tmp_path / "scenario.toml"
     path.write_text(request.module.TEXT)
     return str(path)

@@ -1,4 +1,4 @@
-"""A file system of our own through /dev/fuse that answers statvfs, or does not: the kernel's side is real."""
+"""A file system through /dev/fuse that answers statvfs or hangs, on the real kernel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Fuse:
         self._thread.start()
 
     def unmount(self) -> None:
-        """Ends the file system, also under one who waits for it: force aborts the connection."""
+        """Unmounts the file system, also while a call waits: force aborts the connection."""
         libc = ctypes.CDLL(None)
         libc.umount2(bytes(self.point), _MNT_FORCE)
         libc.umount2(bytes(self.point), _MNT_DETACH)

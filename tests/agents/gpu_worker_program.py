@@ -1,4 +1,4 @@
-"""A worker of the GPU canary that needs no GPU: writes fixed lines and runs as long as asked.
+"""A worker of the GPU canary that needs no GPU: writes fixed lines and runs for the given time.
 
 python gpu_worker_program.py INDEX SECONDS
 """

@@ -34,7 +34,7 @@ class CollectorDriver:
         nvml_stub.write_control(Path(os.environ["STUB_CONTROL"]), *lines)
 
     def read(self, seconds: float) -> dict[str, Any]:
-        """Reads once after so many seconds; values as text, so that every digit of a counter is kept."""
+        """Reads once after the given seconds; values as text, so that every digit of a counter is kept."""
         self.now += round(seconds * 1_000_000)
         found: dict[str, Any] = {"columns": {}, "events": [], "entities": {}, "wire": {}}
         readings = self.collector.read()

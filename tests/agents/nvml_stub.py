@@ -61,6 +61,6 @@ def write_control(control: Path, *lines: str) -> None:
 
 
 def calls_made(calls: Path) -> list[tuple[str, int, int]]:
-    """(function, GPU or -1, fields or metrics asked for) of every call listed in a STUB_CALLS file."""
+    """(function, GPU or -1, number of requested fields or metrics) of every call listed in a STUB_CALLS file."""
     lines = calls.read_text().splitlines() if calls.exists() else []
     return [(name, int(gpu), int(count)) for name, gpu, count in (line.split() for line in lines)]

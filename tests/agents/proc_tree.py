@@ -1,4 +1,4 @@
-"""A /proc of our own: processes with the files that the collector `jobs` reads."""
+"""A simulated /proc: processes with the files that the collector `jobs` reads."""
 
 from __future__ import annotations
 

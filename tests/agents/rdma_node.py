@@ -1,4 +1,4 @@
-"""A node's /sys and /proc in files: InfiniBand and RoCE ports, their PCIe places, GPUs beside them, interfaces."""
+"""A node's /sys and /proc in files: InfiniBand and RoCE ports, their PCIe locations, nearby GPUs, interfaces."""
 
 from __future__ import annotations
 

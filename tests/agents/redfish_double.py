@@ -252,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def load_tree(name: str) -> Tree:
-    """A tree of our own by its name, or the one in a file."""
+    """A tree by its name, or the one in a file."""
     return TREES[name]() if name in TREES else Tree.from_capture(json.loads(Path(name).read_text()))
 
 

@@ -24,7 +24,7 @@ class Fault:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
-    """Sent as it is, instead of the document."""
+    """Sent unchanged, instead of the document."""
     mangle: Callable[[Any], Any] | None = None
     """Returns a changed document: wrong types, missing fields."""
     truncate: float = 1.0
@@ -44,7 +44,7 @@ class Fault:
             self.hold.wait(0.02)
 
     def corrupt(self, body: bytes) -> bytes:
-        """The body as it is sent."""
+        """The changed body."""
         if self.body is not None:
             body = self.body
         elif self.mangle is not None:

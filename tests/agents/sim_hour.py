@@ -1,4 +1,4 @@
-"""An hour of a small simulated fleet in which one thing happens, beside the same hour without it."""
+"""An hour of a small simulated fleet with one fault, and the same hour without it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Run:
 
     def changed(self, device_class: str, signal: str) -> np.ndarray:
         """(ticks, devices) where it differs from the fleet in which nothing happens."""
-        mine, sound = self.column(signal, device_class), quiet().column(signal, device_class)
+        mine, sound = self.column(signal, device_class), simulate_quiet_hour().column(signal, device_class)
         return ~((mine == sound) | (np.isnan(mine) & np.isnan(sound)))
 
 
 @cache
-def quiet() -> Run:
+def simulate_quiet_hour() -> Run:
     return Run()
 
 

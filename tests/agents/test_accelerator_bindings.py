@@ -133,7 +133,7 @@ def amdsmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return wrapper
 
 
-def looked(tmp_path: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def read_bus(tmp_path: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
     (tmp_path / "kfd").touch()
     collector = Amd(driver=tmp_path / "kfd", pci=pci(tmp_path))
     collector.open("n1")
@@ -164,7 +164,7 @@ def test_amd_is_read_through_the_real_amdsmi(tmp_path: Path, amdsmi: Any) -> Non
     )
     amdsmi.amdsmi_get_gpu_asic_info = filling(market_name=b"AMD Instinct MI300X", asic_serial=b"0x1234ABCD")
     amdsmi.amdsmi_get_gpu_driver_info = filling(driver_version=b"6.12.12")
-    columns, attributes = looked(tmp_path)
+    columns, attributes = read_bus(tmp_path)
     assert (columns["gpu.utilization"], columns["gpu.memory_utilization"]) == ([0.88] * 2, [0.12] * 2)
     assert (columns["gpu.power"], columns["gpu.power_limit"]) == ([651] * 2, [750] * 2)
     assert (columns["gpu.sm_clock"], columns["gpu.memory_clock_max"]) == ([2100] * 2, [2105] * 2)
@@ -182,7 +182,7 @@ def test_amd_is_read_through_the_real_amdsmi(tmp_path: Path, amdsmi: Any) -> Non
 
 
 def test_a_library_that_refuses_everything_gives_no_values(tmp_path: Path, amdsmi: Any) -> None:
-    columns, attributes = looked(tmp_path)
+    columns, attributes = read_bus(tmp_path)
     assert columns.pop("gpu.present") == [0, 0]
     missing = (2**64 - 1, pytest.approx(float("nan"), nan_ok=True))
     assert all(value in missing for values in columns.values() for value in values)

@@ -1,4 +1,4 @@
-"""The loop continues whatever a collector or the disk does, and logs every change once."""
+"""The loop continues through faults of collectors and disk, and logs every change once."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_gpu_used_during_the_watch_is_not_idle(nvml_library: Path, tmp_path: P
     assert {line["device"] for line in watching.rest()} == {"1", "2"}
 
 
-def test_a_new_job_ends_the_worker_at_once_and_its_result_is_dropped(nvml_library: Path, tmp_path: Path) -> None:
+def test_a_new_job_ends_the_worker_immediately_and_its_result_is_dropped(nvml_library: Path, tmp_path: Path) -> None:
     watching = GpuProgram(nvml_library, tmp_path, 60, 0, *UNUSED, "gpus 1")
     assert watching.line()["begin"]
     pid = watching.line()["pid"]

@@ -24,7 +24,7 @@ def backlog(count: int, every: float = 1.0, start: int = START) -> SendStream:
 def count_sent(
     limiter: CatchUpLimiter, stream: SendStream, seconds: float, begin: float = 1000.0, troubled: bool = False
 ) -> int:
-    """Messages sent in so many seconds, with an iteration every half second."""
+    """Messages sent in the given seconds, with an iteration every half second."""
     count, turns = 0, round(seconds * 2)
     for turn in range(turns):
         now = begin + turn / 2
@@ -40,7 +40,7 @@ def test_a_backlog_is_sent_at_the_configured_multiple_of_real_time() -> None:
 
 
 @pytest.mark.parametrize("every", [0.1, 5.0, 60.0])
-def test_the_multiple_is_measured_in_time_however_frequent_messages_are(every: float) -> None:
+def test_the_multiple_is_measured_in_time_at_any_message_rate(every: float) -> None:
     assert count_sent(CatchUpLimiter(20.0), backlog(20_000, every), 60) == pytest.approx(20 * 60 / every, rel=0.1)
 
 

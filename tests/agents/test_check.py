@@ -85,7 +85,7 @@ def api(answer: bytes, status_code: int = 200) -> Iterator[tuple[str, list[str]]
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

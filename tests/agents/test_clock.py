@@ -157,7 +157,7 @@ def test_arbitrary_bytes_are_a_report_or_a_value_error(reply: bytes) -> None:
 
 @pytest.fixture
 def server() -> Iterator[Callable[[bytes], int]]:
-    """Starts one who answers each datagram with the same bytes; gives its port."""
+    """Starts a server that answers each datagram with the same bytes; returns its port."""
     links: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
@@ -193,4 +193,4 @@ def test_a_closed_port_costs_no_time() -> None:
         port = int(taken.getsockname()[1])
     began = time.monotonic()
     assert clock.query_chronyd(port, 60.0) is None
-    assert time.monotonic() - began < 5  # who waited would wait the 60 s
+    assert time.monotonic() - began < 5  # a waiting client would wait 60 s

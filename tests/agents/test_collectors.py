@@ -1,4 +1,4 @@
-"""The contract that every collector keeps, and what each finds in a machine whose files we know."""
+"""The contract of all collectors, and the network collector on a machine of known files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collector(request: pytest.FixtureRequest) -> Collector:
 
 
 def readings_of(collector: Collector) -> tuple[Reading, ...]:
-    """One look at this very machine; skips where the collector's hardware is not here."""
+    """Reads this machine once; skips if the collector's hardware is absent."""
     try:
         collector.open("n1")
         return collector.read()
@@ -83,7 +83,7 @@ def test_it_returns_only_declared_signals_in_their_range(collector: Collector) -
             encode_column(CATALOGUE[name], values)
 
 
-def test_its_inventory_contains_what_it_reads(collector: Collector) -> None:
+def test_its_inventory_contains_all_read_entities(collector: Collector) -> None:
     try:
         collector.open("n1")
         entities = {entity for reading in collector.read() for entity in reading.entities}
@@ -171,7 +171,7 @@ def test_a_setting_that_cannot_work_is_refused_with_file_key_value_and_expectati
     assert "expected " in text
 
 
-# --- a machine whose files we know ------------------------------------------------------------------------------------
+# --- a machine of known files -----------------------------------------------------------------------------------------
 
 Tree = Callable[[dict[str, str]], Path]
 

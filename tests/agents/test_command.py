@@ -1,4 +1,4 @@
-"""A command under limits: it ends in time, with all that it started, whatever it prints."""
+"""A command under limits: it ends in time with its children, whatever its output."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def write_status(config: Config, seconds_ago: float) -> None:
-    """Writes the agent's status as of so many seconds ago."""
+    """Writes the agent's status as of the given seconds ago."""
     path = status_file.spool_status_path(config.spool.directory, "n1")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")

@@ -18,7 +18,7 @@ CLASSES = ("gpu", "coolant")
 
 
 def simulate_events(scenario: Scenario, seed: int) -> tuple[list[Event], FleetSimulator]:
-    """What the rules say of a simulated fleet, each tick as its agents would have read it."""
+    """The events of the rules for a simulated fleet, evaluated at each tick."""
     simulator, found = FleetSimulator(scenario, seed), []
     edge = EdgeRules(Settings())
     names = {c: tuple(simulator.entities(c)) for c in CLASSES}

@@ -92,7 +92,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def driven(stub: Path, net: Path, folder: Path, module: bytes | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Three looks of the collector over the stub's driver, and what the driver was asked."""
+    """Three reads of the collector over the stub driver, and the driver's requests."""
     log = folder / "asked"
     environ = {
         **os.environ,
@@ -193,7 +193,7 @@ def test_a_refused_request_is_repeated_after_a_minute_or_an_hour(tmp_path: Path,
 # --- this kernel -----------------------------------------------------------------------------------------------------
 
 
-def test_interfaces_that_the_kernel_does_not_know_are_missing_not_faults(tmp_path: Path) -> None:
+def test_interfaces_without_these_statistics_are_missing_and_no_fault(tmp_path: Path) -> None:
     node = h100(tmp_path, ports=1)
     collector = EthtoolStatistics(root=node.net)
     collector.open("n1")

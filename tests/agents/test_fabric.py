@@ -1,4 +1,4 @@
-"""The collector of the far end: what it makes of answers, of tools that fail or hang, and of a fabric that changes."""
+"""The collector of the far end: results of the tools, tools that fail or hang, and a fabric that changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_port_without_cable_is_ignored_and_a_lost_cable_is_reported_once() -> 
     gone = [port(1, "a"), port(2, None, 1), port(3, None, 1)]
     assert summarize_events(view.update_links(NOW + SECOND, gone)) == [("link_state", "port:leaf1.2", "down")]
     assert view.update_links(NOW + 2 * SECOND, gone) == []
-    assert view.inventory()["port:leaf1.2"].attributes["peer_guid"] == "b"  # that is the cable to look at
+    assert view.inventory()["port:leaf1.2"].attributes["peer_guid"] == "b"  # names the cable to check
     assert summarize_events(view.update_links(NOW + 3 * SECOND, [port(2, "b")])) == [
         ("link_state", "port:leaf1.2", "up")
     ]
@@ -126,7 +126,7 @@ def test_switches_with_the_same_name_are_named_by_guid() -> None:
 
 
 class Tools:
-    """A folder of commands that print files, or do whatever a test writes."""
+    """A folder of commands that print files, or run the test's script."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -229,7 +229,7 @@ def test_each_result_is_returned_once_and_a_read_does_not_wait(collector: Fabric
     began = time.monotonic()
     for _ in range(50):
         collector.read()
-    assert time.monotonic() - began < 2.0  # looks that waited for the next answer would take 50 times 0.05 s
+    assert time.monotonic() - began < 2.0  # reads that wait for the next result would take 50 times 0.05 s
 
 
 def test_a_failing_tool_is_reported_once_and_again_when_it_works(tools: Tools, collector: Fabric) -> None:
@@ -262,7 +262,7 @@ def test_an_unreadable_fabric_is_no_data_from_the_start_with_a_stable_reason(too
     assert reasons == [reasons[0]] * 3
 
 
-def test_a_tool_that_takes_long_is_not_waited_for(tools: Tools) -> None:
+def test_a_read_does_not_wait_for_a_slow_tool(tools: Tools) -> None:
     tools.script("iblinkinfo", "exec sleep 30")
     collector = Fabric(enabled=True, tools=tools.folder, deadline=0.4)
     began = time.monotonic()

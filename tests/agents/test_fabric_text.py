@@ -1,4 +1,4 @@
-"""What the management tools print, read line by line: whole, spoiled, hostile and of any kind."""
+"""Output of the management tools, line by line: complete, damaged, hostile and arbitrary."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ def statistics(blocks: int = 1000) -> os.statvfs_result:
     return os.statvfs_result((65536, 4096, blocks, 400, 300, 50, 20, 20, 0, 255))
 
 
-def opened(root: Path, ask: Callable[[bytes], os.statvfs_result], **settings: object) -> Filesystems:
+def opened(root: Path, query: Callable[[bytes], os.statvfs_result], **settings: object) -> Filesystems:
     made = Filesystems(proc=root, **settings)  # type: ignore[arg-type]
-    made._statvfs = ask
+    made._statvfs = query
     made.open("n1")
     return made
 
@@ -71,7 +71,7 @@ def test_real_file_systems_are_reported_once_each_and_others_are_not(tmp_path: P
 
 
 def test_read_only_is_the_file_system_and_not_the_mount_point(tmp_path: Path) -> None:
-    """A mount point that is read-only for us, as under a hardened unit, does not say that the disk failed."""
+    """A mount point that is read-only for us, as under a hardened unit, is no sign of a failed disk."""
     _, below = opened(proc(tmp_path), lambda _: statistics()).read()
     assert column(below, "read_only") == {"/": 0, "/data": 0, "/my models": 0, "/scratch": 1}
 
@@ -92,14 +92,14 @@ def test_a_missing_required_mount_is_reported_and_any_type_is_included(tmp_path:
 
 
 def test_errors_differ_from_missing_permission(tmp_path: Path) -> None:
-    def ask(point: bytes) -> os.statvfs_result:
+    def query(point: bytes) -> os.statvfs_result:
         if point == b"/data":
             raise OSError(errno.ESTALE, "Stale file handle")
         if point == b"/scratch":
             raise PermissionError(errno.EACCES, "Permission denied")
         return statistics()
 
-    _, below = opened(proc(tmp_path), ask).read()
+    _, below = opened(proc(tmp_path), query).read()
     responds = column(below, "responds")
     assert (responds["/"], responds["/data"]) == (1, 2)
     assert np.isnan(responds["/scratch"])

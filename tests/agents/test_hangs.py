@@ -1,4 +1,4 @@
-"""Whatever a source does to its collector, that it does not answer is reported within 30 s."""
+"""A source without response is reported within 30 s, in every collector."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMISED_S = 30.0
 
 @dataclass
 class Clock:
-    """Time that passes by waiting; `stop` is set once `until` seconds have passed, or when `done` says so."""
+    """Time that passes by waiting; `stop` is set once `until` seconds have passed, or when `done` returns true."""
 
     until: float
     done: Callable[[], bool] = lambda: False

@@ -92,7 +92,7 @@ def gpu_counts(found: int, expected: int) -> tuple[Reading, ...]:
 @pytest.mark.parametrize(
     ("kind", "level", "entity", "data", "text"), CASES, ids=[f"{case[0]} {case[1]}" for case in CASES]
 )
-def test_an_event_begins_a_condition_that_is_written_at_once(
+def test_an_event_begins_a_condition_that_is_written_immediately(
     tmp_path: Path, kind: str, level: str, entity: str, data: dict[str, Any], text: str
 ) -> None:
     apply(open_health_at(tmp_path), Event(NOW, entity, kind, data))
@@ -225,7 +225,7 @@ def test_a_storm_of_warnings_does_not_hide_a_critical_condition(tmp_path: Path) 
     assert "gpu_lost gpu:n1.3" in found
 
 
-def test_the_file_is_readable_for_monitoring_whatever_the_umask(tmp_path: Path) -> None:
+def test_the_file_is_readable_for_monitoring_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         apply(open_health_at(tmp_path))

@@ -1,4 +1,4 @@
-"""The host collector in a machine whose files we know, and its parsers against any text."""
+"""The host collector on a machine of known files, and its parsers against any text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Tree = Callable[[dict[str, str]], Path]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """Writes files below a folder, and says that both namespaces belong to the controller nvme0."""
+    """Writes files below a folder, with both namespaces under the controller nvme0."""
 
     def write(files: dict[str, str]) -> Path:
         for name, text in files.items():

@@ -1,4 +1,4 @@
-"""The board's sensors as the kernel's files give them: every kind in its unit, each file's failure its own."""
+"""The board's sensors from the kernel's files: every kind in its unit, and files that fail one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECOND = 1_000_000
 
 
 class Board:
-    """A tree like /sys/class/hwmon, with the folders of the devices beside it."""
+    """A tree like /sys/class/hwmon, and the folders of the devices."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.devices = root / "class", root / "devices"
@@ -48,7 +48,7 @@ def board(tmp_path: Path) -> Board:
 
 
 class Clock:
-    """Wall time that stands until a test moves it."""
+    """Wall time that only a test advances."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000 * SECOND
@@ -263,7 +263,7 @@ def test_excluded_chips_are_not_opened(board: Board) -> None:
     assert set(values(opened(board, exclude=("drivetemp*",)))) == {"nvme0.temp1"}
 
 
-def test_without_sensors_the_message_says_so(board: Board, tmp_path: Path) -> None:
+def test_missing_sensors_are_no_data_with_a_reason(board: Board, tmp_path: Path) -> None:
     for root in (board.root, tmp_path / "gone"):
         with pytest.raises(NoData, match=r"no sensor below .*: no driver for the board's chips is loaded"):
             Hwmon(root=root).open("n1")

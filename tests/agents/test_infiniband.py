@@ -174,7 +174,7 @@ def test_a_saturated_counter_is_reported_once_and_still_sent(
     collector.close()
 
 
-def test_a_wrap_is_reported_and_a_reset_is_left_to_the_generation(node: RdmaNode) -> None:
+def test_a_wrap_is_reported_and_a_reset_begins_a_new_generation(node: RdmaNode) -> None:
     clock, events = Clock(), []
     collector = opened(node, clock)
     for value in (2**32 - 7, 12, 4_000, 0):
@@ -215,7 +215,7 @@ def test_counters_that_no_port_has_have_no_column(node: RdmaNode) -> None:
 
 def test_a_port_is_usable_only_with_the_devices_that_programs_open(node: RdmaNode) -> None:
     assert read_once(opened(node)).columns["nic.usable"].tolist() == [1, 1, 1]
-    shutil.rmtree(node.sys / "class/infiniband_mad/issm1")  # InfiniBand wants it, RoCE has none
+    shutil.rmtree(node.sys / "class/infiniband_mad/issm1")  # InfiniBand requires it, RoCE has none
     shutil.rmtree(node.sys / "class/infiniband_verbs/uverbs2")
     assert read_once(opened(node)).columns["nic.usable"].tolist() == [0, 0, 1]
 

@@ -1,4 +1,4 @@
-"""What the collector takes from a BMC that answers, refuses, is slow, loses entries or says nothing."""
+"""The IPMI collector on BMCs that respond, refuse, are slow, lose entries or are silent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PS2_INPUT_LOST = (0x08, 0x41, 0x6F, b"\x03")
 
 
 class Bench:
-    """A collector over a board, with a clock that stands until a test moves it."""
+    """A collector over a board, with a clock that only a test advances."""
 
     def __init__(self, board: Board, answer_s: float = 0.0, **settings: float) -> None:
         self.board, self.seconds, self.answer_s = board, 0.0, answer_s
@@ -38,7 +38,7 @@ class Bench:
         self._bmc.close()
 
     def read_once(self) -> tuple[Reading, ...]:
-        """One look, an interval after the last one."""
+        """Reads once, an interval after the last read."""
         self.seconds += self.ipmi.interval
         found = self.ipmi.read()
         for reading in found:
@@ -193,7 +193,7 @@ def test_a_repository_with_a_loop_or_an_error_ends() -> None:
 
 
 def test_a_slow_bmc_is_read_over_several_reads() -> None:
-    """Half a second for each answer and four seconds a look: each sensor gets its turn, and no look outlives that."""
+    """Half a second per response and four seconds per read: each sensor is read in turn, and no read takes longer."""
     bench = Bench(server(), answer_s=0.5, budget=4.0).opened()
     seen: set[str] = set()
     for _ in range(12):
@@ -236,7 +236,7 @@ def test_a_silent_bmc_is_no_data_with_a_reason() -> None:
         bench.opened()
 
 
-def test_without_a_device_the_message_names_what_is_missing(tmp_path: Path) -> None:
+def test_without_a_device_the_message_names_the_missing_file(tmp_path: Path) -> None:
     with pytest.raises(NoData, match=r"no .*ipmi7: no BMC, or ipmi_devintf and ipmi_si are not loaded"):
         Ipmi(device=tmp_path / "ipmi7").open("n1")
 

@@ -105,7 +105,7 @@ def test_our_structs_match_the_kernel_header(compiler: str, tmp_path: Path) -> N
     assert found == kernel
 
 
-class Behind:
+class SimulatedBmc:
     """Answers at the other end of the device.
 
     noise: whether unexpected packets come before each response. late: seconds of delay, once. leave_at: the
@@ -155,19 +155,21 @@ class Behind:
 
 
 @pytest.fixture
-def behind(tmp_path: Path) -> Iterator[Behind]:
-    made = Behind(server(), tmp_path / "bmc")
+def simulated_bmc(tmp_path: Path) -> Iterator[SimulatedBmc]:
+    made = SimulatedBmc(server(), tmp_path / "bmc")
     yield made
     made.close()
 
 
-def read_once(device: Path, behind: Behind, reads: int = 1, timeout: float = 5.0, **environ: str) -> dict[str, Any]:
+def read_once(
+    device: Path, simulated_bmc: SimulatedBmc, reads: int = 1, timeout: float = 5.0, **environ: str
+) -> dict[str, Any]:
     """The collector's results in a separate process whose /dev/ipmi0 is the simulated board."""
     environ = {
         **os.environ,
         "LD_PRELOAD": str(device),
         "IPMI_STUB_PATH": "/dev/ipmi0",
-        "IPMI_STUB_SOCKET": str(behind.path),
+        "IPMI_STUB_SOCKET": str(simulated_bmc.path),
         **environ,
     }
     command = [sys.executable, "-c", LOOK, str(reads), str(timeout)]
@@ -176,10 +178,10 @@ def read_once(device: Path, behind: Behind, reads: int = 1, timeout: float = 5.0
     return found
 
 
-def test_a_whole_server_is_read_through_the_device(device: Path, behind: Behind) -> None:
-    board = behind.board
+def test_a_whole_server_is_read_through_the_device(device: Path, simulated_bmc: SimulatedBmc) -> None:
+    board = simulated_bmc.board
     board.write(event(board.clock - 5, 0x08, 0x41, 0x6F, b"\x03"))
-    first, second = read_once(device, behind, 2)["looks"]
+    first, second = read_once(device, simulated_bmc, 2)["looks"]
     assert first["columns"]["node:n1 node.power"] == "640.0"
     assert first["columns"]["sensor:n1.ipmi.PS-Status-2 sensor.status"] == str(0xB)
     assert first["columns"]["sensor:n1.ipmi.Inlet-Temp sensor.temperature"] == "-16.0"
@@ -188,43 +190,45 @@ def test_a_whole_server_is_read_through_the_device(device: Path, behind: Behind)
     assert second["events"] == []
 
 
-def test_unexpected_messages_are_dropped(device: Path, behind: Behind) -> None:
-    quiet = read_once(device, behind)
-    behind.noise = True
-    assert read_once(device, behind) == quiet
+def test_unexpected_messages_are_dropped(device: Path, simulated_bmc: SimulatedBmc) -> None:
+    quiet = read_once(device, simulated_bmc)
+    simulated_bmc.noise = True
+    assert read_once(device, simulated_bmc) == quiet
 
 
-def test_a_late_response_is_not_used_for_the_next_request(device: Path, behind: Behind) -> None:
-    behind.late[0x2C, 0x02] = 1.5
-    first, second = read_once(device, behind, 2, timeout=1.0)["looks"]
+def test_a_late_response_is_not_used_for_the_next_request(device: Path, simulated_bmc: SimulatedBmc) -> None:
+    simulated_bmc.late[0x2C, 0x02] = 1.5
+    first, second = read_once(device, simulated_bmc, 2, timeout=1.0)["looks"]
     assert first["columns"]["node:n1 node.power"] == "nan"
     assert first["columns"][CPU] == "90.0"
     assert second["columns"]["node:n1 node.power"] == "640.0"
 
 
-def test_a_too_long_response_is_truncated(device: Path, behind: Behind) -> None:
-    behind.board.readings[0x01] = bytes((90, 0xC0, 0xC8)) + bytes(300)
-    assert read_once(device, behind)["looks"][0]["columns"][CPU] == "90.0"
+def test_a_too_long_response_is_truncated(device: Path, simulated_bmc: SimulatedBmc) -> None:
+    simulated_bmc.board.readings[0x01] = bytes((90, 0xC0, 0xC8)) + bytes(300)
+    assert read_once(device, simulated_bmc)["looks"][0]["columns"][CPU] == "90.0"
 
 
-def test_a_bmc_without_response_is_no_data_after_one_timeout(device: Path, behind: Behind) -> None:
-    behind.board.silent.add((0x06, 0x01))
+def test_a_bmc_without_response_is_no_data_after_one_timeout(device: Path, simulated_bmc: SimulatedBmc) -> None:
+    simulated_bmc.board.silent.add((0x06, 0x01))
     begun = time.monotonic()
-    message = read_once(device, behind, timeout=0.3)["no data"]
+    message = read_once(device, simulated_bmc, timeout=0.3)["no data"]
     assert message == "/dev/ipmi0: BMC did not respond to command 01h within 0.3 s"
     assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("request_", [(0x06, 0x01), (0x04, 0x2D)])
-def test_a_device_that_disappears_is_no_data(device: Path, behind: Behind, request_: tuple[int, int]) -> None:
-    behind.leave_at = request_
-    assert read_once(device, behind)["no data"] == "/dev/ipmi0: No such device"
+def test_a_device_that_disappears_is_no_data(
+    device: Path, simulated_bmc: SimulatedBmc, request_: tuple[int, int]
+) -> None:
+    simulated_bmc.leave_at = request_
+    assert read_once(device, simulated_bmc)["no data"] == "/dev/ipmi0: No such device"
 
 
 @pytest.mark.parametrize(
     ("number", "message"), [("13", "add CAP_DAC_OVERRIDE"), ("6", "No such device or address"), ("2", "no /dev/ipmi0")]
 )
 def test_a_device_that_does_not_open_is_no_data_with_its_fix(
-    device: Path, behind: Behind, number: str, message: str
+    device: Path, simulated_bmc: SimulatedBmc, number: str, message: str
 ) -> None:
-    assert message in read_once(device, behind, IPMI_STUB_ERRNO=number)["no data"]
+    assert message in read_once(device, simulated_bmc, IPMI_STUB_ERRNO=number)["no data"]

@@ -168,8 +168,8 @@ def test_no_log_entry_makes_the_decoder_fail(record: bytes) -> None:
         assert event_time(entry, 10**9, 10**15) <= 10**15
 
 
-class Noise:
-    """A BMC that answers every request with the next of some bytes, refuses it or says nothing."""
+class RandomBmc:
+    """A BMC that answers every request with the next of some bytes, refuses it or does not respond."""
 
     def __init__(self, answers: list[bytes | int | None]) -> None:
         self.answers, self.asked = answers, 0
@@ -193,7 +193,7 @@ ANSWERS = st.lists(st.one_of(st.binary(max_size=80), st.integers(1, 255), st.non
 @given(ANSWERS)
 @settings(max_examples=60, deadline=None)
 def test_no_responses_make_the_collector_fail_or_loop(answers: list[bytes | int | None]) -> None:
-    noise = Noise(answers)
+    noise = RandomBmc(answers)
     ipmi = Ipmi()
     ipmi._connect = lambda path, timeout: noise
     try:
@@ -212,7 +212,7 @@ def test_bmc_attributes_are_text_or_missing(answer: bytes) -> None:
 
 
 def test_an_endless_repository_ends_at_the_record_limit() -> None:
-    noise, walk = Noise([b"\x01\x00" + full(1, "T", DEGREES)]), SdrReader()
+    noise, walk = RandomBmc([b"\x01\x00" + full(1, "T", DEGREES)]), SdrReader()
     while not walk.is_finished():
         assert walk.read_next(noise)
     assert noise.asked == MAX_RECORDS

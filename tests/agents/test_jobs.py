@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> ProcTree:
 def make(tmp_path: Path, tree: ProcTree) -> Callable[..., Jobs]:
     """Returns a function that makes a collector over our own folder and clock."""
 
-    def made(**more: object) -> Jobs:
+    def make_jobs(**more: object) -> Jobs:
         nowhere = tmp_path / "nowhere"
         sources = {
             "proc": tree.root,
@@ -52,7 +52,7 @@ def make(tmp_path: Path, tree: ProcTree) -> Callable[..., Jobs]:
         jobs.open("n1")
         return jobs
 
-    return made
+    return make_jobs
 
 
 def gpus(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_gpu_numbers_follow_pci_addresses_and_not_minor_numbers(tmp_path: Path) 
     assert found.find_number("7") is found.find_number("GPU-else") is None
 
 
-def test_without_a_driver_a_number_stands_for_itself() -> None:
+def test_without_a_driver_a_number_is_used_unchanged() -> None:
     assert GpuNumbers().list_entities("n1", ("3", "GPU-x", "3", "4000")) == ("gpu:n1.3",)
 
 

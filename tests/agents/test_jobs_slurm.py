@@ -147,13 +147,13 @@ def test_parts_of_a_heterogeneous_job_are_one_job_and_array_tasks_are_several(sl
     made = agents(slurm, slurm.proc)
     found: dict[str, tuple[str, ...]] = {}
 
-    def both(now: dict[str, Reading]) -> bool:
+    def both_have_ranks(now: dict[str, Reading]) -> bool:
         found.clear()
         for jobs in made.values():
             found.update({entity: device.parents for entity, device in jobs.inventory().items()})
         return {f"rank:{number}.0", f"rank:{number}.1"} <= found.keys() and len(found[f"rank:{number}.1"]) == 5
 
-    until(made, both)
+    until(made, both_have_ranks)
     assert found[f"rank:{number}.0"][0] == found[f"rank:{number}.1"][0] == f"job:{number}"
     stop.touch()
     until(made, lambda now: not any(map(ranks, now.values())))

@@ -270,7 +270,7 @@ def test_a_second_process_does_not_use_the_position_of_the_first(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", "another-boot 17", "x" * 500, "\x00\xff", "17"])
-def test_a_missing_or_old_position_is_replaced_by_the_look_back(make: Make, tmp_path: Path, text: str) -> None:
+def test_without_a_recent_position_the_configured_time_is_read_back(make: Make, tmp_path: Path, text: str) -> None:
     (tmp_path / "state").write_text(text)
     write(tmp_path, "Kernel panic - not syncing: a")
     assert len(read_once(make())) == 1

@@ -80,7 +80,7 @@ def test_a_silent_log_does_not_block(fifo: tuple[KmsgReader, int]) -> None:
     log, writer = fifo
     begun = time.monotonic()
     assert numbers(log) == []
-    assert time.monotonic() - begun < 5  # who waited would wait for ever
+    assert time.monotonic() - begun < 5  # a blocking read would wait for ever
     os.close(writer)
     assert numbers(log) == []
     log.close()

@@ -109,7 +109,7 @@ def test_neighbors_and_texts_are_bounded() -> None:
 
 
 class Lldpcli:
-    """A command that prints what a test wants."""
+    """A command with the output of the test."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lldpcli"
@@ -235,7 +235,7 @@ def test_a_hung_daemon_is_no_data_within_a_read(node: RdmaNode, lldpcli: Lldpcli
     assert time.monotonic() - began < 3.0
 
 
-def test_without_lldpd_the_message_says_what_to_install(tmp_path: Path) -> None:
+def test_without_lldpd_the_message_names_the_package_to_install(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="not found; install lldpd"):
         Lldp(command=tmp_path / "lldpcli").open("n1")
 
@@ -248,7 +248,7 @@ def sh(*command: str) -> None:
 
 
 def await_answer(ask: Callable[[], None]) -> None:
-    """Asks until the daemon answers; its socket is there before it listens."""
+    """Repeats the query until the daemon answers; its socket exists before it listens."""
     until = time.monotonic() + 10
     while True:
         try:

@@ -34,7 +34,7 @@ Make = Callable[..., Neuron]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Make]:
+def make_collector(tmp_path: Path) -> Iterator[Make]:
     """Returns a function that opens a collector whose program prints `lines` and runs `body`."""
     collectors = []
 
@@ -81,8 +81,8 @@ def alive(pid: int) -> bool:
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
-def test_a_document_is_read_by_device_and_core(made: Make) -> None:
-    collector = made(DOCUMENTS[1] + b"\n")
+def test_a_document_is_read_by_device_and_core(make_collector: Make) -> None:
+    collector = make_collector(DOCUMENTS[1] + b"\n")
     collector._now = lambda: 123
     devices, cores = wait_for_readings(collector)
     assert devices.entities == ("gpu:n1.0", "gpu:n1.1")
@@ -151,7 +151,7 @@ def test_joined_cores_of_a_trn2_belong_to_the_right_device() -> None:
     ],
 )
 def test_an_invalid_document_raises_a_value_error(broken: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever json says of it
+    with pytest.raises(ValueError):  # noqa: PT011 - json's message
         neuron.parse_report(broken)
 
 
@@ -198,8 +198,8 @@ def test_without_a_device_or_the_program_there_is_no_data(tmp_path: Path) -> Non
         Neuron(device=tmp_path / "neuron0", command=str(tmp_path / "neuron-monitor")).open("n1")
 
 
-def test_the_configuration_file_requests_the_groups_and_is_removed_at_close(made: Make) -> None:
-    collector = made(b"", period=7)
+def test_the_configuration_file_requests_the_groups_and_is_removed_at_close(make_collector: Make) -> None:
+    collector = make_collector(b"", period=7)
     config = Path(collector._config)
     asked = json.loads(config.read_text())
     assert asked["period"] == "7s"
@@ -211,8 +211,8 @@ def test_the_configuration_file_requests_the_groups_and_is_removed_at_close(made
     assert not config.exists()
 
 
-def test_closing_ends_the_child_by_its_id(made: Make, tmp_path: Path) -> None:
-    collector = made(DOCUMENTS[0] + b"\n")
+def test_closing_ends_the_child_by_its_id(make_collector: Make, tmp_path: Path) -> None:
+    collector = make_collector(DOCUMENTS[0] + b"\n")
     wait_for_readings(collector)
     (pid,) = pids(tmp_path)
     assert alive(pid)
@@ -221,51 +221,53 @@ def test_closing_ends_the_child_by_its_id(made: Make, tmp_path: Path) -> None:
     collector.close()
 
 
-def test_a_child_that_dies_is_started_again(made: Make, tmp_path: Path) -> None:
-    collector = made(DOCUMENTS[0] + b"\n", "os.write(1, lines)")
+def test_a_child_that_dies_is_started_again(make_collector: Make, tmp_path: Path) -> None:
+    collector = make_collector(DOCUMENTS[0] + b"\n", "os.write(1, lines)")
     wait_for_readings(collector)
     wait_for_readings(collector)
     assert len(pids(tmp_path)) >= 2
 
 
-def test_only_the_newest_of_many_documents_is_read(made: Make) -> None:
+def test_only_the_newest_of_many_documents_is_read(make_collector: Make) -> None:
     body = "os.write(1, lines)\nfor _ in range(300): sys.stdout.buffer.write(lines)\nsys.stdout.flush(); time.sleep(60)"
-    collector = made(b"\n".join([*DOCUMENTS, b""]), body)
+    collector = make_collector(b"\n".join([*DOCUMENTS, b""]), body)
     wait_for_readings(collector, lambda found: bool(found) and found[0].columns["gpu.dram_corrected"][0] == 6)
 
 
-def test_an_incomplete_line_is_skipped(made: Make) -> None:
+def test_an_incomplete_line_is_skipped(make_collector: Make) -> None:
     body = "os.write(1, lines[:500] + b'\\n')\ntime.sleep(.2)\nos.write(1, lines)\ntime.sleep(60)"
-    collector = made(DOCUMENTS[0] + b"\n", body)
+    collector = make_collector(DOCUMENTS[0] + b"\n", body)
     assert wait_for_readings(collector)[0].entities == ("gpu:n1.0", "gpu:n1.1")
 
 
-def test_an_endless_line_ends_the_program(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_ends_the_program(
+    make_collector: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(neuron, "MAX_LINE_BYTES", 100_000)
     monkeypatch.setattr(neuron, "MIN_PAUSE_S", 0.05)
     body = "while True: os.write(1, b'x' * 50000)"
-    collector = made(b"", body)
+    collector = make_collector(b"", body)
     message = fault_text_now(collector)
     assert "wrote a line of more than 100000 bytes" in message
     assert len(pids(tmp_path)) >= 1
 
 
-def test_silence_becomes_a_fault_with_its_cause(made: Make) -> None:
-    assert "wrote nothing for 0.3 s" in fault_text(made(b"", "time.sleep(60)", silence=0.3))
+def test_silence_becomes_a_fault_with_its_cause(make_collector: Make) -> None:
+    assert "wrote nothing for 0.3 s" in fault_text(make_collector(b"", "time.sleep(60)", silence=0.3))
 
 
-def test_empty_lines_count_as_silence(made: Make) -> None:
+def test_empty_lines_count_as_silence(make_collector: Make) -> None:
     assert "wrote nothing for 0.3 s" in fault_text(
-        made(b"", "while True: os.write(1, b'\\n'); time.sleep(.01)", silence=0.3)
+        make_collector(b"", "while True: os.write(1, b'\\n'); time.sleep(.01)", silence=0.3)
     )
 
 
-def test_a_crash_becomes_a_fault_with_its_cause(made: Make) -> None:
-    assert "ended with status 3" in fault_text_now(made(b"", "sys.exit(3)"))
+def test_a_crash_becomes_a_fault_with_its_cause(make_collector: Make) -> None:
+    assert "ended with status 3" in fault_text_now(make_collector(b"", "sys.exit(3)"))
 
 
-def test_garbage_becomes_a_fault_with_its_cause(made: Make) -> None:
-    collector = made(b"no json\n", "while True: os.write(1, lines); time.sleep(.02)")
+def test_garbage_becomes_a_fault_with_its_cause(make_collector: Make) -> None:
+    collector = make_collector(b"no json\n", "while True: os.write(1, lines); time.sleep(.02)")
     assert "neuron-monitor wrote an invalid document" in fault_text_now(collector)
 
 
@@ -281,9 +283,9 @@ def fault_text(collector: Neuron) -> str:
     return str(fault.value)
 
 
-def test_names_differ_on_a_node_with_two_vendors(made: Make, tmp_path: Path) -> None:
+def test_names_differ_on_a_node_with_two_vendors(make_collector: Make, tmp_path: Path) -> None:
     pci(tmp_path, ("0x10de", "0x030200", "0x2330"), ("0x1d0f", "0x120000", "0x7164"))
-    collector = made(DOCUMENTS[0] + b"\n")
+    collector = make_collector(DOCUMENTS[0] + b"\n")
     devices, cores = wait_for_readings(collector)
     assert devices.entities == ("gpu:n1.neuron0", "gpu:n1.neuron1")
     assert cores.entities[0] == "neuroncore:n1.neuron0.0"

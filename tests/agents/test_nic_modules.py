@@ -22,7 +22,7 @@ from agents.collectors.nic.ethtool_requests import (
 )
 
 
-def put(memory: bytearray, at: int, layout: str, *values: int) -> None:
+def write_values(memory: bytearray, at: int, layout: str, *values: int) -> None:
     struct.pack_into(layout, memory, at, *values)
 
 
@@ -38,7 +38,7 @@ def sfp(diagnostics: int = 0x68) -> bytes:
     memory = bytearray(512)
     memory[0], memory[92] = 0x03, diagnostics
     named(memory, 20, 40, 68)
-    put(memory, 256 + 96, ">hHHHH", -5 * 256 + 128, 33_000, 3_000, 5_000, 4_000)
+    write_values(memory, 256 + 96, ">hHHHH", -5 * 256 + 128, 33_000, 3_000, 5_000, 4_000)
     return bytes(memory)
 
 
@@ -46,11 +46,11 @@ def qsfp(technology: int = 0x00, sent: bool = True, voltage: int = 32_500) -> by
     memory = bytearray(256)
     memory[0], memory[147], memory[220] = 0x11, technology, 0x04 if sent else 0
     named(memory, 148, 168, 196)
-    put(memory, 22, ">h", 45 * 256 + 64)
-    put(memory, 26, ">H", voltage)
-    put(memory, 34, ">4H", 10_000, 9_000, 120, 11_000)
-    put(memory, 42, ">4H", 3_000, 3_500, 3_100, 3_200)
-    put(memory, 50, ">4H", 8_000, 7_000, 9_000, 8_500)
+    write_values(memory, 22, ">h", 45 * 256 + 64)
+    write_values(memory, 26, ">H", voltage)
+    write_values(memory, 34, ">4H", 10_000, 9_000, 120, 11_000)
+    write_values(memory, 42, ">4H", 3_000, 3_500, 3_100, 3_200)
+    write_values(memory, 50, ">4H", 8_000, 7_000, 9_000, 8_500)
     return bytes(memory)
 
 
@@ -58,12 +58,12 @@ def osfp(adverts: tuple[int, int] = (0x03, 0x0F), paths: bytes = b"\x44\x44\x00\
     memory, first, eleventh = bytearray(256), bytearray(128), bytearray(128)
     memory[0] = 0x19
     named(memory, 129, 148, 166)
-    put(memory, 14, ">hH", 52 * 256, 33_100)
+    write_values(memory, 14, ">hH", 52 * 256, 33_100)
     first[159 - 128], first[160 - 128] = adverts
     eleventh[:4] = paths
-    put(eleventh, 154 - 128, ">8H", 9_000, 9_100, 9_200, 8_900, 0, 0, 0, 0)
-    put(eleventh, 170 - 128, ">8H", 30_000, 30_500, 30_100, 30_200, 0, 0, 0, 0)
-    put(eleventh, 186 - 128, ">8H", 7_000, 600, 7_200, 7_100, 0, 0, 0, 0)
+    write_values(eleventh, 154 - 128, ">8H", 9_000, 9_100, 9_200, 8_900, 0, 0, 0, 0)
+    write_values(eleventh, 170 - 128, ">8H", 30_000, 30_500, 30_100, 30_200, 0, 0, 0, 0)
+    write_values(eleventh, 186 - 128, ">8H", 7_000, 600, 7_200, 7_100, 0, 0, 0, 0)
     return bytes(memory), bytes(first), bytes(eleventh)
 
 
@@ -104,7 +104,7 @@ def test_an_osfp_has_its_active_lanes_in_the_modules_scale() -> None:
     assert close_to(parse_module(*osfp(paths=bytes(4))), [52.0, 3.31, 0, 0, 122.0])  # none is activated: all count
 
 
-def test_an_osfp_has_only_what_it_advertises() -> None:
+def test_an_osfp_has_only_its_advertised_values() -> None:
     assert close_to(parse_module(*osfp(adverts=(0x01, 0x04))), [52.0, math.nan, 0.06, math.nan, math.nan])
     memory, _, _ = osfp()
     assert close_to(parse_module(memory), [math.nan] * 5)  # flat memory: a passive cable
@@ -133,15 +133,17 @@ def kernel(side: socket.socket, pages: dict[int, bytes], error: int = 0) -> None
     """Answers as genetlink does: the data, then an acknowledgement; a late answer of before first."""
     while question := side.recv(4096):
         _, family, _, sequence, _ = struct.unpack_from("=IHHII", question)
-        asked = dict(decode_attributes(question[20:]))
+        netlink_client = dict(decode_attributes(question[20:]))
         if family == 16:
             body = encode_attribute(1, struct.pack("=H", FAMILY))
         else:
             assert family == FAMILY
-            assert dict(decode_attributes(asked[1])) == {2: b"eth0\0"}
-            assert struct.unpack("=I", asked[3]) == (128,)
-            whole = pages[asked[4][0] or (asked[6][0] != 0x50) * asked[6][0] << 8]  # page, or address on the bus
-            body = encode_attribute(7, whole[:128] if struct.unpack("=I", asked[2]) == (0,) else whole[-128:])
+            assert dict(decode_attributes(netlink_client[1])) == {2: b"eth0\0"}
+            assert struct.unpack("=I", netlink_client[3]) == (128,)
+            whole = pages[
+                netlink_client[4][0] or (netlink_client[6][0] != 0x50) * netlink_client[6][0] << 8
+            ]  # page, or address on the bus
+            body = encode_attribute(7, whole[:128] if struct.unpack("=I", netlink_client[2]) == (0,) else whole[-128:])
         late = struct.pack("=IHHIIi", 20, 2, 0, sequence - 1, 0, -errno.EIO)
         answer = struct.pack("=IHHIIBBH", 20 + len(body), family, 0, sequence, 0, 32, 1, 0) + body
         code = error if family == FAMILY else 0
@@ -149,7 +151,7 @@ def kernel(side: socket.socket, pages: dict[int, bytes], error: int = 0) -> None
         side.send(late + (b"" if code else answer) + done)
 
 
-def asked(pages: dict[int, bytes], error: int = 0) -> EthtoolNetlink:
+def netlink_client(pages: dict[int, bytes], error: int = 0) -> EthtoolNetlink:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def serve() -> None:
@@ -162,7 +164,7 @@ def asked(pages: dict[int, bytes], error: int = 0) -> EthtoolNetlink:
 
 def test_pages_are_requested_by_name_and_number() -> None:
     memory, first, eleventh = osfp()
-    netlink = asked({0: memory, 1: first, 0x11: eleventh})
+    netlink = netlink_client({0: memory, 1: first, 0x11: eleventh})
     whole = netlink.read_page("eth0", 0, offset=0) + netlink.read_page("eth0", 0)
     assert whole == memory
     assert (netlink.read_page("eth0", 1), netlink.read_page("eth0", 0x11)) == (first, eleventh)
@@ -170,13 +172,13 @@ def test_pages_are_requested_by_name_and_number() -> None:
 
 
 def test_a_refusal_is_the_kernels_error() -> None:
-    netlink = asked({0: bytes(256)}, errno.EPERM)
+    netlink = netlink_client({0: bytes(256)}, errno.EPERM)
     with pytest.raises(PermissionError):
         netlink.read_page("eth0", 0)
     netlink.close()
 
 
-def test_this_kernel_knows_the_family_and_no_such_interface() -> None:
+def test_this_kernel_has_the_netlink_family_and_refuses_an_unknown_interface() -> None:
     try:
         netlink = EthtoolNetlink()
     except OSError as refused:
@@ -194,7 +196,7 @@ def test_a_reader_reads_the_pages_of_the_modules_standard() -> None:
         ({0: qsfp()}, parse_module(qsfp())),
         ({0: osfp()[0][:2] + b"\x80" + osfp()[0][3:]}, TransceiverModule(names=NAMES)),  # flat: a passive cable
     ):
-        reader = ModuleReader(calls, asked(pages))
+        reader = ModuleReader(calls, netlink_client(pages))
         assert reader.read("eth0").worst_lane_values() == pytest.approx(wanted.worst_lane_values(), nan_ok=True)
         assert reader.read("eth0").names == NAMES
         reader.close()
@@ -203,7 +205,7 @@ def test_a_reader_reads_the_pages_of_the_modules_standard() -> None:
 
 def test_a_reader_finds_the_diagnostics_of_an_sfp_at_their_own_address() -> None:
     calls = EthtoolIoctl()
-    reader = ModuleReader(calls, asked({0: sfp()[:256], 0x51 << 8: sfp()[256:384]}))
+    reader = ModuleReader(calls, netlink_client({0: sfp()[:256], 0x51 << 8: sfp()[256:384]}))
     assert close_to(reader.read("eth0"), [-4.5, 3.3, 0.4, 0.5, 6.0])
     reader.close()
     calls.close()
@@ -211,7 +213,7 @@ def test_a_reader_finds_the_diagnostics_of_an_sfp_at_their_own_address() -> None
 
 def test_a_reader_names_the_missing_privilege() -> None:
     calls = EthtoolIoctl()
-    reader = ModuleReader(calls, asked({0: bytes(256)}, errno.EPERM))
+    reader = ModuleReader(calls, netlink_client({0: bytes(256)}, errno.EPERM))
     with pytest.raises(PermissionError):
         reader.read("eth0")
     assert reader.missing_privilege == "module memory not readable: add CAP_NET_ADMIN"

@@ -1,4 +1,4 @@
-"""NVMe health: the log's layout, the command that asks for it, and disks that refuse or do not answer."""
+"""NVMe health: the log's layout, its command, and disks that refuse or do not answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WORN = log(
 )
 
 
-def put(root: Path, name: str, **reported: str) -> None:
+def add_disk(root: Path, name: str, **reported: str) -> None:
     known = {"model": "SAMSUNG MZQL27T6 ", "serial": f"S{name}", "firmware_rev": "GDC5", "transport": "pcie"}
     for file, text in {**known, "state": "live", **reported}.items():
         path = root / name / file
@@ -65,9 +65,9 @@ def put(root: Path, name: str, **reported: str) -> None:
         path.write_text(f"{text}\n")
 
 
-def opened(root: Path, ask: Callable[[Path], bytes], **settings: float) -> Nvme:
+def opened(root: Path, read_log: Callable[[Path], bytes], **settings: float) -> Nvme:
     nvme = Nvme(root=root, devices=Path("/dev"), **settings)
-    nvme._read_log = ask
+    nvme._read_log = read_log
     nvme.open("n1")
     return nvme
 
@@ -78,7 +78,7 @@ def read_once(nvme: Nvme) -> Reading:
 
 
 def test_a_log_is_read_in_the_units_of_the_catalogue(tmp_path: Path) -> None:
-    put(tmp_path, "nvme0")
+    add_disk(tmp_path, "nvme0")
     asked: list[Path] = []
     reading = read_once(opened(tmp_path, lambda path: asked.append(path) or WORN))
     assert asked == [Path("/dev/nvme0")]
@@ -102,21 +102,21 @@ def test_a_log_is_read_in_the_units_of_the_catalogue(tmp_path: Path) -> None:
 
 
 def test_the_log_is_read_every_ten_minutes_and_the_state_at_each_read(tmp_path: Path) -> None:
-    put(tmp_path, "nvme0")
+    add_disk(tmp_path, "nvme0")
     nvme = opened(tmp_path, lambda _: WORN)
     read_once(nvme)
-    put(tmp_path, "nvme0", state="dead")
+    add_disk(tmp_path, "nvme0", state="dead")
     assert {name: v.tolist() for name, v in read_once(nvme).columns.items()} == {"disk.state": [5]}
-    put(tmp_path, "nvme0", state="deleting (no IO)")
+    add_disk(tmp_path, "nvme0", state="deleting (no IO)")
     assert read_once(nvme).columns["disk.state"].tolist() == [4]
-    put(tmp_path, "nvme0", state="dreaming")
+    add_disk(tmp_path, "nvme0", state="dreaming")
     assert read_once(nvme).columns["disk.state"].tolist() == [6]
 
 
 def test_disks_are_distinguished_and_network_disks_are_excluded(tmp_path: Path) -> None:
     for name in ("nvme10", "nvme2"):
-        put(tmp_path, name)
-    put(tmp_path, "nvme3", transport="tcp")
+        add_disk(tmp_path, name)
+    add_disk(tmp_path, "nvme3", transport="tcp")
     (tmp_path / "nvme-subsys0").mkdir()
     nvme = opened(tmp_path, lambda path: log(kelvin=300 + int(path.name[4:])))
     reading = read_once(nvme)
@@ -128,7 +128,7 @@ def test_disks_are_distinguished_and_network_disks_are_excluded(tmp_path: Path) 
 
 
 def test_without_privilege_the_temperature_comes_from_the_driver_and_the_fix_is_reported(tmp_path: Path) -> None:
-    put(tmp_path, "nvme0")
+    add_disk(tmp_path, "nvme0")
     (tmp_path / "nvme0" / "hwmon4").mkdir()
     (tmp_path / "nvme0" / "hwmon4" / "temp1_input").write_text("41850\n")
 
@@ -154,16 +154,16 @@ def gate() -> Iterator[threading.Event]:
 
 def test_a_hung_disk_costs_only_its_own_values(tmp_path: Path, gate: threading.Event) -> None:
     for name in ("nvme0", "nvme1", "nvme2"):
-        put(tmp_path, name)
+        add_disk(tmp_path, name)
 
-    def ask(path: Path) -> bytes:
+    def read_log(path: Path) -> bytes:
         if path.name == "nvme0":
             gate.wait()
         if path.name == "nvme2":
             raise OSError(errno.EIO, "refused with NVMe status 0x2", str(path))
         return WORN
 
-    columns = read_once(opened(tmp_path, ask, patience=0.2)).columns
+    columns = read_once(opened(tmp_path, read_log, patience=0.2)).columns
     assert columns["disk.temperature"][1] == 45
     assert np.isnan(columns["disk.temperature"][[0, 2]]).all()
     assert columns["disk.media_errors"].tolist() == [MISSING, 2, MISSING]

@@ -197,7 +197,7 @@ def test_one_call_reads_all_fields_of_a_gpu(machine: Machine) -> None:
     later = {count for _, _, count in calls[at_open + 3 :]}
     assert first == len(GPU_FIELDS) + 18 * len(LINK_FIELDS)
     assert min(later) == 2  # power, each second
-    assert max(later) < first  # what this GPU does not have is not asked for again
+    assert max(later) < first  # values that this GPU lacks are not requested again
     lists = sum("gpu.processes" in result["columns"] for result in found[1:])
     assert machine.call_counts("nvmlDeviceGetComputeRunningProcesses_v3") == dict.fromkeys(range(3), lists)
 
@@ -317,7 +317,7 @@ def test_the_fields_that_nvidia_renumbered_are_read_by_the_drivers_version(machi
         assert columns["gpu.smoothing_life"] == [life], driver
 
 
-def test_a_gpu_in_mig_mode_reports_what_it_can(machine: Machine) -> None:
+def test_a_gpu_in_mig_mode_reports_its_available_values(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("read", 0), ("read", 5), ("read", 5), ("inventory", None)]
     found = machine.run(steps, "gpus 2", "mig 1")
     columns = found[3]["columns"]

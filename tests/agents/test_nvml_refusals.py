@@ -35,7 +35,7 @@ def test_five_seconds_of_not_supported_cost_some_seconds_and_are_reported_once(m
 
 
 def test_fields_links_and_monitoring_that_worked_before_are_retried_soon(machine: Machine) -> None:
-    links = [f"field {number} 3" for number in (161, 162, 163)]  # so that links are asked one by one
+    links = [f"field {number} 3" for number in (161, 162, 163)]  # so that links are read one by one
     link = ["fail nvmlDeviceGetNvLinkErrorCounter 3 1"]
     broken = [*links, *link, "field 186 3 1", "field 83 3 1", "fail nvmlGpmSampleGet 3 1"]
     steps: Steps = [("open", "n1"), ("read", 0), ("read", 10), ("control", broken), ("read", 10), ("control", links)]

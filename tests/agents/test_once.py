@@ -160,7 +160,7 @@ def test_a_hang_with_a_short_deadline_does_not_wait_for_the_longest_deadline(con
     assert (looks["scripted"].failed, looks["other"].problem) == (True, "")
 
 
-def test_each_has_its_own_deadline_however_short_the_others_are(config: Config) -> None:
+def test_each_has_its_own_deadline_independent_of_the_others(config: Config) -> None:
     late = Other(does="hangs", deadline=30.0)
     threading.Timer(1.0, late._released.set).start()  # long after the other was abandoned
     one = Scripted(does="hangs", deadline=0.2)

@@ -51,7 +51,7 @@ def requests(*batches: Batch, interval: float = 1.0, devices: Mapping[str, Devic
     return [ExportMetricsServiceRequest.FromString(request) for request in sent]
 
 
-def walk(request: Any) -> Iterator[tuple[Any, Any]]:
+def walk_metrics(request: Any) -> Iterator[tuple[Any, Any]]:
     for metric in request.resource_metrics[0].scope_metrics[0].metrics:
         for point in getattr(metric, metric.WhichOneof("data")).data_points:
             yield metric, point
@@ -64,7 +64,7 @@ def facts(attributes: Any) -> dict[str, Any]:
 def points(request: Any, *keys: str) -> dict[tuple[Any, ...], Any]:
     """Returns (metric, entity, further attributes) -> point."""
     found = {}
-    for metric, point in walk(request):
+    for metric, point in walk_metrics(request):
         reported = facts(point.attributes)
         entity = reported.get("hw.id") or reported["fleetpulse.entity"]
         found[(metric.name, entity, *(reported.get(key) for key in keys))] = point
@@ -209,7 +209,7 @@ def test_any_signals_and_values_decode_unchanged(data: st.DataObject) -> None:
     with np.errstate(all="ignore"):
         found = requests(batch(T0, *blocks))
     for request in found:
-        for metric, point in walk(request):
+        for metric, point in walk_metrics(request):
             if metric.name.startswith("fleetpulse.") and not point.flags:
                 values = wanted[metric.name.removeprefix("fleetpulse.")]
                 reported = getattr(point, point.WhichOneof("value"))

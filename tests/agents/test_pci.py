@@ -1,4 +1,4 @@
-"""PCI errors and GPU counts from a bus whose files we know."""
+"""PCI errors and GPU counts from a bus of known files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MISSING = 2**64 - 1
 
 
 class Bus:
-    """A bus in a folder, the collector that looks at it and a clock that stands still."""
+    """A bus in a folder, its collector and a stopped clock."""
 
     def __init__(self, root: Path, **settings: int) -> None:
         self.root, self.time = root, 1_000 * SECOND

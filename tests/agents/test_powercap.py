@@ -1,4 +1,4 @@
-"""Energy counters of processors and memory: raw, with the value at which they start again, and the right they need."""
+"""Energy counters of processors and memory: raw, with their wrap value and the required privilege."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def test_counters_only_for_root_name_the_privilege(root: Path) -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        try:  # whatever happens, the child must not go on as a second process of pytest
+        try:  # the child must never continue as a second pytest process
             os.setuid(65534)
             opened(root)
             os.write(writer, b"opened")
-        except BaseException as absent:  # noqa: BLE001 - the parent says it
+        except BaseException as absent:  # noqa: BLE001 - the parent reports it
             os.write(writer, str(absent).encode())
         finally:
             os._exit(0)
@@ -127,7 +127,7 @@ def test_counters_only_for_root_name_the_privilege(root: Path) -> None:
     assert message.endswith("add CAP_DAC_READ_SEARCH")
 
 
-def test_without_counters_the_message_says_so(tmp_path: Path) -> None:
+def test_missing_counters_are_no_data_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(NoData, match=r"no energy counter below .*: no driver such as intel_rapl_msr is loaded"):
         Powercap(root=tmp_path / "powercap").open("n1")
 

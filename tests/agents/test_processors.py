@@ -1,4 +1,4 @@
-"""Processor clocks and throttling from a tree of sysfs that we know."""
+"""Processor clocks and throttling from a known sysfs tree."""
 
 from __future__ import annotations
 

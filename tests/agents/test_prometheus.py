@@ -259,7 +259,7 @@ def exporter(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> It
         server.server_close()
 
 
-def says(text: str, status: int = 200, **headers: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+def respond_with(text: str, status: int = 200, **headers: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(status)
         for name, value in headers.items():
@@ -291,7 +291,7 @@ def values(readings: list[Reading], signal: str) -> dict[str, float]:
 
 
 def test_a_hung_endpoint_delays_no_other_and_is_reported_as_down() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent, exporter(says(DCGM)) as url:
+    with socket.create_server(("127.0.0.1", 0)) as silent, exporter(respond_with(DCGM)) as url:
         deaf = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
         made = Prometheus(
             endpoints=(Endpoint("deaf", deaf, timeout=0.5), Endpoint("dcgm", url, "dcgm-exporter", interval=3600.0))
@@ -310,8 +310,8 @@ def test_a_hung_endpoint_delays_no_other_and_is_reported_as_down() -> None:
 
 
 def test_each_value_is_read_once_and_an_outage_is_reported_once_with_its_end() -> None:
-    pages = iter([says("a 1\n"), says("no", 503), says("no", 503), says("a 2\n")])
-    with exporter(lambda handler: next(pages, says("a 3\n"))(handler)) as url:
+    pages = iter([respond_with("a 1\n"), respond_with("no", 503), respond_with("no", 503), respond_with("a 2\n")])
+    with exporter(lambda handler: next(pages, respond_with("a 3\n"))(handler)) as url:
         made = Prometheus(endpoints=(Endpoint("x", url, interval=3600.0),))
         made.open("n1")
         try:
@@ -329,8 +329,16 @@ def test_each_value_is_read_once_and_an_outage_is_reported_once_with_its_end() -
 
 
 def test_its_inventory_is_renewed_only_when_devices_change() -> None:
-    pages = iter([says("a 1\n"), says("a 2\n"), says("b 1\n"), says("", 503), says("b 2\n")])
-    with exporter(lambda handler: next(pages, says("b 3\n"))(handler)) as url:
+    pages = iter(
+        [
+            respond_with("a 1\n"),
+            respond_with("a 2\n"),
+            respond_with("b 1\n"),
+            respond_with("", 503),
+            respond_with("b 2\n"),
+        ]
+    )
+    with exporter(lambda handler: next(pages, respond_with("b 3\n"))(handler)) as url:
         made = Prometheus(endpoints=(Endpoint("x", url, interval=3600.0),))
         made.open("n1")
         try:
@@ -364,9 +372,9 @@ def test_an_unexpected_error_ends_one_scrape_and_not_the_thread() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (says("x" * 2_000_000), "more than"),
-        (says("", 302, Location="http://127.0.0.1:9/"), "answered 302"),
-        (says("a 1\n", **{"Content-Length": "50"}), "closed 46 bytes before the end of the page"),
+        (respond_with("x" * 2_000_000), "more than"),
+        (respond_with("", 302, Location="http://127.0.0.1:9/"), "answered 302"),
+        (respond_with("a 1\n", **{"Content-Length": "50"}), "closed 46 bytes before the end of the page"),
     ],
 )
 def test_too_long_incomplete_and_redirected_pages_are_refused(
@@ -377,7 +385,7 @@ def test_too_long_incomplete_and_redirected_pages_are_refused(
         PageFetcher(url, 5.0)()
 
 
-def test_a_slowly_dripping_page_is_given_up_in_time() -> None:
+def test_a_slowly_dripping_page_times_out() -> None:
     stop = threading.Event()
 
     def drip(handler: http.server.BaseHTTPRequestHandler) -> None:
@@ -406,7 +414,7 @@ def test_a_token_is_sent_and_never_logged(tmp_path: Path) -> None:
 
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         seen.append(handler.headers.get("Authorization"))
-        says("", 401)(handler)
+        respond_with("", 401)(handler)
 
     with exporter(answer) as url, pytest.raises(ScrapeError) as refused:
         PageFetcher(url, 5.0, token_file=token)()
@@ -463,7 +471,7 @@ def test_a_mapping_can_be_built_without_a_file() -> None:
 # --- details of a mapping --------------------------------------------------------------------------------------------
 
 
-def test_a_label_must_match_as_a_whole() -> None:
+def test_a_label_must_match_completely() -> None:
     metric = MappedMetric("cpu", "node.cpu_utilization", where={"mode": "user|nice"})
     taken = [
         mode for mode in ("user", "nice", "user_guest", "niceness", "no user", "") if metric.matches({"mode": mode})
@@ -487,5 +495,5 @@ def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "all_proxy"):
         monkeypatch.setenv(name, dead)
-    with exporter(says("a 1\n")) as url:
+    with exporter(respond_with("a 1\n")) as url:
         assert PageFetcher(url, 5.0)() == "a 1\n"

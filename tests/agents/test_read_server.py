@@ -91,7 +91,7 @@ def test_a_full_collector_sends_its_inventory_when_its_entities_change() -> None
 
 
 @pytest.mark.parametrize("kind", [Rotating, PartialRotating])
-def test_an_inventory_is_complete_whatever_the_read_returned(kind: type[Rotating]) -> None:
+def test_an_inventory_is_complete_after_a_partial_read(kind: type[Rotating]) -> None:
     with serving(kind()) as end:
         assert set(end.read().inventory or ()) == {*FIRST, *SECOND}
 

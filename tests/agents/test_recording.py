@@ -201,9 +201,7 @@ def configuration(tmp_path: Path) -> Path:
     return path
 
 
-def test_replay_reads_what_record_writes(
-    tmp_path: Path, configuration: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_reads_recordings(tmp_path: Path, configuration: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["record", "--config", str(configuration), "--output", str(tmp_path / "r"), "--seconds", "0.5"]
     assert fleetpulse.main(words) == 0
     assert "ticks in" in capsys.readouterr().err
@@ -276,7 +274,7 @@ def test_invalid_arguments_are_refused(
 
 @pytest.fixture(scope="module")
 def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty ticks whose energy counts them."""
+    """Twenty ticks; the energy counter is the tick number."""
     return recorded(tmp_path_factory.mktemp("twenty"), [gpus([i, i], [i, i]) for i in range(20)])
 
 

@@ -73,11 +73,11 @@ class CollectorReader:
         return [event for event in self.events if event.kind == kind]
 
 
-Watch = Callable[..., CollectorReader]
+StartReader = Callable[..., CollectorReader]
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
+def start_reader(tmp_path: Path) -> Iterator[StartReader]:
     """Opens a collector that reads doubles, named b1, b2, ..."""
     opened: list[Redfish] = []
 
@@ -105,8 +105,10 @@ def double() -> Iterator[Double]:
         yield made
 
 
-def test_a_coolant_unit_is_read_with_its_connectors_pumps_leaks_and_surroundings(double: Double, watch: Watch) -> None:
-    reader = watch(double)
+def test_a_coolant_unit_is_read_with_its_connectors_pumps_leaks_and_surroundings(
+    double: Double, start_reader: StartReader
+) -> None:
+    reader = start_reader(double)
     reader.until(lambda: len(reader.values) >= 50)
     values = reader.values
     assert values["cdu:b1.C1", "coolant.flow"] == 324
@@ -126,9 +128,9 @@ def test_a_coolant_unit_is_read_with_its_connectors_pumps_leaks_and_surroundings
     assert {entity for entity, _ in values} <= inventory.keys()
 
 
-def test_shelves_and_pdus_are_read_with_their_supplies_rails_circuits_and_outlets(watch: Watch) -> None:
+def test_shelves_and_pdus_are_read_with_their_supplies_rails_circuits_and_outlets(start_reader: StartReader) -> None:
     with Double(shelf()) as power_shelf, Double(pdu()) as distribution:
-        reader = watch(power_shelf, distribution)
+        reader = start_reader(power_shelf, distribution)
         reader.until(
             lambda: (
                 reader.has("battery:b1.Shelf1.1", "battery.charge")() and reader.has("outlet:b2.P1.2", "power.draw")()
@@ -144,8 +146,8 @@ def test_shelves_and_pdus_are_read_with_their_supplies_rails_circuits_and_outlet
         reader.collector.close()
 
 
-def test_every_reading_keeps_the_contract(double: Double, watch: Watch) -> None:
-    reader = watch(double)
+def test_every_reading_keeps_the_contract(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double)
     seen = set()
     until = time.monotonic() + 2
     while time.monotonic() < until:
@@ -162,24 +164,26 @@ def test_every_reading_keeps_the_contract(double: Double, watch: Watch) -> None:
     assert seen == {"coolant", "leak", "power", "bmc"}
 
 
-def test_a_changed_flow_is_read_within_two_seconds_without_an_event(double: Double, watch: Watch) -> None:
-    reader = watch(double, events=False)
+def test_a_changed_flow_is_read_within_two_seconds_without_an_event(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double, events=False)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow", 324))
     double.set(FLOW, "/Reading", 90.0, event=False)
     assert reader.until(reader.has("cdu:b1.C1", "coolant.flow", 90)) < 2
     assert reader.values["connector:b1.C1.secondary.1", "coolant.flow"] == 90
 
 
-def test_a_leak_is_detected_by_polling_alone(double: Double, watch: Watch) -> None:
-    reader = watch(double, events=False, leaks=1.0)
+def test_a_leak_is_detected_by_polling_alone(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double, events=False, leaks=1.0)
     reader.until(reader.has(DETECTOR, "leak.state", 0))
     double.set(LEAK, "/DetectorState", "Critical", event=False)
     assert reader.until(reader.has(DETECTOR, "leak.state", 2)) < 3
     assert not double.requests_for("/redfish/v1/EventService/SSE")
 
 
-def test_an_event_reports_a_leak_immediately_and_its_detector_is_read_first(double: Double, watch: Watch) -> None:
-    reader = watch(double, leaks=600.0)
+def test_an_event_reports_a_leak_immediately_and_its_detector_is_read_first(
+    double: Double, start_reader: StartReader
+) -> None:
+    reader = start_reader(double, leaks=600.0)
     reader.until(lambda: bool(double.streams.listeners) and reader.has(DETECTOR, "leak.state", 0)())
     asked = len(double.requests)
     double.set(LEAK, "/DetectorState", "Critical")
@@ -191,8 +195,8 @@ def test_an_event_reports_a_leak_immediately_and_its_detector_is_read_first(doub
     assert event.data["severity"] == "Critical"
 
 
-def test_a_stream_that_ends_is_reopened_where_it_ended(double: Double, watch: Watch) -> None:
-    reader = watch(double, leaks=600.0)
+def test_a_stream_that_ends_is_reopened_after_its_last_event(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double, leaks=600.0)
     reader.until(lambda: bool(double.streams.listeners) and reader.has(DETECTOR, "leak.state", 0)())
     double.set(LEAK, "/DetectorState", "Warning")
     reader.until(reader.has(DETECTOR, "leak.state", 1))
@@ -204,8 +208,8 @@ def test_a_stream_that_ends_is_reopened_where_it_ended(double: Double, watch: Wa
     assert len(reader.events_of_kind("redfish")) == 2
 
 
-def test_a_bmc_gets_one_request_at_a_time(double: Double, watch: Watch) -> None:
-    reader = watch(double, fast=0.2, leaks=0.2, sensors=0.2, slow=0.2, inventory=0.2)
+def test_a_bmc_gets_one_request_at_a_time(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double, fast=0.2, leaks=0.2, sensors=0.2, slow=0.2, inventory=0.2)
     ended: list[tuple[float, float]] = []
 
     def answered() -> bool:
@@ -217,9 +221,9 @@ def test_a_bmc_gets_one_request_at_a_time(double: Double, watch: Watch) -> None:
     assert all(second[0] >= first[1] - 1e-3 for first, second in pairwise(ended))
 
 
-def test_a_slow_bmc_delays_neither_a_read_nor_other_bmcs(double: Double, watch: Watch) -> None:
+def test_a_slow_bmc_delays_neither_a_read_nor_other_bmcs(double: Double, start_reader: StartReader) -> None:
     with Double(chassis()) as held:
-        reader = watch(held, double)
+        reader = start_reader(held, double)
         reader.until(
             lambda: reader.has("cdu:b2.C1", "coolant.flow")() and reader.has("connector:b1.Blade1.1", "coolant.flow")()
         )
@@ -235,8 +239,8 @@ def test_a_slow_bmc_delays_neither_a_read_nor_other_bmcs(double: Double, watch: 
         assert time.monotonic() - began < 3
 
 
-def test_an_expired_session_is_reopened_and_deleted_at_the_end(double: Double, watch: Watch) -> None:
-    reader = watch(double)
+def test_an_expired_session_is_reopened_and_deleted_at_the_end(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
     assert len(double.service.sessions) == 1
     double.service.sessions.clear()
@@ -248,18 +252,20 @@ def test_an_expired_session_is_reopened_and_deleted_at_the_end(double: Double, w
     assert reader.events_of_kind("bmc_lost") == []
 
 
-def test_without_sessions_the_password_is_sent_with_each_request(double: Double, watch: Watch) -> None:
+def test_without_sessions_the_password_is_sent_with_each_request(double: Double, start_reader: StartReader) -> None:
     double.fault(f"{ROOT}/SessionService/Sessions", refusal(405))
-    reader = watch(double)
+    reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
     assert any(seen.headers.get("authorization", "").startswith("Basic ") for seen in double.requests)
 
 
-def test_a_wrong_password_is_reported_and_retried_with_backoff(double: Double, watch: Watch, tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_and_retried_with_backoff(
+    double: Double, start_reader: StartReader, tmp_path: Path
+) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("not-this")
     wrong.chmod(0o600)
-    reader = watch(double, password_file=wrong)
+    reader = start_reader(double, password_file=wrong)
     reader.until(lambda: bool(reader.events_of_kind("bmc_lost")))
     until = time.monotonic() + 1
     while time.monotonic() < until:
@@ -277,13 +283,13 @@ def test_a_wrong_password_is_reported_and_retried_with_backoff(double: Double, w
     [("sesame", 0o644, "readable by every user"), ("", 0o600, "is empty"), (None, 0, "No such file")],
 )
 def test_an_unusable_password_file_is_reported(
-    double: Double, watch: Watch, tmp_path: Path, text: str | None, mode: int, message: str
+    double: Double, start_reader: StartReader, tmp_path: Path, text: str | None, mode: int, message: str
 ) -> None:
     path = tmp_path / "its-password"
     if text is not None:
         path.write_text(text)
         path.chmod(mode)
-    reader = watch(double, password_file=path)
+    reader = start_reader(double, password_file=path)
     reader.until(lambda: bool(reader.events_of_kind("bmc_lost")))
     (event,) = reader.events_of_kind("bmc_lost")
     assert message in event.data["reason"]
@@ -291,8 +297,8 @@ def test_an_unusable_password_file_is_reported(
     assert reader.values["bmc:b1", "bmc.reachable"] == 0
 
 
-def test_a_bmc_that_disappears_and_returns_is_reported_once_each(double: Double, watch: Watch) -> None:
-    reader = watch(double)
+def test_a_bmc_that_disappears_and_returns_is_reported_once_each(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
     double.fault("*", drop=0.0)
     reader.until(lambda: bool(reader.events_of_kind("bmc_lost")))
@@ -302,8 +308,8 @@ def test_a_bmc_that_disappears_and_returns_is_reported_once_each(double: Double,
     assert reader.values["bmc:b1", "bmc.reachable"] == 1
 
 
-def test_unchanged_values_are_not_sent_again(double: Double, watch: Watch) -> None:
-    reader = watch(double)
+def test_unchanged_values_are_not_sent_again(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double)
     reader.until(lambda: bool(double.streams.listeners) and reader.has("filter:b1.C1.1", "filter.service_time")())
     (bmc,) = reader.collector._pollers
     target = bmc.tree.targets[f"{ROOT}/ThermalEquipment"]
@@ -320,14 +326,14 @@ def test_unchanged_values_are_not_sent_again(double: Double, watch: Watch) -> No
 
 
 def unexpanded(document: Any) -> Any:
-    """A collection whose members are links, whatever was asked."""
+    """A collection with links as members, also if $expand was requested."""
     return {**document, "Members": [{"@odata.id": member["@odata.id"]} for member in document["Members"]]}
 
 
 @pytest.mark.parametrize("fault", [Fault(mangle=unexpanded), Fault(status=501, times=1)], ids=["links", "refused"])
-def test_an_unfulfilled_expand_feature_costs_nothing(double: Double, watch: Watch, fault: Fault) -> None:
+def test_an_unfulfilled_expand_feature_costs_nothing(double: Double, start_reader: StartReader, fault: Fault) -> None:
     double.fault(SECONDARY, fault)
-    reader = watch(double)
+    reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow", 324))
     double.set(FLOW, "/Reading", 66.0, event=False)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow", 66))
@@ -337,8 +343,8 @@ def test_an_unfulfilled_expand_feature_costs_nothing(double: Double, watch: Watc
     assert reader.events_of_kind("bmc_lost") == []
 
 
-def test_new_and_removed_members_are_noticed(double: Double, watch: Watch) -> None:
-    reader = watch(double)
+def test_new_and_removed_members_are_noticed(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
     one = double.tree.get(f"{SECONDARY}/1")
     assert one is not None
@@ -366,11 +372,11 @@ def test_new_and_removed_members_are_noticed(double: Double, watch: Watch) -> No
     ids=["wrong types", "deep", "binary", "a list", "truncated", "cut", "500", "404", "9 MiB"],
 )
 def test_a_broken_response_of_one_resource_costs_no_other_value(
-    double: Double, watch: Watch, fault: dict[str, object]
+    double: Double, start_reader: StartReader, fault: dict[str, object]
 ) -> None:
     for path in (DETECTORS, f"{DETECTORS}/Tray", f"{CDU}/Pumps"):
         double.fault(path, **fault)  # type: ignore[arg-type]
-    reader = watch(double)
+    reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"), 20)
     (bmc,) = reader.collector._pollers
     reader.until(lambda: bmc.failures > 0, 20)
@@ -380,25 +386,25 @@ def test_a_broken_response_of_one_resource_costs_no_other_value(
     assert ROOT in reader.collector.inventory()["bmc:b1"].attributes["failure"]
 
 
-def test_a_redirect_to_another_host_is_refused_and_gets_no_token(double: Double, watch: Watch) -> None:
+def test_a_redirect_to_another_host_is_refused_and_gets_no_token(double: Double, start_reader: StartReader) -> None:
     with Double(pdu()) as stranger:
         double.fault(f"{ROOT}/ThermalEquipment", redirect(f"{stranger.url}{ROOT}"))
-        reader = watch(double)
+        reader = start_reader(double)
         (bmc,) = reader.collector._pollers
         reader.until(lambda: bmc.failures > 0)
         assert not stranger.requests
 
 
-def test_a_redirect_within_the_bmc_is_followed(double: Double, watch: Watch) -> None:
+def test_a_redirect_within_the_bmc_is_followed(double: Double, start_reader: StartReader) -> None:
     once = redirect(f"{ROOT}/ThermalEquipment/", 308)
     once.times = 1
     double.fault(f"{ROOT}/ThermalEquipment", once)
-    reader = watch(double)
+    reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
 
 
-def test_only_configured_subjects_are_requested(double: Double, watch: Watch) -> None:
-    reader = watch(double, read=("leaks",))
+def test_only_configured_subjects_are_requested(double: Double, start_reader: StartReader) -> None:
+    reader = start_reader(double, read=("leaks",))
     reader.until(reader.has(DETECTOR, "leak.state"))
     assert not [seen for seen in double.requests if "Connectors" in seen.path or "Pumps" in seen.path]
 
@@ -444,8 +450,10 @@ def test_reads_with_different_entities_do_not_repeat_the_inventory(double: Doubl
     assert "pump:b1.C1.2" in inventories[-1]
 
 
-def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(double: Double, watch: Watch) -> None:
-    reader = watch(double, leaks=600.0)
+def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(
+    double: Double, start_reader: StartReader
+) -> None:
+    reader = start_reader(double, leaks=600.0)
     reader.until(lambda: bool(double.streams.listeners) and reader.has(DETECTOR, "leak.state", 0)())
     double.fault("*", hold=threading.Event())
     reader.until(lambda: double.in_flight == 1)
@@ -455,12 +463,14 @@ def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(double: Do
     double.clear_fault()
 
 
-def test_a_silent_stream_is_reopened(double: Double, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stream_is_reopened(
+    double: Double, start_reader: StartReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert 60 < listening.SILENCE_S <= 600  # above the keep-alive comments of services, and no wait for ever
     monkeypatch.setattr(watching, "SILENCE_S", 0.5)
     monkeypatch.setattr(listening, "STREAM_BACKOFF_S", 0.05)
     double.streams.keep_alive = 600.0
-    reader = watch(double)
+    reader = start_reader(double)
     reader.until(lambda: bool(double.streams.listeners))
     double.streams.emit({"MessageId": "ResourceEvent.1.3.ResourceChanged", "OriginOfCondition": LEAK})
     reader.until(lambda: len(double.requests_for(SSE_URI)) > 1, 5)

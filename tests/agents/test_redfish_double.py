@@ -34,7 +34,7 @@ def double() -> Iterator[Double]:
 Answered = tuple[int, dict[str, str], Any]
 
 
-def ask(double: Double, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answered:
+def send_request(double: Double, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answered:
     """Status, headers in lower case and the document; logged in unless a header says otherwise."""
     if "x_auth_token" not in headers and "authorization" not in headers:
         headers["authorization"] = "Basic " + b64encode(f"{double.user}:{double.password}".encode()).decode()
@@ -67,42 +67,47 @@ def test_every_link_of_our_trees_leads_to_a_resource(name: str) -> None:
 
 
 def test_a_document_has_etag_version_and_allowed_methods(double: Double) -> None:
-    status, headers, document = ask(double, FLOW)
+    status, headers, document = send_request(double, FLOW)
     assert (status, document["Reading"]) == (200, 324.0)
     assert headers["odata-version"] == "4.0"
     assert headers["allow"] == "GET, HEAD"
-    assert ask(double, FLOW, if_none_match=headers["etag"])[0] == 304
+    assert send_request(double, FLOW, if_none_match=headers["etag"])[0] == 304
     double.set(FLOW, "/Reading", 12.5)
-    assert ask(double, FLOW, if_none_match=headers["etag"])[2]["Reading"] == 12.5
+    assert send_request(double, FLOW, if_none_match=headers["etag"])[2]["Reading"] == 12.5
 
 
 def test_a_changed_reading_is_in_every_excerpt(double: Double) -> None:
     double.set(FLOW, "/Reading", 77.0)
     double.set(LEAK, "/DetectorState", "Critical")
-    connector = ask(double, f"{CDU}/SecondaryCoolantConnectors/1")[2]
+    connector = send_request(double, f"{CDU}/SecondaryCoolantConnectors/1")[2]
     assert connector["FlowLitersPerMinute"]["Reading"] == 77.0
-    group = ask(double, f"{CDU}/LeakDetection")[2]["LeakDetectorGroups"][0]
+    group = send_request(double, f"{CDU}/LeakDetection")[2]["LeakDetectorGroups"][0]
     assert [d["DetectorState"] for d in group["Detectors"]] == ["Critical", "OK"]
 
 
 def test_head_has_headers_and_no_body(double: Double) -> None:
-    status, headers, body = ask(double, FLOW, "HEAD")
+    status, headers, body = send_request(double, FLOW, "HEAD")
     assert (status, body) == (200, b"")
     assert int(headers["content-length"]) > 100
 
 
-def test_expand_brings_members_and_pages_and_selection_work(double: Double) -> None:
-    members = ask(double, f"{CDU}/Pumps?$expand=.($levels=1)")[2]["Members"]
+def test_expand_returns_members_and_pages_and_selection_work(double: Double) -> None:
+    members = send_request(double, f"{CDU}/Pumps?$expand=.($levels=1)")[2]["Members"]
     assert [m["PumpSpeedPercent"]["Reading"] for m in members] == [62.0, 61.0]
-    assert len(ask(double, f"{CDU}/Pumps?$top=1")[2]["Members"]) == 1
-    assert set(ask(double, f"{FLOW}?$select=Reading")[2]) == {"@odata.etag", "@odata.id", "@odata.type", "Reading"}
-    assert ask(double, f"{CDU}/Pumps?$expand=sideways")[0] == 400
-    assert ask(double, f"{CDU}/Pumps?$filter=x")[0] == 501
+    assert len(send_request(double, f"{CDU}/Pumps?$top=1")[2]["Members"]) == 1
+    assert set(send_request(double, f"{FLOW}?$select=Reading")[2]) == {
+        "@odata.etag",
+        "@odata.id",
+        "@odata.type",
+        "Reading",
+    }
+    assert send_request(double, f"{CDU}/Pumps?$expand=sideways")[0] == 400
+    assert send_request(double, f"{CDU}/Pumps?$filter=x")[0] == 501
 
 
 def test_missing_and_forbidden_resources_return_redfish_errors(double: Double) -> None:
     for method, path, wanted in (("GET", f"{ROOT}/Nowhere", 404), ("DELETE", FLOW, 405), ("PATCH", FLOW, 405)):
-        status, headers, body = ask(double, path, method)
+        status, headers, body = send_request(double, path, method)
         assert status == wanted
         assert body["error"]["@Message.ExtendedInfo"][0]["MessageId"].startswith("Base.")
         assert status != 405 or headers["allow"] == "GET, HEAD"
@@ -110,10 +115,10 @@ def test_missing_and_forbidden_resources_return_redfish_errors(double: Double) -
 
 def test_a_permitted_patch_is_kept() -> None:
     with Double(shelf()) as double:
-        assert ask(double, SHELF, "PATCH", {"AssetTag": "row 4"})[0] == 200
-        assert ask(double, SHELF)[2]["AssetTag"] == "row 4"
-        assert ask(double, SHELF, "PATCH", {"SerialNumber": "x"})[0] == 400
-        assert ask(double, SHELF, "PATCH", {"AssetTag": "x"}, if_match='"stale"')[0] == 412
+        assert send_request(double, SHELF, "PATCH", {"AssetTag": "row 4"})[0] == 200
+        assert send_request(double, SHELF)[2]["AssetTag"] == "row 4"
+        assert send_request(double, SHELF, "PATCH", {"SerialNumber": "x"})[0] == 400
+        assert send_request(double, SHELF, "PATCH", {"AssetTag": "x"}, if_match='"stale"')[0] == 412
 
 
 def test_a_map_of_paths_and_a_lone_document_are_served() -> None:
@@ -124,18 +129,18 @@ def test_a_map_of_paths_and_a_lone_document_are_served() -> None:
     }
     loaded = {f"{ROOT}/Chassis/A": {"@odata.type": "#Chassis.v1_0_0.Chassis", "Id": "A"}, "notes.json": {"x": 1}}
     with Double(Tree.from_capture(loaded), login=False) as double:
-        assert ask(double, f"{ROOT}/Chassis")[2]["Members"] == [{"@odata.id": f"{ROOT}/Chassis/A"}]
-        assert "Chassis" in ask(double, ROOT)[2]
+        assert send_request(double, f"{ROOT}/Chassis")[2]["Members"] == [{"@odata.id": f"{ROOT}/Chassis/A"}]
+        assert "Chassis" in send_request(double, ROOT)[2]
     with Double(Tree.from_capture(lone), login=False) as double:
-        assert ask(double, f"{ROOT}/Chassis/B/L")[2]["DetectorState"] == "OK"
+        assert send_request(double, f"{ROOT}/Chassis/B/L")[2]["DetectorState"] == "OK"
 
 
-# --- who may ---------------------------------------------------------------------------------------------------------
+# --- permissions-----------------------------------------------------------------------------------------------------
 
 
 def test_unauthenticated_requests_get_401_except_at_the_root(double: Double) -> None:
     for path, wanted in ((ROOT, 200), ("/redfish", 200), (FLOW, 401), (SESSIONS, 401), (SSE_URI, 401)):
-        status, headers, body = ask(double, path, authorization="Basic bm9ib2R5Om5v")
+        status, headers, body = send_request(double, path, authorization="Basic bm9ib2R5Om5v")
         assert status == wanted
         if status == 401:
             assert headers["www-authenticate"].startswith("Basic")
@@ -144,33 +149,33 @@ def test_unauthenticated_requests_get_401_except_at_the_root(double: Double) -> 
 
 def test_a_session_can_be_opened_used_and_deleted(double: Double) -> None:
     login = {"UserName": double.user, "Password": double.password}
-    status, headers, _ = ask(double, SESSIONS, "POST", login, authorization="")
+    status, headers, _ = send_request(double, SESSIONS, "POST", login, authorization="")
     assert status == 201
     token, place = headers["x-auth-token"], headers["location"]
-    assert ask(double, FLOW, x_auth_token=token)[0] == 200
-    assert ask(double, place, "DELETE", x_auth_token=token)[0] == 204
-    assert ask(double, FLOW, x_auth_token=token)[0] == 401
-    assert ask(double, SESSIONS, "POST", {**login, "Password": "wrong"}, authorization="")[0] == 401
+    assert send_request(double, FLOW, x_auth_token=token)[0] == 200
+    assert send_request(double, place, "DELETE", x_auth_token=token)[0] == 204
+    assert send_request(double, FLOW, x_auth_token=token)[0] == 401
+    assert send_request(double, SESSIONS, "POST", {**login, "Password": "wrong"}, authorization="")[0] == 401
 
 
 def test_an_unused_session_expires() -> None:
     now = [0.0]
     with Double(cdu(), session_life=30.0, clock=lambda: now[0]) as double:
         login = {"UserName": double.user, "Password": double.password}
-        token = ask(double, SESSIONS, "POST", login, authorization="")[1]["x-auth-token"]
+        token = send_request(double, SESSIONS, "POST", login, authorization="")[1]["x-auth-token"]
         for _ in range(3):
             now[0] += 29.0
-            assert ask(double, FLOW, x_auth_token=token)[0] == 200
+            assert send_request(double, FLOW, x_auth_token=token)[0] == 200
         now[0] += 31.0
-        assert ask(double, FLOW, x_auth_token=token)[0] == 401
+        assert send_request(double, FLOW, x_auth_token=token)[0] == 401
 
 
 def test_a_read_only_account_may_not_write(double: Double) -> None:
     about = {"UserName": "reader", "Password": "read-only-1", "RoleId": "ReadOnly"}
-    assert ask(double, ACCOUNTS, "POST", about)[0] == 201
+    assert send_request(double, ACCOUNTS, "POST", about)[0] == 201
     mine = "Basic " + b64encode(b"reader:read-only-1").decode()
-    assert ask(double, FLOW, authorization=mine)[0] == 200
-    assert ask(double, CDU_CHASSIS, "PATCH", {"AssetTag": "x"}, authorization=mine)[0] == 403
+    assert send_request(double, FLOW, authorization=mine)[0] == 200
+    assert send_request(double, CDU_CHASSIS, "PATCH", {"AssetTag": "x"}, authorization=mine)[0] == 403
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -221,7 +226,7 @@ def test_a_silent_stream_sends_comments_and_missed_events_can_be_requested(doubl
 
 def test_without_a_stream_there_is_none(double: Double) -> None:
     double.streams.on = False
-    assert ask(double, SSE_URI)[0] == 404
+    assert send_request(double, SSE_URI)[0] == 404
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------
@@ -230,10 +235,10 @@ def test_without_a_stream_there_is_none(double: Double) -> None:
 def test_a_held_response_waits_and_others_do_not(double: Double) -> None:
     double.fault(FLOW, hold=threading.Event())
     found: list[int] = []
-    waiting = threading.Thread(target=lambda: found.append(ask(double, FLOW)[0]))
+    waiting = threading.Thread(target=lambda: found.append(send_request(double, FLOW)[0]))
     waiting.start()
     until(lambda: double.in_flight == 1)
-    assert ask(double, LEAK)[0] == 200
+    assert send_request(double, LEAK)[0] == 200
     assert double.most_in_flight == 2
     assert found == []
     double.clear_fault(FLOW)
@@ -245,14 +250,14 @@ def test_a_delay_is_kept_and_closing_does_not_wait_for_it() -> None:
     began = time.monotonic()
     with Double(cdu()) as double:
         double.fault(FLOW, delay=0.2)
-        assert ask(double, FLOW)[0] == 200
+        assert send_request(double, FLOW)[0] == 200
         assert time.monotonic() - began >= 0.2
         double.fault(FLOW, delay=180.0)
         lost: list[type] = []
 
         def wait() -> None:
             try:
-                ask(double, FLOW)
+                send_request(double, FLOW)
             except (OSError, http.client.HTTPException) as error:
                 lost.append(type(error))
 
@@ -267,45 +272,45 @@ def test_a_delay_is_kept_and_closing_does_not_wait_for_it() -> None:
 def test_a_connection_breaks_in_the_middle_or_before_the_first_byte(double: Double) -> None:
     double.fault(FLOW, drop=0.5)
     with pytest.raises(http.client.IncompleteRead):
-        ask(double, FLOW)
+        send_request(double, FLOW)
     double.fault(FLOW, drop=0.0)
     with pytest.raises(http.client.RemoteDisconnected):
-        ask(double, FLOW)
+        send_request(double, FLOW)
     double.clear_fault()
-    assert ask(double, FLOW)[0] == 200
+    assert send_request(double, FLOW)[0] == 200
 
 
 def test_bodies_are_truncated_corrupted_inflated_and_slowed(double: Double) -> None:
     double.fault(FLOW, truncate=0.5)
     with pytest.raises(json.JSONDecodeError):
-        ask(double, FLOW)
+        send_request(double, FLOW)
     double.fault(FLOW, mangle=wrong_types)
-    assert ask(double, FLOW)[2]["Reading"] == "324.0 or so"
+    assert send_request(double, FLOW)[2]["Reading"] == "324.0 or so"
     double.fault(FLOW, pad=5_000_000)
-    assert int(ask(double, FLOW)[1]["content-length"]) > 5_000_000
+    assert int(send_request(double, FLOW)[1]["content-length"]) > 5_000_000
     double.fault(FLOW, body=b"not json at all")
     with pytest.raises(json.JSONDecodeError):
-        ask(double, FLOW)
+        send_request(double, FLOW)
     began = time.monotonic()
     double.fault(FLOW, drip=0.01)
-    assert ask(double, FLOW)[0] == 200
+    assert send_request(double, FLOW)[0] == 200
     assert time.monotonic() - began > 0.1
 
 
 def test_refusals_redirects_and_transient_faults(double: Double) -> None:
     double.fault(FLOW, refusal(503, "7"))
-    status, headers, body = ask(double, FLOW)
+    status, headers, body = send_request(double, FLOW)
     assert (status, headers["retry-after"]) == (503, "7")
     assert "error" in body
     double.fault(FLOW, redirect("http://127.0.0.1:9/elsewhere"))
-    assert ask(double, FLOW)[1]["location"] == "http://127.0.0.1:9/elsewhere"
+    assert send_request(double, FLOW)[1]["location"] == "http://127.0.0.1:9/elsewhere"
     double.fault(f"{CDU}/*", Fault(status=500, times=2))
-    assert [ask(double, LEAK)[0] for _ in range(3)] == [500, 500, 200]
+    assert [send_request(double, LEAK)[0] for _ in range(3)] == [500, 500, 200]
 
 
 def test_requests_are_recorded(double: Double) -> None:
-    ask(double, f"{FLOW}?$select=Reading")
-    ask(double, FLOW)
+    send_request(double, f"{FLOW}?$select=Reading")
+    send_request(double, FLOW)
     assert [record.target for record in double.requests_for(FLOW)] == [f"{FLOW}?$select=Reading", FLOW]
     until(lambda: [seen.status for seen in double.requests] == [200, 200])
 
@@ -326,7 +331,7 @@ def test_over_tls_a_trusting_client_reads_and_a_plain_client_gets_nothing(secure
     with urllib.request.urlopen(secure.url + ROOT, timeout=10, context=trusting) as answer:
         assert json.load(answer)["RedfishVersion"]
     with pytest.raises((OSError, http.client.HTTPException)):
-        ask(secure, ROOT)
+        send_request(secure, ROOT)
 
 
 def tool(name: str) -> str:

@@ -490,7 +490,10 @@ def test_a_sensor_has_its_quantity_and_alarm() -> None:
 @pytest.mark.parametrize(
     ("status", "word"),
     [
-        ({"State": "Absent", "Health": "Critical"}, "absent"),  # an empty slot, whatever is left of who sat in it
+        (
+            {"State": "Absent", "Health": "Critical"},
+            "absent",
+        ),  # an empty slot, whatever properties of the removed device remain
         ({"State": "Enabled", "Health": "Critical"}, "critical"),
         ({"State": "StandbySpare", "Health": "Warning"}, "warning"),
         ({"State": "StandbySpare", "Health": "OK"}, "standby"),

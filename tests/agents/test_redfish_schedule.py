@@ -1,4 +1,4 @@
-"""The budget of one BMC: what comes first, how long it is left alone, and a coolant unit's row of its connectors'."""
+"""The request budget of one BMC: order, pauses, and a coolant unit's row from its connectors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Clock:
 
 
 class Bench:
-    """A schedule whose BMC takes as long for an answer as is said."""
+    """A schedule with a BMC of the given response times."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -226,7 +226,7 @@ def test_a_connector_without_meter_or_removed_does_not_affect_the_sum() -> None:
     assert alone.values["coolant.flow"] == 11
 
 
-# --- what waits for a look -------------------------------------------------------------------------------------------
+# --- waiting results -------------------------------------------------------------------------------------------------
 
 
 def test_each_value_is_returned_once_and_the_newest_counts() -> None:

@@ -1,4 +1,4 @@
-"""From the service root to every device: pages, loops of links, members that are documents, and what has bounds."""
+"""From the service root to every device: pages, loops of links, members that are documents, and limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CDUS, CHASSIS = f"{PREFIX}/ThermalEquipment/CDUs", f"{PREFIX}/Chassis"
 
 
 class Walk:
-    """Reads documents from memory as a BMC's thread does, until nothing new is asked for."""
+    """Reads documents from memory as a BMC's thread does, until there are no new requests."""
 
     def __init__(self, documents: dict[str, Any], **settings: Any) -> None:
         self.documents, self.faults = documents, ParseFaults()

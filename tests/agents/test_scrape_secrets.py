@@ -68,7 +68,7 @@ def test_an_unusable_url_is_refused_at_configuration(url: str) -> None:
         (None, 0o600, "No such file or directory; expected a readable file with the token"),
     ],
 )
-def test_an_unusable_token_affects_only_its_endpoint_and_a_fixed_one_works_at_once(
+def test_an_unusable_token_affects_only_its_endpoint_and_a_fixed_one_works_immediately(
     tmp_path: Path, text: str | None, mode: int, message: str
 ) -> None:
     path = tmp_path / "token"
@@ -103,7 +103,7 @@ def tls(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-def test_an_exporter_is_verified_by_its_certificate_and_a_fixed_one_works_at_once(
+def test_an_exporter_is_verified_by_its_certificate_and_a_fixed_one_works_immediately(
     tmp_path: Path, certificate: Path, tls: ssl.SSLContext
 ) -> None:
     ca_file = tmp_path / "ca.pem"
@@ -122,7 +122,7 @@ def test_an_exporter_is_verified_by_its_certificate_and_a_fixed_one_works_at_onc
             PageFetcher(url.replace("127.0.0.1", "localhost"), 5.0, ca_file)()
 
 
-def test_a_slowly_dripping_tls_exporter_is_given_up_in_time(certificate: Path, tls: ssl.SSLContext) -> None:
+def test_a_slowly_dripping_tls_exporter_times_out(certificate: Path, tls: ssl.SSLContext) -> None:
     with peer(OK, b"X: ", drip=b"x", tls=tls) as url:
         began = time.monotonic()
         with pytest.raises(ScrapeError, match="timed out"):

@@ -39,7 +39,7 @@ def scrape(fetch: PageFetcher) -> ScrapeResult:
     ],
     ids=["header", "status", "continue", "chunk", "body"],
 )
-def test_a_slowly_dripping_exporter_is_given_up_in_time(message: bytes, drip: bytes) -> None:
+def test_a_slowly_dripping_exporter_times_out(message: bytes, drip: bytes) -> None:
     with peer(message, drip=drip) as url:
         began = time.monotonic()
         with pytest.raises(ScrapeError, match=r"timed out: no whole page within 0\.3 s"):
@@ -47,7 +47,7 @@ def test_a_slowly_dripping_exporter_is_given_up_in_time(message: bytes, drip: by
         assert time.monotonic() - began < 2.0
 
 
-def test_a_slowly_dripping_handshake_is_given_up_in_time() -> None:
+def test_a_slowly_dripping_handshake_times_out() -> None:
     with peer(b"\x16\x03\x03\x40\x00", drip=b"\x02") as url:
         began = time.monotonic()
         with pytest.raises(ScrapeError, match="timed out"):
@@ -150,12 +150,12 @@ def test_text_of_a_hostile_exporter_is_shortened_and_printable() -> None:
 def test_an_endpoint_down_at_start_loses_no_entity_and_reports_them_once_up() -> None:
     pages: list[Callable[[], str]] = [lambda: "", lambda: "a 1\n", lambda: "", lambda: "a 2\n"]
 
-    class Given(PageFetcher):
+    class FixedPages(PageFetcher):
         def __call__(self) -> str:
             return pages.pop(0)()
 
     made = Prometheus(endpoints=(Endpoint("x", "http://127.0.0.1:1/"),))
-    scraper = EndpointScraper(Given("http://127.0.0.1:1/", 1.0), load_mapping(""), {"target": "x"}, 3600.0, 10)
+    scraper = EndpointScraper(FixedPages("http://127.0.0.1:1/", 1.0), load_mapping(""), {"target": "x"}, 3600.0, 10)
     made._scrapers = [scraper]
     reported = []
     while pages:

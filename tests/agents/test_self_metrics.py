@@ -98,7 +98,7 @@ def test_cpu_time_never_decreases_when_a_worker_ends(pool: WorkerPool) -> None:
     assert metrics._total_cpu_ms() >= before
 
 
-def test_self_metrics_are_sent_every_ten_seconds_and_at_once_when_a_state_changes(pool: WorkerPool) -> None:
+def test_self_metrics_are_sent_every_ten_seconds_and_on_each_change_of_state(pool: WorkerPool) -> None:
     metrics = self_metrics_of(pool)
     assert values_of(metrics, pool)
     assert values_of(metrics, pool) == {}

@@ -1,4 +1,4 @@
-"""From the spool to a real broker: once and in order if nothing fails, completely whatever fails."""
+"""From the spool to a real broker: once and in order without failures, completely after any failure."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_nodes_are_merged_by_the_time_at_which_messages_were_made(kafka: Address
     assert made == sorted(made)
 
 
-def test_bytes_in_flight_stay_below_the_bound_however_large_the_backlog(kafka: Address, site: Site) -> None:
+def test_bytes_in_flight_stay_below_the_bound_with_any_backlog(kafka: Address, site: Site) -> None:
     settings = make_topics(kafka)
     for node in range(8):
         site.add(4, f"n{node}", size=700_000)
@@ -285,7 +285,7 @@ def test_a_wrong_password_is_reported_as_such_and_works_once_its_file_is_fixed(
     assert set(sequences(secure_kafka)) == set(range(10))
 
 
-def test_a_fixed_password_file_works_at_once_although_the_client_would_retry_much_later(
+def test_a_fixed_password_file_works_immediately_despite_the_retry_interval_of_the_client(
     secure_kafka: Broker, site: Site, tmp_path: Path
 ) -> None:
     right = make_topics(secure_kafka)

@@ -31,7 +31,7 @@ def until(holds: Callable[[], object]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.refusals
-def test_a_password_changed_on_the_brokers_is_reported_as_refused_and_the_fixed_file_works_at_once(
+def test_a_password_changed_on_the_brokers_is_reported_as_refused_and_a_fixed_file_works_immediately(
     new_broker: Callable[..., Broker], tmp_path: Path
 ) -> None:
     security, log_lines = Security(tmp_path / "security"), list[str]()

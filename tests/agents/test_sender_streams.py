@@ -115,7 +115,7 @@ def test_a_transport_has_its_own_cursor_and_none_before_it_stored_anything(
     assert SpoolTransport(tmp_path, "pipeline").stored_offset(partition) is None
 
 
-def test_cursors_can_be_written_at_once(spools: Callable[..., Spool], tmp_path: Path) -> None:
+def test_cursors_can_be_written_immediately(spools: Callable[..., Spool], tmp_path: Path) -> None:
     filled(spools("n0"), [10, 10, 10])
     transport = SpoolTransport(tmp_path, "kafka", lambda: 0.0)
     (partition,) = transport.partitions()

@@ -1,4 +1,4 @@
-"""Services over a real D-Bus daemon, on which a service of ours plays systemd; and the messages themselves."""
+"""Services over a real D-Bus daemon, with a test service in place of systemd; and the messages themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simulate` end to end: files and spools hold the same samples, the clock is kept, bad orders are refused."""
+"""`simulate` end to end: same samples in files and spools, sent in time; invalid options are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Silent data corruption of simulated GPUs: what canaries and training show of it, and how much stays hidden."""
+"""Silent data corruption of simulated GPUs: its signs in canaries and training, and its undetected share."""
 
 from __future__ import annotations
 

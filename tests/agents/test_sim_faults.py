@@ -91,7 +91,7 @@ def test_a_straggler_has_a_lower_clock_and_more_heat_and_slows_its_job() -> None
         mine, peer = (column(chunks, device_class, name, d) for d in (fault.device, other))
         ratios[name] = np.median(mine[WITHIN]) / np.median(mine[BEFORE])
         assert 0.97 < np.median(mine[AFTER]) / np.median(mine[BEFORE]) < 1.03
-        cooler = 0.9 if name == "gpu.temperature" else 0.97  # who waits for it draws less
+        cooler = 0.9 if name == "gpu.temperature" else 0.97  # waiting GPUs use less power
         assert cooler < np.median(peer[WITHIN]) / np.median(peer[BEFORE]) < 1.03
     assert 0.72 < ratios["gpu.sm_clock"] < 0.78
     assert 1.28 < ratios["rank.compute_time"] < 1.38

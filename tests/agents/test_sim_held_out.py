@@ -12,7 +12,7 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from benchmarks.detection.scenarios import HELD_OUT
-from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, quiet, simulate_fault
+from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, simulate_fault, simulate_quiet_hour
 
 GPU, DEVICE = "gpu:sim-n002.3", 11
 NODE, MINE = "node:sim-n002", slice(8, 16)
@@ -23,7 +23,7 @@ BEFORE = slice(20, 90)
 def ratio(run: Run, signal: str, when: slice = WITHIN) -> np.ndarray:
     """(ticks, devices) relative to the same hour without the fault."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(run.column(signal)[when] / quiet().column(signal)[when])
+        return np.asarray(run.column(signal)[when] / simulate_quiet_hour().column(signal)[when])
 
 
 def growth(run: Run, signal: str) -> np.ndarray:
@@ -47,7 +47,7 @@ def test_a_stuck_clock_is_low_without_a_throttle_bit_and_its_gpu_uses_less_power
     assert not run.changed("gpu", "gpu.throttle_reasons")[:240].any()
     assert 0.5 < np.median(ratio(run, "gpu.power")[:, DEVICE]) < 0.8
     assert np.median(run.column("gpu.temperature")[WITHIN, DEVICE]) < np.median(
-        quiet().column("gpu.temperature")[WITHIN, DEVICE] - 4
+        simulate_quiet_hour().column("gpu.temperature")[WITHIN, DEVICE] - 4
     )
     clock = run.changed("gpu", "gpu.sm_clock")[:240]
     assert not clock[:90].any()
@@ -97,7 +97,7 @@ def ports(run: Run) -> np.ndarray:
 
 def test_a_gray_leaf_lowers_the_traffic_of_all_its_ports_and_they_wait() -> None:
     run = simulate_fault(GrayLeaf(lost=LOST, part="leaf"), LEAF)
-    mine, sent, sound = ports(run), growth(run, "nic.tx_bytes"), growth(quiet(), "nic.tx_bytes")
+    mine, sent, sound = ports(run), growth(run, "nic.tx_bytes"), growth(simulate_quiet_hour(), "nic.tx_bytes")
     less = np.median(sent[WITHIN] / sound[WITHIN], axis=0)
     rest = np.delete(less[:BUSY], mine)
     assert np.median(less[mine] / np.median(rest)) == pytest.approx(1 - 0.9 * LOST, abs=0.05)
@@ -110,7 +110,9 @@ def test_a_gray_leaf_lowers_the_traffic_of_all_its_ports_and_they_wait() -> None
 def test_a_gray_leaf_sets_no_congestion_marks_and_counts_almost_no_errors() -> None:
     run = simulate_fault(GrayLeaf(lost=0.6, part="leaf"), LEAF)
     for name in ("ecn_marked", "cnp_sent"):
-        assert np.nansum(growth(run, f"nic.{name}")[WITHIN]) < np.nansum(growth(quiet(), f"nic.{name}")[WITHIN])
+        assert np.nansum(growth(run, f"nic.{name}")[WITHIN]) < np.nansum(
+            growth(simulate_quiet_hour(), f"nic.{name}")[WITHIN]
+        )
     counted = ("symbol_errors", "crc_errors", "rx_errors", "rx_dropped", "out_of_sequence", "link_downs", "state")
     assert not any(run.changed("nic", f"nic.{name}").any() for name in counted)
     timeouts = growth(run, "nic.ack_timeouts")[1:]
@@ -121,7 +123,7 @@ def test_a_gray_leaf_sets_no_congestion_marks_and_counts_almost_no_errors() -> N
 def test_a_gray_leaf_makes_the_collectives_of_all_its_jobs_longer_by_the_same_factor() -> None:
     run = simulate_fault(GrayLeaf(lost=LOST, part="leaf"), LEAF)
     assert not run.changed("rank", "rank.compute_time")[:90].any()
-    begin, more = 0.8 * LOST / (1 - LOST), run.column("rank.step_time") - quiet().column("rank.step_time")
+    begin, more = 0.8 * LOST / (1 - LOST), run.column("rank.step_time") - simulate_quiet_hour().column("rank.step_time")
     assert np.allclose(np.nanmedian(more[WITHIN], axis=0), begin, atol=0.06)
     (line,) = run.simulator.truth()
     assert (line["entity"], line["class"], line["parameters"]["attribution"]) == (LEAF, "soft", "network")
@@ -130,7 +132,9 @@ def test_a_gray_leaf_makes_the_collectives_of_all_its_jobs_longer_by_the_same_fa
 
 def test_a_line_card_affects_half_of_the_ports_and_their_jobs() -> None:
     run = simulate_fault(GrayLeaf(lost=LOST, part="card"), LEAF)
-    waits, sound = (np.median(growth(each, "nic.port_tx_wait")[WITHIN, :BUSY], axis=0) for each in (run, quiet()))
+    waits, sound = (
+        np.median(growth(each, "nic.port_tx_wait")[WITHIN, :BUSY], axis=0) for each in (run, simulate_quiet_hour())
+    )
     assert set(np.flatnonzero(waits > 3 * sound)) == set(ports(run)[:8].tolist())
     assert run.simulator.truth()[0]["entity"] == LEAF
 
@@ -144,7 +148,9 @@ def clogged(lost: float, hours: float = 0.05) -> Run:
 
 def test_only_the_gpus_of_a_restricted_node_are_hotter_at_the_same_power() -> None:
     run = clogged(0.3)
-    hotter = np.median(run.column("gpu.temperature")[WITHIN] - quiet().column("gpu.temperature")[WITHIN], axis=0)
+    hotter = np.median(
+        run.column("gpu.temperature")[WITHIN] - simulate_quiet_hour().column("gpu.temperature")[WITHIN], axis=0
+    )
     assert 5 < hotter[MINE].min() <= hotter[MINE].max() < 15
     assert not run.changed("gpu", "gpu.power").any()
     assert not run.changed("gpu", "gpu.throttle_reasons").any()

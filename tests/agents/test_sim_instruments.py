@@ -16,19 +16,19 @@ from agents.sim.kinds import KINDS, listing
 from agents.sim.scenario import Fleet, Line, Scenario
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
-from tests.agents.sim_hour import END, ONSET, SEED, WITHIN, quiet, simulate_fault
+from tests.agents.sim_hour import END, ONSET, SEED, WITHIN, simulate_fault, simulate_quiet_hour
 
 
 @pytest.mark.parametrize("signal", ["gpu.temperature", "gpu.power"])
 def test_a_broken_instrument_changes_only_its_own_signal(signal: str) -> None:
     which = 0.0 if signal == "gpu.temperature" else 1.0
     biased = simulate_fault(SensorFault(size=5.0, which=which, mode="biased", direction="down"), "gpu:sim-n001.2")
-    step = (biased.column(signal) - quiet().column(signal))[:, 2]
+    step = (biased.column(signal) - simulate_quiet_hour().column(signal))[:, 2]
     assert set(step[90:240]) == {-5.0 if which == 0 else -50.0}
     stuck = simulate_fault(SensorFault(size=5.0, which=which, mode="stuck"), "gpu:sim-n001.2")
-    assert set(stuck.column(signal)[90:240, 2]) == {quiet().column(signal)[90, 2]}
+    assert set(stuck.column(signal)[90:240, 2]) == {simulate_quiet_hour().column(signal)[90, 2]}
     noisy = simulate_fault(SensorFault(size=5.0, which=which, mode="noisy"), "gpu:sim-n001.2")
-    swing = (noisy.column(signal) - quiet().column(signal))[90:240, 2]
+    swing = (noisy.column(signal) - simulate_quiet_hour().column(signal))[90:240, 2]
     assert 3.5 < swing.std() / (1 if which == 0 else 10) < 6.5
     for run in (biased, stuck, noisy):
         for device_class, block in run.chunks[0].columns.items():
@@ -46,7 +46,7 @@ def test_a_broken_instrument_changes_only_its_own_signal(signal: str) -> None:
 def test_rows_of_faults_share_their_rate_and_name_existing_signals() -> None:
     assert sum(KINDS[name].rate.value for name in ("straggler", "cold_plate")) == pytest.approx(0.8)
     assert KINDS["coolant"].rate.value == pytest.approx(0.1 * 0.2)
-    reported = {name for block in quiet().chunks[0].columns.values() for name in block}
+    reported = {name for block in simulate_quiet_hour().chunks[0].columns.values() for name in block}
     assert {s for kind in KINDS.values() for s in kind.signals if not s.startswith("event:")} <= reported
 
 
@@ -58,7 +58,7 @@ def test_instruments_of_loops_and_of_the_air_can_fail_too(entity: str, signal: s
     changed = run.changed(signal.split(".")[0], signal)
     device = 0 if entity.startswith("cdu") else 6
     assert np.argwhere(changed.any(axis=0)).ravel().tolist() == [device]
-    ratio = run.column(signal)[WITHIN, device] / quiet().column(signal)[WITHIN, device]
+    ratio = run.column(signal)[WITHIN, device] / simulate_quiet_hour().column(signal)[WITHIN, device]
     wanted = 1.12 if entity.startswith("cdu") else ratio.mean()
     assert ratio == pytest.approx(wanted, abs=0.02)
     assert not run.changed("gpu", "gpu.temperature").any()
@@ -107,7 +107,7 @@ def test_a_failing_pump_causes_the_events_of_the_edge_rules() -> None:
     assert all(0 < e.time - end <= 10 * SECOND for e in reported[2:])
     assert all(onset <= e.data["since"] < e.time for e in reported[:2])
     assert {e.entity for e in reported} == {"cdu:sim-c1"}
-    usual = np.median(quiet().column("coolant.flow")[:, 0])
+    usual = np.median(simulate_quiet_hour().column("coolant.flow")[:, 0])
     assert usual == pytest.approx(next(e.data["usual"] for e in reported if e.kind == "flow_collapse"), rel=0.02)
     assert not simulate_fault(CoolantLoss(flow=0.8), "cdu:sim-c1").events("flow_collapse", "pressure_collapse")
 

@@ -83,7 +83,7 @@ def test_backfill_counts_as_sent_once_the_brokers_have_it_even_after_an_outage(
 
 
 @pytest.mark.slow
-def test_a_simulation_stopped_while_brokers_are_down_reports_where_the_rest_is(
+def test_a_simulation_stopped_while_brokers_are_down_reports_the_location_of_unsent_samples(
     scenario: str, tmp_path: Path, own_broker: Broker
 ) -> None:
     settings = Config(spool=Spool(tmp_path / "spool"), kafka=make_topics(own_broker))

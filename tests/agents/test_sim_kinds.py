@@ -167,7 +167,7 @@ def test_values_are_in_wire_type_and_valid_range_and_events_are_known(name: str)
 
 
 TAMPERING = {"counter_oddity", "sensor_fault", "sensor_offset"}
-"""Broken instruments may say what no device can have: that is what a valid range is for."""
+"""Broken instruments may report impossible values, which the valid range excludes."""
 
 
 def _missing(dtype: np.dtype) -> int:

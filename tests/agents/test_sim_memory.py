@@ -1,4 +1,4 @@
-"""Memory of simulated GPUs: the background of a sound fleet, and what faults add to it."""
+"""Memory of simulated GPUs: the errors of a healthy fleet, and those of faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated node looks to an agent like any other collector."""
+"""For an agent, a simulated node is a collector like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated fleet that is taken up again goes on to the bit; a snapshot of another fleet is refused."""
+"""A simulated fleet continues bit by bit from a snapshot; a snapshot of another fleet is refused."""
 
 from __future__ import annotations
 

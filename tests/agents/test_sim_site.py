@@ -1,4 +1,4 @@
-"""Faults of power, cooling and air, and what a site does on purpose: each shows where it should."""
+"""Faults of power, cooling and air, and planned changes of a site: each has its signature in the right place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import PSUS
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from pipeline.model.records import SECOND
-from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, quiet, simulate_fault
+from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, simulate_fault, simulate_quiet_hour
 
 
 def test_the_other_supplies_of_a_node_carry_the_load_of_a_lost_one() -> None:
@@ -19,7 +19,7 @@ def test_the_other_supplies_of_a_node_carry_the_load_of_a_lost_one() -> None:
     output, lost = run.column("psu.output_power"), PSUS + 3
     others = [i for i in range(PSUS, 2 * PSUS) if i != lost]
     assert output[WITHIN, lost].max() == 0
-    ratio = output[WITHIN, others] / quiet().column("psu.output_power")[WITHIN, others]
+    ratio = output[WITHIN, others] / simulate_quiet_hour().column("psu.output_power")[WITHIN, others]
     assert np.abs(ratio - PSUS / (PSUS - 1)).max() < 0.02
     changed = run.changed("psu", "psu.output_power")
     assert only_within(changed)
@@ -85,9 +85,9 @@ def test_the_jobs_on_a_tripped_unit_end_with_it() -> None:
 
 def test_warm_facility_water_warms_a_whole_loop_at_equal_resistance() -> None:
     run = simulate_fault(FacilityWater(rise=6.0, course="step"), "cdu:sim-c1")
-    supply = run.column("coolant.supply_temperature") - quiet().column("coolant.supply_temperature")
+    supply = run.column("coolant.supply_temperature") - simulate_quiet_hour().column("coolant.supply_temperature")
     assert supply[WITHIN, 0] == pytest.approx(6.0, abs=0.01)
-    heat = (run.column("gpu.temperature") - quiet().column("gpu.temperature"))[WITHIN]
+    heat = (run.column("gpu.temperature") - simulate_quiet_hour().column("gpu.temperature"))[WITHIN]
     assert np.median(heat) == pytest.approx(6.0, abs=0.5)
     assert not run.changed("coolant", "coolant.flow").any()
     assert not run.changed("gpu", "gpu.power").any()
@@ -98,13 +98,13 @@ def test_fouling_grows_over_its_time_and_is_visible_from_3_kelvin_on() -> None:
     run = simulate_fault(FacilityWater(rise=6.0, course="fouling", days=1000 / 86_400), "cdu:sim-c1")
     (line,) = run.simulator.truth()
     assert line["parameters"]["detectable"] == "2026-01-01T00:23:20.000000Z"  # half of 1000 s
-    rise = (run.column("coolant.supply_temperature") - quiet().column("coolant.supply_temperature"))[:, 0]
+    rise = (run.column("coolant.supply_temperature") - simulate_quiet_hour().column("coolant.supply_temperature"))[:, 0]
     assert rise[140] == pytest.approx(3.0, abs=0.1)
     assert rise[200] == pytest.approx(6.0, abs=0.1)
 
 
 def test_random_fouling_lasts_as_long_as_it_grows_and_a_random_step_some_hours() -> None:
-    layout, rng = quiet().simulator.layout, np.random.default_rng(1)
+    layout, rng = simulate_quiet_hour().simulator.layout, np.random.default_rng(1)
     for kind, seconds in (FacilityWater.arriving(layout, rng) for _ in range(60)):
         assert isinstance(kind, FacilityWater)
         assert kind.days is not None
@@ -179,7 +179,9 @@ def test_recirculation_warms_the_inlets_of_a_row_and_runs_up_its_fans() -> None:
 
 def test_a_set_point_moves_supply_and_gpus_there_and_back() -> None:
     run = simulate_fault(SetpointShift(shift=2.0, direction="down", ramp=600.0), "cdu:sim-c1")
-    shift = (run.column("coolant.supply_temperature") - quiet().column("coolant.supply_temperature"))[:, 0]
+    shift = (run.column("coolant.supply_temperature") - simulate_quiet_hour().column("coolant.supply_temperature"))[
+        :, 0
+    ]
     assert shift[[120, 150, 165, 210]] == pytest.approx([-1.0, -2.0, -2.0, -1.0], abs=0.02)
     assert only_within(run.changed("coolant", "coolant.supply_temperature"))
     assert not run.changed("coolant", "coolant.flow").any()
@@ -212,17 +214,19 @@ def test_of_overlapping_power_caps_the_lowest_applies() -> None:
 
 def test_benign_warming_and_offsets_stay_below_the_size_of_a_fault() -> None:
     run = simulate_fault(InletRise(rise=2.0, ramp=400.0), "rack:sim-r1")
-    rise = np.median((run.column("sensor.temperature") - quiet().column("sensor.temperature"))[140:190, 0::2], axis=0)
+    rise = np.median(
+        (run.column("sensor.temperature") - simulate_quiet_hour().column("sensor.temperature"))[140:190, 0::2], axis=0
+    )
     assert rise == pytest.approx(2.0, abs=0.5)
     run = simulate_fault(SensorOffset(size=1.0, which=0.0, direction="up", work=300.0), "gpu:sim-n003.0")
-    shift = (run.column("gpu.temperature") - quiet().column("gpu.temperature"))[:, 16]
+    shift = (run.column("gpu.temperature") - simulate_quiet_hour().column("gpu.temperature"))[:, 16]
     assert [set(shift[ticks]) for ticks in (slice(120), slice(120, 240), slice(240, None))] == [{0.0}, {1.0}, {0.0}]
     service = run.events("maintenance_start", "maintenance_end")
     assert [(e.entity, e.kind, (e.time - run.simulator.start) / SECOND) for e in service] == [
         ("gpu:sim-n003.0", "maintenance_start", ONSET),
         ("gpu:sim-n003.0", "maintenance_end", ONSET + 300),
     ]
-    assert "mode" not in SensorOffset().parameters()  # one that stands still is broken
+    assert "mode" not in SensorOffset().parameters()  # a constant reading is broken
     for kind in (SetpointShift, PowerCap, InletRise, SensorOffset):
         assert kind.detectability == "benign"
         assert kind.rate.value >= 20

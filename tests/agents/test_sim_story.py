@@ -1,4 +1,4 @@
-"""What strikes jobs: those that run then, one thing at a time, and the schedule knows of it."""
+"""Faults of jobs: on running jobs, one at a time, and included in the schedule."""
 
 from __future__ import annotations
 

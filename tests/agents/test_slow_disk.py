@@ -140,7 +140,9 @@ def test_a_disk_that_takes_seconds_delays_no_tick_and_is_reported(node: Node, dr
 
 
 @pytest.mark.slow
-def test_a_disk_that_never_responds_costs_a_counted_gap_of_what_exceeds_memory(node: Node, drain: Drain) -> None:
+def test_a_disk_that_never_responds_causes_a_counted_gap_of_messages_beyond_the_memory_limit(
+    node: Node, drain: Drain
+) -> None:
     node.queue_bytes = 1 << 16
     node.start()
     wait_for(lambda: len(times(drain(node.spool)[0])) > 5, "the first ticks")

@@ -29,7 +29,7 @@ def spool_at(directory: Path, **bounds: int) -> Spool:
     return Spool(directory, "n1", "telemetry.v1", **{"free_bytes": 0, **bounds})
 
 
-def put(spool: Spool, *bodies: bytes) -> None:
+def append_bodies(spool: Spool, *bodies: bytes) -> None:
     for body in bodies:
         spool.append(body, wire.TELEMETRY_KIND, sent=1)
     spool.sync()
@@ -66,7 +66,7 @@ def test_synced_messages_are_read_back_in_order_with_their_sequence(tmp_path: Pa
 
 def test_unsynced_messages_are_invisible(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
-        put(spool, b"durable")
+        append_bodies(spool, b"durable")
         spool.append(b"waiting", wire.TELEMETRY_KIND, sent=1)
         assert bodies_of(drain(tmp_path)[0]) == [b"durable"]
     assert bodies_of(drain(tmp_path)[0]) == [b"durable", b"waiting"]
@@ -76,7 +76,7 @@ def test_sequences_and_epoch_survive_a_restart(tmp_path: Path, drain: Drain) -> 
     epochs = set()
     for i in range(3):
         with spool_at(tmp_path) as spool:
-            put(spool, b"%d" % i)
+            append_bodies(spool, b"%d" % i)
             epochs.add(spool.epoch)
             assert spool.next == i + 1
     assert len(epochs) == 1
@@ -99,23 +99,23 @@ def test_a_node_name_that_would_leave_the_folder_is_refused(tmp_path: Path, node
 @pytest.mark.parametrize("node", ["n042", "gpu node", "hôte", "a%2Fb", "-", "CON", ".hidden"])
 def test_any_other_node_name_is_read_back_as_it_was(tmp_path: Path, drain: Drain, node: str) -> None:
     with Spool(tmp_path, node, "telemetry.v1", free_bytes=0) as spool:
-        put(spool, b"x")
+        append_bodies(spool, b"x")
     assert drain(tmp_path)[0][0].partition.name == node
 
 
 def test_a_tail_torn_at_any_byte_is_cut_and_no_sequence_identifies_two_messages(tmp_path: Path, drain: Drain) -> None:
     whole_folder = tmp_path / "whole"
     with spool_at(whole_folder) as spool:
-        put(spool, b"first", b"second")
+        append_bodies(spool, b"first", b"second")
         seen = spool.next
         whole = last_segment(whole_folder).read_bytes()
-        put(spool, b"third")
+        append_bodies(spool, b"third")
     tail = last_segment(whole_folder).read_bytes()[len(whole) :]
     for cut in range(len(tail)):
         _crashed_after(whole_folder, whole + tail[:cut], seen)
         with spool_at(whole_folder) as spool:
             assert spool.next == seen
-            put(spool, b"after")
+            append_bodies(spool, b"after")
         messages, gaps = drain(whole_folder)
         assert bodies_of(messages) == [b"first", b"second", b"after"]
         assert len(set(keys_of(messages))) == 3
@@ -133,14 +133,14 @@ def _crashed_after(directory: Path, segment: bytes, seen: int) -> None:
 
 def test_a_tail_torn_under_another_boot_starts_a_new_epoch(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
-        put(spool, b"first", b"second")
+        append_bodies(spool, b"first", b"second")
         epoch = spool.epoch
     path = last_segment(tmp_path)
     path.write_bytes(path.read_bytes()[:-1])
     (path.parent / "mark").write_bytes(segments.pack_mark(segments.Mark(1, b"another boot id!")))
     with spool_at(tmp_path) as spool:
         assert spool.epoch != epoch
-        put(spool, b"after")
+        append_bodies(spool, b"after")
     messages, gaps = drain(tmp_path)
     assert bodies_of(messages) == [b"first", b"after"]
     assert gaps == []
@@ -148,11 +148,11 @@ def test_a_tail_torn_under_another_boot_starts_a_new_epoch(tmp_path: Path, drain
 
 def test_a_lost_mark_starts_a_new_epoch_and_keeps_the_old_records(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
-        put(spool, b"first", b"second")
+        append_bodies(spool, b"first", b"second")
     (last_segment(tmp_path).parent / "mark").write_bytes(b"")
     assert drain(tmp_path) == ([], [])
     with spool_at(tmp_path) as spool:
-        put(spool, b"after")
+        append_bodies(spool, b"after")
     assert bodies_of(drain(tmp_path)[0]) == [b"first", b"second", b"after"]
 
 
@@ -162,7 +162,7 @@ def test_one_flipped_bit_anywhere_loses_one_record_as_a_counted_gap(
 ) -> None:
     bodies = [b"body %d" % i for i in range(4)]
     with spool_at(tmp_path) as spool:
-        put(spool, *bodies)
+        append_bodies(spool, *bodies)
     path = last_segment(tmp_path)
     whole, folders = path.read_bytes(), {path.parent}
     size = len(whole) // 4
@@ -181,7 +181,7 @@ def test_one_flipped_bit_anywhere_loses_one_record_as_a_counted_gap(
 
 def test_damage_in_an_old_segment_does_not_stop_the_reader(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path, segment_bytes=200) as spool:
-        put(spool, *[b"%050d" % i for i in range(9)])
+        append_bodies(spool, *[b"%050d" % i for i in range(9)])
     first = min(tmp_path.glob("n1/telemetry.v1/*/*.seg"))
     first.write_bytes(b"\0" * first.stat().st_size)
     messages, gaps = drain(tmp_path)
@@ -193,7 +193,7 @@ def test_damage_in_an_old_segment_does_not_stop_the_reader(tmp_path: Path, drain
 def test_the_size_limit_holds_and_dropped_messages_are_a_counted_gap(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path, max_bytes=20_000, segment_bytes=4096) as spool:
         for i in range(300):
-            put(spool, b"%0200d" % i)
+            append_bodies(spool, b"%0200d" % i)
             on_disk = sum(p.stat().st_size for p in tmp_path.glob("n1/telemetry.v1/*/*.seg"))
             assert on_disk == spool.size <= 20_000
         dropped = spool.dropped
@@ -205,11 +205,11 @@ def test_the_size_limit_holds_and_dropped_messages_are_a_counted_gap(tmp_path: P
 
 def test_a_reader_behind_the_size_limit_gets_the_gap_with_its_cause(tmp_path: Path) -> None:
     with spool_at(tmp_path, max_bytes=8192, segment_bytes=1024) as spool:
-        put(spool, b"first")
+        append_bodies(spool, b"first")
         transport = SpoolTransport(tmp_path)
         (partition,) = transport.partitions()
         for _ in range(200):
-            put(spool, bytes(200))
+            append_bodies(spool, bytes(200))
         with pytest.raises(GapError) as caught:
             transport.read(partition, 0, 10, 1 << 20)
         assert (caught.value.first, caught.value.next_offset, caught.value.cause) == (0, spool.dropped, "spool full")
@@ -222,21 +222,21 @@ def test_segments_are_removed_only_after_every_reader_stored_them(tmp_path: Path
         return min(int(p.stem) for p in tmp_path.glob("n1/telemetry.v1/*/*.seg"))
 
     with spool_at(tmp_path, segment_bytes=1024) as spool:
-        put(spool, *[bytes(200)] * 50)
+        append_bodies(spool, *[bytes(200)] * 50)
         fast, slow = SpoolTransport(tmp_path, "fast"), SpoolTransport(tmp_path, "slow")
         (partition,) = fast.partitions()
         fast.commit_offset(partition, 50)
         slow.commit_offset(partition, 20)
         fast.close()
         slow.close()
-        put(spool, *[bytes(200)] * 10)
+        append_bodies(spool, *[bytes(200)] * 10)
         assert 10 < first_kept() <= 20
         assert spool.dropped == 0
 
 
 def test_an_old_epoch_is_removed_after_it_was_read_to_its_end(tmp_path: Path) -> None:
     with spool_at(tmp_path) as spool:
-        put(spool, b"old")
+        append_bodies(spool, b"old")
     (last_segment(tmp_path).parent / "mark").unlink()
     spool_at(tmp_path).close()
     transport = SpoolTransport(tmp_path)
@@ -245,7 +245,7 @@ def test_an_old_epoch_is_removed_after_it_was_read_to_its_end(tmp_path: Path) ->
     transport.commit_offset(old, 1)
     transport.close()
     with spool_at(tmp_path) as spool:
-        put(spool, b"new")
+        append_bodies(spool, b"new")
         assert transport.partitions() == (new,)
     with spool_at(tmp_path):
         assert SpoolTransport(tmp_path).partitions() == (new,)
@@ -253,7 +253,7 @@ def test_an_old_epoch_is_removed_after_it_was_read_to_its_end(tmp_path: Path) ->
 
 def test_free_space_below_the_minimum_leaves_one_segment(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path, segment_bytes=1024, free_bytes=1 << 60) as spool:
-        put(spool, *[bytes(200)] * 50)
+        append_bodies(spool, *[bytes(200)] * 50)
         assert spool.size <= 2048
         assert "free_bytes" in str(spool.problem)
         assert spool.dropped + len(drain(tmp_path)[0]) == 50
@@ -261,12 +261,12 @@ def test_free_space_below_the_minimum_leaves_one_segment(tmp_path: Path, drain: 
 
 def test_a_spool_whose_folder_was_removed_is_recreated_with_a_new_epoch(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
-        put(spool, b"first")
+        append_bodies(spool, b"first")
         epoch = spool.epoch
         shutil.rmtree(tmp_path / "n1")
-        put(spool, b"lost")
+        append_bodies(spool, b"lost")
         assert spool.dropped == 1
-        put(spool, b"after", b"that")
+        append_bodies(spool, b"after", b"that")
         assert spool.epoch != epoch
         assert (spool.dropped, spool.next) == (1, 2)
     assert bodies_of(drain(tmp_path)[0]) == [b"after", b"that"]
@@ -277,21 +277,21 @@ def test_a_spool_that_cannot_be_recreated_counts_its_losses_and_writes_to_no_oth
 ) -> None:
     precious = [tmp_path / f"precious{i}" for i in range(8)]
     with spool_at(tmp_path / "spool") as spool, contextlib.ExitStack() as others:
-        put(spool, b"first")
+        append_bodies(spool, b"first")
         shutil.rmtree(tmp_path / "spool")
         (tmp_path / "spool").write_text("a file where the folder was")
-        put(spool, b"lost")
+        append_bodies(spool, b"lost")
         for path in precious:
             path.write_text("precious" * 10)
             others.enter_context(path.open("r+"))  # gets the descriptors of the files that the spool closed
         for i in range(3):
-            put(spool, b"lost %d" % i, b"lost too")
+            append_bodies(spool, b"lost %d" % i, b"lost too")
             assert "cannot be recreated" in str(spool.problem)
             assert spool.dropped == 3 + 2 * i
         (tmp_path / "spool").unlink()
-        put(spool, b"the last that is lost")
+        append_bodies(spool, b"the last that is lost")
         assert spool.dropped == 8
-        put(spool, b"after")
+        append_bodies(spool, b"after")
         assert (spool.problem, spool.dropped) == (None, 8)
     assert {path.read_text() for path in precious} == {"precious" * 10}
     assert bodies_of(drain(tmp_path / "spool")[0]) == [b"after"]
@@ -299,16 +299,16 @@ def test_a_spool_that_cannot_be_recreated_counts_its_losses_and_writes_to_no_oth
 
 def test_a_removed_spool_that_another_writer_holds_counts_its_losses(tmp_path: Path, drain: Drain) -> None:
     with spool_at(tmp_path) as spool:
-        put(spool, b"first")
+        append_bodies(spool, b"first")
         shutil.rmtree(tmp_path / "n1")
         with spool_at(tmp_path) as other:
-            put(other, b"theirs")
-            put(spool, b"lost")
-            put(spool, b"lost as well")
+            append_bodies(other, b"theirs")
+            append_bodies(spool, b"lost")
+            append_bodies(spool, b"lost as well")
             assert "another process writes this spool" in str(spool.problem)
             assert spool.dropped == 2
-        put(spool, b"the last that is lost")
-        put(spool, b"mine")
+        append_bodies(spool, b"the last that is lost")
+        append_bodies(spool, b"mine")
     assert bodies_of(drain(tmp_path)[0]) == [b"theirs", b"mine"]
 
 
@@ -327,11 +327,11 @@ def test_a_segment_that_cannot_be_unlinked_on_a_full_disk_never_raises(
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
     with spool_at(small_disk, segment_bytes=32 << 10) as spool:
-        put(spool, b"before")
+        append_bodies(spool, b"before")
         fill(small_disk / "hog")
         monkeypatch.setattr(Path, "unlink", refused)
         for i in range(5):
-            put(spool, b"%04000d" % i)
+            append_bodies(spool, b"%04000d" % i)
         monkeypatch.undo()
         assert spool.problem is not None
         assert spool.dropped >= 5 - 4096 // 4000
@@ -360,11 +360,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_a_segment_is_durable_before_the_mark_of_readers_moves(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     with spool_at(tmp_path) as spool:
         calls.clear()
-        put(spool, b"into a new segment")
+        append_bodies(spool, b"into a new segment")
         new = ["pwrite .seg", "fdatasync .seg", "fsync folder", "pwrite mark", "fdatasync mark", "pwrite mark"]
         assert [" ".join(call) for call in calls] == new
         calls.clear()
-        put(spool, b"behind it")
+        append_bodies(spool, b"behind it")
         assert [" ".join(call) for call in calls] == ["pwrite .seg", "fdatasync .seg", "pwrite mark"]
 
 
@@ -388,7 +388,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_on_a_full_disk_the_oldest_is_dropped_with_a_count_and_the_newest_stays(small_disk: Path, drain: Drain) -> None:
     with spool_at(small_disk, segment_bytes=32 << 10) as spool:
         for i in range(400):
-            put(spool, b"%04000d" % i)
+            append_bodies(spool, b"%04000d" % i)
         dropped = spool.dropped
     messages, gaps = drain(small_disk)
     assert dropped > 300
@@ -407,14 +407,14 @@ def test_a_disk_filled_by_others_costs_counted_records_but_never_stops_the_agent
     small_disk: Path, drain: Drain
 ) -> None:
     with spool_at(small_disk, segment_bytes=32 << 10) as spool:
-        put(spool, b"before")
+        append_bodies(spool, b"before")
         hog = small_disk / "hog"
         fill(hog)
         for i in range(20):
-            put(spool, b"%04000d" % i)
+            append_bodies(spool, b"%04000d" % i)
         assert "No space" in str(spool.problem)
         hog.unlink()
-        put(spool, b"after")
+        append_bodies(spool, b"after")
         assert spool.problem is None
         messages, _ = drain(small_disk)
         assert body_of(messages[-1]) == b"after"

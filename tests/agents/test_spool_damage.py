@@ -51,7 +51,7 @@ def written(tmp_path: Path) -> Written:
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_truncated_at_any_byte_it_continues_and_loses_only_what_was_cut(
+def test_a_spool_truncated_at_any_byte_continues_and_loses_only_the_cut_part(
     written: Written, drain: Drain, step: int
 ) -> None:
     """Every fourth byte is in each field of a header and of a record."""

@@ -1,4 +1,4 @@
-"""Processes in state D: from files we know, and a real one of this machine's kernel."""
+"""Processes in state D: from known files, and a real one of this machine's kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ int main(void) { if (vfork() == 0) { pause(); _exit(0); } return 0; }
 
 
 class Processes:
-    """Processes in a folder, the collector that looks at them and a clock that is set by hand."""
+    """Processes in a folder, their collector and a manual clock."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.time = root, 1_000 * SECOND

@@ -251,7 +251,7 @@ def test_without_an_agent_reports_are_dropped_and_the_next_one_has_the_count(pat
 
 
 def until_sent(steps: Steps) -> None:
-    """Reports until one is sent: a script looks for a new agent once a second."""
+    """Reports until one is sent: a script checks for a new agent once a second."""
     end = time.monotonic() + PATIENCE_S
     while True:
         before = steps.dropped

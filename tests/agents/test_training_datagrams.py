@@ -19,10 +19,10 @@ from agents.collectors.training.datagram import CheckpointReport, DigestsReport,
 from agents.collectors.training.reported_ranks import ReportedRanks
 from agents.collectors.training.training import Training
 
-WHO = RankSender("81", 3, 8, "1", 3, "dp0")
+SENDER = RankSender("81", 3, 8, "1", 3, "dp0")
 
 
-def of(kind: int, body: bytes, sender: RankSender = WHO) -> bytes:
+def encode_datagram(kind: int, body: bytes, sender: RankSender = SENDER) -> bytes:
     return datagram.encode_header(kind, datagram.encode_identity(sender)) + body
 
 
@@ -31,7 +31,7 @@ def step(number: int = 1, **values: float) -> bytes:
     return datagram.STEP_BODY.pack(*(getattr(reported, name) for name in StepReport.__dataclass_fields__))
 
 
-class Hand:
+class RankReporter:
     """A clock that is set by hand, and ranks that use it."""
 
     def __init__(self) -> None:
@@ -47,22 +47,27 @@ class Hand:
 
 
 def test_every_kind_of_datagram_is_decoded_as_it_was_encoded() -> None:
-    whose, body = datagram.decode_datagram(of(datagram.STEP, step(7, step_time=1.5, loss=2.0)))
-    assert datagram.decode_sender(whose) == WHO
+    whose, body = datagram.decode_datagram(encode_datagram(datagram.STEP, step(7, step_time=1.5, loss=2.0)))
+    assert datagram.decode_sender(whose) == SENDER
     assert isinstance(body, StepReport)
     assert (body.step, body.step_time, body.loss) == (7, 1.5, 2.0)
     assert math.isnan(body.compute_time)
     digests = datagram.encode_digests(9, [(b"layer0", 2**64 - 1), (b"layer1", 0)])
-    assert datagram.decode_datagram(of(datagram.DIGESTS, digests))[1] == DigestsReport(
+    assert datagram.decode_datagram(encode_datagram(datagram.DIGESTS, digests))[1] == DigestsReport(
         9, (("layer0", 2**64 - 1), ("layer1", 0))
     )
     checkpoint = datagram.CHECKPOINT_BODY.pack(5, 30.0)
-    assert datagram.decode_datagram(of(datagram.CHECKPOINT, checkpoint))[1] == CheckpointReport(5, 30.0)
+    assert datagram.decode_datagram(encode_datagram(datagram.CHECKPOINT, checkpoint))[1] == CheckpointReport(5, 30.0)
 
 
 @given(st.binary(max_size=600))
 def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
-    for whole in (data, of(datagram.STEP, data), of(datagram.DIGESTS, data), of(datagram.CHECKPOINT, data)):
+    for whole in (
+        data,
+        encode_datagram(datagram.STEP, data),
+        encode_datagram(datagram.DIGESTS, data),
+        encode_datagram(datagram.CHECKPOINT, data),
+    ):
         with contextlib.suppress(InvalidDatagram):
             datagram.decode_datagram(whole)
 
@@ -132,7 +137,7 @@ def test_deep_and_long_identities_are_refused() -> None:
 )
 def test_an_impossible_step_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidDatagram):
-        datagram.decode_datagram(of(datagram.STEP, body))
+        datagram.decode_datagram(encode_datagram(datagram.STEP, body))
 
 
 @pytest.mark.parametrize(
@@ -151,13 +156,13 @@ def test_an_impossible_step_is_refused(body: bytes) -> None:
 )
 def test_invalid_digests_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidDatagram):
-        datagram.decode_datagram(of(datagram.DIGESTS, body))
+        datagram.decode_datagram(encode_datagram(datagram.DIGESTS, body))
 
 
 def test_the_most_digests_with_the_longest_names_fit_in_a_datagram() -> None:
     many = [(b"%064d" % number, 2**64 - 1) for number in range(datagram.MAX_DIGESTS)]
     longest = RankSender("j" * 120, 2**24 - 1, 2**24, "s" * 120, 4095, "g" * 120)
-    whole = of(datagram.DIGESTS, datagram.encode_digests(2**64 - 2, many), longest)
+    whole = encode_datagram(datagram.DIGESTS, datagram.encode_digests(2**64 - 2, many), longest)
     assert len(whole) <= datagram.MAX_DATAGRAM
     assert len(datagram.encode_identity(longest)) <= datagram.MAX_IDENTITY
     assert isinstance(datagram.decode_datagram(whole)[1], DigestsReport)
@@ -167,11 +172,11 @@ def test_the_most_digests_with_the_longest_names_fit_in_a_datagram() -> None:
 
 
 def test_several_steps_between_two_reads_give_mean_and_maximum() -> None:
-    hand = Hand()
+    reporter = RankReporter()
     for number, (seconds, norm) in enumerate([(1.0, 5.0), (3.0, 9.0), (2.0, 4.0)], 1):
         body = step(number, step_time=seconds, compute_time=seconds / 2, loss=10.0 - number, gradient_norm=norm)
-        hand.ranks.receive(of(datagram.STEP, body), 0, 7)
-    found = hand.values()["rank:81.3"]
+        reporter.ranks.receive(encode_datagram(datagram.STEP, body), 0, 7)
+    found = reporter.values()["rank:81.3"]
     assert found["rank.step"] == 3
     assert (found["rank.step_time"], found["rank.step_time_longest"]) == (2.0, 3.0)
     assert (found["rank.compute_time"], found["rank.compute_time_longest"]) == (1.0, 1.5)
@@ -180,95 +185,97 @@ def test_several_steps_between_two_reads_give_mean_and_maximum() -> None:
 
 
 def test_without_a_new_step_the_last_values_are_repeated() -> None:
-    hand = Hand()
-    hand.ranks.receive(of(datagram.STEP, step(1, step_time=1.0)), 0, 7)
-    hand.ranks.receive(of(datagram.STEP, step(2, step_time=2.0)), 0, 7)
-    first, second = hand.values(), hand.values()
+    reporter = RankReporter()
+    reporter.ranks.receive(encode_datagram(datagram.STEP, step(1, step_time=1.0)), 0, 7)
+    reporter.ranks.receive(encode_datagram(datagram.STEP, step(2, step_time=2.0)), 0, 7)
+    first, second = reporter.values(), reporter.values()
     assert first["rank:81.3"]["rank.step_time"] == second["rank:81.3"]["rank.step_time"] == 1.5
 
 
 def test_an_infinite_loss_is_missing_until_a_finite_one_comes() -> None:
-    hand = Hand()
+    reporter = RankReporter()
     seen = []
     for loss in (2.0, math.inf, math.nan, 3.0):
-        hand.ranks.receive(of(datagram.STEP, step(1, loss=loss)), 0, 7)
-        seen.append(hand.values()["rank:81.3"]["rank.loss"])
+        reporter.ranks.receive(encode_datagram(datagram.STEP, step(1, loss=loss)), 0, 7)
+        seen.append(reporter.values()["rank:81.3"]["rank.loss"])
     assert (seen[0], seen[3]) == (2.0, 3.0)
     assert math.isnan(seen[1])
     assert math.isnan(seen[2])
 
 
 def test_another_user_cannot_take_over_a_rank() -> None:
-    hand = Hand()
-    hand.ranks.receive(of(datagram.STEP, step(5)), 0, 1000)
-    hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
-    assert hand.values()["rank:81.3"]["rank.step"] == 5
-    assert (hand.ranks.refused, "belongs to user 1000" in hand.ranks.reason) == (1, True)
-    hand.at = reported_ranks.STALE_S + 1
-    assert hand.values() == {}
-    hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
-    assert hand.values()["rank:81.3"]["rank.step"] == 99
+    reporter = RankReporter()
+    reporter.ranks.receive(encode_datagram(datagram.STEP, step(5)), 0, 1000)
+    reporter.ranks.receive(encode_datagram(datagram.STEP, step(99)), 0, 1001)
+    assert reporter.values()["rank:81.3"]["rank.step"] == 5
+    assert (reporter.ranks.refused, "belongs to user 1000" in reporter.ranks.reason) == (1, True)
+    reporter.at = reported_ranks.STALE_S + 1
+    assert reporter.values() == {}
+    reporter.ranks.receive(encode_datagram(datagram.STEP, step(99)), 0, 1001)
+    assert reporter.values()["rank:81.3"]["rank.step"] == 99
 
 
 def test_a_rank_stays_with_its_reporting_process_while_it_lives() -> None:
-    hand, other = Hand(), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    hand.ranks.receive(of(datagram.STEP, step(5)), other.pid, 7)
-    hand.ranks.receive(of(datagram.STEP, step(99)), os.getpid(), 7)
-    assert hand.values()["rank:81.3"]["rank.step"] == 5
-    assert f"process {other.pid} reports for rank:81.3" in hand.ranks.reason
+    reporter, other = RankReporter(), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    reporter.ranks.receive(encode_datagram(datagram.STEP, step(5)), other.pid, 7)
+    reporter.ranks.receive(encode_datagram(datagram.STEP, step(99)), os.getpid(), 7)
+    assert reporter.values()["rank:81.3"]["rank.step"] == 5
+    assert f"process {other.pid} reports for rank:81.3" in reporter.ranks.reason
     other.communicate(b"\n")
-    hand.ranks.receive(of(datagram.STEP, step(6)), os.getpid(), 7)
-    assert hand.values()["rank:81.3"]["rank.step"] == 6
+    reporter.ranks.receive(encode_datagram(datagram.STEP, step(6)), os.getpid(), 7)
+    assert reporter.values()["rank:81.3"]["rank.step"] == 6
 
 
 def test_totals_may_decrease_only_now_and_then() -> None:
-    hand = Hand()
+    reporter = RankReporter()
     for at, number, shown in ((0, 9, 9), (1, 5, 5), (2, 6, 6), (3, 2, 6), (11, 2, 2), (12, 1, 2)):
-        hand.at = float(at)
-        hand.ranks.receive(of(datagram.STEP, step(number)), 0, 7)
-        assert hand.values()["rank:81.3"]["rank.step"] == shown
-    assert hand.ranks.refused == 2
+        reporter.at = float(at)
+        reporter.ranks.receive(encode_datagram(datagram.STEP, step(number)), 0, 7)
+        assert reporter.values()["rank:81.3"]["rank.step"] == shown
+    assert reporter.ranks.refused == 2
 
 
 def test_one_user_leaves_room_for_others_and_memory_is_bounded() -> None:
-    hand = Hand()
+    reporter = RankReporter()
     for uid in range(4):
         for rank in range(reported_ranks.MAX_RANKS_PER_USER + 50):
-            hand.ranks.receive(of(datagram.STEP, step(1), RankSender(f"j{uid}", rank)), 0, uid)
-        assert len(hand.ranks.list_senders()) == min(
+            reporter.ranks.receive(encode_datagram(datagram.STEP, step(1), RankSender(f"j{uid}", rank)), 0, uid)
+        assert len(reporter.ranks.list_senders()) == min(
             (uid + 1) * reported_ranks.MAX_RANKS_PER_USER, reported_ranks.MAX_RANKS
         )
-    assert hand.ranks.refused == 2 * 50 + 2 * (reported_ranks.MAX_RANKS_PER_USER + 50)
+    assert reporter.ranks.refused == 2 * 50 + 2 * (reported_ranks.MAX_RANKS_PER_USER + 50)
 
 
 def test_events_keep_their_order_and_are_bounded() -> None:
-    hand = Hand()
+    reporter = RankReporter()
     many = [(b"b%d" % number, number) for number in range(128)]
     for number in range(40):
-        hand.ranks.receive(of(datagram.DIGESTS, datagram.encode_digests(number, many)), 0, 7)
-    reported = [event for _ in range(20) for event in hand.ranks.collect().events]
+        reporter.ranks.receive(encode_datagram(datagram.DIGESTS, datagram.encode_digests(number, many)), 0, 7)
+    reported = [event for _ in range(20) for event in reporter.ranks.collect().events]
     assert len(reported) == reported_ranks.MAX_QUEUED_EVENTS
-    assert hand.ranks.refused == 40 - reported_ranks.MAX_QUEUED_EVENTS // 128
+    assert reporter.ranks.refused == 40 - reported_ranks.MAX_QUEUED_EVENTS // 128
     assert reported[129].data == {"step": 1, "bucket": "b1", "digest": "0000000000000001", "group": "dp0"}
 
 
 def test_a_job_on_one_node_has_the_agents_node_name() -> None:
-    hand = Hand()
-    hand.ranks.receive(of(datagram.STEP, step(1), RankSender(f"{datagram.NODE_PLACEHOLDER}-29500", 0)), 0, 7)
-    assert list(hand.values()) == ["rank:n1-29500.0"]
+    reporter = RankReporter()
+    reporter.ranks.receive(
+        encode_datagram(datagram.STEP, step(1), RankSender(f"{datagram.NODE_PLACEHOLDER}-29500", 0)), 0, 7
+    )
+    assert list(reporter.values()) == ["rank:n1-29500.0"]
 
 
 @given(st.lists(st.tuples(st.binary(max_size=200), st.integers(0, 3)), max_size=20))
 def test_no_datagram_breaks_a_read(sent: list[tuple[bytes, int]]) -> None:
-    hand = Hand()
+    reporter = RankReporter()
     for data, uid in sent:
-        hand.ranks.receive(of(datagram.STEP, data), 0, uid)
-        hand.ranks.receive(data, 0, uid)
-    assert set(hand.ranks.collect().columns) <= set(Training.signals)
+        reporter.ranks.receive(encode_datagram(datagram.STEP, data), 0, uid)
+        reporter.ranks.receive(data, 0, uid)
+    assert set(reporter.ranks.collect().columns) <= set(Training.signals)
 
 
 def test_cached_identities_are_bounded() -> None:
-    hand = Hand()
+    reporter = RankReporter()
     for number in range(2 * reported_ranks.MAX_RANKS + 10):
-        hand.ranks.receive(of(datagram.STEP, step(1), RankSender("j", number)), 0, 7)
-    assert 0 < len(hand.ranks._senders) <= 2 * reported_ranks.MAX_RANKS
+        reporter.ranks.receive(encode_datagram(datagram.STEP, step(1), RankSender("j", number)), 0, 7)
+    assert 0 < len(reporter.ranks._senders) <= 2 * reported_ranks.MAX_RANKS

@@ -1,4 +1,4 @@
-"""Versions of software and firmware from a tree that we know."""
+"""Versions of software and firmware from a known tree."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_a_read_longer_than_the_timeout_of_a_tick_keeps_its_rate(ticking: Callab
     assert reported >= 3
 
 
-def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:
+def test_at_most_three_calls_of_a_thread_hang_at_the_same_time() -> None:
     release = threading.Event()
 
     class Hanging(Host):

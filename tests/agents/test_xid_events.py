@@ -40,7 +40,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml_stub.build(tmp_path_factory.mktemp("driver"))
 
 
-def looks(library: Path, tmp_path: Path, events: str, *settings: str, count: int = 1, wait: int = 0) -> dict[str, Any]:
+def read_events(
+    library: Path, tmp_path: Path, events: str, *settings: str, count: int = 1, wait: int = 0
+) -> dict[str, Any]:
     """The collector's results in a separate process."""
     source = tmp_path / "events"
     os.mkfifo(source)  # a file would be read from its start by each new event set
@@ -55,7 +57,7 @@ def looks(library: Path, tmp_path: Path, events: str, *settings: str, count: int
 
 
 def test_an_xid_is_an_event_of_its_gpu_with_its_meaning(library: Path, tmp_path: Path) -> None:
-    found = looks(library, tmp_path, "3 8 79\n0 8 94 5 1\n", "gpus 8")
+    found = read_events(library, tmp_path, "3 8 79\n0 8 94 5 1\n", "gpus 8")
     (first, second) = found["looks"][0]
     assert first[:2] == ["gpu:n1.3", "xid"]
     assert set(first[2]) <= set(EVENT_KINDS["xid"].data)
@@ -74,17 +76,17 @@ def test_an_xid_is_an_event_of_its_gpu_with_its_meaning(library: Path, tmp_path:
 
 
 def test_without_events_a_read_is_empty_and_short(library: Path, tmp_path: Path) -> None:
-    assert looks(library, tmp_path, "", "gpus 2", count=5, wait=1) == {"looks": [[]] * 5}
+    assert read_events(library, tmp_path, "", "gpus 2", count=5, wait=1) == {"looks": [[]] * 5}
 
 
 def test_a_lost_gpu_affects_no_other(library: Path, tmp_path: Path) -> None:
     """The driver ends the wait with `GPU is lost`; a new set of the others reads on."""
-    found = looks(library, tmp_path, "error 15\n1 8 48\n", "gpus 3", "lost 2", count=2)
+    found = read_events(library, tmp_path, "error 15\n1 8 48\n", "gpus 3", "lost 2", count=2)
     assert [[event[0] for event in look] for look in found["looks"]] == [[], ["gpu:n1.1"]]
 
 
 def test_one_read_is_bounded_and_the_next_continues(library: Path, tmp_path: Path) -> None:
-    found = looks(library, tmp_path, "0 8 31\n" * 300, "gpus 1", count=2)
+    found = read_events(library, tmp_path, "0 8 31\n" * 300, "gpus 1", count=2)
     assert [len(look) for look in found["looks"]] == [256, 44]
 
 
@@ -102,4 +104,4 @@ def test_one_read_is_bounded_and_the_next_continues(library: Path, tmp_path: Pat
 def test_a_driver_without_events_is_no_data_with_the_reason(
     library: Path, tmp_path: Path, settings: tuple[str, ...], reason: str
 ) -> None:
-    assert reason in looks(library, tmp_path, "", *settings)["no data"]
+    assert reason in read_events(library, tmp_path, "", *settings)["no data"]

@@ -1,4 +1,4 @@
-"""What the kernel log's lines of XIDs and SXids say: all forms of the line, and the details that codes put into it."""
+"""Kernel log lines of XIDs and SXids: all forms of the line, and the details of their codes."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_the_table_is_that_of_the_collectors(tmp_path: Path) -> None:
     assert correlator_for([Host(), XidEvents(), KernelLog()]).table is load_xid_table()
 
 
-# --- what the driver wants done --------------------------------------------------------------------------------------
+# --- the driver's recovery action ------------------------------------------------------------------------------------
 
 
 def test_xid_154_sets_the_action_of_its_root_in_the_same_call() -> None:

@@ -1,4 +1,4 @@
-"""What each ablation switches off, it switches off in every detector that has it, however deep."""
+"""Each ablation disables its part in every detector that has it, at any depth."""
 
 from __future__ import annotations
 

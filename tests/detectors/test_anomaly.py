@@ -1,4 +1,4 @@
-"""The generic detector: the signals that it judges, what it reports, and what it leaves alone."""
+"""The generic detector: the signals that it judges, its findings, and cases without findings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def runner(*names):
     return Runner([Anomaly()], set(names) or {s.name for s in DECLARED}, CATALOGUE)
 
 
-def shown(judge, ticks, values, kind="node", n=3, events=(), step=STEP, topology=None):
+def run_detector(judge, ticks, values, kind="node", n=3, events=(), step=STEP, topology=None):
     """Findings over some ticks; values: (tick, rng) -> signal -> column."""
     entities, topology, found = tuple(f"{kind}:e{i}" for i in range(n)), topology or Topology(), []
     for t in ticks:
@@ -51,7 +51,7 @@ def shifted(tick, rng, signals=3, by=40.0, at=100, n=3):
 
 
 def test_a_level_that_shifts_in_several_signals_is_reported_with_the_most_unusual_first():
-    found = shown(runner("m0", "m1", "m2", "m3"), range(110), shifted)
+    found = run_detector(runner("m0", "m1", "m2", "m3"), range(110), shifted)
     assert {f.entity for f in found} == {"node:e1"}
     assert set(found[0].signals[:3]) == {"m0", "m1", "m2"}
     assert found[0].onset == START + 100 * STEP
@@ -62,36 +62,38 @@ def test_a_level_that_shifts_in_several_signals_is_reported_with_the_most_unusua
 
 
 def test_a_lasting_change_of_several_signals_becomes_a_ticket_and_never_a_page():
-    found = shown(runner("m0", "m1", "m2", "m3"), range(200), shifted)
+    found = run_detector(runner("m0", "m1", "m2", "m3"), range(200), shifted)
     assert {f.level for f in found} == {"suspect", "ticket"}
 
 
 def test_after_thirty_samples_a_new_level_is_the_normal_one():
-    found = shown(runner("m0", "m1", "m2", "m3"), range(400), shifted)
+    found = run_detector(runner("m0", "m1", "m2", "m3"), range(400), shifted)
     assert {f.onset for f in found} == {START + 100 * STEP}
     assert max(f.time for f in found) <= START + 131 * STEP
 
 
 def test_one_of_many_signals_that_moves_alone_is_not_reported():
-    assert shown(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: shifted(t, r, signals=1)) == []
+    assert run_detector(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: shifted(t, r, signals=1)) == []
 
 
 def test_a_move_of_less_than_a_tenth_is_not_reported():
     judge = runner("m0", "m1", "m2", "m3")
-    assert shown(judge, range(200), lambda t, r: {k: v / 50 + 99 for k, v in shifted(t, r, by=4.0).items()}) == []
+    assert (
+        run_detector(judge, range(200), lambda t, r: {k: v / 50 + 99 for k, v in shifted(t, r, by=4.0).items()}) == []
+    )
 
 
 def test_a_spike_is_only_a_suspect():
     judge = runner("m0", "m1", "m2", "m3")
-    found = shown(judge, range(200), lambda t, r: shifted(t, r, at=100) if t == 100 else noisy(r))
+    found = run_detector(judge, range(200), lambda t, r: shifted(t, r, at=100) if t == 100 else noisy(r))
     assert {f.level for f in found} == {"suspect"}
 
 
-def test_a_counter_of_harm_that_grows_after_standing_still_suffices_by_itself():
+def test_an_error_counter_that_starts_to_grow_is_sufficient_evidence():
     def values(tick, rng):
         return {**noisy(rng), ERRORS.name: np.array([7.0, 7.0 + (tick >= 150), 7.0])}
 
-    found = shown(runner(ERRORS.name, "m0", "m1", "m2"), range(170), values)
+    found = run_detector(runner(ERRORS.name, "m0", "m1", "m2"), range(170), values)
     assert {f.entity for f in found} == {"node:e1"}
     assert found[0].signals[0] == ERRORS.name
     assert "node.oddities grew after standing still" in found[0].summary
@@ -101,38 +103,38 @@ def test_a_counter_reset_is_not_reported():
     def values(tick, rng):
         return {ERRORS.name: np.array([7.0, 7.0 * (tick < 150), 7.0])}
 
-    assert shown(runner(ERRORS.name), range(200), values) == []
+    assert run_detector(runner(ERRORS.name), range(200), values) == []
 
 
 def test_a_state_that_is_not_normal_is_reported_and_its_return_is_not():
     judge = runner(DOOR.name)
-    opens = shown(judge, range(110), lambda t, r: {DOOR.name: np.array([0.0, float(t >= 100), 0.0])})
+    opens = run_detector(judge, range(110), lambda t, r: {DOOR.name: np.array([0.0, float(t >= 100), 0.0])})
     assert opens[0].entity == "node:e1"
     assert "node.door is not normal" in opens[0].summary
-    assert shown(judge, range(130, 400), lambda t, r: {DOOR.name: np.array([0.0, float(t < 200), 0.0])}) == []
+    assert run_detector(judge, range(130, 400), lambda t, r: {DOOR.name: np.array([0.0, float(t < 200), 0.0])}) == []
 
 
 def test_a_move_away_from_harm_is_not_reported():
     def heat(by):
         return lambda t, r: {HEAT.name: 50 + r.standard_normal(3) + np.array([0, by * (t >= 100), 0])}
 
-    assert shown(runner(HEAT.name), range(150), heat(-30)) == []
-    assert {f.entity for f in shown(runner(HEAT.name), range(150), heat(30))} == {"node:e1"}
+    assert run_detector(runner(HEAT.name), range(150), heat(-30)) == []
+    assert {f.entity for f in run_detector(runner(HEAT.name), range(150), heat(30))} == {"node:e1"}
 
 
 def test_a_move_that_all_peers_make_is_not_reported():
     def all_up(tick, rng):
         return {k: v + 40 * (tick >= 100) for k, v in noisy(rng, 12).items()}
 
-    assert shown(runner("m0", "m1", "m2", "m3"), range(200), all_up, n=12) == []
-    assert shown(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: shifted(t, r, n=12), n=12) != []
+    assert run_detector(runner("m0", "m1", "m2", "m3"), range(200), all_up, n=12) == []
+    assert run_detector(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: shifted(t, r, n=12), n=12) != []
 
 
 def test_ranks_are_never_blamed():
     judge = runner()
     assert "rank.mood" not in judge.signals
     values = lambda t, r: {"rank.mood": np.array([1.0, 1.0 + 9 * (t >= 100), 1.0])}  # noqa: E731
-    assert shown(judge, range(200), values, kind="rank") == []
+    assert run_detector(judge, range(200), values, kind="rank") == []
 
 
 def test_it_judges_signals_that_no_active_detector_uses():
@@ -171,7 +173,7 @@ def test_it_judges_the_series_of_unknown_exporters_and_configured_signals():
 
 def test_announced_work_is_not_reported():
     work = Event(START + 90 * STEP, "node:e1", "maintenance_start", {"seconds": 3600})
-    assert shown(runner("m0", "m1", "m2", "m3"), range(200), shifted, events=(work,)) == []
+    assert run_detector(runner("m0", "m1", "m2", "m3"), range(200), shifted, events=(work,)) == []
 
 
 def test_missing_and_late_entities_and_many_nan_values_are_not_reported():
@@ -182,22 +184,25 @@ def test_missing_and_late_entities_and_many_nan_values_are_not_reported():
             column[0] = np.nan if tick > 80 else column[0]
         return found
 
-    assert shown(runner("m0", "m1", "m2", "m3"), range(300), values) == []
+    assert run_detector(runner("m0", "m1", "m2", "m3"), range(300), values) == []
 
 
 def test_constant_signals_are_not_reported():
-    assert shown(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: {s.name: np.ones(3) for s in GAUGES}) == []
+    assert (
+        run_detector(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: {s.name: np.ones(3) for s in GAUGES})
+        == []
+    )
 
 
 def test_a_level_that_a_person_accepts_is_normal_from_then_on():
     judge = runner("m0", "m1", "m2", "m3")
-    assert shown(judge, range(105), shifted) != []
+    assert run_detector(judge, range(105), shifted) != []
     feedback = Event(START + 105 * STEP, "node:e1", "feedback", {"verdict": "not_a_fault", "detector": "anomaly"})
-    assert shown(judge, range(105, 200), shifted, events=(feedback,)) == []
+    assert run_detector(judge, range(105, 200), shifted, events=(feedback,)) == []
 
 
 def test_a_restart_with_other_signals_begins_again():
     first, second = runner("m0", "m1", "m2"), runner("m0", "m1", "m2", "m3")
-    shown(first, range(50), lambda t, r: noisy(r))
+    run_detector(first, range(50), lambda t, r: noisy(r))
     second.restore(first.snapshot())
-    assert shown(second, range(50, 80), lambda t, r: noisy(r)) == []
+    assert run_detector(second, range(50, 80), lambda t, r: noisy(r)) == []

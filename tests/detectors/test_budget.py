@@ -93,7 +93,7 @@ def test_two_sided_streams_list_the_alarms_of_both_sides(name):
     assert all("at 30 s" in line and f"once in {cost} (" in line for line in lines), lines
 
 
-def test_the_kernel_alarms_no_more_often_than_the_arithmetic_says():
+def test_the_kernel_has_no_more_alarms_than_computed():
     """At a low threshold, where alarms can be counted: healthy streams of normal noise, own variance learnt first."""
     size, ticks, threshold = 2000, 600, 15.0
     rng, streams = np.random.default_rng(3), Streams(Channel(0.001, 0.0, 0.0, threshold=threshold))

@@ -22,8 +22,8 @@ every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.detector.na
 REPEATS = 60 * SECOND
 
 
-def whole(case):
-    return case.shown(case.detector(), range(case.ticks))
+def run_case(case):
+    return case.run_detector(case.detector(), range(case.ticks))
 
 
 def test_every_detector_has_a_case():
@@ -32,7 +32,7 @@ def test_every_detector_has_a_case():
 
 @every
 def test_it_finds_its_fault_and_blames_only_the_faulty_entities(case):
-    found = whole(case)
+    found = run_case(case)
     assert {f.entity for f in found} == case.guilty
     assert max((LEVELS.index(f.level) for f in found), default=-1) == LEVELS.index(case.level)
 
@@ -40,22 +40,22 @@ def test_it_finds_its_fault_and_blames_only_the_faulty_entities(case):
 @every
 def test_it_reports_nothing_before_its_fault_begins(case):
     begin = case.time(case.fault) - case.step * SECOND
-    assert all(f.time > begin for f in whole(case))
+    assert all(f.time > begin for f in run_case(case))
 
 
 @every
 def test_it_is_silent_without_a_fault(case):
-    assert case.shown(case.detector(), range(max(case.ticks, 600)), broken=False) == []
+    assert case.run_detector(case.detector(), range(max(case.ticks, 600)), broken=False) == []
 
 
 @every
 def test_the_same_frames_give_the_same_findings(case):
-    assert whole(case) == whole(case)
+    assert run_case(case) == run_case(case)
 
 
 @every
 def test_findings_keep_to_the_contract(case):
-    found = whole(case)
+    found = run_case(case)
     assert [f.time for f in found] == sorted(f.time for f in found)
     for f in found:
         assert f.onset <= f.time
@@ -67,7 +67,7 @@ def test_findings_keep_to_the_contract(case):
 
 @every
 def test_each_finding_has_a_title_and_the_end_of_its_condition(case):
-    for f in whole(case):
+    for f in run_case(case):
         assert isinstance(f.evidence.get(CLEARS), str), f.evidence
         assert len(f.evidence[CLEARS]) > 10
         assert f.entity.split(":", 1)[1] in f.summary or entity_name(f.entity).lower() in f.summary.lower()
@@ -80,7 +80,7 @@ def test_each_finding_has_a_title_and_the_end_of_its_condition(case):
 
 @every
 def test_the_onset_stays_and_the_level_never_falls_while_a_condition_holds(case):
-    found = whole(case)
+    found = run_case(case)
     for entity in case.guilty:
         mine = [f for f in found if f.entity == entity]
         by_onset = [f for f in mine if f.onset == mine[-1].onset]
@@ -93,14 +93,14 @@ def test_the_onset_stays_and_the_level_never_falls_while_a_condition_holds(case)
 @every
 def test_it_repeats_a_condition_that_holds_each_minute(case):
     """The Desk resolves after ten minutes without a finding."""
-    found = whole(case)
+    found = run_case(case)
     last = case.time(case.ticks - 1)
     assert last - max(f.time for f in found) <= 2 * max(REPEATS, case.step * SECOND)
 
 
 @every
 def test_a_snapshot_resumes_midway_as_if_nothing_had_stopped(case):
-    everything = whole(case)
+    everything = run_case(case)
     for stop in (case.fault // 2, case.fault + 5, (case.fault + case.ticks) // 2):
         first, second = case.detector(), case.detector()
         topology, found = case.topology(), []
@@ -139,15 +139,15 @@ def test_a_snapshot_does_not_change_with_the_detector(case):
 
 @every
 def test_the_order_of_entities_does_not_matter(case):
-    def turned(f: Frame) -> Frame:
+    def reverse_order(f: Frame) -> Frame:
         values = {k: v[::-1] for k, v in f.values.items()}
         return Frame(f.time, f.device_class, f.entities[::-1], values, f.topology, f.events)
 
     detector, topology, found = case.detector(), case.topology(), []
     for tick in range(case.ticks):
         frames = case.frames(tick, True, topology)
-        found += detector.observe({c: turned(f) for c, f in frames.items()})
-    assert sorted((f.key, f.level, f.time) for f in found) == sorted((f.key, f.level, f.time) for f in whole(case))
+        found += detector.observe({c: reverse_order(f) for c, f in frames.items()})
+    assert sorted((f.key, f.level, f.time) for f in found) == sorted((f.key, f.level, f.time) for f in run_case(case))
 
 
 @every
@@ -163,7 +163,7 @@ def test_it_reads_no_signal_that_it_does_not_declare(case):
     detector, topology, found = case.detector(), case.topology(), []
     for tick in range(case.ticks):
         found += detector.observe({c: reduced(f) for c, f in case.frames(tick, True, topology).items()})
-    assert found == whole(case)
+    assert found == run_case(case)
 
 
 ALWAYS = {"maintenance_start", "maintenance_end", "version", "reset", "job_start", "job_end"}
@@ -218,11 +218,11 @@ def test_many_nan_values_are_accepted(case):
 def test_the_first_twenty_samples_are_silent(case):
     if case.exact:
         pytest.skip(f"there is nothing to learn: {case.exact}")
-    assert case.shown(case.detector(), range(case.fault, case.fault + 20)) == []
+    assert case.run_detector(case.detector(), range(case.fault, case.fault + 20)) == []
 
 
 @every
-def test_its_page_names_its_source_its_needs_and_what_it_cannot_see(case):
+def test_its_page_names_its_source_its_needs_and_its_blind_spots(case):
     cls = case.detector
     assert "Source:" in (cls.__doc__ or "")
     assert cls().deciding_signals()
@@ -235,7 +235,7 @@ def test_each_name_is_unique():
     assert len(set(names)) == len(names)
 
 
-def test_configuration_builds_each_detector_and_refuses_what_it_does_not_know():
+def test_configuration_builds_each_detector_and_refuses_unknown_keys():
     link = next(d for d in configured({"link": {"flaps": 5}}, "x.toml") if d.name == "link")
     assert link.flaps == 5
     with pytest.raises(ConfigError, match=r"x\.toml: \[detector\.lnk\].*did you mean 'link'"):

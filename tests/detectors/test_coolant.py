@@ -110,7 +110,7 @@ LESS = {"coolant__flow": 0.8, "coolant__pressure": 0.64, "pump__speed": 0.8}
     "change",
     [together(**LESS), together(18.0), together(7.0, 18.0, start=250), together(coolant__flow=0.6, throttles=True)],
 )
-def test_a_common_loss_of_all_loops_is_one_page_on_what_they_share(site, watch, change):
+def test_a_common_loss_of_all_loops_is_one_page_on_the_shared_entity(site, watch, change):
     site.topology.merge({f"cdu:c{i}": ("facility:west", "site:x") for i in range(5)})
     found = watch(Coolant(), site, 500, change)
     assert {f.entity for f in found} == {"facility:west"}

@@ -26,7 +26,7 @@ def topology(_: object = None) -> Topology:
 SITE = Case(Coolant, {"coolant": BRANCHES, "gpu": GPUS}, topology, lambda *_: ({}, []), frozenset())
 
 
-def shown(flow, meter, load=lambda tick: 1.0, ticks=200, racks=RACKS, change=None, lag=0):
+def run_detector(flow, meter, load=lambda tick: 1.0, ticks=200, racks=RACKS, change=None, lag=0):
     """Findings on branches at a pressure that their unit holds; `flow`, `meter` (tick): of the guilty one.
 
     change: (tick, values) removes readings.   lag: ticks by which the water follows the load.
@@ -47,7 +47,7 @@ def shown(flow, meter, load=lambda tick: 1.0, ticks=200, racks=RACKS, change=Non
         values = {"coolant": {name: column[:racks] for name, column in coolant.items()}, "gpu": {"gpu.power": power}}
         if change is not None:
             change(tick, values)
-        found += detector.observe(SITE.framed(tick, values, [], graph))
+        found += detector.observe(SITE.frames_of(tick, values, [], graph))
     return found
 
 
@@ -61,7 +61,7 @@ def steady(tick):
 
 @pytest.mark.parametrize("share", [0.8, 0.6])
 def test_a_restricted_branch_at_a_held_pressure_is_the_only_page(share):
-    found = shown(falls(share), steady)
+    found = run_detector(falls(share), steady)
     assert {f.entity for f in found} == {BRANCHES[GUILTY]}
     page = next(f for f in found if f.level == "page")
     assert page.time - SITE.time(FAULT) <= 700 * SECOND
@@ -70,25 +70,25 @@ def test_a_restricted_branch_at_a_held_pressure_is_the_only_page(share):
 
 @pytest.mark.parametrize("share", [0.8, 0.6])
 def test_a_wrong_flow_meter_stays_a_suspect_since_the_heat_falls_with_it(share):
-    found = shown(steady, falls(share), ticks=400)
+    found = run_detector(steady, falls(share), ticks=400)
     assert {(f.entity, f.level) for f in found} == {(BRANCHES[GUILTY], "suspect")}
     assert found[-1].evidence["doubted"]
 
 
 def test_a_wrong_meter_is_not_believed_because_the_load_rose_with_it():
-    found = shown(steady, falls(0.8), load=lambda tick: 1.3 if tick >= FAULT else 1.0, ticks=300)
+    found = run_detector(steady, falls(0.8), load=lambda tick: 1.3 if tick >= FAULT else 1.0, ticks=300)
     assert {f.level for f in found} == {"suspect"}
 
 
 def test_a_site_of_few_branches_gets_a_ticket_and_idle_gpus_confirm_nothing():
-    few = shown(falls(0.8), steady, racks=3)
+    few = run_detector(falls(0.8), steady, racks=3)
     assert {f.level for f in few} == {"suspect", "ticket"}
-    idle = shown(falls(0.8), steady, load=lambda tick: 0.1)
+    idle = run_detector(falls(0.8), steady, load=lambda tick: 0.1)
     assert {f.level for f in idle} == {"suspect"}
 
 
 def test_swinging_loads_give_no_finding():
-    assert shown(steady, steady, load=lambda tick: 0.4 if tick % 90 > 60 else 1.0, ticks=500) == []
+    assert run_detector(steady, steady, load=lambda tick: 0.4 if tick % 90 > 60 else 1.0, ticks=500) == []
 
 
 UNTIL = 50  # tick until which the heat is measured; the meter is wrong from ten ticks later on
@@ -111,7 +111,7 @@ def no_power(tick, values):
 @pytest.mark.parametrize(("load", "change"), [(idle, None), (steady, no_return), (steady, no_power)])
 @pytest.mark.parametrize("share", [0.85, 0.6])
 def test_a_wrong_meter_while_the_heat_is_unknown_does_not_page_by_earlier_heat(share, load, change):
-    found = shown(steady, falls(share), load, ticks=400, change=change)
+    found = run_detector(steady, falls(share), load, ticks=400, change=change)
     assert {(f.entity, f.level) for f in found} == {(BRANCHES[GUILTY], "suspect")}
     assert all(f.evidence["doubted"] for f in found)
 
@@ -122,7 +122,7 @@ def test_an_earlier_confirmation_does_not_confirm_a_wrong_meter_later():
     def flow(tick):
         return 0.85 if 60 <= tick < 115 else 1.0
 
-    found = shown(flow, falls_at(300, 0.85), lambda tick: 0.1 if tick >= 112 else 1.0, ticks=600)
+    found = run_detector(flow, falls_at(300, 0.85), lambda tick: 0.1 if tick >= 112 else 1.0, ticks=600)
     assert {f.level for f in found} == {"suspect"}
 
 
@@ -131,7 +131,9 @@ def falls_at(since, share):
 
 
 def test_a_growing_meter_error_while_the_heat_is_unknown_is_not_believed():
-    found = shown(steady, lambda tick: 0.88 if tick < 200 else 0.7, lambda tick: 1.0 if tick < 195 else 0.1, ticks=400)
+    found = run_detector(
+        steady, lambda tick: 0.88 if tick < 200 else 0.7, lambda tick: 1.0 if tick < 195 else 0.1, ticks=400
+    )
     assert {f.level for f in found} <= {"suspect"}
 
 
@@ -141,7 +143,7 @@ def test_water_that_follows_a_swinging_load_late_does_not_confirm_a_wrong_meter(
     def load(tick):
         return 0.5 if tick % period > 0.7 * period else 1.0
 
-    found = shown(steady, falls_at(300, 0.85), load, ticks=1200, lag=9)
+    found = run_detector(steady, falls_at(300, 0.85), load, ticks=1200, lag=9)
     assert {f.level for f in found} <= {"suspect"}
 
 
@@ -149,4 +151,4 @@ def test_a_restricted_branch_is_reported_between_the_swings_of_a_load():
     def load(tick):
         return 0.5 if tick % 240 > 120 else 1.0
 
-    assert "page" in {f.level for f in shown(falls_at(300, 0.8), steady, load, ticks=700, lag=9)}
+    assert "page" in {f.level for f in run_detector(falls_at(300, 0.8), steady, load, ticks=700, lag=9)}

@@ -14,7 +14,7 @@ START = 1_790_000_000 * SECOND
 LOOPS = ("cdu:c0", "cdu:c1")
 
 
-def shown(level, hours, events=(), wet=None, step=30):
+def run_detector(level, hours, events=(), wet=None, step=30):
     """`level(hour)` of the first loop; `wet`: hour from which its rope is wet."""
     rng, detector, out = np.random.default_rng(4), CoolantLeak(), []
     topology = Topology({"leak_detector:r1": ("rack:r1",), "rack:r1": ("cdu:c0",)})
@@ -36,18 +36,18 @@ def shown(level, hours, events=(), wet=None, step=30):
     ("per_hour", "within", "level"), [(0.6, 0.4, "page"), (0.05, 1.6, "page"), (0.02, 2.5, "ticket")]
 )
 def test_a_reservoir_that_sinks_is_reported_before_its_rope_is_wet(per_hour, within, level):
-    found = shown(lambda hour: 0.85 - per_hour * max(hour - 3, 0), 3 + within)
+    found = run_detector(lambda hour: 0.85 - per_hour * max(hour - 3, 0), 3 + within)
     assert {f.entity for f in found} == {"cdu:c0"}
     assert found[0].level == level
     assert found[0].evidence["hours_to_empty"] == pytest.approx(0.8 / per_hour, rel=0.4)
 
 
 def test_a_level_that_swings_with_the_temperature_is_no_leak():
-    assert shown(lambda hour: 0.85 + 0.01 * np.sin(hour * np.pi / 12), 30) == []
+    assert run_detector(lambda hour: 0.85 + 0.01 * np.sin(hour * np.pi / 12), 30) == []
 
 
 def test_a_step_of_the_float_or_a_refill_is_no_leak():
-    assert shown(lambda hour: 0.85 - 0.1 * (hour > 3) + 0.12 * (hour > 5), 8) == []
+    assert run_detector(lambda hour: 0.85 - 0.1 * (hour > 3) + 0.12 * (hour > 5), 8) == []
 
 
 def test_coolant_drained_in_announced_work_is_no_leak():
@@ -56,10 +56,10 @@ def test_coolant_drained_in_announced_work_is_no_leak():
 
     work = [Event(START + 10_700 * SECOND, LOOPS[0], "maintenance_start", {"seconds": 5000})]
     work.append(Event(START + 15_000 * SECOND, LOOPS[0], "maintenance_end", {}))
-    assert shown(level, 6, work) == []
+    assert run_detector(level, 6, work) == []
 
 
 def test_the_finding_on_the_rope_has_the_onset_of_the_falling_level():
-    found = shown(lambda hour: 0.85 - 0.3 * max(hour - 3, 0), 4, wet=3.7)
+    found = run_detector(lambda hour: 0.85 - 0.3 * max(hour - 3, 0), 4, wet=3.7)
     rope = next(f for f in found if f.entity == "leak_detector:r1")
     assert (rope.level, rope.onset) == ("page", found[0].onset)

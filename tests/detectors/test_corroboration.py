@@ -29,7 +29,7 @@ def test_a_slow_rank_names_the_hot_loop_that_explains_it_and_keeps_its_level(lev
     assert slow.summary == "slow"
 
 
-def test_a_suspect_of_the_plant_explains_no_slow_rank_and_one_of_its_own_gpu_does():
+def test_a_suspect_of_the_cooling_plant_explains_no_slow_rank_and_one_of_its_own_gpu_does():
     assert not explained(SLOW, replace(HOT, level="suspect"))
     assert explained(SLOW, replace(HOT, level="suspect", entity="gpu:n0.0"))
 
@@ -39,7 +39,7 @@ def test_heat_explains_a_suspect_that_began_about_then(minutes, explains):
     assert explained(SLOW, replace(HOT, onset=START + minutes * 60 * SECOND)) == explains
 
 
-def test_the_heat_of_its_own_gpu_explains_a_slow_rank_however_long_it_lasts():
+def test_the_heat_of_its_own_gpu_explains_a_slow_rank_for_any_duration():
     assert explained(SLOW, replace(HOT, entity="gpu:n0.0", onset=START - 7200 * SECOND))
 
 

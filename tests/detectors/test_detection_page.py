@@ -21,18 +21,18 @@ META = {"nodes": 1000, "gpus": 8000, "start": iso(START), "cpu_seconds": 1.0, "s
 PARENTS = {f"gpu:n{n}.0": [f"node:n{n}"] for n in range(40)} | {f"node:n{n}": [] for n in range(40)}
 
 
-def at(seconds):
+def time_at(seconds):
     return iso(START + round(seconds * SECOND))
 
 
 def line(number, kind, onset, length, entity=None, detectability="soft", **parameters):
-    detectable = {"detectable": at(onset + parameters.pop("seen"))} if "seen" in parameters else {}
+    detectable = {"detectable": time_at(onset + parameters.pop("seen"))} if "seen" in parameters else {}
     return {
         "id": f"fault-{number}",
         "kind": kind,
         "entity": entity or f"gpu:n{number}.0",
-        "onset": at(onset),
-        "end": at(onset + length),
+        "onset": time_at(onset),
+        "end": time_at(onset + length),
         "class": detectability,
         "parameters": {"attribution": "gpu", **parameters, **detectable},
     }
@@ -40,8 +40,14 @@ def line(number, kind, onset, length, entity=None, detectability="soft", **param
 
 def alert(entity, moment, detector="straggler", level="page"):
     """A finding and the incident that it opens."""
-    finding = {"time": at(moment), "onset": at(moment), "entity": entity, "detector": detector, "level": level}
-    expected = {"opened": at(moment), "severity": level, "detector": detector, "entity": entity, "cause": entity}
+    finding = {
+        "time": time_at(moment),
+        "onset": time_at(moment),
+        "entity": entity,
+        "detector": detector,
+        "level": level,
+    }
+    expected = {"opened": time_at(moment), "severity": level, "detector": detector, "entity": entity, "cause": entity}
     more = {"candidates": [entity], "members": [entity], "resolved": None, "summary": "", "conditions": []}
     return finding, {"id": f"{entity} {moment}", **expected, **more}
 
@@ -49,7 +55,7 @@ def alert(entity, moment, detector="straggler", level="page"):
 def result(truth=(), alerts=(), days=1.0, placed=()):
     """The result of a run of 1,000 nodes."""
     findings, incidents = [f for f, _ in alerts], [i for _, i in alerts]
-    meta = {**META, "end": at(86_400 * days)}
+    meta = {**META, "end": time_at(86_400 * days)}
     message = {"findings": findings, "incidents": incidents, "truth": list(truth), "placed": list(placed)}
     return {
         "key": "",
@@ -124,7 +130,7 @@ def test_an_alert_on_a_moved_rank_is_scored_by_its_location_at_that_time():
     places = [(0, "gpu:n2.0"), (9000, "gpu:n1.0"), (12_000, "gpu:n3.0")]
     placed = [
         {
-            "time": at(moment),
+            "time": time_at(moment),
             "entity": "job:81",
             "kind": "job_start",
             "data": {"ranks": {"rank:81.0": {"gpu": gpu, "stage": "stage:81.0"}}},

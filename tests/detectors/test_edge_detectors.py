@@ -24,7 +24,7 @@ def edge(tick, entity, kind, state="active", **data):
     return Event(time, entity, kind, {"state": state, "since": time - SECOND, **data})
 
 
-def at(*events):
+def with_events(*events):
     """A change that reports each event in its tick."""
     return lambda tick, values: [e for e in events if e.time == START + tick * STEP]
 
@@ -46,7 +46,7 @@ def rise(tick, entity, signal="gpu.temperature", state="active"):
 
 @pytest.mark.parametrize(("word", "level"), [("warning", "ticket"), ("critical", "page")])
 def test_a_leak_is_reported_with_its_event_and_lasts_until_it_is_cleared(site, watch, word, level):
-    events = at(leak(3, word), edge(40, ROPE, "leak", "cleared", leak="ok", value=0))
+    events = with_events(leak(3, word), edge(40, ROPE, "leak", "cleared", leak="ok", value=0))
     found = watch(CoolantLeak(), site, 60, lambda tick, values: values["leak"].clear() or events(tick, values))
     assert found[0].time == START + 3 * STEP
     assert found[0].onset == START + 3 * STEP - SECOND
@@ -56,7 +56,7 @@ def test_a_leak_is_reported_with_its_event_and_lasts_until_it_is_cleared(site, w
 
 
 def test_a_warning_that_becomes_critical_rises_and_keeps_its_onset(site, watch):
-    events = at(leak(3, "warning"), leak(9, "critical"))
+    events = with_events(leak(3, "warning"), leak(9, "critical"))
     found = watch(CoolantLeak(), site, 20, lambda tick, values: values["leak"].clear() or events(tick, values))
     by_level = {f.level: f for f in found}
     assert list(by_level) == ["ticket", "page"]
@@ -87,7 +87,7 @@ def test_a_broken_or_absent_leak_detector_neither_starts_nor_ends_a_leak(site, w
 def test_events_of_another_shape_are_ignored(site, watch, data):
     events = [Event(START, e, k, data) for e in (ROPE, LOOP) for k in ("leak", "flow_collapse", "temperature_rise")]
     for detector in (CoolantLeak(), CoolantEdge()):
-        assert watch(detector, site, 3, at(*events)) == []
+        assert watch(detector, site, 3, with_events(*events)) == []
 
 
 # --- flow and pressure -----------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def low(events, ticks):
     def change(tick, values):
         if tick in ticks:
             values["coolant"]["coolant.flow"][0] = 120.0
-        return at(*events)(tick, values)
+        return with_events(*events)(tick, values)
 
     return change
 
@@ -125,7 +125,7 @@ def test_a_collapse_whose_end_was_lost_ends_with_two_good_frames(site, watch):
 def test_a_loop_that_is_not_read_is_not_reported_until_it_is_read_again(site, watch):
     def gone(tick, values):
         values["coolant"]["coolant.flow"][0] = 120.0 if tick < 20 or tick > 60 else np.nan
-        return at(flow(5))(tick, values)
+        return with_events(flow(5))(tick, values)
 
     times = [(f.time - START) // STEP for f in watch(CoolantEdge(), site, 80, gone)]
     assert not [t for t in times if 20 <= t <= 60]
@@ -136,11 +136,13 @@ def test_a_loop_that_is_not_read_is_not_reported_until_it_is_read_again(site, wa
 
 
 def test_one_gpu_that_heats_up_is_a_suspect_and_three_of_a_node_are_a_page_on_the_node(site, watch):
-    alone = watch(ThermalEdge(), site, 10, at(rise(3, "gpu:n1.0")))
+    alone = watch(ThermalEdge(), site, 10, with_events(rise(3, "gpu:n1.0")))
     assert {(f.entity, f.level) for f in alone} == {("gpu:n1.0", "suspect")}
-    found = watch(ThermalEdge(), site, 10, at(rise(3, "gpu:n1.0"), rise(5, "gpu:n1.1"), rise(6, "gpu:n1.2")))
+    found = watch(ThermalEdge(), site, 10, with_events(rise(3, "gpu:n1.0"), rise(5, "gpu:n1.1"), rise(6, "gpu:n1.2")))
     assert [(f.entity, f.level) for f in found if f.level == "page"] == [("node:n1", "page")]
-    spread = watch(ThermalEdge(), site, 60, at(rise(3, "gpu:n1.0"), rise(20, "gpu:n1.1"), rise(45, "gpu:n1.2")))
+    spread = watch(
+        ThermalEdge(), site, 60, with_events(rise(3, "gpu:n1.0"), rise(20, "gpu:n1.1"), rise(45, "gpu:n1.2"))
+    )
     assert {f.level for f in spread} == {"suspect"}
 
 
@@ -153,8 +155,8 @@ def test_a_gpu_that_heats_up_below_a_collapsed_loop_is_explained_by_it(site, wat
 
 def test_warm_supply_alone_is_a_suspect_and_with_a_gpu_behind_it_a_page(site, watch):
     supply = rise(3, LOOP, "coolant.supply_temperature")
-    assert {f.level for f in watch(ThermalEdge(), site, 10, at(supply))} == {"suspect"}
-    found = watch(ThermalEdge(), site, 10, at(supply, rise(6, "gpu:n1.0")))
+    assert {f.level for f in watch(ThermalEdge(), site, 10, with_events(supply))} == {"suspect"}
+    found = watch(ThermalEdge(), site, 10, with_events(supply, rise(6, "gpu:n1.0")))
     assert {f.entity for f in found if f.level == "page"} == {LOOP}
 
 
@@ -162,7 +164,7 @@ def test_the_same_sensor_twice_does_not_count_as_two(site, watch):
     def warm(tick, values):
         if tick > 200:
             values["coolant"]["coolant.supply_temperature"][0] += 4.0
-        return at(rise(201, LOOP, "coolant.supply_temperature"))(tick, values)
+        return with_events(rise(201, LOOP, "coolant.supply_temperature"))(tick, values)
 
     found = watch(Runner(configured()), site, 215, warm)
     mine = [f for f in found if f.detector == "thermal_edge"]
@@ -189,7 +191,7 @@ def test_a_leak_opens_one_page_that_ends_only_when_dry(site, watch):
     assert topology.ancestors(ROPE) == (LOOP, "rack:r1")
 
 
-def test_a_leak_and_the_collapse_it_brings_are_one_incident_on_the_unit(site, watch):
+def test_a_leak_and_the_resulting_collapse_are_one_incident_on_the_unit(site, watch):
     runner, desk, changes = Runner([CoolantLeak(), CoolantEdge()]), Desk(site.topology), []
     for tick in range(30):
         values = site.values()
@@ -212,7 +214,7 @@ def test_invalid_numbers_of_an_agent_are_in_no_finding(site, watch, bad):
     heat = edge(3, "gpu:n0.0", "temperature_rise", signal=bad, **dict.fromkeys(HEAT, bad))
     lost = edge(3, LOOP, "flow_collapse", signal="coolant.flow", value=bad, usual=bad, share=bad)
     for detector, events in ((ThermalEdge(), heat), (CoolantEdge(), lost)):
-        found = watch(detector, site, 20, at(events))
+        found = watch(detector, site, 20, with_events(events))
         assert found
         assert "nan" not in str([(f.summary, f.evidence, f.signals) for f in found])
         assert "inf" not in str([(f.summary, f.evidence, f.signals) for f in found])

@@ -54,7 +54,7 @@ def test_a_name_covers_itself_and_all_below_it(named, expected):
 
 
 @dataclass
-class Watching(Detector):
+class StreamDetector(Detector):
     """Learns the power of GPUs, reports nothing. Source: this test."""
 
     name: ClassVar[str] = "watching"
@@ -75,7 +75,7 @@ class Watching(Detector):
     ("named", "expected"), [("rack:r0", {0, 1, 2, 3}), ("gpu:n2.0", {4}), ("fleet:gpu", set(range(6)))]
 )
 def test_streams_of_the_members_of_a_group_are_reset(named, expected):
-    runner = Runner([Watching()])
+    runner = Runner([StreamDetector()])
     for tick in range(30):
         runner.observe({"gpu": frame(tick)})
     before = runner.detectors[0].streams.cells.copy()

@@ -1,4 +1,4 @@
-"""Members of a cohort that are off alike are one ticket on what they share; chance, work, jobs, versions are none."""
+"""Equal deviations in a cohort are one ticket on the shared entity; chance, work, jobs and versions are none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOME = tuple(range(0, SIZE, 5)) + tuple(range(1, SIZE, 5))
 QUANTITY = Quantity(("gpu.temperature",), "are hotter than the others", "are cooler than the others", "K")
 
 
-class Shown:
+class CohortRun:
     """One metric of 32 GPUs, a fault from tick `LEARNT` on in some of them."""
 
     def __init__(self, topology=RACK, rungs=(("rack", "@sku"), ("@sku",)), both=False):
@@ -50,14 +50,14 @@ class Shown:
 
 
 @pytest.fixture
-def shown():
-    fleet = Shown()
+def cohort_run():
+    fleet = CohortRun()
     assert fleet.run(LEARNT) == []
     return fleet
 
 
-def test_thirteen_of_32_alike_are_one_ticket_on_their_rack(shown):
-    found = shown.run(120, SOME)
+def test_thirteen_of_32_alike_are_one_ticket_on_their_rack(cohort_run):
+    found = cohort_run.run(120, SOME)
     assert {(f.entity, f.level, f.detector) for f in found} == {("rack:r1", "ticket", "thermal")}
     first = found[0]
     assert first.evidence["struck"] == 14
@@ -70,41 +70,41 @@ def test_thirteen_of_32_alike_are_one_ticket_on_their_rack(shown):
     assert HOLD <= first.time - first.onset <= HOLD + 300 * SECOND
 
 
-def test_a_shift_of_less_than_ten_minutes_is_a_phase(shown):
-    assert shown.run(50, SOME) + shown.run(100) == []
+def test_a_shift_of_less_than_ten_minutes_is_a_phase(cohort_run):
+    assert cohort_run.run(50, SOME) + cohort_run.run(100) == []
 
 
-def test_three_of_ten_are_no_group_event(shown):
-    assert shown.run(200, range(9)) == []
+def test_three_of_ten_are_no_group_event(cohort_run):
+    assert cohort_run.run(200, range(9)) == []
 
 
 def test_two_of_a_cohort_of_six_are_enough():
-    fleet = Shown(Topology({g: [f"rack:{'few' if i < 6 else 'r1'}"] for i, g in enumerate(GPUS)}), (("rack",),))
+    fleet = CohortRun(Topology({g: [f"rack:{'few' if i < 6 else 'r1'}"] for i, g in enumerate(GPUS)}), (("rack",),))
     fleet.peers.least = 4
     fleet.run(LEARNT)
     assert {f.entity for f in fleet.run(120, (1, 4))} == {"rack:few"}
 
 
-def test_where_most_are_worse_the_others_are_reported_as_better(shown):
-    found = shown.run(150, range(20))
+def test_where_most_are_worse_the_others_are_reported_as_better(cohort_run):
+    found = cohort_run.run(150, range(20))
     assert found
     assert "12 of 32 GPUs are cooler than the others" in found[-1].summary
 
 
-def test_it_ends_with_the_fault(shown):
-    assert shown.run(120, SOME)
-    shown.run(40)
-    assert shown.run(100) == []
-    assert shown.group.began == {}
+def test_it_ends_with_the_fault(cohort_run):
+    assert cohort_run.run(120, SOME)
+    cohort_run.run(40)
+    assert cohort_run.run(100) == []
+    assert cohort_run.group.began == {}
 
 
-def test_it_is_reported_for_as_long_as_it_lasts(shown):
-    found = shown.run(3000, SOME)
-    assert max(f.time for f in found) >= shown.frame().time - 90 * SECOND
+def test_it_is_reported_for_as_long_as_it_lasts(cohort_run):
+    found = cohort_run.run(3000, SOME)
+    assert max(f.time for f in found) >= cohort_run.frame().time - 90 * SECOND
 
 
 def test_members_below_the_others_are_reported_as_less():
-    fleet = Shown(both=True)
+    fleet = CohortRun(both=True)
     fleet.run(LEARNT)
     found = fleet.run(120, SOME, by=-3.0)
     assert found[0].evidence["direction"] == "less"
@@ -115,75 +115,78 @@ def test_members_below_one_shared_entity_blame_that_entity():
     """Half of a stage is slow on one loop: the loop is what they share, not the stage."""
     halves = {f"node:n{i}": [f"rack:r{i}"] for i in range(4)} | {f"rack:r{i}": [f"cdu:c{i // 2}"] for i in range(4)}
     ranks = {f"rank:7.{i}": [g, "stage:7.0"] for i, g in enumerate(GPUS)} | {"stage:7.0": ["job:7"]}
-    fleet = Shown(Topology(RACK.parents | halves | ranks, RACK.attributes), (("@sku",),))
+    fleet = CohortRun(Topology(RACK.parents | halves | ranks, RACK.attributes), (("@sku",),))
     fleet.run(LEARNT)
     assert {f.entity for f in fleet.run(120, range(15))} == {"cdu:c0"}
 
 
-def test_an_entity_that_the_detector_blames_is_not_reported_twice(shown):
-    shown.blamed = ("rack:r1",)
-    assert shown.run(120, SOME) == []
+def test_an_entity_that_the_detector_blames_is_not_reported_twice(cohort_run):
+    cohort_run.blamed = ("rack:r1",)
+    assert cohort_run.run(120, SOME) == []
 
 
 def test_members_that_share_only_their_model_blame_the_fleet():
     apart = Topology({g: [f"rack:{g[-1]}"] for g in GPUS}, {g: {"sku": "H100"} for g in GPUS})
-    fleet = Shown(apart, (("@sku",),))
+    fleet = CohortRun(apart, (("@sku",),))
     fleet.run(LEARNT)
     assert {f.entity for f in fleet.run(120, SOME)} == {"fleet:gpu"}
 
 
-def test_announced_work_on_the_rack_is_no_event(shown):
-    work = Event(shown.frame().time, "rack:r1", "maintenance_start", {"seconds": 7200})
-    assert shown.run_tick(events=[work]) + shown.run(200, SOME) == []
+def test_announced_work_on_the_rack_is_no_event(cohort_run):
+    work = Event(cohort_run.frame().time, "rack:r1", "maintenance_start", {"seconds": 7200})
+    assert cohort_run.run_tick(events=[work]) + cohort_run.run(200, SOME) == []
 
 
-def test_repeated_changes_of_one_member_hide_no_group_event(shown):
+def test_repeated_changes_of_one_member_hide_no_group_event(cohort_run):
     found = []
     for tick in range(120):
-        event = Event(shown.frame().time, GPUS[0], "reset", {})
-        found += shown.run_tick(SOME, events=[event] if tick % 50 == 0 else ())
+        event = Event(cohort_run.frame().time, GPUS[0], "reset", {})
+        found += cohort_run.run_tick(SOME, events=[event] if tick % 50 == 0 else ())
     assert found
 
 
-def test_new_software_restarts_the_hold(shown):
-    shown.run(60, SOME)
-    events = [Event(shown.frame().time, gpu, "version", {}) for gpu in GPUS]
-    assert shown.run_tick(SOME, events=events) + shown.run(50, SOME) == []
-    assert shown.run(30, SOME)
+def test_new_software_restarts_the_hold(cohort_run):
+    cohort_run.run(60, SOME)
+    events = [Event(cohort_run.frame().time, gpu, "version", {}) for gpu in GPUS]
+    assert cohort_run.run_tick(SOME, events=events) + cohort_run.run(50, SOME) == []
+    assert cohort_run.run(30, SOME)
 
 
-def test_the_start_of_their_job_restarts_the_hold(shown):
+def test_the_start_of_their_job_restarts_the_hold(cohort_run):
     ranks = {f"rank:7.{i}": [g, "stage:7.0"] for i, g in enumerate(GPUS)} | {"stage:7.0": ["job:7"]}
-    shown.topology = Topology(RACK.parents | ranks, RACK.attributes)
-    shown.run(55, SOME)
-    start = Event(shown.frame().time, "job:7", "job_start", {})
-    assert shown.run_tick(SOME, events=[start]) + shown.run(55, SOME) == []
-    assert shown.run(30, SOME)
+    cohort_run.topology = Topology(RACK.parents | ranks, RACK.attributes)
+    cohort_run.run(55, SOME)
+    start = Event(cohort_run.frame().time, "job:7", "job_start", {})
+    assert cohort_run.run_tick(SOME, events=[start]) + cohort_run.run(55, SOME) == []
+    assert cohort_run.run(30, SOME)
 
 
-def test_a_silence_of_two_minutes_ends_it_and_a_short_one_does_not(shown):
-    shown.run(60, SOME)
-    began = dict(shown.group.began)
-    shown.run(6, SOME, silent=range(SIZE))
-    shown.run_tick(SOME)
-    assert next(iter(shown.group.began.values()))["since"] == next(iter(began.values()))["since"]
-    shown.run(20, silent=range(SIZE))
-    assert shown.group.began == {}
+def test_a_silence_of_two_minutes_ends_it_and_a_short_one_does_not(cohort_run):
+    cohort_run.run(60, SOME)
+    began = dict(cohort_run.group.began)
+    cohort_run.run(6, SOME, silent=range(SIZE))
+    cohort_run.run_tick(SOME)
+    assert next(iter(cohort_run.group.began.values()))["since"] == next(iter(began.values()))["since"]
+    cohort_run.run(20, silent=range(SIZE))
+    assert cohort_run.group.began == {}
 
 
-def test_a_clock_that_is_set_back_is_no_group_event(shown):
-    shown.run(120, SOME)
-    shown.tick = 10
-    assert shown.run(60, SOME) == []
+def test_a_clock_that_is_set_back_is_no_group_event(cohort_run):
+    cohort_run.run(120, SOME)
+    cohort_run.tick = 10
+    assert cohort_run.run(60, SOME) == []
 
 
-def test_a_restart_continues_bit_by_bit(shown):
-    shown.run(50, SOME)
-    other = Shown()
-    other.streams.restore(shown.streams.snapshot())
-    other.group.restore(shown.group.snapshot())
-    other.gates.restore(shown.gates.snapshot())
-    other.tick, other.rng = shown.tick, np.random.default_rng(5)
-    shown.rng = np.random.default_rng(5)
-    shown.group.conditions, shown.group.began = dict(shown.group.conditions), dict(shown.group.began)
-    assert other.run(60, SOME) == shown.run(60, SOME)
+def test_a_restart_continues_bit_by_bit(cohort_run):
+    cohort_run.run(50, SOME)
+    other = CohortRun()
+    other.streams.restore(cohort_run.streams.snapshot())
+    other.group.restore(cohort_run.group.snapshot())
+    other.gates.restore(cohort_run.gates.snapshot())
+    other.tick, other.rng = cohort_run.tick, np.random.default_rng(5)
+    cohort_run.rng = np.random.default_rng(5)
+    cohort_run.group.conditions, cohort_run.group.began = (
+        dict(cohort_run.group.conditions),
+        dict(cohort_run.group.began),
+    )
+    assert other.run(60, SOME) == cohort_run.run(60, SOME)

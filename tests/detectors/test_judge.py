@@ -34,36 +34,36 @@ def report_text(result):
 
 
 @pytest.fixture(scope="module")
-def whole():
+def complete_run():
     return judge(BROKEN, 3)
 
 
 @pytest.mark.slow
-def test_faults_are_found_in_a_fleet_with_changing_jobs(whole):
-    paged = {i.cause for i in whole.incidents if i.severity == "page"}
-    assert {line["entity"] for line in whole.truth if line["class"] != "benign"} <= paged
+def test_faults_are_found_in_a_fleet_with_changing_jobs(complete_run):
+    paged = {i.cause for i in complete_run.incidents if i.severity == "page"}
+    assert {line["entity"] for line in complete_run.truth if line["class"] != "benign"} <= paged
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("segments", [1, 3])
-def test_a_killed_run_continues_from_its_checkpoint_with_the_same_bytes(whole, tmp_path, segments):
+def test_a_killed_run_continues_from_its_checkpoint_with_the_same_bytes(complete_run, tmp_path, segments):
     place, seen = tmp_path / "checkpoint", []
     stopped = judge(BROKEN, 3, place, 0.5, lambda trial: not seen.append(trial.ticks) and len(seen) < segments)
     assert stopped is None
     assert place.exists()
     resumed = judge(BROKEN, 3, place, 0.5)
-    assert report_text(resumed) == report_text(whole)
-    assert (resumed.samples, resumed.node_days) == (whole.samples, whole.node_days)
+    assert report_text(resumed) == report_text(complete_run)
+    assert (resumed.samples, resumed.node_days) == (complete_run.samples, complete_run.node_days)
     assert not place.exists(), "a run that is over leaves no checkpoint"
 
 
 @pytest.mark.slow
-def test_a_result_has_the_locations_of_all_ranks_in_findings(whole):
-    named = {f.entity for f in whole.findings if f.entity.startswith("rank:")}
-    lines = result_of(whole, "")["placed"]
+def test_a_result_has_the_locations_of_all_ranks_in_findings(complete_run):
+    named = {f.entity for f in complete_run.findings if f.entity.startswith("rank:")}
+    lines = result_of(complete_run, "")["placed"]
     assert named
     assert named <= {rank for line in lines for rank in line["data"]["ranks"]}
-    starts = {iso(whole.simulator.time_at(stay.begin)) for stay in whole.simulator.schedule.stays}
+    starts = {iso(complete_run.simulator.time_at(stay.begin)) for stay in complete_run.simulator.schedule.stays}
     assert {line["time"] for line in lines} <= starts
 
 
@@ -88,11 +88,11 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_only_changes_of_a_condition_are_kept(whole):
-    levels = Counter((f.key, f.level) for f in whole.findings)
+def test_only_changes_of_a_condition_are_kept(complete_run):
+    levels = Counter((f.key, f.level) for f in complete_run.findings)
     assert set(levels.values()) == {1}
     rising = {}
-    for finding in whole.findings:
+    for finding in complete_run.findings:
         level = LEVELS.index(finding.level)
         assert level > rising.get(finding.key, -1)
         rising[finding.key] = level
@@ -120,11 +120,11 @@ def test_a_rank_is_in_the_topology_only_while_its_job_runs():
 
 
 @pytest.mark.slow
-def test_cpu_time_samples_and_node_days_are_reported(whole):
-    assert set(whole.seconds) == set(PARTS)
-    assert all(spent > 0 for spent in whole.seconds.values())
-    assert whole.node_days == pytest.approx(8 * 2.5 / 24)
-    assert whole.samples > 8 * 8 * BROKEN.ticks * 10
+def test_cpu_time_samples_and_node_days_are_reported(complete_run):
+    assert set(complete_run.seconds) == set(PARTS)
+    assert all(spent > 0 for spent in complete_run.seconds.values())
+    assert complete_run.node_days == pytest.approx(8 * 2.5 / 24)
+    assert complete_run.samples > 8 * 8 * BROKEN.ticks * 10
 
 
 def test_a_detector_that_fails_fails_the_run(monkeypatch):

@@ -167,11 +167,11 @@ def errors(site, per_tick, since=50, until=10**9, signal="nic.symbol_errors"):
 def test_errors_at_a_hundred_times_the_healthy_rate_page_within_five_minutes(site, watch, signal):
     change = errors(site, 0.4, signal=signal)  # 144 an hour, BER 1e-13 at 400 Gb/s
 
-    def whole(tick, values):
+    def reset_counters(tick, values):
         change(tick, values)
         values["nic"][signal] = np.floor(values["nic"][signal])
 
-    page = next(f for f in watch(Link(), site, 120, whole) if f.level == "page")
+    page = next(f for f in watch(Link(), site, 120, reset_counters) if f.level == "page")
     assert page.time <= START + (50 + 30) * STEP
     assert page.signals == (signal,)
 
@@ -238,12 +238,12 @@ def test_a_snapshot_of_an_older_version_is_ignored_and_logged(site, watch, caplo
 
 def test_a_restart_through_the_store_changes_nothing(site, watch):
     change = errors(site, 0.4)
-    whole = watch(Runner([Link()]), site, 200, change)
+    reset_counters = watch(Runner([Link()]), site, 200, change)
     runner, again = Runner([Link()]), Runner([Link()])
     found = watch(runner, type(site)(), 65, change)
     again.restore(runner.snapshot())
-    assert found + watch(again, type(site)(), 135, change, 65) == whole
-    assert [f for f in whole if f.level == "page"]
+    assert found + watch(again, type(site)(), 135, change, 65) == reset_counters
+    assert [f for f in reset_counters if f.level == "page"]
 
 
 def test_a_leaf_that_goes_down_is_blamed_and_its_ports_are_not(site, watch):

@@ -83,7 +83,7 @@ def send(site: Site, node: str, entities: tuple[str, ...], samples: dict[int, di
     site.send_raw(node, wire.encode(Batch(Origin("local", node, b"b" * 16), times, (block,))))
 
 
-def watched(site: Site, detector: Link | LinkStall, ticks: int, change: Change) -> list[tuple[object, ...]]:
+def run_detector(site: Site, detector: Link | LinkStall, ticks: int, change: Change) -> list[tuple[object, ...]]:
     """Returns (entity, level, evidence) of the findings that an engine stores."""
     cable(site)
     ingest = site.open()
@@ -107,7 +107,7 @@ def test_errors_at_both_ends_blame_the_cable(store: Site) -> None:
     def both(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
         near["nic.symbol_errors"][0, BAD] = far["nic.symbol_errors"][0, BAD] = counts(tick, 0.5)
 
-    pages = [row for row in watched(store, Link(), 60, both) if row[1] == "page"]
+    pages = [row for row in run_detector(store, Link(), 60, both) if row[1] == "page"]
     assert {entity for entity, *_ in pages} == {HOSTS[BAD], SWITCH[BAD]}
     assert any("the cable: receivers at both ends report errors" in str(cause) for *_, cause in pages)
 
@@ -116,7 +116,7 @@ def test_errors_at_the_node_alone_blame_the_switchs_transmitter_or_the_cable(sto
     def one(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
         near["nic.symbol_errors"][0, BAD] = counts(tick, 1.0)
 
-    pages = [row for row in watched(store, Link(), 66, one) if row[1] == "page"]
+    pages = [row for row in run_detector(store, Link(), 66, one) if row[1] == "page"]
     assert {entity for entity, *_ in pages} == {HOSTS[BAD]}
     assert f"transmitter of {SWITCH[BAD]} or the cable" in str(pages[0][2])
 
@@ -130,7 +130,7 @@ def test_when_a_whole_job_stops_the_port_with_data_waiting_at_the_switch_is_blam
                 end[signal][:] = 10**12 + 10**9 * min(tick, 40)
         far["nic.port_tx_wait"][0, BAD] = 10**6 * max(0, tick - 40)
 
-    found = watched(store, LinkStall(), 70, stall)
+    found = run_detector(store, LinkStall(), 70, stall)
     assert {(entity, level) for entity, level, _ in found if level == "page"} == {(HOSTS[BAD], "page")}
     assert json.loads(str(found[-1][2]))["data_waited_readings"] >= 2
 
@@ -141,4 +141,4 @@ def test_a_job_that_hangs_without_waiting_data_blames_no_port(store: Site) -> No
             for signal in ("nic.rx_bytes", "nic.tx_bytes"):
                 end[signal][:] = 10**12 + 10**9 * min(tick, 40)
 
-    assert watched(store, LinkStall(), 70, hang) == []
+    assert run_detector(store, LinkStall(), 70, hang) == []

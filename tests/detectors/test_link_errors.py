@@ -47,7 +47,7 @@ def test_a_bit_error_rate_of_1e_13_pages_within_5_min():
 
 
 @pytest.mark.parametrize(("learnt", "words"), [(None, "from a cold start"), (1e-15, "after a day at 1e-15")])
-def test_a_detector_that_has_learnt_less_is_somewhat_later(learnt, words):
+def test_a_detector_with_less_history_is_somewhat_later(learnt, words):
     found = delays(1e-13, 60, 0, learnt)
     assert found.recall >= 0.9
     assert words in found.as_text()
@@ -113,7 +113,7 @@ def test_errors_at_both_ends_page_within_the_first_ten_minutes(site, watch):
 
 def test_infinite_light_readings_are_ignored(site, watch):
     cabled(site)
-    found = watch(Link(), site, 120, both(erring(6), lit(rx_power_min={6: -np.inf})))
+    found = watch(Link(), site, 120, combined(erring(6), with_modules(rx_power_min={6: -np.inf})))
     assert "nic.rx_power_min" not in pages(found)[0].evidence
 
 
@@ -241,12 +241,12 @@ def test_errors_at_both_ends_blame_the_cable_and_page_early(site, watch):
     assert f"transmitter of {FAR} or the cable" in one[0].evidence["side"]
     other = type(site)()
     cabled(other)
-    both = watch(Link(), other, 120, erring(6, 10, per_tick=1, until=52))
-    assert pages(both)
-    assert "the cable: receivers at both ends report errors" in pages(both)[0].evidence["side"]
+    combined = watch(Link(), other, 120, erring(6, 10, per_tick=1, until=52))
+    assert pages(combined)
+    assert "the cable: receivers at both ends report errors" in pages(combined)[0].evidence["side"]
 
 
-def lit(**modules):
+def with_modules(**modules):
     """Returns light and heat of all modules. modules: signal without its class -> {index: value} of single ones."""
     usual = {"rx_power_min": 1.0, "tx_power_min": 1.2, "module_temperature": 50.0}
 
@@ -259,7 +259,7 @@ def lit(**modules):
     return change
 
 
-def both(*changes):
+def combined(*changes):
     def change(tick, values):
         for one in changes:
             one(tick, values)
@@ -279,7 +279,7 @@ def both(*changes):
 )
 def test_the_modules_show_which_side_is_bad(site, watch, modules, statement):
     cabled(site)
-    found = watch(Link(), site, 120, both(erring(6), lit(**modules)))
+    found = watch(Link(), site, 120, combined(erring(6), with_modules(**modules)))
     assert statement in pages(found)[0].evidence["side"]
 
 
@@ -308,7 +308,7 @@ def down(tick, values):
 
 @pytest.mark.parametrize("what", [PORT, NODE, "rack:r1", "leaf:l2"])
 def test_faults_during_maintenance_are_not_reported(site, watch, what):
-    quiet = worked(what, 45, 1000, both(down, erring(6, per_tick=50, until=100)))
+    quiet = worked(what, 45, 1000, combined(down, erring(6, per_tick=50, until=100)))
     assert watch(Link(), type(site)(), 400, quiet) == []
 
 

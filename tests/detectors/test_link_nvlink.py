@@ -16,26 +16,30 @@ from tests.detectors.cases.link_nvlink import LINKS, topology, values
 Values = dict[str, np.ndarray]
 
 
-def at(tick: int) -> int:
+def time_at(tick: int) -> int:
     return START + tick * 10 * SECOND
 
 
-def watched(change: Callable[[int, Values], object], events: Sequence[Event] = (), ticks: int = 150) -> list[Finding]:
+def run_detector(
+    change: Callable[[int, Values], object], events: Sequence[Event] = (), ticks: int = 150
+) -> list[Finding]:
     detector, site, found = LinkNvlink(), topology(), []
     for tick in range(ticks):
         shown = values(tick)
         change(tick, shown)
-        frames = {"nvlink": Frame(at(tick), "nvlink", LINKS, shown, site)}
-        now = [e for e in events if at(tick) <= e.time < at(tick + 1)]
+        frames = {"nvlink": Frame(time_at(tick), "nvlink", LINKS, shown, site)}
+        now = [e for e in events if time_at(tick) <= e.time < time_at(tick + 1)]
         for c in {class_of_entity(e.entity) for e in now}:
             mine = tuple(e for e in now if class_of_entity(e.entity) == c)
-            frames[c] = Frame(at(tick), c, tuple(e.entity for e in mine), {}, site, mine)
+            frames[c] = Frame(time_at(tick), c, tuple(e.entity for e in mine), {}, site, mine)
         found += detector.observe(frames)
     return found
 
 
 def xid(tick: int, entity: str = "gpu:n0.2", **data: object) -> Event:
-    return Event(at(tick), entity, "xid", {"xid": 74, "class": "nvlink", "severity": "critical", "text": "x", **data})
+    return Event(
+        time_at(tick), entity, "xid", {"xid": 74, "class": "nvlink", "severity": "critical", "text": "x", **data}
+    )
 
 
 def sxid(tick: int, **data: object) -> Event:
@@ -46,7 +50,7 @@ def sxid(tick: int, **data: object) -> Event:
         "fatal": False,
         "text": "Link 3 TX Replay Error",
     }
-    return Event(at(tick), "node:n0", "sxid", {**facts, **data})
+    return Event(time_at(tick), "node:n0", "sxid", {**facts, **data})
 
 
 def nothing(tick: int, shown: Values) -> None:
@@ -57,15 +61,15 @@ def test_one_burst_is_a_suspect_and_a_second_window_pages() -> None:
     def burst(tick: int, shown: Values) -> None:
         shown["nvlink.crc_errors"][5] += 500.0 * (tick >= 60)
 
-    assert {(f.entity, f.level) for f in watched(burst)} == {(LINKS[5], "suspect")}
+    assert {(f.entity, f.level) for f in run_detector(burst)} == {(LINKS[5], "suspect")}
 
     def twice(tick: int, shown: Values) -> None:
         burst(tick, shown)
         shown["nvlink.crc_errors"][5] += 500.0 * (tick >= 66)
 
-    found = watched(twice)
+    found = run_detector(twice)
     page = next(f for f in found if f.level == "page")
-    assert page.time - at(60) <= 120 * SECOND
+    assert page.time - time_at(60) <= 120 * SECOND
     assert page.evidence["errors"] == {"nvlink.crc_errors": 1000}
     assert page.evidence["which_end"].startswith("unknown")
 
@@ -74,17 +78,17 @@ def test_rare_replays_are_not_reported() -> None:
     def rare(tick: int, shown: Values) -> None:
         shown["nvlink.replay_errors"] += np.arange(len(LINKS)) == tick // 30
 
-    assert watched(rare) == []
+    assert run_detector(rare) == []
 
 
 def test_a_link_that_goes_down_pages_once_confirmed() -> None:
     def out(tick: int, shown: Values) -> None:
         shown["nvlink.state"][4] = 0.0 if tick >= 60 else 1.0
 
-    found = watched(out)
+    found = run_detector(out)
     assert {(f.entity, f.level) for f in found} == {(LINKS[4], "page")}
-    assert found[0].time == at(62)
-    assert found[0].onset == at(60)
+    assert found[0].time == time_at(62)
+    assert found[0].onset == time_at(60)
     assert found[0].signals == ("nvlink.state",)
 
 
@@ -93,7 +97,7 @@ def test_a_link_that_loses_speed_pages_and_one_that_sleeps_does_not() -> None:
         shown["nvlink.state"][7] = 2.0 if tick % 20 > 10 else 1.0  # sleep
         shown["nvlink.speed"][4] *= 0.6 if tick >= 60 else 1.0
 
-    found = watched(slower)
+    found = run_detector(slower)
     assert {(f.entity, f.level) for f in found} == {(LINKS[4], "page")}
     assert "40 % slower" in found[0].summary
 
@@ -102,45 +106,48 @@ def test_links_that_were_never_up_are_not_judged() -> None:
     def never(tick: int, shown: Values) -> None:
         shown["nvlink.state"][4] = 0.0
 
-    assert watched(never) == []
+    assert run_detector(never) == []
 
 
 def test_several_links_blame_the_gpu_and_half_of_the_gpus_the_node() -> None:
-    def of(links: list[int]) -> Callable[[int, Values], None]:
+    def links_down(links: list[int]) -> Callable[[int, Values], None]:
         def out(tick: int, shown: Values) -> None:
             shown["nvlink.state"][links] = 0.0 if tick >= 60 else 1.0
 
         return out
 
-    found = watched(of([4, 5]))
+    found = run_detector(links_down([4, 5]))
     assert {f.entity for f in found} == {"gpu:n0.2"}
     assert "its end" in found[0].evidence["which_end"]
-    found = watched(of([0, 2, 4]))
+    found = run_detector(links_down([0, 2, 4]))
     assert {f.entity for f in found} == {"node:n0"}
     assert "NVSwitch or the board" in found[0].evidence["which_end"]
 
 
 def test_a_message_alone_is_a_suspect_and_one_with_errors_pages() -> None:
-    found = watched(nothing, [xid(60)])
+    found = run_detector(nothing, [xid(60)])
     assert {(f.entity, f.level) for f in found} == {("gpu:n0.2", "suspect")}
 
     def few(tick: int, shown: Values) -> None:
         shown["nvlink.recovery_errors"][5] += 3.0 * (tick >= 61)
 
-    assert {(f.entity, f.level) for f in watched(few, [xid(60)])} == {("gpu:n0.2", "suspect"), ("gpu:n0.2", "page")}
+    assert {(f.entity, f.level) for f in run_detector(few, [xid(60)])} == {
+        ("gpu:n0.2", "suspect"),
+        ("gpu:n0.2", "page"),
+    }
 
 
-def test_a_message_that_comes_again_pages_and_harmless_ones_never() -> None:
-    assert {f.level for f in watched(nothing, [xid(60), xid(70)])} == {"suspect", "page"}
+def test_a_repeated_message_pages_and_harmless_ones_never_do() -> None:
+    assert {f.level for f in run_detector(nothing, [xid(60), xid(70)])} == {"suspect", "page"}
     quiet = [xid(60, severity="info"), xid(70, root={"xid": 79}), xid(80, xid=31, **{"class": "application"})]
-    assert watched(nothing, quiet) == []
+    assert run_detector(nothing, quiet) == []
 
 
 def test_the_end_is_known_only_if_one_of_them_logs_messages() -> None:
-    found = watched(nothing, [xid(60), sxid(60)])
+    found = run_detector(nothing, [xid(60), sxid(60)])
     assert {(f.entity, f.level) for f in found} == {("gpu:n0.2", "suspect")}  # of one moment: one burst
     assert found[0].evidence["which_end"] == "unknown: GPU and nvidia-nvswitch0 both logged messages"
-    found = watched(nothing, [sxid(60, fatal=True, severity="critical")])
+    found = run_detector(nothing, [sxid(60, fatal=True, severity="critical")])
     assert {(f.entity, f.level) for f in found} == {("node:n0", "page")}
     assert "only nvidia-nvswitch0 logged messages" in found[0].evidence["which_end"]
 
@@ -151,10 +158,10 @@ def test_maintenance_and_resets_do_not_page(kind: str) -> None:
         shown["nvlink.state"][:8] = 0.0 if 60 <= tick < 90 else 1.0
         shown["nvlink.crc_errors"][:8] += 90.0 * (tick >= 70)
 
-    events = [Event(at(59), f"gpu:n0.{g}", "reset", {}) for g in range(4)]
+    events = [Event(time_at(59), f"gpu:n0.{g}", "reset", {}) for g in range(4)]
     if kind == "maintenance":
-        events = [Event(at(59), "node:n0", "maintenance_start", {"seconds": 300.0})]
-    assert [f for f in watched(away, events, 120) if f.level == "page"] == []
+        events = [Event(time_at(59), "node:n0", "maintenance_start", {"seconds": 300.0})]
+    assert [f for f in run_detector(away, events, 120) if f.level == "page"] == []
 
 
 def test_restarted_and_missing_counters_are_no_errors() -> None:
@@ -167,7 +174,7 @@ def test_restarted_and_missing_counters_are_no_errors() -> None:
             for column in shown.values():
                 column[12:] = np.nan
 
-    assert watched(malformed) == []
+    assert run_detector(malformed) == []
 
 
 @pytest.mark.parametrize("top", [2.0**8 - 1, 2.0**16 - 1, 2.0**32 - 1, 2.0**64, -1.0, np.inf])
@@ -176,14 +183,14 @@ def test_unreadable_values_are_no_errors(top: float) -> None:
         if 60 <= tick <= 62 or 66 <= tick <= 68:
             shown["nvlink.crc_errors"][:4] = top
 
-    assert watched(malformed) == []
+    assert run_detector(malformed) == []
 
 
 def test_a_counter_reported_by_two_sources_in_turn_does_not_grow() -> None:
     def flips(tick: int, shown: Values) -> None:
         shown["nvlink.crc_errors"][5] = 10_000.0 if tick // 4 % 2 else 9000.0
 
-    assert watched(flips) == []
+    assert run_detector(flips) == []
 
 
 def test_a_link_that_vanished_with_errors_is_cleared() -> None:
@@ -193,9 +200,9 @@ def test_a_link_that_vanished_with_errors_is_cleared() -> None:
             for column in shown.values():
                 column[5] = np.nan
 
-    found = watched(gone, ticks=300)
+    found = run_detector(gone, ticks=300)
     assert found
-    assert found[-1].time < at(70 + 70)
+    assert found[-1].time < time_at(70 + 70)
 
 
 def test_repeated_frames_change_nothing() -> None:
@@ -205,7 +212,7 @@ def test_repeated_frames_change_nothing() -> None:
         shown = values(tick)
         shown["nvlink.state"][4] = 0.0 if tick in (70, 71) or tick >= 100 else 1.0
         shown["nvlink.speed"][7] *= 0.6 if 80 <= tick < 90 else 1.0
-        frames = {"nvlink": Frame(at(tick), "nvlink", LINKS, shown, site)}
+        frames = {"nvlink": Frame(time_at(tick), "nvlink", LINKS, shown, site)}
         slow.restore(slow.snapshot())
         assert quick.observe(frames) == slow.observe(frames)
         assert np.array_equal(quick.links, slow.links)
@@ -219,4 +226,4 @@ def test_messages_with_malformed_data_cause_no_error(malformed: object) -> None:
         xid(62, text=malformed),
         sxid(63, sxid=malformed, switch=malformed),
     ]
-    assert {f.entity for f in watched(nothing, message)} <= {"gpu:n0.2", "node:n0"}
+    assert {f.entity for f in run_detector(nothing, message)} <= {"gpu:n0.2", "node:n0"}

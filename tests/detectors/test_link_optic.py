@@ -28,7 +28,7 @@ def healthy(ports: int, hours: int, seed: int = 0) -> np.ndarray:
     return -7.5 + 0.5 * rng.standard_normal(ports) + 0.05 * rng.standard_normal((hours, ports))
 
 
-def watched(
+def run_detector(
     log_ber: np.ndarray,
     extra: dict[str, np.ndarray] | None = None,
     events: dict[int, Event] | None = None,
@@ -55,7 +55,7 @@ def ticketed(found: list[Finding]) -> set[str]:
 def test_a_rising_port_is_ticketed_days_ahead_with_a_forecast() -> None:
     log_ber = healthy(16, 120)
     log_ber[40:, 3] = -6.5 + 0.5 * np.arange(80) / 24
-    found = watched(log_ber)
+    found = run_detector(log_ber)
     assert ticketed(found) == {"port:n3.p0"}
     first = found[0]
     cliff = START + int((40 + 24 * (6.5 - 3.62) / 0.5) * HOUR)
@@ -68,7 +68,7 @@ def test_a_rising_port_is_ticketed_days_ahead_with_a_forecast() -> None:
 def test_a_port_that_jumps_close_to_the_limit_is_ticketed_without_a_trend() -> None:
     log_ber = healthy(16, 60)
     log_ber[40:, 3] = -4.6
-    found = watched(log_ber)
+    found = run_detector(log_ber)
     assert ticketed(found) == {"port:n3.p0"}
     assert found[0].evidence["reason"] == "high"
     assert found[0].time <= START + 45 * HOUR
@@ -78,26 +78,26 @@ def test_a_step_is_no_trend() -> None:
     """Healthy ports move by more than a decade in one step, and stay."""
     log_ber = healthy(16, 120)
     log_ber[60:, 3] += 1.5
-    assert watched(log_ber) == []
+    assert run_detector(log_ber) == []
 
 
 def test_a_change_of_all_ports_blames_none() -> None:
     log_ber = healthy(16, 120)
     log_ber[40:] += (0.5 * np.arange(80) / 24)[:, None]
-    assert watched(log_ber) == []
+    assert run_detector(log_ber) == []
 
 
 def test_links_that_work_beyond_the_fec_limit_are_not_reported() -> None:
     """Coherent optics always run at 1e-3; some of them move to it from 1e-4."""
     log_ber = healthy(16, 120) + 4.7
     log_ber[:50, 3:6] = -4.4
-    assert watched(log_ber) == []
+    assert run_detector(log_ber) == []
 
 
 def test_without_peers_a_port_is_compared_with_its_past() -> None:
     log_ber = healthy(2, 80)
     log_ber[40:, 1] = -4.7
-    found = watched(log_ber)
+    found = run_detector(log_ber)
     assert ticketed(found) == {"port:n1.p0"}
     assert found[0].evidence["cohort"] == "own past"
 
@@ -105,7 +105,7 @@ def test_without_peers_a_port_is_compared_with_its_past() -> None:
 def test_a_ticket_ends_when_the_port_is_cleaned() -> None:
     log_ber = healthy(16, 100)
     log_ber[40:70, 3] = -4.6
-    found = watched(log_ber)
+    found = run_detector(log_ber)
     assert max(f.time for f in found) < START + 76 * HOUR
 
 
@@ -114,7 +114,7 @@ def test_a_ticket_stays_open_after_maintenance_without_effect() -> None:
     log_ber[40:, 3] = -4.6
     node = {50: ("maintenance_start", {"seconds": 7200.0}), 52: ("maintenance_end", {})}
     events = {h: Event(START + h * HOUR, "node:n3", kind, data) for h, (kind, data) in node.items()}
-    found = watched(log_ber, events=events)
+    found = run_detector(log_ber, events=events)
     assert len({f.onset for f in found}) == 1
     assert found[-1].time == START + 89 * HOUR
 
@@ -123,7 +123,7 @@ def test_another_device_at_the_far_end_resets_the_history() -> None:
     log_ber = healthy(16, 50)
     log_ber[40:, 3] = -4.6
     moved = {46: Event(START + 46 * HOUR, "port:n3.p0", "link_peer", {})}
-    found = watched(log_ber, events=moved)
+    found = run_detector(log_ber, events=moved)
     assert found
     assert max(f.time for f in found) < START + 46 * HOUR
 
@@ -131,9 +131,9 @@ def test_another_device_at_the_far_end_resets_the_history() -> None:
 def test_a_hot_module_is_ticketed_and_a_warm_hall_is_not() -> None:
     rng = np.random.default_rng(1)
     heat = 47 + 3 * rng.standard_normal(16) + 0.3 * rng.standard_normal((60, 16))
-    assert watched(healthy(16, 60), {"nic.module_temperature": heat + 12.0 * (np.arange(60) >= 40)[:, None]}) == []
+    assert run_detector(healthy(16, 60), {"nic.module_temperature": heat + 12.0 * (np.arange(60) >= 40)[:, None]}) == []
     heat[40:, 5] += 14.0
-    found = watched(healthy(16, 60), {"nic.module_temperature": heat})
+    found = run_detector(healthy(16, 60), {"nic.module_temperature": heat})
     assert ticketed(found) == {"port:n5.p0"}
     assert found[0].evidence["module_warmer_k"] > 10
     assert found[0].signals == ("nic.module_temperature",)
@@ -144,9 +144,9 @@ def test_fading_light_is_ticketed_and_a_silent_module_is_not() -> None:
     heat = np.full((60, 16), 47.0)
     light[40:, 6], heat[40:, 6] = 6.5535, -1 / 256  # all bits set, as CMIS prints them
     light[40:, 7] = 0.0  # dark: the link is down, which another detector reports
-    assert watched(healthy(16, 60), {"nic.rx_power_min": light, "nic.module_temperature": heat}) == []
+    assert run_detector(healthy(16, 60), {"nic.rx_power_min": light, "nic.module_temperature": heat}) == []
     light[40:, 5] *= 0.4
-    found = watched(healthy(16, 60), {"nic.rx_power_min": light})
+    found = run_detector(healthy(16, 60), {"nic.rx_power_min": light})
     assert ticketed(found) == {"port:n5.p0"}
     assert found[0].evidence["light_lost_db"] == pytest.approx(4.0, abs=0.2)
 
@@ -168,9 +168,9 @@ def test_restarted_counters_are_no_errors() -> None:
 def test_a_clock_set_back_by_hours_resets_the_history() -> None:
     log_ber = healthy(9, 60)
     detector = LinkOptic()
-    watched(log_ber, detector=detector)
+    run_detector(log_ber, detector=detector)
     assert np.isfinite(detector.history.hourly_medians("ber")).sum() > 9 * 40
-    watched(log_ber[:5], detector=detector)
+    run_detector(log_ber[:5], detector=detector)
     assert np.isfinite(detector.history.hourly_medians("ber")).sum() <= 9 * 4
 
 
@@ -179,7 +179,7 @@ def test_new_and_missing_ports_do_not_affect_others() -> None:
     log_ber[40:, 3] = -6.0 + 0.5 * np.arange(80) / 24
     log_ber[:50, 15] = np.nan  # there later
     log_ber[70:, 14] = np.nan  # gone
-    assert ticketed(watched(log_ber)) == {"port:n3.p0"}
+    assert ticketed(run_detector(log_ber)) == {"port:n3.p0"}
 
 
 def test_a_series_is_cut_at_its_last_step() -> None:

@@ -19,19 +19,21 @@ Values = dict[str, dict[str, np.ndarray]]
 NAMES = {"gpu": GPUS, "nic": PORTS}
 
 
-def at(tick: int) -> int:
+def time_at(tick: int) -> int:
     return START + tick * 10 * SECOND
 
 
-def watched(change: Callable[[int, Values], object], events: Sequence[Event] = (), ticks: int = 150) -> list[Finding]:
+def run_detector(
+    change: Callable[[int, Values], object], events: Sequence[Event] = (), ticks: int = 150
+) -> list[Finding]:
     detector, site, found = LinkPcie(), topology(), []
     for tick in range(ticks):
         shown = values(tick)
         change(tick, shown)
-        frames = {c: Frame(at(tick), c, NAMES[c], columns, site) for c, columns in shown.items()}
-        mine = tuple(e for e in events if at(tick) <= e.time < at(tick + 1))
+        frames = {c: Frame(time_at(tick), c, NAMES[c], columns, site) for c, columns in shown.items()}
+        mine = tuple(e for e in events if time_at(tick) <= e.time < time_at(tick + 1))
         if mine:
-            frames["node"] = Frame(at(tick), "node", ("node:n0", "node:n1"), {}, site, mine)
+            frames["node"] = Frame(time_at(tick), "node", ("node:n0", "node:n1"), {}, site, mine)
         found += detector.observe(frames)
     return found
 
@@ -45,12 +47,12 @@ def after(device_class: str, signal: str, device: int, value: float) -> Callable
 
 
 def test_fewer_lanes_page_after_three_samples_with_the_aer_event() -> None:
-    aer = Event(at(60), "node:n1", "aer", {"device": "0000:1b:00.0", "kind": "correctable", "growth": 120})
-    found = watched(after("gpu", "gpu.pcie_width", 6, 8.0), [aer])
+    aer = Event(time_at(60), "node:n1", "aer", {"device": "0000:1b:00.0", "kind": "correctable", "growth": 120})
+    found = run_detector(after("gpu", "gpu.pcie_width", 6, 8.0), [aer])
     assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
     first = found[0]
-    assert first.time == at(62)
-    assert first.onset == at(60)
+    assert first.time == time_at(62)
+    assert first.onset == time_at(60)
     assert "8 PCIe lanes, was 16" in first.summary
     assert first.evidence["aer"]["kind"] == "correctable"
     assert first.evidence["effect"] == 0.5
@@ -60,11 +62,11 @@ def test_two_samples_are_not_enough() -> None:
     def misread(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_width"][6] = 8.0 if tick in (60, 61, 80, 90) else 16.0
 
-    assert watched(misread) == []
+    assert run_detector(misread) == []
 
 
 def test_a_generation_counts_only_while_the_gpu_works() -> None:
-    found = watched(after("gpu", "gpu.pcie_generation", 6, 3.0))
+    found = run_detector(after("gpu", "gpu.pcie_generation", 6, 3.0))
     assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
     assert "generation 3, was 5" in found[0].summary
 
@@ -72,7 +74,7 @@ def test_a_generation_counts_only_while_the_gpu_works() -> None:
         after("gpu", "gpu.pcie_generation", 6, 1.0)(tick, shown)
         after("gpu", "gpu.utilization", 6, 0.1)(tick, shown)
 
-    assert watched(idle) == []
+    assert run_detector(idle) == []
 
 
 def test_an_idle_gpu_is_judged_among_idle_ones_that_keep_their_generation() -> None:
@@ -84,10 +86,10 @@ def test_an_idle_gpu_is_judged_among_idle_ones_that_keep_their_generation() -> N
 
         return change
 
-    found = watched(resting(False), ticks=260)
+    found = run_detector(resting(False), ticks=260)
     assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
-    assert found[0].time == at(242)
-    assert watched(resting(True), ticks=260) == []
+    assert found[0].time == time_at(242)
+    assert run_detector(resting(True), ticks=260) == []
 
 
 def test_a_gpu_of_unknown_load_is_not_judged_by_its_generation() -> None:
@@ -95,11 +97,11 @@ def test_a_gpu_of_unknown_load_is_not_judged_by_its_generation() -> None:
         after("gpu", "gpu.pcie_generation", 6, 3.0)(tick, shown)
         del shown["gpu"]["gpu.utilization"]
 
-    assert watched(unreported) == []
+    assert run_detector(unreported) == []
 
 
 def test_a_nic_is_named_by_its_port() -> None:
-    found = watched(after("nic", "nic.pcie_speed", 3, 16.0))
+    found = run_detector(after("nic", "nic.pcie_speed", 3, 16.0))
     assert {(f.entity, f.level) for f in found} == {("port:n0.p3", "page")}
     assert "16 GT/s per PCIe lane, was 32" in found[0].summary
 
@@ -108,7 +110,7 @@ def test_a_gpu_always_below_its_peers_is_a_ticket() -> None:
     def always(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_width"][6] = 8.0
 
-    found = watched(always)
+    found = run_detector(always)
     assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "ticket")}
     assert found[0].evidence["peers"] == 15
 
@@ -118,7 +120,7 @@ def test_idle_spares_are_not_below_their_peers() -> None:
         shown["gpu"]["gpu.utilization"][12:] = 0.0
         shown["gpu"]["gpu.pcie_generation"][12:] = 1.0
 
-    assert watched(spares, ticks=260) == []
+    assert run_detector(spares, ticks=260) == []
 
 
 def test_a_fleet_with_few_lanes_everywhere_is_not_reported() -> None:
@@ -126,44 +128,44 @@ def test_a_fleet_with_few_lanes_everywhere_is_not_reported() -> None:
         shown["gpu"]["gpu.pcie_width"][:] = 8.0
         shown["nic"]["nic.pcie_width"][:8] = 4.0  # of another kind: no attribute shows that they are alike
 
-    assert watched(narrow) == []
+    assert run_detector(narrow) == []
 
 
 def test_the_finding_ends_when_the_link_is_back() -> None:
     def back(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_width"][6] = 8.0 if 60 <= tick < 90 else 16.0
 
-    found = watched(back)
+    found = run_detector(back)
     assert found
-    assert max(f.time for f in found) < at(91)
+    assert max(f.time for f in found) < time_at(91)
 
 
 def test_after_new_software_it_is_a_ticket_and_during_maintenance_nothing() -> None:
     change = after("gpu", "gpu.pcie_width", 6, 8.0)
-    version = Event(at(60), "node:n1", "version", {"versions": {"bios": "2"}})
-    assert {f.level for f in watched(change, [version])} == {"ticket"}
-    early = Event(at(50), "node:n1", "version", {"versions": {"bios": "2"}})  # it was at its best in between
-    assert {f.level for f in watched(change, [early])} == {"page"}
-    work = Event(at(50), "node:n1", "maintenance_start", {"seconds": 3600.0})
-    assert watched(change, [work]) == []
+    version = Event(time_at(60), "node:n1", "version", {"versions": {"bios": "2"}})
+    assert {f.level for f in run_detector(change, [version])} == {"ticket"}
+    early = Event(time_at(50), "node:n1", "version", {"versions": {"bios": "2"}})  # it was at its best in between
+    assert {f.level for f in run_detector(change, [early])} == {"page"}
+    work = Event(time_at(50), "node:n1", "maintenance_start", {"seconds": 3600.0})
+    assert run_detector(change, [work]) == []
 
 
 def test_replays_above_the_error_budget_are_a_ticket_and_one_burst_a_suspect() -> None:
     def burst(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_replays"][6] += 5000.0 * (tick >= 60)
 
-    assert {(f.entity, f.level) for f in watched(burst)} == {("gpu:n1.2", "suspect")}
+    assert {(f.entity, f.level) for f in run_detector(burst)} == {("gpu:n1.2", "suspect")}
 
     def stream(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_replays"][6] += 10.0 * max(0, tick - 60)
 
-    found = watched(stream)
+    found = run_detector(stream)
     assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "suspect"), ("gpu:n1.2", "ticket")}
 
     def few(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_replays"] += tick // 12 * 1.0
 
-    assert watched(few) == []
+    assert run_detector(few) == []
 
 
 def test_missing_and_new_gpus_cause_no_error() -> None:
@@ -173,16 +175,16 @@ def test_missing_and_new_gpus_cause_no_error() -> None:
             column[6] = np.nan if tick >= 60 else column[6]
             column[3] = np.nan if tick % 3 else column[3]
 
-    assert watched(moving) == []
+    assert run_detector(moving) == []
 
 
 def test_a_missing_gpu_below_its_peers_is_no_longer_reported() -> None:
     def gone(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_width"][6] = 8.0 if tick < 100 else np.nan
 
-    found = watched(gone, ticks=400)
+    found = run_detector(gone, ticks=400)
     assert found
-    assert found[-1].time < at(100 + 60 + 61)
+    assert found[-1].time < time_at(100 + 60 + 61)
 
 
 def test_an_idle_fleet_costs_no_more_than_its_size() -> None:
@@ -195,7 +197,7 @@ def test_an_idle_fleet_costs_no_more_than_its_size() -> None:
     def shown(tick: int, generation: float, load: float) -> dict[str, Frame]:
         columns = {"gpu.pcie_width": 16.0, "gpu.pcie_generation": generation, "gpu.utilization": load}
         full = {name: np.full(size, value) for name, value in columns.items()}
-        return {"gpu": Frame(at(tick), "gpu", names, full, site)}
+        return {"gpu": Frame(time_at(tick), "gpu", names, full, site)}
 
     for tick in range(30):
         assert detector.observe(shown(tick, 5.0, 0.9)) == []
@@ -211,6 +213,6 @@ def test_an_idle_fleet_costs_no_more_than_its_size() -> None:
 @pytest.mark.parametrize("malformed", [["x"], {"a": 1}, None, float("inf"), -1])
 def test_aer_events_with_malformed_data_cause_no_error(malformed: object) -> None:
     facts = dict.fromkeys(("device", "kind", "growth", "errors"), malformed)
-    found = watched(after("gpu", "gpu.pcie_width", 6, 8.0), [Event(at(60), "node:n1", "aer", facts)])
+    found = run_detector(after("gpu", "gpu.pcie_width", 6, 8.0), [Event(time_at(60), "node:n1", "aer", facts)])
     assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
     json.dumps(found[0].evidence, allow_nan=False)

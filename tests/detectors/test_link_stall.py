@@ -1,4 +1,4 @@
-"""Ports that are up without traffic: a NIC that has stopped, and cases that look like one."""
+"""Ports that are up without traffic: a stopped NIC, and similar cases."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_role_of_a_port_limits_its_level(site, watch, facts, highest):
 
 
 def test_a_single_port_of_a_node_and_leaf_is_never_blamed_without_other_evidence():
-    """No port is beside it."""
+    """There is no other port."""
     topology = Topology({"port:x.p0": ["node:x"]})
     detector, total = LinkStall(), 1e12
     for tick in range(200):

@@ -16,7 +16,7 @@ FLAGS = ("gpu.rows_failed", "gpu.rows_pending", "gpu.sram_threshold", "gpu.banks
 UNREADABLE = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63 - 1, 2.0**64 - 1, -1.0)
 
 
-def at(signal, value, site, place=1):
+def set_total(signal, value, site, place=1):
     site.values[signal][place] = value
 
 
@@ -24,7 +24,7 @@ def read(signal, values, step=10):
     """Findings for a counter with these readings."""
     site, found = Site(step), []
     for value in values:
-        at(signal, value, site)
+        set_total(signal, value, site)
         found += site.show()
     return found
 
@@ -32,7 +32,7 @@ def read(signal, values, step=10):
 def starting_at(signal, value, step=10):
     """A site whose counter had this value before it was first read."""
     site = Site(step)
-    at(signal, value, site)
+    set_total(signal, value, site)
     site.detector = Memory()
     assert site.show(ticks=3) == []
     return site
@@ -59,25 +59,25 @@ def test_unreadable_values_that_stay_give_no_finding(signal, value):
 def test_a_counter_that_dips_and_is_back_has_not_grown(signal, low):
     site = starting_at(signal, 700)
     for value in [*low, *[700] * 20]:
-        at(signal, value, site)
+        set_total(signal, value, site)
         assert site.show() == []
 
 
 def test_a_dip_of_the_row_count_is_no_row_replaced():
     site, found = starting_at("gpu.rows_corrected", 400, step=3600), []
     for value in [*[400] * 30, 0, *[400] * 40]:
-        at("gpu.rows_corrected", value, site)
+        set_total("gpu.rows_corrected", value, site)
         found += site.show()
     assert found == []
 
 
 def test_an_unreadable_row_count_does_not_make_an_uncorrected_error_contained():
     site = Site()
-    at("gpu.dram_uncorrected", 1, site)
+    set_total("gpu.dram_uncorrected", 1, site)
     site.show()
-    at("gpu.rows_uncorrected", 2.0**32 - 1, site)
+    set_total("gpu.rows_uncorrected", 2.0**32 - 1, site)
     found = site.show(ticks=5)
-    at("gpu.rows_uncorrected", 0, site)
+    set_total("gpu.rows_uncorrected", 0, site)
     assert found == []
     assert levels(site.show(ticks=5)) == {"page"}
 
@@ -99,7 +99,7 @@ def test_a_jump_that_the_next_reading_confirms_is_reported_with_it(signal):
 @pytest.mark.parametrize("errors", [1, 2, 5_000])
 def test_uncorrected_errors_page_with_their_first_reading(signal, before, errors):
     site = starting_at(signal, before)
-    at(signal, before + errors, site)
+    set_total(signal, before + errors, site)
     found = site.show()
     assert levels(found) == {"page"}
     assert f": {errors} uncorrected " in found[0].summary
@@ -109,9 +109,9 @@ def test_uncorrected_errors_page_with_their_first_reading(signal, before, errors
 @pytest.mark.parametrize("before", [1, 700])
 def test_after_an_unreported_reset_the_next_error_pages_in_its_frame(signal, before):
     site = starting_at(signal, before)
-    at(signal, 0, site)
+    set_total(signal, 0, site)
     assert site.show(ticks=3) == []
-    at(signal, before, site)
+    set_total(signal, before, site)
     found = site.show()
     assert levels(found) == {"page"}
     assert f": {before} uncorrected " in found[0].summary
@@ -120,26 +120,26 @@ def test_after_an_unreported_reset_the_next_error_pages_in_its_frame(signal, bef
 @pytest.mark.parametrize("signal", ["gpu.sram_uncorrected", "node.memory_uncorrected"])
 def test_after_a_reported_reset_the_next_error_pages_in_its_frame(signal):
     site = starting_at(signal, 1)
-    at(signal, 0, site)
-    at(f"{signal.split('.')[0]}.generation", 1.8e9, site)
+    set_total(signal, 0, site)
+    set_total(f"{signal.split('.')[0]}.generation", 1.8e9, site)
     assert site.show() == []
-    at(signal, 1, site)
+    set_total(signal, 1, site)
     assert levels(site.show()) == {"page"}
 
 
 def test_only_errors_above_the_count_before_a_dip_are_reported():
     site = starting_at("node.memory_uncorrected", 700)
-    at("node.memory_uncorrected", 0, site)
+    set_total("node.memory_uncorrected", 0, site)
     site.show()
-    at("node.memory_uncorrected", 702, site)
+    set_total("node.memory_uncorrected", 702, site)
     assert ": 2 uncorrected memory errors" in site.show()[0].summary
 
 
 def test_corrected_cache_errors_end_with_an_unreported_reset():
     site = Site()
-    at("gpu.sram_corrected", 20_000, site)
+    set_total("gpu.sram_corrected", 20_000, site)
     assert levels(site.show(ticks=3)) == {"page"}
-    at("gpu.sram_corrected", 0, site)
+    set_total("gpu.sram_corrected", 0, site)
     site.show(ticks=3)
     assert not site.detector.cells["many_at"].any()
 
@@ -147,12 +147,12 @@ def test_corrected_cache_errors_end_with_an_unreported_reset():
 @pytest.mark.parametrize("signal", HARD)
 def test_an_unreadable_first_value_hides_no_later_error(signal):
     site = Site()
-    at(signal, 2.0**32 - 1, site)
+    set_total(signal, 2.0**32 - 1, site)
     site.detector = Memory()
     site.show()
-    at(signal, 4, site)
+    set_total(signal, 4, site)
     assert site.show(ticks=5) == []
-    at(signal, 5, site)
+    set_total(signal, 5, site)
     assert levels(site.show()) == {"page"}
 
 
@@ -168,6 +168,6 @@ def again(detector):
 def test_a_doubted_value_stays_doubted_after_a_restart(signal, values):
     site = starting_at(signal, 700)
     for value in values:
-        at(signal, value, site)
+        set_total(signal, value, site)
         assert site.show() == []
         site.detector = again(site.detector)

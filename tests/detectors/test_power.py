@@ -162,7 +162,7 @@ def test_announced_work_on_a_supply_gives_no_finding(site):
     assert Site().run(pulled) == {("psu:r0n1.1", "ticket")}
 
 
-def test_a_supply_that_is_well_again_ends_its_condition(site):
+def test_a_recovered_supply_ends_its_condition(site):
     ticks = iter(range(100))
 
     def for_a_while(values):
@@ -184,7 +184,7 @@ def test_the_brake_of_a_node_that_is_gone_ends(site):
 
 
 @pytest.mark.parametrize(("signal", "bad", "well", "hours"), [("psu.status", 2, 0, 1), ("power.voltage", 0, 415, 24)])
-def test_a_loss_that_is_not_measured_any_more_ends(signal, bad, well, hours):
+def test_a_loss_without_further_readings_ends(signal, bad, well, hours):
     site, topology = Power(), Site().topology
     device_class = signal.split(".")[0]
 

@@ -1,4 +1,4 @@
-"""Power at equal clock and activity: one board more or less, and loads, caps, meters and moves that only look so."""
+"""Power at equal clock and activity: one board more or less, and loads, caps, meters and moves with the same signs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.detectors.cases.power_draw import CASE, COUNT, GPUS, GUILTY, WIDTH, d
 SINCE, TICKS = 120, 300
 
 
-def shown(change, ticks=TICKS, detector=None, placed=True):
+def run_detector(change, ticks=TICKS, detector=None, placed=True):
     """Findings; `change(tick, share, load, meter)` alters the physics, and may return a change of the values."""
     detector, graph, out = detector or PowerDraw(), topology(placed), []
     for tick in range(ticks):
@@ -21,7 +21,7 @@ def shown(change, ticks=TICKS, detector=None, placed=True):
         values = drawn(np.random.default_rng([tick, 1]), share, load, meter)
         if after is not None:
             events = after(values["gpu"]) or []
-        out += detector.observe(CASE.framed(tick, values, events, graph))
+        out += detector.observe(CASE.frames_of(tick, values, events, graph))
     return out
 
 
@@ -38,7 +38,7 @@ def levels(found):
 
 def test_a_board_that_draws_15_percent_more_or_less_is_a_suspect_within_half_an_hour():
     for factor, side in ((1.15, "more"), (0.85, "less")):
-        found = shown(board(factor))
+        found = run_detector(board(factor))
         assert {f.entity for f in found} == {GPUS[GUILTY]}
         assert levels(found) == {"suspect"}
         assert found[0].time - CASE.time(SINCE) <= 1500 * SECOND
@@ -49,7 +49,7 @@ def test_a_board_that_draws_15_percent_more_or_less_is_a_suspect_within_half_an_
 
 
 def test_it_is_a_ticket_after_the_patience_if_its_temperature_follows():
-    found = shown(board(1.2), detector=PowerDraw(patience=1200.0))
+    found = run_detector(board(1.2), detector=PowerDraw(patience=1200.0))
     assert found[-1].level == "ticket"
     assert " more than expected at this load, and is warmer" in found[-1].summary
 
@@ -58,30 +58,30 @@ def test_a_wrong_meter_stays_a_suspect():
     def change(tick, share, load, meter):
         meter[GUILTY] = 1.2
 
-    found = shown(change, detector=PowerDraw(patience=700.0))
+    found = run_detector(change, detector=PowerDraw(patience=700.0))
     assert levels(found) == {"suspect"}
     assert "likely its meter" in found[-1].summary
 
 
 def test_without_a_known_job_or_the_activity_of_the_multiprocessors_it_stays_a_suspect():
-    assert levels(shown(board(1.2), detector=PowerDraw(patience=700.0), placed=False)) == {"suspect"}
+    assert levels(run_detector(board(1.2), detector=PowerDraw(patience=700.0), placed=False)) == {"suspect"}
 
     def change(tick, share, load, meter):
         share[GUILTY] *= 1.2
 
-    class Blind(PowerDraw):
+    class WithoutActivity(PowerDraw):
         def observe(self, frames):
             f = frames["gpu"]
             kept = {k: v for k, v in f.values.items() if k != "gpu.sm_active"}
             return super().observe({"gpu": Frame(f.time, "gpu", f.entities, kept, f.topology, f.events)})
 
-    found = shown(change, detector=Blind(patience=700.0))
+    found = run_detector(change, detector=WithoutActivity(patience=700.0))
     assert levels(found) == {"suspect"}
     assert found[-1].evidence["activity"] == "gpu.utilization"
 
 
 def test_five_percent_gives_no_finding():
-    assert shown(board(1.05)) == []
+    assert run_detector(board(1.05)) == []
 
 
 def test_more_power_for_more_work_gives_no_finding():
@@ -93,13 +93,13 @@ def test_more_power_for_more_work_gives_no_finding():
     def swinging(tick, share, load, meter):
         load[:] = 0.8 if tick // 7 % 2 else 0.3
 
-    assert shown(one) == []
-    assert shown(swinging) == []
+    assert run_detector(one) == []
+    assert run_detector(swinging) == []
 
 
 def test_a_heavier_model_of_a_whole_job_or_node_gives_no_finding():
-    assert shown(board(1.25, range(COUNT))) == []
-    assert shown(board(1.25, range(WIDTH, 2 * WIDTH))) == []
+    assert run_detector(board(1.25, range(COUNT))) == []
+    assert run_detector(board(1.25, range(WIDTH, 2 * WIDTH))) == []
 
 
 def test_idle_and_capped_gpus_are_not_judged():
@@ -110,11 +110,11 @@ def test_idle_and_capped_gpus_are_not_judged():
         share[GUILTY] *= 0.7
         return lambda gpu: gpu["gpu.throttle_reasons"].__setitem__(GUILTY, 0x4)
 
-    assert shown(idle) == []
-    assert shown(capped) == []
+    assert run_detector(idle) == []
+    assert run_detector(capped) == []
 
 
-def test_announced_work_and_new_firmware_reset_what_is_normal():
+def test_announced_work_and_new_firmware_reset_the_baseline():
     node = f"node:n{GUILTY // WIDTH}"
 
     def changed_by(kind, tick_of):
@@ -126,8 +126,8 @@ def test_announced_work_and_new_firmware_reset_what_is_normal():
 
         return change
 
-    assert shown(changed_by("version", SINCE + 2)) == []
-    assert shown(changed_by("maintenance_start", SINCE)) == []
+    assert run_detector(changed_by("version", SINCE + 2)) == []
+    assert run_detector(changed_by("maintenance_start", SINCE)) == []
 
 
 def test_a_fault_that_ends_is_not_reported_any_more():
@@ -135,7 +135,7 @@ def test_a_fault_that_ends_is_not_reported_any_more():
         if tick < 260:
             share[GUILTY] *= 1.2
 
-    found = shown(change, ticks=480)
+    found = run_detector(change, ticks=480)
     assert found
     assert found[-1].time < CASE.time(330)
 
@@ -148,7 +148,7 @@ def test_absurd_and_constant_values_are_no_ticket():
         return lambda gpu: [column.fill(1.0) for column in gpu.values()] and None
 
     for change in (absurd, constant):
-        assert levels(shown(change)) <= {"suspect"}
+        assert levels(run_detector(change)) <= {"suspect"}
 
 
 def test_it_is_off_without_any_activity():

@@ -81,7 +81,7 @@ def test_healthy_voltages_give_no_finding(site):
     assert site.run() == set()
 
 
-def test_a_sag_that_equipment_bears_for_ever_gives_no_finding(site):
+def test_a_sag_within_the_permanent_tolerance_of_equipment_gives_no_finding(site):
     assert site.run(sag(0, 0.93)) == set()
 
 
@@ -91,7 +91,7 @@ def test_a_unit_that_sags_with_its_supplies_is_one_ticket(site):
     assert site.findings[0].onset == START + FAULT * 30 * SECOND
 
 
-def test_a_sag_beyond_what_equipment_bears_for_seconds_pages(site):
+def test_a_sag_beyond_the_short_term_tolerance_of_equipment_pages(site):
     assert ("pdu:p0", "page") in site.run(sag(0, 0.75))
 
 
@@ -227,7 +227,7 @@ def test_absurd_and_missing_voltages_give_no_sag(site):
 
 
 @pytest.mark.parametrize("rails", [(0, 3), (0,), ()])
-def test_a_brake_pages_whatever_the_rails_of_its_node_show(site, rails):
+def test_a_brake_pages_at_any_rail_voltage_of_its_node(site, rails):
     def braked(values):
         values["gpu"]["gpu.throttle_reasons"][:2] = 0x80
         values["sensor"]["sensor.voltage"][list(rails)] *= 0.93

@@ -137,7 +137,7 @@ def test_rows_of_declared_signals_closer_than_a_frame_are_all_judged(tmp_path):
     assert first["time"] == iso(START + 41 * SECOND)
 
 
-def test_a_recording_of_a_fleet_is_judged_on_the_grid_of_the_pipeline(tmp_path, recording):
+def test_a_recording_of_a_fleet_is_evaluated_on_the_tick_grid_of_the_pipeline(tmp_path, recording):
     seconds_apart(tmp_path)
     assert replay(Config(), [tmp_path / "t.parquet"], tmp_path / "f.jsonl") == 0
     assert replay(Config(pipeline=Pipeline(frame=1.0)), [tmp_path / "t.parquet"], tmp_path / "f.jsonl") == 1

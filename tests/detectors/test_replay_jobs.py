@@ -68,7 +68,7 @@ def run(folder, **more):
     return [[json.loads(line) for line in (folder / name).read_text().splitlines()] for name in ("f.jsonl", "i.jsonl")]
 
 
-def test_a_slow_rank_is_compared_with_its_stage_and_blamed_where_it_runs_then(recording):
+def test_a_slow_rank_is_compared_with_its_stage_and_blamed_at_its_location(recording):
     found, (incident,) = run(recording)
     assert {f["entity"] for f in found} == {"rank:7.5"}
     assert {(f["evidence"]["stage"], f["evidence"]["gpu"], f["evidence"]["node"]) for f in found} == {

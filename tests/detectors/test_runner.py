@@ -275,7 +275,7 @@ def test_errors_are_logged_again_after_a_restart(caplog):
         (lambda s: s["detectors"].update(other=[1]), ""),
     ],
 )
-def test_shared_state_may_be_lost_by_itself(caplog, change, logged):
+def test_losing_only_the_shared_state_starts_no_detector_afresh(caplog, change, logged):
     runner = after(change)
     assert (runner.detectors[0].first == 10).all()
     assert logged in caplog.text

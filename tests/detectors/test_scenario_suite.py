@@ -126,7 +126,7 @@ def test_renewing_lists_changes_and_reports_a_table_of_another_format_as_all_new
     assert moved("", SOME) == ["the stored table has no 'tolerance': everything is new"]
 
 
-def test_a_kind_that_is_new_or_gone_is_a_difference():
+def test_a_new_or_removed_kind_is_a_difference():
     assert small.differences(SOME, {**SOME, "kinds": {}}) == ["kinds.straggler: there are no events of it, wanted some"]
     assert small.differences({**SOME, "kinds": {}}, SOME) == ["kinds.straggler: there are events of it, wanted none"]
 

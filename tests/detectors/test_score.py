@@ -41,22 +41,26 @@ WORLD = Placement(
 )
 
 
-def at(seconds):
+def time_at(seconds):
     return T0 + int(seconds * SECOND)
 
 
 def event(kind, entity, onset=0.0, end=3600.0, cls="hard", name="", visible=None, **more):
-    seen = at(onset if visible is None else visible)
-    return Truth(name or f"{kind}-{entity}-{onset}", kind, entity, (entity,), at(onset), at(end), cls, seen, **more)
+    seen = time_at(onset if visible is None else visible)
+    return Truth(
+        name or f"{kind}-{entity}-{onset}", kind, entity, (entity,), time_at(onset), time_at(end), cls, seen, **more
+    )
 
 
 def page(cause, detector, seconds, incident="", suspects=(), ticket=None):
-    ticketed = at(seconds if ticket is None else ticket)
-    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause, *suspects), ticketed, at(seconds))
+    ticketed = time_at(seconds if ticket is None else ticket)
+    return Alert(
+        incident or f"{cause}-{seconds}", cause, detector, detector, (cause, *suspects), ticketed, time_at(seconds)
+    )
 
 
 def ticket(cause, detector, seconds, incident=""):
-    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause,), at(seconds), None)
+    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause,), time_at(seconds), None)
 
 
 def scored(events, alerts, days=10.0, **meta):
@@ -150,7 +154,7 @@ def test_one_page_answers_only_one_of_two_faults():
     assert (*counts(result), result["missed"]) == (1, 0, 0, ["b"])
 
 
-def test_two_pages_find_two_faults_in_whatever_order_they_fit():
+def test_two_pages_find_two_faults_in_any_order():
     """The first page matches both events, the second only the one that the first would answer: none is lost."""
     events = [event("straggler", "gpu:n0.0", 50, name="a"), event("straggler", "gpu:n0.1", 0, name="b")]
     result = scored(events, [page("node:n0", "straggler", 60), page("gpu:n0.0", "straggler", 70)])
@@ -216,7 +220,7 @@ def test_an_alert_answers_a_visible_event_before_an_invisible_one():
     assert scored(events, [page("gpu:n0.0", "sdc", 60)])["found"] == 1
 
 
-def test_a_ticket_answers_where_a_ticket_is_enough_and_nowhere_else():
+def test_a_ticket_answers_only_kinds_for_which_a_ticket_is_enough():
     slow, acute = event("optic_degradation", "port:n0.p0"), event("link_down", "port:n0.p0")
     for fault, found, false in ((slow, 1, 0), (acute, 0, 1)):
         result = scored([fault], [ticket("port:n0.p0", "link", 60)])
@@ -253,8 +257,8 @@ def test_the_delay_of_a_ramp_counts_from_when_it_is_visible():
 
 def test_an_event_that_is_never_visible_in_the_recording_is_small():
     ramp = event("optic_degradation", "port:n0.p0", 0, 10 * HOUR, visible=4 * HOUR)
-    assert scored([ramp], [], end=at(5 * HOUR))["events"] == 1
-    cut = scored([ramp], [], end=at(3 * HOUR))
+    assert scored([ramp], [], end=time_at(5 * HOUR))["events"] == 1
+    cut = scored([ramp], [], end=time_at(3 * HOUR))
     assert (cut["events"], cut["small"]["events"]) == (0, 1)
 
 
@@ -304,7 +308,7 @@ def test_the_delay_of_a_small_effect_does_not_change_the_required_length():
     assert (result["events"], result["small"]["events"], result["small"]["found"]) == (1, 1, 1)
 
 
-def test_a_hard_event_counts_however_short_it_was():
+def test_a_hard_event_counts_at_any_length():
     assert scored([event("gpu_off_bus", "gpu:n0.0", 0, 0)], [])["events"] == 1
 
 
@@ -346,7 +350,7 @@ def test_recall_is_listed_by_tenths_of_severity():
 
 def test_a_rank_that_moved_counts_as_the_gpu_that_it_was_on():
     starts = [(0, "gpu:n0.0"), (HOUR, "gpu:n0.1")]
-    placed = [Event(at(s), "job:9", "job_start", {"ranks": {"rank:9.0": {"gpu": g}}}) for s, g in starts]
+    placed = [Event(time_at(s), "job:9", "job_start", {"ranks": {"rank:9.0": {"gpu": g}}}) for s, g in starts]
     world = Placement(WORLD.topology, placed)
     for seconds, gpu, found in ((60, 0, 1), (60, 1, 0), (HOUR + 60, 0, 0), (HOUR + 60, 1, 1)):
         alerts = Alerts((page("rank:9.0", "straggler", seconds),))

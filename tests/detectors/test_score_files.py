@@ -29,21 +29,28 @@ T0 = 1_790_000_000 * SECOND
 TOPOLOGY = '[rank]\n"7.0" = ["stage:7.0", "job:7", "gpu:n0.0"]\n[gpu]\n"n0.0" = ["node:n0"]\n'
 
 
-def at(seconds):
+def time_at(seconds):
     return iso(T0 + int(seconds * SECOND))
 
 
-FAULT = {"id": "1", "kind": "straggler", "entity": "gpu:n0.0", "onset": at(0), "end": at(3600), "class": "soft"}
+FAULT = {
+    "id": "1",
+    "kind": "straggler",
+    "entity": "gpu:n0.0",
+    "onset": time_at(0),
+    "end": time_at(3600),
+    "class": "soft",
+}
 MORE = {"attribution": "gpu", "severity": 0.5, "effect": 0.2, "effect_unit": "time"}
-META = {"nodes": 10, "start": at(0), "end": at(86_400), "gpus": 80, "cpu_seconds": 4.0, "samples": 2_000_000}
+META = {"nodes": 10, "start": time_at(0), "end": time_at(86_400), "gpus": 80, "cpu_seconds": 4.0, "samples": 2_000_000}
 
 
 def finding(seconds, entity, level="page", onset=10, detector="straggler"):
-    return {"time": at(seconds), "onset": at(onset), "entity": entity, "detector": detector, "level": level}
+    return {"time": time_at(seconds), "onset": time_at(onset), "entity": entity, "detector": detector, "level": level}
 
 
 def incident(name, cause, opened, members, **more):
-    plain = {"id": name, "cause": cause, "opened": at(opened), "resolved": None, "severity": "page"}
+    plain = {"id": name, "cause": cause, "opened": time_at(opened), "resolved": None, "severity": "page"}
     return {**plain, "members": members, "detector": "straggler", "entity": members[0], **more}
 
 
@@ -58,7 +65,7 @@ def files(tmp_path):
             finding(9000, "rank:9.9"),
         ],
         "incidents": [
-            incident("a", "gpu:n0.0", 20, ["rank:7.0"], resolved=at(2000)),
+            incident("a", "gpu:n0.0", 20, ["rank:7.0"], resolved=time_at(2000)),
             incident("b", "gpu:n9.9", 9000, ["rank:9.9"]),
             incident("c", "gpu:n8.8", 9000, ["rank:8.8"], severity="watch"),
         ],
@@ -219,7 +226,7 @@ def swapped(row, *keys):
     return json.dumps({**row, keys[0]: row[keys[1]], keys[1]: row[keys[0]]})
 
 
-CASE = incident("z", "gpu:n0.0", 60, ["rank:7.0"], resolved=at(90))
+CASE = incident("z", "gpu:n0.0", 60, ["rank:7.0"], resolved=time_at(90))
 BAD = [
     ("findings", "{", "line 5: is no JSON.*cut off"),
     ("findings", json.dumps(finding(60, "rank:7.0"))[:-9], "line 5: is no JSON"),
@@ -270,7 +277,7 @@ BAD = [
     ("incidents", json.dumps({**CASE, "severity": "loud"}), "line 4: severity 'loud'; expected one of page"),
     ("incidents", json.dumps({**CASE, "members": [1]}), "line 4: members: found .*expected a list of entities"),
     ("incidents", swapped(CASE, "opened", "resolved"), "line 4: resolved .* is before opened .*swapped"),
-    ("incidents", json.dumps({**CASE, "onset": at(91)}), "line 4: resolved .* is before onset .*swapped"),
+    ("incidents", json.dumps({**CASE, "onset": time_at(91)}), "line 4: resolved .* is before onset .*swapped"),
 ]
 
 
@@ -289,7 +296,7 @@ def test_a_bad_line_is_reported_with_file_line_and_expectation(files, tmp_path, 
 
 
 def test_an_incident_may_be_over_before_it_is_opened(files):
-    line = json.dumps({**CASE, "onset": at(30), "opened": at(200), "resolved": at(90)})
+    line = json.dumps({**CASE, "onset": time_at(30), "opened": time_at(200), "resolved": time_at(90)})
     files["incidents"].write_text(line + "\n")
     result = score(**files)
     assert (result["found"], result["false"], result["pages"]) == (1, 0, 1)
@@ -303,7 +310,7 @@ ANY_JSON = st.recursive(
 WHOLE = {
     "findings": finding(60, "rank:7.0"),
     "incidents": CASE,
-    "truth": {**FAULT, "entities": ["gpu:n0.0"], "parameters": {**MORE, "detectable": at(9)}},
+    "truth": {**FAULT, "entities": ["gpu:n0.0"], "parameters": {**MORE, "detectable": time_at(9)}},
     "meta": META,
 }
 FIELDS = [(name, key) for name, row in WHOLE.items() for key in row] + [("truth", f"parameters {key}") for key in MORE]

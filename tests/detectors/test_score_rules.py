@@ -41,23 +41,23 @@ PARENTS = {
 WORLD = Placement(Topology(PARENTS))
 
 
-def at(seconds):
+def time_at(seconds):
     return T0 + int(seconds * SECOND)
 
 
 def event(kind, entity, onset=0.0, end=3600.0, cls="hard", name="", **more):
     name = name or f"{kind}-{entity}-{onset}"
-    return Truth(name, kind, entity, (entity,), at(onset), at(end), cls, at(onset), **more)
+    return Truth(name, kind, entity, (entity,), time_at(onset), time_at(end), cls, time_at(onset), **more)
 
 
 def page(cause, detector, seconds, incident="", ticket=None, found_by=""):
-    ticketed = at(seconds if ticket is None else ticket)
+    ticketed = time_at(seconds if ticket is None else ticket)
     incident = incident or f"{cause}-{seconds}"
-    return Alert(incident, cause, detector, found_by or detector, (cause,), ticketed, at(seconds))
+    return Alert(incident, cause, detector, found_by or detector, (cause,), ticketed, time_at(seconds))
 
 
 def ticket(cause, detector, seconds, incident=""):
-    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause,), at(seconds), None)
+    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause,), time_at(seconds), None)
 
 
 def scored(events, alerts):
@@ -106,28 +106,28 @@ def test_the_detector_of_the_condition_counts_as_well_as_that_of_its_incident():
 
 def test_a_rank_counts_as_its_gpu_and_never_as_its_job_or_stage():
     for root in ("job:7", "stage:7.0"):
-        assert not WORLD.is_same("rank:7.0", root, at(0))
+        assert not WORLD.is_same("rank:7.0", root, time_at(0))
         assert scored([event("own label", root)], [page("rank:7.0", "straggler", 60)])["found"] == 0
-    assert WORLD.is_same("rank:7.0", "gpu:n0.0", at(0))
+    assert WORLD.is_same("rank:7.0", "gpu:n0.0", time_at(0))
 
 
 def test_a_rank_is_on_its_new_gpu_from_the_very_start_of_its_job():
     starts = [(0, "gpu:n0.0"), (HOUR, "gpu:n0.1")]
-    placed = [Event(at(s), "job:9", "job_start", {"ranks": {"rank:9.0": {"gpu": g}}}) for s, g in starts]
+    placed = [Event(time_at(s), "job:9", "job_start", {"ranks": {"rank:9.0": {"gpu": g}}}) for s, g in starts]
     world = Placement(WORLD.topology, placed)
-    assert world.parents("rank:9.0", at(HOUR) - 1) == ("job:9", "gpu:n0.0")
-    assert world.parents("rank:9.0", at(HOUR)) == ("job:9", "gpu:n0.1")
+    assert world.parents("rank:9.0", time_at(HOUR) - 1) == ("job:9", "gpu:n0.0")
+    assert world.parents("rank:9.0", time_at(HOUR)) == ("job:9", "gpu:n0.1")
 
 
 # alerts
 
 
 def finding(seconds, entity, level, detector="straggler"):
-    return {"time": at(seconds), "onset": at(0), "entity": entity, "detector": detector, "level": level}
+    return {"time": time_at(seconds), "onset": time_at(0), "entity": entity, "detector": detector, "level": level}
 
 
 def incident(cause, members, **more):
-    plain = {"id": "a", "cause": cause, "opened": at(20), "resolved": None, "severity": "page", "members": members}
+    plain = {"id": "a", "cause": cause, "opened": time_at(20), "resolved": None, "severity": "page", "members": members}
     return {**plain, "detector": "straggler", "entity": members[0], **more}
 
 
@@ -190,9 +190,9 @@ def test_alerts_of_an_incident_more_than_six_hours_before_its_answer_are_false()
 
 
 @pytest.mark.parametrize("cls", ["hard", "soft", "invisible", "benign"])
-def test_a_page_on_an_event_without_faulty_entities_is_false_whatever_its_class(cls):
+def test_a_page_on_an_event_of_any_class_without_faulty_entities_is_false(cls):
     line = {"id": 1, "kind": "own label", "entity": "gpu:n0.0", "entities": [], "class": cls}
-    labels = as_truth([{**line, "onset": iso(T0), "end": iso(at(HOUR))}])
+    labels = as_truth([{**line, "onset": iso(T0), "end": iso(time_at(HOUR))}])
     assert labels[0].detectability == "benign"
     assert pages(scored(labels, [page("gpu:n0.0", "straggler", 60)])) == (1, 0, 1)
 
@@ -245,7 +245,7 @@ def test_late_findings_do_not_change_the_required_length_of_an_event():
 def test_recall_of_all_large_events_is_listed_beside_that_of_long_ones():
     short = event("straggler", "gpu:n0.0", 0, 300, "soft")
     tiny = event("straggler", "gpu:n0.0", 20_000, 29_000, "soft", effect=0.001, effect_unit="time")
-    unseen = Truth("x", "straggler", "gpu:n0.0", ("gpu:n0.0",), at(0), at(60), "soft", at(90))
+    unseen = Truth("x", "straggler", "gpu:n0.0", ("gpu:n0.0",), time_at(0), time_at(60), "soft", time_at(90))
     long = event("straggler", "gpu:n0.0", 40_000, 49_000, "soft")
     result = scored([short, tiny, unseen, long], [page("gpu:n0.0", "straggler", 40_100)])
     assert (result["recall"], result["large"]["events"], result["large"]["recall"]) == (1.0, 2, 0.5)
@@ -286,7 +286,7 @@ def test_the_page_on_scoring_has_the_limit_of_the_median():
 
 @pytest.mark.parametrize(("count", "more"), [(0, None), (1, "gpu:x0.0, which"), (7, "gpu:x4.0 and 2 more, which")])
 def test_faulty_entities_that_are_missing_in_the_topology_are_listed_on_stderr(tmp_path, capsys, count, more):
-    line = {"kind": "sdc", "onset": iso(T0), "end": iso(at(HOUR))}
+    line = {"kind": "sdc", "onset": iso(T0), "end": iso(time_at(HOUR))}
     names = ["gpu:n0.0", "node:n0", *(f"gpu:x{i}.0" for i in range(count))]
     texts = {
         "truth": "".join(json.dumps({**line, "id": i, "entity": name}) + "\n" for i, name in enumerate(names)),

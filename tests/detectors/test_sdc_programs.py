@@ -33,7 +33,7 @@ def result(entity: str, time: int, digest: str, version: str = "8", known: bool 
     return Event(time, entity, "digest", data)
 
 
-def shown(detector: SdcVote, names: tuple[str, ...], events: list[Event], topology: Topology, one_by_one: bool):
+def run_events(detector: SdcVote, names: tuple[str, ...], events: list[Event], topology: Topology, one_by_one: bool):
     """Returns findings on the events of a round, in one frame or one frame each."""
     found = []
     for part in [[e] for e in events] if one_by_one else [events]:
@@ -42,7 +42,7 @@ def shown(detector: SdcVote, names: tuple[str, ...], events: list[Event], topolo
     return found
 
 
-def watched(answer, number=64, rounds=6, one_by_one=False, detector=None, **more):
+def run_rounds(answer, number=64, rounds=6, one_by_one=False, detector=None, **more):
     """Returns findings on a fleet that answers `answer(round, index)`: a digest, or (digest, version)."""
     names, found = fleet(number), []
     topology, detector = above(names), detector or SdcVote()
@@ -53,11 +53,11 @@ def watched(answer, number=64, rounds=6, one_by_one=False, detector=None, **more
             wrong = {"again": 3} if digest != "right" and more.get("again") else {}
             time = START + n * ROUND + i * SECOND
             events.append(result(gpu, time, digest, *version, known=more.get("known", True), **wrong))
-        found += shown(detector, names, events, topology, one_by_one)
+        found += run_events(detector, names, events, topology, one_by_one)
     return found
 
 
-def of(found, level):
+def entities_at_level(found, level):
     return {f.entity for f in found if f.level == level and not f.evidence.get("cleared")}
 
 
@@ -69,9 +69,9 @@ def held(detector):
 def test_a_release_that_every_gpu_fails_differently_blames_none(one_by_one):
     detector = SdcVote()
     answer = lambda n, i: ("right", "7") if n < 2 else (f"w{n}.{i}", "8")  # noqa: E731
-    found = watched(answer, one_by_one=one_by_one, detector=detector, again=True)
-    assert of(found, "page") == set()
-    assert len(of(found, "suspect")) <= 2  # the first two, before a third failed it too
+    found = run_rounds(answer, one_by_one=one_by_one, detector=detector, again=True)
+    assert entities_at_level(found, "page") == set()
+    assert len(entities_at_level(found, "suspect")) <= 2  # the first two, before a third failed it too
     assert held(detector) == set()
 
 
@@ -79,8 +79,8 @@ def test_a_release_that_every_gpu_fails_differently_blames_none(one_by_one):
 def test_a_broken_release_on_the_first_node_of_a_rollout_blames_no_gpu(one_by_one):
     detector = SdcVote()
     answer = lambda n, i: (f"w{n}.{i}", "8") if n > 1 and i < 8 else ("right", "7")  # noqa: E731
-    found = watched(answer, one_by_one=one_by_one, detector=detector, again=True)
-    assert of(found, "page") == set()
+    found = run_rounds(answer, one_by_one=one_by_one, detector=detector, again=True)
+    assert entities_at_level(found, "page") == set()
     assert held(detector) == set()
 
 
@@ -89,8 +89,8 @@ def test_a_broken_release_on_the_first_node_of_a_rollout_blames_no_gpu(one_by_on
 def test_a_program_that_most_fail_does_not_page_in_any_order_of_results(one_by_one, known):
     detector = SdcVote()
     answer = lambda n, i: "right" if i < 24 else f"w{n}.{i}"  # noqa: E731
-    found = watched(answer, rounds=8, one_by_one=one_by_one, detector=detector, known=known)
-    assert of(found, "page") == set()
+    found = run_rounds(answer, rounds=8, one_by_one=one_by_one, detector=detector, known=known)
+    assert entities_at_level(found, "page") == set()
     assert held(detector) == set()
     if one_by_one:
         assert "most devices fail this canary version" in found[-1].summary
@@ -99,26 +99,28 @@ def test_a_program_that_most_fail_does_not_page_in_any_order_of_results(one_by_o
 @pytest.mark.parametrize("known", [True, False])
 def test_forty_defective_gpus_of_three_thousand_are_all_blamed(known):
     answer = lambda n, i: f"w{n}.{i}" if i < 40 else "right"  # noqa: E731
-    found = watched(answer, 3000, rounds=2, known=known)
-    assert of(found, "page") == set(fleet(40))
+    found = run_rounds(answer, 3000, rounds=2, known=known)
+    assert entities_at_level(found, "page") == set(fleet(40))
 
 
 def test_one_defective_gpu_of_eight_pages_after_a_failed_retest():
-    found = watched(lambda n, i: f"w{n}" if n == 1 and i == 3 else "right", 8, rounds=2, again=True)
-    assert of(found, "page") == {"gpu:n0.3"}
+    found = run_rounds(lambda n, i: f"w{n}" if n == 1 and i == 3 else "right", 8, rounds=2, again=True)
+    assert entities_at_level(found, "page") == {"gpu:n0.3"}
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_one_defective_gpu_of_eight_pages_after_two_single_mismatches(known):
-    found = watched(lambda n, i: f"w{n}" if n > 1 and i == 3 else "right", 8, rounds=4, one_by_one=True, known=known)
-    assert of(found, "page") == {"gpu:n0.3"}
+    found = run_rounds(lambda n, i: f"w{n}" if n > 1 and i == 3 else "right", 8, rounds=4, one_by_one=True, known=known)
+    assert entities_at_level(found, "page") == {"gpu:n0.3"}
 
 
 def test_right_answers_of_cores_do_not_count_for_gpus():
     names, detector = fleet(16), SdcVote()
     cores = [result(f"cpu:n0.{i}", START, "right") for i in range(128)]
     wrong = [result(g, START + ROUND, f"w{g}", again=3) for g in names]
-    found = shown(detector, names, cores, above(names), False) + shown(detector, names, wrong, above(names), False)
+    found = run_events(detector, names, cores, above(names), False) + run_events(
+        detector, names, wrong, above(names), False
+    )
     assert found == []
 
 
@@ -156,7 +158,7 @@ def test_two_mismatches_page_only_within_the_days_of_the_ledger(second, level):
     for day in range(second + 1):
         events = [result(g, START + day * DAY, "right") for g in names[1:]]
         events += [result(names[0], START + day * DAY, f"w{day}")] if day in (1, second) else []
-        found += shown(detector, names, events, topology, False)
+        found += run_events(detector, names, events, topology, False)
     assert found[-1].evidence["mismatches"] == 2
     assert found[-1].level == level
 
@@ -171,11 +173,11 @@ def test_a_malformed_result_hides_no_other(name, digest):
     topology = above(names)
     for value in BAD:
         detector = SdcVote()
-        shown(detector, names, [result(g, START, "right") for g in names], topology, False)
+        run_events(detector, names, [result(g, START, "right") for g in names], topology, False)
         strange = result(names[1], START + SECOND, digest)
         strange.data[name] = value
         events = [strange, result(names[3], START + SECOND, "bad", again=3, rounds=5)]
-        assert names[3] in of(shown(detector, names, events, topology, False), "page")
+        assert names[3] in entities_at_level(run_events(detector, names, events, topology, False), "page")
         assert detector.results.last_right(names[1])[1] <= 10**6 + 1
 
 
@@ -207,12 +209,12 @@ class Counted(Topology):
 def test_wrong_results_after_a_software_change_need_few_topology_lookups():
     names, detector = fleet(400), SdcVote()
     topology = above(names, Counted)
-    shown(detector, names, [result(g, START, "right") for g in names], topology, False)
+    run_events(detector, names, [result(g, START, "right") for g in names], topology, False)
     changed = [Event(START + ROUND, f"node:n{k}", "version", {"versions": {"driver": "575"}}) for k in range(50)]
     wrong = [result(g, START + ROUND, f"w{i}" if i < 30 else "right", again=3) for i, g in enumerate(names)]
     topology.asked = 0
-    found = shown(detector, names, [*changed, *wrong], topology, False)
-    assert len(of(found, "suspect") | of(found, "page")) == 30
+    found = run_events(detector, names, [*changed, *wrong], topology, False)
+    assert len(entities_at_level(found, "suspect") | entities_at_level(found, "page")) == 30
     assert topology.asked <= 3 * len(names)
 
 

@@ -27,7 +27,7 @@ def shown(change, ticks=400, of=None, detector=None, site=topology, first=0):
 
     case = dataclasses.replace(CASE, instant=instant, topology=site)
     assert isinstance(case, Case)
-    return case.shown(detector or SdcReplica(), range(first, ticks))
+    return case.run_detector(detector or SdcReplica(), range(first, ticks))
 
 
 def right(tick, i):
@@ -102,13 +102,13 @@ def test_steps_repeated_after_a_restart_are_not_compared_with_earlier_ones():
     detector = SdcReplica()
     assert shown(change, 101, of=tuple(range(12)), detector=detector) == []
     again = Event(START + 1010 * SECOND, "job:7", "job_start", {"ranks": {}})
-    frames = CASE.framed(101, {"rank": {}}, [again], topology())
+    frames = CASE.frames_of(101, {"rank": {}}, [again], topology())
     assert detector.observe(frames) == []
     step = [
         Event(START + 1020 * SECOND, r, "replica_digest", {"step": 100, "bucket": "w", "digest": "new", "group": "s1"})
         for r in RANKS[8:]
     ]
-    assert detector.observe(CASE.framed(102, {"rank": {}}, step, topology())) == []
+    assert detector.observe(CASE.frames_of(102, {"rank": {}}, step, topology())) == []
 
 
 def test_malformed_digests_are_ignored_and_idle_jobs_dropped():
@@ -118,11 +118,11 @@ def test_malformed_digests_are_ignored_and_idle_jobs_dropped():
         Event(START, RANKS[0], "replica_digest", {"step": 1, "bucket": None, "digest": "a"}),
         Event(START, "gpu:n0.0", "replica_digest", {"step": 1, "bucket": "w", "digest": "a"}),
     ]
-    assert detector.observe(CASE.framed(0, {}, wrong, topology())) == []
+    assert detector.observe(CASE.frames_of(0, {}, wrong, topology())) == []
     assert detector.rounds.series == {}
     shown(right, 20, detector=detector)
     assert len(detector.rounds.series) == 2
-    detector.observe(CASE.framed(20_000, {"rank": {}}, [Event(0, "job:9", "job_end", {})], topology()))
+    detector.observe(CASE.frames_of(20_000, {"rank": {}}, [Event(0, "job:9", "job_end", {})], topology()))
     assert detector.rounds.series == {}
 
 
@@ -130,5 +130,5 @@ def test_a_page_ends_a_day_after_the_last_digest_of_its_job():
     detector = SdcReplica()
     found = shown(lambda t, i: f"other{t}" if t >= 50 and i == 3 else right(t, i), 100, detector=detector)
     assert found[-1].level == "page"
-    later = detector.observe(CASE.framed(9_000, {}, [Event(0, "job:9", "job_end", {})], topology()))
+    later = detector.observe(CASE.frames_of(9_000, {}, [Event(0, "job:9", "job_end", {})], topology()))
     assert [f.evidence.get("cleared") for f in later] == [True]

@@ -8,7 +8,7 @@ from detectors.sdc.sdc_gradient import SdcGradient, add_to_series, chance_cluste
 from pipeline.model.records import SECOND, Frame
 from tests.detectors.cases.case import START
 from tests.detectors.cases.sdc import GPUS
-from tests.detectors.cases.sdc_gradient import CASE, shown
+from tests.detectors.cases.sdc_gradient import CASE, run_detector
 
 STEP = 10 * SECOND
 SPIKES, SEEN, STAGE = np.zeros(64), np.full(64, 2000.0), np.arange(64) < 16
@@ -18,7 +18,7 @@ def test_a_gpu_with_repeated_spikes_is_a_ticket_and_stays_one_between_them():
     def spike(tick, norm, count):
         norm[3] *= 8.0 if tick % 120 == 60 else 1.0  # each 20 min
 
-    found = shown(spike, 1200)
+    found = run_detector(spike, 1200)
     assert {f.entity for f in found} == {GPUS[3]}
     start = next(f.time for f in found if f.level == "ticket")
     assert start - found[0].time == 240 * STEP
@@ -32,7 +32,7 @@ def test_a_series_ends_after_three_of_its_usual_pauses():
         norm[3] *= 8.0 if tick % 120 == 60 and tick < 500 else 1.0
 
     detector = SdcGradient()
-    last = max(f.time for f in shown(spike, 1200, detector))
+    last = max(f.time for f in run_detector(spike, 1200, detector))
     assert 420 + 350 < (last - START) / STEP <= 420 + 360
     assert not detector.held
 
@@ -41,10 +41,10 @@ def test_several_ranks_with_rare_spikes_get_no_ticket():
     def spike(tick, norm, count):
         norm[[1, 3, 5][tick // 120 % 3]] *= 8.0 if tick % 120 == 60 else 1.0
 
-    assert {f.level for f in shown(spike, 1800)} == {"suspect"}
+    assert {f.level for f in run_detector(spike, 1800)} == {"suspect"}
 
 
-def at(hours):
+def time_at(hours):
     return START + int(hours * 3600 * SECOND)
 
 
@@ -52,7 +52,7 @@ def test_spikes_count_for_the_gpu_whichever_rank_is_on_it():
     gpus, spikes = {}, SPIKES.copy()
     for k, rank in enumerate((3, 3, 9)):  # the job moved after the second
         spikes[rank] += 1
-        known = add_to_series(gpus, "gpu:a", (rank, 1000.0 + 120 * k), at(k / 3))
+        known = add_to_series(gpus, "gpu:a", (rank, 1000.0 + 120 * k), time_at(k / 3))
     assert (known["spikes"], known["steps"]) == (3, 240)
     assert is_series(known, spikes, SEEN, STAGE, 0.2)
 
@@ -62,7 +62,7 @@ def test_spikes_that_follow_a_rank_come_from_its_data():
     series = []
     for k in range(12):
         spikes[3] += 1
-        known = add_to_series(gpus, "gpu:a" if k < 3 else "gpu:b", (3, 120.0 * k), at(k / 3))
+        known = add_to_series(gpus, "gpu:a" if k < 3 else "gpu:b", (3, 120.0 * k), time_at(k / 3))
         series.append(is_series(known, spikes, SEEN, STAGE, 0.2))
     assert series[2]
     assert not any(series[3:])
@@ -79,10 +79,10 @@ def test_a_gpu_that_spikes_as_often_as_its_stage_has_no_series():
 
 def test_a_series_is_dropped_after_a_day_and_series_are_bounded():
     gpus = {}
-    add_to_series(gpus, "gpu:a", (3, 0.0), at(0))
-    assert add_to_series(gpus, "gpu:a", (3, 9000.0), at(25))["spikes"] == 1
+    add_to_series(gpus, "gpu:a", (3, 0.0), time_at(0))
+    assert add_to_series(gpus, "gpu:a", (3, 9000.0), time_at(25))["spikes"] == 1
     for k in range(2000):
-        add_to_series(gpus, f"gpu:{k}", (k, 0.0), at(26))
+        add_to_series(gpus, f"gpu:{k}", (k, 0.0), time_at(26))
     assert len(gpus) == 1000
     assert "gpu:1999" in gpus
 

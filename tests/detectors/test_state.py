@@ -206,7 +206,7 @@ def test_feedback_resets_parts_by_the_members_of_their_class():
     assert detector.ports.errors.tolist() == [1, 1, 0, 0]
 
 
-def test_a_snapshot_of_another_format_is_not_read_and_the_log_says_so_once(caplog):
+def test_a_snapshot_of_another_format_is_ignored_and_logged_once(caplog):
     runner, other = Runner([Learning()]), Runner([Learning()])
     runner.observe(frames(1))
     state = json.loads(runner.snapshot())
@@ -273,7 +273,7 @@ def test_results_per_topology_are_in_no_copy_and_no_pickle():
         assert len(other.calls) == 2
 
 
-def test_a_finding_is_built_from_what_is_due():
+def test_a_finding_is_built_only_for_due_entities():
     compared = Comparison(2.0, 1.0, None, "rack:r1", 7, 1.0, "K")
     found = build_finding(
         *("heat", 9, "gpu:a", (3, "ticket")),

@@ -34,7 +34,7 @@ def test_a_slow_rank_is_suspected_within_minutes_and_paged_after_the_hold(site, 
     assert page.evidence["gpu"] == "gpu:n0.3"
 
 
-def test_two_short_slowdowns_in_a_row_do_not_page_however_strong(site, watch):
+def test_two_short_slowdowns_in_a_row_do_not_page_at_any_strength(site, watch):
     def change(tick, values):
         slowed(3, 1.4, 60, 88)(tick, values)
         slowed(3, 1.3, 88, 115)(tick, values)

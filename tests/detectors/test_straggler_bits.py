@@ -25,10 +25,10 @@ def test_only_whole_numbers_below_2_to_the_53_are_throttle_reasons():
 @pytest.mark.parametrize("signal", ["gpu.throttle_reasons", "rank.compute_time"])
 def test_invalid_readings_give_no_finding(detector, signal):
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         if broken:
             values[signal.split(".")[0]][signal][: len(INVALID)] = INVALID
         return values, []
 
     case = Case(detector, site.NAMES, site.topology, instant, frozenset(), fault=60)
-    assert case.shown(detector(), range(150)) == []
+    assert case.run_detector(detector(), range(150)) == []

@@ -8,7 +8,7 @@ import pytest
 from detectors.base import kernel
 from detectors.straggler.straggler import Straggler
 from pipeline.model.records import SECOND, Event
-from tests.detectors.cases.straggler import CASE, GPUS, GUILTY, NODES, RANKS, SIZE, WIDTH, quiet
+from tests.detectors.cases.straggler import CASE, GPUS, GUILTY, NODES, RANKS, SIZE, WIDTH, healthy_values
 from tests.detectors.cases.straggler import topology as make_topology
 
 NODE = slice(4, 8)  # the ranks of node:n1
@@ -19,8 +19,8 @@ def findings(change, ticks=240, detector=None, topology=None):
     """Findings; `change(tick, values, topology)` changes healthy instants and may return events."""
     detector, topology, found = detector or Straggler(), topology or make_topology(), []
     for tick in range(ticks):
-        values = quiet(tick, np.random.default_rng([tick, 7]))
-        found += detector.observe(CASE.framed(tick, values, change(tick, values, topology) or (), topology))
+        values = healthy_values(tick, np.random.default_rng([tick, 7]))
+        found += detector.observe(CASE.frames_of(tick, values, change(tick, values, topology) or (), topology))
     return found
 
 
@@ -403,7 +403,7 @@ def test_a_slow_rank_accepted_as_normal_gives_no_finding():
     def change(tick, values, _):
         slow_down(GUILTY, 1.15)(tick, values, _)
         if tick == 100:
-            detector.accept_as_normal(RANKS[GUILTY], CASE.framed(tick, values, (), topology))
+            detector.accept_as_normal(RANKS[GUILTY], CASE.frames_of(tick, values, (), topology))
 
     found = findings(change, 300, detector, topology)
     assert entities(found) == set()
@@ -419,11 +419,11 @@ def test_the_state_holds_running_ranks_and_not_ended_ones():
         topology.merge({rank: [f"stage:{job}.0", f"job:{job}", GPUS[i]] for i, rank in enumerate(fresh)})
         names["rank"] = (*names["rank"], *fresh)
         for tick in range(3):
-            values = quiet(tick, np.random.default_rng(tick))
+            values = healthy_values(tick, np.random.default_rng(tick))
             old = np.full(len(names["rank"]) - SIZE, np.nan)
             values["rank"] = {name: np.append(old, column) for name, column in values["rank"].items()}
             case = type(CASE)(Straggler, names, make_topology, CASE.instant, CASE.guilty)
-            detector.observe(case.framed(job * 400 + tick, values, (), topology))
+            detector.observe(case.frames_of(job * 400 + tick, values, (), topology))
     assert len(detector.times.count) <= 2 * SIZE
     assert len(detector.slots.groups) <= 2 * SIZE
 

@@ -55,7 +55,7 @@ def test_a_stream_judged_in_both_directions_exceeds_its_threshold_twice_as_often
 @pytest.mark.parametrize(
     ("name", "line", "step"), [("straggler_inferred", 2, 60), ("straggler_inferred", 3, 60), ("straggler_job", 0, 30)]
 )
-def test_a_job_is_one_stream_without_peers_whatever_its_size(name, line, step):
+def test_a_job_of_any_size_is_one_stream_without_peers(name, line, step):
     text = lines(name)[line]
     assert "one stream per job, without peers" in text
     assert "a node" not in text

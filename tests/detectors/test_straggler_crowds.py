@@ -21,7 +21,7 @@ def findings(gpus, ticks=200, stuck=True, every=1, detector=None, topology=site.
     """Findings: `gpus` stay hot, with throttle bits for 4 of `every` ticks; the clock of STUCK is low."""
 
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         if warmer:
             values["gpu"]["gpu.temperature"] = np.full(len(site.GPUS), 60.0 + warmer * broken)
         if broken:
@@ -32,7 +32,7 @@ def findings(gpus, ticks=200, stuck=True, every=1, detector=None, topology=site.
         return values, []
 
     case = Case(StragglerInferred, site.NAMES, topology, instant, frozenset(), fault=SINCE)
-    return case.shown(detector or StragglerInferred(), range(ticks))
+    return case.run_detector(detector or StragglerInferred(), range(ticks))
 
 
 def pages(found):

@@ -51,7 +51,7 @@ def test_a_new_cap_with_a_flickering_bit_holds_the_gpus_that_it_slows():
     assert not held[:, ~NODES].any()
 
 
-def test_a_gpu_whose_bit_does_not_flicker_is_capped_as_the_bit_says():
+def test_a_gpu_whose_bit_does_not_flicker_is_capped_while_its_bit_is_set():
     flicker, rng = CapFlicker(), np.random.default_rng(1)
     for _ in range(150):
         flicker.update((rng.random(SIZE) < 0.5) & (np.arange(SIZE) > 7), ALL, ALL)
@@ -75,14 +75,14 @@ def found(share, change, ticks=300):
     """Findings of a job whose GPUs are capped for a share of the time; change(rng, values) from tick 150 on."""
 
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         values["gpu"]["gpu.throttle_reasons"] = np.where(rng.random(site.SIZE) < share, 4.0, 0.0)
         if broken:
             change(rng, values)
         return values, []
 
     case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=150)
-    return case.shown(Straggler(), range(ticks))
+    return case.run_detector(Straggler(), range(ticks))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
@@ -117,7 +117,7 @@ def test_a_slow_rank_of_a_job_with_steps_of_minutes_pages(seconds):
     made, last = {}, [-1]
 
     def instant(tick, broken, rng):
-        values, number = site.quiet(tick, rng), tick * 10 // seconds
+        values, number = site.healthy_values(tick, rng), tick * 10 // seconds
         if number != last[0]:
             made.update(values["rank"])
             last[0] = number
@@ -129,7 +129,7 @@ def test_a_slow_rank_of_a_job_with_steps_of_minutes_pages(seconds):
 
     learned = 40 * seconds // 10
     case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=learned)
-    findings = case.shown(Straggler(), range(learned + 30 * seconds // 10))
+    findings = case.run_detector(Straggler(), range(learned + 30 * seconds // 10))
     assert {f.entity for f in findings} == {site.RANKS[SLOW]}
     page = next(f for f in findings if f.level == "page")
     assert 600 <= (page.time - page.onset) / SECOND <= 15 * seconds

@@ -20,12 +20,12 @@ def findings(change, ticks=150, topology=site.topology, detector=None):
     """Findings; `change(tick, values)`, which may return events, applies from tick SINCE on."""
 
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         events = change(tick, values) if broken else None
         return values, events or []
 
     case = Case(StragglerInferred, site.NAMES, topology, instant, frozenset(), fault=SINCE)
-    return case.shown(detector or StragglerInferred(), range(ticks))
+    return case.run_detector(detector or StragglerInferred(), range(ticks))
 
 
 def low_clocks(gpus, factor, bits=0):
@@ -82,10 +82,10 @@ def test_a_clock_that_is_low_from_the_first_sample_on_is_found():
         StragglerInferred,
         site.NAMES,
         site.topology,
-        lambda tick, _, rng: (change(tick, values := site.quiet(tick, rng)), (values, []))[1],
+        lambda tick, _, rng: (change(tick, values := site.healthy_values(tick, rng)), (values, []))[1],
         frozenset(),
     )
-    found = case.shown(StragglerInferred(), range(120))
+    found = case.run_detector(StragglerInferred(), range(120))
     assert entities(found, "page") == {"gpu:n1.1"}
 
 
@@ -178,7 +178,7 @@ def test_a_gpu_that_is_more_active_than_its_peers_is_a_suspect_only():
 
 def test_gpus_whose_job_reports_compute_times_are_left_to_the_straggler_detector():
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         values["rank"] = {"rank.compute_time": np.full(site.SIZE, 4.0)}
         if broken:
             low_clocks([5], 0.8, 0x40)(tick, values)
@@ -186,7 +186,7 @@ def test_gpus_whose_job_reports_compute_times_are_left_to_the_straggler_detector
         return values, []
 
     case = Case(StragglerInferred, site.NAMES, site.topology, instant, frozenset())
-    assert case.shown(StragglerInferred(), range(160)) == []
+    assert case.run_detector(StragglerInferred(), range(160)) == []
 
 
 def test_ranks_without_compute_times_change_nothing():
@@ -263,7 +263,7 @@ def test_a_slow_gpu_accepted_as_normal_gives_no_finding():
         StragglerInferred,
         site.NAMES,
         site.topology,
-        lambda tick, _, rng: (low_clocks([5], 0.92)(tick, values := site.quiet(tick, rng)), (values, []))[1],
+        lambda tick, _, rng: (low_clocks([5], 0.92)(tick, values := site.healthy_values(tick, rng)), (values, []))[1],
         frozenset(),
     )
     topology = site.topology()
@@ -282,7 +282,7 @@ def test_a_slow_group_accepted_as_normal_is_normal_for_its_members():
         StragglerInferred,
         site.NAMES,
         site.topology,
-        lambda tick, _, rng: (slow(tick, values := site.quiet(tick, rng)), (values, []))[1],
+        lambda tick, _, rng: (slow(tick, values := site.healthy_values(tick, rng)), (values, []))[1],
         frozenset(),
     )
     topology, ticks = site.topology(), range(SINCE + 150, SINCE + 350)
@@ -294,7 +294,11 @@ def test_another_job_on_the_same_gpus_gives_no_finding():
     other = {f"rank:8.{i}": ["stage:8.0", "job:8", site.GPUS[i]] for i in range(site.SIZE)}
     detector = StragglerInferred()
     case = Case(
-        StragglerInferred, site.NAMES, lambda: topology, lambda t, _, rng: (site.quiet(t, rng), []), frozenset()
+        StragglerInferred,
+        site.NAMES,
+        lambda: topology,
+        lambda t, _, rng: (site.healthy_values(t, rng), []),
+        frozenset(),
     )
     found = []
     for tick in range(300):
@@ -314,12 +318,12 @@ def test_slower_gpus_of_another_product_in_the_same_job_give_no_finding():
     older = np.arange(site.SIZE) % 16 >= 8
 
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         values["gpu"]["gpu.sm_clock"][older] = 1290.0
         return values, []
 
     case = Case(StragglerInferred, site.NAMES, mixed, instant, frozenset())
-    assert case.shown(StragglerInferred(), range(150)) == []
+    assert case.run_detector(StragglerInferred(), range(150)) == []
 
 
 def test_a_stage_whose_clocks_all_fall_gives_no_finding():
@@ -338,19 +342,19 @@ def test_the_gpus_of_a_job_on_one_node_are_compared_with_each_other():
 
 def test_few_gpus_without_peers_give_no_finding():
     def instant(tick, broken, rng):
-        values = {c: {k: v[:4] for k, v in columns.items()} for c, columns in site.quiet(tick, rng).items()}
+        values = {c: {k: v[:4] for k, v in columns.items()} for c, columns in site.healthy_values(tick, rng).items()}
         if broken:
             values["gpu"]["gpu.sm_clock"][:] *= 0.8
         return values, []
 
     case = Case(StragglerInferred, site.NAMES, Topology, instant, frozenset(), fault=SINCE)
-    assert case.shown(StragglerInferred(), range(150)) == []
+    assert case.run_detector(StragglerInferred(), range(150)) == []
 
 
 @pytest.mark.parametrize("begin", [40, 90])
 def test_gpus_that_appear_later_or_disappear_give_no_finding(begin):
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         if tick < begin:
             values["gpu"] = {name: column[:24].copy() for name, column in values["gpu"].items()}
         elif tick > begin + 60:
@@ -359,14 +363,14 @@ def test_gpus_that_appear_later_or_disappear_give_no_finding(begin):
         return values, []
 
     case = Case(StragglerInferred, site.NAMES, site.topology, instant, frozenset())
-    assert case.shown(StragglerInferred(), range(220)) == []
+    assert case.run_detector(StragglerInferred(), range(220)) == []
 
 
 def test_a_finding_ends_when_the_job_does():
     topology, detector = site.topology(), StragglerInferred()
 
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         if tick < 120:
             low_clocks([5], 0.9, 0x40)(tick, values) if tick >= SINCE else None
         else:
@@ -389,7 +393,7 @@ def test_a_job_that_starts_on_a_slow_gpu_does_not_make_it_learn_again():
     other = {f"rank:8.{i}": ["stage:8.0", "job:8", site.GPUS[i]] for i in range(site.SIZE)}
 
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         if tick >= SINCE:
             low_clocks([5], 0.94)(tick, values)
         return values, []
@@ -415,7 +419,7 @@ def test_gpus_of_a_loop_that_throttle_one_after_another_are_left_to_coolant():
         gpu["gpu.throttle_reasons"][throttled] = 0x40
 
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         values["gpu"]["gpu.temperature"] = np.full(site.SIZE, 55.0)
         if broken:
             change(tick, values)
@@ -427,12 +431,12 @@ def test_gpus_of_a_loop_that_throttle_one_after_another_are_left_to_coolant():
         return topology
 
     case = Case(StragglerInferred, site.NAMES, looped, instant, frozenset(), fault=SINCE)
-    assert case.shown(StragglerInferred(), range(200)) == []
+    assert case.run_detector(StragglerInferred(), range(200)) == []
 
 
 def test_a_gpu_repaired_while_idle_gives_no_further_finding():
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         if SINCE <= tick < 140:
             low_clocks([5], 0.9)(tick, values)
         if 140 <= tick < 180:
@@ -440,7 +444,7 @@ def test_a_gpu_repaired_while_idle_gives_no_further_finding():
         return values, []
 
     case = Case(StragglerInferred, site.NAMES, site.topology, instant, frozenset())
-    found = case.shown(StragglerInferred(), range(260))
+    found = case.run_detector(StragglerInferred(), range(260))
     assert found
     assert found[-1].time < case.time(155)
 

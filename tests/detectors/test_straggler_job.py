@@ -7,7 +7,7 @@ import pytest
 
 from detectors.straggler.straggler_job import StragglerJob
 from pipeline.model.records import SECOND, Event
-from tests.detectors.cases.straggler import CASE, HOSTS, NODES, SIZE, quiet, topology
+from tests.detectors.cases.straggler import CASE, HOSTS, NODES, SIZE, healthy_values, topology
 
 SINCE = 60
 
@@ -16,7 +16,7 @@ def findings(change, ticks=240, detector=None):
     """Findings; `change(tick, values)` changes healthy instants and may return events."""
     detector, graph, found = detector or StragglerJob(), topology(), []
     for tick in range(ticks):
-        values = quiet(tick, np.random.default_rng([tick, 7]))
+        values = healthy_values(tick, np.random.default_rng([tick, 7]))
         values["nic"] = {"nic.tx_bytes": 1e12 + 4e10 * np.full(NODES, float(tick))}
         found += detector.observe(framed(tick, values, change(tick, values) or (), graph))
     return found
@@ -25,13 +25,13 @@ def findings(change, ticks=240, detector=None):
 def framed(tick, values, events, graph):
     names = {**CASE.names, "nic": tuple(f"port:n{n}.p0" for n in range(NODES))}
     graph.merge({port: [HOSTS[n]] for n, port in enumerate(names["nic"])})
-    return type(CASE)(StragglerJob, names, topology, CASE.instant, CASE.guilty).framed(tick, values, events, graph)
+    return type(CASE)(StragglerJob, names, topology, CASE.instant, CASE.guilty).frames_of(tick, values, events, graph)
 
 
 def stop_steps(tick, values, watts, busy=1.0, until=10**9):
     """Changes values so that there is no step from tick SINCE to `until`, at a power of `watts`."""
     if SINCE <= tick < until:
-        values["rank"] = quiet(SINCE - 1, np.random.default_rng(0))["rank"]
+        values["rank"] = healthy_values(SINCE - 1, np.random.default_rng(0))["rank"]
         values["gpu"]["gpu.power"] = np.full(SIZE, watts)
         values["gpu"]["gpu.utilization"] = np.full(SIZE, busy)
         values["nic"] = {"nic.tx_bytes": np.full(NODES, 1e12 + 4e10 * SINCE)}

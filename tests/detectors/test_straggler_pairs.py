@@ -35,7 +35,9 @@ def findings(factor, heat=False, slow=WIDTH):
         return {"rank": ranks, "gpu": {"gpu.sm_clock": clock, "gpu.throttle_reasons": bits}}, []
 
     names = {"rank": RANKS, "gpu": GPUS}
-    return Case(Straggler, names, topology, instant, frozenset(), fault=SINCE).shown(Straggler(), range(SINCE + 240))
+    return Case(Straggler, names, topology, instant, frozenset(), fault=SINCE).run_detector(
+        Straggler(), range(SINCE + 240)
+    )
 
 
 @pytest.mark.parametrize("factor", [1.1, 1.15, 1.5])

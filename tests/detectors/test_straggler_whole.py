@@ -33,7 +33,7 @@ class Site:
         self.change, self.traffic, self.totals = change, traffic, {}
 
     def __call__(self, tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         values["node"]["node.io_pressure"] = np.full(site.NODES, 1e9)
         rates = {
             "nic.tx_bytes": SENT * (1 + 0.02 * rng.standard_normal(len(PORTS))),
@@ -55,7 +55,7 @@ def case(change, traffic=True):
 
 
 def findings(change, ticks=TICKS, traffic=True, detector=None):
-    return case(change, traffic).shown(detector or StragglerInferred(), range(ticks))
+    return case(change, traffic).run_detector(detector or StragglerInferred(), range(ticks))
 
 
 def minutes(finding):
@@ -215,17 +215,17 @@ def test_a_restart_gives_the_same_findings():
     whole = findings(slower(0.8, active=0.85))
     before, after = case(slower(0.8, active=0.85)), StragglerInferred()
     first = StragglerInferred()
-    found = before.shown(first, range(90))
+    found = before.run_detector(first, range(90))
     after.restore(first.snapshot())
-    assert [*found, *before.shown(after, range(90, TICKS))] == whole
+    assert [*found, *before.run_detector(after, range(90, TICKS))] == whole
 
 
 @pytest.mark.parametrize(("change", "entity"), [(slower(0.8, active=0.85), "job:7"), (crowded(LEAF == 2), "leaf:l2")])
 def test_a_slow_job_accepted_as_normal_gives_no_finding(change, entity):
     one, detector = case(change), StragglerInferred()
-    assert one.shown(detector, range(TICKS))
+    assert one.run_detector(detector, range(TICKS))
     detector.accept_as_normal(entity, one.frames(TICKS, True, topology()))
-    assert one.shown(detector, range(TICKS + 1, TICKS + 80)) == []
+    assert one.run_detector(detector, range(TICKS + 1, TICKS + 80)) == []
 
 
 def throttled(change, gpus):

@@ -24,7 +24,7 @@ def fed(streams, rows, groups, first=0, gate=None):
     return step
 
 
-def quiet(ticks, size, seed=1, sd=0.02):
+def quiet_rows(ticks, size, seed=1, sd=0.02):
     return np.random.default_rng(seed).normal(0.0, sd, (ticks, size))
 
 
@@ -73,7 +73,7 @@ def reference(channel, rows):
 
 
 def test_a_stream_follows_the_formulas_step_by_step():
-    rows = quiet(300, 1)[:, 0] + 3.0
+    rows = quiet_rows(300, 1)[:, 0] + 3.0
     rows[200:] += 0.1
     streams, alone = Streams(TIMES), np.array([-1], np.int32)
     for tick, (row, wanted) in enumerate(zip(rows, reference(TIMES, rows), strict=True)):
@@ -90,7 +90,7 @@ def test_a_stream_has_24_bytes_of_state():
 
 
 def test_only_the_member_that_departs_from_its_cohort_is_found():
-    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(200, 32), np.zeros(32, np.int32)
     rows[100:, 5] += 0.12
     step = fed(Streams(TIMES), rows, groups)
     assert np.flatnonzero(step.on).tolist() == [5]
@@ -100,13 +100,13 @@ def test_only_the_member_that_departs_from_its_cohort_is_found():
 
 
 def test_a_shift_of_the_whole_cohort_blames_no_member():
-    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(200, 32), np.zeros(32, np.int32)
     rows[100:] += 0.5
     assert not fed(Streams(TIMES), rows, groups).on.any()
 
 
 def test_a_deviation_of_a_third_of_a_cohort_is_an_event_of_the_cohort():
-    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(200, 32), np.zeros(32, np.int32)
     rows[100:, :12] += 0.2
     step = fed(Streams(TIMES), rows, groups)
     assert step.on[:12].all()
@@ -115,7 +115,7 @@ def test_a_deviation_of_a_third_of_a_cohort_is_an_event_of_the_cohort():
 
 def test_a_shifted_cohort_is_learned_again_after_a_day():
     streams, groups, minute = Streams(TIMES), np.zeros(32, np.int32), 60 * SECOND
-    rows = quiet(1800, 32)
+    rows = quiet_rows(1800, 32)
     rows[100:, :12] += 0.2
     on = [streams.step(row, groups, START + i * minute).on[:12].sum() for i, row in enumerate(rows)]
     assert on[100 + 24 * 60 - 10] == 12
@@ -124,7 +124,7 @@ def test_a_shifted_cohort_is_learned_again_after_a_day():
 
 def test_a_shift_of_most_of_a_cohort_does_not_become_the_normal_of_the_others():
     """24 of 32 slow for 8 h and then well again: the 8 that were well all the time are as before."""
-    rows, groups = quiet(200 + 2880 + 100, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(200 + 2880 + 100, 32), np.zeros(32, np.int32)
     rows[200:3080, :24] += 0.2
     streams = Streams(TIMES)
     fed(streams, rows[:3080], groups)
@@ -135,7 +135,7 @@ def test_a_shift_of_most_of_a_cohort_does_not_become_the_normal_of_the_others():
 
 def test_a_day_better_than_normal_becomes_normal():
     streams, groups, minute = Streams(TIMES), np.zeros(32, np.int32), 60 * SECOND
-    rows = quiet(1800, 32)
+    rows = quiet_rows(1800, 32)
     rows[100:, 3] -= 0.2
     effect = [float(streams.step(row, groups, START + i * minute).effect[3]) for i, row in enumerate(rows)]
     assert effect[100 + 24 * 60 - 10] == pytest.approx(-0.2, abs=0.03)
@@ -143,7 +143,7 @@ def test_a_day_better_than_normal_becomes_normal():
 
 
 def test_a_member_that_deviated_before_the_others_stays_blamed():
-    rows, groups = quiet(400, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(400, 32), np.zeros(32, np.int32)
     rows[100:, :8] += 0.3
     rows[250:300, (9, 17, 26)] += 0.3
     streams = Streams(TIMES)
@@ -154,7 +154,7 @@ def test_a_member_that_deviated_before_the_others_stays_blamed():
 
 
 def test_a_member_with_a_much_larger_deviation_than_its_shifted_cohort_is_blamed():
-    rows, groups = quiet(300, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(300, 32), np.zeros(32, np.int32)
     rows[100:, :10] += 0.15
     rows[100:, 20] += 0.4
     step = fed(Streams(TIMES), rows, groups)
@@ -164,7 +164,7 @@ def test_a_member_with_a_much_larger_deviation_than_its_shifted_cohort_is_blamed
 
 
 def test_a_share_at_the_limit_does_not_flicker():
-    rows, groups = quiet(400, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(400, 32), np.zeros(32, np.int32)
     rows[100:, :9] += 0.2
     rows[100:, 9] += np.where(np.arange(300) // 20 % 2, 0.2, 0.0)
     streams, moved = Streams(TIMES), []
@@ -176,13 +176,13 @@ def test_a_share_at_the_limit_does_not_flicker():
 
 def test_a_long_deviation_of_half_of_a_cohort_is_an_event_of_the_cohort():
     """With half of the members off the spread is as wide as the effect, so no sum ever rises."""
-    rows, groups = quiet(300, 16, sd=0.005), np.zeros(16, np.int32)
+    rows, groups = quiet_rows(300, 16, sd=0.005), np.zeros(16, np.int32)
     rows[100:, :8] += 0.3
     assert fed(Streams(Channel(0.01, 0.03, phi=0.6)), rows, groups).moved.all()
 
 
 def test_a_member_that_is_reset_while_the_cohort_deviates_learns_after_the_cohort_recovers():
-    rows, groups, streams = quiet(900, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
+    rows, groups, streams = quiet_rows(900, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
     rows[100:500, :20] += 0.25
     fed(streams, rows[:300], groups)
     streams.reset(np.arange(32) == 31)
@@ -193,27 +193,27 @@ def test_a_member_that_is_reset_while_the_cohort_deviates_learns_after_the_cohor
 
 
 def test_a_fault_does_not_become_normal():
-    rows, groups = quiet(3000, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(3000, 32), np.zeros(32, np.int32)
     rows[100:, 5] += 0.12
     step = fed(Streams(TIMES), rows, groups)
     assert step.on[5]
 
 
 def test_without_the_freeze_a_fault_becomes_normal():
-    rows, groups = quiet(3000, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(3000, 32), np.zeros(32, np.int32)
     rows[100:, 5] += 0.12
     step = fed(Streams(Channel(0.01, 0.03, 0.0, frozen=False)), rows, groups)
     assert step.effect[5] < 0.06
 
 
 def test_a_device_that_was_always_different_is_normal():
-    rows, groups = quiet(400, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(400, 32), np.zeros(32, np.int32)
     rows[:, 5] += 0.15
     assert not fed(Streams(TIMES), rows, groups).on.any()
 
 
 def test_a_reset_makes_the_new_level_normal():
-    rows, groups, streams = quiet(400, 32), np.zeros(32, np.int32), Streams(TIMES)
+    rows, groups, streams = quiet_rows(400, 32), np.zeros(32, np.int32), Streams(TIMES)
     rows[100:, 5] += 0.15
     assert fed(streams, rows[:200], groups).on[5]
     streams.reset(np.arange(32) == 5)
@@ -221,7 +221,7 @@ def test_a_reset_makes_the_new_level_normal():
 
 
 def test_values_below_normal_count_only_where_they_are_harmful():
-    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(200, 32), np.zeros(32, np.int32)
     rows[100:, 5] -= 0.12
     assert not fed(Streams(TIMES), rows, groups).on.any()
     both = fed(Streams(Channel(0.01, 0.03, 0.0, both=True)), rows, groups)
@@ -229,7 +229,7 @@ def test_values_below_normal_count_only_where_they_are_harmful():
 
 
 def test_a_condition_ends_when_half_of_the_least_effect_is_left():
-    rows, groups, streams = quiet(400, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
+    rows, groups, streams = quiet_rows(400, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
     rows[100:200, 5] += 0.12
     assert fed(streams, rows[:200], groups).on[5]
     step = fed(streams, rows[200:230], groups, 200)
@@ -239,7 +239,7 @@ def test_a_condition_ends_when_half_of_the_least_effect_is_left():
 
 def test_heavy_tails_are_clipped():
     """A single sample of any size is no condition."""
-    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(200, 32), np.zeros(32, np.int32)
     rows[100, 5] = 1e30
     rows[101, 6] = np.inf
     streams = Streams(TIMES)
@@ -251,13 +251,13 @@ def test_heavy_tails_are_clipped():
 
 
 def test_the_first_twenty_samples_are_not_judged():
-    rows, groups = quiet(LEARN, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(LEARN, 32), np.zeros(32, np.int32)
     rows[10:, 5] += 5.0
     assert not fed(Streams(TIMES), rows, groups).on.any()
 
 
-def test_gated_samples_are_neither_judged_nor_learnt():
-    rows, groups, streams = quiet(300, 32), np.zeros(32, np.int32), Streams(TIMES)
+def test_gated_samples_are_neither_evaluated_nor_learned():
+    rows, groups, streams = quiet_rows(300, 32), np.zeros(32, np.int32), Streams(TIMES)
     fed(streams, rows[:100], groups)
     before = streams.cells.copy()
     step = fed(streams, rows[100:] + 9.0, groups, 100, gate=np.zeros(32, bool))
@@ -267,7 +267,7 @@ def test_gated_samples_are_neither_judged_nor_learnt():
 
 
 def test_a_clock_that_was_set_back_or_once_ran_ahead_hides_no_fault():
-    rows, groups = quiet(300, 32), np.zeros(32, np.int32)
+    rows, groups = quiet_rows(300, 32), np.zeros(32, np.int32)
     rows[150:, 5] += 0.12
     streams = Streams(TIMES)
     fed(streams, rows[:150], groups)
@@ -276,7 +276,7 @@ def test_a_clock_that_was_set_back_or_once_ran_ahead_hides_no_fault():
 
 
 def test_a_sample_out_of_order_changes_nothing():
-    rows, groups, streams = quiet(100, 8), np.zeros(8, np.int32), Streams(TIMES)
+    rows, groups, streams = quiet_rows(100, 8), np.zeros(8, np.int32), Streams(TIMES)
     fed(streams, rows, groups)
     before = streams.cells.copy()
     streams.step(rows[0] + 9, groups, START + 50 * TICK)
@@ -286,7 +286,7 @@ def test_a_sample_out_of_order_changes_nothing():
 
 def test_a_gap_in_the_telemetry_does_not_count_as_hold():
     """An hour without samples does not make a condition an hour old."""
-    rows, groups, streams = quiet(140, 32), np.zeros(32, np.int32), Streams(TIMES)
+    rows, groups, streams = quiet_rows(140, 32), np.zeros(32, np.int32), Streams(TIMES)
     rows[125:, 5] += 0.12
     fed(streams, rows[:130], groups)
     step = streams.step(rows[130], groups, START + 130 * TICK + 3600 * SECOND)
@@ -294,13 +294,13 @@ def test_a_gap_in_the_telemetry_does_not_count_as_hold():
 
 
 def test_one_member_alone_is_no_cohort():
-    step = fed(Streams(TIMES), quiet(60, 1) + 5, np.zeros(1, np.int32))
+    step = fed(Streams(TIMES), quiet_rows(60, 1) + 5, np.zeros(1, np.int32))
     assert not step.judged.any()
     assert not step.on.any()
 
 
 def test_without_peers_the_own_baseline_is_used_with_a_higher_limit():
-    rows, alone = quiet(400, 1), np.full(1, -1, np.int32)
+    rows, alone = quiet_rows(400, 1), np.full(1, -1, np.int32)
     rows[200:] += 0.2
     step = fed(Streams(TIMES), rows, alone)
     assert step.on[0]
@@ -308,7 +308,7 @@ def test_without_peers_the_own_baseline_is_used_with_a_higher_limit():
 
 
 def test_a_stream_that_loses_its_peers_is_learned_again():
-    rows, streams = quiet(200, 9) + 5.0, Streams(TIMES)
+    rows, streams = quiet_rows(200, 9) + 5.0, Streams(TIMES)
     fed(streams, rows[:100], np.zeros(9, np.int32))
     step = fed(streams, rows[100:], np.array([0] * 8 + [-1], np.int32), 100)
     assert not step.on.any()
@@ -316,8 +316,8 @@ def test_a_stream_that_loses_its_peers_is_learned_again():
 
 def test_entities_can_be_added():
     streams = Streams(TIMES)
-    fed(streams, quiet(100, 8), np.zeros(8, np.int32))
-    step = fed(streams, quiet(100, 16, 2), np.zeros(16, np.int32), 100)
+    fed(streams, quiet_rows(100, 8), np.zeros(8, np.int32))
+    step = fed(streams, quiet_rows(100, 16, 2), np.zeros(16, np.int32), 100)
     assert len(step.on) == 16
     assert not step.on.any()
 
@@ -325,7 +325,7 @@ def test_entities_can_be_added():
 @given(st.integers(0, 120))
 @settings(max_examples=20, deadline=None)
 def test_a_restart_continues_bit_by_bit(stop):
-    rows, groups = quiet(130, 16), np.zeros(16, np.int32)
+    rows, groups = quiet_rows(130, 16), np.zeros(16, np.int32)
     rows[60:, 3] += 0.1
     whole, first, second = Streams(TIMES), Streams(TIMES), Streams(TIMES)
     fed(whole, rows, groups)
@@ -354,7 +354,7 @@ def test_selection_returns_the_median(size):
 @pytest.mark.parametrize("absurd", [255.0, -40.0, 1e20])
 def test_one_absurd_value_among_the_first_samples_does_not_hide_later_faults(tick, absurd):
     """A temperature of 60 Cel: the step of 6 K at the end is found within a quarter of an hour."""
-    rows, groups = 60 + quiet(700, 32, sd=0.5), np.zeros(32, np.int32)
+    rows, groups = 60 + quiet_rows(700, 32, sd=0.5), np.zeros(32, np.int32)
     rows[tick, 5] = absurd
     rows[610:, 5] += 6.0
     streams = Streams(Channel(floor=0.5, delta=3.0, phi=0.0))
@@ -364,7 +364,7 @@ def test_one_absurd_value_among_the_first_samples_does_not_hide_later_faults(tic
 
 
 def test_members_without_samples_do_not_count_in_the_share_of_a_cohort():
-    rows, groups, streams = quiet(200, 12), np.zeros(12, np.int32), Streams(TIMES)
+    rows, groups, streams = quiet_rows(200, 12), np.zeros(12, np.int32), Streams(TIMES)
     rows[100:, [0, 1]] += 0.2
     rows[160:, 4:] = np.nan
     rows[160:, 1] = np.nan

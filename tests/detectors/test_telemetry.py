@@ -244,7 +244,7 @@ def test_devices_that_never_reported_or_only_a_few_times_are_not_missed(site):
 
 
 def test_many_nodes_that_share_nothing_and_fall_silent_together_are_one_incident():
-    """A fifth of the racks' nodes at the same moment, spread over all racks: one cause, whatever it is."""
+    """A fifth of the racks' nodes at the same moment, spread over all racks: one unknown cause."""
     racks, each = 20, 5
     names = tuple(f"node:r{r}n{n}" for r in range(racks) for n in range(each))
     fleet = Topology({name: [f"rack:{name[5:].split('n')[0]}"] for name in names})
@@ -335,7 +335,7 @@ def test_a_gap_of_a_node_whose_agent_did_not_restart_is_a_ticket_once_it_reports
     assert (first.onset, first.evidence["cause"]) == (START + (FAULT - 1) * 10 * SECOND, "hole")
 
 
-def test_gaps_of_one_instant_of_one_class_or_of_many_nodes_at_once_are_not_reported():
+def test_gaps_of_one_instant_of_one_class_or_of_many_nodes_together_are_not_reported():
     assert gap(Site(), 1) == set()
     assert gap(Site(), 4, [f"gpu:r0n1.{g}" for g in range(GPUS)]) == set()
     assert gap(Site(), 3, [f"node:r0n{n}" for n in range(3)]) == set()

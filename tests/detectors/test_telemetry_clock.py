@@ -13,7 +13,7 @@ START = 1_790_000_000 * SECOND
 NODES = ("node:a", "node:b")
 
 
-def shown(offsets, events=()):
+def run_detector(offsets, events=()):
     """Findings over measurements once a minute of the first node's clock; events by minute."""
     detector, topology, found = TelemetryClock(), Topology({n: ["rack:r"] for n in NODES}), []
     for minute, offset in enumerate(offsets):
@@ -26,34 +26,34 @@ def shown(offsets, events=()):
 
 @pytest.mark.parametrize(("offset", "level"), [(0.2, None), (-3.0, "suspect"), (8.0, "suspect"), (-12.0, "ticket")])
 def test_the_level_follows_the_error_of_the_clock(offset, level):
-    found = shown([0.0] * 5 + [offset] * 10)
+    found = run_detector([0.0] * 5 + [offset] * 10)
     assert {f.level for f in found} == ({level} if level else set())
     assert all(f.entity == "node:a" for f in found)
 
 
 def test_a_single_wrong_measurement_is_not_reported():
-    assert shown([0.0] * 5 + [60.0] + [0.0] * 5) == []
+    assert run_detector([0.0] * 5 + [60.0] + [0.0] * 5) == []
 
 
 def test_a_clock_that_is_set_back_and_forth_is_a_ticket():
     jumps = [(minute, "clock_jump", {"seconds": 30.0 * (-1) ** minute}) for minute in (3, 5, 7)]
-    assert {f.level for f in shown([0.0] * 12, jumps)} == {"ticket"}
-    assert shown([0.0] * 12, jumps[:2]) == []
+    assert {f.level for f in run_detector([0.0] * 12, jumps)} == {"ticket"}
+    assert run_detector([0.0] * 12, jumps[:2]) == []
 
 
 def test_a_clock_that_is_right_again_ends_its_condition():
-    found = shown([0.0] * 3 + [20.0] * 5 + [0.0] * 10)
+    found = run_detector([0.0] * 3 + [20.0] * 5 + [0.0] * 10)
     assert max(f.time for f in found) < START + 9 * 60 * SECOND
     assert "behind" in found[0].summary
 
 
 def test_a_clock_without_measurements_and_malformed_events_are_not_reported():
-    assert shown([np.nan] * 20, [(2, "clock_jump", {"seconds": None}), (3, "clock_jump", {})]) == []
+    assert run_detector([np.nan] * 20, [(2, "clock_jump", {"seconds": None}), (3, "clock_jump", {})]) == []
 
 
 @pytest.mark.parametrize("seconds", [10**400, float("inf"), [5], "30"])
 def test_a_jump_without_a_number_of_seconds_is_ignored(seconds):
-    assert shown([0.0] * 5, [(k, "clock_jump", {"seconds": seconds}) for k in range(4)]) == []
+    assert run_detector([0.0] * 5, [(k, "clock_jump", {"seconds": seconds}) for k in range(4)]) == []
 
 
 def test_an_error_that_most_senders_share_is_one_ticket_that_names_the_pipeline_clock():

@@ -198,7 +198,7 @@ def test_a_reader_is_blamed_on_the_nearest_entity_above_all_its_devices():
     assert {f.entity for f in site.found} == {"rack:r0"}
 
 
-def test_a_few_nodes_of_many_are_reported_each_by_itself():
+def test_a_few_nodes_of_many_are_reported_one_by_one():
     site = Site()
     shown(site, 12, of=range(0, COUNT, 8), unread="gpu")
     assert {f.entity for f in site.found} == {NODES[i] for i in range(0, COUNT, 8)}

@@ -178,7 +178,7 @@ def test_an_inlet_that_moves_alone_is_its_sensor_unless_its_fans_follow(plant):
     assert Plant().run(warm, end=500) == set()
 
 
-def test_after_announced_service_a_small_offset_is_learnt(plant):
+def test_after_announced_service_a_small_offset_is_learned(plant):
     def offset(values, tick):
         values["gpu"]["gpu.temperature"][9] += 2
 
@@ -203,7 +203,7 @@ def test_medians_of_groups_leave_out_missing_values():
     assert np.isnan(GroupMedians().medians(values, groups)[3])
 
 
-def test_a_spare_whose_normal_was_learnt_idle_is_not_blamed_when_it_works(plant):
+def test_a_spare_gpu_whose_baseline_is_from_idle_time_is_not_blamed_under_load(plant):
     own = np.linspace(-0.1, 0.1, 32)  # boards of one kind draw a little more or less while they do nothing
 
     def idle(values):
@@ -335,7 +335,7 @@ def test_a_reset_before_the_first_reading_is_harmless():
 
 
 def test_a_temperature_that_was_reset_since_proves_nothing_about_a_power_that_moved_before(plant):
-    """A job whose stages share a node lets two of its GPUs draw and heat more: real, however often heat is learnt."""
+    """Stages that share a node make two of its GPUs use more power: real heat, however often it is learned."""
 
     def more(values, tick):
         values["gpu"]["gpu.power"][9] += 90

@@ -1,4 +1,4 @@
-"""Thermal resistance: one GPU, a node, a rack, wear over days; sensors, loads and set-points that look like it."""
+"""Thermal resistance: one GPU, a node, a rack, wear over days; sensors, loads and set-points that look similar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, WID
 AT = GPUS.index(GUILTY)
 
 
-def shown(change, ticks=240, detector=None, first=0):
+def run_detector(change, ticks=240, detector=None, first=0):
     """Findings; `change(tick, values, resistance)` breaks something before and after the physics."""
     detector, graph, out = detector or Thermal(), topology(), []
     for tick in range(first, first + ticks):
@@ -22,7 +22,7 @@ def shown(change, ticks=240, detector=None, first=0):
         before = change(tick, None, resistance)
         values = heat(rng, resistance, SUPPLY if before is None else before)
         events = change(tick, values, resistance)
-        out += detector.observe(CASE.framed(tick, values, events if isinstance(events, list) else [], graph))
+        out += detector.observe(CASE.frames_of(tick, values, events if isinstance(events, list) else [], graph))
     return out
 
 
@@ -47,7 +47,7 @@ def levels(found):
 
 
 def test_a_rise_of_15_percent_is_a_ticket_within_ten_minutes():
-    found = shown(plate(1.15))
+    found = run_detector(plate(1.15))
     assert {f.entity for f in found} == {GUILTY}
     ticket = next(f for f in found if f.level != "suspect")
     assert ticket.time - CASE.time(60) <= 600 * SECOND
@@ -60,24 +60,24 @@ def test_a_gpu_that_throttles_by_heat_pages_in_the_same_frame():
         if values is not None and tick >= 66:
             values["gpu"]["gpu.throttle_reasons"][AT] = 0x40
 
-    page = next(f for f in shown(change) if f.level == "page")
+    page = next(f for f in run_detector(change) if f.level == "page")
     assert page.time - CASE.time(60) <= 180 * SECOND
     assert page.evidence["throttled"]
 
 
 def test_all_gpus_of_a_node_are_one_finding_on_the_node():
-    found = shown(plate(1.3, range(8, 16)))
+    found = run_detector(plate(1.3, range(8, 16)))
     assert {f.entity for f in found if f.level == "page"} == {"node:n1"}
     assert "manifold" in found[-1].evidence["verdict"]
 
 
 def test_a_whole_loop_that_moves_blames_no_gpu():
-    assert shown(plate(1.4, range(len(GPUS)))) == []
+    assert run_detector(plate(1.4, range(len(GPUS)))) == []
 
 
 @pytest.mark.parametrize("kelvin", [2.0, 6.0, 15.0])
 def test_a_core_that_warms_without_its_memory_is_a_sensor(kelvin):
-    assert levels(shown(reading("gpu.temperature", kelvin), 250)) <= {"suspect"}
+    assert levels(run_detector(reading("gpu.temperature", kelvin), 250)) <= {"suspect"}
 
 
 @pytest.mark.parametrize("kelvin", [3.0, -3.0, 10.0, -10.0])
@@ -89,8 +89,8 @@ def test_a_set_point_or_a_supply_sensor_that_moves_gives_no_finding(kelvin):
         if values is not None and tick >= 60:
             values["coolant"]["coolant.supply_temperature"] += kelvin
 
-    assert shown(real, 300) == []
-    assert shown(sensor, 300) == []
+    assert run_detector(real, 300) == []
+    assert run_detector(sensor, 300) == []
 
 
 def test_a_load_step_and_idle_gpus_give_no_finding():
@@ -99,7 +99,7 @@ def test_a_load_step_and_idle_gpus_give_no_finding():
             values["gpu"]["gpu.power"][:16] *= 0.2
             values["gpu"]["gpu.temperature"][:16] = np.rint(SUPPLY + 5)
 
-    assert shown(change, 250) == []
+    assert run_detector(change, 250) == []
 
 
 def test_a_power_that_reads_low_against_the_energy_counter_is_a_sensor():
@@ -109,8 +109,8 @@ def test_a_power_that_reads_low_against_the_energy_counter_is_a_sensor():
             if tick >= 60:
                 values["gpu"]["gpu.power"][AT] *= 0.8
 
-    assert "page" not in levels(shown(change, 250))
-    assert "ticket" not in levels(shown(change, 250))
+    assert "page" not in levels(run_detector(change, 250))
+    assert "ticket" not in levels(run_detector(change, 250))
 
 
 def test_a_temperature_that_is_constant_while_the_power_moves_is_not_judged():
@@ -119,16 +119,16 @@ def test_a_temperature_that_is_constant_while_the_power_moves_is_not_judged():
             values["gpu"]["gpu.temperature"][AT] = 57.0
             values["gpu"]["gpu.power"][AT] *= 0.8 if tick >= 70 else 1.0
 
-    assert levels(shown(change, 300)) <= {"suspect"}
+    assert levels(run_detector(change, 300)) <= {"suspect"}
 
 
-def test_maintenance_of_a_node_is_no_fault_and_resets_what_is_usual():
+def test_maintenance_of_a_node_is_no_fault_and_resets_the_baseline():
     def change(tick, values, resistance):
         plate(1.3, range(8, 16))(tick, values, resistance)
         kind = {59: "maintenance_start", 70: "maintenance_end"}.get(tick)
         return [Event(CASE.time(tick), "node:n1", kind, {"reason": "plates"})] if kind and values else None
 
-    assert shown(change, 250) == []
+    assert run_detector(change, 250) == []
 
 
 def test_minutes_to_throttle_are_reported_while_it_still_rises():
@@ -136,7 +136,7 @@ def test_minutes_to_throttle_are_reported_while_it_still_rises():
         if values is None:
             resistance[AT] *= 1 + 0.6 * min(max(tick - 60, 0) / 90, 1)
 
-    found = shown(change, 130)
+    found = run_detector(change, 130)
     assert any(isinstance(f.evidence["minutes_to_throttle"], float) for f in found)
 
 
@@ -148,7 +148,7 @@ def test_wear_over_days_is_one_ticket_although_samples_are_lost():
         resistance[AT] *= 1 + 0.12 * tick / 5600
         values = heat(np.random.default_rng([tick, 1]), resistance)
         values["gpu"]["gpu.temperature"][AT] = np.nan if tick % 50 == 0 else values["gpu"]["gpu.temperature"][AT]
-        frames = CASE.framed(0, values, [], graph)
+        frames = CASE.frames_of(0, values, [], graph)
         moved = {c: Frame(f.time + tick * 36 * SECOND, c, f.entities, f.values, graph) for c, f in frames.items()}
         found += detector.observe(moved)
     worn = [f for f in found if "worse than when new" in f.summary]
@@ -166,20 +166,20 @@ def test_nan_constants_vanishing_and_new_gpus_and_time_that_steps_back_are_accep
         if tick < 50:
             values["gpu"] = {name: column[: 2 * WIDTH] for name, column in values["gpu"].items()}
         at = tick - 30 if tick == 120 else tick
-        assert detector.observe(CASE.framed(at, values, [], graph)) == []
+        assert detector.observe(CASE.frames_of(at, values, [], graph)) == []
 
 
 def test_findings_continue_over_a_restart():
     first, second = Thermal(), Thermal()
-    whole = shown(plate(1.4), 160)
-    parts = shown(plate(1.4), 80, first)
+    whole = run_detector(plate(1.4), 160)
+    parts = run_detector(plate(1.4), 80, first)
     second.restore(first.snapshot())
-    assert parts + shown(plate(1.4), 80, second, 80) == whole
+    assert parts + run_detector(plate(1.4), 80, second, 80) == whole
 
 
 @pytest.mark.parametrize("bits", [0x8, 0x20, 0x40])
-def test_a_gpu_that_reports_thermal_throttling_is_a_ticket_whatever_its_resistance(bits):
-    found = shown(reading("gpu.throttle_reasons", bits), 150)
+def test_a_gpu_that_reports_thermal_throttling_is_a_ticket_at_any_resistance(bits):
+    found = run_detector(reading("gpu.throttle_reasons", bits), 150)
     assert {(f.entity, f.level) for f in found} == {(GUILTY, "ticket")}
     assert (found[0].time, found[0].onset) == (CASE.time(61), CASE.time(60))
 
@@ -197,7 +197,7 @@ def test_a_gpu_of_unknown_resistance_that_throttles_at_its_limit_for_ten_minutes
         if values is not None:
             values["gpu"]["gpu.power"][AT] = np.nan
 
-    found = shown(change, 150)
+    found = run_detector(change, 150)
     page = next(f for f in found if f.level == "page")
     assert page.time - page.onset == 600 * SECOND
 
@@ -207,15 +207,15 @@ def test_a_gpu_with_normal_resistance_close_to_its_limit_is_one_ticket_for_a_day
         at_its_limit(tick, values, resistance, until=200)
 
     detector = Thermal()
-    found = shown(change, 500, detector)
+    found = run_detector(change, 500, detector)
     assert {(f.entity, f.level) for f in found} == {(GUILTY, "ticket")}
     assert len({f.onset for f in found}) == 1
     assert found[-1].time - found[0].time > 430 * 10 * SECOND
     assert "recurring thermal throttle" in found[-1].summary
     again = Thermal()
     again.restore(detector.snapshot())
-    assert {f.level for f in shown(change, 30, again, 500)} == {"ticket"}
-    assert shown(change, 30, detector, 500 + 8640 - 270) == []
+    assert {f.level for f in run_detector(change, 30, again, 500)} == {"ticket"}
+    assert run_detector(change, 30, detector, 500 + 8640 - 270) == []
 
 
 def test_maintenance_of_a_gpu_with_recurring_throttling_ends_its_ticket():
@@ -226,7 +226,7 @@ def test_maintenance_of_a_gpu_with_recurring_throttling_ends_its_ticket():
             return [Event(CASE.time(tick), "node:n1", kind, {"reason": "plates"})]
         return None
 
-    assert max(f.time for f in shown(change, 300)) <= CASE.time(160) + SETTLES
+    assert max(f.time for f in run_detector(change, 300)) <= CASE.time(160) + SETTLES
 
 
 def test_a_gpu_close_to_its_limit_stays_one_ticket_while_idle_and_does_not_page_in_a_dip_of_its_load():
@@ -237,7 +237,7 @@ def test_a_gpu_close_to_its_limit_stays_one_ticket_while_idle_and_does_not_page_
         if values is not None and tick >= 220:
             values["gpu"]["gpu.power"][AT], values["gpu"]["gpu.temperature"][AT] = 90.0, SUPPLY + 4.0
 
-    found = shown(change, 500)
+    found = run_detector(change, 500)
     assert {(f.entity, f.level) for f in found} == {(GUILTY, "ticket")}
     assert found[-1].time >= CASE.time(490)
 
@@ -251,7 +251,7 @@ def test_a_plate_whose_memory_follows_in_part_is_reported_and_stays_reported(fol
             values["gpu"]["gpu.temperature"] = core + warmer
             values["gpu"]["gpu.memory_temperature"] += follows * warmer
 
-    found = shown(change, 500)
+    found = run_detector(change, 500)
     assert {"ticket", "page"} & levels(found)
     assert found[-1].time >= CASE.time(490)
 
@@ -262,7 +262,7 @@ def test_a_memory_temperature_that_stops_does_not_excuse_the_core():
         if values is not None and tick >= 60:
             values["gpu"]["gpu.memory_temperature"][AT] -= 12.0 if tick < 180 else np.nan
 
-    assert {"ticket", "page"} & {f.level for f in shown(change, 400) if f.time >= CASE.time(250)}
+    assert {"ticket", "page"} & {f.level for f in run_detector(change, 400) if f.time >= CASE.time(250)}
 
 
 def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_throttling_of_a_gpu():
@@ -277,12 +277,12 @@ def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_throttl
         return None
 
     for change in (reading("gpu.throttle_reasons", 0x88), once, work):
-        assert shown(change, 120) == []
-    assert {f.entity for f in shown(reading("gpu.throttle_reasons", 0x40, range(len(GPUS))), 120)} == {"cdu:c1"}
+        assert run_detector(change, 120) == []
+    assert {f.entity for f in run_detector(reading("gpu.throttle_reasons", 0x40, range(len(GPUS))), 120)} == {"cdu:c1"}
 
 
 def test_most_gpus_of_a_node_that_throttle_by_heat_are_reported_as_the_node():
-    assert {f.entity for f in shown(reading("gpu.throttle_reasons", 0x40, range(8, 16)), 120)} == {"node:n1"}
+    assert {f.entity for f in run_detector(reading("gpu.throttle_reasons", 0x40, range(8, 16)), 120)} == {"node:n1"}
 
 
 def loaded(detector, ticks, resistance, lie=lambda tick: 0.0, cold=False, power=lambda tick: 640.0):
@@ -297,7 +297,7 @@ def loaded(detector, ticks, resistance, lie=lambda tick: 0.0, cold=False, power=
         gpu = {"gpu.temperature": np.rint(core + 0.3 * rng.standard_normal(len(GPUS))), "gpu.power": np.rint(drawn)}
         gpu |= {"gpu.memory_temperature": np.rint(core + 18 * drawn / 640)}
         values = {"gpu": gpu, "coolant": {"coolant.supply_temperature": np.array([SUPPLY + lie(tick)])}}
-        out += detector.observe(CASE.framed(tick, values, [], graph))
+        out += detector.observe(CASE.frames_of(tick, values, [], graph))
     return out
 
 
@@ -332,7 +332,7 @@ def test_a_gpu_that_finds_peers_has_a_new_trend_and_no_wear():
         n = 4 if hour < 24 else len(GPUS)
         for at in range(100):
             small["gpu"] = {name: column[:n] for name, column in heat(rng, np.full(len(GPUS), PLATE))["gpu"].items()}
-            frame = CASE.framed(0, {"gpu": small["gpu"]}, [], graph)["gpu"]
+            frame = CASE.frames_of(0, {"gpu": small["gpu"]}, [], graph)["gpu"]
             time = frame.time + (hour * 3600 + at * 36) * SECOND
             assert detector.observe({"gpu": Frame(time, "gpu", frame.entities, frame.values, graph)}) == []
 
@@ -345,6 +345,6 @@ def test_a_resistance_accepted_as_normal_becomes_the_usual_one(named):
         plate(1.4)(tick, values, resistance)
         reading("gpu.throttle_reasons", 0x40)(tick, values, resistance)
 
-    assert shown(change, 120, detector)[-1].level == "page"
+    assert run_detector(change, 120, detector)[-1].level == "page"
     detector.accept_as_normal(named, {})
-    assert shown(change, 150, detector, 120) == []
+    assert run_detector(change, 150, detector, 120) == []

@@ -25,7 +25,7 @@ DAY = 24 * HOUR
 def gpus(tick, events=(), ahead=0):
     values = heat(np.random.default_rng([tick, 1]), np.full(len(GPUS), PLATE), SUPPLY)
     values["gpu"]["gpu.energy"] = np.full(len(GPUS), 640.0 * 10_000 * tick)
-    frames = CASE.framed(tick, values, events, topology())
+    frames = CASE.frames_of(tick, values, events, topology())
     return {name: replace(frame, time=frame.time + ahead) for name, frame in frames.items()}
 
 

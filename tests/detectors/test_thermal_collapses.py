@@ -21,13 +21,13 @@ def event_at(tick: int, state: str, entity: str = "cdu:c1", kind: str = "flow_co
     return Event(CASE.time(tick), entity, kind, data)
 
 
-def shown(plates, events, ticks, detector=None):
+def run_detector(plates, events, ticks, detector=None):
     """Findings; `plates(tick)` is the factor of each plate, `events` those of the agent by tick."""
     detector, graph, found = detector or Thermal(), topology(), []
     for tick in range(ticks):
         values = heat(np.random.default_rng([tick, 1]), PLATE * np.exp(LOTTERY) * plates(tick), SUPPLY)
         mine = [events[tick]] if tick in events else []
-        found += detector.observe(CASE.framed(tick, values, mine, graph))
+        found += detector.observe(CASE.frames_of(tick, values, mine, graph))
     return found
 
 
@@ -38,14 +38,14 @@ def guilty(factor, since, until=10**9):
     return plates
 
 
-def test_a_gpu_that_stands_out_while_its_loop_hardly_flows_is_not_blamed():
+def test_a_gpu_that_deviates_during_low_flow_of_its_loop_is_not_blamed():
     flat = {60: event_at(60, "active"), 150: event_at(150, "cleared")}
-    assert shown(guilty(1.4, 60, 150), flat, 260) == []
-    assert {f.entity for f in shown(guilty(1.4, 60, 150), {}, 260)} == {GUILTY}
+    assert run_detector(guilty(1.4, 60, 150), flat, 260) == []
+    assert {f.entity for f in run_detector(guilty(1.4, 60, 150), {}, 260)} == {GUILTY}
 
 
 def test_a_fault_that_outlasts_the_collapse_is_found_after_it():
-    found = shown(guilty(1.4, 60), {60: event_at(60, "active"), 90: event_at(90, "cleared")}, 240)
+    found = run_detector(guilty(1.4, 60), {60: event_at(60, "active"), 90: event_at(90, "cleared")}, 240)
     assert {f.entity for f in found} == {GUILTY}
     assert found[0].time > CASE.time(90) + 300 * SECOND
     assert found[-1].level == "page"
@@ -54,14 +54,14 @@ def test_a_fault_that_outlasts_the_collapse_is_found_after_it():
 def test_a_resistance_during_a_collapse_is_not_learned():
     """A job that starts on a dry loop: plates lose different flow, which is not the silicon."""
     flat = {1: event_at(1, "active", kind="pressure_collapse"), 60: event_at(60, "cleared", kind="pressure_collapse")}
-    assert shown(guilty(0.8, 0, 60), flat, 300) == []
-    assert {f.entity for f in shown(guilty(0.8, 0, 60), {}, 300)} == {GUILTY}
+    assert run_detector(guilty(0.8, 0, 60), flat, 300) == []
+    assert {f.entity for f in run_detector(guilty(0.8, 0, 60), {}, 300)} == {GUILTY}
 
 
 def test_a_collapse_without_an_end_event_excludes_for_an_hour_and_that_of_another_loop_never():
-    lost = shown(guilty(1.4, 60), {60: event_at(60, "active")}, 560)
+    lost = run_detector(guilty(1.4, 60), {60: event_at(60, "active")}, 560)
     assert lost[0].time > CASE.time(60) + 3600 * SECOND
-    other = shown(guilty(1.4, 60), {60: event_at(60, "active", "cdu:elsewhere")}, 200)
+    other = run_detector(guilty(1.4, 60), {60: event_at(60, "active", "cdu:elsewhere")}, 200)
     assert other[-1].level == "page"
 
 
@@ -69,10 +69,10 @@ def test_collapses_survive_a_restart_and_invalid_events():
     collapses, graph = CoolantCollapses(), topology()
     invalid = [Event(CASE.time(1), "cdu:c1", "flow_collapse", data) for data in ({}, {"state": 7}, {"state": "gone"})]
     values = heat(np.random.default_rng(1), np.full(len(GPUS), PLATE), SUPPLY)
-    frames = CASE.framed(1, values, invalid, graph)
+    frames = CASE.frames_of(1, values, invalid, graph)
     collapses.update(frames)
     assert collapses.cooled_by(frames["gpu"]) is None
-    collapses.update(CASE.framed(2, values, [event_at(2, "active")], graph))
+    collapses.update(CASE.frames_of(2, values, [event_at(2, "active")], graph))
     again = CoolantCollapses()
     again.restore(collapses.snapshot())
     assert again.cooled_by(frames["gpu"]).all()
@@ -109,7 +109,7 @@ def test_a_plate_repaired_while_its_gpu_was_idle_is_not_reported_when_work_conti
         values = heat(rng, PLATE * np.exp(LOTTERY) * guilty(2.0, 60, 160)(tick), SUPPLY)
         if idle:
             values["gpu"] |= {"gpu.power": np.full(len(GPUS), 80.0), "gpu.temperature": np.full(len(GPUS), 36.0)}
-        new = detector.observe(CASE.framed(tick, values, [], graph))
+        new = detector.observe(CASE.frames_of(tick, values, [], graph))
         found += new if tick >= 120 else []
         assert tick != 119 or detector.conditions[GUILTY]["level"] == "page"
     assert found == []

@@ -20,7 +20,7 @@ GPU = "gpu:n0.1"
 HOUR = 3600 * SECOND
 
 
-def shown(detector, time, *events, gone=(), generation=1.7e9, lives=None):
+def run_frame(detector, time, *events, gone=(), generation=1.7e9, lives=None):
     """Returns findings of an instant. gone: nodes without data."""
     topology = Topology({gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS})
     far = np.array([np.nan if node in gone else generation for node in NODES])
@@ -39,9 +39,9 @@ def xid(time, code=79, gpu=GPU, **data):
 def held():
     """Returns a detector with a page of two hours ago."""
     detector = Xid()
-    assert [f.level for f in shown(detector, T0, xid(T0))] == ["page"]
+    assert [f.level for f in run_frame(detector, T0, xid(T0))] == ["page"]
     for k in range(1, 721):
-        shown(detector, T0 + k * STEP)
+        run_frame(detector, T0 + k * STEP)
     assert set(detector.cases) == {GPU}
     return detector, T0 + 721 * STEP
 
@@ -55,7 +55,7 @@ def test_feedback_drops_a_case_and_the_next_xid_opens_a_new_one():
         events = [xid(time)] if tick in (5, 200) else []
         if tick == 10:
             events.append(Event(time, GPU, "feedback", {"verdict": "not_a_fault", "detector": "xid"}))
-        found += [(tick, f.onset) for f in shown(runner, time, *events)]
+        found += [(tick, f.onset) for f in run_frame(runner, time, *events)]
         if tick == 10:
             assert not detector.cases
             assert not detector.conditions
@@ -77,10 +77,10 @@ def test_feedback_on_a_program_drops_its_errors():
 
 def test_a_case_ends_after_three_days_without_data():
     detector = Xid()
-    shown(detector, T0, xid(T0), xid(T0, gpu="gpu:n1.1"), xid(T0, gpu="gpu:made.up"))
+    run_frame(detector, T0, xid(T0), xid(T0, gpu="gpu:n1.1"), xid(T0, gpu="gpu:made.up"))
     found = []
     for hour in range(1, 90):
-        found += [(hour, f) for f in shown(detector, T0 + hour * HOUR, gone=("node:n0",))]
+        found += [(hour, f) for f in run_frame(detector, T0 + hour * HOUR, gone=("node:n0",))]
     over = {f.entity: hour for hour, f in found if f.evidence.get("cleared")}
     assert set(over) == {GPU, "gpu:made.up"}
     assert all(72 <= hour <= 75 for hour in over.values())
@@ -90,25 +90,25 @@ def test_a_case_ends_after_three_days_without_data():
 
 def test_a_pause_of_days_without_frames_ends_no_case():
     detector, time = held()
-    shown(detector, time + 100 * HOUR, gone=("node:n0",))
+    run_frame(detector, time + 100 * HOUR, gone=("node:n0",))
     assert GPU in detector.cases
-    shown(detector, time + 101 * HOUR)
+    run_frame(detector, time + 101 * HOUR)
     assert detector.cases[GPU]["away"] == 0
 
 
 def test_thousands_of_pages_that_hold_are_not_checked_without_events():
     detector = Xid()
     many = [f"gpu:x{k}.0" for k in range(500)]
-    shown(detector, T0, *(xid(T0, gpu=gpu) for gpu in many))
+    run_frame(detector, T0, *(xid(T0, gpu=gpu) for gpu in many))
     for k in range(1, 400):
-        shown(detector, T0 + k * STEP)
+        run_frame(detector, T0 + k * STEP)
     assert len(detector.cases) == 500
     asked = Counting(detector.cases)
     detector.cases = asked
     for k in range(400, 410):
-        assert shown(detector, T0 + k * STEP) == []
+        assert run_frame(detector, T0 + k * STEP) == []
     assert asked.reads == 0
-    (found,) = shown(detector, T0 + 410 * STEP, xid(T0 + 410 * STEP, gpu=many[3]))
+    (found,) = run_frame(detector, T0 + 410 * STEP, xid(T0 + 410 * STEP, gpu=many[3]))
     assert found.entity == many[3]
     assert asked.reads < 30
 
@@ -125,7 +125,7 @@ class Counting(dict):
 
 def test_a_page_is_repeated_every_minute_for_an_hour_and_then_left_to_the_desk():
     detector = Xid()
-    ticks = [k for k in range(500) if shown(detector, T0 + k * STEP, *([xid(T0)] if k == 0 else []))]
+    ticks = [k for k in range(500) if run_frame(detector, T0 + k * STEP, *([xid(T0)] if k == 0 else []))]
     assert ticks[0] == 0
     assert {b - a for a, b in pairwise(ticks)} == {6}
     assert ticks[-1] == 360
@@ -134,7 +134,7 @@ def test_a_page_is_repeated_every_minute_for_an_hour_and_then_left_to_the_desk()
 @pytest.mark.parametrize("again", [{"generation": 1.9e9}, {"lives": {GPU: 1.9e9}}])
 def test_a_page_that_holds_ends_when_its_gpu_or_server_restarts(again):
     detector, time = held()
-    (over,) = shown(detector, time, **again)
+    (over,) = run_frame(detector, time, **again)
     assert over.evidence["cleared"]
     assert not detector.cases
 
@@ -143,28 +143,28 @@ def test_a_page_that_holds_ends_after_a_service_restart_or_a_clock_step():
     detector, time = held()
     other = Xid()
     other.restore(detector.snapshot())
-    shown(other, time)
+    run_frame(other, time)
     assert GPU in other.cases
-    assert [f.evidence["cleared"] for f in shown(other, time + STEP, generation=1.9e9)] == [True]
-    shown(detector, T0 + 5 * STEP)
-    assert [f.evidence["cleared"] for f in shown(detector, T0 + 6 * STEP, generation=1.9e9)] == [True]
+    assert [f.evidence["cleared"] for f in run_frame(other, time + STEP, generation=1.9e9)] == [True]
+    run_frame(detector, T0 + 5 * STEP)
+    assert [f.evidence["cleared"] for f in run_frame(detector, T0 + 6 * STEP, generation=1.9e9)] == [True]
 
 
 def test_a_reset_after_a_clock_step_ends_a_case_without_a_future_onset():
     detector = Xid()
-    shown(detector, T0, xid(T0))
+    run_frame(detector, T0, xid(T0))
     time = T0 - HOUR
-    (over,) = shown(detector, time, Event(time, GPU, "counter_reset", {}))
+    (over,) = run_frame(detector, time, Event(time, GPU, "counter_reset", {}))
     assert over.evidence["cleared"]
     assert over.onset <= over.time
 
 
 def test_cases_of_unknown_gpus_are_bounded():
     detector = Xid()
-    shown(detector, T0, xid(T0))
+    run_frame(detector, T0, xid(T0))
     for k in range(12):
         time = T0 + (k + 1) * STEP
-        found = shown(detector, time, *(xid(time, gpu=f"gpu:x{k}.{i}") for i in range(150)))
+        found = run_frame(detector, time, *(xid(time, gpu=f"gpu:x{k}.{i}") for i in range(150)))
     assert len(detector.cases) == len(detector.conditions) == 1001
     assert GPU in detector.cases
     assert "gpu:x11.149" in detector.cases
@@ -176,7 +176,7 @@ def test_cases_of_unknown_gpus_are_bounded():
     other.restore(detector.snapshot())
     later = T0 + 13 * STEP
     more = [xid(later, gpu=f"gpu:y{i}.0") for i in range(5)]
-    assert shown(other, later, *more) == shown(detector, later, *more)
+    assert run_frame(other, later, *more) == run_frame(detector, later, *more)
 
 
 def test_errors_of_gpus_are_kept_for_a_day():
@@ -184,11 +184,11 @@ def test_errors_of_gpus_are_kept_for_a_day():
     for k, gpu in ((0, GPUS[1]), (20, GPUS[2]), (30, GPUS[1])):
         for wait in (0, 10, 20):
             time = T0 + k * HOUR + wait * SECOND
-            shown(detector, time, *([xid(time, 13, gpu=gpu)] if wait == 0 else []))
+            run_frame(detector, time, *([xid(time, 13, gpu=gpu)] if wait == 0 else []))
     assert set(detector.programs.bursts) == {GPUS[1], GPUS[2]}
     time = T0 + 50 * HOUR
     for wait in (0, 10):
-        shown(detector, time + wait * SECOND, *([xid(time, 13, gpu=GPUS[3])] if wait == 0 else []))
+        run_frame(detector, time + wait * SECOND, *([xid(time, 13, gpu=GPUS[3])] if wait == 0 else []))
     assert set(detector.programs.bursts) == {GPUS[1], GPUS[3]}
 
 
@@ -196,11 +196,11 @@ def test_unknown_xids_are_bounded_and_a_known_one_still_pages():
     detector = Xid(pages=(98_765,))
     for code in range(20_000, 21_000):
         time = T0 + (code - 20_000) * STEP // 10
-        shown(detector, time, xid(time, code))
+        run_frame(detector, time, xid(time, code))
     assert len(detector.cases[GPU]["codes"]) <= 64
     time = T0 + 101 * STEP
     for code in (79, 98_765):
-        shown(detector, time, xid(time, code))
+        run_frame(detector, time, xid(time, code))
         assert str(code) in detector.cases[GPU]["codes"]
     assert detector.conditions[GPU]["level"] == "page"
 

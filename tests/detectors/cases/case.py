@@ -17,7 +17,7 @@ from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 Values = dict[str, dict[str, NDArray[np.float64]]]
-Shown = tuple[Values, list[Event]]
+Instant = tuple[Values, list[Event]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Case:
     detector: type[Detector]
     names: Mapping[str, tuple[str, ...]]
     topology: Callable[[], Topology]
-    instant: Callable[[int, bool, np.random.Generator], Shown]
+    instant: Callable[[int, bool, np.random.Generator], Instant]
     guilty: frozenset[str]
     level: Level = "page"
     fault: int = 60
@@ -49,9 +49,9 @@ class Case:
     def frames(self, tick: int, broken: bool, topology: Topology) -> dict[str, Frame]:
         """Returns read-only frames of one instant: the same for the same tick."""
         values, events = self.instant(tick, broken and tick >= self.fault, np.random.default_rng([tick, 7]))
-        return self.framed(tick, values, events, topology)
+        return self.frames_of(tick, values, events, topology)
 
-    def framed(self, tick: int, values: Values, events: Iterable[Event], topology: Topology) -> dict[str, Frame]:
+    def frames_of(self, tick: int, values: Values, events: Iterable[Event], topology: Topology) -> dict[str, Frame]:
         """Returns values and events as frames; a class with events only has a frame too."""
         by_class: dict[str, list[Event]] = {}
         for event in events:
@@ -67,7 +67,7 @@ class Case:
             found[device_class] = Frame(self.time(tick), device_class, names, columns, topology, mine)
         return found
 
-    def shown(self, detector: Detector, ticks: range, broken: bool = True) -> list[Finding]:
+    def run_detector(self, detector: Detector, ticks: range, broken: bool = True) -> list[Finding]:
         """Returns the findings of a detector over some ticks."""
         topology = self.topology()
         return [finding for t in ticks for finding in detector.observe(self.frames(t, broken, topology))]

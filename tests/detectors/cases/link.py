@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.link.link import Link
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 PORTS = tuple(f"port:n{n}.p{p}" for n in range(4) for p in range(4))
 FAULT, GUILTY = 60, 9
@@ -18,7 +18,7 @@ def topology() -> Topology:
     return Topology({**parents, **{port: [f"node:{port[5:7]}", f"leaf:l{port[-1]}"] for port in PORTS}})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     errors = np.zeros(16)
     errors[GUILTY] = 2.0 * (tick - FAULT + 1) if broken else 0.0
     values = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.link.link_congestion import LinkCongestion
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 NODES, RAILS = 8, 4
 PORTS = tuple(f"port:n{n}.p{r}" for n in range(NODES) for r in range(RAILS))
@@ -42,7 +42,7 @@ def counted(
     }
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     return {"nic": counted(tick, FAULT if broken else None, CONGESTED, 8.0)}, []
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.link.link_nvlink import LinkNvlink
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 GPUS = tuple(f"gpu:n{n}.{g}" for n in range(2) for g in range(4))
 LINKS = tuple(f"nvlink:{gpu[4:]}.{link}" for gpu in GPUS for link in range(2))
@@ -34,7 +34,7 @@ def values(tick: int, errors: float = 0.0, link: int = GUILTY) -> dict[str, np.n
     }
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     return {"nvlink": values(tick, 100.0 * (tick - FAULT + 1) if broken else 0.0)}, []
 
 

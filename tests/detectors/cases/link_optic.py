@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.link.link_optic import LinkOptic
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 from tests.detectors.cases.link import GUILTY, PORTS, topology
 
 FAULT, TICKS, BITS = 60, 180, 1e15
@@ -25,7 +25,7 @@ def levels(broken: bool) -> np.ndarray:
 CORRECTED = {broken: np.cumsum(np.floor(BITS * 10 ** levels(broken)), axis=0) for broken in (False, True)}
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     # the hours before the fault are the same with and without it
     counted = CORRECTED[broken] if broken else CORRECTED[False]
     hour = min(tick, TICKS - 1)

@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.link.link_pcie import LinkPcie
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 GPUS = tuple(f"gpu:n{n}.{g}" for n in range(4) for g in range(4))
 PORTS = tuple(f"port:n{n}.p{p}" for n in range(4) for p in range(4))
@@ -33,7 +33,7 @@ def values(tick: int) -> dict[str, dict[str, np.ndarray]]:
     return {"gpu": gpu, "nic": nic}
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     shown = values(tick)
     if broken:
         shown["gpu"]["gpu.pcie_width"][GUILTY] = 8.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.link.link_stall import LinkStall
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 from tests.detectors.cases.link import FAULT, GUILTY, PORTS, topology
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     moved = 1e12 + 1e10 * tick + np.floor(1e8 * rng.random(16))
     failed = np.zeros(16)
     if broken:

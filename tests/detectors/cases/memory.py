@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.memory.memory import Memory
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(8))
 NODES = ("node:n0", "node:n1")
@@ -16,7 +16,7 @@ def topology() -> Topology:
     return Topology({gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS}, {gpu: {"sku": "H100"} for gpu in GPUS})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     counts = {
         name: np.zeros(16)
         for name in (

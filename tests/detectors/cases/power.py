@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.power.power import Power
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 NODES = tuple(f"node:n{n}" for n in range(4))
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(4) for i in range(4))
@@ -21,7 +21,7 @@ def topology() -> Topology:
     return Topology({**parents, "rack:r1": ["pdu:p1"]})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     status, output, reasons = np.zeros(24), 1000.0 + 5.0 * rng.standard_normal(24), np.zeros(16)
     if broken:
         status[GUILTY], output[6:12], output[GUILTY], reasons[4:8] = 2.0, 1200.0, 0.0, 128.0

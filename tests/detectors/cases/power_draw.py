@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.power.power_draw import PowerDraw
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown, Values
+from tests.detectors.cases.case import Case, Instant, Values
 
 NODES, WIDTH = 4, 8
 COUNT = NODES * WIDTH
@@ -41,7 +41,7 @@ def drawn(rng: np.random.Generator, share: np.ndarray, load: np.ndarray, meter: 
     }
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     share = np.exp(np.random.default_rng(3).normal(0, 0.03, COUNT))
     share[GUILTY] *= 1.2 if broken else 1.0
     return drawn(rng, share, np.full(COUNT, 0.8)), []

@@ -7,7 +7,7 @@ import numpy as np
 from detectors.sdc.sdc import SdcVote
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import START, Case, Shown
+from tests.detectors.cases.case import START, Case, Instant
 
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(4) for i in range(4))
 GUILTY = 5
@@ -17,7 +17,7 @@ def topology() -> Topology:
     return Topology({gpu: ["node:" + gpu[4:6]] for gpu in GPUS} | {f"node:n{n}": ["rack:r1"] for n in range(4)})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     if tick % 6:
         return {"gpu": {"gpu.power": np.full(16, 300.0)}}, []
     data = {"canary": "gemm", "version": "1"}

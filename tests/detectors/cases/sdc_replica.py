@@ -7,7 +7,7 @@ import numpy as np
 from detectors.sdc.sdc_replica import SdcReplica
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import START, Case, Shown
+from tests.detectors.cases.case import START, Case, Instant
 from tests.detectors.cases.sdc import GPUS
 
 RANKS = tuple(f"rank:7.{i}" for i in range(16))
@@ -19,7 +19,7 @@ def topology() -> Topology:
     return Topology(parents | {r: [f"stage:7.{i // 8}", "job:7", GPUS[i]] for i, r in enumerate(RANKS)})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     values = {"rank": {"rank.step": np.full(16, float(tick))}}
     if tick % 10:
         return values, []

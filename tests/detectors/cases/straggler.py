@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.straggler.straggler import Straggler
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 NODES, WIDTH, STAGES = 8, 4, 2
 SIZE = NODES * WIDTH
@@ -28,7 +28,7 @@ def topology() -> Topology:
     )
 
 
-def quiet(tick: int, rng: np.random.Generator) -> dict[str, dict[str, np.ndarray]]:
+def healthy_values(tick: int, rng: np.random.Generator) -> dict[str, dict[str, np.ndarray]]:
     """Values of a healthy instant; the caller may change them."""
     compute = 4.0 * OFFSETS * (1 + 0.005 * rng.standard_normal(SIZE))
     return {
@@ -53,8 +53,8 @@ def quiet(tick: int, rng: np.random.Generator) -> dict[str, dict[str, np.ndarray
     }
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
-    values = quiet(tick, rng)
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
+    values = healthy_values(tick, rng)
     if broken:
         values["rank"]["rank.compute_time"][GUILTY] *= SLOWER
         values["gpu"]["gpu.sm_clock"][GUILTY] /= SLOWER

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.straggler.straggler_job import StragglerJob
-from tests.detectors.cases.case import Case, Shown
-from tests.detectors.cases.straggler import NAMES, SIZE, quiet, topology
+from tests.detectors.cases.case import Case, Instant
+from tests.detectors.cases.straggler import NAMES, SIZE, healthy_values, topology
 
 FAULT = 60
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
-    values = quiet(min(tick, FAULT - 1) if broken else tick, rng)
-    values["node"] = quiet(tick, rng)["node"]
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
+    values = healthy_values(min(tick, FAULT - 1) if broken else tick, rng)
+    values["node"] = healthy_values(tick, rng)["node"]
     if broken:
         values["gpu"]["gpu.power"] = np.full(SIZE, 150.0)
     return values, []

@@ -7,7 +7,7 @@ import numpy as np
 from detectors.telemetry.telemetry import Telemetry
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import START, Case, Shown
+from tests.detectors.cases.case import START, Case, Instant
 
 NODES = tuple(f"node:n{n}" for n in range(6))
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(6) for i in range(4))
@@ -20,7 +20,7 @@ def topology() -> Topology:
     return Topology({**parents, **{gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS}, "rack:r1": ["pdu:p1"]})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     load, power = 20.0 + rng.standard_normal(6), 600.0 + 20.0 * rng.standard_normal(24)
     events = []
     if broken:

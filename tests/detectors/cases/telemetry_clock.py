@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.telemetry.telemetry_clock import TelemetryClock
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 NODES = tuple(f"node:n{n}" for n in range(6))
 GUILTY = 4
@@ -17,7 +17,7 @@ def topology() -> Topology:
     return Topology({node: ["rack:r1"] for node in NODES})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     offset = 1e-3 * rng.standard_normal(6)
     if broken:
         offset[GUILTY] = -20.0

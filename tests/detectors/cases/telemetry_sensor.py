@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.telemetry.telemetry_sensor import TelemetrySensor
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case, Shown
+from tests.detectors.cases.case import Case, Instant
 
 NODES = tuple(f"node:n{n}" for n in range(3))
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(3) for i in range(8))
@@ -19,7 +19,7 @@ def topology() -> Topology:
     return Topology({**parents, **{gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS}})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     own = np.linspace(-4, 4, 24)
     power = 600.0 + 15.0 * rng.standard_normal(24)
     heat = 32.0 + 0.037 * 600.0 + own + 0.4 * rng.standard_normal(24)

@@ -7,7 +7,7 @@ import numpy as np
 from detectors.xid.xid import Xid
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import START, Case, Shown
+from tests.detectors.cases.case import START, Case, Instant
 
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(4))
 NODES = ("node:n0", "node:n1")
@@ -18,7 +18,7 @@ def topology() -> Topology:
     return Topology({**{gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS}, **ranks})
 
 
-def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
+def instant(tick: int, broken: bool, rng: np.random.Generator) -> Instant:
     values = {
         "gpu": {"gpu.present": np.ones(8), "gpu.recovery_action": np.zeros(8), "gpu.generation": np.full(8, 1.7e9)},
         "node": {"node.generation": np.full(2, 1.7e9)},

@@ -18,13 +18,13 @@ STAGE = slice(0, site.SIZE // site.STAGES)
 
 def findings(change, ticks, detector=None):
     def instant(tick, broken, rng):
-        values = site.quiet(tick, rng)
+        values = site.healthy_values(tick, rng)
         if broken:
             change(tick, values)
         return values, []
 
     case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=SINCE)
-    return case.shown(detector or Straggler(), range(ticks))
+    return case.run_detector(detector or Straggler(), range(ticks))
 
 
 def throttle(tick, values, ranks, factor=1.3):

@@ -1,4 +1,4 @@
-"""Benign oddities of the network: flows that collide, counters that misbehave as real ones do."""
+"""Benign network events: colliding flows, and counters that misbehave as real ones do."""
 
 from __future__ import annotations
 

@@ -90,33 +90,33 @@ def test_a_failing_leak_resource_is_read_every_half_minute() -> None:
 def test_a_bmc_with_only_errors_is_reported_lost_with_a_reason_and_back(
     double: Double, start_reader: Callable[..., BmcReader], status: int
 ) -> None:
-    watch = start_reader(double)
-    watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
+    reader = start_reader(double)
+    reader.until(lambda: {"coolant.flow", "leak.state"} <= reader.seen)
     double.fault("/redfish/*", Fault(status=status))
-    watch.until(lambda: bool(watch.events_of_kind("bmc_lost")) and watch.reachable == 0)
-    assert f"HTTP {status}" in watch.events_of_kind("bmc_lost")[0].data["reason"]
+    reader.until(lambda: bool(reader.events_of_kind("bmc_lost")) and reader.reachable == 0)
+    assert f"HTTP {status}" in reader.events_of_kind("bmc_lost")[0].data["reason"]
     double.clear_fault()
-    watch.until(lambda: bool(watch.events_of_kind("bmc_back")) and watch.reachable == 1, 45.0)
-    watch.seen.clear()
-    watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
-    assert len(watch.events_of_kind("bmc_lost")) == len(watch.events_of_kind("bmc_back")) == 1
+    reader.until(lambda: bool(reader.events_of_kind("bmc_back")) and reader.reachable == 1, 45.0)
+    reader.seen.clear()
+    reader.until(lambda: {"coolant.flow", "leak.state"} <= reader.seen)
+    assert len(reader.events_of_kind("bmc_lost")) == len(reader.events_of_kind("bmc_back")) == 1
 
 
 def test_one_failing_sensor_does_not_make_its_bmc_lost(double: Double, start_reader: Callable[..., BmcReader]) -> None:
-    watch = start_reader(double)
-    watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
+    reader = start_reader(double)
+    reader.until(lambda: {"coolant.flow", "leak.state"} <= reader.seen)
     double.fault(FLOW, Fault(status=404))
     before = len(double.requests)
-    watch.until(lambda: len(double.requests) > before + 30)
-    assert watch.reachable == 1
-    assert not watch.events_of_kind("bmc_lost")
+    reader.until(lambda: len(double.requests) > before + 30)
+    assert reader.reachable == 1
+    assert not reader.events_of_kind("bmc_lost")
 
 
 def test_html_responses_are_not_a_healthy_bmc(double: Double, start_reader: Callable[..., BmcReader]) -> None:
     double.fault("/redfish/*", Fault(body=b"<html>It works!</html>"))
-    watch = start_reader(double)
-    watch.until(lambda: watch.reachable == 0)
-    assert "not JSON" in watch.events_of_kind("bmc_lost")[0].data["reason"]
+    reader = start_reader(double)
+    reader.until(lambda: reader.reachable == 0)
+    assert "not JSON" in reader.events_of_kind("bmc_lost")[0].data["reason"]
 
 
 def test_a_bmc_with_an_endless_response_is_unreachable(
@@ -124,9 +124,9 @@ def test_a_bmc_with_an_endless_response_is_unreachable(
 ) -> None:
     monkeypatch.setattr(clients, "CONNECT_S", 0.5)
     double.fault("/redfish/*", Fault(drip=0.9))
-    watch = start_reader(double, timeout=1.0)
-    watch.until(lambda: watch.reachable == 0)
-    assert "no response within 1 s" in watch.events_of_kind("bmc_lost")[0].data["reason"]
+    reader = start_reader(double, timeout=1.0)
+    reader.until(lambda: reader.reachable == 0)
+    assert "no response within 1 s" in reader.events_of_kind("bmc_lost")[0].data["reason"]
 
 
 def test_a_duplicate_bmc_is_named_and_nothing_else_is_printed() -> None:
@@ -146,9 +146,9 @@ def test_an_impossible_port_is_a_configuration_error(url: str) -> None:
 def test_a_thread_that_ended_is_a_collector_fault_and_not_a_quiet_bmc(
     double: Double, start_reader: Callable[..., BmcReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = start_reader(double)
-    watch.until(lambda: "coolant.flow" in watch.seen)
-    (one,) = watch.collector._pollers
+    reader = start_reader(double)
+    reader.until(lambda: "coolant.flow" in reader.seen)
+    (one,) = reader.collector._pollers
 
     def broken() -> None:
         raise RuntimeError("can't start new thread")
@@ -156,4 +156,4 @@ def test_a_thread_that_ended_is_a_collector_fault_and_not_a_quiet_bmc(
     monkeypatch.setattr(one, "_next_target", broken)
     one.join(10.0)
     with pytest.raises(RuntimeError, match=r"its thread ended: RuntimeError: can't start new thread"):
-        watch.collector.read()
+        reader.collector.read()

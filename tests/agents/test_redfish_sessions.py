@@ -1,4 +1,4 @@
-"""What a Redfish session does on lines that break: which request it repeats, and which it must never send twice."""
+"""Redfish sessions on broken connections: requests that are repeated, and those never sent twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answers = Callable[[str, int], bytes | None]
 
 @dataclass
 class Line:
-    """A BMC of which each answer is written out. asked: the request lines; now: the client's clock."""
+    """A BMC with scripted responses. asked: the request lines; now: the client's clock."""
 
     asked: list[str] = field(default_factory=list)
     url: str = ""

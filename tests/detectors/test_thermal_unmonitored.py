@@ -23,14 +23,14 @@ COOLANT = ("coolant", "leak")
 LOTTERY = np.random.default_rng(3).normal(0, 0.1, len(GPUS))
 
 
-def shown(change, ticks=180, detector=None, since=0, graph=None):
+def run_detector(change, ticks=180, detector=None, since=0, graph=None):
     """Findings on a loop without coolant telemetry; `change(tick, values)` may break, measure or report something."""
     detector, graph, found = detector or Thermal(), graph or topology(), []
     for tick in range(since, since + ticks):
         values = heat(np.random.default_rng([tick, 1]), PLATE * np.exp(LOTTERY), SUPPLY)
         del values["coolant"]
         events = change(tick, values)
-        found += detector.observe(CASE.framed(tick, values, events or [], graph))
+        found += detector.observe(CASE.frames_of(tick, values, events or [], graph))
     return found
 
 
@@ -47,7 +47,7 @@ def first(found, level):
 
 
 def test_an_unmonitored_loop_is_a_ticket_in_the_first_frames_a_page_after_ten_minutes_and_ends():
-    found = shown(hot(until=SINCE + 90), 220)
+    found = run_detector(hot(until=SINCE + 90), 220)
     assert {f.entity for f in found} == {LOOP}
     assert (found[0].time, found[0].onset, found[0].level) == (CASE.time(SINCE + 1), CASE.time(SINCE), "ticket")
     assert first(found, "page").time == CASE.time(SINCE + 61)
@@ -59,7 +59,7 @@ def test_an_unmonitored_loop_is_a_ticket_in_the_first_frames_a_page_after_ten_mi
 
 
 def test_most_nodes_with_one_such_gpu_each_are_a_ticket_and_no_page():
-    found = shown(hot([0, WIDTH, 2 * WIDTH]))
+    found = run_detector(hot([0, WIDTH, 2 * WIDTH]))
     assert {(f.entity, f.level) for f in found} == {(LOOP, "ticket")}
 
 
@@ -70,7 +70,7 @@ def test_the_first_gpu_to_throttle_is_no_ticket_after_its_loop():
         hot([0], SINCE - 5, SINCE + 60)(tick, values)
         hot(SOME, SINCE, SINCE + 60)(tick, values)
 
-    alone, both = shown(hot([0], SINCE - 5, SINCE + 60)), shown(change)
+    alone, both = run_detector(hot([0], SINCE - 5, SINCE + 60)), run_detector(change)
     assert alone[-1].time > CASE.time(SINCE + 80)
     assert {f.entity for f in both if f.time < CASE.time(SINCE)} == {GPUS[0]}
     assert {f.entity for f in both if f.time > CASE.time(SINCE)} == {LOOP}
@@ -78,14 +78,14 @@ def test_the_first_gpu_to_throttle_is_no_ticket_after_its_loop():
 
 
 def test_two_nodes_are_reported_as_nodes_and_a_power_cap_or_a_brake_is_no_throttling_by_heat():
-    assert {f.entity for f in shown(hot(range(2 * WIDTH)))} == {"node:n0", "node:n1"}
-    assert shown(hot(bits=0x4)) == []
-    assert shown(hot(bits=0x88)) == []
+    assert {f.entity for f in run_detector(hot(range(2 * WIDTH)))} == {"node:n0", "node:n1"}
+    assert run_detector(hot(bits=0x4)) == []
+    assert run_detector(hot(bits=0x88)) == []
 
 
 def test_gpus_without_a_node_are_no_loop():
-    assert {f.entity for f in shown(hot(), graph=Topology(dict.fromkeys(GPUS, (LOOP,))))} <= set(GPUS)
-    assert {f.entity for f in shown(hot(), graph=Topology())} <= set(GPUS)
+    assert {f.entity for f in run_detector(hot(), graph=Topology(dict.fromkeys(GPUS, (LOOP,))))} <= set(GPUS)
+    assert {f.entity for f in run_detector(hot(), graph=Topology())} <= set(GPUS)
 
 
 BOTH = {"coolant.supply_temperature": np.array([SUPPLY]), "coolant.flow": np.array([300.0])}
@@ -97,7 +97,7 @@ def test_a_unit_that_reports_only_flow_or_only_supply_is_not_monitored(lost):
         hot()(tick, values)
         values["coolant"] = {**BOTH, lost: np.array([np.nan])}
 
-    found = shown(half)
+    found = run_detector(half)
     assert {f.entity for f in found} == {LOOP}
     assert first(found, "page").time == CASE.time(SINCE + 61)
     assert "no coolant telemetry" in found[0].summary
@@ -112,8 +112,8 @@ def test_a_monitored_loop_gives_no_finding_until_its_unit_was_silent_for_ten_min
 
         return change
 
-    assert shown(until(10**9)) == []
-    found = shown(until(100))
+    assert run_detector(until(10**9)) == []
+    found = run_detector(until(100))
     assert {f.entity for f in found} == {LOOP}
     assert found[0].time == CASE.time(99) + SILENT
 
@@ -127,30 +127,30 @@ def test_a_unit_without_readings_is_not_monitored_and_one_within_a_common_parent
         hot()(tick, values)
         values["coolant"] = dict(BOTH)
 
-    assert {f.entity for f in shown(dumb)} == {LOOP}
+    assert {f.entity for f in run_detector(dumb)} == {LOOP}
     graph = topology()
     graph.merge({"rack:r0": ("loop:l1",), "rack:r1": ("loop:l1",), "cdu:c1": ("loop:l1",)})
-    assert shown(reads, graph=graph) == []
+    assert run_detector(reads, graph=graph) == []
     graph.merge({"cdu:c1": ("loop:l2",)})
-    found = shown(reads, graph=graph)
+    found = run_detector(reads, graph=graph)
     assert {f.entity for f in found} == {"loop:l1"}
     assert "its CDU is not monitored" in found[0].summary
 
 
 def test_an_air_cooled_rack_is_reported_as_the_rack():
     graph = Topology({**topology().parents, **{f"node:n{n}": ("rack:r0",) for n in range(4)}, "rack:r0": ()})
-    found = shown(hot(range(len(GPUS))), graph=graph)
+    found = run_detector(hot(range(len(GPUS))), graph=graph)
     assert {f.entity for f in found} == {"rack:r0"}
     assert found[-1].level == "page"
 
 
 def test_a_detector_that_has_just_started_does_not_take_a_unit_as_unmonitored():
-    found = shown(hot(since=0), 100)
+    found = run_detector(hot(since=0), 100)
     assert {f.entity for f in found} == {LOOP}
     assert found[0].time == CASE.time(0) + SILENT
-    units, frames = UnmonitoredUnits(), CASE.framed(0, {"gpu": {"gpu.power": np.ones(32)}}, [], topology())
+    units, frames = UnmonitoredUnits(), CASE.frames_of(0, {"gpu": {"gpu.power": np.ones(32)}}, [], topology())
     units.record_readings(frames)
-    units.record_readings(CASE.framed(3600, {"gpu": {"gpu.power": np.ones(32)}}, [], topology()))
+    units.record_readings(CASE.frames_of(3600, {"gpu": {"gpu.power": np.ones(32)}}, [], topology()))
     assert units.snapshot()["begun"] == CASE.time(3600)
 
 
@@ -160,7 +160,7 @@ def test_a_loop_whose_collapse_its_agent_reports_gives_no_finding():
         data = {"state": "active", "since": CASE.time(SINCE), "signal": "coolant.flow", "value": 30.0, "usual": 300.0}
         return [Event(CASE.time(tick), LOOP, "flow_collapse", data)] if tick == SINCE else None
 
-    assert shown(change) == []
+    assert run_detector(change) == []
 
 
 def test_idle_and_spare_gpus_are_no_part_of_it():
@@ -174,8 +174,8 @@ def test_idle_and_spare_gpus_are_no_part_of_it():
         if tick >= SINCE - 10:
             values["gpu"]["gpu.power"][:], values["gpu"]["gpu.temperature"][:] = 90.0, SUPPLY + 4
 
-    assert LOOP not in {f.entity for f in shown(spare)}
-    assert LOOP not in {f.entity for f in shown(rest)}
+    assert LOOP not in {f.entity for f in run_detector(spare)}
+    assert LOOP not in {f.entity for f in run_detector(rest)}
 
 
 def test_gpus_that_report_no_power_count_as_working():
@@ -183,7 +183,7 @@ def test_gpus_that_report_no_power_count_as_working():
         hot()(tick, values)
         values["gpu"]["gpu.power"][:] = np.nan
 
-    assert first(shown(change), "page").entity == LOOP
+    assert first(run_detector(change), "page").entity == LOOP
 
 
 def test_readings_that_are_lost_neither_begin_nor_end_it():
@@ -197,8 +197,8 @@ def test_readings_that_are_lost_neither_begin_nor_end_it():
             for column in values["gpu"].values():
                 column[:] = np.nan
 
-    assert shown(nothing) == []
-    found = shown(holes, 200)
+    assert run_detector(nothing) == []
+    found = run_detector(holes, 200)
     assert {f.entity for f in found} == {LOOP}
     assert len({f.onset for f in found}) == 1
     assert found[-1].level == "page"
@@ -209,7 +209,7 @@ def test_maintenance_of_the_loop_gives_no_finding():
         hot()(tick, values)
         return [Event(CASE.time(tick), LOOP, "maintenance_start", {"reason": "filter"})] if tick == SINCE - 1 else None
 
-    assert shown(change) == []
+    assert run_detector(change) == []
 
 
 @pytest.mark.parametrize("named", [LOOP, "site:all"])
@@ -220,37 +220,37 @@ def test_a_loop_accepted_as_normal_gives_no_finding_until_it_is_over(named):
         hot(since=300)(tick, values)
 
     detector = Thermal()
-    assert shown(blinks, 120, detector)[-1].entity == LOOP
+    assert run_detector(blinks, 120, detector)[-1].entity == LOOP
     detector.accept_as_normal(named, {})
-    assert shown(blinks, 180, detector, 120) == []
-    assert {f.entity for f in shown(blinks, 20, detector, 300)} == {LOOP}
+    assert run_detector(blinks, 180, detector, 120) == []
+    assert {f.entity for f in run_detector(blinks, 20, detector, 300)} == {LOOP}
 
 
 def test_feedback_on_one_node_does_not_change_the_loop():
     detector = Thermal()
-    shown(hot(), 120, detector)
+    run_detector(hot(), 120, detector)
     detector.accept_as_normal("node:n0", {})
-    assert {f.entity for f in shown(hot(), 30, detector, 120)} == {LOOP}
+    assert {f.entity for f in run_detector(hot(), 30, detector, 120)} == {LOOP}
 
 
 @pytest.mark.parametrize("stop", [40, SINCE + 1, SINCE + 30, SINCE + 100])
 def test_a_restart_changes_nothing(stop):
     first, second = Thermal(), Thermal()
-    whole = shown(hot(until=SINCE + 90))
-    parts = shown(hot(until=SINCE + 90), stop, first)
+    whole = run_detector(hot(until=SINCE + 90))
+    parts = run_detector(hot(until=SINCE + 90), stop, first)
     state = first.unmonitored.snapshot()
     assert json.loads(json.dumps(state)) == state
     second.restore(first.snapshot())
-    assert parts + shown(hot(until=SINCE + 90), 180 - stop, second, stop) == whole
+    assert parts + run_detector(hot(until=SINCE + 90), 180 - stop, second, stop) == whole
 
 
 def test_a_snapshot_of_a_clock_that_was_ahead_does_not_suppress_for_days():
     before, after = Thermal(), Thermal()
-    shown(hot(), 40, before)
+    run_detector(hot(), 40, before)
     state = before.snapshot()
     state["unmonitored"]["begun"] = CASE.time(10**6)
     after.restore(state)
-    found = shown(hot(), 120, after, 40)
+    found = run_detector(hot(), 120, after, 40)
     assert found[0].time == CASE.time(40) + SILENT
 
 
