@@ -11,6 +11,7 @@ IDLE, CAPPED = 0x1, 0x4
 """Bits of an idle GPU and of a software power cap, which is policy."""
 NAMES = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 """Reasons that are no policy; those on which Azure's node health checks fail."""
+_TITLES = {0x8: "HW slowdown", 0x20: "SW thermal throttle", 0x40: "HW thermal throttle", 0x80: "power brake"}
 THROTTLE = sum(NAMES)
 _HIGHEST = 2.0**53  # from here a float has no single bits: the reading is invalid, as one below 0 is
 
@@ -33,6 +34,5 @@ def reason_names(bits: int) -> str:
 
 
 def reason_title(bits: int) -> str:
-    """Returns throttle bits for a title: `hardware thermal throttle`, `power brake`; empty if there are none."""
-    names = (name if bit in (0x8, 0x80) else f"{name} throttle" for bit, name in NAMES.items() if bits & bit)
-    return " and ".join(names)
+    """Returns throttle bits for a title: `HW thermal throttle`, `power brake`; empty if there are none."""
+    return " and ".join(name for bit, name in _TITLES.items() if bits & bit)
