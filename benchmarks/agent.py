@@ -41,7 +41,7 @@ READY_S = 30.0  # chosen: both start in 2 s
 
 @dataclass
 class Scraped:
-    """The exporter's side: scrapes that were answered, their bytes, and series of the last one."""
+    """Scrapes of the exporter: number answered, their bytes, and series of the last one."""
 
     session: Session | None = None
     count: int = 0
@@ -51,7 +51,7 @@ class Scraped:
 
 
 def exporter(folder: Path) -> Scraped:
-    """Starts the exporter and scrapes it each second; nothing where it is not installed."""
+    """Starts the exporter and scrapes it each second; does nothing if it is not installed."""
     scraped = Scraped()
     if shutil.which(EXPORTER) is None:
         print(f"no {EXPORTER} here (apt-get install {EXPORTER}): measured without it", file=sys.stderr)
@@ -72,7 +72,7 @@ def _scrape(scraped: Scraped, port: int) -> None:
         try:
             connection.request("GET", "/metrics")
             body = connection.getresponse().read()
-        except (OSError, http.client.HTTPException):  # not there yet
+        except (OSError, http.client.HTTPException):  # not started yet
             connection.close()
             continue
         scraped.count += 1
@@ -81,7 +81,7 @@ def _scrape(scraped: Scraped, port: int) -> None:
 
 
 def configured(folder: Path, more: str) -> tuple[Path, dict[str, str]]:
-    """The configuration file and the environment of the agent."""
+    """Writes the configuration file and returns the environment of the agent."""
     tables, environ = node_files.build(folder)
     lines = ["[agent]", "node = 'n1'", "[spool]", f"directory = '{folder / 'spool'}'", more]
     for name, table in tables.items():
@@ -92,7 +92,7 @@ def configured(folder: Path, more: str) -> tuple[Path, dict[str, str]]:
 
 
 def batches(folder: Path, first: int, behind: int) -> list[Batch]:
-    """What the agent spooled from tick time `first` to before `behind`."""
+    """Returns the size of what the agent spooled from tick time `first` to before `behind`."""
     transport, found = SpoolTransport(folder / "spool"), []
     for partition in transport.partitions():
         offset, end = transport.bounds(partition)
@@ -109,7 +109,7 @@ def batches(folder: Path, first: int, behind: int) -> list[Batch]:
 
 
 def samples(batch: Batch) -> int:
-    """Values that are not missing."""
+    """Counts values that are not missing."""
     columns = [column for block in batch.blocks for column in block.columns.values()]
     return sum(int(np.count_nonzero(_measured(np.asarray(column)))) for column in columns)
 
@@ -119,7 +119,7 @@ def _measured(column: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def looks(found: list[Batch]) -> list[tuple[str, float, int]]:
-    """(collector, mean ms of its readings, times it was not ok), slowest first."""
+    """Returns (collector, mean ms of its readings, times it was not ok), slowest first."""
     times: dict[str, list[float]] = {}
     unwell: Counter[str] = Counter()
     for block in (block for batch in found for block in batch.blocks if "collector.latency" in block.columns):
@@ -135,7 +135,7 @@ def looks(found: list[Batch]) -> list[tuple[str, float, int]]:
 
 
 def labels(costs: dict[int, Cost]) -> list[str]:
-    """What each process is: the agent first, workers under their own names (agents/node/workers/processes.py)."""
+    """Returns the name of each process: the agent first, then the workers (agents/node/workers/processes.py)."""
     return ["agent" if i == 0 else cost.name for i, cost in enumerate(costs.values())]
 
 

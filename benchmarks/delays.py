@@ -39,12 +39,12 @@ HISTORY = 1800
 PATIENCE = 150.0
 """Seconds after which a fault counts as never reported; the goals are 5 s for edge events and 60 s for silence."""
 POLL = 0.25
-"""Seconds between two looks at the API: adds half of it to the delay of an incident on the mean."""
+"""Seconds between two polls of the API: adds half of it to the mean delay of an incident."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What begins `after` seconds of real time; `severities` are those that count as reported."""
+    """A fault that begins `after` seconds of real time; `severities` are those that count as reported."""
 
     name: str
     kind: str
@@ -85,7 +85,7 @@ def now() -> int:
 
 @contextmanager
 def receiver(report: Report) -> Iterator[int]:
-    """A webhook receiver on a free loopback port, which notes what arrives."""
+    """A webhook receiver on a free loopback port that records the posts."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -97,7 +97,7 @@ def receiver(report: Report) -> Iterator[int]:
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Quiet: the table is the output."""
+            """Logs nothing: the table is the output."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -109,7 +109,7 @@ def receiver(report: Report) -> Iterator[int]:
 
 
 def watch_api(port: int, report: Report, stop: threading.Event) -> None:
-    """Notes when each incident is first seen at each severity, until `stop`."""
+    """Records when each incident is first seen at each severity, until `stop`."""
     labels = {"page": "critical", "ticket": "warning", "watch": "info"}
     while not stop.wait(POLL):
         try:
@@ -118,7 +118,7 @@ def watch_api(port: int, report: Report, stop: threading.Event) -> None:
             found = json.load(connection.getresponse())["incidents"]
             connection.close()
         except (OSError, ValueError, KeyError, http.client.HTTPException):
-            continue  # not up yet; a fault that is never seen is in the table
+            continue  # not started yet; a fault that is never seen is in the table
         for incident in found:
             severity = labels[incident["severity"]]
             report.api.setdefault((incident["id"], severity), (now(), {**incident, "severity": severity}))
@@ -147,7 +147,7 @@ def settings(folder: Path, api: int, hook: int) -> str:
 
 
 def run(story: str, seed: int, folder: Path) -> dict[str, dict[str, float]]:
-    """One run; fault name -> {"incident": s, "webhook": s}, infinite if it was never reported."""
+    """Runs once; returns fault name -> {"incident": s, "webhook": s}, infinite if it was never reported."""
     length, faults = STORIES[story]
     shift, report, stop = random.Random(seed).uniform(0, 10), Report(), threading.Event()
     folder.mkdir()
@@ -188,7 +188,7 @@ def run(story: str, seed: int, folder: Path) -> dict[str, dict[str, float]]:
 
 
 def wait_for(session: Session, words: str) -> None:
-    """Until the process says `words`."""
+    """Waits until the process prints `words`."""
     deadline = time.monotonic() + 300
     while words not in session.log.read_text():
         if session.process.poll() is not None or time.monotonic() > deadline:
@@ -197,13 +197,13 @@ def wait_for(session: Session, words: str) -> None:
 
 
 def in_order(faults: Sequence[Fault], folder: Path) -> list[dict[str, Any]]:
-    """Lines of the truth in the order of `faults`, each kind once."""
+    """Returns lines of the truth in the order of `faults`, each kind once."""
     lines = [json.loads(line) for line in (folder / "truth/truth.jsonl").read_text().splitlines()]
     return [next(line for line in lines if line["kind"] == fault.kind) for fault in faults]
 
 
 def begin(fault: Fault, truth: Mapping[str, Any], folder: Path) -> int:
-    """Onset in UTC us; that of a leak is when a rope is wet, which its own event says."""
+    """Returns the onset in UTC us; for a leak, when a rope is wet according to its event."""
     if fault.kind == "coolant_leak":
         events = map(json.loads, (folder / "truth/events.jsonl").read_text().splitlines())
         return from_iso(next(event["time"] for event in events if event["kind"] == "leak"))
@@ -211,13 +211,13 @@ def begin(fault: Fault, truth: Mapping[str, Any], folder: Path) -> int:
 
 
 def names(truth: Mapping[str, Any]) -> set[str]:
-    """Returns entities that may be blamed: the affected ones, and the node of a GPU."""
+    """Returns entities that may be the cause: the affected ones, and the node of a GPU."""
     affected = {truth["entity"], *truth.get("entities", [])}
     return affected | {f"node:{e.removeprefix('gpu:').rsplit('.', 1)[0]}" for e in affected if e.startswith("gpu:")}
 
 
 def delays(report: Report, onset: int, blamed: set[str], severities: Sequence[str]) -> dict[str, float]:
-    """Seconds from the onset to the first report of any of `blamed` at one of `severities`."""
+    """Returns the seconds from the onset to the first report of any of `blamed` at one of `severities`."""
     sources = {"incident": list(report.api.values()), "webhook": report.webhook}
     out = {}
     for source, rows in sources.items():
@@ -232,12 +232,12 @@ def delays(report: Report, onset: int, blamed: set[str], severities: Sequence[st
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed."""
+    """Returns the smallest value that at least `share` of all do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """Markdown: fault, runs reported, p50 and p95 to the incident and to the webhook."""
+    """Returns Markdown: fault, runs reported, p50 and p95 to the incident and to the webhook."""
     head = "| fault | reported | incident p50 | p95 | webhook p50 | p95 |\n|---|---|---|---|---|---|\n"
     lines = []
     for name, runs in results.items():

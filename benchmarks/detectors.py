@@ -1,4 +1,4 @@
-"""What the common kernel costs: a tick of a whole fleet, its state, and its speed beside that of memcpy.
+"""The cost of the common kernel: a tick of a whole fleet, its state, and its speed compared with memcpy.
 
     python -m benchmarks.detectors [--gpus 100000] [--metrics 20] [--cohort 256] [--ticks 15]
 
@@ -21,11 +21,11 @@ from pipeline.model.records import SECOND
 
 _STATE_BYTES = 24  # of a stream, read and written
 _INPUT_BYTES = 16  # residual, scale, widening and limit, float32 each, read
-_WARM = 2 * LEARN  # ticks before any is timed, so that all streams have learnt
+_WARM = 2 * LEARN  # ticks before the measurement, so that all streams have learned
 
 
 def seconds(work: Callable[[int], object], ticks: int) -> float:
-    """Median CPU seconds of a call, after those that warm up."""
+    """Returns the median CPU seconds of a call, after warm-up calls."""
     for tick in range(_WARM):
         work(tick)
     spent = []
@@ -36,8 +36,8 @@ def seconds(work: Callable[[int], object], ticks: int) -> float:
     return statistics.median(spent)
 
 
-def held(every: Sequence[Streams]) -> int:
-    """Bytes that streams keep from tick to tick: state, room for a tick's numbers, order of their cohorts."""
+def kept_bytes(every: Sequence[Streams]) -> int:
+    """Returns the bytes that streams keep from tick to tick: state, buffers for a tick, order of their cohorts."""
     pieces = [piece for streams in every for piece in (streams, *vars(streams).values())]
     arrays = [a for piece in pieces for a in getattr(piece, "__dict__", {}).values() if isinstance(a, np.ndarray)]
     return sum({id(array): array.nbytes for array in arrays}.values())
@@ -54,7 +54,7 @@ def fleet_tick(gpus: int, metrics: int, cohort: int, ticks: int) -> tuple[float,
             streams.step(samples[(number + place) % 4], groups, (number + 1) * 10 * SECOND)
 
     spent = seconds(tick, ticks)
-    return spent, sum(streams.cells.nbytes for streams in every), held(every)
+    return spent, sum(streams.cells.nbytes for streams in every), kept_bytes(every)
 
 
 def kernel_speed(streams: int, ticks: int) -> tuple[float, float]:

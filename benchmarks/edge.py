@@ -74,7 +74,7 @@ def free_port() -> int:
 
 
 def configuration(home: Path, doubles: list[Double], port: int, fast: float, interval: float) -> Path:
-    """One agent that reads all doubles and nothing else of weight, and a pipeline that reads its spool."""
+    """An agent that reads only the simulated BMCs, and a pipeline that reads its spool."""
     (home / "password").touch(0o600)
     (home / "password").write_text(doubles[0].password)
     lines = ["[agent]", 'node = "row1"', f"interval = {interval}", "[spool]", f'directory = "{home / "spool"}"']
@@ -94,7 +94,7 @@ def configuration(home: Path, doubles: list[Double], port: int, fast: float, int
 
 @contextmanager
 def running(home: Path, config: Path, *commands: str) -> Iterator[None]:
-    """The product's processes; their talk goes to files."""
+    """Starts the product's processes; their logs go to files."""
     with ExitStack() as stack:
         for command in commands:
             log = stack.enter_context((home / f"{command}.log").open("w"))
@@ -106,7 +106,7 @@ def running(home: Path, config: Path, *commands: str) -> Iterator[None]:
 
 
 def counted(port: int) -> dict[tuple[int, str], tuple[int, float]]:
-    """(BMC, kind of event) -> beginnings that are committed, of a unit's first entity, and the newest one's time."""
+    """Returns (BMC, kind of event) -> (committed events of a unit's first entity, time of the newest one)."""
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}/api/v1/sql",
         json.dumps({"query": QUERY}).encode(),
@@ -127,7 +127,7 @@ def counted(port: int) -> dict[tuple[int, str], tuple[int, float]]:
 
 
 def one_round(doubles: list[Double], port: int, rng: random.Random) -> list[Change]:
-    """Every sensor fails once at a random time, and recovers when that was reported."""
+    """Each sensor fails once at a random time, and recovers when that was reported."""
     began, before = time.monotonic(), counted(port)
     changes = [Change(b, kind, began + rng.uniform(0, SPREAD_S)) for b in range(len(doubles)) for kind in CHANGES]
     while time.monotonic() < began + ROUND_S:
@@ -151,7 +151,7 @@ def one_round(doubles: list[Double], port: int, rng: random.Random) -> list[Chan
 
 
 def report(changes: list[Change]) -> bool:
-    """Prints quantiles per kind; whether all goals are met."""
+    """Prints quantiles per kind; returns whether all goals are met."""
     good = True
     print(f"{'event':18} {'n':>4} {'lost':>4} {'p50':>6} {'p95':>6} {'p99':>6} {'max':>6} {'goal':>5} {'decided':>7} s")
     for kind, goal in GOALS.items():

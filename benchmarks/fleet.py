@@ -1,4 +1,4 @@
-"""What the benchmarks of ingest share: a fleet's telemetry, and DuckDB's own append of exactly those rows."""
+"""Shared parts of the ingest benchmarks: a fleet's telemetry, and DuckDB's own append of the same rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START = 1_760_000_000 * SECOND
 
 
 def cpu() -> float:
-    """CPU seconds of this process so far, all threads."""
+    """Returns CPU seconds of this process so far, all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -40,7 +40,7 @@ class Fleet:
 
     @classmethod
     def make(cls, nodes: int, messages: int, ticks: int) -> Fleet:
-        """40 signals of believable entropy: slow states and clocks, noisy gauges, counters of which half grow much."""
+        """Returns 40 signals of realistic entropy: slow states and clocks, noisy gauges, slow and fast counters."""
         rng = np.random.default_rng(1)
         shape = (nodes, messages * ticks, GPUS)
         out = {}
@@ -68,11 +68,11 @@ class Fleet:
         return f"n{n:04d}"
 
     def time(self, m: int) -> int:
-        """Of the first tick of message m of every node."""
+        """Returns the time of the first tick of message m of every node."""
         return START + m * self.ticks * SECOND
 
     def body(self, n: int, m: int) -> bytes:
-        """Body of message m of node n, compressed."""
+        """Returns the compressed body of message m of node n."""
         node, times = self.node(n), self.time(m) + np.arange(self.ticks) * SECOND
         block = Block(
             "gpu", tuple(f"gpu:{node}.{i}" for i in range(GPUS)), {s: v[m, n] for s, v in self.columns.items()}
@@ -80,7 +80,7 @@ class Fleet:
         return wire.encode(Batch(Origin("bench", node, bytes(16)), times, (block,)))
 
     def commits(self) -> Iterator[Rows]:
-        """The same rows in the order in which ingest stores them, COMMIT_ROWS at a time."""
+        """Yields the same rows in the order in which ingest stores them, COMMIT_ROWS at a time."""
         ticks = np.arange(self.messages * self.ticks).reshape(self.messages, 1, self.ticks, 1)
         devices = np.arange(self.nodes * GPUS, dtype=np.int32).reshape(1, self.nodes, 1, GPUS)
         shape = (self.messages, self.nodes, self.ticks, GPUS)
@@ -95,7 +95,7 @@ class Fleet:
 def raw(store: Path, fleet: Fleet) -> float:
     """CPU seconds of DuckDB's own append of the fleet's rows, one row group per transaction, checkpoint included."""
     commits = list(fleet.commits())
-    _append(store.with_suffix(".warm"), fleet, commits[:1])  # a process that never did it takes a fifth longer
+    _append(store.with_suffix(".warm"), fleet, commits[:1])  # a cold process takes a fifth longer
     return _append(store, fleet, commits)
 
 

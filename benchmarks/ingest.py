@@ -37,7 +37,7 @@ def fill(folder: Path, fleet: Fleet) -> None:
 
 
 def ingest(folder: Path, store: Path) -> tuple[float, float, int]:
-    """(CPU seconds, wall seconds, commits) of reading everything."""
+    """Returns (CPU seconds, wall seconds, commits) of reading everything."""
     database = Database(store)
     transport = SpoolTransport(folder)
     devices = Devices(database.connection)

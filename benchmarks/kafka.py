@@ -34,17 +34,17 @@ from pipeline.transport.kafka import KafkaTransport, reduce_gc, tune_allocator
 from tests.kafka_broker import Broker, BrokerError, missing
 
 PATIENT = {"broker.session.timeout.ms": "9000"}
-"""Kafka's own value: with the 1 s of the tests, a busy machine makes the broker lose its leadership for seconds."""
+"""Kafka's default: with the 1 s of the tests, a busy machine makes the broker lose its leadership for seconds."""
 BATCH_BYTES = 256 << 10
 """Kafka batch of a sender that catches up; streaming clients gain nothing beyond it."""
-WAITING = 4096  # messages handed to the producer before it is flushed; it has no bound itself
+WAITING = 4096  # messages passed to the producer before it is flushed; it has no bound
 IDLE_S = 0.01  # pause after a step that found nothing
-LIMIT_S = 120.0  # chosen: 20 times what reading takes; a path that stands still must not hang the program
+LIMIT_S = 120.0  # chosen: 20 times the usual time; a path that hangs must not block the program
 
 
 @dataclass(frozen=True)
 class Read:
-    """What reading everything took."""
+    """Figures of reading everything."""
 
     cpu: float
     wall: float
@@ -81,7 +81,7 @@ def fill(kafka: Kafka, fleet: Fleet, batch_bytes: int) -> int:
         if len(sent) >= WAITING or m + 1 == fleet.messages:
             producer.flush(LIMIT_S)
             for future in sent:
-                future.get(0)  # raises what kept a message from the brokers
+                future.get(0)  # raises the error of a message that was not sent
             sent.clear()
     producer.shut_down(5.0)
     return size
@@ -111,7 +111,7 @@ def read(kafka: Kafka, store: Path, fleet: Fleet) -> Read:
 
 
 def measure(kafka: Kafka, fleet: Fleet, folder: Path, batch_bytes: int) -> None:
-    """Fills, reads and prints one filling."""
+    """Writes, reads and prints one batch of messages."""
     make_topics(kafka)
     wire_bytes = fill(kafka, fleet, batch_bytes)
     before = raw(folder / "before.duckdb", fleet)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from benchmarks.stormwatch import Watch
 
 SHORT, LONG = 10.0, 900.0
-"""Least and longest time that a fault lasts, s. Chosen: from two ticks to three times the patience of an operator."""
-DRIVER = "nvmlDeviceGetFieldValues"  # what every look at the GPUs calls
+"""Shortest and longest duration of a fault, s. Chosen: from two ticks to three times an operator's patience."""
+DRIVER = "nvmlDeviceGetFieldValues"  # called by every reading of the GPUs
 
 
 class Mischief:
-    """Faults of one storm. `pending`: when which repair is due. Kills only the agent's own processes."""
+    """Faults of one storm. `pending`: repairs by their due time. Kills only the agent's own processes."""
 
     def __init__(self, agent: Agent, folder: Path, every: float, draw: random.Random, watch: Watch) -> None:
         self.done: Counter[str] = Counter()
@@ -34,7 +34,7 @@ class Mischief:
         self._can_fill = os.path.ismount(folder / "spool")
 
     def turn(self, now: float, calm: bool) -> None:
-        """Repairs what is due at `now`, and starts a new fault unless it shall be calm."""
+        """Repairs the faults due at `now`, and starts a new one unless `calm`."""
         for entry in [entry for entry in self._pending if entry[0] <= now or calm]:
             self._pending.remove(entry)
             entry[2]()
@@ -48,15 +48,15 @@ class Mischief:
             self._draw.choices(acts, weights)[0](now)
 
     def mend_all(self) -> None:
-        """Nothing stays as it is, so that everything can end."""
+        """Repairs all faults, so that everything can end."""
         for _, _, repair in self._pending:
             repair()
         self._pending.clear()
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- faults ------------------------------------------------------------------------------------------------------
 
     def _hang(self, now: float) -> None:
-        """A FIFO in the place of a file: who opens it waits in the kernel."""
+        """Replaces a file with a FIFO: a process that opens it waits in the kernel."""
         name = self._draw.choice([kind.name for kind in KINDS])
         if self._well(name) is None:
             return
@@ -67,7 +67,7 @@ class Mischief:
         self._watch.hung(name, now)
 
     def _hang_driver(self, now: float) -> None:
-        """A call into the driver's library that does not come back."""
+        """Makes a call into the driver's library hang."""
         if self._well("nvml") is None:
             return
         control = self._folder / "control"
@@ -90,19 +90,19 @@ class Mischief:
             self.done["kill a worker"] += 1
 
     def _freeze(self, now: float) -> None:
-        """A worker's process stands still, as in a long wait for memory."""
+        """Suspends a worker's process, as in a long wait for memory."""
         if pids := self._workers():
             os.kill(self._draw.choice(pids), signal.SIGSTOP)
             self.done["stop a worker"] += 1
 
     def _kill_nursery(self, now: float) -> None:
-        """The process that forks the workers is gone, and by that all of them."""
+        """Kills the process that forks the workers, and so all of them."""
         if pid := self._agent.pool.fork_server_pid:
             os.kill(pid, signal.SIGKILL)
             self.done["kill the nursery"] += 1
 
     def _fill(self, now: float) -> None:
-        """Others fill the disk of the spool."""
+        """Fills the disk of the spool, as another program would."""
         hog = self._folder / "spool" / "hog"
         if hog.exists():
             return
@@ -121,7 +121,7 @@ class Mischief:
         self._pending.append((now + self._draw.uniform(SHORT, LONG), name, repair))
 
     def _well(self, name: str) -> Worker | None:
-        """The worker of a collector that runs and with which nothing is wrong yet."""
+        """Returns the worker of a running collector without a fault."""
         if any(name == busy for _, busy, _ in self._pending):
             return None
         for worker in self._agent.pool.workers:
@@ -134,7 +134,7 @@ class Mischief:
 
 
 def _restore(path: Path) -> None:
-    """The file is a file again; who waits at the FIFO in its place is let go."""
+    """Restores the file, and releases processes that wait at its FIFO."""
     if path.is_fifo():
         with contextlib.suppress(OSError):  # no reader is left
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))

@@ -15,7 +15,7 @@ from tests.agents.rdma_node import RdmaNode, write
 SENSORS_OF_CHIPS = {"coretemp": 26, "nvme": 9, "mlx5": 16, "nct6798": 9}
 """60 temperatures, as of a board with two processors of 12 cores; chosen."""
 STATISTICS = "1000"
-"""Driver statistics of one interface beside those that are wanted: about as many as mlx5 has."""
+"""Number of additional driver statistics of one interface: about as many as mlx5 has."""
 
 
 def build(folder: Path) -> tuple[dict[str, dict[str, Path]], dict[str, str]]:
@@ -47,7 +47,7 @@ def _libraries(folder: Path) -> dict[str, str]:
 
 
 def _network(root: Path) -> RdmaNode:
-    """GPU and NIC behind one PCIe switch each, and an Ethernet interface."""
+    """Makes a GPU and a NIC behind one PCIe switch each, and an Ethernet interface."""
     node = RdmaNode(root)
     for i in range(8):
         bus = 0x1A + 0x10 * i

@@ -1,4 +1,4 @@
-"""Memory and CPU of agent, simulated fleet and pipeline while the broker is away, and what came of what they measured.
+"""Memory and CPU of agent, simulated fleet and pipeline during a broker outage, and the resulting losses.
 
     python -m benchmarks.outage [--minutes 10] [--freeze] [--nodes 16] [--settle 60]
 
@@ -81,7 +81,7 @@ class Run:
     _sampled: float = float("-inf")
 
     def watch(self, phase: str, seconds: float) -> Iterator[None]:
-        """Looks and samples until `seconds` are over, or the caller stops asking."""
+        """Samples until `seconds` are over, or the caller stops iterating."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._look()
@@ -111,7 +111,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def service(folder: Path, *words: str) -> Iterator[Watched]:
-    """A running `fleetpulse WORDS`, ended at the end by its id, and by the kernel should we be killed."""
+    """A running `fleetpulse WORDS`, stopped at the end by its id, and by the kernel if this process is killed."""
     environ = os.environ | {"FLEETPULSE_PARENT": str(os.getpid())}
     with open(folder / f"{words[0]}.log", "wb") as log:
         process = subprocess.Popen(command(folder, *words), stdout=log, stderr=log, env=environ)
@@ -133,7 +133,7 @@ def command(folder: Path, *words: str) -> Sequence[str]:
 
 
 def outage(broker: Broker, run: Run, minutes: float, freeze: bool, settle: float) -> dict[str, str]:
-    """The whole course; what came of it, in words."""
+    """Runs the whole outage; returns its result in words."""
     for _ in run.watch("before", settle):
         pass
     run.since, run.ready = time.monotonic(), []

@@ -1,4 +1,4 @@
-"""What the processes of one session cost: processor time and proportional memory, as the kernel counts them."""
+"""The cost of the processes of one session: processor time and proportional memory, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PATIENCE_S = 10.0
-"""How long a service may take to end; chosen: twice what ours promises."""
+"""Longest time for a service to stop; chosen: twice our limit."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Cost:
 
 
 class Session:
-    """A command in its own session, with everything that it starts."""
+    """A command in a separate session, with everything that it starts."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], folder: Path, log: Path) -> None:
         with log.open("wb") as out:
@@ -55,7 +55,7 @@ class Session:
         return Cost(head.partition("(")[2], sum(map(int, fields[11:15])) * TICK_S, kib / 1024)
 
     def end(self) -> None:
-        """SIGTERM to the command itself, SIGKILL to all that is left of its session."""
+        """Sends SIGTERM to the command, and SIGKILL to all that is left of its session."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(PATIENCE_S)

@@ -20,12 +20,12 @@ DAY = 86_400.0
 
 
 def scenario(nodes: int, seconds: float) -> Scenario:
-    """A day in the field, with all that misleads."""
+    """A day in the field, with all harmless events."""
     return Scenario(seconds, 10.0, None, Fleet(nodes, 8, 0.01, 5.0), jobs=Jobs(12.0), rates=Rates(1.0, 1.0))
 
 
 def run(nodes: int, seconds: float, seed: int) -> tuple[float, int, int]:
-    """(CPU seconds, samples, peak memory in MiB) of one fleet."""
+    """Returns (CPU seconds, samples, peak memory in MiB) of one fleet."""
     begin, samples = time.process_time(), 0
     for chunk in FleetSimulator(scenario(nodes, seconds), seed).chunks():
         samples += sum(v.size for block in chunk.columns.values() for v in block.values())

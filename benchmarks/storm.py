@@ -1,4 +1,4 @@
-"""A day of faults in minutes: the real agent, its real processes and spool, under a clock that is wound by hand.
+"""A day of faults in minutes: the real agent, its real processes and spool, under a simulated clock.
 
     python -m benchmarks.storm [--hours 24] [--interval 5] [--every 120] [--seed 1] [--patience 0.4]
 
@@ -37,12 +37,12 @@ from tests.agents import nvml_stub
 ROOT = Path(__file__).parents[1]
 START = 1_800_000_000 * SECOND
 CALM_S = 3600.0
-"""Quiet at the end, so that all can come back: the longest wait before a restart is 600 s, and it may come twice."""
+"""Quiet time at the end, so that all can recover: the longest wait before a restart is 600 s, possibly twice."""
 DISK = 8 << 20
 
 
 class Wound:
-    """The agent's clock: waiting takes no time, and is when things happen. Ends after `hours`."""
+    """The agent's clock: waiting takes no real time and triggers the faults. Ends after `hours`."""
 
     def __init__(self, hours: float, interval: float) -> None:
         self.elapsed, self._end, self._interval = 0.0, hours * 3600, interval
@@ -66,7 +66,7 @@ class Wound:
 
 
 def storm(folder: Path, options: argparse.Namespace) -> int:
-    """Runs the storm in this process, whose environment has the stub; 0 if all held."""
+    """Runs the storm in this process, whose environment has the stub; returns 0 if all checks passed."""
     tables = {name: dict(values) for name, values in _tables(folder).items()}
     (folder / "moods").mkdir()
     troubles = [kind(mood=folder / "moods" / kind.name) for kind in KINDS]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.mischief import Mischief
 
 REPORTED_S = 30.0
-"""DESIGN.md section 6: what hangs is visible within 30 s."""
+"""DESIGN.md section 6: a hang is visible within 30 s."""
 BACK_S = 1300.0
 """Longest time until a repaired collector works again: the longest wait before a restart, 600 s, twice (worker.py)."""
 READ_EVERY_S, COUNT_EVERY_S = 60.0, 600.0
@@ -41,7 +41,7 @@ class Hang:
 
 @dataclass
 class Count:
-    """What the agent holds at one moment."""
+    """Resources of the agent at one moment."""
 
     processes: int
     zombies: int
@@ -52,7 +52,7 @@ class Count:
 
 @dataclass
 class Watch(io.StringIO):
-    """The agent's log and the reader of its spool in one."""
+    """Records the agent's log and reads its spool."""
 
     spool: Path
     now: Callable[[], int]
@@ -73,7 +73,7 @@ class Watch(io.StringIO):
     # --- the agent's side --------------------------------------------------------------------------------------------
 
     def write(self, text: str) -> int:
-        """One line of the agent's log."""
+        """Receives one line of the agent's log."""
         if found := _LINE.match(text):
             name, state = found[1], found[2]
             self.states[state] += 1
@@ -92,7 +92,7 @@ class Watch(io.StringIO):
     # --- the storm's side --------------------------------------------------------------------------------------------
 
     def turn(self, elapsed: float) -> None:
-        """Between two ticks."""
+        """Runs between two ticks."""
         if elapsed:
             self.ticks.append(self.now())
         if elapsed - self._read >= READ_EVERY_S:
@@ -113,7 +113,7 @@ class Watch(io.StringIO):
                     hang.back = now
 
     def follow(self) -> None:
-        """Reads on as a pipeline does, so that the writer may delete read segments."""
+        """Reads as a pipeline does, so that the writer may delete read segments."""
         for partition in self._transport.partitions():
             _, end = self._transport.bounds(partition)
             offset = self._offsets.get(partition, 0)
@@ -133,13 +133,13 @@ class Watch(io.StringIO):
             self._transport.commit_offset(partition, offset)
 
     def finish(self) -> None:
-        """The agent has ended: reads the rest."""
+        """Reads the rest after the agent has ended."""
         self.follow()
         self._transport.close()
 
 
 def count() -> Count:
-    """Of this process, which the agent is, and of those below it."""
+    """Returns the resources of this process, which is the agent, and of its children."""
     below = _below(os.getpid())
     zombies = sum(state == "Z" for state in below.values())
     handles, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
@@ -149,7 +149,7 @@ def count() -> Count:
 
 
 def _below(root: int) -> dict[int, str]:
-    """State of every process below one, by process id."""
+    """Returns the state of every process below one, by process id."""
     parents: dict[int, tuple[int, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -167,7 +167,7 @@ def _below(root: int) -> dict[int, str]:
 
 
 def report(watch: Watch, mischief: Mischief, elapsed: float, took: float) -> int:
-    """Prints what happened and what did not hold; 0 if all did."""
+    """Prints events and failed checks; returns 0 if there are none."""
     assert watch.agent is not None
     refused, reported = watch.agent.spools.refused, [h for h in watch.hangs if h.reported is not None]
     waits = [h.reported - h.began for h in reported if h.reported is not None]
@@ -193,7 +193,7 @@ def report(watch: Watch, mischief: Mischief, elapsed: float, took: float) -> int
 
 
 def failures(watch: Watch, refused: int) -> list[str]:
-    """What did not hold."""
+    """Returns the failed checks."""
     found, ticks, stored = [], len(watch.ticks), len(watch.stored)
     if ticks != stored + watch.lost + refused:
         found.append(f"{ticks} ticks, {stored} stored and {watch.lost + refused} counted as lost")

@@ -1,4 +1,4 @@
-"""What reporting a training step costs the training script, and what receiving it costs the agent.
+"""The cost of reporting a training step to the training script, and of receiving it to the agent.
 
     python -m benchmarks.training [--steps 20000] [--ranks 8] [--seconds 10]
 
@@ -58,7 +58,7 @@ print(steps._step, steps.dropped)
 
 
 class Nothing:
-    """Has the face of Steps and of a step, and does nothing."""
+    """Has the interface of Steps and of a step, and does nothing."""
 
     dropped = 0
 
@@ -102,7 +102,7 @@ def measured(steps: Steps | Nothing, count: int, pause: float = 0.0, between: Ca
 
 @contextlib.contextmanager
 def agent(path: str) -> Iterator[list[float]]:
-    """The collector in a separate process; percent of a core that it used, after its end."""
+    """Runs the collector in a separate process; returns percent of a core that it used, after its end."""
     used: list[float] = []
     words = [sys.executable, "-c", COLLECTOR, path]
     running = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -113,13 +113,13 @@ def agent(path: str) -> Iterator[list[float]]:
 
 
 def product() -> Callable[[], object]:
-    """A product of matrices of about 5 ms: fills the caches as training does, and leaves the processor awake."""
+    """Multiplies matrices for about 5 ms: fills the caches as training does, and keeps the processor awake."""
     matrix = np.random.default_rng(0).standard_normal((512, 512), np.float32)
     return lambda: matrix @ matrix
 
 
 def many(ranks: int, seconds: float, pause: float) -> str:
-    """Several scripts in parallel: steps and drops of all."""
+    """Runs several scripts in parallel; returns steps and drops of all."""
     words = [sys.executable, "-c", SCRIPT]
     running = [
         subprocess.Popen([*words, str(rank), str(seconds), str(pause)], stdout=subprocess.PIPE, text=True)

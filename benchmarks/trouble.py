@@ -1,4 +1,4 @@
-"""Collectors that misbehave on command, for the storm: a file decides whether they recover."""
+"""Collectors with faults on command, for the storm: a file decides whether they recover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from agents.collector import Collector, Device, NoData, Reading
 
 MOODS = ("fault", "exit", "garbage", "no data")
-"""Contents of the mood file besides `well`. A FIFO in its place hangs its reader in the kernel."""
+"""Contents of the mood file except `well`. A FIFO in its place hangs its reader in the kernel."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What the benchmarks that run real processes look at: their memory and CPU (Linux), and the API of the pipeline."""
+"""Measurements of real processes for the benchmarks: memory and CPU (Linux), and the API of the pipeline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Watched:
         self._samples[phase].append((uptime, seconds, sizes["Pss"], sizes["Rss"]))
 
     def figures(self, phase: str) -> tuple[float, float, float, float] | None:
-        """(PSS at the end, highest PSS, highest RSS in MiB, CPU in % of a core) of a phase, if there were samples."""
+        """Returns (PSS at the end, highest PSS, highest RSS in MiB, CPU in % of a core) of a phase with samples."""
         found = self._samples[phase]
         if not found:
             return None
@@ -49,7 +49,7 @@ class Api:
         self._base = f"http://127.0.0.1:{port}"
 
     def ready(self) -> tuple[int, str]:
-        """Status of /readyz and its reasons; 0 without an answer."""
+        """Returns the status of /readyz and its reasons; 0 without an answer."""
         try:
             with urllib.request.urlopen(f"{self._base}/readyz", timeout=WAIT_S) as answer:
                 return answer.status, ""
@@ -60,7 +60,7 @@ class Api:
             return 0, "no answer"
 
     def number(self, query: str, column: str = "") -> int:
-        """One number of the first row of a query's result, of its first column unless one is named; 0 for NULL."""
+        """Returns one number of the first row of a query's result, of its first column by default; 0 for NULL."""
         asked = urllib.request.Request(
             f"{self._base}/api/v1/sql", json.dumps({"query": query}).encode(), {"Content-Type": "application/json"}
         )
@@ -69,7 +69,7 @@ class Api:
         return int(found["rows"][0][found["columns"].index(column) if column else 0] or 0)
 
     def metric(self, name: str) -> float:
-        """One value of /metrics."""
+        """Returns one value of /metrics."""
         with urllib.request.urlopen(f"{self._base}/metrics", timeout=WAIT_S) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split()[0] == name)

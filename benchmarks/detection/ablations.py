@@ -1,9 +1,9 @@
-"""What each part of the method is worth: the same fleets judged with one part taken out at a time.
+"""The worth of each part of the method: the same fleets evaluated with one part removed at a time.
 
     python -m benchmarks.detection.ablations [--seeds 0] [--processes 2] [--scale 1.0] [--results DIR]
 
 About 500 node-days for each variant: harmless events alone, and faults of devices, of halls and of days among them. A
-part that does not hurt when it is taken out has no place in the method. Simulated; seeds to tune on alone.
+part whose removal changes nothing is not needed. Simulated; only seeds for tuning.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ RAISED = (Run("raised", "device", 256, 0.5), Run("raised", "facility", 256, 0.5)
 """512 node-days: what statistics judge, and faults of days. Logged facts (XIDs, links that are down) need no part of
 the kernel."""
 LONG_S = 4 * 3600.0
-"""Faults that an operator would call forgotten if their incident resolved before they did; chosen."""
+"""Duration of faults whose incident must not resolve before they do; chosen."""
 Change = Callable[[list[Detector]], None]
-_NO_HOLD = frozenset({"sdc_gradient"})  # its `hold` is for how long a condition lasts, not what it waits for
+_NO_HOLD = frozenset({"sdc_gradient"})  # its `hold` is the duration of a condition, not a wait
 _HOLDS = frozenset(
     {("thermal", "patience"), ("power_draw", "patience"), ("power", "brake_seconds"), ("memory", "wait")}
 )
@@ -53,7 +53,7 @@ _Piece = TypeVar("_Piece")
 
 
 def channels(**changed: Any) -> Change:
-    """Takes a part out of the kernel of every detector."""
+    """Removes a part from the kernel of every detector."""
 
     def change(detectors: list[Detector]) -> None:
         for streams in pieces(detectors, Streams):
@@ -63,7 +63,7 @@ def channels(**changed: Any) -> Change:
 
 
 def pieces(root: object, kind: type[_Piece]) -> list[_Piece]:
-    """All pieces of a kind that detectors hold, however deep: parts have parts of their own."""
+    """Returns all pieces of a kind that detectors hold, at any depth."""
     found: dict[int, _Piece] = {}
     seen: set[int] = set()
     waiting = [root]
@@ -84,14 +84,14 @@ def pieces(root: object, kind: type[_Piece]) -> list[_Piece]:
 
 
 def no_cohort(detectors: list[Detector]) -> None:
-    """Compares everything with its own past alone, at the threshold that peers would have."""
+    """Compares every stream only with its own past, at the threshold that peers would have."""
     for streams in pieces(detectors, Streams):
-        vars(streams)["step"] = _alone(streams.step)  # an experiment on this one object
+        vars(streams)["step"] = _without_peers(streams.step)  # an experiment on this one object
     for peers in pieces(detectors, Peers):
-        vars(peers)["groups"] = _nobody  # likewise
+        vars(peers)["groups"] = _no_peers  # likewise
 
 
-def _alone(step: Callable[..., Any]) -> Callable[..., Any]:
+def _without_peers(step: Callable[..., Any]) -> Callable[..., Any]:
     def alone(values: Any, groups: Any, *rest: Any, **more: Any) -> Any:
         result = step(values, np.full(len(values), -1, np.int32), *rest, **more)
         result.alone = np.zeros(len(values), bool)  # so that no detector holds its pages back because of missing peers
@@ -100,20 +100,20 @@ def _alone(step: Callable[..., Any]) -> Callable[..., Any]:
     return alone
 
 
-def _nobody(frame: Frame) -> NDArray[np.int32]:
+def _no_peers(frame: Frame) -> NDArray[np.int32]:
     return np.full(len(frame.entities), -1, np.int32)
 
 
 def no_corroboration(detectors: list[Detector]) -> None:
-    """No second signal waives a hold: no throttle bit, lanes or clock of a slow rank, no pump or pressure of a loop."""
+    """Removes second signals that waive a hold: throttle bit, lanes or clock of a rank, pump or pressure of a loop."""
     for straggler in pieces(detectors, Straggler):
-        vars(straggler)["decide_level"] = _unwitnessed(straggler.decide_level)  # an experiment on this one object
+        vars(straggler)["decide_level"] = _without_witness(straggler.decide_level)  # an experiment on this one object
     for coolant in pieces(detectors, Coolant):
         for witness in (coolant.pressure, coolant.speed):
             vars(witness)["step"] = _unmeasured(witness.step)  # likewise
 
 
-def _unwitnessed(level: Callable[..., Any]) -> Callable[..., Any]:
+def _without_witness(level: Callable[..., Any]) -> Callable[..., Any]:
     return lambda suspicion, _, *rest: level(suspicion, (), *rest)
 
 
@@ -122,7 +122,7 @@ def _unmeasured(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def no_hold() -> list[Detector]:
-    """Pages as soon as it suspects: settings by which detectors wait to be sure are 0, in their parts too."""
+    """Pages on the first suspicion: settings by which detectors wait are 0, in their parts too."""
     waits = {}
     for detector in configured():
         names = [f.name for f in fields(detector) if f.init and _waits(detector.name, f.name)]
@@ -137,7 +137,7 @@ def _waits(detector: str, setting: str) -> bool:
 
 
 def _whole(change: Change) -> Callable[[], list[Detector]]:
-    """Detectors as they are set by default, with something taken out of them."""
+    """Returns detectors with default settings, with one part removed."""
 
     def detectors() -> list[Detector]:
         made = configured()
@@ -158,7 +158,7 @@ VARIANTS: Mapping[str, Callable[[], list[Detector]]] = {
 
 
 def tried(variant: str, run: Run, seed: int) -> dict[str, Any]:
-    """One run judged by one variant, scored."""
+    """Evaluates and scores one run with one variant."""
     trial = Trial(run.scenario(), seed, VARIANTS[variant]())
     for _ in trial.run():
         pass
@@ -168,7 +168,7 @@ def tried(variant: str, run: Run, seed: int) -> dict[str, Any]:
 
 
 def kept(result: Mapping[str, Any], score: Mapping[str, Any]) -> tuple[int, int]:
-    """Of found faults that lasted for LONG_S: those whose incident was still open at their end, and all."""
+    """Returns, for found faults longer than LONG_S: those whose incident was still open at their end, and all."""
     ends = {line["id"]: line["end"] for line in result["truth"]}
     resolved = {line["id"]: line["resolved"] for line in result["incidents"]}
     long = [e for e in score["records"]["events"] if e["incident"] is not None and e["length_s"] >= LONG_S]
@@ -177,7 +177,7 @@ def kept(result: Mapping[str, Any], score: Mapping[str, Any]) -> tuple[int, int]
 
 
 def row(variant: str, clean: Sequence[Mapping[str, Any]], raised: Sequence[Mapping[str, Any]]) -> str:
-    """A line of the table."""
+    """Returns a line of the table."""
     quiet, faulty = merge_scores(clean), merge_scores(raised)
     kinds = faulty["page_kinds"]
     days = quiet["node_days"] + faulty["node_days"]
@@ -195,7 +195,7 @@ def row(variant: str, clean: Sequence[Mapping[str, Any]], raised: Sequence[Mappi
 
 
 def table(results: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> str:
-    """All variants, one line each."""
+    """Returns one line for each variant."""
     lines = [
         "| variant | node-days | false pages, clean | false pages, raised | precision, raised "
         "| recall of kinds that page | recall of all | median delay, s | p90, s | kept to the end |",
@@ -210,7 +210,7 @@ def table(results: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> str:
 
 
 def read(folder: Path, code: str) -> str:
-    """For the page: the table kept in a folder and what it stands on; nothing if there is none, or a small one."""
+    """Returns the stored table and its basis for the page; nothing if there is none, or a small one."""
     path = folder / FILE
     kept = json.loads(path.read_text()) if path.exists() else {}
     if kept.get("scale") != 1.0:

@@ -1,4 +1,4 @@
-"""The goals that detectors are held to, beside what the suites measured of them."""
+"""The goals of the detectors, with the measurements of the suites."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.model.records import SECOND, from_iso
 UNMEASURED = "not yet measured"
 LINKS_PER_NODE = 8
 SHARED = frozenset({"leaf", "power", "coolant", "rack"})
-"""What many devices hang on: a fault of it is correlated."""
+"""Entities with many devices below: a fault of one is correlated."""
 RESISTANCE, RESISTANCE_S = 0.15, 600.0  # the goal's rise of thermal resistance, and time from there to the answer
 PAGE_S, FLAP_S, FLAPS = 1020.0, 60.0, 3  # goals: 17 min for a page uncorroborated; a minute after the third flap
-AHEAD_S = DAY  # before the cliff, as the goal of optics wants it
+AHEAD_S = DAY  # before the cliff, as the goal of optics requires
 Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 Score = Mapping[str, Any]
 
@@ -47,12 +47,12 @@ class Seen:
         return [pair for pair in self.events if pair[1]["kind"] in names and pair[1]["large"]]
 
     def kind(self, *names: str) -> Score | None:
-        """Figures of the first of the kinds that there are events of."""
+        """Returns figures of the first of the kinds that has events."""
         kinds = self.raised["kinds"] if self.raised else {}
         return next((kinds[name] for name in names if name in kinds and kinds[name]["events"]), None)
 
     def effect(self, unit: str, low: float, high: float, least_s: float) -> list[Mapping[str, Any]]:
-        """What came of faults with an effect within [low, high) that last at least so long."""
+        """Returns results of faults with an effect within [low, high) that last at least `least` seconds."""
         return [
             record
             for line, record in self.events
@@ -63,7 +63,7 @@ class Seen:
 
 
 def found_of(records: Iterable[Mapping[str, Any]], within: float | None = None) -> str:
-    """Recall of some records, with their median delay; an answer after `within` s does not count."""
+    """Returns the recall of some records, with their median delay; an answer after `within` s does not count."""
     mine = list(records)
     delays = [r["delay_s"] for r in mine if r["delay_s"] is not None and (within is None or r["delay_s"] <= within)]
     if not mine:
@@ -74,7 +74,7 @@ def found_of(records: Iterable[Mapping[str, Any]], within: float | None = None) 
 
 
 def recall(block: Score | None) -> str:
-    """Recall with its interval, and delays, of a kind."""
+    """Returns recall with its interval, and delays, of a kind."""
     if block is None:
         return UNMEASURED
     delays = "" if block["delay_median_s"] is None else f"; median {number(block['delay_median_s'])} s, "
@@ -87,7 +87,7 @@ def _pages(seen: Seen) -> str:
 
 
 def _mixed(seen: Seen) -> str:
-    """At the rates of real fleets: raised recall with the page rate of clean runs."""
+    """Returns raised recall with the page rate of clean runs, at the rates of real fleets."""
     field = (seen.raised or {}).get("precision_at_field_rates")
     if not field or field["recall"] is None:
         return UNMEASURED
@@ -100,19 +100,19 @@ def _mixed(seen: Seen) -> str:
 
 
 def _seconds(line: Mapping[str, Any], name: str) -> float:
-    """From the onset to another time of a line of the truth."""
+    """Returns the time from the onset to another time of a line of the truth."""
     later = line["parameters"].get("detectable", line["onset"]) if name == "detectable" else line[name]
     return (from_iso(later) - from_iso(line["onset"])) / SECOND
 
 
 def _answered(pair: Pair) -> float | None:
-    """Seconds from the onset to the answer."""
+    """Returns the seconds from the onset to the answer."""
     line, record = pair
     return None if record["delay_s"] is None else _seconds(line, "detectable") + float(record["delay_s"])
 
 
 def _share_by(due: Iterable[tuple[Pair, float]], what: str) -> str:
-    """How many were answered by the second that each was due."""
+    """Returns how many were answered by the second that each was due."""
     mine = [(_answered(pair), limit) for pair, limit in due]
     found = sum(answer is not None and answer <= limit for answer, limit in mine)
     return f"R {share(found / len(mine))} ({found} of {len(mine)} {what})" if mine else UNMEASURED
@@ -132,7 +132,7 @@ def _optic(seen: Seen) -> str:
 
 
 def _ticket_precision(seen: Seen) -> str:
-    """Of tickets of `link_optic`, those on a port that degrades."""
+    """Returns the share of `link_optic` tickets on a port that degrades."""
     right = sum(r["detector"] == "link_optic" and r["level"] == "ticket" for _, r in seen.of("optic_degradation"))
     scores = [score for score in (seen.raised, seen.clean) if score]
     wrong = sum(score["false_tickets_by_detector"].get("link_optic", 0) for score in scores)
@@ -140,7 +140,7 @@ def _ticket_precision(seen: Seen) -> str:
 
 
 def _resistance(seen: Seen) -> str:
-    """Cold plates that rose so far, and long enough before the end for an answer in time."""
+    """Returns the cold plates that rose enough, and long enough before the end for an answer in time."""
     due = []
     for pair in seen.of("cold_plate"):
         parameters = pair[0]["parameters"]
@@ -152,7 +152,7 @@ def _resistance(seen: Seen) -> str:
 
 
 def _attribution(seen: Seen) -> str:
-    """Right among the faults of nodes and jobs about which anything was said; what jobs made and nodes got."""
+    """Returns the share of right attributions among faults of nodes and jobs with a finding."""
     rows = {row: seen.raised["attribution"].get(row, {}) for row in ("NODE", "JOB")} if seen.raised else {}
     parameters = {row: sum(n for c, n in columns.items() if c != "not found") for row, columns in rows.items()}
     if not sum(parameters.values()):
@@ -163,7 +163,7 @@ def _attribution(seen: Seen) -> str:
 
 
 def _flap(seen: Seen) -> str:
-    """The truth has only the part of the episode of the third flap, so the share is between two bounds."""
+    """The truth has only the episode of the third flap, so the share is between two bounds."""
     found = recall(seen.kind("link_flap"))
     if found == UNMEASURED:
         return found
@@ -176,7 +176,7 @@ def _flap(seen: Seen) -> str:
 
 
 def _fail_slow(seen: Seen) -> str:
-    """With how many within 17 min, and of the pages of those who look for it the share that was right."""
+    """Returns the share paged within 17 min, and the share of right pages of the detectors for it."""
     mine = seen.effect("time", 0.10, 9.0, 1200.0)
     found = found_of(mine)
     if found == UNMEASURED or seen.raised is None:
@@ -189,7 +189,7 @@ def _fail_slow(seen: Seen) -> str:
 
 
 def _link_errors(seen: Seen) -> str:
-    """No fault of the suites has one of these rates alone: a trial shows them."""
+    """The suites have none of these rates alone: a trial measures them."""
     found = recall(seen.kind("link_degradation"))
     return seen.trial("link_errors") + ("" if found == UNMEASURED else f"; acute degradation: {found}")
 
@@ -210,7 +210,7 @@ def _sdc(seen: Seen) -> str:
 
 
 def _collapse(seen: Seen) -> str:
-    """Faults of what many devices hang on; how much an incident holds is known of all faults together alone."""
+    """Returns faults of entities with many devices below; the size of an incident is only known over all faults."""
     names = [name for name, kind in KINDS.items() if kind.strikes in SHARED]
     tops = [bool(record["top1"]) for _, record in seen.of(*names) if record["delay_s"] is not None]
     if not tops:
@@ -292,7 +292,7 @@ GOALS: tuple[Goal, ...] = (
         *("<= 0.25 s of a core per tick", "0.2", _cost),
     ),
 )
-"""Quantity, the best that is published, our goal, more than the goal, what the suites say."""
+"""Returns quantity, best published value, our goal, stricter than the goal, and the result of the suites."""
 
 
 def rows(seen: Seen) -> list[tuple[str, ...]]:

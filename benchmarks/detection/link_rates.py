@@ -28,22 +28,22 @@ START = 1_790_000_000 * SECOND
 DAY = 86_400 // INTERVAL  # ticks
 _WARM = 60  # ticks before the onset: for ten minutes errors alone do not page
 _FABRIC = 50  # sound links for each bad one
-_AT_ONCE = 100_000  # links whose false alarms are counted side by side
+_AT_ONCE = 100_000  # links whose false alarms are counted in parallel
 _SIGNAL = "nic.symbol_errors"
 DETECTED, SOUND = {1e-12: 90.0, 1e-13: 300.0}, (1e-16, 1e-15)
-"""BER -> s within which it must be paged; and those of links that are sound."""
+"""BER -> s within which it must be paged; and the BERs of sound links."""
 BUNCHED = (100.0, 1000.0)
 """a of fabrics whose errors come in bunches: at 1e-15 1.2 and 2.5 errors in a burst, on the mean. Chosen."""
 REPORTING = 0.1
 """Share of the ports of a mixed fleet that report the counter; the others are up and report others. Chosen."""
 USUAL = 1e-16
 LEARNT: tuple[float | None, ...] = (None, 1e-15, USUAL)
-"""What the detector knows when a link goes bad: nothing, or the BER of the fabric over a day; the last is the usual."""
+"""BER that the detector has learned when a link fails: none, or that of the fabric over a day; the last is usual."""
 
 
 @dataclass(frozen=True)
 class Delays:
-    """Seconds from the onset to the page of each bad link; NaN: not within the time that was watched."""
+    """Seconds from the onset to the page of each bad link; NaN: not within the measured time."""
 
     ber: float
     delays: NDArray[np.float64]
@@ -51,7 +51,7 @@ class Delays:
 
     @property
     def recall(self) -> float:
-        """Share paged within the time that is wanted."""
+        """Returns the share paged within the wanted time."""
         return float(np.mean(self.delays <= DETECTED[self.ber]))
 
     def as_text(self) -> str:
@@ -81,7 +81,7 @@ class Alarms:
 
 
 def per_second(ber: float) -> float:
-    """Errors per second of a link."""
+    """Returns the errors per second of a link."""
     return ber * SPEED * 1e6
 
 
@@ -104,13 +104,13 @@ def delays(ber: float, links: int, seed: int, learnt: float | None = USUAL) -> D
         frame = Frame(START + tick * INTERVAL * SECOND, "nic", names, values, topology)
         for f in link.observe({"nic": frame}):
             if f.level == "page" and (i := place.get(f.entity, -1)) >= 0 and np.isnan(found[i]):
-                # what a tick holds was counted in the seconds before it
+                # a tick contains the counts of the seconds before it
                 found[i] = (tick - _WARM + 1) * INTERVAL - late[i]
     return Delays(ber, found, learnt)
 
 
 def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
-    """A detector, which has watched a sound fabric of that size for a day if it has learnt a BER."""
+    """Returns a detector that has watched a sound fabric of that size for a day if it has learned a BER."""
     link, counter = Link(), ErrorCounter()
     if learnt is None:
         return link
@@ -151,7 +151,7 @@ def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, reporting: 
 
 
 def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
-    """All that is measured."""
+    """Runs all measurements."""
     for ber in DETECTED:
         for learnt in LEARNT:
             yield delays(ber, links, seed, learnt)

@@ -1,4 +1,4 @@
-"""Writes docs/detection.md from results of the suites: no figure is typed by hand, no date, no machine's name."""
+"""Writes docs/detection.md from results of the suites: all figures are generated; no dates, no machine names."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ seeds up to {last} are for tuning from now on; the next certification reports ot
   these detectors, and nearer to a real fleet than the figures below.
 """
 COMMITS = {"4502e814d63ce4a5": "a92273ba94b5ddb9ea012845a26aea05e283b36e"}
-"""Fingerprint of code that was certified -> a commit that has it, to run it again."""
+"""Fingerprint of certified code -> a commit that has it, to run it again."""
 THIN = 30
-"""Events of a kind below which its row is marked: a recall of 0.9 is then uncertain by more than 0.1. Chosen."""
+"""Events of a kind below which its row is marked: a recall of 0.9 then has an error of more than 0.1. Chosen."""
 _ABLATIONS = """## What each part of the method is worth
 
 The same fleets evaluated with one part removed at a time; a part whose removal changes nothing is not needed. Kept to
@@ -72,7 +72,7 @@ class Beside:
 
 
 def page(scale: str, code: str, lines: Sequence[Line], planned: int, beside: Beside = Beside()) -> str:
-    """The whole text. code: fingerprint of what judged; lines: the finished runs of `planned`."""
+    """Returns the whole text. code: fingerprint of the evaluating code; lines: the finished runs of `planned`."""
     scores = [(run, result, scored(result)) for run, _, result in lines]
     by_suite = {s: merge_scores([score for run, _, score in scores if run.suite == s]) for s in _there(scores)}
     clean = [score for run, _, score in scores if run.suite == "clean"]
@@ -100,7 +100,7 @@ def _there(scores: Iterable[tuple[Run, Result, Score]]) -> list[str]:
 
 
 def _pairs(result: Result, score: Score) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each fault that is looked for, with what came of it."""
+    """Returns each fault kind with its results."""
     truth = {str(line["id"]): line for line in result["truth"]}
     for record in score["records"]["events"]:
         if record["detectability"] in ("hard", "soft"):
@@ -108,7 +108,7 @@ def _pairs(result: Result, score: Score) -> Iterator[tuple[Mapping[str, Any], Ma
 
 
 def _by(code: str, others: Mapping[str, str]) -> str:
-    """Fingerprints of what judged."""
+    """Returns fingerprints of the evaluating code."""
     apart = "".join(f", of the {suite} suite `{other}`" for suite, other in others.items())
     changed = "; [decisions.md](decisions.md) lists the changes between them" if others else ""
     commit = f"; commit `{COMMITS[code]}` has it" if code in COMMITS else ""
@@ -209,7 +209,7 @@ _KINDS = (
 
 
 def _held_out(score: Score) -> Iterator[str]:
-    """Kinds that nothing was tuned on, apart from all else."""
+    """Returns the section of kinds that nothing was tuned on."""
     rows = [(*_kind(name, block), _said(name, score)) for name, block in sorted(score["kinds"].items())]
     yield f"""## Held-out kinds
 
@@ -222,7 +222,7 @@ where a page is wanted is not found, but seen.
 
 
 def _said(name: str, score: Score) -> str:
-    """Parts of the site that alerts named for the events of a row."""
+    """Returns the parts of the site that alerts named for the events of a row."""
     sought = (e for e in score["records"]["events"] if e["detectability"] in ("hard", "soft"))
     said = Counter(str(e["said"]) for e in sought if row_name(e["kind"], e["detectability"]) == name)
     return ", ".join(f"{named} {count}" for named, count in said.most_common())
@@ -262,7 +262,7 @@ def _absent(raised: Score) -> str:
 
 
 def _soft(raised: Score) -> str:
-    """What a row of soft events is worth."""
+    """Returns the value of a row of soft events."""
     if not any(name.endswith("(soft)") for name in raised["kinds"]):
         return ""
     return """
@@ -304,7 +304,7 @@ def _confusion(rows: Mapping[str, Mapping[str, int]]) -> tuple[Sequence[str], li
 
 
 def _confounders(by_suite: Mapping[str, Score]) -> str:
-    """Harmless events, over all suites."""
+    """Returns the harmless events over all suites."""
     whole = merge_scores(list(by_suite.values()))
     rows = [
         (

@@ -13,7 +13,7 @@ from benchmarks.detection.small import TABLE, Table, differences, measured, text
 
 
 def moved(before: str, after: Table) -> list[str]:
-    """What moved further than the stored table lets it; all of it, where that has another form."""
+    """Returns figures outside the tolerance of the stored table; all of them, if it has another form."""
     try:
         return differences(tomllib.loads(before), after)
     except KeyError as error:

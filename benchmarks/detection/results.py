@@ -54,7 +54,7 @@ def _sources(path: Path) -> Iterable[Path]:
 
 
 def key_of(scenario: Scenario, seed: int, code: str) -> str:
-    """What a result depends on: not on kinds that are held out and come never, so that a simulator that has learnt them
+    """Inputs of a result, without held-out kinds that never occur: a simulator that has learned these
     later needs no new run of the others."""
     never = {
         kind.name for kind in kinds_of("held_out") if scenario.rates and not scenario.rates.kinds.get(kind.name, 1.0)
@@ -66,7 +66,7 @@ def key_of(scenario: Scenario, seed: int, code: str) -> str:
 
 
 def result_of(judged: Judged, key: str) -> Result:
-    """A run as plain data, with as much of the topology as is named in it."""
+    """Returns a run as plain data, with the part of the topology that it names."""
     simulator = judged.simulator
     end = judged.node_days / simulator.scenario.fleet.nodes * 86_400
     result = {
@@ -92,10 +92,10 @@ def result_of(judged: Judged, key: str) -> Result:
 
 def _placed(judged: Judged) -> list[dict[str, Any]]:
     """Returns starts of jobs, as an agent sends them, with only the ranks that findings or truth name, and the first
-    of a job that something was true of.
+    rank of each job in the truth.
 
-    A rank is judged by where it ran at that moment. Bounded by what is named: a whole fleet's starts are a thousand
-    times as much.
+    The score uses the place of a rank at that time. Limited to the named ranks: a whole fleet's starts are a
+    thousand times as many.
     """
     said = {f.entity for f in judged.findings} | {e for i in judged.incidents for e in (i.cause, *i.members)}
     true = {e for line in judged.truth for e in (line["entity"], *line.get("entities", ()))}
@@ -116,7 +116,7 @@ def _placed(judged: Judged) -> list[dict[str, Any]]:
 
 
 def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
-    """Returns the lines of the topology for what is named, and everything above it."""
+    """Returns the lines of the topology for the named entities and all their ancestors."""
     named = {line["entity"]: None for part in ("findings", "truth") for line in result[part]}
     for line in result["truth"]:
         named |= dict.fromkeys(line.get("entities", ()))
@@ -132,14 +132,14 @@ def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
 
 
 def write(path: Path, result: Result) -> None:
-    """Whole or not at all."""
+    """Writes a file atomically."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(gzip.compress(json.dumps(result).encode(), 6, mtime=0))
     os.replace(partial, path)
 
 
 def read(path: Path) -> Result | None:
-    """The result in a file; None if there is none, or a torn one."""
+    """Returns the result in a file; None if it is missing or truncated."""
     try:
         found: Result = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError):
@@ -148,7 +148,7 @@ def read(path: Path) -> Result | None:
 
 
 def scored(result: Result) -> dict[str, Any]:
-    """What `fleetpulse score` says of it."""
+    """Returns the output of `fleetpulse score`."""
     with TemporaryDirectory() as folder:
         place = Path(folder)
         for part in _SAID:

@@ -79,12 +79,12 @@ class Run:
 
 
 def is_fault(kind: type[Kind]) -> bool:
-    """Whether it is there to be found."""
+    """Returns whether the fault can be found."""
     return kind not in CONFOUNDERS
 
 
 def family(kind: type[Kind]) -> str:
-    """The raised run that a kind of fault belongs to; of kinds held out, the run of their own."""
+    """Returns the raised run of a kind of fault; held-out kinds have a separate run."""
     if kind.row in HELD_OUT:
         return "held_out"
     if max(kind.lasts.low, kind.lasts.mean or 0.0) >= DAY:
@@ -95,17 +95,17 @@ def family(kind: type[Kind]) -> str:
 
 
 def kinds_of(name: str) -> list[type[Kind]]:
-    """The kinds of fault of a family, by name."""
+    """Returns the kinds of fault of a family, by name."""
     return [kind for _, kind in sorted(KINDS.items()) if is_fault(kind) and family(kind) == name]
 
 
 def expected(kind: type[Kind]) -> float:
-    """How many of a kind of fault a raised run is made for."""
+    """Returns the number of events of a kind for which a raised run is made."""
     return PER_RUN * MORE.get(kind.name, 1.0)
 
 
 def _raised(run: Run) -> Rates:
-    """Rates at which each kind of the family comes as often as is expected, and every other fault never."""
+    """Returns rates at which each kind of the family occurs as often as expected, and every other fault never."""
     layout, mine = Layout(run.nodes, GPUS), kinds_of(run.name)
     wanted = {}
     for name, kind in KINDS.items():
@@ -116,7 +116,7 @@ def _raised(run: Run) -> Rates:
 
 
 def _slow_lines(run: Run) -> Iterator[Line]:
-    """What takes days: begun in the first quarter of the run and there to its end, every time on another device."""
+    """Returns faults that take days: from the first quarter of the run to its end, each on another device."""
     mine = [kind for kind in kinds_of("slow") for _ in range(round(expected(kind)))]
     order = np.random.default_rng(len(mine)).permutation(len(mine))
     for place, number in enumerate(order.tolist()):
@@ -124,7 +124,7 @@ def _slow_lines(run: Run) -> Iterator[Line]:
 
 
 def held_out() -> tuple[Run, ...]:
-    """The run of kinds held out, as soon as there are any."""
+    """Returns the run of held-out kinds, if there are any."""
     return (Run("held_out", "held_out", 128, 1.0),) if kinds_of("held_out") else ()
 
 

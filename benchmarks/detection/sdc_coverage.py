@@ -30,13 +30,13 @@ DAYS = (1, 7, 30)
 GOAL = 0.30  # of all defective GPUs in 7 days
 START = 1_790_000_000 * SECOND
 DAY = 86_400 * SECOND
-FLEET, SOUND = 20, 20  # defective GPUs of one fleet (AEGIS: 13 of some 10,000), and those that bear witness
-_TOLD = 3  # wrong rounds of a GPU that are shown to the detector: two page
+FLEET, SOUND = 20, 20  # defective GPUs of one fleet (AEGIS: 13 of some 10,000), and sound ones as witnesses
+_SENT = 3  # wrong rounds of a GPU that are sent to the detector: two page
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Shares of all defective GPUs by days: with a wrong answer at all, suspected, paged; and by arithmetic alone."""
+    """Shares of all defective GPUs by days: wrong answers, suspected, paged; and the calculated share."""
 
     wrong: dict[int, float]
     suspected: dict[int, float]
@@ -45,21 +45,21 @@ class Coverage:
 
 
 def expected(days: float, products: float = PRODUCTS) -> float:
-    """(log10 n + 0.25) / 8 of the faults that can be reached: the mean of 1 - (1 - p)^n over log-uniform p."""
+    """Returns (log10 n + 0.25) / 8 of the reachable faults: the mean of 1 - (1 - p)^n over log-uniform p."""
     return float(REACHED * (np.log10(products * days) + 0.25) / (DECADES[1] - DECADES[0]))
 
 
 def coverage(gpus: int, seed: int = 0, products: float = PRODUCTS) -> Coverage:
-    """Defective GPUs in fleets of FLEET of them, watched by the real detector for a month."""
+    """Runs fleets of FLEET defective GPUs with the real detector for a month."""
     rng = np.random.default_rng(seed)
     p = 10 ** rng.uniform(*DECADES, gpus) * (rng.random(gpus) < REACHED)
     errs = -np.expm1(ROUND * np.log1p(-np.minimum(p, 1 - 1e-12)))
     rounds = products / ROUND * DAYS[-1]
     with np.errstate(divide="ignore"):
-        gaps = rng.geometric(np.maximum(errs, 1e-18)[:, None], (gpus, _TOLD)).astype(float)
+        gaps = rng.geometric(np.maximum(errs, 1e-18)[:, None], (gpus, _SENT)).astype(float)
     when = np.cumsum(gaps, axis=1)
     seen = (when <= rounds) & (errs[:, None] > 0)
-    again = rng.binomial(ASKED_AGAIN, np.minimum(p, 1.0)[:, None], (gpus, _TOLD))
+    again = rng.binomial(ASKED_AGAIN, np.minimum(p, 1.0)[:, None], (gpus, _SENT))
     first: dict[str, dict[str, int]] = {"suspect": {}, "page": {}}
     with np.errstate(invalid="ignore"):
         at = np.where(seen, START + when / rounds * DAYS[-1] * DAY, 0).astype(np.int64)
@@ -72,7 +72,7 @@ def coverage(gpus: int, seed: int = 0, products: float = PRODUCTS) -> Coverage:
 
 
 def _watch(hours: list[tuple[int, list[Event]]], first: dict[str, dict[str, int]]) -> None:
-    """Notes when the detector first suspected and paged each GPU."""
+    """Records when the detector first suspected and paged each GPU."""
     detector, topology = SdcVote(), Topology()
     for time, events in hours:
         for finding in detector.observe({"gpu": Frame(time, "gpu", (), {}, topology, tuple(events))}):
@@ -84,7 +84,7 @@ def _watch(hours: list[tuple[int, list[Event]]], first: dict[str, dict[str, int]
 def _months_events(
     number: int, at: NDArray[np.int64], again: NDArray[np.int64], seen: NDArray[np.bool_]
 ) -> list[tuple[int, list[Event]]]:
-    """By hours: wrong rounds, a right one of the same GPU after each, and those of sound ones every six hours."""
+    """Returns, by hours: wrong rounds, a right one of the same GPU after each, and sound ones every six hours."""
     data = {"canary": "gpu.0", "version": "7", "expected": "right", "digest": "right"}
     events = [
         Event(START + hour * 3600 * SECOND, f"gpu:sound{i}.0", "digest", data)
@@ -109,9 +109,9 @@ def _by_days(times: list[int], gpus: int) -> dict[int, float]:
 def clean(runs: int, gpus: int = 10_000) -> tuple[list[Finding], float]:
     """Findings on sound GPUs, and seconds of the detector: half known answers, half votes.
 
-    With what must not look like corruption: a roll-out of other software half way through, two drivers whose answers
-    to what is voted on differ, every hundredth result sent twice, and a hundredth of the agents
-    restarting each round: they send their previous round again as it was, and once more with the current time.
+    Includes events that must not look like corruption: a software roll-out half way through, two drivers with
+    different answers in votes, every hundredth result sent twice, and a hundredth of the agents that restart each
+    round: they send their previous round again unchanged, and once more with the current time.
     """
     names = tuple(f"gpu:n{i // 8}.{i % 8}" for i in range(gpus))
     parents = {gpu: [gpu.replace("gpu:", "node:").rpartition(".")[0]] for gpu in names}
@@ -130,7 +130,7 @@ def clean(runs: int, gpus: int = 10_000) -> tuple[list[Finding], float]:
 
 
 def restarted_agents(n: int, time: int, before: tuple[Event, ...]) -> Iterator[Event]:
-    """Yields what restarted agents send about the previous round: a hundredth of them, others each time."""
+    """Yields repeated results of restarted agents for the previous round: a hundredth, changing each time."""
     for i, event in enumerate(before):
         if (i + 31 * n) % 100 == 0:
             yield event
@@ -138,7 +138,7 @@ def restarted_agents(n: int, time: int, before: tuple[Event, ...]) -> Iterator[E
 
 
 def _round(n: int, number: int, time: int, names: tuple[str, ...]) -> tuple[Event, ...]:
-    """One result of every GPU; `number` rounds in all."""
+    """Returns one result of every GPU; `number` rounds in all."""
     events = []
     for i, gpu in enumerate(names):
         version = "8" if n > number * (0.4 + 0.2 * i / len(names)) else "7"

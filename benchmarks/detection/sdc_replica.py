@@ -72,7 +72,7 @@ def trial(kind: str, seed: int, number: int) -> Outcome:
 
 
 def measured(kind: str, trials: int, seed: int) -> dict[str, float]:
-    """Shares found within AFTER steps, median steps, and others accused."""
+    """Returns the shares found within AFTER steps, median steps, and others accused."""
     found = [trial(kind, seed, number) for number in range(trials)]
     pages = [o.page for o in found if o.page is not None]
     return {

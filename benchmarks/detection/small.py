@@ -23,7 +23,7 @@ SEED = 7  # one of those to tune on
 EACH = 3  # events of a kind
 _CLEAN_S, _FIRST_S = 10_800.0, 1800.0  # length without faults; when the first fault begins: all detectors have learnt
 _STEP_S = {"job": 1200.0}  # from fault to fault; elsewhere 360: a job that hung is back 10 min after its end
-_LONGEST_S, _SHORTEST_S = 1800.0, 300.0  # how long one lasts. Chosen: found by then
+_LONGEST_S, _SHORTEST_S = 1800.0, 300.0  # shortest and longest duration. Chosen: found by then
 _AFTER_S = 900.0  # behind the last one: a late answer counts for 10 minutes
 _NODES = {"facility": 64, "clean": 64}  # two coolant loops; elsewhere 32
 _CONFOUNDERS = 15.0  # times their rate, so that each of them comes in 3 h of 64 nodes; chosen
@@ -51,7 +51,7 @@ Table = dict[str, Any]
 
 
 def scenarios() -> dict[str, Scenario]:
-    """By name: one for each family of faults that has kinds, and one without faults."""
+    """Returns scenarios by name: one for each family of faults that has kinds, and one without faults."""
     found = {name: _struck(name) for name in NAMES if kinds_of(name)}
     return {"clean": _scenario("clean", _CLEAN_S, (), Rates(0.0, _CONFOUNDERS)), **found}
 
@@ -62,7 +62,7 @@ def _scenario(name: str, seconds: float, lines: tuple[Line, ...], rates: Rates) 
 
 
 def _struck(name: str) -> Scenario:
-    """EACH of each kind of a family, one after the other."""
+    """Returns EACH faults of each kind of a family, in sequence."""
     kinds, step = kinds_of(name) * EACH, _STEP_S.get(name, 360.0)
     seconds = _FIRST_S + len(kinds) * step + _LONGEST_S + _AFTER_S
     lines = []
@@ -75,14 +75,14 @@ def _struck(name: str) -> Scenario:
 
 
 def _length(kind: type[Kind]) -> float:
-    """A usual one of the kind, cut to what fits."""
+    """Returns a usual fault of the kind, limited to the run."""
     span = kind.lasts
     usual = (span.low + span.high) / 2 if span.mean is None else span.low + span.mean
     return min(max(usual, _SHORTEST_S), _LONGEST_S)
 
 
 def measured() -> Table:
-    """The figures of today."""
+    """Returns the figures of the current code."""
     results = {}
     for name, scenario in scenarios().items():
         judged = judge(scenario, SEED)
@@ -98,7 +98,7 @@ def measured() -> Table:
 
 
 def _figures(block: Mapping[str, Any]) -> Table:
-    """Of a kind. Those too small to count for recall are looked at as well."""
+    """Returns the figures of a kind; faults too small to count for recall are included."""
     events, found = block["events"] + block["small"], block["found"] + block["small_found"]
     delay = block["delay_median_s"]
     return {
@@ -132,7 +132,7 @@ def _sections(name: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Mappin
 
 
 def stored() -> Table:
-    """The table as it was written last."""
+    """Returns the stored table."""
     return tomllib.loads(TABLE.read_text())
 
 
@@ -161,7 +161,7 @@ def _of_kind(where: str, before: Table, now: Table, delay: float) -> Iterator[st
 
 
 def _paged(before: Table, now: Table) -> Iterator[str]:
-    """Every suite and detector whose false pages are more or fewer."""
+    """Returns every suite and detector with more or fewer false pages."""
     for suite in [*before, *(s for s in now if s not in before)]:
         was, there = before.get(suite, {}), now.get(suite, {})
         for detector in sorted({*was, *there}):

@@ -1,4 +1,4 @@
-"""Runs the suites run by run on several processes, and goes on where it was stopped: `make score`.
+"""Runs the suites run by run on several processes, and continues where it was stopped: `make score`.
 
     python -m benchmarks.detection.suite [--scale full|certified|small] [--hours H] [--processes N]
         [--results DIR] [--code [SUITE=]FINGERPRINT ...] [--page FILE]
@@ -67,7 +67,7 @@ def segments(
 
 
 def work(segment: Segment, until: float) -> bool:
-    """Judges a segment and writes its result; False if time was up before its end."""
+    """Evaluates a segment and writes its result; False if the time was up before its end."""
     for old in segment.folder.glob(f"{segment.name}-*.checkpoint"):
         if old != segment.checkpoint:
             old.unlink()
@@ -81,12 +81,12 @@ def work(segment: Segment, until: float) -> bool:
 
 
 def say(line: str) -> None:
-    """Progress is talk."""
+    """Writes progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def run(todo: Sequence[Segment], processes: int, until: float, say: Callable[[str], None] = say) -> None:
-    """Works the segments off, with a line for each."""
+    """Processes the segments, with a line for each."""
     total, done, began = sum(s.run.node_days for s in todo), 0.0, time.time()
     for number, segment in enumerate(_finished(todo, processes, until), 1):
         result = segment.result()
@@ -101,9 +101,9 @@ def run(todo: Sequence[Segment], processes: int, until: float, say: Callable[[st
 
 
 def _finished(todo: Sequence[Segment], processes: int, until: float) -> Iterator[Segment]:
-    """Segments in the order in which they end; of those that time cut off nothing."""
+    """Yields segments in the order in which they end; unfinished ones are left out."""
     waiting = list(reversed(todo))
-    context = multiprocessing.get_context("spawn")  # threads of numpy and a fork do not go together
+    context = multiprocessing.get_context("spawn")  # numpy's threads do not survive a fork
     with ProcessPoolExecutor(processes, context) as pool:
         busy: dict[Future[bool], Segment] = {}
         while busy or (waiting and time.time() < until):
@@ -117,7 +117,7 @@ def _finished(todo: Sequence[Segment], processes: int, until: float) -> Iterator
 
 
 def rates(found: Sequence[results.Result]) -> str:
-    """Node-days per core-second, by part."""
+    """Returns node-days per core-second, by part."""
     days = sum(r["node_days"] for r in found)
     spent = {part: sum(r["seconds"][part] for r in found) for part in PARTS}
     parts = ", ".join(f"{part} {days / seconds:.1f}" for part, seconds in spent.items() if seconds)

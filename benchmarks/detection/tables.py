@@ -1,4 +1,4 @@
-"""How figures are written: the same for the page and for comparisons, so that a page never changes by itself."""
+"""Number formats, the same for the page and for comparisons, so that a page never changes by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
@@ -17,14 +17,14 @@ def share(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits at least, so that seconds are whole and rates are not 0."""
+    """Returns at least three digits, so that seconds are integers and rates are not 0."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def interval(rate: Mapping[str, float] | None) -> str:
-    """Count per 1,000 node-days with its exact 95 % interval."""
+    """Returns the count per 1,000 node-days with its exact 95 % interval."""
     return "-" if rate is None else f"{rate['value']:.2f} ({rate['low']:.2f} to {rate['high']:.2f})"
 
 

@@ -30,7 +30,7 @@ _SOON = 600.0  # s
 
 
 def scenario(nodes: int, hours: float, events: int, rise: float) -> Scenario:
-    """A hall in which so many plates fail, evenly over its time."""
+    """Returns a hall in which `faults` plates fail, evenly over its time."""
     duration = hours * 3600.0
     onsets = np.linspace(_QUIET, duration - _LASTS, events).tolist()
     lines = tuple(Line(ColdPlate(rise=rise, days=_AT_ONCE), onset, onset + _LASTS) for onset in onsets)
@@ -58,7 +58,7 @@ def delays(judged: Judged, level: str) -> tuple[list[float | None], int]:
 
 
 def measured(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of the report."""
+    """Returns the lines of the report."""
     found: dict[str, list[float | None]] = {level: [] for level in LEVELS}
     others, days = dict.fromkeys(LEVELS, 0), 0.0
     for seed in options.seeds:

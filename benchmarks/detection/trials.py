@@ -1,4 +1,4 @@
-"""What the suites cannot show, measured by trials of their own: one line each for the table of goals.
+"""Separate trials for goals that the suites cannot measure: one line each for the table of goals.
 
     python -m benchmarks.detection.trials [--results DIR] [--only NAME ...] [--scale 1.0]
 
@@ -28,7 +28,7 @@ Lines = Mapping[str, str]
 
 
 def _of(number: int, scale: float) -> int:
-    """A share of a number, some at least."""
+    """Returns a share of a number, at least `least`."""
     return max(4, round(number * scale))
 
 
@@ -55,7 +55,7 @@ def link_alarms(scale: float = 1.0) -> str:
 
 
 def canary_coverage(scale: float = 1.0) -> str:
-    """Of all defective GPUs, those that canaries bring to light in a week; and what sound ones are accused of."""
+    """Returns the defective GPUs that canaries find in a week, and accusations of sound ones."""
     results = _of(1_000_000, scale)
     found = sdc_coverage.coverage(_of(4000, scale), _seed(scale))
     accused, _ = sdc_coverage.clean(results)
@@ -64,7 +64,7 @@ def canary_coverage(scale: float = 1.0) -> str:
 
 
 def replica_digests(scale: float = 1.0) -> str:
-    """Of divergences that last, those paged within 1,000 steps."""
+    """Returns the lasting divergences that are paged within 1,000 steps."""
     row = sdc_replica.measured("lasting", _of(200, scale), _seed(scale))
     line = f"{share(row['paged'])} paged within 1,000 steps, median {number(row['median_steps'])}"
     return f"{line}, others accused {row['wrongly']:.0f}; wrong before the all-reduce: none"

@@ -28,12 +28,12 @@ _SHOWN = 25  # false pages and missed events that are printed, each
 
 
 def runs() -> dict[str, Run]:
-    """The runs of the suites by SUITE/RUN."""
+    """Returns the runs of the suites by SUITE/RUN."""
     return {f"{run.suite}/{run.name}": run for run in SCALES["small"][0]}
 
 
 def chosen(names: str, settings: Sequence[str]) -> list[Detector]:
-    """Fresh detectors by comma-separated names; all without names. settings: NAME.KEY=VALUE."""
+    """Returns new detectors by comma-separated names; all without names. settings: NAME.KEY=VALUE."""
     tables: dict[str, dict[str, Any]] = {}
     for line in settings:
         key, _, value = line.partition("=")
@@ -44,7 +44,7 @@ def chosen(names: str, settings: Sequence[str]) -> list[Detector]:
 
 
 def describe_result(result: dict[str, Any]) -> Iterator[str]:
-    """What a person who tunes wants to know of one result."""
+    """Prints the figures of one result for tuning."""
     for kind, block in sorted(result["kinds"].items()):
         delay = block["delay_median_s"]
         late = "" if delay is None else f", median {delay:.0f} s"
@@ -57,7 +57,7 @@ def describe_result(result: dict[str, Any]) -> Iterator[str]:
 
 
 def wrong(result: dict[str, Any], truth: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The false pages and tickets, and the events that count and were missed."""
+    """Prints the false pages and tickets, and the counted events that were missed."""
     records, line_of = result["records"], {line["id"]: line for line in truth}
     for f in records["false"][:_SHOWN]:
         beside = f"{f['beside']} {f['beside_id']}" if f["beside"] else ""

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from benchmarks.realism.sample import Floats
 
 SECONDS = "seconds"
-"""Name of the column of times in s."""
+"""Name of the column with times in s."""
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> dict[str, dict[str, Floats]]:
-    """Entity -> column -> values in order of time, and SECONDS; empty if a column or the file is missing."""
+    """Returns entity -> column -> values in order of time, and SECONDS; empty if a column or the file is missing."""
     if not path.exists():
         return {}
     known = [name for name in pq.read_schema(path).names if name not in ("time", "entity")]
@@ -41,24 +41,24 @@ def read(path: Path, columns: Sequence[str] | None = None) -> dict[str, dict[str
 
 
 def stages(path: Path) -> Mapping[str, str]:
-    """rank -> its pipeline stage, from a topology.toml."""
+    """Returns rank -> its pipeline stage, from a topology.toml."""
     return {rank: stage for rank, stage in first_parents(path, "rank").items() if stage.startswith("stage:")}
 
 
 def first_parents(path: Path, kind: str) -> Mapping[str, str]:
-    """Entity of a kind -> the nearest of its parents, from a topology.toml."""
+    """Returns entity of a kind -> its nearest parent, from a topology.toml."""
     lines = tomllib.loads(path.read_text()).get(kind, {})
     return {f"{kind}:{name}": parents[0] for name, parents in lines.items() if parents}
 
 
 def rate(counter: Floats, seconds: Floats) -> Floats:
-    """Growth per second between two readings; NaN where it fell (the device was reset)."""
+    """Returns the growth per second between two readings; NaN where it fell (the device was reset)."""
     grown = np.diff(counter) / np.maximum(np.diff(seconds), 1e-9)
     return np.where(grown >= 0, grown, np.nan)
 
 
 def rolling_median(line: Floats, width: int) -> Floats:
-    """Returns the median of `width` (odd) values around each; NaN for the first and last half."""
+    """Returns the running median of `width` values (an uneven number); NaN for the first and last half."""
     out = np.full(len(line), np.nan)
     if len(line) >= width:
         out[width // 2 : len(line) - width // 2] = np.median(sliding_window_view(line, width), axis=1)
@@ -66,7 +66,7 @@ def rolling_median(line: Floats, width: int) -> Floats:
 
 
 def coarse(line: Floats, per: int) -> Floats:
-    """Means of `per` consecutive values each, of those that were measured; NaN where none was. A rest is dropped."""
+    """Returns means of `per` consecutive values, without missing ones; NaN if all are missing. Drops a remainder."""
     count = len(line) // per
     parts = line[: count * per].reshape(count, per)
     known = np.isfinite(parts)
@@ -77,7 +77,7 @@ def coarse(line: Floats, per: int) -> Floats:
 
 
 def matrix(ranks: Mapping[str, Mapping[str, Floats]], column: str) -> tuple[list[str], NDArray[np.float64]]:
-    """(names, (steps, ranks)) of the steps that every rank measured: one row per step."""
+    """Returns (names, (steps, ranks)) of the steps that every rank measured: one row per step."""
     names = sorted(ranks)
     lines = [dict(zip(ranks[n]["rank.step"].tolist(), ranks[n][column].tolist(), strict=True)) for n in names]
     steps = sorted(set.intersection(*(set(line) for line in lines)))
