@@ -305,7 +305,7 @@ def test_the_demo_shows_incidents_and_ends_within_5_seconds(runner: CommandRunne
     runner.environ |= {"TMPDIR": str(runner.folder)}
     with runner.running("demo") as process:
         until = time.monotonic() + 240
-        while not answers(f"http://127.0.0.1:{page}/_stcore/health"):
+        while not responds(f"http://127.0.0.1:{page}/_stcore/health"):
             assert process.poll() is None, runner.log()
             assert time.monotonic() < until, runner.log()
             time.sleep(0.5)  # another process is busy: there is no event to wait for
@@ -319,10 +319,10 @@ def test_the_demo_shows_incidents_and_ends_within_5_seconds(runner: CommandRunne
     assert "ALERT SIMULATED FIRING critical" in said
     assert "Traceback" not in said
     assert list(runner.folder.glob("fleetpulse-demo-*")) == []
-    assert not answers(f"http://127.0.0.1:{runner.port}/healthz")
+    assert not responds(f"http://127.0.0.1:{runner.port}/healthz")
 
 
-def answers(url: str) -> bool:
+def responds(url: str) -> bool:
     """Returns whether a GET gives 200."""
     try:
         with urllib.request.urlopen(url, timeout=5):

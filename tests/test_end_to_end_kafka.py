@@ -76,14 +76,14 @@ class Run:
         time.sleep(seconds)
         return False
 
-    def judge(self, messages: int = 0) -> None:
+    def read_and_evaluate(self, messages: int = 0) -> None:
         """Reads all messages (at least `messages`) and evaluates them."""
         self.service.start_engine()
-        self._turn(lambda: self.messages >= messages)
+        self._run_until(lambda: self.messages >= messages)
         self.now += PATIENCE
-        self._turn(lambda: self.service.ingest.progress.backlog is None)
+        self._run_until(lambda: self.service.ingest.progress.backlog is None)
 
-    def _turn(self, done: Any) -> None:
+    def _run_until(self, done: Any) -> None:
         end = time.monotonic() + SECONDS
         busy = True
         while busy or not done():
@@ -108,7 +108,7 @@ def test_the_same_scenario_over_spool_and_over_kafka_gives_identical_findings(ka
         (tmp_path / transport).mkdir()
         run = Run(tmp_path / transport, transport, sections.Config(kafka=make_topics(kafka)))
         try:
-            run.judge(runs[0][0] if runs else 0)
+            run.read_and_evaluate(runs[0][0] if runs else 0)
             queries = [FINDINGS, INCIDENTS, *(ROWS.format(c) for c in ("gpu", "nic", "node", "rank", "events"))]
             runs.append((run.messages, [run.rows(query) for query in queries]))
             assert run.rows("FROM gaps") == run.rows("FROM dead_letter") == []

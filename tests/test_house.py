@@ -30,14 +30,14 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def tool(*words: str) -> tuple[int, str]:
+def run_tool(*words: str) -> tuple[int, str]:
     """Runs a tool of this interpreter's environment in the root: (exit status, output)."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     ran = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environ, capture_output=True, text=True)
     return ran.returncode, ran.stdout + ran.stderr
 
 
-def loaded_by(program: str) -> set[str]:
+def modules_loaded_by(program: str) -> set[str]:
     """Returns the top-level modules that are loaded after a program ran in a fresh interpreter."""
     tail = "\nimport sys, json; print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -61,18 +61,18 @@ def test_only_the_entry_point_joins_packages() -> None:
 
 
 def test_ruff_finds_nothing() -> None:
-    status, said = tool("ruff", "check", ".")
+    status, said = run_tool("ruff", "check", ".")
     assert status == 0, said
 
 
 def test_every_file_is_formatted() -> None:
-    status, said = tool("ruff", "format", "--check", ".")
+    status, said = run_tool("ruff", "format", "--check", ".")
     assert status == 0, said
 
 
 @pytest.mark.timeout(1200)  # with a cold cache, beside other tests
 def test_mypy_is_content_with_all_four_packages_and_the_door() -> None:
-    status, said = tool("mypy")
+    status, said = run_tool("mypy")
     assert status == 0, said
 
 
@@ -125,7 +125,7 @@ def test_help_loads_nothing_but_the_standard_library() -> None:
         "import contextlib, io, fleetpulse\n"
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): fleetpulse.main(['--help'])"
     )
-    foreign = loaded_by(program) - set(sys.stdlib_module_names) - loaded_by("")
+    foreign = modules_loaded_by(program) - set(sys.stdlib_module_names) - modules_loaded_by("")
     assert foreign == {"fleetpulse", "pipeline"}  # of pipeline, only the table of arguments
 
 
@@ -134,7 +134,7 @@ def test_loading_all_of_agents_loads_nothing_heavy() -> None:
         "import agents, importlib, pkgutil\n"
         "for m in pkgutil.walk_packages(agents.__path__, 'agents.'): importlib.import_module(m.name)"
     )
-    assert loaded_by(program) & set(HEAVY) == set()
+    assert modules_loaded_by(program) & set(HEAVY) == set()
 
 
 def test_the_top_level_contains_only_the_files_of_the_design() -> None:

@@ -72,7 +72,7 @@ def helm(*words: str, values: dict[str, Any] | None = None) -> subprocess.Comple
     )
 
 
-def rendered(values: dict[str, Any] | None = None) -> str:
+def render(values: dict[str, Any] | None = None) -> str:
     done = helm("template", "fleetpulse-agent", str(CHART), "--namespace", "fleetpulse", values=values)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -88,9 +88,7 @@ def test_helm_lint_reports_nothing(values: dict[str, Any]) -> None:
 @pytest.mark.helm
 def test_the_plain_manifest_equals_the_output_of_the_chart() -> None:
     head, text = (PLAIN / "daemonset.yaml").read_text().split("\n", 1)
-    assert text == rendered(), (
-        f"{head.removeprefix('# Written from the chart by: ')} > deploy/kubernetes/daemonset.yaml"
-    )
+    assert text == render(), f"{head.removeprefix('# Written from the chart by: ')} > deploy/kubernetes/daemonset.yaml"
 
 
 @pytest.mark.helm
@@ -154,7 +152,7 @@ NVIDIA = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
 @pytest.mark.parametrize("values", [{}, ALL_ON], ids=["default", "all on"])
 def test_a_real_apiserver_accepts_all_objects_of_the_chart(cluster: Cluster, values: dict[str, Any]) -> None:
     words = ("apply", "--dry-run=server", "--validate=strict", "-n", "fleetpulse", "-o", "name", "-f", "-")
-    made = cluster.kubectl(*words, given=rendered(values)).split()
+    made = cluster.kubectl(*words, given=render(values)).split()
     kinds = {name.split("/")[0].split(".")[0] for name in made}
     assert {"daemonset", "serviceaccount", "configmap", "clusterrole", "clusterrolebinding"} <= kinds
     assert ("deployment" in kinds) == ("persistentvolumeclaim" in kinds) == bool(values)
@@ -163,7 +161,7 @@ def test_a_real_apiserver_accepts_all_objects_of_the_chart(cluster: Cluster, val
 def daemonset(cluster: Cluster, values: dict[str, Any]) -> dict[str, Any]:
     """Returns the DaemonSet as the apiserver would store it, with all defaults."""
     words = ("apply", "--dry-run=server", "-n", "fleetpulse", "-o", "json", "-f", "-")
-    items = json.loads(cluster.kubectl(*words, given=rendered(values)))["items"]
+    items = json.loads(cluster.kubectl(*words, given=render(values)))["items"]
     return next(item for item in items if item["kind"] == "DaemonSet")
 
 
@@ -204,7 +202,7 @@ def pod_of(template: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": template["spec"]}
 
 
-def refusal(cluster: Cluster, level: str, pod: dict[str, Any]) -> str:
+def pod_security_refusal(cluster: Cluster, level: str, pod: dict[str, Any]) -> str:
     """Returns the message of Pod Security of that level against a pod; empty if it admits it."""
     labels = {"pod-security.kubernetes.io/enforce": level}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": level, "labels": labels}})
@@ -220,7 +218,7 @@ def refusal(cluster: Cluster, level: str, pod: dict[str, Any]) -> str:
 def test_pod_security_forbids_the_namespaces_and_folders_of_the_host_and_nothing_else(cluster: Cluster) -> None:
     """Therefore the agent's namespace needs the level `privileged`, although its pods are not privileged."""
     pod = pod_of(daemonset(cluster, {})["spec"]["template"])
-    said = refusal(cluster, "baseline", pod)
+    said = pod_security_refusal(cluster, "baseline", pod)
     assert 'violates PodSecurity "baseline:latest"' in said
     kinds = said.split('baseline:latest": ')[1]
     assert kinds.startswith("host namespaces (hostNetwork=true, hostPID=true), hostPath volumes (")
@@ -230,17 +228,17 @@ def test_pod_security_forbids_the_namespaces_and_folders_of_the_host_and_nothing
     pod["spec"]["volumes"] = [
         v | {"hostPath": None, "emptyDir": {}} if "hostPath" in v else v for v in pod["spec"]["volumes"]
     ]
-    assert refusal(cluster, "baseline", pod) == ""
+    assert pod_security_refusal(cluster, "baseline", pod) == ""
 
 
 @pytest.mark.kubernetes
 @pytest.mark.helm
 def test_a_watcher_of_a_row_fits_the_strictest_level(cluster: Cluster) -> None:
     words = ("apply", "--dry-run=server", "-n", "fleetpulse", "-o", "json", "-f", "-")
-    items = json.loads(cluster.kubectl(*words, given=rendered(ALL_ON)))["items"]
+    items = json.loads(cluster.kubectl(*words, given=render(ALL_ON)))["items"]
     row = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"].endswith("row-7"))
     assert row["spec"]["replicas"] == 1
-    assert refusal(cluster, "restricted", pod_of(row["spec"]["template"])) == ""
+    assert pod_security_refusal(cluster, "restricted", pod_of(row["spec"]["template"])) == ""
 
 
 @pytest.mark.kubernetes

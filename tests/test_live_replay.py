@@ -73,7 +73,7 @@ class RecordingRunner(Runner):
         return findings
 
 
-def in_order(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def sorted_findings(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sorts by time: findings on arrival come before those of frames of the same time."""
     return sorted(findings, key=lambda f: (f["time"], f["detector"], f["entity"], f["onset"], f["level"]))
 
@@ -83,7 +83,7 @@ def comparable(incidents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]
     return {id_: {**i, "opened": None, "members": sorted(i["members"])} for id_, i in incidents.items()}
 
 
-def live(config: Config) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+def run_live(config: Config) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """Returns the findings of a pipeline for the spools of a [spool], and its incidents by id."""
     judge = RecordingRunner(configured(config.detector, config.source))
     service = PipelineService(config, judge, clock=lambda: NOW)
@@ -100,7 +100,7 @@ def live(config: Config) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]
         service.close()
 
 
-def recorded(config: Config, folder: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+def run_replay(config: Config, folder: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """Returns the same of a replay of the folder."""
     found, incidents = folder / "findings.jsonl", folder / "incidents.jsonl"
     telemetry, events, topology = (
@@ -129,13 +129,13 @@ def test_a_pipeline_and_a_replay_of_its_input_give_the_same_findings(
     config = build_section(configuration.Config, {**tables, "modes": MODES}, "test")
     order = Order(str(tmp_path / "scenario.toml"), seed, "spool", 0.0)
     simulate(order, config, RecordingWriter(tmp_path / "out"), lambda _: False, lambda: NOW, lambda _: None)
-    findings, incidents = live(config)
-    again, repeated = recorded(config, tmp_path / "out")
+    findings, incidents = run_live(config)
+    again, repeated = run_replay(config, tmp_path / "out")
     assert {f["detector"] for f in findings} >= {"coolant", "link", "xid"}
     modes = [f["evidence"].pop("mode", None) for f in again]  # a pipeline adds it after its detectors
     assert set(zip(modes, (f["detector"] == "thermal" for f in again), strict=False)) <= {
         ("record", True),
         (None, False),
     }
-    assert in_order(findings) == in_order(again)
+    assert sorted_findings(findings) == sorted_findings(again)
     assert comparable(incidents) == comparable(repeated)

@@ -80,7 +80,7 @@ class Site:
             time.sleep(0.1)  # Slurm is polled: there is no event to wait for
 
 
-class Hooked(Cluster):
+class HookedCluster(Cluster):
     """A cluster with the settings that docs/install.md requires beside prolog and epilog."""
 
     def _configure(self) -> None:
@@ -96,7 +96,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         do_without("slurm", lacking)
     folder = tmp_path_factory.mktemp("hooks")
     try:
-        with Hooked(folder / "lab", nodes=8) as slurm:
+        with HookedCluster(folder / "lab", nodes=8) as slurm:
             site = Site(slurm, folder)
             yield site
             site.close()

@@ -43,7 +43,7 @@ def install(folder: Path, drop_ins: list[Path]) -> None:
         shutil.copy(example, folder / f"{UNIT}.d" / example.name.removesuffix(".example"))
 
 
-def exposure(folder: Path, threshold: int) -> float:
+def exposure_level(folder: Path, threshold: int) -> float:
     done = run("security", "--offline=yes", "--no-pager", f"--threshold={threshold}", folder / UNIT)
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert found, done.stderr
@@ -52,29 +52,29 @@ def exposure(folder: Path, threshold: int) -> float:
 
 
 def test_the_unit_reaches_its_security_score(analyze: Path) -> None:
-    assert exposure(analyze, TIGHT) <= TIGHT / 10
+    assert exposure_level(analyze, TIGHT) <= TIGHT / 10
 
 
 def test_systemd_understands_every_line_of_the_unit(analyze: Path) -> None:
     done = run("verify", "--man=no", analyze / UNIT)
-    assert (done.returncode, complaints(done)) == (0, [])
+    assert (done.returncode, systemd_messages(done)) == (0, [])
 
 
 @pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda path: path.name)
 def test_each_drop_in_adds_a_privilege_that_systemd_understands(analyze: Path, drop_in: Path) -> None:
-    before = exposure(analyze, 100)
+    before = exposure_level(analyze, 100)
     install(analyze, [drop_in])
     done = run("verify", "--man=no", analyze / UNIT)
-    assert (done.returncode, complaints(done)) == (0, [])
-    assert exposure(analyze, 100) > before  # so it was read
+    assert (done.returncode, systemd_messages(done)) == (0, [])
+    assert exposure_level(analyze, 100) > before  # so it was read
 
 
 def test_with_all_drop_ins_the_unit_is_still_confined(analyze: Path) -> None:
     install(analyze, DROP_INS)
-    assert exposure(analyze, WITH_RIGHTS) <= WITH_RIGHTS / 10
+    assert exposure_level(analyze, WITH_RIGHTS) <= WITH_RIGHTS / 10
 
 
-def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
+def systemd_messages(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The messages of systemd about our unit, without those about other units of this machine."""
     return [line for line in done.stderr.splitlines() if "fleetpulse" in line]
 

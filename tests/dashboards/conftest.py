@@ -22,7 +22,7 @@ NOW = 1_767_268_800 * SECOND  # 2026-01-01T12:00:00Z
 
 
 @pytest.fixture(autouse=True)
-def _main_module_stays() -> Iterator[None]:
+def _restore_main_module() -> Iterator[None]:
     """Restores `__main__`, which a page under test replaces; processes of later tests would run that page."""
     main = sys.modules["__main__"]
     yield
@@ -188,14 +188,14 @@ class Api:
             return self.broken[path]
         self.posted.append((path, body))
         if path.startswith("mutes"):
-            return self._muted(path, body)
+            return self._handle_mute(path, body)
         _, identity, act = path.split("/")
         state = {"acknowledge": "acknowledged", "resolve": "resolved"}.get(act)
         if state:
             self.incidents[identity]["state"] = state
         return 200, json.dumps(self.incidents[identity]).encode()
 
-    def _muted(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+    def _handle_mute(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         if path == "mutes":
             self.mutes.append(mute_table(f"m{len(self.mutes)}", **{k: v for k, v in body.items() if k != "seconds"}))
             return 200, json.dumps(self.mutes[-1]).encode()

@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 from dashboards import snapshot
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import running_api
-from tests.dashboards.test_dashboard_serve import free_port, healthy
+from tests.dashboards.test_dashboard_serve import free_port, is_healthy
 
 pytestmark = pytest.mark.chromium
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def running_dashboard(api_url: str) -> Iterator[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
-        while not healthy(port):
+        while not is_healthy(port):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)  # polls a real process; it has no event for this

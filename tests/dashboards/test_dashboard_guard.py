@@ -19,7 +19,7 @@ import pytest
 from dashboards.serve import allowed_hosts
 from pipeline.config.sections import Config, Dashboard, Notify
 from pipeline.runtime.logs import MAX_LINES
-from tests.dashboards.test_dashboard_serve import free_port, healthy
+from tests.dashboards.test_dashboard_serve import free_port, is_healthy
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -51,7 +51,7 @@ def port(log: Path) -> Iterator[int]:
         subprocess.Popen([sys.executable, "-c", SCRIPT, str(chosen)], env=environ, stderr=stderr) as process,
     ):
         deadline = time.monotonic() + 60
-        while not healthy(chosen):
+        while not is_healthy(chosen):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)  # polls a real process; it has no event for this
@@ -60,7 +60,7 @@ def port(log: Path) -> Iterator[int]:
         process.wait(10)
 
 
-def ask(port: int, host: str, more: str = "", path: str = "/") -> tuple[int, str]:
+def get_head(port: int, host: str, more: str = "", path: str = "/") -> tuple[int, str]:
     """Returns (status, head in lower case) of a GET over a plain socket."""
     with socket.create_connection(("127.0.0.1", port), 10.0) as caller:
         caller.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n".encode())
@@ -79,31 +79,31 @@ PATHS = ["/", "/_stcore/health", "/_stcore/host-config", "/static/index.html", "
 @pytest.mark.parametrize("path", PATHS)
 def test_an_unknown_host_name_is_refused(port: int, path: str) -> None:
     for host in ("evil.example.org", f"evil.example.org:{port}", "127.0.0.1.evil.example.org", "", "10.0.0.1"):
-        assert ask(port, host, path=path)[0] == 421
+        assert get_head(port, host, path=path)[0] == 421
     for host in (f"127.0.0.1:{port}", "localhost", f"[::1]:{port}", "fleet.example.org"):
-        assert ask(port, host, path=path)[0] in (200, 404)
+        assert get_head(port, host, path=path)[0] in (200, 404)
 
 
 def test_another_origin_is_refused(port: int) -> None:
     own = f"127.0.0.1:{port}"
     for origin in ("https://evil.example.org", "null", "http://127.0.0.1:1", f"http://{own}.evil.example.org"):
-        assert ask(port, own, f"Origin: {origin}\r\n")[0] == 403
-    assert ask(port, own, f"Origin: http://{own}\r\n")[0] == 200
-    assert ask(port, own, "Origin: https://fleet.example.org\r\n")[0] == 200
+        assert get_head(port, own, f"Origin: {origin}\r\n")[0] == 403
+    assert get_head(port, own, f"Origin: http://{own}\r\n")[0] == 200
+    assert get_head(port, own, "Origin: https://fleet.example.org\r\n")[0] == 200
 
 
 def test_a_websocket_is_checked_too(port: int) -> None:
     own = f"127.0.0.1:{port}"
     stream = "/_stcore/stream"
-    assert ask(port, own, f"Origin: http://{own}\r\n{UPGRADE}", stream)[0] == 101
-    assert ask(port, own, f"Origin: https://evil.example.org\r\n{UPGRADE}", stream)[0] == 403
-    assert ask(port, "evil.example.org", f"Origin: http://evil.example.org\r\n{UPGRADE}", stream)[0] == 403
+    assert get_head(port, own, f"Origin: http://{own}\r\n{UPGRADE}", stream)[0] == 101
+    assert get_head(port, own, f"Origin: https://evil.example.org\r\n{UPGRADE}", stream)[0] == 403
+    assert get_head(port, "evil.example.org", f"Origin: http://evil.example.org\r\n{UPGRADE}", stream)[0] == 403
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_responses_forbid_frames(port: int, path: str) -> None:
     for host in (f"127.0.0.1:{port}", "evil.example.org"):
-        head = ask(port, host, path=path)[1]
+        head = get_head(port, host, path=path)[1]
         assert "content-security-policy: frame-ancestors 'none'" in head
         assert "x-frame-options: deny" in head
 

@@ -34,7 +34,7 @@ def incident(identity: str, severity: str = "page", state: str = "open", opened:
     return parse_incident(table)
 
 
-def standing(newest: int, unready: tuple[str, ...] = ()) -> CachedAnswer[Fleet]:
+def fleet_answer(newest: int, unready: tuple[str, ...] = ()) -> CachedAnswer[Fleet]:
     return CachedAnswer(Fleet(NOW, NOW - 60 * SECOND, False, None, (), newest=newest, unready=unready), NOW)
 
 
@@ -94,13 +94,13 @@ def test_the_number_of_rows_is_limited() -> None:
 
 
 def test_the_age_uses_the_servers_clock() -> None:
-    stamp = stamp_data(CachedAnswer("x", NOW), standing(NOW - 7 * SECOND), NOW, True)
+    stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 7 * SECOND), NOW, True)
     assert (stamp["age"], stamp["clock"], stamp["unreachable"]) == (7.0, "11:59:53Z", False)
-    assert stamp_data(CachedAnswer("x", NOW), standing(NOW + SECOND), NOW, True)["age"] == 0.0
+    assert stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW + SECOND), NOW, True)["age"] == 0.0
 
 
 def test_the_stamp_shows_the_time_of_the_newest_data() -> None:
-    stamp = stamp_data(CachedAnswer("x", NOW), standing(NOW - 50 * SECOND, ("no broker answers",)), NOW, True)
+    stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 50 * SECOND, ("no broker answers",)), NOW, True)
     assert (stamp["clock"], stamp["age"], stamp["answered"]) == ("11:59:10Z", 50.0, 0.0)
     assert stamp["unready"]
     assert stamp["behind"] == 10.0

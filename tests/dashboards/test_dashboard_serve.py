@@ -34,7 +34,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def healthy(port: int) -> bool:
+def is_healthy(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:
             return bool(answer.status == 200)
@@ -49,7 +49,7 @@ def test_the_dashboard_prints_its_address_and_stops_within_3_s_of_a_signal(api: 
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
-        while not healthy(port):
+        while not is_healthy(port):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.05)  # polls a real process; it has no event for this

@@ -52,7 +52,7 @@ class Site:
         self.database: Database | None = None
         self.limits = Limits()
 
-    def speaks_for_all(self, node: str) -> None:
+    def allow_all_entities(self, node: str) -> None:
         """Lets `node` report every entity from the next `open`; for tests with one sender for a whole fleet."""
         self.rules = sections.Admission(speaks_for=(sections.SpeaksFor(node, ("*:*",)),))
 

@@ -29,7 +29,7 @@ def inventory(node, lines, time=T0):
     return Event(time, f"node:{node}", "inventory", {"entities": entities})
 
 
-def rejected(site):
+def read_rejections(site):
     """Returns (rule, reason) of every dead letter."""
     return [tuple(reason.split(": ", 1)) for (reason,) in site.rows("SELECT reason FROM dead_letter ORDER BY ALL")]
 
@@ -52,7 +52,7 @@ def test_an_event_kind_that_no_agent_sends_is_rejected(site, kind):
     site.send_events("n1", Event(T0, "node:n1", kind, {"verdict": "not_a_fault"}), Event(T0, "gpu:n1.0", "xid", {}))
     ingest = site.drain()
     assert site.rows("SELECT kind FROM events") == [("xid",)]
-    [(rule, reason)] = rejected(site)
+    [(rule, reason)] = read_rejections(site)
     assert rule == "kind"
     assert repr(kind) in reason
     assert ingest.rejected["kind"] == 1
@@ -78,7 +78,7 @@ def test_an_event_on_a_kind_of_entity_that_the_catalogue_does_not_allow_is_rejec
     site.send_events("n1", Event(T0, entity, kind, {"state": "critical", "xid": 79, "ranks": []}))
     ingest = site.drain()
     assert site.rows("SELECT kind FROM events") == []
-    [(rule, reason)] = rejected(site)
+    [(rule, reason)] = read_rejections(site)
     assert (rule, entity in reason) == ("kind", True)
     assert ingest.rejected["kind"] == 1
 
@@ -100,7 +100,7 @@ def test_a_circle_of_parents_is_not_stored_and_the_next_pipeline_starts(site):
     site.send_events("n1", inventory("n1", {"rack:a": ["row:b"], "row:b": ["rack:a"]}))
     ingest = site.drain()
     assert site.rows("SELECT * FROM entity") == site.rows("SELECT * FROM events") == []
-    assert [rule for rule, _ in rejected(site)] == ["topology"]
+    assert [rule for rule, _ in read_rejections(site)] == ["topology"]
     assert ingest.rejected["topology"] == 1
     assert topology_at_start(site).parents == {}
 
@@ -110,7 +110,7 @@ def test_a_circle_across_the_inventories_of_two_senders_is_rejected(site):
     site.send_events("n2", inventory("n2", {"row:b": ["rack:a"]}, T0 + 1))
     site.drain()
     assert site.rows("SELECT entity FROM entity") == [("rack:a",)]
-    [(rule, reason)] = rejected(site)
+    [(rule, reason)] = read_rejections(site)
     assert (rule, "row:b -> rack:a -> row:b" in reason) == ("topology", True)
 
 
@@ -121,7 +121,7 @@ def test_a_circle_with_entities_stored_before_a_restart_is_rejected(site):
     site.send_events("n2", inventory("n2", {"row:b": ["rack:a"]}, T0 + 1))
     site.drain()
     assert site.rows("SELECT entity FROM entity") == [("rack:a",)]
-    assert [rule for rule, _ in rejected(site)] == ["topology"]
+    assert [rule for rule, _ in read_rejections(site)] == ["topology"]
 
 
 def test_a_bad_inventory_does_not_affect_the_topology_of_other_nodes(site):
@@ -138,14 +138,14 @@ def test_parents_deeper_than_the_bound_are_rejected_across_messages_too(site):
     site.send_events("n2", inventory("n2", {f"x:{MAX_DEPTH}": ["x:top"]}, T0 + 1))
     site.send_events("n3", inventory("n3", {"y:leaf": ["x:0"]}, T0 + 2))
     site.drain()
-    assert [rule for rule, _ in rejected(site)] == ["topology", "topology"]
+    assert [rule for rule, _ in read_rejections(site)] == ["topology", "topology"]
     assert len(topology_at_start(site).ancestors("x:0")) == MAX_DEPTH
 
 
 def test_more_parents_than_the_bound_are_rejected(site):
     site.send_events("n1", inventory("n1", {"node:n1": [f"rack:{i}" for i in range(MAX_PARENTS + 1)]}))
     site.drain()
-    assert [rule for rule, _ in rejected(site)] == ["topology"]
+    assert [rule for rule, _ in read_rejections(site)] == ["topology"]
 
 
 def test_a_store_with_inadmissible_rows_starts_without_them(site, caplog):
@@ -237,8 +237,8 @@ def test_a_misleading_name_or_text_is_rejected_in_every_field(site, text):
     site.drain()
     assert site.rows("SELECT count(*) FROM events") == [(len(good),)]
     assert site.rows("SELECT entity FROM entity") == [("gpu:n1.0",)]
-    assert [rule for rule, _ in rejected(site)] == ["name"] * len(bad)
-    assert all(reason.isprintable() and reason.isascii() for _, reason in rejected(site))
+    assert [rule for rule, _ in read_rejections(site)] == ["name"] * len(bad)
+    assert all(reason.isprintable() and reason.isascii() for _, reason in read_rejections(site))
 
 
 @pytest.mark.parametrize("name", [*BAD.values(), "", " n1", "n1 ", "x" * (MAX_NAME + 1)])
@@ -250,7 +250,7 @@ def test_a_message_whose_sender_or_site_has_a_misleading_name_is_rejected_as_a_w
         site.spool("n1", "events.v1").append(wire.encode_events(EventBatch(origin, (event,))), wire.EVENTS_KIND, 0)
     site.spool("n1", "events.v1").sync()
     site.drain()
-    assert [rule for rule, _ in rejected(site)] == ["name"] * 4
+    assert [rule for rule, _ in read_rejections(site)] == ["name"] * 4
     assert site.rows("SELECT count(*) FROM events") == site.rows("SELECT count(*) FROM device") == [(0,)]
 
 
@@ -266,7 +266,7 @@ def test_an_entity_in_a_class_that_does_not_fit_its_kind_is_rejected(site):
     send_gpus(site, "n1", "gpu:n1.0", "rack:r1")
     site.drain()
     assert site.rows("SELECT entity FROM gpu") == [("gpu:n1.0",)]
-    assert [rule for rule, _ in rejected(site)] == ["class"]
+    assert [rule for rule, _ in read_rejections(site)] == ["class"]
 
 
 def nested(levels):
@@ -279,7 +279,7 @@ def nested(levels):
 def test_event_data_that_is_too_large_or_too_deeply_nested_is_rejected(site, data):
     site.send_events("n1", Event(T0, "gpu:n1.0", "xid", data), Event(T0, "gpu:n1.0", "xid", nested(MAX_NESTING - 2)))
     site.drain()
-    assert [rule for rule, _ in rejected(site)] == ["data"]
+    assert [rule for rule, _ in read_rejections(site)] == ["data"]
     assert site.rows("SELECT count(*) FROM events") == [(1,)]
 
 
@@ -298,7 +298,7 @@ def test_event_data_that_is_too_large_or_too_deeply_nested_is_rejected(site, dat
 def test_inventory_of_an_unknown_form_is_rejected(site, data):
     site.send_events("n1", Event(T0, "node:n1", "inventory", data))
     site.drain()
-    assert [rule for rule, _ in rejected(site)] == ["data"]
+    assert [rule for rule, _ in read_rejections(site)] == ["data"]
     assert site.rows("SELECT count(*) FROM entity") == [(0,)]
 
 
@@ -312,7 +312,7 @@ def test_a_number_that_json_does_not_allow_is_rejected(number):
 # --- bounds on entities ---------------------------------------------------------------------------------------------
 
 
-def admit(admission, batch):
+def admit_batch(admission, batch):
     return admission.admit(Message(Partition("events.v1", "0", ""), 0, b""), batch)
 
 
@@ -323,18 +323,18 @@ def gpus(node, count, first=0):
 
 def test_a_sender_over_its_entity_bound_keeps_its_known_entities():
     admission = Admission(Limits(entities_per_sender=10, senders={"row": 100}))
-    assert admit(admission, gpus("n1", 9)).rejected == ()
-    assert [r.rule for r in admit(admission, gpus("n1", 10)).rejected] == ["entities"]
-    assert admit(admission, gpus("n1", 9)).rejected == admit(admission, gpus("n2", 9)).rejected == ()
-    assert admit(admission, gpus("row", 99)).rejected == ()
+    assert admit_batch(admission, gpus("n1", 9)).rejected == ()
+    assert [r.rule for r in admit_batch(admission, gpus("n1", 10)).rejected] == ["entities"]
+    assert admit_batch(admission, gpus("n1", 9)).rejected == admit_batch(admission, gpus("n2", 9)).rejected == ()
+    assert admit_batch(admission, gpus("row", 99)).rejected == ()
 
 
 def test_all_senders_together_have_a_bound_of_entities_per_kind():
     admission = Admission(Limits(gpus=10, kinds={"node": 2}))
-    assert admit(admission, gpus("n1", 8)).rejected == ()
-    assert [r.rule for r in admit(admission, gpus("n2", 8)).rejected] == ["entities"]
-    assert admit(admission, gpus("n2", 2)).rejected == ()
-    assert [r.rule for r in admit(admission, gpus("n3", 0)).rejected] == ["entities"]
+    assert admit_batch(admission, gpus("n1", 8)).rejected == ()
+    assert [r.rule for r in admit_batch(admission, gpus("n2", 8)).rejected] == ["entities"]
+    assert admit_batch(admission, gpus("n2", 2)).rejected == ()
+    assert [r.rule for r in admit_batch(admission, gpus("n3", 0)).rejected] == ["entities"]
 
 
 def test_telemetry_over_the_bound_gets_no_ids_and_known_devices_continue(site):
@@ -348,7 +348,7 @@ def test_telemetry_over_the_bound_gets_no_ids_and_known_devices_continue(site):
         ("gpu:n1.2", 1),
     ]
     assert ingest.rejected["entities"] == 1
-    [(rule, reason)] = rejected(site)
+    [(rule, reason)] = read_rejections(site)
     assert (rule, "996 more entities" in reason, "[limits]" in reason) == ("entities", True, True)
 
 
@@ -361,7 +361,7 @@ def test_a_restart_counts_the_entities_in_the_store(site):
     send_gpus(site, "n1", "gpu:n1.7")
     site.drain()
     assert site.rows("SELECT entity FROM device") == [("gpu:n1.0",)]
-    assert [rule for rule, _ in rejected(site)] == ["entities"]
+    assert [rule for rule, _ in read_rejections(site)] == ["entities"]
 
 
 def test_an_entity_that_is_no_longer_reported_frees_its_place():
@@ -370,16 +370,16 @@ def test_an_entity_that_is_no_longer_reported_frees_its_place():
         admission.begin(T0 + job * EXPIRY)
         lines = {f"rank:{job}.{i}": [f"job:{job}"] for i in range(3)}
         batch = EventBatch(Origin("local", "n1", b""), (inventory("n1", lines),))
-        assert admit(admission, batch).rejected == ()
+        assert admit_batch(admission, batch).rejected == ()
         admission.commit()
 
 
 def test_a_failed_transaction_leaves_no_parents_behind():
     admission = Admission()
     admission.begin(T0)
-    admit(admission, EventBatch(Origin("local", "n1", b""), (inventory("n1", {"rack:a": ["row:b"]}),)))
+    admit_batch(admission, EventBatch(Origin("local", "n1", b""), (inventory("n1", {"rack:a": ["row:b"]}),)))
     admission.begin(T0)  # the first was never committed
-    other = admit(admission, EventBatch(Origin("local", "n2", b""), (inventory("n2", {"row:b": ["rack:a"]}),)))
+    other = admit_batch(admission, EventBatch(Origin("local", "n2", b""), (inventory("n2", {"row:b": ["rack:a"]}),)))
     assert other.rejected == ()
 
 
@@ -411,7 +411,7 @@ def test_invented_signals_take_no_column_from_other_senders(site):
     [(columns,)] = site.rows(query)
     assert columns <= MAX_NEW
     assert ingest.rejected["signals"] == 0
-    assert {rule for rule, _ in rejected(site)} == {"signals"}
+    assert {rule for rule, _ in read_rejections(site)} == {"signals"}
 
 
 def test_a_sender_over_its_signal_bound_keeps_its_known_signals(site):
@@ -422,7 +422,7 @@ def test_a_sender_over_its_signal_bound_keeps_its_known_signals(site):
     site.send_raw("n2", signals("n2", "y.2"))
     while ingest.step() is not None:
         pass
-    assert [rule for rule, _ in rejected(site)] == ["signals"]
+    assert [rule for rule, _ in read_rejections(site)] == ["signals"]
     assert site.rows("SELECT entity, count(*) FROM gpu GROUP BY ALL ORDER BY ALL") == [("gpu:n1.0", 2), ("gpu:n2.0", 1)]
 
 

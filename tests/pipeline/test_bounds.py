@@ -24,7 +24,7 @@ def run(database: Database, query: str) -> list[tuple[object, ...]]:
     return database.connection.execute(query).fetchall()
 
 
-def at(age: int) -> str:
+def time_ago(age: int) -> str:
     return f"make_timestamptz({NOW - age})"
 
 
@@ -42,7 +42,7 @@ def test_every_bound_is_documented() -> None:
 def put_gaps(database: Database, *gaps: tuple[int, int, str]) -> None:
     """Inserts gaps of (age, messages, cause)."""
     for age, messages, cause in gaps:
-        run(database, f"INSERT INTO gaps VALUES ({at(age)}, 't', 'n1', 'e', 0, {messages}, '{cause}')")
+        run(database, f"INSERT INTO gaps VALUES ({time_ago(age)}, 't', 'n1', 'e', 0, {messages}, '{cause}')")
 
 
 def put_letters(database: Database, *letters: tuple[int, int]) -> None:
@@ -51,7 +51,7 @@ def put_letters(database: Database, *letters: tuple[int, int]) -> None:
         run(
             database,
             f"""INSERT INTO dead_letter (time, topic, partition, "offset", reason, payload, rule)
-                VALUES ({at(age)}, 't', 'n1', 0, 'r', repeat('x', {size})::BLOB, 'wire')""",
+                VALUES ({time_ago(age)}, 't', 'n1', 0, 'r', repeat('x', {size})::BLOB, 'wire')""",
         )
 
 
@@ -83,7 +83,7 @@ def test_the_number_of_loss_causes_is_bounded_although_senders_choose_the_text(d
     for start in (0, 900, 1800):
         run(
             database,
-            f"""INSERT INTO gaps SELECT {at(40 * DAY)}, 't', 'n1', 'e', i, i + 1, 'cause ' || i
+            f"""INSERT INTO gaps SELECT {time_ago(40 * DAY)}, 't', 'n1', 'e', i, i + 1, 'cause ' || i
                 FROM range({start}, {start + 900}) r(i)""",
         )
         apply_bounds(database, Store(), NOW)
@@ -102,25 +102,25 @@ def test_dead_letters_are_deleted_by_age_and_by_size_and_stay_counted(database: 
 def put_incident(database: Database, name: str, resolved: str) -> None:
     run(
         database,
-        f"""INSERT INTO incidents VALUES ('{name}', 'c', {at(200 * DAY)}, {at(200 * DAY)}, {resolved}, 'page', [], 1,
-            'open', 's', false, 'd', 'e', {at(200 * DAY)})""",
+        f"""INSERT INTO incidents VALUES ('{name}', 'c', {time_ago(200 * DAY)}, {time_ago(200 * DAY)}, {resolved},
+            'page', [], 1, 'open', 's', false, 'd', 'e', {time_ago(200 * DAY)})""",
     )
-    run(database, f"INSERT INTO history VALUES ('{name}', 1, {at(200 * DAY)}, 'opened', 'a', '', '{{}}')")
+    run(database, f"INSERT INTO history VALUES ('{name}', 1, {time_ago(200 * DAY)}, 'opened', 'a', '', '{{}}')")
     run(
         database,
-        f"""INSERT INTO findings VALUES ({at(200 * DAY)}, {at(200 * DAY)}, 'e', '{name}', 'page', 1, 's', '{{}}', [],
-            '{name}')""",
+        f"""INSERT INTO findings VALUES ({time_ago(200 * DAY)}, {time_ago(200 * DAY)}, 'e', '{name}', 'page', 1, 's',
+            '{{}}', [], '{name}')""",
     )
     run(
         database,
-        f"""INSERT INTO outbox VALUES ('{name}', '{name}', 1, 'r', 'firing', '', {at(200 * DAY)}, 1,
-            {at(200 * DAY)}, 'delivered', '')""",
+        f"""INSERT INTO outbox VALUES ('{name}', '{name}', 1, 'r', 'firing', '', {time_ago(200 * DAY)}, 1,
+            {time_ago(200 * DAY)}, 'delivered', '')""",
     )
 
 
 def test_incidents_are_deleted_with_all_their_rows_a_quarter_after_they_were_resolved(database: Database) -> None:
-    put_incident(database, "old", at(91 * DAY))
-    put_incident(database, "recent", at(89 * DAY))
+    put_incident(database, "old", time_ago(91 * DAY))
+    put_incident(database, "recent", time_ago(89 * DAY))
     put_incident(database, "unresolved", "NULL")
     apply_bounds(database, Store(), NOW)
     for table, column in (
@@ -135,8 +135,8 @@ def test_incidents_are_deleted_with_all_their_rows_a_quarter_after_they_were_res
 
 def test_marks_and_offsets_of_spools_that_were_silent_for_long_are_deleted(database: Database) -> None:
     for epoch, age in (("old", 91), ("new", 1)):
-        run(database, f"INSERT INTO producer_mark VALUES ('t', 'n1', '{epoch}', 7, NULL, {at(age * DAY)})")
-        run(database, f"INSERT INTO ingest_commit VALUES ('t', 'n1', '{epoch}', 0, 8, 8, {at(age * DAY)})")
+        run(database, f"INSERT INTO producer_mark VALUES ('t', 'n1', '{epoch}', 7, NULL, {time_ago(age * DAY)})")
+        run(database, f"INSERT INTO ingest_commit VALUES ('t', 'n1', '{epoch}', 0, 8, 8, {time_ago(age * DAY)})")
     run(database, "INSERT INTO producer_mark VALUES ('t', 'n2', 'before it was kept', 7, NULL, NULL)")
     apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT epoch FROM producer_mark ORDER BY 1") == [("before it was kept",), ("new",)]
@@ -144,7 +144,10 @@ def test_marks_and_offsets_of_spools_that_were_silent_for_long_are_deleted(datab
 
 
 def test_mutes_are_deleted_long_after_their_end(database: Database) -> None:
-    for name, until in (("old", at(91 * DAY)), ("standing", f"make_timestamptz({NOW + DAY})")):
-        run(database, f"INSERT INTO mutes VALUES ('{name}', '*', '*', {at(200 * DAY)}, {until}, '', 'u', NULL, NULL)")
+    for name, until in (("old", time_ago(91 * DAY)), ("standing", f"make_timestamptz({NOW + DAY})")):
+        run(
+            database,
+            f"INSERT INTO mutes VALUES ('{name}', '*', '*', {time_ago(200 * DAY)}, {until}, '', 'u', NULL, NULL)",
+        )
     apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT id FROM mutes") == [("standing",)]

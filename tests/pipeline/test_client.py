@@ -18,7 +18,7 @@ from pipeline.model.errors import FleetpulseError, InvalidQuery, OverLimit, Refu
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[tuple[int, list[tuple[str, str, str | None]]]]:
+def run_server(status: int, body: bytes) -> Iterator[tuple[int, list[tuple[str, str, str | None]]]]:
     """Runs a real HTTP server with one response: (its port, the requests as (method, path, authorization))."""
     requests: list[tuple[str, str, str | None]] = []
 
@@ -48,14 +48,14 @@ def answering(status: int, body: bytes) -> Iterator[tuple[int, list[tuple[str, s
         thread.join()
 
 
-def at(port: int, token_file: Path | None = None) -> Config:
+def config_for(port: int, token_file: Path | None = None) -> Config:
     return Config(api=Api(port=port, token_file=token_file))
 
 
 def test_a_query_returns_columns_and_rows() -> None:
     body = json.dumps({"columns": ["n"], "rows": [[1]], "truncated": False}).encode()
-    with answering(200, body) as (port, requests):
-        assert client.query(at(port), "SELECT 1 AS n") == (["n"], [[1]], False)
+    with run_server(200, body) as (port, requests):
+        assert client.query(config_for(port), "SELECT 1 AS n") == (["n"], [[1]], False)
     assert requests == [("POST", "/api/v1/sql", None)]
 
 
@@ -64,9 +64,9 @@ def test_a_query_returns_columns_and_rows() -> None:
     [(400, UsageError, 2), (401, Refused, 4), (404, UsageError, 2), (503, FleetpulseError, 1)],
 )
 def test_a_problem_becomes_the_matching_error(status: int, kind: type[FleetpulseError], code: int) -> None:
-    with answering(status, b'{"detail": "only SELECT is served"}') as (port, _):
+    with run_server(status, b'{"detail": "only SELECT is served"}') as (port, _):
         with pytest.raises(kind, match="only SELECT is served") as refused:
-            client.query(at(port), "DROP TABLE gpu")
+            client.query(config_for(port), "DROP TABLE gpu")
         assert refused.value.exit_code == code
 
 
@@ -76,32 +76,32 @@ def test_a_problem_becomes_the_matching_error(status: int, kind: type[Fleetpulse
 )
 def test_invalid_and_refused_sql_have_separate_exit_codes(problem: str, kind: type[FleetpulseError], code: int) -> None:
     body = json.dumps({"type": problem, "detail": "no"}).encode()
-    with answering(400, body) as (port, _):
+    with run_server(400, body) as (port, _):
         with pytest.raises(kind) as refused:
-            client.query(at(port), "SELEC")
+            client.query(config_for(port), "SELEC")
         assert refused.value.exit_code == code
 
 
 def test_an_error_that_is_not_json_is_shown_as_it_is() -> None:
-    with answering(502, b"<html>proxy</html>") as (port, _):
-        assert client.get(at(port), "/readyz") == (502, {"detail": "<html>proxy</html>"})
+    with run_server(502, b"<html>proxy</html>") as (port, _):
+        assert client.get(config_for(port), "/readyz") == (502, {"detail": "<html>proxy</html>"})
 
 
 @pytest.mark.parametrize("body", [b"no json", b""])
 def test_a_response_that_is_not_json_means_that_no_pipeline_is_there(body: bytes) -> None:
-    with answering(200, body) as (port, _), pytest.raises(Unreachable, match="fleetpulse pipeline"):
-        client.get(at(port), "/readyz")
+    with run_server(200, body) as (port, _), pytest.raises(Unreachable, match="fleetpulse pipeline"):
+        client.get(config_for(port), "/readyz")
 
 
 def test_a_closed_port_is_unreachable_and_the_address_is_named() -> None:
     with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1 does not answer"):
-        client.get(at(1), "/readyz")
+        client.get(config_for(1), "/readyz")
 
 
 def test_the_first_token_of_the_file_is_sent(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("# who: what\n\nops: 0123456789abcdef\nother:x\n")
-    with answering(200, b"{}") as (port, requests):
-        client.get(at(port, tmp_path / "tokens"), "/readyz")
+    with run_server(200, b"{}") as (port, requests):
+        client.get(config_for(port, tmp_path / "tokens"), "/readyz")
     assert requests == [("GET", "/readyz", "Bearer 0123456789abcdef")]
 
 
@@ -109,7 +109,7 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("# nothing\n")
     for path in (tmp_path / "tokens", tmp_path / "gone"):
         with pytest.raises(UsageError, match="name:token"):
-            client.get(at(1, path), "/readyz")
+            client.get(config_for(1, path), "/readyz")
 
 
 @pytest.mark.parametrize(

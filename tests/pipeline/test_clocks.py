@@ -68,7 +68,7 @@ def test_a_clock_that_is_less_ahead_than_before_is_measured_again() -> None:
     assert clock.error == HOUR
 
 
-class Rig:
+class ClockHarness:
     """An ingest whose transport and clock belong to the test; `send` stamps messages with the sender's clock."""
 
     def __init__(self, folder: Path) -> None:
@@ -110,330 +110,338 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
+def harness(tmp_path: Path) -> Iterator[ClockHarness]:
+    made = ClockHarness(tmp_path)
     yield made
     made.stop()
 
 
-def test_one_timestamp_of_2199_changes_neither_the_newest_time_nor_last_seen(rig: Rig) -> None:
-    rig.send("a")
-    rig.send("b", error=173 * 365 * DAY)
-    rig.drain()
-    progress = rig.ingest.progress
+def test_one_timestamp_of_2199_changes_neither_the_newest_time_nor_last_seen(harness: ClockHarness) -> None:
+    harness.send("a")
+    harness.send("b", error=173 * 365 * DAY)
+    harness.drain()
+    progress = harness.ingest.progress
     assert progress.newest is not None
     assert progress.newest <= T0 + BOUND
     assert max(progress.nodes.values()) <= T0 + BOUND
-    [(seen,)] = rig.database.connection.execute("SELECT epoch_us(max(last_seen)) FROM entities").fetchall()
+    [(seen,)] = harness.database.connection.execute("SELECT epoch_us(max(last_seen)) FROM entities").fetchall()
     assert seen <= T0 + BOUND
     assert progress.clock_errors == {"b": 173 * 365 * DAY}
 
 
-def test_ticks_of_a_clock_ahead_keep_their_distances(rig: Rig) -> None:
+def test_ticks_of_a_clock_ahead_keep_their_distances(harness: ClockHarness) -> None:
     for _ in range(3):
-        rig.send("a", error=240 * SECOND, ticks=5)
-        rig.drain()
-        rig.clock += 5 * SECOND
-    assert rig.times("a") == [T0 + i * SECOND for i in range(-4, 11)]
+        harness.send("a", error=240 * SECOND, ticks=5)
+        harness.drain()
+        harness.clock += 5 * SECOND
+    assert harness.times("a") == [T0 + i * SECOND for i in range(-4, 11)]
 
 
-def test_a_future_timestamp_of_a_right_clock_is_clamped(rig: Rig) -> None:
+def test_a_future_timestamp_of_a_right_clock_is_clamped(harness: ClockHarness) -> None:
     stamps = np.array([T0, T0 + HOUR])
     block = Block("gpu", ("gpu:a.0",), {"gpu.temperature": np.full((2, 1), 50, "f4")})
-    rig._add(ONE, "a", wire.encode(Batch(Origin("local", "a", bytes(16)), stamps, (block,))), 1, T0, 0)
-    rig.drain()
-    assert max(rig.times("a")) == T0 + BOUND
+    harness._add(ONE, "a", wire.encode(Batch(Origin("local", "a", bytes(16)), stamps, (block,))), 1, T0, 0)
+    harness.drain()
+    assert max(harness.times("a")) == T0 + BOUND
 
 
-def test_a_neighbour_on_a_shared_partition_is_read_in_the_order_of_true_time(rig: Rig) -> None:
+def test_a_neighbour_on_a_shared_partition_is_read_in_the_order_of_true_time(harness: ClockHarness) -> None:
     """Partition 0 has a node two hours ahead and its neighbour; partition 1 has a backlog of an hour."""
     for minute in range(60):
         at = T0 - HOUR + minute * 60 * SECOND
-        rig.send("ahead", error=2 * HOUR, appended=at)
-        rig.send("neighbour", appended=at)
-        rig.send("other", partition=TWO, appended=at)
-    rig.ingest._fetch()
-    order = [item.time for item in rig.ingest._merge()]
+        harness.send("ahead", error=2 * HOUR, appended=at)
+        harness.send("neighbour", appended=at)
+        harness.send("other", partition=TWO, appended=at)
+    harness.ingest._fetch()
+    order = [item.time for item in harness.ingest._merge()]
     assert order == sorted(order)
     assert len(order) == 180
 
 
-def test_a_clock_a_day_behind_is_corrected_before_retention_could_delete_its_rows(rig: Rig) -> None:
+def test_a_clock_a_day_behind_is_corrected_before_retention_could_delete_its_rows(harness: ClockHarness) -> None:
     for _ in range(20):
-        rig.send("a", error=-DAY)
-        rig.drain()
-        rig.clock += 5 * SECOND
-    assert rig.ingest.progress.clock_errors == {"a": -DAY}
-    assert rig.times("a")[-1] == rig.clock - 5 * SECOND
+        harness.send("a", error=-DAY)
+        harness.drain()
+        harness.clock += 5 * SECOND
+    assert harness.ingest.progress.clock_errors == {"a": -DAY}
+    assert harness.times("a")[-1] == harness.clock - 5 * SECOND
 
 
-def test_an_event_of_a_clock_ahead_is_corrected_together_with_its_onset(rig: Rig) -> None:
+def test_an_event_of_a_clock_ahead_is_corrected_together_with_its_onset(harness: ClockHarness) -> None:
     late = T0 + HOUR
     event = Event(late, "loop:a", "flow_collapse", {"state": "active", "since": late - 2 * SECOND})
-    rig.send_event("a", event, late)
-    [done] = rig.drain()
+    harness.send_event("a", event, late)
+    [done] = harness.drain()
     found = done.events[0]
     assert (found.time, found.data["since"]) == (T0, T0 - 2 * SECOND)
 
 
-def test_after_a_restart_the_nodes_and_their_last_arrivals_are_known(rig: Rig) -> None:
-    rig.send("a")
-    rig.send("b", error=HOUR)
-    rig.drain()
-    rig.clock += SAVE_EVERY
-    rig.send("b", error=HOUR)
-    rig.drain()
-    rig.stop()
-    rig.start()
-    progress = rig.ingest.progress
+def test_after_a_restart_the_nodes_and_their_last_arrivals_are_known(harness: ClockHarness) -> None:
+    harness.send("a")
+    harness.send("b", error=HOUR)
+    harness.drain()
+    harness.clock += SAVE_EVERY
+    harness.send("b", error=HOUR)
+    harness.drain()
+    harness.stop()
+    harness.start()
+    progress = harness.ingest.progress
     assert progress.arrivals == {"a": T0, "b": T0 + SAVE_EVERY}
     assert progress.clock_errors == {"b": HOUR}
 
 
-def test_arrival_times_come_from_our_clock_or_the_brokers_and_never_from_the_senders(rig: Rig) -> None:
-    rig.send("a", error=-HOUR)
-    rig.send("b", error=HOUR)
-    rig.send("c", error=-HOUR, appended=T0 - 7 * SECOND)
-    rig.drain()
-    assert rig.ingest.progress.arrivals == {"a": T0, "b": T0, "c": T0 - 7 * SECOND}
+def test_arrival_times_come_from_our_clock_or_the_brokers_and_never_from_the_senders(harness: ClockHarness) -> None:
+    harness.send("a", error=-HOUR)
+    harness.send("b", error=HOUR)
+    harness.send("c", error=-HOUR, appended=T0 - 7 * SECOND)
+    harness.drain()
+    assert harness.ingest.progress.arrivals == {"a": T0, "b": T0, "c": T0 - 7 * SECOND}
 
 
-def send_with_delay(rig: Rig, delay: int) -> dict[str, int]:
+def send_with_delay(harness: ClockHarness, delay: int) -> dict[str, int]:
     """Sends messages with the same delay; returns the clock errors known after that."""
     for _ in range(24):
-        rig.clock += 5 * SECOND
-        rig.send("a", error=-delay)
-        rig.drain()
-    return dict(rig.ingest.progress.clock_errors)
+        harness.clock += 5 * SECOND
+        harness.send("a", error=-delay)
+        harness.drain()
+    return dict(harness.ingest.progress.clock_errors)
 
 
-def test_messages_that_wait_for_a_slow_disk_are_not_a_clock_behind(rig: Rig) -> None:
+def test_messages_that_wait_for_a_slow_disk_are_not_a_clock_behind(harness: ClockHarness) -> None:
     """A disk of 12 s once caused a ticket "clock 12 s behind" for a right clock, and moved its telemetry."""
-    rig.send("a")
-    rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "active"}), rig.clock)
-    rig.drain()
+    harness.send("a")
+    harness.send_event("a", Event(harness.clock, "node:a", "disk_slow", {"state": "active"}), harness.clock)
+    harness.drain()
     sent = [T0, *(T0 + (5 * i - 12) * SECOND for i in range(1, 49))]
-    assert send_with_delay(rig, 12 * SECOND) == {}
-    rig.stop()
-    rig.start()
-    assert send_with_delay(rig, 12 * SECOND) == {}, "also after a restart"
-    assert rig.times("a") == sorted(sent)
-    rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "cleared"}), rig.clock)
-    assert send_with_delay(rig, 12 * SECOND) == {"a": -12 * SECOND}, "without it nothing else explains the delay"
+    assert send_with_delay(harness, 12 * SECOND) == {}
+    harness.stop()
+    harness.start()
+    assert send_with_delay(harness, 12 * SECOND) == {}, "also after a restart"
+    assert harness.times("a") == sorted(sent)
+    harness.send_event("a", Event(harness.clock, "node:a", "disk_slow", {"state": "cleared"}), harness.clock)
+    assert send_with_delay(harness, 12 * SECOND) == {"a": -12 * SECOND}, "without it nothing else explains the delay"
 
 
-def test_an_agent_that_never_reports_a_healthy_disk_hides_its_clock_error_for_an_hour(rig: Rig) -> None:
-    rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "active"}), rig.clock)
-    rig.drain()
-    rig.clock += SLOW_DISK
-    assert send_with_delay(rig, 12 * SECOND) == {"a": -12 * SECOND}
+def test_an_agent_that_never_reports_a_healthy_disk_hides_its_clock_error_for_an_hour(harness: ClockHarness) -> None:
+    harness.send_event("a", Event(harness.clock, "node:a", "disk_slow", {"state": "active"}), harness.clock)
+    harness.drain()
+    harness.clock += SLOW_DISK
+    assert send_with_delay(harness, 12 * SECOND) == {"a": -12 * SECOND}
 
 
-def test_an_event_alone_counts_as_an_arrival(rig: Rig) -> None:
-    rig.send_event("a", Event(T0, "gpu:a.0", "xid", {"xid": 79}), T0)
-    rig.drain()
-    assert rig.ingest.progress.arrivals == {"a": T0}
-    assert rig.ingest.progress.nodes == {}
+def test_an_event_alone_counts_as_an_arrival(harness: ClockHarness) -> None:
+    harness.send_event("a", Event(T0, "gpu:a.0", "xid", {"xid": 79}), T0)
+    harness.drain()
+    assert harness.ingest.progress.arrivals == {"a": T0}
+    assert harness.ingest.progress.nodes == {}
 
 
-def test_last_seen_in_an_older_store_does_not_stay_in_the_future(rig: Rig) -> None:
-    rig.send("a")
-    rig.drain()
-    rig.database.connection.execute("UPDATE latest_gpu SET time = '2199-01-01'")
-    rig.stop()
-    rig.start()
-    assert rig.ingest.progress.nodes == {"a": T0}
-    rig.clock += SECOND
-    rig.send("a")
-    rig.drain()
-    assert rig.database.connection.execute("SELECT epoch_us(last_seen) FROM entities").fetchall() == [(T0 + SECOND,)]
+def test_last_seen_in_an_older_store_does_not_stay_in_the_future(harness: ClockHarness) -> None:
+    harness.send("a")
+    harness.drain()
+    harness.database.connection.execute("UPDATE latest_gpu SET time = '2199-01-01'")
+    harness.stop()
+    harness.start()
+    assert harness.ingest.progress.nodes == {"a": T0}
+    harness.clock += SECOND
+    harness.send("a")
+    harness.drain()
+    assert harness.database.connection.execute("SELECT epoch_us(last_seen) FROM entities").fetchall() == [
+        (T0 + SECOND,)
+    ]
 
 
-def test_a_wrong_clock_is_one_event_and_its_correction_another(rig: Rig) -> None:
+def test_a_wrong_clock_is_one_event_and_its_correction_another(harness: ClockHarness) -> None:
     for error in (HOUR, HOUR, 0, 0, 0, 0, 0, 0, 0, 0, 0):
-        rig.send("a", error=error)
-        rig.drain()
-        rig.clock += 5 * SECOND
-    rows = rig.database.connection.execute("SELECT entity, kind, data ->> '$.seconds' FROM events ORDER BY time")
+        harness.send("a", error=error)
+        harness.drain()
+        harness.clock += 5 * SECOND
+    rows = harness.database.connection.execute("SELECT entity, kind, data ->> '$.seconds' FROM events ORDER BY time")
     assert rows.fetchall() == [("node:a", "clock_error", "3600.0"), ("node:a", "clock_error", "0.0")]
 
 
-def wrong_clocks(rig: Rig) -> tuple[int, int]:
+def count_clock_events(harness: ClockHarness) -> tuple[int, int]:
     """Returns the number of events that report a wrong clock, and of those that clear it."""
     query = "SELECT count(*) FILTER (data ->> '$.seconds' <> '0.0'), count(*) FROM events WHERE kind = 'clock_error'"
-    [(wrong, every)] = rig.database.connection.execute(query).fetchall()
+    [(wrong, every)] = harness.database.connection.execute(query).fetchall()
     return wrong, every - wrong
 
 
 def test_invented_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: ClockHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.ingest.senders.MAX_REPORTED", 5)
-    rig.send("a", error=HOUR)
-    rig.drain()
+    harness.send("a", error=HOUR)
+    harness.drain()
     for second in range(31):
         for number in range(20):
-            rig.send(f"ghost{number}", error=(number + 2) * HOUR)
-        rig.send("a", error=HOUR if second < 30 else 30 * HOUR)
-        rig.drain()
-        rig.clock += SECOND
-    assert wrong_clocks(rig) == (6, 0), "five clocks, and another amount of one of them"
-    assert len(rig.ingest.progress.clock_errors) == 21, "all are corrected and counted"
+            harness.send(f"ghost{number}", error=(number + 2) * HOUR)
+        harness.send("a", error=HOUR if second < 30 else 30 * HOUR)
+        harness.drain()
+        harness.clock += SECOND
+    assert count_clock_events(harness) == (6, 0), "five clocks, and another amount of one of them"
+    assert len(harness.ingest.progress.clock_errors) == 21, "all are corrected and counted"
 
 
-def test_a_wrong_clock_that_is_silent_for_an_hour_frees_its_place(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_that_is_silent_for_an_hour_frees_its_place(
+    harness: ClockHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.ingest.senders.MAX_REPORTED", 1)
-    rig.send("ghost", error=HOUR)
-    rig.drain()
-    rig.clock += HOUR
-    rig.send("a", error=HOUR)
-    rig.drain()
-    assert wrong_clocks(rig) == (2, 1)
+    harness.send("ghost", error=HOUR)
+    harness.drain()
+    harness.clock += HOUR
+    harness.send("a", error=HOUR)
+    harness.drain()
+    assert count_clock_events(harness) == (2, 1)
 
 
 # --- senders that delay frames --------------------------------------------------------------------------------------
 
 
-def run_senders(rig: Rig, seconds: int, *senders: tuple[str, int], lateness: int = 30 * SECOND) -> int | None:
+def run_senders(
+    harness: ClockHarness, seconds: int, *senders: tuple[str, int], lateness: int = 30 * SECOND
+) -> int | None:
     """Each sender sends every second for `seconds` with its delay; returns the time that all have passed."""
     for _ in range(seconds):
         for node, late in senders:
-            rig.send(node, error=-late)
-        rig.drain()
-        rig.clock += SECOND
-    return rig.ingest.senders.find_passed_time(rig.clock, lateness)
+            harness.send(node, error=-late)
+        harness.drain()
+        harness.clock += SECOND
+    return harness.ingest.senders.find_passed_time(harness.clock, lateness)
 
 
-def test_a_frame_closes_as_soon_as_every_sender_has_passed_it(rig: Rig) -> None:
-    assert run_senders(rig, 5, ("a", 0), ("b", 3 * SECOND)) == rig.clock - SECOND - 3 * SECOND
+def test_a_frame_closes_as_soon_as_every_sender_has_passed_it(harness: ClockHarness) -> None:
+    assert run_senders(harness, 5, ("a", 0), ("b", 3 * SECOND)) == harness.clock - SECOND - 3 * SECOND
 
 
-def test_a_silent_sender_delays_frames_for_ten_seconds_at_most(rig: Rig) -> None:
-    run_senders(rig, 5, ("a", 0), ("b", 0))
-    fell = rig.clock - SECOND
-    assert run_senders(rig, 9, ("a", 0)) == fell
-    assert run_senders(rig, 2, ("a", 0)) == rig.clock - SECOND
+def test_a_silent_sender_delays_frames_for_ten_seconds_at_most(harness: ClockHarness) -> None:
+    run_senders(harness, 5, ("a", 0), ("b", 0))
+    fell = harness.clock - SECOND
+    assert run_senders(harness, 9, ("a", 0)) == fell
+    assert run_senders(harness, 2, ("a", 0)) == harness.clock - SECOND
 
 
-def test_a_late_sender_is_waited_for_no_longer_than_the_lateness(rig: Rig) -> None:
-    assert run_senders(rig, 5, ("a", 0), ("b", 100 * SECOND)) == rig.clock - SECOND - 30 * SECOND
+def test_a_late_sender_is_waited_for_no_longer_than_the_lateness(harness: ClockHarness) -> None:
+    assert run_senders(harness, 5, ("a", 0), ("b", 100 * SECOND)) == harness.clock - SECOND - 30 * SECOND
 
 
-def test_a_sender_with_a_wrong_clock_does_not_use_up_the_lateness_of_others(rig: Rig) -> None:
+def test_a_sender_with_a_wrong_clock_does_not_use_up_the_lateness_of_others(harness: ClockHarness) -> None:
     """The fleet is 45 s behind and one clock is 240 s ahead: it is corrected; the others set the newest time."""
     late = 45 * SECOND
     for _ in range(5):
-        rig.send("ahead", error=240 * SECOND)
-        rig.send("b", error=-late)
-        rig.drain()
-        rig.clock += SECOND
-    assert rig.ingest.senders.find_passed_time(rig.clock, 30 * SECOND) == rig.clock - SECOND - late
+        harness.send("ahead", error=240 * SECOND)
+        harness.send("b", error=-late)
+        harness.drain()
+        harness.clock += SECOND
+    assert harness.ingest.senders.find_passed_time(harness.clock, 30 * SECOND) == harness.clock - SECOND - late
 
 
 @pytest.mark.slow
-def test_a_sender_slower_than_the_lateness_delays_no_other(rig: Rig) -> None:
+def test_a_sender_slower_than_the_lateness_delays_no_other(harness: ClockHarness) -> None:
     for second in range(150):
         if second % 60 == 0:
-            rig.send("slow")
-        run_senders(rig, 1, ("a", 0), ("b", 0))
-    assert rig.ingest.senders.find_passed_time(rig.clock, 30 * SECOND) == rig.clock - SECOND
+            harness.send("slow")
+        run_senders(harness, 1, ("a", 0), ("b", 0))
+    assert harness.ingest.senders.find_passed_time(harness.clock, 30 * SECOND) == harness.clock - SECOND
 
 
-def test_a_stall_of_the_pipeline_does_not_make_a_sender_slow(rig: Rig) -> None:
-    run_senders(rig, 5, ("a", 0), ("b", 0))
+def test_a_stall_of_the_pipeline_does_not_make_a_sender_slow(harness: ClockHarness) -> None:
+    run_senders(harness, 5, ("a", 0), ("b", 0))
     for _ in range(20):
-        rig.send("a")
-        rig.send("b")
-        rig.clock += SECOND
-    rig.drain()
-    assert run_senders(rig, 12, ("a", 0)) == rig.clock - SECOND, (
+        harness.send("a")
+        harness.send("b")
+        harness.clock += SECOND
+    harness.drain()
+    assert run_senders(harness, 12, ("a", 0)) == harness.clock - SECOND, (
         "b is silent, and the wait for it is not longer than before"
     )
 
 
-def test_after_a_restart_the_first_sender_does_not_close_the_frames_of_the_others(rig: Rig) -> None:
-    run_senders(rig, 15, ("a", 0), ("b", 0))
-    last = rig.clock - SECOND
-    rig.stop()
-    rig.clock += 20 * SECOND
-    rig.start()
-    assert run_senders(rig, 5, ("a", 0)) == max(last, rig.clock - SECOND - 30 * SECOND)
-    assert run_senders(rig, 10, ("a", 0)) == rig.clock - SECOND
+def test_after_a_restart_the_first_sender_does_not_close_the_frames_of_the_others(harness: ClockHarness) -> None:
+    run_senders(harness, 15, ("a", 0), ("b", 0))
+    last = harness.clock - SECOND
+    harness.stop()
+    harness.clock += 20 * SECOND
+    harness.start()
+    assert run_senders(harness, 5, ("a", 0)) == max(last, harness.clock - SECOND - 30 * SECOND)
+    assert run_senders(harness, 10, ("a", 0)) == harness.clock - SECOND
 
 
-def test_setting_our_clock_back_does_not_keep_a_lost_sender_alive(rig: Rig) -> None:
-    run_senders(rig, 5, ("a", 0), ("dead", 0))
+def test_setting_our_clock_back_does_not_keep_a_lost_sender_alive(harness: ClockHarness) -> None:
+    run_senders(harness, 5, ("a", 0), ("dead", 0))
     back = HOUR
-    rig.clock -= back
+    harness.clock -= back
     for _ in range(15):
-        rig.send("a", error=back)
-        rig.drain()
-        rig.clock += SECOND
-    assert rig.ingest.senders.find_passed_time(rig.clock, 30 * SECOND) == rig.ingest.senders.newest["a"]
-    assert rig.ingest.progress.arrivals["a"] == rig.clock - SECOND
+        harness.send("a", error=back)
+        harness.drain()
+        harness.clock += SECOND
+    assert harness.ingest.senders.find_passed_time(harness.clock, 30 * SECOND) == harness.ingest.senders.newest["a"]
+    assert harness.ingest.progress.arrivals["a"] == harness.clock - SECOND
 
 
-def test_when_the_last_right_clock_is_silent_the_corrected_ones_are_evaluated(rig: Rig) -> None:
-    run_senders(rig, 5, ("a", -HOUR), ("right", 0))
-    assert run_senders(rig, 60, ("a", -HOUR)) == rig.clock - SECOND
+def test_when_the_last_right_clock_is_silent_the_corrected_ones_are_evaluated(harness: ClockHarness) -> None:
+    run_senders(harness, 5, ("a", -HOUR), ("right", 0))
+    assert run_senders(harness, 60, ("a", -HOUR)) == harness.clock - SECOND
 
 
 # --- an error of our clock, or a delay of all -------------------------------------------------------------------------
 
 
-def clock_events(rig: Rig) -> list[tuple[str, float]]:
+def read_clock_events(harness: ClockHarness) -> list[tuple[str, float]]:
     query = "SELECT entity, CAST(data ->> '$.seconds' AS DOUBLE) FROM events WHERE kind = 'clock_error' ORDER BY time"
-    return rig.database.connection.execute(query).fetchall()
+    return harness.database.connection.execute(query).fetchall()
 
 
-def fleet(rig: Rig, seconds: int, error: int, *own: tuple[str, int], nodes: str = "abcdefgh") -> None:
+def send_from_fleet(
+    harness: ClockHarness, seconds: int, error: int, *own: tuple[str, int], nodes: str = "abcdefgh"
+) -> None:
     """Sends from nodes whose clocks share one error, and from others with separate errors, for `seconds`."""
     for second in range(0, seconds, 5):
         for i, node in enumerate(nodes):
             if (second // 5 + i) % 2 == 0:  # they send every 10 s, at other moments
-                rig.send(node, error=error)
+                harness.send(node, error=error)
         for node, its in own:
-            rig.send(node, error=its)
-        rig.drain()
-        rig.clock += 5 * SECOND
+            harness.send(node, error=its)
+        harness.drain()
+        harness.clock += 5 * SECOND
 
 
-def test_an_error_that_most_senders_share_is_one_report_without_a_sender(rig: Rig) -> None:
-    fleet(rig, 60, 0)
-    fleet(rig, 120, -300 * SECOND)
-    assert clock_events(rig) == [("site:all", -300.0)]
-    fleet(rig, 120, 0)
-    assert clock_events(rig) == [("site:all", -300.0), ("site:all", 0.0)]
+def test_an_error_that_most_senders_share_is_one_report_without_a_sender(harness: ClockHarness) -> None:
+    send_from_fleet(harness, 60, 0)
+    send_from_fleet(harness, 120, -300 * SECOND)
+    assert read_clock_events(harness) == [("site:all", -300.0)]
+    send_from_fleet(harness, 120, 0)
+    assert read_clock_events(harness) == [("site:all", -300.0), ("site:all", 0.0)]
 
 
-def test_a_shared_error_that_changes_is_reported_with_its_new_value(rig: Rig) -> None:
-    fleet(rig, 120, -45 * SECOND)
-    fleet(rig, 120, -300 * SECOND)
-    reported = clock_events(rig)
+def test_a_shared_error_that_changes_is_reported_with_its_new_value(harness: ClockHarness) -> None:
+    send_from_fleet(harness, 120, -45 * SECOND)
+    send_from_fleet(harness, 120, -300 * SECOND)
+    reported = read_clock_events(harness)
     assert (reported[0], reported[-1]) == (("site:all", -45.0), ("site:all", -300.0))
     assert {entity for entity, _ in reported} == {"site:all"}
 
 
-def test_a_clock_with_a_different_error_than_the_others_is_reported_separately(rig: Rig) -> None:
-    fleet(rig, 120, -300 * SECOND, ("odd", HOUR))
-    assert sorted(clock_events(rig)) == [("node:odd", 3600.0), ("site:all", -300.0)]
+def test_a_clock_with_a_different_error_than_the_others_is_reported_separately(harness: ClockHarness) -> None:
+    send_from_fleet(harness, 120, -300 * SECOND, ("odd", HOUR))
+    assert sorted(read_clock_events(harness)) == [("node:odd", 3600.0), ("site:all", -300.0)]
 
 
-def test_with_two_senders_an_error_is_not_attributed_to_our_clock(rig: Rig) -> None:
-    fleet(rig, 120, HOUR, nodes="ab")
-    assert sorted(clock_events(rig)) == [("node:a", 3600.0), ("node:b", 3600.0)]
+def test_with_two_senders_an_error_is_not_attributed_to_our_clock(harness: ClockHarness) -> None:
+    send_from_fleet(harness, 120, HOUR, nodes="ab")
+    assert sorted(read_clock_events(harness)) == [("node:a", 3600.0), ("node:b", 3600.0)]
 
 
-def test_half_of_the_senders_are_not_a_majority(rig: Rig) -> None:
-    fleet(rig, 30, 0, ("x", 0), ("y", 0), nodes="ab")
-    fleet(rig, 60, 0, ("x", HOUR), ("y", HOUR), nodes="ab")
-    assert sorted(clock_events(rig)) == [("node:x", 3600.0), ("node:y", 3600.0)]
+def test_half_of_the_senders_are_not_a_majority(harness: ClockHarness) -> None:
+    send_from_fleet(harness, 30, 0, ("x", 0), ("y", 0), nodes="ab")
+    send_from_fleet(harness, 60, 0, ("x", HOUR), ("y", HOUR), nodes="ab")
+    assert sorted(read_clock_events(harness)) == [("node:x", 3600.0), ("node:y", 3600.0)]
 
 
-def test_after_a_restart_reported_errors_stay_reported(rig: Rig) -> None:
-    fleet(rig, 120, -300 * SECOND, ("odd", HOUR))
-    before = clock_events(rig)
-    rig.stop()
-    rig.start()
-    fleet(rig, 60, -300 * SECOND, ("odd", HOUR))
-    assert clock_events(rig) == before
+def test_after_a_restart_reported_errors_stay_reported(harness: ClockHarness) -> None:
+    send_from_fleet(harness, 120, -300 * SECOND, ("odd", HOUR))
+    before = read_clock_events(harness)
+    harness.stop()
+    harness.start()
+    send_from_fleet(harness, 60, -300 * SECOND, ("odd", HOUR))
+    assert read_clock_events(harness) == before

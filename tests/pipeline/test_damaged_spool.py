@@ -22,7 +22,7 @@ COUNT = 240
 TOPIC = "telemetry.v1"
 
 
-def filled(directory: Path, count: int = COUNT, seed: int = 7) -> Path:
+def fill_spool(directory: Path, count: int = COUNT, seed: int = 7) -> Path:
     """Writes a spool of some segments and closes the writer; returns its folder."""
     rng = random.Random(seed)
     with Spool(directory, "n1", TOPIC, segment_bytes=4000, max_bytes=1 << 20, free_bytes=0) as spool:
@@ -77,7 +77,7 @@ class Reader:
 @pytest.mark.parametrize("damage", ["absent", "empty", "flipped", "short"])
 def test_without_a_valid_mark_all_messages_of_a_stopped_writer_are_read(tmp_path: Path, damage: str) -> None:
     """Before the fix none of the 240 were read."""
-    mark = filled(tmp_path) / "mark"
+    mark = fill_spool(tmp_path) / "mark"
     data = mark.read_bytes()
     mark.unlink()
     if damage != "absent":
@@ -87,7 +87,7 @@ def test_without_a_valid_mark_all_messages_of_a_stopped_writer_are_read(tmp_path
 
 
 def test_a_mark_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
-    (filled(tmp_path) / "mark").unlink()
+    (fill_spool(tmp_path) / "mark").unlink()
     reader = Reader(tmp_path)
     (partition,) = reader.transport.partitions()
     assert reader.transport.read(partition, 0, 10, 1 << 16) == []
@@ -97,7 +97,7 @@ def test_a_mark_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
 
 def test_messages_read_without_a_mark_are_made_durable_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a power failure could undo messages already read, and reuse their sequences."""
-    (filled(tmp_path) / "mark").unlink()
+    (fill_spool(tmp_path) / "mark").unlink()
     synced: list[int] = []
     monkeypatch.setattr("pipeline.transport.spool.os.fsync", synced.append)
     assert len(Reader(tmp_path).drain().read) == COUNT
@@ -105,9 +105,9 @@ def test_messages_read_without_a_mark_are_made_durable_first(tmp_path: Path, mon
 
 
 def test_after_a_lost_mark_the_writer_continues_in_a_new_epoch_and_both_are_read(tmp_path: Path) -> None:
-    old = filled(tmp_path)
+    old = fill_spool(tmp_path)
     (old / "mark").unlink()
-    new = filled(tmp_path, 5)
+    new = fill_spool(tmp_path, 5)
     assert new != old
     transport = SpoolTransport(tmp_path)
     read = {p.incarnation: len(transport.read(p, 0, 1000, 1 << 20)) for p in transport.partitions()}
@@ -117,15 +117,15 @@ def test_after_a_lost_mark_the_writer_continues_in_a_new_epoch_and_both_are_read
 Plant = Callable[[Path, list[Path]], Path]
 
 
-def copied(folder: Path, files: list[Path]) -> Path:
+def copied_segment(folder: Path, files: list[Path]) -> Path:
     return shutil.copy(files[0], segments.segment_path(folder, int(files[1].stem) // 2))
 
 
-def copied_from_later(folder: Path, files: list[Path]) -> Path:
+def later_segment(folder: Path, files: list[Path]) -> Path:
     return shutil.copy(files[3], segments.segment_path(folder, int(files[1].stem) - 1))
 
 
-def far_ahead(folder: Path, files: list[Path]) -> Path:
+def segment_far_ahead(folder: Path, files: list[Path]) -> Path:
     return shutil.copy(files[0], segments.segment_path(folder, 999_999))
 
 
@@ -147,12 +147,12 @@ def partial_segment(folder: Path, files: list[Path]) -> Path:
     return path
 
 
-PLANTS = [copied, copied_from_later, far_ahead, random_bytes_segment, partial_segment]
+PLANTS = [copied_segment, later_segment, segment_far_ahead, random_bytes_segment, partial_segment]
 
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_stray_segment_loses_no_message_and_moves_no_gap_back(tmp_path: Path, plant: Plant) -> None:
-    folder = filled(tmp_path)
+    folder = fill_spool(tmp_path)
     stray = plant(folder, sorted(folder.glob("*.seg")))
     reader = Reader(tmp_path).drain()
     assert (len(reader.read), reader.gaps) == (COUNT, [])
@@ -161,7 +161,7 @@ def test_a_stray_segment_loses_no_message_and_moves_no_gap_back(tmp_path: Path, 
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_stray_segment_added_while_its_spool_is_read_loses_no_message(tmp_path: Path, plant: Plant) -> None:
-    folder = filled(tmp_path)
+    folder = fill_spool(tmp_path)
     reader = Reader(tmp_path).drain(30)
     plant(folder, sorted(folder.glob("*.seg")))
     reader.drain()
@@ -170,13 +170,13 @@ def test_a_stray_segment_added_while_its_spool_is_read_loses_no_message(tmp_path
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_stray_segment_does_not_make_the_writer_unlink_unread_data(tmp_path: Path, plant: Plant) -> None:
-    folder = filled(tmp_path)
+    folder = fill_spool(tmp_path)
     reader = Reader(tmp_path).drain(20)
     (partition,) = reader.transport.partitions()
     plant(folder, sorted(folder.glob("*.seg")))
     reader.transport.commit_offset(partition, reader.offset)
     reader.transport.close()
-    filled(tmp_path, 40, seed=8)
+    fill_spool(tmp_path, 40, seed=8)
     again = Reader(tmp_path, offset=reader.offset).drain()
     assert again.counted == again.offset - reader.offset
     assert [gap for gap in again.gaps if gap[0] < COUNT] == []
@@ -184,7 +184,7 @@ def test_a_stray_segment_does_not_make_the_writer_unlink_unread_data(tmp_path: P
 
 
 def test_a_segment_of_another_spool_is_not_read_under_its_name(tmp_path: Path) -> None:
-    folder, other = filled(tmp_path / "here"), filled(tmp_path / "there", seed=9)
+    folder, other = fill_spool(tmp_path / "here"), fill_spool(tmp_path / "there", seed=9)
     true = sorted(folder.glob("*.seg"))[2]
     lost = int(sorted(folder.glob("*.seg"))[3].stem) - int(true.stem)
     foreign = next(path for path in sorted(other.glob("*.seg"))[1:] if int(path.stem) > 0)
@@ -197,7 +197,7 @@ def test_a_segment_of_another_spool_is_not_read_under_its_name(tmp_path: Path) -
 
 
 def test_records_behind_inserted_garbage_are_read(tmp_path: Path) -> None:
-    folder = filled(tmp_path)
+    folder = fill_spool(tmp_path)
     path = sorted(folder.glob("*.seg"))[1]
     data = path.read_bytes()
     at = find_valid_record(data, 1000)
@@ -229,7 +229,7 @@ DAMAGE = st.one_of(
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return filled(tmp_path_factory.mktemp("one")), filled(tmp_path_factory.mktemp("two"), seed=11)
+    return fill_spool(tmp_path_factory.mktemp("one")), fill_spool(tmp_path_factory.mktemp("two"), seed=11)
 
 
 def apply_damage(folder: Path, foreign: Path, step: tuple[str, float, float, int]) -> None:
@@ -260,7 +260,7 @@ def apply_damage(folder: Path, foreign: Path, step: tuple[str, float, float, int
             path.write_bytes(data)
 
 
-def intact(files: list[Path], sent: dict[int, bytes]) -> set[int]:
+def intact_sequences(files: list[Path], sent: dict[int, bytes]) -> set[int]:
     """Returns the sequences whose records are complete in any of the files, with every byte as written."""
     data = [path.read_bytes() for path in files]
     return {
@@ -291,7 +291,9 @@ def test_no_damage_makes_a_reader_crash_read_twice_go_back_or_skip_without_a_rep
     assert all(sent[sequence] == value for sequence, value in reader.read.items()), "only bytes that were written"
     assert reader.counted == reader.offset, "each is read or counted"
     true = [path for path in folder.glob("*.seg") if path not in reader.transport.stray_files]
-    assert all(sequence < reader.offset for sequence in intact(true, sent)), "no intact message is left unread"
+    assert all(sequence < reader.offset for sequence in intact_sequences(true, sent)), (
+        "no intact message is left unread"
+    )
     if segments.read_mark(folder) is not None:
         assert reader.offset >= COUNT, "the mark gives the end"
     reader.transport.close()

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A closed store with 500,000 rows."""
     database = Database(tmp_path_factory.mktemp("intact") / "store.duckdb")
     with database.transaction() as connection:
@@ -38,7 +38,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose process was killed: five commits of 1,000 rows are only in its write-ahead log."""
     path = tmp_path_factory.mktemp("killed") / "store.duckdb"
     program = f"""
@@ -56,13 +56,13 @@ os._exit(9)
     return path
 
 
-def copied(path: Path, folder: Path) -> Path:
+def copy_store(path: Path, folder: Path) -> Path:
     for file in path.parent.iterdir():
         shutil.copy(file, folder)
     return folder / path.name
 
 
-def flip(at: int) -> Damage:
+def flip_byte(at: int) -> Damage:
     def apply(path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(at if at >= 0 else path.stat().st_size + at)
@@ -73,7 +73,7 @@ def flip(at: int) -> Damage:
     return apply
 
 
-def cut(at: float) -> Damage:
+def truncate(at: float) -> Damage:
     """Keeps this number of bytes, or this fraction."""
     return lambda path: os.truncate(path, int(at if at > 1 else path.stat().st_size * at))
 
@@ -108,21 +108,21 @@ def folder(path: Path) -> None:
 
 
 DAMAGE = {
-    "checksum of the head": flip(0),
-    "version in the head": flip(12),
-    "head": flip(100),
-    "first header": flip(4096),
-    "second header": flip(8192 + 16),
-    "end": flip(-5000),
-    "cut in the head": cut(100),
-    "cut after the head": cut(4096),
-    "cut after the headers": cut(12_288),
-    "cut at a quarter": cut(0.25),
-    "cut in the middle": cut(0.5),
-    "cut before the end": cut(0.99),
+    "checksum of the head": flip_byte(0),
+    "version in the head": flip_byte(12),
+    "head": flip_byte(100),
+    "first header": flip_byte(4096),
+    "second header": flip_byte(8192 + 16),
+    "end": flip_byte(-5000),
+    "cut in the head": truncate(100),
+    "cut after the head": truncate(4096),
+    "cut after the headers": truncate(12_288),
+    "cut at a quarter": truncate(0.25),
+    "cut in the middle": truncate(0.5),
+    "cut before the end": truncate(0.99),
 }
 FOREIGN = {
-    "magic": (flip(8), "is not a DuckDB file"),
+    "magic": (flip_byte(8), "is not a DuckDB file"),
     "text": (lambda path: path.write_text("hello\n" * 1000), "is not a DuckDB file"),
     "SQLite": (sqlite, "is an SQLite database"),
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
@@ -133,17 +133,17 @@ FOREIGN = {
 }
 
 
-def test_an_empty_file_with_a_write_ahead_log_is_damaged(killed: Path, tmp_path: Path) -> None:
+def test_an_empty_file_with_a_write_ahead_log_is_damaged(killed_store: Path, tmp_path: Path) -> None:
     """ "Nothing was ever stored in it; remove it" was wrong, and left the log for another file."""
-    path = copied(killed, tmp_path)
+    path = copy_store(killed_store, tmp_path)
     path.write_bytes(b"")
     with pytest.raises(DamagedStore, match=r"truncated.*store\.duckdb\.wal aside.*Recovery"):
         Database(path)
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_file_is_reported_as_damaged_with_the_fix(intact: Path, tmp_path: Path, name: str) -> None:
-    path = copied(intact, tmp_path)
+def test_a_damaged_file_is_reported_as_damaged_with_the_fix(intact_store: Path, tmp_path: Path, name: str) -> None:
+    path = copy_store(intact_store, tmp_path)
     DAMAGE[name](path)
     with pytest.raises(DamagedStore) as found:
         Database(path)
@@ -154,8 +154,8 @@ def test_a_damaged_file_is_reported_as_damaged_with_the_fix(intact: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_file_that_is_not_a_store_is_a_wrong_path(intact: Path, tmp_path: Path, name: str) -> None:
-    path = copied(intact, tmp_path)
+def test_a_file_that_is_not_a_store_is_a_wrong_path(intact_store: Path, tmp_path: Path, name: str) -> None:
+    path = copy_store(intact_store, tmp_path)
     apply, words = FOREIGN[name]
     apply(path)
     with pytest.raises(UsageError, match=words) as found:
@@ -163,8 +163,8 @@ def test_a_file_that_is_not_a_store_is_a_wrong_path(intact: Path, tmp_path: Path
     assert found.value.exit_code == 2
 
 
-def test_a_file_without_read_permission_is_a_wrong_path(intact: Path, tmp_path: Path) -> None:
-    path = copied(intact, tmp_path)
+def test_a_file_without_read_permission_is_a_wrong_path(intact_store: Path, tmp_path: Path) -> None:
+    path = copy_store(intact_store, tmp_path)
     path.chmod(0o000)
     program = f"""
 import os
@@ -182,12 +182,12 @@ except UsageError as error:
 
 
 @pytest.mark.parametrize(
-    ("apply", "rows"), [(cut(0.6), 3000), (lambda p: p.write_bytes(p.read_bytes() + os.urandom(5000)), 5000)]
+    ("apply", "rows"), [(truncate(0.6), 3000), (lambda p: p.write_bytes(p.read_bytes() + os.urandom(5000)), 5000)]
 )
 def test_a_truncated_log_ends_at_its_last_complete_commit(
-    killed: Path, tmp_path: Path, apply: Damage, rows: int
+    killed_store: Path, tmp_path: Path, apply: Damage, rows: int
 ) -> None:
-    path = copied(killed, tmp_path)
+    path = copy_store(killed_store, tmp_path)
     apply(path.with_name("store.duckdb.wal"))
     database = Database(path)
     [(found,)] = database.connection.execute("SELECT count(*) FROM hot_gpu").fetchall()
@@ -196,12 +196,12 @@ def test_a_truncated_log_ends_at_its_last_complete_commit(
     assert found % 1000 == 0
 
 
-@pytest.mark.parametrize("apply", [flip(8), flip(100_000), flip(-10_000)], ids=["head", "middle", "end"])
+@pytest.mark.parametrize("apply", [flip_byte(8), flip_byte(100_000), flip_byte(-10_000)], ids=["head", "middle", "end"])
 def test_a_damaged_log_is_named_and_the_store_opens_once_it_is_moved_away(
-    killed: Path, tmp_path: Path, apply: Damage
+    killed_store: Path, tmp_path: Path, apply: Damage
 ) -> None:
     """Tests the documented recovery."""
-    path = copied(killed, tmp_path)
+    path = copy_store(killed_store, tmp_path)
     log = path.with_name("store.duckdb.wal")
     apply(log)
     with pytest.raises(DamagedStore, match=r"write-ahead log .*store\.duckdb\.wal is damaged"):
@@ -212,11 +212,11 @@ def test_a_damaged_log_is_named_and_the_store_opens_once_it_is_moved_away(
     database.close()
 
 
-def test_damage_in_the_middle_is_reported_when_it_is_read(intact: Path, tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_reported_when_it_is_read(intact_store: Path, tmp_path: Path) -> None:
     from pipeline.store.database import explain_error
 
-    path = copied(intact, tmp_path)
-    flip(path.stat().st_size // 2)(path)
+    path = copy_store(intact_store, tmp_path)
+    flip_byte(path.stat().st_size // 2)(path)
     database = Database(path)
     with pytest.raises(duckdb.Error) as found:
         database.connection.execute("SELECT sum(temperature) FROM hot_gpu").fetchall()
@@ -224,8 +224,8 @@ def test_damage_in_the_middle_is_reported_when_it_is_read(intact: Path, tmp_path
     database.close()
 
 
-def test_a_store_locked_by_another_process_is_not_reported_as_damaged(intact: Path, tmp_path: Path) -> None:
-    database = Database(copied(intact, tmp_path))
+def test_a_store_locked_by_another_process_is_not_reported_as_damaged(intact_store: Path, tmp_path: Path) -> None:
+    database = Database(copy_store(intact_store, tmp_path))
     opening = f"Database(Path({str(database.path)!r}))"
     program = f"from pathlib import Path; from pipeline.store.database import Database; {opening}"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
@@ -245,26 +245,26 @@ def test_a_newer_storage_version_requires_an_upgrade(tmp_path: Path) -> None:
     assert "upgrade fleetpulse" in str(error)
 
 
-def digests(folder: Path) -> dict[str, str]:
+def file_digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.is_file()}
 
 
 @pytest.mark.parametrize("name", ["none", *DAMAGE, *FOREIGN])
-def test_doctor_reports_the_damage_and_changes_nothing(killed: Path, tmp_path: Path, name: str) -> None:
+def test_doctor_reports_the_damage_and_changes_nothing(killed_store: Path, tmp_path: Path, name: str) -> None:
     """Also for a store whose log holds commits that the file lacks."""
-    path = copied(killed, tmp_path)
+    path = copy_store(killed_store, tmp_path)
     apply: Damage | None = DAMAGE.get(name) or (FOREIGN[name][0] if name in FOREIGN else None)
     if apply is not None:
         apply(path)
-    before = digests(tmp_path)
+    before = file_digests(tmp_path)
     check = doctor.store(dataclasses.replace(Config(), store=Store(path=path)))
     assert check.state == ("ok" if apply is None else "fail")
     assert not check.unreachable
-    assert digests(tmp_path) == before
+    assert file_digests(tmp_path) == before
 
 
-def test_a_command_reports_the_damage_in_one_line(intact: Path, tmp_path: Path) -> None:
-    path = copied(intact, tmp_path)
+def test_a_command_reports_the_damage_in_one_line(intact_store: Path, tmp_path: Path) -> None:
+    path = copy_store(intact_store, tmp_path)
     DAMAGE["cut in the middle"](path)
     command = [sys.executable, "fleetpulse.py", "init"]
     environ = {**os.environ, "FLEETPULSE__STORE__PATH": str(path), "FLEETPULSE__SPOOL__DIRECTORY": str(tmp_path / "s")}
@@ -274,8 +274,8 @@ def test_a_command_reports_the_damage_in_one_line(intact: Path, tmp_path: Path) 
     assert "the file is damaged" in said.stderr.splitlines()[-1]
 
 
-def test_a_schema_version_that_is_not_a_number_is_damage(intact: Path, tmp_path: Path) -> None:
-    path = copied(intact, tmp_path)
+def test_a_schema_version_that_is_not_a_number_is_damage(intact_store: Path, tmp_path: Path) -> None:
+    path = copy_store(intact_store, tmp_path)
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE meta SET value = 'x' WHERE key = 'schema_version'")
     with pytest.raises(DamagedStore, match="schema_version is 'x'"):

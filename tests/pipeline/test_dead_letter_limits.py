@@ -27,32 +27,32 @@ LOSSES = "SELECT (SELECT count(*) FROM dead_letter), (SELECT count(*) FROM gaps)
 PARTITION = Partition(TELEMETRY, "0", "topic")
 
 
-def letter(size: int = 100, rule: str = "wire", partition: Partition = PARTITION) -> DeadLetter:
+def dead_letter(size: int = 100, rule: str = "wire", partition: Partition = PARTITION) -> DeadLetter:
     return DeadLetter(Message(partition, 0, b"x" * size), "no message of ours", rule)
 
 
-def kept(limits: LetterLimits, one: DeadLetter, times: int) -> int:
+def count_kept(limits: LetterLimits, one: DeadLetter, times: int) -> int:
     return sum(limits.payload_to_keep(one) is not None for _ in range(times))
 
 
 def test_letters_of_one_partition_and_rule_are_limited_per_minute() -> None:
     limits = LetterLimits(1 << 30)
     limits.begin(NOW)
-    assert kept(limits, letter(), 1000) == PER_MINUTE
-    assert kept(limits, letter(rule="kind"), 1000) == PER_MINUTE
-    assert kept(limits, letter(partition=Partition(TELEMETRY, "1", "topic")), 10) == 10
+    assert count_kept(limits, dead_letter(), 1000) == PER_MINUTE
+    assert count_kept(limits, dead_letter(rule="kind"), 1000) == PER_MINUTE
+    assert count_kept(limits, dead_letter(partition=Partition(TELEMETRY, "1", "topic")), 10) == 10
     limits.commit()
     limits.begin(NOW + 1)
-    assert kept(limits, letter(), 10) == 0
+    assert count_kept(limits, dead_letter(), 10) == 0
     limits.begin(NOW + 60 * SECOND)
-    assert kept(limits, letter(), 10) == 10
+    assert count_kept(limits, dead_letter(), 10) == 10
 
 
 def test_a_failed_transaction_uses_up_no_limit() -> None:
     limits = LetterLimits(1 << 30)
     for _ in range(100):
         limits.begin(NOW)
-        assert kept(limits, letter(), PER_MINUTE) == PER_MINUTE
+        assert count_kept(limits, dead_letter(), PER_MINUTE) == PER_MINUTE
     assert limits.stored == 0
 
 
@@ -60,18 +60,18 @@ def test_the_bytes_are_bounded_and_half_of_them_are_for_messages_that_an_upgrade
     limits = LetterLimits(10_000)
     for minute in range(200):
         limits.begin(NOW + minute * 60 * SECOND)
-        kept(limits, letter(900), 10)
+        count_kept(limits, dead_letter(900), 10)
         limits.commit()
     assert limits.stored == 4500
     limits.begin(NOW)
-    assert kept(limits, letter(900, NEWER), 100) == 6
+    assert count_kept(limits, dead_letter(900, NEWER), 100) == 6
 
 
 def test_a_payload_is_cut_unless_an_upgrade_can_read_it() -> None:
     limits = LetterLimits(1 << 30)
     limits.begin(NOW)
-    assert len(limits.payload_to_keep(letter(1 << 20)) or b"") == PAYLOAD_BYTES
-    assert len(limits.payload_to_keep(letter(1 << 20, NEWER)) or b"") == 1 << 20
+    assert len(limits.payload_to_keep(dead_letter(1 << 20)) or b"") == PAYLOAD_BYTES
+    assert len(limits.payload_to_keep(dead_letter(1 << 20, NEWER)) or b"") == 1 << 20
 
 
 def test_a_flood_of_unreadable_messages_is_bounded_and_each_message_is_accounted_for(
@@ -96,7 +96,7 @@ def test_a_flood_of_unreadable_messages_is_bounded_and_each_message_is_accounted
     assert ingest.counters["dead_letters_not_kept"] == 2000 - PER_MINUTE
 
 
-def reads_one_version_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline after an upgrade: it reads messages of the current version and of the next one."""
     today, checked = wire.VERSION, wire.open_envelope
 
@@ -129,7 +129,7 @@ def test_the_spool_of_a_newer_agent_waits_for_the_upgrade_and_loses_nothing(
     site.send("n2", T0 + 101 * SECOND)
     assert ingest.step() is not None
     assert site.rows(LOSSES) == [(0, 0)]
-    reads_one_version_more(monkeypatch)
+    read_next_version(monkeypatch)
     ingest = site.drain()
     assert ingest.progress.newer == ()
     assert site.rows("SELECT count(*), count(DISTINCT (time, entity)) FROM gpu") == [(104, 104)]
@@ -158,7 +158,7 @@ def test_on_shared_partitions_messages_of_a_newer_agent_are_kept_whole_and_store
     assert database.connection.execute(LOSSES).fetchall() == [(300, 0)]
     assert ingest.rejected == {"newer": 300}
     database.close()
-    reads_one_version_more(monkeypatch)
+    read_next_version(monkeypatch)
     for _ in range(2):
         database, ingest = restart()
         rows = "SELECT count(*), count(DISTINCT (time, entity)), sum(temperature) FROM gpu"
@@ -194,7 +194,7 @@ def test_signed_messages_of_a_newer_agent_are_stored_after_the_upgrade_and_unsig
     rules = "SELECT rule, count(*) FROM dead_letter GROUP BY ALL ORDER BY ALL"
     assert database.connection.execute(rules).fetchall() == [("newer", 3), ("signature", 3)]
     database.close()
-    reads_one_version_more(monkeypatch)
+    read_next_version(monkeypatch)
     database = restart()
     assert database.connection.execute("SELECT count(*) FROM gpu").fetchall() == [(3,)]
     assert database.connection.execute(rules).fetchall() == [("signature", 3)]

@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def copies(clock: Clock) -> Iterator[Made]:
+def make_copies(clock: Clock) -> Iterator[Made]:
     made: list[DeadLetterTopics] = []
 
     def make(kafka: Kafka) -> DeadLetterTopics:
@@ -44,7 +44,7 @@ def copies(clock: Clock) -> Iterator[Made]:
         one.close()
 
 
-def until_arrived(kafka: Address, count: int, retry: Callable[[], object]) -> None:
+def wait_until_arrived(kafka: Address, count: int, retry: Callable[[], object]) -> None:
     end = time.monotonic() + SECONDS
     while len(read(kafka, COPIES)) < count:
         assert time.monotonic() < end, f"no {count} copies within {SECONDS} s"
@@ -59,9 +59,9 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_missing_topic_is_reported_with_the_fix_and_again_after_it_had_worked(
-    kafka: Address, copies: Made, clock: Clock, caplog: pytest.LogCaptureFixture
+    kafka: Address, make_copies: Made, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = copies(make_topics(kafka))
+    one = make_copies(make_topics(kafka))
     delete_topics(kafka, [COPIES])
     message = f"topic {COPIES}: does not exist: run `fleetpulse init`"
 
@@ -74,9 +74,9 @@ def test_a_missing_topic_is_reported_with_the_fix_and_again_after_it_had_worked(
     assert messages(caplog) == [message]
     assert one.skipped == 3
     make_topic(kafka, COPIES)
-    until_arrived(kafka, 1, again)
+    wait_until_arrived(kafka, 1, again)
     delete_topics(kafka, [COPIES])
-    other = copies(one._kafka)  # the first client still uses its topic for minutes
+    other = make_copies(one._kafka)  # the first client still uses its topic for minutes
     other.send(LETTER, "garbage")
     assert messages(caplog) == [message, message]
 
@@ -103,7 +103,9 @@ def test_unreachable_brokers_are_not_reported_as_a_missing_topic(caplog: pytest.
     assert f"topic {COPIES}: no broker responds in time" in message
 
 
-def test_a_password_file_that_is_being_replaced_raises_no_error(copies: Made, caplog: pytest.LogCaptureFixture) -> None:
-    copies(Kafka(security_protocol="SASL_SSL", username="u")).send(LETTER, "garbage")
+def test_a_password_file_that_is_being_replaced_raises_no_error(
+    make_copies: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_copies(Kafka(security_protocol="SASL_SSL", username="u")).send(LETTER, "garbage")
     (record,) = caplog.records
     assert "expected username and password_file" in record.getMessage()

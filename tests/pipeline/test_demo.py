@@ -68,7 +68,7 @@ def test_a_line_break_in_an_alert_does_not_make_two_lines() -> None:
     assert demo.format_alert(broken).endswith("one two [31m")
 
 
-def post(port: int, body: bytes) -> int:
+def post_body(port: int, body: bytes) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request("POST", "/", body)
     answer = connection.getresponse()
@@ -80,8 +80,8 @@ def post(port: int, body: bytes) -> int:
 def test_the_receiver_prints_each_alert_and_refuses_other_bodies(capsys: pytest.CaptureFixture[str]) -> None:
     body = json.dumps({"version": "4", "alerts": [alert("port:sim-a"), alert("port:b", "resolved")]}).encode()
     with demo.serve_receiver() as port:
-        assert post(port, body) == 200
-        assert [post(port, bad) for bad in (b"no json", b"[]", b"{}", b'{"alerts": [1]}')] == [400] * 4
+        assert post_body(port, body) == 200
+        assert [post_body(port, bad) for bad in (b"no json", b"[]", b"{}", b'{"alerts": [1]}')] == [400] * 4
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         "ALERT SIMULATED FIRING critical LinkDegraded port",
         "ALERT RESOLVED critical LinkDegraded port",

@@ -32,7 +32,7 @@ SECONDS = 10.0
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
+def frozen_listener() -> Iterator[str]:
     """host:port that accepts connections and never answers, as a frozen broker does."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
@@ -67,9 +67,9 @@ def test_a_host_name_that_does_not_resolve_is_reported() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
-def test_a_frozen_broker_takes_no_more_than_the_time_limit(silent: str, protocol: Any) -> None:
+def test_a_frozen_broker_takes_no_more_than_the_time_limit(frozen_listener: str, protocol: Any) -> None:
     begun = time.monotonic()
-    trouble = diagnosis.find_broker_problem(Kafka(silent, security_protocol=protocol), 0.3)
+    trouble = diagnosis.find_broker_problem(Kafka(frozen_listener, security_protocol=protocol), 0.3)
     assert time.monotonic() - begun < 5.0
     assert trouble is not None
     assert (trouble.kind, "does not respond" in trouble.text) == ("unreachable", True)
@@ -159,13 +159,13 @@ def test_a_server_that_is_not_kafka_is_not_reported_as_a_broker() -> None:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen(8)
-        answering = threading.Thread(target=_answers_http, args=(listener,), daemon=True)
+        answering = threading.Thread(target=_answer_http, args=(listener,), daemon=True)
         answering.start()
         expect_problem(Kafka(f"{HOST}:{listener.getsockname()[1]}"), "unreachable", "not a Kafka broker")
         answering.join(SECONDS)
 
 
-def _answers_http(listener: socket.socket) -> None:
+def _answer_http(listener: socket.socket) -> None:
     for _ in range(2):  # the request, and the check for TLS
         link, _address = listener.accept()
         with link:
@@ -227,8 +227,10 @@ def test_a_client_with_the_wrong_certificate_authority_reports_it(
     assert problem_of(kafka_of(secure_kafka, ca_file=security.strangers_ca_file), client_errors).kind == "certificate"
 
 
-def test_a_handshake_is_not_repeated_at_each_failure(silent: str, client_errors: diagnosis.ClientErrors) -> None:
-    kafka, error = Kafka(silent), TimeoutError("no acknowledgement")
+def test_a_handshake_is_not_repeated_at_each_failure(
+    frozen_listener: str, client_errors: diagnosis.ClientErrors
+) -> None:
+    kafka, error = Kafka(frozen_listener), TimeoutError("no acknowledgement")
     first = diagnosis.explain_failure(kafka, client_errors, error)
     begun = time.monotonic()
     assert diagnosis.explain_failure(kafka, client_errors, error) == first
@@ -285,11 +287,11 @@ def test_the_log_level_of_the_client_never_includes_passwords() -> None:
 
 
 @pytest.mark.parametrize("make", [kafka_clients.create_admin, kafka_clients.create_consumer])
-def test_a_client_of_a_frozen_tls_broker_stops_in_time(silent: str, make: Callable[..., Any]) -> None:
+def test_a_client_of_a_frozen_tls_broker_stops_in_time(frozen_listener: str, make: Callable[..., Any]) -> None:
     before, begun = set(threading.enumerate()), time.monotonic()
     with untidy_refusals():
         with pytest.raises(KafkaError):
-            make(Kafka(silent, security_protocol="SSL"), "tests", 0.2)
+            make(Kafka(frozen_listener, security_protocol="SSL"), "tests", 0.2)
         assert time.monotonic() - begun < 5.0
         for left in set(threading.enumerate()) - before:
             left.join(SECONDS)

@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def answering(status: int, body: Any) -> Iterator[int]:
+def run_server(status: int, body: Any) -> Iterator[int]:
     """Runs a real HTTP server with one response to every request."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -160,7 +160,7 @@ def test_the_spool_needs_no_broker(config: Config) -> None:
     [(200, {"ready": True}, "ok"), (503, {"reasons": ["disk is full"]}, "fail"), (500, "unexpected", "fail")],
 )
 def test_the_api_is_asked_for_its_readiness(config: Config, status: int, body: Any, state: str) -> None:
-    with answering(status, body) as port:
+    with run_server(status, body) as port:
         found = doctor.api(dataclasses.replace(config, api=Api(port=port)))
     assert found.state == state
     assert status != 503 or "disk is full" in found.found
@@ -186,10 +186,10 @@ def test_unreachable_wins_over_a_failed_check() -> None:
 
 
 def test_a_check_that_raises_an_error_is_a_failure(config: Config) -> None:
-    def breaks(_: Config) -> doctor.Check:
+    def broken_check(_: Config) -> doctor.Check:
         raise Unreachable("not reachable")
 
-    assert doctor.run_checks(config, [breaks])[0].state == "fail"
+    assert doctor.run_checks(config, [broken_check])[0].state == "fail"
 
 
 def test_the_checks_are_numbered_with_meaning_and_fix(config: Config) -> None:

@@ -27,7 +27,7 @@ def run_checks(kafka: Kafka, **more: Any) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
-def states(found: dict[str, Check]) -> list[str]:
+def check_states(found: dict[str, Check]) -> list[str]:
     return [found[name].state for name in ORDER]
 
 
@@ -41,7 +41,7 @@ def ignore(_: str) -> None:
 
 def test_all_checks_are_ok_after_init(kafka: Address) -> None:
     found = run_checks(make_topics(kafka))
-    assert states(found) == ["ok"] * 4
+    assert check_states(found) == ["ok"] * 4
     assert kafka.bootstrap in found["broker"].found
     assert "round trip" in found["clock"].found
 
@@ -49,13 +49,13 @@ def test_all_checks_are_ok_after_init(kafka: Address) -> None:
 def test_all_checks_are_ok_over_tls_and_scram(secure_kafka: Broker) -> None:
     init_kafka.create_topics(kafka_of(secure_kafka), ignore)
     found = run_checks(kafka_of(secure_kafka))
-    assert states(found) == ["ok"] * 4
+    assert check_states(found) == ["ok"] * 4
     assert "SASL_SSL: user 'fleetpulse', SCRAM-SHA-512" in found["credential"].found
 
 
 def test_an_unreachable_broker_is_one_failure_with_exit_code_3() -> None:
     found = run_checks(Kafka("127.0.0.1:1"))
-    assert states(found) == ["fail", "warn", "warn", "warn"]
+    assert check_states(found) == ["fail", "warn", "warn", "warn"]
     assert "127.0.0.1:1" in found["broker"].found
     assert all("not checked" in found[name].found for name in ORDER[1:])
     assert exit_code(found) == 3
@@ -79,7 +79,7 @@ def test_a_refused_client_is_distinguished_from_an_unreachable_broker(
     secure_kafka: Broker, key: str, file: str, words: str
 ) -> None:
     found = run_checks(kafka_of(secure_kafka, **{key: getattr(secure_kafka.security, file)}))
-    assert states(found) == ["ok", "fail", "warn", "warn"]
+    assert check_states(found) == ["ok", "fail", "warn", "warn"]
     assert words in found["credential"].found
     assert exit_code(found) == 1
 
@@ -111,7 +111,7 @@ def test_a_missing_topic_is_named_and_init_creates_it(kafka: Address) -> None:
     assert found["topics"].fix == "fleetpulse init"
     assert exit_code(found) == 1
     init_kafka.create_topics(configured, ignore)
-    assert states(run_checks(configured)) == ["ok"] * 4
+    assert check_states(run_checks(configured)) == ["ok"] * 4
 
 
 def test_settings_that_differ_are_a_warning_with_the_fixing_command(kafka: Address) -> None:
@@ -123,7 +123,7 @@ def test_settings_that_differ_are_a_warning_with_the_fixing_command(kafka: Addre
     assert exit_code(found) == 0
 
 
-def alter(address: Address, topic: str, settings: dict[str, str]) -> None:
+def alter_topic(address: Address, topic: str, settings: dict[str, str]) -> None:
     """Alters the settings, and waits until the broker returns them: it follows its controller with a delay."""
     wanted = [one for one in topics.configured_topics(kafka_of(address)) if one.name == topic]
     end = time.monotonic() + SECONDS
@@ -136,8 +136,8 @@ def alter(address: Address, topic: str, settings: dict[str, str]) -> None:
 
 def test_a_topic_that_refuses_large_messages_is_a_failure_and_all_fixes_are_listed(kafka: Address) -> None:
     configured = make_topics(kafka)
-    alter(kafka, "telemetry.v1", {"max.message.bytes": "20000"})
-    alter(kafka, "events.v1", {"retention.ms": "1000"})
+    alter_topic(kafka, "telemetry.v1", {"max.message.bytes": "20000"})
+    alter_topic(kafka, "events.v1", {"retention.ms": "1000"})
     found = run_checks(configured)
     assert (found["topics"].state, exit_code(found)) == ("fail", 1)
     assert "telemetry.v1: max.message.bytes is 20000, expected 4198400" in found["topics"].found
@@ -148,7 +148,7 @@ def test_a_topic_that_refuses_large_messages_is_a_failure_and_all_fixes_are_list
 @pytest.mark.parametrize(("topic", "bytes_"), [("telemetry.v1", "9000000"), ("telemetry.v1.dlq", "20000")])
 def test_a_different_limit_that_loses_no_message_is_a_warning(kafka: Address, topic: str, bytes_: str) -> None:
     configured = make_topics(kafka)
-    alter(kafka, topic, {"max.message.bytes": bytes_})
+    alter_topic(kafka, topic, {"max.message.bytes": bytes_})
     assert run_checks(configured)["topics"].state == "warn"
 
 
@@ -157,7 +157,7 @@ def test_of_two_addresses_the_reachable_and_the_unreachable_one_are_named(kafka:
     make_topics(kafka)
     with untidy_refusals():
         found = run_checks(kafka_of(kafka, bootstrap_servers=f"127.0.0.1:1, {kafka.bootstrap}"))
-    assert states(found) == ["warn", "ok", "ok", "ok"]
+    assert check_states(found) == ["warn", "ok", "ok", "ok"]
     assert found["broker"].found == f"kafka: {kafka.bootstrap} answers; kafka 127.0.0.1:1: connection refused"
     assert "bootstrap_servers" in found["broker"].fix
     assert exit_code(found) == 0
@@ -173,7 +173,7 @@ def test_without_the_probe_topic_the_clock_is_not_checked(kafka: Address) -> Non
 
 def test_a_topic_without_broker_timestamps_gives_no_clock(kafka: Address) -> None:
     configured = make_topics(kafka)
-    alter(kafka, topics.PROBE, {"message.timestamp.type": "CreateTime"})
+    alter_topic(kafka, topics.PROBE, {"message.timestamp.type": "CreateTime"})
     found = run_checks(configured)["clock"]
     assert (found.state, "not compared" in found.found) == ("warn", True)
     delete_topics(kafka, [topics.PROBE])

@@ -88,7 +88,7 @@ class Running:
         return findings, incidents, history
 
 
-def play(site, temperatures, stops=()):
+def play_temperatures(site, temperatures, stops=()):
     """Sends one tick of 10 s per temperature; the engine restarts before the ticks in `stops`."""
     running = Running(site)
     running.start()
@@ -118,14 +118,14 @@ def test_an_action_of_a_user_cannot_run_between_two_frames(site, monkeypatch):
 
 
 def test_a_finding_opens_an_incident_that_is_stored_with_it(site):
-    findings, incidents, history = play(site, [50, 95, 95, 95, 95]).results()
+    findings, incidents, history = play_temperatures(site, [50, 95, 95, 95, 95]).results()
     assert [(d, e, t) for d, e, t, *_ in findings] == [("hot", f"gpu:n1.{g}", T0 + STEP) for g in range(2)]
     assert {i[4] for i in incidents} == {"open"}
     assert history[0][2] == "opened"
 
 
 def test_results_are_not_stored_twice_after_a_restart(site):
-    running = play(site, [95] * 6)
+    running = play_temperatures(site, [95] * 6)
     before = running.results()
     running.start()
     running.run(T0 + 6 * STEP)
@@ -135,8 +135,8 @@ def test_results_are_not_stored_twice_after_a_restart(site):
 @pytest.mark.slow
 def test_a_restart_between_state_and_snapshot_evaluates_the_frames_since_then_again(site, new_site):
     temperatures = [50] * 8 + [95] * 4 + [50] * 70
-    wanted = play(new_site(), temperatures).results()
-    assert play(site, temperatures, stops=range(1, 82, 3)).results() == wanted
+    wanted = play_temperatures(new_site(), temperatures).results()
+    assert play_temperatures(site, temperatures, stops=range(1, 82, 3)).results() == wanted
     assert wanted[1][0][3] is not None  # quiet for ten minutes with telemetry present: resolved
 
 
@@ -149,8 +149,8 @@ def test_a_restart_between_state_and_snapshot_evaluates_the_frames_since_then_ag
 def test_any_restarts_give_the_results_of_a_run_without_them(new_site, hot, stops):
     temperatures = [95 if h else 50 for h in hot]
     plain, broken = new_site(), new_site()
-    wanted = play(plain, temperatures).results()
-    assert play(broken, temperatures, stops).results() == wanted
+    wanted = play_temperatures(plain, temperatures).results()
+    assert play_temperatures(broken, temperatures, stops).results() == wanted
     for site in (plain, broken):
         site.shut()
         for spool in site.spools.values():
@@ -158,7 +158,7 @@ def test_any_restarts_give_the_results_of_a_run_without_them(new_site, hot, stop
 
 
 def test_a_note_and_its_history_are_stored_together_or_not_at_all(site, monkeypatch):
-    running = play(site, [95] * 5)
+    running = play_temperatures(site, [95] * 5)
     engine = running.engine
     incident = min(i.id for i in engine.desk.incidents.values() if i.state == "open")
     engine.apply_note(lambda desk: desk.acknowledge(incident, "ada", "mine", T0 + 60 * STEP))
@@ -174,13 +174,13 @@ def test_a_note_and_its_history_are_stored_together_or_not_at_all(site, monkeypa
 
 
 def test_a_note_on_an_unknown_incident_is_refused(site):
-    engine = play(site, [50]).engine
+    engine = play_temperatures(site, [50]).engine
     with pytest.raises(UsageError, match="inc-nope"):
         engine.apply_note(lambda desk: desk.comment("inc-nope", "ada", "?", T0))
 
 
 def test_rows_that_an_older_version_stored_in_the_future_are_not_evaluated_after_a_restart(site):
-    running = play(site, [50] * 8)
+    running = play_temperatures(site, [50] * 8)
     site.database.connection.execute("INSERT INTO hot_gpu (time, device) VALUES ('2199-01-01', 0)")
     running.start()
     assert all(int(rows.time.max()) < T0 * 2 for block in running.engine.framer._rows.values() for rows in block)
@@ -231,7 +231,7 @@ def test_signals_with_a_long_interval_are_present_between_two_samples():
 
 def test_results_that_could_not_be_written_are_written_later_and_evaluated_once(site, new_site, monkeypatch):
     temperatures = [50, 95, 95, 95, 95, 50]
-    wanted = play(new_site(), temperatures).results()
+    wanted = play_temperatures(new_site(), temperatures).results()
     running = Running(site)
     running.start()
     record, tries = ledger.write_changes, []
@@ -278,7 +278,7 @@ def test_a_failing_desk_skips_one_frame_and_leaves_nothing_half_done(site, monke
 @pytest.mark.slow
 def test_missing_telemetry_before_a_restart_is_still_missing_after_it(site):
     """A hot GPU's telemetry stops while another node continues: a restart must not resolve the incident."""
-    running = play(site, [95] * 5)
+    running = play_temperatures(site, [95] * 5)
     for second in range(5, 100):
         if second == 20:
             running.start()

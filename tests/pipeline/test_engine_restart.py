@@ -34,7 +34,7 @@ class CaseRun:
 
     def __init__(self, site: Any, case: Case) -> None:
         self.site, self.case = site, case
-        site.speaks_for_all("n0")
+        site.allow_all_entities("n0")
         self.start()
 
     def start(self) -> None:
@@ -57,7 +57,9 @@ class CaseRun:
         shown = [self.case.instant(n, n >= self.case.fault, np.random.default_rng([n, 7]))[0] for n in ticks]
         blocks = tuple(
             Block(
-                kind, self.case.names[kind], {name: _stored(name, [s[kind][name] for s in shown]) for name in columns}
+                kind,
+                self.case.names[kind],
+                {name: _wire_array(name, [s[kind][name] for s in shown]) for name in columns},
             )
             for kind, columns in shown[0].items()
         )
@@ -82,7 +84,7 @@ class CaseRun:
         return findings, self.incidents(), history
 
 
-def _stored(name: str, columns: list[NDArray[np.float64]]) -> NDArray[Any]:
+def _wire_array(name: str, columns: list[NDArray[np.float64]]) -> NDArray[Any]:
     """Returns a signal over some ticks, in the type of its wire format."""
     return np.stack(columns).astype(CATALOGUE[name].type)
 
@@ -110,7 +112,7 @@ def test_restarts_give_the_same_results_as_a_run_without(site: Any, new_site: Ca
         spool.close()
 
 
-def counting_far(case: Case) -> Case:
+def with_large_counter(case: Case) -> Case:
     """Returns the case with a counter above 2**53, too large for a float; a port of 400 Gbit/s reaches it in 6 h."""
 
     def instant(n: int, faulty: bool, rng: np.random.Generator) -> Any:
@@ -125,7 +127,7 @@ def counting_far(case: Case) -> Case:
 def test_a_restart_continues_although_a_counter_is_too_large_for_a_float(
     site: Any, new_site: Callable[[], Any]
 ) -> None:
-    case, other = counting_far(link.CASE), new_site()
+    case, other = with_large_counter(link.CASE), new_site()
     wanted = run_case(other, case, last=80).results()
     other.shut()
     assert wanted[0], "the case gives findings"

@@ -27,14 +27,14 @@ NOT_SECRET = {"ca_file", "certificate_file", "status_file"}
 
 
 @pytest.fixture
-def wide_open() -> Iterator[None]:
+def open_umask() -> Iterator[None]:
     """Sets the umask that lets the program choose all modes."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
-def modes(folder: Path) -> dict[str, int]:
+def file_modes(folder: Path) -> dict[str, int]:
     return {str(p.relative_to(folder)): stat.S_IMODE(p.lstat().st_mode) for p in folder.rglob("*")}
 
 
@@ -42,19 +42,19 @@ def config_of(folder: Path, **more: object) -> Config:
     return Config(store=Store(folder / "store.duckdb"), spool=SpoolSection(folder / "spool"), **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("wide_open")
+@pytest.mark.usefixtures("open_umask")
 def test_a_spool_is_private_with_all_its_files(tmp_path: Path) -> None:
     with Spool(tmp_path / "state" / "spool", "n1", TELEMETRY, free_bytes=0) as spool:
         spool.append(b"body", 1, 0)
         spool.sync()
         [epoch] = segments.epoch_folders(spool.home)
         segments.write_json(epoch / "pipeline.cursor", {"next": 1}, durable=False)
-    found = modes(tmp_path)
+    found = file_modes(tmp_path)
     assert {name for name in found if name.endswith((".seg", "mark", "lock", ".cursor"))}
     assert {name: mode for name, mode in found.items() if mode & 0o077} == {}
 
 
-@pytest.mark.usefixtures("wide_open")
+@pytest.mark.usefixtures("open_umask")
 def test_init_creates_private_state(tmp_path: Path) -> None:
     """With the real command: the store's file and folders, the spool and the tokens."""
     state = tmp_path / "state"
@@ -65,7 +65,7 @@ def test_init_creates_private_state(tmp_path: Path) -> None:
         "FLEETPULSE__API__TOKEN_FILE": str(tmp_path / "tokens"),
     }
     subprocess.run([sys.executable, "fleetpulse.py", "init"], cwd=ROOT, env=environ, check=True, capture_output=True)
-    found = modes(tmp_path)
+    found = file_modes(tmp_path)
     assert {"state/store/store.duckdb", "state/spool", "tokens"} <= set(found)
     assert {name: mode for name, mode in found.items() if mode & 0o077} == {}
 

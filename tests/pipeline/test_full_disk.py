@@ -33,7 +33,7 @@ def sent_values() -> np.ndarray:
     return np.random.default_rng(7).random((MESSAGES, TICKS, GPUS), "f4")
 
 
-class Senders:
+class NodeSenders:
     """Four nodes that send the messages in turn, each into its own spool."""
 
     def __init__(self, folder: Path, values: np.ndarray) -> None:
@@ -82,22 +82,22 @@ class Script:
         return self._over
 
 
-def stored(service: PipelineService) -> np.ndarray:
+def read_stored(service: PipelineService) -> np.ndarray:
     """Returns temperatures in the shape of `sent_values`; fails unless each row is stored exactly once."""
     rows = service.database.connection.execute("SELECT temperature FROM gpu ORDER BY time, entity").fetchnumpy()
     return np.asarray(rows["temperature"], "f4").reshape(MESSAGES, TICKS, GPUS)
 
 
-def losses(service: PipelineService) -> tuple[int, int]:
+def count_losses(service: PipelineService) -> tuple[int, int]:
     query = "SELECT (SELECT count(*) FROM dead_letter), (SELECT count(*) FROM gaps)"
     return service.database.connection.execute(query).fetchall()[0]
 
 
-def all_stored_after(steps: Iterator[object], service: PipelineService) -> None:
+def check_all_stored(steps: Iterator[object], service: PipelineService) -> None:
     """Runs the service through the steps; each message must be stored once, without losses."""
     service.run(Script(steps))  # type: ignore[arg-type] # it needs no more of its `stop`
-    assert losses(service) == (0, 0)
-    np.testing.assert_array_equal(stored(service), sent_values())
+    assert count_losses(service) == (0, 0)
+    np.testing.assert_array_equal(read_stored(service), sent_values())
 
 
 @pytest.fixture
@@ -113,8 +113,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def senders(tmp_path: Path) -> Iterator[Senders]:
-    made = Senders(tmp_path / "spool", sent_values())
+def senders(tmp_path: Path) -> Iterator[NodeSenders]:
+    made = NodeSenders(tmp_path / "spool", sent_values())
     yield made
     made.close()
 
@@ -123,7 +123,7 @@ def senders(tmp_path: Path) -> Iterator[Senders]:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("free_bytes", [0, 256 << 20], ids=["no reserve", "reserve"])
 def test_a_disk_that_is_repeatedly_full_and_freed_loses_nothing(
-    small_disk: Path, tmp_path: Path, senders: Senders, seed: int, free_bytes: int
+    small_disk: Path, tmp_path: Path, senders: NodeSenders, seed: int, free_bytes: int
 ) -> None:
     """Without a reserve DuckDB itself meets the full disk, in large and in small commits."""
     chance = random.Random(seed)
@@ -148,7 +148,7 @@ def test_a_disk_that_is_repeatedly_full_and_freed_loses_nothing(
     try:
         step = steps()
         next(step)
-        all_stored_after(step, service)
+        check_all_stored(step, service)
         assert any("its disk" in text for texts in reasons for text in texts)
         assert service.list_unready_reasons() == []
     finally:
@@ -156,7 +156,9 @@ def test_a_disk_that_is_repeatedly_full_and_freed_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_failed_checkpoint_does_not_require_a_new_process(small_disk: Path, tmp_path: Path, senders: Senders) -> None:
+def test_a_failed_checkpoint_does_not_require_a_new_process(
+    small_disk: Path, tmp_path: Path, senders: NodeSenders
+) -> None:
     """DuckDB then refuses everything until its file is opened again; committed data is durable."""
     service = service_over(tmp_path, small_disk / "store.duckdb", 0)
     ball, reasons = small_disk / "ball", []
@@ -175,7 +177,7 @@ def test_a_failed_checkpoint_does_not_require_a_new_process(small_disk: Path, tm
         yield from range(10)
 
     try:
-        all_stored_after(steps(), service)
+        check_all_stored(steps(), service)
         assert all(reasons)
         assert service.list_unready_reasons() == []
     finally:
@@ -183,7 +185,7 @@ def test_a_failed_checkpoint_does_not_require_a_new_process(small_disk: Path, tm
 
 
 @pytest.mark.slow
-def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path, senders: Senders) -> None:
+def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path, senders: NodeSenders) -> None:
     """EFBIG, as with a quota; it needs no separate file system."""
     service = service_over(tmp_path, tmp_path / "state" / "store.duckdb", 0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -200,7 +202,7 @@ def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path, senders: Sen
     try:
         step = steps()
         next(step)
-        all_stored_after(step, service)
+        check_all_stored(step, service)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         service.close()
@@ -223,7 +225,7 @@ def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path, senders: Sen
     ids=lambda error: type(error).__name__,
 )
 def test_no_error_of_the_disk_or_of_memory_loses_a_message(
-    tmp_path: Path, senders: Senders, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tmp_path: Path, senders: NodeSenders, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Errors that no message causes leave all messages in place: in order, none a dead letter."""
     service = service_over(tmp_path, tmp_path / "store.duckdb", 0)
@@ -243,7 +245,7 @@ def test_no_error_of_the_disk_or_of_memory_loses_a_message(
         monkeypatch.setattr(ingest, "_write_transaction", transaction)
         while service.run_step():
             pass
-        assert losses(service) == (0, 0)
+        assert count_losses(service) == (0, 0)
         assert service.ingest.counters["messages"] == 40
     finally:
         service.close()

@@ -22,7 +22,7 @@ T0 = 1_780_000_000 * SECOND
 EPOCH = bytes(range(16))
 
 
-class Store:
+class StoreHarness:
     """A store and the log that is read into it; `restart` drops everything that is not on disk."""
 
     def __init__(self, folder: Path) -> None:
@@ -60,8 +60,8 @@ class Store:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path)
+def store(tmp_path: Path) -> Iterator[StoreHarness]:
+    made = StoreHarness(tmp_path)
     yield made
     made.close()
 
@@ -77,7 +77,7 @@ def gap_report(topic: str, first: int, after: int, cause: str) -> bytes:
     return wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 0, 0)
 
 
-def test_a_message_that_arrives_late_is_stored_and_its_gap_is_removed(store: Store) -> None:
+def test_a_message_that_arrives_late_is_stored_and_its_gap_is_removed(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(0), sealed(3)])
     store.drain()
     assert store.missing == [1, 2]
@@ -88,7 +88,7 @@ def test_a_message_that_arrives_late_is_stored_and_its_gap_is_removed(store: Sto
     assert store.ingest.counters["healed"] == 2
 
 
-def test_a_gap_is_closed_after_a_restart_too(store: Store) -> None:
+def test_a_gap_is_closed_after_a_restart_too(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(0), sealed(5)])
     store.drain()
     store.restart()
@@ -99,7 +99,7 @@ def test_a_gap_is_closed_after_a_restart_too(store: Store) -> None:
     assert store.ingest.counters["duplicates"] == 1
 
 
-def test_messages_sent_before_this_store_existed_are_one_gap(store: Store) -> None:
+def test_messages_sent_before_this_store_existed_are_one_gap(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(4)])
     store.drain()
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [
@@ -107,7 +107,7 @@ def test_messages_sent_before_this_store_existed_are_one_gap(store: Store) -> No
     ]
 
 
-def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_their_sequences(store: Store) -> None:
+def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_their_sequences(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(i) for i in range(10)])
     store.drain()
     store.log.add(ONE, [sealed(i) for i in range(10, 20)])
@@ -122,7 +122,7 @@ def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_their_sequences(stor
 
 
 @pytest.mark.parametrize("event_first", [True, False])
-def test_a_gap_has_the_cause_that_its_agent_reports(store: Store, event_first: bool) -> None:
+def test_a_gap_has_the_cause_that_its_agent_reports(store: StoreHarness, event_first: bool) -> None:
     steps = [(WORD, [gap_report(TELEMETRY, 1, 4, "spool full")]), (ONE, [sealed(0), sealed(4)])]
     for partition, messages in steps if event_first else reversed(steps):
         store.log.add(partition, messages)
@@ -130,7 +130,7 @@ def test_a_gap_has_the_cause_that_its_agent_reports(store: Store, event_first: b
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(1, 4, "spool full")]
 
 
-def test_a_message_of_an_unknown_kind_is_a_dead_letter_and_reading_continues(store: Store) -> None:
+def test_a_message_of_an_unknown_kind_is_a_dead_letter_and_reading_continues(store: StoreHarness) -> None:
     future = bytearray(sealed(1))
     future[3] = 99  # version
     store.log.add(ONE, [sealed(0), bytes(future), b"", sealed(1)])
@@ -142,14 +142,14 @@ def test_a_message_of_an_unknown_kind_is_a_dead_letter_and_reading_continues(sto
     assert store.rows("FROM gaps") == []
 
 
-def test_a_message_that_an_agent_dropped_is_a_gap_immediately_even_if_none_follows(store: Store) -> None:
+def test_a_message_that_an_agent_dropped_is_a_gap_immediately_even_if_none_follows(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(0), sealed(1)])
     store.log.add(WORD, [gap_report(TELEMETRY, 2, 5, "refused")])
     store.drain()
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(2, 5, "refused")]
 
 
-def test_messages_that_arrive_after_the_report_of_a_later_gap_are_stored(store: Store) -> None:
+def test_messages_that_arrive_after_the_report_of_a_later_gap_are_stored(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(0)])
     store.log.add(WORD, [gap_report(TELEMETRY, 4, 6, "spool full")])
     store.drain()
@@ -162,7 +162,7 @@ def test_messages_that_arrive_after_the_report_of_a_later_gap_are_stored(store: 
 @pytest.mark.parametrize(
     "hostile", [{"first": -1}, {"next": 1 << 63}, {"next": "5"}, {"first": 9}, {"topic": 1}, {"epoch": None}]
 )
-def test_an_invalid_gap_report_is_stored_as_an_event_alone(store: Store, hostile: dict[str, object]) -> None:
+def test_an_invalid_gap_report_is_stored_as_an_event_alone(store: StoreHarness, hostile: dict[str, object]) -> None:
     data = {"topic": TELEMETRY, "epoch": EPOCH.hex(), "first": 2, "next": 5, "cause": "x", **hostile}
     batch = EventBatch(Origin("local", "n1", bytes(16)), (Event(T0, "node:n1", "gap", data),))
     store.log.add(WORD, [wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 0, 0)])
@@ -171,7 +171,7 @@ def test_an_invalid_gap_report_is_stored_as_an_event_alone(store: Store, hostile
     assert store.rows("SELECT count(*) FROM events") == [(1,)]
 
 
-def test_a_new_spool_first_seen_late_loses_nothing_of_its_beginning(store: Store) -> None:
+def test_a_new_spool_first_seen_late_loses_nothing_of_its_beginning(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(i) for i in range(4)])
     store.drain()
     store.log.add(ONE, [sealed(9, epoch=bytes(16))])
@@ -182,7 +182,7 @@ def test_a_new_spool_first_seen_late_loses_nothing_of_its_beginning(store: Store
     assert store.missing == []
 
 
-def test_many_dead_letters_are_committed_in_bounded_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_dead_letters_are_committed_in_bounded_parts(store: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.ingest.ingest.COMMIT_MESSAGES", 10)
     store.log.add(ONE, [b"junk"] * 35)
     commits = 0
@@ -192,7 +192,7 @@ def test_many_dead_letters_are_committed_in_bounded_parts(store: Store, monkeypa
     assert store.rows("SELECT count(*) FROM dead_letter") == [(35,)]
 
 
-def test_many_gaps_of_one_sender_are_closed_without_a_statement_for_each(store: Store) -> None:
+def test_many_gaps_of_one_sender_are_closed_without_a_statement_for_each(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(i) for i in range(0, 4000, 2)])
     store.drain()
     assert len(store.missing) == 1999
@@ -202,7 +202,7 @@ def test_many_gaps_of_one_sender_are_closed_without_a_statement_for_each(store: 
     assert store.missing == []
 
 
-def test_gaps_beyond_the_memory_bound_stay_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_beyond_the_memory_bound_stay_counted(store: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.ingest.offsets.MAX_GAPS", 2)
     for epoch in (b"a" * 16, b"b" * 16, b"c" * 16):
         store.log.add(ONE, [sealed(0, epoch=epoch), sealed(2, epoch=epoch)])
@@ -222,7 +222,7 @@ def test_in_any_order_each_message_of_each_spool_is_stored_once_or_is_in_a_gap(
 ) -> None:
     epochs = {False: EPOCH, True: b"2" * 16}
     with TemporaryDirectory() as folder:
-        store = Store(Path(folder))
+        store = StoreHarness(Path(folder))
         for start in range(0, len(arrivals), at_once):
             for sequence, second, new_epoch in arrivals[start : start + at_once]:
                 store.log.add(TWO if second else ONE, [sealed(sequence, epoch=epochs[new_epoch])])

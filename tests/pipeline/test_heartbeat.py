@@ -19,7 +19,7 @@ from tests.until import until
 T0 = 1_780_000_000 * SECOND
 
 
-class Hanging:
+class HangingJudge:
     """A judge that waits while it is held."""
 
     signals = frozenset({"gpu.temperature"})
@@ -55,7 +55,7 @@ class Running:
     def __init__(self, site: Any) -> None:
         folder, self.seconds = site.folder, 0.0
         table = {"store": {"path": str(folder / "store.duckdb")}, "spool": {"directory": str(folder / "spool")}}
-        self.judge, self.stop = Hanging(), threading.Event()
+        self.judge, self.stop = HangingJudge(), threading.Event()
         config = build_section(configuration.Config, table, "test")
         self.service = PipelineService(config, self.judge, lambda: T0 + 600 * SECOND, lambda: self.seconds)
         self.thread = threading.Thread(target=self.service.run, args=(self.stop,))

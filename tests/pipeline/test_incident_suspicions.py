@@ -27,97 +27,99 @@ def pages(case: Case) -> set[str]:
 @pytest.mark.parametrize("watched", ["port:n1.mlx5_3", "node:n1", "gpu:n1.3"])
 @pytest.mark.parametrize("level", ["suspect", "ticket"])
 def test_a_page_next_to_or_below_a_change_of_its_node_keeps_its_own_cause(case: Case, watched: str, level: str) -> None:
-    case.see(change(watched, level=level))
-    case.see(found("rank:81.4"))
+    case.report_findings(change(watched, level=level))
+    case.report_findings(found("rank:81.4"))
     assert pages(case) == {"gpu:n1.0"}
     (page,) = [i for i in case.desk.incidents.values() if i.severity == "page"]
     assert (page.entity, page.detector, page.members) == ("rank:81.4", "straggler", ("rank:81.4",))
 
 
 def test_a_suspect_inside_a_watched_change_keeps_its_own_cause_when_it_becomes_a_page(case: Case) -> None:
-    case.see(change("node:n1"))
-    case.see(found("rank:81.4", level="suspect"))
+    case.report_findings(change("node:n1"))
+    case.report_findings(found("rank:81.4", level="suspect"))
     assert case.causes() == {"node:n1"}
-    case.see(found("rank:81.4"))
+    case.report_findings(found("rank:81.4"))
     assert pages(case) == {"gpu:n1.0"}
-    case.see(change("node:n1"), found("rank:81.4"))
+    case.report_findings(change("node:n1"), found("rank:81.4"))
     assert case.causes() == {"gpu:n1.0", "node:n1"}
     assert {i.severity for i in case.desk.incidents.values() if i.cause == "node:n1"} == {"watch"}
     assert all(len(i.members) == 1 for i in case.desk.incidents.values())
 
 
 def test_changes_of_three_parts_of_a_node_do_not_name_the_cause_of_a_page_of_a_fourth(case: Case) -> None:
-    case.see(*(change(f"gpu:n1.{i}") for i in range(3)))
-    case.see(found("gpu:n1.3", "memory"))
+    case.report_findings(*(change(f"gpu:n1.{i}") for i in range(3)))
+    case.report_findings(found("gpu:n1.3", "memory"))
     assert pages(case) == {"gpu:n1.3"}
 
 
 def test_a_page_on_a_watched_node_belongs_to_the_fault_that_explains_it(case: Case) -> None:
     """A failed pump warms a node that already had a changed counter: one page, for the pump."""
-    case.see(change("node:n1"))
-    case.see(found("cdu:c1", "coolant_edge"))
-    case.see(found("node:n1", "thermal_edge"))
+    case.report_findings(change("node:n1"))
+    case.report_findings(found("cdu:c1", "coolant_edge"))
+    case.report_findings(found("node:n1", "thermal_edge"))
     assert pages(case) == {"cdu:c1"}
 
 
 def test_an_earlier_page_joins_the_fault_that_explains_it_although_its_node_was_watched(case: Case) -> None:
-    case.see(change("node:n1"))
-    case.see(found("node:n1", "thermal_edge"))
+    case.report_findings(change("node:n1"))
+    case.report_findings(found("node:n1", "thermal_edge"))
     assert pages(case) == {"node:n1"}
-    case.see(found("cdu:c1", "coolant_edge"))
+    case.report_findings(found("cdu:c1", "coolant_edge"))
     assert pages(case) == {"cdu:c1"}
-    case.see(change("node:n1"), seconds=300)
+    case.report_findings(change("node:n1"), seconds=300)
     assert case.causes() == {"cdu:c1", "node:n1"}, "the change is no symptom of the pump"
 
 
 def test_a_long_watched_incident_can_still_be_explained_when_it_becomes_a_page(case: Case) -> None:
-    case.see(found("node:n1", "thermal", "suspect"))
+    case.report_findings(found("node:n1", "thermal", "suspect"))
     for _ in range(60):
-        case.see(found("node:n1", "thermal", "suspect"))
-    case.see(found("node:n1", "thermal"))
-    case.see(found("cdu:c1", "coolant"))
+        case.report_findings(found("node:n1", "thermal", "suspect"))
+    case.report_findings(found("node:n1", "thermal"))
+    case.report_findings(found("cdu:c1", "coolant"))
     assert pages(case) == {"cdu:c1"}
 
 
 def test_a_suspicion_of_another_kind_does_not_name_the_cause(case: Case) -> None:
     """Two ports with possible errors and one that is down: the leaf needs several ports with one kind of trouble."""
-    case.see(found("port:n1.mlx5_0", "telemetry", "suspect"), found("port:n2.mlx5_0", "telemetry", "suspect"))
-    case.see(found("port:n3.mlx5_0", "link"))
+    case.report_findings(
+        found("port:n1.mlx5_0", "telemetry", "suspect"), found("port:n2.mlx5_0", "telemetry", "suspect")
+    )
+    case.report_findings(found("port:n3.mlx5_0", "link"))
     assert pages(case) == {"port:n3.mlx5_0"}
 
 
 def test_enough_suspects_of_the_same_kind_name_the_cause_of_a_page(case: Case) -> None:
-    case.see(*(found(f"port:n{n}.mlx5_0", "link", "suspect") for n in range(3)))
+    case.report_findings(*(found(f"port:n{n}.mlx5_0", "link", "suspect") for n in range(3)))
     assert case.causes() == {"leaf:l0"}
-    case.see(found("port:n1.mlx5_0", "link"))
+    case.report_findings(found("port:n1.mlx5_0", "link"))
     assert pages(case) == {"leaf:l0"}
 
 
 def test_a_change_does_not_corroborate_a_suspect(case: Case) -> None:
-    case.see(change("gpu:n1.0"))
-    case.see(found("rank:81.4", level="suspect"))
+    case.report_findings(change("gpu:n1.0"))
+    case.report_findings(found("rank:81.4", level="suspect"))
     assert {i.severity for i in case.desk.incidents.values()} == {"watch"}
 
 
 def test_findings_that_leave_an_incident_get_a_new_id_also_after_a_restart(case: Case) -> None:
     """The id comes from the first finding, which here is the one that leaves."""
-    case.see(change("node:n1"))
+    case.report_findings(change("node:n1"))
     first = case.only().id
-    case.see(found("rank:81.4", level="suspect"))
-    case.see(found("rank:81.4"))
+    case.report_findings(found("rank:81.4", level="suspect"))
+    case.report_findings(found("rank:81.4"))
     case.desk.restore(case.desk.snapshot())
     for _ in range(3):
-        case.see(change("node:n1"), found("rank:81.4"))
+        case.report_findings(change("node:n1"), found("rank:81.4"))
     causes = {i.id: i.cause for i in case.desk.incidents.values()}
     assert causes.pop(first) == "gpu:n1.0"
     assert list(causes.values()) == ["node:n1"]
 
 
 def test_a_snapshot_from_before_this_rule_is_loaded(case: Case) -> None:
-    case.see(found("gpu:n1.2", "memory"), change("node:n2"))
+    case.report_findings(found("gpu:n1.2", "memory"), change("node:n2"))
     state = json.loads(case.desk.snapshot())
     for one in state["cases"]:
         del one["raised"]
     case.desk.restore(json.dumps(state))
-    case.see(found("gpu:n1.2", "memory"))
+    case.report_findings(found("gpu:n1.2", "memory"))
     assert pages(case) == {"gpu:n1.2"}

@@ -20,7 +20,7 @@ from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog, one_row
 T0 = 1_780_000_000 * SECOND
 
 
-class Rig:
+class BacklogHarness:
     def __init__(self, folder: Path) -> None:
         self.clock, self.log, self.sequences = T0, SharedLog(), dict[str, int]()
         self.database = Database(folder / "store.duckdb")
@@ -37,65 +37,65 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
+def harness(tmp_path: Path) -> Iterator[BacklogHarness]:
+    made = BacklogHarness(tmp_path)
     yield made
     made.database.close()
 
 
-def test_the_last_message_of_a_sender_that_catches_up_holds_the_others_back(rig: Rig) -> None:
+def test_the_last_message_of_a_sender_that_catches_up_holds_the_others_back(harness: BacklogHarness) -> None:
     for node in ("a", "b"):
-        rig.send(node, T0)
-    assert rig.drain() is None
-    rig.clock += 600 * SECOND
-    rig.send("a", T0 + SECOND)
-    rig.send("a", rig.clock)
-    assert rig.drain() == T0
-    rig.send("b", rig.clock)
-    assert rig.drain() is None
+        harness.send(node, T0)
+    assert harness.drain() is None
+    harness.clock += 600 * SECOND
+    harness.send("a", T0 + SECOND)
+    harness.send("a", harness.clock)
+    assert harness.drain() == T0
+    harness.send("b", harness.clock)
+    assert harness.drain() is None
 
 
-def test_a_first_step_that_fails_leaves_all_unread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.send("a", T0)
+def test_a_first_step_that_fails_leaves_all_unread(harness: BacklogHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.send("a", T0)
     with monkeypatch.context() as broken:
-        broken.setattr(rig.database, "transaction", _full)
+        broken.setattr(harness.database, "transaction", _raise_disk_full)
         with pytest.raises(Retryable, match="disk full"):
-            rig.ingest.step()
-    assert rig.ingest.progress.backlog == 0
-    assert rig.drain() is None
+            harness.ingest.step()
+    assert harness.ingest.progress.backlog == 0
+    assert harness.drain() is None
 
 
-def _full() -> NoReturn:
+def _raise_disk_full() -> NoReturn:
     raise duckdb.IOException("disk full")
 
 
-def test_a_repeated_message_does_not_change_which_senders_are_behind(rig: Rig) -> None:
+def test_a_repeated_message_does_not_change_which_senders_are_behind(harness: BacklogHarness) -> None:
     for node in ("a", "b"):
-        rig.send(node, T0)
-    rig.drain()
-    rig.clock += 600 * SECOND
-    again = rig.log.held[ONE][0][0]
-    rig.log.add(ONE, [again], rig.clock)
-    assert rig.drain() is None
+        harness.send(node, T0)
+    harness.drain()
+    harness.clock += 600 * SECOND
+    again = harness.log.held[ONE][0][0]
+    harness.log.add(ONE, [again], harness.clock)
+    assert harness.drain() is None
 
 
 @pytest.mark.parametrize("mute", [TWO, WORD])
-def test_a_partition_that_does_not_answer_is_waited_for_up_to_a_limit(rig: Rig, mute: Partition) -> None:
-    rig.log.mute = {mute}
-    rig.send("a", T0)
-    assert rig.drain() == 0
-    rig.clock += MAX_UNANSWERED + SECOND
-    rig.send("a", rig.clock)
-    assert rig.drain() is None
+def test_a_partition_that_does_not_answer_is_waited_for_up_to_a_limit(harness: BacklogHarness, mute: Partition) -> None:
+    harness.log.mute = {mute}
+    harness.send("a", T0)
+    assert harness.drain() == 0
+    harness.clock += MAX_UNANSWERED + SECOND
+    harness.send("a", harness.clock)
+    assert harness.drain() is None
 
 
-def test_partitions_that_all_stopped_are_waited_for_again_when_the_first_answers(rig: Rig) -> None:
-    rig.send("a", T0)
-    rig.send("b", T0, TWO)
-    assert rig.drain() is None
-    rig.log.mute = {ONE, TWO, WORD}
-    rig.drain()
-    rig.clock += 10 * MAX_UNANSWERED
-    rig.drain()
-    rig.log.mute = {TWO}
-    assert rig.drain() == T0
+def test_partitions_that_all_stopped_are_waited_for_again_when_the_first_answers(harness: BacklogHarness) -> None:
+    harness.send("a", T0)
+    harness.send("b", T0, TWO)
+    assert harness.drain() is None
+    harness.log.mute = {ONE, TWO, WORD}
+    harness.drain()
+    harness.clock += 10 * MAX_UNANSWERED
+    harness.drain()
+    harness.log.mute = {TWO}
+    assert harness.drain() == T0

@@ -23,11 +23,11 @@ ROLES = {"agents": "agent_users", "pipeline": "pipeline_users"}
 
 
 @pytest.fixture
-def strict(new_broker: Callable[..., Broker], tmp_path: Path) -> Broker:
+def strict_broker(new_broker: Callable[..., Broker], tmp_path: Path) -> Broker:
     return new_broker("strict", security=Security(tmp_path / "security"), properties=STRICT)
 
 
-def inside(broker: Broker) -> External:
+def super_user_listener(broker: Broker) -> External:
     """The listener on which every user is a super user."""
     found = re.search(r"INSIDE://(\S+?),", (broker.folder / "server.properties").read_text())
     assert found is not None
@@ -48,7 +48,7 @@ def as_user(broker: Broker, folder: Path, name: str) -> External:
     other.folder.mkdir()
     other.password_file.write_text(other.password)
     other.ca_file.write_text(broker.security.ca_file.read_text())
-    with admin_of(inside(broker)) as admin:
+    with admin_of(super_user_listener(broker)) as admin:
         mechanism = ScramMechanism[MECHANISM.replace("-", "_")]
         admin.alter_user_scram_credentials(
             [UserScramCredentialUpsertion(name, mechanism, other.password, iterations=4096)]
@@ -56,17 +56,19 @@ def as_user(broker: Broker, folder: Path, name: str) -> External:
     return External(broker.bootstrap, other)
 
 
-def granted(broker: Broker, said: list[str]) -> None:
-    kafka = replace(kafka_of(inside(broker)), agent_users=("User:agent",), pipeline_users=("User:pipeline",))
+def grant_rights(broker: Broker, said: list[str]) -> None:
+    kafka = replace(
+        kafka_of(super_user_listener(broker)), agent_users=("User:agent",), pipeline_users=("User:pipeline",)
+    )
     init_kafka.create_acls(kafka, said.append)
 
 
 @pytest.mark.slow
-def test_agents_may_only_write_and_the_pipeline_may_only_read(strict: Broker, tmp_path: Path) -> None:
-    make_topics(inside(strict))
+def test_agents_may_only_write_and_the_pipeline_may_only_read(strict_broker: Broker, tmp_path: Path) -> None:
+    make_topics(super_user_listener(strict_broker))
     said: list[str] = []
-    granted(strict, said)
-    agent, pipeline, stranger = (as_user(strict, tmp_path, name) for name in ("agent", "pipeline", "stranger"))
+    grant_rights(strict_broker, said)
+    agent, pipeline, stranger = (as_user(strict_broker, tmp_path, name) for name in ("agent", "pipeline", "stranger"))
     write(agent, "telemetry.v1", [b"x"])
     assert [record.value for record in read(pipeline, "telemetry.v1")] == [b"x"]
     write(pipeline, "telemetry.v1.dlq", [b"letter"])
@@ -78,11 +80,11 @@ def test_agents_may_only_write_and_the_pipeline_may_only_read(strict: Broker, tm
 
 
 @pytest.mark.slow
-def test_a_second_run_changes_nothing_and_names_other_users_who_may_write(strict: Broker) -> None:
-    make_topics(inside(strict))
+def test_a_second_run_changes_nothing_and_names_other_users_who_may_write(strict_broker: Broker) -> None:
+    make_topics(super_user_listener(strict_broker))
     said: list[str] = []
-    granted(strict, said)
-    kafka = kafka_of(inside(strict), agent_users=("User:other",), pipeline_users=("User:pipeline",))
+    grant_rights(strict_broker, said)
+    kafka = kafka_of(super_user_listener(strict_broker), agent_users=("User:other",), pipeline_users=("User:pipeline",))
     said.clear()
     init_kafka.create_acls(kafka, said.append)
     assert said[0] == "rights of agents (User:other): 2 created, 0 existed"

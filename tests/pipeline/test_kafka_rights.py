@@ -32,11 +32,11 @@ STRICT = {
 
 
 @pytest.fixture
-def strict(new_broker: Callable[..., Broker], tmp_path: Path) -> Broker:
+def strict_broker(new_broker: Callable[..., Broker], tmp_path: Path) -> Broker:
     return new_broker("strict", security=Security(tmp_path / "security"), properties=STRICT)
 
 
-def listed() -> list[tuple[str, str, str]]:
+def listed_rights() -> list[tuple[str, str, str]]:
     """Returns (kind of resource, name, operation) of each line in the table of rights."""
     part = PAGE.read_text().split("\n## Rights\n")[1].split("\n## ")[0]
     found = []
@@ -46,7 +46,7 @@ def listed() -> list[tuple[str, str, str]]:
     return found
 
 
-def grant(broker: Broker, user: str) -> None:
+def grant_rights(broker: Broker, user: str) -> None:
     inside = re.search(r"INSIDE://(\S+?),", (broker.folder / "server.properties").read_text())
     assert inside is not None
     rules = [
@@ -57,23 +57,23 @@ def grant(broker: Broker, user: str) -> None:
             ACLPermissionType.ALLOW,
             ResourcePattern(getattr(ResourceType, kind.upper()), name),
         )
-        for kind, name, operation in listed()
+        for kind, name, operation in listed_rights()
     ]
     with admin_of(External(inside[1])) as admin:
         admin.create_acls(rules)
 
 
-def publish(address: Address, offset: int) -> None:
+def publish_offset(address: Address, offset: int) -> None:
     """Publishes an offset as the pipeline does; the brokers create the topic for it at the first request."""
     stored: dict[Any, Any] = {TopicPartition("telemetry.v1", 0): OffsetAndMetadata(offset, "", -1)}
     end = time.monotonic() + SECONDS
     with closing(kafka_clients.create_admin(kafka_of(address), "tests", SECONDS)) as admin:
-        while _refused(admin, stored):
+        while _has_no_coordinator(admin, stored):
             assert time.monotonic() < end, "offsets are not taken"
             time.sleep(0.05)
 
 
-def _refused(admin: KafkaAdminClient, stored: dict[Any, Any]) -> bool:
+def _has_no_coordinator(admin: KafkaAdminClient, stored: dict[Any, Any]) -> bool:
     """Returns whether the group has no coordinator yet. Fails on any other refusal."""
     try:
         answers = set(admin.alter_group_offsets("fleetpulse", stored).values())
@@ -84,24 +84,24 @@ def _refused(admin: KafkaAdminClient, stored: dict[Any, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_without_rights_init_names_the_missing_ones_and_with_the_listed_ones_all_works(strict: Broker) -> None:
-    kafka = kafka_of(strict)
+def test_without_rights_init_names_the_missing_ones_and_with_the_listed_ones_all_works(strict_broker: Broker) -> None:
+    kafka = kafka_of(strict_broker)
     with pytest.raises(Unreachable, match=r"user 'fleetpulse' lacks rights on the topic .*docs/kafka\.md"):
         init_kafka.create_topics(kafka, str)
     config = Config(kafka=kafka, pipeline=Pipeline(transport="kafka"))
     before = {check.name: check for check in doctor.run_checks(config, [doctor.transport])}
     assert [check.state for check in before.values()] == ["ok", "ok", "fail", "warn"]
     assert "docs/kafka.md" in before["topics"].fix
-    grant(strict, "fleetpulse")
+    grant_rights(strict_broker, "fleetpulse")
     init_kafka.create_topics(kafka, str)
     assert {check.state for check in doctor.run_checks(config, [doctor.transport])} == {"ok"}
     for topic in topics.READ:
-        write(strict, topic, [b"x"])
-        assert len(read(strict, topic)) == 1
-    publish(strict, 1)
+        write(strict_broker, topic, [b"x"])
+        assert len(read(strict_broker, topic)) == 1
+    publish_offset(strict_broker, 1)
 
 
-def test_another_user_does_not_have_these_rights(strict: Broker) -> None:
-    grant(strict, "somebody")
+def test_another_user_does_not_have_these_rights(strict_broker: Broker) -> None:
+    grant_rights(strict_broker, "somebody")
     with pytest.raises(Unreachable, match="lacks rights"):
-        init_kafka.create_topics(replace(kafka_of(strict)), str)
+        init_kafka.create_topics(replace(kafka_of(strict_broker)), str)

@@ -18,7 +18,7 @@ from tests.kafka_clients import make_topics, write
 from tests.pipeline.kafka_pipeline import NODES, KafkaPipeline, body, wait_until
 
 
-def keys(folder: Path, *nodes: str) -> Path:
+def write_keys(folder: Path, *nodes: str) -> Path:
     folder.mkdir()
     for node in nodes:
         path = folder / f"{node}.key"
@@ -30,7 +30,7 @@ def keys(folder: Path, *nodes: str) -> Path:
 def test_signed_messages_arrive_and_forged_ones_are_dead_letters(
     kafka: Address, new_pipeline: Callable[..., KafkaPipeline], tmp_path: Path
 ) -> None:
-    pipeline = new_pipeline(make_topics(kafka, node_keys=keys(tmp_path / "keys", *NODES)))
+    pipeline = new_pipeline(make_topics(kafka, node_keys=write_keys(tmp_path / "keys", *NODES)))
     pipeline.start()
     pipeline.wait_until_healthy()
     forged = wire.seal(body("n1", time.time_ns() // 1000, 0, 0), wire.TELEMETRY_KIND, b"x" * 16, 0, 0)
@@ -46,4 +46,4 @@ def test_an_agent_without_its_key_does_not_start(
     new_pipeline: Callable[..., KafkaPipeline], kafka: Address, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"no n3\.key; expected the key of n3"):
-        new_pipeline(make_topics(kafka, node_keys=keys(tmp_path / "keys", "n0", "n1", "n2")))
+        new_pipeline(make_topics(kafka, node_keys=write_keys(tmp_path / "keys", "n0", "n1", "n2")))

@@ -11,41 +11,43 @@ from pipeline.model.errors import WireError
 from pipeline.transport.wire import LayoutCache
 
 
-def text(node: str, signal: str = "gpu.power", gpus: int = 8) -> bytes:
+def layout_text(node: str, signal: str = "gpu.power", gpus: int = 8) -> bytes:
     entities = [f"gpu:{node}.{i}" for i in range(gpus)]
     return json.dumps({"site": "s", "node": node, "blocks": [["gpu", entities, [[signal, "f4"]]]]}).encode()
 
 
 def test_a_text_that_was_parsed_gives_the_same_layout_again():
     layouts = LayoutCache(1 << 20)
-    assert layouts.get_layout(text("n1")) is layouts.get_layout(bytes(bytearray(text("n1"))))
-    assert layouts.get_layout(text("n1")) is not layouts.get_layout(text("n2"))
+    assert layouts.get_layout(layout_text("n1")) is layouts.get_layout(bytes(bytearray(layout_text("n1"))))
+    assert layouts.get_layout(layout_text("n1")) is not layouts.get_layout(layout_text("n2"))
 
 
 def test_equal_nodes_share_shape_and_signals_and_layouts_of_one_node_share_names():
     layouts = LayoutCache(1 << 20)
-    one, two, slow = (layouts.get_layout(t) for t in (text("n1"), text("n2"), text("n1", "gpu.energy")))
+    one, two, slow = (
+        layouts.get_layout(t) for t in (layout_text("n1"), layout_text("n2"), layout_text("n1", "gpu.energy"))
+    )
     assert one.shape is two.shape
     assert one.blocks[0].signals is two.blocks[0].signals
     assert all(a is b for a, b in zip(one.blocks[0].entities, slow.blocks[0].entities, strict=True))
 
 
 def test_the_longest_unused_layouts_are_dropped_when_the_texts_exceed_their_bound():
-    size = len(text("n1"))
+    size = len(layout_text("n1"))
     layouts = LayoutCache(3 * size)
-    first, second, _ = (layouts.get_layout(text(f"n{i}")) for i in range(3))
-    assert layouts.get_layout(text("n0")) is first
-    layouts.get_layout(text("n3"))
+    first, second, _ = (layouts.get_layout(layout_text(f"n{i}")) for i in range(3))
+    assert layouts.get_layout(layout_text("n0")) is first
+    layouts.get_layout(layout_text("n3"))
     assert len(layouts) == 3
-    assert layouts.get_layout(text("n0")) is first
-    assert layouts.get_layout(text("n1")) is not second
+    assert layouts.get_layout(layout_text("n0")) is first
+    assert layouts.get_layout(layout_text("n1")) is not second
 
 
 def test_a_layout_larger_than_the_bound_is_parsed_and_not_kept():
     layouts = LayoutCache(1000)
-    assert layouts.get_layout(text("n1", gpus=100)).node == "n1"
+    assert layouts.get_layout(layout_text("n1", gpus=100)).node == "n1"
     assert len(layouts) == 0
-    layouts.get_layout(text("n1"))
+    layouts.get_layout(layout_text("n1"))
     assert len(layouts) == 1
 
 
@@ -77,7 +79,7 @@ def test_several_threads_may_read_layouts_concurrently():
     layouts, found = LayoutCache(5000), []
 
     def read_layouts():
-        found.extend(layouts.get_layout(text(f"n{i % 100}")).node == f"n{i % 100}" for i in range(2000))
+        found.extend(layouts.get_layout(layout_text(f"n{i % 100}")).node == f"n{i % 100}" for i in range(2000))
 
     threads = [threading.Thread(target=read_layouts) for _ in range(4)]
     for thread in threads:
@@ -86,4 +88,4 @@ def test_several_threads_may_read_layouts_concurrently():
         thread.join()
     assert len(found) == 8000
     assert all(found)
-    assert 0 < len(layouts) <= 5000 // len(text("n1"))
+    assert 0 < len(layouts) <= 5000 // len(layout_text("n1"))

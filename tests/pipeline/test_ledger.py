@@ -41,7 +41,7 @@ def finding(level: Level = "page", time: int = START, score: float = 1.5, **more
     return Finding(time, START, "port:n1.a", "link", level, score, f"{level} at {time - START}", **more)
 
 
-def record(
+def record_changes(
     database: Database,
     findings: Sequence[Finding] = (),
     changes: Sequence[Change] = (),
@@ -57,7 +57,7 @@ def payload(kind: Any = "firing", receiver: str = "ops", body: str = "{}") -> Pa
 
 def test_an_incident_is_read_back_as_it_was_written(database: Database) -> None:
     given = incident(confidence=0.25, resolved=START + 5, state="resolved", simulated=True)
-    record(database, [], [change(now=given)])
+    record_changes(database, [], [change(now=given)])
     (read,) = ledger.list_incidents(database.cursor())
     assert read == given.as_json()
 
@@ -66,18 +66,18 @@ def test_many_changes_in_one_transaction_leave_the_last_state_and_the_full_histo
     database: Database,
 ) -> None:
     steps = [incident(members=tuple(f"gpu:n1.{i}" for i in range(n))) for n in range(1, 6)]
-    record(database, [], [change(), *(change("updated", step) for step in steps)])
+    record_changes(database, [], [change(), *(change("updated", step) for step in steps)])
     detail = ledger.read_incident(database.cursor(), IDENTITY)
     assert len(detail["members"]) == 5
     assert [h["number"] for h in detail["history"]] == [1, 2, 3, 4, 5, 6]
     assert [len(h["incident"]["members"]) for h in detail["history"]] == [1, 1, 2, 3, 4, 5]
-    record(database, [], [change("resolved", incident(resolved=START, state="resolved"))])
+    record_changes(database, [], [change("resolved", incident(resolved=START, state="resolved"))])
     assert ledger.read_incident(database.cursor(), IDENTITY)["history"][-1]["number"] == 7
 
 
 def test_incidents_are_listed_newest_first_and_by_state(database: Database) -> None:
     later = dataclasses.replace(incident(), id="inc-2", opened=START + 1, state="acknowledged")
-    record(database, [], [change(), change(now=later)])
+    record_changes(database, [], [change(), change(now=later)])
     assert [i["id"] for i in ledger.list_incidents(database.cursor())] == ["inc-2", IDENTITY]
     assert [i["id"] for i in ledger.list_incidents(database.cursor(), "open")] == [IDENTITY]
     assert [i.id for i in ledger.load_open_incidents(database.cursor())] == [IDENTITY, "inc-2"]
@@ -89,9 +89,9 @@ def test_an_unknown_incident_is_a_key_error(database: Database) -> None:
 
 
 def test_a_finding_is_one_row_with_its_highest_level_and_newest_time(database: Database) -> None:
-    record(database, [finding("suspect", START)], [change(finding_keys=(finding().key,))])
-    record(database, [finding("page", START + 1), finding("ticket", START + 2)])
-    record(database, [finding("suspect", START + 9, 99.0), finding("page", START + 8, 0.5)])
+    record_changes(database, [finding("suspect", START)], [change(finding_keys=(finding().key,))])
+    record_changes(database, [finding("page", START + 1), finding("ticket", START + 2)])
+    record_changes(database, [finding("suspect", START + 9, 99.0), finding("page", START + 8, 0.5)])
     (row,) = ledger.read_incident(database.cursor(), IDENTITY)["findings"]
     assert (row["level"], row["summary"], row["time"]) == ("page", "page at 1", iso(START + 9))
 
@@ -99,7 +99,7 @@ def test_a_finding_is_one_row_with_its_highest_level_and_newest_time(database: D
 def test_a_finding_keeps_evidence_and_signals_and_drops_values_that_are_not_finite(database: Database) -> None:
     one = finding(score=float("nan"), evidence={"x": float("inf"), "who": ["a"]}, signals=("nic.a", "nic.b"))
     two = dataclasses.replace(finding(), onset=START - 1)
-    record(database, [one, two], [change(finding_keys=(one.key, two.key))])
+    record_changes(database, [one, two], [change(finding_keys=(one.key, two.key))])
     empty, full = ledger.read_incident(database.cursor(), IDENTITY)["findings"]
     assert full == {**one.as_json(), "score": None}
     assert empty["signals"] == []
@@ -107,19 +107,19 @@ def test_a_finding_keeps_evidence_and_signals_and_drops_values_that_are_not_fini
 
 
 def test_the_findings_of_a_folded_incident_move_with_it(database: Database) -> None:
-    record(
+    record_changes(
         database,
         [finding()],
         [change(finding_keys=(finding().key,)), change(now=dataclasses.replace(incident(), id="inc-2"))],
     )
     over = incident(resolved=START, state="resolved")
-    record(database, [], [change("resolved", over, folded_into="inc-2")])
+    record_changes(database, [], [change("resolved", over, folded_into="inc-2")])
     assert ledger.read_incident(database.cursor(), IDENTITY)["findings"] == []
     assert len(ledger.read_incident(database.cursor(), "inc-2")["findings"]) == 1
 
 
 def test_payloads_are_numbered_per_receiver_and_listed_without_their_bodies(database: Database) -> None:
-    record(database, [], [change()], [payload(), payload(receiver="b"), payload("resolved")])
+    record_changes(database, [], [change()], [payload(), payload(receiver="b"), payload("resolved")])
     shown = ledger.read_incident(database.cursor(), IDENTITY)["notifications"]
     assert {n["id"] for n in shown} == {f"{IDENTITY}.1.ops", f"{IDENTITY}.2.ops", f"{IDENTITY}.1.b"}
     assert {n["state"] for n in shown} == {"pending"}
@@ -128,8 +128,8 @@ def test_payloads_are_numbered_per_receiver_and_listed_without_their_bodies(data
 
 
 def test_only_a_receiver_that_got_a_trigger_gets_the_resolve(database: Database) -> None:
-    record(database, [], [], [payload(receiver="a")])
-    record(database, [], [], [payload("resolved", "a"), payload("resolved", "b")])
+    record_changes(database, [], [], [payload(receiver="a")])
+    record_changes(database, [], [], [payload("resolved", "a"), payload("resolved", "b")])
     shown = [(n["receiver"], n["kind"]) for n in ledger.list_notifications(database.cursor())]
     assert sorted(shown) == [("a", "firing"), ("a", "resolved")]
 
@@ -137,7 +137,7 @@ def test_only_a_receiver_that_got_a_trigger_gets_the_resolve(database: Database)
 def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
     broken = dataclasses.replace(payload(), body=None)  # type: ignore[arg-type]
     with pytest.raises(duckdb.ConstraintException):
-        record(database, [finding()], [change()], [payload(), broken])
+        record_changes(database, [finding()], [change()], [payload(), broken])
     assert ledger.list_incidents(database.cursor()) == []
     assert ledger.list_notifications(database.cursor()) == []
 
@@ -152,6 +152,6 @@ def test_a_snapshot_is_read_back_with_its_time(database: Database) -> None:
 
 def test_a_large_number_of_findings_is_one_statement(database: Database) -> None:
     storm = [dataclasses.replace(finding(), entity=f"gpu:n{n}.0") for n in range(5000)]
-    record(database, storm)
-    record(database, storm)
+    record_changes(database, storm)
+    record_changes(database, storm)
     assert database.cursor().execute("SELECT count(*) FROM findings").fetchall() == [(5000,)]

@@ -30,11 +30,11 @@ UP: Line = ("port:leaf1.9", ("leaf:leaf1",), {"guid": "L", "port": 9, "peer_guid
 DOWN: Line = ("port:spine1.1", ("spine:spine1",), {"guid": "S", "port": 1, "peer_guid": "L", "peer_port": 9})
 
 
-def learn(links: Links, *lines: Line) -> None:
+def learn_lines(links: Links, *lines: Line) -> None:
     links.topology.merge(*links.join_inventory({e: p for e, p, _ in lines}, {e: f for e, _, f in lines}))
 
 
-def ends(topology: Topology) -> tuple[object, object, tuple[str, ...]]:
+def read_ends(topology: Topology) -> tuple[object, object, tuple[str, ...]]:
     return (
         topology.attributes[HOST].get("peer"),
         topology.attributes[FAR].get("peer"),
@@ -49,38 +49,38 @@ JOINED = (FAR, HOST, ("node:n1", "leaf:leaf1"))
 def test_both_ends_are_joined_in_any_order_and_however_often_they_are_reported(order: Sequence[Line]) -> None:
     links = Links(Topology())
     for line in order:
-        learn(links, line)
-    assert ends(links.topology) == JOINED
+        learn_lines(links, line)
+    assert read_ends(links.topology) == JOINED
     assert links.topology.attributes[HOST]["fw_ver"] == "28.41"
 
 
 def test_both_ends_in_one_inventory_are_joined() -> None:
     links = Links(Topology())
-    learn(links, NODE, SWITCH)
-    assert ends(links.topology) == JOINED
+    learn_lines(links, NODE, SWITCH)
+    assert read_ends(links.topology) == JOINED
 
 
 def test_ends_known_at_the_start_are_joined_too() -> None:
     known = Topology({e: p for e, p, _ in (NODE, SWITCH)}, {e: f for e, _, f in (NODE, SWITCH)})
     Links(known)
-    assert ends(known) == JOINED
+    assert read_ends(known) == JOINED
 
 
 def test_an_unchanged_line_does_not_change_the_topology() -> None:
     links = Links(Topology())
-    learn(links, NODE, SWITCH)
+    learn_lines(links, NODE, SWITCH)
     version = links.topology.version
-    learn(links, NODE)
-    learn(links, SWITCH)
+    learn_lines(links, NODE)
+    learn_lines(links, SWITCH)
     assert links.topology.version == version
 
 
 def test_a_moved_cable_leaves_nothing_of_its_old_join() -> None:
     links = Links(Topology())
-    learn(links, NODE, SWITCH)
+    learn_lines(links, NODE, SWITCH)
     other: Line = ("port:leaf2.5", ("leaf:leaf2",), {**SWITCH[2], "guid": "other", "port": 5})
     emptied: Line = (FAR, SWITCH[1], {"guid": "a088:c203:0002:0100", "port": 2})
-    learn(links, other, emptied)
+    learn_lines(links, other, emptied)
     assert links.topology.attributes[HOST]["peer"] == "port:leaf2.5"
     assert links.topology.parents[HOST] == ("node:n1", "leaf:leaf2")
     assert "peer" not in links.topology.attributes[FAR]
@@ -88,8 +88,8 @@ def test_a_moved_cable_leaves_nothing_of_its_old_join() -> None:
 
 def test_a_replaced_nic_removes_its_join() -> None:
     links = Links(Topology())
-    learn(links, NODE, SWITCH)
-    learn(links, (HOST, ("node:n1",), {"port_guid": "a088:c203:0099:0001"}))
+    learn_lines(links, NODE, SWITCH)
+    learn_lines(links, (HOST, ("node:n1",), {"port_guid": "a088:c203:0099:0001"}))
     assert "peer" not in links.topology.attributes[HOST]
     assert "peer" not in links.topology.attributes[FAR]
     assert links.topology.parents[HOST] == ("node:n1",)
@@ -97,14 +97,14 @@ def test_a_replaced_nic_removes_its_join() -> None:
 
 def test_a_configured_leaf_is_kept() -> None:
     links = Links(Topology())
-    learn(links, (HOST, ("node:n1", "leaf:by-hand"), NODE[2]), SWITCH)
+    learn_lines(links, (HOST, ("node:n1", "leaf:by-hand"), NODE[2]), SWITCH)
     assert links.topology.parents[HOST] == ("node:n1", "leaf:by-hand")
     assert links.topology.attributes[HOST]["peer"] == FAR
 
 
 def test_cables_between_switches_are_joined_by_switch_and_port_number() -> None:
     links = Links(Topology())
-    learn(links, UP, DOWN)
+    learn_lines(links, UP, DOWN)
     assert links.topology.attributes["port:leaf1.9"]["peer"] == "port:spine1.1"
     assert links.topology.attributes["port:spine1.1"]["peer"] == "port:leaf1.9"
     assert links.topology.parents["port:spine1.1"] == ("spine:spine1",)
@@ -118,7 +118,7 @@ FACTS = st.dictionaries(st.sampled_from(["port_guid", "peer_guid", "peer_port", 
 def test_any_attributes_are_accepted_and_no_port_is_its_own_peer(lines: list[tuple[str, dict[str, object]]]) -> None:
     links = Links(Topology())
     for entity, facts in lines:
-        learn(links, (entity, ("node:n1",), facts))
+        learn_lines(links, (entity, ("node:n1",), facts))
     for entity, found in links.topology.attributes.items():
         assert entity.startswith("gpu:") or found.get("peer") != entity
 
@@ -148,7 +148,7 @@ def test_sql_shows_both_ends_and_a_restart_joins_them_again(site: Site) -> None:
     assert site.database is not None
     topology = load_topology(load_entities(site.database.connection, 0), Config())
     Links(topology)
-    assert ends(topology) == JOINED
+    assert read_ends(topology) == JOINED
 
 
 # --- one link, one suspect -------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def finding(time: int, entity: str, level: Level, signal: str) -> Finding:
 
 def desk() -> Desk:
     links = Links(Topology())
-    learn(links, NODE, SWITCH, UP, DOWN)
+    learn_lines(links, NODE, SWITCH, UP, DOWN)
     return Desk(links.topology)
 
 
@@ -183,7 +183,7 @@ def test_errors_reported_by_both_ends_make_two_suspicions_a_ticket() -> None:
 
 def test_a_link_between_switches_belongs_to_the_leaf() -> None:
     links = Links(Topology())
-    learn(links, UP, DOWN)
+    learn_lines(links, UP, DOWN)
     folding = CauseRules(links.topology)
     assert folding.find_suspect("port:spine1.1") == folding.find_suspect("port:leaf1.9") == "port:leaf1.9"
 
@@ -195,7 +195,7 @@ def test_two_ends_count_as_one_child_of_their_leaf() -> None:
         lines.append((f"port:n{i}.mlx5_0", (f"node:n{i}",), {"port_guid": f"g{i}"}))
         lines.append((f"port:leaf1.{i}", ("leaf:leaf1",), {"guid": "L", "port": i, "peer_guid": f"g{i}"}))
     links = Links(Topology())
-    learn(links, *lines)
+    learn_lines(links, *lines)
     found = Desk(links.topology)
     two = [f"port:{name}" for i in (1, 2) for name in (f"n{i}.mlx5_0", f"leaf1.{i}")]
     found.observe(NOW, [finding(NOW, e, "suspect", "nic.state") for e in two])

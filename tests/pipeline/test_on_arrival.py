@@ -52,12 +52,12 @@ class ArrivalEngine:
         self.store_messages()
         self.engine.advance(T0 + last * STEP)
 
-    def late_xid(self) -> None:
+    def send_late_xid(self) -> None:
         """Sends eleven frames, and then the XID of the seventh."""
         self.run(0, 11)
         self.site.send_events("n1", xid(T0 + 65 * SECOND))
 
-    def paged_once(self) -> bool:
+    def has_paged_once(self) -> bool:
         return self.findings() == PAGE and self.history() == [("opened",)]
 
     def findings(self) -> list[Any]:
@@ -88,14 +88,14 @@ def test_the_frame_of_the_xid_does_not_report_it_again(arrival_engine: ArrivalEn
     arrival_engine.site.send_events("n1", xid(T0 + 65 * SECOND))
     arrival_engine.store_messages()
     arrival_engine.run(3, 9)
-    assert arrival_engine.paged_once()
+    assert arrival_engine.has_paged_once()
 
 
 def test_a_fatal_xid_that_is_forty_seconds_late_pages_once(arrival_engine: ArrivalEngine) -> None:
-    arrival_engine.late_xid()
+    arrival_engine.send_late_xid()
     arrival_engine.store_messages()
     arrival_engine.run(11, 14)
-    assert arrival_engine.paged_once()
+    assert arrival_engine.has_paged_once()
     assert arrival_engine.engine.framer.late == {"events": 1}
 
 
@@ -114,7 +114,7 @@ def test_an_xid_evaluated_with_its_frame_is_evaluated_however_late(arrival_engin
 def test_restarts_before_and_after_the_evaluation_page_once(
     arrival_engine: ArrivalEngine, stops: Sequence[int]
 ) -> None:
-    arrival_engine.late_xid()
+    arrival_engine.send_late_xid()
     if 1 in stops:  # stored, and the process ends before the evaluation
         assert arrival_engine.ingest.step(arrival_engine.engine.framer.closed) is not None
         arrival_engine.start()
@@ -125,7 +125,7 @@ def test_restarts_before_and_after_the_evaluation_page_once(
     if 3 in stops:
         arrival_engine.start()
     arrival_engine.run(13, 20)
-    assert arrival_engine.paged_once()
+    assert arrival_engine.has_paged_once()
 
 
 def test_a_reloaded_driver_pages_no_one_on_arrival(arrival_engine: ArrivalEngine) -> None:
@@ -172,7 +172,7 @@ def test_late_rows_are_marked_and_a_restart_and_a_replay_evaluate_the_same_frame
 # --- live and replay --------------------------------------------------------------------------------------------------
 
 
-def collapse(time: int, **more: Any) -> Event:
+def flow_collapse(time: int, **more: Any) -> Event:
     data = {"state": "active", "since": time - SECOND, "signal": "coolant.flow", "value": 9.0, "usual": 100.0}
     return Event(time, "cdu:c0", "flow_collapse", {**data, "share": 0.7, **more})
 
@@ -181,7 +181,7 @@ EVENTS = [
     xid(T0 + 12 * SECOND),
     Event(T0 + 12 * SECOND + 200_000, GPU, "xid", {"xid": 154, "action": "GPU Reset"}),
     Event(T0 + 13 * SECOND, GPU, "gpu_lost", {"present": 7}),
-    collapse(T0 + 14 * SECOND),
+    flow_collapse(T0 + 14 * SECOND),
     Event(
         T0 + 25 * SECOND, "leak_detector:r1", "leak", {"state": "active", "since": T0 + 25 * SECOND, "leak": "critical"}
     ),
@@ -202,7 +202,7 @@ def run_frames(arrivals: Sequence[int]) -> list[Finding]:
     return found
 
 
-def keys(found: Sequence[Finding]) -> list[tuple[Any, ...]]:
+def finding_keys(found: Sequence[Finding]) -> list[tuple[Any, ...]]:
     return sorted(
         (f.key, f.level, f.time, f.summary) for f in found if f.level == "page" or f.detector == "thermal_edge"
     )
@@ -223,11 +223,11 @@ def test_events_on_arrival_give_the_findings_of_a_replay_in_any_order() -> None:
         [1, 1, 1, 1, 2, 3],
         [0, 1, 1, 0, 2, 1],
     ):  # the events of one agent keep their order
-        assert keys(run_frames(arrivals)) == keys(replayed)
+        assert finding_keys(run_frames(arrivals)) == finding_keys(replayed)
 
 
 def test_a_flow_that_collapses_alone_is_left_to_its_frame() -> None:
     runner = Runner(configured())
-    assert runner.judge_events([collapse(T0, others={"coolant.pressure": 1.0})], Topology()) == []
-    [found] = runner.judge_events([collapse(T0, others={"coolant.pressure": 0.2})], Topology())
+    assert runner.judge_events([flow_collapse(T0, others={"coolant.pressure": 1.0})], Topology()) == []
+    [found] = runner.judge_events([flow_collapse(T0, others={"coolant.pressure": 0.2})], Topology())
     assert (found.level, found.entity, found.onset) == ("page", "cdu:c0", T0 - SECOND)

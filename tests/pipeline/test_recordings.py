@@ -21,7 +21,7 @@ from pipeline.recording.writer import RecordingWriter, TelemetryWriter
 T0 = 1_767_225_600 * SECOND
 
 
-def parquet(path: Path, times: list[int], entities: list[str], **columns: list[float | None]) -> Path:
+def write_parquet(path: Path, times: list[int], entities: list[str], **columns: list[float | None]) -> Path:
     table = {"time": pa.array(times, pa.timestamp("us", "UTC")), "entity": entities}
     pq.write_table(pa.table({**table, **{n.replace("__", "."): v for n, v in columns.items()}}), path)
     return path
@@ -67,7 +67,7 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
 
 
 def test_values_outside_the_valid_range_and_infinite_ones_are_missing(tmp_path: Path) -> None:
-    path = parquet(
+    path = write_parquet(
         tmp_path / "t.parquet", [T0] * 4, [f"gpu:{i}" for i in range(4)], gpu__temperature=[50, 4000, None, np.inf]
     )
     values = Recording([path]).load()["gpu"].columns["gpu.temperature"]
@@ -75,13 +75,13 @@ def test_values_outside_the_valid_range_and_infinite_ones_are_missing(tmp_path: 
 
 
 def test_several_files_of_several_classes_are_merged_in_order_of_time(tmp_path: Path) -> None:
-    one = parquet(
+    one = write_parquet(
         tmp_path / "a.parquet", [T0 + i * SECOND for i in range(50)], ["gpu:a"] * 50, gpu__power=list(range(50))
     )
-    two = parquet(
+    two = write_parquet(
         tmp_path / "b.parquet", [T0 + i * SECOND for i in range(25, 75)], ["gpu:b"] * 50, gpu__power=[1.0] * 50
     )
-    three = parquet(
+    three = write_parquet(
         tmp_path / "c.parquet", [T0 + i * 5 * SECOND for i in range(20)], ["cdu:c"] * 20, coolant__flow=[9.0] * 20
     )
     recording = Recording([one, two, three])
@@ -124,7 +124,7 @@ def test_files_cut_at_any_place_give_every_row_once_below_its_watermark(
 
 
 def test_a_file_out_of_order_is_sorted_by_time(tmp_path: Path) -> None:
-    path = parquet(
+    path = write_parquet(
         tmp_path / "t.parquet", [T0 + 2, T0, T0 + 1], ["gpu:a", "gpu:b", "gpu:c"], gpu__power=[2.0, 0.0, 1.0]
     )
     assert Recording([path]).load()["gpu"].columns["gpu.power"].tolist() == [0.0, 1.0, 2.0]
@@ -156,7 +156,7 @@ def test_declared_signals_may_have_any_class_and_override_the_catalogue(tmp_path
     assert signals["gpu.power"].interval == 2
     assert signals["nic.line"].normal == ("up",)
     assert set(CATALOGUE) < set(signals)
-    path = parquet(tmp_path / "t.parquet", [T0], ["machine:1-1"], m01=[0.5])
+    path = write_parquet(tmp_path / "t.parquet", [T0], ["machine:1-1"], m01=[0.5])
     assert Recording([path], signals).load()["machine"].columns["m01"].tolist() == [0.5]
 
 

@@ -16,7 +16,7 @@ TIME = pa.array([0, 1], pa.timestamp("us", "UTC"))
 SIGNAL = '[signals."x.y"]\nunit = "1"\nkind = "gauge"\nclass = "x"\nhelp = "x"\n'
 
 
-def refused(tmp_path: Path, name: str, read: object) -> str:
+def error_of(tmp_path: Path, name: str, read: object) -> str:
     with pytest.raises(UsageError) as error:
         read()  # type: ignore[operator]
     assert name in str(error.value)
@@ -58,7 +58,7 @@ def test_a_bad_parquet_file_is_reported_with_column_and_row(
     tmp_path: Path, columns: dict[str, object], message: str
 ) -> None:
     pq.write_table(pa.table(columns), tmp_path / "bad.parquet")
-    assert message in refused(tmp_path, "bad.parquet", lambda: Recording([tmp_path / "bad.parquet"]).load())
+    assert message in error_of(tmp_path, "bad.parquet", lambda: Recording([tmp_path / "bad.parquet"]).load())
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_bad_parquet_file_is_reported_with_column_and_row(
 )
 def test_a_bad_csv_file_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "odd.csv").write_text(text)
-    assert message in refused(tmp_path, "odd.csv", lambda: Recording([tmp_path / "odd.csv"]).load())
+    assert message in error_of(tmp_path, "odd.csv", lambda: Recording([tmp_path / "odd.csv"]).load())
 
 
 def test_a_csv_file_without_rows_is_an_empty_recording(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_truncated_parquet_file_is_reported(tmp_path: Path) -> None:
     data = (tmp_path / "cut.parquet").read_bytes()
     for length in (0, 3, len(data) // 2, len(data) - 1):
         (tmp_path / "cut.parquet").write_bytes(data[:length])
-        message = refused(tmp_path, "cut.parquet", lambda: Recording([tmp_path / "cut.parquet"]))
+        message = error_of(tmp_path, "cut.parquet", lambda: Recording([tmp_path / "cut.parquet"]))
         assert "was it truncated?" in message
 
 
@@ -106,12 +106,12 @@ def test_a_parquet_file_with_damaged_pages_is_reported(tmp_path: Path) -> None:
     place = pq.read_metadata(path).row_group(0).column(2).dictionary_page_offset
     data[place : place + 400] = b"\xff" * 400
     path.write_bytes(data)
-    refused(tmp_path, "hurt.parquet", lambda: Recording([path]).load())
+    error_of(tmp_path, "hurt.parquet", lambda: Recording([path]).load())
 
 
 def test_a_missing_file_and_an_empty_list_are_reported(tmp_path: Path) -> None:
-    assert "no such file" in refused(tmp_path, "gone.parquet", lambda: Recording([tmp_path / "gone.parquet"]))
-    assert "no such file" in refused(tmp_path, tmp_path.name, lambda: Recording([tmp_path]))
+    assert "no such file" in error_of(tmp_path, "gone.parquet", lambda: Recording([tmp_path / "gone.parquet"]))
+    assert "no such file" in error_of(tmp_path, tmp_path.name, lambda: Recording([tmp_path]))
     with pytest.raises(UsageError, match="at least one"):
         Recording([])
 
@@ -138,7 +138,7 @@ def test_a_missing_file_and_an_empty_list_are_reported(tmp_path: Path) -> None:
 )
 def test_a_bad_signals_file_is_reported_with_its_key(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "bad.toml").write_text(text)
-    assert message in refused(tmp_path, "bad.toml", lambda: read_signals(tmp_path / "bad.toml"))
+    assert message in error_of(tmp_path, "bad.toml", lambda: read_signals(tmp_path / "bad.toml"))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_bad_signals_file_is_reported_with_its_key(tmp_path: Path, text: str, 
 )
 def test_a_bad_topology_file_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "bad.toml").write_text(text)
-    assert message in refused(tmp_path, "bad.toml", lambda: read_topology(tmp_path / "bad.toml"))
+    assert message in error_of(tmp_path, "bad.toml", lambda: read_topology(tmp_path / "bad.toml"))
 
 
 @pytest.mark.parametrize(
@@ -173,15 +173,15 @@ def test_a_bad_topology_file_is_reported_with_its_line(tmp_path: Path, text: str
 def test_a_bad_event_is_reported_with_its_line(tmp_path: Path, line: str, message: str) -> None:
     good = '{"time": "2026-01-01T00:00:00Z", "entity": "gpu:a", "kind": "xid", "data": {"code": 79}}'
     (tmp_path / "bad.jsonl").write_text(f"{good}\n{line}\n")
-    assert message in refused(tmp_path, "bad.jsonl", lambda: read_events([tmp_path / "bad.jsonl"]))
+    assert message in error_of(tmp_path, "bad.jsonl", lambda: read_events([tmp_path / "bad.jsonl"]))
 
 
 def test_a_missing_file_or_one_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"version = 1 # \xe9\xff")
-    assert "UTF-8" in refused(tmp_path, "latin.toml", lambda: read_signals(tmp_path / "latin.toml"))
-    assert "cannot be read" in refused(tmp_path, "gone.toml", lambda: read_topology(tmp_path / "gone.toml"))
+    assert "UTF-8" in error_of(tmp_path, "latin.toml", lambda: read_signals(tmp_path / "latin.toml"))
+    assert "cannot be read" in error_of(tmp_path, "gone.toml", lambda: read_topology(tmp_path / "gone.toml"))
 
 
 def test_an_output_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    refused(tmp_path, "taken", lambda: RecordingWriter(tmp_path / "taken"))
+    error_of(tmp_path, "taken", lambda: RecordingWriter(tmp_path / "taken"))

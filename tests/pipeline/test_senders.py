@@ -57,7 +57,7 @@ class SenderHarness:
         rows = self.database.connection.execute("SELECT temperature FROM gpu ORDER BY time, temperature").fetchall()
         return [value for (value,) in rows]
 
-    def letters(self) -> list[str]:
+    def read_letters(self) -> list[str]:
         rows = self.database.connection.execute("SELECT reason FROM dead_letter ORDER BY ALL").fetchall()
         return [reason for (reason,) in rows]
 
@@ -88,8 +88,8 @@ def test_a_kafka_message_whose_key_is_not_its_node_is_rejected(bench, key, reaso
     bench.log.add(ONE, [message("h2", 0, 40.0)], key=key if key != b"" else b"h2\0")
     bench.drain()
     assert bench.temperatures() == []
-    assert bench.letters()[0].startswith("sender: message of node 'h2'")
-    assert reason.strip("?") in bench.letters()[0]
+    assert bench.read_letters()[0].startswith("sender: message of node 'h2'")
+    assert reason.strip("?") in bench.read_letters()[0]
 
 
 def test_messages_sent_ahead_by_an_impostor_do_not_make_those_of_the_node_duplicates(bench):
@@ -101,7 +101,7 @@ def test_messages_sent_ahead_by_an_impostor_do_not_make_those_of_the_node_duplic
     assert bench.temperatures() == [40.0, 41.0, 999.0, 42.0, 999.0, 43.0, 999.0]
     assert ingest.counters["duplicates"] == 0
     assert ingest.rejected["sequence"] == 3
-    assert [letter.split(";")[0] for letter in bench.letters()] == [
+    assert [letter.split(";")[0] for letter in bench.read_letters()] == [
         f"sequence: another message of h2 had sequence {n} of telemetry.v1 before" for n in range(1, 4)
     ]
 
@@ -135,7 +135,7 @@ def test_a_log_read_again_from_its_start_gives_only_duplicates(bench):
     bench.database.connection.execute("DELETE FROM ingest_commit")
     ingest = bench.drain()
     assert ingest.counters["duplicates"] == 2 * WINDOW
-    assert bench.letters() == []
+    assert bench.read_letters() == []
     assert len(bench.temperatures()) == 2 * WINDOW
 
 
@@ -154,7 +154,7 @@ def test_a_second_message_counts_only_once_its_transaction_is_durable():
 # --- signatures ------------------------------------------------------------------------------------------------------
 
 
-def key_file(folder, node: str, *keys: bytes) -> None:
+def write_key(folder, node: str, *keys: bytes) -> None:
     folder.mkdir(exist_ok=True)
     path = folder / f"{node}.key"
     path.touch(mode=0o600)
@@ -163,8 +163,8 @@ def key_file(folder, node: str, *keys: bytes) -> None:
 
 def test_with_keys_configured_only_messages_signed_with_the_nodes_key_are_accepted(bench, tmp_path):
     bench.keys = tmp_path / "keys"
-    key_file(bench.keys, "h2", KEY)
-    key_file(bench.keys, "h1", OTHER)
+    write_key(bench.keys, "h2", KEY)
+    write_key(bench.keys, "h1", OTHER)
     sent = [message("h2", n, 40.0 + n) for n in range(4)]
     signed = [sign(KEY, "telemetry.v1", sent[0]), None, sign(OTHER, "telemetry.v1", sent[2]), b"short"]
     bench.log.add(ONE, sent, signatures=signed)
@@ -172,7 +172,7 @@ def test_with_keys_configured_only_messages_signed_with_the_nodes_key_are_accept
     ingest = bench.drain()
     assert bench.temperatures() == [40.0]
     assert ingest.rejected["signature"] == 4
-    assert [letter.split(":")[0] for letter in bench.letters()] == ["signature"] * 4
+    assert [letter.split(":")[0] for letter in bench.read_letters()] == ["signature"] * 4
 
 
 def test_a_signature_for_one_topic_is_invalid_for_another():
@@ -183,17 +183,17 @@ def test_a_signature_for_one_topic_is_invalid_for_another():
 def test_a_key_is_replaced_without_a_gap_and_a_removed_one_ends_within_a_minute(tmp_path):
     clock = [0.0]
     keys = NodeKeys(tmp_path, lambda: clock[0])
-    key_file(tmp_path, "h2", KEY, OTHER)
+    write_key(tmp_path, "h2", KEY, OTHER)
     assert keys.signing_key("h2") == KEY
     assert keys.find_fault("h2", "t", b"x", sign(OTHER, "t", b"x")) is None
-    key_file(tmp_path, "h2", KEY)
+    write_key(tmp_path, "h2", KEY)
     clock[0] += RENEW_S
     assert "wrong signature" in keys.find_fault("h2", "t", b"x", sign(OTHER, "t", b"x"))
 
 
 @pytest.mark.parametrize(("text", "mode", "reason"), [(b"short", 0o600, "at least 32"), (KEY, 0o644, "chmod 600")])
 def test_a_key_without_protection_is_refused(tmp_path, text, mode, reason):
-    key_file(tmp_path, "h2", text)
+    write_key(tmp_path, "h2", text)
     (tmp_path / "h2.key").chmod(mode)
     with pytest.raises(sections.ConfigError, match=reason):
         NodeKeys(tmp_path).signing_key("h2")
@@ -215,7 +215,7 @@ def test_a_missing_key_folder_loses_no_message(bench, tmp_path):
     bench.log.add(ONE, [value], signatures=[sign(KEY, ONE.topic, value)])
     with pytest.raises(Retryable, match="node_keys"):
         bench.drain()
-    key_file(bench.keys, "h1", KEY)
+    write_key(bench.keys, "h1", KEY)
     ingest = bench.drain()
     assert bench.temperatures() == [40.0]
     assert dict(ingest.rejected) == {}

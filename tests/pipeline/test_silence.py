@@ -62,11 +62,11 @@ class SilencePipeline:
             self.now += 5
             for node in senders:
                 self.send(node, site)
-            while self.turn():
+            while self.run_step():
                 pass
             self.service.report_silence()
 
-    def turn(self) -> bool:
+    def run_step(self) -> bool:
         """Runs one step, and restarts if the service requests it, as its loop does."""
         if self.service.engine is None:
             self.service.start_engine()
@@ -218,7 +218,7 @@ def test_a_node_lost_soon_after_its_site_returned_is_an_incident(line: SilencePi
     assert sorted(line.incidents()) == [("node:n1", "ticket", "open"), ("site:local", "page", "open")]
 
 
-def minutes(line: SilencePipeline, count: int) -> None:
+def run_minutes(line: SilencePipeline, count: int) -> None:
     """Advances minutes in which an agent sends once, with an event in between."""
     for _ in range(count):
         line.run(5, "n1")
@@ -228,17 +228,17 @@ def minutes(line: SilencePipeline, count: int) -> None:
 
 
 def test_a_new_site_of_agents_that_send_once_a_minute_is_not_silent_in_between(line: SilencePipeline) -> None:
-    minutes(line, 4)
+    run_minutes(line, 4)
     assert line.incidents() == []
 
 
 def test_agents_that_send_once_a_minute_are_not_silent_after_a_restart(line: SilencePipeline) -> None:
-    minutes(line, 4)
+    run_minutes(line, 4)
     line.restart()
     line.run(40)
-    minutes(line, 3)
+    run_minutes(line, 3)
     line.restart(50)
-    minutes(line, 3)
+    run_minutes(line, 3)
     assert line.incidents() == []
     line.run(190)
     assert line.incidents()[-1] == ("site:local", "page", "open")
@@ -393,14 +393,14 @@ def test_threads_may_check_for_silence_while_nodes_are_added() -> None:
     wrong: list[Exception] = []
     done = threading.Event()
 
-    def ask() -> None:
+    def check_silence() -> None:
         while not done.is_set():
             try:
                 watch.describe_total_silence(T0)
             except RuntimeError as error:
                 wrong.append(error)
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=check_silence)
     asking.start()
     nodes: dict[str, int] = {}
     for i in range(3000):

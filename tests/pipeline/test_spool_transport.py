@@ -18,44 +18,44 @@ from pipeline.transport import spool as spool_transport
 from pipeline.transport.spool import SpoolTransport
 
 
-def filled(folder: Path, node: str = "n1", count: int = 5, **bounds: int) -> None:
+def fill_spool(folder: Path, node: str = "n1", count: int = 5, **bounds: int) -> None:
     with Spool(folder, node, "telemetry.v1", free_bytes=0, **bounds) as spool:
         spool.append_many([b"%d" % i for i in range(count)], wire.TELEMETRY_KIND, 0)
 
 
-def cursor(folder: Path) -> int | None:
+def read_cursor(folder: Path) -> int | None:
     found = list(folder.glob("*/*/*/pipeline.cursor"))
     return json.loads(found[0].read_text())["next"] if found else None
 
 
 def test_a_cursor_is_written_at_most_once_a_second_and_in_full_at_close(tmp_path: Path) -> None:
-    filled(tmp_path)
+    fill_spool(tmp_path)
     now = 100.0
     transport = SpoolTransport(tmp_path, monotonic=lambda: now)
     (partition,) = transport.partitions()
     transport.commit_offset(partition, 1)
-    assert cursor(tmp_path) == 1
+    assert read_cursor(tmp_path) == 1
     transport.commit_offset(partition, 2)
-    assert cursor(tmp_path) == 1
+    assert read_cursor(tmp_path) == 1
     now += 1.0
     transport.commit_offset(partition, 3)
-    assert cursor(tmp_path) == 3
+    assert read_cursor(tmp_path) == 3
     transport.commit_offset(partition, 5)
     transport.close()
-    assert cursor(tmp_path) == 5
+    assert read_cursor(tmp_path) == 5
 
 
 def test_a_damaged_cursor_keeps_segments_instead_of_losing_them(tmp_path: Path) -> None:
-    filled(tmp_path, count=500, segment_bytes=1000)
+    fill_spool(tmp_path, count=500, segment_bytes=1000)
     (folder,) = segments.epoch_folders(tmp_path / "n1" / "telemetry.v1")
     (folder / "pipeline.cursor").write_bytes(b"\0\0\0")
     before = segments.list_segments(folder)
-    filled(tmp_path, count=1, segment_bytes=1000)
+    fill_spool(tmp_path, count=1, segment_bytes=1000)
     assert segments.list_segments(folder)[: len(before)] == before
 
 
 def test_records_beyond_the_mark_are_not_read(tmp_path: Path) -> None:
-    filled(tmp_path, count=5)
+    fill_spool(tmp_path, count=5)
     (folder,) = segments.epoch_folders(tmp_path / "n1" / "telemetry.v1")
     (folder / "mark").write_bytes(segments.pack_mark(segments.Mark(3, bytes(16))))
     transport = SpoolTransport(tmp_path)
@@ -67,7 +67,7 @@ def test_records_beyond_the_mark_are_not_read(tmp_path: Path) -> None:
 
 
 def test_a_half_written_mark_keeps_the_previous_one(tmp_path: Path) -> None:
-    filled(tmp_path, count=5)
+    fill_spool(tmp_path, count=5)
     (folder,) = segments.epoch_folders(tmp_path / "n1" / "telemetry.v1")
     transport = SpoolTransport(tmp_path)
     (partition,) = transport.partitions()
@@ -85,7 +85,7 @@ def test_a_missing_folder_is_unreachable_and_has_no_partitions(tmp_path: Path) -
 
 
 def test_a_removed_folder_reads_as_empty(tmp_path: Path) -> None:
-    filled(tmp_path)
+    fill_spool(tmp_path)
     transport = SpoolTransport(tmp_path)
     (partition,) = transport.partitions()
     shutil.rmtree(tmp_path / "n1")
@@ -97,7 +97,7 @@ def test_a_removed_folder_reads_as_empty(tmp_path: Path) -> None:
 
 
 def test_an_unknown_file_in_the_folder_is_skipped(tmp_path: Path) -> None:
-    filled(tmp_path)
+    fill_spool(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "n1" / "telemetry.v1" / "backup").mkdir()
     (tmp_path / "lost+found").mkdir()
@@ -108,7 +108,7 @@ def test_an_unknown_file_in_the_folder_is_skipped(tmp_path: Path) -> None:
 def test_open_files_are_bounded_for_any_number_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_transport, "MAX_OPEN", 4)
     for i in range(12):
-        filled(tmp_path, node=f"n{i}", count=3)
+        fill_spool(tmp_path, node=f"n{i}", count=3)
     before = len(os.listdir("/proc/self/fd"))
     transport = SpoolTransport(tmp_path)
     for offset in range(3):
@@ -121,7 +121,7 @@ def test_open_files_are_bounded_for_any_number_of_nodes(tmp_path: Path, monkeypa
 
 
 def test_an_unknown_partition_is_empty(tmp_path: Path) -> None:
-    filled(tmp_path)
+    fill_spool(tmp_path)
     assert SpoolTransport(tmp_path).read(Partition("telemetry.v1", "n9", "0" * 32), 0, 1, 1) == []
 
 
@@ -147,7 +147,7 @@ def read_by_node(transport: SpoolTransport) -> dict[str, int]:
 
 
 def test_an_unwritable_cursor_is_reported_and_tried_again(user_folder: Path) -> None:
-    filled(user_folder)
+    fill_spool(user_folder)
     now = 100.0
     transport = SpoolTransport(user_folder, monotonic=lambda: now)
     (partition,) = transport.partitions()
@@ -159,19 +159,19 @@ def test_an_unwritable_cursor_is_reported_and_tried_again(user_folder: Path) -> 
     assert "free disk space, or make the folder writable for the pipeline's user" in problem
     folder.chmod(0o700)
     assert transport.partitions() == (partition,)
-    assert cursor(user_folder) is None
+    assert read_cursor(user_folder) is None
     now += 1.0
     assert transport.partitions() == (partition,)
-    assert cursor(user_folder) == 1
+    assert read_cursor(user_folder) == 1
     assert transport.find_problem() is None
     folder.chmod(0o500)
     transport.commit_offset(partition, 2)
     transport.close()
-    assert cursor(user_folder) == 1
+    assert read_cursor(user_folder) == 1
 
 
 def test_a_cursor_whose_temporary_name_is_taken_never_raises(tmp_path: Path) -> None:
-    filled(tmp_path)
+    fill_spool(tmp_path)
     transport = SpoolTransport(tmp_path)
     (partition,) = transport.partitions()
     (folder,) = segments.epoch_folders(tmp_path / "n1" / "telemetry.v1")
@@ -182,8 +182,8 @@ def test_a_cursor_whose_temporary_name_is_taken_never_raises(tmp_path: Path) -> 
 
 
 def test_a_spool_removed_between_reading_and_storing_is_not_an_error(tmp_path: Path) -> None:
-    filled(tmp_path)
-    filled(tmp_path, node="n2")
+    fill_spool(tmp_path)
+    fill_spool(tmp_path, node="n2")
     transport = SpoolTransport(tmp_path)
     first, second = transport.partitions()
     assert len(transport.read(first, 0, 100, 1 << 20)) == 5
@@ -199,8 +199,8 @@ def test_a_spool_removed_between_reading_and_storing_is_not_an_error(tmp_path: P
 @pytest.mark.parametrize("depth", ["n1", "n1/telemetry.v1", "n1/telemetry.v1/0*", "n1/telemetry.v1/*/mark"])
 @pytest.mark.parametrize("seen", [False, True])
 def test_an_unreadable_node_is_skipped_reported_and_read_again_later(user_folder: Path, depth: str, seen: bool) -> None:
-    filled(user_folder)
-    filled(user_folder, node="n2")
+    fill_spool(user_folder)
+    fill_spool(user_folder, node="n2")
     transport = SpoolTransport(user_folder)
     if seen:
         assert len(transport.partitions()) == 2
@@ -222,7 +222,7 @@ def test_an_unreadable_node_is_skipped_reported_and_read_again_later(user_folder
 
 def test_an_unreadable_spool_directory_is_reported(user_folder: Path) -> None:
     inner = user_folder / "inner"
-    filled(inner / "spool")
+    fill_spool(inner / "spool")
     inner.chmod(0)
     transport = SpoolTransport(inner / "spool")
     assert transport.partitions() == ()
@@ -230,7 +230,7 @@ def test_an_unreadable_spool_directory_is_reported(user_folder: Path) -> None:
 
 
 def test_a_link_to_itself_is_skipped(tmp_path: Path) -> None:
-    filled(tmp_path)
+    fill_spool(tmp_path)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     transport = SpoolTransport(tmp_path)
     assert [p.name for p in transport.partitions()] == ["n1"]
@@ -269,7 +269,7 @@ def test_a_segment_that_was_read_is_closed_so_that_unlinking_it_frees_its_space(
 
 
 def test_running_out_of_file_descriptors_is_not_attributed_to_a_node_and_close_never_raises(tmp_path: Path) -> None:
-    filled(tmp_path)
+    fill_spool(tmp_path)
     transport = SpoolTransport(tmp_path)
     (partition,) = transport.partitions()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -285,8 +285,8 @@ def test_running_out_of_file_descriptors_is_not_attributed_to_a_node_and_close_n
 
 
 def test_open_files_of_a_removed_partition_are_closed(tmp_path: Path) -> None:
-    filled(tmp_path)
-    filled(tmp_path, node="n2")
+    fill_spool(tmp_path)
+    fill_spool(tmp_path, node="n2")
     transport = SpoolTransport(tmp_path)
     assert read_by_node(transport) == {"n1": 5, "n2": 5}
     shutil.rmtree(tmp_path / "n1")

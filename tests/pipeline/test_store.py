@@ -109,7 +109,7 @@ def test_device_ids_are_dense_per_class_and_survive_a_restart(tmp_path):
     second.close()
 
 
-def put(database, *samples):
+def insert_rows(database, *samples):
     """Rows of one GPU from (second, temperature)."""
     devices = Devices(database.connection)
     devices.assign_ids("gpu", "local", "n1", False, ("gpu:n1.0",))
@@ -137,7 +137,7 @@ def test_mutes_from_before_the_column_ended_by_are_kept(tmp_path):
 
 
 def test_retention_removes_old_rows_and_keeps_the_newest_offset(database):
-    put(database, (0, 40.0), (100, 41.0))
+    insert_rows(database, (0, 40.0), (100, 41.0))
     old, new = f"make_timestamptz({T0})", f"make_timestamptz({T0 + SECOND})"
     database.connection.execute(
         f"INSERT INTO ingest_commit VALUES ('t', 'n1', 'e', 0, 5, 1, {old}), ('t', 'n1', 'e', 5, 9, 1, {new})"
@@ -148,7 +148,7 @@ def test_retention_removes_old_rows_and_keeps_the_newest_offset(database):
 
 
 def test_a_restart_reads_rows_and_events_again_in_chunks_of_time(database):
-    put(database, (0, 40.0), (1, np.nan), (2 * CHUNK // SECOND, 42.0))
+    insert_rows(database, (0, 40.0), (1, np.nan), (2 * CHUNK // SECOND, 42.0))
     xid = Event(T0 + SECOND, "gpu:n1.0", "xid", {"code": 79})
     write_events(database.connection, [EventBatch(Origin("local", "n1", b""), (xid,))])
     chunks = []
@@ -164,7 +164,7 @@ def test_a_restart_reads_rows_and_events_again_in_chunks_of_time(database):
 
 
 def test_a_new_signal_is_a_new_column_and_old_rows_have_null(database):
-    put(database, (0, 40.0))
+    insert_rows(database, (0, 40.0))
     schema.ensure_class(database.connection, "gpu", [Signal("gpu.brand_new", "1", "gauge", "gpu", "f4", "new")])
     assert database.connection.execute("SELECT temperature, brand_new FROM gpu").fetchall() == [(40.0, None)]
 

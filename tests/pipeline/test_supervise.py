@@ -142,14 +142,14 @@ def test_a_suspended_child_is_named_until_it_continues() -> None:
     child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         os.kill(child.process.pid, signal.SIGSTOP)
-        _until(lambda: supervisor.list_suspended() == [f"sleeper is suspended: kill -CONT {child.process.pid}"])
+        _wait_until(lambda: supervisor.list_suspended() == [f"sleeper is suspended: kill -CONT {child.process.pid}"])
         os.kill(child.process.pid, signal.SIGCONT)
-        _until(lambda: supervisor.list_suspended() == [])
+        _wait_until(lambda: supervisor.list_suspended() == [])
     finally:
         supervisor.stop_all(1.0)
 
 
-def _until(holds: Callable[[], object]) -> None:
+def _wait_until(holds: Callable[[], object]) -> None:
     for _ in range(1000):
         if holds():
             return

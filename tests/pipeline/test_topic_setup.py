@@ -22,70 +22,74 @@ from tests.kafka_clients import admin_of, delete_topics, kafka_of, read, write
 NAMES = [topic.name for topic in topics.configured_topics(Kafka())]
 
 
-def lines_of(kafka: Kafka) -> list[str]:
+def init_lines(kafka: Kafka) -> list[str]:
     lines: list[str] = []
     init_kafka.create_topics(kafka, lines.append)
     return lines
 
 
 @pytest.fixture
-def bare(kafka: Address) -> Address:
+def empty_brokers(kafka: Address) -> Address:
     """Brokers without any of our topics."""
     delete_topics(kafka, NAMES)
     return kafka
 
 
-def state_of(address: Address) -> Mapping[str, topic_state.TopicState]:
+def read_topics(address: Address) -> Mapping[str, topic_state.TopicState]:
     with admin_of(address) as admin:
         return topic_state.read_topics(admin, topics.configured_topics(kafka_of(address)))
 
 
-def test_topics_are_created_with_their_settings_and_leaders(bare: Address) -> None:
-    lines = lines_of(kafka_of(bare))
+def test_topics_are_created_with_their_settings_and_leaders(empty_brokers: Address) -> None:
+    lines = init_lines(kafka_of(empty_brokers))
     assert len(lines) == len(NAMES)
     assert "topic telemetry.v1: created: 4 partitions, 1 replica, retention 72 h" in lines
     assert "topic telemetry.v1.dlq: created: 1 partition, 1 replica, retention 168 h" in lines
-    state = state_of(bare)
-    for topic in topics.configured_topics(kafka_of(bare)):
+    state = read_topics(empty_brokers)
+    for topic in topics.configured_topics(kafka_of(empty_brokers)):
         found = state[topic.name]
         assert (found.partitions, found.headless) == (topic.partitions, 0)
         assert {key: found.settings[key] for key in topic.settings} == dict(topic.settings)
 
 
-def test_a_topic_without_a_reader_is_reported_as_such(bare: Address) -> None:
-    for lines in (lines_of(kafka_of(bare)), lines_of(kafka_of(bare))):
+def test_a_topic_without_a_reader_is_reported_as_such(empty_brokers: Address) -> None:
+    for lines in (init_lines(kafka_of(empty_brokers)), init_lines(kafka_of(empty_brokers))):
         (line,) = [line for line in lines if line.startswith(f"topic {topics.OTLP}:")]
         assert line.endswith("this version does not read it yet")
 
 
-def test_a_second_run_finds_all_topics_and_keeps_their_messages(bare: Address) -> None:
-    lines_of(kafka_of(bare))
-    write(bare, "telemetry.v1", [b"kept"])
-    assert all("already exists, as configured" in line for line in lines_of(kafka_of(bare)))
-    assert [record.value for record in read(bare, "telemetry.v1")] == [b"kept"]
+def test_a_second_run_finds_all_topics_and_keeps_their_messages(empty_brokers: Address) -> None:
+    init_lines(kafka_of(empty_brokers))
+    write(empty_brokers, "telemetry.v1", [b"kept"])
+    assert all("already exists, as configured" in line for line in init_lines(kafka_of(empty_brokers)))
+    assert [record.value for record in read(empty_brokers, "telemetry.v1")] == [b"kept"]
 
 
-def test_differences_are_reported_with_the_fix_and_left_alone(bare: Address) -> None:
-    lines_of(kafka_of(bare, partitions=2))
-    before = state_of(bare)
-    lines = [line for line in lines_of(kafka_of(bare, partitions=5, retention_hours=1.0)) if "telemetry.v1:" in line]
+def test_differences_are_reported_with_the_fix_and_left_alone(empty_brokers: Address) -> None:
+    init_lines(kafka_of(empty_brokers, partitions=2))
+    before = read_topics(empty_brokers)
+    lines = [
+        line
+        for line in init_lines(kafka_of(empty_brokers, partitions=5, retention_hours=1.0))
+        if "telemetry.v1:" in line
+    ]
     assert lines[0] == "topic telemetry.v1: already exists"
     assert "number of partitions is 2, expected 5; fix: kafka-topics.sh" in lines[1]
     assert "[kafka] partitions = 2" in lines[1]
     assert "retention.ms is 259200000, expected 3600000; fix: kafka-configs.sh" in lines[2]
     assert "--add-config retention.ms=3600000" in lines[2]
-    assert state_of(bare) == before
+    assert read_topics(empty_brokers) == before
 
 
-def test_more_partitions_than_configured_are_fixed_in_the_configuration(bare: Address) -> None:
-    lines_of(kafka_of(bare, partitions=5))
-    (line,) = [text for text in lines_of(kafka_of(bare, partitions=2)) if "telemetry.v1: differs" in text]
+def test_more_partitions_than_configured_are_fixed_in_the_configuration(empty_brokers: Address) -> None:
+    init_lines(kafka_of(empty_brokers, partitions=5))
+    (line,) = [text for text in init_lines(kafka_of(empty_brokers, partitions=2)) if "telemetry.v1: differs" in text]
     assert line.endswith("number of partitions is 5, expected 2; fix: [kafka] partitions = 5")
 
 
-def test_two_concurrent_runs_create_each_topic_once(bare: Address) -> None:
+def test_two_concurrent_runs_create_each_topic_once(empty_brokers: Address) -> None:
     said: list[list[str]] = []
-    both = [threading.Thread(target=lambda: said.append(lines_of(kafka_of(bare)))) for _ in range(2)]
+    both = [threading.Thread(target=lambda: said.append(init_lines(kafka_of(empty_brokers)))) for _ in range(2)]
     for one in both:
         one.start()
     for one in both:
@@ -94,16 +98,18 @@ def test_two_concurrent_runs_create_each_topic_once(bare: Address) -> None:
     assert sum("created:" in line for lines in said for line in lines) == len(NAMES)
 
 
-def test_more_replicas_than_brokers_are_refused_with_the_fix(bare: Address) -> None:
+def test_more_replicas_than_brokers_are_refused_with_the_fix(empty_brokers: Address) -> None:
     with pytest.raises(UsageError, match=r"telemetry\.v1.*\[kafka\] replication_factor = 3.*start them, or lower it"):
-        lines_of(kafka_of(bare, replication_factor=3))
+        init_lines(kafka_of(empty_brokers, replication_factor=3))
 
 
 def test_fewer_replicas_than_configured_are_reported_and_need_no_more_acknowledgements_than_brokers(
-    bare: Address,
+    empty_brokers: Address,
 ) -> None:
-    lines_of(kafka_of(bare))
-    lines = [text for text in lines_of(kafka_of(bare, replication_factor=3)) if "telemetry.v1: differs" in text]
+    init_lines(kafka_of(empty_brokers))
+    lines = [
+        text for text in init_lines(kafka_of(empty_brokers, replication_factor=3)) if "telemetry.v1: differs" in text
+    ]
     assert len(lines) == 1
     assert "replication factor is 1, expected 3" in lines[0]
 
@@ -117,23 +123,26 @@ def test_with_three_replicas_two_must_acknowledge_a_message() -> None:
     }
 
 
-def test_partitions_without_a_leader_are_counted(bare: Address) -> None:
-    lines_of(kafka_of(bare))
-    with admin_of(bare) as admin:
+def test_partitions_without_a_leader_are_counted(empty_brokers: Address) -> None:
+    init_lines(kafka_of(empty_brokers))
+    with admin_of(empty_brokers) as admin:
         found = admin.describe_topics(["telemetry.v1"])
         found[0]["partitions"][1]["leader_id"] = -1
         admin.describe_topics = lambda names: found
-        assert topic_state.read_topics(admin, topics.configured_topics(kafka_of(bare)))["telemetry.v1"].headless == 1
+        assert (
+            topic_state.read_topics(admin, topics.configured_topics(kafka_of(empty_brokers)))["telemetry.v1"].headless
+            == 1
+        )
 
 
 def test_unreachable_brokers_are_reported_by_name() -> None:
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1.*refused.*bootstrap_servers"):
-        lines_of(Kafka("127.0.0.1:1"))
+        init_lines(Kafka("127.0.0.1:1"))
 
 
 def test_init_works_over_tls_and_scram(secure_kafka: Broker) -> None:
     delete_topics(secure_kafka, NAMES)
-    assert "topic telemetry.v1: created: 4 partitions, 1 replica, retention 72 h" in lines_of(kafka_of(secure_kafka))
+    assert "topic telemetry.v1: created: 4 partitions, 1 replica, retention 72 h" in init_lines(kafka_of(secure_kafka))
     write(secure_kafka, "events.v1", [b"sealed"])
     assert [record.value for record in read(secure_kafka, "events.v1")] == [b"sealed"]
 
@@ -147,15 +156,15 @@ def test_init_works_over_tls_and_scram(secure_kafka: Broker) -> None:
 )
 def test_init_reports_why_it_is_refused(secure_kafka: Broker, key: str, file: str, words: str) -> None:
     with pytest.raises(Unreachable, match=words) as refused:
-        lines_of(kafka_of(secure_kafka, **{key: getattr(secure_kafka.security, file)}))
+        init_lines(kafka_of(secure_kafka, **{key: getattr(secure_kafka.security, file)}))
     assert secure_kafka.security.password not in str(refused.value)
 
 
-def test_the_command_creates_store_folders_and_topics(bare: Address, tmp_path: Path) -> None:
+def test_the_command_creates_store_folders_and_topics(empty_brokers: Address, tmp_path: Path) -> None:
     config = Config(
         store=Store(path=tmp_path / "store.duckdb"),
         spool=Spool(directory=tmp_path / "spool"),
-        kafka=kafka_of(bare),
+        kafka=kafka_of(empty_brokers),
         pipeline=Pipeline(transport="kafka"),
     )
     lines: list[str] = []
@@ -166,7 +175,7 @@ def test_the_command_creates_store_folders_and_topics(bare: Address, tmp_path: P
     assert sum("already exists" in line for line in lines) == 3 + len(NAMES)
 
 
-def test_init_beside_a_running_pipeline_creates_the_missing_topics(bare: Address, tmp_path: Path) -> None:
+def test_init_beside_a_running_pipeline_creates_the_missing_topics(empty_brokers: Address, tmp_path: Path) -> None:
     path = tmp_path / "store.duckdb"
     hold = "import sys, duckdb; held = duckdb.connect(sys.argv[1]); print(flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -175,7 +184,7 @@ def test_init_beside_a_running_pipeline_creates_the_missing_topics(bare: Address
         holder.stdout.readline()
         lines: list[str] = []
         config = Config(
-            kafka=kafka_of(bare),
+            kafka=kafka_of(empty_brokers),
             pipeline=Pipeline(transport="kafka"),
             spool=Spool(directory=tmp_path / "spool"),
             store=Store(path=path),

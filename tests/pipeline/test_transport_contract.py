@@ -29,7 +29,7 @@ class Source(Protocol):
     """The senders of a transport under test: nodes that send, and a way to lose their first messages."""
 
     def send(self, node: str, bodies: list[bytes]) -> None: ...
-    def lose_first(self, node: str) -> None: ...
+    def delete_first(self, node: str) -> None: ...
     def holds(self, partition: Partition, node: str) -> bool: ...
     def transport(self) -> Transport: ...
     def close(self) -> None: ...
@@ -48,7 +48,7 @@ class SpoolSource:
         self.spools[node].append_many(bodies, wire.TELEMETRY_KIND, 0)
         self.spools[node].sync()
 
-    def lose_first(self, node: str) -> None:
+    def delete_first(self, node: str) -> None:
         while not self.spools[node].dropped:
             self.send(node, [bytes(100)])
 
@@ -82,7 +82,7 @@ class KafkaSource:
         for future in sent:
             self.numbers[node] = future.get(timeout=20).partition
 
-    def lose_first(self, node: str) -> None:
+    def delete_first(self, node: str) -> None:
         self.send(node, [b"later"])
         with admin_of(self.address) as admin:
             admin.delete_records({TopicPartition(self.topic, self.numbers[node]): 1})
@@ -226,7 +226,7 @@ def test_a_lost_offset_raises_a_gap_with_the_next_offset(source: Source, transpo
     source.send("n1", [b"first"])
     partition = partition_of(source, transport, "n1")
     first = transport.bounds(partition)[0]
-    source.lose_first("n1")
+    source.delete_first("n1")
     with pytest.raises(GapError) as caught:
         transport.read(partition, first, 10, 1 << 20)
     gap = caught.value

@@ -223,7 +223,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
             decode(data)
 
 
-def sealed(raw: bytes, kind: int = wire.TELEMETRY_KIND) -> bytes:
+def seal(raw: bytes, kind: int = wire.TELEMETRY_KIND) -> bytes:
     """Returns a message with a valid envelope and checksum around any body, as a hostile or broken sender can make."""
     return wire.seal(zstandard.ZstdCompressor().compress(raw), kind, EPOCH, 1, 2)
 
@@ -238,7 +238,7 @@ def body(layout: Any, ticks: int, data: bytes, length: int | None = None) -> byt
 def test_any_body_under_a_valid_envelope_is_refused_as_a_wire_error(raw: bytes) -> None:
     for kind, decode in ((wire.TELEMETRY_KIND, wire.decode), (wire.EVENTS_KIND, wire.decode_events)):
         with pytest.raises(WireError):
-            decode(sealed(raw, kind))
+            decode(seal(raw, kind))
 
 
 @settings(max_examples=200, deadline=None)
@@ -250,7 +250,7 @@ def test_a_changed_body_is_decoded_or_is_a_wire_error(data: st.DataObject) -> No
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(WireError):
-        decode(sealed(bytes(raw), wire.TELEMETRY_KIND if name == "telemetry" else wire.EVENTS_KIND))
+        decode(seal(bytes(raw), wire.TELEMETRY_KIND if name == "telemetry" else wire.EVENTS_KIND))
 
 
 TIME = struct.pack("<q", 1)
@@ -304,7 +304,7 @@ def peak_of_refusal(message: bytes) -> int:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_body_is_refused_at_bounded_cost(name: str) -> None:
-    message = sealed(HOSTILE[name])
+    message = seal(HOSTILE[name])
     began = time.process_time()
     assert peak_of_refusal(message) < 64 << 20
     assert time.process_time() - began < 2.0
@@ -329,12 +329,12 @@ HOSTILE_EVENTS = {
 
 @pytest.mark.parametrize("name", HOSTILE_EVENTS)
 def test_hostile_events_are_refused(name: str) -> None:
-    message = sealed(body({"site": "s", "node": "n"}, 1, HOSTILE_EVENTS[name]), wire.EVENTS_KIND)
+    message = seal(body({"site": "s", "node": "n"}, 1, HOSTILE_EVENTS[name]), wire.EVENTS_KIND)
     with pytest.raises(WireError):
         wire.decode_events(message)
 
 
-def bombs() -> dict[str, bytes]:
+def make_bombs() -> dict[str, bytes]:
     """Returns a gigabyte of zeros in some 32 kB: with its size declared, without, and as several frames."""
     zeros = bytes(1 << 20)
     declared, silent = zstandard.ZstdCompressor(), zstandard.ZstdCompressor(write_content_size=False)
@@ -348,7 +348,7 @@ def bombs() -> dict[str, bytes]:
 
 
 def test_a_decompression_bomb_costs_no_more_than_the_bound() -> None:
-    for name, bomb in bombs().items():
+    for name, bomb in make_bombs().items():
         message = wire.seal(bomb, wire.TELEMETRY_KIND, EPOCH, 1, 2)
         assert peak_of_refusal(message) < 4 * wire.MAX_BODY, name
 

@@ -55,16 +55,16 @@ def is_dropped(connection: socket.socket) -> bool:
     return True
 
 
-def files() -> int:
+def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
 def test_many_half_open_connections_cost_few_files_and_others_are_served(serving: ApiServer) -> None:
-    before = files()
+    before = open_files()
     with contextlib.ExitStack() as held:
         silent = [held.enter_context(connect(serving, b"GET / HTTP/1.1\r\nHost: 12")) for _ in range(5 * MOST)]
         assert is_healthy(serving)
-        assert files() - before - len(silent) <= MOST + 5
+        assert open_files() - before - len(silent) <= MOST + 5
         assert sum(map(is_dropped, silent)) == len(silent)
     assert is_healthy(serving)
 
@@ -78,7 +78,7 @@ def test_many_slow_clients_do_not_keep_out_a_client_that_pauses_within_a_request
         crowd = [held.enter_context(connect(serving, b"GET / HTTP/1.1\r\n")) for _ in range(MOST)]
         honest = held.enter_context(connect(serving, b"GET /healthz HTTP/1.1\r\n"))
         for _ in range(MOST // 2):
-            crowd = [connection for connection in crowd if sent(connection)]
+            crowd = [connection for connection in crowd if accepts_byte(connection)]
             crowd.append(held.enter_context(connect(serving, b"GET / HTTP/1.1\r\n")))
             time.sleep(0.01)  # the server handles each round separately
         honest.sendall(b"Host: 127.0.0.1\r\n\r\n")
@@ -130,7 +130,7 @@ def test_sending_single_bytes_does_not_extend_the_deadline(serving: ApiServer) -
     assert time.monotonic() - begun < 3.0
 
 
-def sent(connection: socket.socket) -> bool:
+def accepts_byte(connection: socket.socket) -> bool:
     """Returns whether the connection accepted one more byte."""
     try:
         return connection.send(b"X") == 1
@@ -170,12 +170,12 @@ def test_a_client_that_reads_its_response_slowly_is_dropped_and_its_slot_is_free
             connection.connect(("127.0.0.1", serving.port))
             connection.sendall(head + body)
         until = time.monotonic() + 60.0
-        while answered(serving) != 200:
+        while send_query(serving) != 200:
             assert time.monotonic() < until
             time.sleep(0.1)  # polls a real server; it has no event for this
 
 
-def answered(serving: ApiServer) -> int:
+def send_query(serving: ApiServer) -> int:
     asked = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=30.0)
     with contextlib.closing(asked):
         body = json.dumps({"query": "SELECT 1"})

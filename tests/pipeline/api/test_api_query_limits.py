@@ -85,7 +85,7 @@ def default_queries(database: Database) -> Iterator[QueryRunner]:
     made.close()
 
 
-class Watch(threading.Thread):
+class MemoryWatch(threading.Thread):
     """Records the peak memory of any query process, and checks that none is left at the end."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_asked.wait(0.01):
-            self.peak = max([self.peak, *(resident(pid) for pid in grandchildren())])
+            self.peak = max([self.peak, *(resident_bytes(pid) for pid in grandchildren())])
 
     def end(self) -> None:
         self._stop_asked.set()
@@ -107,10 +107,10 @@ def grandchildren() -> list[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-    return [pid for pid, parent in parents.items() if parents.get(parent) == os.getpid() and resident(pid)]
+    return [pid for pid, parent in parents.items() if parents.get(parent) == os.getpid() and resident_bytes(pid)]
 
 
-def resident(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
     with contextlib.suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
@@ -123,7 +123,7 @@ def test_a_hostile_query_ends_in_time_and_memory_while_telemetry_is_stored(
     database: Database, queries: QueryRunner, name: str
 ) -> None:
     """In the pipeline's own process some of these ran for minutes and took more than 16 GB."""
-    watch, stop, stored = Watch(), threading.Event(), list[float]()
+    watch, stop, stored = MemoryWatch(), threading.Event(), list[float]()
 
     def ingest() -> None:
         while not stop.is_set():
@@ -173,7 +173,7 @@ def test_many_concurrent_hostile_queries_end_in_time_or_are_refused(database: Da
 
 def test_a_query_that_crashes_its_process_is_refused_and_the_next_one_is_answered(database: Database) -> None:
     with contextlib.closing(QueryRunner(database.cursor, Api(sql_seconds=60.0))) as queries:  # found late if busy
-        until(lambda: answers(queries))
+        until(lambda: has_free_slot(queries))
         until(lambda: not grandchildren())
         killer = threading.Thread(target=lambda: os.kill(wait_for_one(), signal.SIGKILL))
         killer.start()
@@ -191,7 +191,7 @@ def wait_for_one() -> int:
 
 
 def test_the_forking_process_may_die_and_is_started_again(queries: QueryRunner) -> None:
-    (host,) = hosts()
+    (host,) = query_hosts()
     os.kill(host, signal.SIGKILL)
     with pytest.raises(Retryable):
         queries.run("SELECT 1")
@@ -203,9 +203,9 @@ def test_a_process_that_hangs_before_it_forks_costs_the_client_no_more_than_the_
     database: Database, asked: str
 ) -> None:
     """On a machine that was too busy to fork, answers took 16.6 s instead of the promised 11."""
-    made, before = QueryRunner(database.cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY)), hosts()
-    until(lambda: answers(made))  # only on an idle machine the forking process starts within the limit
-    (host,) = hosts() - before
+    made, before = QueryRunner(database.cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY)), query_hosts()
+    until(lambda: has_free_slot(made))  # only on an idle machine the forking process starts within the limit
+    (host,) = query_hosts() - before
     os.kill(host, signal.SIGSTOP)
     try:
         begun = time.monotonic()
@@ -214,7 +214,7 @@ def test_a_process_that_hangs_before_it_forks_costs_the_client_no_more_than_the_
         assert time.monotonic() - begun < 2.0
     finally:
         os.kill(host, signal.SIGCONT)
-    until(lambda: answers(made))  # it forks for the earlier requests, without use
+    until(lambda: has_free_slot(made))  # it forks for the earlier requests, without use
     made.close()
 
 
@@ -230,7 +230,7 @@ def test_a_store_that_does_not_answer_costs_the_client_no_more_than_the_limit_an
         return database.cursor()
 
     made = QueryRunner(cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY, sql_queries=1))
-    until(lambda: answers(made))
+    until(lambda: has_free_slot(made))
     disk.clear()
     begun = time.monotonic()
     with pytest.raises(OverLimit, match="ran for 1 s"):
@@ -239,11 +239,11 @@ def test_a_store_that_does_not_answer_costs_the_client_no_more_than_the_limit_an
     with pytest.raises(Retryable, match="are running"):
         made.run("SELECT 1")
     disk.set()
-    until(lambda: answers(made), 10.0)
+    until(lambda: has_free_slot(made), 10.0)
     made.close()
 
 
-def answers(made: QueryRunner) -> bool:
+def has_free_slot(made: QueryRunner) -> bool:
     """Returns whether a slot is free again, and a process within the limit."""
     with contextlib.suppress(Retryable, OverLimit):
         made.run("SELECT 1").release()
@@ -251,7 +251,7 @@ def answers(made: QueryRunner) -> bool:
     return False
 
 
-def hosts() -> set[int]:
+def query_hosts() -> set[int]:
     """Returns the children of this process that fork processes for queries."""
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -311,7 +311,7 @@ time.sleep(60)
         assert len(mine) >= 2
         process.kill()
         process.wait()
-    until(lambda: not any(resident(pid) for pid in mine), 10.0)
+    until(lambda: not any(resident_bytes(pid) for pid in mine), 10.0)
 
 
 def descendants(pid: int) -> set[int]:

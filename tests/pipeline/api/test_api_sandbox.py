@@ -261,7 +261,7 @@ def _state(database: Database) -> list[object]:
     ]
 
 
-def _refused(act: Callable[[], object]) -> bool:
+def _is_refused(act: Callable[[], object]) -> bool:
     try:
         act()
     except (Refused, InvalidQuery) as error:
@@ -282,7 +282,7 @@ def test_every_hostile_statement_is_refused_and_changes_nothing(database: Databa
     before, files = _state(database), sorted(p.name for p in folder.iterdir())
     words = {"{folder}": str(folder), "{long}": f"'{'a' * 1000}'"}
     hostile = [re.sub(r"\{folder\}|\{long\}", lambda found: words[found[0]], query) for query in ("", *HOSTILE)]
-    assert [query for query in hostile if not _refused(partial(queries.run, query))] == []
+    assert [query for query in hostile if not _is_refused(partial(queries.run, query))] == []
     assert _state(database) == before
     assert sorted(p.name for p in folder.iterdir()) == files
 
@@ -290,7 +290,7 @@ def test_every_hostile_statement_is_refused_and_changes_nothing(database: Databa
 def test_the_parser_check_alone_refuses_statements_that_the_locked_database_would_also_refuse() -> None:
     only_by_database = {"SELECT no_such_column FROM gpu"}
     with duckdb.connect() as connection:
-        passed = {query for query in HOSTILE if not _refused(partial(sandbox.check_query, connection, query))}
+        passed = {query for query in HOSTILE if not _is_refused(partial(sandbox.check_query, connection, query))}
     assert passed == only_by_database
 
 
@@ -343,14 +343,14 @@ WORDS = st.sampled_from(
 def test_a_random_sequence_of_words_is_answered_or_refused_and_changes_nothing(
     database: Database, queries: QueryRunner, words: list[str], start: str
 ) -> None:
-    _refused(lambda: queries.run(" ".join([start, *words])))
+    _is_refused(lambda: queries.run(" ".join([start, *words])))
     assert database.connection.execute("SELECT count(*) FROM gaps").fetchall() == [(1,)]
 
 
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=60))
 def test_any_text_is_answered_or_refused(queries: QueryRunner, text: str) -> None:
-    _refused(lambda: queries.run("SELECT '" + text))
+    _is_refused(lambda: queries.run("SELECT '" + text))
 
 
 @pytest.mark.parametrize("text", ["SELECT '\ud800'", "SELECT '\x00'"])
