@@ -68,19 +68,19 @@ def test_a_slow_disk_is_a_warning_and_a_hanging_one_a_failure(config: Config) ->
 def test_a_check_that_hangs_fails_and_the_others_run(config: Config) -> None:
     release = threading.Event()
 
-    def hanging_check(_: Config) -> Check:
+    def hanging(_: Config) -> Check:
         release.wait()
         return Check("hanging", "ok", "nothing")
 
-    found = doctor.run_checks(config, (hanging_check, doctor.configuration), limit_s=0.1)
+    found = doctor.run_checks(config, (hanging, doctor.configuration), limit_s=0.1)
     release.set()
     assert [(check.name, check.state) for check in found] == [("hanging", "fail"), ("configuration", "ok")]
     assert "does not answer" in found[0].found
 
 
 def test_a_check_with_a_bug_fails_and_the_others_run(config: Config) -> None:
-    def broken_check(_: Config) -> Check:
+    def wrong(_: Config) -> Check:
         raise KeyError("key")
 
-    found = doctor.run_checks(config, (broken_check, doctor.configuration))
+    found = doctor.run_checks(config, (wrong, doctor.configuration))
     assert [(check.name, check.state) for check in found] == [("wrong", "fail"), ("configuration", "ok")]
