@@ -145,7 +145,3 @@ class AncestorIndex:
         at = {e: i for i, e in enumerate(other.entities)}
         above = (frame.topology.ancestor_of_kind(e, self.kind) for e in frame.entities)
         return np.array([at.get(a, -1) if a else -1 for a in above], np.int32)
-
-    def ancestor_values(self, frame: Frame, other: Frame, signal: str) -> NDArray[np.float64]:
-        """Returns (N,) the ancestors' values of `signal`; NaN where there is no such ancestor."""
-        return np.asarray(np.append(other[signal], np.nan)[self.positions(frame, other)])

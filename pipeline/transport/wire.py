@@ -126,11 +126,6 @@ class Body:
     data: memoryview
 
     @property
-    def first_time(self) -> int:
-        """Time of the first tick (UTC us)."""
-        return int(np.frombuffer(self.data, _TIME, 1)[0])
-
-    @property
     def newest_time(self) -> int:
         """Time of the last tick (UTC us)."""
         return int(_I64.unpack_from(self.data, 8 * (self.ticks - 1))[0])

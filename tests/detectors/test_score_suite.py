@@ -154,7 +154,7 @@ def test_code_of_an_unknown_suite_or_given_twice_is_refused_with_the_expected_fo
 
 def test_the_page_names_the_code_of_each_suite_if_they_differ(done):
     lines = [(s.run, s.seed, s.result()) for s in done]
-    assert "tells what changed" not in page("small", "0123", lines, 9)
+    assert "of the clean suite" not in page("small", "0123", lines, 9)
     text = page("small", "0123", lines, 9, Beside(others={"clean": "4567"}))
     assert "fingerprint `0123` (`benchmarks.detection.results.fingerprint`), of the clean suite `4567`" in text
 

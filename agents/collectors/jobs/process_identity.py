@@ -87,11 +87,6 @@ class ProcessIdentity:
     array: str = ""
 
     @property
-    def job_entity(self) -> str:
-        """The job's entity."""
-        return f"job:{self.job}"
-
-    @property
     def rank_entity(self) -> str | None:
         """The rank's entity; None without a rank."""
         return None if self.rank is None else f"rank:{self.job}.{self.rank}"
