@@ -6,7 +6,9 @@ SCALE ?= full
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 HASHED := --require-hashes --constraint constraints.txt
 UPGRADE ?=
-PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+# one more than processors, because many tests wait for programs that they started; at most 4
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4)))
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all lint types parts docs bench score compose-test constraints clean
