@@ -260,18 +260,18 @@ def _mutes(given: argparse.Namespace) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> int:
-    from agents.sim.command import Order, simulate
-    from agents.sim.kinds import listing
+    from agents.sim.command import SimulateOptions, simulate
+    from agents.sim.kinds import list_kinds
     from pipeline.model.errors import UsageError
     from pipeline.recording.writer import RecordingWriter
     from pipeline.runtime.supervise import Stop
 
     if given.list:
-        sys.stdout.write(listing())
+        sys.stdout.write(list_kinds())
         return 0
     if given.scenario is None:
         raise UsageError("simulate: no scenario; expected --scenario FILE.toml, or --scenario demo")
-    order = Order(given.scenario, given.seed, given.to, given.speed, given.backfill)
+    order = SimulateOptions(given.scenario, given.seed, given.to, given.speed, given.backfill)
     config, stop = _load_config(given), Stop()
     sink = RecordingWriter(given.output) if given.output else None
     return simulate(order, config, sink, stop.wait, planned=lambda: _call_on_signals(stop.set))

@@ -261,7 +261,7 @@ def kinds_row(kind: type[Kind]) -> str:
         str(kind.row),
         f"`{kind.name}`",
         kind.detectability,
-        fields["strikes"],
+        fields["target"],
         fields["happens"],
         fields["seen"],
         fields["unseen"],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import detectors
-from agents.sim.command import Order, simulate
+from agents.sim.command import SimulateOptions, simulate
 from detectors.runner import Runner
 from pipeline.commands.service import PipelineService
 from pipeline.config import sections
@@ -66,7 +66,7 @@ class Run:
             pipeline=sections.Pipeline(transport=transport),  # type: ignore[arg-type] # one of the two
         )
         (folder / "scenario.toml").write_text(SCENARIO)
-        order = Order(str(folder / "scenario.toml"), 3, transport, 0.0)
+        order = SimulateOptions(str(folder / "scenario.toml"), 3, transport, 0.0)
         assert simulate(order, self.config, None, self._wait, lambda: END) == 0
         self.now = END + SECOND
         self.service = PipelineService(self.config, Runner(detectors.configured({}, "")), clock=lambda: self.now)

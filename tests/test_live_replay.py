@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.sim.command import Order, simulate
+from agents.sim.command import SimulateOptions, simulate
 from detectors import configured
 from detectors.replay import replay
 from detectors.runner import Runner
@@ -127,7 +127,7 @@ def test_a_pipeline_and_a_replay_of_its_input_give_the_same_findings(
     (tmp_path / "scenario.toml").write_text(TEXT.format(interval=interval, jitter=jitter))
     tables = {"store": {"path": str(tmp_path / "s.duckdb")}, "spool": {"directory": str(tmp_path / "spool")}}
     config = build_section(configuration.Config, {**tables, "modes": MODES}, "test")
-    order = Order(str(tmp_path / "scenario.toml"), seed, "spool", 0.0)
+    order = SimulateOptions(str(tmp_path / "scenario.toml"), seed, "spool", 0.0)
     simulate(order, config, RecordingWriter(tmp_path / "out"), lambda _: False, lambda: NOW, lambda _: None)
     findings, incidents = run_live(config)
     again, repeated = run_replay(config, tmp_path / "out")

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from agents.node.uplink.uplink import open_uplink
 from agents.sim.chunk import Chunk
-from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
+from agents.sim.fleet import ENDLESS_TICKS, FleetSimulator
 from agents.sim.scenario import Scenario
 from agents.sim.scenario_file import LONGEST, YEARS, load
-from agents.sim.stream import Arrival, Outlets, Pace
+from agents.sim.stream import BrokerFlush, NodeSpools, SendSchedule
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, iso
@@ -57,7 +57,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SimulateOptions:
     """The options of one run. `to`: spool or kafka; None: files only.
 
     backfill: history (s) that is sent at full speed before real time.
@@ -71,7 +71,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Tally:
+class RunCounts:
     """Numbers of samples, rows and events made."""
 
     ticks: int = 0
@@ -80,7 +80,7 @@ class Tally:
     events: int = 0
     dropped: int = 0
     refused: int = 0
-    took: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
     def add(self, chunk: Chunk) -> None:
         """Counts a chunk; rows that do not exist do not count."""
@@ -99,7 +99,7 @@ def utc_now() -> int:
 
 
 def simulate(
-    order: Order,
+    options: SimulateOptions,
     config: Config,
     sink: Sink | None,
     wait: Callable[[float], bool],
@@ -112,92 +112,92 @@ def simulate(
     `planned` is called when all events are planned: from then on `wait` is called often, before not at all.
     With `backfill` and a scenario that has [live] faults it continues in real time until it is stopped.
     """
-    _check(order, sink)
-    scenario = load(order.scenario)
-    endless = order.backfill is not None and scenario.live.every > 0
+    _check(options, sink)
+    scenario = load(options.scenario)
+    endless = options.backfill is not None and scenario.live.every > 0
     begin = now()
-    simulator = FleetSimulator(scenario, order.seed, _start(scenario, order, begin), endless)
+    simulator = FleetSimulator(scenario, options.seed, _start(scenario, options, begin), endless)
     planned()
     if simulator.dropped:
         say(f"simulate: {simulator.dropped} of {simulator.planned} events found no free time and were left out")
-    pace = Pace(begin, order.speed if order.to else 0.0, scenario.interval, order.backfill or 0.0)
-    outlets = _outlets(order, config, simulator, now, wait, say)
-    tally = Tally()
+    schedule = SendSchedule(begin, options.speed if options.to else 0.0, scenario.interval, options.backfill or 0.0)
+    spools = _open_spools(options, config, simulator, now, wait, say)
+    counts = RunCounts()
     try:
-        _run(simulator, pace, outlets, sink, tally, TICKS_FOR_EVER if endless else scenario.ticks, wait, now, say)
-        if outlets and not outlets.arrive():
+        _run(simulator, schedule, spools, sink, counts, ENDLESS_TICKS if endless else scenario.ticks, wait, now, say)
+        if spools and not spools.flush():
             say("simulate: stopped; what the brokers did not acknowledge is in the spool")
     finally:
-        if outlets:
-            outlets.close()
-            tally.dropped, tally.refused = outlets.dropped, outlets.refused
+        if spools:
+            spools.close()
+            counts.dropped, counts.refused = spools.dropped, spools.refused
     if sink:
-        _finish(simulator, order, sink, tally)
-    _sum_up(tally, scenario, say)
-    return 1 if tally.dropped or tally.refused else 0
+        _finish(simulator, options, sink, counts)
+    _sum_up(counts, scenario, say)
+    return 1 if counts.dropped or counts.refused else 0
 
 
-def _sum_up(tally: Tally, scenario: Scenario, say: Callable[[str], Any]) -> None:
+def _sum_up(counts: RunCounts, scenario: Scenario, say: Callable[[str], Any]) -> None:
     """Reports the samples that were written and lost."""
-    took = time.monotonic() - tally.took
+    took = time.monotonic() - counts.started
     say(
-        f"simulate: {scenario.fleet.nodes} nodes, {tally.ticks * scenario.interval:g} s, {tally.samples} samples in "
-        f"{tally.rows} rows, {tally.events} events in {took:.1f} s"
+        f"simulate: {scenario.fleet.nodes} nodes, {counts.ticks * scenario.interval:g} s, {counts.samples} samples in "
+        f"{counts.rows} rows, {counts.events} events in {took:.1f} s"
     )
-    if tally.dropped:
+    if counts.dropped:
         say(
-            f"simulate: {tally.dropped} messages did not fit into the spool and are counted gaps; "
+            f"simulate: {counts.dropped} messages did not fit into the spool and are counted gaps; "
             "increase [spool] max_bytes"
         )
-    if tally.refused:
-        say(f"simulate: {tally.refused} messages were refused by the brokers and are counted gaps")
+    if counts.refused:
+        say(f"simulate: {counts.refused} messages were refused by the brokers and are counted gaps")
 
 
-def _outlets(
-    order: Order,
+def _open_spools(
+    options: SimulateOptions,
     config: Config,
     simulator: FleetSimulator,
     now: Callable[[], int],
     wait: Callable[[float], bool],
     say: Callable[[str], Any],
-) -> Outlets | None:
+) -> NodeSpools | None:
     """Opens the outlets of the stream, if any. Raises ConfigError before anything is made."""
-    if order.to is None:
+    if options.to is None:
         return None
     sender = open_uplink(
-        config, order.to, list(simulator.layout.shippers), lambda text: say(f"simulate: kafka: {text}"), "simulate"
+        config, options.to, list(simulator.layout.shippers), lambda text: say(f"simulate: kafka: {text}"), "simulate"
     )
-    arrival = Arrival(sender, config.spool, wait) if sender else None
-    return Outlets(simulator, config.spool, config.site.name, now, arrival)
+    broker = BrokerFlush(sender, config.spool, wait) if sender else None
+    return NodeSpools(simulator, config.spool, config.site.name, now, broker)
 
 
 def _run(
     simulator: FleetSimulator,
-    pace: Pace,
-    outlets: Outlets | None,
+    schedule: SendSchedule,
+    spools: NodeSpools | None,
     sink: Sink | None,
-    tally: Tally,
+    counts: RunCounts,
     limit: int,
     wait: Callable[[float], bool],
     now: Callable[[], int],
     say: Callable[[str], Any],
 ) -> None:
     """Sends and writes chunk after chunk, each when its last tick is due."""
-    history = pace.backfill > 0
-    for chunk in simulator.chunks(lambda tick: pace.ready(tick, now()), limit):
-        last = tally.ticks + len(chunk.times) - 1
-        if history and last * pace.interval >= pace.backfill:
+    history = schedule.backfill > 0
+    for chunk in simulator.chunks(lambda tick: schedule.ready(tick, now()), limit):
+        last = counts.ticks + len(chunk.times) - 1
+        if history and last * schedule.interval >= schedule.backfill:
             history = False
-            if outlets and not outlets.arrive():
+            if spools and not spools.flush():
                 return
-            say(f"simulate: {BACKFILLED}: {tally.samples} samples, {tally.events} events")
-        if wait(max(0, pace.due(last) - now()) / SECOND):
+            say(f"simulate: {BACKFILLED}: {counts.samples} samples, {counts.events} events")
+        if wait(max(0, schedule.due(last) - now()) / SECOND):
             return
-        if outlets:
-            outlets.send(chunk)
+        if spools:
+            spools.send(chunk)
         if sink:
             _write(sink, chunk)
-        tally.add(chunk)
+        counts.add(chunk)
 
 
 def _write(sink: Sink, chunk: Chunk) -> None:
@@ -208,24 +208,24 @@ def _write(sink: Sink, chunk: Chunk) -> None:
     sink.events([event for _, event in chunk.events])
 
 
-def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -> None:
+def _finish(simulator: FleetSimulator, options: SimulateOptions, sink: Sink, counts: RunCounts) -> None:
     """Writes topology, truth and meta of the written samples."""
     layout, scenario = simulator.layout, simulator.scenario
-    seconds = tally.ticks * scenario.interval
+    seconds = counts.ticks * scenario.interval
     attributes = {entity: found for entity in simulator.parents if (found := layout.attributes(entity))}
     meta = {
-        "name": f"simulated-{order.seed}",
+        "name": f"simulated-{options.seed}",
         "title": f"Simulated fleet of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each",
         "origin": "fleetpulse simulate",
         "simulated": True,
-        "seed": order.seed,
+        "seed": options.seed,
         "nodes": layout.nodes,
         "gpus": layout.gpus,
-        "samples": tally.samples,
+        "samples": counts.samples,
         "start": iso(simulator.start),
         "end": iso(simulator.time_at(seconds)),
         "interval": scenario.interval,
-        "rows": tally.rows,
+        "rows": counts.rows,
         "planned": simulator.planned,
         "dropped": simulator.dropped,
         "events": len(truth := simulator.truth(seconds)),
@@ -233,28 +233,32 @@ def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -
     sink.close(simulator.parents, attributes, truth, meta)
 
 
-def _start(scenario: Scenario, order: Order, begin: int) -> int | None:
+def _start(scenario: Scenario, options: SimulateOptions, begin: int) -> int | None:
     """Returns the time of second 0: the scenario's own start, else so that a stream fits the clock (whole seconds)."""
-    if scenario.start is not None or not order.to:
+    if scenario.start is not None or not options.to:
         return scenario.start
-    backfill = order.backfill or 0.0
+    backfill = options.backfill or 0.0
     rest = max(0.0, scenario.duration - backfill)
-    ahead = rest if order.speed == 0 else rest * max(0.0, 1 - 1 / order.speed)
+    ahead = rest if options.speed == 0 else rest * max(0.0, 1 - 1 / options.speed)
     return (begin - round((backfill + ahead) * SECOND)) // SECOND * SECOND
 
 
-def _check(order: Order, sink: Sink | None) -> None:
+def _check(options: SimulateOptions, sink: Sink | None) -> None:
     """Raises UsageError for options that contradict each other."""
-    if order.to not in (None, "spool", "kafka"):
-        raise UsageError(f"simulate: --to {order.to}: no such transport; expected --to spool or --to kafka")
-    if order.to is None and sink is None:
+    if options.to not in (None, "spool", "kafka"):
+        raise UsageError(f"simulate: --to {options.to}: no such transport; expected --to spool or --to kafka")
+    if options.to is None and sink is None:
         raise UsageError("simulate: no destination; expected --output DIR, --to spool or kafka, or both")
-    if not 0 <= order.speed < float("inf"):
-        raise UsageError(f"simulate: --speed {order.speed}: expected 0 (as fast as possible) or a factor on real time")
-    if order.seed < 0:
-        raise UsageError(f"simulate: --seed {order.seed}: expected a whole number from 0")
-    if order.backfill is not None and (not 0 < order.backfill <= LONGEST or order.to is None or order.speed != 1):
+    if not 0 <= options.speed < float("inf"):
         raise UsageError(
-            f"simulate: --backfill {order.backfill:g}: expected seconds above 0, at most {YEARS} years, together with "
-            "--to and --speed 1"
+            f"simulate: --speed {options.speed}: expected 0 (as fast as possible) or a factor on real time"
+        )
+    if options.seed < 0:
+        raise UsageError(f"simulate: --seed {options.seed}: expected a whole number from 0")
+    if options.backfill is not None and (
+        not 0 < options.backfill <= LONGEST or options.to is None or options.speed != 1
+    ):
+        raise UsageError(
+            f"simulate: --backfill {options.backfill:g}: expected seconds above 0, at most {YEARS} years, together "
+            "with --to and --speed 1"
         )

@@ -16,7 +16,7 @@ from agents.sim.layout import Layout
 from agents.sim.physics.noise import Floats
 
 if TYPE_CHECKING:
-    from agents.sim.schedule import Stay
+    from agents.sim.schedule import Allocation
 
 Devices = int | slice | NDArray[np.intp]
 Values = float | NDArray[Any]
@@ -38,12 +38,14 @@ class PlannedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """A GPU that computes wrongly from `onset` on: misses[k] is whether the canary round between k and k + 1 periods
-    later fails (agents/sim/physics/canary.py)."""
+    """A GPU that gives wrong results from `onset` on.
+
+    failed_rounds[k]: whether the canary round between k and k + 1 periods later fails (agents/sim/physics/canary.py).
+    """
 
     gpu: int
     onset: float
-    misses: NDArray[np.bool_]
+    failed_rounds: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,17 +250,17 @@ class Effects:
         layout: Layout,
         jobs: int,
         running: Any,
-        stays: Sequence[Stay] = (),
+        allocations: Sequence[Allocation] = (),
         start: int = 0,
     ) -> None:
         ticks = len(time)
         self.time, self.since, self.until = time, since, float(time[-1])
-        self.layout, self.stays, self.start = layout, stays, start
+        self.layout, self.allocations, self.start = layout, allocations, start
         self.job_of_gpu: NDArray[np.int32] = running
         self.gpu, self.port = GpuEffects(ticks, layout.gpus), PortEffects(ticks, layout.gpus)
         self.node, self.site = NodeEffects(ticks, layout.nodes), SiteEffects(ticks, layout, jobs)
         self.defects: list[Defect] = []
-        self.tampers: list[FalseReading] = []
+        self.false_readings: list[FalseReading] = []
         self.collapses: list[Collapse] = []
         self.events: list[PlannedEvent] = []
 

@@ -14,46 +14,46 @@ from numpy.typing import NDArray
 
 from agents.sim.chunk import Chunk
 from agents.sim.effects import Effects, EventTime, PlannedEvent
+from agents.sim.fault_plan import FaultPlan, truth_lines
 from agents.sim.layout import FACILITY, Layout
 from agents.sim.physics.canary import Canaries
 from agents.sim.physics.instruments import Instruments
 from agents.sim.physics.plant import Plant
 from agents.sim.physics.state import State
 from agents.sim.scenario import DEFAULT_START, Scenario
-from agents.sim.schedule import Schedule, Stay
-from agents.sim.story import Story, truth_lines
+from agents.sim.schedule import Allocation, Schedule
 from pipeline.model.records import SECOND, Event
 
 INVENTORY_EVERY = 3600.0  # s; the design's hourly inventory
 _FIRST = {"inventory": 0, "job_end": 1, "job_start": 2}  # of the same moment; everything else comes after
 
 
-def sort_events(happenings: Sequence[PlannedEvent]) -> list[PlannedEvent]:
+def sort_events(events: Sequence[PlannedEvent]) -> list[PlannedEvent]:
     """Sorts events by time; at one time the inventory comes first, and a job ends before the next one starts."""
-    return sorted(happenings, key=lambda h: (h.time, _FIRST.get(h.kind, 3)))
+    return sorted(events, key=lambda h: (h.time, _FIRST.get(h.kind, 3)))
 
 
-def stage_entity(stay: Stay, stage: int) -> str:
+def stage_entity(allocation: Allocation, stage: int) -> str:
     """Returns the entity of a pipeline stage."""
-    return f"stage:{stay.job.name}.{stage}"
+    return f"stage:{allocation.job.name}.{stage}"
 
 
-def rank_parents(stay: Stay, layout: Layout) -> Iterator[tuple[str, tuple[str, str, str]]]:
+def rank_parents(allocation: Allocation, layout: Layout) -> Iterator[tuple[str, tuple[str, str, str]]]:
     """Returns every rank of a stay with its stage, job and GPU."""
     gpus = layout.entities["gpu"]
-    stages = stay.job.stage_of_rank.tolist()
-    for rank, stage, gpu in zip(stay.job.names, stages, stay.gpus.tolist(), strict=True):
-        yield rank, (stage_entity(stay, stage), stay.job.entity, gpus[gpu])
+    stages = allocation.job.stage_of_rank.tolist()
+    for rank, stage, gpu in zip(allocation.job.names, stages, allocation.gpus.tolist(), strict=True):
+        yield rank, (stage_entity(allocation, stage), allocation.job.entity, gpus[gpu])
 
 
 def job_parents(schedule: Schedule, layout: Layout) -> dict[str, tuple[str, ...]]:
     """Returns jobs, stages and ranks with the parents of their first stay; later moves are events."""
     found: dict[str, tuple[str, ...]] = {}
-    for stay in schedule.stays:
-        if stay.job.entity not in found:
-            found[stay.job.entity] = ()
-            found |= {stage_entity(stay, s): (stay.job.entity,) for s in range(stay.job.stages)}
-            found |= dict(rank_parents(stay, layout))
+    for allocation in schedule.allocations:
+        if allocation.job.entity not in found:
+            found[allocation.job.entity] = ()
+            found |= {stage_entity(allocation, s): (allocation.job.entity,) for s in range(allocation.job.stages)}
+            found |= dict(rank_parents(allocation, layout))
     return found
 
 
@@ -64,7 +64,7 @@ class Calendar:
         self.layout, self.schedule = layout, schedule
         self._hardware = layout.inventory()
 
-    def add_events(self, effects: Effects, stays: Sequence[Stay]) -> None:
+    def add_events(self, effects: Effects, allocations: Sequence[Allocation]) -> None:
         """Adds the events of the block."""
         moments: dict[float, set[int]] = {}
         hour = float(np.floor(effects.until / INVENTORY_EVERY)) * INVENTORY_EVERY
@@ -72,64 +72,74 @@ class Calendar:
             moments[hour] = set(range(len(self.layout.shippers)))
         for tick, node in np.argwhere(effects.node.reset.array()).tolist() if effects.node.reset else []:
             moments.setdefault(float(effects.time[tick]), set()).add(node)  # its agent restarts
-        for stay in stays:
-            for moment, add in ((stay.begin, self._add_job_starts), (stay.end, self._add_job_ends)):
+        for allocation in allocations:
+            for moment, add in ((allocation.begin, self._add_job_starts), (allocation.end, self._add_job_ends)):
                 if effects.contains(moment):
-                    moments.setdefault(moment, set()).update(add(stay, effects))
+                    moments.setdefault(moment, set()).update(add(allocation, effects))
         for moment in sorted(moments):
             for shipper in sorted(moments[moment]):
                 self._inventory(moment, shipper, effects)
 
     def _inventory(self, moment: float, shipper: int, effects: Effects) -> None:
         known = dict(self._hardware[shipper])
-        for stay in self.schedule.stays_within(moment - 1e-6, moment):
-            if stay.begin <= moment < stay.end:
-                known |= self._ranks_there(stay, shipper)
+        for allocation in self.schedule.allocations_within(moment - 1e-6, moment):
+            if allocation.begin <= moment < allocation.end:
+                known |= self._ranks_there(allocation, shipper)
         entity = f"node:{self.layout.shippers[shipper]}"
         effects.add_event(moment, entity, "inventory", shipper, entities=known)
 
-    def _ranks_there(self, stay: Stay, shipper: int) -> dict[str, dict[str, object]]:
+    def _ranks_there(self, allocation: Allocation, shipper: int) -> dict[str, dict[str, object]]:
         """Returns the ranks of a stay on one node with their stages and job."""
-        if self.layout.shippers[shipper] == FACILITY or shipper not in self._nodes(stay):
+        if self.layout.shippers[shipper] == FACILITY or shipper not in self._nodes(allocation):
             return {}
-        found: dict[str, dict[str, object]] = {stay.job.entity: {"parents": [], "attributes": {}}}
-        for rank, parents in self._of_node(stay, shipper).items():
-            found[parents[0]] = {"parents": [stay.job.entity], "attributes": {}}
+        found: dict[str, dict[str, object]] = {allocation.job.entity: {"parents": [], "attributes": {}}}
+        for rank, parents in self._of_node(allocation, shipper).items():
+            found[parents[0]] = {"parents": [allocation.job.entity], "attributes": {}}
             found[rank] = {"parents": list(parents), "attributes": {"node": self.layout.shippers[shipper]}}
         return found
 
-    def _add_job_starts(self, stay: Stay, effects: Effects) -> set[int]:
+    def _add_job_starts(self, allocation: Allocation, effects: Effects) -> set[int]:
         """Adds the job starts; every node reports its own ranks."""
-        nodes = self._nodes(stay)
+        nodes = self._nodes(allocation)
         for node in sorted(nodes):
-            ranks = {rank: {"stage": p[0], "gpu": p[2]} for rank, p in self._of_node(stay, node).items()}
-            effects.add_event(stay.begin, stay.job.entity, "job_start", node, ranks=ranks, world_size=stay.job.ranks)
+            ranks = {rank: {"stage": p[0], "gpu": p[2]} for rank, p in self._of_node(allocation, node).items()}
+            effects.add_event(
+                allocation.begin, allocation.job.entity, "job_start", node, ranks=ranks, world_size=allocation.job.ranks
+            )
         return nodes
 
-    def _add_job_ends(self, stay: Stay, effects: Effects) -> set[int]:
-        nodes = self._nodes(stay)
+    def _add_job_ends(self, allocation: Allocation, effects: Effects) -> set[int]:
+        nodes = self._nodes(allocation)
         for node in sorted(nodes):
-            ranks = list(self._of_node(stay, node))
-            effects.add_event(stay.end, stay.job.entity, "job_end", node, ranks=ranks, seconds=stay.end - stay.begin)
+            ranks = list(self._of_node(allocation, node))
+            effects.add_event(
+                allocation.end,
+                allocation.job.entity,
+                "job_end",
+                node,
+                ranks=ranks,
+                seconds=allocation.end - allocation.begin,
+            )
         return nodes
 
-    def _nodes(self, stay: Stay) -> set[int]:
-        return set(self.layout.node_of_gpu[stay.gpus].tolist())
+    def _nodes(self, allocation: Allocation) -> set[int]:
+        return set(self.layout.node_of_gpu[allocation.gpus].tolist())
 
-    def _of_node(self, stay: Stay, node: int) -> dict[str, tuple[str, str, str]]:
+    def _of_node(self, allocation: Allocation, node: int) -> dict[str, tuple[str, str, str]]:
         """Returns the ranks of a stay on one node."""
         width = self.layout.gpus_per_node
-        places = np.flatnonzero(self.layout.node_of_gpu[stay.gpus] == node).tolist()
+        places = np.flatnonzero(self.layout.node_of_gpu[allocation.gpus] == node).tolist()
         assert len(places) <= width
-        names, stages, gpus = stay.job.names, stay.job.stage_of_rank, self.layout.entities["gpu"]
+        names, stages, gpus = allocation.job.names, allocation.job.stage_of_rank, self.layout.entities["gpu"]
         return {
-            names[i]: (stage_entity(stay, int(stages[i])), stay.job.entity, gpus[int(stay.gpus[i])]) for i in places
+            names[i]: (stage_entity(allocation, int(stages[i])), allocation.job.entity, gpus[int(allocation.gpus[i])])
+            for i in places
         }
 
 
 BLOCK = 60
 """Ticks computed together: 10 min at 10 s; 512 GPUs need about 30 MB. Part of the meaning of a seed: fixed."""
-TICKS_FOR_EVER = 1 << 62
+ENDLESS_TICKS = 1 << 62
 
 
 class FleetSimulator:
@@ -140,7 +150,7 @@ class FleetSimulator:
         chosen = scenario.start if start is None else start
         self.start = DEFAULT_START if chosen is None else chosen
         self.layout = Layout(scenario.fleet.nodes, scenario.fleet.gpus_per_node)
-        story = Story.plan(scenario, self.layout, seed, live)
+        story = FaultPlan.plan(scenario, self.layout, seed, live)
         self.faults, self.schedule = story.faults, story.schedule
         self.planned, self.dropped = story.planned, story.dropped
         self.parents: Mapping[str, Sequence[str]] = self.layout.parents | job_parents(self.schedule, self.layout)
@@ -201,20 +211,20 @@ class FleetSimulator:
         time = (np.arange(BLOCK, dtype=np.float64) + number * BLOCK) * self.scenario.interval
         since = float(time[0]) - self.scenario.interval
         running = self.schedule.running_jobs(time, self.layout.gpus)
-        stays = self.schedule.stays_within(since, float(time[-1]))
-        effects = Effects(time, since, self.layout, len(self.schedule.jobs), running, stays, self.start)
+        allocations = self.schedule.allocations_within(since, float(time[-1]))
+        effects = Effects(time, since, self.layout, len(self.schedule.jobs), running, allocations, self.start)
         for fault in self.faults:
-            if fault.onset <= effects.until and fault.end + fault.kind.lingers > since:
-                fault.kind.act(fault, effects)
+            if fault.onset <= effects.until and fault.end + fault.kind.tail > since:
+                fault.kind.apply(fault, effects)
         return self._chunk(number, effects)
 
     def _chunk(self, number: int, effects: Effects) -> Chunk:
         columns = self._plant.step(number, effects)
-        self._canaries.rounds(effects)
-        self._calendar.add_events(effects, effects.stays)
-        gpus = np.concatenate([np.zeros(0, np.intp), *(stay.gpus for stay in effects.stays)])
-        homes = {**self.layout.homes, "rank": self.layout.node_of_gpu[gpus]}
-        names = tuple(name for stay in effects.stays for name in stay.job.names)
+        self._canaries.add_events(effects)
+        self._calendar.add_events(effects, effects.allocations)
+        gpus = np.concatenate([np.zeros(0, np.intp), *(allocation.gpus for allocation in effects.allocations)])
+        homes = {**self.layout.senders, "rank": self.layout.node_of_gpu[gpus]}
+        names = tuple(name for allocation in effects.allocations for name in allocation.job.names)
         silent = self._instruments.silent(effects)
         return Chunk(
             times=self.start + np.rint(effects.time * SECOND).astype(np.int64),

@@ -1,6 +1,6 @@
 """KINDS: every fault and benign event of the simulator, by name.
 
-A new kind is a class below `faults` or `confounders`, and a line in FAULTS or CONFOUNDERS.
+A new kind is a class in `faults` or `confounders`, and a line in FAULTS or CONFOUNDERS.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ CONFOUNDERS: tuple[type[Kind], ...] = (
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (*FAULTS, *CONFOUNDERS)}
 
 _WIDTH = 100
-STRIKES = {"gpu": "GPU", "nic": "port", "nvlink": "GPU's NVLink", "power": "PDU", "coolant": "coolant loop"}
+TARGET_NAMES = {"gpu": "GPU", "nic": "port", "nvlink": "GPU's NVLink", "power": "PDU", "coolant": "coolant loop"}
 
 
 def describe(kind: type[Kind]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def describe(kind: type[Kind]) -> dict[str, Any]:
         "kind": kind.name,
         "row": kind.row,
         "class": kind.detectability,
-        "strikes": STRIKES.get(kind.strikes, kind.strikes),
+        "target": TARGET_NAMES.get(kind.target, kind.target),
         "happens": " ".join((kind.__doc__ or "").split()),
         "seen": kind.seen,
         "unseen": kind.unseen,
@@ -111,7 +111,7 @@ def describe(kind: type[Kind]) -> dict[str, Any]:
     }
 
 
-def listing() -> str:
+def list_kinds() -> str:
     """Returns the output of `simulate --list`: faults first, then benign events, by row."""
     return "\n".join(_describe_kind(kind) for kind in sorted(KINDS.values(), key=_place)) + "\n"
 
@@ -137,7 +137,7 @@ def _describe_kind(kind: type[Kind]) -> str:
         "set": given,
     }
     lines = (line for label, text in texts.items() for line in _wrapped(label, text))
-    return "\n".join([f"{kind.name}: {kind.detectability}, strikes {_with_article(fields['strikes'])}", *lines]) + "\n"
+    return "\n".join([f"{kind.name}: {kind.detectability}, affects {_with_article(fields['target'])}", *lines]) + "\n"
 
 
 def _with_article(word: str) -> str:

@@ -34,7 +34,7 @@ class Layout:
         self._number(nodes)
         self.entities: Mapping[str, tuple[str, ...]] = self._entities(gpus_per_node)
         """Device class -> names of its devices, for all but ranks."""
-        self.homes: Mapping[str, Index] = self._senders(nodes)
+        self.senders: Mapping[str, Index] = self._senders(nodes)
         """Device class -> (devices,) number of the sender that reports each."""
         leaves = -(-nodes // NODES_PER_POD) * gpus_per_node
         self.places: Mapping[str, tuple[str, ...]] = {

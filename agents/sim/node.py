@@ -15,7 +15,7 @@ import numpy as np
 from agents.collector import Collector, Device, NoData, Reading
 from agents.sim.chunk import Chunk
 from agents.sim.command import utc_now
-from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
+from agents.sim.fleet import ENDLESS_TICKS, FleetSimulator
 from agents.sim.scenario import Fleet, Scenario
 from pipeline.model.signals import CATALOGUE
 
@@ -40,7 +40,7 @@ class SimulatedNode(Collector):
             raise NoData(f"node {self.number} of a simulated fleet of {self.nodes}")
         scenario = Scenario(self.interval, self.interval, None, Fleet(self.nodes, self.gpus), source="simulated")
         self._simulator = FleetSimulator(scenario, self.seed, self.now())
-        self._chunks = self._simulator.chunks(1, TICKS_FOR_EVER)
+        self._chunks = self._simulator.chunks(1, ENDLESS_TICKS)
 
     def read(self) -> tuple[Reading, ...]:
         """Returns the readings and events of the next tick."""

@@ -68,7 +68,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Stay:
+class Allocation:
     """A job on certain GPUs in [begin, end): a job that moves has several. Rank i runs on gpus[i]."""
 
     job: Job
@@ -84,32 +84,32 @@ class Schedule:
     """All jobs and stays, in order of their start."""
 
     jobs: tuple[Job, ...]
-    stays: tuple[Stay, ...]
+    allocations: tuple[Allocation, ...]
 
-    def stays_within(self, since: float, until: float) -> list[Stay]:
+    def allocations_within(self, since: float, until: float) -> list[Allocation]:
         """Returns the stays that overlap (since, until]."""
         begins, ends = self._times
-        return [self.stays[i] for i in np.flatnonzero((begins <= until) & (ends > since)).tolist()]
+        return [self.allocations[i] for i in np.flatnonzero((begins <= until) & (ends > since)).tolist()]
 
     @cached_property
     def _times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Starts and ends of the stays, cached: a long run has thousands, and every block reads them."""
-        return np.array([s.begin for s in self.stays]), np.array([s.end for s in self.stays])
+        return np.array([s.begin for s in self.allocations]), np.array([s.end for s in self.allocations])
 
     def running_jobs(self, time: NDArray[np.float64], gpus: int) -> NDArray[np.int32]:
         """Returns the (ticks, GPUs) number of the job on each GPU; -1: none."""
         out = np.full((len(time), gpus), -1, np.int32)
-        for stay in self.stays_within(float(time[0]) - 1e-9, float(time[-1])):
-            on = (time >= stay.begin) & (time < stay.end)
-            out[np.ix_(on, stay.gpus)] = stay.job.number
+        for allocation in self.allocations_within(float(time[0]) - 1e-9, float(time[-1])):
+            on = (time >= allocation.begin) & (time < allocation.end)
+            out[np.ix_(on, allocation.gpus)] = allocation.job.number
         return out
 
-    def job_at(self, gpu: int, time: float) -> Stay | None:
+    def job_at(self, gpu: int, time: float) -> Allocation | None:
         """Returns the job on a GPU at a time, or None."""
-        return next((s for s in self.stays_within(time, time) if gpu in s.gpus), None)
+        return next((s for s in self.allocations_within(time, time) if gpu in s.gpus), None)
 
 
-Strike = Callable[[Sequence[Job]], Stop | None]
+JobEvent = Callable[[Sequence[Job]], Stop | None]
 """An event on a job: receives the jobs that run at its time, and returns the stop that it causes, if any."""
 
 
@@ -119,10 +119,10 @@ def plan(
     stops: Sequence[Stop],
     seed: int,
     horizon: float,
-    strikes: Sequence[tuple[float, Strike]] = (),
+    job_events: Sequence[tuple[float, JobEvent]] = (),
 ) -> Schedule:
     """Plans the schedule up to `horizon` s; jobs that run then never end. Each of `strikes` is called at its second."""
-    return _Planner(layout, mean_hours, seed).run(stops, strikes, horizon)
+    return _Planner(layout, mean_hours, seed).run(stops, job_events, horizon)
 
 
 def partitions(nodes: int, many: bool) -> list[range]:
@@ -162,15 +162,18 @@ class _Planner:
         self.awaited: set[int] = set()  # nodes that are not replaced by spare ones
         self.now: dict[int, _JobRun] = {}
         self.jobs: list[Job] = []
-        self.stays: list[Stay] = []
+        self.allocations: list[Allocation] = []
 
-    def run(self, stops: Sequence[Stop], strikes: Sequence[tuple[float, Strike]], horizon: float) -> Schedule:
+    def run(self, stops: Sequence[Stop], job_events: Sequence[tuple[float, JobEvent]], horizon: float) -> Schedule:
         """Plans the stays of all jobs until the horizon."""
         queue: list[tuple[float, int, Action]] = []
         for part, nodes in enumerate(self.parts):
             queue.append((0.0, part, partial(self._start, part, list(nodes))))
         queue += [(stop.at, len(queue) + n, partial(self._stop, stop, None)) for n, stop in enumerate(stops)]
-        queue += [(at, len(queue) + n, partial(self._strike, strike)) for n, (at, strike) in enumerate(strikes)]
+        queue += [
+            (at, len(queue) + n, partial(self._apply_job_event, job_event))
+            for n, (at, job_event) in enumerate(job_events)
+        ]
         heapq.heapify(queue)
         serial = len(queue)
         while queue and queue[0][0] < horizon:
@@ -179,7 +182,7 @@ class _Planner:
                 heapq.heappush(queue, (moment, serial := serial + 1, later))
         for run in self.now.values():
             self._leave(run, np.inf, True)
-        return Schedule(tuple(self.jobs), tuple(sorted(self.stays, key=lambda s: (s.begin, s.job.number))))
+        return Schedule(tuple(self.jobs), tuple(sorted(self.allocations, key=lambda s: (s.begin, s.job.number))))
 
     def _start(self, part: int, nodes: list[int], time: float) -> Iterator[tuple[float, Action]]:
         """Starts a new job on a partition."""
@@ -208,10 +211,10 @@ class _Planner:
             del self.now[run.part]
             yield time + float(self.rngs[run.part].uniform(*_PAUSE_S)), partial(self._start, run.part, run.nodes)
 
-    def _strike(self, strike: Strike, time: float) -> Iterator[tuple[float, Action]]:
+    def _apply_job_event(self, job_event: JobEvent, time: float) -> Iterator[tuple[float, Action]]:
         """Calls an event on a job; a stop that it returns ends the present stay, not a later one."""
         running = sorted(self.now.values(), key=lambda run: run.job.number)
-        stop = strike([run.job for run in running])
+        stop = job_event([run.job for run in running])
         for run in running:
             if stop is not None and run.job.number == stop.job:
                 yield max(stop.at, time), partial(self._stop, stop, run)
@@ -240,4 +243,4 @@ class _Planner:
 
     def _leave(self, run: _JobRun, end: float, last: bool) -> None:
         gpus = (np.asarray(run.nodes, np.intp)[:, None] * self.width + np.arange(self.width)).ravel()
-        self.stays.append(Stay(run.job, gpus, run.begin, end, run.warm, last))
+        self.allocations.append(Allocation(run.job, gpus, run.begin, end, run.warm, last))

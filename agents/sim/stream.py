@@ -42,7 +42,7 @@ GRACE_S = 0.5
 """Seconds that a simulation waits for a healthy broker before it ends; chosen: an answer takes milliseconds."""
 
 
-class Arrival:
+class BrokerFlush:
     """A sender, and how far a simulation may run ahead of it. `wait` returns True when it shall stop."""
 
     def __init__(self, sender: SpoolSender, spool: SpoolSettings, wait: Callable[[float], bool]) -> None:
@@ -57,10 +57,10 @@ class Arrival:
         ticket = self.sender.request_flush()
         while not self.sender.is_flushed(ticket):
             if self._wait(POLL_S):
-                return self._last_chance(ticket)
+                return self._wait_grace(ticket)
         return True
 
-    def _last_chance(self, ticket: int) -> bool:
+    def _wait_grace(self, ticket: int) -> bool:
         end = time.monotonic() + GRACE_S
         while not self.sender.is_flushed(ticket) and not self.sender.problem() and time.monotonic() < end:
             time.sleep(POLL_S)
@@ -73,7 +73,7 @@ _FILES_PER_NODE, _FILES_BESIDE = 8, 64  # open files: two spools with lock, mark
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SendSchedule:
     """When a tick is due. `begin` in UTC us; speed 0: immediately."""
 
     begin: int
@@ -99,7 +99,7 @@ class Pace:
         return count
 
 
-class Outlets:
+class NodeSpools:
     """The spools of all simulated nodes; counts what it sends."""
 
     def __init__(
@@ -108,9 +108,9 @@ class Outlets:
         settings: SpoolSettings,
         site: str,
         now: Callable[[], int],
-        arrival: Arrival | None = None,
+        broker: BrokerFlush | None = None,
     ) -> None:
-        self._simulator, self._now, self._arrival = simulator, now, arrival
+        self._simulator, self._now, self._broker = simulator, now, broker
         shippers = simulator.layout.shippers
         _allow_files(_FILES_PER_NODE * len(shippers) + _FILES_BESIDE)
         self._origins = [Origin(site, node, _boot_id(simulator, node), True) for node in shippers]
@@ -121,8 +121,8 @@ class Outlets:
         except BaseException:
             self.close()
             raise
-        if arrival:
-            arrival.sender.start()
+        if broker:
+            broker.sender.start()
 
     @property
     def dropped(self) -> int:
@@ -132,7 +132,7 @@ class Outlets:
     @property
     def refused(self) -> int:
         """Number of messages that the brokers refused."""
-        return self._arrival.sender.dispatcher.refused if self._arrival else 0
+        return self._broker.sender.dispatcher.refused if self._broker else 0
 
     def send(self, chunk: Chunk) -> None:
         """Appends a chunk as one telemetry and one events message per node; syncs at most every SYNC_EVERY."""
@@ -145,8 +145,8 @@ class Outlets:
             body = wire.encode(batch)
             self._telemetry[number].append(body, wire.TELEMETRY_KIND, sent, True)
             self._written += len(body)
-        if self._arrival and self._written > self._arrival.backlog:
-            self.arrive()
+        if self._broker and self._written > self._broker.backlog:
+            self.flush()
         elif self._now() - self._synced >= SYNC_EVERY:
             self.sync()
 
@@ -155,16 +155,16 @@ class Outlets:
         for spool in (*self._events, *self._telemetry):
             spool.sync()
         self._synced = self._now()
-        if self._arrival:
-            self._arrival.sender.wake()
+        if self._broker:
+            self._broker.sender.wake()
 
-    def arrive(self) -> bool:
+    def flush(self) -> bool:
         """Syncs, and with Kafka waits until the brokers have everything; False if it was stopped."""
         self.sync()
         self._written = 0
-        if self._arrival is None:
+        if self._broker is None:
             return True
-        arrived = self._arrival.wait()
+        arrived = self._broker.wait()
         if not (gaps := self._gaps()):
             return arrived
         events: dict[int, list[Event]] = defaultdict(list)
@@ -172,13 +172,13 @@ class Outlets:
             events[number].append(event)
         self._append(events, self._now())
         self.sync()
-        return arrived and self._arrival.wait()
+        return arrived and self._broker.wait()
 
     def close(self) -> None:
         """Syncs and releases all spools, and ends the way to Kafka; may be called twice."""
         self._stack.close()
-        if self._arrival:
-            self._arrival.sender.close()
+        if self._broker:
+            self._broker.sender.close()
 
     def _append(self, events: Mapping[int, Sequence[Event]], sent: int) -> None:
         for number, found in events.items():
@@ -188,7 +188,7 @@ class Outlets:
 
     def _gaps(self) -> list[tuple[int, Event]]:
         """Returns the gaps that the sender found, each with the number of its node."""
-        found = self._arrival.sender.take_events() if self._arrival else []
+        found = self._broker.sender.take_events() if self._broker else []
         numbers = {f"node:{origin.node}": number for number, origin in enumerate(self._origins)} if found else {}
         return [(numbers[event.entity], event) for event in found]
 

@@ -124,7 +124,7 @@ def _optic(seen: Seen) -> str:
     for pair in seen.of("optic_degradation"):
         parameters, end = pair[0]["parameters"], _seconds(pair[0], "end")
         kind = OpticDegradation(slope=parameters["slope"], start=parameters["start"])
-        cliff = kind.cliff(Fault(0, kind, pair[0]["entity"], 0, 0.0, end, ()))
+        cliff = kind.cliff_time(Fault(0, kind, pair[0]["entity"], 0, 0.0, end, ()))
         if cliff < end:
             due.append((pair, cliff - AHEAD_S))
     found = _share_by(due, "that came to the cliff, 24 h ahead of it")
@@ -211,7 +211,7 @@ def _sdc(seen: Seen) -> str:
 
 def _collapse(seen: Seen) -> str:
     """Returns faults of entities with many devices below; the size of an incident is only known over all faults."""
-    names = [name for name, kind in KINDS.items() if kind.strikes in SHARED]
+    names = [name for name, kind in KINDS.items() if kind.target in SHARED]
     tops = [bool(record["top1"]) for _, record in seen.of(*names) if record["delay_s"] is not None]
     if not tops:
         return UNMEASURED

@@ -103,7 +103,7 @@ def _placed(judged: Judged) -> list[dict[str, Any]]:
     simulator, lines = judged.simulator, []
     gpus = simulator.layout.entities["gpu"]
     end = judged.node_days / simulator.scenario.fleet.nodes * 86_400
-    for stay in simulator.schedule.stays_within(0.0, end):
+    for stay in simulator.schedule.allocations_within(0.0, end):
         places = {
             rank: {"gpu": gpus[stay.gpus[i]], "stage": stage_entity(stay, int(stay.job.stage_of_rank[i]))}
             for i, rank in enumerate(stay.job.names)

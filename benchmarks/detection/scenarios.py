@@ -90,7 +90,7 @@ def family(kind: type[Kind]) -> str:
     if max(kind.lasts.low, kind.lasts.mean or 0.0) >= DAY:
         return "slow"
     named = next((name for name, attributions in FAMILIES.items() if kind.attribution in attributions), "device")
-    stops_jobs = kind.stops is not Kind.stops or kind.job_death is not Kind.job_death
+    stops_jobs = kind.job_stop is not Kind.job_stop or kind.job_death_time is not Kind.job_death_time
     return STOPPING.get(named, named) if stops_jobs else named
 
 

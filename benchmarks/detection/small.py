@@ -69,7 +69,7 @@ def _struck(name: str) -> Scenario:
     for place, kind in enumerate(kinds):
         onset = _FIRST_S + place * step
         end = seconds if name == "slow" else onset + _length(kind)
-        entity = _JOBS[place % len(_JOBS)] if kind.strikes == "job" else None
+        entity = _JOBS[place % len(_JOBS)] if kind.target == "job" else None
         lines.append(Line(kind(**VISIBLE.get(kind.name, {})), onset, end, entity))
     return _scenario(name, seconds, tuple(lines), Rates())
 

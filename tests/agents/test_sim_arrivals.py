@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from agents.sim import story
+from agents.sim import fault_plan
+from agents.sim.fault_plan import draw_events
 from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from agents.sim.scenario_file import parse
-from agents.sim.story import draw_events
 from pipeline.model.errors import UsageError
 
 DAY = 86_400.0
@@ -59,14 +59,14 @@ def test_faults_occur_at_the_published_rates(layout: Layout) -> None:
 
 
 def test_the_worst_twentieth_of_the_nodes_has_about_half_of_the_hazard() -> None:
-    places = story._FaultSites(Layout(4000, 8), generator(1, 1), True)
+    places = fault_plan._FaultSites(Layout(4000, 8), generator(1, 1), True)
     hazard = np.sort(places.hazard)[::-1]
     assert hazard.mean() == pytest.approx(1.0)
     assert 0.38 < hazard[:200].sum() / hazard.sum() < 0.56  # 44 % by frailty alone
 
 
 def held(line: Line) -> tuple[float, float]:
-    return line.onset, min(line.end, line.onset + line.kind.settles)
+    return line.onset, min(line.end, line.onset + line.kind.exclusive)
 
 
 def test_random_faults_on_one_node_are_half_an_hour_apart_and_faults_of_groups_never_overlap(layout: Layout) -> None:
@@ -76,7 +76,7 @@ def test_random_faults_on_one_node_are_half_an_hour_apart_and_faults_of_groups_n
     for line in lines(scenario(days=4.0, faults=20.0, confounders=1.0), layout, 2):
         if line.entity is None or line.kind.name in chained:
             continue
-        what = line.kind.strikes
+        what = line.kind.target
         many, device = what in ("coolant", "power", "rack"), index[what][line.entity]
         places = layout.row_of(device).tolist() if what == "rack" else [device]  # warm air spreads over the row
         for node in (n for place in places for n in layout.nodes_below(what, place).tolist()):

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from agents.sim.command import BACKFILLED, Order, simulate
-from agents.sim.kinds import KINDS, listing
+from agents.sim.command import BACKFILLED, SimulateOptions, simulate
+from agents.sim.kinds import KINDS, list_kinds
 from pipeline.config.sections import Config, Spool
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso
@@ -62,14 +62,16 @@ def config(tmp_path: Path) -> Config:
     return Config(spool=Spool(tmp_path / "spool"))
 
 
-def run(order: Order, tmp_path: Path, clock: Clock, sink: RecordingWriter | None = None, **more: Any) -> list[str]:
+def run(
+    order: SimulateOptions, tmp_path: Path, clock: Clock, sink: RecordingWriter | None = None, **more: Any
+) -> list[str]:
     text: list[str] = []
     assert simulate(order, config(tmp_path), sink, more.get("wait", clock.wait), clock, text.append) == 0
     return text
 
 
 def test_files_and_spools_contain_the_same_samples(scenario: str, tmp_path: Path, drain: Callable[[Path], Any]) -> None:
-    run(Order(scenario, 7, "spool", 20.0), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    run(SimulateOptions(scenario, 7, "spool", 20.0), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     messages, gaps = drain(tmp_path / "spool")
     assert gaps == []
     sent: dict[str, set[tuple[Any, ...]]] = {}
@@ -98,14 +100,14 @@ def _plain(value: Any) -> Any:
 
 
 def test_a_silent_node_leaves_no_rows_in_the_files(scenario: str, tmp_path: Path) -> None:
-    run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    run(SimulateOptions(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     rows = pq.read_table(tmp_path / "out/telemetry-node.parquet").to_pylist()
     assert len(rows) == 3 * 120 - 20
     assert sum(r["entity"] == "node:sim-n002" for r in rows) == 100
 
 
 def test_the_metadata_of_a_recording_describe_it(scenario: str, tmp_path: Path) -> None:
-    run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    run(SimulateOptions(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     meta = json.loads((tmp_path / "out/meta.json").read_text())
     assert meta["nodes"] == 3
     assert meta["simulated"] is True
@@ -118,7 +120,7 @@ def test_the_metadata_of_a_recording_describe_it(scenario: str, tmp_path: Path) 
 
 
 def test_written_files_are_sorted_and_can_be_read(scenario: str, tmp_path: Path) -> None:
-    run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    run(SimulateOptions(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     for path in (tmp_path / "out").glob("telemetry-*.parquet"):
         table = pq.read_table(path)
         keys = list(zip(table["time"].to_pylist(), table["entity"].to_pylist(), strict=True))
@@ -132,7 +134,7 @@ def test_a_stream_ends_at_its_end_time(
     scenario: str, tmp_path: Path, drain: Callable[[Path], Any], speed: float, first: float, waited: float
 ) -> None:
     clock = Clock()
-    run(Order(scenario, 7, "spool", speed), tmp_path, clock)
+    run(SimulateOptions(scenario, 7, "spool", speed), tmp_path, clock)
     messages = [m for m in drain(tmp_path / "spool")[0] if m.partition.name == "sim-n001"]
     times = np.concatenate([wire.decode(m.value).times for m in messages if m.partition.topic == "telemetry.v1"])
     assert times[0] == NOW - first * SECOND
@@ -142,7 +144,7 @@ def test_a_stream_ends_at_its_end_time(
 
 def test_no_sample_is_sent_before_its_time(scenario: str, tmp_path: Path, drain: Callable[[Path], Any]) -> None:
     for speed in (1.0, 3.0, 20.0):
-        run(Order(scenario, 7, "spool", speed), tmp_path / str(speed), Clock())
+        run(SimulateOptions(scenario, 7, "spool", speed), tmp_path / str(speed), Clock())
         for message in drain(tmp_path / str(speed) / "spool")[0]:
             sent = wire.open_envelope(message.value).sent
             if message.partition.topic == "telemetry.v1":
@@ -154,7 +156,7 @@ def test_no_sample_is_sent_before_its_time(scenario: str, tmp_path: Path, drain:
 def test_inventory_is_sent_first_and_names_every_entity(
     scenario: str, tmp_path: Path, drain: Callable[[Path], Any]
 ) -> None:
-    run(Order(scenario, 7, "spool", 0.0), tmp_path, Clock())
+    run(SimulateOptions(scenario, 7, "spool", 0.0), tmp_path, Clock())
     known: set[str] = set()
     measured: set[str] = set()
     for message in drain(tmp_path / "spool")[0]:
@@ -179,7 +181,7 @@ def test_backfill_is_sent_immediately_and_then_continues_in_real_time_until_stop
         clock.wait(seconds)
         return clock.now >= NOW + 300 * SECOND
 
-    text = run(Order(str(path), 1, "spool", 1.0, 1200.0), tmp_path, clock, wait=wait)
+    text = run(SimulateOptions(str(path), 1, "spool", 1.0, 1200.0), tmp_path, clock, wait=wait)
     assert BACKFILLED in text[0]
     messages = [m for m in drain(tmp_path / "spool")[0] if m.partition.name == "sim-n001"]
     batches = [wire.decode(m.value) for m in messages if m.partition.topic == "telemetry.v1"]
@@ -198,7 +200,7 @@ def test_a_stopped_simulation_leaves_complete_files(scenario: str, tmp_path: Pat
         clock.wait(seconds)
         return clock.now > NOW + 100 * SECOND
 
-    run(Order(scenario, 7, "spool", 1.0), tmp_path, clock, RecordingWriter(tmp_path / "out"), wait=wait)
+    run(SimulateOptions(scenario, 7, "spool", 1.0), tmp_path, clock, RecordingWriter(tmp_path / "out"), wait=wait)
     meta = json.loads((tmp_path / "out/meta.json").read_text())
     assert from_iso(meta["end"]) - from_iso(meta["start"]) == 105 * SECOND
     assert pq.read_metadata(tmp_path / "out/telemetry-gpu.parquet").num_rows == 21 * 12 - 4
@@ -208,25 +210,25 @@ def test_a_stopped_simulation_leaves_complete_files(scenario: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("order", "text"),
     [
-        (Order("demo", 1, "carrier-pigeon"), "no such transport; expected --to spool or --to kafka"),
-        (Order("demo", 1), "no destination"),
-        (Order("demo", 1, "spool", -1.0), "--speed"),
-        (Order("demo", 1, "spool", float("nan")), "--speed"),
-        (Order("demo", -1, "spool"), "--seed"),
-        (Order("demo", 1, "spool", 20.0, 600.0), "--backfill"),
+        (SimulateOptions("demo", 1, "carrier-pigeon"), "no such transport; expected --to spool or --to kafka"),
+        (SimulateOptions("demo", 1), "no destination"),
+        (SimulateOptions("demo", 1, "spool", -1.0), "--speed"),
+        (SimulateOptions("demo", 1, "spool", float("nan")), "--speed"),
+        (SimulateOptions("demo", -1, "spool"), "--seed"),
+        (SimulateOptions("demo", 1, "spool", 20.0, 600.0), "--backfill"),
     ],
 )
-def test_invalid_options_are_refused(tmp_path: Path, order: Order, text: str) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, order: SimulateOptions, text: str) -> None:
     with pytest.raises(UsageError, match=text) as error:
         simulate(order, config(tmp_path), None, lambda _: False)
     assert error.value.exit_code == 2
 
 
 def test_the_list_describes_every_kind_with_its_visible_and_invisible_effects() -> None:
-    blocks = {block.split(":")[0].strip(): block for block in listing().strip().split("\n\n")}
+    blocks = {block.split(":")[0].strip(): block for block in list_kinds().strip().split("\n\n")}
     assert set(blocks) == set(KINDS)
     assert all(f"  {label}" in block for block in blocks.values() for label in ("happens", "seen", "not seen", "rate"))
-    assert max(map(len, listing().splitlines())) <= 100
+    assert max(map(len, list_kinds().splitlines())) <= 100
 
 
 def test_faults_without_a_free_time_are_logged_and_in_the_metadata(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_faults_without_a_free_time_are_logged_and_in_the_metadata(tmp_path: Pat
     path.write_text("version = 1\nduration = 600\ninterval = 60\n[fleet]\nnodes = 2\n" + table)
     log_lines: list[str] = []
     out = RecordingWriter(tmp_path / "out")
-    order = Order(str(path), 1)
+    order = SimulateOptions(str(path), 1)
     assert (
         simulate(
             order, config(tmp_path), out, lambda _: False, say=log_lines.append, planned=lambda: log_lines.append("!")
@@ -253,7 +255,7 @@ def test_faults_without_a_free_time_are_logged_and_in_the_metadata(tmp_path: Pat
 @pytest.mark.parametrize("backfill", [float("nan"), float("inf"), 1e18, -1.0])
 def test_a_backfill_before_the_first_possible_time_is_refused(tmp_path: Path, backfill: float) -> None:
     with pytest.raises(UsageError, match=r"--backfill .*: expected seconds above 0, at most 10 years"):
-        simulate(Order("demo", 1, "spool", 1.0, backfill), config(tmp_path), None, lambda _: False)
+        simulate(SimulateOptions("demo", 1, "spool", 1.0, backfill), config(tmp_path), None, lambda _: False)
 
 
 def test_one_signal_ends_a_simulation_that_is_still_planning(tmp_path: Path) -> None:
@@ -281,9 +283,9 @@ def _catches(pid: int, line: str) -> bool:
 
 
 def test_a_refused_simulation_leaves_an_earlier_recording_as_it_was(scenario: str, tmp_path: Path) -> None:
-    run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    run(SimulateOptions(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     sink = RecordingWriter(tmp_path / "out")
     with pytest.raises(UsageError):
-        simulate(Order(str(tmp_path / "none.toml"), 7), config(tmp_path), sink, lambda _: False)
+        simulate(SimulateOptions(str(tmp_path / "none.toml"), 7), config(tmp_path), sink, lambda _: False)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before

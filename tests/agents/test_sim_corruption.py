@@ -71,9 +71,9 @@ def test_block_boundaries_change_no_round() -> None:
 
 def test_rounds_fail_at_the_rate_of_their_kernels() -> None:
     kind = SilentDataCorruption(decades=-4.0, reached="yes", failure="none")
-    rounds = kind.misses(fault(kind, end=DAY))
+    rounds = kind.failed_rounds(fault(kind, end=DAY))
     assert rounds.mean() == pytest.approx(1 - (1 - 1e-4) ** 520, abs=0.02)
-    later = kind.chances(fault(kind))
+    later = kind.error_probabilities(fault(kind))
     assert later[-1] / later[0] == pytest.approx(2, rel=0.1)  # doubles within a month
 
 
@@ -91,13 +91,13 @@ def test_rounds_fail_at_the_rate_of_their_kernels() -> None:
 def test_the_visibility_of_a_defect_follows_from_canaries_and_training(
     kind: SilentDataCorruption, verdict: str
 ) -> None:
-    assert kind.verdict(fault(kind)) == verdict
-    assert (kind.detectable(fault(kind)) < 30 * DAY) == (verdict != "invisible")
+    assert kind.truth_class(fault(kind)) == verdict
+    assert (kind.detectable_from(fault(kind)) < 30 * DAY) == (verdict != "invisible")
 
 
 def test_canaries_alone_find_about_a_third_of_all_defects_within_a_month() -> None:
     kinds = [SilentDataCorruption().drawn(generator(1, n)) for n in range(400)]
-    seen = [kind.misses(fault(kind, n)).any() for n, kind in enumerate(kinds)]
+    seen = [kind.failed_rounds(fault(kind, n)).any() for n, kind in enumerate(kinds)]
     assert np.mean(seen) == pytest.approx(0.36, abs=0.06)  # argued from the same figures: 36 %
     assert np.mean([kind.failure != "none" for kind in kinds]) == pytest.approx(0.17, abs=0.05)
 
@@ -108,7 +108,7 @@ def failing(failure: str) -> tuple[FleetSimulator, list[Chunk], float]:
     for seed in range(40):
         scenario = Scenario(7200.0, 10.0, None, Fleet(2, 8), (Line(kind, ONSET, END, "gpu:sim-n001.3"),))
         simulator = FleetSimulator(scenario, seed)
-        moment = simulator.faults[0].kind.fails(simulator.faults[0])
+        moment = simulator.faults[0].kind.failure_time(simulator.faults[0])
         if moment < END - 100:
             return simulator, list(simulator.chunks()), moment
     raise AssertionError("no seed of 40 shows it; wanted about 6")
@@ -126,13 +126,13 @@ def test_the_gradient_of_the_defective_rank_alone_jumps() -> None:
     assert 1 <= len(high) <= 3
     assert moment <= high[0] <= high[-1] <= moment + 40
     assert simulator.truth()[0]["class"] == "soft"
-    assert [s.end for s in simulator.schedule.stays] == [np.inf]
+    assert [s.end for s in simulator.schedule.allocations] == [np.inf]
 
 
 def test_a_nan_gradient_ends_the_job() -> None:
     simulator, chunks, moment = failing("nonfinite")
     assert np.isnan(norms(chunks, 3)[int(moment // 10) : int(moment // 10) + 4]).any()
-    assert simulator.schedule.stays[0].end == moment + 30.0
+    assert simulator.schedule.allocations[0].end == moment + 30.0
     found = [c.columns["rank"]["rank.nonfinite"][-1] for c in chunks if c.times[-1] < simulator.time_at(moment + 60)]
     last = next(c for c in chunks if c.times[0] <= simulator.time_at(moment + 20) <= c.times[-1])
     counted = last.columns["rank"]["rank.nonfinite"]

@@ -47,7 +47,7 @@ def gone(chunks: list[Chunk], device: int = DEVICE) -> np.ndarray:
 def stays_of(simulator: FleetSimulator) -> list[tuple[float, float]]:
     job = simulator.schedule.job_at(DEVICE, 0.0)
     assert job is not None
-    return [(s.begin, s.end) for s in simulator.schedule.stays if s.job.number == job.job.number]
+    return [(s.begin, s.end) for s in simulator.schedule.allocations if s.job.number == job.job.number]
 
 
 def test_a_gpu_off_the_bus_disappears_with_the_events_of_driver_and_agent() -> None:

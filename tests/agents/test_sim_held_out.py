@@ -79,7 +79,7 @@ def test_a_clock_lock_lost_by_a_node_slows_all_its_gpus_and_blames_the_node() ->
 def test_a_stuck_clock_ends_with_a_reset_after_its_job_is_drained() -> None:
     run = simulate_fault(ClockStuck(lost=0.3, extent="gpu"), GPU)
     assert {e.entity for e in run.events("counter_reset")} == {GPU, GPU.replace("gpu", "nvlink") + ".0"}
-    assert min(stay.end for stay in run.simulator.schedule.stays) == END
+    assert min(stay.end for stay in run.simulator.schedule.allocations) == END
     (line,) = run.simulator.truth()
     assert (line["class"], line["parameters"]["attribution"]) == ("soft", "gpu")
     assert (line["parameters"]["effect"], line["parameters"]["effect_unit"]) == (0.3, "clock")
@@ -196,7 +196,7 @@ def test_after_a_service_a_node_has_less_coolant_immediately() -> None:
     start, end = run.events("maintenance_start", "maintenance_end")
     assert (start.entity, start.data["seconds"], end.time - start.time) == (NODE, 600.0, 600 * 10**6)
     assert np.isnan(run.column("node.uptime")[:, 1]).any()
-    stays = [stay for stay in run.simulator.schedule.stays if DEVICE in stay.gpus]
+    stays = [stay for stay in run.simulator.schedule.allocations if DEVICE in stay.gpus]
     assert [stay.end for stay in stays[:1]] == [ONSET + 60]
     assert stays[1].begin >= ONSET + 600  # on the same node again
     heat = run.column("gpu.temperature")
@@ -210,7 +210,7 @@ def test_after_a_service_a_node_has_less_coolant_immediately() -> None:
 
 def test_a_random_ramp_grows_first_and_then_stays() -> None:
     layout, rng = Layout(16, 8), np.random.default_rng(1)
-    for kind, seconds in (NodeRestriction.arriving(layout, rng) for _ in range(60)):
+    for kind, seconds in (NodeRestriction.draw_random(layout, rng) for _ in range(60)):
         assert isinstance(kind, NodeRestriction)
         assert kind.hours is not None
         assert seconds > 2 * 3600 + (kind.hours * 3600 if kind.course == "ramp" else 0.0)
@@ -223,7 +223,7 @@ def test_kinds_with_rate_zero_do_not_change_the_random_faults_of_the_others() ->
     def lines(rate: float) -> list[tuple[str, str, float]]:
         rates = Rates(5.0, 1.0, apart=False, kinds=dict.fromkeys(names, rate))
         made = FleetSimulator(Scenario(86_400.0, 10.0, None, Fleet(32, 8), rates=rates), 4)
-        return [(f.kind.name, f.entity, f.onset) for f in made.faults if f.kind.strikes != "job"]
+        return [(f.kind.name, f.entity, f.onset) for f in made.faults if f.kind.target != "job"]
 
     simulate_fault, without = lines(10.0), lines(0.0)
     assert {name for name, _, _ in simulate_fault} & set(names)

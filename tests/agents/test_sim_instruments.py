@@ -12,7 +12,7 @@ from agents.node.edge.rules import EdgeRules
 from agents.sim.faults.facility import CoolantLeak, CoolantLoss
 from agents.sim.faults.telemetry import SensorFault
 from agents.sim.fleet import FleetSimulator
-from agents.sim.kinds import KINDS, listing
+from agents.sim.kinds import KINDS, list_kinds
 from agents.sim.scenario import Fleet, Line, Scenario
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
@@ -76,9 +76,9 @@ def test_a_noisy_instrument_changes_at_every_tick_also_below_a_second() -> None:
 
 
 def test_the_list_names_instruments() -> None:
-    assert "strikes an instrument" in listing()
-    assert "strikes a GPU" in listing()
-    assert "a instrument" not in listing()
+    assert "affects an instrument" in list_kinds()
+    assert "affects a GPU" in list_kinds()
+    assert "a instrument" not in list_kinds()
 
 
 def test_a_stuck_instrument_stays_stuck_after_a_snapshot() -> None:

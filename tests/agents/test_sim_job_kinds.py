@@ -84,7 +84,7 @@ def test_the_steps_of_a_hung_job_stop_until_the_watchdog_restarts_it() -> None:
     kind = JobHang()
     steps = ranks(kind, "sim-81", "rank.step")
     assert np.ptp(steps[FIRST:LAST]) == 0
-    first, then = (s for s in simulate_fault(kind)[0].schedule.stays if s.job.name == "sim-81")
+    first, then = (s for s in simulate_fault(kind)[0].schedule.allocations if s.job.name == "sim-81")
     assert (first.end, first.last) == (END, False)
     assert np.isnan(steps[LAST + 1 : int(then.begin // TICK)]).all()
     assert (np.diff(steps[-40:], axis=0) >= 0).all()
@@ -140,7 +140,7 @@ def test_the_step_after_a_stall_is_as_long_as_the_stall_with_normal_compute_time
 def test_a_restarted_job_ends_at_the_onset_starts_again_and_warms_up() -> None:
     kind = JobRestart()
     assert set(events(kind, "job_end")) == {ONSET}
-    then = simulate_fault(kind)[0].schedule.stays[-1]
+    then = simulate_fault(kind)[0].schedule.allocations[-1]
     begin = int(np.ceil(then.begin / TICK))
     compute = ranks(kind, "sim-81", "rank.compute_time")
     usual = np.nanmedian(compute[:FIRST], axis=0)

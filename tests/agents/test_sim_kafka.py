@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from agents.sim.command import BACKFILLED, Order, simulate
+from agents.sim.command import BACKFILLED, SimulateOptions, simulate
 from pipeline.config.sections import Config, Kafka, Spool
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import EVENTS, TELEMETRY
@@ -48,7 +48,7 @@ def test_files_and_brokers_have_the_same_samples_even_with_a_small_spool(
     settings = Config(spool=Spool(tmp_path / "spool", max_bytes=120_000), kafka=make_topics(kafka))
     log_lines: list[str] = []
     out = RecordingWriter(tmp_path / "out")
-    assert simulate(Order(scenario, 3, "kafka", 0.0), settings, out, waited, say=log_lines.append) == 0
+    assert simulate(SimulateOptions(scenario, 3, "kafka", 0.0), settings, out, waited, say=log_lines.append) == 0
     for device_class in ("gpu", "node", "nic"):
         assert (
             rows(kafka, device_class) == pq.read_metadata(tmp_path / f"out/telemetry-{device_class}.parquet").num_rows
@@ -77,7 +77,7 @@ def test_backfill_counts_as_sent_once_the_brokers_have_it_even_after_an_outage(
         time.sleep(min(seconds, 0.02))
         return any(BACKFILLED in line for line in log_lines)
 
-    assert simulate(Order(scenario, 3, "kafka", 1.0, 1140.0), settings, None, wait, say=say) == 0
+    assert simulate(SimulateOptions(scenario, 3, "kafka", 1.0, 1140.0), settings, None, wait, say=say) == 0
     assert "connection refused" in log_lines[0]
     assert sum(BACKFILLED in line for line in log_lines) == 1
 
@@ -95,7 +95,7 @@ def test_a_simulation_stopped_while_brokers_are_down_reports_the_location_of_uns
         return any("connection refused" in line for line in log_lines)
 
     began = time.monotonic()
-    assert simulate(Order(scenario, 3, "kafka", 0.0), settings, None, wait, say=log_lines.append) == 0
+    assert simulate(SimulateOptions(scenario, 3, "kafka", 0.0), settings, None, wait, say=log_lines.append) == 0
     assert any("is in the spool" in line for line in log_lines)
     assert time.monotonic() - began < 20
 
@@ -103,7 +103,7 @@ def test_a_simulation_stopped_while_brokers_are_down_reports_the_location_of_uns
 def test_an_invalid_broker_configuration_is_refused_before_anything_is_written(scenario: str, tmp_path: Path) -> None:
     settings = Config(spool=Spool(tmp_path / "spool"), kafka=replace(Kafka(), security_protocol="SASL_SSL"))
     with pytest.raises(ConfigError, match="expected username and password_file") as error:
-        simulate(Order(scenario, 3, "kafka"), settings, None, waited)
+        simulate(SimulateOptions(scenario, 3, "kafka"), settings, None, waited)
     assert error.value.exit_code == 2
     assert not (tmp_path / "spool").exists()
 
@@ -114,7 +114,7 @@ def test_messages_that_brokers_refuse_permanently_give_exit_code_1(
     settings = make_topics(kafka)
     make_topic(kafka, TELEMETRY, max_message_bytes="2000")
     log_lines: list[str] = []
-    order = Order(scenario, 3, "kafka", 0.0)
+    order = SimulateOptions(scenario, 3, "kafka", 0.0)
     assert (
         simulate(order, Config(spool=Spool(tmp_path / "spool"), kafka=settings), None, waited, say=log_lines.append)
         == 1

@@ -124,14 +124,14 @@ def test_devices_far_from_a_fault_do_not_change(name: str) -> None:
         pytest.skip("it strikes everything of so small a fleet")
     for signal in ("gpu.power", "gpu.temperature", "gpu.sm_clock"):
         mine, other = (np.concatenate([c.columns["gpu"][signal][:, far] for c in x]) for x in (chunks, sound()))
-        moved = any(far in stay.gpus for stay in simulator.schedule.stays)
+        moved = any(far in stay.gpus for stay in simulator.schedule.allocations)
         assert moved or np.array_equal(mine, other)
 
 
 def _nodes(simulator: FleetSimulator, kind: Kind, device: int) -> set[int]:
-    if kind.strikes == "job":
+    if kind.target == "job":
         return set(range(simulator.layout.nodes - simulator.layout.nodes // 8))
-    return set(simulator.layout.nodes_below(kind.strikes, device).tolist())
+    return set(simulator.layout.nodes_below(kind.target, device).tolist())
 
 
 @each
@@ -180,7 +180,7 @@ def test_the_truth_describes_the_fault(name: str) -> None:
     (line,) = simulator.truth()
     kind = KINDS[name]
     assert line["kind"] == name
-    assert line["class"] in (kind.detectability, "invisible", simulator.faults[0].kind.verdict(simulator.faults[0]))
+    assert line["class"] in (kind.detectability, "invisible", simulator.faults[0].kind.truth_class(simulator.faults[0]))
     assert from_iso(line["onset"]) < from_iso(line["end"])
     assert line["parameters"]["row"] == kind.row
     json.dumps(line)

@@ -74,13 +74,13 @@ def test_faults_change_no_other_gpus_memory() -> None:
 def test_a_burst_of_corrected_errors_is_uneven_and_remaps_a_row() -> None:
     simulator, chunks = simulate_fault(HbmCorrectedBurst(decades=4.0), 1200.0 + 40 * 3600, 48.0, 60.0)
     fault = simulator.faults[0]
-    moments = fault.kind.moments(fault)
+    moments = fault.kind.flap_times(fault)
     counts = np.histogram(moments, ONSET + 3600.0 * np.arange(41))[0]
     assert counts.mean() == pytest.approx(50, rel=0.5)
     assert counts.var() > 10 * counts.mean()
     values = column(chunks, "dram_corrected")
     assert values[int(ONSET / 60)] == values[0]
-    remap = fault.kind.remapped(fault)
+    remap = fault.kind.remap_time(fault)
     assert remap is not None
     assert column(chunks, "rows_corrected")[-1] == column(chunks, "rows_corrected")[0] + 1
     pending = np.flatnonzero(column(chunks, "rows_pending")) * 60.0
@@ -113,12 +113,12 @@ def test_a_contained_error_remaps_a_row_that_waits_for_the_reset() -> None:
     reset = [e for c in chunks for _, e in c.events if e.kind == "counter_reset" and e.entity == GPU]
     assert [e.time for e in reset] == [simulator.time_at(END)]
     assert set(reset[0].data["signals"]) >= {"gpu.dram_uncorrected", "gpu.ecc_uncorrected"}
-    assert simulator.schedule.stays[0].end == ONSET + 5.0
+    assert simulator.schedule.allocations[0].end == ONSET + 5.0
 
 
 def test_a_contained_error_that_kills_nothing_stops_the_job_for_the_reset() -> None:
     simulator, _ = simulate_fault(HbmContained(kills="no", clears="yes"))
-    assert simulator.schedule.stays[0].end == END - 120.0
+    assert simulator.schedule.allocations[0].end == END - 120.0
 
 
 def test_an_error_that_a_reset_does_not_clear_recurs() -> None:
@@ -134,7 +134,7 @@ def test_an_uncontained_error_ends_all_programs_on_the_gpu() -> None:
     assert [x["xid"] for x in found] == [48, 63, 95, 154]
     assert next(x for x in found if x["xid"] == 95)["detail"]["reset_required"] is True
     assert steps(chunks, "dram_uncorrected") == {ONSET: 4}
-    assert simulator.schedule.stays[0].end == ONSET + 5.0
+    assert simulator.schedule.allocations[0].end == ONSET + 5.0
 
 
 def test_a_failed_row_remap_is_reported_until_the_gpu_is_replaced() -> None:
@@ -145,7 +145,7 @@ def test_a_failed_row_remap_is_reported_until_the_gpu_is_replaced() -> None:
     rows = column(chunks, "rows_corrected") + column(chunks, "rows_uncorrected")
     assert rows[int(ONSET + 300) // 10] - rows[int(ONSET) // 10 - 1] == 8  # the bank's spare rows, before one fails
     assert column(chunks, "rows_pending")[int(ONSET + 300) // 10] == 1
-    assert simulator.schedule.stays[0].end == ONSET + 305
+    assert simulator.schedule.allocations[0].end == ONSET + 305
 
 
 def test_an_sram_error_is_counted_only_as_sram_error() -> None:

@@ -97,8 +97,8 @@ def test_a_degraded_optic_loses_decades_before_the_cliff_and_flaps_beyond_it() -
     raw = np.log10(growth(chunks, "nic.phy_corrected_bits")[:450, port] / growth(chunks, "nic.phy_bits")[:450, port])
     hours = np.arange(48 * 30) / 30
     assert abs(raw[13 * 30] - -4.0) < 0.15
-    assert kind.detectable(fault) < 3600
-    cliff = kind.cliff(fault) / 3600
+    assert kind.detectable_from(fault) < 3600
+    cliff = kind.cliff_time(fault) / 3600
     assert 20 < cliff < 24
     symbols = columns(chunks, "nic.symbol_errors")[:, port]
     assert symbols[hours < cliff - 3][-1] - symbols[0] <= 1
@@ -124,7 +124,7 @@ def test_a_hot_module_shows_its_heat_and_no_loss_of_light() -> None:
 def test_an_optic_with_a_weak_start_is_detectable_a_decade_later() -> None:
     kind = OpticDegradation(slope=0.5, start=-7.5)
     made = simulator(Line(kind, 0.0, 20 * 86_400.0))
-    assert kind.detectable(made.faults[0]) == pytest.approx(3600 + 2 * 86_400)
+    assert kind.detectable_from(made.faults[0]) == pytest.approx(3600 + 2 * 86_400)
     assert made.truth(30 * 86_400.0)[0]["parameters"]["detectable"] == "2026-01-03T01:00:00.000000Z"
 
 
@@ -138,8 +138,8 @@ def test_a_dead_link_is_down_and_dark_and_ends_its_job() -> None:
     assert [d["state"] for _, _, d in events(made, chunks, "link_state")] == ["down", "up"]
     assert growth(chunks, "nic.link_downs")[1:, port].sum() == 1
     assert growth(chunks, "nic.carrier_changes")[1:, port].sum() == 2
-    assert made.schedule.stays[0].end == ONSET + 60
-    assert 1 not in set(made.layout.node_of_gpu[made.schedule.stays[1].gpus].tolist())  # moved to the spare
+    assert made.schedule.allocations[0].end == ONSET + 60
+    assert 1 not in set(made.layout.node_of_gpu[made.schedule.allocations[1].gpus].tolist())  # moved to the spare
 
 
 def test_a_flap_doubles_some_steps_and_each_one_is_counted() -> None:
@@ -153,7 +153,7 @@ def test_a_flap_doubles_some_steps_and_each_one_is_counted() -> None:
     assert all(ONSET <= t < ONSET + 600 for t, _, _ in reported)
     quiet, slow = step_time(chunks)[:120], step_time(chunks)[120:180]
     assert 1.5 < slow.max() / np.median(quiet) < 2.6
-    assert len(made.schedule.stays) == 1
+    assert len(made.schedule.allocations) == 1
     assert growth(chunks, "nic.ack_timeouts")[1:, port].sum() > 0
 
 
@@ -177,8 +177,8 @@ def test_a_leaf_crash_takes_down_all_its_ports_within_five_seconds_and_ends_its_
         ("leaf:sim-l3", "gone", len(mine)),
         ("leaf:sim-l3", "seen", len(mine)),
     ]
-    assert made.schedule.stays[0].end == ONSET + 30
-    assert made.schedule.stays[1].begin >= END
+    assert made.schedule.allocations[0].end == ONSET + 30
+    assert made.schedule.allocations[1].begin >= END
     assert made.truth()[0]["entity"] == "leaf:sim-l3"
 
 
@@ -193,7 +193,7 @@ def test_a_stalled_nic_has_no_traffic_although_its_link_is_up() -> None:
     (message,) = events(made, chunks, "kernel")
     assert message[1:2] == ("port:sim-n002.mlx5_1",)
     assert message[2]["pattern"] == "mlx5_health"
-    assert made.schedule.stays[0].end == ONSET + 120
+    assert made.schedule.allocations[0].end == ONSET + 120
     assert made.truth()[0]["class"] == "hard"  # a job ran there until it died of it
     assert [d["signals"][:2] for _, _, d in events(made, chunks, "counter_reset")]
 
@@ -221,7 +221,7 @@ def test_congestion_of_large_jobs_lasts_three_times_as_long() -> None:
     def mean(nodes: int) -> float:
         made = FleetSimulator(Scenario(60.0, 10.0, None, Fleet(nodes, 8)), 1)
         rng = np.random.default_rng(1)
-        return float(np.mean([Congestion.lasting(made.layout, rng) for _ in range(400)]))
+        return float(np.mean([Congestion.draw_duration(made.layout, rng) for _ in range(400)]))
 
     assert 2.2 < mean(128) / mean(16) < 3.4
 
@@ -237,7 +237,7 @@ def test_a_weak_nvlink_slows_its_nodes_ranks_and_is_logged() -> None:
     assert np.ptp(np.delete(speed, link, axis=1)) == 0
     compute = np.concatenate([c.columns["rank"]["rank.compute_time"] for c in chunks])
     ratio = compute[130:235].mean(axis=0) / compute[20:115].mean(axis=0)
-    node = made.layout.node_of_gpu[made.schedule.stays[0].gpus] == 1
+    node = made.layout.node_of_gpu[made.schedule.allocations[0].gpus] == 1
     assert np.all(ratio[node] > 1.07)
     assert np.all(ratio[~node] < 1.05)
     xids = events(made, chunks, "xid")
@@ -249,7 +249,7 @@ def test_a_weak_nvlink_slows_its_nodes_ranks_and_is_logged() -> None:
 def test_a_dead_nvlink_ends_its_job_and_its_gpu_is_reset() -> None:
     made, chunks = simulate_fault(NvlinkError(loss=0.95, crc_rate=10.0, dies_after=20.0), "nvlink:sim-n002.1.0")
     assert (columns(chunks, "nvlink.state")[WITHIN, port_of(made)] == 0).all()
-    assert made.schedule.stays[0].end == ONSET + 20
+    assert made.schedule.allocations[0].end == ONSET + 20
     (xid,), (sxid,) = events(made, chunks, "xid"), events(made, chunks, "sxid")
     assert (xid[2]["xid"], sxid[2]["sxid"], sxid[2]["severity"]) == (74, 20034, "critical")
     assert {e for _, e, _ in events(made, chunks, "counter_reset")} == {"gpu:sim-n002.1", "nvlink:sim-n002.1.0"}

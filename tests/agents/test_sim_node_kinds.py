@@ -116,7 +116,7 @@ def test_a_failing_memory_module_counts_and_logs_errors_and_ends_node_and_job() 
     assert [p for _, p in lines] == ["edac_corrected"] * (len(lines) - 1) + ["edac_uncorrected"]
     assert len(lines) > 5
     assert lines[-1][0] == 1805.0
-    first, _, then = simulator.schedule.stays
+    first, _, then = simulator.schedule.allocations
     assert (first.end, first.last) == (1805.0, False)
     assert NODE not in set((then.gpus // 8).tolist())
 
@@ -136,7 +136,7 @@ def test_each_part_fails_with_its_own_log_lines_and_its_node_is_out_until_repair
     simulator, chunks = simulate_fault(HostFault(part, 1.0, 600.0), end=3205.0)
     assert [e.data["pattern"] for _, e in events_of_kind(chunks, "kernel")] == patterns
     assert {e.entity for _, e in events_of_kind(chunks, "kernel")} <= {f"node:{NAME}"}
-    (stop,) = [s.end for s in simulator.schedule.stays if s.end < np.inf]
+    (stop,) = [s.end for s in simulator.schedule.allocations if s.end < np.inf]
     assert ONSET <= stop <= ONSET + 60
     there = ~np.isnan(column(chunks, "node", "node.uptime")[:, NODE])
     silent = np.flatnonzero(~there)
@@ -306,7 +306,7 @@ def test_a_canary_shorter_than_a_tick_costs_its_share_of_it() -> None:
     kind = OwnCanary(0.2)
     fault = Fault(1, kind, "gpu:sim-n001.0", 0, 103.0, 108.0, (1, 2))
     effects = Effects(np.arange(60) * TICK, -TICK, simulator.layout, 2, np.zeros((60, 72), np.int32))
-    kind.act(fault, effects)
+    kind.apply(fault, effects)
     slowed = effects.gpu.compute.array()[:, 0]
     assert slowed[11] == pytest.approx(1 + 0.2 * 0.5)
     assert slowed.sum() == pytest.approx(60.1)

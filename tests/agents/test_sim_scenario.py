@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from agents.sim.fault_plan import FaultPlan
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import demo
 from agents.sim.scenario_file import load
-from agents.sim.story import Story
 from pipeline.model.errors import UsageError
 from pipeline.model.records import iso
 
@@ -107,7 +107,7 @@ def test_faults_of_the_demo_can_end_after_its_duration() -> None:
     scenario = demo()
     layout = FleetSimulator(scenario, 1).layout
     for live in (True, False):
-        ends = [f.end for f in Story.plan(scenario, layout, 1, live).faults[:5]]
+        ends = [f.end for f in FaultPlan.plan(scenario, layout, 1, live).faults[:5]]
         assert ends == [line.end for line in scenario.faults]
 
 
@@ -135,13 +135,13 @@ def test_the_demo_has_each_required_fault_late_and_one_that_ended_long_before() 
 def test_live_faults_begin_every_couple_of_minutes_and_only_if_requested() -> None:
     scenario = demo()
     layout = FleetSimulator(scenario, 1).layout
-    live = [f for f in Story.plan(scenario, layout, 1, True).faults if f.onset > scenario.duration]
+    live = [f for f in FaultPlan.plan(scenario, layout, 1, True).faults if f.onset > scenario.duration]
     gaps = [b.onset - a.onset for a, b in itertools.pairwise(live)]
     assert live[0].onset - scenario.duration < 60
     assert all(100 < gap < 200 for gap in gaps)
     assert {f.kind.name for f in live} == {"sdc", "link_degradation", "straggler", "coolant"}
-    assert Story.plan(scenario, layout, 1, True).faults == Story.plan(scenario, layout, 1, True).faults
-    assert len(Story.plan(scenario, layout, 1, False).faults) == len(scenario.faults)
+    assert FaultPlan.plan(scenario, layout, 1, True).faults == FaultPlan.plan(scenario, layout, 1, True).faults
+    assert len(FaultPlan.plan(scenario, layout, 1, False).faults) == len(scenario.faults)
 
 
 def test_a_fault_after_the_end_is_refused(tmp_path: Path) -> None:

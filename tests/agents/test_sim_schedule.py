@@ -10,12 +10,12 @@ import pytest
 from agents.sim.chunk import Chunk
 from agents.sim.confounders.cluster import JobRestart, Maintenance
 from agents.sim.effects import PlannedEvent
+from agents.sim.fault_plan import FaultPlan
 from agents.sim.fleet import FleetSimulator, sort_events
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
-from agents.sim.schedule import Schedule, Stay, Stop, partitions, plan
-from agents.sim.story import Story
+from agents.sim.schedule import Allocation, Schedule, Stop, partitions, plan
 from pipeline.model.event_kinds import EVENT_KINDS
 
 DAY = 86_400.0
@@ -35,27 +35,27 @@ def storm(nodes: int, seed: int, count: int = 40) -> list[Stop]:
     ]
 
 
-def overlap(one: Stay, other: Stay) -> bool:
+def overlap(one: Allocation, other: Allocation) -> bool:
     return one.begin < other.end and other.begin < one.end and bool(np.intersect1d(one.gpus, other.gpus).size)
 
 
-def nodes_of(stay: Stay, layout: Layout) -> set[int]:
+def nodes_of(stay: Allocation, layout: Layout) -> set[int]:
     return set(layout.node_of_gpu[stay.gpus].tolist())
 
 
-def of_job(schedule: Schedule, name: str) -> list[Stay]:
-    return [stay for stay in schedule.stays if stay.job.name == name]
+def of_job(schedule: Schedule, name: str) -> list[Allocation]:
+    return [stay for stay in schedule.allocations if stay.job.name == name]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 7, 8, 9, 16, 64])
 def test_without_churn_every_partition_runs_one_endless_job(nodes: int) -> None:
     layout = Layout(nodes, 8)
     schedule = plan(layout, FOR_EVER, [], 1, DAY)
-    assert len(schedule.jobs) == len(schedule.stays) == (1 if nodes < 9 else 2)
-    assert all((s.begin, s.end, s.warm, s.last) == (0.0, np.inf, True, True) for s in schedule.stays)
-    used = np.concatenate([s.gpus for s in schedule.stays])
+    assert len(schedule.jobs) == len(schedule.allocations) == (1 if nodes < 9 else 2)
+    assert all((s.begin, s.end, s.warm, s.last) == (0.0, np.inf, True, True) for s in schedule.allocations)
+    used = np.concatenate([s.gpus for s in schedule.allocations])
     assert sorted(used.tolist()) == list(range(layout.busy_count("gpu")))
-    assert all(len(s.gpus) == s.job.ranks == len(s.job.names) for s in schedule.stays)
+    assert all(len(s.gpus) == s.job.ranks == len(s.job.names) for s in schedule.allocations)
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 8, 16, 64, 500])
@@ -83,7 +83,7 @@ def test_a_gpu_has_at_most_one_job_and_a_node_that_is_out_has_none(nodes: int, h
     for seed in range(4):
         stops = storm(nodes, seed)
         schedule = plan(layout, hours, stops, seed, 6 * DAY)
-        stays = schedule.stays
+        stays = schedule.allocations
         for i, stay in enumerate(stays):
             assert stay.begin <= stay.end
             assert len(set(stay.gpus.tolist())) == len(stay.gpus) == stay.job.ranks
@@ -142,7 +142,7 @@ def test_a_spare_node_that_is_out_is_not_used() -> None:
 
 def test_without_a_spare_node_a_job_waits_until_its_node_is_repaired() -> None:
     schedule = plan(Layout(1, 8), FOR_EVER, [Stop(1000.0, (0,), 7200.0)], 1, DAY)
-    assert [(s.begin, s.end) for s in schedule.stays] == [(0.0, 1000.0), (8200.0, np.inf)]
+    assert [(s.begin, s.end) for s in schedule.allocations] == [(0.0, 1000.0), (8200.0, np.inf)]
 
 
 def test_with_all_nodes_out_nothing_runs_until_they_are_back() -> None:
@@ -156,12 +156,12 @@ def test_with_all_nodes_out_nothing_runs_until_they_are_back() -> None:
 
 def test_a_stop_before_the_first_step_keeps_the_node_free() -> None:
     schedule = plan(Layout(1, 8), FOR_EVER, [Stop(0.0, (0,), 3600.0)], 1, DAY)
-    assert [s.begin for s in schedule.stays if s.end > s.begin] == [3600.0]
+    assert [s.begin for s in schedule.allocations if s.end > s.begin] == [3600.0]
 
 
 def test_a_fault_on_a_waiting_job_delays_it_further() -> None:
     stops = [Stop(1000.0, (0,), 1000.0), Stop(1500.0, (0,), 9000.0)]
-    assert [s.begin for s in plan(Layout(1, 8), FOR_EVER, stops, 1, DAY).stays] == [0.0, 10_500.0]
+    assert [s.begin for s in plan(Layout(1, 8), FOR_EVER, stops, 1, DAY).allocations] == [0.0, 10_500.0]
 
 
 def test_a_stop_by_job_number_ends_only_that_job_and_no_node_is_out() -> None:
@@ -175,22 +175,22 @@ def test_a_stop_by_job_number_ends_only_that_job_and_no_node_is_out() -> None:
 def test_the_schedule_depends_on_the_seed_and_a_stop_changes_nothing_before_it() -> None:
     layout, stops = Layout(32, 8), storm(32, 1)
     one, same, other = (plan(layout, 4.0, stops, seed, 6 * DAY) for seed in (5, 5, 6))
-    assert [(s.begin, s.end, s.gpus.tolist()) for s in one.stays] == [
-        (s.begin, s.end, s.gpus.tolist()) for s in same.stays
+    assert [(s.begin, s.end, s.gpus.tolist()) for s in one.allocations] == [
+        (s.begin, s.end, s.gpus.tolist()) for s in same.allocations
     ]
-    assert [s.begin for s in one.stays] != [s.begin for s in other.stays]
+    assert [s.begin for s in one.allocations] != [s.begin for s in other.allocations]
     more = plan(layout, 4.0, [*stops, Stop(3 * DAY, (), 0.0, 0), Stop(3 * DAY, (0, 1), 60.0)], 5, 6 * DAY)
-    before = [[(s.begin, s.end, s.job.name) for s in plan_.stays if s.end < 3 * DAY] for plan_ in (one, more)]
+    before = [[(s.begin, s.end, s.job.name) for s in plan_.allocations if s.end < 3 * DAY] for plan_ in (one, more)]
     assert before[0] == before[1]
 
 
 def test_no_job_begins_after_the_horizon_and_running_ones_never_end() -> None:
     schedule = plan(Layout(16, 8), 2.0, [Stop(9 * DAY, (0,), 60.0)], 1, DAY)
-    assert max(s.begin for s in schedule.stays) < DAY
-    assert sum(s.end == np.inf for s in schedule.stays) >= 1
-    assert all(s.end < DAY or s.end == np.inf for s in schedule.stays)
+    assert max(s.begin for s in schedule.allocations) < DAY
+    assert sum(s.end == np.inf for s in schedule.allocations) >= 1
+    assert all(s.end < DAY or s.end == np.inf for s in schedule.allocations)
     longer = plan(Layout(16, 8), 2.0, [], 1, 2 * DAY)
-    assert [s.begin for s in longer.stays if s.begin < DAY] == [s.begin for s in schedule.stays]
+    assert [s.begin for s in longer.allocations if s.begin < DAY] == [s.begin for s in schedule.allocations]
 
 
 def test_running_returns_the_job_of_each_gpu_at_each_tick() -> None:
@@ -219,7 +219,7 @@ def test_every_node_reports_start_and_end_of_its_ranks_with_the_keys_of_the_coll
     simulator = simulated(Line(Maintenance(change="none"), 1203.0, 4000.0, "node:sim-n003"))
     chunks = list(simulator.chunks())
     layout = simulator.layout
-    moved = [s for s in simulator.schedule.stays if s.begin > 0]
+    moved = [s for s in simulator.schedule.allocations if s.begin > 0]
     assert len(moved) == 1
     for shipper, time, entity, kind, data in events_of_kind(chunks, "job_start", "job_end"):
         assert set(data) <= set(EVENT_KINDS[kind].data)
@@ -248,7 +248,7 @@ def test_every_change_is_followed_by_an_inventory_with_the_present_ranks() -> No
     simulator = simulated(Line(JobRestart(), 1200.0, 3000.0, "job:sim-81"))
     chunks = list(simulator.chunks())
     lists = [(t, d["entities"]) for s, t, _, _, d in events_of_kind(chunks, "inventory") if s == 0]
-    begin = simulator.schedule.stays[-1].begin
+    begin = simulator.schedule.allocations[-1].begin
     assert [t for t, _ in lists] == [simulator.time_at(t) for t in (0, 1200.0, begin, 3600.0)]
     counts = [sum(name.startswith("rank:") for name in entities) for _, entities in lists]  # type: ignore[attr-defined]
     assert counts == [8, 0, 8, 8]
@@ -273,9 +273,11 @@ def test_with_churn_jobs_end_and_others_follow_with_events_in_order_of_time() ->
 @pytest.mark.parametrize(("hours", "seed"), [(0.0, 1), (1.0, 2), (12.0, 3)])
 def test_in_a_storm_of_all_kinds_no_job_runs_on_a_node_that_is_out(hours: float, seed: int) -> None:
     layout, rates = Layout(16, 8), Rates(60.0, 1.0, apart=False)
-    story = Story.plan(Scenario(5 * DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(hours), rates=rates), layout, seed, False)
-    stops = [stop for f in story.faults if (stop := f.kind.stops(f, layout)) and stop.nodes and stop.at < 5 * DAY]
+    story = FaultPlan.plan(
+        Scenario(5 * DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(hours), rates=rates), layout, seed, False
+    )
+    stops = [stop for f in story.faults if (stop := f.kind.job_stop(f, layout)) and stop.nodes and stop.at < 5 * DAY]
     assert len(stops) > 10
     for stop in stops:
-        used = [stay for node in stop.nodes for stay in story.schedule.stays if node * 8 in stay.gpus]
+        used = [stay for node in stop.nodes for stay in story.schedule.allocations if node * 8 in stay.gpus]
         assert all(stay.end <= stop.at + 1e-6 or stay.begin >= stop.at + stop.out - 1e-6 for stay in used)

@@ -78,7 +78,7 @@ def test_all_nodes_of_a_tripped_unit_disappear_and_boot_with_counters_from_zero(
 
 def test_the_jobs_on_a_tripped_unit_end_with_it() -> None:
     run = Run(Line(PduTrip(), ONSET, END, "pdu:sim-p1"), nodes=24)
-    stays = run.simulator.schedule.stays
+    stays = run.simulator.schedule.allocations
     assert any(stay.end == ONSET for stay in stays)
     assert all(stay.end <= ONSET or stay.begin >= END + 300 or stay.gpus.min() >= 128 for stay in stays)
 
@@ -105,7 +105,7 @@ def test_fouling_grows_over_its_time_and_is_visible_from_3_kelvin_on() -> None:
 
 def test_random_fouling_lasts_as_long_as_it_grows_and_a_random_step_some_hours() -> None:
     layout, rng = simulate_quiet_hour().simulator.layout, np.random.default_rng(1)
-    for kind, seconds in (FacilityWater.arriving(layout, rng) for _ in range(60)):
+    for kind, seconds in (FacilityWater.draw_random(layout, rng) for _ in range(60)):
         assert isinstance(kind, FacilityWater)
         assert kind.days is not None
         if kind.course == "fouling":

@@ -13,28 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.effects import Effects, EventTime
-from agents.sim.faults.cluster import contend
+from agents.sim.faults.cluster import starve_node
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
-from agents.sim.faults.link import flap
-from agents.sim.faults.restriction import serve
+from agents.sim.faults.link import flap_link
+from agents.sim.faults.restriction import apply_maintenance
 from agents.sim.layout import Layout
 from agents.sim.physics import canary
-from agents.sim.schedule import Stay, Stop
+from agents.sim.schedule import Allocation, Stop
 
 _OFTEN = "chosen: often enough to count false alarms"
 
 
 @dataclass(frozen=True)
 class NodeTransient(Kind):
-    """A node is slow for half a minute to five: garbage collection, a noisy neighbour, a hiccup of its data loader."""
+    """A node is slow for half a minute to five: garbage collection, a noisy neighbour, a delay of its data loader."""
 
     name = "node_transient"
     row = 4
-    strikes = "node"
+    target = "node"
     detectability = "benign"
     attribution = "host"
-    seen = "compute time of the node's ranks; of some also pressure on its processors"
-    unseen = "its reason"
+    seen = "compute time of the node's ranks; sometimes also CPU pressure"
+    unseen = "the cause"
     rate = Rate(100.0, "1,000 node-days", "chosen: 0.1 for each node and day")
     lasts = Span(30.0, high=300.0)
     choices: ClassVar = {"trace": ("pressure", "none")}
@@ -43,14 +43,14 @@ class NodeTransient(Kind):
     severe = "slowdown"
     effect_unit = "time"
     loaded = True
-    trace: str | None = None  # pressure: the processors show it; none: only the ranks do
+    trace: str | None = None  # pressure: CPU pressure shows it; none: only the ranks do
     slowdown: float | None = None
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         when = effects.active(fault.onset, fault.end)
-        contend(effects, fault, self.slowdown, when)
+        starve_node(effects, fault, self.slowdown, when)
         if self.trace == "pressure":
             effects.node.cpu.add(fault.device, 0.3 * when)
             effects.node.pressure.add(fault.device, min(0.1 + self.slowdown, 1.0) * when)
@@ -58,50 +58,52 @@ class NodeTransient(Kind):
 
 @dataclass(frozen=True)
 class Maintenance(Kind):
-    """People work on a node: drained, cables reseated, booted with new firmware, given back; all of it announced."""
+    """Announced maintenance of a node: it is drained, cables are reseated, it boots with new firmware, and returns to
+    service."""
 
     name = "maintenance"
     row = 7
-    strikes = "node"
+    target = "node"
     detectability = "benign"
     attribution = "node"
-    seen = "maintenance_start and maintenance_end, flaps, silence, counters that restart, another version"
+    seen = "maintenance_start and maintenance_end, flaps, no data, counters that restart, a new version"
     unseen = "nothing"
     rate = Rate(25.0, "1,000 node-days", _OFTEN)
     lasts = Span(1800.0, high=3 * HOUR)
     choices: ClassVar = {"change": ("firmware", "driver", "none")}
-    change: str | None = None  # which version is another afterwards
+    change: str | None = None  # which version differs afterwards
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (fault.device,), fault.end - fault.onset)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         length, rng = fault.end - fault.onset, fault.rng(1)
         ports = effects.layout.gpus_of(np.array([fault.device]))
         for port in rng.choice(ports, min(2, len(ports)), replace=False).tolist():
             begin = fault.onset + float(rng.uniform(0.10, 0.20)) * length
-            end = begin + min(float(rng.uniform(20.0, 90.0)), 0.1 * length)  # a cable is out and in again; chosen
+            end = begin + min(float(rng.uniform(20.0, 90.0)), 0.1 * length)  # a cable is reseated; chosen
             if end > effects.since and begin <= effects.until:
-                flap(effects, effects.layout.entities["nic"][port], port, begin, end)
-        serve(fault, effects, fault.end, str(self.change))
+                flap_link(effects, effects.layout.entities["nic"][port], port, begin, end)
+        apply_maintenance(fault, effects, fault.end, str(self.change))
 
 
 @dataclass(frozen=True)
 class MixedSilicon(Kind):
-    """After short work, for which its job waits, a node has another driver or VBIOS: a little slower, for good."""
+    """After short maintenance, for which its job waits, a node has another driver or VBIOS and stays slightly
+    slower."""
 
     name = "mixed_silicon"
     row = 5
-    strikes = "node"
+    target = "node"
     detectability = "benign"
     attribution = "node"
-    seen = "the maintenance, another version, then compute time; with another VBIOS also clock and power"
+    seen = "the maintenance, a changed version, then longer compute time; with another VBIOS also clock and power"
     unseen = "nothing"
     rate = Rate(25.0, "1,000 node-days", _OFTEN)
     lasts = Span(30 * DAY, high=30 * DAY)
-    settles = 2 * HOUR
+    exclusive = 2 * HOUR
     choices: ClassVar = {"change": ("driver", "vbios")}
     ranges: ClassVar = {"offset": (0.02, 0.08), "work": (900.0, 1800.0)}
     limits: ClassVar = {"offset": (0.0, 0.5), "work": (60.0, 1e5)}
@@ -116,15 +118,15 @@ class MixedSilicon(Kind):
         assert self.work is not None
         return fault.onset + min(self.work, 0.5 * (fault.end - fault.onset))
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (fault.device,), self._done(fault) - fault.onset, waits=True)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.offset is not None
         done = self._done(fault)
-        serve(fault, effects, done, str(self.change))
+        apply_maintenance(fault, effects, done, str(self.change))
         gpus, other = effects.layout.gpus_of(np.array([fault.device])), effects.active(done, fault.end)
         if self.change == "vbios":
             effects.gpu.clock.scale(gpus, 1 - self.offset * other)
@@ -138,21 +140,21 @@ class LateTelemetry(Kind):
 
     name = "late_telemetry"
     row = 9
-    strikes = "node"
+    target = "node"
     detectability = "benign"
     attribution = "telemetry"
-    seen = "samples dated later, the clock's offset and its jumps; or a hole of a few samples"
-    unseen = "how late a batch came: data that are read later hold the time of the sample alone"
+    seen = "samples with later timestamps, clock offset and clock jumps; or a gap of a few samples"
+    unseen = "how late a batch arrived: stored data has only the sample time"
     rate = Rate(25.0, "1,000 node-days", _OFTEN)
     lasts = Span(300.0, high=1800.0)
     choices: ClassVar = {"how": ("skew", "hole")}
     ranges: ClassVar = {"ahead": (0.6, 8.0), "hole": (15.0, 45.0)}
     limits: ClassVar = {"ahead": (0.0, 3600.0), "hole": (0.0, 60.0)}
     how: str | None = None  # skew: the clock is wrong; hole: the agent restarts
-    ahead: float | None = None  # s by which the clock is ahead; above the 0.5 s that the agent takes for a jump
+    ahead: float | None = None  # s by which the clock is ahead; above the agent's jump threshold of 0.5 s
     hole: float | None = None  # s without samples: less than the minute after which an entity counts as absent
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.ahead is not None
         assert self.hole is not None
@@ -169,14 +171,14 @@ class LateTelemetry(Kind):
 
 @dataclass(frozen=True)
 class OwnCanary(Kind):
-    """Our own canary works on a busy GPU for some seconds to a minute, and its rank waits for it."""
+    """Fleetpulse's own canary runs on a busy GPU for seconds to a minute, and its rank waits for it."""
 
     name = "own_canary"
     row = 13
-    strikes = "gpu"
+    target = "gpu"
     detectability = "benign"
     attribution = "gpu"
-    seen = "compute time of one rank, and a digest that says when the canary began and how long it took"
+    seen = "longer compute time of one rank, and a digest event with start and duration of the canary"
     unseen = "nothing"
     rate = Rate(25.0, "1,000 node-days", _OFTEN)
     lasts = Span(5.0, high=60.0)
@@ -187,16 +189,16 @@ class OwnCanary(Kind):
     loaded = True
     slowdown: float | None = None
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         tick = float(effects.time[0]) - effects.since
         both = np.minimum(effects.time, fault.end) - np.maximum(effects.time - tick, fault.onset)
-        share = np.clip(both / tick, 0.0, 1.0)  # of each tick that the canary has
+        share = np.clip(both / tick, 0.0, 1.0)  # share of each tick that the canary uses
         effects.gpu.compute.scale(fault.device, 1 + self.slowdown * share)
         effects.gpu.busy.raise_to(fault.device, share)
         problem = canary.PROBLEMS[fault.number % len(canary.PROBLEMS)]
-        data = canary.right(problem, EventTime(fault.onset), fault.end - fault.onset)
+        data = canary.correct_round(problem, EventTime(fault.onset), fault.end - fault.onset)
         effects.add_event(fault.end, fault.entity, "digest", **data)
 
 
@@ -209,7 +211,7 @@ class JobRestart(Kind):
 
     name = "job_restart"
     row = 1
-    strikes = "job"
+    target = "job"
     detectability = "benign"
     attribution = "job"
     seen = "end and start of the job; power, clocks and traffic of its nodes fall and rise; slow first steps"
@@ -217,12 +219,12 @@ class JobRestart(Kind):
     rate = Rate(25.0, "1,000 node-days", "chosen: often enough to count false alarms")
     lasts = Span(1500.0, high=2400.0)  # restart and 200 steps of warm-up
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (), 0.0, fault.device)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
-        """Nothing beside the schedule."""
+    def apply(self, fault: Fault, effects: Effects) -> None:
+        """Does nothing: only the schedule changes."""
 
 
 @dataclass(frozen=True)
@@ -231,26 +233,26 @@ class Evaluation(Kind):
 
     name = "evaluation"
     row = 2
-    strikes = "job"
+    target = "job"
     detectability = "benign"
     attribution = "job"
     seen = "no step and less power on all GPUs of the job, together"
-    unseen = "that it is an evaluation: no event says so"
+    unseen = "that it is an evaluation: no event reports it"
     rate = Rate(25.0, "1,000 node-days", "chosen: often enough to count false alarms")
     lasts = Span(120.0, high=900.0)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         effects.site.evaluating.add(fault.device, effects.active(fault.onset, fault.end))
 
 
 @dataclass(frozen=True)
 class StageImbalance(Kind):
-    """A job shares its work unevenly: one stage computes longer, or other ranks in each step (experts, sequences)."""
+    """Work of a job is uneven: one stage computes longer, or different ranks in each step (experts, sequences)."""
 
     name = "stage_imbalance"
     row = 3
-    strikes = "job"
+    target = "job"
     detectability = "benign"
     attribution = "job"
     seen = "compute time of a whole stage, or of changing ranks; step time of all ranks"
@@ -265,32 +267,32 @@ class StageImbalance(Kind):
     pattern: str | None = None  # stage: all ranks of one stage; random: some ranks, others in each step
     longer: float | None = None  # by which their compute time grows
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.longer is not None
-        for stay in effects.stays:
-            if stay.job.number == fault.device:
-                when = effects.active(max(fault.onset, stay.begin), min(fault.end, stay.end))
-                more = self._share(fault, stay, effects) * when[:, None]
-                effects.gpu.compute.scale(stay.gpus, 1 + np.float32(self.longer) * more)
+        for allocation in effects.allocations:
+            if allocation.job.number == fault.device:
+                when = effects.active(max(fault.onset, allocation.begin), min(fault.end, allocation.end))
+                more = self._share(fault, allocation, effects) * when[:, None]
+                effects.gpu.compute.scale(allocation.gpus, 1 + np.float32(self.longer) * more)
 
-    def _share(self, fault: Fault, stay: Stay, effects: Effects) -> NDArray[np.float64]:
-        """(1 or ticks, ranks) how much of the growth each rank has."""
-        if self.pattern == "stage" and stay.job.stages > 1:
-            slow = int(fault.rng(1).integers(stay.job.stages))
-            return np.asarray(stay.job.stage_of_rank == slow, np.float64)[None, :]
+    def _share(self, fault: Fault, allocation: Allocation, effects: Effects) -> NDArray[np.float64]:
+        """Returns (1 or ticks, ranks): the part of the growth that each rank has."""
+        if self.pattern == "stage" and allocation.job.stages > 1:
+            slow = int(fault.rng(1).integers(allocation.job.stages))
+            return np.asarray(allocation.job.stage_of_rank == slow, np.float64)[None, :]
         rng = fault.rng(2, round(1000 * float(effects.time[0])))
-        affected = rng.random((len(effects.time), stay.job.ranks)) < _UNEVEN
+        affected = rng.random((len(effects.time), allocation.job.ranks)) < _UNEVEN
         return np.asarray(affected * rng.uniform(0.5, 1.0, affected.shape))
 
 
 @dataclass(frozen=True)
 class LossSpike(Kind):
-    """Bad data or too high a learning rate: loss and gradient norm jump on all ranks alike, and come back."""
+    """Bad data or a too high learning rate: loss and gradient norm of all ranks jump together and recover."""
 
     name = "loss_spike"
     row = 12
-    strikes = "job"
+    target = "job"
     detectability = "benign"
     attribution = "job"
     seen = "loss and gradient norm of all ranks of the job, together"
@@ -302,7 +304,7 @@ class LossSpike(Kind):
     severe = "jump"
     jump: float | None = None  # factor on the loss at first; the norm of the gradient jumps by its square; chosen
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.jump is not None
         since = np.maximum(effects.time - fault.onset, 0.0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agents.sim.effects import Effects
 from agents.sim.faults.facility import warm_air
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
-from agents.sim.faults.telemetry import LINGERS, misread
+from agents.sim.faults.telemetry import EDGE_TAIL_S, distort_reading
 from agents.sim.layout import Layout
 from agents.sim.physics.gpus import BOARD_W, EXPONENT
 from agents.sim.physics.noise import Floats
@@ -30,10 +30,10 @@ class SetpointShift(Kind):
 
     name = "setpoint_shift"
     row = 6
-    strikes = "coolant"
+    target = "coolant"
     detectability = "benign"
     attribution = "cooling"
-    seen = "supply, return and all GPUs of the loop warmer or colder by the same"
+    seen = "supply, return and all GPUs of the loop warmer or colder by the same amount"
     unseen = "that it was intended"
     rate = OFTEN
     lasts = Span(HOUR, 3 * HOUR, 12 * HOUR)
@@ -42,15 +42,15 @@ class SetpointShift(Kind):
     limits: ClassVar = {"shift": (0.0, 5.0), "ramp": (1.0, 1e6)}
     choices: ClassVar = {"direction": ("up", "down")}
     shift: float | None = None  # K
-    ramp: float | None = None  # s that it takes, there and back
+    ramp: float | None = None  # s of each ramp, up and down
     direction: str | None = None
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.shift is not None
         assert self.ramp is not None
         shift = np.float32(self.shift if self.direction == "up" else -self.shift)
-        effects.site.supply.add(fault.device, shift * there_and_back(fault, effects, self.ramp))
+        effects.site.supply.add(fault.device, shift * rise_and_fall(fault, effects, self.ramp))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PowerCap(Kind):
 
     name = "power_cap"
     row = 10
-    strikes = "power"
+    target = "power"
     detectability = "benign"
     attribution = "power"
     seen = (
@@ -72,10 +72,10 @@ class PowerCap(Kind):
     ranges: ClassVar = {"share": (0.05, 0.15)}
     limits: ClassVar = {"share": (0.0, 0.9)}
     choices: ClassVar = {"reach": ("unit", "unit", "jobs", "jobs", "fleet")}
-    share: float | None = None  # of the clock that is taken
+    share: float | None = None  # lost share of the clock
     reach: str | None = None  # "unit": a power distribution unit; "jobs": all that run on it; "fleet"
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.share is not None
         on = effects.active(fault.onset, fault.end)[:, None] & self._capped(fault, effects)
@@ -100,7 +100,7 @@ class InletRise(Kind):
 
     name = "inlet_rise"
     row = 11
-    strikes = "rack"
+    target = "rack"
     detectability = "benign"
     attribution = "cooling"
     seen = "air inlets of the row warmer by less than 3 K, fans a little faster"
@@ -111,13 +111,13 @@ class InletRise(Kind):
     ranges: ClassVar = {"rise": (1.0, 3.0), "ramp": (1800.0, 3600.0)}
     limits: ClassVar = {"rise": (0.0, 5.0), "ramp": (1.0, 1e6)}
     rise: float | None = None  # K
-    ramp: float | None = None  # s that it takes, there and back
+    ramp: float | None = None  # s of each ramp, up and down
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.rise is not None
         assert self.ramp is not None
-        warm_air(fault.device, np.float32(self.rise) * there_and_back(fault, effects, self.ramp), effects)
+        warm_air(fault.device, np.float32(self.rise) * rise_and_fall(fault, effects, self.ramp), effects)
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class SensorOffset(Kind):
 
     name = "sensor_offset"
     row = 15
-    strikes = "instrument"
+    target = "instrument"
     detectability = "benign"
     attribution = "instrument"
-    seen = "the service, then one reading moved by up to 2 K while all that hangs together with it is as ever"
-    unseen = "whether it reads right now, or did before"
+    seen = "the service, then one reading offset by up to 2 K while correlated signals are unchanged"
+    unseen = "whether the reading before or after the service is correct"
     rate = OFTEN
     lasts = Span(2 * HOUR, 12 * HOUR, 3 * 24 * HOUR)
     signals = (
@@ -140,13 +140,13 @@ class SensorOffset(Kind):
     ranges: ClassVar = {"size": (0.5, 2.0), "which": (0.0, 1.0), "work": (300.0, 900.0)}
     limits: ClassVar = {"size": (0.0, 5.0), "which": (0.0, 1.0), "work": (1.0, 1e5)}
     choices: ClassVar = {"direction": ("up", "down")}
-    lingers = LINGERS
-    size: float | None = None  # K, or its like in W and flow
+    tail = EDGE_TAIL_S
+    size: float | None = None  # K, or the equivalent in W and flow
     which: float | None = None  # which signal of the instrument, from its first (0) to its last (1)
     work: float | None = None  # s of the service before, at most a fifth of its time; chosen
     direction: str | None = None  # "up": it reads high; "down": low
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.size is not None
         assert self.which is not None
@@ -155,38 +155,40 @@ class SensorOffset(Kind):
         effects.add_event(fault.onset, fault.entity, "maintenance_start", planner, **data)
         effects.add_event(done, fault.entity, "maintenance_end", planner, reason="calibration")
         size = self.size if self.direction == "up" else -self.size
-        misread(fault, effects, "biased", size, self.which, done)
+        distort_reading(fault, effects, "biased", size, self.which, done)
 
     def done(self, fault: Fault) -> float:
-        """Second in which the service is over, and the reading another."""
+        """Returns the second at which the service ends and the offset begins."""
         assert self.work is not None
         return fault.onset + min(self.work, 0.2 * (fault.end - fault.onset))
 
 
-def there_and_back(fault: Fault, effects: Effects, ramp: float) -> Floats:
-    """(ticks,) 0 to 1: grows within `ramp` s from the onset, and is 0 again at the end after as long a way down."""
+def rise_and_fall(fault: Fault, effects: Effects, ramp: float) -> Floats:
+    """Returns (ticks,) 0 to 1: rises within `ramp` s from the onset, and falls to 0 at the end in the same time."""
     ramp = min(ramp, (fault.end - fault.onset) / 2)
     share = np.minimum((effects.time - fault.onset) / ramp, (fault.end - effects.time) / ramp)
     return np.clip(share, 0, 1).astype(np.float32)
 
 
 _OFTEN = Rate(25.0, "1,000 node-days", "chosen: frequent enough to certify that no detector pages on it")
-_SILENT = (30.0, 120.0)  # s that a module does not answer; chosen: at least one of the agent's looks falls into it
+_SILENT = (30.0, 120.0)  # s without response of a module; chosen: at least one poll of the agent falls into it
 _SILENT_EVERY = 600.0  # s; chosen
 _REGISTER = 1 << 32
 
 
 @dataclass(frozen=True)
 class EcmpCollision(Kind):
-    """Flows of some ports of a leaf were hashed onto one uplink: these ports send less, without a single error."""
+    """Flows of some ports of a leaf are hashed onto one uplink: these ports send less, without errors."""
 
     name = "ecmp_collision"
     row = 14
-    strikes = "nic"
+    target = "nic"
     detectability = "benign"
     attribution = "network"
-    seen = "less traffic of two to four ports of one leaf, waits and notifications of these ports as their traffic"
-    unseen = "any error; any other port"
+    seen = (
+        "less traffic on two to four ports of one leaf, credit waits and CNPs of these ports in proportion to traffic"
+    )
+    unseen = "any error; any effect on other ports"
     rate = _OFTEN
     lasts = Span(300.0, 900.0, HOUR)
     signals = ("nic.tx_bytes", "nic.rx_bytes", "nic.port_tx_wait", "nic.cnp_handled", "rank.communication_time")
@@ -197,7 +199,7 @@ class EcmpCollision(Kind):
     goodput: float | None = None  # factor on what these ports send
     collective: float | None = None  # factor on the job's time in collectives: below 2 % of a step
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.goodput is not None
         assert self.collective is not None
@@ -208,7 +210,7 @@ class EcmpCollision(Kind):
         effects.slow_job(ports, 1 + (self.collective - 1) * here)
 
     def _ports(self, fault: Fault, layout: Layout) -> np.ndarray:
-        """The affected port and one to three others of its leaf."""
+        """Returns the affected port and one to three others of its leaf."""
         rng = fault.rng()
         others = np.flatnonzero(layout.leaf_of_port == layout.leaf_of_port[fault.device])
         others = others[others != fault.device]
@@ -217,17 +219,18 @@ class EcmpCollision(Kind):
 
 @dataclass(frozen=True)
 class CounterOddity(Kind):
-    """Counters of a port misbehave: reset, wrap at 32 bits, stand at their top, or answer with all bits set."""
+    """Counters of a port misbehave: they reset, wrap at 32 bits, saturate, or read as all ones."""
 
     name = "counter_oddity"
     row = 8
-    strikes = "nic"
+    target = "nic"
     detectability = "benign"
     attribution = "instrument"
     seen = (
-        "counters that fall (with counter_reset and a new generation), jump by 2^32, stand at 65535; senseless gauges"
+        "counters that decrease (with counter_reset and a new generation), jump by 2^32 or stay at 65535; invalid "
+        "gauges"
     )
-    unseen = "anything that is wrong with the link: nothing is"
+    unseen = "any link problem: there is none"
     rate = _OFTEN
     lasts = Span(HOUR, high=6 * HOUR)
     signals = (
@@ -237,10 +240,10 @@ class CounterOddity(Kind):
     choices: ClassVar = {"variant": ("reset", "wrap", "saturate", "sentinel")}
     variant: str | None = None
     """reset: its driver is reloaded. wrap: reloaded, and its packet counters have 32 bits until the next reload.
-    saturate: reloaded, and its symbol errors are at the maximum of 16 bits. sentinel: module and error counter at times
-    answer with all bits set."""
+    saturate: reloaded, and its symbol errors are at the maximum of 16 bits. sentinel: module and error counter
+    sometimes read as all ones."""
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         port, device, here = effects.port, fault.device, effects.active(fault.onset, fault.end)
         if self.variant == "sentinel":
@@ -256,7 +259,7 @@ class CounterOddity(Kind):
             port.saturated.add(device, here)
 
     def _silences(self, fault: Fault) -> list[tuple[float, float]]:
-        """Begin and end of each time in which it does not answer; the first within two minutes of the onset."""
+        """Returns begin and end of each time without response; the first within two minutes of the onset."""
         rng, found, begin = fault.rng(), [], fault.onset
         begin += float(rng.uniform(0.0, 120.0))
         while (end := begin + float(rng.uniform(*_SILENT))) < fault.end:

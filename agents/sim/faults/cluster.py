@@ -1,4 +1,4 @@
-"""Servers that slow down or stop, and jobs that end by themselves without a fault of the fleet."""
+"""Servers that slow down or stop, and jobs that hang or stall without a hardware fault."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from agents.sim.layout import Layout
 from agents.sim.physics import kernel_log
 from agents.sim.schedule import Stop
 
-_TOLD_EVERY = 60.0  # s between two lines of corrected errors: the kernel bounds what it says; chosen
-_AGONY = 30.0  # s from the error that kills the job to the end of the node: a panic waits for its dump; chosen
+_LOG_EVERY_S = 60.0  # s between two log lines of corrected errors, which the kernel rate-limits; chosen
+_PANIC_DUMP_S = 30.0  # s from the fatal error to the loss of the node: the panic writes a crash dump; chosen
 
 
 @dataclass(frozen=True)
 class HostContention(Kind):
-    """Something else takes a node's processors (a daemon, a neighbour): launches come late, ranks slow down."""
+    """Other processes use the CPUs of a node (daemon, noisy neighbour): kernel launches are late, ranks slow down."""
 
     name = "host_contention"
     row = 21
-    strikes = "node"
+    target = "node"
     detectability = "soft"
     attribution = "host"
     seen = (
-        "compute time of the node's ranks, SM activity and power a little lower, processor pressure and load; the "
-        "job's steps only as far as its ranks are then among the slowest, as in the last stage"
+        "longer compute time of the node's ranks, slightly lower SM activity and power, CPU pressure and load; longer "
+        "job steps only if its ranks become the slowest, e.g. in the last stage"
     )
-    unseen = "which process it is; anything where the node runs no job"
-    rate = Rate(15.0, "1,000 node-days", "Greyhound, ATC'25: 6 of 392 single-node jobs; a job taken for a node-day")
+    unseen = "which process causes it; any sign while the node runs no job"
+    rate = Rate(15.0, "1,000 node-days", "Greyhound, ATC'25: 6 of 392 single-node jobs; one job = one node-day")
     lasts = Span(30.0, 600.0, 4 * HOUR)  # mean 10 min [Greyhound]
     signals = ("rank.compute_time", "node.cpu_pressure", "node.load1", "gpu.sm_active")
     ranges: ClassVar = {"slowdown": (0.10, 0.50)}
@@ -39,22 +39,22 @@ class HostContention(Kind):
     severe = "slowdown"
     effect_unit = "time"
     loaded = True
-    slowdown: float | None = None  # by which the compute time of the slowest rank grows
+    slowdown: float | None = None  # share by which the compute time of the slowest rank grows
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
-        contend(effects, fault, self.slowdown, effects.active(fault.onset, fault.end))
+        starve_node(effects, fault, self.slowdown, effects.active(fault.onset, fault.end))
         there = effects.active(fault.onset, fault.end).astype(np.float32)
         effects.node.cpu.add(fault.device, (0.3 + 0.5 * self.slowdown) * there)
         effects.node.pressure.add(fault.device, min(0.2 + self.slowdown, 1.0) * there)
 
 
-def contend(effects: Effects, fault: Fault, slowdown: float, when: np.ndarray) -> None:
+def starve_node(effects: Effects, fault: Fault, slowdown: float, when: np.ndarray) -> None:
     """Starves the GPUs of a node: one of them by `slowdown` of its compute time, the others by 0.6 to 1 of that."""
     gpus = effects.layout.gpus_of(np.array([fault.device]))
     rng = fault.rng(1)
-    shares = rng.uniform(0.6, 1.0, len(gpus))  # chosen: loaders and launch threads are pinned, not all are hit alike
+    shares = rng.uniform(0.6, 1.0, len(gpus))  # chosen: loaders and launch threads are pinned, so GPUs differ
     shares[int(rng.integers(len(gpus)))] = 1.0
     longer = slowdown * shares * when[:, None]
     effects.gpu.starved.raise_to(gpus, longer / (1 + longer))
@@ -62,44 +62,45 @@ def contend(effects: Effects, fault: Fault, slowdown: float, when: np.ndarray) -
 
 @dataclass(frozen=True)
 class HostFault(Kind):
-    """A part of a server breaks (processor, memory, chassis, board, disk): its job dies, it is out for hours."""
+    """A part of a server fails (CPU, memory, chassis, board, disk): its job dies, and it is out of service for
+    hours."""
 
     name = "host_fault"
     row = 22
-    strikes = "node"
+    target = "node"
     detectability = "hard"
     attribution = "host"
-    seen = "machine checks, memory errors, PCIe or disk errors in the kernel log, then silence; a chassis says nothing"
-    unseen = "which module or board it is, where the node dies before it can say so"
+    seen = "machine checks, memory, PCIe or disk errors in the kernel log, then no data; a chassis fault logs nothing"
+    unseen = "which module or board failed, if the node goes down before it is logged"
     rate = Rate(0.50, "1M GPU-hours", "Llama 3: CPU, memory, chassis and IO board 0.09 each, SSD 0.14")
     lasts = Span(2 * HOUR, 2 * HOUR, 24 * HOUR)  # until it is repaired; chosen
     signals = ("node.memory_corrected", "node.memory_uncorrected", "node.io_pressure")
     choices: ClassVar = {"part": 2 * ("cpu", "dimm", "chassis", "io_board") + 3 * ("ssd",)}
     ranges: ClassVar = {"corrected_rate": (0.1, 5.0), "warning": (300.0, 1800.0)}
     limits: ClassVar = {"corrected_rate": (0.0, 1e5), "warning": (0.0, 1e6)}
-    part: str | None = None  # drawn as often as Llama 3 counted it
+    part: str | None = None  # drawn with the frequencies of Llama 3
     corrected_rate: float | None = None  # corrected errors per second of a memory module before it fails; chosen
     warning: float | None = None  # s from a module's first corrected errors to the error that kills the node; chosen
 
-    def death(self, fault: Fault) -> float:
-        """When the job dies: at the first error that kills a process."""
+    def fatal_error_time(self, fault: Fault) -> float:
+        """Returns the second of the first error that kills a process, and with it the job."""
         assert self.warning is not None
         after = {"cpu": 1.0, "dimm": self.warning, "chassis": 0.5, "io_board": 2.0, "ssd": 60.0}[str(self.part)]
         return fault.onset + min(after, 0.3 * (fault.end - fault.onset))
 
-    def job_death(self, fault: Fault) -> float:
-        """Returns the second at which the node is dead, and its job with it."""
-        return self.death(fault)
+    def job_death_time(self, fault: Fault) -> float:
+        """Returns the second at which the job has died."""
+        return self.fatal_error_time(fault)
 
-    def silence(self, fault: Fault) -> float:
-        """When the node is dead; without its disk it works until it is repaired."""
+    def dead_from(self, fault: Fault) -> float:
+        """Returns the second from which the node is down; with a failed disk it runs until the repair."""
         if self.part == "ssd":
             return fault.onset + 0.6 * (fault.end - fault.onset)
-        return min(self.death(fault) + (0.0 if self.part == "chassis" else _AGONY), fault.end)
+        return min(self.fatal_error_time(fault) + (0.0 if self.part == "chassis" else _PANIC_DUMP_S), fault.end)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
-        node, death, dead = effects.node, self.death(fault), self.silence(fault)
+        node, death, dead = effects.node, self.fatal_error_time(fault), self.dead_from(fault)
         if self.part == "dimm":
             self._memory(fault, death, effects)
         elif self.part == "ssd":
@@ -107,17 +108,17 @@ class HostFault(Kind):
             for after, text in _DISK.items():
                 kernel_log.log_line(effects, fault.device, fault.onset + after, text)
         elif self.part in ("cpu", "io_board"):
-            kernel_log.log_line(effects, fault.device, death, _LAST_WORDS[self.part])
+            kernel_log.log_line(effects, fault.device, death, _FATAL_LINES[self.part])
         node.dead.add(fault.device, effects.active(dead, fault.end))
         node.reset.add(fault.device, effects.impulse(fault.end))
 
     def _memory(self, fault: Fault, death: float, effects: Effects) -> None:
-        """Corrected errors, reported at times, until one cannot be corrected."""
+        """Adds corrected errors, logged at intervals, until an error cannot be corrected."""
         assert self.corrected_rate is not None
         effects.node.corrected.add(fault.device, self.corrected_rate * effects.active(fault.onset, death))
         effects.node.uncorrected.add(fault.device, effects.impulse(death))
-        errors = max(1, round(self.corrected_rate * _TOLD_EVERY))
-        for moment in np.arange(fault.onset + 5, death - 1, _TOLD_EVERY).tolist():
+        errors = max(1, round(self.corrected_rate * _LOG_EVERY_S))
+        for moment in np.arange(fault.onset + 5, death - 1, _LOG_EVERY_S).tolist():
             kernel_log.log_line(effects, fault.device, moment, f"EDAC MC0: {errors} CE memory read error on {_MODULE}")
         kernel_log.log_line(effects, fault.device, death, f"EDAC MC0: 1 UE memory read error on {_MODULE}")
 
@@ -127,7 +128,7 @@ _DISK = {
     1.0: "I/O error, dev nvme0n1, sector 93712 op 0x1:(WRITE)",
     5.0: "EXT4-fs (nvme0n1p2): Remounting filesystem read-only",
 }
-_LAST_WORDS = {
+_FATAL_LINES = {
     "cpu": "mce: [Hardware Error]: CPU 14: Machine Check Exception: 5 Bank 4: b200000000070f0f",
     "io_board": "pcieport 0000:15:01.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
 }
@@ -136,39 +137,41 @@ _LAST_WORDS = {
 
 @dataclass(frozen=True)
 class JobHang(Kind):
-    """Ranks of a job wait in collectives that do not match: GPUs spin, nothing moves, until the watchdog acts."""
+    """Ranks of a job wait in mismatched collectives: GPUs spin without progress until the watchdog ends the job."""
 
     name = "job_hang"
     row = 31
-    strikes = "job"
+    target = "job"
     detectability = "soft"
     attribution = "job"
-    seen = "no step, no RDMA traffic, GPUs at 100 % and a quarter of their power; at last the end of the job"
-    unseen = "which rank did not come, without flight recorder or stacks"
+    seen = (
+        "no steps, no RDMA traffic, GPUs at 100 % utilization and a quarter of their power; finally the end of the job"
+    )
+    unseen = "which rank is missing from the collective, without flight recorder or stack traces"
     rate = Rate(1.95, "1M GPU-hours", "ByteRobust, SOSP'25: 9.9 % of incidents hang; of 19.7 of Llama 3")
     lasts = Span(600.0, high=1800.0)  # PyTorch's watchdog waits 10 min, older versions 30
     signals = ("rank.step", "nic.tx_bytes", "gpu.utilization", "gpu.power")
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
         return Stop(fault.end, (), 0.0, fault.device)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         effects.site.hung.add(fault.device, effects.active(fault.onset, fault.end))
 
 
 @dataclass(frozen=True)
 class DataStall(Kind):
-    """Storage gives a job no data: all its ranks wait before their next step, and their nodes wait for I/O."""
+    """Storage delivers no data to a job: all its ranks wait before their next step, and their nodes wait for I/O."""
 
     name = "data_stall"
     row = 32
-    strikes = "job"
+    target = "job"
     detectability = "soft"
     attribution = "job"
-    seen = "no step, GPUs idle, I/O pressure and blocked loaders on all nodes of the job, then one very long step"
-    unseen = "the storage itself: it sends nothing"
+    seen = "no steps, idle GPUs, I/O pressure and blocked data loaders on all nodes of the job, then one very long step"
+    unseen = "the storage system itself: it is not monitored"
     rate = Rate(0.6, "1M GPU-hours", "assumed: 2 to 4 % of incidents; of 19.7 of Llama 3")
     lasts = Span(20.0, 300.0, HOUR)  # mean 5 min; assumed
     signals = ("rank.step", "rank.step_time", "node.io_pressure", "node.tasks_blocked", "gpu.power")
@@ -177,7 +180,7 @@ class DataStall(Kind):
     severe = "pressure"
     pressure: float | None = None  # share of the time in which some task waits for I/O; chosen
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.pressure is not None
         when = effects.active(fault.onset, fault.end)

@@ -1,4 +1,4 @@
-"""GPUs that compute wrongly and say nothing."""
+"""Silent data corruption: GPUs that compute wrong results without reporting an error."""
 
 from __future__ import annotations
 
@@ -17,22 +17,28 @@ from agents.sim.physics.canary import EXECUTIONS, PERIOD
 from agents.sim.schedule import Stop
 
 _FAILS_AFTER = 6 * HOUR  # mean time to a failure that training shows; chosen
-_JUMP = (0.5, 2.0)  # powers of ten by which the gradient's norm jumps; 5 times is what training guards look for
-_STEPS = 15.0  # s that the jump is seen: some steps; chosen
+_JUMP = (0.5, 2.0)  # powers of ten by which the gradient norm jumps; training guards look for a factor of 5
+_STEPS = 15.0  # s for which the jump lasts: a few steps; chosen
 _DIES = 30.0  # s until a job has died of a NaN; chosen
 
 
 @dataclass(frozen=True)
 class SilentDataCorruption(Kind):
-    """GPU computes wrongly at times: its canary digest differs from the known answer, other telemetry is normal."""
+    """GPU sometimes computes wrong results: its canary digest differs from the known answer, other telemetry is
+    normal."""
 
     name = "sdc"
     row = 10
-    strikes = "gpu"
+    target = "gpu"
     detectability = "hard"
     attribution = "sdc"
-    seen = "wrong digests, if canaries hit the defect (2 of 5) and it is frequent; the gradient's norm in 17 of 100"
-    unseen = "any telemetry: ECC counts, clocks and temperatures stay as they are; what no canary hits is invisible"
+    seen = (
+        "wrong digests, if a canary exercises the defect (2 of 5) and it is frequent; a jump of the gradient norm in "
+        "17 of 100"
+    )
+    unseen = (
+        "any sign in other telemetry: ECC counts, clocks and temperatures are normal; a defect that no canary exercises"
+    )
     rate = Rate(0.37, "1M GPU-hours", "AEGIS, OSDI'26: 13 GPUs in 35M GPU-hours")
     lasts = Span(30 * DAY, high=30 * DAY)
     signals = ("event:digest", "rank.gradient_norm")
@@ -43,14 +49,15 @@ class SilentDataCorruption(Kind):
         "failure": (*["none"] * 83, *["jump"] * 16, "nonfinite"),  # 3 of 18 [AEGIS]; 1 % are NaN [GPU SDC, DSN'26]
     }
     severe = "decades"
-    lingers = (CLEAN_ROUNDS + 1) * PERIOD
-    probability: float | None = None  # of a wrong digest per round: given, the canary sees it so, and nothing else does
-    decades: float | None = None  # power of ten of the chance to err per kernel, at the onset; doubles every month
-    reached: str | None = None  # whether a canary's arithmetic touches the defect
-    failure: str | None = None  # what training shows of it: none, jump (gradient's norm) or nonfinite (the job dies)
+    tail = (CLEAN_ROUNDS + 1) * PERIOD
+    probability: float | None = None  # of a wrong digest per round; if given, only the canary detects it
+    decades: float | None = None  # log10 of the error probability per kernel at the onset; doubles monthly
+    reached: str | None = None  # whether a canary exercises the defect
+    failure: str | None = None  # effect on training: none, jump (gradient norm) or nonfinite (the job dies)
 
-    def chances(self, fault: Fault) -> NDArray[np.float64]:
-        """Of a wrong digest in each whole period from onset to end: 1 - (1 - p)^n with n kernels in a round."""
+    def error_probabilities(self, fault: Fault) -> NDArray[np.float64]:
+        """Returns the probability of a wrong digest in each whole period from onset to end: 1 - (1 - p)^n for n
+        kernels."""
         later = PERIOD * np.arange(np.floor((fault.end - fault.onset) / PERIOD))
         if self.probability is not None:
             return np.full(len(later), self.probability)
@@ -58,45 +65,45 @@ class SilentDataCorruption(Kind):
         p = np.minimum(10**self.decades * 2 ** (later / MONTH), 1 - 1e-12)  # [SDCHunter]; its growth is assumed
         return np.asarray(-np.expm1(EXECUTIONS * np.log1p(-p)) * (self.reached == "yes"))
 
-    def misses(self, fault: Fault) -> NDArray[np.bool_]:
-        """Whether the round in each of these periods errs."""
+    def failed_rounds(self, fault: Fault) -> NDArray[np.bool_]:
+        """Returns whether the round in each of these periods fails."""
         return _misses(fault)
 
-    def fails(self, fault: Fault) -> float:
-        """When training shows it; infinite if it never does."""
+    def failure_time(self, fault: Fault) -> float:
+        """Returns the second at which training shows it; infinite if it never does."""
         if self.probability is not None or self.failure == "none":
             return np.inf
         moment = fault.onset + float(fault.rng(8).exponential(_FAILS_AFTER))
         return moment if moment < fault.end else np.inf
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
-        effects.defects.append(Defect(fault.device, fault.onset, self.misses(fault)))
-        moment = self.fails(fault)
+        effects.defects.append(Defect(fault.device, fault.onset, self.failed_rounds(fault)))
+        moment = self.failure_time(fault)
         on = effects.active(moment, moment + _STEPS)
         if on.any():
             jump = np.nan if self.failure == "nonfinite" else 10 ** fault.rng(9).uniform(*_JUMP)
             effects.gpu.gradient.scale(fault.device, np.where(on, jump, 1.0))
 
-    def detectable(self, fault: Fault) -> float:
+    def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""
-        rounds = np.flatnonzero(self.misses(fault))
+        rounds = np.flatnonzero(self.failed_rounds(fault))
         first = fault.onset + PERIOD * float(rounds[0]) if len(rounds) else fault.end
-        return min(first, self.fails(fault))
+        return min(first, self.failure_time(fault))
 
-    def verdict(self, fault: Fault) -> Detectability:
+    def truth_class(self, fault: Fault) -> Detectability:
         """Returns its class in the truth."""
-        if self.misses(fault).any():
+        if self.failed_rounds(fault).any():
             return "hard"
-        return "soft" if self.fails(fault) < fault.end else "invisible"
+        return "soft" if self.failure_time(fault) < fault.end else "invisible"
 
     def severity(self) -> float | None:
         """Returns the probability of a wrong result if given; otherwise see `Kind.severity`."""
         return super().severity() if self.probability is None else self.probability
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop | None:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop | None:
         """Returns the stop of jobs that it causes."""
-        moment = self.fails(fault)
+        moment = self.failure_time(fault)
         if self.failure != "nonfinite" or moment == np.inf:
             return None
         return Stop(min(moment + _DIES, fault.end), (int(layout.node_of_gpu[fault.device]),), 0.0)
@@ -105,5 +112,5 @@ class SilentDataCorruption(Kind):
 @lru_cache(maxsize=1024)
 def _misses(fault: Fault) -> NDArray[np.bool_]:
     assert isinstance(fault.kind, SilentDataCorruption)
-    chances = fault.kind.chances(fault)
+    chances = fault.kind.error_probabilities(fault)
     return np.asarray(fault.rng(7).random(len(chances)) < chances)

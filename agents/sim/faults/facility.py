@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from agents.sim.effects import Collapse, Effects, EventTime
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import PSUS, Layout
-from agents.sim.physics.edge import LINGERS_S
+from agents.sim.physics.edge import CLEAR_TAIL_S
 from agents.sim.physics.noise import Floats
 from agents.sim.schedule import Stop
 
-WARM_K = 3.0  # K from which a temperature is a finding: what the coolant detector takes for its least effect
+WARM_K = 3.0  # K from which a temperature is a finding: the coolant detector's minimum effect
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CoolantLoss(Kind):
 
     name = "coolant"
     row = 25
-    strikes = "coolant"
+    target = "coolant"
     detectability = "soft"
     attribution = "cooling"
     seen = (
@@ -33,9 +33,7 @@ class CoolantLoss(Kind):
         "to their shutdown"
     )
     unseen = "why the pump failed"
-    rate = Rate(
-        0.02, "CDU-year", "assumed: 0.1, pumps fail once in ten years, of which a standby pump covers four of five"
-    )
+    rate = Rate(0.02, "CDU-year", "assumed: a pump fails once in ten years, and a standby pump covers four of five")
     lasts = Span(900.0, HOUR)
     signals = (
         "coolant.flow",
@@ -51,7 +49,7 @@ class CoolantLoss(Kind):
     ranges: ClassVar = {"flow": (0.0, 0.60)}
     limits: ClassVar = {"flow": (0.0, 1.0), "ramp": (1.0, 1e6)}
     effect_unit = "flow"
-    lingers = LINGERS_S
+    tail = CLEAR_TAIL_S
     flow: float | None = None  # share of the flow that is left
     ramp: float = 10.0  # time in which the pump runs down (s)
 
@@ -60,7 +58,7 @@ class CoolantLoss(Kind):
         assert self.flow is not None
         return 1 - self.flow
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.flow is not None
         lost = np.float32(1 - self.flow) * effects.ramp(fault.onset, fault.end, self.ramp)
@@ -71,15 +69,19 @@ class CoolantLoss(Kind):
 
 @dataclass(frozen=True)
 class FacilityWater(Kind):
-    """Facility water too warm, or a fouled heat exchanger: a loop's supply warms, and all that it cools with it."""
+    """Facility water is too warm, or a heat exchanger is fouled: the supply of a loop and all that it cools get
+    warmer."""
 
     name = "facility_water"
     row = 26
-    strikes = "coolant"
+    target = "coolant"
     detectability = "soft"
     attribution = "cooling"
-    seen = "supply and return of the loop and all its GPUs warmer by the same; flow, pressure and resistance as ever"
-    unseen = "whether water, valve or exchanger is to blame; fouling before it has warmed the supply by 3 K"
+    seen = (
+        "supply and return of the loop and all its GPUs warmer by the same amount; flow, pressure and resistance "
+        "unchanged"
+    )
+    unseen = "whether water, valve or exchanger is the cause; fouling before it has warmed the supply by 3 K"
     rate = Rate(0.1, "CDU-year", "assumed: a step 0.5 times a year in a hall of 8 loops, fouling half as often")
     lasts = Span(2 * HOUR, 12 * HOUR)
     signals = ("coolant.supply_temperature", "coolant.return_temperature", "gpu.temperature")
@@ -93,25 +95,26 @@ class FacilityWater(Kind):
     course: str | None = None  # "step": a valve or the water, within minutes; "fouling": the exchanger, slowly
 
     @classmethod
-    def arriving(cls, layout: Layout, rng: np.random.Generator) -> tuple[Kind, float]:
-        """Fouling lasts as long as it grows, a step some hours."""
-        span = cls.lasting(layout, rng)
+    def draw_random(cls, layout: Layout, rng: np.random.Generator) -> tuple[Kind, float]:
+        """Draws a fault: fouling lasts as long as it grows, a step some hours."""
+        span = cls.draw_duration(layout, rng)
         kind = cls().drawn(rng)
         assert kind.days is not None
         seconds = kind.days * DAY if kind.course == "fouling" else span
         return cls(days=kind.days, course=kind.course), seconds
 
     def ramp(self) -> float:
-        """Seconds until it is fully grown. A valve that fails warms a loop's volume within five minutes; chosen."""
+        """Returns the seconds until it is fully grown; a failed valve warms the volume of a loop within five minutes
+        (chosen)."""
         assert self.days is not None
         return 300.0 if self.course == "step" else self.days * DAY
 
-    def detectable(self, fault: Fault) -> float:
+    def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""
         assert self.rise is not None
         return min(fault.onset + self.ramp() * WARM_K / max(self.rise, WARM_K), fault.end)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.rise is not None
         grown = effects.ramp(fault.onset, fault.end, self.ramp())
@@ -120,14 +123,15 @@ class FacilityWater(Kind):
 
 @dataclass(frozen=True)
 class CoolantLeak(Kind):
-    """Hose or coupling in a rack leaks: its loop's reservoir empties, the pressure sinks, then the leak rope is wet."""
+    """Hose or coupling in a rack leaks: its loop's reservoir empties, the pressure falls, then the leak rope gets
+    wet."""
 
     name = "coolant_leak"
     row = 28
-    strikes = "rack"
+    target = "rack"
     detectability = "hard"
     attribution = "cooling"
-    seen = "the level of the loop's reservoir and its pressure slowly, then the rack's leak rope suddenly"
+    seen = "falling level of the loop's reservoir and pressure, slowly, then suddenly the rack's leak rope"
     unseen = "which rack leaks, before its rope is wet"
     rate = Rate(0.02, "rack-year", "assumed")
     lasts = Span(HOUR, 6 * HOUR, 3 * DAY)
@@ -135,53 +139,54 @@ class CoolantLeak(Kind):
     ranges: ClassVar = {"loss": (0.1, 0.6), "wet": (0.2, 0.7)}
     limits: ClassVar = {"loss": (0.0, 1.0), "wet": (0.0, 1.0)}
     severe = "loss"
-    lingers = 10.0
-    loss: float | None = None  # share of the reservoir that is gone at the end
+    tail = 10.0
+    loss: float | None = None  # lost share of the reservoir at the end
     wet: float | None = None  # share of its time after which the rope is wet
 
-    def rope(self, fault: Fault) -> float:
-        """Second in which the rope is wet."""
+    def rope_wet_time(self, fault: Fault) -> float:
+        """Returns the second at which the rope gets wet."""
         assert self.wet is not None
         return fault.onset + self.wet * (fault.end - fault.onset)
 
-    def detectable(self, fault: Fault) -> float:
+    def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""
         assert self.loss is not None
-        fallen = fault.onset + (fault.end - fault.onset) * 0.05 / max(self.loss, 0.05)  # by ten times a float's noise
-        return min(fallen, self.rope(fault))
+        fallen = fault.onset + (fault.end - fault.onset) * 0.05 / max(self.loss, 0.05)  # ten times the noise
+        return min(fallen, self.rope_wet_time(fault))
 
-    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
         return fault.entity, layout.entities["leak"][fault.device]
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.loss is not None
         loop = int(effects.layout.loop_of_rack[fault.device])
         lost = np.float32(self.loss) * effects.ramp(fault.onset, fault.end, fault.end - fault.onset)
         effects.site.level.scale(loop, 1 - lost)
         effects.site.pressure.scale(loop, 1 - 0.3 * lost)  # of the static pressure that the reservoir keeps; chosen
-        rope = self.rope(fault)
+        rope = self.rope_wet_time(fault)
         effects.site.leak.add(fault.device, effects.active(rope, fault.end))
         entity = effects.layout.entities["leak"][fault.device]
-        first, dry = float(math.ceil(rope)), float(math.ceil(fault.end))  # one look a second
+        first, dry = float(math.ceil(rope)), float(math.ceil(fault.end))  # one reading a second
         effects.add_event(first, entity, "leak", state="active", since=EventTime(first), leak="critical", value=2)
         effects.add_event(
             dry + 1, entity, "leak", state="cleared", since=EventTime(first), leak="ok", value=0
-        )  # two looks
+        )  # two readings
 
 
 @dataclass(frozen=True)
 class Recirculation(Kind):
-    """Warm air comes round to the inlets of a row of racks: they warm, and the fans run up to their most."""
+    """Warm exhaust air returns to the inlets of a row of racks: they get warmer, and the fans speed up to their
+    maximum."""
 
     name = "recirculation"
     row = 29
-    strikes = "rack"
+    target = "rack"
     detectability = "soft"
     attribution = "cooling"
     seen = "air inlets of all nodes of the row warmer, their fans faster"
-    unseen = "which panel is missing or which air handler stands still; the GPUs, which are cooled by liquid"
+    unseen = "which panel is missing or which air handler stopped; any effect on the GPUs, which are liquid-cooled"
     rate = Rate(0.19, "rack-year", "assumed: 0.5 a month in a hall of 32 racks")
     lasts = Span(2 * HOUR, 6 * HOUR, 2 * DAY)
     signals = ("sensor.temperature", "sensor.fan_speed")
@@ -190,25 +195,25 @@ class Recirculation(Kind):
     severe = "rise"
     effect_unit = "temperature"
     rise: float | None = None  # K at the inlet, when fully grown
-    ramp: float | None = None  # s until it is
+    ramp: float | None = None  # s until fully grown
 
-    def detectable(self, fault: Fault) -> float:
+    def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""
         assert self.ramp is not None
         assert self.rise is not None
         return min(fault.onset + self.ramp * WARM_K / max(self.rise, WARM_K), fault.end)
 
-    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
         return tuple(layout.places["rack"][rack] for rack in layout.row_of(fault.device).tolist())
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.ramp is not None
         assert self.rise is not None
         grown = effects.ramp(fault.onset, fault.end, self.ramp)
         warm_air(fault.device, np.float32(self.rise) * grown, effects)
-        for rack in effects.layout.row_of(fault.device).tolist():  # twice their usual speed is the most fans have
+        for rack in effects.layout.row_of(fault.device).tolist():  # fans reach at most twice their usual speed
             effects.node.fans.raise_to(effects.layout.nodes_below("rack", rack), 1 + grown)
 
 
@@ -220,20 +225,22 @@ def warm_air(rack: int, rise: Floats, effects: Effects) -> None:
 
 BRAKE_BIT = np.uint64(0x80)  # NVML clock event reasons: hardware power brake
 _CHECKED = 300.0  # s from a node's boot until it is given work again; chosen
-_BRAKE_CLOCK = 0.5  # of the SM clock that the brake leaves: NVIDIA's boards take half away by default
+_BRAKE_CLOCK = 0.5  # factor on the SM clock: NVIDIA boards halve it by default
 
 
 @dataclass(frozen=True)
 class PsuLoss(Kind):
-    """A node's power supply gives nothing more, or a rack's whole shelf: the others of the node carry its share."""
+    """A power supply of a node, or a power shelf of a rack, has no output: the node's other supplies carry its
+    share."""
 
     name = "psu_loss"
     row = 23
-    strikes = "psu"
+    target = "psu"
     detectability = "hard"
     attribution = "power"
     seen = (
-        "the supply's output and state, the others' output up by 1/(n-1); at times the power brake and half the clock"
+        "output and status of the supply, output of the others up by 1/(n-1); sometimes the power brake and half the "
+        "clock"
     )
     unseen = "whether the supply or its cord failed, if its input is not reported"
     rate = Rate(0.16, "1M GPU-hours", "Llama 3: 0.14 power supplies; shelves 0.01 per rack-year assumed")
@@ -245,7 +252,7 @@ class PsuLoss(Kind):
         "extent": (*("node",) * 8, "rack"),  # 0.01 shelves per rack-year of 64 GPUs against 0.14 per 1M GPU-hours
     }
     effect_unit = "power"
-    part: str | None = None  # "supply": it is broken; "feed": its input is gone
+    part: str | None = None  # "supply": it is broken; "feed": it has no input
     brake: str | None = None  # "yes": the boards brake, bit 0x80 and half the clock
     extent: str | None = None  # "node": one supply; "rack": the same supply of all nodes of the rack, a shelf
 
@@ -253,7 +260,7 @@ class PsuLoss(Kind):
         """Returns the size of its effect."""
         return 1 / (PSUS - 1)
 
-    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
         nodes = self._nodes(fault, layout)
         if self.extent == "node":
@@ -261,7 +268,7 @@ class PsuLoss(Kind):
         supplies = [layout.entities["psu"][n * PSUS + fault.device % PSUS] for n in nodes.tolist()]
         return layout.places["rack"][layout.rack_of_node[nodes[0]]], *supplies
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         site, nodes = effects.site, self._nodes(fault, effects.layout)
         lost = effects.active(fault.onset, fault.end)
@@ -273,32 +280,35 @@ class PsuLoss(Kind):
             effects.gpu.reasons.add(gpus, np.where(lost, BRAKE_BIT, np.uint64(0)))
 
     def _nodes(self, fault: Fault, layout: Layout) -> NDArray[np.intp]:
-        """Nodes that lose a supply."""
+        """Returns the nodes that lose a supply."""
         node = fault.device // PSUS
         return layout.nodes_below("rack", int(layout.rack_of_node[node])) if self.extent == "rack" else np.array([node])
 
 
 @dataclass(frozen=True)
 class PduTrip(Kind):
-    """A power distribution unit trips: all nodes it feeds are gone within a second, and boot when it is back."""
+    """A power distribution unit trips: all its nodes lose power within a second, and boot when it is restored."""
 
     name = "pdu_trip"
     row = 24
-    strikes = "power"
+    target = "power"
     detectability = "hard"
     attribution = "power"
-    seen = "no load and no voltage at the unit; all its nodes silent together; afterwards counters and uptime from 0"
+    seen = (
+        "no load and no voltage at the unit; no data from all its nodes at once; then counters and uptime restart "
+        "from 0"
+    )
     unseen = "what overloaded it"
     rate = Rate(0.02, "PDU-year", "assumed")
     lasts = Span(900.0, HOUR, 12 * HOUR)
     signals = ("power.draw", "power.voltage", "node.uptime")
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
         nodes = tuple(layout.nodes_below("power", fault.device).tolist())
         return Stop(fault.onset, nodes, fault.end - fault.onset + _CHECKED)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         nodes, off = effects.layout.nodes_below("power", fault.device), effects.active(fault.onset, fault.end)
         effects.node.dead.add(nodes, off)

@@ -1,4 +1,4 @@
-"""GPUs and NVLinks that fail suddenly: off the bus, a faulting engine, silent firmware, links that err or drop out."""
+"""GPUs and NVLinks that fail suddenly: off the bus, engine faults, hung firmware, link errors."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ _MMU = (
 )
 
 
-def hang(effects: Effects, device: int, since: float, until: float) -> None:
-    """The job on a GPU waits for it in a collective, in [since, until)."""
+def hang_job(effects: Effects, device: int, since: float, until: float) -> None:
+    """Makes the job on a GPU hang in a collective in [since, until)."""
     mask, running = effects.active(since, until), effects.job_of_gpu[:, device]
     for job in set(running[mask].tolist()) - {-1}:
         effects.site.hung.add(job, mask & (running == job))
 
 
 def node_of(device: int, layout: Layout) -> int:
-    """Number of the node in which a GPU sits."""
+    """Returns the number of a GPU's node."""
     return int(layout.node_of_gpu[device])
 
 
 def reset(effects: Effects, device: int, moment: float) -> None:
-    """The GPU is reset: its counters restart."""
+    """Resets a GPU at `moment`: its counters restart."""
     effects.gpu.reset.add(device, effects.impulse(moment) > 0)
 
 
 @dataclass(frozen=True)
 class GpuOffBus(Kind):
-    """GPU falls off the PCIe bus: it is not seen any more, its job dies, only a reboot of the node helps."""
+    """GPU falls off the PCIe bus: the driver loses it, its job dies, and only a reboot of the node recovers it."""
 
     name = "gpu_off_bus"
     row = 1
-    strikes = "gpu"
+    target = "gpu"
     detectability = "hard"
     attribution = "gpu"
-    seen = "XID 79 and 154, gpu_lost, gpu_count, the GPU's rows that end; its job hangs, then dies"
-    unseen = "whether slot, power or the GPU itself is to blame"
-    rate = Rate(3.5, "1M GPU-hours", "Llama 3: 7.0 faulty GPUs; that half of them fall off the bus is assumed")
+    seen = "XID 79 and 154, gpu_lost, gpu_count, no more rows of the GPU; its job hangs, then dies"
+    unseen = "whether slot, power or the GPU itself is the cause"
+    rate = Rate(3.5, "1M GPU-hours", "Llama 3: 7.0 faulty GPUs; assumed that half of them fall off the bus")
     lasts = Span(1200.0, high=4 * HOUR)
     signals = ("event:xid", "event:gpu_lost", "event:gpu_count", "gpu.power")
     ranges: ClassVar = {"dies_after": (1.0, 60.0)}
     limits: ClassVar = {"dies_after": (0.1, 1e5)}
     dies_after: float | None = None  # s until the job has died
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.dies_after is not None
         node, onset, back = node_of(fault.device, effects.layout), fault.onset, fault.end - self._boots(fault)
         effects.gpu.gone.add(fault.device, effects.active(onset, fault.end))
-        hang(effects, fault.device, onset, onset + self.dies_after)
+        hang_job(effects, fault.device, onset, onset + self.dies_after)
         log_xids(effects, fault.device, self._lines(onset))
         name, entity = effects.layout.node_names[node], fault.entity
         pci = address(int(entity.rpartition(".")[2]))
@@ -88,7 +88,7 @@ class GpuOffBus(Kind):
     def _boots(self, fault: Fault) -> float:
         return min(_REBOOT, 0.2 * (fault.end - fault.onset))
 
-    def job_death(self, fault: Fault) -> float:
+    def job_death_time(self, fault: Fault) -> float:
         """Returns the second at which the job has died."""
         assert self.dies_after is not None
         return min(fault.onset + self.dies_after, fault.end)
@@ -96,15 +96,16 @@ class GpuOffBus(Kind):
 
 @dataclass(frozen=True)
 class GpuEngineFault(Kind):
-    """Engine or memory management of a GPU faults and ends its process; three times of five the program is to blame."""
+    """Engine or memory management of a GPU faults and ends its process; in three of five cases the program is at
+    fault."""
 
     name = "gpu_engine_fault"
     row = 2
-    strikes = "gpu"
+    target = "gpu"
     detectability = "hard"
     attribution = "gpu"
     seen = "XID 13, 31 or 109 with 43 of one GPU, and 154 if it is the hardware; of several GPUs if it is the program"
-    unseen = "any sign before; for certain, whether hardware or program is to blame"
+    unseen = "any early sign; with certainty, whether hardware or program is the cause"
     rate = Rate(3.5, "1M GPU-hours", "Llama 3: 7.0 faulty GPUs; half of them here, and 60 % user code, are assumed")
     lasts = Span(600.0, high=1800.0)
     signals = ("event:xid",)
@@ -116,7 +117,7 @@ class GpuEngineFault(Kind):
     origin: str | None = None  # program or hardware
     engine: str | None = None  # compute: XID 13; memory: 31; scheduler: 109, which only hardware has
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         width = effects.layout.gpus_per_node
         first = node_of(fault.device, effects.layout) * width
@@ -128,7 +129,7 @@ class GpuEngineFault(Kind):
             if self.origin == "hardware":
                 lines.append(Line(begin + 0.3, 154, RESET))
             log_xids(effects, device, lines)
-        hang(effects, fault.device, fault.onset, fault.onset + 10.0)
+        hang_job(effects, fault.device, fault.onset, fault.onset + 10.0)
         if self.origin == "hardware":
             reset(effects, fault.device, fault.end)
 
@@ -141,19 +142,19 @@ class GpuEngineFault(Kind):
             return Line(moment, 109, "Ch 00000010, errorString CTX SWITCH TIMEOUT, Info 0x3c046", True)
         return Line(moment, 13, text, True)
 
-    def verdict(self, fault: Fault) -> Detectability:
+    def truth_class(self, fault: Fault) -> Detectability:
         """Returns its class in the truth."""
         return "hard" if self.origin == "hardware" else "benign"
 
-    def blames(self) -> Attribution:
+    def attributed_part(self) -> Attribution:
         """Returns the GPU for a hardware fault, else the job."""
         return "gpu" if self.origin == "hardware" else "job"
 
-    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
         return (fault.entity,) if self.origin == "hardware" else ()
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
         at = min(fault.onset + 10.0, fault.end)  # s until the launcher has seen it and ended all ranks; chosen
         out = fault.end - at if self.origin == "hardware" else 0.0
@@ -166,18 +167,18 @@ class GspTimeout(Kind):
 
     name = "gsp_timeout"
     row = 8
-    strikes = "gpu"
+    target = "gpu"
     detectability = "hard"
     attribution = "gpu"
-    seen = "XID 119 or 120 with 154, the GPU's rows that are missing for the time, slow_call after it"
-    unseen = "whether firmware or hardware is to blame"
+    seen = "XID 119 or 120 with 154, missing rows of the GPU meanwhile, slow_call afterwards"
+    unseen = "whether firmware or hardware is the cause"
     rate = Rate(0.8, "1M GPU-hours", "Llama 3: GPU system processor")
     lasts = Span(30.0, high=600.0)
     signals = ("event:xid", "event:slow_call")
     choices: ClassVar = {"code": ("119", "119", "119", "120")}
     code: str | None = None  # 119: no answer in time; 120: the firmware reported an error
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         logged = min(fault.onset + _GSP_WAITS, fault.end)
         index = fault.entity.rpartition(".")[2]
@@ -189,34 +190,35 @@ class GspTimeout(Kind):
         )
         log_xids(effects, fault.device, [Line(logged, int(self.code or 119), text), Line(logged + 0.5, 154, RESET)])
         effects.gpu.gone.add(fault.device, effects.active(fault.onset, fault.end))
-        hang(effects, fault.device, fault.onset, fault.end)
+        hang_job(effects, fault.device, fault.onset, fault.end)
         waited = round(fault.end - fault.onset, 3)
         call = {"gpu": fault.entity, "call": "nvmlDeviceGetFieldValues", "seconds": waited}
         effects.add_event(fault.end, fault.entity, "slow_call", None, **call)
         reset(effects, fault.device, fault.end)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
         return Stop(fault.end, (node_of(fault.device, layout),), 600.0)  # drain, reset and check; chosen
 
 
-_FATAL = 0.9  # share of the bandwidth from which on the job does not go on; chosen
-_INSIDE = 0.10  # of a rank's step, in collectives between the GPUs of its node; chosen, tensor parallelism hides most
-_AGAIN = 1200.0  # s between two messages while it goes on; chosen
+_FATAL = 0.9  # lost share of the bandwidth from which the job dies; chosen
+_INSIDE = 0.10  # share of a step in collectives within the node; chosen: tensor parallelism hides most
+_REPEAT_S = 1200.0  # s between two messages while it lasts; chosen
 _LINKS = 18  # of a GPU [H100 datasheet]
 
 
 @dataclass(frozen=True)
 class NvlinkError(Kind):
-    """NVLinks of a GPU err and some fall out: its node's ranks slow down; with nearly all bandwidth goes the job."""
+    """NVLinks of a GPU have errors and some fail: its node's ranks slow down; if nearly all bandwidth is lost, the job
+    dies."""
 
     name = "nvlink_error"
     row = 9
-    strikes = "nvlink"
+    target = "nvlink"
     detectability = "hard"
     attribution = "gpu"
     seen = "XID 74 and SXid, checksum errors, replays and recoveries, speed; compute time of all ranks of the node"
-    unseen = "which end of the link: GPU, NVSwitch or what lies between"
+    unseen = "which part of the link failed: GPU, NVSwitch or the connection between them"
     rate = Rate(
         0.5, "1M GPU-hours", "Minder: 1.7 % of faults; RSC-1: 34 of all kinds; other fleets have ten times that"
     )
@@ -233,47 +235,47 @@ class NvlinkError(Kind):
     crc_rate: float | None = None  # packets with a wrong checksum per second
     dies_after: float | None = None  # s until the job has died, if it does
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.loss is not None
         assert self.crc_rate is not None
         gpu, device, here = effects.gpu, fault.device, effects.active(fault.onset, fault.end)
         gpu.nvlink_crc.add(device, self.crc_rate * here)
-        gpu.nvlink_replays.add(device, 0.8 * self.crc_rate * here)  # most are sent again with success; chosen
+        gpu.nvlink_replays.add(device, 0.8 * self.crc_rate * here)  # most retransmissions succeed; chosen
         gpu.nvlink_speed.scale(device, 1 - self.loss * here)
         moments = self._moments(fault, effects)
         for moment in moments:
             gpu.nvlink_recoveries.add(device, effects.impulse(moment))
         if self._fatal():
             gpu.nvlink_down.add(device, here)
-            hang(effects, device, fault.onset, self._dies(fault))
+            hang_job(effects, device, fault.onset, self._death_time(fault))
             reset(effects, device, fault.end)
         else:
             width = effects.layout.gpus_per_node
             first = node_of(device, effects.layout) * width
             gpu.compute.scale(slice(first, first + width), 1 + _INSIDE * (1 / (1 - self.loss) - 1) * here)
-        self._tell(fault, effects, moments)
+        self._log_messages(fault, effects, moments)
 
-    def job_death(self, fault: Fault) -> float | None:
+    def job_death_time(self, fault: Fault) -> float | None:
         """Returns the second at which the job has died, if the link is dead."""
-        return self._dies(fault) if self._fatal() else None
+        return self._death_time(fault) if self._fatal() else None
 
     def _fatal(self) -> bool:
         assert self.loss is not None
         return self.loss >= _FATAL
 
-    def _dies(self, fault: Fault) -> float:
+    def _death_time(self, fault: Fault) -> float:
         assert self.dies_after is not None
         return min(fault.onset + self.dies_after, fault.end)
 
     def _moments(self, fault: Fault, effects: Effects) -> list[float]:
-        """Yields when the driver logs it within the block: immediately and while it lasts; for a dead link once."""
-        count = 1 if self._fatal() else 1 + int((fault.end - fault.onset) / _AGAIN)
-        first, last = (int((moment - fault.onset) // _AGAIN) for moment in (effects.since, effects.until))
-        return [fault.onset + number * _AGAIN for number in range(max(0, first), min(count, last + 2))]
+        """Returns when the driver logs it within the block: at the onset and repeatedly; once for a dead link."""
+        count = 1 if self._fatal() else 1 + int((fault.end - fault.onset) / _REPEAT_S)
+        first, last = (int((moment - fault.onset) // _REPEAT_S) for moment in (effects.since, effects.until))
+        return [fault.onset + number * _REPEAT_S for number in range(max(0, first), min(count, last + 2))]
 
-    def _tell(self, fault: Fault, effects: Effects, moments: list[float]) -> None:
-        """The GPU's message, and of the first one the switch's."""
+    def _log_messages(self, fault: Fault, effects: Effects, moments: list[float]) -> None:
+        """Adds the GPU's log messages, and with the first one a message of the switch."""
         link = int(fault.rng().integers(_LINKS))
         severity = "fatal" if self._fatal() else "non-fatal"
         word = "0x10000" if self._fatal() else "0x20"
@@ -289,7 +291,7 @@ class NvlinkError(Kind):
                 zlib.crc32(fault.entity.encode()) % 1_000_000, 0, 3, 0, f"{_HEAD}{code}, Link {link} {what}"
             )
             node = effects.layout.node_names[node_of(fault.device, effects.layout)]
-            parsed = _interpreter(node).decode(record, effects.start + round(moment * SECOND))
+            parsed = _decoder(node).decode(record, effects.start + round(moment * SECOND))
             assert parsed is not None
             effects.add_event(moment, parsed[1].entity, parsed[1].kind, None, **parsed[1].data)
 
@@ -298,7 +300,7 @@ _HEAD = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): "
 
 
 @cache
-def _interpreter(node: str) -> KernelEventDecoder:
+def _decoder(node: str) -> KernelEventDecoder:
     return KernelEventDecoder(
         node,
         shipped_xid_table(),

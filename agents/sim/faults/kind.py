@@ -1,7 +1,8 @@
 """Kind: the contract of everything that can happen to a simulated fleet, faults and benign events alike.
 
-A kind is a frozen dataclass: its fields are its parameters, its class says what it strikes, how often, what can be
-seen of it and what cannot. A parameter left out (None) is drawn from the seed, within `ranges`.
+A kind is a frozen dataclass. Its fields are its parameters; its class defines target, rate and duration, what telemetry
+shows and what it does not. A parameter left out (None) is drawn from the seed, within `ranges`.
+
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ _EXPOSURE = {
     "CDU-month": ("coolant", MONTH),
     "1M sensor-hours": ("gpu", 1e6 * HOUR / 3),  # power, temperature and clock of each GPU
 }
-"""Unit of a rate -> of what in the fleet, and the seconds that are one of it."""
+"""Unit of a rate -> class of device, and device seconds per unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How often a kind strikes: `value` times in `per` (see _EXPOSURE), and who says so."""
+    """How often a kind occurs: `value` times per `per` (see _EXPOSURE), and the source of that number."""
 
     value: float
     per: str
     source: str
 
     def of(self, layout: Layout) -> float:
-        """Expected events per second in the whole fleet."""
+        """Returns the expected events per second in the whole fleet."""
         what, seconds = _EXPOSURE[self.per]
         return self.value * len(layout.places[what]) / seconds
 
@@ -86,20 +87,21 @@ class Chain:
 
 @dataclass(frozen=True)
 class Kind(ABC):
-    """One kind with its parameters. Its docstring says what happens, in one line.
+    """One kind with its parameters. The docstring of a subclass describes what happens, in one line.
 
-    row:      line of the table of fault kinds, or of confounders, that docs/simulator.md shows.
-    strikes:  gpu, nic, node, power (PDU), coolant (loop), rack, leaf or job.
-    seen, unseen: what telemetry and events show of it, and what they cannot.
-    severe:   the parameter that says how bad it is.   effect_unit: of `effect`; see `effect`.
-    loaded:   only a device that a job uses shows anything.
-    settles:  s after its onset from which on other things may strike the same nodes by themselves.
-    lingers:  s after its end in which it still has effects: `act` is called for them too.
+    row:        line of the table of fault kinds, or of confounders, in docs/simulator.md.
+    target:     gpu, nvlink, nic, node, psu, power (PDU), coolant (loop), rack, leaf, instrument or job.
+    seen, unseen: what telemetry and events show of it, and what they do not.
+    severe:     the parameter that measures its severity.   effect_unit: unit of `effect`.
+    loaded:     only a device that a job uses shows it.
+    exclusive:  s after its onset in which no other random event may affect the same nodes.
+    tail:       s after its end in which it still has effects: `apply` is called in them too.
+
     """
 
     name: ClassVar[str]
     row: ClassVar[int]
-    strikes: ClassVar[str]
+    target: ClassVar[str]
     detectability: ClassVar[Detectability]
     attribution: ClassVar[Attribution]
     seen: ClassVar[str]
@@ -109,87 +111,88 @@ class Kind(ABC):
     signals: ClassVar[tuple[str, ...]] = ()
     ranges: ClassVar[dict[str, tuple[float, float]]] = {}  # what a parameter is drawn from
     limits: ClassVar[dict[str, tuple[float, float]]] = {}  # what it may be set to
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # words a parameter is drawn from, each as often as it stands
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # values a parameter is drawn from; repeats are weights
     severe: ClassVar[str | None] = None
     effect_unit: ClassVar[str | None] = None
     loaded: ClassVar[bool] = False
-    lingers: ClassVar[float] = 0.0
-    settles: ClassVar[float] = float("inf")
+    tail: ClassVar[float] = 0.0
+    exclusive: ClassVar[float] = float("inf")
     chain: ClassVar[Chain | None] = None
 
     def drawn(self, rng: np.random.Generator) -> Self:
-        """The kind with every open parameter drawn; the number of draws does not depend on given parameters."""
+        """Returns the kind with every open parameter drawn; the number of draws does not depend on given parameters."""
         draws: dict[str, object] = {n: round(float(rng.uniform(*bounds)), 4) for n, bounds in self.ranges.items()}
         draws |= {n: words[int(rng.integers(len(words)))] for n, words in self.choices.items()}
         return replace(self, **{n: v for n, v in draws.items() if getattr(self, n) is None})
 
     def candidates(self, layout: Layout) -> Sequence[str]:
-        """Entities that it may strike when the scenario names none."""
-        places = layout.places[self.strikes]
-        return places[: layout.busy_count(self.strikes)] if self.loaded else places
+        """Returns the entities that it may affect when the scenario names none."""
+        places = layout.places[self.target]
+        return places[: layout.busy_count(self.target)] if self.loaded else places
 
     @classmethod
-    def lasting(cls, layout: Layout, rng: np.random.Generator) -> float:
-        """Seconds that one of this kind lasts, drawn."""
+    def draw_duration(cls, layout: Layout, rng: np.random.Generator) -> float:
+        """Returns a drawn duration (s)."""
         return cls.lasts.draw(rng)
 
     @classmethod
-    def arriving(cls, layout: Layout, rng: np.random.Generator) -> tuple[Kind, float]:
-        """One that comes by itself, and the seconds that it lasts; what they depend on together is drawn here."""
-        return cls(), cls.lasting(layout, rng)
+    def draw_random(cls, layout: Layout, rng: np.random.Generator) -> tuple[Kind, float]:
+        """Returns a random fault of this kind and its duration (s); parameters that depend on each other are drawn
+        here."""
+        return cls(), cls.draw_duration(layout, rng)
 
     @abstractmethod
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes what the fault does within the block into the channels."""
 
     def effect(self) -> float | None:
-        """Size of what it does to `effect_unit`, a share or K, when fully grown: mostly the parameter that says how bad
-        it is; None: it has no size."""
+        """Returns the size of its full effect in `effect_unit`, a share or K, mostly its `severe` parameter; None if it
+        has no size."""
         return float(getattr(self, self.severe)) if self.effect_unit and self.severe else None
 
-    def detectable(self, fault: Fault) -> float:
-        """Second from which anything can be seen at all: later than the onset where it grows slowly."""
+    def detectable_from(self, fault: Fault) -> float:
+        """Returns the second from which it is detectable: later than the onset if it grows slowly."""
         return fault.onset
 
-    def verdict(self, fault: Fault) -> Detectability:
-        """How far this one can be seen: as its class says, unless its parameters say otherwise."""
+    def truth_class(self, fault: Fault) -> Detectability:
+        """Returns its class in the truth: that of the kind, unless its parameters change it."""
         return self.detectability
 
-    def blames(self) -> Attribution:
-        """On which part of the site this one falls: as its class says, unless its parameters say otherwise."""
+    def attributed_part(self) -> Attribution:
+        """Returns the part of the site that it is attributed to, unless its parameters change it."""
         return self.attribution
 
-    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
-        """All entities to blame."""
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns all faulty entities."""
         return (fault.entity,) if self.detectability != "benign" else ()
 
-    def job_death(self, fault: Fault) -> float | None:
+    def job_death_time(self, fault: Fault) -> float | None:
         """Returns the second at which the jobs on it have died; None: they survive."""
         return None
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop | None:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop | None:
         """Returns the stop of jobs that it causes: at their death, with its nodes out of service until its end."""
-        death = self.job_death(fault)
+        death = self.job_death_time(fault)
         if death is None:
             return None
-        nodes = sorted(set(layout.nodes_below(self.strikes, fault.device).tolist()))
+        nodes = sorted(set(layout.nodes_below(self.target, fault.device).tolist()))
         return Stop(death, tuple(nodes), fault.end - death)
 
     def severity(self) -> float | None:
-        """0 to 1: where its worst parameter lies within its range."""
+        """Returns 0 to 1: position of its `severe` parameter within the range."""
         if self.severe is None:
             return None
         low, high = self.ranges[self.severe]
         return min(max((float(getattr(self, self.severe)) - low) / (high - low), 0.0), 1.0)
 
     def parameters(self) -> dict[str, object]:
-        """For truth.jsonl."""
+        """Returns its parameters for truth.jsonl."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind that strikes one entity in [onset, end) seconds. `device` is its place in the fleet's order."""
+    """A kind that affects one entity in [onset, end) seconds. `device`: its number in fleet order."""
 
     number: int
     kind: Kind
@@ -200,11 +203,12 @@ class Fault:
     rng_key: tuple[int, ...]
 
     def rng(self, *key: int) -> np.random.Generator:
-        """A generator of the fault's own: equal keys give equal draws in every block."""
+        """Returns a generator of this fault: equal keys give equal draws in every block."""
         return generator(*self.rng_key, *key)
 
-    def moments(self, every: float, length: float) -> NDArray[np.float64]:
-        """(n, 2) begin and end of each flap: the first within 20 s of onset, the next 0.5 to 1.5 x `every` later."""
+    def flap_times(self, every: float, length: float) -> NDArray[np.float64]:
+        """Returns (n, 2) begin and end of each flap: the first within 20 s of onset, the next 0.5 to 1.5 x `every`
+        later."""
         rng = self.rng()
         n = int((self.end - self.onset) / (0.5 * every)) + 1
         first = self.onset + rng.uniform(5.0, 20.0)

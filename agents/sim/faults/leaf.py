@@ -10,11 +10,11 @@ import numpy as np
 
 from agents.sim.effects import Effects
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
-from agents.sim.faults.link import DARK, fall, stops_at, strand
+from agents.sim.faults.link import DARK, stall_job_at_port, stops_at, take_link_down
 from agents.sim.layout import Index, Layout
 
 _TOGETHER = 5.0  # s within which all ports of a leaf that crashes go down
-_LOOK = 10.0  # s between two looks of the fabric's agent
+_LOOK = 10.0  # s between two polls of the fabric collector
 _LARGE_JOB, _LARGE_MEAN = 512, 72 * 60.0  # GPUs from which on congestion lasts longer, and its mean (s) [Greyhound]
 _TRAINS, _LARGEST = 7 / 8, 0.6  # share of the nodes that train; of them in the largest job: agents/sim/schedule.py
 _REACHED, _CNPS = 0.8, 2000.0  # share of a leaf's ports; notifications/s of each where steps double. Chosen
@@ -23,7 +23,7 @@ _LEAST = 0.025  # share by which a step must be longer to count: 2 to 3 %, above
 
 
 def ports_of(leaf: int, layout: Layout) -> Index:
-    """Numbers of the ports on a leaf."""
+    """Returns the numbers of the ports on a leaf."""
     return np.flatnonzero(layout.leaf_of_port == leaf)
 
 
@@ -33,10 +33,10 @@ class LeafCrash(Kind):
 
     name = "leaf_crash"
     row = 17
-    strikes = "leaf"
+    target = "leaf"
     detectability = "hard"
     attribution = "network"
-    seen = "link_state and dark light of every port of the leaf within 5 s, switch_state; the end of its jobs"
+    seen = "link_state and no received light at every port of the leaf within 5 s, switch_state; the end of its jobs"
     unseen = "why it crashed"
     rate = Rate(0.00051, "leaf-month", "Alibaba HPN: 0.051 % of the leaf switches fail in a month")
     lasts = Span(300.0, high=HOUR)
@@ -45,39 +45,42 @@ class LeafCrash(Kind):
     limits: ClassVar = {"dies_after": (0.1, 1e5)}
     dies_after: float | None = None  # s until its jobs have died
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         ports, rng, dies = ports_of(fault.device, effects.layout), fault.rng(), stops_at(fault, self.dies_after)
         spread = rng.uniform(0.0, min(_TOGETHER, 0.2 * (fault.end - fault.onset)), (2, len(ports)))
         names = effects.layout.entities["nic"]
         for port, late, early in zip(ports.tolist(), *spread.tolist(), strict=True):
-            fall(effects, names[port], port, fault.onset + late, fault.end - early)
-            strand(effects, port, fault.onset + late, dies)
+            take_link_down(effects, names[port], port, fault.onset + late, fault.end - early)
+            stall_job_at_port(effects, port, fault.onset + late, dies)
         effects.port.rx_power.add(ports, DARK * effects.active(fault.onset, fault.end))
         data = {"guid": f"0x{zlib.crc32(fault.entity.encode()):016x}", "ports": len(ports)}
         seen = min(fault.onset + _LOOK, fault.end)
         effects.add_event(seen, fault.entity, "switch_state", None, state="gone", **data)
         effects.add_event(fault.end, fault.entity, "switch_state", None, state="seen", **data)
 
-    def job_death(self, fault: Fault) -> float:
+    def job_death_time(self, fault: Fault) -> float:
         """Returns the second at which the jobs on its ports have died."""
         return stops_at(fault, self.dies_after)
 
 
 @dataclass(frozen=True)
 class GrayLeaf(Kind):
-    """Leaf switch, or a line card of it, silently loses large packets: it counts nothing, but less gets through."""
+    """Leaf switch, or a line card of it, silently drops large packets: no counter shows it, but throughput falls."""
 
     name = "gray_leaf"
     row = 18
-    strikes = "leaf"
+    target = "leaf"
     detectability = "soft"
     attribution = "network"
     seen = (
-        "less traffic of all ports of one leaf, or of half of them, and waits, without marks or notifications; a few "
-        "timeouts in hours; time in collectives and step time of all ranks in all jobs on these ports"
+        "less traffic and more credit waits on all ports of one leaf, or on half of them, without ECN marks or CNPs; "
+        "a few timeouts in hours; longer collectives and steps of all jobs on these ports"
     )
-    unseen = "the lost packets, which no counter of the switch has; which of its parts loses them; who sends none there"
+    unseen = (
+        "the dropped packets, which no switch counter shows; which part of the switch drops them; any effect on idle "
+        "ports"
+    )
     rate = Rate(0.0001, "leaf-month", "assumed: 0.01 % of the leaf switches in a month")
     lasts = Span(1800.0, 2 * HOUR, DAY)  # until it is drained; assumed
     signals = (
@@ -93,7 +96,7 @@ class GrayLeaf(Kind):
     lost: float | None = None  # share of the goodput of its ports
     part: str | None = None  # "leaf": all its ports; "card": the first half of them, one line card of two
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.lost is not None
         ports, port, lost = self._ports(fault, effects.layout), effects.port, np.float32(self.lost)
@@ -102,9 +105,9 @@ class GrayLeaf(Kind):
         weights[0] = 1.0
         gone = lost * when[:, None] * weights
         port.goodput.scale(ports, 1 - gone)
-        port.wait.add(ports, 0.5 * gone)  # as where flows collide: agents/sim/confounders/site.py
+        port.wait.add(ports, 0.5 * gone)  # as for colliding flows: agents/sim/confounders/site.py
         port.timeouts.add(ports, _TIMEOUTS * gone * (effects.job_of_gpu[:, ports] >= 0))
-        effects.slow_job(ports, 1 / (1 - lost * when))  # a collective is over when its slowest port is done
+        effects.slow_job(ports, 1 / (1 - lost * when))  # a collective ends with its slowest port
 
     def _ports(self, fault: Fault, layout: Layout) -> Index:
         ports = ports_of(fault.device, layout)
@@ -117,15 +120,18 @@ class Congestion(Kind):
 
     name = "congestion"
     row = 20
-    strikes = "leaf"
+    target = "leaf"
     detectability = "soft"
     attribution = "network"
-    seen = "waits, marked packets and notifications of most ports of one leaf, as their traffic; time in collectives"
-    unseen = "any error: no link is at fault, and no port is to blame"
+    seen = (
+        "credit waits, ECN-marked packets and CNPs on most ports of one leaf, in proportion to traffic; longer "
+        "collectives"
+    )
+    unseen = "any error: no link or port is faulty"
     rate = Rate(
         1.5,
         "leaf-month",
-        "Greyhound: 40 % of multi-node jobs; taken as one job a day on the 8 leaves of a pod, assumed",
+        "Greyhound: 40 % of multi-node jobs; counted as one job a day on the 8 leaves of a pod, assumed",
     )
     lasts = Span(120.0, 24 * 60.0, 6 * HOUR)
     signals = (
@@ -141,18 +147,18 @@ class Congestion(Kind):
     rise: float | None = None  # s until it is fully grown
 
     @classmethod
-    def lasting(cls, layout: Layout, rng: np.random.Generator) -> float:
-        """Three times as long where the largest job has 512 GPUs or more."""
+    def draw_duration(cls, layout: Layout, rng: np.random.Generator) -> float:
+        """Draws the duration: three times as long if the largest job has 512 GPUs or more."""
         large = layout.gpus * _TRAINS * _LARGEST >= _LARGE_JOB
         return Span(cls.lasts.low, _LARGE_MEAN if large else cls.lasts.mean, cls.lasts.high).draw(rng)
 
-    def detectable(self, fault: Fault) -> float:
+    def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""
         assert self.slowdown is not None
         assert self.rise is not None
         return min(fault.onset + self.rise * min(1.0, _LEAST / max(self.slowdown, 1e-9)), fault.end)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.rise is not None

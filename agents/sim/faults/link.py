@@ -13,14 +13,14 @@ from typing import ClassVar, Self
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.gpu import hang
+from agents.sim.faults.gpu import hang_job
 from agents.sim.faults.kind import DAY, HOUR, Chain, Fault, Kind, Rate, Span
 from agents.sim.physics.noise import Floats
 
-DARK = -40.0  # dB: no light arrives
+DARK = -40.0  # dB: no received light
 _TIMEOUTS = 2.0  # per second, of the queue pairs of a rank that waits for a dead port; chosen
 _STEP_S = 5.0  # s of a step: agents/sim/physics/jobs.py
-_BURSTS = -4.2  # log10 of the raw BER of a link whose errors come in bursts: the FEC would correct so many single ones
+_BURSTS = -4.2  # log10 of the raw BER of a link whose errors come in bursts: the FEC corrects that many single errors
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LinkDegradation(Kind):
 
     name = "link_degradation"
     row = 14
-    strikes = "nic"
+    target = "nic"
     detectability = "hard"
     attribution = "network"
     seen = "symbol and checksum errors of the port, flaps with their events, step time of all ranks"
@@ -54,7 +54,7 @@ class LinkDegradation(Kind):
     flap_length: float = 12.0  # mean time a flap lasts (s); published flaps last 1 to 30 s
     collective: float = 1.1  # factor on the job's time in collectives; 2 while the link is down
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.symbol_rate is not None
         assert self.flap_every is not None
@@ -63,8 +63,8 @@ class LinkDegradation(Kind):
         port.crc.add(fault.device, 0.3 * self.symbol_rate * grown)  # some errors pass as whole packets; chosen
         port.raw_ber.raise_to(fault.device, np.where(grown > 0, _BURSTS, -99.0))
         effects.slow_job([fault.device], 1 + (self.collective - 1) * (grown > 0))
-        for begin, end in fault.moments(self.flap_every, self.flap_length):
-            flap(effects, fault.entity, fault.device, float(begin), float(end))
+        for begin, end in fault.flap_times(self.flap_every, self.flap_length):
+            flap_link(effects, fault.entity, fault.device, float(begin), float(end))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LinkDown(Kind):
 
     name = "link_down"
     row = 15
-    strikes = "nic"
+    target = "nic"
     detectability = "hard"
     attribution = "network"
     seen = "state, speed and received light of the port, link_state, one carrier change; the end of its job"
@@ -83,39 +83,37 @@ class LinkDown(Kind):
     signals = ("nic.state", "nic.carrier_changes", "nic.link_downs", "nic.rx_power_min", "event:link_state")
     ranges: ClassVar = {"dies_after": (15.0, 90.0)}
     limits: ClassVar = {"dies_after": (0.1, 1e5)}
-    dies_after: float | None = None  # s until the job has died: retries of an RDMA connection, times their number
+    dies_after: float | None = None  # s until the job has died: RDMA timeout times the number of retries
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         dies = stops_at(fault, self.dies_after)
-        fall(effects, fault.entity, fault.device, fault.onset, fault.end)
+        take_link_down(effects, fault.entity, fault.device, fault.onset, fault.end)
         effects.port.rx_power.add(fault.device, DARK * effects.active(fault.onset, fault.end))
-        strand(effects, fault.device, fault.onset, dies)
+        stall_job_at_port(effects, fault.device, fault.onset, dies)
 
-    def job_death(self, fault: Fault) -> float:
+    def job_death_time(self, fault: Fault) -> float:
         """Returns the second at which its library closes the connection."""
         return stops_at(fault, self.dies_after)
 
 
 @dataclass(frozen=True)
 class LinkFlap(Kind):
-    """Link goes down for seconds, once or some times in a row; each time the job's next steps take twice as long."""
+    """Link goes down for seconds, once or several times; each time the job's next steps take twice as long."""
 
     name = "link_flap"
     row = 16
-    strikes = "nic"
+    target = "nic"
     detectability = "hard"
     attribution = "network"
     seen = "link_state down and up, carrier changes, link downs, timeouts; steps of twice the length"
-    unseen = "why; a flap between two samples shows in counters and events alone"
-    rate = Rate(
-        0.01, "link-day", "assumed: Alibaba HPN counts 5,000 to 60,000 flaps a day, of how many links is unknown"
-    )
+    unseen = "the cause; a flap between two samples appears only in counters and events"
+    rate = Rate(0.01, "link-day", "assumed: Alibaba HPN counts 5,000 to 60,000 flaps a day, number of links unknown")
     lasts = Span(120.0, 240.0, 1200.0)
     signals = ("nic.carrier_changes", "nic.link_downs", "nic.ack_timeouts", "nic.state", "event:link_state")
     limits: ClassVar = {"flaps": (1, 1000)}
     effect_unit = "flaps"
-    flaps: int | None = None  # times that it goes down: 1 + a geometric number
+    flaps: int | None = None  # number of flaps; drawn: geometric, mean 2
 
     def drawn(self, rng: np.random.Generator) -> Self:
         """Returns the fault with a drawn number of flaps unless it is given."""
@@ -126,7 +124,7 @@ class LinkFlap(Kind):
         """Returns the size of its effect."""
         return self.flaps
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.flaps is not None
         rng = fault.rng()
@@ -135,21 +133,24 @@ class LinkFlap(Kind):
             length = min(float(rng.uniform(1.0, 30.0)), 0.5 * places)
             begin = fault.onset + number * places + float(rng.uniform(0.0, 0.3)) * places * (number > 0)
             steps = int(rng.integers(1, 4))
-            fall(effects, fault.entity, fault.device, begin, begin + length)
+            take_link_down(effects, fault.entity, fault.device, begin, begin + length)
             slow = share(effects, begin, min(begin + 2 * steps * _STEP_S, fault.end))
             effects.lengthen_steps([fault.device], slow)
 
 
 @dataclass(frozen=True)
 class NicStall(Kind):
-    """Firmware of a NIC stands still: the link is up, but nothing is sent or received; its job hangs, then dies."""
+    """Firmware of a NIC hangs: the link is up, but nothing is sent or received; its job hangs, then dies."""
 
     name = "nic_stall"
     row = 19
-    strikes = "nic"
+    target = "nic"
     detectability = "hard"
     attribution = "network"
-    seen = "bytes that stand still, timeouts, completions with errors, the driver's message; the end of its job"
+    seen = (
+        "byte counters that do not increase, timeouts, completions with errors, the driver's message; the end of its "
+        "job"
+    )
     unseen = "what the firmware was doing"
     rate = Rate(0.33, "1M GPU-hours", "Llama 3: 7 interruptions by NICs in 21.2M GPU-hours")
     lasts = Span(300.0, 1800.0, 4 * HOUR)
@@ -161,26 +162,26 @@ class NicStall(Kind):
     dies_after: float | None = None  # s until the job has died
     cqe_rate: float | None = None  # completions with an error, per second, until then
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.cqe_rate is not None
         dies = stops_at(fault, self.dies_after)
         effects.port.stalled.add(fault.device, effects.active(fault.onset, fault.end))
         effects.port.cqe.add(fault.device, self.cqe_rate * effects.active(fault.onset, dies))
-        strand(effects, fault.device, fault.onset, dies)
+        stall_job_at_port(effects, fault.device, fault.onset, dies)
         effects.port.reset.add(fault.device, effects.impulse(fault.end) > 0)  # its driver is reloaded
         text = f"mlx5_core {_pci(fault.entity)}: poll_health:816: device's health compromised - reached miss count"
         data = {"pattern": "mlx5_health", "class": "nic", "severity": "critical", "device": _pci(fault.entity)}
         seq = zlib.crc32(f"{fault.entity} {fault.onset}".encode()) % 1_000_000
         effects.add_event(fault.onset + 4.0, fault.entity, "kernel", None, **data, text=text, seq=seq)
 
-    def job_death(self, fault: Fault) -> float:
+    def job_death_time(self, fault: Fault) -> float:
         """Returns the second at which its library closes the connection."""
         return stops_at(fault, self.dies_after)
 
 
-def fall(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:
-    """Down at `begin`, up again at `end`: state, counters and events as the agent reports them."""
+def take_link_down(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:
+    """Takes a link down from `begin` to `end`: state, counters and events as the agent reports them."""
     if end <= effects.since or begin > effects.until:
         return
     effects.port.down.add(port, effects.active(begin, end))
@@ -193,16 +194,16 @@ def fall(effects: Effects, entity: str, port: int, begin: float, end: float) -> 
     effects.port.timeouts.add(port, _TIMEOUTS * share(effects, begin, end) * working)
 
 
-def flap(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:
-    """One time down and up again, and the stall of the job's collectives."""
+def flap_link(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:
+    """Takes a link down and up once, and stalls the job's collectives meanwhile."""
     if end > effects.since and begin <= effects.until:
-        fall(effects, entity, port, begin, end)
+        take_link_down(effects, entity, port, begin, end)
         effects.slow_job([port], 1 + share(effects, begin, end))
 
 
-def strand(effects: Effects, port: int, begin: float, dies: float) -> None:
-    """The job on a port waits for what never comes, until it dies."""
-    hang(effects, port, begin, dies)
+def stall_job_at_port(effects: Effects, port: int, begin: float, dies: float) -> None:
+    """Makes the job on a port wait for data that never arrives, until it dies."""
+    hang_job(effects, port, begin, dies)
     working = effects.job_of_gpu[:, port] >= 0
     effects.port.timeouts.add(port, _TIMEOUTS * share(effects, begin, dies) * working)
 
@@ -221,31 +222,31 @@ def stops_at(fault: Fault, dies_after: float | None) -> float:
 
 
 def _pci(entity: str) -> str:
-    """Address of a NIC; chosen: one behind each PCIe switch of the node."""
+    """Returns the address of a NIC; chosen: one behind each PCIe switch of the node."""
     return f"0000:{0x18 + 0x11 * int(entity.rpartition('_')[2]) % 0xE0:02x}:00.0"
 
 
 _NEW, _CLIFF, _WORST = -9.0, -3.3, -2.6
-"""log10 of the raw BER that it adds: when nothing is seen; when codewords fail every second and the link flaps; beyond
-which a link does not train. RS(544,514) holds to about 2.4e-4."""
-_USUAL, _DECADE = -7.5, 1.0  # log10 of a sound port's raw BER; the smallest rise that can be detected
-_SETTLES = HOUR  # within which it reaches `start`
+"""log10 of the raw BER that it adds: where nothing is visible; where codewords fail every second and the link flaps;
+maximum, above which a link does not train. RS(544,514) corrects up to about 2.4e-4."""
+_USUAL, _DECADE = -7.5, 1.0  # log10 of a healthy port's raw BER; the smallest detectable rise
+_SETTLES = HOUR  # time to reach `start`
 _FAILS = -3.62  # log10 of 2.4e-4: the first codeword in hours fails
 _COLLECTIVE = 1.1  # factor on the job's collectives while packets are sent again; chosen
-_DARKER = ("dirt", "dirt", "heat")  # two of three from dirt, one from a hot module; chosen
+_CAUSES = ("dirt", "dirt", "heat")  # two of three from dirt, one from a hot module; chosen
 
 
 @dataclass(frozen=True)
 class OpticDegradation(Kind):
-    """Optic or connector degrades for days: raw bit errors rise by decades, then the FEC fails and the link flaps."""
+    """Optic or connector degrades over days: raw bit errors rise by decades, then the FEC fails and the link flaps."""
 
     name = "optic_degradation"
     row = 14
-    strikes = "nic"
+    target = "nic"
     detectability = "soft"
     attribution = "network"
     seen = "corrected bits per bit, received light or module temperature; at the end symbol errors, recoveries, flaps"
-    unseen = "anything before the raw error rate has risen by a decade: from there on it counts as detectable"
+    unseen = "any sign before the raw error rate has risen tenfold; from then on it counts as detectable"
     rate = Rate(0.004, "link-month", "assumed: 0.5 % of optical links a month degrade, four fifths of them slowly")
     lasts = Span(6 * HOUR, 2 * DAY, 14 * DAY)
     signals = (
@@ -260,17 +261,17 @@ class OpticDegradation(Kind):
         "heat": (0.0, 60.0),
         "flap_every": (60.0, 1e6),
     }
-    choices: ClassVar = {"cause": _DARKER}
+    choices: ClassVar = {"cause": _CAUSES}
     severe = "slope"
     chain = Chain("link_down", 0.15, Span(3 * HOUR, DAY, 7 * DAY))
     slope: float | None = None  # decades a day
-    start: float | None = None  # log10 of the raw BER that it has within the hour: a scratch is sudden
-    loss: float | None = None  # dB of received light that are gone at the cliff, where dirt is the cause
-    heat: float | None = None  # K by which the module is too hot at the cliff, where heat is
+    start: float | None = None  # log10 of the raw BER that it reaches within an hour, as after a scratch
+    loss: float | None = None  # dB of received light lost at the cliff, if the cause is dirt
+    heat: float | None = None  # K by which the module is too hot at the cliff, if the cause is heat
     cause: str | None = None
     flap_every: float = 900.0  # mean time between flaps beyond the cliff (s)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.loss is not None
         assert self.heat is not None
@@ -287,25 +288,25 @@ class OpticDegradation(Kind):
             port.recoveries.add(device, 0.003 * failing)  # one in five minutes; chosen
             effects.slow_job([device], 1 + (_COLLECTIVE - 1) * failing)
         for begin, end in self._flaps(fault, effects.until):
-            flap(effects, fault.entity, device, begin, end)
+            flap_link(effects, fault.entity, device, begin, end)
 
-    def detectable(self, fault: Fault) -> float:
+    def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""
-        return min(fault.onset + self._reaches(_USUAL + _DECADE), fault.end)
+        return min(fault.onset + self._age_at(_USUAL + _DECADE), fault.end)
 
-    def cliff(self, fault: Fault) -> float:
-        """Second from which error correction gives codewords up; the end, if it does not come to that."""
-        return min(fault.onset + self._reaches(_FAILS), fault.end)
+    def cliff_time(self, fault: Fault) -> float:
+        """Returns the second from which error correction fails; the end if it never does."""
+        return min(fault.onset + self._age_at(_FAILS), fault.end)
 
     def _log_ber(self, age: np.ndarray) -> np.ndarray:
-        """log10 of the raw BER that it adds, by its age in s."""
+        """Returns the log10 of the raw BER that it adds, by its age in s."""
         assert self.slope is not None
         assert self.start is not None
         settled = _NEW + (self.start - _NEW) * np.clip(age / _SETTLES, 0, 1)
         return np.minimum(settled + self.slope * np.maximum(age - _SETTLES, 0) / DAY, _WORST)
 
-    def _reaches(self, log_ber: float) -> float:
-        """Its age when it adds so much."""
+    def _age_at(self, log_ber: float) -> float:
+        """Returns its age (s) when it adds this much."""
         assert self.slope is not None
         assert self.start is not None
         if log_ber <= self.start:
@@ -313,8 +314,8 @@ class OpticDegradation(Kind):
         return _SETTLES + (log_ber - self.start) / max(self.slope, 1e-9) * DAY
 
     def _flaps(self, fault: Fault, until: float) -> Iterator[tuple[float, float]]:
-        """Begin and end of each flap beyond the cliff that begins by `until`."""
-        rng, begin = fault.rng(), fault.onset + self._reaches(_CLIFF)
+        """Yields begin and end of each flap beyond the cliff that begins by `until`."""
+        rng, begin = fault.rng(), fault.onset + self._age_at(_CLIFF)
         while (begin := begin + float(rng.uniform(0.3, 1.7)) * self.flap_every) < fault.end and begin <= until:
             end = begin + float(rng.uniform(1.0, 30.0))  # published flaps last 1 to 30 s
             if end < fault.end:

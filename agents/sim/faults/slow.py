@@ -1,4 +1,4 @@
-"""Slow GPUs: heat, a worn cold plate, a clock that is stuck low, a PCIe link trained to less."""
+"""Slow GPUs: heat, a worn cold plate, a clock that is stuck low, a downgraded PCIe link."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from agents.sim.layout import Index, Layout
 from agents.sim.physics.kernel_log import address
 from agents.sim.schedule import Stop
 
-_SEEN_FROM = 0.08  # share of resistance from which a detector is asked to see it
+_SEEN_FROM = 0.08  # rise of the resistance from which a detector must find it
 
 
 @dataclass(frozen=True)
 class ColdPlate(Kind):
-    """Thermal contact of a GPU wears off within weeks: it grows hot, and only past its limit throttles and slows."""
+    """Thermal contact of a GPU degrades over weeks: it gets hotter, and throttles only above its limit."""
 
     name = "cold_plate"
     row = 11
-    strikes = "gpu"
+    target = "gpu"
     detectability = "soft"
     attribution = "gpu"
-    seen = "a temperature that rises above its peers' at the same power; past 87 C throttle bit 0x40, clock and steps"
-    unseen = "whether paste, plate or a clogged channel is to blame; anything while the GPU is idle"
-    rate = Rate(0.5, "1M GPU-hours", "assumed: slow ones that stop no job, beside the 0.3 of straggler")
+    seen = (
+        "a temperature that rises above its peers' at the same power; above 87 C throttle bit 0x40, lower clock, "
+        "longer steps"
+    )
+    unseen = "whether paste, plate or a clogged channel is the cause; any sign while the GPU is idle"
+    rate = Rate(0.5, "1M GPU-hours", "assumed: slow degradation that stops no job, in addition to the 0.3 of straggler")
     lasts = Span(7 * DAY, high=60 * DAY)
     signals = ("gpu.temperature", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.sm_clock")
     ranges: ClassVar = {"rise": (0.10, 0.60), "days": (7.0, 60.0)}
@@ -39,14 +42,14 @@ class ColdPlate(Kind):
     rise: float | None = None  # share by which the thermal resistance has grown at the end of the ramp
     days: float | None = None  # how long the ramp takes; it may be cut off by the end
 
-    def detectable(self, fault: Fault) -> float:
+    def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""
         assert self.rise is not None
         assert self.days is not None
         share = _SEEN_FROM / self.rise if self.rise > _SEEN_FROM else np.inf
         return min(fault.onset + share * self.days * DAY, fault.end)
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.rise is not None
         assert self.days is not None
@@ -56,18 +59,18 @@ class ColdPlate(Kind):
 
 @dataclass(frozen=True)
 class PcieDowngrade(Kind):
-    """PCIe link of a GPU retrains to half its lanes or to generation 3: data comes late and the job waits."""
+    """PCIe link of a GPU retrains to half its lanes or to generation 3: transfers are slow and the job waits."""
 
     name = "pcie_downgrade"
     row = 13
-    strikes = "gpu"
+    target = "gpu"
     detectability = "hard"
     attribution = "gpu"
     seen = (
-        "width or generation of the link, replays and an AER event when it trains; compute time, power; the job's "
-        "steps only as far as its rank is then among the slowest, as in the last stage"
+        "width or generation of the link, replays and an AER event when it retrains; longer compute time, lower "
+        "power; longer job steps only if its rank becomes the slowest, e.g. in the last stage"
     )
-    unseen = "whether slot, riser or GPU is to blame"
+    unseen = "whether slot, riser or GPU is the cause"
     rate = Rate(1.3, "1M GPU-hours", "Minder: 6.6 % of faults are PCIe downgrades; of Llama 3's 19.7")
     lasts = Span(HOUR, high=2 * DAY)
     signals = ("gpu.pcie_width", "gpu.pcie_generation", "gpu.pcie_replays", "rank.compute_time", "event:aer")
@@ -76,11 +79,11 @@ class PcieDowngrade(Kind):
     choices: ClassVar = {"lost": ("width", "generation")}
     severe = "slowdown"
     effect_unit = "time"
-    slowdown: float | None = None  # share by which the compute time of its rank grows: inputs and offloads come late
-    replays: float | None = None  # packets that are sent again around the retrain, rounded down
+    slowdown: float | None = None  # share by which the compute time of its rank grows: inputs and offloads are slow
+    replays: float | None = None  # retransmitted packets at the retrain, rounded down
     lost: str | None = None  # width: 16 lanes to 8; generation: 5 to 3
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.replays is not None
@@ -106,15 +109,15 @@ class Straggler(Kind):
 
     name = "straggler"
     row = 11
-    strikes = "gpu"
+    target = "gpu"
     detectability = "soft"
     attribution = "gpu"
     seen = (
-        "its rank's compute time, its clock, temperature and throttle bits; step time of all ranks as far as its rank "
-        "is then among the slowest, as in the last stage"
+        "compute time of its rank, its clock, temperature and throttle bits; step time of all ranks if its rank "
+        "becomes the slowest, e.g. in the last stage"
     )
     unseen = "which rank is slow, from step times alone: all ranks of the job share them"
-    rate = Rate(0.3, "1M GPU-hours", "Llama 3: 0.28 thermal; slow ones are those of cold_plate")
+    rate = Rate(0.3, "1M GPU-hours", "Llama 3: 0.28 thermal; slow degradation is cold_plate")
     lasts = Span(1200.0, 2 * HOUR)
     signals = ("rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "gpu.temperature")
     ranges: ClassVar = {"slowdown": (0.10, 0.30), "reason": (0.0, 1.0)}
@@ -131,7 +134,7 @@ class Straggler(Kind):
         assert self.slowdown is not None
         return 1 / (1 - self.slowdown) - 1
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.reason is not None
@@ -147,18 +150,19 @@ _OUT_S = 600.0  # s that a node is out for drain, reset and check; chosen, as af
 
 @dataclass(frozen=True)
 class ClockStuck(Kind):
-    """Clock of a GPU, or of all of its node, is stuck low or lost its lock: no throttle bit is set, until a reset."""
+    """Clock of a GPU, or of all GPUs of its node, is stuck low or has lost its lock, without a throttle bit, until a
+    reset."""
 
     name = "clock_stuck"
     row = 12
-    strikes = "gpu"
+    target = "gpu"
     detectability = "soft"
     attribution = "gpu"
     seen = (
-        "SM clock below its peers' under load without a bit that says why, power and temperature lower, its rank's "
-        "compute time; the job's steps only as far as its rank is then among the slowest; the reset at the end"
+        "SM clock below its peers' under load without a throttle bit, lower power and temperature, longer compute "
+        "time of its rank; longer job steps only if its rank becomes the slowest; the reset at the end"
     )
-    unseen = "why; anything while the GPU is idle, whose clock is low in any case"
+    unseen = "the cause; any sign while the GPU is idle, because its clock is low then"
     rate = Rate(0.3, "1M GPU-hours", "assumed; seen once after a vendor diagnostic")
     lasts = Span(1800.0, 2 * HOUR, DAY)  # until it is reset; assumed
     signals = ("gpu.sm_clock", "gpu.power", "gpu.temperature", "rank.compute_time", "event:counter_reset")
@@ -171,7 +175,7 @@ class ClockStuck(Kind):
     lost: float | None = None  # share of the SM clock
     extent: str | None = None  # "gpu": this one; "node": all GPUs of its node by the same share
 
-    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
         if self.extent == "gpu":
             return (fault.entity,)
@@ -179,7 +183,7 @@ class ClockStuck(Kind):
         node = layout.entities["node"][node_of(fault.device, layout)]
         return node, *(names[gpu] for gpu in self._gpus(fault, layout).tolist())
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.lost is not None
         gpus = self._gpus(fault, effects.layout)
@@ -187,12 +191,12 @@ class ClockStuck(Kind):
         for gpu in gpus.tolist():
             reset(effects, gpu, fault.end)
 
-    def stops(self, fault: Fault, layout: Layout) -> Stop:
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
         return Stop(fault.end, (node_of(fault.device, layout),), _OUT_S)
 
     def _gpus(self, fault: Fault, layout: Layout) -> Index:
-        """Numbers of the GPUs whose clock is low."""
+        """Returns the numbers of the GPUs whose clock is low."""
         if self.extent == "gpu":
             return np.array([fault.device])
         return layout.gpus_of(np.array([node_of(fault.device, layout)]))

@@ -18,27 +18,25 @@ SIGNALS = {
     "coolant": ("coolant.flow", "coolant.supply_temperature"),
     "sensor": ("sensor.temperature",),
 }
-"""Class of an instrument -> what may be wrong of it."""
-LINGERS = 40.0
-"""Seconds after its end in which an agent's edge rule still speaks of an instrument's jump; more than its 15 + 10."""
+"""Class of an instrument -> signals that can be wrong."""
+EDGE_TAIL_S = 40.0
+"""Seconds after its end in which an agent's edge rule still reports an instrument's jump: more than its 15 + 10."""
 _PER_K = {"gpu.power": 10.0, "coolant.flow": 0.03}
-"""What a bias of 1 K is in a signal that is no temperature: W; share of the reading. Chosen: 2 to 15 K are then 20 to
-150 W of 700, and 6 to 45 % of the flow."""
+"""Equivalent of a bias of 1 K in other signals: W; share of the reading. Chosen: 2 to 15 K are then 20 to 150 W of 700,
+and 6 to 45 % of the flow."""
 
 
 @dataclass(frozen=True)
 class SensorFault(Kind):
-    """An instrument freezes, reads high or low, or swings: only its own value changes, nothing else."""
+    """An instrument freezes, reads high or low, or is noisy: only its own value changes."""
 
     name = "sensor_fault"
     row = 30
-    strikes = "instrument"
+    target = "instrument"
     detectability = "soft"
     attribution = "instrument"
-    seen = (
-        "a reading that never changes, that jumps by K while nothing that hangs together with it does, or that swings"
-    )
-    unseen = "a bias that has been there since the beginning"
+    seen = "a reading that never changes, that jumps by K while correlated signals do not, or that is noisy"
+    unseen = "a bias that was present from the beginning"
     rate = Rate(5.0, "1M sensor-hours", "assumed")
     lasts = Span(2 * HOUR, DAY, 7 * DAY)
     signals = tuple(name for names in SIGNALS.values() for name in names)
@@ -46,34 +44,34 @@ class SensorFault(Kind):
     limits: ClassVar = {"size": (0.0, 100.0), "which": (0.0, 1.0)}
     choices: ClassVar = {"mode": ("stuck", "biased", "noisy"), "direction": ("up", "down")}
     severe = "size"
-    lingers = LINGERS
+    tail = EDGE_TAIL_S
     size: float | None = None  # K of the bias, or standard deviation of the noise
     which: float | None = None  # which signal of the instrument, from its first (0) to its last (1)
     mode: str | None = None  # "stuck", "biased" or "noisy"
     direction: str | None = None  # "up": a bias reads high; "down": low
 
     def severity(self) -> float | None:
-        """None of one that stands still: no size makes it worse."""
+        """Returns the severity; None for a stuck instrument, which has no size."""
         return None if self.mode == "stuck" else super().severity()
 
     def parameters(self) -> dict[str, object]:
-        """Without those that mean nothing to one that stands still."""
+        """Returns the parameters, without those that do not apply to a stuck instrument."""
         void = ("size", "direction") if self.mode == "stuck" else ()
         return {**super().parameters(), **dict.fromkeys(void)}
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.size is not None
         assert self.which is not None
         assert self.mode is not None
         size = self.size if self.direction == "up" else -self.size
-        misread(fault, effects, self.mode, size, self.which, fault.onset)
+        distort_reading(fault, effects, self.mode, size, self.which, fault.onset)
 
 
-def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float, since: float) -> None:
-    """Lets a signal of an instrument stand still ("stuck"), lie by `size` K or its like ("biased"), or swing."""
+def distort_reading(fault: Fault, effects: Effects, mode: str, size: float, which: float, since: float) -> None:
+    """Makes a signal of an instrument constant ("stuck"), offset by `size` K or its equivalent ("biased"), or noisy."""
     device_class, device = effects.layout.instrument(fault.device)
-    signal = reads(device_class, which)
+    signal = signal_at(device_class, which)
     when = effects.active(since, fault.end)
     if mode == "biased" and signal == "coolant.flow" and size < 0:
         flow = 1 + _PER_K[signal] * size
@@ -90,7 +88,9 @@ def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float
         return grain(signal, np.clip(true + step * size * swing, low, high).astype(np.float32))
 
     jump = (since if size > 0 else fault.end, abs(size)) if mode == "biased" else None
-    effects.tampers.append(FalseReading(signal, device, when, change, fault.number if mode == "stuck" else None, jump))
+    effects.false_readings.append(
+        FalseReading(signal, device, when, change, fault.number if mode == "stuck" else None, jump)
+    )
 
 
 def _draws(fault: Fault, ticks: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -98,30 +98,30 @@ def _draws(fault: Fault, ticks: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([fault.rng(round(tick * 1e6)).standard_normal() for tick in ticks.tolist()])
 
 
-def reads(device_class: str, which: float) -> str:
-    """The signal of an instrument that `which`, 0 to 1, means."""
+def signal_at(device_class: str, which: float) -> str:
+    """Returns the signal of an instrument that `which`, 0 to 1, selects."""
     names = SIGNALS[device_class]
     return names[min(int(which * len(names)), len(names) - 1)]
 
 
 @dataclass(frozen=True)
 class TelemetryGap(Kind):
-    """Agent of a node sends nothing, and what it did not send is lost: no rows, no events; the node itself works on.
+    """Agent of a node sends nothing, and the unsent data is lost: no rows, no events; the node itself keeps working.
 
-    An outage of Kafka leaves no trace in data that are read later: agents keep what they cannot send and send it all.
+    An outage of Kafka leaves no gap in stored data: agents spool what they cannot send, and send it later.
     """
 
     name = "telemetry_gap"
     row = 33
-    strikes = "node"
+    target = "node"
     detectability = "hard"
     attribution = "telemetry"
-    seen = "that the node is silent while its job steps on"
-    unseen = "everything else of the node while it lasts; a Kafka outage: late, but nothing is missing"
+    seen = "no data from the node while its job continues"
+    unseen = "everything else about the node during the gap; a Kafka outage, after which data is late but complete"
     rate = Rate(1.0, "1,000 node-days", "assumed")
     lasts = Span(10.0, 180.0, HOUR)  # mean 3 min; assumed
     signals = ("node.uptime", "gpu.power")  # their rows, as all others of the node, are missing
 
-    def act(self, fault: Fault, effects: Effects) -> None:
+    def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         effects.node.silent.add(fault.device, effects.active(fault.onset, fault.end))

@@ -32,7 +32,7 @@ def digest(problem: str, salt: str = "") -> str:
     return hashlib.blake2b(f"{problem} {VERSION} {salt}".encode(), digest_size=8).hexdigest()
 
 
-def right(problem: str, began: EventTime, took: float) -> dict[str, object]:
+def correct_round(problem: str, began: EventTime, took: float) -> dict[str, object]:
     """Returns the event data of a correct round, which also counts the rounds not reported before."""
     answer = digest(problem)
     reported = {"canary": problem, "version": VERSION, "digest": answer, "expected": answer, "golden": True}
@@ -44,20 +44,20 @@ class Canaries:
 
     def __init__(self, layout: Layout, interval: float, seed: int) -> None:
         self.layout, self.seed = layout, seed
-        self._turn = np.floor(PERIOD * np.arange(layout.nodes) / layout.nodes / interval) * interval
+        self._offset = np.floor(PERIOD * np.arange(layout.nodes) / layout.nodes / interval) * interval
         self._due = generator(seed, 61).integers(0, REPORT_EVERY, layout.gpus)
 
-    def rounds(self, effects: Effects) -> None:
+    def add_events(self, effects: Effects) -> None:
         """Adds the digest events of the block."""
-        first = np.maximum(0, np.floor((effects.since - self._turn) / PERIOD).astype(np.int64) + 1)
-        last = np.floor((effects.until - self._turn) / PERIOD).astype(np.int64)
+        first = np.maximum(0, np.floor((effects.since - self._offset) / PERIOD).astype(np.int64) + 1)
+        last = np.floor((effects.until - self._offset) / PERIOD).astype(np.int64)
         for number in range(int(first.min()), int(last.max()) + 1):
             nodes = (first <= number) & (number <= last)
             reported = nodes[self.layout.node_of_gpu] & ((number + self._due) % REPORT_EVERY == 0)
             wrong, watched = self._defects(effects.defects, nodes, number)
             reported[list(watched)] = True
             for gpu in np.flatnonzero(reported).tolist():
-                self._tell(effects, gpu, number, wrong.get(gpu), watched.get(gpu))
+                self._report_round(effects, gpu, number, wrong.get(gpu), watched.get(gpu))
 
     def _defects(
         self, defects: list[Defect], nodes: NDArray[np.bool_], number: int
@@ -70,12 +70,12 @@ class Canaries:
         watched: dict[int, int] = {}
         for defect in defects:
             node = self.layout.node_of_gpu[defect.gpu]
-            place = int((self._turn[node] + number * PERIOD - defect.onset) // PERIOD)
+            place = int((self._offset[node] + number * PERIOD - defect.onset) // PERIOD)
             if not nodes[node] or place < 0:
                 continue
-            if place < len(defect.misses) and defect.misses[place]:
-                wrong[defect.gpu] = float(defect.misses.mean())
-            errors = np.flatnonzero(defect.misses[: place + 1])
+            if place < len(defect.failed_rounds) and defect.failed_rounds[place]:
+                wrong[defect.gpu] = float(defect.failed_rounds.mean())
+            errors = np.flatnonzero(defect.failed_rounds[: place + 1])
             usual = (number + int(self._due[defect.gpu])) % REPORT_EVERY or REPORT_EVERY
             if len(errors) and (place - errors[-1] <= CLEAN_ROUNDS or usual == REPORT_EVERY):
                 before = errors[errors < place]
@@ -83,13 +83,13 @@ class Canaries:
                 watched[defect.gpu] = min(usual, place - reported)
         return wrong, watched
 
-    def _tell(self, effects: Effects, gpu: int, number: int, wrong: float | None, rounds: int | None) -> None:
+    def _report_round(self, effects: Effects, gpu: int, number: int, wrong: float | None, rounds: int | None) -> None:
         """The event of one GPU, if its driver answers for it."""
-        time = float(self._turn[self.layout.node_of_gpu[gpu]] + number * PERIOD)
+        time = float(self._offset[self.layout.node_of_gpu[gpu]] + number * PERIOD)
         if effects.gpu.gone and effects.gpu.gone.array()[np.searchsorted(effects.time, time), gpu]:
             return
         problem = PROBLEMS[(number + number // REPORT_EVERY) % len(PROBLEMS)]
-        data = right(problem, EventTime(time - TOOK), TOOK) | dict(self._wrong(gpu, number, problem, wrong))
+        data = correct_round(problem, EventTime(time - TOOK), TOOK) | dict(self._wrong(gpu, number, problem, wrong))
         if rounds is not None:
             data["rounds"] = rounds
         effects.events.append(PlannedEvent(time, self.layout.entities["gpu"][gpu], "digest", data))

@@ -20,14 +20,14 @@ from agents.sim.physics.noise import Floats, generator
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
 
-LINGERS_S = CLEAR_READINGS + 5.0
+CLEAR_TAIL_S = CLEAR_READINGS + 5.0
 """Seconds after its end within which the end of a collapse is reported."""
 _LONGEST_FALL = 1800.0  # s of a fall that are looked at: a slower one becomes the usual value; chosen
 _NOISE = 0.006  # of a flow meter and of its pressure gauge; as agents/sim/physics/plant.py has it
 _KEY = 9
 
 
-def collapses(effects: Effects, flow: NDArray[Any], pressure: float) -> None:
+def add_collapse_events(effects: Effects, flow: NDArray[Any], pressure: float) -> None:
     """Adds the events of the block's collapses; `flow` and `pressure`: normal values of the loops."""
     for collapse in effects.collapses:
         entity = effects.layout.entities["coolant"][collapse.loop]
@@ -65,7 +65,7 @@ def _seconds(collapse: Collapse) -> Iterator[int]:
     begin, end = math.ceil(collapse.onset), math.ceil(collapse.end)
     bottom = min(begin + math.ceil(min(collapse.ramp, _LONGEST_FALL)) + LEARN_READINGS, end)
     yield from range(begin - LEARN_READINGS - 1, bottom)
-    yield from range(max(bottom, end - 3), end + round(LINGERS_S))
+    yield from range(max(bottom, end - 3), end + round(CLEAR_TAIL_S))
 
 
 def left(collapse: Collapse, second: int) -> float:
@@ -88,7 +88,7 @@ _MOVED = 0.08  # share by which the power of a GPU under load moves within a min
 _SHORTEST, _LONGEST_SPAN = MIN_SPAN // SECOND, MAX_SPAN // SECOND
 
 
-def rises(effects: Effects, heat: Floats, power: Floats, resistance: Floats, warming: float) -> None:
+def add_rise_events(effects: Effects, heat: Floats, power: Floats, resistance: Floats, warming: float) -> None:
     """Adds temperature events of the block's collapses. (GPUs,) heat and power just before the onset; K/W of the plates
     and of the coolant on its way."""
     layout = effects.layout
@@ -100,19 +100,19 @@ def rises(effects: Effects, heat: Floats, power: Floats, resistance: Floats, war
                 effects.add_event(time, layout.entities["gpu"][int(gpus[gpu])], "temperature_rise", **data)
 
 
-def jumps(effects: Effects, tamper: FalseReading, entity: str, readings: NDArray[Any]) -> None:
+def add_jump_events(effects: Effects, false_reading: FalseReading, entity: str, readings: NDArray[Any]) -> None:
     """Adds the events of an instrument that jumps up; returns (ticks,) its readings in the block."""
-    if tamper.jump is None or tamper.signal not in _WATCHED:
+    if false_reading.jump is None or false_reading.signal not in _WATCHED:
         return
-    second, size = tamper.jump
+    second, size = false_reading.jump
     look, limit = float(np.ceil(second)) + 1, Settings().temperature_slope  # the middle of three readings is one late
     value = float(readings[min(int(np.searchsorted(effects.time, look)), len(readings) - 1)])
-    moved = _MOVED if tamper.signal.startswith("gpu.") else 0.0
+    moved = _MOVED if false_reading.signal.startswith("gpu.") else 0.0
     unexplained = size - ROUNDING_K - moved * max(value - COOLEST_C, 0)
     if not unexplained / _SHORTEST > limit:
         return
     calm = look + min(_LONGEST_SPAN, np.ceil(unexplained / (CALM_SHARE * limit))) + CALM_READINGS - 1
-    data = {"value": value, "power_moved": moved, "limit": limit, "signal": tamper.signal}
+    data = {"value": value, "power_moved": moved, "limit": limit, "signal": false_reading.signal}
     began = {"rise": size, "seconds": float(_SHORTEST), "slope": unexplained / _SHORTEST}
     effects.add_event(
         look, entity, "temperature_rise", state="active", since=EventTime(look - _SHORTEST), **data, **began

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
-from agents.sim.physics.edge import HEAT_J_K, LEAST_FLOW, rises
-from agents.sim.physics.jobs import Tempo
-from agents.sim.physics.lives import resets
+from agents.sim.physics.counter_generations import resets
+from agents.sim.physics.edge import HEAT_J_K, LEAST_FLOW, add_rise_events
+from agents.sim.physics.jobs import GpuActivity
 from agents.sim.physics.memory import Memory
 from agents.sim.physics.noise import Counter, Drift, Floats, generator, rare
 from agents.sim.physics.state import State
-from agents.sim.schedule import Job, Stay
+from agents.sim.schedule import Allocation, Job
 
 _LIGHT = 0.25  # share by which the lightest job draws less than the most; most sit at the limit [AcmeTrace]
 _FILLED = (0.65, 0.96)  # share of the memory that a job fills; quartiles in [AcmeTrace] 0.67, 0.77 and 0.78
@@ -35,7 +35,7 @@ _STAGE, _RANK_SD, _MOST_DEMAND = (
 )  # pipeline stages hold different layers, ranks nearly the same; chosen
 
 
-class Appetite:
+class JobDemand:
     """Of all jobs; drawn from the seed and a job's number, so that a job keeps it wherever it moves."""
 
     def __init__(self, seed: int) -> None:
@@ -46,14 +46,14 @@ class Appetite:
         """Share of the power above idle that a job draws."""
         return float(1 - _LIGHT * generator(self.seed, 22, number).random() ** 2)
 
-    def of(self, stays: list[Stay], effects: Effects) -> tuple[Floats, NDArray[np.float64]]:
+    def of(self, allocations: list[Allocation], effects: Effects) -> tuple[Floats, NDArray[np.float64]]:
         """(ticks, GPUs) level of power and share of memory; 1 where no job runs."""
         level = np.ones(effects.job_of_gpu.shape, np.float32)
         filled = np.ones(effects.job_of_gpu.shape)
-        for stay in stays:
-            on = np.flatnonzero(effects.active(stay.begin, stay.end))
-            where = np.s_[:, stay.gpus] if len(on) == len(level) else np.ix_(on, stay.gpus)
-            level[where], filled[where] = self.level(stay.job.number), self._filled(stay.job)
+        for allocation in allocations:
+            on = np.flatnonzero(effects.active(allocation.begin, allocation.end))
+            where = np.s_[:, allocation.gpus] if len(on) == len(level) else np.ix_(on, allocation.gpus)
+            level[where], filled[where] = self.level(allocation.job.number), self._filled(allocation.job)
         return level, filled
 
     def _of_ranks(self, job: Job) -> NDArray[np.float64]:
@@ -106,8 +106,8 @@ class Gpus:
         self._idle_w = (_IDLE_W * (1 + 0.04 * rng.standard_normal(n))).astype(np.float32)
         self._r_th = (_R_TH * np.exp(_R_TH_SD * rng.standard_normal(n).clip(-3, 3))).astype(np.float32)
         self._r_th += np.float32(_BEHIND) * (np.arange(n) % layout.gpus_per_node % 2)
-        self._appetite = Appetite(seed)
-        level = np.array([self._appetite.level(job) if job >= 0 else 0.0 for job in running.tolist()])
+        self._demand = JobDemand(seed)
+        level = np.array([self._demand.level(job) if job >= 0 else 0.0 for job in running.tolist()])
         draw = np.minimum(self._idle_w + level * (self._busy_w - self._idle_w), BOARD_W)
         warm = (self._r_th + _WARMING) * draw
         state["gpu.shut"] = np.zeros(n, np.bool_)
@@ -126,19 +126,19 @@ class Gpus:
         self._replays = Counter(state, "gpu.pcie_replays", rng.poisson(2.0, n))
 
     def step(
-        self, block: int, tempo: Tempo, supply: Floats, effects: Effects, stays: list[Stay]
+        self, block: int, activity: GpuActivity, supply: Floats, effects: Effects, allocations: list[Allocation]
     ) -> tuple[dict[str, NDArray[Any]], Floats]:
         """(columns of class gpu, factor on the nominal clock as the ranks feel it)."""
-        rng, shape = generator(self.seed, 21, block), tempo.load.shape
-        level, memory = self._appetite.of(stays, effects)
+        rng, shape = generator(self.seed, 21, block), activity.load.shape
+        level, memory = self._demand.of(allocations, effects)
         noise = 1 + np.float32(_POWER_SD) * self._drifts["power"].draw(rng, shape[0])
         clock = self._clock * (1 + np.float32(0.002) * self._drifts["clock"].draw(rng, shape[0]))
         clock = np.asarray(clock * effects.gpu.clock.values * effects.gpu.capped.values, np.float32)
         last = self.state["gpu.heat"]
-        power, heat, limit = self._heat_up(tempo.load * level, clock, noise, supply, effects)
+        power, heat, limit = self._heat_up(activity.load * level, clock, noise, supply, effects)
         self._edge(np.vstack([last, heat]), power, effects)
         felt = clock * limit
-        busy = tempo.load > 0
+        busy = activity.load > 0
         seen = np.where(busy, np.maximum(CLOCK * felt, _IDLE_CLOCK), _IDLE_CLOCK)
         reasons = effects.gpu.reasons.values * busy | np.where(busy, np.uint64(0), _IDLE_BIT)
         reasons |= np.where(limit < 0.995, _THERMAL_BIT, np.uint64(0))
@@ -147,12 +147,14 @@ class Gpus:
         replays = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
         restarted = resets(effects, "gpu")
         columns: dict[str, NDArray[Any]] = {
-            **self._use(rng, tempo, np.where(tempo.working, np.rint(memory * (MEMORY / _PAGE)) * _PAGE, self._rest)),
+            **self._use(
+                rng, activity, np.where(activity.working, np.rint(memory * (MEMORY / _PAGE)) * _PAGE, self._rest)
+            ),
             "gpu.sm_clock": (np.rint(seen / _CLOCK_STEP) * _CLOCK_STEP).astype(np.uint16),
             "gpu.memory_clock": np.full(shape, MEMORY_CLOCK, np.uint16),
             "gpu.throttle_reasons": reasons,
             "gpu.temperature": np.rint(heat + sensor),
-            "gpu.memory_temperature": np.rint(self._memory_heat(heat, tempo.load) + sensor),
+            "gpu.memory_temperature": np.rint(self._memory_heat(heat, activity.load) + sensor),
             "gpu.power": np.rint(power),
             "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), restarted),
             **self._ecc.step(block, effects, restarted),
@@ -162,19 +164,21 @@ class Gpus:
         }
         return columns, felt
 
-    def _use(self, rng: np.random.Generator, tempo: Tempo, used: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+    def _use(
+        self, rng: np.random.Generator, activity: GpuActivity, used: NDArray[np.float64]
+    ) -> dict[str, NDArray[Any]]:
         """Utilisation and memory. A GPU that waits in a collective counts as busy, as NVML has it."""
-        noise, on = np.float32(0.01) * np.abs(self._drifts["use"].draw(rng, len(tempo.load))), tempo.load > 0
+        noise, on = np.float32(0.01) * np.abs(self._drifts["use"].draw(rng, len(activity.load))), activity.load > 0
         # a kernel runs at nearly all times while steps are made, be it only one that waits
-        busy = np.where(tempo.load > 0.3, 1, np.where(on, 0.3 + 0.7 * tempo.load, 0)).astype(np.float32)
+        busy = np.where(activity.load > 0.3, 1, np.where(on, 0.3 + 0.7 * activity.load, 0)).astype(np.float32)
         for share, low, high in ((_DIPS, 0.5, 0.97), (_DEEP, 0.1, 0.5)):
             count = rng.poisson(share * busy.size)
             busy.reshape(-1)[rng.integers(0, busy.size, count)] *= rng.uniform(low, high, count).astype(np.float32)
-        busy = busy if tempo.spinning is None else np.where(tempo.spinning, np.float32(1), busy)
+        busy = busy if activity.spinning is None else np.where(activity.spinning, np.float32(1), busy)
         return {
             "gpu.utilization": np.rint(busy * 100) / np.float32(100),
             "gpu.memory_utilization": np.rint(np.clip(busy * np.float32(0.55) - noise, 0, 1) * 100) / np.float32(100),
-            "gpu.sm_active": np.clip(np.float32(0.82) * tempo.load - noise * on, 0, 1),
+            "gpu.sm_active": np.clip(np.float32(0.82) * activity.load - noise * on, 0, 1),
             "gpu.memory_used": used,
             "gpu.memory_total": np.full(used.shape, float(MEMORY)),
         }
@@ -238,7 +242,7 @@ class Gpus:
                     self.state[f"gpu.{name}_before"] = np.where(mine, values, self.state[f"gpu.{name}_before"])
         if effects.collapses:
             before = self.state["gpu.heat_before"], self.state["gpu.power_before"]
-            rises(effects, *before, self._r_th, _WARMING)
+            add_rise_events(effects, *before, self._r_th, _WARMING)
 
     def _flow(self, effects: Effects) -> Any:
         """Factor on the coolant flow at each GPU: of its loop and of its node."""

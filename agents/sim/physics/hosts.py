@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
-from agents.sim.physics.jobs import Tempo
-from agents.sim.physics.lives import resets
-from agents.sim.physics.noise import Bursts, Counter, Floats, Wander, generator, rare
+from agents.sim.physics.counter_generations import resets
+from agents.sim.physics.jobs import GpuActivity
+from agents.sim.physics.noise import Bursts, Counter, Floats, SlowDrift, generator, rare
 from agents.sim.physics.state import State
 
 CPUS, MEMORY, DISK = 192, 2.0 * 2**40, 3.5e12  # of a node with 8 GPUs; chosen
@@ -25,9 +25,12 @@ _CPU_SD, _QUICK_CPU, _USED_SD, _DISK_SD = 0.2, 0.05, 0.1, 0.3
 _STEADY = 0.95  # share of the variance of slow metrics that moves in hours: minutes correlate by 0.9 [SMD, ASD]
 _READ, _WRITTEN = 3e6, 2e5  # bytes a node reads and writes per second beside checkpoints; chosen
 _CHECKPOINT_BYTES = 2e9  # bytes a node writes per second of a checkpoint
-_CORRECTED_PER_HOUR = 0.004  # background of host memory; chosen: one error in ten days on a sound node
+_CORRECTED_PER_HOUR = 0.004  # background of host memory; chosen: one error in ten days on a healthy node
 _READERS = 64  # processes that load data, which storage blocks; chosen: 8 for each GPU
-_KEPT_S, _CLOCK_S = 2e-5, 1800.0  # s by which chrony lets a clock stray within a data centre, and for how long; chosen
+_CLOCK_SD_S, _CLOCK_S = (
+    2e-5,
+    1800.0,
+)  # s by which chrony lets a clock stray within a data centre, and for how long; chosen
 
 
 class Hosts:
@@ -37,10 +40,10 @@ class Hosts:
         rng, n = generator(seed, 50), layout.nodes
         self.layout, self.interval, self.seed, self.state = layout, interval, seed, state
         self._drifts = {
-            name: Wander(state, f"node.{name}", rng, n, interval, _STEADY)
+            name: SlowDrift(state, f"node.{name}", rng, n, interval, _STEADY)
             for name in ("load", "memory", "read", "written")
         }
-        self._clock = Wander(state, "node.clock", rng, n, interval, _STEADY, _CLOCK_S)
+        self._clock = SlowDrift(state, "node.clock", rng, n, interval, _STEADY, _CLOCK_S)
         self._bursts = {name: Bursts(state, f"node.{name}", n, interval) for name in ("load", "read", "written", "io")}
         state["node.booted"] = -rng.uniform(1e5, 4e6, n)
         self._disk = rng.uniform(0.2, 0.5, n) * DISK
@@ -56,11 +59,11 @@ class Hosts:
             for name in ("memory_corrected", "memory_uncorrected")
         }
 
-    def step(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, activity: GpuActivity, effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class node."""
         rng, ticks = generator(self.seed, 51, block), len(effects.time)
         width = self.layout.gpus_per_node
-        load, saving = tempo.load[:, ::width], tempo.saving[:, ::width]
+        load, saving = activity.load[:, ::width], activity.saving[:, ::width]
         noise = {name: drift.draw(rng, ticks) for name, drift in self._drifts.items()}
         bursts = {name: each.draw(rng, ticks) for name, each in self._bursts.items()}
         usual, used = self._levels(load, effects)
@@ -81,7 +84,7 @@ class Hosts:
             "node.disk_used": np.broadcast_to(self._disk, wide),
             "node.disk_total": np.full(wide, DISK),
             "node.tasks_blocked": np.broadcast_to(np.rint(_READERS * effects.node.io_pressure.values), wide),
-            "node.clock_offset": _KEPT_S * self._clock.draw(rng, ticks) - effects.node.clock_offset.values,
+            "node.clock_offset": _CLOCK_SD_S * self._clock.draw(rng, ticks) - effects.node.clock_offset.values,
         }
         growth = self._growth(share, saving, noise, bursts, effects) | self._errors(block, wide, effects)
         restarted = resets(effects, "node")
@@ -103,7 +106,7 @@ class Hosts:
         return share, used
 
     def _errors(self, block: int, shape: tuple[int, int], effects: Effects) -> dict[str, NDArray[np.int64]]:
-        """Errors of host memory within each tick; those of faults are drawn apart: sound nodes stay as they are."""
+        """Errors of host memory within each tick; those of faults are drawn apart: healthy nodes stay as they are."""
         found = rare(generator(self.seed, 52, block), _CORRECTED_PER_HOUR / 3600 * self.interval, shape)
         if effects.node.corrected:
             found += generator(self.seed, 53, block).poisson(effects.node.corrected.array() * self.interval)

@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects, FalseReading
 from agents.sim.layout import Layout
-from agents.sim.physics.edge import jumps
+from agents.sim.physics.edge import add_jump_events
 from agents.sim.physics.noise import Floats, generator
 from agents.sim.physics.state import State
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 
 
-def tampered(values: NDArray[Any], tamper: FalseReading, held: NDArray[np.float64]) -> NDArray[Any]:
+def apply_false_reading(values: NDArray[Any], false_reading: FalseReading, held: NDArray[np.float64]) -> NDArray[Any]:
     """A column as it is read; `held` keeps by number of the fault at what reading an instrument stands still."""
     out = values.copy()
-    true = out[tamper.when, tamper.device]
-    if tamper.hold is not None and np.isnan(held[tamper.hold]):
+    true = out[false_reading.when, false_reading.device]
+    if false_reading.hold is not None and np.isnan(held[false_reading.hold]):
         known = true[np.isfinite(true)]
-        held[tamper.hold] = known[0] if len(known) else np.nan
-    said = true if tamper.hold is None else np.full_like(true, held[tamper.hold])
-    out[tamper.when, tamper.device] = tamper.change(said)
+        held[false_reading.hold] = known[0] if len(known) else np.nan
+    said = true if false_reading.hold is None else np.full_like(true, held[false_reading.hold])
+    out[false_reading.when, false_reading.device] = false_reading.change(said)
     return out
 
 
@@ -56,18 +56,20 @@ class Instruments:
         out = {}
         for device_class, found in columns.items():
             wired = {n: np.ascontiguousarray(found[n], CATALOGUE[n].type) for n in CATALOGUE if n in found}
-            self._tamper(device_class, wired, effects, held)
+            self._apply_false_readings(device_class, wired, effects, held)
             out[device_class] = {n: self._lose(rng, values) for n, values in wired.items()}
         self._state["held"] = held
         return out
 
-    def _tamper(self, device_class: str, wired: Columns, effects: Effects, held: NDArray[Any]) -> None:
-        for tamper in effects.tampers:
-            if tamper.signal in wired:
-                wired[tamper.signal] = tampered(wired[tamper.signal], tamper, held)
-                if tamper.jump:
-                    entity = self.layout.entities[device_class][tamper.device]
-                    jumps(effects, tamper, entity, wired[tamper.signal][:, tamper.device])
+    def _apply_false_readings(self, device_class: str, wired: Columns, effects: Effects, held: NDArray[Any]) -> None:
+        for false_reading in effects.false_readings:
+            if false_reading.signal in wired:
+                wired[false_reading.signal] = apply_false_reading(wired[false_reading.signal], false_reading, held)
+                if false_reading.jump:
+                    entity = self.layout.entities[device_class][false_reading.device]
+                    add_jump_events(
+                        effects, false_reading, entity, wired[false_reading.signal][:, false_reading.device]
+                    )
 
     def _lose(self, rng: np.random.Generator, values: NDArray[Any]) -> NDArray[Any]:
         if not self.missing or values.dtype.kind != "f" or not values.size:
@@ -91,9 +93,11 @@ class Instruments:
             for device_class in ("gpu", "nvlink"):
                 found[device_class] &= ~effects.gpu.gone.array()
         begin = 0
-        for stay in effects.stays:
-            found["rank"][:, begin : begin + stay.job.ranks] &= effects.active(stay.begin, stay.end)[:, None]
-            begin += stay.job.ranks
+        for allocation in effects.allocations:
+            found["rank"][:, begin : begin + allocation.job.ranks] &= effects.active(allocation.begin, allocation.end)[
+                :, None
+            ]
+            begin += allocation.job.ranks
         return found
 
     def late(self, effects: Effects, block: int) -> NDArray[np.int64]:

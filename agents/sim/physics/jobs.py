@@ -18,7 +18,7 @@ from agents.sim.effects import Effects
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import Drift, Floats, generator, heavy
 from agents.sim.physics.state import State
-from agents.sim.schedule import Job, Schedule, Stay
+from agents.sim.schedule import Allocation, Job, Schedule
 
 CHECKPOINT_TAKES = 45.0  # s; chosen
 DIURNAL = 0.015  # throughput swing over a day that large training runs report [Llama 3]
@@ -41,7 +41,7 @@ REPORTED = ("step_time", "compute_time", "communication_time", "loss", "gradient
 
 
 @dataclass(slots=True)
-class Tempo:
+class GpuActivity:
     """One block of all GPUs, (ticks, GPUs): load 0 to 1; working: has a job; saving: writes a checkpoint; spinning:
     waits in a collective and counts as busy; and once known pace = nominal / actual step, 0 without steps."""
 
@@ -87,7 +87,7 @@ class Jobs:
         self._lottery = (1 + _RANK_SD * np.clip(rng.standard_normal(layout.gpus), -3, 3)).astype(np.float32)
         self._work = [Workload(job, seed, self._lottery) for job in schedule.jobs]
         starts = generator(seed, 14).uniform(1e3, 1e5, len(self._work))
-        warm = {s.job.number for s in schedule.stays if s.warm}
+        warm = {s.job.number for s in schedule.allocations if s.warm}
         state["jobs.progress"] = np.array([p if n in warm else 0.0 for n, p in enumerate(starts)], np.float64)
         state["jobs.age"] = np.where(state["jobs.progress"] > 0, 1e6, 0.0)  # steps since the job last began
         state["jobs.waited"] = np.zeros(len(self._work))  # s without data since the last step was finished
@@ -97,29 +97,29 @@ class Jobs:
         self._drift = Drift(state, "step", rng, layout.gpus, _STEP_PHI, interval)
         self._norm = Drift(state, "norm", rng, layout.gpus, 0.2, interval)
 
-    def load(self, effects: Effects, stays: list[Stay]) -> Tempo:
+    def load(self, effects: Effects, allocations: list[Allocation]) -> GpuActivity:
         """Load of each GPU and who writes a checkpoint; adds the events of jobs."""
         time, shape = effects.time, effects.job_of_gpu.shape
         load, pace, saving = np.zeros(shape, np.float32), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
-        tempo = Tempo(load, effects.job_of_gpu >= 0, saving, None, pace)
+        activity = GpuActivity(load, effects.job_of_gpu >= 0, saving, None, pace)
         swing = 1 - DIURNAL * (0.5 + 0.5 * np.sin(2 * np.pi * time / 86_400))
-        for stay in stays:
-            level, saving = self._level(stay, effects, swing)
-            tempo.load[:, stay.gpus] += level[:, None] * self._waiting(stay, effects)
-            tempo.saving[:, stay.gpus] |= saving[:, None]
-            self._checkpoints(stay, effects)
+        for allocation in allocations:
+            level, saving = self._level(allocation, effects, swing)
+            activity.load[:, allocation.gpus] += level[:, None] * self._waiting(allocation, effects)
+            activity.saving[:, allocation.gpus] |= saving[:, None]
+            self._checkpoints(allocation, effects)
         if effects.gpu.starved:
-            tempo.load *= 1 - effects.gpu.starved.array()
+            activity.load *= 1 - effects.gpu.starved.array()
         if effects.site.hung:
             hung = np.append(effects.site.hung.array(), np.zeros((len(time), 1), np.bool_), axis=1)
-            tempo.spinning = np.take_along_axis(hung, effects.job_of_gpu, axis=1)
+            activity.spinning = np.take_along_axis(hung, effects.job_of_gpu, axis=1)
         resting = effects.gpu.gone.values | self._of_nodes(effects.node.dead.values)
-        tempo.load = np.maximum(np.where(resting, 0, tempo.load), effects.gpu.busy.values).astype(np.float32)
-        return tempo
+        activity.load = np.maximum(np.where(resting, 0, activity.load), effects.gpu.busy.values).astype(np.float32)
+        return activity
 
     def step(
-        self, block: int, tempo: Tempo, clock: Floats, effects: Effects, stays: list[Stay]
-    ) -> list[tuple[Stay, dict[str, NDArray[Any]]]]:
+        self, block: int, activity: GpuActivity, clock: Floats, effects: Effects, allocations: list[Allocation]
+    ) -> list[tuple[Allocation, dict[str, NDArray[Any]]]]:
         """Per stay the columns of its ranks from the GPUs' clocks (factor on nominal); sets tempo.pace."""
         rng = generator(self.seed, 11, block)
         ticks, gpus = len(effects.time), self.layout.gpus
@@ -128,17 +128,26 @@ class Jobs:
         noise[pauses] += rng.uniform(*_PAUSE, int(pauses.sum())).astype(np.float32)
         compute = self._lottery * noise / clock * effects.gpu.compute.values / (1 - effects.gpu.starved.values)
         norms = 1 + np.float32(0.02) * self._norm.draw(rng, ticks)
-        return [(stay, self._ranks(stay, block, tempo, compute, norms, effects)) for stay in stays]
+        return [
+            (allocation, self._ranks(allocation, block, activity, compute, norms, effects))
+            for allocation in allocations
+        ]
 
     def _ranks(
-        self, stay: Stay, block: int, tempo: Tempo, compute: Floats, norms: Floats, effects: Effects
+        self,
+        allocation: Allocation,
+        block: int,
+        activity: GpuActivity,
+        compute: Floats,
+        norms: Floats,
+        effects: Effects,
     ) -> dict[str, NDArray[Any]]:
         """What the ranks of one stay say in each tick."""
-        number, gpus, work = stay.job.number, stay.gpus, self._work[stay.job.number]
+        number, gpus, work = allocation.job.number, allocation.gpus, self._work[allocation.job.number]
         rng = generator(self.seed, 16, block, number)
-        age = self._begin(stay, effects)
-        mine = work.base * compute[:, gpus] * self._batches(stay, rng, len(compute))
-        on = (effects.time >= stay.begin) & (effects.time < stay.end)
+        age = self._begin(allocation, effects)
+        mine = work.base * compute[:, gpus] * self._batches(allocation, rng, len(compute))
+        on = (effects.time >= allocation.begin) & (effects.time < allocation.end)
         if age < 10 * WARM_UP:
             steps = age + np.cumsum(on) * self.interval / _COMPUTE
             mine = mine * (1 + _WARM_LOSS * np.exp(-3 * steps / WARM_UP))[:, None].astype(np.float32)
@@ -147,11 +156,11 @@ class Jobs:
             number
         )
         still = (
-            tempo.saving[:, gpus[0]] | effects.site.stalled.of_devices(number) | effects.site.hung.of_devices(number)
+            activity.saving[:, gpus[0]] | effects.site.stalled.of_devices(number) | effects.site.hung.of_devices(number)
         )
         still = still | effects.site.evaluating.of_devices(number) | ~on
         nominal = np.float32(work.base.max() + _COLLECTIVE)
-        tempo.pace[:, gpus] += np.where(still, 0, nominal / working)[:, None].astype(np.float32)
+        activity.pace[:, gpus] += np.where(still, 0, nominal / working)[:, None].astype(np.float32)
         before = self.state["jobs.progress"][number]
         done = before + np.cumsum(np.where(still, 0, self.interval / working))
         loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * effects.site.loss.of_devices(number)).astype(np.float32)
@@ -161,40 +170,40 @@ class Jobs:
         reported[1], reported[2], reported[3] = mine, working[:, None] - mine, loss[:, None]
         reported[0] = (working + self._waited(number, effects, finished))[:, None]
         reported[4] = norm[:, None] * norms[:, gpus] * effects.gpu.gradient.of_devices(gpus)
-        held = self._hold(stay, reported, finished)
+        held = self._hold(allocation, reported, finished)
         self.state["jobs.progress"][number] = done[-1]
         self.state["jobs.age"][number] += done[-1] - before
         steps_done = np.broadcast_to(done[:, None].astype(np.uint64), mine.shape)
         named = {f"rank.{n}": held[i] for i, n in enumerate(REPORTED)}
-        return {"rank.step": steps_done, **named, "rank.nonfinite": self._nonfinite(stay, effects, finished)}
+        return {"rank.step": steps_done, **named, "rank.nonfinite": self._nonfinite(allocation, effects, finished)}
 
-    def _nonfinite(self, stay: Stay, effects: Effects, finished: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    def _nonfinite(self, allocation: Allocation, effects: Effects, finished: NDArray[np.bool_]) -> NDArray[np.uint64]:
         """(ticks, ranks) gradients that were no number since the script began, each step counted once."""
-        count, shape = self.state["ranks.nonfinite"], (len(finished), len(stay.gpus))
-        if effects.since < stay.begin <= effects.until:
-            count[stay.gpus] = 0
-        bad = np.isnan(effects.gpu.gradient.of_devices(stay.gpus)) & finished[:, None]
+        count, shape = self.state["ranks.nonfinite"], (len(finished), len(allocation.gpus))
+        if effects.since < allocation.begin <= effects.until:
+            count[allocation.gpus] = 0
+        bad = np.isnan(effects.gpu.gradient.of_devices(allocation.gpus)) & finished[:, None]
         if not bad.any():
-            return np.broadcast_to(count[stay.gpus], shape)
-        out = count[stay.gpus] + np.cumsum(bad, axis=0, dtype=np.uint64)
-        count[stay.gpus] = out[-1]
+            return np.broadcast_to(count[allocation.gpus], shape)
+        out = count[allocation.gpus] + np.cumsum(bad, axis=0, dtype=np.uint64)
+        count[allocation.gpus] = out[-1]
         return np.asarray(out, np.uint64)
 
-    def _batches(self, stay: Stay, rng: np.random.Generator, ticks: int) -> Floats:
+    def _batches(self, allocation: Allocation, rng: np.random.Generator, ticks: int) -> Floats:
         """(ticks, ranks) factor of the batches: on all ranks together, and on the stages of each replica together."""
         common = 1 + np.float32(_COMMON_SD) * heavy(rng, (ticks,))
         begins = (rng.random(ticks) < _LIGHT_RATE) * rng.uniform(*_LIGHT, ticks)
         lighter = np.convolve(begins, np.ones(_LIGHT_TICKS))[:ticks]
-        replicas = max(1, stay.job.ranks // stay.job.stages)
+        replicas = max(1, allocation.job.ranks // allocation.job.stages)
         share = 1 + np.float32(_REPLICA_SD) * rng.standard_normal((ticks, replicas), np.float32)
         factor = (common * (1 - np.minimum(lighter, _LIGHT[1]))).astype(np.float32)
-        return np.asarray(factor[:, None] * share[:, np.arange(stay.job.ranks) % replicas], np.float32)
+        return np.asarray(factor[:, None] * share[:, np.arange(allocation.job.ranks) % replicas], np.float32)
 
-    def _begin(self, stay: Stay, effects: Effects) -> float:
+    def _begin(self, allocation: Allocation, effects: Effects) -> float:
         """Steps since the job began here; a job that begins in this block warms up."""
-        if effects.since < stay.begin <= effects.until and not stay.warm:
-            self.state["jobs.age"][stay.job.number] = 0.0
-        return float(self.state["jobs.age"][stay.job.number])
+        if effects.since < allocation.begin <= effects.until and not allocation.warm:
+            self.state["jobs.age"][allocation.job.number] = 0.0
+        return float(self.state["jobs.age"][allocation.job.number])
 
     def _waited(self, number: int, effects: Effects, finished: NDArray[np.bool_]) -> Any:
         """(ticks,) s for which the step that ends there had waited for data before it began."""
@@ -207,22 +216,24 @@ class Jobs:
         self.state["jobs.waited"][number] = total[-1] - spent[-1]
         return total - np.concatenate([[0.0], spent[:-1]])
 
-    def _hold(self, stay: Stay, reported: Floats, finished: NDArray[np.bool_]) -> Floats:
+    def _hold(self, allocation: Allocation, reported: Floats, finished: NDArray[np.bool_]) -> Floats:
         """What ranks say: the last finished step, unchanged until the next one is finished."""
         held, holder = self.state["ranks.held"], self.state["ranks.holder"]
-        known = held[:, stay.gpus]
-        known = np.where((holder[stay.gpus] != stay.job.number) | np.isnan(known), reported[:, 0], known)
+        known = held[:, allocation.gpus]
+        known = np.where((holder[allocation.gpus] != allocation.job.number) | np.isnan(known), reported[:, 0], known)
         newest = np.maximum.accumulate(np.where(finished, np.arange(1, len(finished) + 1), 0))
         out = np.concatenate([known[:, None], reported], axis=1)[:, newest]
-        held[:, stay.gpus], holder[stay.gpus] = out[:, -1], stay.job.number
+        held[:, allocation.gpus], holder[allocation.gpus] = out[:, -1], allocation.job.number
         return out
 
-    def _level(self, stay: Stay, effects: Effects, swing: NDArray[np.float64]) -> tuple[Floats, NDArray[np.bool_]]:
+    def _level(
+        self, allocation: Allocation, effects: Effects, swing: NDArray[np.float64]
+    ) -> tuple[Floats, NDArray[np.bool_]]:
         """(ticks,) load of the job's GPUs, and whether it writes a checkpoint."""
-        number, (offset, every) = stay.job.number, self._work[stay.job.number].checkpoints
-        on = (effects.time >= stay.begin) & (effects.time < stay.end)
+        number, (offset, every) = allocation.job.number, self._work[allocation.job.number].checkpoints
+        on = (effects.time >= allocation.begin) & (effects.time < allocation.end)
         since = effects.time - offset
-        saving = on & (np.mod(since, every) < CHECKPOINT_TAKES) & (since >= max(0.0, stay.begin - offset))
+        saving = on & (np.mod(since, every) < CHECKPOINT_TAKES) & (since >= max(0.0, allocation.begin - offset))
         saving = saving & ~(effects.site.hung.of_devices(number) | effects.site.stalled.of_devices(number))
         level = np.where(saving, _CHECKPOINT_LOAD, 1.0) * swing
         for channel, load in (
@@ -233,11 +244,15 @@ class Jobs:
             level = np.where(channel.of_devices(number), load, level)
         return np.where(on, level, 0).astype(np.float32), saving
 
-    def _waiting(self, stay: Stay, effects: Effects) -> Floats:
+    def _waiting(self, allocation: Allocation, effects: Effects) -> Floats:
         """(1 or ticks, ranks) factor on the load of ranks that wait for slower ones."""
-        took = self._work[stay.job.number].base * self._lottery[stay.gpus]
-        took = took * effects.gpu.compute.of_devices(stay.gpus) / (1 - effects.gpu.starved.of_devices(stay.gpus))
-        took = took / (effects.gpu.clock.of_devices(stay.gpus) * effects.gpu.capped.of_devices(stay.gpus))
+        took = self._work[allocation.job.number].base * self._lottery[allocation.gpus]
+        took = (
+            took
+            * effects.gpu.compute.of_devices(allocation.gpus)
+            / (1 - effects.gpu.starved.of_devices(allocation.gpus))
+        )
+        took = took / (effects.gpu.clock.of_devices(allocation.gpus) * effects.gpu.capped.of_devices(allocation.gpus))
         took = np.atleast_2d(took)
         share = took / took.max(axis=1, keepdims=True)
         return np.asarray(np.float32(_WAITING) + np.float32(1 - _WAITING) * share, np.float32)
@@ -246,15 +261,17 @@ class Jobs:
         """A node's value for each of its GPUs."""
         return values if np.ndim(values) == 0 else values[:, self.layout.node_of_gpu]
 
-    def _checkpoints(self, stay: Stay, effects: Effects) -> None:
+    def _checkpoints(self, allocation: Allocation, effects: Effects) -> None:
         """Each checkpoint is reported when it begins."""
-        offset, every = self._work[stay.job.number].checkpoints
-        first = max(0, int(np.floor((max(effects.since, stay.begin) - offset) / every)) + 1)
-        last = int(np.floor((min(effects.until, stay.end) - offset) / every))
-        home = int(self.layout.node_of_gpu[stay.gpus[0]])
-        rests = effects.site.hung.of_devices(stay.job.number) | effects.site.stalled.of_devices(stay.job.number)
+        offset, every = self._work[allocation.job.number].checkpoints
+        first = max(0, int(np.floor((max(effects.since, allocation.begin) - offset) / every)) + 1)
+        last = int(np.floor((min(effects.until, allocation.end) - offset) / every))
+        home = int(self.layout.node_of_gpu[allocation.gpus[0]])
+        rests = effects.site.hung.of_devices(allocation.job.number) | effects.site.stalled.of_devices(
+            allocation.job.number
+        )
         rests = np.broadcast_to(rests, effects.time.shape)
         for n in range(first, last + 1):
             if rests[min(int(np.searchsorted(effects.time, offset + n * every)), len(rests) - 1)]:
                 continue
-            effects.add_event(offset + n * every, stay.job.entity, "checkpoint", home, seconds=CHECKPOINT_TAKES)
+            effects.add_event(offset + n * every, allocation.job.entity, "checkpoint", home, seconds=CHECKPOINT_TAKES)

@@ -18,7 +18,7 @@ from pipeline.model.records import SECOND
 
 _BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)  # of the eight GPUs of a node, as HGX H100 servers have them
 _MOST = 32  # GPUs of a node, as scenarios allow
-_NOBODY = "pid='<unknown>', name=<unknown>"
+_UNKNOWN_PROCESS = "pid='<unknown>', name=<unknown>"
 
 
 class Line(NamedTuple):
@@ -43,10 +43,10 @@ def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
         return
     entity = effects.layout.entities["gpu"][device]
     node, _, index = entity.removeprefix("gpu:").rpartition(".")
-    first, read = zlib.crc32(f"{entity} {times[0]}".encode()) % 1_000_000, _interpreter(node)
+    first, read = zlib.crc32(f"{entity} {times[0]}".encode()) % 1_000_000, _decoder(node)
     events = []
     for number, (line, time) in enumerate(zip(lines, times, strict=True)):
-        who = f"pid={4000 + first % 60_000}, name=python3" if line.user else _NOBODY
+        who = f"pid={4000 + first % 60_000}, name=python3" if line.user else _UNKNOWN_PROCESS
         text = f"NVRM: Xid (PCI:{address(int(index))}): {line.code}, {who}, {line.text}"
         parsed = read.decode(KmsgRecord(first + number, 0, 3, 0, text), effects.start + time)
         assert parsed is not None
@@ -56,12 +56,12 @@ def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
 
 
 @cache
-def _interpreter(node: str) -> KernelEventDecoder:
+def _decoder(node: str) -> KernelEventDecoder:
     places = GpuAddresses(Path("/proc/driver/nvidia"), {address(index): index for index in range(_MOST)})
     return KernelEventDecoder(node, shipped_xid_table(), load_patterns(None, PREFILTER_WORDS), places, Path("/sys"))
 
 
-_NOWHERE = Path("/dev/null")  # the devices of the machine that simulates are none of the fleet's
+_NO_PATH = Path("/dev/null")  # the devices of the machine that simulates are none of the fleet's
 
 
 def log_line(effects: Effects, node: int, moment: float, text: str) -> None:
@@ -70,7 +70,7 @@ def log_line(effects: Effects, node: int, moment: float, text: str) -> None:
         return
     name = effects.layout.node_names[node]
     sequence = zlib.crc32(f"{name} {moment} {text}".encode()) % 1_000_000
-    read = KernelEventDecoder(name, shipped_xid_table(), _patterns(), GpuAddresses(_NOWHERE), _NOWHERE)
+    read = KernelEventDecoder(name, shipped_xid_table(), _patterns(), GpuAddresses(_NO_PATH), _NO_PATH)
     parsed = read.decode(KmsgRecord(sequence, 0, 3, 0, text), round(moment * SECOND))
     assert parsed is not None, text
     effects.add_event(moment, parsed[1].entity, "kernel", node, **parsed[1].data)

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Channel, Effects
 from agents.sim.layout import Layout
-from agents.sim.physics.jobs import Tempo
-from agents.sim.physics.lives import resets
+from agents.sim.physics.counter_generations import resets
+from agents.sim.physics.jobs import GpuActivity
 from agents.sim.physics.noise import Counter, Drift, Floats, generator, rare
 from agents.sim.physics.state import State
 
 LINE_RATE = 4.25e11  # bits/s on the wire of a 400G port: IEEE 802.3 400GBASE-R, 8 lanes of 53.125 Gb/s PAM4 in pairs
 _LEVEL, _LEVEL_SD = -7.5, 0.5  # log10 of the raw BER; published PAM4 links lie at 1e-8 to 1e-6. Spread chosen
-_BEST, _WORST = -9.5, -6.0  # of a sound port; chosen
+_BEST, _WORST = -9.5, -6.0  # of a healthy port; chosen
 _WANDER, _WANDER_SPREAD, _TAU = 0.06, 0.6, 17_640.0
 """Wander of log10 BER: its spread (median of ports, and sd of its logarithm between them) and correlation time (s), as
 measured hourly on 50 coherent optical ports over 7 to 15 days [Alibaba transport]."""
@@ -146,7 +146,7 @@ class Optics:
     def _failed(
         self, block: int, log_ber: Floats, down: NDArray[np.bool_], effects: Effects
     ) -> NDArray[np.int64] | None:
-        """Codewords beyond mending; draws of their own, so that the sound ports stay as they are."""
+        """Codewords beyond mending; draws of their own, so that the healthy ports stay as they are."""
         if not effects.port.raw_ber:
             return None
         rate = np.where(down, 0, failures(log_ber))
@@ -230,16 +230,16 @@ class Links:
         }
         self._optics = Optics(layout, interval, seed, state)
 
-    def step(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, activity: GpuActivity, effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class nic."""
-        rng, harm = generator(self.seed, 31, block), generator(self.seed, 32, block)
-        port, shape, restarted = effects.port, tempo.load.shape, resets(effects, "nic")
+        rng, fault_rng = generator(self.seed, 31, block), generator(self.seed, 32, block)
+        port, shape, restarted = effects.port, activity.load.shape, resets(effects, "nic")
         down = np.broadcast_to(port.down.values, shape)
         optical, failed = self._optics.step(block, down, restarted, effects)
         noise = self._drift.draw(rng, shape[0])
-        growth = self._traffic(rng, tempo, noise, down | port.stalled.values, effects)
-        growth |= self._congestion(rng, harm, tempo, noise, effects)
-        growth |= self._errors(rng, harm, failed, effects, shape)
+        growth = self._traffic(rng, activity, noise, down | port.stalled.values, effects)
+        growth |= self._congestion(rng, fault_rng, activity, noise, effects)
+        growth |= self._errors(rng, fault_rng, failed, effects, shape)
         columns: dict[str, NDArray[Any]] = {
             "nic.state": (~down).astype(np.uint8),
             "nic.speed": np.where(down, np.float32(np.nan), np.float32(SPEED)),  # sysfs has none while it is down
@@ -255,16 +255,16 @@ class Links:
         return columns | self._misread(columns, effects)
 
     def _traffic(
-        self, rng: np.random.Generator, tempo: Tempo, noise: Floats, still: NDArray[np.bool_], effects: Effects
+        self, rng: np.random.Generator, activity: GpuActivity, noise: Floats, still: NDArray[np.bool_], effects: Effects
     ) -> dict[str, Counts]:
         """Bytes and packets within each tick."""
-        ticks, width = len(tempo.pace), self.layout.gpus_per_node
+        ticks, width = len(activity.pace), self.layout.gpus_per_node
         burst = np.exp(np.float32(_BURST) * self._burst.draw(rng, ticks))
         leaps = rng.random(burst.shape, np.float32) < _LEAP_SHARE
         burst[leaps] *= rng.uniform(*_LEAP, int(leaps.sum())).astype(np.float32)
-        share = self._level(effects) * tempo.pace * (1 + np.float32(0.02) * noise)
+        share = self._level(effects) * activity.pace * (1 + np.float32(0.02) * noise)
         share *= np.repeat(burst, width, axis=1) * effects.port.goodput.values
-        share += np.float32(_SAVED) * tempo.saving
+        share += np.float32(_SAVED) * activity.saving
         rate = _IDLE + _LINE * np.clip(share, 0, 1).astype(np.float64)
         sent = np.asarray(np.where(still, 0, rate) * self.interval, np.int64)
         received = sent + rng.integers(0, 1 << 16, sent.shape)
@@ -280,17 +280,22 @@ class Links:
         return np.asarray([*self._levels, 0.0], np.float32)[job]
 
     def _congestion(
-        self, rng: np.random.Generator, harm: np.random.Generator, tempo: Tempo, noise: Floats, effects: Effects
+        self,
+        rng: np.random.Generator,
+        fault_rng: np.random.Generator,
+        activity: GpuActivity,
+        noise: Floats,
+        effects: Effects,
     ) -> dict[str, Counts]:
         """What a busy network says of itself: it follows the traffic, and is no fault of the port."""
-        port, pace = effects.port, tempo.pace
+        port, pace = effects.port, activity.pace
         wait = np.float32(_WAITS) * pace * np.maximum(1 + np.float32(0.3) * noise, 0)
         wait = np.minimum(wait + port.wait.values * (pace > 0), 1)
         mean = np.float32(_MARKED * self.interval) * pace
         marked = mean + np.sqrt(mean * 4) * rng.standard_normal(pace.shape, np.float32)  # bursts: twice Poisson's sd
         marked = np.maximum(marked, 0).astype(np.int64)
         if port.cnp:
-            marked += self._struck(harm, port.cnp) * (pace > 0) * round(1 / _CNP_SHARE)
+            marked += self._fault_errors(fault_rng, port.cnp) * (pace > 0) * round(1 / _CNP_SHARE)
         sent = (marked * _CNP_SHARE).astype(np.int64)
         # the packets that one node marks as congested were sent by the same rail's port of the node before it
         obeyed = np.roll(sent, -self.layout.gpus_per_node, axis=1) * (pace > 0)
@@ -300,12 +305,12 @@ class Links:
     def _errors(
         self,
         rng: np.random.Generator,
-        harm: np.random.Generator,
+        fault_rng: np.random.Generator,
         failed: Counts | None,
         effects: Effects,
         shape: tuple[int, int],
     ) -> dict[str, Counts]:
-        """What rarely happens to sound ports; a counter that is not named here stands still."""
+        """What rarely happens to healthy ports; a counter that is not named here stands still."""
         port, hours = effects.port, self.interval / 3600
         found = {
             "rx_dropped": rare(rng, _DROP_PER_HOUR * hours, shape),
@@ -322,22 +327,22 @@ class Links:
         )
         for name, channel in affected:
             if channel:
-                found[name] = found.get(name, 0) + self._struck(harm, channel)
+                found[name] = found.get(name, 0) + self._fault_errors(fault_rng, channel)
         if failed is not None:
-            hit = harm.binomial(failed, _CRC_SHARE)
+            hit = fault_rng.binomial(failed, _CRC_SHARE)
             found["symbol_errors"] += failed
             found["crc_errors"] = found.get("crc_errors", 0) + hit
         if port.flips:
             flips = port.flips.array()
             found |= {"carrier_changes": flips, "link_downs": port.drops.array()}
-            found["symbol_errors"] += harm.poisson(_RETRAIN * np.maximum(flips - port.drops.array(), 0))
+            found["symbol_errors"] += fault_rng.poisson(_RETRAIN * np.maximum(flips - port.drops.array(), 0))
         if "crc_errors" in found:
             found["rx_errors"] = found["crc_errors"]
             found["out_of_sequence"] += found["crc_errors"]  # a dropped packet makes the next one out of sequence
         return found
 
-    def _struck(self, rng: np.random.Generator, rate: Channel) -> Counts:
-        """(ticks, ports) errors that faults make; draws of their own, so that the sound ports stay as they are."""
+    def _fault_errors(self, rng: np.random.Generator, rate: Channel) -> Counts:
+        """(ticks, ports) errors that faults make; draws of their own, so that the healthy ports stay as they are."""
         return rng.poisson(rate.array() * self.interval)
 
     def _misread(self, columns: dict[str, NDArray[Any]], effects: Effects) -> dict[str, NDArray[Any]]:
@@ -374,17 +379,17 @@ class Nvlinks:
         self._counters = {name: Counter(state, f"nvlink.{name}", starts.get(name, zero)) for name in names}
         self._levels: list[float] = []
 
-    def step(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
+    def step(self, block: int, activity: GpuActivity, effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class nvlink."""
-        rng, harm = generator(self.seed, 38, block), generator(self.seed, 39, block)
-        gpu, shape = effects.gpu, tempo.load.shape
+        rng, fault_rng = generator(self.seed, 38, block), generator(self.seed, 39, block)
+        gpu, shape = effects.gpu, activity.load.shape
         restarted, none = resets(effects, "nvlink"), np.zeros(shape, np.int64)
-        growth = {**self._traffic(rng, tempo, effects)}
+        growth = {**self._traffic(rng, activity, effects)}
         growth["replay_errors"] = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
         if gpu.nvlink_replays:
-            growth["replay_errors"] += harm.poisson(gpu.nvlink_replays.array() * self.interval)
+            growth["replay_errors"] += fault_rng.poisson(gpu.nvlink_replays.array() * self.interval)
         if gpu.nvlink_crc:
-            growth["crc_errors"] = harm.poisson(gpu.nvlink_crc.array() * self.interval)
+            growth["crc_errors"] = fault_rng.poisson(gpu.nvlink_crc.array() * self.interval)
         if gpu.nvlink_recoveries:
             growth["recovery_errors"] = gpu.nvlink_recoveries.array()
         columns: dict[str, NDArray[Any]] = {
@@ -398,10 +403,12 @@ class Nvlinks:
                 columns[f"nvlink.{name}"] = counter.still(shape[0])
         return columns
 
-    def _traffic(self, rng: np.random.Generator, tempo: Tempo, effects: Effects) -> dict[str, NDArray[np.int64]]:
+    def _traffic(
+        self, rng: np.random.Generator, activity: GpuActivity, effects: Effects
+    ) -> dict[str, NDArray[np.int64]]:
         """KiB within each tick; what the GPUs of a node send goes round among them."""
-        width, shape = self.layout.gpus_per_node, tempo.pace.shape
-        share = self._level(effects) * tempo.pace * (1 + np.float32(_SWING) * rng.standard_normal(shape, np.float32))
+        width, shape = self.layout.gpus_per_node, activity.pace.shape
+        share = self._level(effects) * activity.pace * (1 + np.float32(_SWING) * rng.standard_normal(shape, np.float32))
         share = np.where(effects.gpu.nvlink_down.values, 0, np.clip(share, 0, effects.gpu.nvlink_speed.values))
         sent = np.asarray(share.astype(np.float64) * (_NVLINK_LINE * self.interval), np.int64)
         received = np.roll(sent.reshape(shape[0], -1, width), 1, axis=2).reshape(shape)

@@ -66,7 +66,7 @@ class Memory:
         }
 
     def _background(self, rng: np.random.Generator, rate: float, shape: tuple[int, ...]) -> NDArray[np.int64] | None:
-        """(ticks, GPUs) corrected errors of sound memory, at `rate` per hour; None: there are none."""
+        """(ticks, GPUs) corrected errors of healthy memory, at `rate` per hour; None: there are none."""
         size = -_BURST / ((1 - _BURST) * np.log(1 - _BURST))  # mean of the logarithmic distribution
         bursts = rng.poisson(rate / 3600 * self.interval * shape[0] * shape[1] / size)
         if not bursts:

@@ -65,7 +65,7 @@ class Drift:
         return out
 
 
-class Wander:
+class SlowDrift:
     """Noise of unit variance that moves slowly, as the metrics of real servers do: a slow part, interpolated between
     the ends of the blocks, and a quick one. Real correlation falls to 0.8 within 5 minutes and to 0.6 within an hour.
 
@@ -141,7 +141,7 @@ def rare(rng: np.random.Generator, rate: float, shape: tuple[int, int]) -> NDArr
 class Counter:
     """A counter as a device keeps it: starts at its past value, falls only if the device restarts.
 
-    name: the signal; agents/sim/physics/lives.py knows by it what stood there before a reset.
+    name: the signal; agents/sim/physics/counter_generations.py knows by it what stood there before a reset.
     """
 
     def __init__(self, state: State, name: str, start: NDArray[np.int64]) -> None:

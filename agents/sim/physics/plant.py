@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.layout import PSUS, Layout
-from agents.sim.physics.edge import LEAST_FLOW, collapses
+from agents.sim.physics.counter_generations import CounterGenerations
+from agents.sim.physics.edge import LEAST_FLOW, add_collapse_events
 from agents.sim.physics.gpus import SHUTDOWN_C, Gpus
 from agents.sim.physics.hosts import Hosts
 from agents.sim.physics.jobs import Jobs
 from agents.sim.physics.links import Links, Nvlinks
-from agents.sim.physics.lives import Lives
 from agents.sim.physics.noise import Drift, Floats, generator
 from agents.sim.physics.state import State
 from agents.sim.schedule import Schedule
@@ -91,7 +91,7 @@ class Facility:
             + np.float32(_LEVEL_SD) * rng.standard_normal(flow.shape, np.float32),
         }
         volts = (_VOLTS + self._volts.draw(rng, ticks)) * effects.site.volts.values
-        collapses(effects, self._flow, _PRESSURE)
+        add_collapse_events(effects, self._flow, _PRESSURE)
         wet = np.broadcast_to(effects.site.leak.values, (ticks, self.layout.racks))
         return {
             "coolant": coolant,
@@ -215,24 +215,24 @@ class Plant:
         self._hosts = Hosts(layout, interval, seed, state)
         self._facility = Facility(layout, interval, seed, state)
         self._psus, self._sensors = Psus(layout, seed), Sensors(layout, interval, seed, state)
-        self._lives = Lives(layout, state)
+        self._generations = CounterGenerations(layout, state)
 
     def step(self, block: int, effects: Effects) -> dict[str, Columns]:
         """Device class -> true columns, of ranks those of the block's stays: load, heat, the pace of jobs, the rest."""
-        before, stays = self._lives.readings(), list(effects.stays)
-        tempo, supply = self._jobs.load(effects, stays), self._facility.supply(block, effects)
-        gpu, clock = self._gpus.step(block, tempo, supply, effects, stays)
-        sent = self._jobs.step(block, tempo, clock, effects, stays)
+        before, allocations = self._generations.readings(), list(effects.allocations)
+        activity, supply = self._jobs.load(effects, allocations), self._facility.supply(block, effects)
+        gpu, clock = self._gpus.step(block, activity, supply, effects, allocations)
+        sent = self._jobs.step(block, activity, clock, effects, allocations)
         columns = {
             "gpu": gpu,
-            "nic": self._links.step(block, tempo, effects),
-            "nvlink": self._nvlinks.step(block, tempo, effects),
-            "node": self._hosts.step(block, tempo, effects),
+            "nic": self._links.step(block, activity, effects),
+            "nvlink": self._nvlinks.step(block, activity, effects),
+            "node": self._hosts.step(block, activity, effects),
             "psu": self._psus.step(block, gpu["gpu.power"], effects),
             "sensor": self._sensors.step(block, effects),
             **self._facility.step(block, supply, gpu["gpu.power"], effects),
         }
-        self._lives.follow(columns, before, effects, effects.start // SECOND)
+        self._generations.add_columns(columns, before, effects, effects.start // SECOND)
         names = sent[0][1] if sent else {}
         ranks = {name: np.concatenate([columns[name] for _, columns in sent], axis=1) for name in names}
         return {**columns, "rank": ranks}

@@ -11,7 +11,7 @@ from agents.sim.faults.gpu import GpuEngineFault
 from agents.sim.faults.slow import Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
-from agents.sim.schedule import Schedule, Stay
+from agents.sim.schedule import Allocation, Schedule
 from pipeline.model.errors import UsageError
 
 DAY = 86_400.0
@@ -21,8 +21,8 @@ def simulated(*lines: Line, nodes: int = 16) -> FleetSimulator:
     return FleetSimulator(Scenario(5400.0, 10.0, None, Fleet(nodes, 8), lines), 3)
 
 
-def of_job(schedule: Schedule, name: str) -> list[Stay]:
-    return [stay for stay in schedule.stays if stay.job.name == name]
+def of_job(schedule: Schedule, name: str) -> list[Allocation]:
+    return [stay for stay in schedule.allocations if stay.job.name == name]
 
 
 def test_a_fault_that_ends_a_job_changes_the_schedule_and_all_later_faults() -> None:
@@ -45,7 +45,7 @@ def test_random_job_faults_affect_running_jobs_and_are_half_an_hour_apart() -> N
     rates = Rates(kinds={"job_hang": 4e4, "data_stall": 4e4, "loss_spike": 4e4, "job_restart": 2e4}, faults=1.0)
     scenario = Scenario(DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(6.0), rates=rates)
     simulator = FleetSimulator(scenario, 2)
-    mine = [f for f in simulator.faults if f.kind.strikes == "job"]
+    mine = [f for f in simulator.faults if f.kind.target == "job"]
     assert len(mine) > 20
     for fault in mine:
         stay = next(s for s in of_job(simulator.schedule, fault.entity.removeprefix("job:")) if s.end >= fault.end)
@@ -61,13 +61,15 @@ def test_a_fault_on_an_unknown_job_is_refused_and_one_on_an_idle_job_has_no_effe
     out = Line(Maintenance(), 500.0, 3000.0, "node:sim-n001")
     simulator = simulated(out, Line(JobHang(), 1000.0, 1900.0, "job:sim-81"), nodes=1)
     assert [f.entity for f in simulator.faults] == ["node:sim-n001", "job:sim-81"]
-    assert [s.begin for s in simulator.schedule.stays] == [0.0, 3000.0]
+    assert [s.begin for s in simulator.schedule.allocations] == [0.0, 3000.0]
 
 
 def test_job_faults_do_not_depend_on_the_order_of_the_lines() -> None:
     lines = [Line(JobRestart(), 3500.0, 5000.0, "job:sim-81"), Line(JobHang(), 1000.0, 1900.0, "job:sim-82")]
     one, other = simulated(*lines), simulated(*reversed(lines))
-    assert [(s.job.name, s.end) for s in one.schedule.stays] == [(s.job.name, s.end) for s in other.schedule.stays]
+    assert [(s.job.name, s.end) for s in one.schedule.allocations] == [
+        (s.job.name, s.end) for s in other.schedule.allocations
+    ]
 
 
 def test_a_slow_unused_gpu_is_invisible_and_a_logged_fact_never_is() -> None:
@@ -89,9 +91,9 @@ def test_one_more_configured_fault_does_not_change_the_random_faults() -> None:
         FleetSimulator(Scenario(DAY, 10.0, None, Fleet(16, 8), lines, rates=rates), 2).faults
         for lines in ((), (Line(Straggler(), 100.0, 200.0), Line(Straggler(), 300.0, 400.0)))
     )
-    hardware = [f for f in bare if f.kind.strikes != "job"]
+    hardware = [f for f in bare if f.kind.target != "job"]
     assert len(hardware) > 20
-    assert hardware == [f for f in more if f.kind.strikes != "job"][:-2]
+    assert hardware == [f for f in more if f.kind.target != "job"][:-2]
     assert len({f.number for f in more}) == len(more)
     alone = FleetSimulator(Scenario(DAY, 10.0, None, Fleet(16, 8), (Line(Straggler(), 100.0, 200.0),)), 2).faults[0]
     given = next(f for f in more if f.onset == 100.0)

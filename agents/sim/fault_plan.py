@@ -38,14 +38,14 @@ DRAWN = (_KEY, 2)  # key of the generators of random events: separate, so that n
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class RandomEvents:
     """Random events in order of onset, and the number that found no free site."""
 
     lines: tuple[Line, ...]
     dropped: int
 
 
-def draw_events(scenario: Scenario, layout: Layout, seed: int) -> Arrivals:
+def draw_events(scenario: Scenario, layout: Layout, seed: int) -> RandomEvents:
     """Draws the random events of a scenario. Raises UsageError if there are too many to plan."""
     expected = {
         name: _scenario_rate(scenario, kind).of(layout) * scenario.duration for name, kind in sorted(KINDS.items())
@@ -57,7 +57,7 @@ def draw_events(scenario: Scenario, layout: Layout, seed: int) -> Arrivals:
     for name, number in expected.items():
         found += _draw_kind(KINDS[name], number, scenario.duration, places, generator(seed, _KEY, 1, _kind_key(name)))
     order = sorted(found, key=lambda line: (line.onset, line.kind.name, line.entity or ""))
-    return Arrivals(tuple(order), places.dropped)
+    return RandomEvents(tuple(order), places.dropped)
 
 
 def _rate_factor_key(kind: type[Kind]) -> str:
@@ -95,7 +95,7 @@ def _draw_kind(
 ) -> Iterator[Line]:
     """Draws the events of one kind, and their consequences."""
     for _ in range(int(rng.poisson(expected))):
-        born, span = kind.arriving(places.layout, rng)
+        born, span = kind.draw_random(places.layout, rng)
         spot = places.draw_site(kind, span, duration, rng)
         if spot is None:
             continue
@@ -105,7 +105,7 @@ def _draw_kind(
         if chain and rng.random() < chain.probability:
             later = onset + chain.lead.draw(rng)
             if later < duration:
-                after, length = KINDS[chain.kind].arriving(places.layout, rng)
+                after, length = KINDS[chain.kind].draw_random(places.layout, rng)
                 yield Line(after, later, later + length, entity)
 
 
@@ -155,12 +155,12 @@ class _FaultSites:
         self, kind: type[Kind], span: float, duration: float, rng: np.random.Generator
     ) -> tuple[str | None, float] | None:
         """Returns (entity, onset), entity None for a job; None if every try met a reserved time."""
-        held, names = min(span, kind.settles), () if kind.strikes == "job" else kind().candidates(self.layout)
+        held, names = min(span, kind.exclusive), () if kind.target == "job" else kind().candidates(self.layout)
         for _ in range(_TRIES):
             onset = float(rng.uniform(0, duration))
-            if kind.strikes == "job":
+            if kind.target == "job":
                 return None, onset
-            device = self._pick_device(kind.strikes, len(names), rng)
+            device = self._pick_device(kind.target, len(names), rng)
             taken = self._reservations(kind, device) if self.apart else []
             if all(one.is_free(onset, onset + held) for one in taken):
                 for one in taken:
@@ -171,31 +171,31 @@ class _FaultSites:
 
     def _reservations(self, kind: type[Kind], device: int) -> Sequence[_Reservations]:
         """Returns the lists in which an event needs a free time."""
-        nodes = self._nodes(kind.strikes, device)
-        shared = [self._shared[node] for node in nodes] if kind.strikes in _SHARED else []
-        alone = kind.strikes in _SHARED and kind.detectability == "benign"
+        nodes = self._nodes(kind.target, device)
+        shared = [self._shared[node] for node in nodes] if kind.target in _SHARED else []
+        alone = kind.target in _SHARED and kind.detectability == "benign"
         return shared if alone else [*shared, *(self._own[node] for node in nodes)]
 
-    def _pick_device(self, strikes: str, count: int, rng: np.random.Generator) -> int:
+    def _pick_device(self, job_events: str, count: int, rng: np.random.Generator) -> int:
         """Draws a device, weighted by its node's hazard if it belongs to one node."""
-        if strikes not in ("gpu", "nvlink", "nic", "node"):
+        if job_events not in ("gpu", "nvlink", "nic", "node"):
             return int(rng.integers(count))
-        width = 1 if strikes == "node" else self.layout.gpus_per_node
+        width = 1 if job_events == "node" else self.layout.gpus_per_node
         weights = self._cumulative[: -(-count // width)]
         node = int(np.searchsorted(weights, rng.random() * weights[-1]))
         return min(node * width + int(rng.integers(width)), count - 1)
 
-    def _nodes_below(self, strikes: str, device: int) -> list[int]:
+    def _nodes_below(self, job_events: str, device: int) -> list[int]:
         """Returns the nodes that a device affects; for a rack its whole row, since warm air and leaks spread."""
-        places = self.layout.row_of(device).tolist() if strikes == "rack" else [device]
-        return [node for place in places for node in self.layout.nodes_below(strikes, place).tolist()]
+        places = self.layout.row_of(device).tolist() if job_events == "rack" else [device]
+        return [node for place in places for node in self.layout.nodes_below(job_events, place).tolist()]
 
 
 _BEYOND = 30 * DAY  # s after the end of the scenario: no drawn event lasts longer
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class FaultPlan:
     """Faults and benign events in order of their numbers, and the resulting schedule of jobs.
 
     planned: number of events.   dropped: number of events that found no free site, or no job.
@@ -207,16 +207,16 @@ class Story:
     dropped: int = 0
 
     @classmethod
-    def plan(cls, scenario: Scenario, layout: Layout, seed: int, live: bool) -> Story:
+    def plan(cls, scenario: Scenario, layout: Layout, seed: int, live: bool) -> FaultPlan:
         """Plans a scenario with a seed: first events on hardware, then jobs, then events on jobs."""
         own = draw_events(scenario, layout, seed)
         entries = list(_entries(scenario, own.lines, seed, live))
         horizon = scenario.duration + (scenario.live.hours * 3600 if live else 0.0)
-        hardware = list(_place_faults((e for e in entries if e.line.kind.strikes != "job"), scenario, layout))
-        stops = [stop for fault in hardware if (stop := fault.kind.stops(fault, layout))]
+        hardware = list(_place_faults((e for e in entries if e.line.kind.target != "job"), scenario, layout))
+        stops = [stop for fault in hardware if (stop := fault.kind.job_stop(fault, layout))]
         on_jobs = _JobFaults(scenario, layout)
-        strikes = [(e.line.onset, partial(on_jobs, e)) for e in entries if e.line.kind.strikes == "job"]
-        schedule = plan(layout, scenario.jobs.mean_hours, stops, seed, horizon, strikes)
+        job_events = [(e.line.onset, partial(on_jobs, e)) for e in entries if e.line.kind.target == "job"]
+        schedule = plan(layout, scenario.jobs.mean_hours, stops, seed, horizon, job_events)
         faults = sorted([*hardware, *on_jobs.faults(schedule)], key=lambda f: f.number)
         return cls(tuple(faults), schedule, len(entries) + own.dropped, own.dropped + on_jobs.idle)
 
@@ -255,9 +255,9 @@ def _place_faults(entries: Iterable[_Entry], scenario: Scenario, layout: Layout)
     for entry in entries:
         kind, rng = entry.draw_kind()
         entity = entry.line.entity or _draw_entity(kind.candidates(layout), taken, rng)
-        device = index[kind.strikes].get(entity)
+        device = index[kind.target].get(entity)
         if device is None:
-            raise _unknown(scenario, entry, layout.places[kind.strikes])
+            raise _unknown(scenario, entry, layout.places[kind.target])
         if entry.key[1] == FAULTS:  # random events have their site already, and take none from given ones
             taken.add(entity)
         yield entry.fault(kind, entity, device)
@@ -289,13 +289,15 @@ class _JobFaults:
         self._found.append(fault)
         if self._scenario.rates.apart:
             self._busy[fault.device] = max(fault.end, self._busy.get(fault.device, 0.0)) + APART
-        return kind.stops(fault, self._layout)
+        return kind.job_stop(fault, self._layout)
 
     def faults(self, schedule: Schedule) -> Iterator[Fault]:
         """Yields all of them once the schedule is known; an event on a job that does not run has no effect."""
         for fault in self._found:
-            stays = [s for s in schedule.stays_within(fault.onset, fault.onset) if s.job.number == fault.device]
-            yield replace(fault, end=min([fault.end, *(stay.end for stay in stays)]))
+            allocations = [
+                s for s in schedule.allocations_within(fault.onset, fault.onset) if s.job.number == fault.device
+            ]
+            yield replace(fault, end=min([fault.end, *(allocation.end for allocation in allocations)]))
         jobs = {job.entity: job for job in schedule.jobs}
         for entry in self._missed:
             job = jobs.get(str(entry.line.entity))
@@ -329,8 +331,8 @@ def truth_lines(
 
 def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon: float) -> dict[str, Any]:
     kind, idle = fault.kind, _idle(fault, schedule, layout)
-    guilty = kind.guilty(fault, layout)
-    detectable = kind.detectable(fault)
+    guilty = kind.faulty_entities(fault, layout)
+    detectable = kind.detectable_from(fault)
     unseen = idle or detectable >= min(fault.end, horizon)
     line: dict[str, Any] = {
         "id": f"fault-{fault.number}",
@@ -338,9 +340,9 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
         "entity": fault.entity,
         "onset": _timestamp(start, fault.onset),
         "end": _timestamp(start, min(fault.end, horizon)),
-        "class": "invisible" if unseen else kind.verdict(fault),
+        "class": "invisible" if unseen else kind.truth_class(fault),
         "signals": list(kind.signals),
-        "parameters": {**kind.parameters(), "row": kind.row, "attribution": kind.blames()},
+        "parameters": {**kind.parameters(), "row": kind.row, "attribution": kind.attributed_part()},
     }
     if guilty != (fault.entity,):
         line["entities"] = list(guilty)
@@ -359,9 +361,9 @@ def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     A logged fact is visible in any case."""
     if not fault.kind.loaded or fault.kind.detectability != "soft":
         return False
-    below = fault.kind.strikes in ("node", "leaf")
-    gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.strikes, fault.device))[0]) if below else fault.device
-    stop = fault.kind.stops(fault, layout)  # a job that it stopped was running there
+    below = fault.kind.target in ("node", "leaf")
+    gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.target, fault.device))[0]) if below else fault.device
+    stop = fault.kind.job_stop(fault, layout)  # a job that it stopped was running there
     end = min(fault.end, fault.onset + 86_400, stop.at if stop else np.inf)
     looks = np.linspace(fault.onset, end, _SAMPLES, endpoint=False)
     return sum(schedule.job_at(gpu, float(t)) is not None for t in looks) < _SAMPLES / 2

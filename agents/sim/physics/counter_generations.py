@@ -39,7 +39,7 @@ def _own(effects: Effects, device_class: str) -> NDArray[np.bool_] | None:
     return channel.array() if channel else None
 
 
-class Lives:
+class CounterGenerations:
     """Since when each device's counters have been in their present life: s after the start of the scenario."""
 
     def __init__(self, layout: Layout, state: State) -> None:
@@ -51,7 +51,7 @@ class Lives:
         """Last readings of all counters before a block, by signal."""
         return {name.removeprefix("counter."): v for name, v in self.state.items() if name.startswith("counter.")}
 
-    def follow(
+    def add_columns(
         self,
         columns: Mapping[str, dict[str, NDArray[Any]]],
         before: Mapping[str, NDArray[Any]],
@@ -66,7 +66,7 @@ class Lives:
                 continue
             since = self._since(device_class, effects)
             block[f"{device_class}.generation"] = (since + start).astype(np.uint32)
-            for tick, device in _told(effects, device_class):
+            for tick, device in _reported_resets(effects, device_class):
                 fell = [n for n in counting if _fell(block[n], before.get(n), tick, device)]
                 if fell:
                     entity = self.layout.entities[device_class][device]
@@ -83,7 +83,7 @@ class Lives:
         return since
 
 
-def _told(effects: Effects, device_class: str) -> list[tuple[int, int]]:
+def _reported_resets(effects: Effects, device_class: str) -> list[tuple[int, int]]:
     """(tick, device) of resets that an agent sees: it was up before."""
     own = _own(effects, device_class)
     if own is None:
