@@ -142,8 +142,9 @@ class Jobs:
         norms: Floats,
         effects: Effects,
     ) -> dict[str, NDArray[Any]]:
-        """What the ranks of one stay say in each tick."""
-        number, gpus, work = allocation.job.number, allocation.gpus, self._work[allocation.job.number]
+        """Returns the columns of the ranks of one allocation."""
+        number, gpus, site = allocation.job.number, allocation.gpus, effects.site
+        work = self._work[number]
         rng = generator(self.seed, 16, block, number)
         age = self._begin(allocation, effects)
         mine = work.base * compute[:, gpus] * self._batches(allocation, rng, len(compute))
@@ -152,19 +153,15 @@ class Jobs:
             steps = age + np.cumsum(on) * self.interval / _COMPUTE
             mine = mine * (1 + _WARM_LOSS * np.exp(-3 * steps / WARM_UP))[:, None].astype(np.float32)
         wait = np.float32(_COLLECTIVE) * (1 + np.float32(0.03) * np.abs(heavy(rng, (len(mine),))))
-        working = (mine.max(axis=1) + wait * effects.site.network.of_devices(number)) * effects.site.step.of_devices(
-            number
-        )
-        still = (
-            activity.saving[:, gpus[0]] | effects.site.stalled.of_devices(number) | effects.site.hung.of_devices(number)
-        )
-        still = still | effects.site.evaluating.of_devices(number) | ~on
+        working = (mine.max(axis=1) + wait * site.network.of_devices(number)) * site.step.of_devices(number)
+        still = activity.saving[:, gpus[0]] | site.stalled.of_devices(number) | site.hung.of_devices(number)
+        still = still | site.evaluating.of_devices(number) | ~on
         nominal = np.float32(work.base.max() + _COLLECTIVE)
         activity.pace[:, gpus] += np.where(still, 0, nominal / working)[:, None].astype(np.float32)
         before = self.state["jobs.progress"][number]
         done = before + np.cumsum(np.where(still, 0, self.interval / working))
-        loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * effects.site.loss.of_devices(number)).astype(np.float32)
-        norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * effects.site.loss.of_devices(number)
+        loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * site.loss.of_devices(number)).astype(np.float32)
+        norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * site.loss.of_devices(number)
         reported = np.empty((len(REPORTED), *mine.shape), np.float32)
         finished = np.diff(np.floor(done), prepend=np.floor(before)) > 0
         reported[1], reported[2], reported[3] = mine, working[:, None] - mine, loss[:, None]
