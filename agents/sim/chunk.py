@@ -28,7 +28,7 @@ class Chunk:
     times:    (ticks,) UTC microseconds.
     entities: device class -> names of its devices; of ranks those that exist in these ticks.
     columns:  device class -> signal -> (ticks, devices) in wire type.
-    homes:    device class -> (devices,) number of the sender that reports each.
+    senders:  device class -> (devices,) number of the sender that reports each.
     present:  device class -> (ticks, devices) rows that exist.
     late:     (ticks, senders) us added to the time of a sender's samples; less than a tick.
     silent:   (ticks, senders) whether nothing was sent: these rows and events do not exist.

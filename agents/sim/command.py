@@ -1,4 +1,4 @@
-"""`fleetpulse simulate`: a fleet with known faults into files, to spools or Kafka at a chosen speed, or both alike.
+"""`fleetpulse simulate`: writes a fleet with known faults to files, sends it to spools or Kafka, or both.
 
 Where the scenario names no start: with --to second 0 lies at now - backfill - (duration - backfill) * (1 - 1 /
 speed), so that a stream at speed 1 runs with the clock, one at speed 0 ends now, and no sample is in the

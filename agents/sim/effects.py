@@ -139,14 +139,14 @@ class GpuEffects:
 
     def __init__(self, ticks: int, n: int) -> None:
         self.clock = Channel(ticks, n, _ONE)  # factor on the SM clock
-        self.capped = Channel(ticks, n, _ONE)  # factor on it by power caps: the lowest holds; use lower_to
+        self.capped = Channel(ticks, n, _ONE)  # factor of power caps on it: the lowest applies; use lower_to
         self.reasons = Channel(ticks, n, _BITS)  # clock event reasons
         self.watts = Channel(ticks, n, np.float32(np.inf))  # power cap
         self.resistance = Channel(ticks, n, _ONE)  # factor on the thermal resistance to the coolant
         self.hot = Channel(ticks, n, _ZERO)  # share of the thermal contact that is lost
-        self.compute = Channel(ticks, n, _ONE)  # factor on the rank's compute time that no clock explains
+        self.compute = Channel(ticks, n, _ONE)  # factor on the rank's compute time besides the clock
         self.starved = Channel(ticks, n, _ZERO)  # share of a step's computation spent waiting for its host
-        self.gone = Channel(ticks, n, _NO)  # the driver does not answer for it: no rows
+        self.gone = Channel(ticks, n, _NO)  # the driver does not respond for it: no rows
         self.dram_corrected = Channel(ticks, n, _NONE)  # count
         self.sram_corrected = Channel(ticks, n, _NONE)  # count
         self.dram_uncorrected = Channel(ticks, n, _NONE)  # count
@@ -239,7 +239,8 @@ class Effects:
     """One block of ticks: the channels and the events.
 
     time:       (ticks,) seconds after the start.   since: the tick before the block; events lie in (since, until].
-    job_of_gpu: (ticks, GPUs) number of the job that runs there, -1 for none.   stays: of jobs that touch the block.
+    job_of_gpu: (ticks, GPUs) number of the job that runs there, -1 for none.
+    allocations: those that overlap the block.
     start:      UTC us of second 0.
     """
 

@@ -1,9 +1,10 @@
-"""Story: all events of a simulated fleet, planned before the first block, and the lines of truth.jsonl.
+"""Fault plan: all events of a simulated fleet, planned before the first block, and the lines of truth.jsonl.
 
-Random faults occur at published rates, unevenly as in real fleets, at a minimum distance. The hazard of a node is the
-rate x Gamma frailty (mean 1, shape 0.2: the worst 5 % of the nodes have 44 % of the events) x infant mortality
-(Weibull, shape 0.7: three times the rate at first, the plain rate after 30 days) x 2^((T - T0) / 10 K). Events of
-racks, loops, units, leaves and jobs are Poisson without these factors.
+Random faults occur at published rates, unevenly over the nodes as in real fleets, with a minimum time between events of
+a node. The hazard of a node is the rate x Gamma frailty (mean 1, shape 0.2: the worst 5 % of the nodes have 44 % of the
+events) x infant mortality (Weibull, shape 0.7: three times the rate at first, the published rate after 30 days) x 2^((T
+- T0) / 10 K). Events of racks, loops, units, leaves and jobs are Poisson without these factors.
+
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _too_many(scenario: Scenario, expected: dict[str, float]) -> UsageError:
 
 
 def _kind_key(name: str) -> int:
-    """Returns a generator key that depends only on the kind, so that new kinds move nothing (except under `apart`)."""
+    """Returns a generator key that depends only on the kind: a new kind does not change other kinds (except under
+    `apart`)."""
     return zlib.crc32(name.encode())
 
 
@@ -240,7 +242,7 @@ class _Entry:
 
 
 def _entries(scenario: Scenario, own: Sequence[Line], seed: int, live: bool) -> Iterator[_Entry]:
-    """Yields random events, then given ones: one more [[fault]] changes nothing else, not even numbers."""
+    """Yields random events, then given ones: one more [[fault]] changes neither other events nor their numbers."""
     for i, line in enumerate(own):
         yield _Entry(1 + i, line, (seed, *DRAWN, i))
     last = scenario.duration + (scenario.live.hours * 3600 if scenario.live.every > 0 else 0.0) + _BEYOND
@@ -258,13 +260,14 @@ def _place_faults(entries: Iterable[_Entry], scenario: Scenario, layout: Layout)
         device = index[kind.target].get(entity)
         if device is None:
             raise _unknown(scenario, entry, layout.places[kind.target])
-        if entry.key[1] == FAULTS:  # random events have their site already, and take none from given ones
+        if entry.key[1] == FAULTS:  # random events have a site already, and do not block the sites of given ones
             taken.add(entity)
         yield entry.fault(kind, entity, device)
 
 
 class _JobFaults:
-    """Events on jobs: each affects one job that runs at its onset and ends with that stay; else it is dropped."""
+    """Events on jobs: each affects one job that runs at its onset, and ends with that allocation; without a job it is
+    dropped."""
 
     def __init__(self, scenario: Scenario, layout: Layout) -> None:
         self._scenario, self._layout = scenario, layout
@@ -319,7 +322,7 @@ def _draw_entity(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
     return free[int(rng.integers(len(free)))]
 
 
-_SAMPLES = 16  # times within a fault at which a running job is looked for; chosen
+_SAMPLES = 16  # times within a fault at which a running job is searched; chosen
 
 
 def truth_lines(
@@ -356,17 +359,19 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
 
 
 def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
-    """Returns whether a fault that is visible only under load lay where no job ran for most of its time.
+    """Returns whether a fault that shows only under load is on a device without a job for most of its time.
 
-    A logged fact is visible in any case."""
+    Hard faults are logged in any case: False.
+
+    """
     if not fault.kind.loaded or fault.kind.detectability != "soft":
         return False
     below = fault.kind.target in ("node", "leaf")
     gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.target, fault.device))[0]) if below else fault.device
     stop = fault.kind.job_stop(fault, layout)  # a job that it stopped was running there
     end = min(fault.end, fault.onset + 86_400, stop.at if stop else np.inf)
-    looks = np.linspace(fault.onset, end, _SAMPLES, endpoint=False)
-    return sum(schedule.job_at(gpu, float(t)) is not None for t in looks) < _SAMPLES / 2
+    times = np.linspace(fault.onset, end, _SAMPLES, endpoint=False)
+    return sum(schedule.job_at(gpu, float(t)) is not None for t in times) < _SAMPLES / 2
 
 
 def _timestamp(start: int, seconds: float) -> str:

@@ -24,7 +24,7 @@ from agents.sim.scenario import DEFAULT_START, Scenario
 from agents.sim.schedule import Allocation, Schedule
 from pipeline.model.records import SECOND, Event
 
-INVENTORY_EVERY = 3600.0  # s; the design's hourly inventory
+INVENTORY_EVERY = 3600.0  # s, as agents send it
 _FIRST = {"inventory": 0, "job_end": 1, "job_start": 2}  # of the same moment; everything else comes after
 
 
@@ -39,7 +39,7 @@ def stage_entity(allocation: Allocation, stage: int) -> str:
 
 
 def rank_parents(allocation: Allocation, layout: Layout) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Returns every rank of a stay with its stage, job and GPU."""
+    """Returns every rank of an allocation with its stage, job and GPU."""
     gpus = layout.entities["gpu"]
     stages = allocation.job.stage_of_rank.tolist()
     for rank, stage, gpu in zip(allocation.job.names, stages, allocation.gpus.tolist(), strict=True):
@@ -47,7 +47,7 @@ def rank_parents(allocation: Allocation, layout: Layout) -> Iterator[tuple[str, 
 
 
 def job_parents(schedule: Schedule, layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Returns jobs, stages and ranks with the parents of their first stay; later moves are events."""
+    """Returns jobs, stages and ranks with the parents of their first allocation; later moves are events."""
     found: dict[str, tuple[str, ...]] = {}
     for allocation in schedule.allocations:
         if allocation.job.entity not in found:
@@ -89,7 +89,7 @@ class Calendar:
         effects.add_event(moment, entity, "inventory", shipper, entities=known)
 
     def _ranks_there(self, allocation: Allocation, shipper: int) -> dict[str, dict[str, object]]:
-        """Returns the ranks of a stay on one node with their stages and job."""
+        """Returns the ranks of an allocation on one node with their stages and job."""
         if self.layout.shippers[shipper] == FACILITY or shipper not in self._nodes(allocation):
             return {}
         found: dict[str, dict[str, object]] = {allocation.job.entity: {"parents": [], "attributes": {}}}
@@ -126,7 +126,7 @@ class Calendar:
         return set(self.layout.node_of_gpu[allocation.gpus].tolist())
 
     def _of_node(self, allocation: Allocation, node: int) -> dict[str, tuple[str, str, str]]:
-        """Returns the ranks of a stay on one node."""
+        """Returns the ranks of an allocation on one node."""
         width = self.layout.gpus_per_node
         places = np.flatnonzero(self.layout.node_of_gpu[allocation.gpus] == node).tolist()
         assert len(places) <= width
@@ -138,7 +138,7 @@ class Calendar:
 
 
 BLOCK = 60
-"""Ticks computed together: 10 min at 10 s; 512 GPUs need about 30 MB. Part of the meaning of a seed: fixed."""
+"""Ticks computed together: 10 min at 10 s; 512 GPUs need about 30 MB. Fixed: else seeds give other fleets."""
 ENDLESS_TICKS = 1 << 62
 
 
@@ -170,18 +170,18 @@ class FleetSimulator:
         return self.layout.entities[device_class]
 
     def chunks(self, ticks: int | Callable[[int], int] = BLOCK, limit: int | None = None) -> Iterator[Chunk]:
-        """Yields chunks up to `limit` ticks in total (default: the scenario's), from a snapshot on. For one use.
+        """Yields chunks up to `limit` ticks in total (default: the scenario's), from a snapshot on. Use it once.
 
-        ticks: how many in a chunk, or a function of its first tick's number; a chunk never crosses a block's border.
+        ticks: how many in a chunk, or a function of its first tick's number; a chunk never spans two blocks.
         """
         end, since = self.scenario.ticks if limit is None else limit, -(1 << 62)
         for first in range(self.ticks, end, BLOCK):
             block, begin, size = self._block(), 0, min(BLOCK, end - first)
             while begin < size:
                 wanted = ticks if isinstance(ticks, int) else ticks(first + begin)
-                behind = min(begin + max(1, wanted), size)
-                yield block.between(begin, behind, since)
-                since, begin = int(block.times[behind - 1]), behind
+                stop = min(begin + max(1, wanted), size)
+                yield block.between(begin, stop, since)
+                since, begin = int(block.times[stop - 1]), stop
 
     @property
     def ticks(self) -> int:

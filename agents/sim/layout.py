@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 NODES_PER_RACK, RACKS_PER_PDU, RACKS_PER_LOOP, NODES_PER_POD = 8, 2, 4, 32
 PSUS = 6  # of a node of 8 GPUs, 4 of which are enough; as in HGX servers
 FACILITY = "sim-facility"
-"""Sender of what no node can read: PDUs, coolant loops and leak ropes."""
+"""Sender of devices that no node can read: PDUs, coolant loops and leak ropes."""
 _SKU = {"node": "SIM-HGX-8", "gpu": "SIM-H100-SXM", "port": "SIM-CX7-400G", "cdu": "SIM-CDU-500", "pdu": "SIM-PDU-200"}
 
 Index = NDArray[np.intp]

@@ -22,7 +22,7 @@ from pipeline.model.signals import CATALOGUE
 
 @dataclass
 class SimulatedNode(Collector):
-    """Node `number` of a quiet simulated fleet, one tick of `interval` seconds per read; the same for the same seed."""
+    """Node `number` of a healthy simulated fleet, one tick of `interval` seconds per read; same seed, same values."""
 
     name: ClassVar[str] = "simulated"
     signals: ClassVar[tuple[str, ...]] = tuple(s.name for s in CATALOGUE.values() if s.device_class in ("gpu", "nic"))
@@ -48,7 +48,7 @@ class SimulatedNode(Collector):
         if simulator is None or chunk is None:
             raise NoData("simulated node is not open")
         events = tuple(event for shipper, event in chunk.events if shipper == self.number - 1)
-        sent = tuple(event for event in events if event.kind != "inventory")  # the agent sends that itself
+        sent = tuple(event for event in events if event.kind != "inventory")  # the agent sends it itself
         readings = []
         for device_class, block in chunk.columns.items():
             mine = np.flatnonzero((chunk.senders[device_class] == self.number - 1) & chunk.present[device_class][0])

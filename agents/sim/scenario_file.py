@@ -23,10 +23,10 @@ from pipeline.model.records import from_iso, iso
 
 YEARS = 10
 LONGEST = YEARS * 365.25 * 86_400.0  # s; twice the life of a training cluster; chosen
-MOST_EVENTS = 1_000_000  # random events in total, and as many live ones: minutes of planning; chosen
+MOST_EVENTS = 1_000_000  # random events in total, and as many live ones: chosen: planning takes minutes
 _MAX_GPUS = 200_000  # twice the largest site the design names
 _MAX_WIDTH = 32  # GPUs of a node
-FIRST, BEHIND = "1970-01-01T00:00:00Z", "2200-01-01T00:00:00Z"
+FIRST, END_OF_STARTS = "1970-01-01T00:00:00Z", "2200-01-01T00:00:00Z"
 """Range of second 0: ten years later is still a valid time."""
 
 
@@ -61,8 +61,13 @@ def _times(scenario: Scenario) -> list[tuple[str, Any, bool, str]]:
         ("[jobs] mean_hours", hours, _finite(hours), "hours above 0, or 0: jobs that never end"),
         ("[live] every", live.every, _finite(live.every), "seconds above 0, or 0: nothing"),
         ("[live] hours", live.hours, 0 <= live.hours * 3600 <= LONGEST, f"hours from 0, {years}"),
-        ("[live] every", live.every, rare, f"a time that makes at most {MOST_EVENTS:,} faults in {live.hours:g} h"),
-        ("start", _shown(scenario.start), _dated(scenario.start), f"a time from {FIRST} to before {BEHIND}"),
+        (
+            "[live] every",
+            live.every,
+            rare,
+            f"an interval that gives at most {MOST_EVENTS:,} faults in {live.hours:g} h",
+        ),
+        ("start", _shown(scenario.start), _dated(scenario.start), f"a time from {FIRST} to before {END_OF_STARTS}"),
     ]
 
 
@@ -71,7 +76,7 @@ def _finite(value: float) -> bool:
 
 
 def _dated(start: int | None) -> bool:
-    return start is None or from_iso(FIRST) <= start < from_iso(BEHIND)
+    return start is None or from_iso(FIRST) <= start < from_iso(END_OF_STARTS)
 
 
 def _shown(start: int | None) -> str:
@@ -197,5 +202,5 @@ def _line(table: Any, where: str, duration: float) -> Line:
 def _seconds(table: Mapping[str, Any], key: str, where: str, default: float | None) -> float:
     value = table.get(key, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _FINITE:
-        raise UsageError(f"{where}: {key} = {value!r}; wanted seconds after the start, a finite number from 0")
+        raise UsageError(f"{where}: {key} = {value!r}; expected seconds after the start, a finite number from 0")
     return float(value)

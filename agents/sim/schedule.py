@@ -1,9 +1,10 @@
 """Schedule: which job runs where and when. Jobs start, lose nodes, move and end.
 
-The busy nodes are divided into partitions, each a row of jobs. With `mean_hours` 0 every partition runs one job for
-ever. A fault that stops a job ends its stay at that moment; the job returns some minutes later with spare nodes for
-those that are out of service, so its ranks keep their names and change GPUs. The whole schedule follows from
+The busy nodes are divided into partitions, each with one job at a time. With `mean_hours` 0 the job of a partition
+never ends. A fault that stops a job ends its allocation at that moment; the job restarts some minutes later, with spare
+nodes for those that are out of service: its ranks keep their names and change GPUs. The whole schedule follows from
 scenario, seed and faults, and is known before the first block.
+
 """
 
 from __future__ import annotations
@@ -69,31 +70,31 @@ class Job:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A job on certain GPUs in [begin, end): a job that moves has several. Rank i runs on gpus[i]."""
+    """The GPUs of a job in [begin, end); a job that moves has several allocations. Rank i runs on gpus[i]."""
 
     job: Job
     gpus: Index
     begin: float
     end: float
-    warm: bool = False  # it ran long before the start: no warm-up
-    last: bool = True  # the job is over at its end, not only moved
+    warm: bool = False  # it ran long before second 0: no warm-up
+    last: bool = True  # the job ends with it, and does not move
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All jobs and stays, in order of their start."""
+    """All jobs and allocations, in order of their start."""
 
     jobs: tuple[Job, ...]
     allocations: tuple[Allocation, ...]
 
     def allocations_within(self, since: float, until: float) -> list[Allocation]:
-        """Returns the stays that overlap (since, until]."""
+        """Returns the allocations that overlap (since, until]."""
         begins, ends = self._times
         return [self.allocations[i] for i in np.flatnonzero((begins <= until) & (ends > since)).tolist()]
 
     @cached_property
     def _times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Starts and ends of the stays, cached: a long run has thousands, and every block reads them."""
+        """Starts and ends of the allocations, cached: a long run has thousands, and every block reads them."""
         return np.array([s.begin for s in self.allocations]), np.array([s.end for s in self.allocations])
 
     def running_jobs(self, time: NDArray[np.float64], gpus: int) -> NDArray[np.int32]:
@@ -121,7 +122,7 @@ def plan(
     horizon: float,
     job_events: Sequence[tuple[float, JobEvent]] = (),
 ) -> Schedule:
-    """Plans the schedule up to `horizon` s; jobs that run then never end. Each of `strikes` is called at its second."""
+    """Plans the schedule up to `horizon` s; jobs that run then never end. Calls each of `job_events` at its second."""
     return _Planner(layout, mean_hours, seed).run(stops, job_events, horizon)
 
 
@@ -165,7 +166,7 @@ class _Planner:
         self.allocations: list[Allocation] = []
 
     def run(self, stops: Sequence[Stop], job_events: Sequence[tuple[float, JobEvent]], horizon: float) -> Schedule:
-        """Plans the stays of all jobs until the horizon."""
+        """Plans the allocations of all jobs until the horizon."""
         queue: list[tuple[float, int, Action]] = []
         for part, nodes in enumerate(self.parts):
             queue.append((0.0, part, partial(self._start, part, list(nodes))))
@@ -212,7 +213,7 @@ class _Planner:
             yield time + float(self.rngs[run.part].uniform(*_PAUSE_S)), partial(self._start, run.part, run.nodes)
 
     def _apply_job_event(self, job_event: JobEvent, time: float) -> Iterator[tuple[float, Action]]:
-        """Calls an event on a job; a stop that it returns ends the present stay, not a later one."""
+        """Calls an event on a job; a stop that it returns ends the current allocation, not a later one."""
         running = sorted(self.now.values(), key=lambda run: run.job.number)
         stop = job_event([run.job for run in running])
         for run in running:
@@ -220,7 +221,7 @@ class _Planner:
                 yield max(stop.at, time), partial(self._stop, stop, run)
 
     def _stop(self, stop: Stop, only: _JobRun | None, time: float) -> Iterator[tuple[float, Action]]:
-        """Ends the stays that use the nodes, or `only` one of them, and plans their return."""
+        """Ends the allocations that use the nodes, or only that of `only`, and plans the restart of their jobs."""
         self.out |= {node: max(time + stop.out, self.out.get(node, 0.0)) for node in stop.nodes}
         self.awaited = self.awaited | set(stop.nodes) if stop.waits else self.awaited - set(stop.nodes)
         for part, run in list(self.now.items()):
@@ -232,13 +233,13 @@ class _Planner:
                 yield time + float(self.rngs[part].uniform(*_RESTART_S)), partial(self._begin, back)
 
     def _ready(self, nodes: list[int], time: float) -> float:
-        """Returns when all nodes are in service, after replacing those that are out by spare ones."""
+        """Returns when all nodes are in service, after replacing nodes that are out of service by spare ones."""
         for place, node in enumerate(nodes):
             if self.out.get(node, 0.0) > time and node not in self.awaited:
-                well = next((s for s in self.spare if self.out.get(s, 0.0) <= time), None)
-                if well is not None:
-                    self.spare[self.spare.index(well)] = node
-                    nodes[place] = well
+                healthy = next((s for s in self.spare if self.out.get(s, 0.0) <= time), None)
+                if healthy is not None:
+                    self.spare[self.spare.index(healthy)] = node
+                    nodes[place] = healthy
         return max([time, *(self.out.get(node, 0.0) for node in nodes)])
 
     def _leave(self, run: _JobRun, end: float, last: bool) -> None:

@@ -33,17 +33,18 @@ if TYPE_CHECKING:
 
 
 BACKLOG = 32 << 20
-"""Bytes spooled and perhaps not acknowledged after which a simulation waits for the brokers; chosen: a second of what
-one core makes. Of a small spool it is a quarter: sent data frees space only segment by segment."""
+"""Unacknowledged bytes in the spools after which a simulation waits for the brokers; chosen: what one core makes in a
+second. At most a quarter of a small spool: acknowledged data frees space only segment by segment."""
 POLL_S = 0.02
-"""Seconds between two checks whether everything has arrived; chosen: the sender itself needs milliseconds."""
+"""Seconds between two checks whether everything is acknowledged; chosen: the sender itself needs milliseconds."""
 
 GRACE_S = 0.5
-"""Seconds that a simulation waits for a healthy broker before it ends; chosen: an answer takes milliseconds."""
+"""Seconds that a simulation waits for a healthy broker before it ends; chosen: a response takes milliseconds."""
 
 
 class BrokerFlush:
-    """A sender, and how far a simulation may run ahead of it. `wait` returns True when it shall stop."""
+    """Waits until the brokers have everything. backlog: bytes by which a simulation may be ahead of them;
+    `wait(seconds)` returns True when the simulation must stop."""
 
     def __init__(self, sender: SpoolSender, spool: SpoolSettings, wait: Callable[[float], bool]) -> None:
         self.sender, self.backlog = (
@@ -68,7 +69,7 @@ class BrokerFlush:
 
 
 SYNC_EVERY = SECOND
-"""Least time between two syncs of all spools (us): each costs a disk flush per spool. Chosen."""
+"""Minimum time between two syncs of all spools (us): each costs a disk flush per spool. Chosen."""
 _FILES_PER_NODE, _FILES_BESIDE = 8, 64  # open files: two spools with lock, mark, segment and folder; chosen with room
 
 
@@ -168,14 +169,14 @@ class NodeSpools:
         if not (gaps := self._gaps()):
             return arrived
         events: dict[int, list[Event]] = defaultdict(list)
-        for number, event in gaps:  # no later message may follow that would show the gaps
+        for number, event in gaps:  # no later message will follow that reveals the gaps
             events[number].append(event)
         self._append(events, self._now())
         self.sync()
         return arrived and self._broker.wait()
 
     def close(self) -> None:
-        """Syncs and releases all spools, and ends the way to Kafka; may be called twice."""
+        """Syncs and closes all spools, and stops the Kafka sender; may be called twice."""
         self._stack.close()
         if self._broker:
             self._broker.sender.close()

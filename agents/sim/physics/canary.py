@@ -1,7 +1,8 @@
 """Canary rounds: every 120 s the GPUs of a node compute one known problem each; events as agents send them.
 
-The problem changes from round to round, the same for all nodes. A correct GPU reports one round in six hours; a wrong
-one reports immediately, and then every round until it was right twelve times in a row (canary/ledger.py).
+The problem changes from round to round, the same for all nodes. A healthy GPU reports one round in six hours; a faulty
+one reports at once, and then every round until twelve in a row are correct (canary/ledger.py).
+
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 
 PERIOD = 120.0  # s between two rounds of a node; chosen
-TOOK = 0.12  # s of a round: 0.1 % of a GPU's time, what agents take
+TOOK = 0.12  # s of a round: 0.1 % of a GPU's time, as in agents
 EXECUTIONS = 520
 """Matrix products in a round: one of 4096^3 in bf16 takes 0.23 ms of an H100."""
 REPORT_EVERY = 180
@@ -28,7 +29,7 @@ VERSION = hashlib.blake2b(b"simulated canary 1", digest_size=4).hexdigest()
 
 
 def digest(problem: str, salt: str = "") -> str:
-    """The right answer's digest, or with `salt` a wrong one."""
+    """Returns the digest of the correct result, or with `salt` a wrong one."""
     return hashlib.blake2b(f"{problem} {VERSION} {salt}".encode(), digest_size=8).hexdigest()
 
 
@@ -40,7 +41,7 @@ def correct_round(problem: str, began: EventTime, took: float) -> dict[str, obje
 
 
 class Canaries:
-    """Rounds of the whole fleet. Nodes take turns within the period."""
+    """Canary rounds of the whole fleet. Nodes start at different times within the period."""
 
     def __init__(self, layout: Layout, interval: float, seed: int) -> None:
         self.layout, self.seed = layout, seed
@@ -84,7 +85,7 @@ class Canaries:
         return wrong, watched
 
     def _report_round(self, effects: Effects, gpu: int, number: int, wrong: float | None, rounds: int | None) -> None:
-        """The event of one GPU, if its driver answers for it."""
+        """Adds the event of one GPU, unless its driver does not respond."""
         time = float(self._offset[self.layout.node_of_gpu[gpu]] + number * PERIOD)
         if effects.gpu.gone and effects.gpu.gone.array()[np.searchsorted(effects.time, time), gpu]:
             return

@@ -1,7 +1,8 @@
-"""Lives of counters: which counters restart, and how agents report it.
+"""Counter generations: which counters restart, and how agents report it.
 
-After a reboot an agent has no history: it sends no event, and the generation is new. A device that is
-reset while its node stays up makes the event counter_reset beside (agents/node/counter_generations.py).
+After a reboot an agent has no history: it sends no event, and the generation is new. A device that is reset while its
+node stays up also causes the event counter_reset (agents/node/counter_generations.py).
+
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ CLASSES = ("gpu", "nvlink", "nic", "node")
 
 
 def resets(effects: Effects, device_class: str) -> NDArray[np.bool_] | None:
-    """(ticks, devices) which restart in a tick; None: none. A GPU, its NVLink and port have the same numbers."""
+    """Returns (ticks, devices) which restart in a tick; None: none. A GPU, its NVLink and port have the same
+    numbers."""
     own = _own(effects, device_class)
     booted = effects.node.reset
     if not booted:
@@ -34,13 +36,13 @@ def resets(effects: Effects, device_class: str) -> NDArray[np.bool_] | None:
 
 
 def _own(effects: Effects, device_class: str) -> NDArray[np.bool_] | None:
-    """Resets of the devices themselves, while their nodes stay up."""
+    """Returns the resets of the devices themselves, while their nodes stay up."""
     channel = {"gpu": effects.gpu.reset, "nvlink": effects.gpu.reset, "nic": effects.port.reset}.get(device_class)
     return channel.array() if channel else None
 
 
 class CounterGenerations:
-    """Since when each device's counters have been in their present life: s after the start of the scenario."""
+    """Start of each device's current counter generation: s after the start of the scenario."""
 
     def __init__(self, layout: Layout, state: State) -> None:
         self.layout, self.state = layout, state
@@ -48,7 +50,7 @@ class CounterGenerations:
             state[f"lives.{device_class}"] = np.zeros(len(layout.entities[device_class]), np.int64)
 
     def readings(self) -> dict[str, NDArray[Any]]:
-        """Last readings of all counters before a block, by signal."""
+        """Returns the last readings of all counters before a block, by signal."""
         return {name.removeprefix("counter."): v for name, v in self.state.items() if name.startswith("counter.")}
 
     def add_columns(
@@ -73,7 +75,7 @@ class CounterGenerations:
                     effects.add_event(float(effects.time[tick]), entity, "counter_reset", signals=fell)
 
     def _since(self, device_class: str, effects: Effects) -> NDArray[np.int64]:
-        """(ticks, devices) begin of the life that a reading belongs to."""
+        """Returns (ticks, devices) the start of the generation that a reading belongs to."""
         key, restarted = f"lives.{device_class}", resets(effects, device_class)
         since = np.broadcast_to(self.state[key], (len(effects.time), len(self.state[key])))
         if restarted is not None:
@@ -84,7 +86,7 @@ class CounterGenerations:
 
 
 def _reported_resets(effects: Effects, device_class: str) -> list[tuple[int, int]]:
-    """(tick, device) of resets that an agent sees: it was up before."""
+    """Returns (tick, device) of the resets that a running agent reports."""
     own = _own(effects, device_class)
     if own is None:
         return []

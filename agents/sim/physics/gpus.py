@@ -36,18 +36,19 @@ _STAGE, _RANK_SD, _MOST_DEMAND = (
 
 
 class JobDemand:
-    """Of all jobs; drawn from the seed and a job's number, so that a job keeps it wherever it moves."""
+    """Power level and memory use of each job, drawn from the seed and the job's number: the same wherever the job
+    moves."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._filled = cache(self._of_ranks)
 
     def level(self, number: int) -> float:
-        """Share of the power above idle that a job draws."""
+        """Returns the share of the power above idle that a job draws."""
         return float(1 - _LIGHT * generator(self.seed, 22, number).random() ** 2)
 
-    def of(self, allocations: list[Allocation], effects: Effects) -> tuple[Floats, NDArray[np.float64]]:
-        """(ticks, GPUs) level of power and share of memory; 1 where no job runs."""
+    def levels(self, allocations: list[Allocation], effects: Effects) -> tuple[Floats, NDArray[np.float64]]:
+        """Returns (ticks, GPUs) the level of power and the share of memory; 1 without a job."""
         level = np.ones(effects.job_of_gpu.shape, np.float32)
         filled = np.ones(effects.job_of_gpu.shape)
         for allocation in allocations:
@@ -57,7 +58,7 @@ class JobDemand:
         return level, filled
 
     def _of_ranks(self, job: Job) -> NDArray[np.float64]:
-        """(ranks,) share of the memory that each fills."""
+        """Returns (ranks,) the share of the memory that each fills."""
         rng = generator(self.seed, 23, job.number)
         level = rng.uniform(*_FILLED)
         stages = rng.uniform(-_STAGE, _STAGE, job.stages)[job.stage_of_rank]
@@ -65,8 +66,8 @@ class JobDemand:
 
 
 CLOCK, MEMORY_CLOCK, MEMORY = 1755.0, 2619, 80 * 2**30  # MHz, MHz, bytes of an H100 SXM under load
-_PAGE = 2**21  # bytes in which CUDA takes device memory
-SLOWDOWN_C = 87.0  # where current parts begin to slow down
+_PAGE = 2**21  # bytes: CUDA allocates device memory in such pages
+SLOWDOWN_C = 87.0  # where current GPUs begin to slow down
 SHUTDOWN_C, _WELL_C = 95.0, 60.0
 """Temperature at which the hardware stops a GPU (an H100: 8 K above its maximum), and at which it works again (chosen).
 A stopped GPU has the lowest clock and idle power."""
@@ -83,10 +84,10 @@ _MEMORY_IDLE, _MEMORY_LOAD, _MEMORY_SD = 14.0, 6.0, 2.0  # K above the core
 _MEMORY_LAG_S = 45.0  # stacks of chips beside the core: slower than it; chosen
 EXPONENT = 1.7
 _DIPS, _DEEP = 0.08, 0.025  # share of busy readings below 0.97 (data waits, small steps) and below a half
-_TAUS = {"power": 15.0, "clock": 20.0, "use": 11.0}  # s until noise is forgotten; chosen
+_TAUS = {"power": 15.0, "clock": 20.0, "use": 11.0}  # s, correlation time of noise; chosen
 _LOTTERY = 0.012  # mean spread between equal GPUs
 _GIVE_BACK, _MOST = 0.0015, 0.01  # clock per K and second, and per K and tick: slow enough not to swing at 10 s; chosen
-_AHEAD_S = 20.0  # s that a GPU above its limit looks ahead along its rise; chosen, so that it does not overshoot
+_AHEAD_S = 20.0  # s of look-ahead of a GPU above its limit; chosen: no overshoot
 _REPLAY_PER_HOUR = 0.02  # background per GPU; chosen, so that a quiet day has a few
 _IDLE_BIT, _THERMAL_BIT, _SHUTDOWN_BITS = np.uint64(0x1), np.uint64(0x40), np.uint64(0x48)
 
@@ -128,18 +129,18 @@ class Gpus:
     def step(
         self, block: int, activity: GpuActivity, supply: Floats, effects: Effects, allocations: list[Allocation]
     ) -> tuple[dict[str, NDArray[Any]], Floats]:
-        """(columns of class gpu, factor on the nominal clock as the ranks feel it)."""
+        """Returns (columns of class gpu, effective factor on the nominal clock)."""
         rng, shape = generator(self.seed, 21, block), activity.load.shape
-        level, memory = self._demand.of(allocations, effects)
+        level, memory = self._demand.levels(allocations, effects)
         noise = 1 + np.float32(_POWER_SD) * self._drifts["power"].draw(rng, shape[0])
         clock = self._clock * (1 + np.float32(0.002) * self._drifts["clock"].draw(rng, shape[0]))
         clock = np.asarray(clock * effects.gpu.clock.values * effects.gpu.capped.values, np.float32)
         last = self.state["gpu.heat"]
         power, heat, limit = self._heat_up(activity.load * level, clock, noise, supply, effects)
         self._edge(np.vstack([last, heat]), power, effects)
-        felt = clock * limit
+        effective = clock * limit
         busy = activity.load > 0
-        seen = np.where(busy, np.maximum(CLOCK * felt, _IDLE_CLOCK), _IDLE_CLOCK)
+        seen = np.where(busy, np.maximum(CLOCK * effective, _IDLE_CLOCK), _IDLE_CLOCK)
         reasons = effects.gpu.reasons.values * busy | np.where(busy, np.uint64(0), _IDLE_BIT)
         reasons |= np.where(limit < 0.995, _THERMAL_BIT, np.uint64(0))
         reasons |= np.where(limit <= _SHUT, _SHUTDOWN_BITS, np.uint64(0))
@@ -162,14 +163,14 @@ class Gpus:
             "gpu.pcie_width": np.broadcast_to(effects.gpu.pcie_width.values, shape),
             "gpu.pcie_replays": self._replays.add(replays + effects.gpu.pcie_replays.values, restarted),
         }
-        return columns, felt
+        return columns, effective
 
     def _use(
         self, rng: np.random.Generator, activity: GpuActivity, used: NDArray[np.float64]
     ) -> dict[str, NDArray[Any]]:
-        """Utilisation and memory. A GPU that waits in a collective counts as busy, as NVML has it."""
+        """Returns utilisation and memory. A GPU that waits in a collective counts as busy, as in NVML."""
         noise, on = np.float32(0.01) * np.abs(self._drifts["use"].draw(rng, len(activity.load))), activity.load > 0
-        # a kernel runs at nearly all times while steps are made, be it only one that waits
+        # some kernel nearly always runs during a step, even if it only waits
         busy = np.where(activity.load > 0.3, 1, np.where(on, 0.3 + 0.7 * activity.load, 0)).astype(np.float32)
         for share, low, high in ((_DIPS, 0.5, 0.97), (_DEEP, 0.1, 0.5)):
             count = rng.poisson(share * busy.size)
@@ -184,7 +185,7 @@ class Gpus:
         }
 
     def _memory_heat(self, core: Floats, load: Floats) -> Floats:
-        """(ticks, GPUs) temperature of the memory: above the core, less so under load, and slower."""
+        """Returns (ticks, GPUs) the memory temperature: above the core, less so under load, and slower."""
         share = np.float32(1 - np.exp(-self.interval / _MEMORY_LAG_S))
         target = core + (self._above + np.float32(_MEMORY_IDLE)) + np.float32(_MEMORY_LOAD - _MEMORY_IDLE) * load
         now, out = self.state["gpu.memory_heat"], np.empty_like(core)
@@ -197,7 +198,7 @@ class Gpus:
     def _heat_up(
         self, load: Floats, clock: Floats, noise: Floats, supply: Floats, effects: Effects
     ) -> tuple[Floats, Floats, Floats]:
-        """(power, temperature, clock limit) tick by tick: heat takes the clock down, and with it the power."""
+        """Returns (power, temperature, clock limit) tick by tick: heat lowers the clock, and with it the power."""
         loop = self.layout.loop_of_gpu
         gain = np.float32(min(_GIVE_BACK * self.interval, _MOST))
         power, heat, limits = np.empty_like(clock), np.empty_like(clock), np.empty_like(clock)
@@ -223,7 +224,7 @@ class Gpus:
             power[k] = noise[k] * np.minimum(self._idle_w + wanted, highest[k])
             target = inlet[k] + resistance[k] * power[k]
             target = target + hot[k] * load[k] * np.maximum(SLOWDOWN_C - 0.5 - target, 0)
-            last = now  # a GPU that gets too hot within a tick is shut down in it, and grows no hotter
+            last = now  # a GPU that gets too hot within a tick is shut down in it, and gets no hotter
             now = np.minimum(now + share[k] * (target - now), np.float32(SHUTDOWN_C))
             heat[k], limits[k] = now, limit
             if shut.any() or now.max() >= SHUTDOWN_C:
@@ -233,7 +234,8 @@ class Gpus:
         return power, heat, limits
 
     def _edge(self, heat: Floats, power: Floats, effects: Effects) -> None:
-        """Keeps the state before each loss of flow, and adds the agents' events; `heat` from before the block on."""
+        """Keeps the state before each loss of flow, and adds the agents' events; `heat` starts one tick before the
+        block."""
         for collapse in effects.collapses:
             if collapse.real and effects.contains(collapse.onset):
                 at = int(np.searchsorted(effects.time, collapse.onset))
@@ -245,7 +247,7 @@ class Gpus:
             add_rise_events(effects, *before, self._r_th, _WARMING)
 
     def _flow(self, effects: Effects) -> Any:
-        """Factor on the coolant flow at each GPU: of its loop and of its node."""
+        """Returns the factor on the coolant flow at each GPU: of its loop and of its node."""
         flow = effects.site.flow.values
         flow = flow if np.ndim(flow) == 0 else flow[:, self.layout.loop_of_gpu]
         own = effects.node.flow.values

@@ -1,4 +1,4 @@
-"""Nodes themselves: load, processor time, memory, pressure and disk of a training server."""
+"""Nodes: load, processor time, memory, pressure and disk of a training server."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ CPUS, MEMORY, DISK = 192, 2.0 * 2**40, 3.5e12  # of a node with 8 GPUs; chosen
 _BUSY_SHARE, _IDLE_SHARE = 0.15, 0.01  # of the processors: data loading and launches
 _USED, _IDLE_USED, _MOST_USED = 0.12, 0.03, 0.6  # of the memory, without the page cache
 _JOB_SD, _NODE_SD = (0.5, 0.2), (0.55, 0.1)
-"""Spread of the logarithm of these two between jobs, and between the nodes of one job. Their levels and spreads as
-servers of GPUs have them [AcmeTrace], how much of that is the job's is chosen."""
+"""Spread of the logarithm of these two between jobs, and between the nodes of one job. Levels and spreads are measured
+on GPU servers [AcmeTrace]; how much of the spread is due to the job is chosen."""
 _CPU_SD, _QUICK_CPU, _USED_SD, _DISK_SD = 0.2, 0.05, 0.1, 0.3
-"""How far these stray in hours, and processors from tick to tick: shares; of the disk, the logarithm. Chosen."""
+"""Standard deviation over hours, and of the processors from tick to tick: shares; of the disk, of its logarithm.
+Chosen."""
 _STEADY = 0.95  # share of the variance of slow metrics that moves in hours: minutes correlate by 0.9 [SMD, ASD]
 _READ, _WRITTEN = 3e6, 2e5  # bytes a node reads and writes per second beside checkpoints; chosen
 _CHECKPOINT_BYTES = 2e9  # bytes a node writes per second of a checkpoint
 _CORRECTED_PER_HOUR = 0.004  # background of host memory; chosen: one error in ten days on a healthy node
-_READERS = 64  # processes that load data, which storage blocks; chosen: 8 for each GPU
+_READERS = 64  # data loader processes that storage can block; chosen: 8 for each GPU
 _CLOCK_SD_S, _CLOCK_S = (
     2e-5,
     1800.0,
-)  # s by which chrony lets a clock stray within a data centre, and for how long; chosen
+)  # s: clock error under chrony, and its correlation time; chosen
 
 
 class Hosts:
@@ -60,7 +61,7 @@ class Hosts:
         }
 
     def step(self, block: int, activity: GpuActivity, effects: Effects) -> dict[str, NDArray[Any]]:
-        """Columns of class node."""
+        """Returns the columns of class node."""
         rng, ticks = generator(self.seed, 51, block), len(effects.time)
         width = self.layout.gpus_per_node
         load, saving = activity.load[:, ::width], activity.saving[:, ::width]
@@ -92,7 +93,7 @@ class Hosts:
         return columns | {f"node.{name}": counter.add(growth[name], restarted) for name, counter in counters}
 
     def _levels(self, load: Floats, effects: Effects) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(ticks, nodes) shares of the processors and of the memory that are usual for the job there."""
+        """Returns (ticks, nodes) the normal shares of the processors and of the memory for the job there."""
         job = effects.job_of_gpu[:, :: self.layout.gpus_per_node]
         share = np.full(job.shape, _IDLE_SHARE, np.float32)
         used = np.full(job.shape, _IDLE_USED, np.float32)
@@ -106,7 +107,8 @@ class Hosts:
         return share, used
 
     def _errors(self, block: int, shape: tuple[int, int], effects: Effects) -> dict[str, NDArray[np.int64]]:
-        """Errors of host memory within each tick; those of faults are drawn apart: healthy nodes stay as they are."""
+        """Returns errors of host memory within each tick; those of faults have their own generator: healthy nodes do
+        not change."""
         found = rare(generator(self.seed, 52, block), _CORRECTED_PER_HOUR / 3600 * self.interval, shape)
         if effects.node.corrected:
             found += generator(self.seed, 53, block).poisson(effects.node.corrected.array() * self.interval)
@@ -114,7 +116,7 @@ class Hosts:
         return {"memory_corrected": found, "memory_uncorrected": lost}
 
     def _uptime(self, effects: Effects) -> NDArray[np.float64]:
-        """(ticks, nodes) s since the node booted."""
+        """Returns (ticks, nodes) s since the node booted."""
         booted, time = self.state["node.booted"], effects.time[:, None]
         if effects.node.reset:
             begun = np.where(effects.node.reset.array(), time, -np.inf)
@@ -130,7 +132,7 @@ class Hosts:
         bursts: dict[str, Floats],
         effects: Effects,
     ) -> dict[str, NDArray[np.int64]]:
-        """What each counter gains within a tick."""
+        """Returns the increase of each counter within a tick."""
         busy = share * CPUS * 1000 * self.interval
         disk = {name: np.exp(_DISK_SD * noise[name]) * (1 + _DISK_SD * bursts[name]) for name in ("read", "written")}
         blocked = np.where(saving, 5e4, 1e2) * (1 + bursts["io"])
@@ -147,7 +149,7 @@ class Hosts:
         return {name: np.asarray(np.maximum(gain, 0), np.int64) for name, gain in gains.items()}
 
     def _smooth(self, load: NDArray[Any]) -> NDArray[np.float64]:
-        """(ticks, nodes) exponential mean over 5 minutes, as the kernel keeps it."""
+        """Returns (ticks, nodes) the exponential mean over 5 minutes, as the kernel computes it."""
         share, now = 1 - np.exp(-self.interval / 300), self.state["node.load5"]
         now = np.where(np.isnan(now), load[0], now)
         out = np.empty(load.shape)

@@ -1,4 +1,4 @@
-"""Instruments: the readings of the plant. Sensors break, values are lost, nodes fall silent, clocks run late."""
+"""Instruments: the readings of the plant, with broken sensors, lost values, silent nodes and late clocks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipeline.model.signals import CATALOGUE
 
 
 def apply_false_reading(values: NDArray[Any], false_reading: FalseReading, held: NDArray[np.float64]) -> NDArray[Any]:
-    """A column as it is read; `held` keeps by number of the fault at what reading an instrument stands still."""
+    """Returns a column as a broken instrument reports it. held: number of a fault -> reading of a stuck instrument."""
     out = values.copy()
     true = out[false_reading.when, false_reading.device]
     if false_reading.hold is not None and np.isnan(held[false_reading.hold]):
         known = true[np.isfinite(true)]
         held[false_reading.hold] = known[0] if len(known) else np.nan
-    said = true if false_reading.hold is None else np.full_like(true, held[false_reading.hold])
-    out[false_reading.when, false_reading.device] = false_reading.change(said)
+    shown = true if false_reading.hold is None else np.full_like(true, held[false_reading.hold])
+    out[false_reading.when, false_reading.device] = false_reading.change(shown)
     return out
 
 
@@ -34,14 +34,14 @@ def grain(signal: str, values: Floats) -> Floats:
     return np.rint(values) if signal.startswith("gpu.") else values
 
 
-_MISSING, _JITTER = 70, 71  # keys of the generators that lose values and date samples
+_MISSING, _JITTER = 70, 71  # keys of the generators of lost values and sample times
 _LATEST = 0.9  # of a tick; later samples would overtake the next tick's
 
 Columns = dict[str, NDArray[Any]]
 
 
 class Instruments:
-    """All instruments of a fleet. missing: share of the values that are lost; jitter: s by which samples are late."""
+    """All instruments of a fleet. missing: share of lost values; jitter: s by which samples are late."""
 
     def __init__(
         self, layout: Layout, interval: float, seed: int, missing: float, jitter: float, faults: int, state: State
@@ -51,7 +51,7 @@ class Instruments:
         state["held"] = np.full(1 + faults, np.nan)
 
     def read(self, columns: Mapping[str, Columns], effects: Effects, block: int) -> dict[str, Columns]:
-        """Columns in wire type and catalogue order, as broken instruments read them, with lost values."""
+        """Returns columns in wire type and catalogue order, as broken instruments read them, with lost values."""
         rng, held = generator(self.seed, _MISSING, block), self._state["held"].copy()
         out = {}
         for device_class, found in columns.items():
@@ -74,12 +74,12 @@ class Instruments:
     def _lose(self, rng: np.random.Generator, values: NDArray[Any]) -> NDArray[Any]:
         if not self.missing or values.dtype.kind != "f" or not values.size:
             return values
-        out = values.copy()  # the physics may go on with the same array
+        out = values.copy()  # the physics may still use the array
         out.reshape(-1)[rng.integers(0, out.size, rng.poisson(self.missing * out.size))] = np.nan
         return out
 
     def silent(self, effects: Effects) -> NDArray[np.bool_]:
-        """(ticks, shippers) that send nothing; the facility's always does."""
+        """Returns (ticks, shippers) whether a shipper sends nothing; the facility always sends."""
         quiet = np.zeros((len(effects.time), len(self.layout.shippers)), np.bool_)
         quiet[:, :-1] = effects.node.silent.values | effects.node.dead.values
         return quiet
@@ -87,7 +87,8 @@ class Instruments:
     def present(
         self, effects: Effects, silent: NDArray[np.bool_], homes: Mapping[str, NDArray[np.intp]]
     ) -> dict[str, NDArray[np.bool_]]:
-        """Which rows exist: those of shippers that send, of GPUs whose driver answers, of ranks whose job runs."""
+        """Returns which rows exist: those of shippers that send, of GPUs whose driver responds, of ranks whose job
+        runs."""
         found = {c: ~silent[:, home] for c, home in homes.items()}
         if effects.gpu.gone:
             for device_class in ("gpu", "nvlink"):
@@ -101,7 +102,7 @@ class Instruments:
         return found
 
     def late(self, effects: Effects, block: int) -> NDArray[np.int64]:
-        """(ticks, shippers) us after the tick at which a shipper took its samples."""
+        """Returns (ticks, shippers) us after the tick at which a shipper took its samples."""
         shape = (len(effects.time), len(self.layout.shippers))
         late = generator(self.seed, _JITTER, block).random(shape) * self.jitter
         late[:, :-1] += effects.node.late.values

@@ -1,4 +1,4 @@
-"""Training jobs: how loaded their GPUs are, how long a step takes, and what each rank says of it.
+"""Training jobs: how loaded their GPUs are, how long a step takes, and what each rank reports.
 
 In synchronous training a step ends for all ranks when the slowest has computed: step = max(compute) + collectives. So
 one slow rank shows in the step time of all ranks, and only its compute time identifies it; the others wait inside the
@@ -26,12 +26,13 @@ WARM_UP = 200  # steps until kernels are tuned and graphs captured; published mu
 _CHECKPOINT_EVERY = (1200.0, 2400.0)  # s; published jobs write one every 20 to 40 min
 _COMPUTE, _COLLECTIVE = 4.2, 0.8  # s per step: a large model on H100; chosen
 _FIRST_STAGE, _STAGE_SD, _LAST_STAGE = 0.05, 0.01, 0.30
-"""What the first stage has more at most (embedding), the spread of the others, and what the last one has more at most
-(loss and head). Equal middle stages and a heavy last one are what [ByteDance StragglerAnalysis] shows, there 0.6."""
+"""Maximum extra compute of the first stage (embedding), spread of the others, and maximum extra compute of the last
+(loss and head). [ByteDance StragglerAnalysis] shows equal middle stages and a heavy last one, there 0.6."""
 _RANK_SD, _STEP_SD, _REPLICA_SD, _COMMON_SD, _STEP_PHI = 0.004, 0.004, 0.0037, 0.005, 0.3
 """Spread between ranks; from step to step of a rank, of the stages of one replica, and of all ranks together (same)."""
 _LIGHT_RATE, _LIGHT_TICKS, _LIGHT = 0.05, 3, (0.05, 0.065)
-"""A run of lighter batches: begins in so many of the ticks, lasts so long, saves so much (5 of 32 sampled steps)."""
+"""Runs of lighter batches: probability per tick that one begins, length in ticks, saved share of the time (5 of 32
+sampled steps)."""
 _PAUSE_RATE, _PAUSE = 1e-3, (0.05, 0.20)  # garbage collection stretches one step in a thousand; its size is chosen
 _WARM_LOSS = 0.35  # a first step takes a third longer; chosen
 _CHECKPOINT_LOAD, _EVALUATION_LOAD, _STALL_LOAD, _HANG_LOAD = 0.25, 0.55, 0.04, 0.18  # of full load; chosen
@@ -54,7 +55,7 @@ class GpuActivity:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one job is like: base (ranks,) s of compute per step; checkpoints at `offset` + n * `every`."""
+    """Constant properties of a job: base (ranks,) s of compute per step; checkpoints at `offset` + n * `every`."""
 
     job: Job
     seed: int
@@ -98,7 +99,7 @@ class Jobs:
         self._norm = Drift(state, "norm", rng, layout.gpus, 0.2, interval)
 
     def load(self, effects: Effects, allocations: list[Allocation]) -> GpuActivity:
-        """Load of each GPU and who writes a checkpoint; adds the events of jobs."""
+        """Returns the load of each GPU and which ranks write a checkpoint; adds the events of jobs."""
         time, shape = effects.time, effects.job_of_gpu.shape
         load, pace, saving = np.zeros(shape, np.float32), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
         activity = GpuActivity(load, effects.job_of_gpu >= 0, saving, None, pace)
@@ -120,7 +121,8 @@ class Jobs:
     def step(
         self, block: int, activity: GpuActivity, clock: Floats, effects: Effects, allocations: list[Allocation]
     ) -> list[tuple[Allocation, dict[str, NDArray[Any]]]]:
-        """Per stay the columns of its ranks from the GPUs' clocks (factor on nominal); sets tempo.pace."""
+        """Returns per allocation the columns of its ranks from the GPUs' clocks (factor on nominal); sets
+        activity.pace."""
         rng = generator(self.seed, 11, block)
         ticks, gpus = len(effects.time), self.layout.gpus
         noise = 1 + np.float32(_STEP_SD) * self._drift.draw(rng, ticks)
@@ -175,7 +177,7 @@ class Jobs:
         return {"rank.step": steps_done, **named, "rank.nonfinite": self._nonfinite(allocation, effects, finished)}
 
     def _nonfinite(self, allocation: Allocation, effects: Effects, finished: NDArray[np.bool_]) -> NDArray[np.uint64]:
-        """(ticks, ranks) gradients that were no number since the script began, each step counted once."""
+        """Returns (ticks, ranks) the number of non-finite gradients since the job started, one per step."""
         count, shape = self.state["ranks.nonfinite"], (len(finished), len(allocation.gpus))
         if effects.since < allocation.begin <= effects.until:
             count[allocation.gpus] = 0
@@ -187,7 +189,7 @@ class Jobs:
         return np.asarray(out, np.uint64)
 
     def _batches(self, allocation: Allocation, rng: np.random.Generator, ticks: int) -> Floats:
-        """(ticks, ranks) factor of the batches: on all ranks together, and on the stages of each replica together."""
+        """Returns (ticks, ranks) the factor of the batches: common to all ranks, and to the stages of each replica."""
         common = 1 + np.float32(_COMMON_SD) * heavy(rng, (ticks,))
         begins = (rng.random(ticks) < _LIGHT_RATE) * rng.uniform(*_LIGHT, ticks)
         lighter = np.convolve(begins, np.ones(_LIGHT_TICKS))[:ticks]
@@ -197,13 +199,13 @@ class Jobs:
         return np.asarray(factor[:, None] * share[:, np.arange(allocation.job.ranks) % replicas], np.float32)
 
     def _begin(self, allocation: Allocation, effects: Effects) -> float:
-        """Steps since the job began here; a job that begins in this block warms up."""
+        """Returns the steps since the job began here; a job that begins in this block warms up."""
         if effects.since < allocation.begin <= effects.until and not allocation.warm:
             self.state["jobs.age"][allocation.job.number] = 0.0
         return float(self.state["jobs.age"][allocation.job.number])
 
     def _waited(self, number: int, effects: Effects, finished: NDArray[np.bool_]) -> Any:
-        """(ticks,) s for which the step that ends there had waited for data before it began."""
+        """Returns (ticks,) s for which the step that ends there waited for data before it began."""
         carried = float(self.state["jobs.waited"][number])
         if not effects.site.stalled and not carried:
             return 0.0
@@ -214,7 +216,7 @@ class Jobs:
         return total - np.concatenate([[0.0], spent[:-1]])
 
     def _hold(self, allocation: Allocation, reported: Floats, finished: NDArray[np.bool_]) -> Floats:
-        """What ranks say: the last finished step, unchanged until the next one is finished."""
+        """Returns the reported values: those of the last finished step, unchanged until the next one is finished."""
         held, holder = self.state["ranks.held"], self.state["ranks.holder"]
         known = held[:, allocation.gpus]
         known = np.where((holder[allocation.gpus] != allocation.job.number) | np.isnan(known), reported[:, 0], known)
@@ -226,7 +228,7 @@ class Jobs:
     def _level(
         self, allocation: Allocation, effects: Effects, swing: NDArray[np.float64]
     ) -> tuple[Floats, NDArray[np.bool_]]:
-        """(ticks,) load of the job's GPUs, and whether it writes a checkpoint."""
+        """Returns (ticks,) the load of the job's GPUs, and whether it writes a checkpoint."""
         number, (offset, every) = allocation.job.number, self._work[allocation.job.number].checkpoints
         on = (effects.time >= allocation.begin) & (effects.time < allocation.end)
         since = effects.time - offset
@@ -242,7 +244,7 @@ class Jobs:
         return np.where(on, level, 0).astype(np.float32), saving
 
     def _waiting(self, allocation: Allocation, effects: Effects) -> Floats:
-        """(1 or ticks, ranks) factor on the load of ranks that wait for slower ones."""
+        """Returns (1 or ticks, ranks) the factor on the load of ranks that wait for slower ones."""
         took = self._work[allocation.job.number].base * self._lottery[allocation.gpus]
         took = (
             took
@@ -255,11 +257,11 @@ class Jobs:
         return np.asarray(np.float32(_WAITING) + np.float32(1 - _WAITING) * share, np.float32)
 
     def _of_nodes(self, values: Any) -> Any:
-        """A node's value for each of its GPUs."""
+        """Returns a node's value for each of its GPUs."""
         return values if np.ndim(values) == 0 else values[:, self.layout.node_of_gpu]
 
     def _checkpoints(self, allocation: Allocation, effects: Effects) -> None:
-        """Each checkpoint is reported when it begins."""
+        """Adds an event at the start of each checkpoint."""
         offset, every = self._work[allocation.job.number].checkpoints
         first = max(0, int(np.floor((max(effects.since, allocation.begin) - offset) / every)) + 1)
         last = int(np.floor((min(effects.until, allocation.end) - offset) / every))

@@ -22,7 +22,7 @@ _UNKNOWN_PROCESS = "pid='<unknown>', name=<unknown>"
 
 
 class Line(NamedTuple):
-    """One line of the driver: seconds after the start, code, text. user: a process's doing."""
+    """One line of the driver: seconds after the start, code, text. user: caused by a process."""
 
     moment: float
     code: int
@@ -31,13 +31,13 @@ class Line(NamedTuple):
 
 
 def address(index: int) -> str:
-    """PCI address of a node's GPU, as the driver writes it."""
+    """Returns the PCI address of a node's GPU, as the driver writes it."""
     domain, place = divmod(index, len(_BUSES))
     return f"{domain:04x}:{_BUSES[place]:02x}:00"
 
 
 def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
-    """Adds the XIDs of one GPU that lie in the block; `lines` are all of one fault, so that they are joined."""
+    """Adds the XIDs of one GPU that lie in the block. `lines`: all of one fault, since they are correlated."""
     times = [round(line.moment * SECOND) for line in lines]
     if not any(effects.contains(time / SECOND) for time in times):
         return
@@ -46,8 +46,8 @@ def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
     first, read = zlib.crc32(f"{entity} {times[0]}".encode()) % 1_000_000, _decoder(node)
     events = []
     for number, (line, time) in enumerate(zip(lines, times, strict=True)):
-        who = f"pid={4000 + first % 60_000}, name=python3" if line.user else _UNKNOWN_PROCESS
-        text = f"NVRM: Xid (PCI:{address(int(index))}): {line.code}, {who}, {line.text}"
+        process = f"pid={4000 + first % 60_000}, name=python3" if line.user else _UNKNOWN_PROCESS
+        text = f"NVRM: Xid (PCI:{address(int(index))}): {line.code}, {process}, {line.text}"
         parsed = read.decode(KmsgRecord(first + number, 0, 3, 0, text), effects.start + time)
         assert parsed is not None
         events.append(parsed[1])
@@ -61,11 +61,11 @@ def _decoder(node: str) -> KernelEventDecoder:
     return KernelEventDecoder(node, shipped_xid_table(), load_patterns(None, PREFILTER_WORDS), places, Path("/sys"))
 
 
-_NO_PATH = Path("/dev/null")  # the devices of the machine that simulates are none of the fleet's
+_NO_PATH = Path("/dev/null")  # devices of this host do not belong to the fleet
 
 
 def log_line(effects: Effects, node: int, moment: float, text: str) -> None:
-    """The event that an agent makes of a line, if its moment falls into the block."""
+    """Adds the event that an agent makes of a kernel log line, if its time is in the block."""
     if not effects.contains(moment):
         return
     name = effects.layout.node_names[node]

@@ -1,7 +1,7 @@
 """Network ports with their optics, and NVLinks: traffic follows the job, congestion follows traffic; only faults cause
 many errors.
 
-Raw bit errors of an optic wander; error correction hides them up to a cliff:
+The raw bit error rate of an optic drifts; error correction hides the errors up to a cliff:
 
 corrected bits = bits * raw BER             RS(544,514) corrects 15 symbols of 10 bits in a codeword of 544
 failed codewords = codewords * P(Binomial(544, 1 - (1 - BER)^10) > 15): none at 1e-5, one in hours at 2.4e-4
@@ -29,15 +29,15 @@ LINE_RATE = 4.25e11  # bits/s on the wire of a 400G port: IEEE 802.3 400GBASE-R,
 _LEVEL, _LEVEL_SD = -7.5, 0.5  # log10 of the raw BER; published PAM4 links lie at 1e-8 to 1e-6. Spread chosen
 _BEST, _WORST = -9.5, -6.0  # of a healthy port; chosen
 _WANDER, _WANDER_SPREAD, _TAU = 0.06, 0.6, 17_640.0
-"""Wander of log10 BER: its spread (median of ports, and sd of its logarithm between them) and correlation time (s), as
+"""Drift of log10 BER: its spread (median of ports, and sd of its logarithm between them) and correlation time (s), as
 measured hourly on 50 coherent optical ports over 7 to 15 days [Alibaba transport]."""
 _QUICK, _QUICK_TAU = 0.5, 1200.0
-"""Greatest share of its variance that moves within the hour, which ports have from none to this, and its time constant
-(s): what one port's readings remember of the hour before lies between 0.5 and 0.99, same source."""
-_KNOT_S = 600.0  # between these moments error rates are interpolated; chosen: half of the quick part's time
+"""Maximum share of the variance that changes within an hour (each port has between 0 and this), and its time constant
+(s): the hourly autocorrelation of a port is 0.5 to 0.99, same source."""
+_KNOT_S = 600.0  # s between the points of interpolated error rates; chosen: half of _QUICK_TAU
 _STEADY, _JUMP_EVERY = 0.2, 16_200.0
-"""Share of its variance that moves steadily; the rest comes in jumps, one in so many seconds. Fitted to the same ports'
-steps from hour to hour: half of them within 0.024 of each other, one in fifty beyond 0.13."""
+"""Share of the variance that changes continuously; the rest comes in jumps, with this mean interval (s). Fitted to the
+hourly changes of the same ports: half of them within 0.024, one in fifty beyond 0.13."""
 _WHITE = 0.023  # share: 0.01 decade from reading to reading, same source
 _MOVES, _MOVE, _MOVE_SD = 1 / (120 * 86_400), 1.5, 0.3
 """Level changes per port and second: 6 of those 50 ports moved once in 15 days by about 1.5 decades (re-tuned)."""
@@ -50,7 +50,7 @@ _GRID = np.linspace(-4.5, -2.0, 51)
 _MOST = 1e5  # failed codewords per second beyond which a link has long gone down; chosen
 _MODULE_C, _MODULE_SD, _RX_MW, _RX_DB = 47.0, 3.0, 1.2, 0.8  # of a 400G DR4 module, and between modules; chosen
 _READ_EVERY = 60.0  # s between two readings of a module's EEPROM, as the agent does
-_TOP = 0xFFFF  # what a module that does not answer gives: as temperature -1/256 C, as power 6.5535 mW (CMIS)
+_TOP = 0xFFFF  # reading of a module that does not respond: as temperature -1/256 C, as power 6.5535 mW (CMIS)
 
 
 def failures(log_ber: NDArray[Any]) -> NDArray[np.float64]:
@@ -59,7 +59,7 @@ def failures(log_ber: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _table() -> NDArray[np.float64]:
-    """log10 of the failed codewords per second on the grid."""
+    """Returns the log10 of the failed codewords per second on the grid."""
     symbol = 1 - (1 - 10.0**_GRID) ** _BITS
     share = [
         sum(comb(_CODEWORD, k) * p**k * (1 - p) ** (_CODEWORD - k) for k in range(_CORRECTED + 1, 60)) for p in symbol
@@ -90,7 +90,7 @@ class Optics:
     def step(
         self, block: int, down: NDArray[np.bool_], reset: NDArray[np.bool_] | None, effects: Effects
     ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64] | None]:
-        """(columns of class nic, failed codewords in each tick; None if there is none)."""
+        """Returns (columns of class nic, failed codewords in each tick; None if there is none)."""
         rng, ticks = generator(self.seed, 34, block), len(effects.time)
         log_ber = self._ber(rng, ticks, effects)
         per_tick = LINE_RATE * self.interval
@@ -111,7 +111,8 @@ class Optics:
         return columns, self._failed(block, log_ber, down, effects)
 
     def _ber(self, rng: np.random.Generator, ticks: int, effects: Effects) -> Floats:
-        """(ticks, ports) log10 of the raw BER: level and wander, on from the last block, and what faults add."""
+        """Returns (ticks, ports) the log10 of the raw BER: level and drift, continued from the last block, plus
+        faults."""
         level, wander, long = self.state["optic.level"], self.state["optic.wander"], ticks * self.interval
         before = level + self._slowly * wander
         phi, often = np.exp(-long / _TAU), 1 - np.exp(-long / _JUMP_EVERY)
@@ -132,7 +133,7 @@ class Optics:
         return np.asarray(log_ber, np.float32)
 
     def _flicker(self, rng: np.random.Generator, ticks: int) -> Floats:
-        """(ticks, ports) the quick part of the wander, interpolated between moments some minutes apart."""
+        """Returns (ticks, ports) the quick part of the drift, interpolated between points some minutes apart."""
         knots = max(1, round(ticks * self.interval / _KNOT_S))
         phi = np.exp(-ticks * self.interval / knots / _QUICK_TAU)
         path = [self.state["optic.quick"]]
@@ -146,14 +147,14 @@ class Optics:
     def _failed(
         self, block: int, log_ber: Floats, down: NDArray[np.bool_], effects: Effects
     ) -> NDArray[np.int64] | None:
-        """Codewords beyond mending; draws of their own, so that the healthy ports stay as they are."""
+        """Returns uncorrectable codewords; they have their own generator, so that healthy ports do not change."""
         if not effects.port.raw_ber:
             return None
         rate = np.where(down, 0, failures(log_ber))
         return np.asarray(generator(self.seed, 35, block).poisson(rate * self.interval), np.int64)
 
     def _module(self, rng: np.random.Generator, effects: Effects) -> dict[str, NDArray[Any]]:
-        """What the EEPROM says, read once a minute: 1/256 K and 0.1 uW are its steps (CMIS)."""
+        """Returns the EEPROM readings, once a minute; resolution 1/256 K and 0.1 uW (CMIS)."""
         hold, ticks = max(1, round(_READ_EVERY / self.interval)), len(effects.time)
         hold = min(hold, ticks)
         shape = (-(-ticks // hold), len(self._heat))
@@ -178,10 +179,11 @@ SPEED = 400_000.0  # Mbit/s of an NDR or 400 GbE port
 _LINE, _IDLE, _PACKET = 50e9, 2e4, 4096  # bytes/s of the line and of an idle port, bytes per packet (RoCE MTU)
 _TRAFFIC_LEVEL = (0.10, 0.26)  # of the line, on the mean: drawn for each job; quartiles of senders [AcmeTrace]
 _BURST, _LEAP_SHARE, _LEAP = 0.015, 0.01, (2.0, 4.0)
-"""Of a node's ports together: spread of the logarithm from tick to tick (where in its step the job is), and ticks in
-which the traffic is a multiple, as between the same senders. What a port does beside its node: 2 %. Counters of
-steady ports stray by 2 % about their median of 6 min [cisco-ie telemetry]; collectives are less smooth than those."""
-_SAVED = 0.05  # of the line, that a checkpoint sends: 11 GB of optimizer state of each GPU in its 45 s; chosen
+"""Traffic of all ports of a node together: spread of its logarithm from tick to tick (position within a step),
+probability of a tick with a multiple of the traffic, and that multiple, as between the same senders. A single port
+varies by another 2 %: counters of steady ports vary by 2 % around their 6 min median [cisco-ie telemetry]; collectives
+are less smooth."""
+_SAVED = 0.05  # share of the line that a checkpoint uses: 11 GB of optimizer state per GPU in 45 s; chosen
 _SYMBOL_PER_HOUR = 0.01  # background per port: BER 7e-18 at 400 Gb/s, far better than the 1e-15 of factory tests
 _DROP_PER_HOUR, _SEQUENCE_PER_HOUR, _RECOVERY_PER_HOUR = 0.01, 0.05, 0.001  # per port; chosen
 _WAIT_TICKS = 1e6  # ticks of port_xmit_wait in a second; its unit is the device's own (IBTA 16.1.4.1). Chosen
@@ -231,7 +233,7 @@ class Links:
         self._optics = Optics(layout, interval, seed, state)
 
     def step(self, block: int, activity: GpuActivity, effects: Effects) -> dict[str, NDArray[Any]]:
-        """Columns of class nic."""
+        """Returns the columns of class nic."""
         rng, fault_rng = generator(self.seed, 31, block), generator(self.seed, 32, block)
         port, shape, restarted = effects.port, activity.load.shape, resets(effects, "nic")
         down = np.broadcast_to(port.down.values, shape)
@@ -257,7 +259,7 @@ class Links:
     def _traffic(
         self, rng: np.random.Generator, activity: GpuActivity, noise: Floats, still: NDArray[np.bool_], effects: Effects
     ) -> dict[str, Counts]:
-        """Bytes and packets within each tick."""
+        """Returns bytes and packets within each tick."""
         ticks, width = len(activity.pace), self.layout.gpus_per_node
         burst = np.exp(np.float32(_BURST) * self._burst.draw(rng, ticks))
         leaps = rng.random(burst.shape, np.float32) < _LEAP_SHARE
@@ -273,7 +275,7 @@ class Links:
         return {"rx_bytes": received, "tx_bytes": sent, **packets}
 
     def _level(self, effects: Effects) -> Floats:
-        """(ticks, ports) share of the line that the job there uses at full pace; of no job 0."""
+        """Returns (ticks, ports) the share of the line that the job there uses at full pace; 0 without a job."""
         job = effects.job_of_gpu
         for number in range(len(self._levels), int(job.max()) + 1):
             self._levels.append(float(generator(self.seed, 36, number).uniform(*_TRAFFIC_LEVEL)))
@@ -287,7 +289,8 @@ class Links:
         noise: Floats,
         effects: Effects,
     ) -> dict[str, Counts]:
-        """What a busy network says of itself: it follows the traffic, and is no fault of the port."""
+        """Returns the congestion counters of normal operation: they follow the traffic, and are no fault of the
+        port."""
         port, pace = effects.port, activity.pace
         wait = np.float32(_WAITS) * pace * np.maximum(1 + np.float32(0.3) * noise, 0)
         wait = np.minimum(wait + port.wait.values * (pace > 0), 1)
@@ -310,7 +313,7 @@ class Links:
         effects: Effects,
         shape: tuple[int, int],
     ) -> dict[str, Counts]:
-        """What rarely happens to healthy ports; a counter that is not named here stands still."""
+        """Returns the rare errors of healthy ports, and errors from faults; counters not named here do not increase."""
         port, hours = effects.port, self.interval / 3600
         found = {
             "rx_dropped": rare(rng, _DROP_PER_HOUR * hours, shape),
@@ -342,11 +345,12 @@ class Links:
         return found
 
     def _fault_errors(self, rng: np.random.Generator, rate: Channel) -> Counts:
-        """(ticks, ports) errors that faults make; draws of their own, so that the healthy ports stay as they are."""
+        """Returns (ticks, ports) errors from faults; they have their own generator, so that healthy ports do not
+        change."""
         return rng.poisson(rate.array() * self.interval)
 
     def _misread(self, columns: dict[str, NDArray[Any]], effects: Effects) -> dict[str, NDArray[Any]]:
-        """Counters that do not show what they counted: registers that are too narrow, full, or not readable."""
+        """Returns the columns of faulty registers: too narrow, saturated, or not readable."""
         port, out = effects.port, {}
         if port.narrow:
             stood = port.narrow.array()
@@ -380,7 +384,7 @@ class Nvlinks:
         self._levels: list[float] = []
 
     def step(self, block: int, activity: GpuActivity, effects: Effects) -> dict[str, NDArray[Any]]:
-        """Columns of class nvlink."""
+        """Returns the columns of class nvlink."""
         rng, fault_rng = generator(self.seed, 38, block), generator(self.seed, 39, block)
         gpu, shape = effects.gpu, activity.load.shape
         restarted, none = resets(effects, "nvlink"), np.zeros(shape, np.int64)
@@ -406,7 +410,7 @@ class Nvlinks:
     def _traffic(
         self, rng: np.random.Generator, activity: GpuActivity, effects: Effects
     ) -> dict[str, NDArray[np.int64]]:
-        """KiB within each tick; what the GPUs of a node send goes round among them."""
+        """Returns KiB within each tick; each GPU of a node receives what its neighbour sends."""
         width, shape = self.layout.gpus_per_node, activity.pace.shape
         share = self._level(effects) * activity.pace * (1 + np.float32(_SWING) * rng.standard_normal(shape, np.float32))
         share = np.where(effects.gpu.nvlink_down.values, 0, np.clip(share, 0, effects.gpu.nvlink_speed.values))
@@ -415,7 +419,7 @@ class Nvlinks:
         return {"tx_data": sent, "rx_data": received}
 
     def _level(self, effects: Effects) -> Floats:
-        """(ticks, GPUs) share of the line that the job there uses at full pace; of no job 0."""
+        """Returns (ticks, GPUs) the share of the line that the job there uses at full pace; 0 without a job."""
         job = effects.job_of_gpu
         for number in range(len(self._levels), int(job.max()) + 1):
             self._levels.append(float(generator(self.seed, 40, 1, number).uniform(*_NVLINK_LEVEL)))

@@ -44,7 +44,7 @@ class Memory:
         self._counters = {name: Counter(state, f"gpu.{name}", starts.get(name, zero)) for name in names}
 
     def step(self, block: int, effects: Effects, reset: NDArray[np.bool_] | None) -> dict[str, NDArray[Any]]:
-        """Columns of class gpu; `reset` (ticks, GPUs): whether the driver was reloaded or the GPU reset."""
+        """Returns the columns of class gpu; `reset` (ticks, GPUs): whether the driver was reloaded or the GPU reset."""
         rng, gpu, shape = generator(self.seed, 26, block), effects.gpu, effects.job_of_gpu.shape
         grown: dict[str, NDArray[np.int64] | None] = {
             "dram_corrected": _with(self._background(rng, DRAM_CORRECTED, shape), gpu.dram_corrected),
@@ -57,7 +57,7 @@ class Memory:
         read = {n: self._read(n, growth, reset if n in _VOLATILE else None, shape) for n, growth in grown.items()}
         both = {f"gpu.ecc_{what}": read[f"dram_{what}"] + read[f"sram_{what}"] for what in ("corrected", "uncorrected")}
         for name, values in both.items():
-            self.state[f"counter.{name}"] = values[-1].astype(np.int64)  # what stood there before the next reset
+            self.state[f"counter.{name}"] = values[-1].astype(np.int64)  # the readings before the next reset
         return {
             **both,
             **{f"gpu.{name}": values for name, values in read.items()},
@@ -66,7 +66,7 @@ class Memory:
         }
 
     def _background(self, rng: np.random.Generator, rate: float, shape: tuple[int, ...]) -> NDArray[np.int64] | None:
-        """(ticks, GPUs) corrected errors of healthy memory, at `rate` per hour; None: there are none."""
+        """Returns (ticks, GPUs) corrected errors of healthy memory, at `rate` per hour; None: there are none."""
         size = -_BURST / ((1 - _BURST) * np.log(1 - _BURST))  # mean of the logarithmic distribution
         bursts = rng.poisson(rate / 3600 * self.interval * shape[0] * shape[1] / size)
         if not bursts:
@@ -79,7 +79,7 @@ class Memory:
     def _read(
         self, name: str, growth: NDArray[np.int64] | None, reset: NDArray[np.bool_] | None, shape: tuple[int, ...]
     ) -> NDArray[np.uint64]:
-        """(ticks, GPUs) readings of a counter."""
+        """Returns (ticks, GPUs) readings of a counter."""
         counter = self._counters[name]
         if growth is None and reset is None:
             return np.broadcast_to(counter.last, shape).view(np.uint64)
@@ -87,7 +87,7 @@ class Memory:
 
 
 def _with(background: NDArray[np.int64] | None, affected: Channel) -> NDArray[np.int64] | None:
-    """Background and what faults add; None: nothing grows."""
+    """Returns background plus errors from faults; None if there are none."""
     if not affected:
         return background
     return affected.array() if background is None else background + affected.array()

@@ -19,19 +19,20 @@ _CLIP = np.float32(8.0)  # noise beyond 8 sigma is a fault, not noise; chosen
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
-    """The generator of one purpose; equal keys give equal draws."""
+    """Returns the generator of one purpose; equal keys give equal draws."""
     return np.random.default_rng([seed, *key])
 
 
 def heavy(rng: np.random.Generator, shape: Sequence[int]) -> Floats:
-    """Student t4 draws scaled to unit variance: real telemetry has heavier tails than the normal distribution."""
+    """Returns Student t4 draws scaled to unit variance: real telemetry has heavier tails than the normal
+    distribution."""
     gauss = rng.standard_normal(shape, np.float32)
     spread = np.sqrt(rng.standard_gamma(2.0, shape, np.float32) / np.float32(2.0))  # t4 = normal / sqrt(chi2_4 / 4)
     return np.asarray(np.clip(gauss / (spread * _T4_SD), -_CLIP, _CLIP), np.float32)
 
 
 class Drift:
-    """AR(1) noise of unit variance for a row of devices; remembers where the last block ended.
+    """AR(1) noise of unit variance for a row of devices; its last value is kept between blocks.
 
     phi: correlation of two samples 10 s apart; at another interval it follows from the same time constant.
     calm: normal steps instead of heavy ones.
@@ -54,7 +55,7 @@ class Drift:
         state[self._name] = rng.standard_normal(devices, np.float32)
 
     def draw(self, rng: np.random.Generator, ticks: int) -> Floats:
-        """(ticks, devices) next values."""
+        """Returns (ticks, devices) next values."""
         last = self._state[self._name]
         shape = ticks, len(last)
         out = (rng.standard_normal(shape, np.float32) if self._calm else heavy(rng, shape)) * self._gain
@@ -66,10 +67,11 @@ class Drift:
 
 
 class SlowDrift:
-    """Noise of unit variance that moves slowly, as the metrics of real servers do: a slow part, interpolated between
-    the ends of the blocks, and a quick one. Real correlation falls to 0.8 within 5 minutes and to 0.6 within an hour.
+    """Slow noise of unit variance, as in the metrics of real servers: a slow part, interpolated between the ends of the
+    blocks, and a quick one. Real correlation falls to 0.8 within 5 minutes and to 0.6 within an hour.
 
-    share: of the variance, that the slow part has.   slow: its time constant in s.
+    share: of the variance, for the slow part.   slow: its time constant (s).
+
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class SlowDrift:
         state[self._name] = rng.standard_normal(devices, np.float32)
 
     def draw(self, rng: np.random.Generator, ticks: int) -> Floats:
-        """(ticks, devices) next values."""
+        """Returns (ticks, devices) next values."""
         phi = np.exp(-ticks * self._interval / self._slow)
         last = self._state[self._name]
         step = rng.standard_normal(len(last), np.float32) * np.float32(np.sqrt(1 - phi * phi))
@@ -102,10 +104,11 @@ class SlowDrift:
 
 
 class Bursts:
-    """Bouts of work that come and go, as the metrics of real servers have them: most of the time 0.
+    """Bursts of work, as in the metrics of real servers: 0 most of the time.
 
     Fitted to the changes of [SMD] and [ASD] from minute to minute, of which 1 to 2 % lie beyond 5 deviations: some
-    bouts an hour, of 1 to 3 min, their sizes of the Pareto distribution from 5 to 30 deviations.
+    bursts an hour, of 1 to 3 min, with Pareto-distributed sizes from 5 to 30 deviations.
+
     """
 
     _PER_HOUR, _LASTS, _LEAST, _MOST, _ALPHA = 2.0, (60.0, 180.0), 5.0, 30.0, 1.5
@@ -113,10 +116,10 @@ class Bursts:
     def __init__(self, state: State, name: str, devices: int, interval: float) -> None:
         self._interval, self._state, self._name = interval, state, f"bursts.{name}"
         longest = max(1, round(self._LASTS[1] / interval))
-        state[self._name] = np.zeros((longest, devices), np.float32)  # what reaches into the next block
+        state[self._name] = np.zeros((longest, devices), np.float32)  # the part in the next block
 
     def draw(self, rng: np.random.Generator, ticks: int) -> Floats:
-        """(ticks, devices) sizes."""
+        """Returns (ticks, devices) sizes."""
         carried = self._state[self._name]
         out = np.concatenate([carried, np.zeros((ticks, carried.shape[1]), np.float32)])
         count = rng.poisson(self._PER_HOUR / 3600 * self._interval * ticks * carried.shape[1])
@@ -131,7 +134,7 @@ class Bursts:
 
 
 def rare(rng: np.random.Generator, rate: float, shape: tuple[int, int]) -> NDArray[np.int64]:
-    """(ticks, devices) Poisson counts of mean `rate` each; quick when nearly all are 0."""
+    """Returns (ticks, devices) Poisson counts of mean `rate` each; fast if nearly all are 0."""
     out = np.zeros(shape, np.int64)
     where = rng.integers(0, out.size, rng.poisson(rate * out.size))
     np.add.at(out.reshape(-1), where, 1)
@@ -139,9 +142,10 @@ def rare(rng: np.random.Generator, rate: float, shape: tuple[int, int]) -> NDArr
 
 
 class Counter:
-    """A counter as a device keeps it: starts at its past value, falls only if the device restarts.
+    """A device's counter: starts at its past value, falls only if the device restarts.
 
-    name: the signal; agents/sim/physics/counter_generations.py knows by it what stood there before a reset.
+    name: the signal; agents/sim/physics/counter_generations.py finds the reading before a reset by it.
+
     """
 
     def __init__(self, state: State, name: str, start: NDArray[np.int64]) -> None:
@@ -150,14 +154,14 @@ class Counter:
 
     @property
     def last(self) -> NDArray[np.int64]:
-        """(devices,) the newest readings."""
+        """Returns (devices,) the newest readings."""
         return self._state[self._name]
 
     def add(self, increments: NDArray[Any], reset: NDArray[np.bool_] | None = None) -> NDArray[np.uint64]:
-        """(ticks, devices) readings after each of the increments; in a tick of `reset` only that increment is left."""
+        """Returns (ticks, devices) readings after each increment; in a tick of `reset` only that increment is left."""
         gains, last = np.asarray(increments, np.int64), self._state[self._name]
         out = np.empty(gains.shape, np.int64)
-        for gain, row in zip(gains, out, strict=True):  # a fifth of the time of cumsum, which goes down the columns
+        for gain, row in zip(gains, out, strict=True):  # five times faster than cumsum along columns
             last = np.add(last, gain, out=row)
         for tick, device in [] if reset is None else np.argwhere(reset).tolist():
             out[tick:, device] -= out[tick, device] - int(increments[tick, device])
@@ -165,5 +169,5 @@ class Counter:
         return out.view(np.uint64)
 
     def still(self, ticks: int) -> NDArray[np.uint64]:
-        """(ticks, devices) readings of a block in which nothing was counted."""
+        """Returns (ticks, devices) readings of a block without increments."""
         return np.broadcast_to(self._state[self._name], (ticks, len(self._state[self._name]))).view(np.uint64)

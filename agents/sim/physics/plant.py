@@ -1,8 +1,9 @@
-"""Plant: the models of everything in a fleet, and the order in which one follows from the other.
+"""Plant: the physical models of a whole fleet, and the order in which they are computed.
 
-Cooling and power beside the GPUs are here: coolant loops, leak detectors, distribution units, power supplies, air and
-fans. The coolant takes the heat away: return - supply = 15.1 K per kW and L/min (PG25: 1.02 kg/L, 3.9 kJ/kg K). The
+This file has cooling and power besides the GPUs: coolant loops, leak detectors, distribution units, power supplies, air
+and fans. The coolant removes the heat: return - supply = 15.1 K per kW and L/min (PG25: 1.02 kg/L, 3.9 kJ/kg K). The
 working power supplies of a node share its power, so the others carry the load of a lost one.
+
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _FLOW_PER_KW = 1.5  # L/min, design rule of direct liquid cooling
 _GPU_KW, HOST_W = 0.66, 1500.0  # a loaded GPU; processors, memory and fans of a node
 _PUMP_RPM, _PRESSURE, _VOLTS = 3200.0, 2.0, 415.0
 _TAUS = {"supply": 95.0, "flow": 1.0, "pressure": 0.5, "pump": 14.0, "return": 14.0}
-"""s until noise is forgotten: flow and pressure of a loop from second to second [SKAB], else chosen."""
-_CALM = ("flow", "pressure")  # whose noise has no heavy tails [SKAB]
+"""Correlation time of the noise (s): flow and pressure of a loop from second to second [SKAB], else chosen."""
+_CALM = ("flow", "pressure")  # noise without heavy tails [SKAB]
 _FLOW_SD, _PRESSURE_SD, _SENSOR_K = 0.004, 0.008, 0.04  # shares, and white noise of a temperature sensor; chosen
 _FLOW_STEP, _PRESSURE_STEP, _STEP_K = 0.1, 0.01, 0.01  # L/min, bar and K: resolution of a controller; chosen
 _LEVEL, _LEVEL_SD = 0.85, 0.002  # share of the reservoir, and noise of its float; chosen
@@ -61,7 +62,7 @@ class Facility:
         self._volts = Drift(state, "volts", rng, pdus, 0.8, interval)
 
     def supply(self, block: int, effects: Effects) -> Floats:
-        """(ticks, loops) temperature of the coolant that goes to the racks."""
+        """Returns (ticks, loops) the temperature of the coolant that goes to the racks."""
         rng = generator(self.seed, 41, block)
         daily = 0.5 * np.sin(2 * np.pi * effects.time / 86_400 + 1).astype(np.float32)
         noise = np.float32(0.15) * self._drifts["supply"].draw(rng, len(daily))
@@ -70,11 +71,11 @@ class Facility:
     def step(
         self, block: int, supply: Floats, power: NDArray[Any], effects: Effects
     ) -> dict[str, dict[str, NDArray[Any]]]:
-        """Columns of the classes coolant, power and leak from the GPUs' power."""
+        """Returns the columns of the classes coolant, power and leak from the GPUs' power."""
         rng, ticks = generator(self.seed, 42, block), len(supply)
         noise = {name: drift.draw(rng, ticks) for name, drift in self._drifts.items() if name != "supply"}
         rest = np.broadcast_to(effects.site.flow.values, supply.shape)
-        flow = self._flow * rest * self._through(effects) * (1 + np.float32(_FLOW_SD) * noise["flow"])
+        flow = self._flow * rest * self._node_factor(effects) * (1 + np.float32(_FLOW_SD) * noise["flow"])
         draw = self._sum(power, self.layout.pdu_of_gpu, len(self._hosts)) + self._others(effects)
         heat = self._sum(power, self.layout.loop_of_gpu, len(self._flow)) / 1000 * np.float32(_CAPTURE + 0.1)
         back = supply + _PG25 * heat / np.maximum(flow, LEAST_FLOW * self._flow) + np.float32(0.1) * noise["return"]
@@ -99,9 +100,12 @@ class Facility:
             "leak": {"leak.state": np.where(wet, np.uint8(_STATES.index("critical")), np.uint8(_STATES.index("ok")))},
         }
 
-    def _through(self, effects: Effects) -> Any:
-        """(ticks or 1, loops) factor on the flow by what its nodes let through. The pump holds its pressure, as units
-        that feed many branches are set: the loop loses what a restricted node takes less, and no other node gets more.
+    def _node_factor(self, effects: Effects) -> Any:
+        """Returns (ticks or 1, loops) the factor on the flow from restricted nodes.
+
+        The pump keeps its pressure, as usual for units with many branches: a restricted node reduces the flow of the
+        loop, and no other node gets more.
+
         """
         if not effects.node.flow:
             return np.float32(1)
@@ -117,7 +121,7 @@ class Facility:
 
     @staticmethod
     def _sum(values: NDArray[Any], groups: NDArray[np.intp], count: int) -> NDArray[np.float64]:
-        """(ticks, count) sums over groups of devices; groups are consecutive."""
+        """Returns (ticks, count) sums over groups of devices; groups are consecutive."""
         starts = np.searchsorted(groups, np.arange(count))
         return np.asarray(np.add.reduceat(values.astype(np.float64), starts, axis=1))
 
@@ -133,7 +137,7 @@ _CRITICAL, _NO_INPUT = HEALTH.index("critical"), 1  # psu.input_status: loss_of_
 
 
 class Psus:
-    """Shares of all power supplies, which stay as they are; nothing goes from one block to the next."""
+    """Load shares of all power supplies: constant, without state between blocks."""
 
     def __init__(self, layout: Layout, seed: int) -> None:
         rng = generator(seed, 55)
@@ -142,7 +146,7 @@ class Psus:
         self._share: Floats = (share / share.sum(axis=1, keepdims=True)).astype(np.float32)
 
     def step(self, block: int, power: NDArray[Any], effects: Effects) -> dict[str, NDArray[Any]]:
-        """Columns of class psu from the power of the GPUs."""
+        """Returns the columns of class psu from the power of the GPUs."""
         rng, site = generator(self.seed, 56, block), effects.site
         shape = len(power), self.layout.nodes * PSUS
         draw = power.reshape(len(power), self.layout.nodes, -1).sum(axis=2, dtype=np.float32) + np.float32(HOST_W)
@@ -160,7 +164,7 @@ class Psus:
         }
 
     def _shares(self, touched: object, lost: NDArray[np.bool_]) -> NDArray[Any]:
-        """(ticks or 1, nodes, supplies) share of the node's power that each gives; 0 where none is left to give."""
+        """Returns (ticks or 1, nodes, supplies) each supply's share of the node's power; 0 if none is left."""
         if not touched:
             return self._share[None]
         gone = lost.reshape(len(lost), -1, PSUS)
@@ -187,7 +191,7 @@ class Sensors:
         self._drift = Drift(state, "node.inlet", rng, n, 0.9, interval)
 
     def step(self, block: int, effects: Effects) -> dict[str, NDArray[Any]]:
-        """Columns of class sensor: a temperature has no speed, and a fan no temperature."""
+        """Returns the columns of class sensor: a temperature has no speed, and a fan no temperature."""
         rng, ticks = generator(self.seed, 58, block), len(effects.time)
         daily = _DAILY * np.sin(2 * np.pi * effects.time / 86_400 - 2).astype(np.float32)
         drift = np.float32(_DRIFT) * self._drift.draw(rng, ticks)
@@ -218,7 +222,8 @@ class Plant:
         self._generations = CounterGenerations(layout, state)
 
     def step(self, block: int, effects: Effects) -> dict[str, Columns]:
-        """Device class -> true columns, of ranks those of the block's stays: load, heat, the pace of jobs, the rest."""
+        """Returns device class -> true columns, in the order load, heat, job steps, the rest. Ranks: of the block's
+        allocations."""
         before, allocations = self._generations.readings(), list(effects.allocations)
         activity, supply = self._jobs.load(effects, allocations), self._facility.supply(block, effects)
         gpu, clock = self._gpus.step(block, activity, supply, effects, allocations)

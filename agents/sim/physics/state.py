@@ -1,6 +1,7 @@
-"""State: all that a simulated fleet carries from one block of ticks to the next, by name; what a snapshot holds.
+"""State: all arrays that a simulated fleet keeps between blocks, by name; the content of a snapshot.
 
-Randomness is not part of it: every block has its own generators, so a resumed fleet continues to the bit.
+Randomness is not part of it: every block has its own generators, so a resumed fleet continues bit for bit.
+
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ class State(dict[str, NDArray[Any]]):
     """Arrays by name. A model sets the first value of its arrays, and replaces an array to change it."""
 
     def save(self) -> bytes:
-        """All arrays as an .npz file in memory."""
+        """Returns all arrays as an .npz file in memory."""
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **self)
         return file.getvalue()
 
     def load(self, data: bytes) -> None:
-        """Takes the arrays of `save`. Raises UsageError if they are of another fleet."""
+        """Loads the arrays of `save`. Raises UsageError if they belong to another fleet."""
         with np.load(io.BytesIO(data), allow_pickle=False) as saved:
             found = {name: saved[name] for name in saved.files}
         wrong = sorted(
