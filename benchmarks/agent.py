@@ -118,7 +118,7 @@ def _measured(column: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(~np.isnan(column) if column.dtype.kind == "f" else column != np.iinfo(column.dtype).max)
 
 
-def looks(found: list[Batch]) -> list[tuple[str, float, int]]:
+def reading_times(found: list[Batch]) -> list[tuple[str, float, int]]:
     """Returns (collector, mean ms of its readings, times it was not ok), slowest first."""
     times: dict[str, list[float]] = {}
     unwell: Counter[str] = Counter()
@@ -170,7 +170,7 @@ def run(folder: Path, title: str, more: str, seconds: float, settle: float) -> N
         used = cost.cpu - before[pid].cpu if pid in before else cost.cpu
         print(f"  {label:32s} {100 * used / took:14.2f} % {cost.memory:8.1f}")
     print(f"  {'collector':32s} {'ms per look':>16s}")
-    for name, latency, unwell in looks(found):
+    for name, latency, unwell in reading_times(found):
         print(f"  {name:32s} {latency:16.3f}{'  not ok' if unwell else ''}")
 
 

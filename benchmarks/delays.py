@@ -67,8 +67,8 @@ STORIES: Mapping[str, tuple[float, tuple[Fault, ...]]] = {
     ),
     "leak": (110.0, (Fault("leak", "coolant_leak", 15, 110, PAGE, "loss = 0.5\n"),)),
 }
-"""Story -> seconds of real time, and what happens in them. Onsets move by up to 10 s with the seed, so that none keeps
-step with a frame."""
+"""Story -> seconds of real time, and what happens in them. Onsets move by up to 10 s with the seed, so that none is
+synchronous with frames."""
 
 
 @dataclass

@@ -82,11 +82,11 @@ def main() -> None:
     spent, state, kept = fleet_tick(options.gpus, options.metrics, options.cohort, options.ticks)
     samples = options.gpus * options.metrics
     print(f"{options.gpus:,} GPUs x {options.metrics} metrics, cohorts of {options.cohort}:")
-    print(f"  {spent:.3f} s of a core per tick, {samples / spent / 1e6:.0f} M samples/s; wanted <= 0.25 s for 2 M")
+    print(f"  {spent:.3f} s of a core per tick, {samples / spent / 1e6:.0f} M samples/s; expected <= 0.25 s for 2 M")
     per = f"{state / samples:.0f} bytes a stream; {kept / 1e6:.0f} MB with room to work in"
-    print(f"  {state / 1e6:.0f} MB of state, {per}; wanted <= 250 MB")
+    print(f"  {state / 1e6:.0f} MB of state, {per}; expected <= 250 MB")
     mine, copy = kernel_speed(samples, options.ticks)
-    print(f"  kernel {mine / 1e9:.1f} GB/s, memcpy {copy / 1e9:.1f} GB/s: {mine / copy:.2f}; wanted >= 0.25")
+    print(f"  kernel {mine / 1e9:.1f} GB/s, memcpy {copy / 1e9:.1f} GB/s: {mine / copy:.2f}; expected >= 0.25")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from tests.agents.redfish_trees import FLOW, LEAK, SUPPLY_PRESSURE, cdu
 
 ROOT = Path(__file__).parents[1]
 CHANGES: dict[str, tuple[str, str, Any, Any]] = {
-    # kind of event -> resource, pointer, value that is well, value that is not
+    # kind of event -> resource, pointer, normal value, faulty value
     "flow_collapse": (FLOW, "/Reading", 324.0, 90.0),
     "pressure_collapse": (SUPPLY_PRESSURE, "/Reading", 320.0, 60.0),
     "leak": (LEAK, "/DetectorState", "OK", "Critical"),
@@ -54,7 +54,7 @@ QUERY = (
 class Change:
     """One sensor that changes at `moment` (monotonic seconds); `reported`: when its event was seen in the pipeline.
 
-    decided: seconds from the change to the agent's look that decided.
+    decided: seconds from the change to the agent's reading that decided.
     """
 
     bmc: int

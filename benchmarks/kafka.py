@@ -54,7 +54,8 @@ class Read:
 
 
 def apart() -> Sequence[str]:
-    """Puts this process on the first core and returns the words that put the broker on the second; () with only one."""
+    """Puts this process on the first core and returns the command prefix that puts the broker on the second; () with
+    only one."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2 or shutil.which("taskset") is None:
         return ()
@@ -118,7 +119,7 @@ def measure(kafka: Kafka, fleet: Fleet, folder: Path, batch_bytes: int) -> None:
     got = read(kafka, folder / "store.duckdb", fleet)
     bare = (before + raw(folder / "after.duckdb", fleet)) / 2
     if got.rows != fleet.rows:
-        raise SystemExit(f"{got.rows} rows stored, wanted {fleet.rows}")
+        raise SystemExit(f"{got.rows} rows stored, expected {fleet.rows}")
     samples, messages = fleet.samples, fleet.nodes * fleet.messages
     print(
         f"{messages} messages of {fleet.ticks} ticks, {wire_bytes / messages / 1e3:.1f} kB each, all rows stored once"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.node.workers.pool import Worker
-from benchmarks.trouble import KINDS, MOODS
+from benchmarks.trouble import KINDS, MODES
 
 if TYPE_CHECKING:
     from agents.node.agent import Agent
@@ -23,7 +23,7 @@ SHORT, LONG = 10.0, 900.0
 DRIVER = "nvmlDeviceGetFieldValues"  # called by every reading of the GPUs
 
 
-class Mischief:
+class FaultInjector:
     """Faults of one storm. `pending`: repairs by their due time. Kills only the agent's own processes."""
 
     def __init__(self, agent: Agent, folder: Path, every: float, draw: random.Random, watch: Watch) -> None:
@@ -33,7 +33,7 @@ class Mischief:
         self._pending: list[tuple[float, str, Callable[[], None]]] = []
         self._can_fill = os.path.ismount(folder / "spool")
 
-    def turn(self, now: float, calm: bool) -> None:
+    def run_between_ticks(self, now: float, calm: bool) -> None:
         """Repairs the faults due at `now`, and starts a new one unless `calm`."""
         for entry in [entry for entry in self._pending if entry[0] <= now or calm]:
             self._pending.remove(entry)
@@ -41,13 +41,13 @@ class Mischief:
             self._watch.repaired(entry[1], now)
         if not calm and now >= self._next:
             self._next = now + self._draw.expovariate(1 / self._every)
-            acts = [self._hang, self._hang_driver, self._mood, self._kill, self._freeze, self._kill_nursery]
+            acts = [self._hang, self._hang_driver, self._set_mode, self._kill, self._freeze, self._kill_nursery]
             weights = [30, 10, 25, 15, 5, 3]
             if self._can_fill:
                 acts, weights = [*acts, self._fill], [*weights, 6]
             self._draw.choices(acts, weights)[0](now)
 
-    def mend_all(self) -> None:
+    def repair_all(self) -> None:
         """Repairs all faults, so that everything can end."""
         for _, _, repair in self._pending:
             repair()
@@ -58,9 +58,9 @@ class Mischief:
     def _hang(self, now: float) -> None:
         """Replaces a file with a FIFO: a process that opens it waits in the kernel."""
         name = self._draw.choice([kind.name for kind in KINDS])
-        if self._well(name) is None:
+        if self._healthy_worker(name) is None:
             return
-        path = self._folder / "moods" / name
+        path = self._folder / "modes" / name
         path.unlink()
         os.mkfifo(path)
         self._begun("hang", name, now, lambda: _restore(path))
@@ -68,20 +68,20 @@ class Mischief:
 
     def _hang_driver(self, now: float) -> None:
         """Makes a call into the driver's library hang."""
-        if self._well("nvml") is None:
+        if self._healthy_worker("nvml") is None:
             return
         control = self._folder / "control"
         control.write_text(f"hang {DRIVER} -1\n")
         self._begun("hang in NVML", "nvml", now, lambda: control.unlink())
         self._watch.hung("nvml", now)
 
-    def _mood(self, now: float) -> None:
-        name, mood = self._draw.choice([kind.name for kind in KINDS]), self._draw.choice(MOODS)
-        if self._well(name) is None:
+    def _set_mode(self, now: float) -> None:
+        name, mode = self._draw.choice([kind.name for kind in KINDS]), self._draw.choice(MODES)
+        if self._healthy_worker(name) is None:
             return
-        path = self._folder / "moods" / name
-        path.write_text(f"{mood}\n")
-        self._begun(mood, name, now, lambda: _restore(path))
+        path = self._folder / "modes" / name
+        path.write_text(f"{mode}\n")
+        self._begun(mode, name, now, lambda: _restore(path))
 
     def _kill(self, now: float) -> None:
         """Kills a worker's process."""
@@ -120,7 +120,7 @@ class Mischief:
         self.done[what] += 1
         self._pending.append((now + self._draw.uniform(SHORT, LONG), name, repair))
 
-    def _well(self, name: str) -> Worker | None:
+    def _healthy_worker(self, name: str) -> Worker | None:
         """Returns the worker of a running collector without a fault."""
         if any(name == busy for _, busy, _ in self._pending):
             return None
@@ -139,5 +139,5 @@ def _restore(path: Path) -> None:
         with contextlib.suppress(OSError):  # no reader is left
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     fresh = path.with_suffix(".new")
-    fresh.write_text("well\n")
+    fresh.write_text("healthy\n")
     fresh.replace(path)

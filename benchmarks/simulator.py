@@ -3,7 +3,7 @@
     python -m benchmarks.simulator [--nodes 512] [--hours 2] [--processes 2] [--node-days 0]
 
 Everything is on: jobs that come and go, published fault rates, every benign event, lost values, jitter. With
---node-days N it simulates so many for real, a fleet per process and one seed each, and says how long it took.
+--node-days N it simulates so many for real, a fleet per process and one seed each, and prints how long it took.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 All collectors over the files of node_files.py and a stub NVML, and four that misbehave (trouble.py). About every
 `every` seconds of its time something happens: a collector hangs (a FIFO, the driver's library), fails, ends, sends
-rubbish; a worker or the process that forks them is killed or stopped; the spool's disk is full. Ends with 1 unless the
+garbage; a worker or the process that forks them is killed or stopped; the spool's disk is full. Ends with 1 unless the
 agent lived, each tick is stored or counted as lost, each hang was reported within 30 s, all came back and nothing
 leaked.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from agents.collectors.registry import configured_collectors
 from agents.node.agent import Agent
 from benchmarks import node_files
-from benchmarks.mischief import Mischief
+from benchmarks.mischief import FaultInjector
 from benchmarks.stormwatch import Watch, report
 from benchmarks.trouble import KINDS
 from pipeline.config.sections import Agent as Section
@@ -41,12 +41,12 @@ CALM_S = 3600.0
 DISK = 8 << 20
 
 
-class Wound:
+class StormClock:
     """The agent's clock: waiting takes no real time and triggers the faults. Ends after `hours`."""
 
     def __init__(self, hours: float, interval: float) -> None:
         self.elapsed, self._end, self._interval = 0.0, hours * 3600, interval
-        self.mischief: Mischief | None = None
+        self.mischief: FaultInjector | None = None
         self.watch: Watch | None = None
 
     def now(self) -> int:
@@ -59,8 +59,8 @@ class Wound:
         assert self.watch is not None
         assert self.mischief is not None
         if math.isclose(self.elapsed % self._interval, 0, abs_tol=1e-6):  # after a tick, not on the way to the next
-            self.watch.turn(self.elapsed)
-            self.mischief.turn(self.elapsed, calm=self.elapsed > self._end - min(CALM_S, self._end / 2))
+            self.watch.run_between_ticks(self.elapsed)
+            self.mischief.run_between_ticks(self.elapsed, calm=self.elapsed > self._end - min(CALM_S, self._end / 2))
         self.elapsed += seconds
         return self.elapsed > self._end
 
@@ -68,23 +68,23 @@ class Wound:
 def storm(folder: Path, options: argparse.Namespace) -> int:
     """Runs the storm in this process, whose environment has the stub; returns 0 if all checks passed."""
     tables = {name: dict(values) for name, values in _tables(folder).items()}
-    (folder / "moods").mkdir()
-    troubles = [kind(mood=folder / "moods" / kind.name) for kind in KINDS]
+    (folder / "modes").mkdir()
+    troubles = [kind(mode=folder / "modes" / kind.name) for kind in KINDS]
     for one in troubles:
-        one.mood.write_text("well\n")
-    clock = Wound(options.hours, options.interval)
+        one.mode.write_text("healthy\n")
+    clock = StormClock(options.hours, options.interval)
     config = Config(agent=Section("n1", options.interval), spool=Spool(folder / "spool", 1 << 21, 1 << 18, 1 << 18))
     watch = Watch(folder / "spool", clock.now)
     collectors = [*configured_collectors(tables), *troubles]
     agent = Agent(config, collectors, clock, watch, options.patience / options.interval)
     watch.agent = agent
     clock.watch = watch
-    clock.mischief = Mischief(agent, folder, options.every, random.Random(options.seed), watch)
+    clock.mischief = FaultInjector(agent, folder, options.every, random.Random(options.seed), watch)
     began = time.monotonic()
     try:
         agent.run(threading.Event())
     finally:
-        clock.mischief.mend_all()
+        clock.mischief.repair_all()
     watch.finish()
     return report(watch, clock.mischief, clock.elapsed, time.monotonic() - began)
 

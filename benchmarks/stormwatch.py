@@ -18,7 +18,7 @@ from pipeline.transport.spool import SpoolTransport
 
 if TYPE_CHECKING:
     from agents.node.agent import Agent
-    from benchmarks.mischief import Mischief
+    from benchmarks.mischief import FaultInjector
 
 REPORTED_S = 30.0
 """DESIGN.md section 6: a hang is visible within 30 s."""
@@ -79,7 +79,7 @@ class Watch(io.StringIO):
             self.states[state] += 1
             elapsed = self._elapsed()
             for hang in self.hangs:
-                # where its process was killed before the deadline of the look, its trouble is reported as that end
+                # where its process was killed before the deadline of the reading, its trouble is reported as that end
                 if hang.name == name and state in ("hung", "fault") and hang.reported is None:
                     hang.reported = elapsed
                 if hang.name == name and state == "ok" and hang.repaired is not None and hang.back is None:
@@ -91,7 +91,7 @@ class Watch(io.StringIO):
 
     # --- the storm's side --------------------------------------------------------------------------------------------
 
-    def turn(self, elapsed: float) -> None:
+    def run_between_ticks(self, elapsed: float) -> None:
         """Runs between two ticks."""
         if elapsed:
             self.ticks.append(self.now())
@@ -166,7 +166,7 @@ def _below(root: int) -> dict[int, str]:
     return found
 
 
-def report(watch: Watch, mischief: Mischief, elapsed: float, took: float) -> int:
+def report(watch: Watch, mischief: FaultInjector, elapsed: float, took: float) -> int:
     """Prints events and failed checks; returns 0 if there are none."""
     assert watch.agent is not None
     refused, reported = watch.agent.spools.refused, [h for h in watch.hangs if h.reported is not None]
@@ -210,7 +210,7 @@ def failures(watch: Watch, refused: int) -> list[str]:
 
 
 def _leaks(counts: list[Count], alone: int) -> list[str]:
-    """What grew: the end, when all is calm, is held against the most of the first half, when it was not.
+    """Returns what grew: compares the quiet end with the maximum of the first half.
 
     alone: collectors that hung once and so have a process, and a handle of the agent, of their own by now.
     """

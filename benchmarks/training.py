@@ -5,7 +5,7 @@
 A step is all that a script calls: step, computed, communicated, loss, gradient_norm. With an agent: the real collector
 in a separate process that reads once a second. Without: no socket at the path. Full: a socket without a reader.
 One step after the other shows what the hook itself costs (budget: 20 microseconds on average, docs/training.md); a step
-each 5 ms also the cost of a processor that slept, one after a matrix product the cost of code that
+each 5 ms also the cost of a processor that was asleep, one after a matrix product the cost of code that
 left its caches: `nothing` is that alone, calls of the same shape that do nothing.
 """
 

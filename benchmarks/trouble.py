@@ -12,27 +12,27 @@ import numpy as np
 
 from agents.collector import Collector, Device, NoData, Reading
 
-MOODS = ("fault", "exit", "garbage", "no data")
-"""Contents of the mood file except `well`. A FIFO in its place hangs its reader in the kernel."""
+MODES = ("fault", "exit", "garbage", "no data")
+"""Contents of the mode file except `healthy`. A FIFO in its place hangs its reader in the kernel."""
 
 
 @dataclass
 class Trouble(Collector):
-    """One temperature; its mood comes from a file."""
+    """One temperature; its mode comes from a file."""
 
     name: ClassVar[str] = "trouble"
     signals: ClassVar[tuple[str, ...]] = ("disk.temperature",)
-    mood: Path = Path("/dev/null")
+    mode: Path = Path("/dev/null")
 
     def read(self) -> tuple[Reading, ...]:
-        mood = self.mood.read_text().strip()
-        if mood == "fault":
+        mode = self.mode.read_text().strip()
+        if mode == "fault":
             raise RuntimeError("ordered to fail")
-        if mood == "exit":
+        if mode == "exit":
             os._exit(7)
-        if mood == "no data":
+        if mode == "no data":
             raise NoData("ordered to have none")
-        values = np.zeros(3) if mood == "garbage" else np.array([300.0])
+        values = np.zeros(3) if mode == "garbage" else np.array([300.0])
         return (Reading("disk", (f"disk:n1.{self.name}",), {"disk.temperature": values}),)
 
     def inventory(self) -> Mapping[str, Device]:

@@ -221,7 +221,7 @@ class Runner:
     def _run(self, detector: Detector, frames: Mapping[str, Frame], accepted: Sequence[str]) -> list[Finding]:
         """Returns the findings of a detector, after the feedback of persons.
 
-        After a failure soon after a restart the detector starts afresh: its restored state may be bad.
+        After a failure soon after a restart the detector starts with empty state: the restored one may be bad.
         """
         try:
             for entity in accepted:
@@ -230,11 +230,13 @@ class Runner:
         except Exception as error:
             if detector.name not in self._restored:
                 raise
-            self._start_afresh(detector)
-            _log.warning("detector %s starts afresh: it fails with the restored state: %r", detector.name, error)
+            self._start_empty(detector)
+            _log.warning(
+                "detector %s starts with empty state: it fails with the restored state: %r", detector.name, error
+            )
             return detector.observe(frames)
 
-    def _start_afresh(self, detector: Detector) -> None:
+    def _start_empty(self, detector: Detector) -> None:
         self._restored.discard(detector.name)
         detector.restore(self._fresh[detector.name])
 
@@ -254,7 +256,7 @@ class Runner:
         return json.dumps(to_json(state), separators=(",", ":"))
 
     def restore(self, text: str) -> None:
-        """Continues from a snapshot; a detector whose state has another layout starts afresh, which is logged.
+        """Continues from a snapshot; a detector whose state has another layout starts with empty state (logged).
 
         Errors are counted from the start of the process, so that a detector that fails after an upgrade is logged.
         """
@@ -263,14 +265,16 @@ class Runner:
         self._restore_shared(state)
         if (found := state.get("format", 1)) != FORMAT:
             _log.warning(
-                "all detectors start afresh: their snapshot has format %s, this version reads %s", found, FORMAT
+                "all detectors start with empty state: their snapshot has format %s, this version reads %s",
+                found,
+                FORMAT,
             )
             return
         for detector in self.detectors:
             fresh = self._fresh[detector.name]
             saved = state["detectors"].get(detector.name)
             if not isinstance(saved, dict) or set(saved) != set(fresh):
-                _log.warning("detector %s starts afresh: the snapshot is of another version", detector.name)
+                _log.warning("detector %s starts with empty state: the snapshot is of another version", detector.name)
                 continue
             try:
                 decoded = from_json(saved)
@@ -278,8 +282,10 @@ class Runner:
                 detector.restore(decoded)
                 self._restored.add(detector.name)
             except _BAD_STATE as error:
-                self._start_afresh(detector)
-                _log.warning("detector %s starts afresh: its snapshot has another layout: %r", detector.name, error)
+                self._start_empty(detector)
+                _log.warning(
+                    "detector %s starts with empty state: its snapshot has another layout: %r", detector.name, error
+                )
         self._tries = _TRIES
 
     def _restore_shared(self, state: Mapping[str, Any]) -> None:
@@ -288,12 +294,12 @@ class Runner:
             self.corroboration.restore(state["active"])
         except _BAD_STATE as error:
             self.corroboration = Corroboration()
-            _log.warning("corroboration starts afresh: its snapshot has another layout: %r", error)
+            _log.warning("corroboration starts with empty state: its snapshot has another layout: %r", error)
         try:
             self.presence.restore(state.get("measured", {}))
         except _BAD_STATE as error:
             self.presence.restore({})
-            _log.warning("presence of signals starts afresh: its snapshot has another layout: %r", error)
+            _log.warning("presence of signals starts with empty state: its snapshot has another layout: %r", error)
 
 
 def _continues(before: Finding, finding: Finding) -> bool:

@@ -42,7 +42,7 @@ class Seen:
         """Returns the result of a separate trial."""
         return self.trials.get(name, UNMEASURED)
 
-    def of(self, *names: str) -> list[Pair]:
+    def results_of(self, *names: str) -> list[Pair]:
         """Lines and records of some kinds, where their effect is as large as must be found."""
         return [pair for pair in self.events if pair[1]["kind"] in names and pair[1]["large"]]
 
@@ -121,7 +121,7 @@ def _share_by(due: Iterable[tuple[Pair, float]], what: str) -> str:
 def _optic(seen: Seen) -> str:
     """Returns the share ticketed that long before error correction fails, of those that got that far."""
     due = []
-    for pair in seen.of("optic_degradation"):
+    for pair in seen.results_of("optic_degradation"):
         parameters, end = pair[0]["parameters"], _seconds(pair[0], "end")
         kind = OpticDegradation(slope=parameters["slope"], start=parameters["start"])
         cliff = kind.cliff_time(Fault(0, kind, pair[0]["entity"], 0, 0.0, end, ()))
@@ -133,7 +133,9 @@ def _optic(seen: Seen) -> str:
 
 def _ticket_precision(seen: Seen) -> str:
     """Returns the share of `link_optic` tickets on a port that degrades."""
-    right = sum(r["detector"] == "link_optic" and r["level"] == "ticket" for _, r in seen.of("optic_degradation"))
+    right = sum(
+        r["detector"] == "link_optic" and r["level"] == "ticket" for _, r in seen.results_of("optic_degradation")
+    )
     scores = [score for score in (seen.raised, seen.clean) if score]
     wrong = sum(score["false_tickets_by_detector"].get("link_optic", 0) for score in scores)
     return f"ticket P {share(right / (right + wrong))} ({wrong} false)" if right + wrong else f"ticket P {UNMEASURED}"
@@ -142,7 +144,7 @@ def _ticket_precision(seen: Seen) -> str:
 def _resistance(seen: Seen) -> str:
     """Returns the cold plates that rose enough, and long enough before the end for an answer in time."""
     due = []
-    for pair in seen.of("cold_plate"):
+    for pair in seen.results_of("cold_plate"):
         parameters = pair[0]["parameters"]
         limit = RESISTANCE / max(parameters["rise"], 1e-9) * parameters["days"] * DAY + RESISTANCE_S
         if parameters["rise"] >= RESISTANCE and limit <= _seconds(pair[0], "end"):
@@ -169,7 +171,7 @@ def _flap(seen: Seen) -> str:
         return found
     soon = []
     for parts in (2, 3):  # the third flap begins when two parts are over at the earliest, and ends within the third
-        mine = [(pair, pair[0]["parameters"].get("flaps", 0)) for pair in seen.of("link_flap")]
+        mine = [(pair, pair[0]["parameters"].get("flaps", 0)) for pair in seen.results_of("link_flap")]
         due = [(pair, parts * _seconds(pair[0], "end") / flaps + FLAP_S) for pair, flaps in mine if flaps >= FLAPS]
         soon.append(_share_by(due, f"within {FLAP_S:g} s of the {'end' if parts == 3 else 'start'} of its third part"))
     return f"{found}, from the first flap on; {'; '.join(soon)}"
@@ -212,7 +214,7 @@ def _sdc(seen: Seen) -> str:
 def _collapse(seen: Seen) -> str:
     """Returns faults of entities with many devices below; the size of an incident is only known over all faults."""
     names = [name for name, kind in KINDS.items() if kind.target in SHARED]
-    tops = [bool(record["top1"]) for _, record in seen.of(*names) if record["delay_s"] is not None]
+    tops = [bool(record["top1"]) for _, record in seen.results_of(*names) if record["delay_s"] is not None]
     if not tops:
         return UNMEASURED
     size = (seen.raised or {}).get("compression")
@@ -280,7 +282,7 @@ GOALS: tuple[Goal, ...] = (
     ),
     (
         *("Coolant pump loss", "none", "incident <= 30 s", "2 s"),
-        lambda seen: found_of((record for _, record in seen.of("coolant")), 30.0),
+        lambda seen: found_of((record for _, record in seen.results_of("coolant")), 30.0),
     ),
     ("R_th +15 % on one GPU", "none", "<= 10 min, R >= 0.95", "5 min", _resistance),
     (

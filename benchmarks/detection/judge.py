@@ -1,7 +1,7 @@
 """One simulated fleet through framer, detectors and Desk in one process, without files: judge().
 
 Frames are dropped once judged; kept are incidents and, of each condition, its first finding and those that raised its
-level. A run can be written to a checkpoint and goes on from it as if it had never stopped.
+level. A run can be written to a checkpoint and continues from it as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Numbers:
 
 
 class Trial:
-    """A fleet and those who judge it, from its first tick on."""
+    """A simulated fleet with its framer, detectors and Desk, from the first tick on."""
 
     def __init__(self, scenario: Scenario, seed: int, detectors: Sequence[Detector] | None = None) -> None:
         self.simulator = FleetSimulator(scenario, seed)
@@ -89,11 +89,11 @@ class Trial:
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
     def run(self, every: int | None = None) -> Iterator[int]:
-        """Goes on to the scenario's end; gives the number of ticks done, after every `every` ticks and at the end."""
+        """Runs to the scenario's end; yields the number of processed ticks after every `every` ticks and at the end."""
         end = self.simulator.scenario.ticks
         chunks, due = self._timed("simulation", self.simulator.chunks(limit=end)), self.ticks + (every or end)
         for chunk in chunks:
-            self._take(chunk)
+            self._add_chunk(chunk)
             if self.ticks >= due:
                 due += every or end
                 yield self.ticks
@@ -101,15 +101,15 @@ class Trial:
         yield self.ticks
 
     def judged(self) -> Judged:
-        """Where it stands. Raises RuntimeError if a detector failed."""
+        """Returns the results so far. Raises RuntimeError if a detector failed."""
         if self.runner.errors:
-            raise RuntimeError(f"detectors failed: {dict(self.runner.errors)}; see the log; wanted none to")
+            raise RuntimeError(f"detectors failed: {dict(self.runner.errors)}; see the log; expected none to")
         scenario = self.simulator.scenario
         seconds = self.ticks * scenario.interval
         truth, days = self.simulator.truth(seconds), scenario.fleet.nodes * seconds / 86_400
         return Judged(self.findings, self.cases.incidents(), truth, days, self.samples, self.seconds, self.simulator)
 
-    def _take(self, chunk: Chunk) -> None:
+    def _add_chunk(self, chunk: Chunk) -> None:
         self.ticks, self.last = self.ticks + len(chunk.times), int(chunk.times[-1])
         self._frame(chunk)
         self._judge(self.last + 1)  # the cell of the last tick stays open: events until the next tick are in it
@@ -125,7 +125,7 @@ class Trial:
         self.seconds["frames"] += time.process_time() - began
 
     def _judge(self, watermark: int) -> None:
-        """Judges what the watermark has passed."""
+        """Judges the frames that the watermark has passed."""
         for instant in self._timed("frames", self.framer.advance(watermark)):
             began = time.process_time()
             instant = self.membership.apply_instant(instant)
@@ -145,7 +145,7 @@ class Trial:
                 self.findings.append(finding)
 
     def _timed(self, part: str, source: Iterator[Any]) -> Iterator[Any]:
-        """The same, with the time that it takes booked on a part."""
+        """Yields the same items, and adds the time that they take to a part."""
         while True:
             began = time.process_time()
             item = next(source, None)
@@ -163,7 +163,7 @@ class Trial:
 
     @classmethod
     def load(cls, path: Path, scenario: Scenario, seed: int) -> Trial:
-        """The trial as it was when it was saved; only for files of one's own, by the same code."""
+        """Returns the trial of a checkpoint; only for own files that the same code wrote."""
         snapshot, state = pickle.loads(path.read_bytes())
         trial = cls(scenario, seed)
         trial.simulator.restore(snapshot)
@@ -176,12 +176,12 @@ def judge(
     seed: int,
     checkpoint: Path | None = None,
     hours: float = 6.0,
-    goes_on: Callable[[Trial], bool] = lambda _: True,
+    may_continue: Callable[[Trial], bool] = lambda _: True,
 ) -> Judged | None:
-    """Judges a whole scenario; None if `goes_on` said no at a checkpoint.
+    """Judges a whole scenario; None if `goes_on` returned False at a checkpoint.
 
-    checkpoint: file that is written every `hours` of simulated time, and from which the run goes on if it is there;
-    it is gone when the run is over.
+    checkpoint: file that is written every `hours` of simulated time, from which the run continues if it exists; deleted
+    at the end of the run.
     """
     resumed = checkpoint is not None and checkpoint.exists()
     trial = Trial.load(checkpoint, scenario, seed) if checkpoint and resumed else Trial(scenario, seed)
@@ -191,7 +191,7 @@ def judge(
             break
         if checkpoint is not None:
             trial.save(checkpoint)
-        if not goes_on(trial):
+        if not may_continue(trial):
             return None
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)

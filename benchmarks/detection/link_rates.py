@@ -1,10 +1,11 @@
-"""Measures how soon a link of a given bit error rate is paged, and how often a sound one is: counters made by Poisson.
+"""Measures how soon a link of a given bit error rate is paged, and how often a healthy one is: counters made by
+Poisson.
 
     python -m benchmarks.detection.link_rates [--links 200] [--days 2] [--seed 0]
 
-Post-FEC symbol errors of 400 Gb/s links, read every 10 s. Recall and delay go through the detector with all that it
-asks, false alarms through its error counting alone. Figures are simulated: errors of real links come in
-bunches, too, for which the negative binomial is there.
+Post-FEC symbol errors of 400 Gb/s links, read every 10 s. Recall and delay go through the detector with all its rules,
+false alarms through its error counting alone. Figures are simulated: errors of real links also come in bursts, which
+the negative binomial models.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ INTERVAL = 10  # s; the default of [pipeline] frame
 START = 1_790_000_000 * SECOND
 DAY = 86_400 // INTERVAL  # ticks
 _WARM = 60  # ticks before the onset: for ten minutes errors alone do not page
-_FABRIC = 50  # sound links for each bad one
+_FABRIC = 50  # healthy links for each bad one
 _AT_ONCE = 100_000  # links whose false alarms are counted in parallel
 _SIGNAL = "nic.symbol_errors"
 DETECTED, SOUND = {1e-12: 90.0, 1e-13: 300.0}, (1e-16, 1e-15)
-"""BER -> s within which it must be paged; and the BERs of sound links."""
+"""BER -> s within which it must be paged; and the BERs of healthy links."""
 BUNCHED = (100.0, 1000.0)
 """a of fabrics whose errors come in bunches: at 1e-15 1.2 and 2.5 errors in a burst, on the mean. Chosen."""
 REPORTING = 0.1
@@ -51,7 +52,7 @@ class Delays:
 
     @property
     def recall(self) -> float:
-        """Returns the share paged within the wanted time."""
+        """Returns the share paged within the required time."""
         return float(np.mean(self.delays <= DETECTED[self.ber]))
 
     def as_text(self) -> str:
@@ -63,7 +64,7 @@ class Delays:
 
 @dataclass(frozen=True)
 class Alarms:
-    """False alarms of sound links."""
+    """False alarms of healthy links."""
 
     ber: float
     count: int
@@ -88,7 +89,8 @@ def per_second(ber: float) -> float:
 def delays(ber: float, links: int, seed: int, learnt: float | None = USUAL) -> Delays:
     """Bad links in a large healthy fabric, each from a random time within a tick.
 
-    learnt: the BER of the sound fabric that the detector has watched for a day before; None: it has just been started.
+    learnt: the BER of the healthy fabric that the detector has watched for a day before; None: it has just been
+    started.
     """
     rng, size = np.random.default_rng([seed, round(-np.log10(ber))]), links * (_FABRIC + 1)
     names = tuple(f"port:n{i}.p0" for i in range(size))
@@ -110,7 +112,7 @@ def delays(ber: float, links: int, seed: int, learnt: float | None = USUAL) -> D
 
 
 def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
-    """Returns a detector that has watched a sound fabric of that size for a day if it has learned a BER."""
+    """Returns a detector that has watched a healthy fabric of that size for a day if it has learned a BER."""
     link, counter = Link(), ErrorCounter()
     if learnt is None:
         return link
@@ -164,7 +166,7 @@ def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="recall, delay and false alarms of bit error rates")
     parser.add_argument("--links", type=int, default=200, help="bad links of each rate")
-    parser.add_argument("--days", type=float, default=2.0, help=f"of {_AT_ONCE:,} sound links")
+    parser.add_argument("--days", type=float, default=2.0, help=f"of {_AT_ONCE:,} healthy links")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for figure in figures(options.links, options.days, options.seed):

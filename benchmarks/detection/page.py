@@ -209,7 +209,7 @@ _KINDS = (
 
 
 def _held_out(score: Score) -> Iterator[str]:
-    """Returns the section of kinds that nothing was tuned on."""
+    """Returns the section of kinds that were not used for tuning."""
     rows = [(*_kind(name, block), _said(name, score)) for name, block in sorted(score["kinds"].items())]
     yield f"""## Held-out kinds
 

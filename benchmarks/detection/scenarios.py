@@ -1,8 +1,8 @@
 """The suites by which detectors are measured: clean, raised and field, as scenarios for a seed.
 
 clean:  no faults, all harmless events at their rate; what pages is false.
-raised: faults of every kind, so many that each has at least 60 events over ten seeds; by family, so that what strikes
-        halls does not hide faults of one GPU, and apart, so that no node has two at the same time.
+raised: faults of every kind, so many that each has at least 60 events over ten seeds; by family, so that faults of
+        halls do not hide faults of one GPU, and apart, so that no node has two at the same time.
 field:  everything at its published rate, as a training hall sees it.
 held_out: kinds that no detector was tuned on, a suite of their own and in no figure of the others.
 """
@@ -21,8 +21,8 @@ from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 
 TUNE, REPORT = range(50), range(50, 60)
 """Seeds to tune detectors on, and those that are reported next: results on tuning seeds are never quoted. Seeds 10 to
-39 were once to be reported and then read; 40 to 49 were reported (docs/detection.md), and seeds that were read are for
-tuning."""
+39 were meant to be reported, but were read; 40 to 49 were reported (docs/detection.md), and seeds that were read are
+for tuning."""
 SUITES = ("clean", "raised", "field", "held_out")
 HELD_OUT = (12, 18, 27)
 """Rows of kinds of fault (`Kind.row`) that are first simulated when the detectors are frozen: a clock stuck low, a leaf
@@ -30,7 +30,7 @@ that silently loses large packets, a node's restricted coolant. They show how ki
 INTERVAL = 10.0  # s; the default of [pipeline] frame
 GPUS = 8  # per node
 PER_RUN = 12.0
-"""Expected events of a kind in a run: 120 over ten seeds, so that 60 are there although some find no place."""
+"""Expected events of a kind in a run: 120 over ten seeds, so that 60 are there although some find no free device."""
 MORE: Mapping[str, float] = {
     "gpu_engine_fault": 3.0,
     "sdc": 2.0,

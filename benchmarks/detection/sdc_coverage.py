@@ -1,4 +1,4 @@
-"""How many defective GPUs canaries find in a day, a week and a month, and how often they accuse a sound one.
+"""How many defective GPUs canaries find in a day, a week and a month, and how often they accuse a healthy one.
 
     python -m benchmarks.detection.sdc_coverage --gpus 2000 --runs 1000000
 
@@ -30,7 +30,7 @@ DAYS = (1, 7, 30)
 GOAL = 0.30  # of all defective GPUs in 7 days
 START = 1_790_000_000 * SECOND
 DAY = 86_400 * SECOND
-FLEET, SOUND = 20, 20  # defective GPUs of one fleet (AEGIS: 13 of some 10,000), and sound ones as witnesses
+FLEET, SOUND = 20, 20  # defective GPUs of one fleet (AEGIS: 13 of some 10,000), and healthy ones as witnesses
 _SENT = 3  # wrong rounds of a GPU that are sent to the detector: two page
 
 
@@ -84,7 +84,7 @@ def _watch(hours: list[tuple[int, list[Event]]], first: dict[str, dict[str, int]
 def _months_events(
     number: int, at: NDArray[np.int64], again: NDArray[np.int64], seen: NDArray[np.bool_]
 ) -> list[tuple[int, list[Event]]]:
-    """Returns, by hours: wrong rounds, a right one of the same GPU after each, and sound ones every six hours."""
+    """Returns, by hours: wrong rounds, a right one of the same GPU after each, and healthy ones every six hours."""
     data = {"canary": "gpu.0", "version": "7", "expected": "right", "digest": "right"}
     events = [
         Event(START + hour * 3600 * SECOND, f"gpu:sound{i}.0", "digest", data)
@@ -107,7 +107,7 @@ def _by_days(times: list[int], gpus: int) -> dict[int, float]:
 
 
 def clean(runs: int, gpus: int = 10_000) -> tuple[list[Finding], float]:
-    """Findings on sound GPUs, and seconds of the detector: half known answers, half votes.
+    """Findings on healthy GPUs, and seconds of the detector: half known answers, half votes.
 
     Includes events that must not look like corruption: a software roll-out half way through, two drivers with
     different answers in votes, every hundredth result sent twice, and a hundredth of the agents that restart each
@@ -156,7 +156,7 @@ def _round(n: int, number: int, time: int, names: tuple[str, ...]) -> tuple[Even
 def main() -> int:
     parser = argparse.ArgumentParser(description="coverage of canaries, simulated, and their false accusations")
     parser.add_argument("--gpus", type=int, default=2000, help="defective GPUs")
-    parser.add_argument("--runs", type=int, default=1_000_000, help="results of sound GPUs")
+    parser.add_argument("--runs", type=int, default=1_000_000, help="results of healthy GPUs")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     found = coverage(options.gpus, options.seed)
@@ -166,7 +166,7 @@ def main() -> int:
         print(f"{d:4}  " + "  ".join(f"{share:12.3f}" for share in shares))
     print(f"goal: {GOAL} suspected in 7 days")
     findings, seconds = clean(options.runs)
-    print(f"{options.runs} results of sound GPUs: {len(findings)} findings, {seconds:.1f} s")
+    print(f"{options.runs} results of healthy GPUs: {len(findings)} findings, {seconds:.1f} s")
     return int(bool(findings) or found.suspected[7] < GOAL)
 
 

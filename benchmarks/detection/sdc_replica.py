@@ -1,4 +1,4 @@
-"""How soon a replica with other parameters is found, and how often a sound one is accused.
+"""How soon a replica with other parameters is found, and how often a healthy one is accused.
 
     python -m benchmarks.detection.sdc_replica --trials 200
 

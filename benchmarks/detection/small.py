@@ -144,7 +144,7 @@ def differences(wanted: Table, found: Table) -> list[str]:
     for kind in sorted({*wanted["kinds"], *found["kinds"]}):
         before, now = wanted["kinds"].get(kind), found["kinds"].get(kind)
         if before is None or now is None:
-            there = "are no events of it, wanted some" if now is None else "are events of it, wanted none"
+            there = "are no events of it, expected some" if now is None else "are events of it, expected none"
             out.append(f"kinds.{kind}: there {there}")
         else:
             out += _of_kind(f"kinds.{kind}", before, now, room["delay"])
@@ -155,7 +155,7 @@ def _of_kind(where: str, before: Table, now: Table, delay: float) -> Iterator[st
     yield _moved(where, "events", before, now, 0)
     low, high = before["at_least"], before["at_most"]
     if not low <= now["found"] <= high:
-        yield f"{where}.found: found {now['found']}, wanted {low} to {high}"
+        yield f"{where}.found: found {now['found']}, expected {low} to {high}"
     if "delay_s" in before and now.get("delay_s") is not None:
         yield _moved(where, "delay_s", before, now, max(delay * (before["delay_s"] or 0.0), _LEAST_DELAY_S))
 
@@ -166,12 +166,12 @@ def _paged(before: Table, now: Table) -> Iterator[str]:
         was, there = before.get(suite, {}), now.get(suite, {})
         for detector in sorted({*was, *there}):
             if was.get(detector, 0) != there.get(detector, 0):
-                moved = f"found {there.get(detector, 0)}, wanted {was.get(detector, 0)}"
+                moved = f"found {there.get(detector, 0)}, expected {was.get(detector, 0)}"
                 yield f"false_pages.{suite}.{detector}: {moved}"
 
 
 def _moved(where: str, key: str, wanted: Table, found: Table, allowed: float) -> str | None:
     before, now = wanted.get(key), found.get(key)
     if before is None or now is None:
-        return None if before is now else f"{where}.{key}: found {now}, wanted {before}"
-    return None if abs(now - before) <= allowed else f"{where}.{key}: found {now}, wanted {before} +- {allowed:g}"
+        return None if before is now else f"{where}.{key}: found {now}, expected {before}"
+    return None if abs(now - before) <= allowed else f"{where}.{key}: found {now}, expected {before} +- {allowed:g}"

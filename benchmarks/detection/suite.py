@@ -55,7 +55,7 @@ class Segment:
 def segments(
     scale: str, folder: Path, code: str, others: Mapping[str, str] = {}, first: int = REPORT[0]
 ) -> list[Segment]:
-    """All runs, seed by seed, so that whatever is there when time is up holds something of everything.
+    """Returns all runs, seed by seed, so that an unfinished measurement has some runs of everything.
 
     code: fingerprint of what judges; others: of what judges a suite, where it is other code; first: the first seed.
     """
@@ -134,7 +134,7 @@ def codes(given: Sequence[str], now: str) -> tuple[str, dict[str, str]]:
         suite, equals, code = part.rpartition("=")
         if suite in codes or bool(equals) != (suite in SUITES):
             wanted = f"FINGERPRINT once, and SUITE=FINGERPRINT once for each of {', '.join(SUITES)}"
-            raise ValueError(f"--code: found {part!r}; wanted {wanted}")
+            raise ValueError(f"--code: found {part!r}; expected {wanted}")
         codes[suite] = code
     return codes.pop("", now), codes
 
@@ -170,7 +170,7 @@ def main() -> int:
     run(todo, options.processes, time.time() + options.hours * 3600)
     found = [(s.run, s.seed, result) for s in every if (result := s.result()) is not None]
     if not found:
-        say(f"no run is finished; wanted more than --hours {options.hours:g}: started runs continue next time")
+        say(f"no run is finished; expected more than --hours {options.hours:g}: started runs continue next time")
         return 1
     say(rates([result for _, _, result in found]))
     from benchmarks.detection import ablations  # here, as the page: those who only judge need neither

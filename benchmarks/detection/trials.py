@@ -2,8 +2,8 @@
 
     python -m benchmarks.detection.trials [--results DIR] [--only NAME ...] [--scale 1.0]
 
-Bit error rates, replica digests and canary coverage are synthetic streams shown to the real detectors; the step of
-thermal resistance is a simulated fleet. All are of seeds that are reported. The lines lie in DIR/trials.json for the
+Bit error rates, replica digests and canary coverage are synthetic streams judged by the real detectors; the step of
+thermal resistance is a simulated fleet. All use reported seeds. The lines are in DIR/trials.json for the
 page, with the code that they are of and how much they stand on; trial results of smaller scale are in
 DIR/trials_tried.json.
 """
@@ -33,12 +33,12 @@ def _of(number: int, scale: float) -> int:
 
 
 def _seed(scale: float) -> int:
-    """Of those that are reported; who only tries it out sees one of those to tune on."""
+    """Of those that are reported; a trial at smaller scale uses a tuning seed."""
     return (REPORT if scale >= 1 else TUNE)[0]
 
 
 def link_errors(scale: float = 1.0) -> str:
-    """Recall at two bit error rates, each within the time that is wanted: the usual one and the worst beside it."""
+    """Recall at two bit error rates, each within the required time: the usual one, and the worst."""
     said = []
     for ber in link_rates.DETECTED:
         found = [link_rates.delays(ber, _of(300, scale), _seed(scale), learnt) for learnt in link_rates.LEARNT]
@@ -50,17 +50,17 @@ def link_errors(scale: float = 1.0) -> str:
 
 
 def link_alarms(scale: float = 1.0) -> str:
-    """False alarms of sound links at two bit error rates."""
+    """False alarms of healthy links at two bit error rates."""
     return "; ".join(f"at {link_rates.alarms(ber, 3.0 * scale, _seed(scale)).as_text()}" for ber in link_rates.SOUND)
 
 
 def canary_coverage(scale: float = 1.0) -> str:
-    """Returns the defective GPUs that canaries find in a week, and accusations of sound ones."""
+    """Returns the defective GPUs that canaries find in a week, and accusations of healthy ones."""
     results = _of(1_000_000, scale)
     found = sdc_coverage.coverage(_of(4000, scale), _seed(scale))
     accused, _ = sdc_coverage.clean(results)
     shares = f"{share(found.suspected[7])} suspected, {share(found.paged[7])} paged in 7 days"
-    return f"{shares}; {len(accused)} findings in {results:,} results of sound GPUs"
+    return f"{shares}; {len(accused)} findings in {results:,} results of healthy GPUs"
 
 
 def replica_digests(scale: float = 1.0) -> str:
@@ -105,11 +105,11 @@ STANDS_ON: Mapping[str, str] = {
 
 
 def read(folder: Path, code: str) -> Lines:
-    """The lines for the page that were measured before, each with its N; of another code than `code` they say so."""
-    return {name: _told(name, kept, code) for name, kept in _kept(folder / FILE).items() if name in TRIALS}
+    """Returns the stored lines for the page, each with its N; lines measured with other code than `code` are marked."""
+    return {name: _as_line(name, kept, code) for name, kept in _kept(folder / FILE).items() if name in TRIALS}
 
 
-def _told(name: str, kept: object, code: str) -> str:
+def _as_line(name: str, kept: object, code: str) -> str:
     known = kept if isinstance(kept, dict) else {"line": kept}
     old = "" if known.get("code") == code else ", measured with other code"
     return f"{known['line']} (N: {known.get('n', STANDS_ON[name])}{old})"

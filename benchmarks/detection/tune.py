@@ -4,9 +4,8 @@
 
     python -m benchmarks.detection.tune raised/device --detectors straggler_inferred --without rank.compute_time
 
-For work on a detector; only seeds to tune on are taken. Runs are SUITE/RUN as in the suites, such as clean/all,
-field/all, raised/device, raised/slow; --without: signals that are not reported. Figures are simulated and go on no
-page.
+For work on a detector; it uses tuning seeds only. Runs are SUITE/RUN as in the suites, such as clean/all, field/all,
+raised/device, raised/slow; --without: signals that are not reported. Figures are simulated and not published.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m benchmarks.realism --data DIR [--overlay DIR] [--seed 7] [--page FILE] [--images DIR] [--scenarios DIR]
 
-DIR holds the real recordings, which are nowhere in the project and never get there: the page and the committed pictures
+DIR holds the real recordings, which are not part of the project: the page and the committed pictures
 show distances alone. --overlay draws both curves over each other, into a folder outside the project.
 """
 
@@ -43,11 +43,11 @@ def _run(asked: argparse.Namespace) -> None:
     try:
         from benchmarks.realism import plots
     except ImportError as error:
-        raise UsageError(f"{error.name}: not installed; wanted the group docs: pip install --group docs") from error
+        raise UsageError(f"{error.name}: not installed; expected the group docs: pip install --group docs") from error
     with tempfile.TemporaryDirectory() as folder:
         simulate(asked.scenarios, asked.seed, Path(folder))
         simulated = Simulated(Path(folder))
-        found = [_told(compare(quantity, real, simulated)) for quantity in QUANTITIES]
+        found = [_as_line(compare(quantity, real, simulated)) for quantity in QUANTITIES]
     for figure in FIGURES:
         plots.overview([one for one in found if one.quantity.figure == figure], asked.images / f"realism-{figure}.png")
     if asked.overlay:
@@ -86,7 +86,7 @@ def _life(scenario: Scenario) -> str:
     return jobs + (rates if any(factors) else "")
 
 
-def _told(found: Compared) -> Compared:
+def _as_line(found: Compared) -> Compared:
     sys.stderr.write(f"realism: {found.quantity.name}\n")
     return found
 

@@ -39,7 +39,7 @@ def overview(found: Sequence[Compared], to: Path) -> None:
 
 
 def overlay(found: Compared, to: Path) -> None:
-    """Both curves, their densities and the gap: for the engineer's eyes, never for the project."""
+    """Both curves, their densities and the gap: for engineers, not for the project."""
     real, made = found.real, found.simulated
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, 3.2))

@@ -22,7 +22,7 @@ from pipeline.model.errors import UsageError
 from pipeline.model.records import from_iso
 
 A100_W, RATED_W, PORT = 400.0, 6500.0, 25_000.0
-"""Board limit of an A100 SXM and greatest power of a DGX A100 (NVIDIA data sheets); MB/s of a 200 Gb/s port."""
+"""Board limit of an A100 SXM and maximum power of a DGX A100 (NVIDIA data sheets); MB/s of a 200 Gb/s port."""
 CLOSE_TO_EVENT_S = 300.0  # beside an operator's action a port's rate is no noise; chosen
 LINE_RATE = 12.5e9  # bytes/s of a 100 Gb/s port
 ACME = "acme_trace_cdfs/acme_cdfs.parquet"
@@ -38,7 +38,7 @@ class Real:
         missing = [name for name in wanted if not (directory / name).is_file()]
         if missing:
             raise UsageError(
-                f"--data {directory}: no {', no '.join(missing)}; wanted the folder of real recordings "
+                f"--data {directory}: no {', no '.join(missing)}; expected the folder of real recordings "
                 "that docs/realism.md describes under 'The real data'"
             )
         self.directory = directory

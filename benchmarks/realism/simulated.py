@@ -21,7 +21,7 @@ from pipeline.model.signals import CATALOGUE
 ROOT = Path(__file__).parents[2]
 SCENARIOS = ("hall", "weeks", "second")
 BOARD_W, SERVER_W = 700.0, 10_200.0
-"""Board limit of an H100 SXM and greatest power of a DGX H100 (NVIDIA data sheets)."""
+"""Board limit of an H100 SXM and maximum power of a DGX H100 (NVIDIA data sheets)."""
 BUSY = 0.25
 """Share of its board limit above which a GPU counts as working; chosen: twice what idle ones draw."""
 FULL = 0.7
@@ -30,12 +30,12 @@ HOUR_S = 3600.0
 
 
 def simulate(scenarios: Path, seed: int, to: Path) -> None:
-    """Writes the recordings of all three scenarios under `to`, with the same door that a user has."""
+    """Writes the recordings of all three scenarios under `to`, with the same command that a user has."""
     for name in SCENARIOS:
         order = ["--scenario", str(scenarios / f"{name}.toml"), "--seed", str(seed), "--output", str(to / name)]
         ran = subprocess.run([sys.executable, "-m", "fleetpulse", "simulate", *order], cwd=ROOT, check=False)
         if ran.returncode != 0:
-            raise UsageError(f"fleetpulse simulate {' '.join(order)}: ended with {ran.returncode}; wanted 0")
+            raise UsageError(f"fleetpulse simulate {' '.join(order)}: ended with {ran.returncode}; expected 0")
 
 
 class Simulated:

@@ -11,7 +11,7 @@ import numpy as np
 
 from detectors.anomaly.changes import KNOWN, LASTS, PEERS, SCALES, STRONGEST, ClassChanges, CohortOrder, DeviceClasses
 from detectors.base.budget import DAY_S
-from detectors.base.cohorts import likeness
+from detectors.base.cohorts import comparable_attributes
 from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
@@ -155,7 +155,7 @@ class Anomaly(Detector):
         """Returns entities by cohort, and where each cohort begins; cohorts that are too small are left out."""
         cohorts: dict[str, list[int]] = {}
         for i, entity in enumerate(frame.entities):
-            like = f"{kind_of(entity)} {likeness(frame.topology.attributes.get(entity, {}))}"
+            like = f"{kind_of(entity)} {comparable_attributes(frame.topology.attributes.get(entity, {}))}"
             cohorts.setdefault(like, []).append(i)
         large = [found for found in cohorts.values() if len(found) >= PEERS]
         starts = np.cumsum([0, *map(len, large)], dtype=np.int64)

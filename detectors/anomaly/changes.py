@@ -35,7 +35,7 @@ RARE = 100.0  # samples without growth after which the next growth of a counter 
 HOLD = 2  # samples in a row that must be unusual; chosen
 LASTS = int(SLOW[-1])  # samples after which a changed level is the new normal, and its condition over
 PEERS = 8  # entities of a kind and of like attributes from which their common part is subtracted; chosen
-_CLIP = 10.0  # mean excesses beyond which a move teaches the tail no more; chosen
+_CLIP = 10.0  # mean excesses beyond which a move is not learnt; chosen
 _PRIOR = 4.0  # excesses that the first guess of the tail is worth; chosen
 _FIRST_MOVE = 0.05  # of the first move of a signal that stood still: its mean excess from then on; chosen
 _FIRST_QUANTILE, _FIRST_EXCESS = 2.0, 0.8  # of the mean size of moves while it is young: a Laplace or normal tail
@@ -79,7 +79,7 @@ def _tail(cell: Floats, at: int, size: float, age: float, memory: float, tiny: f
     scale = max(cell[at + 1], tiny)
     beyond = (size - cell[at]) / max(scale, floor)
     if cell[at + 1] <= tiny and size > tiny:
-        cell[at + 1] = _FIRST_MOVE * size  # a signal that stood still: this is a move, and soon it is not
+        cell[at + 1] = _FIRST_MOVE * size  # a signal that was constant: this is a move now, and soon normal
         return float(size / max(scale, floor))
     taught = min(size, cell[at] + _CLIP * scale)
     gain = 2.0 * _CLIP * scale * max(1.0 / age, 1.0 / memory)  # Robbins and Monro (1951), in units of the tail
@@ -373,7 +373,7 @@ class DeviceClasses(State):
         self.classes = {c: ClassChanges(tuple(found)) for c, found in signals.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `State.restore`; a class with other signals than before starts afresh."""
+        """See `State.restore`; a class with other signals than before starts with empty state."""
         for device_class, changes in self.classes.items():
             saved = state["classes"].get(device_class)
             if saved is not None and list(saved["streams"]) == list(changes.streams):

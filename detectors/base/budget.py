@@ -1,4 +1,4 @@
-"""False alarms of a threshold: the arithmetic behind [detector.NAME] threshold, for people.
+"""False alarms of a threshold: how they follow from [detector.NAME] threshold, as text.
 
 Siegmund (1985), Sequential Analysis, section 2.6: a CUSUM of slack k and threshold h over independent normal samples
 has ARL0 = (exp(2kb) - 2kb - 1) / (2k^2), b = h + 1.166; it agrees with the exact Markov chain to 1 %. Clipped samples

@@ -21,8 +21,8 @@ OWN = frozenset(
 """Attributes that identify one device; devices that differ only in these are comparable."""
 
 
-def likeness(attributes: Mapping[str, object]) -> str:
-    """Returns the attributes that devices must share to be comparable, as a text."""
+def comparable_attributes(attributes: Mapping[str, object]) -> str:
+    """Returns the attributes that devices must share to be comparable, as text."""
     return str(sorted((key, value) for key, value in attributes.items() if key not in OWN))
 
 

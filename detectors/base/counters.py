@@ -1,4 +1,4 @@
-"""Readings of counters: full registers that mean nothing, and growth across a temporary fall."""
+"""Readings of counters: invalid readings of saturated registers, and growth across a temporary fall."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 TOPS = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63, 2.0**64)
 """Readings without meaning: 8 to 32 bits full (classic IBTA counters stop there), or all bits set, as of a device that
-does not answer; 2**64 is 2**64 - 1 as a float. A counter that passes through one of them is read a tick later."""
+does not respond; 2**64 is 2**64 - 1 as a float. A counter that passes through one of them is read a tick later."""
 
 
 def is_unreadable(values: Floats) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""The base class of detectors, and the page to read before you write one.
+"""The base class of detectors; read this file before you write one.
 
 A detector is a dataclass in a folder of `detectors/` and one line in `detectors/__init__.py`. Its ordinary fields are
 its configuration (`[detector.NAME]`); its `memory()`, `notes()` and `part()` fields are its state (see
@@ -53,7 +53,7 @@ _PER_NODE = {"gpu": 8, "rank": 8, "nic": 8, "nvlink": 8}
 
 @dataclass
 class Detector(State, ABC):
-    """Judges frames. Deterministic: the same frames give the same findings, whatever came between them.
+    """Judges frames. Deterministic: the same frames give the same findings, whatever their batches.
 
     name:         in findings, configuration and labels.
     family:       what kind of trouble, as operators say it.

@@ -83,7 +83,7 @@ def due_report(conditions: OpenConditions, key: str, time: int, onset: int, leve
         conditions[key] = {"onset": min(onset, time), "level": level, "reported": time}
         return min(onset, time), level
     if time < known["onset"]:
-        if known["onset"] - time < SET_BACK:  # out of order: that is no news of it
+        if known["onset"] - time < SET_BACK:  # out of order: not newer than the last report
             return None
         known["onset"] = time
     rises = LEVELS.index(level) > LEVELS.index(known["level"])
@@ -96,6 +96,6 @@ def due_report(conditions: OpenConditions, key: str, time: int, onset: int, leve
 
 
 def close_ended(conditions: OpenConditions, holding: set[str]) -> None:
-    """Forgets the conditions that no longer hold."""
+    """Removes the conditions that no longer hold."""
     for key in [k for k in conditions if k not in holding]:
         del conditions[key]

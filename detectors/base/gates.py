@@ -28,7 +28,7 @@ _KINDS = frozenset({"maintenance_start", "maintenance_end", "version", "reset", 
 
 @dataclass
 class Gates(State):
-    """Windows of time per entity. Call `update` once per instant, before any question."""
+    """Windows of time per entity. Call `update` once per instant, before other methods."""
 
     _working: dict[str, int] = notes()  # entity -> latest end of the work
     _worked: dict[str, int] = notes()  # entity -> when work on it ended

@@ -1,4 +1,4 @@
-"""Group events: many members of a cohort are off alike, which is one ticket on what they share; no member is blamed.
+"""Group events: many members of a cohort deviate together, which is one ticket on what they share; no member is blamed.
 
 With more than three in ten on one side the median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4):
 it does not show which members are wrong, only that something happened to them together.
@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 HOLD = 600 * SECOND
 """us for which it must hold: twice the longest benign slowdown, evaluation or step of the load of 300 s; chosen."""
 _FEW = MOST / 2  # share of the other members that may be off outside the shared entity; chosen
-_FEWEST = 3  # members off alike: two coincide too often; chosen, as in the folding of incidents
+_FEWEST = 3  # members that deviate together: two coincide too often; chosen, as in the folding of incidents
 _SMALL = 8  # members below which two are enough: they are more than a quarter
 _STALE = 120 * SECOND  # us without many members off after which it is over: two repeats of a finding; chosen
 _NEARLY = 0.9  # share of the members that are off below one entity, which is then what they share; chosen
@@ -69,7 +69,7 @@ class GroupEvents(State):
     """Follows the shifted cohorts of one metric; a part() of a detector.
 
     Nothing is reported while jobs have just begun or ended on most of the members that are off, or their versions
-    changed: the consequences are no event. Nor while people work on what they share.
+    changed: these are consequences. Nor while people work on what they share.
 
     began: cohort and side -> since, seen, entity.
     """

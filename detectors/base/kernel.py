@@ -2,7 +2,7 @@
 
 State is one float32 array (6, N), 24 bytes a stream: baseline, variance, sum up, sum down, smoothed effect, and a word
 of bits: seconds for which the effect has mattered (18), samples learnt from (11), and whether a condition holds and
-which way (2). No loop has a branch that depends on a sample, so that the compiler makes vector instructions of it.
+which way (2). No loop has a branch that depends on a sample, so that the compiler can vectorize it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD_BITS = np.uint32(0x3FFFF)  # 72 h
 COUNT_SHIFT, COUNT_BITS = np.uint32(18), np.uint32(0x7FF)
 ON_UP, ON_DOWN = np.uint32(1 << 30), np.uint32(1 << 31)
 
-_SMALL = 24  # up to so many values are sorted by insertion, which is quicker than selecting; measured
+_SMALL = 24  # up to so many values are sorted by insertion, which is faster than selecting; measured
 _NORMAL = np.float32(1.4826)  # median absolute deviation -> standard deviation of a normal distribution
 _ONE, _ZERO, _HALF, _FEW, _YOUNG = np.float32(1), np.float32(0), np.float32(0.5), np.float32(3), np.float32(20)
 _TIGHT, _WIDE, _LOOSE = np.float32(3), np.float32(8), np.float32(64)
@@ -87,7 +87,7 @@ def _median(a: NDArray[np.float32], n: int) -> np.float32:
     upper = _select(a, n, n >> 1)
     if n & 1:
         return upper
-    lower = a[0]  # what lies below the middle is at most the upper one: its greatest is the lower of the two
+    lower = a[0]  # what lies below the middle is at most the upper one: its maximum is the lower of the two
     for i in range(1, n >> 1):
         lower = max(lower, a[i])
     return np.float32((lower + upper) * _HALF)
@@ -167,7 +167,7 @@ def _learnt(
     """Returns baseline, variance and count after a departure `d` of a stream of scale `s`: gain 1/n until its floor.
 
     A young stream has no reliable scale yet, so it is bounded loosely; where its first samples lie far apart, it
-    starts over with the newer one: the older one may be the absurd one.
+    starts over with the newer one: the older one may be an outlier.
     """
     far = _LOOSE * s
     restarts = take & ((n < _HALF) | ((n < _FEW) & (abs(d) > far)))
@@ -196,9 +196,9 @@ def advance_streams(
 ) -> None:
     """Adds one sample of every stream to the state, in place: `settings` is Channel.settings(); NaN = no sample.
 
-    Learning stops while a fault is suspected, and while a stream is better than normal by as much as matters: it may be
-    the others that are worse, and well again tomorrow. Stores stand at the end of a turn: between the loads they would
-    keep the compiler from vector code.
+    Learning stops while a fault is suspected, and while a stream is better than normal by as much as matters: the
+    others may be the faulty ones, and recover later. Stores are at the end of an iteration: between the loads they
+    would prevent vector code.
     """
     floor, delta, shrink, both = settings[0], settings[1], settings[2], settings[3] > 0
     learn, slack, doubt, clip = settings[4], settings[5], settings[6], settings[7]

@@ -22,9 +22,9 @@ meter's error is added; chosen."""
 LAPSES = 24 * 3600 * SECOND
 """us after which the last reading of a silent meter no longer counts: it may be gone with its feed. Chosen: work on a
 feed is over within a day, or announced again."""
-_LEARN = 20  # samples until the usual is known: their median, so that half of them may be absurd
+_LEARN = 20  # samples until the usual is known: their median, so that half of them may be outliers
 _GAIN = 0.02  # memory of about 50 samples; chosen
-_MOST = 2.0  # times the usual, or the least level, that a sample counts as at most: one absurd value moves it by 2 %
+_MOST = 2.0  # times the usual, or the least level, that a sample counts as at most: one outlier moves it by 2 %
 _LEAST = {"power.voltage": 40.0, "power.draw": 100.0}
 """V and W below which a reading is no level: telecom's 48 V less 15 %; the draw of a unit's electronics."""
 _HIGHEST_V = 50.0  # more is never "no voltage", whatever was learnt: IEC 61140's limit of extra-low voltage

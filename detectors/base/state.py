@@ -22,7 +22,7 @@ How to write a piece with state, in four steps:
    keyed by entity in `notes()` is removed in an override of `accept_as_normal`.
 
 A snapshot is plain data by field name (without a leading underscore). `restore` raises ValueError or KeyError where
-names, dtypes, axes or lengths differ; the Runner then starts that detector afresh and logs it. After you
+names, dtypes, axes or lengths differ; the Runner then starts that detector with empty state and logs it. After you
 rename or add a state field, increase `FORMAT`: snapshots of another format are not read; learning restarts once.
 """
 

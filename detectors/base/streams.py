@@ -37,7 +37,7 @@ _FROZEN = 2.0  # a sum above it stops learning, so that a fault does not become 
 _ALPHA = 0.15  # of the smoothed effect: about 6 samples of memory
 _GAIN = 5e-4  # least learning rate: a memory of about 2,000 samples
 _PRIOR = 16.0  # samples that the scale of the cohort is worth against the own variance
-_MOST_EFFECT = 64.0  # deltas by which one sample moves the effect at most, so that an absurd value is soon forgotten
+_MOST_EFFECT = 64.0  # deltas by which one sample moves the effect at most, so that the effect of an outlier is short
 _ABSURD = 1e9  # no temperature, logarithm or share is as large: such a value counts as missing
 _LOWEST, _HIGHEST = 15.0, 30.0  # thresholds: below, false alarms within days; above, never an alarm
 LIFT = 24 * 3600
@@ -329,7 +329,7 @@ class Streams(State):
     def _shifted_cells(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles, NDArray[np.intp], Singles]:
         """Returns the streams of shifted cohorts that learn nothing now, and their baseline and variance: their cohort
         has no median to learn from. Then those that had not learnt enough, and all of their cells: they begin when the
-        cohort is well."""
+        cohort is normal."""
         moved = np.flatnonzero(self._moved.cohort[: len(words)])
         old = _sample_counts(words[moved]) >= LEARN
         still, young = moved[old], moved[~old]

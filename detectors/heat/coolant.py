@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.budget import DAY_S, arl0, rule_line
-from detectors.base.cohorts import likeness
+from detectors.base.cohorts import comparable_attributes
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
@@ -427,7 +427,7 @@ class Coolant(Detector):
     def _find_comparable(self, frame: Frame) -> NDArray[np.int32]:
         """Returns (N,) group number of each loop; loops of one kind with the same attributes have the same."""
         numbers: dict[str, int] = {}
-        kinds = [f"{kind_of(e)} {likeness(frame.topology.attributes.get(e, {}))}" for e in frame.entities]
+        kinds = [f"{kind_of(e)} {comparable_attributes(frame.topology.attributes.get(e, {}))}" for e in frame.entities]
         return np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], np.int32)
 
 

@@ -26,7 +26,7 @@ _LEARN = 20  # frames of a pressure before it is used: the replay contract
 _FOLLOWS = 1 / 360  # gain of a frame: an hour at 10 s, so that a set-point is followed and a collapse is not; chosen
 _NEAR = 0.1  # share by which a normal pressure may differ; flow under 70 % takes half of it away; chosen
 _NUMBERS, _MOST = ("usual", "share", "value"), 1e6  # L/min or bar; more is no reading; chosen
-_RECOVERED = 1.15  # times its threshold above which a sensor is well: as in the agents' rule
+_RECOVERED = 1.15  # times its threshold above which a sensor is normal: as in the agents' rule
 
 
 @dataclass
@@ -34,14 +34,14 @@ class CoolantEdge(Detector):
     """A collapse pages as its event arrives. One that was over within its frame before it arrived is a suspect.
 
     A flow that collapses while the loop's pressure is normal, as the event or the frames before show, is a suspect too:
-    pressure goes with the square of the flow (affinity laws of pumps), so that the meter is to blame, or a valve that
+    pressure goes with the square of the flow (affinity laws of pumps), so the cause is the meter, or a valve that
     closed. It is reported with its frame.
 
-    It ends by the agent's event, or, if that was lost, once the sensor is well in two frames. It is reported while the
-    sensor is read and not well.
+    It ends by the agent's event, or, if that was lost, once the sensor is normal in two frames. It is reported while
+    the sensor is read and not normal.
 
-    Source: without flow a GPU's margin of 27 K is gone in about 12 s, so no frame is waited for; the agent decides by
-    two measurements in a row.
+    Source: without flow a GPU's margin of 27 K is gone in about 12 s, so it does not wait for a frame; the agent
+    decides by two measurements in a row.
     """
 
     name: ClassVar[str] = "coolant_edge"
@@ -136,7 +136,7 @@ class CoolantEdge(Detector):
         return {entity for entity, _ in fresh}, brief
 
     def _read_sensors(self, frame: Frame | None) -> set[str]:
-        """Returns the collapsed loops whose sensors are read; removes those that are well for long enough."""
+        """Returns the collapsed loops whose sensors are read; removes those that are normal for long enough."""
         read: set[str] = set()
         for signal in _SIGNALS:
             for entity, value in values_by_entity(frame, signal).items():
@@ -144,7 +144,7 @@ class CoolantEdge(Detector):
                 if sensor is None:
                     continue
                 read.add(entity)
-                # without a valid limit any flow is well: its agent reports again if it is not
+                # without a valid limit any flow is normal: its agent reports again if it is not
                 sensor["well"] = sensor["well"] + 1 if value > (sensor["limit"] or 0.0) * _RECOVERED else 0
                 if sensor["well"] >= self.well:
                     del self.collapsed[entity][signal]
@@ -185,7 +185,7 @@ class CoolantEdge(Detector):
             score=float(len(signals)),
             summary=pager_title(entity, "; ".join([*parts, *(["likely its meter"] if doubted else [])])),
             signals=signals,
-            clears="ends when the sensor is well in two frames, or its agent reports it",
+            clears="ends when the sensor is normal in two frames, or its agent reports it",
             **more,
         )
 

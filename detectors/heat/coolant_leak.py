@@ -76,7 +76,7 @@ class Reservoirs(State):
         return self._find_losses() if due else None
 
     def restart(self, i: int) -> None:
-        """Forgets the past level of a loop after maintenance."""
+        """Drops the past level of a loop after maintenance."""
         if i < len(self.bins):
             self.bins[i] = np.nan
             self.days.reset(np.arange(len(self.bins)) == i)
@@ -132,7 +132,7 @@ def reservoir_budget() -> str:
 
 @dataclass
 class CoolantLeak(Detector):
-    """A leak detector at critical pages, at warning it is a ticket; both last until it is well again.
+    """A leak detector at critical pages, at warning it is a ticket; both last until it is OK again.
 
     A reservoir that sinks along a line, by at least 3 %, is a leak that no rope has reached yet: page if it is empty
     within `empty` h at that rate, else ticket. After maintenance of the loop its level is learned again.

@@ -7,7 +7,7 @@ set-point.
 Heat balance: kW = L/min * K / 15.1 for 25 % propylene glycol. Where less flows, it warms by more and carries the same
 heat; where only the meter shows less, the heat computed from it falls too. The share of the GPUs' power that a loop or
 branch carries is its own (0.75 to 0.95 for cold plates, the rest is air), so it is compared with its own past. It is
-unknown with idle GPUs, without the return temperature or without GPU power: then the meter is not believed.
+unknown with idle GPUs, without the return temperature or without GPU power: then a fall is attributed to the meter.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class SupplyState(State):
 # --- whether a fall of the flow is real ------------------------------------------------------------------------------
 
 _EVERY = 30 * SECOND  # us between two balances: the water of a loop takes minutes to warm; chosen
-_ALIKE = 0.5  # share of the flow's fall up to which the heat may fall too, and the flow is believed; chosen
+_ALIKE = 0.5  # share of the flow's fall up to which the heat may fall too, and the fall is real; chosen
 _SEEN = 0.8  # share of the fall that samples with a known heat must show: five minutes of them at least; chosen
 _LEARN = 20  # samples before it is used: the replay contract
 _FOLLOWS = 1 / 240  # gain of a sample: two hours, in which a usual share changes; chosen

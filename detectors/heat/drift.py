@@ -22,7 +22,7 @@ SURE = 5.0  # z of Mann-Kendall: 3e-7 one-sided by chance, some 0.7 a year of ho
 _HOUR = 3600 * SECOND
 _LEAST = 90  # samples of an hour from which its mean counts: a quarter of an hour at 10 s; chosen
 _ANCHOR = 12  # hours whose mean is the device's first level: short against weeks of wear; chosen
-_ABSURD = 8.0  # of a logarithm: a sample further off is no reading; chosen
+_ABSURD = 8.0  # of a logarithm: a sample further off is invalid; chosen
 _ROWS = 4  # anchor, anchored, sum, samples: rows of the cells
 _SUM, _SAMPLES = 2, 3
 

@@ -3,7 +3,7 @@
 CohortShift: all GPUs of a cohort move together: the supply's sensor is wrong, or the loop flows less.
 SensorDoubts: a core is warmer and the memory on the same plate is not: the core's sensor.
 exclude_idle_cohorts: too few GPUs of a cohort work: the few that do while a job waits are atypical.
-CoolantCollapses: the loop hardly flows: plates and paste cannot be judged.
+CoolantCollapses: the loop has almost no flow: plates and paste cannot be judged.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Cooling units without coolant telemetry: where a unit is monitored, the detector `coolant` reports what failed, and its
 GPUs and ranks are left to it. Where it is not (no agent reads it, it reports half, it fell silent, or air cools the
-rack), its GPUs are the only witnesses and are judged together. GPUs of no loop, CDU or rack of three nodes form one
+rack), only its GPUs show it, and they are judged together. GPUs of no loop, CDU or rack of three nodes form one
 unit, the rest of the fleet.
 """
 

@@ -188,7 +188,7 @@ class ErrorCounter(State):
         return found
 
     def overdispersion_of_others(self, active: Indices, mean: float) -> Floats:
-        """Returns for each port the overdispersion without its own errors: its own bunches must not excuse it."""
+        """Returns for each port the overdispersion without its own errors: its own bursts must not excuse it."""
         sound = ~self.bad[active]
         first, second = self.first[active] * sound, self.second[active] * sound
         return self.moments.overdispersion_with(first.sum() - first, second.sum() - second, mean)

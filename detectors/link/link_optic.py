@@ -1,4 +1,4 @@
-"""Finds optics that will fail: raw bit errors that rise, modules that run hot, light that fades. Tickets only."""
+"""Finds optics that will fail: raw bit errors that rise, hot modules, falling received light. Tickets only."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class OpticComparison:
     def is_high(self, i: int, high: float, limit: float) -> bool:
         """Returns whether a port is high for three hours, and far from its peers; without peers, from its own past.
 
-        A link that works beyond the limit has a stronger code, and where its peers differ by much it is like some.
+        A link that works beyond the limit has a stronger FEC, and where its peers differ by much it is similar to some.
         """
         spread = self.spread[i] if self.size[i] >= _MIN_COHORT else 0.0
         far = self.decades_above_peers(i) >= max(_MIN_DECADES, _OUTLIER_DEVIATIONS * spread)

@@ -1,1 +1,1 @@
-"""Memory health: ECC errors, remapped rows, DIMMs. Never called silent data corruption."""
+"""Memory health: ECC errors, remapped rows, DIMMs. These are not silent data corruption."""

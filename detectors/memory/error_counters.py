@@ -1,7 +1,7 @@
 """Growth of error counters of all devices of a class, from readings of which some are implausible.
 
 Not read: a register that is full, one with all bits set, one below 0. A counter that fell and is back at its third
-reading did not fall; one that stays below until then was reset. A jump too large to believe counts when the next
+reading did not fall; one that stays below until then was reset. A very large jump counts when the next
 reading confirms it; a smaller one counts in the same reading.
 
 Agents report the counters of GPU device memory (`gpu.dram_*`), many exporters only totals (`gpu.ecc_*`), and a site may
@@ -25,7 +25,7 @@ _JUMP = 2.0**16
 """Errors in one reading above which a second reading must confirm them. Chosen: far above any real burst of
 uncorrected errors, and the most that a 16-bit register can hold."""
 _LOWER_READINGS = 3.0
-"""Readings after which a lower count is believed. Chosen: two of them may be one failed poll, seen twice."""
+"""Readings after which a lower count is accepted. Chosen: two of them may be one failed poll, seen twice."""
 _NEAR_FULL = 0.9  # share of a full register: a counter that was there before has counted up to it; chosen, as for wraps
 _DRAM = ("gpu.dram_corrected", "gpu.dram_uncorrected")
 _TOTALS = ("gpu.ecc_corrected", "gpu.ecc_uncorrected")
@@ -43,7 +43,7 @@ class Counter(State):
     """Last readings of one counter of all devices. A missing reading is bridged by the next one.
 
     peak:      value from which it fell, while that may be a dip.   below: readings since then.
-    held:      a jump that is not believed yet.   uncertain: whether there is any peak or held value.
+    held:      a jump that is not confirmed yet.   uncertain: whether there is any peak or held value.
     """
 
     last: Floats = memory(np.nan)
@@ -53,7 +53,7 @@ class Counter(State):
     uncertain: bool = notes(bool)
 
     def read(self, now: Floats) -> tuple[Floats, Floats | None]:
-        """Returns (N,) readings, NaN where not read or not believed, and (N,) growth; None if nothing grew."""
+        """Returns (N,) readings, NaN where not read or not confirmed, and (N,) growth; None if nothing grew."""
         size = len(now)
         self.grow(size)
         last, peak, below = self.last[:size], self.peak[:size], self.below[:size]
@@ -113,7 +113,7 @@ class ErrorCounters(State):
         return np.stack([np.zeros(len(lives)) if growth is None else growth for growth in grown]), reborn
 
     def levels(self, readings: Mapping[str, Floats], lives: Floats) -> dict[str, Floats]:
-        """Returns the counts of these readings by counter; NaN where not read, or not believed yet."""
+        """Returns the counts of these readings by counter; NaN where not read, or not confirmed yet."""
         self._restart_reborn(readings, lives)
         return {name: self._counter(name).levels(now) for name, now in readings.items()}
 

@@ -1,11 +1,11 @@
 """How fast memory errors and replaced rows come: corrected errors of GPUs, replaced rows of GPUs, errors of servers.
 
-Corrected errors of GPUs: a CUSUM over counts that come in clumps. Counts of an hour are negative binomial: variance =
+Corrected errors of GPUs: a CUSUM over counts that come in bursts. Counts of an hour are negative binomial: variance =
 mean (1 + a mean). The sum adds how much likelier they are at `ratio` times the usual rate (Page 1954; for negative
 binomial counts Hawkins and Olwell, Cumulative Sum Charts, 1998, chapter 5), after every hour, and within it as soon as
 errors come.
 
-Replaced rows: the rate of the last one to two weeks, so that a good year does not hide a bad fortnight.
+Replaced rows: the rate of the last one to two weeks, so that a long quiet time does not hide a recent increase.
 
 Servers and modules: a leaky bucket of corrected errors, as mcelog counts them, and any uncorrected error.
 """
@@ -30,7 +30,7 @@ HOUR = 3600.0
 DAY = 24 * 3600 * SECOND
 GPU_CELL = np.dtype(
     [
-        ("count", "<f8"),  # errors of the hour so far, clumps cut
+        ("count", "<f8"),  # errors of the hour so far, bursts capped
         ("seconds", "<f8"),  # watched seconds of the hour
         ("sum", "<f8"),  # CUSUM over the hours before
         ("since", "<i8"),  # first error in the sum: the onset

@@ -1,6 +1,6 @@
 """Memory health: corrected and uncorrected errors of GPUs and servers, replaced rows, and rows that cannot be replaced.
 
-Everything that ECC counts. It says nothing about silent data corruption.
+Everything that ECC counts. It does not detect silent data corruption.
 """
 
 from __future__ import annotations

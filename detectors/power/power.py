@@ -180,7 +180,7 @@ class Power(Detector):
                 score=float(count),
                 summary=pager_title(each.entity, f"{what}{_WHY[each.why].partition(' while')[0]}, {effect}"),
                 signals=("psu.status", "psu.input_status", "psu.output_power"),
-                clears="over when it is reported well twice in a row",
+                clears="over when it is reported OK twice in a row",
                 supplies=list(each.supplies[:64]),
                 chassis=list(each.chassis[:64]),
                 left=each.others,

@@ -30,7 +30,7 @@ SIGNALS = (*OF_FEEDS, OF_SUPPLIES, OF_RAILS, STATUS)
 LOOKS = 2
 """Readings in a row that must be off: 30 s apart they mean more than the 10 s that equipment must bear; chosen."""
 MAINS, DEEP = 0.10, 0.20
-"""Departures from the usual: IT equipment works within 10 % for ever, with 20 % too little for 10 s, with 20 % too
+"""Departures from the usual: IT equipment works within 10 % permanently, with 20 % too little for 10 s, with 20 % too
 much for half a second (ITI curve, Information Technology Industry Council, 2000). The same for busbars of 48 to 54 V;
 chosen."""
 RAIL = 0.05
@@ -40,7 +40,7 @@ LAPSES = 3600 * SECOND
 _OUT_OF_RANGE = CATALOGUE[STATUS].states.index("out_of_range")
 _LEARN, _GAIN = 20, 0.02  # readings until the usual is known; memory of about 50 readings; chosen
 _AGAIN = 1000.0  # equal readings next to nothing until they are the usual; chosen: 3 h at 10 s
-_ENDS = 0.8  # of the limit: nearer to the usual than that is well again; chosen
+_ENDS = 0.8  # of the limit: nearer to the usual than that is normal again; chosen
 _TWELVE, _BUSBAR = (11.0, 13.0), (40.0, 60.0)  # V; a sensor of another usual is of a core, a memory or a battery
 _CONFIRMS = (
     0.5  # share of the supplies below a meter that must show it too; with two feeds half are on the other; chosen
@@ -214,7 +214,7 @@ def _limit(usual: float, rails: bool) -> float:
 def _vote(usual: float, count: float, x: float) -> tuple[float, float]:
     """Returns the usual value and the readings in favour of it, after one more reading.
 
-    The majority vote of Boyer and Moore (1981): what most readings agree on wins, as a median would.
+    The majority vote of Boyer and Moore (1981): the majority value wins, as a median would.
     """
     if count < 1.0:
         return x, 1.0

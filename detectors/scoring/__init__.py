@@ -1,1 +1,1 @@
-"""What `fleetpulse score` is made of: inputs, alerts, matching, records of what came of each, figures, table."""
+"""What `fleetpulse score` is made of: inputs, alerts, matching, records of the results, figures, table."""

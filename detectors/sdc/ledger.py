@@ -1,4 +1,4 @@
-"""The record of each tested device: its mismatches, its right rounds since, the odds of a defect, and its jobs.
+"""The record of each tested device: its mismatches, its right rounds since, the probability of a defect, and its jobs.
 
 Beta-Bernoulli: a defective device fails a share of its rounds drawn from Beta(1/8, 1), a healthy one UPSET_RATE.
 """

@@ -389,7 +389,7 @@ class SdcGradient(Detector):
             compared=compared,
             rank=record["rank"],
             times=record["times"],
-            retest="wanted: no canary or digest has confirmed it",
+            retest="needed: no canary or digest has confirmed it",
         )
 
 

@@ -1,7 +1,7 @@
 """Many GPUs that throttle together are no stragglers: their coolant or power has failed, which others report.
 
 Ranks: the median of a cohort of which many GPUs throttle does not hold (it breaks down at a half, Huber, Robust
-Statistics, 1981): healthy ranks would learn that they are quicker than their peers, and look slow once those are well
+Statistics, 1981): healthy ranks would learn that they are faster than their peers, and look slow once those are healthy
 again. So none of them learns, throttled ranks are not judged, and the others are compared with each other alone.
 
 GPUs of jobs that report no compute times: the same by cooling loop, else by rack, else for the fleet.
@@ -38,8 +38,8 @@ _GAIN = 3e-3  # of the usual temperature: about an hour at 10 s
 class ExcuseAllowance(State):
     """For how long each may be excused: time that runs up while it is excused and down while it is not.
 
-    Without a limit, a condition that recurs before its excuse ends would hide a fault for ever. used: us, at most twice
-    the allowance, so that an excuse does not come back soon.
+    Without a limit, a condition that recurs before its excuse ends would hide a fault permanently. used: us, at most
+    twice the allowance, so that an excuse does not come back soon.
     """
 
     used: NDArray[np.int64] = memory(0, np.int64)

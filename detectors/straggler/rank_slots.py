@@ -1,6 +1,6 @@
 """Slots of the running ranks: their stage, job, GPU and node, and the ranks they are compared with.
 
-Jobs come and go, and frames keep the columns of their ranks for ever; work per tick goes over the slots alone.
+Jobs come and go, and frames keep the columns of their ranks permanently; work per tick goes over the slots alone.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ itself shows it: its clock is far below its stage's, or ranks of other work were
 
 Learned while others of the stage were slow: the baseline may be of a stage with more work, as of a rank that a power
 cap or announced work kept from learning until then. Such ranks are no witnesses, and learn again when the stage is
-well: else they would look slow the next time that they are healthy.
+healthy: else they would look slow the next time that they are healthy.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _rank_number(rank: str) -> str:
 
 
 _HALF = 100 * SECOND  # us; a rank that learned as little later had half of its LEARN samples before, at the usual 10 s
-_OVER = 600 * SECOND  # us without a slow rank until a stage is well; as `hold`: a pause of a job restarts its sums
+_OVER = 600 * SECOND  # us without a slow rank until a stage is healthy; as `hold`: a pause of a job restarts its sums
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -197,7 +197,7 @@ class LateLearners(State):
         return LateLearning(np.asarray(early | (time - unlearned_at >= LONGEST_EXCUSE)), relearn)
 
     def _end_stages(self, stages: list[str], number: NDArray[np.int32], time: int) -> list[int]:
-        """Removes stages that are well again or gone; returns the slots that learned in between."""
+        """Removes stages that are healthy again or gone; returns the slots that learned in between."""
         number_of, relearn = {name: i for i, name in enumerate(stages)}, list[int]()
         for name in [n for n in self.since if n not in number_of or time - self.last[n] >= _OVER]:
             since, _ = self.since.pop(name), self.last.pop(name)

@@ -22,8 +22,8 @@ Counts = NDArray[np.int32]
 MISSED = 3
 """Instants in a row without a sample before a device is silent: a pause of the pipeline is no silence; chosen."""
 KNOWN = 20
-"""Samples after which a device of a node is known to exist: some answer once and never again. A device that never had a
-sample is not silent."""
+"""Samples after which a device of a node is known to exist: some respond once and never again. A device that never had
+a sample is not silent."""
 KNOWN_OF: Mapping[str, int] = {"node": 1, "coolant": 2, "power": 2}
 """The same for classes with their own agent or BMC, which was installed on purpose: their first samples prove that they
 exist. Chosen: one for an agent; two for a unit, as a BMC that starts may list it before it can read it."""

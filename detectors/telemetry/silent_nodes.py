@@ -120,7 +120,7 @@ class SilentNodes(State):
             yield self._group_silence(entity, group, context)
         powered = self._nodes_with_power(context) if self._alone else set()
         for node, alone in sorted(self._alone.items()):
-            yield self._single_silence(node, alone, "answers" if node in powered else "not heard", context)
+            yield self._single_silence(node, alone, "answers" if node in powered else "no data", context)
         if self._lost_reader is not None:
             yield self._unread_silence(self._lost_reader, context)
         for i in self._mute:

@@ -24,11 +24,11 @@ _NO_REASON = "no reason reported"
 
 @dataclass
 class TelemetryBlind(Detector):
-    """A BMC or an exporter that does not answer twice is a suspect, and after `seconds` a ticket, with the reason that
+    """A BMC or an exporter that does not respond twice is a suspect, and after `seconds` a ticket, with the reason that
     its agent reported.
 
-    Silence is no failure: an agent that reports nothing shows in the state of its node. The condition is over with the
-    first answer.
+    Silence is no failure: an agent that reports nothing shows in the state of its node. The condition ends with the
+    first response.
 
     Source: a BMC restarts in 1-3 min; an update of its firmware takes longer and is worth a ticket (seconds, chosen).
     """

@@ -113,7 +113,7 @@ class LoopInstruments(State):
             yield from self._if_held(on, frame, i, entity, "coolant.supply_temperature", t, "K", words)
 
     def _followed(self, i: int, t: float, back: float) -> bool:
-        """Returns whether the return or the GPUs moved with the supply, or the load moved too much to tell."""
+        """Returns whether the return or the GPUs moved with the supply, or the load moved too much to decide."""
         gpus, load = float(self.climate.shift[i]), float(self.climate.load[i])
         if np.isnan(gpus):
             return abs(back) > UNMOVED * abs(t)  # the other way it is the load that moved it
@@ -235,7 +235,8 @@ _JITTER = 6  # s by which samples of a frame are dated apart; chosen: half a fra
 
 @dataclass
 class TelemetrySensor(Detector):
-    """An instrument that has been wrong for ten minutes is a ticket, never a page: the device it measures is well.
+    """An instrument that has been wrong for ten minutes is a ticket, never a page: the device that it measures is
+    healthy.
 
     Stuck: the same reading, while what it measures must have moved. Biased: it alone moved, and stays there. A GPU's
     temperature is compared with its memory's, its power and the node's other GPUs; its power with its temperature; the

@@ -1,1 +1,1 @@
-"""What NVIDIA's driver, the kernel and the BMC say in words: XIDs and broken hosts."""
+"""Faults that NVIDIA's driver, the kernel and the BMC report as messages: XIDs and broken hosts."""

@@ -37,8 +37,8 @@ from detectors.xid.levels import (
     level_of_action,
     level_of_codes,
     read_code,
+    recovery_action,
     requires_reset,
-    wanted_action,
 )
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import LEVELS, SECOND, Event, Frame, Level
@@ -63,7 +63,7 @@ def new_case(time: int) -> Case:
 
     onset, last: its first and newest event.       fresh: the first one that is not judged yet; 0: all are.
     codes: XID as text -> [how often, name, action, then].   facts: other facts -> [level, words, must wait].
-    driver: action that the driver wants.   reset: a line says that only a reset helps.   lines: of the log.
+    driver: recovery action of the driver.   reset: a line says that only a reset helps.   lines: of the log.
     job: job that was on the GPU.   place: unit of the GPU that an XID 13 named.   others: GPUs that it affected.
     away: us for which it and its node were silent.
     program: GPUs of its job with errors at the same time.   repeats: why it is this GPU and no program.
@@ -82,9 +82,9 @@ def case_of_event(event: Event, own: Mapping[int, Level]) -> Case | None:
     else:
         root, code = event.data.get("root"), read_code(event.data, "xid")
         origin = root.get("entity") if isinstance(root, Mapping) else event.entity
-        if code is None or origin != event.entity or wanted_action(event) == "none":
+        if code is None or origin != event.entity or recovery_action(event) == "none":
             return None
-        case["driver"], case["reset"] = wanted_action(event), requires_reset(event)
+        case["driver"], case["reset"] = recovery_action(event), requires_reset(event)
         add_xid(case, code, event.data, own)
     add_event(case, event.time, line)
     return case

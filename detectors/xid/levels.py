@@ -1,6 +1,6 @@
 """Levels of faults that the driver, the kernel log, PCIe counters and the BMC report of GPUs and servers.
 
-XIDs: by number, by what the message says itself, and first of all by the action that the driver wants. Source: NVIDIA's
+XIDs: by number, by the message itself, and with precedence by the recovery action of the driver. Source: NVIDIA's
 catalogue of XIDs (docs.nvidia.com/deploy/xid-errors). Where it says reset, reboot or check the cabling, it is a page;
 restart the application, update or contact support, a ticket; what it says to ignore, and what programs cause
 themselves, a suspect.
@@ -99,7 +99,7 @@ def read_code(data: Mapping[str, Any], key: str) -> int | None:
     return read_integer(data.get(key), 0, _MAX_CODE)
 
 
-def wanted_action(event: Event) -> str | None:
+def recovery_action(event: Event) -> str | None:
     """Returns the recovery action of an event; `none` clears it; None if the event has no action."""
     data = event.data
     if event.kind == "recovery_action" or read_code(data, "xid") == RECOVERY:

@@ -194,7 +194,7 @@ class Xid(Detector):
         case["facts"][kind] = [*fact, waits]
 
     def _apply_xid(self, event: Event, topology: Topology, time: int) -> list[Finding]:
-        wanted, code = levels.wanted_action(event), levels.read_code(event.data, "xid")
+        wanted, code = levels.recovery_action(event), levels.read_code(event.data, "xid")
         if wanted == "none":
             all_clear = event.kind == "recovery_action" or code == levels.RECOVERY
             return self._close_case(event.entity, time, _WHY_ALL_CLEAR) if all_clear else []

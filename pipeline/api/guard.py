@@ -62,13 +62,15 @@ class Guard:
             if origin is not None and not is_same_origin(origin, headers.get("host", "")):
                 return make_problem(403, f"Origin {origin!r}: pages of other sites may not call this server")
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-                return make_problem(415, "wanted Content-Type: application/json")
+                return make_problem(415, "expected Content-Type: application/json")
         scope[USER] = "local"
         if self.tokens and scope["path"] not in OPEN_PATHS:
             scope[USER] = self.tokens.find_user(headers.get("authorization", ""))
             if scope[USER] is None:
                 return make_problem(
-                    401, "wanted Authorization: Bearer with a token of [api] token_file", {"WWW-Authenticate": "Bearer"}
+                    401,
+                    "expected Authorization: Bearer with a token of [api] token_file",
+                    {"WWW-Authenticate": "Bearer"},
                 )
         return None
 

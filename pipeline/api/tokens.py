@@ -70,12 +70,12 @@ def _users(path: Path) -> dict[str, str]:
         name, _, token = (part.strip() for part in line.partition(":"))
         if not re.fullmatch(r"[\w.@-]{1,64}", name) or len(token) < MIN_TOKEN_CHARACTERS or name in users:
             raise ConfigError(
-                f"{path}: line {number}: wanted name:token with a new name of letters, digits, . @ - _ "
+                f"{path}: line {number}: expected name:token with a new name of letters, digits, . @ - _ "
                 f"and a token of at least {MIN_TOKEN_CHARACTERS} characters"
             )
         users[name] = token
     if not users:
-        raise ConfigError(f"{path}: holds no token; wanted name:token lines")
+        raise ConfigError(f"{path}: holds no token; expected name:token lines")
     return users
 
 

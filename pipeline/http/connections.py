@@ -1,6 +1,6 @@
 """Connections of uvicorn with deadlines and a limit, so that callers that send or read nothing use no resources.
 
-uvicorn waits for ever for the head or body of a request, and its limit_concurrency refuses callers only after it has
+uvicorn waits forever for the head or body of a request, and its limit_concurrency refuses callers only after it has
 accepted and parsed them.
 """
 

@@ -322,7 +322,7 @@ class ResolveMutes:
     def suppresses(self, chain: Sequence[str], detector: str, level: Level, time: int) -> bool:
         """Returns whether a finding is muted by its suspect, the first in the chain, or by anything above.
 
-        It extends only the mute of its suspect, not those above: otherwise one bad port would mute its leaf for ever.
+        It extends only the mute of its suspect, not those above: otherwise one bad port would mute its leaf forever.
         """
         muting = [
             (entity, detector)

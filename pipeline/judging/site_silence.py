@@ -37,11 +37,11 @@ SILENT, HEARD = "site_silent", "site_heard"
 
 @dataclass(slots=True)
 class _Node:
-    """Last message of a node: arrival time from ingest (`mark`, UTC us) and by the watch's own clock (`heard`, s)."""
+    """Last message of a node: arrival from ingest (`mark`, UTC us), and on the watch clock (`last_seen_s`)."""
 
     site: str
     mark: int
-    heard: float
+    last_seen_s: float
 
 
 class SiteSilenceWatch:
@@ -97,7 +97,7 @@ class SiteSilenceWatch:
         """
         found, time_s = [], self._advance_clock()
         for site, nodes in self._expected_nodes(now).items():
-            newest = max(self._nodes[node].heard for node in nodes)
+            newest = max(self._nodes[node].last_seen_s for node in nodes)
             quiet = time_s - max(newest, self._floor) >= self._silence_limit_s(nodes)
             if quiet and site not in self.silent:
                 found.append(self._start_silence(site, nodes, now, reading, shares))

@@ -158,7 +158,7 @@ def _parse_signal(name: str, line: Any, where: str) -> Signal:
 def _check_choice(value: Any, wanted: tuple[str, ...], where: str) -> None:
     if value not in wanted:
         close = difflib.get_close_matches(str(value), wanted, 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"wanted one of {', '.join(wanted)}"
+        hint = f"did you mean '{close[0]}'?" if close else f"expected one of {', '.join(wanted)}"
         raise UsageError(f"{where} = {value!r}: {hint}")
 
 

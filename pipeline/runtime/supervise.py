@@ -4,7 +4,7 @@ Children stay in the parent's process group, so that Ctrl-C reaches them. At sto
 after STOP_TIMEOUT_S. If the parent is killed, the kernel ends them (`stop_with_parent`).
 
 `Stop` is an Event that signal handlers may set. `threading.Event.set` takes a lock: a handler runs in the main thread
-between any two instructions and can find the lock held by the interrupted code, so it could wait for ever.
+between any two instructions and can find the lock held by the interrupted code, so it could wait forever.
 """
 
 from __future__ import annotations

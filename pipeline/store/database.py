@@ -110,7 +110,7 @@ def _check_file(path: Path) -> None:
     where = f"[store] path = '{path}'"
     try:
         if stat.S_ISFIFO(path.stat().st_mode):
-            raise UsageError(f"{where}: is a pipe, which cannot be opened without waiting for ever; set another path")
+            raise UsageError(f"{where}: is a pipe, which cannot be opened without waiting forever; set another path")
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except FileNotFoundError:

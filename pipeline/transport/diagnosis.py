@@ -2,7 +2,7 @@
 bootstrap".
 
 A separate handshake checks address, TCP, TLS, SASL and Kafka in order. The client itself loses the last response of a
-broker that closes the connection, which is how brokers refuse a credential, and its TLS handshake waits for ever on a
+broker that closes the connection, which is how brokers refuse a credential, and its TLS handshake waits forever on a
 frozen broker. Each step here has a deadline (except the system's name resolver: 5 s per try by default).
 """
 

@@ -46,7 +46,7 @@ def configured_topics(kafka: Kafka) -> tuple[Topic, ...]:
     hour = 3_600_000
     common = {
         "cleanup.policy": "delete",
-        # the broker's clock: with the sender's, a node whose clock is ahead is refused for ever (KIP-937)
+        # the broker's clock: with the sender's, a node whose clock is ahead is refused forever (KIP-937)
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(wire.MAX_MESSAGE + BATCH_OVERHEAD),
         "retention.ms": str(round(kafka.retention_hours * hour)),

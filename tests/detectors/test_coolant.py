@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.base.cohorts import likeness
+from detectors.base.cohorts import comparable_attributes
 from detectors.heat.coolant import Coolant
 from pipeline.model.records import LEVELS, SECOND, Event
 from tests.detectors.conftest import Site
@@ -192,9 +192,11 @@ def test_loops_of_another_make_are_not_compared(site, watch):
 
 
 def test_loops_that_differ_only_in_serial_number_and_place_are_peers():
-    alike = {likeness({"model": "X1", "serial": serial, "location": serial, "bmc": serial}) for serial in "abc"}
+    alike = {
+        comparable_attributes({"model": "X1", "serial": serial, "location": serial, "bmc": serial}) for serial in "abc"
+    }
     assert len(alike) == 1
-    assert likeness({"model": "X2", "serial": "a"}) not in alike
+    assert comparable_attributes({"model": "X2", "serial": "a"}) not in alike
 
 
 def test_a_loop_without_flow_from_the_start_is_idle(site, watch):

@@ -232,7 +232,7 @@ def test_a_snapshot_of_an_older_version_is_ignored_and_logged(site, watch, caplo
     state = json.loads(runner.snapshot())
     del state["detectors"]["link"]["errors"]
     again.restore(json.dumps(state))
-    assert "starts afresh" in caplog.text
+    assert "starts with empty state" in caplog.text
     assert again.detectors[0].errors.counters == {}
 
 

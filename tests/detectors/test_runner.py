@@ -156,7 +156,7 @@ def test_a_snapshot_of_another_version_starts_that_detector_afresh_with_a_warnin
     other = Runner(configured())
     other.restore(json.dumps(state))
     assert [r.getMessage() for r in caplog.records] == [
-        "detector link starts afresh: the snapshot is of another version"
+        "detector link starts with empty state: the snapshot is of another version"
     ]
     assert len(other.observe({})) == 0
 
@@ -206,7 +206,7 @@ def after(change, *detectors):
 def test_arrays_of_different_lengths_start_the_detector_afresh(caplog):
     empty = {"dtype": "<i8", "shape": [0], "base64": ""}
     runner = after(lambda s: s["detectors"]["remembering"].update(second=empty))
-    assert "detector remembering starts afresh: its snapshot has another layout" in caplog.text
+    assert "detector remembering starts with empty state: its snapshot has another layout" in caplog.text
     runner.observe(instant(10))
     assert (runner.detectors[0].first == 1).all()
     assert not runner.errors
@@ -241,7 +241,7 @@ def test_a_detector_that_fails_with_its_restored_state_starts_afresh_with_a_warn
         runner.observe(instant(tick))
     assert not runner.errors
     assert (runner.detectors[0].first == 3).all()
-    assert "detector remembering starts afresh: it fails with the restored state" in caplog.text
+    assert "detector remembering starts with empty state: it fails with the restored state" in caplog.text
 
 
 def test_long_after_a_restart_a_failure_is_one_of_the_frame():
@@ -268,10 +268,10 @@ def test_errors_are_logged_again_after_a_restart(caplog):
 @pytest.mark.parametrize(
     ("change", "logged"),
     [
-        (lambda s: s.update(active="garbage"), "corroboration starts afresh"),
-        (lambda s: s.update(active=[{"detector": "link"}]), "corroboration starts afresh"),
-        (lambda s: s.update(measured=[1]), "presence of signals starts afresh"),
-        (lambda s: s.update(measured={"time": "now"}), "presence of signals starts afresh"),
+        (lambda s: s.update(active="garbage"), "corroboration starts with empty state"),
+        (lambda s: s.update(active=[{"detector": "link"}]), "corroboration starts with empty state"),
+        (lambda s: s.update(measured=[1]), "presence of signals starts with empty state"),
+        (lambda s: s.update(measured={"time": "now"}), "presence of signals starts with empty state"),
         (lambda s: s["detectors"].update(other=[1]), ""),
     ],
 )

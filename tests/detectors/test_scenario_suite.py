@@ -71,12 +71,12 @@ def test_a_change_within_the_tolerance_is_no_difference():
 @pytest.mark.parametrize(
     ("where", "key", "value", "says"),
     [
-        ("straggler", "found", 1, "kinds.straggler.found: found 1, wanted 2 to 4"),
-        ("straggler", "found", 0, "kinds.straggler.found: found 0, wanted 2 to 4"),
-        ("straggler", "events", 5, "kinds.straggler.events: found 5, wanted 4 +- 0"),
-        ("straggler", "delay_s", 130.0, "kinds.straggler.delay_s: found 130.0, wanted 100.0 +- 25"),
-        ("all", "precision", 0.7, "all.precision: found 0.7, wanted 0.9 +- 0.1"),
-        ("all", "recall", None, "all.recall: found None, wanted 0.75"),
+        ("straggler", "found", 1, "kinds.straggler.found: found 1, expected 2 to 4"),
+        ("straggler", "found", 0, "kinds.straggler.found: found 0, expected 2 to 4"),
+        ("straggler", "events", 5, "kinds.straggler.events: found 5, expected 4 +- 0"),
+        ("straggler", "delay_s", 130.0, "kinds.straggler.delay_s: found 130.0, expected 100.0 +- 25"),
+        ("all", "precision", 0.7, "all.precision: found 0.7, expected 0.9 +- 0.1"),
+        ("all", "recall", None, "all.recall: found None, expected 0.75"),
     ],
 )
 def test_a_difference_names_the_figure_with_found_and_expected_values(where, key, value, says):
@@ -88,17 +88,17 @@ def test_a_difference_names_the_figure_with_found_and_expected_values(where, key
 @pytest.mark.parametrize(
     ("pages", "says"),
     [
-        ({"clean": {"straggler": 2}, "network": {}}, ["false_pages.clean.straggler: found 2, wanted 1"]),
-        ({"clean": {}, "network": {}}, ["false_pages.clean.straggler: found 0, wanted 1"]),
+        ({"clean": {"straggler": 2}, "network": {}}, ["false_pages.clean.straggler: found 2, expected 1"]),
+        ({"clean": {}, "network": {}}, ["false_pages.clean.straggler: found 0, expected 1"]),
         (
             {"clean": {"link": 1}, "network": {}},
-            ["false_pages.clean.link: found 1, wanted 0", "false_pages.clean.straggler: found 0, wanted 1"],
+            ["false_pages.clean.link: found 1, expected 0", "false_pages.clean.straggler: found 0, expected 1"],
         ),
         (
             {"clean": {}, "network": {"straggler": 1}},
-            ["false_pages.clean.straggler: found 0, wanted 1", "false_pages.network.straggler: found 1, wanted 0"],
+            ["false_pages.clean.straggler: found 0, expected 1", "false_pages.network.straggler: found 1, expected 0"],
         ),
-        ({**PAGES, "new": {"link": 1}}, ["false_pages.new.link: found 1, wanted 0"]),
+        ({**PAGES, "new": {"link": 1}}, ["false_pages.new.link: found 1, expected 0"]),
     ],
 )
 def test_one_false_page_more_or_less_or_elsewhere_is_a_difference(pages, says):
@@ -122,13 +122,15 @@ def test_a_kind_found_in_the_stored_table_and_not_any_more_is_a_difference(kind)
 def test_renewing_lists_changes_and_reports_a_table_of_another_format_as_all_new():
     found = copy.deepcopy(SOME)
     found["kinds"]["straggler"]["found"] = 0
-    assert moved(small.text(SOME), found) == ["kinds.straggler.found: found 0, wanted 2 to 4"]
+    assert moved(small.text(SOME), found) == ["kinds.straggler.found: found 0, expected 2 to 4"]
     assert moved("", SOME) == ["the stored table has no 'tolerance': everything is new"]
 
 
 def test_a_new_or_removed_kind_is_a_difference():
-    assert small.differences(SOME, {**SOME, "kinds": {}}) == ["kinds.straggler: there are no events of it, wanted some"]
-    assert small.differences({**SOME, "kinds": {}}, SOME) == ["kinds.straggler: there are events of it, wanted none"]
+    assert small.differences(SOME, {**SOME, "kinds": {}}) == [
+        "kinds.straggler: there are no events of it, expected some"
+    ]
+    assert small.differences({**SOME, "kinds": {}}, SOME) == ["kinds.straggler: there are events of it, expected none"]
 
 
 def test_the_table_can_be_written_as_text_and_read_back():

@@ -217,7 +217,7 @@ def test_a_snapshot_of_another_format_is_ignored_and_logged_once(caplog):
         (record,) = caplog.records
         found = old.get("format", 1)
         assert record.getMessage() == (
-            f"all detectors start afresh: their snapshot has format {found}, this version reads {FORMAT}"
+            f"all detectors start with empty state: their snapshot has format {found}, this version reads {FORMAT}"
         )
         assert len(other.detectors[0].own) == 0
     other.restore(json.dumps(state))

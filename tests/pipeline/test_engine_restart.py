@@ -163,12 +163,15 @@ def rewrite_snapshot(running: CaseRun, change: Callable[[dict[str, Any]], Any]) 
     [
         (
             lambda s: s["detectors"]["straggler"].popitem(),
-            "straggler starts afresh: the snapshot is of another version",
+            "straggler starts with empty state: the snapshot is of another version",
         ),
-        (lambda s: s["detectors"].pop("straggler"), "straggler starts afresh: the snapshot is of another version"),
-        (lambda s: s.pop("active"), "corroboration starts afresh"),
-        (lambda s: s.update(measured=[1]), "presence of signals starts afresh"),
-        (lambda s: s.clear(), "all detectors start afresh: their snapshot has format 1"),
+        (
+            lambda s: s["detectors"].pop("straggler"),
+            "straggler starts with empty state: the snapshot is of another version",
+        ),
+        (lambda s: s.pop("active"), "corroboration starts with empty state"),
+        (lambda s: s.update(measured=[1]), "presence of signals starts with empty state"),
+        (lambda s: s.clear(), "all detectors start with empty state: their snapshot has format 1"),
     ],
 )
 def test_a_snapshot_of_another_version_is_reported_and_neither_repeats_nor_closes_findings(

@@ -75,7 +75,7 @@ class MonitorProgram:
             except OSError as error:
                 got = False
                 self._set_problem(f"{self._command[0]} cannot be started: {error.strerror or error}")
-            except Exception as fault:  # noqa: BLE001 - without its thread the program would stay silent for ever
+            except Exception as fault:  # noqa: BLE001 - without its thread the program would stay silent forever
                 got = False
                 self._set_problem(f"{self._command[0]}: {type(fault).__name__}: {fault}")
             pause = MIN_PAUSE_S if got else min(pause * 2, MAX_PAUSE_S)

@@ -215,7 +215,7 @@ class Ipmi(Collector):
     _facts: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, node: str) -> None:
-        """Opens the IPMI device and forgets sensors and log position. Raises NoData without a BMC."""
+        """Opens the IPMI device and resets sensors and log position. Raises NoData without a BMC."""
         self.close()
         self._node, self._schedule = node, SamplingSchedule(node, self._now)
         self._sel_reader, self._sdr_reader, self._timestamps = SelReader(), SdrReader(), b""

@@ -286,6 +286,6 @@ class UnitTotals:
         return sum(found) if signal in _SUMS else sum(found) / len(found)
 
     def remove(self, entity: str) -> None:
-        """Forgets a connector or unit that no longer exists."""
+        """Removes a connector or unit that no longer exists."""
         self._rows.pop(entity, None)
         self._reported.pop(entity, None)

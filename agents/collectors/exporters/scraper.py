@@ -260,7 +260,7 @@ class EndpointScraper:
             found = translate_page(read, self._names, self._given, self._most)
         except ScrapeError as why:
             reason = str(why)
-        except Exception as fault:  # noqa: BLE001 - without its thread the endpoint would stay silent for ever
+        except Exception as fault:  # noqa: BLE001 - without its thread the endpoint would stay silent forever
             reason = f"{type(fault).__name__}: {fault}"
         return ScrapeResult(target, _clean_reason(reason), time.monotonic() - began, series, bad, found)
 

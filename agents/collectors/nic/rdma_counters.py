@@ -130,6 +130,6 @@ class CounterLimitWatch:
         return None
 
     def drop_port(self, entity: str) -> None:
-        """Forgets a removed port."""
+        """Drops a removed port."""
         self._last_values = {key: value for key, value in self._last_values.items() if key[0] != entity}
         self._reported = {key for key in self._reported if key[0] != entity}

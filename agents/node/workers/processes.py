@@ -233,7 +233,7 @@ def _set_up_process(name: str) -> None:
 def close_other_files(kept: set[int]) -> None:
     """Closes all inherited files except `kept` and 0 to 2: those of the agent (a spool's lock) and of other workers.
 
-    A call may hang in the kernel for ever and hold them, and a channel that another process holds open never ends.
+    A call may hang in the kernel forever and hold them, and a channel that another process holds open never ends.
     """
     low = 3
     for handle in sorted(kept):
