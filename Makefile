@@ -33,7 +33,7 @@ lint: .venv/.tests-installed ## check and format-check with ruff
 types: .venv/.tests-installed ## check types strictly
 	@$(BIN)/mypy
 
-docs: .venv/.installed ## write docs/{signals,events,detectors}.md anew from the code
+docs: .venv/.installed ## write docs/{signals,events,detectors,simulator}.md anew from the code
 	@PYTHONPATH=. $(BIN)/python -P docs/generate.py
 
 bench: .venv/.installed ## print the figures of the README

@@ -2,6 +2,10 @@
 
 A collector is a dataclass in a module below `agents/collectors/` and one line in `agents/collectors/registry.py`. Its
 fields are its configuration (`[collector.NAME]`). A collector measures. It does not evaluate, keep history or send.
+
+Helpers: agents/collectors/columns.py marks missing values in columns; agents/collectors/kernel_files.py reads files of
+/proc and /sys. Each signal and event must be in a row of docs/coverage/*.toml; then run `make docs`. The contract tests
+are tests/agents/test_collectors.py.
 """
 
 from __future__ import annotations
@@ -89,7 +93,10 @@ class Collector(ABC):
         """
 
     def inventory(self) -> Mapping[str, Device]:
-        """Returns the entities of this collector with parents and attributes. Called at start, on change and hourly."""
+        """Returns the entities of this collector with parents and attributes. Called at start, on change and hourly.
+
+        Every entity that `read` returns must be in it. On a node the last parent is `node:NAME`; the node has none.
+        """
         return {}
 
     def inventory_changed(self) -> bool:

@@ -47,6 +47,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     *(Telemetry, TelemetrySensor, TelemetryClock, TelemetryBlind, TelemetrySite),
     Anomaly,
 )
+"""In the order of docs/detectors.md; the order does not change findings."""
 
 
 def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[Detector]:

@@ -1,8 +1,10 @@
 """The base class of detectors; read this file before you write one.
 
-A detector is a dataclass in a folder of `detectors/` and one line in `detectors/__init__.py`. Its ordinary fields are
-its configuration (`[detector.NAME]`); its `memory()`, `notes()` and `part()` fields are its state (see
-detectors/base/state.py). It reports what is true now; only the Desk keeps history.
+A detector is a dataclass in a folder of `detectors/` and one line in `detectors/__init__.py`. The contract tests
+(tests/detectors/test_contract.py) require a case with its fault in tests/detectors/cases/; `make docs` writes its page
+from its docstring, which must contain `Source:`. Its ordinary fields are its configuration (`[detector.NAME]`); its
+`memory()`, `notes()` and `part()` fields are its state (see detectors/base/state.py). It reports what is true now; only
+the Desk keeps history.
 
     @dataclass
     class ColdAisle(Detector):
@@ -24,6 +26,18 @@ detectors/base/state.py). It reports what is true now; only the Desk keeps histo
                 found.append(self.finding(time, entity, due, score=k, summary=..., signals=..., clears=...))
             close_ended(self.conditions, holding)
             return found
+
+What to use, all in detectors/base/ unless a path is given:
+
+    peers                 cohorts.py: Cohorts (one kind of ancestor), SpanningCohorts (an ancestor of enough nodes, else
+                          the whole fleet), Peers (several criteria); median of a cohort: statistics.grouped_median
+    rate of a counter     the difference to the last value in a memory() field, by the seconds between the two readings;
+                          counters.py for registers that can be full, and for values that fall back
+    small lasting shifts  streams.py: a CUSUM against peers and own past, with a known false alarm rate
+    announced work        gates.py; name event:maintenance_start and event:maintenance_end in `wants`
+    when to report        findings.py: due_report, close_ended
+    summary               pipeline/model/entity_names.py: pager_title
+    budget                budget.py: override `budget` with rule_line for a rule without statistics
 """
 
 from __future__ import annotations
@@ -55,8 +69,10 @@ _PER_NODE = {"gpu": 8, "rank": 8, "nic": 8, "nvlink": 8}
 class Detector(State, ABC):
     """Judges frames. Deterministic: the same frames give the same findings, whatever their batches.
 
-    name:         in findings, configuration and labels.
-    family:       what kind of trouble, as operators say it.
+    name:         in findings, configuration and labels. Its text before the first underscore decides which shared
+                  causes explain its findings: `link` for `link_stall`; see EXPLAINED_FAMILIES in
+                  pipeline/incidents/causes.py.
+    family:       what kind of fault, in words for operators, shown in lists; equal for the detectors of one subject.
     device_class: class of the entities that the memory() arrays are about.
     needs:        signals without which it is off; `event:KIND` means events of that kind.
     any_of:       signals of which at least one must be present, or it is off.

@@ -24,6 +24,7 @@ How to write a piece with state, in four steps:
 A snapshot is plain data by field name (without a leading underscore). `restore` raises ValueError or KeyError where
 names, dtypes, axes or lengths differ; the Runner then starts that detector with empty state and logs it. After you
 rename or add a state field, increase `FORMAT`: snapshots of another format are not read; learning restarts once.
+A new detector does not need that: it starts without a snapshot.
 """
 
 from __future__ import annotations

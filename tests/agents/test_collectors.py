@@ -49,6 +49,8 @@ def test_every_collector_class_below_the_folder_is_registered() -> None:
     for module in pkgutil.walk_packages(agents.collectors.__path__, "agents.collectors."):
         importlib.import_module(module.name)
     below = {cls for cls in subclasses(Collector) if cls.__module__.startswith("agents.collectors.")}
+    missing = sorted(cls.__qualname__ for cls in below - set(COLLECTORS))
+    assert not missing, f"add a line to _CLASSES in agents/collectors/registry.py for {missing}"
     assert below == set(COLLECTORS)
 
 
@@ -61,7 +63,8 @@ def subclasses(cls: type) -> Iterator[type]:
 
 def test_every_declared_signal_is_in_the_catalogue(collector: Collector) -> None:
     assert collector.signals or collector.events
-    assert set(collector.signals) <= CATALOGUE.keys()
+    unknown = set(collector.signals) - CATALOGUE.keys()
+    assert not unknown, f"add a line to the file of its class in pipeline/model/signals/ for {sorted(unknown)}"
 
 
 def test_its_configuration_has_defaults_and_an_interval_and_deadline(collector: Collector) -> None:
@@ -93,7 +96,9 @@ def test_its_inventory_contains_all_read_entities(collector: Collector) -> None:
     finally:
         collector.close()
     more = collector.remote or not collector.signals  # attributes of another collector's port, such as its peer
-    assert inventory.keys() >= entities if more else inventory.keys() == entities
+    hint = "inventory() must return every entity that read() returns"
+    assert entities - inventory.keys() == set(), hint
+    assert more or inventory.keys() - entities == set(), f"{hint}, and no other"
     for entity, device in inventory.items():
         if collector.remote:
             assert entity not in device.parents

@@ -27,6 +27,8 @@ def run_case(case):
 
 
 def test_every_detector_has_a_case():
+    missing = sorted(cls.name for cls in set(DETECTORS) - {case.detector for case in CASES})
+    assert not missing, f"write tests/detectors/cases/NAME.py, with its fault as CASE, for {missing}"
     assert {case.detector for case in CASES} == set(DETECTORS)
 
 
@@ -224,9 +226,9 @@ def test_the_first_twenty_samples_are_silent(case):
 @every
 def test_its_page_names_its_source_its_needs_and_its_blind_spots(case):
     cls = case.detector
-    assert "Source:" in (cls.__doc__ or "")
-    assert cls().deciding_signals()
-    assert cls.cannot_see.endswith(".")
+    assert "Source:" in (cls.__doc__ or ""), f"the docstring of {cls.__name__} needs a sentence that begins 'Source:'"
+    assert cls().deciding_signals(), f"{cls.__name__} needs a signal or event in `needs` or `any_of`"
+    assert cls.cannot_see.endswith("."), f"{cls.__name__}.cannot_see must be a sentence with a full stop"
     assert cls.family
 
 

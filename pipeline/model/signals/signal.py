@@ -21,6 +21,12 @@ HEALTHY = ("ok", "absent", "standby", "disabled")
 class Signal:
     """One measured quantity. `valid` is inclusive; a value outside it is a broken reading and counts as missing.
 
+    kind: gauge, a value now; counter, a count that only grows, sent raw; state, one of `states` or a bit mask.
+    type: of the wire; u8 for a counter, f4 or f8 for a gauge with fractions.
+    source: file, call or register that is read.
+    otel: metric of OpenTelemetry's semantic conventions, if there is one; empty: `fleetpulse.` and the signal's name.
+    states: names of the values 0, 1, 2, ... of a state; normal: those that are no fault.
+    harm: the direction of change that is a fault.
     interval: seconds between two readings of our own collectors; None: every reading.
     wraps: whether a counter wraps by design, at a value that differs by device; a wrap is not a reset.
     """
