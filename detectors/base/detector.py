@@ -38,6 +38,9 @@ What to use, all in detectors/base/ unless a path is given:
     when to report        findings.py: due_report, close_ended
     summary               pipeline/model/entity_names.py: pager_title
     budget                budget.py: override `budget` with rule_line for a rule without statistics
+
+Values may all be NaN. Warnings are errors in the tests, also NumPy's of a median of nothing but NaN; grouped_median
+returns NaN without one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The fault of each detector for the contract suite: one file per detector beside this one."""
+"""The fault of each detector for the contract suite: one file per detector beside this one, with a `CASE`.
+
+A short one to copy is telemetry_clock.py.
+"""
 
 from __future__ import annotations
 
