@@ -274,7 +274,7 @@ def _simulate(given: argparse.Namespace) -> int:
     order = SimulateOptions(given.scenario, given.seed, given.to, given.speed, given.backfill)
     config, stop = _load_config(given), Stop()
     sink = RecordingWriter(given.output) if given.output else None
-    return simulate(order, config, sink, stop.wait, planned=lambda: _call_on_signals(stop.set))
+    return simulate(order, config, sink, stop.wait, on_planned=lambda: _call_on_signals(stop.set))
 
 
 def _replay(given: argparse.Namespace) -> int:

@@ -104,12 +104,12 @@ def simulate(
     sink: Sink | None,
     wait: Callable[[float], bool],
     now: Callable[[], int] = utc_now,
-    say: Callable[[str], Any] = lambda line: sys.stderr.write(line + "\n"),
-    planned: Callable[[], Any] = lambda: None,
+    log: Callable[[str], Any] = lambda line: sys.stderr.write(line + "\n"),
+    on_planned: Callable[[], Any] = lambda: None,
 ) -> int:
     """Runs the scenario to its end, or until `wait(seconds)` returns True (it was stopped). Returns the exit code.
 
-    `planned` is called when all events are planned: from then on `wait` is called often, before not at all.
+    `on_planned` is called when all events are planned: from then on `wait` is called often, before not at all.
     With `backfill` and a scenario that has [live] faults it continues in real time until it is stopped.
     """
     _check(options, sink)
@@ -117,40 +117,40 @@ def simulate(
     endless = options.backfill is not None and scenario.live.every > 0
     begin = now()
     simulator = FleetSimulator(scenario, options.seed, _start(scenario, options, begin), endless)
-    planned()
+    on_planned()
     if simulator.dropped:
-        say(f"simulate: {simulator.dropped} of {simulator.planned} events found no free time and were left out")
+        log(f"simulate: {simulator.dropped} of {simulator.planned} events found no free time and were left out")
     schedule = SendSchedule(begin, options.speed if options.to else 0.0, scenario.interval, options.backfill or 0.0)
-    spools = _open_spools(options, config, simulator, now, wait, say)
+    spools = _open_spools(options, config, simulator, now, wait, log)
     counts = RunCounts()
     try:
-        _run(simulator, schedule, spools, sink, counts, ENDLESS_TICKS if endless else scenario.ticks, wait, now, say)
+        _run(simulator, schedule, spools, sink, counts, ENDLESS_TICKS if endless else scenario.ticks, wait, now, log)
         if spools and not spools.flush():
-            say("simulate: stopped; what the brokers did not acknowledge is in the spool")
+            log("simulate: stopped; what the brokers did not acknowledge is in the spool")
     finally:
         if spools:
             spools.close()
             counts.dropped, counts.refused = spools.dropped, spools.refused
     if sink:
         _finish(simulator, options, sink, counts)
-    _sum_up(counts, scenario, say)
+    _sum_up(counts, scenario, log)
     return 1 if counts.dropped or counts.refused else 0
 
 
-def _sum_up(counts: RunCounts, scenario: Scenario, say: Callable[[str], Any]) -> None:
+def _sum_up(counts: RunCounts, scenario: Scenario, log: Callable[[str], Any]) -> None:
     """Reports the samples that were written and lost."""
     took = time.monotonic() - counts.started
-    say(
+    log(
         f"simulate: {scenario.fleet.nodes} nodes, {counts.ticks * scenario.interval:g} s, {counts.samples} samples in "
         f"{counts.rows} rows, {counts.events} events in {took:.1f} s"
     )
     if counts.dropped:
-        say(
+        log(
             f"simulate: {counts.dropped} messages did not fit into the spool and are counted gaps; "
             "increase [spool] max_bytes"
         )
     if counts.refused:
-        say(f"simulate: {counts.refused} messages were refused by the brokers and are counted gaps")
+        log(f"simulate: {counts.refused} messages were refused by the brokers and are counted gaps")
 
 
 def _open_spools(
@@ -159,13 +159,17 @@ def _open_spools(
     simulator: FleetSimulator,
     now: Callable[[], int],
     wait: Callable[[float], bool],
-    say: Callable[[str], Any],
+    log: Callable[[str], Any],
 ) -> NodeSpools | None:
     """Opens the outlets of the stream, if any. Raises ConfigError before anything is made."""
     if options.to is None:
         return None
     sender = open_uplink(
-        config, options.to, list(simulator.layout.shippers), lambda text: say(f"simulate: kafka: {text}"), "simulate"
+        config,
+        options.to,
+        list(simulator.layout.sender_names),
+        lambda text: log(f"simulate: kafka: {text}"),
+        "simulate",
     )
     broker = BrokerFlush(sender, config.spool, wait) if sender else None
     return NodeSpools(simulator, config.spool, config.site.name, now, broker)
@@ -180,7 +184,7 @@ def _run(
     limit: int,
     wait: Callable[[float], bool],
     now: Callable[[], int],
-    say: Callable[[str], Any],
+    log: Callable[[str], Any],
 ) -> None:
     """Sends and writes chunk after chunk, each when its last tick is due."""
     history = schedule.backfill > 0
@@ -190,7 +194,7 @@ def _run(
             history = False
             if spools and not spools.flush():
                 return
-            say(f"simulate: {BACKFILLED}: {counts.samples} samples, {counts.events} events")
+            log(f"simulate: {BACKFILLED}: {counts.samples} samples, {counts.events} events")
         if wait(max(0, schedule.due(last) - now()) / SECOND):
             return
         if spools:

@@ -26,14 +26,14 @@ Values = float | NDArray[Any]
 class PlannedEvent:
     """An event whose `time` is in seconds after the start of the scenario.
 
-    shipper: number of the node that sends it; None: the node that reports the entity.
+    sender: number of the node that sends it; None: the node that reports the entity.
     """
 
     time: float
     entity: str
     kind: str
     data: Mapping[str, Any]
-    shipper: int | None = None
+    sender: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +286,10 @@ class Effects:
             out[np.searchsorted(self.time, moment)] = 1
         return out
 
-    def add_event(self, moment: float, entity: str, kind: str, shipper: int | None = None, /, **data: object) -> None:
+    def add_event(self, moment: float, entity: str, kind: str, sender: int | None = None, /, **data: object) -> None:
         """Adds an event if its time is in this block."""
         if self.contains(moment):
-            self.events.append(PlannedEvent(float(moment), entity, kind, data, shipper))
+            self.events.append(PlannedEvent(float(moment), entity, kind, data, sender))
 
     def slow_job(self, gpus: Sequence[int] | NDArray[np.intp], factor: Values) -> None:
         """Stretches the collectives of every job that runs on one of the GPUs; `factor` a number or (ticks,)."""

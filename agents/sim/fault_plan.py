@@ -97,12 +97,12 @@ def _draw_kind(
 ) -> Iterator[Line]:
     """Draws the events of one kind, and their consequences."""
     for _ in range(int(rng.poisson(expected))):
-        born, span = kind.draw_random(places.layout, rng)
-        spot = places.draw_site(kind, span, duration, rng)
-        if spot is None:
+        drawn_kind, span = kind.draw_random(places.layout, rng)
+        site = places.draw_site(kind, span, duration, rng)
+        if site is None:
             continue
-        entity, onset = spot
-        yield Line(born, onset, onset + span, entity)
+        entity, onset = site
+        yield Line(drawn_kind, onset, onset + span, entity)
         chain = kind.chain
         if chain and rng.random() < chain.probability:
             later = onset + chain.lead.draw(rng)
@@ -253,13 +253,13 @@ def _entries(scenario: Scenario, own: Sequence[Line], seed: int, live: bool) -> 
 def _place_faults(entries: Iterable[_Entry], scenario: Scenario, layout: Layout) -> Iterator[Fault]:
     """Yields every line as a fault, with entity and parameters drawn from the seed."""
     taken: set[str] = set()
-    index = {what: {name: i for i, name in enumerate(names)} for what, names in layout.places.items()}
+    index = {what: {name: i for i, name in enumerate(names)} for what, names in layout.targets.items()}
     for entry in entries:
         kind, rng = entry.draw_kind()
         entity = entry.line.entity or _draw_entity(kind.candidates(layout), taken, rng)
         device = index[kind.target].get(entity)
         if device is None:
-            raise _unknown(scenario, entry, layout.places[kind.target])
+            raise _unknown(scenario, entry, layout.targets[kind.target])
         if entry.key[1] == FAULTS:  # random events have a site already, and do not block the sites of given ones
             taken.add(entity)
         yield entry.fault(kind, entity, device)

@@ -69,7 +69,7 @@ class Calendar:
         moments: dict[float, set[int]] = {}
         hour = float(np.floor(effects.until / INVENTORY_EVERY)) * INVENTORY_EVERY
         if effects.contains(hour):
-            moments[hour] = set(range(len(self.layout.shippers)))
+            moments[hour] = set(range(len(self.layout.sender_names)))
         for tick, node in np.argwhere(effects.node.reset.array()).tolist() if effects.node.reset else []:
             moments.setdefault(float(effects.time[tick]), set()).add(node)  # its agent restarts
         for allocation in allocations:
@@ -77,25 +77,25 @@ class Calendar:
                 if effects.contains(moment):
                     moments.setdefault(moment, set()).update(add(allocation, effects))
         for moment in sorted(moments):
-            for shipper in sorted(moments[moment]):
-                self._inventory(moment, shipper, effects)
+            for sender in sorted(moments[moment]):
+                self._inventory(moment, sender, effects)
 
-    def _inventory(self, moment: float, shipper: int, effects: Effects) -> None:
-        known = dict(self._hardware[shipper])
+    def _inventory(self, moment: float, sender: int, effects: Effects) -> None:
+        known = dict(self._hardware[sender])
         for allocation in self.schedule.allocations_within(moment - 1e-6, moment):
             if allocation.begin <= moment < allocation.end:
-                known |= self._ranks_there(allocation, shipper)
-        entity = f"node:{self.layout.shippers[shipper]}"
-        effects.add_event(moment, entity, "inventory", shipper, entities=known)
+                known |= self._ranks_there(allocation, sender)
+        entity = f"node:{self.layout.sender_names[sender]}"
+        effects.add_event(moment, entity, "inventory", sender, entities=known)
 
-    def _ranks_there(self, allocation: Allocation, shipper: int) -> dict[str, dict[str, object]]:
+    def _ranks_there(self, allocation: Allocation, sender: int) -> dict[str, dict[str, object]]:
         """Returns the ranks of an allocation on one node with their stages and job."""
-        if self.layout.shippers[shipper] == FACILITY or shipper not in self._nodes(allocation):
+        if self.layout.sender_names[sender] == FACILITY or sender not in self._nodes(allocation):
             return {}
         found: dict[str, dict[str, object]] = {allocation.job.entity: {"parents": [], "attributes": {}}}
-        for rank, parents in self._of_node(allocation, shipper).items():
+        for rank, parents in self._of_node(allocation, sender).items():
             found[parents[0]] = {"parents": [allocation.job.entity], "attributes": {}}
-            found[rank] = {"parents": list(parents), "attributes": {"node": self.layout.shippers[shipper]}}
+            found[rank] = {"parents": list(parents), "attributes": {"node": self.layout.sender_names[sender]}}
         return found
 
     def _add_job_starts(self, allocation: Allocation, effects: Effects) -> set[int]:
@@ -243,7 +243,7 @@ class FleetSimulator:
         ticks = np.searchsorted(effects.time, [h.time for h in found]).tolist()
         quiet = set(zip(*(where.tolist() for where in np.nonzero(silent)), strict=True))
         for h, tick in zip(found, ticks, strict=True):
-            shipper = home(h.entity) if h.shipper is None else h.shipper
-            if (tick, shipper) not in quiet:
+            sender = home(h.entity) if h.sender is None else h.sender
+            if (tick, sender) not in quiet:
                 data = {name: self.time_at(v) if isinstance(v, EventTime) else v for name, v in h.data.items()}
-                yield shipper, Event(self.time_at(h.time), h.entity, h.kind, data)
+                yield sender, Event(self.time_at(h.time), h.entity, h.kind, data)

@@ -37,14 +37,14 @@ class Layout:
         self.senders: Mapping[str, Index] = self._senders(nodes)
         """Device class -> (devices,) number of the sender that reports each."""
         leaves = -(-nodes // NODES_PER_POD) * gpus_per_node
-        self.places: Mapping[str, tuple[str, ...]] = {
+        self.targets: Mapping[str, tuple[str, ...]] = {
             **self.entities,
             "rack": tuple(f"rack:sim-r{r + 1}" for r in range(self.racks)),
             "leaf": tuple(f"leaf:sim-l{leaf + 1}" for leaf in range(leaves)),
             "instrument": (*self.entities["gpu"], *self.entities["coolant"], *self.entities["sensor"][::2]),
         }
         """Kind of target of a fault -> names of all such devices."""
-        self.shippers = (*self.node_names, FACILITY)
+        self.sender_names = (*self.node_names, FACILITY)
         self.parents = dict(self._parents())
 
     def _number(self, nodes: int) -> None:
@@ -81,13 +81,13 @@ class Layout:
 
     def sender_of(self, entity: str) -> int:
         """Returns the number of the sender that reports `entity`."""
-        return self._home[entity]
+        return self._sender_of[entity]
 
     def busy_count(self, what: str) -> int:
         """Returns how many of the first devices of a kind have work: those of nodes that are not spare."""
         nodes = max(1, self.nodes - self.nodes // 8)
         per = {"gpu": self.gpus_per_node, "nvlink": self.gpus_per_node, "nic": self.gpus_per_node, "node": 1}
-        return nodes * per[what] if what in per else len(self.places[what])
+        return nodes * per[what] if what in per else len(self.targets[what])
 
     def nodes_below(self, what: str, device: int) -> Index:
         """Returns the nodes that depend on a device: gpu, nvlink, nic, psu, node, rack, power (PDU), coolant (loop),
@@ -132,35 +132,35 @@ class Layout:
 
     def inventory(self) -> list[dict[str, dict[str, object]]]:
         """Returns per sender its entities with parents and attributes: the content of inventory events."""
-        known: list[dict[str, dict[str, object]]] = [{} for _ in self.shippers]
+        known: list[dict[str, dict[str, object]]] = [{} for _ in self.sender_names]
         for entity, parents in self.parents.items():
             line: dict[str, object] = {"parents": list(parents), "attributes": self.attributes(entity)}
-            known[self._home[entity]][entity] = line
+            known[self._sender_of[entity]][entity] = line
         return known
 
     def _parents(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Returns every entity with its parents, nearest first; also records its sender."""
-        self._home: dict[str, int] = {}
+        self._sender_of: dict[str, int] = {}
         for n, name in enumerate(self.node_names):
             own = self._of_node(n, name)
-            self._home |= dict.fromkeys(own, n)
+            self._sender_of |= dict.fromkeys(own, n)
             yield from own.items()
         racks: dict[str, tuple[str, ...]] = {
             rack: (self.entities["power"][self.pdu_of_rack[r]], self.entities["coolant"][self.loop_of_rack[r]])
-            for r, rack in enumerate(self.places["rack"])
+            for r, rack in enumerate(self.targets["rack"])
         }
-        leaks = {rope: (self.places["rack"][r],) for r, rope in enumerate(self.entities["leak"])}
+        leaks = {rope: (self.targets["rack"][r],) for r, rope in enumerate(self.entities["leak"])}
         facility = racks | leaks | dict.fromkeys((*self.entities["power"], *self.entities["coolant"]), ())
-        self._home |= dict.fromkeys((f"node:{FACILITY}", *facility), self.nodes)
-        self._home |= dict.fromkeys(self.places["leaf"], self.nodes)
+        self._sender_of |= dict.fromkeys((f"node:{FACILITY}", *facility), self.nodes)
+        self._sender_of |= dict.fromkeys(self.targets["leaf"], self.nodes)
         yield from facility.items()
 
     def _of_node(self, n: int, name: str) -> dict[str, tuple[str, ...]]:
         """Returns a node and its parts."""
         node, width = f"node:{name}", self.gpus_per_node
-        own: dict[str, tuple[str, ...]] = {node: (self.places["rack"][self.rack_of_node[n]],)}
+        own: dict[str, tuple[str, ...]] = {node: (self.targets["rack"][self.rack_of_node[n]],)}
         for i in range(width):
-            leaf = self.places["leaf"][self.leaf_of_port[n * width + i]]
+            leaf = self.targets["leaf"][self.leaf_of_port[n * width + i]]
             own[f"gpu:{name}.{i}"] = (node,)
             own[f"nvlink:{name}.{i}.0"] = (f"gpu:{name}.{i}", node)
             own[f"port:{name}.mlx5_{i}"] = (node, leaf, f"rail:sim-{i}")

@@ -47,7 +47,7 @@ class SimulatedNode(Collector):
         simulator, chunk = self._simulator, next(self._chunks or iter(()), None)
         if simulator is None or chunk is None:
             raise NoData("simulated node is not open")
-        events = tuple(event for shipper, event in chunk.events if shipper == self.number - 1)
+        events = tuple(event for sender, event in chunk.events if sender == self.number - 1)
         sent = tuple(event for event in events if event.kind != "inventory")  # the agent sends it itself
         readings = []
         for device_class, block in chunk.columns.items():

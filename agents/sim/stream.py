@@ -112,13 +112,13 @@ class NodeSpools:
         broker: BrokerFlush | None = None,
     ) -> None:
         self._simulator, self._now, self._broker = simulator, now, broker
-        shippers = simulator.layout.shippers
-        _allow_files(_FILES_PER_NODE * len(shippers) + _FILES_BESIDE)
-        self._origins = [Origin(site, node, _boot_id(simulator, node), True) for node in shippers]
+        sender_names = simulator.layout.sender_names
+        _allow_files(_FILES_PER_NODE * len(sender_names) + _FILES_BESIDE)
+        self._origins = [Origin(site, node, _boot_id(simulator, node), True) for node in sender_names]
         self._stack, self._synced, self._written = ExitStack(), now(), 0
         try:
-            self._events = [self._open(node, EVENTS, settings) for node in shippers]
-            self._telemetry = [self._open(node, TELEMETRY, settings) for node in shippers]
+            self._events = [self._open(node, EVENTS, settings) for node in sender_names]
+            self._telemetry = [self._open(node, TELEMETRY, settings) for node in sender_names]
         except BaseException:
             self.close()
             raise
@@ -234,10 +234,10 @@ def _cut(
     return tuple(names[i] for i in devices.tolist()), columns
 
 
-def _parts(home: NDArray[np.intp], shippers: int) -> list[NDArray[np.intp]]:
+def _parts(home: NDArray[np.intp], senders: int) -> list[NDArray[np.intp]]:
     """Returns the devices of each sender, in their order."""
     order = np.argsort(home, kind="stable")
-    return np.split(order, np.searchsorted(home[order], np.arange(1, shippers)))
+    return np.split(order, np.searchsorted(home[order], np.arange(1, senders)))
 
 
 def _runs(there: Mapping[str, NDArray[np.bool_]], ticks: int) -> list[slice]:

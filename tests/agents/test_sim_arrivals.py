@@ -71,7 +71,7 @@ def held(line: Line) -> tuple[float, float]:
 
 def test_random_faults_on_one_node_are_half_an_hour_apart_and_faults_of_groups_never_overlap(layout: Layout) -> None:
     own, shared = defaultdict(list), defaultdict(list)
-    index = {what: {n: i for i, n in enumerate(names)} for what, names in layout.places.items()}
+    index = {what: {n: i for i, n in enumerate(names)} for what, names in layout.targets.items()}
     chained = {kind.chain.kind for kind in KINDS.values() if kind.chain}
     for line in lines(scenario(days=4.0, faults=20.0, confounders=1.0), layout, 2):
         if line.entity is None or line.kind.name in chained:

@@ -240,7 +240,12 @@ def test_faults_without_a_free_time_are_logged_and_in_the_metadata(tmp_path: Pat
     order = SimulateOptions(str(path), 1)
     assert (
         simulate(
-            order, config(tmp_path), out, lambda _: False, say=log_lines.append, planned=lambda: log_lines.append("!")
+            order,
+            config(tmp_path),
+            out,
+            lambda _: False,
+            log=log_lines.append,
+            on_planned=lambda: log_lines.append("!"),
         )
         == 0
     )

@@ -163,7 +163,7 @@ def test_fleets_of_any_size_run_and_have_one_topology(nodes: int, gpus: int) -> 
     for device_class, block in chunk.columns.items():
         assert all(v.shape == (10, len(chunk.entities[device_class])) for v in block.values())
         assert chunk.entities[device_class] == simulator.entities(device_class)
-        owners = [simulator.layout.shippers[n] for n in chunk.senders[device_class].tolist()]
+        owners = [simulator.layout.sender_names[n] for n in chunk.senders[device_class].tolist()]
         named = zip(owners, chunk.entities[device_class], strict=True)
         assert device_class == "rank" or all(owner == FACILITY or owner in name for owner, name in named)
     reported = [e.data["entities"] for _, e in chunk.events if e.kind == "inventory"]

@@ -48,7 +48,7 @@ def test_files_and_brokers_have_the_same_samples_even_with_a_small_spool(
     settings = Config(spool=Spool(tmp_path / "spool", max_bytes=120_000), kafka=make_topics(kafka))
     log_lines: list[str] = []
     out = RecordingWriter(tmp_path / "out")
-    assert simulate(SimulateOptions(scenario, 3, "kafka", 0.0), settings, out, waited, say=log_lines.append) == 0
+    assert simulate(SimulateOptions(scenario, 3, "kafka", 0.0), settings, out, waited, log=log_lines.append) == 0
     for device_class in ("gpu", "node", "nic"):
         assert (
             rows(kafka, device_class) == pq.read_metadata(tmp_path / f"out/telemetry-{device_class}.parquet").num_rows
@@ -66,7 +66,7 @@ def test_backfill_counts_as_sent_once_the_brokers_have_it_even_after_an_outage(
     own_broker.kill()
     log_lines: list[str] = []
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         log_lines.append(line)
         if BACKFILLED in line:
             assert rows(own_broker, "node") == 3 * 180  # whole messages of 60 ticks, up to the last before now
@@ -77,7 +77,7 @@ def test_backfill_counts_as_sent_once_the_brokers_have_it_even_after_an_outage(
         time.sleep(min(seconds, 0.02))
         return any(BACKFILLED in line for line in log_lines)
 
-    assert simulate(SimulateOptions(scenario, 3, "kafka", 1.0, 1140.0), settings, None, wait, say=say) == 0
+    assert simulate(SimulateOptions(scenario, 3, "kafka", 1.0, 1140.0), settings, None, wait, log=log) == 0
     assert "connection refused" in log_lines[0]
     assert sum(BACKFILLED in line for line in log_lines) == 1
 
@@ -95,7 +95,7 @@ def test_a_simulation_stopped_while_brokers_are_down_reports_the_location_of_uns
         return any("connection refused" in line for line in log_lines)
 
     began = time.monotonic()
-    assert simulate(SimulateOptions(scenario, 3, "kafka", 0.0), settings, None, wait, say=log_lines.append) == 0
+    assert simulate(SimulateOptions(scenario, 3, "kafka", 0.0), settings, None, wait, log=log_lines.append) == 0
     assert any("is in the spool" in line for line in log_lines)
     assert time.monotonic() - began < 20
 
@@ -116,7 +116,7 @@ def test_messages_that_brokers_refuse_permanently_give_exit_code_1(
     log_lines: list[str] = []
     order = SimulateOptions(scenario, 3, "kafka", 0.0)
     assert (
-        simulate(order, Config(spool=Spool(tmp_path / "spool"), kafka=settings), None, waited, say=log_lines.append)
+        simulate(order, Config(spool=Spool(tmp_path / "spool"), kafka=settings), None, waited, log=log_lines.append)
         == 1
     )
     assert any("refused by the brokers" in line for line in log_lines)

@@ -240,8 +240,8 @@ def test_maintenance_is_announced_and_the_node_drained_rebooted_and_returned() -
 
 def test_maintenance_events_come_from_the_planner_even_while_the_node_is_down() -> None:
     simulator, chunks = simulate_fault(Maintenance("none"))
-    shippers = {s for c in chunks for s, e in c.events if e.kind.startswith("maintenance")}
-    assert shippers == {simulator.layout.nodes}
+    sender_names = {s for c in chunks for s, e in c.events if e.kind.startswith("maintenance")}
+    assert sender_names == {simulator.layout.nodes}
     assert not events_of_kind(chunks, "version")
 
 

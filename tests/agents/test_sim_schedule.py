@@ -221,12 +221,12 @@ def test_every_node_reports_start_and_end_of_its_ranks_with_the_keys_of_the_coll
     layout = simulator.layout
     moved = [s for s in simulator.schedule.allocations if s.begin > 0]
     assert len(moved) == 1
-    for shipper, time, entity, kind, data in events_of_kind(chunks, "job_start", "job_end"):
+    for sender, time, entity, kind, data in events_of_kind(chunks, "job_start", "job_end"):
         assert set(data) <= set(EVENT_KINDS[kind].data)
         ranks = data["ranks"]
         assert ranks
         if kind == "job_start" and time > simulator.time_at(0):
-            node = layout.node_names[shipper]
+            node = layout.node_names[sender]
             assert entity == moved[0].job.entity
             for rank, place in ranks.items():  # type: ignore[attr-defined]
                 number = int(rank.rsplit(".", 1)[1])
@@ -235,11 +235,9 @@ def test_every_node_reports_start_and_end_of_its_ranks_with_the_keys_of_the_coll
                 assert place["stage"] == f"stage:{moved[0].job.name}.{moved[0].job.stage_of_rank[number]}"
     ends = events_of_kind(chunks, "job_end")
     assert {time for _, time, *_ in ends} == {simulator.time_at(1203.0)}
-    assert {shipper for shipper, *_ in ends} == set(range(8))
+    assert {sender for sender, *_ in ends} == set(range(8))
     starts = {
-        shipper
-        for shipper, time, *_ in events_of_kind(chunks, "job_start")
-        if time == simulator.time_at(moved[0].begin)
+        sender for sender, time, *_ in events_of_kind(chunks, "job_start") if time == simulator.time_at(moved[0].begin)
     }
     assert starts == (set(range(8)) - {2}) | {14}
 
@@ -273,11 +271,11 @@ def test_with_churn_jobs_end_and_others_follow_with_events_in_order_of_time() ->
 @pytest.mark.parametrize(("hours", "seed"), [(0.0, 1), (1.0, 2), (12.0, 3)])
 def test_in_a_storm_of_all_kinds_no_job_runs_on_a_node_that_is_out(hours: float, seed: int) -> None:
     layout, rates = Layout(16, 8), Rates(60.0, 1.0, apart=False)
-    story = FaultPlan.plan(
+    planned = FaultPlan.plan(
         Scenario(5 * DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(hours), rates=rates), layout, seed, False
     )
-    stops = [stop for f in story.faults if (stop := f.kind.job_stop(f, layout)) and stop.nodes and stop.at < 5 * DAY]
+    stops = [stop for f in planned.faults if (stop := f.kind.job_stop(f, layout)) and stop.nodes and stop.at < 5 * DAY]
     assert len(stops) > 10
     for stop in stops:
-        used = [stay for node in stop.nodes for stay in story.schedule.allocations if node * 8 in stay.gpus]
+        used = [stay for node in stop.nodes for stay in planned.schedule.allocations if node * 8 in stay.gpus]
         assert all(stay.end <= stop.at + 1e-6 or stay.begin >= stop.at + stop.out - 1e-6 for stay in used)

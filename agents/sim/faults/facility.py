@@ -90,7 +90,7 @@ class FacilityWater(Kind):
     choices: ClassVar = {"course": ("step", "step", "fouling")}
     severe = "rise"
     effect_unit = "temperature"
-    rise: float | None = None  # K, when fully grown
+    rise: float | None = None  # K, at full effect
     days: float | None = None  # in which fouling grows; it may be cut off by the end
     course: str | None = None  # "step": a valve or the water, within minutes; "fouling": the exchanger, slowly
 
@@ -104,7 +104,7 @@ class FacilityWater(Kind):
         return cls(days=kind.days, course=kind.course), seconds
 
     def ramp(self) -> float:
-        """Returns the seconds until it is fully grown; a failed valve warms the volume of a loop within five minutes
+        """Returns the seconds until the full effect; a failed valve warms the volume of a loop within five minutes
         (chosen)."""
         assert self.days is not None
         return 300.0 if self.course == "step" else self.days * DAY
@@ -194,8 +194,8 @@ class Recirculation(Kind):
     limits: ClassVar = {"rise": (0.0, 30.0), "ramp": (1.0, 1e6)}
     severe = "rise"
     effect_unit = "temperature"
-    rise: float | None = None  # K at the inlet, when fully grown
-    ramp: float | None = None  # s until fully grown
+    rise: float | None = None  # K at the inlet, at full effect
+    ramp: float | None = None  # s until the full effect
 
     def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""
@@ -205,7 +205,7 @@ class Recirculation(Kind):
 
     def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
-        return tuple(layout.places["rack"][rack] for rack in layout.row_of(fault.device).tolist())
+        return tuple(layout.targets["rack"][rack] for rack in layout.row_of(fault.device).tolist())
 
     def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
@@ -266,7 +266,7 @@ class PsuLoss(Kind):
         if self.extent == "node":
             return (fault.entity,)
         supplies = [layout.entities["psu"][n * PSUS + fault.device % PSUS] for n in nodes.tolist()]
-        return layout.places["rack"][layout.rack_of_node[nodes[0]]], *supplies
+        return layout.targets["rack"][layout.rack_of_node[nodes[0]]], *supplies
 
     def apply(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""

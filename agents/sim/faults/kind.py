@@ -58,7 +58,7 @@ class Rate:
     def of(self, layout: Layout) -> float:
         """Returns the expected events per second in the whole fleet."""
         what, seconds = _EXPOSURE[self.per]
-        return self.value * len(layout.places[what]) / seconds
+        return self.value * len(layout.targets[what]) / seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Kind(ABC):
 
     def candidates(self, layout: Layout) -> Sequence[str]:
         """Returns the entities that it may affect when the scenario names none."""
-        places = layout.places[self.target]
+        places = layout.targets[self.target]
         return places[: layout.busy_count(self.target)] if self.loaded else places
 
     @classmethod

@@ -144,7 +144,7 @@ class Congestion(Kind):
     effect_unit = "time"
     loaded = True
     slowdown: float | None = None  # share by which a step takes longer, on all ranks
-    rise: float | None = None  # s until it is fully grown
+    rise: float | None = None  # s until the full effect
 
     @classmethod
     def draw_duration(cls, layout: Layout, rng: np.random.Generator) -> float:

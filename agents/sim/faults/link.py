@@ -49,7 +49,7 @@ class LinkDegradation(Kind):
     }
     severe = "symbol_rate"
     loaded = True
-    symbol_rate: float | None = None  # symbol errors per second when fully grown; 0.04/s is BER 1e-13 at 400 Gb/s
+    symbol_rate: float | None = None  # symbol errors per second at full effect; 0.04/s is BER 1e-13 at 400 Gb/s
     flap_every: float | None = None  # mean time between flaps (s)
     flap_length: float = 12.0  # mean time a flap lasts (s); published flaps last 1 to 30 s
     collective: float = 1.1  # factor on the job's time in collectives; 2 while the link is down

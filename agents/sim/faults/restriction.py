@@ -57,7 +57,7 @@ class NodeRestriction(Kind):
     )
     unseen = "the node's own flow, which is not metered; whether coupling, hose or manifold is the cause"
     rate = Rate(0.2, "1,000 node-months", "assumed")
-    lasts = Span(2 * HOUR, 4 * HOUR, 72 * HOUR)  # fully grown, until it is opened; assumed
+    lasts = Span(2 * HOUR, 4 * HOUR, 72 * HOUR)  # at full effect, until it is opened; assumed
     signals = (
         *("gpu.temperature", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.sm_clock", "coolant.flow"),
         *("event:maintenance_start", "event:maintenance_end"),
@@ -68,7 +68,7 @@ class NodeRestriction(Kind):
     severe = "lost"
     effect_unit = "flow"
     loaded = True
-    lost: float | None = None  # share of the node's flow, when fully grown
+    lost: float | None = None  # share of the node's flow, at full effect
     hours: float | None = None  # duration of a ramp; the end may cut it off. Assumed: a ramp of weeks is detected alike
     work: float | None = None  # s of the service before a step; as for other short maintenance
     course: str | None = None  # "service": low from the end of work on the node; "ramp": it clogs

@@ -127,7 +127,7 @@ class Straggler(Kind):
     loaded = True
     slowdown: float | None = None  # share of the SM clock that is lost
     reason: float | None = None  # which thermal bit is set: below 0.5 the software's (0x20), else the hardware's (0x40)
-    ramp: float = 60.0  # time until the slowdown is fully grown (s)
+    ramp: float = 60.0  # time until the full effect (s)
 
     def effect(self) -> float:
         """Returns the size of its effect."""

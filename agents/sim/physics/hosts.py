@@ -24,7 +24,7 @@ _CPU_SD, _QUICK_CPU, _USED_SD, _DISK_SD = 0.2, 0.05, 0.1, 0.3
 """Standard deviation over hours, and of the processors from tick to tick: shares; of the disk, of its logarithm.
 Chosen."""
 _STEADY = 0.95  # share of the variance of slow metrics that moves in hours: minutes correlate by 0.9 [SMD, ASD]
-_READ, _WRITTEN = 3e6, 2e5  # bytes a node reads and writes per second beside checkpoints; chosen
+_READ, _WRITTEN = 3e6, 2e5  # bytes a node reads and writes per second besides checkpoints; chosen
 _CHECKPOINT_BYTES = 2e9  # bytes a node writes per second of a checkpoint
 _CORRECTED_PER_HOUR = 0.004  # background of host memory; chosen: one error in ten days on a healthy node
 _READERS = 64  # data loader processes that storage can block; chosen: 8 for each GPU

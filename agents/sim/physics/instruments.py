@@ -79,15 +79,15 @@ class Instruments:
         return out
 
     def silent(self, effects: Effects) -> NDArray[np.bool_]:
-        """Returns (ticks, shippers) whether a shipper sends nothing; the facility always sends."""
-        quiet = np.zeros((len(effects.time), len(self.layout.shippers)), np.bool_)
-        quiet[:, :-1] = effects.node.silent.values | effects.node.dead.values
-        return quiet
+        """Returns (ticks, senders) whether a sender sends nothing; the facility always sends."""
+        silent_now = np.zeros((len(effects.time), len(self.layout.sender_names)), np.bool_)
+        silent_now[:, :-1] = effects.node.silent.values | effects.node.dead.values
+        return silent_now
 
     def present(
         self, effects: Effects, silent: NDArray[np.bool_], homes: Mapping[str, NDArray[np.intp]]
     ) -> dict[str, NDArray[np.bool_]]:
-        """Returns which rows exist: those of shippers that send, of GPUs whose driver responds, of ranks whose job
+        """Returns which rows exist: those of senders that send, of GPUs whose driver responds, of ranks whose job
         runs."""
         found = {c: ~silent[:, home] for c, home in homes.items()}
         if effects.gpu.gone:
@@ -102,8 +102,8 @@ class Instruments:
         return found
 
     def late(self, effects: Effects, block: int) -> NDArray[np.int64]:
-        """Returns (ticks, shippers) us after the tick at which a shipper took its samples."""
-        shape = (len(effects.time), len(self.layout.shippers))
+        """Returns (ticks, senders) us after the tick at which a sender took its samples."""
+        shape = (len(effects.time), len(self.layout.sender_names))
         late = generator(self.seed, _JITTER, block).random(shape) * self.jitter
         late[:, :-1] += effects.node.late.values
         return np.minimum(np.rint(late * SECOND), _LATEST * self.interval * SECOND).astype(np.int64)

@@ -177,7 +177,7 @@ class Optics:
 
 SPEED = 400_000.0  # Mbit/s of an NDR or 400 GbE port
 _LINE, _IDLE, _PACKET = 50e9, 2e4, 4096  # bytes/s of the line and of an idle port, bytes per packet (RoCE MTU)
-_TRAFFIC_LEVEL = (0.10, 0.26)  # of the line, on the mean: drawn for each job; quartiles of senders [AcmeTrace]
+_TRAFFIC_LEVEL = (0.10, 0.26)  # of the line, on average: drawn for each job; quartiles of senders [AcmeTrace]
 _BURST, _LEAP_SHARE, _LEAP = 0.015, 0.01, (2.0, 4.0)
 """Traffic of all ports of a node together: spread of its logarithm from tick to tick (position within a step),
 probability of a tick with a multiple of the traffic, and that multiple, as between the same senders. A single port
@@ -193,7 +193,7 @@ congestion notifications per marked packet: a NIC sends one in 50 us and flow at
 _CRC_SHARE = (
     0.3  # of failed codewords that hit a packet and not the idle pattern, at a quarter of the line rate; chosen
 )
-_RETRAIN = 30.0  # symbol errors while a link that comes up is trained, on the mean; chosen
+_RETRAIN = 30.0  # symbol errors while a link that comes up is trained, on average; chosen
 _NARROW, _CEILING = 1 << 32, (1 << 16) - 1  # a 32-bit register; where the classic counter of symbol errors stops (IBTA)
 _COUNTERS = (
     *("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
@@ -253,7 +253,7 @@ class Links:
             if gained is not None or restarted is not None:
                 columns[f"nic.{name}"] = counter.add(none if gained is None else gained, restarted)
             else:
-                columns[f"nic.{name}"] = counter.still(shape[0])
+                columns[f"nic.{name}"] = counter.repeat(shape[0])
         return columns | self._misread(columns, effects)
 
     def _traffic(
@@ -365,7 +365,7 @@ class Links:
 
 NVLINK_SPEED = 18 * 200_000.0  # Mbit/s in one direction: 18 links of 25 GB/s [H100 datasheet]
 _NVLINK_LINE = NVLINK_SPEED / 8 * 1e6 / 1024  # KiB/s
-_NVLINK_LEVEL = (0.04, 0.20)  # of the line on the mean, for each job: tensor parallelism by how it is split; chosen
+_NVLINK_LEVEL = (0.04, 0.20)  # of the line on average, for each job: tensor parallelism by how it is split; chosen
 _REPLAY_PER_HOUR = 0.002  # per GPU; chosen: healthy links have a few in a year
 _SWING = 0.03  # from tick to tick; chosen
 
@@ -404,7 +404,7 @@ class Nvlinks:
             if name in growth or restarted is not None:
                 columns[f"nvlink.{name}"] = counter.add(growth.get(name, none), restarted)
             else:
-                columns[f"nvlink.{name}"] = counter.still(shape[0])
+                columns[f"nvlink.{name}"] = counter.repeat(shape[0])
         return columns
 
     def _traffic(

@@ -168,6 +168,6 @@ class Counter:
         self._state[self._name] = out[-1].copy()
         return out.view(np.uint64)
 
-    def still(self, ticks: int) -> NDArray[np.uint64]:
+    def repeat(self, ticks: int) -> NDArray[np.uint64]:
         """Returns (ticks, devices) readings of a block without increments."""
         return np.broadcast_to(self._state[self._name], (ticks, len(self._state[self._name]))).view(np.uint64)
