@@ -232,7 +232,7 @@ class CoolantLeak(Detector):
             score=loss["per_hour"] * 24,
             summary=pager_title(entity, f"reservoir at {100 * loss['level']:.0f} %, empty in {left}, no rope wet yet"),
             signals=("reservoir.level", "coolant.pressure"),
-            clears="ends when the level no longer sinks, or is filled up",
+            clears="ends when the level stops falling, or it is refilled",
             compared=Comparison(
                 loss["level"], loss["level"] + loss["fallen"], None, "own past", 0, loss["fallen"], "1"
             ),

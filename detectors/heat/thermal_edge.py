@@ -119,13 +119,13 @@ class ThermalEdge(Detector):
         rise = rising[worst]
         known = rise["rise"] is not None and rise["seconds"] is not None
         size = f" {rise['rise']:.2g} K in {rise['seconds']:.2g} s" if known else ""
-        who = "heats up" if parts == [entity] else f"{len(parts)} parts heat up"
+        subject = "heats up" if parts == [entity] else f"{len(parts)} parts heat up"
         return self.finding(
             time,
             entity,
             due,
             score=float(len(parts)),
-            summary=pager_title(entity, f"{who}{size} without more power"),
+            summary=pager_title(entity, f"{subject}{size} without more power"),
             signals=tuple(dict.fromkeys(rising[part]["signal"] for part in parts)),
             clears="ends when the parts no longer rise, or after ten minutes",
             parts=parts[:16],

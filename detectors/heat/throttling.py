@@ -154,7 +154,7 @@ def _judge_throttling(
     level: Level = "page" if held >= hold and limited else "ticket"
     hottest = float(np.max(frame["gpu.temperature"][at][np.isfinite(frame["gpu.temperature"][at])], initial=-np.inf))
     warm = f" at {hottest:.0f} °C" if np.isfinite(hottest) else ""
-    who = "" if len(at) == 1 else f"{len(at)} GPUs, "
+    subject = "" if len(at) == 1 else f"{len(at)} GPUs, "
     reasons = int(frame["gpu.throttle_reasons"][at[0]])
     more: Mapping[str, Any] = {
         "throttled": True,
@@ -163,7 +163,7 @@ def _judge_throttling(
         "kelvin_left": round(nearest, 1) if np.isfinite(nearest) else None,
         "resistance_known": bool(heat.step.judged[at].any()),
     }
-    title = pager_title(entity, f"{who}thermal throttle for {short_duration(held)}{warm}")
+    title = pager_title(entity, f"{subject}thermal throttle for {short_duration(held)}{warm}")
     return ThermalVerdict(level, onset, title, make_evidence("ends when no heat slows it down", None, **more), held)
 
 

@@ -222,13 +222,15 @@ class Power(Detector):
         for entity, nodes in self._group_nodes(left, topology).items():
             since = min(left[n] for n in nodes)
             level: Level = "page" if time - since > self.brake_seconds * SECOND else "ticket"
-            who = "GPUs" if nodes == [entity] else f"GPUs of {len(nodes)} nodes"
+            subject = "GPUs" if nodes == [entity] else f"GPUs of {len(nodes)} nodes"
             yield self.finding(
                 time,
                 entity,
                 (since, level),
                 score=float(len(nodes)),
-                summary=pager_title(entity, f"{who} under power brake for {short_duration((time - since) / SECOND)}"),
+                summary=pager_title(
+                    entity, f"{subject} under power brake for {short_duration((time - since) / SECOND)}"
+                ),
                 signals=("gpu.throttle_reasons",),
                 clears="over when no GPU there has the brake bit",
                 nodes=nodes[:64],

@@ -257,8 +257,8 @@ def _describe_clock(
     now: GpuInstant, entity: str, slots: Slots, peers: Slots, deficit: ClockDeficit, wide: bool
 ) -> Description:
     watch, compared = now.watch, _compare_clock(now, deficit, peers)
-    who = f"{len(slots)} GPUs, " if len(slots) > 1 else ""
-    clock = f"{who}SM clock {compared.value:.0f} MHz, peers {compared.expected:.0f}"
+    subject = f"{len(slots)} GPUs, " if len(slots) > 1 else ""
+    clock = f"{subject}SM clock {compared.value:.0f} MHz, peers {compared.expected:.0f}"
     return (
         pager_title(entity, f"{clock}, {'as on other nodes of its rack' if wide else deficit.title}"),
         make_evidence(
@@ -306,8 +306,8 @@ def _describe_activity(
 ) -> Description:
     watch, whole, compared = now.watch, entity.startswith("node:"), _compare_activity(now, worst, peers)
     tensor = bool(watch.readings.tensor[worst])
-    cores, who = "tensor cores" if tensor else "SMs", f"{len(slots)} GPUs, " if whole else ""
-    active = f"{who}{cores} active {100 * compared.value:.0f} %, peers {100 * compared.expected:.0f} %"
+    cores, subject = "tensor cores" if tensor else "SMs", f"{len(slots)} GPUs, " if whole else ""
+    active = f"{subject}{cores} active {100 * compared.value:.0f} %, peers {100 * compared.expected:.0f} %"
     why = cause.title if cause else "cause not visible" if low else "slow or more work"
     return (
         pager_title(entity, f"{active}, {why}"),

@@ -79,14 +79,14 @@ class SlowJob:
         """Returns the ticket that is due."""
         number, unit = ("sent", "By/s") if self.traffic else ("active", "1")
         now, usual = self.now[number], self.usual[number]
-        who = "" if self.entity == self.job else f"{entity_name(self.job)} "
+        subject = "" if self.entity == self.job else f"{entity_name(self.job)} "
         return build_finding(
             detector,
             time,
             self.entity,
             (onset, "ticket"),
             score=self.score,
-            summary=pager_title(self.entity, f"{who}{100 * self.effect:.0f} % slower than before, {self.title}"),
+            summary=pager_title(self.entity, f"{subject}{100 * self.effect:.0f} % slower than before, {self.title}"),
             signals=self.signals,
             clears=f"it is less than {100 * STILL_SLOWER:.0f} % slower than before",
             compared=Comparison(now, usual, None, "own past", 0, self.effect, unit),

@@ -103,7 +103,7 @@ class TelemetryBlind(Detector):
             score=1.0,
             summary=pager_title(entity, f"{_LOST[kind]}: {reason}"),
             signals=(_SIGNALS[kind],),
-            clears="its first answer",
+            clears="its first response",
             seconds=(time - due[0]) / SECOND,
             reason=reason,
         )

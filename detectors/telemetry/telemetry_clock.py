@@ -176,7 +176,7 @@ class TelemetryClock(Detector):
         return self.finding(
             *(frame.time, entity, due),
             score=abs(offset),
-            summary=pager_title(entity, f"clock {abs(offset):.1f} s {way}, its samples are dated wrong"),
+            summary=pager_title(entity, f"clock {abs(offset):.1f} s {way}, its samples have wrong times"),
             signals=("node.clock_offset",),
             clears=f"over when it is right to {self.suspect_seconds:g} s",
             compared=Comparison(offset, 0.0, None, "own past", 0, abs(offset), "s"),

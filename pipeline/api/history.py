@@ -110,7 +110,7 @@ def _read(
         f"""
         WITH raw AS (SELECT time, entity, {column} AS v, {life} AS life FROM "{signal.device_class}"
                      WHERE time >= make_timestamptz($start) AND time < make_timestamptz($end)
-                       AND entity IN (SELECT unnest($who))),
+                       AND entity IN (SELECT unnest($entities))),
              measured AS (SELECT time, entity, {per_row} AS x FROM raw WHERE v IS NOT NULL
                           WINDOW w AS (PARTITION BY entity ORDER BY time)),
              bucketed AS (SELECT (epoch_us(time) - $start) // $width AS bucket, entity, ({per_bucket})::DOUBLE AS x
@@ -122,7 +122,7 @@ def _read(
             "start": span.start,
             "end": span.end,
             "width": span.width,
-            "who": [entity, *others],
+            "entities": [entity, *others],
             "entity": entity,
         },
     ).fetchall()
@@ -137,7 +137,7 @@ def _point(time: int, found: tuple[Any, ...] | None) -> dict[str, Any]:
 # Leaves out inventory, and canary digests that no finding quotes: both are sent all the time.
 _ITEMS = """
 SELECT epoch_us(e.time) AS moment, 'event' AS kind, e.entity, e.kind AS subject, e.data AS text FROM events e
-WHERE list_contains($who, e.entity) AND e.time >= make_timestamptz($start) AND e.time < make_timestamptz($end)
+WHERE list_contains($entities, e.entity) AND e.time >= make_timestamptz($start) AND e.time < make_timestamptz($end)
   AND (e.kind NOT IN ('digest', 'inventory') OR (e.kind = 'digest' AND EXISTS (
         FROM findings f WHERE f.entity = e.entity AND json_extract_string(f.evidence, '$.digest') IS NOT NULL
         AND json_extract_string(f.evidence, '$.digest') = json_extract_string(e.data, '$.digest'))))
@@ -146,7 +146,7 @@ SELECT epoch_us(f.onset), 'finding', f.entity, f.level || ' ' || f.detector || C
          WHEN json_extract_string(f.evidence, '$.muted.id') IS NOT NULL THEN ' (muted)'
          WHEN json_extract_string(f.evidence, '$.mode') = 'record' THEN ' (only recorded)' ELSE '' END, f.summary
 FROM findings f
-WHERE list_contains($who, f.entity) AND f.onset >= make_timestamptz($start) AND f.onset < make_timestamptz($end)
+WHERE list_contains($entities, f.entity) AND f.onset >= make_timestamptz($start) AND f.onset < make_timestamptz($end)
 UNION ALL
 SELECT epoch_us(g.time), 'gap', 'node:' || g.source, g.topic,
        (g.next_sequence - g.first_sequence)::VARCHAR || ' messages lost: ' || g.cause FROM gaps g
@@ -162,7 +162,7 @@ def read_timeline(
     rows = cursor.execute(
         _ITEMS,
         {
-            "who": list(entities),
+            "entities": list(entities),
             "nodes": [e.partition(":")[2] for e in entities if kind_of(e) == "node"],
             "start": span.start,
             "end": span.end,

@@ -89,8 +89,8 @@ def _credential(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
         names = " ".join(map(str, exposed))
         return Check("credential", "warn", f"{names}: readable by all users of this host", fix=f"chmod o-rwx {names}")
     signed_in = kafka.security_protocol.startswith("SASL")
-    who = f"user {kafka.username!r}, {kafka.sasl_mechanism}" if signed_in else "no user"
-    return Check("credential", "ok", f"{kafka.security_protocol}: {who}")
+    user = f"user {kafka.username!r}, {kafka.sasl_mechanism}" if signed_in else "no user"
+    return Check("credential", "ok", f"{kafka.security_protocol}: {user}")
 
 
 def _topics(kafka: Kafka, state: dict[str, topic_state.TopicState]) -> Check:
