@@ -215,7 +215,7 @@ class FleetSimulator:
         effects = Effects(time, since, self.layout, len(self.schedule.jobs), running, allocations, self.start)
         for fault in self.faults:
             if fault.onset <= effects.until and fault.end + fault.kind.tail > since:
-                fault.kind.apply(fault, effects)
+                fault.kind.act(fault, effects)
         return self._chunk(number, effects)
 
     def _chunk(self, number: int, effects: Effects) -> Chunk:

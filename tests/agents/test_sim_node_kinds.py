@@ -306,7 +306,7 @@ def test_a_canary_shorter_than_a_tick_costs_its_share_of_it() -> None:
     kind = OwnCanary(0.2)
     fault = Fault(1, kind, "gpu:sim-n001.0", 0, 103.0, 108.0, (1, 2))
     effects = Effects(np.arange(60) * TICK, -TICK, simulator.layout, 2, np.zeros((60, 72), np.int32))
-    kind.apply(fault, effects)
+    kind.act(fault, effects)
     slowed = effects.gpu.compute.array()[:, 0]
     assert slowed[11] == pytest.approx(1 + 0.2 * 0.5)
     assert slowed.sum() == pytest.approx(60.1)

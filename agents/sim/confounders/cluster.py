@@ -46,7 +46,7 @@ class NodeTransient(Kind):
     trace: str | None = None  # pressure: CPU pressure shows it; none: only the ranks do
     slowdown: float | None = None
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         when = effects.active(fault.onset, fault.end)
@@ -77,7 +77,7 @@ class Maintenance(Kind):
         """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (fault.device,), fault.end - fault.onset)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         length, rng = fault.end - fault.onset, fault.rng(1)
         ports = effects.layout.gpus_of(np.array([fault.device]))
@@ -122,7 +122,7 @@ class MixedSilicon(Kind):
         """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (fault.device,), self._done(fault) - fault.onset, waits=True)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.offset is not None
         done = self._done(fault)
@@ -154,7 +154,7 @@ class LateTelemetry(Kind):
     ahead: float | None = None  # s by which the clock is ahead; above the agent's jump threshold of 0.5 s
     hole: float | None = None  # s without samples: less than the minute after which an entity counts as absent
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.ahead is not None
         assert self.hole is not None
@@ -189,7 +189,7 @@ class OwnCanary(Kind):
     loaded = True
     slowdown: float | None = None
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         tick = float(effects.time[0]) - effects.since
@@ -223,7 +223,7 @@ class JobRestart(Kind):
         """Returns the stop of jobs that it causes."""
         return Stop(fault.onset, (), 0.0, fault.device)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Does nothing: only the schedule changes."""
 
 
@@ -241,7 +241,7 @@ class Evaluation(Kind):
     rate = Rate(25.0, "1,000 node-days", "chosen: often enough to count false alarms")
     lasts = Span(120.0, high=900.0)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         effects.site.evaluating.add(fault.device, effects.active(fault.onset, fault.end))
 
@@ -267,7 +267,7 @@ class StageImbalance(Kind):
     pattern: str | None = None  # stage: all ranks of one stage; random: some ranks, others in each step
     longer: float | None = None  # by which their compute time grows
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.longer is not None
         for allocation in effects.allocations:
@@ -304,7 +304,7 @@ class LossSpike(Kind):
     severe = "jump"
     jump: float | None = None  # factor on the loss at first; the norm of the gradient jumps by its square; chosen
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.jump is not None
         since = np.maximum(effects.time - fault.onset, 0.0)

@@ -45,7 +45,7 @@ class SetpointShift(Kind):
     ramp: float | None = None  # s of each ramp, up and down
     direction: str | None = None
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.shift is not None
         assert self.ramp is not None
@@ -75,7 +75,7 @@ class PowerCap(Kind):
     share: float | None = None  # lost share of the clock
     reach: str | None = None  # "unit": a power distribution unit; "jobs": all that run on it; "fleet"
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.share is not None
         on = effects.active(fault.onset, fault.end)[:, None] & self._capped(fault, effects)
@@ -113,7 +113,7 @@ class InletRise(Kind):
     rise: float | None = None  # K
     ramp: float | None = None  # s of each ramp, up and down
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.rise is not None
         assert self.ramp is not None
@@ -146,7 +146,7 @@ class SensorOffset(Kind):
     work: float | None = None  # s of the service before, at most a fifth of its time; chosen
     direction: str | None = None  # "up": it reads high; "down": low
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.size is not None
         assert self.which is not None
@@ -199,7 +199,7 @@ class EcmpCollision(Kind):
     goodput: float | None = None  # factor on what these ports send
     collective: float | None = None  # factor on the job's time in collectives: below 2 % of a step
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.goodput is not None
         assert self.collective is not None
@@ -243,7 +243,7 @@ class CounterOddity(Kind):
     saturate: reloaded, and its symbol errors are at the maximum of 16 bits. sentinel: module and error counter
     sometimes read as all ones."""
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         port, device, here = effects.port, fault.device, effects.active(fault.onset, fault.end)
         if self.variant == "sentinel":

@@ -41,7 +41,7 @@ class HostContention(Kind):
     loaded = True
     slowdown: float | None = None  # share by which the compute time of the slowest rank grows
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         starve_node(effects, fault, self.slowdown, effects.active(fault.onset, fault.end))
@@ -98,7 +98,7 @@ class HostFault(Kind):
             return fault.onset + 0.6 * (fault.end - fault.onset)
         return min(self.fatal_error_time(fault) + (0.0 if self.part == "chassis" else _PANIC_DUMP_S), fault.end)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         node, death, dead = effects.node, self.fatal_error_time(fault), self.dead_from(fault)
         if self.part == "dimm":
@@ -156,7 +156,7 @@ class JobHang(Kind):
         """Returns the stop of jobs that it causes."""
         return Stop(fault.end, (), 0.0, fault.device)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         effects.site.hung.add(fault.device, effects.active(fault.onset, fault.end))
 
@@ -180,7 +180,7 @@ class DataStall(Kind):
     severe = "pressure"
     pressure: float | None = None  # share of the time in which some task waits for I/O; chosen
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.pressure is not None
         when = effects.active(fault.onset, fault.end)

@@ -76,7 +76,7 @@ class SilentDataCorruption(Kind):
         moment = fault.onset + float(fault.rng(8).exponential(_FAILS_AFTER))
         return moment if moment < fault.end else np.inf
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         effects.defects.append(Defect(fault.device, fault.onset, self.failed_rounds(fault)))
         moment = self.failure_time(fault)

@@ -58,7 +58,7 @@ class CoolantLoss(Kind):
         assert self.flow is not None
         return 1 - self.flow
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.flow is not None
         lost = np.float32(1 - self.flow) * effects.ramp(fault.onset, fault.end, self.ramp)
@@ -114,7 +114,7 @@ class FacilityWater(Kind):
         assert self.rise is not None
         return min(fault.onset + self.ramp() * WARM_K / max(self.rise, WARM_K), fault.end)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.rise is not None
         grown = effects.ramp(fault.onset, fault.end, self.ramp())
@@ -158,7 +158,7 @@ class CoolantLeak(Kind):
         """Returns the faulty entities."""
         return fault.entity, layout.entities["leak"][fault.device]
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.loss is not None
         loop = int(effects.layout.loop_of_rack[fault.device])
@@ -207,7 +207,7 @@ class Recirculation(Kind):
         """Returns the faulty entities."""
         return tuple(layout.targets["rack"][rack] for rack in layout.row_of(fault.device).tolist())
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.ramp is not None
         assert self.rise is not None
@@ -268,7 +268,7 @@ class PsuLoss(Kind):
         supplies = [layout.entities["psu"][n * PSUS + fault.device % PSUS] for n in nodes.tolist()]
         return layout.targets["rack"][layout.rack_of_node[nodes[0]]], *supplies
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         site, nodes = effects.site, self._nodes(fault, effects.layout)
         lost = effects.active(fault.onset, fault.end)
@@ -308,7 +308,7 @@ class PduTrip(Kind):
         nodes = tuple(layout.nodes_below("power", fault.device).tolist())
         return Stop(fault.onset, nodes, fault.end - fault.onset + _CHECKED)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         nodes, off = effects.layout.nodes_below("power", fault.device), effects.active(fault.onset, fault.end)
         effects.node.dead.add(nodes, off)

@@ -64,7 +64,7 @@ class GpuOffBus(Kind):
     limits: ClassVar = {"dies_after": (0.1, 1e5)}
     dies_after: float | None = None  # s until the job has died
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.dies_after is not None
         node, onset, back = node_of(fault.device, effects.layout), fault.onset, fault.end - self._boots(fault)
@@ -117,7 +117,7 @@ class GpuEngineFault(Kind):
     origin: str | None = None  # program or hardware
     engine: str | None = None  # compute: XID 13; memory: 31; scheduler: 109, which only hardware has
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         width = effects.layout.gpus_per_node
         first = node_of(fault.device, effects.layout) * width
@@ -178,7 +178,7 @@ class GspTimeout(Kind):
     choices: ClassVar = {"code": ("119", "119", "119", "120")}
     code: str | None = None  # 119: no answer in time; 120: the firmware reported an error
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         logged = min(fault.onset + _GSP_WAITS, fault.end)
         index = fault.entity.rpartition(".")[2]
@@ -235,7 +235,7 @@ class NvlinkError(Kind):
     crc_rate: float | None = None  # packets with a wrong checksum per second
     dies_after: float | None = None  # s until the job has died, if it does
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.loss is not None
         assert self.crc_rate is not None

@@ -142,7 +142,7 @@ class Kind(ABC):
         return cls(), cls.draw_duration(layout, rng)
 
     @abstractmethod
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes what the fault does within the block into the channels."""
 
     def effect(self) -> float | None:

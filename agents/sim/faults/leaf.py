@@ -45,7 +45,7 @@ class LeafCrash(Kind):
     limits: ClassVar = {"dies_after": (0.1, 1e5)}
     dies_after: float | None = None  # s until its jobs have died
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         ports, rng, dies = ports_of(fault.device, effects.layout), fault.rng(), stops_at(fault, self.dies_after)
         spread = rng.uniform(0.0, min(_TOGETHER, 0.2 * (fault.end - fault.onset)), (2, len(ports)))
@@ -96,7 +96,7 @@ class GrayLeaf(Kind):
     lost: float | None = None  # share of the goodput of its ports
     part: str | None = None  # "leaf": all its ports; "card": the first half of them, one line card of two
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.lost is not None
         ports, port, lost = self._ports(fault, effects.layout), effects.port, np.float32(self.lost)
@@ -158,7 +158,7 @@ class Congestion(Kind):
         assert self.rise is not None
         return min(fault.onset + self.rise * min(1.0, _LEAST / max(self.slowdown, 1e-9)), fault.end)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.rise is not None

@@ -54,7 +54,7 @@ class LinkDegradation(Kind):
     flap_length: float = 12.0  # mean time a flap lasts (s); published flaps last 1 to 30 s
     collective: float = 1.1  # factor on the job's time in collectives; 2 while the link is down
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.symbol_rate is not None
         assert self.flap_every is not None
@@ -85,7 +85,7 @@ class LinkDown(Kind):
     limits: ClassVar = {"dies_after": (0.1, 1e5)}
     dies_after: float | None = None  # s until the job has died: RDMA timeout times the number of retries
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         dies = stops_at(fault, self.dies_after)
         take_link_down(effects, fault.entity, fault.device, fault.onset, fault.end)
@@ -124,7 +124,7 @@ class LinkFlap(Kind):
         """Returns the size of its effect."""
         return self.flaps
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.flaps is not None
         rng = fault.rng()
@@ -162,7 +162,7 @@ class NicStall(Kind):
     dies_after: float | None = None  # s until the job has died
     cqe_rate: float | None = None  # completions with an error, per second, until then
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.cqe_rate is not None
         dies = stops_at(fault, self.dies_after)
@@ -271,7 +271,7 @@ class OpticDegradation(Kind):
     cause: str | None = None
     flap_every: float = 900.0  # mean time between flaps beyond the cliff (s)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.loss is not None
         assert self.heat is not None

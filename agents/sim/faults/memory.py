@@ -94,7 +94,7 @@ class HbmCorrectedBurst(Kind):
         errors, nth = self.flap_times(fault), int(fault.rng(6).geometric(_REPEATS))
         return float(errors[nth]) if nth < len(errors) else None
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         gpu, device = effects.gpu, fault.device
         _count(effects, gpu.dram_corrected, device, self.flap_times(fault))
@@ -143,7 +143,7 @@ class HbmContained(Kind):
         again = (fault.onset + fault.end) / 2
         return (fault.onset,) if self.clears == "yes" else (fault.onset, again + min(300.0, (fault.end - again) / 2))
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         gpu, device = effects.gpu, fault.device
         for moment in self.error_times(fault):
@@ -183,7 +183,7 @@ class HbmUncontained(Kind):
     limits: ClassVar = {"errors": (1.0, 1e6)}
     errors: float | None = None  # uncorrected errors until the GPU is drained, rounded down
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.errors is not None
         gpu, device, onset = effects.gpu, fault.device, fault.onset
@@ -227,7 +227,7 @@ class RemapFailure(Kind):
         assert self.wears is not None
         return fault.onset + min(self.wears, (fault.end - fault.onset) / 3)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         device, onset = fault.device, self.failure_time(fault)
         self._wear(fault, effects)
@@ -271,7 +271,7 @@ class SramEcc(Kind):
     severe = "corrected"
     corrected: float | None = None  # errors that ECC corrects, rounded down; Azure fails a node at 10,000
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.corrected is not None
         device, onset = fault.device, fault.onset

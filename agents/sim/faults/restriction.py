@@ -101,7 +101,7 @@ class NodeRestriction(Kind):
         at = fault.onset + min(_DRAIN_S, 0.1 * (done - fault.onset))
         return Stop(at, (fault.device,), done - at, waits=True)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         begin, rise = self._course(fault)
         if self.course == "service":

@@ -49,7 +49,7 @@ class ColdPlate(Kind):
         share = _SEEN_FROM / self.rise if self.rise > _SEEN_FROM else np.inf
         return min(fault.onset + share * self.days * DAY, fault.end)
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.rise is not None
         assert self.days is not None
@@ -83,7 +83,7 @@ class PcieDowngrade(Kind):
     replays: float | None = None  # retransmitted packets at the retrain, rounded down
     lost: str | None = None  # width: 16 lanes to 8; generation: 5 to 3
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.replays is not None
@@ -134,7 +134,7 @@ class Straggler(Kind):
         assert self.slowdown is not None
         return 1 / (1 - self.slowdown) - 1
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.slowdown is not None
         assert self.reason is not None
@@ -183,7 +183,7 @@ class ClockStuck(Kind):
         node = layout.entities["node"][node_of(fault.device, layout)]
         return node, *(names[gpu] for gpu in self._gpus(fault, layout).tolist())
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.lost is not None
         gpus = self._gpus(fault, effects.layout)

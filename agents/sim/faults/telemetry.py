@@ -59,7 +59,7 @@ class SensorFault(Kind):
         void = ("size", "direction") if self.mode == "stuck" else ()
         return {**super().parameters(), **dict.fromkeys(void)}
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.size is not None
         assert self.which is not None
@@ -122,6 +122,6 @@ class TelemetryGap(Kind):
     lasts = Span(10.0, 180.0, HOUR)  # mean 3 min; assumed
     signals = ("node.uptime", "gpu.power")  # their rows, as all others of the node, are missing
 
-    def apply(self, fault: Fault, effects: Effects) -> None:
+    def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         effects.node.silent.add(fault.device, effects.active(fault.onset, fault.end))
