@@ -111,7 +111,7 @@ class CallResponse:
         return bytes(self._body[_PREFIX_BYTES:])
 
     def _check_headers(self, first: bool) -> None:
-        """Raises CallFailed if the answer is no gRPC; a gRPC status takes precedence."""
+        """Raises CallFailed if the answer is not gRPC; a gRPC status takes precedence."""
         status = self._headers.get(b":status", b"")
         if not first or b"grpc-status" in self._headers:
             return

@@ -14,8 +14,8 @@ MAX_FIELDS = 200_000
 _UINT64_MASK = 2**64 - 1
 
 
-class MalformedMessage(ValueError):  # noqa: N818 - a verdict on the bytes, not a fault of ours
-    """The bytes are no protobuf message."""
+class MalformedMessage(ValueError):  # noqa: N818 - it describes the input, not an error of this program
+    """The bytes are not a protobuf message."""
 
 
 def encode_varint(value: int) -> bytes:

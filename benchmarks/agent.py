@@ -1,11 +1,11 @@
-"""What the agent costs on a node with 8 GPUs and 8 NICs at 1 Hz, beside Debian's node exporter in the same minute.
+"""Measures CPU and memory of the agent on a node with 8 GPUs and 8 NICs, beside Debian's node exporter.
 
     python -m benchmarks.agent [--seconds 60] [--settle 20] [--kafka]
 
-The real `fleetpulse agent` with every collector, over a stub of NVML, files of NICs and sensors (node_files.py) and
-this machine's own kernel; prometheus-node-exporter, where it is installed, scraped once a second. CPU is user and
-system time of all processes, memory the sum of their proportional set sizes; the values of files stand still, so that
-bytes are the least. --kafka: a second run that sends to a real broker.
+Runs the real `fleetpulse agent` with every collector at 1 Hz. NVML is a stub, NICs and sensors are files
+(node_files.py), and the kernel is this machine's. prometheus-node-exporter is scraped once a second, if installed.
+CPU is user and system time of all processes; memory is the sum of their proportional set sizes. The values of files
+do not change, so the bytes sent are a minimum. --kafka: a second run that sends to a real broker.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Scraped:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def exporter(folder: Path) -> Scraped:
+def run_exporter(folder: Path) -> Scraped:
     """Starts the exporter and scrapes it each second; does nothing if it is not installed."""
     scraped = Scraped()
     if shutil.which(EXPORTER) is None:
-        print(f"no {EXPORTER} here (apt-get install {EXPORTER}): measured without it", file=sys.stderr)
+        print(f"no {EXPORTER} here (apt-get install {EXPORTER}): it is not measured", file=sys.stderr)
         return scraped
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -80,7 +80,7 @@ def _scrape(scraped: Scraped, port: int) -> None:
         scraped.series = sum(1 for line in body.splitlines() if line and not line.startswith(b"#"))
 
 
-def configured(folder: Path, more: str) -> tuple[Path, dict[str, str]]:
+def write_config(folder: Path, more: str) -> tuple[Path, dict[str, str]]:
     """Writes the configuration file and returns the environment of the agent."""
     tables, environ = node_files.build(folder)
     lines = ["[agent]", "node = 'n1'", "[spool]", f"directory = '{folder / 'spool'}'", more]
@@ -91,8 +91,8 @@ def configured(folder: Path, more: str) -> tuple[Path, dict[str, str]]:
     return path, environ | {"PYTHONPATH": str(ROOT)}
 
 
-def batches(folder: Path, first: int, behind: int) -> list[Batch]:
-    """Returns the size of what the agent spooled from tick time `first` to before `behind`."""
+def read_batches(folder: Path, first: int, behind: int) -> list[Batch]:
+    """Returns the batches that the agent spooled from tick time `first` to before `behind`."""
     transport, found = SpoolTransport(folder / "spool"), []
     for partition in transport.partitions():
         offset, end = transport.bounds(partition)
@@ -108,7 +108,7 @@ def batches(folder: Path, first: int, behind: int) -> list[Batch]:
     return [b for b in found if first <= int(b.times[0]) < behind]
 
 
-def samples(batch: Batch) -> int:
+def count_samples(batch: Batch) -> int:
     """Counts values that are not missing."""
     columns = [column for block in batch.blocks for column in block.columns.values()]
     return sum(int(np.count_nonzero(_measured(np.asarray(column)))) for column in columns)
@@ -121,29 +121,29 @@ def _measured(column: NDArray[Any]) -> NDArray[np.bool_]:
 def reading_times(found: list[Batch]) -> list[tuple[str, float, int]]:
     """Returns (collector, mean ms of its readings, times it was not ok), slowest first."""
     times: dict[str, list[float]] = {}
-    unwell: Counter[str] = Counter()
+    not_ok: Counter[str] = Counter()
     for block in (block for batch in found for block in batch.blocks if "collector.latency" in block.columns):
         columns = (block.columns["collector.latency"][-1], block.columns["collector.state"][-1])
         for entity, latency, state in zip(block.entities, *columns, strict=True):
             name = entity.partition(".")[2]
             times.setdefault(name, []).append(float(latency))
-            unwell[name] += int(state) != 1
+            not_ok[name] += int(state) != 1
     rows = [
-        (name, 1000 * float(np.nanmean(t)) if not np.isnan(t).all() else 0.0, unwell[name]) for name, t in times.items()
+        (name, 1000 * float(np.nanmean(t)) if not np.isnan(t).all() else 0.0, not_ok[name]) for name, t in times.items()
     ]
     return sorted(rows, key=lambda row: -row[1])
 
 
-def labels(costs: dict[int, Cost]) -> list[str]:
+def process_names(costs: dict[int, Cost]) -> list[str]:
     """Returns the name of each process: the agent first, then the workers (agents/node/workers/processes.py)."""
     return ["agent" if i == 0 else cost.name for i, cost in enumerate(costs.values())]
 
 
-def run(folder: Path, title: str, more: str, seconds: float, settle: float) -> None:
-    """One run: settles, measures, prints."""
-    config, environ = configured(folder, more)
+def measure_run(folder: Path, title: str, more: str, seconds: float, settle: float) -> None:
+    """Runs the agent, waits `settle` s, measures for `seconds` and prints."""
+    config, environ = write_config(folder, more)
     words = [sys.executable, str(ROOT / "fleetpulse.py"), "agent", "--config", str(config)]
-    agent, scraped = Session(words, environ, folder, folder / "agent.log"), exporter(folder)
+    agent, scraped = Session(words, environ, folder, folder / "agent.log"), run_exporter(folder)
     try:
         wait_for(lambda: list((folder / "spool").rglob("*.seg")), READY_S, "the agent's spool")
         time.sleep(settle)
@@ -158,20 +158,20 @@ def run(folder: Path, title: str, more: str, seconds: float, settle: float) -> N
         agent.end()
         if scraped.session:
             scraped.session.end()
-    found = batches(folder, started, ended)
+    found = read_batches(folder, started, ended)
     spooled = sum(p.stat().st_size for p in (folder / "spool").rglob("*.seg"))
-    values = sum(map(samples, found)) / took
+    values = sum(map(count_samples, found)) / took
     print(f"\n{title}: {took:.0f} s, {len(found)} ticks, {values:.0f} samples/s")
     print(f"{'':34s} {'CPU of one core':>16s} {'PSS MiB':>8s} {'processes':>10s} {'bytes/s':>8s}")
     _line("fleetpulse agent", before, after, took, spooled / (took + settle))
     if other:
         _line(f"node exporter, {scraped.series} series", beside, other, took, size / took)
-    for label, (pid, cost) in zip(labels(after), after.items(), strict=True):
+    for label, (pid, cost) in zip(process_names(after), after.items(), strict=True):
         used = cost.cpu - before[pid].cpu if pid in before else cost.cpu
         print(f"  {label:32s} {100 * used / took:14.2f} % {cost.memory:8.1f}")
-    print(f"  {'collector':32s} {'ms per look':>16s}")
-    for name, latency, unwell in reading_times(found):
-        print(f"  {name:32s} {latency:16.3f}{'  not ok' if unwell else ''}")
+    print(f"  {'collector':32s} {'ms per reading':>16s}")
+    for name, latency, not_ok in reading_times(found):
+        print(f"  {name:32s} {latency:16.3f}{'  not ok' if not_ok else ''}")
 
 
 def _line(name: str, before: dict[int, Cost], after: dict[int, Cost], took: float, rate: float) -> None:
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--kafka", action="store_true", help="a second run, to a real broker")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        run(Path(name), "spool alone", "", options.seconds, options.settle)
+        measure_run(Path(name), "spool alone", "", options.seconds, options.settle)
     if options.kafka:
         from benchmarks.kafka import PATIENT, make_topics
         from pipeline.config.sections import Kafka
@@ -200,7 +200,7 @@ def main() -> None:
             with Broker(folder / "broker", heap="512m", properties=PATIENT) as broker:
                 make_topics(Kafka(bootstrap_servers=broker.bootstrap))
                 more = f"[kafka]\nbootstrap_servers = '{broker.bootstrap}'\n[pipeline]\ntransport = 'kafka'"
-                run(folder, "spool and Kafka", more, options.seconds, options.settle)
+                measure_run(folder, "spool and Kafka", more, options.seconds, options.settle)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Corroboration: a finding names a related finding of another detector that explains it.
 
-Only physical explanations count, and only by another sensor: the same signal twice is no corroboration. It changes no
+Only physical explanations count, and only by another sensor: the same signal twice is not corroboration. It changes no
 level: each detector weighs its own corroborating signals (`wants`), and findings of others added false pages and no
 faults (docs/decisions.md, ablations).
 """

@@ -279,7 +279,7 @@ def check_report(report: CollectorReport) -> Check:
         return Check(name, "fail", problem, meaning, remedy or "dmesg | tail; then fleetpulse once, which shows more")
     if denied:
         return Check(name, "warn", reason, "its source is present, but this user may not read it", remedy)
-    return Check(name, "info", problem, "nothing here for it to measure", remedy)
+    return Check(name, "info", problem, "nothing to measure on this host", remedy)
 
 
 def _check_remote(name: str, report: CollectorReport) -> Check | None:

@@ -64,7 +64,7 @@ class Tape:
         monotonic: Callable[[], float] = clock_time.monotonic,
         wall: Callable[[], int] = wall_clock,
     ) -> None:
-        """Raises UsageError if the folder is no recording or has no tick."""
+        """Raises UsageError if the folder is not a recording or has no tick."""
         self.directory = Path(directory)
         self.info: RecordingInfo = files.read_info(self.directory)
         self.interval: float = self.info.interval / speed

@@ -21,7 +21,7 @@ LEAST_TRAFFIC = 0.01
 """Share of the line rate above which a port counts as used for the noise of its rate; chosen."""
 LOWEST_BER = 1e-15
 """Where log10 of an error rate is cut: no pre-FEC rate lies lower, a lower one is a counter that did not move."""
-_DISTINCT = 10  # values that a host metric must have to be judged; chosen: two-state flags are no measurements
+_DISTINCT = 10  # values that a host metric must have to be judged; chosen: two-state flags are not measurements
 
 
 def deviations(rates: Floats, window: int = RATE_WINDOW) -> Floats:

@@ -23,7 +23,7 @@ from pipeline.model.records import from_iso
 
 A100_W, RATED_W, PORT = 400.0, 6500.0, 25_000.0
 """Board limit of an A100 SXM and maximum power of a DGX A100 (NVIDIA data sheets); MB/s of a 200 Gb/s port."""
-CLOSE_TO_EVENT_S = 300.0  # beside an operator's action a port's rate is no noise; chosen
+CLOSE_TO_EVENT_S = 300.0  # beside an operator's action a port's rate is not noise; chosen
 LINE_RATE = 12.5e9  # bytes/s of a 100 Gb/s port
 ACME = "acme_trace_cdfs/acme_cdfs.parquet"
 FOLDERS = ("alibaba_prefec_ber", "asd", "bytedance", "cisco", "skab", "smd")

@@ -1,6 +1,6 @@
-"""What `make compose-test` holds docker-compose.yml to, on a running Docker Engine: one line per check on stdout.
+"""The checks of `make compose-test`: runs docker-compose.yml on a Docker Engine and prints one line per check.
 
-checks.py RESULTS    runs in the folder of docker-compose.yml; logs, pictures and table go to the folder RESULTS
+checks.py RESULTS    runs in the folder of docker-compose.yml; writes logs, screenshots and a table to RESULTS
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from outage import broker_outage
-from screenshot import screenshot
-from second_life import second_life
-from stack import PROJECT, SERVICES, CheckError, Stack, command, wait
+from outage import check_broker_outage
+from restarts import check_restarts
+from screenshot import take_screenshots
+from stack import PROJECT, SERVICES, CheckError, Stack, run_command, wait_for
 
 UP_S, INCIDENT_S = 900, 600
-"""Chosen: on two busy cores everything is up after 2 to 3 minutes, and the history judged a minute later."""
+"""Chosen: on two busy cores all services are up after 2 to 3 minutes, and the history is evaluated 1 min later."""
 
 
 def main(results: Path) -> int:
-    """Returns 0 if every check held. Everything is taken down in any case."""
+    """Returns 0 if every check passed. Containers and volumes are always removed."""
     stack, report = Stack(), Report()
     try:
-        checks(stack, report, results)
+        run_checks(stack, report, results)
     except KeyboardInterrupt:
         report.failed += 1
         print("FAIL interrupted")
     finally:
-        record(stack, results / "end")
+        save_logs(stack, results / "end")
         report("nothing is left after `down --volumes`", lambda: take_down(stack))
-    print(f"compose-test: {report.passed} passed, {report.failed} failed; logs and pictures in {results}")
+    print(f"compose-test: {report.passed} passed, {report.failed} failed; logs and screenshots in {results}")
     return 1 if report.failed else 0
 
 
@@ -55,38 +55,41 @@ class Report:
         return verdict == "ok  "
 
 
-def checks(stack: Stack, report: Report, results: Path) -> None:
-    """All of them, in order; what cannot hold without an earlier one is left out after that one failed."""
+def run_checks(stack: Stack, report: Report, results: Path) -> None:
+    """Runs all checks in order; skips those that depend on a failed one."""
     if not (
         report("docker-compose.yml is valid", lambda: stack.compose("config", "--quiet") or "docker compose config")
-        and report("the image builds", lambda: build(stack))
-        and report("`up --wait` brings everything up", lambda: up(stack))
+        and report("the image builds", lambda: build_image(stack))
+        and report("`up --wait` starts all services", lambda: start_stack(stack))
     ):
         return
-    report("ports are published on loopback only", lambda: published(stack))
+    report("ports are published on loopback only", lambda: check_published_ports(stack))
     for service in SERVICES:
-        report(f"{service} is confined", lambda service=service: confined(stack, service))  # type: ignore[misc]
-    report("the API wants a token", lambda: token_wanted(stack))
-    report("doctor finds nothing wrong", lambda: doctor(stack))
-    report("the history is judged and an incident is open", lambda: incident(stack))
-    report("the dashboard shows the fleet", lambda: screenshot(stack, results))
-    broker_outage(stack, report)
-    record(stack, results / "outage")  # before containers are recreated
-    second_life(stack, report)
+        report(f"{service} has limits and no privileges", lambda service=service: check_confinement(stack, service))  # type: ignore[misc]
+    report("the API requires a token", lambda: check_token(stack))
+    report("doctor finds no problems", lambda: run_doctor(stack))
+    report("the history is evaluated and an incident is open", lambda: wait_for_incident(stack))
+    report("the dashboard shows the fleet", lambda: take_screenshots(stack, results))
+    check_broker_outage(stack, report)
+    save_logs(stack, results / "outage")  # before containers are recreated
+    check_restarts(stack, report)
 
 
-def build(stack: Stack) -> str:
+def build_image(stack: Stack) -> str:
+    """Builds the image and returns its size."""
     stack.compose("build", "init")
-    size = int(command("docker", "image", "inspect", "fleetpulse:local", "--format", "{{.Size}}"))
+    size = int(run_command("docker", "image", "inspect", "fleetpulse:local", "--format", "{{.Size}}"))
     return f"{size / 1e6:.0f} MB"
 
 
-def up(stack: Stack) -> str:
+def start_stack(stack: Stack) -> str:
+    """Starts all services and returns their states."""
     stack.up(UP_S)
     return ", ".join(f"{s} {stack.state(s)}" for s in SERVICES)
 
 
-def published(stack: Stack) -> str:
+def check_published_ports(stack: Stack) -> str:
+    """Returns the published ports. Raises CheckError for one beyond loopback."""
     ports = {
         (service, place["HostIp"], port)
         for service in SERVICES
@@ -94,60 +97,63 @@ def published(stack: Stack) -> str:
         for place in places or []
     }
     if {host for _, host, _ in ports} != {"127.0.0.1"} or {s for s, _, _ in ports} != {"pipeline", "dashboard"}:
-        raise CheckError(f"{sorted(ports)}; wanted pipeline and dashboard on 127.0.0.1")
+        raise CheckError(f"{sorted(ports)}; expected pipeline and dashboard on 127.0.0.1")
     return ", ".join(f"{service} {port}" for service, _, port in sorted(ports))
 
 
-def confined(stack: Stack, service: str) -> str:
-    """As docker-compose.yml says, and as the engine has it."""
+def check_confinement(stack: Stack, service: str) -> str:
+    """Checks privileges and limits that the engine applied. Raises CheckError with those that are missing."""
     found = stack.inspect(service)
     host: Any = found["HostConfig"]
     faults = {
-        "its root can be written": not host["ReadonlyRootfs"],
-        "it keeps capabilities": host["CapDrop"] != ["ALL"] or bool(host["CapAdd"]),
-        "it may gain privileges": not any(o.startswith("no-new-privileges") for o in host["SecurityOpt"] or []),
-        "it is root": found["Config"]["User"].partition(":")[0] in ("", "0", "root"),
-        "no limit of memory": host["Memory"] == 0,
-        "no limit of processors": host["NanoCpus"] == 0,
-        "no limit of processes": not host["PidsLimit"] or host["PidsLimit"] < 0,
-        "no limit of its log": "max-size" not in host["LogConfig"]["Config"],
+        "root file system is writable": not host["ReadonlyRootfs"],
+        "has capabilities": host["CapDrop"] != ["ALL"] or bool(host["CapAdd"]),
+        "can gain privileges": not any(o.startswith("no-new-privileges") for o in host["SecurityOpt"] or []),
+        "runs as root": found["Config"]["User"].partition(":")[0] in ("", "0", "root"),
+        "no memory limit": host["Memory"] == 0,
+        "no CPU limit": host["NanoCpus"] == 0,
+        "no process limit": not host["PidsLimit"] or host["PidsLimit"] < 0,
+        "no log size limit": "max-size" not in host["LogConfig"]["Config"],
     }
     if any(faults.values()):
         raise CheckError(", ".join(fault for fault, there in faults.items() if there))
     user, memory, cpus = found["Config"]["User"], host["Memory"] >> 20, host["NanoCpus"] / 1e9
-    return f"user {user}, {memory} MiB, {cpus:g} processors, {host['PidsLimit']} processes, read-only, no capability"
+    return f"user {user}, {memory} MiB, {cpus:g} CPUs, {host['PidsLimit']} processes, read-only, no capabilities"
 
 
-def token_wanted(stack: Stack) -> str:
-    refused, allowed = stack.ask("/api/v1/fleet", token=False)[0], stack.ask("/api/v1/fleet")[0]
+def check_token(stack: Stack) -> str:
+    """Checks that the API answers 401 without a token."""
+    refused, allowed = stack.request("/api/v1/fleet", token=False)[0], stack.request("/api/v1/fleet")[0]
     if (refused, allowed) != (401, 200):
-        raise CheckError(f"{refused} without and {allowed} with one; wanted 401 and 200")
-    return "401 without, 200 with the operator's"
+        raise CheckError(f"status {refused} without and {allowed} with a token; expected 401 and 200")
+    return "401 without, 200 with the operator's token"
 
 
-def doctor(stack: Stack) -> str:
-    """In the pipeline's container: a container has no GPU, and the demo no receiver of alerts; these are warnings."""
+def run_doctor(stack: Stack) -> str:
+    """Runs doctor in the pipeline's container. No GPU and no alert receiver are warnings there."""
     found = json.loads(stack.compose("exec", "-T", "pipeline", "fleetpulse", "doctor", "--output", "json"))
     if failed := [f"{line['check']}: {line['found']}" for line in found if line["state"] == "fail"]:
         raise CheckError("; ".join(failed))
     return ", ".join(f"{line['check']} {line['state']}" for line in found)
 
 
-def incident(stack: Stack) -> str:
-    def look() -> Any | None:
-        _, fleet = stack.ask("/api/v1/fleet")
-        status, answer = stack.ask("/api/v1/incidents")
-        judged = status == 200 and not fleet["backlog"] and answer["incidents"]
-        return answer["incidents"] if judged else None
+def wait_for_incident(stack: Stack) -> str:
+    """Waits until the backlog is empty and there is an incident."""
 
-    found, took = wait(INCIDENT_S, "an incident through the API", look)
+    def read() -> Any | None:
+        _, fleet = stack.request("/api/v1/fleet")
+        status, answer = stack.request("/api/v1/incidents")
+        evaluated = status == 200 and not fleet["backlog"] and answer["incidents"]
+        return answer["incidents"] if evaluated else None
+
+    found, took = wait_for(INCIDENT_S, "an incident through the API", read)
     summaries = sorted({f"{i['severity']} {i['detector']} {i['entity']}" for i in found if i["state"] != "resolved"})
     rows = stack.sql("SELECT count(*) FROM gpu")[0][0]
     return f"after {took:.0f} s {len(found)} incidents, open: {', '.join(summaries)}; {rows} rows of GPUs stored"
 
 
-def record(stack: Stack, folder: Path) -> None:
-    """Saves logs and states of the containers, to explain a failure."""
+def save_logs(stack: Stack, folder: Path) -> None:
+    """Saves logs and states of the containers."""
     folder.mkdir(exist_ok=True)
     texts: dict[str, tuple[str, ...]] = {"ps.txt": ("ps", "--all")}
     texts |= {f"{s}.log": ("logs", "--no-log-prefix", "--timestamps", s) for s in SERVICES}
@@ -161,14 +167,17 @@ def record(stack: Stack, folder: Path) -> None:
 
 
 def take_down(stack: Stack) -> str:
+    """Removes all containers, volumes and networks. Raises CheckError if some are left."""
     stack.compose("down", "--volumes", "--timeout", "30")
     mine = ("--filter", f"label=com.docker.compose.project={PROJECT}")
     left = [
-        kind for kind in ("container", "volume", "network") if command("docker", kind, "ls", "--quiet", *mine).strip()
+        kind
+        for kind in ("container", "volume", "network")
+        if run_command("docker", kind, "ls", "--quiet", *mine).strip()
     ]
     if left:
-        raise CheckError(f"still there: {', '.join(left)}")
-    return "containers, volumes and networks are gone"
+        raise CheckError(f"not removed: {', '.join(left)}")
+    return "containers, volumes and networks are removed"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The dashboard as a person sees it: in a headless Chromium, through the published port."""
+"""Screenshots of the dashboard in a headless Chromium, through the published port."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from stack import CheckError, Stack
 READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connection-state=CONNECTED]"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 PAGES = {"fleet": ("/", "canvas"), "incidents": ("/incidents", "a.row")}
-"""Name of the picture -> (address, text of the loaded page)."""
+"""Name of the screenshot -> (path, selector of an element of the loaded page)."""
 
 
-def screenshot(stack: Stack, results: Path) -> str:
-    """A picture of each page. Raises CheckError where one does not come, or shows an error."""
+def take_screenshots(stack: Stack, results: Path) -> str:
+    """Saves a screenshot of each page. Raises CheckError if one does not load or shows an error."""
     from playwright.sync_api import Error, sync_playwright
 
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
-        raise CheckError("no Chromium; wanted one from 'make parts'")
+        raise CheckError("no Chromium found; install it with 'make parts'")
     address = stack.address("dashboard", 8501)
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=list(FLAGS))
@@ -39,5 +39,5 @@ def screenshot(stack: Stack, results: Path) -> str:
         finally:
             browser.close()
     if faults:
-        raise CheckError(f"on the pages: {'; '.join(faults)}")
+        raise CheckError(f"errors on the pages: {'; '.join(faults)}")
     return ", ".join(f"{name}.png" for name in PAGES)

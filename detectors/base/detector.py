@@ -156,7 +156,7 @@ class Detector(State, ABC):
         return [f"{name}: {budget_line(c, count)}" for name, c in channels.items()]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """Resets its parts for an entity, after a person said that its findings are no fault.
+        """Resets its parts for an entity, after a person said that its findings are not faults.
 
         A group (`rack:r1`, `job:7`, `fleet:gpu`, `site:all`) means its members. Parts declared `of` another device
         class are reset for the members of that class. Override it, and call it, where memory() or notes() of the

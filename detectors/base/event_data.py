@@ -13,7 +13,7 @@ LONGEST_S = 86_400.0
 
 
 def read_number(value: object, low: float = 0.0, high: float = 2.0**63) -> float | None:
-    """Returns a finite number within [low, high], else None; booleans and texts are no numbers."""
+    """Returns a finite number within [low, high], else None; booleans and texts are not numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -58,7 +58,7 @@ class EdgeEvent:
 
 
 def as_edge_event(event: Event) -> EdgeEvent | None:
-    """Returns an event as an edge event; None if its state is unknown or its time is no integer."""
+    """Returns an event as an edge event; None if its state is unknown or its time is not an integer."""
     state, since = event.data.get("state"), event.data.get("since", event.time)
     if state not in ("active", "cleared") or not isinstance(since, int):
         return None

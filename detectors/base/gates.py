@@ -1,4 +1,4 @@
-"""Gates: reasons why unusual telemetry is no fault: announced work, new software, a reset, a job that just began.
+"""Gates: reasons why unusual telemetry is not a fault: announced work, new software, a reset, a job that just began.
 
 A detector keeps its own Gates, updated with the frames that it gets. What they hold is bounded in time.
 """

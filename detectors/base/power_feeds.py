@@ -26,7 +26,7 @@ _LEARN = 20  # samples until the usual is known: their median, so that half of t
 _GAIN = 0.02  # memory of about 50 samples; chosen
 _MOST = 2.0  # times the usual, or the least level, that a sample counts as at most: one outlier moves it by 2 %
 _LEAST = {"power.voltage": 40.0, "power.draw": 100.0}
-"""V and W below which a reading is no level: telecom's 48 V less 15 %; the draw of a unit's electronics."""
+"""V and W below which a reading is not a level: telecom's 48 V less 15 %; the draw of a unit's electronics."""
 _HIGHEST_V = 50.0  # more is never "no voltage", whatever was learnt: IEC 61140's limit of extra-low voltage
 _NEW_LEVEL = {"power.voltage": 3600 * SECOND, "power.draw": LAPSES}
 """us after which another level is the usual one: the learnt one was wrong, or the meter was replaced. Chosen: a dark

@@ -25,7 +25,7 @@ _SIGNALS = ("coolant.flow", "coolant.pressure", "coolant.supply_pressure")
 _LEARN = 20  # frames of a pressure before it is used: the replay contract
 _FOLLOWS = 1 / 360  # gain of a frame: an hour at 10 s, so that a set-point is followed and a collapse is not; chosen
 _NEAR = 0.1  # share by which a normal pressure may differ; flow under 70 % takes half of it away; chosen
-_NUMBERS, _MOST = ("usual", "share", "value"), 1e6  # L/min or bar; more is no reading; chosen
+_NUMBERS, _MOST = ("usual", "share", "value"), 1e6  # L/min or bar; more is not a reading; chosen
 _RECOVERED = 1.15  # times its threshold above which a sensor is normal: as in the agents' rule
 
 

@@ -22,7 +22,7 @@ from detectors.base.topology_index import per_topology
 from pipeline.model.records import SECOND, Frame
 
 LAG_S = 15.0  # s of a die behind its power: 440 J/K * 0.035 K/W; between the published 10 and 20 s
-HIGHEST = 5000.0  # W; more is no reading of a board
+HIGHEST = 5000.0  # W; more is not a reading of a board
 FADES_S = 7 * 86_400.0  # s in which a glitch in the highest power decays; chosen
 _SUPPLY_LAG_S = 60.0  # s; coolant moves within minutes: faster changes are sensor noise; chosen
 _STEP = 0.25  # share of the highest power; a reading further than that from the filter is a load step; chosen

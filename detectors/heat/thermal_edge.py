@@ -19,7 +19,7 @@ _TOGETHER = 60 * SECOND  # us between rises of one cause: racks of a loop heat u
 _LASTS = 600 * SECOND  # us after which a rise without an end event is over: no part rises at 0.5 K/s for so long
 _SOURCES = frozenset({"cdu", "loop", "connector", "chassis"})  # what brings coolant to a part
 _NUMBERS = ("value", "slope", "rise", "seconds")
-_MOST = 1e4  # K, Cel or s; more is no number of a rise; chosen
+_MOST = 1e4  # K, Cel or s; more is not a number of a rise; chosen
 _UNITS = {"gpu": "node"}  # what shares a part's cooling most closely
 
 

@@ -88,7 +88,7 @@ class PortSpeeds(BestValues):
     """The speed of each port while it is up, and the highest that it has held."""
 
     def update_ports(self, frame: Frame) -> None:
-        """Adds the speeds of one instant; that of a port that is down is of its training and does not count."""
+        """Adds the speeds of one instant; the speed of a port that is down is ignored: it belongs to link training."""
         speed = frame["nic.speed"]
         known = (speed > 0) & (speed < _MAX_MBITS) & (frame["nic.state"] >= 1)
         self.update(np.where(known, speed, np.nan), known, frame.time)

@@ -164,7 +164,7 @@ class LinkOptic(Detector):
     - hot: above `hot` degrees C, or `hotter` K more than before while its peers are as before;
     - dark: `darker` dB less light than before while its peers are as before.
     A ticket holds until the port is well below the value of its ticket. What moves all ports alike blames none, and a
-    step is no trend: healthy ports are known to move by more than a decade in one step and stay there.
+    step is not a trend: healthy ports are known to move by more than a decade in one step and stay there.
 
     Source: RS(544,514) (IEEE 802.3 clause 91) corrects up to about 2.4e-4; raw rates of 1e-8 to 1e-6 are normal on PAM4
     (public mlxlink outputs): `normal` is the worst of them, `high` ten times that; 70 degrees C and 10 K as in

@@ -99,7 +99,7 @@ class Supplies(State):
         why[(status == _CRITICAL) | (status == _UNAVAILABLE)] = STATUS
         why[(status == _ABSENT) & usual] = REMOVED
         why[feed == _LOST_INPUT] = INPUT
-        known = (status >= 0) & (status < len(_STATES))  # other values are no states
+        known = (status >= 0) & (status < len(_STATES))  # other values are not states
         self.status[:n][known] = status[known].astype(np.int32) + 1
         np.copyto(self.output[:n], output, where=measured)
         learns = measured & (why == 0)

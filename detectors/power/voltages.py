@@ -181,7 +181,7 @@ class Voltages(State):
         return float(np.mean(away < -MAINS / 2 if lower else away > MAINS / 2))
 
     def relearn(self, entity: str, topology: Topology | None) -> None:
-        """Relearns the voltage of an entity, and those that are off below it, after feedback that it is no fault."""
+        """Relearns the voltage of an entity, and those that are off below it, after feedback that it is not a fault."""
         for signal, readings in self.readings.items():
             for i, name in enumerate(self._names(signal)[: readings.cells.shape[1]]):
                 unit = topology.parents.get(name, ())[:1] if topology is not None else ()

@@ -239,7 +239,7 @@ def precision_at_field_rates(
 ) -> dict[str, Any] | None:
     """Returns the precision at each field rate, with the interval of the page rate; None if one of both is unknown.
 
-    page_kinds: figures of the events whose kind must be paged; a ticket is no page.
+    page_kinds: figures of the events whose kind must be paged; a ticket is not a page.
     clean:      results of runs without faults; their pages and node-days are added up.
     """
     days = [result["node_days"] for result in clean]

@@ -129,7 +129,7 @@ class SdcGradient(Detector):
     It is a ticket, to test the GPU, if it spikes again sooner and more often than ranks do by chance, as learnt from
     it, its stage and all others; if its GPU, whichever rank is on it, spikes repeatedly, however seldom, and no other
     of its stage does nearly so; or if it alone counts a loss or gradient that is not finite: data hardly causes that.
-    One spike, however large, is no ticket: tails are heavy. It never pages: norms show few corruptions, and data and
+    One spike, however large, is not a ticket: tails are heavy. It never pages: norms show few corruptions, and data and
     numerics cause spikes too; a canary or the digest of a replica must confirm. It stays for `hold` seconds after the
     last spike, or for three usual pauses of a GPU with a series of spikes.
 

@@ -126,7 +126,7 @@ class SdcReplica(Detector):
     Of `least` replicas or more that had agreed, the one with other bits is a suspect, and pages on its GPU when it has
     other bits in `page_at` steps: that persists, or came again. Several with the same other bits, more than a third of
     them, two replicas that differ, or a rank that still diverges on another GPU: the job is blamed, no GPU.
-    Groups that never agreed are no replicas (sharded parameters under one name), which is a suspect of the job only.
+    Groups that never agreed are not replicas (sharded parameters under one name), which is a suspect of the job only.
     It ends after `clean_rounds` steps in which the GPU's ranks agreed, or `hours` after its job's last digest.
 
     Source: replicas in data parallelism hold identical bits after each step (all-reduce gives every rank the same;

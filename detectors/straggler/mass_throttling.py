@@ -1,4 +1,4 @@
-"""Many GPUs that throttle together are no stragglers: their coolant or power has failed, which others report.
+"""Many GPUs that throttle together are not stragglers: their coolant or power has failed, which others report.
 
 Ranks: the median of a cohort of which many GPUs throttle does not hold (it breaks down at a half, Huber, Robust
 Statistics, 1981): healthy ranks would learn that they are faster than their peers, and look slow once those are healthy

@@ -44,7 +44,7 @@ class StepSamples(State):
     excused:       until when our own canary explains slowness.   in_maintenance: maintenance of the rank's devices.
     sampled:       when the newest sample came.   gap: usual time between two.
     _starting:     rank with a start event but no step since -> when.   _saving: job -> end of its checkpoint.
-    accepted_slots, canary_slots: slots of this instant with feedback that they are no fault, or beside our canary.
+    accepted_slots, canary_slots: slots of this instant with feedback that they are not faults, or beside our canary.
     rested:        slots with a first step after a rest.   paused: (S,) length of the pause before this step, 0 none.
     """
 
@@ -77,7 +77,7 @@ class StepSamples(State):
         return events
 
     def relearn(self, entity: str) -> None:
-        """Learns the ranks of an entity again with the next frame: a person said that it is no fault."""
+        """Learns the ranks of an entity again with the next frame: a person said that it is not a fault."""
         self._accepted.append(entity)
 
     def apply_events(

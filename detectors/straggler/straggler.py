@@ -322,7 +322,7 @@ class Straggler(Detector):
     ) -> Level:
         """Returns page with a physical cause without a hold, else after the hold and only among enough peers.
 
-        What a power cap that comes or goes may explain is no page: clocks and sums prove nothing then. Nor is a rank
+        What a power cap that comes or goes may explain is not a page: clocks and sums prove nothing then. Nor is a rank
         that was quicker than its stage and is no slower than the others now: none waits for it. late: (slots,) from
         find_lagging(); doubt: (S,) whose sums may be of a cap.
         """

@@ -38,9 +38,10 @@ class StragglerInferred(Detector):
 
     In synchronous training all GPUs of a job share the step: a slow one computes all the time while its peers wait in
     collectives, where SMs and tensor cores work less and power falls; one that its host keeps waiting works less than
-    its peers. Utilization is no sign: NVML counts a GPU that waits in a collective as busy. Only busy GPUs are judged.
+    its peers. Utilization does not show it: NVML counts a GPU that waits in a collective as busy. Only busy GPUs are
+    judged.
 
-    Page: SM clock `delta` below normal, without a hold while a throttle bit that is no policy is set (0x8, 0x20, 0x40,
+    Page: SM clock `delta` below normal, without a hold while a throttle bit that is not policy is set (0x8, 0x20, 0x40,
     0x80), else after `hold` s among at least 8 peers; a clock below `ratio` of its peers' after `hold` s, whatever it
     was before; SMs of most GPUs of a node less active than their peers', after `hold` s, while tasks there wait for
     processors; SMs of one GPU less active whose PCIe link is below its peers'. All else is a suspect: a GPU or node
@@ -70,7 +71,8 @@ class StragglerInferred(Detector):
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "A GPU that computes slowly at full clock is no page: it is busier than its peers, as one with more work is; "
+        "A GPU that computes slowly at full clock only gets a suspect: it is busier than its peers, like one with "
+        "more work; "
         "one slow from the first sample by less than 20 %; one whose loop throttles too; hosts and PCIe links of jobs "
         "that are not known; idle GPUs; which step or collective is slow; and whole jobs that are slow by less than "
         "10 %, on a single node, or while their GPUs are as busy as before, which looks like more work in each step."

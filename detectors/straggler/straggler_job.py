@@ -220,7 +220,7 @@ class StragglerJob(Detector):
 
     Source: ByteRobust (SOSP 2025) takes 10 min without RDMA traffic for a hang; PyTorch's watchdog ends it after 10 min
     at the earliest, and jobs that lost a GPU or link are dead within 5 min: `hang` is between. Lin et al. (OSDI
-    2025): 42.5 % of jobs are slowed by 10 % or more, mostly by themselves, so that this is no ticket.
+    2025): 42.5 % of jobs are slowed by 10 % or more, mostly by themselves, so that this is not a ticket.
     """
 
     name: ClassVar[str] = "straggler_job"
@@ -288,7 +288,7 @@ class StragglerJob(Detector):
         return [finding for _, finding in holds if finding is not None]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """Learns the pace of a job again: a person said that it is no fault."""
+        """Learns the pace of a job again: a person said that it is not a fault."""
         self.paces.reset_jobs(np.array([slot for job, slot in self.jobs.items() if job == entity], np.intp))
 
     def _record_faults(self, frames: Mapping[str, Frame]) -> None:

@@ -1,11 +1,11 @@
 """Ranks whose own baseline cannot be trusted: slow since their first sample, or learned while their stage was slow.
 
-Slow since the first sample: more work, or a slow device. The rank's own baseline cannot show it; its stage can, and by
-itself that is no proof: a rank may have more work by design. So it is a ticket after a hold, and a page when the device
+Slow since the first sample: more work, or a slow device. The rank's own baseline cannot show it; its stage can. That
+alone proves nothing: a rank may have more work by design. So it is a ticket after a hold, and a page when the device
 itself shows it: its clock is far below its stage's, or ranks of other work were slow on it too.
 
 Learned while others of the stage were slow: the baseline may be of a stage with more work, as of a rank that a power
-cap or announced work kept from learning until then. Such ranks are no witnesses, and learn again when the stage is
+cap or announced work kept from learning until then. Such ranks are not witnesses, and learn again when the stage is
 healthy: else they would look slow the next time that they are healthy.
 """
 

@@ -1,6 +1,6 @@
 """Whole jobs that are slower than before, seen from outside: why, and when that is reported.
 
-The network, the job's data or its clocks explain it; a new power cap, or more work in each step, is no slowdown.
+The network, the job's data or its clocks explain it; a new power cap, or more work in each step, is not a slowdown.
 """
 
 from __future__ import annotations
@@ -252,6 +252,6 @@ class WholeJobs(State):
         return slow.since if first - slow.since <= hold * SECOND else first
 
     def relearn(self, entity: str) -> None:
-        """Relearns a job, or the job of a blamed entity, after feedback that it is no fault."""
+        """Relearns a job, or the job of a blamed entity, after feedback that it is not a fault."""
         slot = self.jobs.jobs.get(self.job_of.get(entity, entity))
         self.jobs.reset_jobs(np.array([] if slot is None else [slot], np.intp))

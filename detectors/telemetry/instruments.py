@@ -32,7 +32,7 @@ _KNOWN = 40.0  # until an instrument is known: 20 minutes; chosen
 _FOLLOWS = 4.0  # within which it shows what its witnesses showed: cold plates need 30 s, heat sinks in air 60; chosen
 _LONG = 10.0  # of one value that no longer teach how often it changes; chosen
 # Shares of the usual change:
-_CLIP = 6.0  # that one change counts at most, so that the start of a job or a dip is no noise; chosen
+_CLIP = 6.0  # that one change counts at most, so that the start of a job or a dip is not noise; chosen
 _TEACHES = 1.5  # above which a change teaches nothing: half of the least ratio and more; chosen
 _RATES = (_CALM, _SLOW, _TREND, _CLIP, _TEACHES)
 
@@ -179,7 +179,7 @@ _NUMBERS = (_SLOW, _USUAL_K_PER_W, _PRIOR_W2, *_K_PER_W, UNUSUAL_K, K_ERROR, _LI
 
 @dataclass
 class Climate(State):
-    """How warm cohorts of GPUs are for their load, against their usual: what moves all of them is no instrument fault.
+    """How warm cohorts of GPUs are for their load, compared with normal: a change of all is no instrument fault.
 
     shift: K that temperatures moved beyond what load explains; NaN where it is not known.
     load:  K of it that load explains.   calm: the cohort is as it usually is, and has been for a while.

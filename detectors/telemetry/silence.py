@@ -20,7 +20,7 @@ Times = NDArray[np.int64]
 Counts = NDArray[np.int32]
 
 MISSED = 3
-"""Instants in a row without a sample before a device is silent: a pause of the pipeline is no silence; chosen."""
+"""Instants in a row without a sample before a device is silent: a pause of the pipeline is not silence; chosen."""
 KNOWN = 20
 """Samples after which a device of a node is known to exist: some respond once and never again. A device that never had
 a sample is not silent."""

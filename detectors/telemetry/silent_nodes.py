@@ -71,7 +71,7 @@ class Context:
     frame_s: float = 10.0
 
     def in_maintenance(self, entity: str) -> bool:
-        """Returns whether people work on an entity or on what it is part of."""
+        """Returns whether an entity, or something that it is part of, is in maintenance."""
         return self.gates.in_maintenance(entity, self.topology, self.time)
 
     def maintenance_mask(self, device_class: str) -> Bools:

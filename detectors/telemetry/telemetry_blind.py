@@ -27,7 +27,7 @@ class TelemetryBlind(Detector):
     """A BMC or an exporter that does not respond twice is a suspect, and after `seconds` a ticket, with the reason that
     its agent reported.
 
-    Silence is no failure: an agent that reports nothing shows in the state of its node. The condition ends with the
+    Silence is not a failure: an agent that reports nothing shows in the state of its node. The condition ends with the
     first response.
 
     Source: a BMC restarts in 1-3 min; an update of its firmware takes longer and is worth a ticket (seconds, chosen).

@@ -12,7 +12,7 @@ from pipeline.model.entity_names import TITLE_LENGTH, entity_name, pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, from_iso
 from pipeline.model.topology import Topology
 
-_MOST = 10**7  # agents; a larger number is no count
+_MOST = 10**7  # agents; a larger number is not a count
 _NAME_LENGTH = 30  # of a site in a title, which needs room for the rest
 
 

@@ -60,7 +60,7 @@ class Backend(Protocol):
         ...
 
     def mark_normal(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
-        """Resolves an incident that is no fault; learning detectors accept the state as normal."""
+        """Resolves an incident that is not a fault; learning detectors accept the state as normal."""
         ...
 
     def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:

@@ -218,7 +218,7 @@ def build_select(
 
 def _condition(column: str, comparison: str, kind: str, value: str) -> str:
     if comparison not in _COMPARISONS:
-        raise Refused(f"{comparison!r} is no comparison of a scan")
+        raise Refused(f"{comparison!r} is not a comparison of a scan")
     literal = "'" + value.replace("'", "''") + "'"
     types = {"time": "TIMESTAMPTZ", "number": "HUGEINT", "text": "VARCHAR"}
     return f"{_quoted(column)} {comparison} {literal}::{types[kind]}"

@@ -207,7 +207,7 @@ class _QueryChecker:
         if len(path) == 1 and name in TABLES - ctes:
             self.tables.add(name)
         elif len(path) != 1 or name not in ctes:
-            reason = f"{'.'.join(path)!r} is no table that is served; there are: {', '.join(sorted(TABLES))}"
+            reason = f"{'.'.join(path)!r} is not a table that is served; there are: {', '.join(sorted(TABLES))}"
             raise Refused(reason) if len(path) != 1 or self._exists(name) else InvalidQuery(reason)
 
     def _exists(self, name: str) -> bool:

@@ -257,7 +257,7 @@ def webhooks(config: Config) -> Check:
         meaning = "alerts cannot be sent to this receiver"
         return Check("webhooks", "fail", "; ".join(bad), meaning, "[[notify.webhooks]] url = 'https://HOST/PATH'")
     if not hooks:
-        return Check("webhooks", "warn", "none", "incidents are only on the dashboard", "add [[notify.webhooks]]")
+        return Check("webhooks", "warn", "none", "incidents are shown only on the dashboard", "add [[notify.webhooks]]")
     return Check("webhooks", "ok", ", ".join(hook.name for hook in hooks))
 
 

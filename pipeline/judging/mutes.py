@@ -200,7 +200,7 @@ def check_mute(detector: str, scope: str, seconds: float, reason: str, known: It
 
 
 def warn_unknown_scope(scope: str, topology: Topology, sends: Callable[[str], bool]) -> str:
-    """Returns a warning for an unknown scope, empty for a known one. It is no error, since it may appear later."""
+    """Returns a warning for an unknown scope, empty for a known one. It is not an error, since it may appear later."""
     above = {e for parents in topology.parents.values() for e in parents}
     known = (
         scope == ANY or kind_of(scope) in _GROUP_KINDS or sends(scope) or scope in topology.parents or scope in above

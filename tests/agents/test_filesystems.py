@@ -71,7 +71,7 @@ def test_real_file_systems_are_reported_once_each_and_others_are_not(tmp_path: P
 
 
 def test_read_only_is_the_file_system_and_not_the_mount_point(tmp_path: Path) -> None:
-    """A mount point that is read-only for us, as under a hardened unit, is no sign of a failed disk."""
+    """A mount point that is read-only for us, as under a hardened unit, is not a sign of a failed disk."""
     _, below = opened(proc(tmp_path), lambda _: statistics()).read()
     assert column(below, "read_only") == {"/": 0, "/data": 0, "/my models": 0, "/scratch": 1}
 

@@ -88,7 +88,7 @@ def test_every_sensor_is_read_in_the_units_of_the_catalogue() -> None:
     assert row(found, "PS1-Curve") == {"sensor.current": 21, "sensor.alarm": 0}  # 2 x 7 + 7, by its factors of now
     assert row(found, "PS-Status-1") == {"sensor.status": 0x1}
     assert row(found, "PS-Status-2") == {"sensor.status": 0x1 | 0x2 | 0x8}  # present, failed, input lost
-    assert len(sensors_of(found)) == 9  # without the satellite's, records that are no sensors, and unwanted types
+    assert len(sensors_of(found)) == 9  # without the satellite's, records that are not sensors, and unwanted types
 
 
 @pytest.mark.parametrize(

@@ -178,12 +178,12 @@ def test_labels_of_a_hostile_exporter_make_no_entity() -> None:
     ("text", "message"),
     [
         ("version = 2", "version = 2; expected 1"),
-        ('version = 1\n[entities]\ngpus = "gpu:x"', "'gpus' is no device class"),
+        ('version = 1\n[entities]\ngpus = "gpu:x"', "'gpus' is not a device class"),
         ('version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.heat"', "signal = 'gpu.heat' is not in the catalogue"),
         ('version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.power"', "expected one of the class gpu"),
         (
             'version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.power"\nentity = "gpu:1"\nwhere = { m = "(" }',
-            "is no regular expression",
+            "is not a regular expression",
         ),
         (
             'version = 1\n[[metric]]\nname = "a"\nsignal = "nic.state"\nentity = "port:1"\nstates = { "1" = "on" }',

@@ -389,9 +389,9 @@ def test_two_agents_never_share_a_socket_and_a_stale_one_is_replaced(path: Path)
     assert not path.exists()
 
 
-def test_a_file_that_is_no_socket_is_kept(path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_kept(path: Path) -> None:
     path.write_text("mine")
-    with pytest.raises(NoData, match="exists and is no socket"):
+    with pytest.raises(NoData, match="exists and is not a socket"):
         Training().open("n1")
     assert path.read_text() == "mine"
 

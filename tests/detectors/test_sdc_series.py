@@ -1,4 +1,4 @@
-"""Gradient norms that spike repeatedly, however seldom: the GPU's series, whichever rank is on it."""
+"""Repeated spikes of gradient norms, even rare ones: the series of a GPU, over all ranks that ran on it."""
 
 from __future__ import annotations
 

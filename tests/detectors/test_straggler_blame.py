@@ -1,4 +1,4 @@
-"""Which entity the straggler detector names; and work, policy, moves and changes of the job, which are no faults."""
+"""Which entity the straggler detector names; and work, policy, moves and changes of the job, which are not faults."""
 
 from __future__ import annotations
 

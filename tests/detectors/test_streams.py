@@ -238,7 +238,7 @@ def test_a_condition_ends_when_half_of_the_least_effect_is_left():
 
 
 def test_heavy_tails_are_clipped():
-    """A single sample of any size is no condition."""
+    """A single sample of any size is not a condition."""
     rows, groups = quiet_rows(200, 32), np.zeros(32, np.int32)
     rows[100, 5] = 1e30
     rows[101, 6] = np.inf

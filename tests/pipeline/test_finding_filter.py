@@ -158,7 +158,7 @@ def test_an_invalid_mode_is_refused_with_its_place(tmp_path, text, message):
 
 
 def test_a_mute_keeps_open_conditions_open_without_a_higher_severity():
-    """Its incident stays open: muted is not the same as quiet."""
+    """Its incident stays open: a mute does not clear the condition."""
     _, reported = FindingFilter(TOPOLOGY, mutes=[make_mute()]).filter_findings(
         [make_finding()], lambda finding: "suspect", T0
     )
@@ -166,7 +166,7 @@ def test_a_mute_keeps_open_conditions_open_without_a_higher_severity():
 
 
 def test_a_cleared_finding_passes_a_mute():
-    cleared = Finding(T0, T0, "gpu:n0.0", "straggler", "page", 1.0, "gpu:n0.0 is well", {"cleared": True}, ("s",))
+    cleared = Finding(T0, T0, "gpu:n0.0", "straggler", "page", 1.0, "gpu:n0.0 is healthy", {"cleared": True}, ("s",))
     assert passed_entities(FindingFilter(TOPOLOGY, mutes=[make_mute()]), cleared) == ["gpu:n0.0"]
 
 

@@ -67,7 +67,7 @@ def test_an_earlier_page_joins_the_fault_that_explains_it_although_its_node_was_
     case.report_findings(found("cdu:c1", "coolant_edge"))
     assert pages(case) == {"cdu:c1"}
     case.report_findings(change("node:n1"), seconds=300)
-    assert case.causes() == {"cdu:c1", "node:n1"}, "the change is no symptom of the pump"
+    assert case.causes() == {"cdu:c1", "node:n1"}, "the change is not a symptom of the pump"
 
 
 def test_a_long_watched_incident_can_still_be_explained_when_it_becomes_a_page(case: Case) -> None:

@@ -49,7 +49,7 @@ def to_float(value: object) -> float:
 
 def to_count(value: object) -> int:
     """Returns a count; the highest value, which means missing, for anything else."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:  # above that a float is no count
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:  # above that a float is not a count
         value = int(value)
     return value if isinstance(value, int) and 0 <= value <= _HIGHEST else int(MISSING)
 

@@ -161,7 +161,7 @@ class Tpu(Collector):
             return group_by_device({name: read_metric(ask, name) for name in self._names})
 
     def _known_metrics(self, ask: CallMethod) -> tuple[str, ...]:
-        """Returns the metrics of ours that this libtpu has; an old one has no list, but the first three."""
+        """Returns which of our metrics this libtpu has; an old one has no list, but has the first three."""
         try:
             listed = list_supported_metrics(ask)
         except CallFailed as error:

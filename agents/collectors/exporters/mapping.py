@@ -147,7 +147,7 @@ def check_mapping(mapping: MetricMapping, where: str) -> MetricMapping:
         raise ConfigError(f"{where}: version = {mapping.version}; expected 1")
     for device_class in (*mapping.entities, *mapping.parents, *mapping.attributes):
         if device_class not in CLASSES:
-            raise ConfigError(f"{where}: {device_class!r} is no device class; expected one of {', '.join(CLASSES)}")
+            raise ConfigError(f"{where}: {device_class!r} is not a device class; expected one of {', '.join(CLASSES)}")
     for device_class, template in mapping.entities.items():
         _check_template(template, f"{where}: [entities] {device_class}")
     for device_class, templates in mapping.parents.items():
@@ -175,7 +175,7 @@ def _check_metric(mapping: MetricMapping, metric: MappedMetric, where: str) -> N
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ConfigError(f"{where}: where {label} = {pattern!r} is no regular expression: {error}") from None
+            raise ConfigError(f"{where}: where {label} = {pattern!r} is not a regular expression: {error}") from None
 
 
 def _check_template(template: str, where: str) -> None:
@@ -187,7 +187,7 @@ def _check_template(template: str, where: str) -> None:
         raise ConfigError(f"{where}: {template!r}: {error}; {wanted}") from None
     for _, label, form, conversion in found:
         if label is not None and (form or conversion or not _LABEL.fullmatch(label)):
-            raise ConfigError(f"{where}: {template!r}: {label!r} is no plain label; {wanted}")
+            raise ConfigError(f"{where}: {template!r}: {label!r} is not a plain label; {wanted}")
 
 
 def _check_state(signal: Signal, value: Any, state: str, where: str) -> None:

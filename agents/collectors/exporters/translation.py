@@ -98,7 +98,7 @@ def _family_type(name: str, kinds: Mapping[str, str]) -> str:
 
 
 MAX_ENTITY_CHARS = 200
-"""Most characters of an entity built from labels. Chosen: longer ones are no device names."""
+"""Most characters of an entity built from labels. Chosen: longer ones are not device names."""
 MAX_CUSTOM_CHARS = 400
 """Most characters of a custom signal's name with its labels. Chosen."""
 _FORMATTER = string.Formatter()
@@ -154,7 +154,7 @@ def merge_values(metric: MappedMetric, values: list[float]) -> float:
 
 
 def fill_template(template: str, labels: Mapping[str, str]) -> str | None:
-    """Returns the template with labels filled in; None if a label is missing, or the result is no device name."""
+    """Returns the template with labels filled in; None if a label is missing, or the result is not a device name."""
     wanted = [name for _, name, _, _ in _FORMATTER.parse(template) if name]
     if not all(labels.get(name) for name in wanted):
         return None

@@ -37,7 +37,7 @@ class GpuValues:
         return is_counter, start + device
 
     def set_value(self, place: tuple[bool, int], value: float) -> None:
-        """Stores one value. What does not fit a counter is missing."""
+        """Stores one value. A value that does not fit a counter is stored as missing."""
         whole, index = place
         if not whole:
             self.gauges[index] = value

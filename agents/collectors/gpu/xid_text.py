@@ -222,7 +222,7 @@ class XidLine:
 
 @dataclass(frozen=True, slots=True)
 class SXidLine:
-    """Content of one NVSwitch error line. fatal: None if the line does not say."""
+    """Content of one NVSwitch error line. fatal: None if it is not in the line."""
 
     code: int
     switch: str

@@ -98,7 +98,7 @@ class Pod:
 def parse_pod_resources(answer: bytes) -> dict[tuple[str, str], Pod]:
     """Returns (namespace, name) -> pod with accelerators, from a ListPodResourcesResponse of the kubelet's v1 API.
 
-    Raises MalformedMessage if it is no such message.
+    Raises MalformedMessage if it is another message.
     """
     found: dict[tuple[str, str], Pod] = {}
     for pod in ProtobufMessage(answer).messages(1):

@@ -51,7 +51,7 @@ class PrologFiles:
         kept: dict[str, tuple[tuple[int, int, int], JobVariables]] = {}
         try:
             names = sorted(os.listdir(self.path))
-        except OSError:  # no prolog of ours on this node
+        except OSError:  # our prolog is not installed on this node
             names = []
         for name in names:
             if (named := _FILE_NAME.fullmatch(name)) is not None and len(kept) < MAX_FILES:

@@ -21,7 +21,7 @@ PAUSE_S = 3600.0
 """Seconds without reads after a permanent error. Chosen: one line per hour in the kernel log is harmless."""
 TRANSIENT_PAUSE_S = 60.0
 """Seconds without reads after an error that may pass. Chosen: a reset of the NIC firmware takes 10 to 60 s, and one
-line a minute is no flood."""
+line a minute is not a flood."""
 LASTING_ERRORS = frozenset(
     (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.ENOENT)
 )  # not supported by the driver, or no permission; all others may pass: EIO, EBUSY, EAGAIN, ENODEV, ...

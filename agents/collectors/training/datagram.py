@@ -38,11 +38,11 @@ MAX_SECONDS = 1e6
 """Longest duration, as in the catalogue."""
 MAX_FLOAT32 = 3.4028234663852886e38
 """Greatest finite loss or gradient norm: they are stored as float32."""
-_MISSING_COUNT = (1 << 64) - 1  # how a counter says "missing"
+_MISSING_COUNT = (1 << 64) - 1  # value of a missing counter
 
 
-class InvalidDatagram(ValueError):  # noqa: N818 - a verdict on the datagram, not a fault of ours
-    """The datagram has another format or an impossible value; the message says which."""
+class InvalidDatagram(ValueError):  # noqa: N818 - it describes the input, not an error of this program
+    """The datagram has another format or an impossible value; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)

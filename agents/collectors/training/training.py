@@ -141,10 +141,10 @@ def _bind_socket(path: Path, mode: int) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes a socket without a listener. Raises NoData if an agent listens, or if it is no socket."""
+    """Removes a socket without a listener. Raises NoData if an agent listens, or if it is not a socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise NoData(f"{path}: exists and is no socket; remove it")
+            raise NoData(f"{path}: exists and is not a socket; remove it")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as trial:
             trial.connect(str(path))
     except FileNotFoundError:

@@ -27,19 +27,19 @@ from pipeline.transport.spool import SpoolTransport
 
 READER = "kafka"
 SCAN_S = 1.0
-"""Interval (s) of looking for new messages, for writers that do not call `wake`; agents write once a second."""
+"""Interval (s) of scans for new messages, for writers that do not call `wake`; agents write once a second."""
 STALLED_TIMEOUTS = 3
 """Delivery timeouts without an acknowledgement, while something is in flight, after which the client is replaced. It
-should fail after one; kafka-python was seen not to, and it does not find brokers that have all moved."""
+should fail after one; kafka-python sometimes does not, and it does not find brokers that have all moved."""
 GRACE_S = 0.5
 """How long ending waits for messages in flight, so that they need not be sent again; a response takes milliseconds."""
 IN_FLIGHT = 4 << 20
 """Bytes in flight over all streams: the bound of DESIGN.md, as the client has none. The largest message just fits."""
 TOPIC_SHARE = IN_FLIGHT // 2
-"""Of that for one topic, unless one message is larger: a topic without a leader leaves room to the other."""
+"""Bytes in flight of one topic, unless one message is larger: a topic without a leader leaves room for the other."""
 PAUSE_S, PAUSE_MAX_S = 0.5, 2.0
-"""First and longest pause (s) of a stream or topic that failed; it doubles. Chosen: the most by which a backlog is
-delayed when a broker is back; the client has its own pauses between connections."""
+"""First and longest pause (s) of a stream or topic that failed; it doubles. Chosen: it delays a backlog by at
+most that when a broker is back; the client has its own pauses between connections."""
 MAX_GAPS = 64
 """Waiting gaps of one stream and cause; chosen: 64 events are 15 kB, which fit even if the brokers accept little.
 Beyond that the oldest is left to ingest, which finds the gap from the messages after it, without the cause."""

@@ -289,7 +289,7 @@ class Links:
         noise: Floats,
         effects: Effects,
     ) -> dict[str, Counts]:
-        """Returns the congestion counters of normal operation: they follow the traffic, and are no fault of the
+        """Returns the congestion counters of normal operation: they follow the traffic, and are not faults of the
         port."""
         port, pace = effects.port, activity.pace
         wait = np.float32(_WAITS) * pace * np.maximum(1 + np.float32(0.3) * noise, 0)

@@ -51,7 +51,7 @@ class Metric:
 
 
 _TYPES: Attributes = {
-    # device class -> hw.type; classes that are no hardware have none
+    # device class -> hw.type; classes that are not hardware have none
     "gpu": "gpu",
     "nvlink": "network",
     "nic": "network",

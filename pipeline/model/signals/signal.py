@@ -25,7 +25,7 @@ class Signal:
     type: of the wire; u8 for a counter, f4 or f8 for a gauge with fractions.
     source: file, call or register that is read.
     otel: metric of OpenTelemetry's semantic conventions, if there is one; empty: `fleetpulse.` and the signal's name.
-    states: names of the values 0, 1, 2, ... of a state; normal: those that are no fault.
+    states: names of the values 0, 1, 2, ... of a state; normal: those that are not faults.
     harm: the direction of change that is a fault.
     interval: seconds between two readings of our own collectors; None: every reading.
     wraps: whether a counter wraps by design, at a value that differs by device; a wrap is not a reset.

@@ -1,4 +1,4 @@
-"""A GPU that falls off the bus: XID 79, the action that the driver wants, and XIDs that follow on its neighbour."""
+"""A GPU that falls off the bus: XID 79, the recovery action of the driver, and later XIDs of the neighbouring GPU."""
 
 from __future__ import annotations
 
