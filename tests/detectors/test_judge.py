@@ -63,7 +63,10 @@ def test_a_result_has_the_locations_of_all_ranks_in_findings(complete_run):
     lines = result_of(complete_run, "")["placed"]
     assert named
     assert named <= {rank for line in lines for rank in line["data"]["ranks"]}
-    starts = {iso(complete_run.simulator.time_at(stay.begin)) for stay in complete_run.simulator.schedule.stays}
+    starts = {
+        iso(complete_run.simulator.time_at(allocation.begin))
+        for allocation in complete_run.simulator.schedule.allocations
+    }
     assert {line["time"] for line in lines} <= starts
 
 
@@ -107,16 +110,16 @@ def test_a_rank_is_in_the_topology_only_while_its_job_runs():
         now = (ticks - 2) * BROKEN.interval  # the cell of the last tick is not evaluated yet
         running = {
             rank: gpus[gpu]
-            for stay in trial.simulator.schedule.stays
-            if stay.begin <= now < stay.end
-            for rank, gpu in zip(stay.job.names, stay.gpus.tolist(), strict=True)
+            for allocation in trial.simulator.schedule.allocations
+            if allocation.begin <= now < allocation.end
+            for rank, gpu in zip(allocation.job.names, allocation.gpus.tolist(), strict=True)
         }
         known = {e: p[-1] for e, p in trial.topology.parents.items() if e.startswith("rank:")}
         if ticks < BROKEN.ticks:
             assert known == running
             looks += 1
     assert looks > 10
-    assert len({stay.job.name for stay in trial.simulator.schedule.stays}) > 1
+    assert len({allocation.job.name for allocation in trial.simulator.schedule.allocations}) > 1
 
 
 @pytest.mark.slow
