@@ -35,11 +35,11 @@ def detector_rows(
 def row_text(row: Mapping[str, Any]) -> str:
     """Returns the description, settings and state of a detector as text for people."""
     settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
-    budget = ["", "Expected false alarms:", *(f"  {line}" for line in row["budget"])] if row["budget"] else []
-    state = ["", f"Off: the input has no {', '.join(row['off'])}"] if row.get("off") else []
+    budget = ["", "False alarm budget:", *(f"  {line}" for line in row["budget"])] if row["budget"] else []
+    state = ["", f"Disabled: the input has no {', '.join(row['off'])}"] if row.get("off") else []
     if row.get("errors"):
         state += ["", f"Failed on {row['errors']} frames since the start; the first is in the pipeline's log"]
-    head = [row["name"], "", row["about"], "", f"Cannot see: {row['blind']}"]
+    head = [row["name"], "", row["about"], "", f"Blind spots: {row['blind']}"]
     return "\n".join([*head, *state, "", *settings, *budget, ""])
 
 

@@ -141,10 +141,10 @@ def row(signal: Signal) -> str:
 
 DETECTORS = """# Detectors
 
-What judges the telemetry. Written from the detectors' own words by `make docs`; `fleetpulse detectors` lists the same.
+Detectors evaluate the telemetry. `make docs` writes this page from their docstrings; `fleetpulse detectors` lists the same.
 
-A detector without the signals that it needs is off and says so. What it only wants makes it surer. Each says what it cannot
-see. Settings go into `[detector.NAME]` of the configuration.
+A detector is disabled and reported as such if a required signal is missing. Optional signals raise its confidence. Each lists its
+blind spots. Settings go into `[detector.NAME]` of the configuration.
 """
 
 
@@ -156,7 +156,7 @@ def detectors() -> str:
 def section(row: dict[str, object]) -> str:
     """One detector."""
     names = {
-        key: ", ".join(f"`{name}`".replace(" or ", "` or `") for name in row[key]) or "nothing"
+        key: ", ".join(f"`{name}`".replace(" or ", "` or `") for name in row[key]) or "none"
         for key in ("needs", "wants")
     }
     settings = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in row["settings"].items()]
@@ -164,8 +164,8 @@ def section(row: dict[str, object]) -> str:
         f"## {row['name']}",
         textwrap.dedent("    " + str(row["about"])).strip(),
         f"- Finds: {row['family']}, on entities of the class `{row['class']}`",
-        f"- Needs {names['needs']}; wants {names['wants']}",
-        f"- Cannot see: {row['blind']}",
+        f"- Required signals: {names['needs']}; optional: {names['wants']}",
+        f"- Blind spots: {row['blind']}",
     ]
     text = "\n\n".join([*lines[:2], "\n".join(lines[2:])])
     return text + "\n\n| setting | default |\n|---|---|\n" + "\n".join(settings) + "\n"
@@ -174,7 +174,7 @@ def section(row: dict[str, object]) -> str:
 SIMULATOR = """# Simulator
 
 A fleet with known faults: `fleetpulse simulate --scenario FILE.toml --seed N --output DIR`. The same scenario and seed give the
-same bytes. What it makes is **simulated**, bears `sim-` in every name, and is kinder than the field; `docs/realism.md` says where.
+same bytes. Its output is **simulated**, has `sim-` in every name, and is simpler than real fleets: see `docs/realism.md`.
 The lists below are written from `agents/sim` by `make docs`; `fleetpulse simulate --list` prints them.
 
 ## A scenario

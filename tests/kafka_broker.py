@@ -55,7 +55,7 @@ PROPERTIES: Mapping[str, str] = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    # one node: with more replicas, groups and transactions would wait for ever
+    # one node: with more replicas, groups and transactions would never become ready
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.replication.factor": "1",

@@ -334,6 +334,6 @@ def responds(url: str) -> bool:
 def test_a_detector_prints_its_description_limits_and_settings(runner: CommandRunner) -> None:
     said = runner.call("detectors", "sdc")
     assert said.returncode == 0
-    assert "Cannot see: " in said.stdout
+    assert "Blind spots: " in said.stdout
     assert "  quorum = 5" in said.stdout
     expect_refusal(runner.call("detectors", "sdcc"), 2, "did you mean 'sdc'?")

@@ -1,4 +1,4 @@
-"""No client of ours sends a credential to another host: redirects are not followed, loopback has no proxy."""
+"""None of our clients sends a credential to another host: redirects are not followed, loopback has no proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many defective GPUs canaries find in a day, a week and a month, and how often they accuse a healthy one.
+"""How many defective GPUs canaries find in a day, a week and a month, and how many healthy ones they report.
 
     python -m benchmarks.detection.sdc_coverage --gpus 2000 --runs 1000000
 
@@ -154,7 +154,7 @@ def _round(n: int, number: int, time: int, names: tuple[str, ...]) -> tuple[Even
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="coverage of canaries, simulated, and their false accusations")
+    parser = argparse.ArgumentParser(description="coverage of canaries, simulated, and their false alarms")
     parser.add_argument("--gpus", type=int, default=2000, help="defective GPUs")
     parser.add_argument("--runs", type=int, default=1_000_000, help="results of healthy GPUs")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""How soon a replica with other parameters is found, and how often a healthy one is accused.
+"""How soon a replica with other parameters is found, and how often a healthy one is reported.
 
     python -m benchmarks.detection.sdc_replica --trials 200
 
@@ -72,7 +72,7 @@ def trial(kind: str, seed: int, number: int) -> Outcome:
 
 
 def measured(kind: str, trials: int, seed: int) -> dict[str, float]:
-    """Returns the shares found within AFTER steps, median steps, and others accused."""
+    """Returns the shares found within AFTER steps, median steps, and others reported."""
     found = [trial(kind, seed, number) for number in range(trials)]
     pages = [o.page for o in found if o.page is not None]
     return {
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = {kind: measured(kind, options.trials, options.seed) for kind in KINDS}
-    print(f"{'injected':10} suspected  paged  median steps to the page  others accused")
+    print(f"{'injected':10} suspected  paged  median steps to the page  others reported")
     for kind, row in rows.items():
         line = f"{row['suspected']:9.3f}  {row['paged']:5.3f}  {row['median_steps']:24.0f}  {row['wrongly']:14.0f}"
         print(f"{kind:10} {line}")

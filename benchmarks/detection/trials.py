@@ -55,7 +55,7 @@ def link_alarms(scale: float = 1.0) -> str:
 
 
 def canary_coverage(scale: float = 1.0) -> str:
-    """Returns the defective GPUs that canaries find in a week, and accusations of healthy ones."""
+    """Returns the defective GPUs that canaries find in a week, and findings on healthy ones."""
     results = _of(1_000_000, scale)
     found = sdc_coverage.coverage(_of(4000, scale), _seed(scale))
     accused, _ = sdc_coverage.clean(results)

@@ -57,7 +57,7 @@ class Anomaly(Detector):
     takes_unused_signals: ClassVar[bool] = True
     cannot_see: ClassVar[str] = (
         "Drifts slower than some 30 samples, a level that has been wrong since the first samples, one of many signals "
-        "that moves alone, and whether a change is harm."
+        "that moves alone, and whether a change is harmful."
     )
 
     limit: float = 6.0

@@ -51,8 +51,8 @@ class CoolantEdge(Detector):
     wants: ClassVar[tuple[str, ...]] = (*_SIGNALS[1:], *(f"event:{kind}" for kind in _KINDS))
     on_arrival: ClassVar[tuple[str, ...]] = _KINDS
     cannot_see: ClassVar[str] = (
-        "Slow declines; a collapse within 30 readings after the agent started; and whether a sensor failed to 0 or the "
-        "loop."
+        "Slow declines; a collapse within 30 readings after the agent started; and whether a value of 0 is a failed "
+        "sensor or a failed loop."
     )
 
     well: int = 2

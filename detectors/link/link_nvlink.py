@@ -80,8 +80,8 @@ class LinkNvlink(Detector):
         *("event:maintenance_start", "event:maintenance_end", "event:reset"),
     )
     cannot_see: ClassVar[str] = (
-        "Links that were down when first seen, which end of a link has errors where both log messages, and bandwidth"
-        " lost without an error, a slower link or a message."
+        "Links that were down when first seen, which end of a link is faulty if both log errors, and bandwidth lost "
+        "without an error, a slower link or a message."
     )
 
     healthy_errors: float = 1.0

@@ -62,8 +62,8 @@ class LinkPcie(Detector):
         *("event:aer", "event:version", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "Which of slot, riser and device it is; a generation that fell while the GPU is idle, until it works, where"
-        " idle ones lower theirs too; and devices with too few lanes at first that have fewer than seven peers."
+        "Which of slot, riser and device it is; a lower generation of an idle GPU, where idle GPUs normally lower it; "
+        "and devices with too few lanes from the start and fewer than seven peers."
     )
 
     busy: float = 0.5

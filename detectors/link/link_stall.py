@@ -103,7 +103,7 @@ class LinkStall(Detector):
         *(*ERRORS, *WAITS, "nic.generation", "event:kernel", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "NICs that stall while unused or that carry a little, and whole jobs without traffic while neither "
+        "NICs that stall while unused or that carry little traffic, and whole jobs without traffic while neither "
         "their driver nor the switch at the far end of a cable reports anything."
     )
 

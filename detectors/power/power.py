@@ -180,7 +180,7 @@ class Power(Detector):
                 score=float(count),
                 summary=pager_title(each.entity, f"{what}{_WHY[each.why].partition(' while')[0]}, {effect}"),
                 signals=("psu.status", "psu.input_status", "psu.output_power"),
-                clears="over when it is reported OK twice in a row",
+                clears="clears when it is reported OK twice in a row",
                 supplies=list(each.supplies[:64]),
                 chassis=list(each.chassis[:64]),
                 left=each.others,
@@ -207,7 +207,7 @@ class Power(Detector):
                 score=float(max(1, len(silent))),
                 summary=pager_title(entity, f"{why}, {effect}"),
                 signals=("power.voltage", "power.draw"),
-                clears="over when its voltage is back",
+                clears="clears when its voltage is back",
                 nodes=[names[i] for i in silent][:64],
                 why=known["why"],
             )
@@ -232,7 +232,7 @@ class Power(Detector):
                     entity, f"{subject} under power brake for {short_duration((time - since) / SECOND)}"
                 ),
                 signals=("gpu.throttle_reasons",),
-                clears="over when no GPU there has the brake bit",
+                clears="clears when no GPU there has the brake bit",
                 nodes=nodes[:64],
             )
 

@@ -300,7 +300,7 @@ def find_voltage_findings(
             score=float(len(each.units)),
             summary=pager_title(each.entity, f"{_describe_members(each)} {what}{note}"),
             signals=(each.signal, STATUS) if each.signal == OF_SUPPLIES else (each.signal,),
-            clears="over when the voltage is near its usual value, or reported in range",
+            clears="clears when the voltage is near its usual value, or reported in range",
             compared=Comparison(each.value, each.usual, None, "own past", 0, off, "V") if read else None,
             readings=list(each.members[:64]),
             chassis=list(each.units[:64]),

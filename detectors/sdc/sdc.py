@@ -60,7 +60,7 @@ class SdcVote(Detector):
     needs: ClassVar[tuple[str, ...]] = ("event:digest",)
     wants: ClassVar[tuple[str, ...]] = ("event:job_start", "event:job_end", "event:version")
     cannot_see: ClassVar[str] = (
-        "Corruption that no canary's arithmetic reaches: stress tests find under 40 % of defective GPUs (SDCHunter, "
+        "Corruption in units that no canary exercises: stress tests find under 40 % of defective GPUs (SDCHunter, "
         "OSDI 2026), vendor diagnostics 25 to 70 %; devices on which no canary runs; a fault that most share."
     )
 

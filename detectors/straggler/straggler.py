@@ -70,25 +70,34 @@ class SlowTimes(State):
 
 @dataclass
 class Straggler(Detector):
-    """Peer-conditioned CUSUM on ln(compute time) within the pipeline stage; stages differ by design, never pooled.
+    """Peer-conditioned CUSUM on ln(compute time) within the pipeline stage. Stages differ by design.
 
-    Suspect once the sum passes `threshold` and the smoothed slowdown `delta` (natural logarithm), or once the median of
-    ten steps is `ratio` times the stage's. Page without a hold if the GPU shows why (throttle bit, narrower PCIe link,
-    clock below its peers but under no cap); else after `hold` s, and only among at least `peers` ranks that are quicker
-    than it, unless tasks of its node wait for processors or clocks are low. Slow since its first sample: a ticket after
-    `start_hold` s ("more work or a slow device"), unless ranks of its stage on other nodes are so too, which is design;
-    after `hold` a page if its GPU's clock is below 0.8 of its stage's, but under no cap, or if a rank of other work was
-    slow on the same GPU before. Several GPUs of one node slow together: the node is blamed. A stage of which over
-    `most` of the nodes are slow blames none (straggler_job).
+    Suspect: the sum exceeds `threshold` and the smoothed slowdown exceeds `delta` (natural logarithm), or the median of
+    ten steps is `ratio` times the stage's.
 
-    Not judged: ranks that throttle in a stage of which over 30 % of the GPUs do so, on three nodes, for up to 4 h
-    (coolant and power report that); in that time none of it learns, and the healthy ones are compared with each other,
-    if they are 8; announced work, the first `warm_up` steps of a job or of a rank that moved, checkpoints, our own
-    canaries, and several GPUs whose power cap differs from their cohort's by its bit or by their power; where the bit
-    flickers under full load, by more of the time than usual. With other software a rank learns again; after a rest it
-    restarts without suspicion. Where a stage is too small, it is compared with all of the job, and below 8 ranks
-    nothing pages without a cause; neither does a small stage of which all ranks are slow that had learned before, or a
-    rank alone in its stage: the stage may have more work.
+    Page at once if the GPU shows the cause: a throttle bit, a narrower PCIe link, or a clock below its peers' without a
+    power cap. Otherwise page after `hold` s. That requires at least `peers` faster ranks, except if tasks of its node
+    wait for processors or clocks are low.
+
+    Slow since its first sample: a ticket after `start_hold` s ("more work or a slow device"), unless ranks of its stage
+    on other nodes are slow too, which is by design. It pages after `hold` s if its GPU's clock is below 0.8 of its
+    stage's without a power cap, or if a rank of other work was slow on the same GPU before.
+
+    If several GPUs of a node are slow together, the node is the cause. If over `most` of a stage's nodes are slow, none
+    of them is blamed: see straggler_job.
+
+    Not judged:
+
+    - Ranks that throttle in a stage where over 30 % of the GPUs throttle, on three nodes, for up to 4 h: coolant and
+      power report that. Meanwhile no rank of the stage learns. The healthy ones are compared with each other if there
+      are at least 8.
+    - Announced maintenance, checkpoints, our own canaries, and the first `warm_up` steps of a job or of a moved rank.
+    - Several GPUs whose power cap differs from their cohort's, by the throttle bit or by their power. If the bit
+      flickers under full load, it must be set for more of the time than usual.
+
+    After a software change a rank learns again; after a pause it restarts without suspicion. A stage that is too small
+    is compared with the whole job. With fewer than 8 ranks nothing pages without a visible cause. Nor does a small
+    stage whose ranks are all slow after they had learned, or a rank alone in its stage: the stage may have more work.
 
     Source: the clipped form of Page's CUSUM (Biometrika 41, 1954); Greyhound (Wu et al., ATC 2025) for the check that
     the mean moved; Lin et al. (OSDI 2025) found workers the main cause in only 1.7 % of slow jobs, so a slow stage
@@ -104,14 +113,14 @@ class Straggler(Detector):
         *("event:job_start", "event:checkpoint", "event:digest", "event:version", "event:maintenance_start"),
     )
     cannot_see: ClassVar[str] = (
-        "A rank that was slow from its first sample by less than 1.25 of its stage's median, which a node that is half "
-        "of its stage moves with it; by more it is a suspect only if ranks on other nodes of its stage are so too; a "
-        "node of a job of two nodes that is slow by less than 7 %, since half of that moves the median of both; all "
-        "nodes of a stage that are slow together; for 4 h, a node that became slow just before all others of its stage "
-        "learned again; one rank without another of its stage that is as fast as before, unless its GPU or node shows "
-        "why; ranks that throttle with a third of their stage, or under a lower power cap, which is policy, or that "
-        "enter and leave one for minutes each; a rank that was quicker than its stage and no longer is; and jobs that "
-        "report no compute times: straggler_inferred judges those from outside."
+        "A rank that is slow from its first sample by less than 1.25 times its stage's median; a node that is half of "
+        "its stage moves that median too. A larger slowdown is only a suspect if ranks on other nodes of its stage "
+        "are slow too. A node of a two-node job that is slow by less than 7 %: it moves the median of both by half of "
+        "that. All nodes of a stage that are slow together. For 4 h, a node that became slow just before all others "
+        "of its stage learned again. A rank, while no other of its stage is as fast as before, unless its GPU or node "
+        "shows the cause. Ranks that throttle with a third of their stage, under a lower power cap, or for minutes at "
+        "a time. A rank that was faster than its stage and no longer is. Jobs without compute times: see "
+        "straggler_inferred."
     )
 
     threshold: float = 18.5

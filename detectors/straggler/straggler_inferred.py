@@ -36,22 +36,27 @@ _TOGETHER = Quantity(("gpu.sm_clock",), "run at lower clocks", "run at higher cl
 class StragglerInferred(Detector):
     """Peer-conditioned CUSUM on each GPU's SM clock, and on its SM activity, within its stage, job or rack.
 
-    In synchronous training all GPUs of a job share the step: a slow one computes all the time while its peers wait in
-    collectives, where SMs and tensor cores work less and power falls; one that its host keeps waiting works less than
-    its peers. Utilization does not show it: NVML counts a GPU that waits in a collective as busy. Only busy GPUs are
-    judged.
+    In synchronous training all GPUs of a job share the step time. A slow GPU computes all the time while its peers wait
+    in collectives, where SMs and tensor cores are less active and power falls. A GPU that waits for its host is less
+    active than its peers. Utilization does not show this: NVML counts a GPU that waits in a collective as busy. Only
+    busy GPUs are judged.
 
-    Page: SM clock `delta` below normal, without a hold while a throttle bit that is not policy is set (0x8, 0x20, 0x40,
-    0x80), else after `hold` s among at least 8 peers; a clock below `ratio` of its peers' after `hold` s, whatever it
-    was before; SMs of most GPUs of a node less active than their peers', after `hold` s, while tasks there wait for
-    processors; SMs of one GPU less active whose PCIe link is below its peers'. All else is a suspect: a GPU or node
-    that is busier than its peers, or less busy without a visible cause. A GPU whose job reports compute times is left
-    to the detector `straggler`; GPUs of a loop that throttle together, to those of coolant and power.
+    Page:
 
-    Ticket: a whole job that sends 10 % less than before, or where that is not measured is less active, while no part of
-    it stands out. On the leaf or rail on which its ports wait, or else the job with the network as cause, after
-    `hold`; on the job, if its SMs wait or clocks fell alike, after `job_hold`. Not a new power cap; not a job that is
-    as busy as before, which does more in each step, nor one that started again or sends nothing: it makes no step.
+    - SM clock `delta` below normal: at once while a throttle bit that is not policy is set (0x8, 0x20, 0x40, 0x80),
+      else after `hold` s among at least 8 peers.
+    - A clock below `ratio` of its peers' after `hold` s, whatever it was before.
+    - SMs of most GPUs of a node less active than their peers' after `hold` s, while tasks there wait for processors.
+    - SMs of one GPU less active, if its PCIe link is below its peers'.
+
+    Suspect: any other GPU or node that is busier than its peers, or less busy without a visible cause. GPUs of a job
+    that reports compute times are left to the detector `straggler`; GPUs of a loop that throttle together are left to
+    the detectors of coolant and power.
+
+    Ticket: a whole job that sends 10 % less than before, or is less active if traffic is not measured, while no part of
+    it stands out. After `hold` s the cause is the leaf or rail on which its ports wait, else the job with its network.
+    After `job_hold` s it is the job, if its SMs wait or all clocks fell alike. No ticket for a new power cap, for a job
+    that is as busy as before (more work in each step), or for one that restarted or sends nothing (no steps).
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
     activity (chosen); ratio: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
@@ -71,11 +76,11 @@ class StragglerInferred(Detector):
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "A GPU that computes slowly at full clock only gets a suspect: it is busier than its peers, like one with "
-        "more work; "
-        "one slow from the first sample by less than 20 %; one whose loop throttles too; hosts and PCIe links of jobs "
-        "that are not known; idle GPUs; which step or collective is slow; and whole jobs that are slow by less than "
-        "10 %, on a single node, or while their GPUs are as busy as before, which looks like more work in each step."
+        "A GPU that computes slowly at full clock is only a suspect: it is busier than its peers, like one with more "
+        "work. A GPU that is slow from the first sample by less than 20 %, or whose loop throttles too. Hosts and "
+        "PCIe links of unknown jobs. Idle GPUs. Which step or collective is slow. Whole jobs that are slow by less "
+        "than 10 %, on a single node, or while their GPUs are as busy as before, which looks like more work in each "
+        "step."
     )
 
     threshold: float = 18.5

@@ -128,13 +128,13 @@ class SilentNodes(State):
 
     def _mute_silence(self, node: str, since: int, context: Context) -> Silence:
         summary = pager_title(node, f"no data of its own for {context.silent_for(since)}, its GPUs report")
-        clears, signals = "over with the node's next sample", ("node.load1",)
+        clears, signals = "clears with the node's next sample", ("node.load1",)
         return Silence(f"{node}|own", node, since, "ticket", 1.0, summary, "collector", clears, signals)
 
     def _unread_silence(self, gone: LostReader, context: Context) -> Silence:
         count, names = len(gone.nodes), context.last.names("node")
         summary = pager_title(gone.entity, f"no node data from {count} of {gone.of} nodes, their GPUs report")
-        clears = "over with the next samples of nearly all"
+        clears = "clears with the next samples of nearly all"
         evidence = {"nodes": [names[i] for i in gone.nodes[:_LISTED]]}
         key, score, signals = "own|all", float(count), ("node.load1",)
         return Silence(key, gone.entity, gone.since, "ticket", score, summary, "collector", clears, signals, evidence)
@@ -222,7 +222,7 @@ class SilentNodes(State):
         lives = {n: v.job if v.state == "goes on" else before.get(n) for n, v in zip(nodes, verdicts, strict=True)}
         group["lives"] = {n: job for n, job in lives.items() if job}
         level, cause, why = self._group_cause(entity, group, verdicts, context)
-        clears = f"over when fewer than half of the {group['of']} nodes are silent"
+        clears = f"clears when fewer than half of the {group['of']} nodes are silent"
         summary = pager_title(entity, f"{which} silent for {context.silent_for(since)}: {why}")
         jobs = sorted({v.job for v in verdicts if v.job})
         evidence = {"nodes": nodes[:_LISTED], "silent": len(nodes), "jobs": jobs}
@@ -253,7 +253,7 @@ class SilentNodes(State):
         if jobs.state == "goes on":
             alone["lives"] = jobs.job
         level, cause, why = self._single_cause(node, alone, jobs, context)
-        clears = "over with the node's next sample"
+        clears = "clears with the node's next sample"
         score = 2.0 if level == "page" else 1.0
         signals = ("node.load1", "gpu.power")
         # after a required reboot the silence is blamed on the device that required it: it is part of that incident
@@ -401,7 +401,7 @@ class Gaps(State):
         level: Level = "ticket" if sure else "suspect"
         what = f"{gap['times']} gaps, the last of" if gap["times"] > 1 else "gap of"
         summary = pager_title(node, f"{what} {gap['seconds']:.0f} s in all data, {_WHY[gap['agent']]}")
-        clears = f"over when {GAP_HOLDS // SECOND} s pass without a gap"
+        clears = f"clears when {GAP_HOLDS // SECOND} s pass without a gap"
         evidence = {name: gap[name] for name in ("seconds", "times", "agent")}
         key, signals = f"{node}|hole", ("node.load1", "gpu.power")
         return Silence(key, node, gap["since"], level, 1.0, summary, "hole", clears, signals, evidence)

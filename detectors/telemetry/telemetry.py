@@ -100,7 +100,7 @@ class SilentDevices(State):
         ended = device_class == "gpu" and _jobs_ended(nodes, gone.since, context)
         why = "their jobs ended" if ended else "reader gone"
         summary = pager_title(gone.entity, f"{_plural(device_class)} of {count} of {gone.of} nodes silent: {why}")
-        clears, evidence = "over with the next samples of nearly all", {"nodes": nodes[:_LISTED]}
+        clears, evidence = "clears with the next samples of nearly all", {"nodes": nodes[:_LISTED]}
         key = f"{device_class}|unread"
         level: Level = "page" if ended else "ticket"
         signal = (context.last.signals[device_class],)
@@ -117,7 +117,7 @@ class SilentDevices(State):
         silent = f"all {count} {_plural(device_class)} silent for {context.silent_for(since)}"
         summary = pager_title(node, f"{silent}: {why or _ALL_SILENT[device_class]}")
         signal = (context.last.signals[device_class],)
-        clears = "over when the first of them reports"
+        clears = "clears when the first of them reports"
         evidence = {"devices": count}
         return Silence(f"{node}|{device_class}", node, since, level, 1.0, summary, "devices", clears, signal, evidence)
 
@@ -126,7 +126,7 @@ class SilentDevices(State):
         text = f"silent for {context.silent_for(since)} while its node reports"
         summary = pager_title(entity, f"{text}: {why}" if why else text)
         signal = (context.last.signals[device_class],)
-        clears = f"over with the next sample of the {_MEANING[device_class]}"
+        clears = f"clears with the next sample of the {_MEANING[device_class]}"
         score = 2.0 if level == "page" else 1.0
         return Silence(f"{entity}|device", entity, since, level, score, summary, "device", clears, signal)
 
@@ -166,7 +166,7 @@ class SilentDevices(State):
     ) -> Silence:
         summary = pager_title(entity, f"{text}: its BMC or reader is gone")
         signal = (context.last.signals[device_class],)
-        return Silence(key, entity, since, "ticket", 1.0, summary, "reader", "over with its next sample", signal)
+        return Silence(key, entity, since, "ticket", 1.0, summary, "reader", "clears with its next sample", signal)
 
 
 def _plural(device_class: str) -> str:
@@ -230,7 +230,7 @@ class Losses(State):
     def _silence(self, entity: str, known: Mapping[str, Any]) -> Silence:
         messages, cause, since = known["messages"], known["cause"], known["since"]
         summary = pager_title(entity, f"agent lost {short_number(messages)} messages: {cause}")
-        clears = f"over when {HOLDS // SECOND} s pass without a loss"
+        clears = f"clears when {HOLDS // SECOND} s pass without a loss"
         evidence = {"messages": messages, "reason": cause}
         signals, key = ("agent.dropped",), f"{entity}|lost"
         return Silence(key, entity, since, "ticket", float(messages), summary, "loss", clears, signals, evidence)

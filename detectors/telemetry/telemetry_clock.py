@@ -1,4 +1,4 @@
-"""Finds wrong clocks: wrongly dated samples are judged in the wrong frame and joined with the wrong cause."""
+"""Finds wrong clocks: they put samples into the wrong frame and assign them to the wrong cause."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _STALE = 600 * SECOND  # us without a measurement after which the state of a clo
 
 @dataclass
 class TelemetryClock(Detector):
-    """A clock that is wrong by a second is a suspect, by a whole frame a ticket; so is one that is set again and again.
+    """Wrong clocks. Suspect: off by `suspect_seconds`. Ticket: off by `ticket_seconds`, or set repeatedly.
 
-    Below `ticket_seconds` samples fall into their own frame or the next one, which does not matter; from there on all
-    of them are in a wrong frame. From `suspect_seconds` on the order of events of two nodes is unknown: XIDs, link
-    states and ends of jobs follow each other within a second. `jumps` in a day by a frame or more are a ticket whatever
+    Below `ticket_seconds` samples fall into their own frame or the next one, which does not matter; above it all of
+    them are in a wrong frame. Above `suspect_seconds` the order of events of two nodes is unknown: XIDs, link states
+    and ends of jobs follow each other within a second. `jumps` of a frame or more within a day are a ticket, whatever
     the offset is in between: a program sets the clock back and forth.
 
-    An error that the pipeline measured from the arrival of messages counts alike (event `clock_error`): the times of
-    the node are corrected by it, so its telemetry is judged in the right frame. An error that most senders share is one
-    ticket on `site:all`: the clock of the pipeline or brokers, or a delay of all messages. One that changes by much is
-    reported again.
+    Errors that the pipeline measured from arrival times count alike (event `clock_error`). The pipeline corrects the
+    node's times by them, so its telemetry is judged in the right frame. An error that most senders share is one ticket
+    on `site:all`: the clock of the pipeline or brokers is wrong, or all messages are delayed. An error that changes by
+    much is reported again.
 
     Source: the offset in chronyd's tracking, and arrival times by the clock of pipeline or brokers.
 
@@ -50,8 +50,8 @@ class TelemetryClock(Detector):
     any_of: ClassVar[tuple[str, ...]] = ("node.clock_offset", "event:clock_error")
     wants: ClassVar[tuple[str, ...]] = ("event:clock_jump",)
     cannot_see: ClassVar[str] = (
-        "An error below [pipeline] clock_bound of a clock that no service keeps, or whose service trusts a wrong "
-        "server; in a recording also larger ones, as it has no times of arrival."
+        "An error below [pipeline] clock_bound of a clock that no service synchronizes, or whose service uses a wrong "
+        "server. In a recording also larger errors: it has no arrival times."
     )
 
     suspect_seconds: float = 1.0
@@ -154,7 +154,7 @@ class TelemetryClock(Detector):
             score=abs(error),
             summary=pager_title(entity, text),
             signals=("event:clock_error",),
-            clears="over when messages arrive with the right time",
+            clears="clears when messages arrive with the right time",
             compared=Comparison(error, 0.0, None, "own past", 0, abs(error), "s"),
             way=way,
         )
@@ -167,7 +167,7 @@ class TelemetryClock(Detector):
             score=float(len(jumps)),
             summary=pager_title(entity, text),
             signals=("event:clock_jump",),
-            clears="over when a day has fewer such jumps",
+            clears="clears when a day has fewer such jumps",
             jumps=jumps[-8:],
         )
 
@@ -178,7 +178,7 @@ class TelemetryClock(Detector):
             score=abs(offset),
             summary=pager_title(entity, f"clock {abs(offset):.1f} s {way}, its samples have wrong times"),
             signals=("node.clock_offset",),
-            clears=f"over when it is right to {self.suspect_seconds:g} s",
+            clears=f"clears when it is right within {self.suspect_seconds:g} s",
             compared=Comparison(offset, 0.0, None, "own past", 0, abs(offset), "s"),
             jumps=self.jumped.get(entity, [])[-8:],
         )

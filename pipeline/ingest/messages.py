@@ -44,7 +44,7 @@ class Item:
     """A fetched message: its content, and what the merge needs.
 
     rows: class -> number of rows.  excluded: entities whose rows are not stored (admission.py).
-    arrived: arrival time (us).  shift: how far its times were shift back, because of a wrong clock.
+    arrived: arrival time (us).  shift: how far its times were shifted back, because of a wrong clock.
     """
 
     message: Message

@@ -116,7 +116,7 @@ def test_a_hostile_peer_description_corrupts_only_itself(hostile: str) -> None:
     assert len(found.peer.description) <= 64
 
 
-def test_the_first_of_two_lines_of_one_port_counts_and_port_0_is_no_link() -> None:
+def test_the_first_of_two_lines_of_one_port_counts_and_port_0_is_not_a_link() -> None:
     other = UP.replace("Active/  LinkUp", "Armed/  LinkUp")
     port0 = UP.replace("   12[", "    0[")
     (found,) = parse_links("\n".join([port0, UP, other, UP, "", "Switch: something", UP[:80]])).values()

@@ -53,7 +53,7 @@ def test_a_reading_outside_its_curve_is_missing(curve: int, raw: int) -> None:
     assert math.isnan(sensor.convert(raw))
 
 
-def test_unknown_quantities_are_no_sensors() -> None:
+def test_unknown_quantities_are_not_sensors() -> None:
     assert decode_sensors(full(1, "flow", 17)) == ()  # cubic feet per minute
     assert decode_sensors(full(1, "per second", VOLTS, units1=0x18)) == ()
     assert decode_sensors(full(1, "no analog reading", VOLTS, data_format=3)) == ()

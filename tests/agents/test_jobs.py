@@ -315,7 +315,7 @@ def test_state_of_another_boot_is_ignored(make: Callable[..., Jobs], tree: ProcT
 
 
 @pytest.mark.parametrize("step", ["extern", "4294967295"])
-def test_slurms_extern_step_is_no_rank(make: Callable[..., Jobs], tree: ProcTree, step: str) -> None:
+def test_slurms_extern_step_is_not_a_rank(make: Callable[..., Jobs], tree: ProcTree, step: str) -> None:
     tree.start(21, cgroup=f"0::/system.slice/slurmstepd.scope/job_81/step_{step}/user/task_0")
     jobs = make(memory=None)
     assert events(jobs, 4) == []

@@ -1,4 +1,4 @@
-"""The collector of the kernel's log over a file or FIFO of its format: what becomes which event of which entity."""
+"""The collector of the kernel's log, over a file or FIFO of the same format: which event each line becomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPUS = ("0000:1d:00.0", "0000:2c:00.0", "0001:04:00.0")
 
 
 class Clock:
-    """Wall clock and time since boot that go on together."""
+    """Wall clock and time since boot, which advance together."""
 
     def __init__(self) -> None:
         self.passed = 0

@@ -38,7 +38,7 @@ def test_escapes_are_decoded_if_they_are_text(raw: bytes, text: str) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"hello", b"6,1,2;", b"6,x,2,-;a", b" KEY=value", b"6,1", b"\x00" * 50])
-def test_other_lines_are_no_records(line: bytes) -> None:
+def test_other_lines_are_not_records(line: bytes) -> None:
     assert parse_record(line) is None
 
 
@@ -80,7 +80,7 @@ def test_a_silent_log_does_not_block(fifo: tuple[KmsgReader, int]) -> None:
     log, writer = fifo
     begun = time.monotonic()
     assert numbers(log) == []
-    assert time.monotonic() - begun < 5  # a blocking read would wait for ever
+    assert time.monotonic() - begun < 5  # a blocking read would never return
     os.close(writer)
     assert numbers(log) == []
     log.close()

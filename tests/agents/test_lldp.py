@@ -73,7 +73,7 @@ def test_a_neighbor_without_name_has_its_id_and_a_port_with_an_address_its_descr
 @pytest.mark.parametrize(
     "message", ["", "{}", '{"lldp": {}}', '{"lldp": {"interface": null}}', "[]", "7", '{"lldp": []}']
 )
-def test_an_empty_far_end_is_no_neighbor(message: str) -> None:
+def test_an_empty_far_end_is_not_a_neighbor(message: str) -> None:
     assert parse_neighbors(message) == {}
 
 

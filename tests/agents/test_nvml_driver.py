@@ -83,7 +83,7 @@ def test_a_driver_that_is_gone_for_all_gpus_while_it_can_be_started_is_a_fault_e
     assert ["disappeared" in found[i]["fault"] for i in (4, 7)] == [True] * 2
 
 
-def test_lost_gpus_with_a_working_driver_are_no_fault(machine: Machine) -> None:
+def test_lost_gpus_with_a_working_driver_are_not_fault(machine: Machine) -> None:
     broken = ["fail nvmlDeviceGetCurrentClocksEventReasons 1 0", "lost 1"]
     found = machine.run([("open", "n1"), ("read", 0), ("control", broken), *[("read", 1)] * 3], "gpus 2")
     assert [result["columns"]["gpu.present"] for result in found[3:]] == [["0.0"] * 2] * 3

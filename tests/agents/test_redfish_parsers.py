@@ -98,7 +98,7 @@ def test_a_value_that_is_not_a_number_is_a_fault_and_costs_no_other_value(broken
 
 
 @pytest.mark.parametrize("missing", [None, {"Reading": None}, {"DataSourceUri": "/redfish/v1/x"}, {}])
-def test_a_value_that_is_missing_or_null_is_no_fault(missing: Any) -> None:
+def test_a_value_that_is_missing_or_null_is_not_a_fault(missing: Any) -> None:
     found, faults = parsed("connector", {**CONNECTOR, "FlowLitersPerMinute": missing})
     assert (found.rows[0].values["coolant.flow"], faults.count) == (None, 0)
 

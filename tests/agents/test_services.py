@@ -178,7 +178,7 @@ def test_a_host_without_systemd_is_no_data(host: Host, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"REJECTED EXTERNAL\r\n", b"OK 1\r\n" + b"x" * 16, b"", b"OK " + b"y" * 600])
-def test_a_socket_that_is_no_bus_is_no_data(tmp_path: Path, answer: bytes) -> None:
+def test_a_socket_that_is_not_a_bus_is_no_data(tmp_path: Path, answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "bus"))
         listening.listen()

@@ -150,7 +150,7 @@ def test_a_disk_that_never_responds_causes_a_counted_gap_of_messages_beyond_the_
     node.disk("all ever")
     wait_for(lambda: "losing data: the disk was too slow" in node.log, "the loss is reported", 300)
     node.disk("sync 0")
-    wait_for(lambda: len(times(drain(node.spool)[0])) > before + 20, "it goes on by itself")
+    wait_for(lambda: len(times(drain(node.spool)[0])) > before + 20, "it continues without help")
     assert node.end() == 0
     messages, gaps = drain(node.spool)
     ((first, behind, cause),) = gaps
@@ -176,7 +176,7 @@ def test_messages_waiting_for_a_slow_disk_at_the_end_of_the_agent_are_a_counted_
     assert len(times(drain(node.spool)[0])) <= durable + 1
     node.disk("sync 0")
     node.start()
-    wait_for(lambda: len(times(drain(node.spool)[0])) > durable + 5, "it goes on by itself")
+    wait_for(lambda: len(times(drain(node.spool)[0])) > durable + 5, "it continues without help")
     assert node.end() == 0
     _, gaps = drain(node.spool)
     (gap,) = [gap for gap in gaps if gap[2] == "the agent ended while its disk was slow" and gap[1] - gap[0] > 3]

@@ -63,7 +63,7 @@ def test_every_form_of_the_line_is_read(text: str, wanted: XidLine) -> None:
     "text",
     ["", "NVRM: Xid : 32, pid=1", "NVRM: Xid (PCI:0000:66:00): abc", "Xid (PCI:0000:66:00): 3", "NVRM: GPU lost"],
 )
-def test_other_lines_are_no_xids(text: str) -> None:
+def test_other_lines_are_not_xids(text: str) -> None:
     assert parse_xid_line(text) is None
 
 

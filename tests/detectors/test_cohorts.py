@@ -45,7 +45,7 @@ def test_with_too_few_peers_the_next_rung_counts():
     assert Peers(("rack",), least=8).cohort_name(f, 0) == "own past"
 
 
-def test_members_of_a_cohort_are_no_peers_on_the_next_rung():
+def test_members_of_a_cohort_are_not_peers_on_the_next_rung():
     """A rack with enough stays a cohort; the rest of the fleet is compared among itself."""
     gpus, topology = fleet(racks=2, per_rack=10)
     few = [f"gpu:x{i}" for i in range(8)]

@@ -42,15 +42,15 @@ def test_a_reservoir_that_sinks_is_reported_before_its_rope_is_wet(per_hour, wit
     assert found[0].evidence["hours_to_empty"] == pytest.approx(0.8 / per_hour, rel=0.4)
 
 
-def test_a_level_that_swings_with_the_temperature_is_no_leak():
+def test_a_level_that_swings_with_the_temperature_is_not_a_leak():
     assert run_detector(lambda hour: 0.85 + 0.01 * np.sin(hour * np.pi / 12), 30) == []
 
 
-def test_a_step_of_the_float_or_a_refill_is_no_leak():
+def test_a_step_of_the_float_or_a_refill_is_not_a_leak():
     assert run_detector(lambda hour: 0.85 - 0.1 * (hour > 3) + 0.12 * (hour > 5), 8) == []
 
 
-def test_coolant_drained_in_announced_work_is_no_leak():
+def test_coolant_drained_in_announced_work_is_not_a_leak():
     def level(hour):
         return 0.85 - 0.4 * min(max(hour - 3, 0), 1)
 

@@ -220,7 +220,7 @@ def test_invalid_numbers_of_an_agent_are_in_no_finding(site, watch, bad):
         assert "inf" not in str([(f.summary, f.evidence, f.signals) for f in found])
 
 
-def test_one_infinite_pressure_is_no_reading_and_the_frames_after_it_are_judged(site, watch):
+def test_one_infinite_pressure_is_not_a_reading_and_the_frames_after_it_are_judged(site, watch):
     def change(tick, values):
         if tick == 0:
             values["coolant"]["coolant.pressure"][0] = np.inf

@@ -10,7 +10,7 @@ HOSTILE = [None, True, "7", [7], {"a": 1}, float("nan"), float("inf"), -float("i
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
-def test_values_that_are_no_numbers_in_range_are_none(value):
+def test_values_that_are_not_numbers_in_range_are_none(value):
     assert read_number(value, 0.0, 1e12) is None
     assert read_integer(value, 0, 10**12) is None
 

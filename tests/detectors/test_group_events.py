@@ -74,7 +74,7 @@ def test_a_shift_of_less_than_ten_minutes_is_a_phase(cohort_run):
     assert cohort_run.run(50, SOME) + cohort_run.run(100) == []
 
 
-def test_three_of_ten_are_no_group_event(cohort_run):
+def test_three_of_ten_are_not_group_event(cohort_run):
     assert cohort_run.run(200, range(9)) == []
 
 
@@ -132,7 +132,7 @@ def test_members_that_share_only_their_model_blame_the_fleet():
     assert {f.entity for f in fleet.run(120, SOME)} == {"fleet:gpu"}
 
 
-def test_announced_work_on_the_rack_is_no_event(cohort_run):
+def test_announced_work_on_the_rack_is_not_an_event(cohort_run):
     work = Event(cohort_run.frame().time, "rack:r1", "maintenance_start", {"seconds": 7200})
     assert cohort_run.run_tick(events=[work]) + cohort_run.run(200, SOME) == []
 
@@ -171,7 +171,7 @@ def test_a_silence_of_two_minutes_ends_it_and_a_short_one_does_not(cohort_run):
     assert cohort_run.group.began == {}
 
 
-def test_a_clock_that_is_set_back_is_no_group_event(cohort_run):
+def test_a_clock_that_is_set_back_is_not_a_group_event(cohort_run):
     cohort_run.run(120, SOME)
     cohort_run.tick = 10
     assert cohort_run.run(60, SOME) == []

@@ -144,7 +144,7 @@ def test_a_port_down_for_four_minutes_pages_until_it_is_up(site, watch):
     assert not [f for f in found if "down_s" in f.evidence and f.time >= START + 120 * STEP]
 
 
-def test_a_port_that_was_never_up_is_not_reported_and_its_bring_up_is_no_flap(site, watch):
+def test_a_port_that_was_never_up_is_not_reported_and_its_bring_up_is_not_a_flap(site, watch):
     def change(tick, values):
         if tick < 400:
             values["nic"]["nic.state"][6] = 0
@@ -190,7 +190,7 @@ def test_one_burst_cannot_page_alone(site, watch):
     assert [f for f in watch(Link(), site, 200, errors(site, 10_000, 50, 50)) if f.level == "page"] == []
 
 
-def test_a_counter_reset_is_no_burst(site, watch):
+def test_a_counter_reset_is_not_a_burst(site, watch):
     def change(tick, values):
         values["nic"]["nic.symbol_errors"] = np.full(16, 1e6 if tick < 50 else 3.0)
         values["nic"]["nic.carrier_changes"] = np.full(16, 900.0 if tick < 50 else 2.0)
@@ -211,7 +211,7 @@ def outgrown(site, generations):
     return change
 
 
-def test_a_reset_counter_above_its_former_value_is_no_growth(site, watch):
+def test_a_reset_counter_above_its_former_value_is_not_growth(site, watch):
     assert watch(Link(), site, 150, outgrown(site, True)) == []
     assert watch(Link(), type(site)(), 150, outgrown(site, False)) != []
 

@@ -43,7 +43,7 @@ def test_a_job_that_congests_all_rails_alike_blames_no_leaf() -> None:
     assert run_detector(congested=list(range(len(PORTS)))) == []
 
 
-def test_more_traffic_with_the_same_waiting_per_byte_is_no_congestion() -> None:
+def test_more_traffic_with_the_same_waiting_per_byte_is_not_congestion() -> None:
     def busier(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         more = 1 + 2.0 * max(0, tick - FAULT) / max(tick, 1)
         return {name: v if name == "nic.speed" else np.floor(v * more) for name, v in values.items()}

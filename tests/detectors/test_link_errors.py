@@ -98,7 +98,7 @@ def test_a_fabric_with_bunched_errors_does_not_page_after_a_cold_start():
     assert found.count == 0
 
 
-def test_a_restart_is_no_cold_start(site, watch):
+def test_a_restart_is_not_a_cold_start(site, watch):
     runner, again = Runner([Link()]), Runner([Link()])
     watch(runner, site, 61, erring())
     again.restore(runner.snapshot())
@@ -170,7 +170,7 @@ def test_errors_of_a_port_that_pages_do_not_count_as_bunches(site, watch):
 
 
 @pytest.mark.parametrize("top", [65_535.0, 2.0**32 - 1, 2.0**64])
-def test_a_saturated_counter_or_one_with_all_bits_set_is_no_burst(site, watch, top):
+def test_a_saturated_counter_or_one_with_all_bits_set_is_not_a_burst(site, watch, top):
     def change(tick, values):
         values["nic"]["nic.symbol_errors"] = np.full(16, 7.0)
         values["nic"]["nic.symbol_errors"][6] = top if tick % 20 >= 10 else 7.0
@@ -321,7 +321,7 @@ def test_a_port_still_down_long_after_maintenance_pages(site, watch):
     assert page.time > START + (45 + 60 + 59) * STEP
 
 
-def test_transitions_during_a_boot_are_no_flaps(site, watch):
+def test_transitions_during_a_boot_are_not_flaps(site, watch):
     """The node boots three times; its ports come up some seconds after it."""
     boots, born, moved = (100, 300, 500), np.full(16, 1_789_000_000.0), np.full(16, 2.0)
 

@@ -164,7 +164,7 @@ def test_maintenance_and_resets_do_not_page(kind: str) -> None:
     assert [f for f in run_detector(away, events, 120) if f.level == "page"] == []
 
 
-def test_restarted_and_missing_counters_are_no_errors() -> None:
+def test_restarted_and_missing_counters_are_not_errors() -> None:
     def malformed(tick: int, shown: Values) -> None:
         shown["nvlink.crc_errors"][:] = 1000.0 - tick  # falls with each reading
         shown["nvlink.replay_errors"][3] = np.nan if tick % 2 else 7.0
@@ -178,7 +178,7 @@ def test_restarted_and_missing_counters_are_no_errors() -> None:
 
 
 @pytest.mark.parametrize("top", [2.0**8 - 1, 2.0**16 - 1, 2.0**32 - 1, 2.0**64, -1.0, np.inf])
-def test_unreadable_values_are_no_errors(top: float) -> None:
+def test_unreadable_values_are_not_errors(top: float) -> None:
     def malformed(tick: int, shown: Values) -> None:
         if 60 <= tick <= 62 or 66 <= tick <= 68:
             shown["nvlink.crc_errors"][:4] = top

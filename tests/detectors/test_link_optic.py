@@ -74,7 +74,7 @@ def test_a_port_that_jumps_close_to_the_limit_is_ticketed_without_a_trend() -> N
     assert found[0].time <= START + 45 * HOUR
 
 
-def test_a_step_is_no_trend() -> None:
+def test_a_step_is_not_a_trend() -> None:
     """Healthy ports move by more than a decade in one step, and stay."""
     log_ber = healthy(16, 120)
     log_ber[60:, 3] += 1.5
@@ -151,7 +151,7 @@ def test_fading_light_is_ticketed_and_a_silent_module_is_not() -> None:
     assert found[0].evidence["light_lost_db"] == pytest.approx(4.0, abs=0.2)
 
 
-def test_restarted_counters_are_no_errors() -> None:
+def test_restarted_counters_are_not_errors() -> None:
     """A generation that changes, and one that is not reported: the counters fall."""
     detector, (names, topology) = LinkOptic(), site(9)
     for slot in range(6 * 60):

@@ -146,7 +146,7 @@ def test_a_node_whose_agent_is_silent_is_not_stalled(site, watch):
     assert watch(LinkStall(), site, 200, change) == []
 
 
-def test_maintenance_is_no_stall(site, watch):
+def test_maintenance_is_not_a_stall(site, watch):
     traffic = Traffic(idle=2e5)
 
     def change(tick, values):

@@ -1,4 +1,4 @@
-"""Errors on many ports together, counters that two sources report, and counters that leap."""
+"""Errors on many ports together, counters that two sources report, and implausible jumps of counters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_errors_that_begin_together_on_all_leaves_blame_the_fabric():
     assert "errors on 40 of 40 ports within minutes" in found[-1].summary
 
 
-def test_up_to_a_third_of_a_leaf_is_no_storm():
+def test_up_to_a_third_of_a_leaf_is_not_a_storm():
     assert {f.entity for f in run_detector(erring(LEAF[:3]))} == {PORTS[i] for i in LEAF[:3]}
 
 
@@ -81,7 +81,7 @@ def test_the_last_ports_of_a_storm_are_blamed_only_if_errors_continue():
     assert alone[0].time > max(f.time for f in found if f.entity == "leaf:l2")
 
 
-def test_ports_outside_the_fabric_are_no_storm():
+def test_ports_outside_the_fabric_are_not_storm():
     """Laptops on a bad power strip do not page."""
     link, found, site = Link(), [], Topology(dict.fromkeys(PORTS, ("node:n1",)))
     for tick in range(120):
@@ -128,7 +128,7 @@ def test_errors_are_counted_since_the_reading_before():
 
 
 @pytest.mark.parametrize("signal", ["nic.symbol_errors", "nic.crc_errors"])
-def test_physical_errors_that_follow_the_load_are_no_congestion(signal):
+def test_physical_errors_that_follow_the_load_are_not_congestion(signal):
     """A module that gets warm with its load."""
     rng, link, found = np.random.default_rng(1), Link(), []
     errors, carried = np.zeros(len(PORTS)), np.zeros(len(PORTS))

@@ -134,7 +134,7 @@ def test_a_burst_of_corrected_errors_is_a_ticket_with_the_usual_rate():
     assert shown["cohort"] == "H100"
 
 
-def test_one_clump_and_single_errors_are_no_burst():
+def test_one_clump_and_single_errors_are_not_burst():
     site = Site(step=600)
     site.add("gpu.dram_corrected", 500)
     found = site.show(ticks=6 * 24)

@@ -63,7 +63,7 @@ def test_a_counter_that_dips_and_is_back_has_not_grown(signal, low):
         assert site.show() == []
 
 
-def test_a_dip_of_the_row_count_is_no_row_replaced():
+def test_a_dip_of_the_row_count_is_not_a_replaced_row():
     site, found = starting_at("gpu.rows_corrected", 400, step=3600), []
     for value in [*[400] * 30, 0, *[400] * 40]:
         set_total("gpu.rows_corrected", value, site)

@@ -140,7 +140,7 @@ def test_a_fault_that_ends_is_not_reported_any_more():
     assert found[-1].time < CASE.time(330)
 
 
-def test_absurd_and_constant_values_are_no_ticket():
+def test_absurd_and_constant_values_are_not_ticket():
     def absurd(tick, share, load, meter):
         return lambda gpu: [column.__setitem__(slice(None, None, 3), np.inf) for column in gpu.values()] and None
 

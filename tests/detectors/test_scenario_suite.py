@@ -61,7 +61,7 @@ def test_every_kind_of_fault_has_a_family_with_a_scenario():
     assert {family(kind) for kind in KINDS.values() if tuned(kind)} <= set(small.scenarios())
 
 
-def test_a_change_within_the_tolerance_is_no_difference():
+def test_a_change_within_the_tolerance_is_not_a_difference():
     found = copy.deepcopy(SOME)
     found["kinds"]["straggler"] = {**KIND, "found": 4, "delay_s": 124.0}
     found["all"] |= {"precision": 0.81, "recall": 0.84}

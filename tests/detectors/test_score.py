@@ -202,7 +202,7 @@ def test_a_fault_within_a_benign_event_can_be_found():
     assert counts(scored(events, [page("rank:7.0", "straggler", 60)])) == (1, 0, 0)
 
 
-def test_a_ticket_within_a_benign_event_is_no_false_page():
+def test_a_ticket_within_a_benign_event_is_not_a_false_page():
     result = scored([event("telemetry_gap", "node:n0", cls="benign")], [ticket("node:n0", "telemetry_blind", 60)])
     assert (result["false"], result["tickets"]["false"]) == (0, 1)
 

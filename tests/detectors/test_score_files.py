@@ -200,7 +200,7 @@ def test_clean_runs_give_the_precision_at_field_rates(files, tmp_path):
     assert "precision at 6.5 faults per 1,000 node-days: 1.000 (0.034 to 1.000)" in summary_text(result)
 
 
-def test_a_run_with_faults_is_no_clean_run(files, tmp_path):
+def test_a_run_with_faults_is_not_a_clean_run(files, tmp_path):
     path = clean(tmp_path, truth=json.dumps(FAULT))
     with pytest.raises(UsageError, match=r"clean\.json: has 1 faults; expected a run with harmless events only"):
         score(**files, clean=[path])
@@ -210,7 +210,7 @@ def test_a_run_with_faults_is_no_clean_run(files, tmp_path):
     ("text", "wanted"),
     [("", "was it cut off"), ("[]", "found list"), ("{}", "false, node_days, events, records missing")],
 )
-def test_a_file_that_is_no_clean_run_is_named(files, tmp_path, text, wanted):
+def test_a_file_that_is_not_a_clean_run_is_named(files, tmp_path, text, wanted):
     (tmp_path / "clean.json").write_text(text)
     with pytest.raises(UsageError, match=rf"clean\.json.*{wanted}"):
         score(**files, clean=[tmp_path / "clean.json"])

@@ -131,7 +131,7 @@ def incident(cause, members, **more):
     return {**plain, "detector": "straggler", "entity": members[0], **more}
 
 
-def test_an_incident_of_severity_watch_is_no_alert():
+def test_an_incident_of_severity_watch_is_not_an_alert():
     found = find_alerts([finding(60, "gpu:n0.0", "ticket")], [incident("gpu:n0.0", ["gpu:n0.0"], severity="watch")])
     assert found.alerts == ()
 

@@ -275,7 +275,7 @@ def test_a_suspect_requests_a_retest_and_is_reported_even_if_that_is_right(site,
     assert found[-1].evidence["cleared"] is True
 
 
-def test_an_error_of_the_program_is_no_answer(site, watch):
+def test_an_error_of_the_program_is_not_an_answer(site, watch):
     script = {t: [result(BAD, "raised RuntimeError", t, again=3), known("gpu:n0.0", "right", t)] for t in (1, 3, 5)}
     assert watch(SdcVote(), site, 8, at(script)) == []
 

@@ -57,7 +57,7 @@ def test_two_replicas_that_differ_blame_the_job():
     assert "unknown which" in found[0].evidence["why"]
 
 
-def test_ranks_that_never_agreed_are_no_replicas():
+def test_ranks_that_never_agreed_are_not_replicas():
     found = shown(lambda t, i: f"shard{i % 2}.{t}")
     assert {(f.entity, f.level) for f in found} == {("job:7", "suspect")}
     assert "never agreed" in found[0].evidence["why"]

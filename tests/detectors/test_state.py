@@ -280,7 +280,7 @@ def test_a_finding_is_built_only_for_due_entities():
         score=2.0,
         summary="GPU a is warm",
         signals=("gpu.temperature",),
-        clears="over when it is cool",
+        clears="clears when it is cool",
         compared=compared,
         cause="dust",
     )

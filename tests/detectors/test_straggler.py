@@ -78,7 +78,7 @@ def test_a_stage_that_is_slow_as_a_whole_gives_no_finding(site, watch):
     assert watch(Straggler(), site, 300, slowed(slice(8, 16), 1.5)) == []
 
 
-def test_most_ranks_of_a_stage_on_both_of_its_nodes_give_no_finding_as_the_median_is_no_reference(site, watch):
+def test_most_ranks_of_a_stage_on_both_of_its_nodes_give_no_finding_as_the_median_is_not_a_reference(site, watch):
     assert watch(Straggler(), site, 300, slowed([8, 9, 10, 12, 13, 14], 1.5)) == []
 
 

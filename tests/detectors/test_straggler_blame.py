@@ -297,7 +297,7 @@ def test_a_pause_of_the_job_does_not_count_as_slow_time():
     assert entities(found) == set()
 
 
-def test_a_canary_on_a_gpu_is_no_straggler():
+def test_a_canary_on_a_gpu_is_not_a_straggler():
     def change(tick, values, topology):
         slow_down(GUILTY, 1.3, SINCE, SINCE + 7)(tick, values, topology)
         data = {"began": CASE.time(SINCE), "took": 60.0}
@@ -344,7 +344,7 @@ def test_a_job_that_restarts_on_its_gpus_keeps_its_baseline():
 
 
 @pytest.mark.parametrize("entity", ["node:n1", "rack:r1", GPUS[GUILTY]])
-def test_announced_work_is_no_straggler(entity):
+def test_announced_work_is_not_a_straggler(entity):
     def change(tick, values, topology):
         slow_down(GUILTY, 1.3, SINCE, SINCE + 100)(tick, values, topology)
         return [event(tick, entity, "maintenance_start", seconds=3600)] if tick == SINCE - 1 else []

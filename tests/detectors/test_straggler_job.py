@@ -50,7 +50,7 @@ def test_a_hang_pages_on_the_job_after_six_minutes():
     assert "GPUs at 30 % of usual power" in page.summary
 
 
-def test_a_job_that_ends_within_five_minutes_is_no_hang():
+def test_a_job_that_ends_within_five_minutes_is_not_a_hang():
     def change(tick, values):
         stop_steps(tick, values, 180.0)
         if tick >= SINCE + 30:
@@ -78,11 +78,11 @@ def test_an_event_at_the_time_of_the_stop_explains_a_hang(event):
     assert found[-1].evidence["explained_by"].endswith(event.entity)
 
 
-def test_an_evaluation_at_normal_power_is_no_hang():
+def test_an_evaluation_at_normal_power_is_not_a_hang():
     assert findings(lambda tick, values: stop_steps(tick, values, 380.0, until=SINCE + 90)) == []
 
 
-def test_a_job_that_still_sends_is_no_hang():
+def test_a_job_that_still_sends_is_not_a_hang():
     def change(tick, values):
         sent = values["nic"]
         stop_steps(tick, values, 180.0)
@@ -91,7 +91,7 @@ def test_a_job_that_still_sends_is_no_hang():
     assert findings(change) == []
 
 
-def test_a_long_checkpoint_that_was_reported_is_no_stall():
+def test_a_long_checkpoint_that_was_reported_is_not_a_stall():
     def change(tick, values):
         stop_steps(tick, values, 150.0, 0.3, SINCE + 40)
         values["node"]["node.io_pressure"] += 8e6 * min(max(0, tick - SINCE), 40)

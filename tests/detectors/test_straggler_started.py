@@ -143,7 +143,7 @@ def test_the_same_work_on_the_same_device_does_not_confirm_a_slow_device():
 
 
 @pytest.mark.parametrize("share", ["stage", "expert", "first and last"])
-def test_work_divided_unevenly_by_design_is_no_ticket(share):
+def test_work_divided_unevenly_by_design_is_not_a_ticket(share):
     """A stage with more work; the same busy expert in every replica; a job that does not report its stages."""
     job = Job(10, 8, 4 if share != "first and last" else 1)
     if share == "stage":

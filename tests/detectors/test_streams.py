@@ -293,7 +293,7 @@ def test_a_gap_in_the_telemetry_does_not_count_as_hold():
     assert step.held[5] < 120
 
 
-def test_one_member_alone_is_no_cohort():
+def test_one_member_alone_is_not_a_cohort():
     step = fed(Streams(TIMES), quiet_rows(60, 1) + 5, np.zeros(1, np.int32))
     assert not step.judged.any()
     assert not step.on.any()

@@ -257,7 +257,7 @@ def test_many_nodes_that_share_nothing_and_fall_silent_together_are_one_incident
     assert found[0].summary == "Whole site: 40 of 100 nodes silent for 40 s: cause unknown"
 
 
-def test_a_pause_of_the_pipeline_is_no_silence(site):
+def test_a_pause_of_the_pipeline_is_not_silence(site):
     for tick in [*range(FAULT), *range(FAULT + 400, FAULT + 420)]:
         site.tick(tick)
     assert site.reported() == set()
@@ -290,7 +290,7 @@ def test_no_order_of_instants_fails_and_no_onset_is_later_than_its_finding(ticks
     assert all(f.level != "page" or f.entity == "site:all" for f in site.findings) or ticks
 
 
-def test_malformed_event_data_is_no_fact_about_a_host():
+def test_malformed_event_data_is_not_a_fact_about_a_host():
     topology, facts = Topology({}), HostFacts()
     odd = [
         Event(1, "gpu:a.0", "xid", {"xid": [79]}),

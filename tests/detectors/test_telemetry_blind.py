@@ -44,7 +44,7 @@ def test_a_bmc_that_does_not_answer_for_five_minutes_is_a_ticket_with_the_reason
     assert first.summary.endswith("Connection refused")
 
 
-def test_it_is_over_with_the_first_answer_and_a_restart_of_the_bmc_is_no_ticket() -> None:
+def test_it_is_over_with_the_first_answer_and_a_restart_of_the_bmc_is_not_a_ticket() -> None:
     watch = Watch()
     assert watch.see(0, 400) != []
     assert watch.see(1, 10) == []
@@ -62,7 +62,7 @@ def test_a_bmc_that_its_agent_reports_as_lost_is_a_suspect_from_that_frame_until
     assert watch.see(NAN, 50) == []
 
 
-def test_a_bmc_that_was_removed_or_whose_agent_stopped_is_no_ticket() -> None:
+def test_a_bmc_that_was_removed_or_whose_agent_stopped_is_not_a_ticket() -> None:
     watch = Watch()
     watch.see(1, 60)
     assert watch.see(NAN, 86_400) == []
@@ -94,7 +94,7 @@ def test_an_exporter_that_is_down_is_a_ticket_and_one_that_is_scraped_seldom_is_
     assert found[0].summary == "Exporter facility: not read: HTTP 503"
 
 
-def test_one_failed_scrape_of_an_exporter_that_is_scraped_seldom_is_no_ticket() -> None:
+def test_one_failed_scrape_of_an_exporter_that_is_scraped_seldom_is_not_a_ticket() -> None:
     watch = Watch("exporter:facility", "exporter.up")
     watch.see(0, 10)
     assert watch.see(NAN, 590) == []
@@ -104,5 +104,5 @@ def test_one_failed_scrape_of_an_exporter_that_is_scraped_seldom_is_no_ticket() 
     assert watch.see(0, 10) != []
 
 
-def test_a_bmc_that_was_never_read_is_no_ticket_before_it_is_known() -> None:
+def test_a_bmc_that_was_never_read_is_not_a_ticket_before_it_is_known() -> None:
     assert Watch().see(NAN, 3600) == []

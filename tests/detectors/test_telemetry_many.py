@@ -151,7 +151,7 @@ def test_a_gpu_that_falls_silent_after_the_clock_was_set_back_is_reported_within
     assert {f.entity for f in site.found} == {"gpu:n3.1"}
 
 
-def test_steps_dated_later_than_the_clock_after_it_was_set_back_are_no_sign_of_life():
+def test_steps_dated_later_than_the_clock_after_it_was_set_back_are_not_sign_of_life():
     site = Site()
     for tick in range(100, 140):
         site.show(tick)

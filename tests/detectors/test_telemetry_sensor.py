@@ -319,7 +319,7 @@ def test_an_instrument_accepted_as_normal_is_learned_again(plant):
 
 
 @pytest.mark.parametrize("slope", [0.0, 1.0, 10.0])
-def test_a_steep_ramp_is_no_noise_and_real_noise_is(slope):
+def test_a_steep_ramp_is_not_noise_and_real_noise_is(slope):
     rng, noise = np.random.default_rng(2), NoiseLevel()
     held = []
     for k in range(400):

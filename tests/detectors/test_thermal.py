@@ -122,7 +122,7 @@ def test_a_temperature_that_is_constant_while_the_power_moves_is_not_judged():
     assert levels(run_detector(change, 300)) <= {"suspect"}
 
 
-def test_maintenance_of_a_node_is_no_fault_and_resets_the_baseline():
+def test_maintenance_of_a_node_is_not_a_fault_and_resets_the_baseline():
     def change(tick, values, resistance):
         plate(1.3, range(8, 16))(tick, values, resistance)
         kind = {59: "maintenance_start", 70: "maintenance_end"}.get(tick)
@@ -265,7 +265,7 @@ def test_a_memory_temperature_that_stops_does_not_excuse_the_core():
     assert {"ticket", "page"} & {f.level for f in run_detector(change, 400) if f.time >= CASE.time(250)}
 
 
-def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_throttling_of_a_gpu():
+def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_not_throttling_of_a_gpu():
     def once(tick, values, resistance):
         if values is not None and tick == 60:
             values["gpu"]["gpu.throttle_reasons"][AT] = 0x40

@@ -63,7 +63,7 @@ def test_most_nodes_with_one_such_gpu_each_are_a_ticket_and_no_page():
     assert {(f.entity, f.level) for f in found} == {(LOOP, "ticket")}
 
 
-def test_the_first_gpu_to_throttle_is_no_ticket_after_its_loop():
+def test_the_first_gpu_to_throttle_is_not_a_ticket_after_its_loop():
     """A GPU with normal resistance is a ticket for a day, unless its whole loop was warm."""
 
     def change(tick, values):
@@ -77,13 +77,13 @@ def test_the_first_gpu_to_throttle_is_no_ticket_after_its_loop():
     assert both[-1].time < CASE.time(SINCE + 60)
 
 
-def test_two_nodes_are_reported_as_nodes_and_a_power_cap_or_a_brake_is_no_throttling_by_heat():
+def test_two_nodes_are_reported_as_nodes_and_a_power_cap_or_a_brake_is_not_throttling_by_heat():
     assert {f.entity for f in run_detector(hot(range(2 * WIDTH)))} == {"node:n0", "node:n1"}
     assert run_detector(hot(bits=0x4)) == []
     assert run_detector(hot(bits=0x88)) == []
 
 
-def test_gpus_without_a_node_are_no_loop():
+def test_gpus_without_a_node_are_not_loop():
     assert {f.entity for f in run_detector(hot(), graph=Topology(dict.fromkeys(GPUS, (LOOP,))))} <= set(GPUS)
     assert {f.entity for f in run_detector(hot(), graph=Topology())} <= set(GPUS)
 
@@ -163,7 +163,7 @@ def test_a_loop_whose_collapse_its_agent_reports_gives_no_finding():
     assert run_detector(change) == []
 
 
-def test_idle_and_spare_gpus_are_no_part_of_it():
+def test_idle_and_spare_gpus_are_not_part_of_it():
     def spare(tick, values):
         """One of the three nodes never worked."""
         hot()(tick, values)

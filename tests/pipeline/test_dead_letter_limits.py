@@ -28,7 +28,7 @@ PARTITION = Partition(TELEMETRY, "0", "topic")
 
 
 def dead_letter(size: int = 100, rule: str = "wire", partition: Partition = PARTITION) -> DeadLetter:
-    return DeadLetter(Message(partition, 0, b"x" * size), "no message of ours", rule)
+    return DeadLetter(Message(partition, 0, b"x" * size), "not a Fleetpulse message", rule)
 
 
 def count_kept(limits: LetterLimits, one: DeadLetter, times: int) -> int:

@@ -28,7 +28,7 @@ def filled_spool(config: Config) -> Path:
     return segments.epoch_folders(config.spool.directory / "n1" / "telemetry.v1")[0]
 
 
-def test_an_intact_spool_is_ok_and_a_missing_one_is_no_fault(config: Config) -> None:
+def test_an_intact_spool_is_ok_and_a_missing_one_is_not_a_fault(config: Config) -> None:
     assert doctor_spool.spool_files(config).state == "ok"
     assert doctor_spool.disk_speed(config).state == "info"
     filled_spool(config)

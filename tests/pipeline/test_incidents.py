@@ -381,7 +381,7 @@ def test_a_manual_resolve_mutes_the_incident_until_it_was_quiet_once(case: Case)
 
 
 def test_findings_below_a_resolved_cause_are_reported_once_the_cause_was_quiet(case: Case) -> None:
-    """One bad member must not mute its node or leaf for ever, for itself or for the other members."""
+    """One bad member must not mute its node or leaf permanently, for itself or for the other members."""
     case.report_findings(found("node:n1"))
     case.desk.resolve(case.only().id, "ada", "ended the daemon", case.time)
     began = case.time

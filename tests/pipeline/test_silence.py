@@ -267,7 +267,7 @@ def test_during_a_minute_of_evaluation_no_sender_becomes_silent(
     assert line.incidents() == [("site:local", "page", "open")]
 
 
-def test_a_wall_clock_set_back_by_half_an_hour_is_no_reason_to_be_ready(line: SilencePipeline) -> None:
+def test_a_wall_clock_set_back_by_half_an_hour_is_not_a_reason_to_be_ready(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.jump = -1800
     line.run(30, *NODES)

@@ -87,7 +87,7 @@ def test_the_connection_cannot_reach_files_or_settings(database, query):
         database.cursor().execute(query)
 
 
-def test_python_variables_are_no_tables(database):
+def test_python_variables_are_not_tables(database):
     secret = [1, 2, 3]
     with pytest.raises(duckdb.CatalogException):
         database.cursor().execute("SELECT * FROM secret")

@@ -1,4 +1,4 @@
-"""Messages of every released version can be decoded for ever; all others are a WireError, at bounded cost."""
+"""Messages of every released version can always be decoded; all others are a WireError, at bounded cost."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ HOSTILE: dict[str, bytes] = {
     "a tick too many": body(ONE, 2, TIME + bytes(4)),
     "a byte too many": body(ONE, 1, TIME + bytes(5)),
     "a layout longer than the body": body(ONE, 1, TIME, length=2**32 - 1),
-    "a layout that is no JSON": body(b"{", 1, TIME),
+    "a layout that is not JSON": body(b"{", 1, TIME),
     "a layout that is a list": body([], 1, TIME),
     "a layout nested without end": body(b"[" * 100_000, 1, TIME),
     "a number of 10,000 digits": body(b'{"site":' + b"9" * 10_000 + b"}", 1, TIME),
@@ -312,8 +312,8 @@ def test_a_hostile_body_is_refused_at_bounded_cost(name: str) -> None:
 
 EVENT = {"time": 1, "entity": "gpu:a", "kind": "xid", "data": {}}
 HOSTILE_EVENTS = {
-    "no object": b"5",
-    "no JSON": b"{",
+    "not an object": b"5",
+    "not JSON": b"{",
     "no time": json.dumps({k: v for k, v in EVENT.items() if k != "time"}).encode(),
     "a time that is a text": json.dumps({**EVENT, "time": "now"}).encode(),
     "a time that is true": json.dumps({**EVENT, "time": True}).encode(),
@@ -323,7 +323,7 @@ HOSTILE_EVENTS = {
     "data that is a list": json.dumps({**EVENT, "data": []}).encode(),
     "two events where one was declared": json.dumps(EVENT).encode() + b"\n" + json.dumps(EVENT).encode(),
     "nested without end": b'{"time":1,"entity":"a:b","kind":"k","data":' + b"[" * 100_000,
-    "bytes that are no UTF-8": b'{"time":1,"entity":"a:\xff","kind":"k","data":{}}',
+    "bytes that are not UTF-8": b'{"time":1,"entity":"a:\xff","kind":"k","data":{}}',
 }
 
 

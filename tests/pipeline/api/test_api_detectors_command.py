@@ -56,7 +56,7 @@ def test_disabled_and_failing_detectors_are_read_from_the_running_pipeline(
     assert head == ["name", "family", "class", "off", "errors", "needs", "wants", "blind"]
     assert fleetpulse.main(["detectors", "link", "xid", "sdc", "--config", site]) == 0
     said = capsys.readouterr().out
-    assert "Off: the input has no nic.state" in said
+    assert "Disabled: the input has no nic.state" in said
     assert "Failed on 3 frames" in said
     assert "  quorum = 7" in said
 
