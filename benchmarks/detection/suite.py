@@ -142,9 +142,7 @@ def codes(given: Sequence[str], now: str) -> tuple[str, dict[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="judge the simulated suites and write docs/detection.md")
     parser.add_argument("--scale", choices=NAMES_OF_SCALES, default="full")
-    parser.add_argument(
-        "--hours", type=float, default=float("inf"), help="stop after so many; the next run continues"
-    )
+    parser.add_argument("--hours", type=float, default=float("inf"), help="stop after so many; the next run continues")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, default=Path(".score"))
     parser.add_argument(
