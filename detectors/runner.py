@@ -219,7 +219,7 @@ class Runner:
                 self._unframed.pop(finding.key, None)
 
     def _run(self, detector: Detector, frames: Mapping[str, Frame], accepted: Sequence[str]) -> list[Finding]:
-        """Returns the findings of a detector, after the feedback of persons.
+        """Returns the findings of a detector, after people's feedback.
 
         After a failure soon after a restart the detector starts with empty state: the restored one may be bad.
         """
@@ -243,7 +243,7 @@ class Runner:
     def _count_failure(self, detector: Detector, error: Exception) -> None:
         self.errors[detector.name] += 1
         if self.errors[detector.name] <= _MOST_ERRORS_LOGGED:
-            _log.error("detector %s failed on a frame, the others go on", detector.name, exc_info=error)
+            _log.error("detector %s failed on a frame, the others continue", detector.name, exc_info=error)
 
     def snapshot(self) -> str:
         """Returns all state as JSON text."""

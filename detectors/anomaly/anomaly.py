@@ -35,11 +35,11 @@ class Anomaly(Detector):
     """Reports that an entity has changed: how unusual the moves of its signals are, against the past of each.
 
     A move is the difference of two exponential means, 1 against 10 and 3 against 30 samples. Its size counts in mean
-    excesses above its own 95 % quantile, learnt over `memory` samples and at least so large that `limit` of them are
+    excesses above its own 95 % quantile, learnt over `memory` samples with a lower bound: `limit` of them are at least
     `least` of the level. The three strongest signals of an entity count, by their mean; from 8 entities alike (kind and
     attributes) their common part is subtracted first. Counters count by their rate, states by their changes; where a
-    signal declares the direction of harm, only that direction. A counter of harm that grows after standing still
-    suffices by itself.
+    signal declares the direction of harm, only that direction. An error counter that grows after a long time without
+    growth is enough.
 
     Suspect: `limit` for 2 samples. Ticket: twice that by three signals or more, still unusual after 5 samples. It never
     pages, since it does not know the meaning. A condition is over when it is half as unusual, or after 30 samples: then

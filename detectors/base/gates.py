@@ -71,7 +71,7 @@ class Gates(State):
                 del known[entity]
 
     def in_maintenance(self, entity: str, topology: Topology, time: int, settles: int = SETTLES) -> bool:
-        """Returns whether people work on it or on what it is part of, or did so less than `settles` us ago."""
+        """Returns whether it, or something that it is part of, is in maintenance or was less than `settles` us ago."""
         if not self._working and not self._worked:
             return False
         around = (entity, *topology.ancestors(entity))

@@ -69,7 +69,7 @@ class GroupEvents(State):
     """Follows the shifted cohorts of one metric; a part() of a detector.
 
     Nothing is reported while jobs have just begun or ended on most of the members that are off, or their versions
-    changed: these are consequences. Nor while people work on what they share.
+    changed: these are consequences. Nor while what they share is in maintenance.
 
     began: cohort and side -> since, seen, entity.
     """
@@ -139,7 +139,8 @@ class GroupEvents(State):
         return shifted
 
     def _too_early(self, began: dict[str, Any], members: Sequence[str], frame: Frame, gates: Gates) -> bool:
-        """Returns whether it is too early to report: just begun, most members just changed, or people work on most."""
+        """Returns whether it is too early to report: just begun, most members just changed, or most are in
+        maintenance."""
         topology, time = frame.topology, frame.time
         began["since"] = min(began["since"], time)  # the clock may have been set back
         if time - began["since"] < self.hold:

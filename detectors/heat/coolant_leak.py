@@ -137,8 +137,8 @@ class CoolantLeak(Detector):
     A reservoir that sinks along a line, by at least 3 %, is a leak that no rope has reached yet: page if it is empty
     within `empty` h at that rate, else ticket. After maintenance of the loop its level is learned again.
 
-    From the agents' event `leak`, as it arrives, and from leak.state, so that a lost event costs a frame and no leak.
-    No statistics: a controller has debounced the rope, and water beside 100 kW leaves no time.
+    From the agents' event `leak`, as it arrives, and from leak.state, so a lost event delays the finding by one frame
+    only. No statistics: the controller has debounced the rope, and water beside 100 kW is urgent.
 
     Source: Redfish LeakDetector DetectorState (DSP2046): Warning and Critical are the detector's own verdict.
     """

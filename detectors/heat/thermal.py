@@ -97,13 +97,13 @@ class Thermal(Detector):
     by heat, or will within `near` minutes; or after `hold` s with R up by `page_delta` within hours and its memory
     warmer too. Most GPUs of a node, or nodes of a rack, are one finding on the node or rack: their coolant.
 
-    A GPU that reports thermal throttling for two frames is a ticket whatever its R, unless its whole loop throttles; a
-    page after `hold` s at its limit unless R is known to be normal: then it is one ticket until a day without
-    throttling. A loop (else CDU, else rack) whose coolant was not read for 10 min is one ticket when GPUs of most of
-    its nodes throttle by heat, or 30 % of its working GPUs on three nodes; a page once 30 % of them did for `hold` s. A
-    trend of two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. While the agent of a loop
-    reports that its flow or pressure collapsed, no resistance on it is judged: that is the loop's fault. A core
-    temperature that moves while the memory beside it does not is a sensor: telemetry_sensor's.
+    A GPU that reports thermal throttling for two frames is a ticket at any R, unless its whole loop throttles; a page
+    after `hold` s at its limit unless R is known to be normal: then it is one ticket until a day without throttling. A
+    loop (else CDU, else rack) whose coolant was not read for 10 min is one ticket when GPUs of most of its nodes
+    throttle by heat, or 30 % of its working GPUs on three nodes; a page once 30 % of them did for `hold` s. A trend of
+    two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. While the agent of a loop reports
+    that its flow or pressure collapsed, no resistance on it is judged: the loop is the cause. A core temperature that
+    moves while the memory's does not is a faulty sensor: see telemetry_sensor.
 
     Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: three times what 1 K of NVML's rounding is at 40 K
     over the coolant; 87 Cel is where current parts begin to slow down if they report no margin (leptonai/gpud);

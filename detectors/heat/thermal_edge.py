@@ -27,9 +27,9 @@ _UNITS = {"gpu": "node"}  # what shares a part's cooling most closely
 class ThermalEdge(Detector):
     """One part that heats up is a suspect; `least` parts of a node, and at least half, are a page on the node.
 
-    A single sensor cannot distinguish a lost cold plate from its own fault, and the part slows down by itself at its
-    limit; several parts are several sensors, and share the manifold. Coolant that warms fast at its supply is one
-    sensor too: a suspect, and a page once a part that it cools rises. Lost flow is paged by its own detectors.
+    A single sensor cannot distinguish a lost cold plate from its own fault, and the part throttles at its limit anyway;
+    several parts are several sensors, and share the manifold. Coolant that warms fast at its supply is one sensor too:
+    a suspect, and a page once a part that it cools rises. Lost flow is paged by its own detectors.
 
     Source: dT/dt = P / C is 2.3 K/s at 1 kW and 440 J/K of plate and water without flow.
     """

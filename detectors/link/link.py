@@ -47,20 +47,20 @@ _TRAINING_S = 30.0
 class Link(Detector):
     """Counts flaps, times links that are down, and sums errors left after correction; a failed leaf is one finding.
 
-    Suspect: one flap, a port that is down, or errors at half of `limit`. Page: `flaps` within `flap_window` s, down
-    for `drop` s, trained to less than its speed (a ticket after new firmware), errors at `limit`, or more in 300 s than
-    chance makes: at 400 Gb/s five in a minute or six in five, four where the whole fabric has very few; a burst counts
-    at most `error_cap` in 30 s. Suspected errors page immediately if both ends of the cable have them, or the module is
-    hot. Otherwise they do not page until their counter has been read for ten minutes, which shows how it bunches.
-    More than `leaf_share` of a leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the
-    leaf, none for its ports. The same if more than 30 % of at least eight ports of a leaf begin to have errors within
-    five minutes; if they are on several leaves, the entity is `fabric:all`.
+    Suspect: one flap, a port that is down, or errors at half of `limit`. Page: `flaps` within `flap_window` s, down for
+    `drop` s, trained to less than its speed (a ticket after new firmware), errors at `limit`, or more in 300 s than
+    chance explains: at 400 Gb/s five in a minute or six in five, four where the whole fabric has very few; a burst
+    counts at most `error_cap` in 30 s. Suspected errors page immediately if both ends of the cable have them, or the
+    module is hot. Otherwise they do not page until their counter has been read for ten minutes, which shows whether its
+    errors come in bursts. More than `leaf_share` of a leaf's ports (at least `leaf_ports`) down within `leaf_within` s:
+    one page for the leaf, none for its ports. The same if more than 30 % of at least eight ports of a leaf begin to
+    have errors within five minutes; if they are on several leaves, the entity is `fabric:all`.
 
     Nothing counts during announced maintenance and until links have settled, on a port whose counters have just
     started, on one whose far end's node is silent (it boots), or in a counter that was reset or is saturated (evidence:
     `full`). Received packets with errors that follow the load are congestion, a ticket at most. Only a port of a
-    fabric, below a leaf or a rail in the topology, pages. Elsewhere people unplug cables: what would page is a ticket
-    there, as with the role `management` anywhere; a suspect with `wireless` or the role `unused`.
+    fabric, below a leaf or a rail in the topology, pages. Elsewhere cables are unplugged on purpose: a page becomes a
+    ticket there, as with the role `management` anywhere, and a suspect with `wireless` or the role `unused`.
 
     Source: 3 flaps in 12 h and down for 4 min as in gpud's rules; bit error rates of 1e-15 (`healthy_ber`, NVIDIA's
     factory test of cables; down to a tenth of it where all ports together show less) against 1e-13 (`faulty_ber`);
@@ -147,7 +147,7 @@ class Link(Detector):
             self.states.record_flap(port, times, time)
 
     def _is_excused(self, frame: Frame, i: int, started: Floats) -> bool:
-        """Returns whether people work on a port, or its counters have just started."""
+        """Returns whether a port is in maintenance, or its counters have just started."""
         young = frame.time - started[i] * SECOND < _BRING_UP_S * SECOND
         return bool(young) or self.gates.in_maintenance(frame.entities[i], frame.topology, frame.time)
 

@@ -125,11 +125,11 @@ class LinkCongestion(Detector):
     """Waits and congestion marks of each port for the bytes it sends, each minute; a leaf is judged as a whole.
 
     Ticket: on more than `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, waits or
-    marks are `factor` times the normal of each, for `hold` s; a suspect after two minutes of it. Normal is the
-    port's own past, after the median of the other ports of its node has removed what the job does; where nodes have
-    fewer than four busy ports another job would look the same, and it stays a suspect. No port is ever blamed: a
-    leaf on which a tenth of those ports have errors is left to the detector `link`.
-    Ends when a third of the ports are left. Two to four ports whose flows were hashed onto one uplink are no finding.
+    marks are `factor` times the normal of each, for `hold` s; a suspect after two minutes of it. Normal is the port's
+    own past, after the median of the other ports of its node has removed what the job does; where nodes have fewer than
+    four busy ports another job would look the same, and it stays a suspect. A port is never the cause. A leaf on which
+    a tenth of those ports have errors is left to the detector `link`. Ends when a third of the ports are left. Two to
+    four ports whose flows were hashed onto one uplink are no finding.
 
     Source: errors and load distinguish corruption from congestion, as in CorrOpt (SIGCOMM 2017); half of a leaf's
     ports as for a leaf that is down; six ports, since flows that collide on an uplink are two to four; the hold is

@@ -61,9 +61,9 @@ class LinkNvlink(Detector):
 
     Page: errors in two windows of 30 s, a link that was up and is down, or one that has lost `loss` of its best speed,
     each for `confirm` samples; or a message of the driver (XID 74, 136, 144 to 150, SXid) with errors, one that recurs
-    after half a minute, or a fatal one of a switch. Suspect: one burst of errors or of messages. Blamed is the link;
-    the GPU where several of its links are affected; the node where at least half of its GPUs, and three, are. A link
-    has two ends and one counter of errors: the end is known only if one of them alone logs messages.
+    after half a minute, or a fatal one of a switch. Suspect: one burst of errors or of messages. The cause is the link;
+    the GPU if several of its links are affected; the node if at least half of its GPUs, and three, are affected. A link
+    has two ends and one counter of errors: the faulty end is known only if just one end logs messages.
 
     Source: DCGM takes one replay or recovery in a window for a failure, imbue's cluster-health five errors: at 1 an
     hour (healthy, chosen) against 100, five errors reach the limit of 23. XIDs as in NVIDIA's catalogue. `loss` is one

@@ -160,11 +160,11 @@ class LinkOptic(Detector):
     - rising: since its last step, for `least_hours` h, with Mann-Kendall z > `z` and by more than `slope` decades
       a day (Theil-Sen); it is above `normal` and half a decade above its peers, and the line crosses `fec_limit`
       within `horizon` days;
-    - high: above `high` in three hours in a row, and a decade above its peers or, without peers, above its own past;
-    - hot: above `hot` degrees C, or `hotter` K more than before while its peers are as before;
-    - dark: `darker` dB less light than before while its peers are as before.
-    A ticket holds until the port is well below the value of its ticket. What moves all ports alike blames none, and a
-    step is not a trend: healthy ports are known to move by more than a decade in one step and stay there.
+    - high: above `high` in three hours in a row, and a decade above its peers or, without peers, above its own past; -
+    hot: above `hot` degrees C, or `hotter` K more than before while its peers are as before; - dark: `darker` dB less
+    light than before while its peers are as before. A ticket stays open until the value is clearly below that of the
+    ticket. A change of all ports alike gives no ticket, and a step is not a trend: healthy ports are known to move by
+    more than a decade in one step and stay there.
 
     Source: RS(544,514) (IEEE 802.3 clause 91) corrects up to about 2.4e-4; raw rates of 1e-8 to 1e-6 are normal on PAM4
     (public mlxlink outputs): `normal` is the worst of them, `high` ten times that; 70 degrees C and 10 K as in
@@ -295,8 +295,8 @@ class LinkOptic(Detector):
         facts |= {"cohort": self._peers.cohort_name(frame, i) or "all ports"} if ports.size[i] >= _MIN_COHORT else {}
         compared = ports.compared(i, facts.pop("cohort", "own past")) if reason in _ERROR_REASONS else None
         clears = {
-            "rising": "the raw bit error rate falls to half of what it was, or people work on the module or fibre",
-            "high": "the raw bit error rate falls to half of what it was, or people work on the module or fibre",
+            "rising": "the raw bit error rate falls to half of what it was, or the module or fibre is in maintenance",
+            "high": "the raw bit error rate falls to half of what it was, or the module or fibre is in maintenance",
             "hot": "the module is 3 K cooler than when it was ticketed",
             "dark": "1 dB of the light comes back",
         }[kept["reason"]]

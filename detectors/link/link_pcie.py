@@ -41,12 +41,12 @@ _ORDER = {"page": 0, "ticket": 1, "suspect": 2}
 class LinkPcie(Detector):
     """PCIe width of GPUs and NICs at any time, their speed under load: an idle GPU lowers its generation to save power.
 
-    Page: fewer lanes than the device has held, three samples in a row, or a lower generation while it works at
-    `busy` or more, or has been idle for half an hour among similar idle ones that keep theirs. Ticket: the same if it
-    has not been at its best since new software or firmware of the last day, which may cause it; a device that has had
-    less than its peers since it was first seen; or packets sent again (replays) at the rate that breaks PCIe's error
-    budget, in two windows of a minute. Suspect: one burst of replays.
-    Blamed is the GPU or the NIC's port; slot, riser and device look the same. AER events of the node are shown.
+    Page: fewer lanes than the device has held, three samples in a row, or a lower generation while its utilization is
+    `busy` or more, or after half an hour idle while similar idle ones keep theirs. Ticket: the same if it has not been
+    at its best since new software or firmware of the last day, which may cause it; a device that has had less than its
+    peers since it was first seen; or packets sent again (replays) at the rate that breaks PCIe's error budget, in two
+    windows of a minute. Suspect: one burst of replays. The cause is the GPU or the NIC's port; slot, riser and device
+    look the same. The evidence has the node's AER events.
 
     Source: replays above 1.92 per minute and lane are beyond a bit error rate of 1e-12 at generation 5 (DCGM's health
     check; 16 lanes: 1,843 per hour) against 10 per hour (chosen). NVML: the generation is lower while the GPU is idle.

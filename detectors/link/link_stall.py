@@ -82,7 +82,7 @@ class LinkStall(Detector):
 
     Page: most ports beside it (of its node and role, else of its leaf) have traffic, and its counters of failed work
     grow in `failing` readings; or its driver logged that the NIC does not respond; or data waits for it: the far end of
-    its cable has waited for credits in `failing` readings, or it pauses its switch, and no other port beside it does.
+    its cable has waited for credits in `failing` readings, or it pauses its switch, and no port beside it does.
     Suspect: most ports beside it have traffic, and nothing else is known; or none has, and it alone counts failed work
     (it, or the port to which it sends: the sender counts, not the silent receiver), or data waits for several. If the
     others have no traffic either and no data waits, a job has ended or hangs, and no port is blamed: ports of
@@ -90,7 +90,7 @@ class LinkStall(Detector):
 
     Source: RDMA traffic that falls to nothing as the sign of a hang (ByteRobust, SOSP 2025, which waits 10 min as it
     watches whole jobs); the health poll of the mlx5 driver; PortXmitWait of the IBTA specification 16.1.4: data to
-    send and no credit, which is the receiver's doing if it takes no byte. `hold`, `steady` and `failing` are chosen:
+    send and no credit, which the receiver causes if it receives no byte. `hold`, `steady` and `failing` are chosen:
     six readings of 10 s, after which every retry of a queue pair (4 s each) has been counted; half of those ten
     minutes; and two, since a job that is killed flushes its queue pairs within one.
     """

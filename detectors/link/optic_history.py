@@ -49,7 +49,7 @@ class OpticHistory(State):
     def add_frame(self, frame: Frame, maintenance: Callable[[], Bools]) -> bool | None:
         """Adds a slot, if one is due; returns True when an hour is complete, None if nothing was due.
 
-        maintenance: returns (N,) ports that people work on, which are left out. A clock that goes back by less than an
+        maintenance: returns (N,) ports in maintenance, which are left out. A clock that goes back by less than an
         hour is waited for; after one that goes back further the history starts again.
         """
         slot = frame.time // _SLOT

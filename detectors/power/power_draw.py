@@ -104,11 +104,12 @@ def _fit_lines(sums: Floats) -> tuple[Floats, Floats]:
 class PowerDraw(Detector):
     """Peer-conditioned CUSUM on ln(P / P_fit): power against a line of clock x activity by product, refitted daily.
 
-    Compared are the GPUs of a product in a stage or job, else in a rack, and each with its own past. Suspect: 10 % more
-    or less than its peers for `hold` s: a voltage regulator, a power limit, or the meter. Ticket after `patience` s, if
-    the activity of the multiprocessors and the job are known (else other work looks the same) and its temperature
+    Compares GPUs of one product within a stage or job, else within a rack, and each with its own past. Suspect: 10 %
+    more or less than its peers for `hold` s: a voltage regulator, a power limit, or the meter. Ticket after `patience`
+    s, if the activity of the multiprocessors and the job are known (else other work looks the same) and its temperature
     follows the power: where it does not, the meter is wrong, which telemetry_sensor reports. Never a page. Not judged:
-    idle GPUs, those held down (power cap 0x4, heat, brake), load steps, announced work, and half a node together.
+    idle GPUs, those that are limited (power cap 0x4, heat, brake), load steps, announced maintenance, and half a node
+    together.
 
     Source: dynamic power goes as clock x activity at one voltage (Weste and Harris, CMOS VLSI Design, section 5.2);
     delta: identical GPUs differ by 8 % (Sinha et al., SC 2022). hold: twice the longest benign slowdown of 300 s;

@@ -35,7 +35,7 @@ _WHY_CLEARED = {
 
 @dataclass
 class SdcVote(Detector):
-    """Judges canary digests: bit-exact, so there is nothing to learn and no noise. A ledger keeps the odds.
+    """Compares canary digests bit by bit: there is no noise and no baseline. A ledger keeps the results per device.
 
     A result with the known answer (`expected`) is judged by it, even alone. Of others the answer of more than half
     of at least `quorum` devices of one version, SKU and driver is right; without a majority no device is blamed, and

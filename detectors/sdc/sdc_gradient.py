@@ -127,14 +127,14 @@ class SdcGradient(Detector):
     """A rank whose local gradient norm is `factor` times its stage's median, and times its own usual, is a suspect.
 
     It is a ticket, to test the GPU, if it spikes again sooner and more often than ranks do by chance, as learnt from
-    it, its stage and all others; if its GPU, whichever rank is on it, spikes repeatedly, however seldom, and no other
-    of its stage does nearly so; or if it alone counts a loss or gradient that is not finite: data hardly causes that.
-    One spike, however large, is not a ticket: tails are heavy. It never pages: norms show few corruptions, and data and
+    it, its stage and all others; if ranks on its GPU spike repeatedly, even rarely, and no other GPU of its stage
+    spikes nearly as often; or if it alone counts a loss or gradient that is not finite: data hardly causes that. One
+    spike, however large, is not a ticket: tails are heavy. It never pages: norms show few corruptions, and data and
     numerics cause spikes too; a canary or the digest of a replica must confirm. It stays for `hold` seconds after the
     last spike, or for three usual pauses of a GPU with a series of spikes.
 
-    What a large part of a stage shows together is the batch (a loss spike) or, where norms are reported after the
-    all-reduce, may be one GPU among many: the job is a suspect, its results are in doubt, and no GPU is blamed.
+    If a large part of a stage spikes together, the cause is the batch (a loss spike). Where norms are reported after
+    the all-reduce, it may also be one GPU among many. Then only the job is a suspect, and its results are in doubt.
 
     Source: the factor of 5 is ByteRobust's (SOSP 2025) for loss and gradient norm; that under half of the corruptions
     show so: SDCHunter (OSDI 2026); 1 % of them end as NaN or infinity: "Anatomy of GPU SDC" (DSN 2026); spikes are

@@ -121,7 +121,7 @@ class ReplicaRounds(State):
 
 @dataclass
 class SdcReplica(Detector):
-    """Votes over the digests of replicas of the same parameters after a step: bit-exact, nothing to learn.
+    """Votes over the digests of replicas of the same parameters after a step, bit by bit, without a baseline.
 
     Of `least` replicas or more that had agreed, the one with other bits is a suspect, and pages on its GPU when it has
     other bits in `page_at` steps: that persists, or came again. Several with the same other bits, more than a third of

@@ -207,16 +207,15 @@ class StuckReadings:
 
 @dataclass
 class StragglerJob(Detector):
-    """A job that makes no step, and why; and steps at least 10 % longer than the job's own past, and the cause.
+    """Finds jobs that make no steps, or steps at least 10 % longer than before, with the cause.
 
-    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Page, unless an XID, a
-    lost GPU or a link that went down on its nodes explains it, since then the job dies by itself and other detectors
-    report the cause, or unless there is maintenance. Stall: no step for `stall` s while GPUs idle and tasks wait for
-    I/O on half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause:
-    collectives (the network) or a stage (the job itself). A suspect, as the leaf or port is named elsewhere, and the
-    division of work in a job is its owner's decision; with `tickets` a ticket after `hold` s. One slow rank, and a
-    power cap, are left to other detectors. Evaluations and checkpoints draw more power than a hang, and show no I/O
-    pressure.
+    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Page, unless there is
+    maintenance, or an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends without
+    help, and other detectors report the cause. Stall: no step for `stall` s while GPUs idle and tasks wait for I/O on
+    half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause: collectives
+    (the network) or a stage (the job itself). A suspect, since other detectors report the leaf or port, and the job's
+    owner decides how it divides work; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left
+    to other detectors. Evaluations and checkpoints draw more power than a hang, and show no I/O pressure.
 
     Source: ByteRobust (SOSP 2025) takes 10 min without RDMA traffic for a hang; PyTorch's watchdog ends it after 10 min
     at the earliest, and jobs that lost a GPU or link are dead within 5 min: `hang` is between. Lin et al. (OSDI

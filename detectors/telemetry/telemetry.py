@@ -252,12 +252,12 @@ class Telemetry(Detector):
     """A device that has been silent for `seconds`, a node for `node_seconds`, is a ticket, and a page where its host or
     its feed is known to be dead.
 
-    The cause is derived where it can be. A shared feed, rack or loop whose nodes all fell silent together is blamed
-    once. A node whose job ended with it or hangs since, or whose kernel logged a fatal error, is dead (page); one whose
-    job still makes steps has a dead agent or no network (ticket). Announced work, reboots that an XID required and
-    ranks whose job ended are no silence. Messages that an agent lost are a ticket. A shorter gap in all data of a node
-    and its GPUs is a suspect, since agents are restarted, and a ticket if the agent did not restart, if it is too long
-    for that, or if it comes a third time.
+    The cause is derived if possible. If all nodes of a shared feed, rack or loop fell silent together, that entity is
+    the cause, in one finding. A node whose job ended at the same time or has hung since, or whose kernel logged a fatal
+    error, is dead (page); one whose job still makes steps has a dead agent or no network (ticket). Announced
+    maintenance, reboots that an XID required and ranks whose job ended do not count as silence. Messages that an agent
+    lost are a ticket. A shorter gap in all data of a node and its GPUs is a suspect, since agents are restarted, and a
+    ticket if the agent did not restart, if it is too long for that, or if it comes a third time.
 
     Source: NVIDIA's catalogue of XIDs for what requires a reboot; PyTorch's NCCL watchdog (10 min) for how long a job
     outlives a lost rank.
@@ -266,8 +266,8 @@ class Telemetry(Detector):
     node_seconds:  for nodes that report in each frame: longer than the start of an agent, and short enough that the
                    alert for a lost node comes within 60 s, with a frame of 10 s before it and what agents hold
                    back (5 s) after it; chosen.
-    dead_seconds:  a node or a group that fell silent together without a sign of life is taken for dead after so long,
-                   and pages; chosen: no unannounced reboot or new image takes longer.
+    dead_seconds:  a node or a group that fell silent together without any report counts as dead after this time, and
+    pages; chosen: no unannounced reboot or new image takes longer.
     """
 
     name: ClassVar[str] = "telemetry"

@@ -242,12 +242,13 @@ class TelemetrySensor(Detector):
     temperature is compared with its memory's, its power and the node's other GPUs; its power with its temperature; the
     flow of a loop with pressure, pump and heat (affinity laws); its supply with its return; an air inlet with those of
     the rack and the fans. Noisy: its readings change much more than usual, those of its peers do not. After announced
-    work an instrument is learnt again.
+    maintenance an instrument is learned again.
 
     Source: the kinds of fault as in Ni et al., "Sensor network data fault types", ACM Transactions on Sensor Networks
     5(3), 2009.
 
-    linger_seconds: for so long after it was last wrong an instrument counts as faulty. Chosen: without load, as between
+    linger_seconds: an instrument counts as faulty for this time after it was last wrong. Chosen: without load, as
+    between
                     two jobs, or with a small bias, nothing shows the fault for hours, and it does not repair itself.
     """
 

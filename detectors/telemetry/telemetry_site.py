@@ -21,9 +21,9 @@ class TelemetrySite(Detector):
     """A site whose agents are all silent is a page, with the number of agents and what they share.
 
     The pipeline finds it by wall clock (35 s without a message of any agent) and writes the event `site_silent`, and
-    `site_heard` when the first agent is back; no other detector can, because frames advance with telemetry. Where the
-    pipeline itself cannot read (brokers away), the page says that instead. A finding depends on its event alone: it is
-    made when the event is written, and a replay of the events makes the same.
+    `site_heard` when the first agent is back; no other detector can, because frames advance with telemetry. If the
+    pipeline itself cannot read (brokers down), the title of the page reports that instead. A finding depends on its
+    event alone: it is made when the event is written, and a replay of the events makes the same.
 
     Source: the events of the pipeline.
     """

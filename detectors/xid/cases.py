@@ -376,7 +376,7 @@ class CaseSchedule:
     ) -> None:
         """Schedules the next check of a case, which may grow, be reported or end; a latched one waits for events.
 
-        known: its open condition.   maintenance: people work on it, after which its level may rise.
+        known: its open condition.   maintenance: it is in maintenance, after which its level may rise.
         """
         over = case["last"] + QUIET_FOR + 1
         if known is None and not case["fresh"] and is_link_only(case):

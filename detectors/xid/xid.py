@@ -27,7 +27,7 @@ _GPU = ("gpu_lost", "gpu_back", "slow_call", "nvml_refused", "counter_reset")
 _HOST = ("kernel", "aer", "sel", "redfish", "gpu_count")
 _KINDS = frozenset((*_XIDS, *_GPU, *_HOST))
 _SIGNALS = ("event:xid",)
-_CLEARS = "a reset or reboot, the driver's all-clear (recovery action none), the GPU's return, or a person"
+_CLEARS = "a reset or reboot, the recovery action none of the driver, the GPU's return, or a person"
 _WHY_RESET, _WHY_ALL_CLEAR, _WHY_COMPLETE = "reset or back", "the driver needs no action any more", "all GPUs present"
 _WHY_REMOVED = f"removed, no data for {GONE_AFTER // SECOND // 3600} h"
 _WHY_UNKNOWN = f"dropped, more than {MAX_UNKNOWN} cases of unknown entities"
@@ -42,17 +42,17 @@ class Xid(Detector):
     """Rules over logged facts: each XID has a level, and the recovery action of the driver (XID 154) precedes it.
 
     Page where the catalogue or the driver says reset, reboot or check the cabling, when a GPU is lost, and when a
-    server's kernel or BMC reports a machine check, an uncorrected memory error, a fatal PCIe error or a disk that
-    takes no writes; ticket where it says restart, update or replace at a convenient time. These hold until a reset, a
-    reboot, the GPU's return, the driver's all-clear or a person ends them. All reports of one GPU are one condition;
-    what follows from another GPU's XID belongs to that one. XID 48 waits `settle` s for the row that replaces what
-    failed.
+    server's kernel or BMC reports a machine check, an uncorrected memory error, a fatal PCIe error or a disk that takes
+    no writes; ticket where it says restart, update or replace at a convenient time. These hold until a reset, a reboot,
+    the GPU's return, the recovery action "none" of the driver, or a person ends them. All reports of one GPU are one
+    condition; consequences of another GPU's XID belong to that GPU. XID 48 waits `settle` s for the row that replaces
+    what failed.
 
     XIDs that programs cause (13, 31, 43, 45, copy engines) on two or more GPUs of one job within `together` s belong to
     the job, a suspect; on one GPU again within `again` s, under another job or in the same unit of it, to that GPU, a
     ticket. `pages`, `tickets` and `suspects` set the level of XIDs otherwise. During announced maintenance nothing is
-    above a suspect. An XID, or a GPU lost while others of its server respond, that pages whatever comes next is
-    reported as it arrives.
+    above a suspect. An XID that always pages is reported as it arrives; so is a GPU that is lost while others of its
+    server respond.
 
     Source: NVIDIA's catalogue of XIDs; repeats as NVSentinel counts them (XID 31 on a GPU, 13 on a GPC and TPC, twice
     in 24 h). `settle` and `together` are chosen: the lines of one error come within milliseconds to a second.
@@ -68,7 +68,7 @@ class Xid(Detector):
     )
     on_arrival: ClassVar[tuple[str, ...]] = ("xid", "gpu_lost")
     cannot_see: ClassVar[str] = (
-        "Faults that nothing logs, such as a server that stops without a message, and whether a lone XID 13 or 31 is "
+        "Faults that are not logged, such as a server that stops without a message, and whether a lone XID 13 or 31 is "
         "the program's or the GPU's."
     )
 

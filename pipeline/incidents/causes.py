@@ -25,7 +25,7 @@ SITE_SILENCE = "telemetry_site"
 MIN_CHILDREN = 3
 """Affected children that make their parent the suspect: two coincide too often, four delay the page. Chosen."""
 MIN_CHILD_SHARE = 0.2
-"""Least share of affected children: healthy children exonerate the parent (SCORE, Kompella et al., NSDI 2005).
+"""Least share of affected children: healthy children clear the parent (SCORE, Kompella et al., NSDI 2005).
 Chosen."""
 SYMPTOM_FAMILY = "straggler"
 """The family that is a symptom of physical faults (link, power, coolant, clocks) and causes none."""

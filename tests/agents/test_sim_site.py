@@ -25,7 +25,7 @@ def test_the_other_supplies_of_a_node_carry_the_load_of_a_lost_one() -> None:
     assert only_within(changed)
     assert set(np.flatnonzero(changed.any(axis=0))) == {lost, *others}
     assert set(run.column("psu.status")[WITHIN, lost]) == {2}
-    assert run.column("psu.input_voltage")[WITHIN, lost].min() > 220  # its input is well
+    assert run.column("psu.input_voltage")[WITHIN, lost].min() > 220  # its input is healthy
     assert not run.changed("gpu", "gpu.sm_clock").any()
 
 

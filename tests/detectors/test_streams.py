@@ -123,7 +123,7 @@ def test_a_shifted_cohort_is_learned_again_after_a_day():
 
 
 def test_a_shift_of_most_of_a_cohort_does_not_become_the_normal_of_the_others():
-    """24 of 32 slow for 8 h and then well again: the 8 that were well all the time are as before."""
+    """24 of 32 slow for 8 h and then healthy again: the 8 that were always healthy are as before."""
     rows, groups = quiet_rows(200 + 2880 + 100, 32), np.zeros(32, np.int32)
     rows[200:3080, :24] += 0.2
     streams = Streams(TIMES)

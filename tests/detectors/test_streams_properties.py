@@ -85,7 +85,7 @@ def test_a_clock_that_jumps_is_followed_without_findings(times):
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 99))
 def test_no_member_learns_while_the_cohort_is_shifted(seed):
-    """Else a member that did not change would count as slow once the others are well again."""
+    """Else a member that did not change would count as slow once the others are healthy again."""
     values, streams = np.random.default_rng(seed).normal(0.0, 0.01, (900, SIZE)), Streams(CHANNEL)
     values[300:600, :10] += 0.1
     groups = np.zeros(SIZE, np.int32)
