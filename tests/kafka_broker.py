@@ -140,7 +140,7 @@ def _download(file: Path) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BrokerError(f"the broker's jars cannot be fetched: {error}") from error
     if done.returncode:
-        raise BrokerError(f"the broker's jars cannot be fetched; Maven said: {(done.stdout + done.stderr)[-2000:]}")
+        raise BrokerError(f"the broker's jars cannot be fetched; Maven's output: {(done.stdout + done.stderr)[-2000:]}")
     part.replace(file)
 
 

@@ -4,7 +4,6 @@ Random faults occur at published rates, unevenly over the nodes as in real fleet
 a node. The hazard of a node is the rate x Gamma frailty (mean 1, shape 0.2: the worst 5 % of the nodes have 44 % of the
 events) x infant mortality (Weibull, shape 0.7: three times the rate at first, the published rate after 30 days) x 2^((T
 - T0) / 10 K). Events of racks, loops, units, leaves and jobs are Poisson without these factors.
-
 """
 
 from __future__ import annotations
@@ -362,7 +361,6 @@ def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     """Returns whether a fault that shows only under load is on a device without a job for most of its time.
 
     Hard faults are logged in any case: False.
-
     """
     if not fault.kind.loaded or fault.kind.detectability != "soft":
         return False

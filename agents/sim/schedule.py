@@ -4,7 +4,6 @@ The busy nodes are divided into partitions, each with one job at a time. With `m
 never ends. A fault that stops a job ends its allocation at that moment; the job restarts some minutes later, with spare
 nodes for those that are out of service: its ranks keep their names and change GPUs. The whole schedule follows from
 scenario, seed and faults, and is known before the first block.
-
 """
 
 from __future__ import annotations

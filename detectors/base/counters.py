@@ -12,7 +12,7 @@ does not respond; 2**64 is 2**64 - 1 as a float. A counter that passes through o
 
 
 def is_unreadable(values: Floats) -> NDArray[np.bool_]:
-    """Returns (N,) readings that are no value of a counter."""
+    """Returns (N,) readings that are not a value of a counter."""
     return np.isin(values, TOPS) | (values < 0) | (values > TOPS[-1])
 
 

@@ -34,7 +34,7 @@ What to use, all in detectors/base/ unless a path is given:
     rate of a counter     the difference to the last value in a memory() field, by the seconds between the two readings;
                           counters.py for registers that can be full, and for values that fall back
     small lasting shifts  streams.py: a CUSUM against peers and own past, with a known false alarm rate
-    announced work        gates.py; name event:maintenance_start and event:maintenance_end in `wants`
+    announced maintenance gates.py; name event:maintenance_start and event:maintenance_end in `wants`
     when to report        findings.py: due_report, close_ended
     summary               pipeline/model/entity_names.py: pager_title
     budget                budget.py: override `budget` with rule_line for a rule without statistics
@@ -129,9 +129,9 @@ class Detector(State, ABC):
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
         """Returns the finding that one event of `on_arrival` is by itself, before its frame is closed, or None.
 
-        The finding depends on the event alone, and no state changes. It may be None for announced work, or where the
-        condition is reported already. `observe` gets the event with its frame and reports the same condition with the
-        same onset; the Runner drops findings that were reported before.
+        The finding depends on the event alone, and no state changes. It may be None for announced maintenance, or where
+        the condition is reported already. `observe` gets the event with its frame and reports the same condition with
+        the same onset; the Runner drops findings that were reported before.
         """
         return None
 

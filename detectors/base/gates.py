@@ -1,4 +1,5 @@
-"""Gates: reasons why unusual telemetry is not a fault: announced work, new software, a reset, a job that just began.
+"""Gates: reasons why unusual telemetry is not a fault: announced maintenance, new software, a reset, a job that just
+began.
 
 A detector keeps its own Gates, updated with the frames that it gets. What they hold is bounded in time.
 """
@@ -18,7 +19,7 @@ from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
 LONGEST = 24 * 3600 * SECOND
-"""us after which announced work without an end counts as over; longer work is announced again. Chosen."""
+"""us after which announced maintenance without an end counts as over; longer work is announced again. Chosen."""
 SETTLES = 600 * SECOND
 """us that a device needs after work, a boot or a change of software: links train, caches and coolant warm up. Chosen:
 twice the boot of a server with 8 GPUs."""

@@ -10,7 +10,7 @@ from detectors.base.streams import Bools
 IDLE, CAPPED = 0x1, 0x4
 """Bits of an idle GPU and of a software power cap, which is policy."""
 NAMES = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-"""Reasons that are no policy; those on which Azure's node health checks fail."""
+"""Reasons that are not policy; those on which Azure's node health checks fail."""
 _TITLES = {0x8: "HW slowdown", 0x20: "SW thermal throttle", 0x40: "HW thermal throttle", 0x80: "power brake"}
 THROTTLE = sum(NAMES)
 _HIGHEST = 2.0**53  # from here a float has no single bits: the reading is invalid, as one below 0 is

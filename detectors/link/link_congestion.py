@@ -129,7 +129,7 @@ class LinkCongestion(Detector):
     own past, after the median of the other ports of its node has removed what the job does; where nodes have fewer than
     four busy ports another job would look the same, and it stays a suspect. A port is never the cause. A leaf on which
     a tenth of those ports have errors is left to the detector `link`. Ends when a third of the ports are left. Two to
-    four ports whose flows were hashed onto one uplink are no finding.
+    four ports whose flows were hashed onto one uplink are not a finding.
 
     Source: errors and load distinguish corruption from congestion, as in CorrOpt (SIGCOMM 2017); half of a leaf's
     ports as for a leaf that is down; six ports, since flows that collide on an uplink are two to four; the hold is

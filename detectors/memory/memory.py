@@ -52,7 +52,7 @@ GPU_MEMORY = np.dtype(
     ]
 )
 """State of the memory of each GPU."""
-_MAINTENANCE_SETTLES = 60 * SECOND  # after announced work: memory needs no warm-up; chosen
+_MAINTENANCE_SETTLES = 60 * SECOND  # after announced maintenance: memory needs no warm-up; chosen
 _XID_WITHIN = 120 * SECOND  # us between a counter's growth and its XID; counters are read every 10 s or more; chosen
 _FLAGS = {
     "gpu.rows_pending": "pending_at",

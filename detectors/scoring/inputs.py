@@ -125,7 +125,7 @@ def read_object(path: str | Path, expected: str) -> Row:
     try:
         row = json.loads(_text(path))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is no JSON: {error}; expected {expected}: was it cut off?") from error
+        raise UsageError(f"{path}: is not JSON: {error}; expected {expected}: was it cut off?") from error
     if not isinstance(row, dict):
         raise UsageError(f"{path}: found {type(row).__name__}; expected an object: {expected}")
     return row
@@ -220,7 +220,7 @@ def _object(where: str, line: str, types: _Types) -> Row:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{where}: is no JSON: {error}; expected {expected}: was it cut off? Write it again"
+            f"{where}: is not JSON: {error}; expected {expected}: was it cut off? Write it again"
         ) from error
     if not isinstance(row, dict):
         raise UsageError(f"{where}: found {type(row).__name__}; expected {expected}")

@@ -22,7 +22,7 @@ from pipeline.model.records import SECOND, Event, Frame
 Ints = NDArray[np.int64]
 EVENTS = frozenset({"job_start", "version", "reset", "maintenance_start", "maintenance_end", "digest", "checkpoint"})
 _RELEARN_EVENTS = frozenset({"version", "reset", "maintenance_end"})
-_CHECK_EVERY = 60 * SECOND  # us between two checks for the end of announced work; chosen
+_CHECK_EVERY = 60 * SECOND  # us between two checks for the end of announced maintenance; chosen
 _CANARY = 60 * SECOND  # us after a canary in which a rank may still report a step that it made beside it; chosen
 _REMEMBERED = 3600 * SECOND  # us after which the start of a rank without a sample is dropped; chosen
 _RESTS = 300 * SECOND

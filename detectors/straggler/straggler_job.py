@@ -422,10 +422,11 @@ class StragglerJob(Detector):
         return float(np.median(growth)) if len(growth) else float("nan")
 
     def _find_explanation(self, frame: Frame, name: str, nodes: Sequence[str], onset: int) -> str:
-        """Returns announced work, or a fault logged on its nodes about when it stopped; empty if there is none."""
+        """Returns announced maintenance, or a fault logged on its nodes about when it stopped; empty if there is
+        none."""
         for entity in (name, *nodes):
             if self.samples.gates.in_maintenance(entity, frame.topology, frame.time):
-                return f"announced work on {entity}"
+                return f"announced maintenance on {entity}"
         for entity, fault in self.faults.items():
             around = (entity, *frame.topology.ancestors(entity))
             reaches = not set(around).isdisjoint(nodes) or (entity.startswith("leaf:") and bool(nodes))

@@ -5,8 +5,8 @@ alone proves nothing: a rank may have more work by design. So it is a ticket aft
 itself shows it: its clock is far below its stage's, or ranks of other work were slow on it too.
 
 Learned while others of the stage were slow: the baseline may be of a stage with more work, as of a rank that a power
-cap or announced work kept from learning until then. Such ranks are not witnesses, and learn again when the stage is
-healthy: else they would look slow the next time that they are healthy.
+cap or announced maintenance kept from learning until then. Such ranks are not witnesses, and learn again when the stage
+is healthy: else they would look slow the next time that they are healthy.
 """
 
 from __future__ import annotations

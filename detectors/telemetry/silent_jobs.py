@@ -27,7 +27,7 @@ NCCL's watchdog in PyTorch for 10 min by default."""
 _KEPT = 3600 * SECOND  # us for which an ended job matters; chosen
 _LOST = 30 * 24 * 3600 * SECOND  # us after which the end of a running job counts as lost; the topology has it; chosen
 _MOST = 4096  # jobs that are kept: a fleet runs fewer at a time, so the ends of the oldest were lost; chosen
-JobState = Literal["ended", "hangs", "goes on", "unknown", "none"]
+JobState = Literal["ended", "hangs", "running", "unknown", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class SilentJobs(State):
         newest = {job: self._newest_step(job, node, places) for job in mine}
         on = next((job for job, at in newest.items() if at > since + STEPS_ON), None)
         if on is not None:
-            return JobVerdict("goes on", on)
+            return JobVerdict("running", on)
         hung = next((job for job, at in newest.items() if at > 0 and since - HANGS < at and time - at > HANGS), None)
         return JobVerdict("unknown", mine[0]) if hung is None else JobVerdict("hangs", hung)
 

@@ -219,7 +219,7 @@ class SilentNodes(State):
             which = f"all {which}" if whole else f"{len(nodes)} of {group['looked_at']} nodes"
         verdicts = [context.jobs.verdict(n, since, context.time, context.topology) for n in nodes]
         before = group.get("lives", {})
-        lives = {n: v.job if v.state == "goes on" else before.get(n) for n, v in zip(nodes, verdicts, strict=True)}
+        lives = {n: v.job if v.state == "running" else before.get(n) for n, v in zip(nodes, verdicts, strict=True)}
         group["lives"] = {n: job for n, job in lives.items() if job}
         level, cause, why = self._group_cause(entity, group, verdicts, context)
         clears = f"clears when fewer than half of the {group['of']} nodes are silent"
@@ -250,7 +250,7 @@ class SilentNodes(State):
     def _single_silence(self, node: str, alone: dict[str, Any], bmc: str, context: Context) -> Silence:
         since = alone["since"]
         jobs = context.jobs.verdict(node, since, context.time, context.topology)
-        if jobs.state == "goes on":
+        if jobs.state == "running":
             alone["lives"] = jobs.job
         level, cause, why = self._single_cause(node, alone, jobs, context)
         clears = "clears with the node's next sample"

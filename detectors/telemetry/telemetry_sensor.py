@@ -338,6 +338,6 @@ class TelemetrySensor(Detector):
             score=max(abs(fault.effect) or 1.0 for fault in mine),
             summary=pager_title(first.entity, f"{_LABELS[first.signal]} {first.words}{others}"),
             signals=tuple(fault.signal for fault in mine),
-            clears="clears when it agrees again, or with announced work on it",
+            clears="clears when it agrees again, or with announced maintenance on it",
             **evidence,
         )

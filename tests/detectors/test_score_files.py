@@ -228,8 +228,8 @@ def swapped(row, *keys):
 
 CASE = incident("z", "gpu:n0.0", 60, ["rank:7.0"], resolved=time_at(90))
 BAD = [
-    ("findings", "{", "line 5: is no JSON.*cut off"),
-    ("findings", json.dumps(finding(60, "rank:7.0"))[:-9], "line 5: is no JSON"),
+    ("findings", "{", "line 5: is not JSON.*cut off"),
+    ("findings", json.dumps(finding(60, "rank:7.0"))[:-9], "line 5: is not JSON"),
     ("findings", '{"time": "soon"}', "line 5: onset, entity, detector, level missing"),
     (
         "findings",
@@ -244,8 +244,8 @@ BAD = [
         "line 5: level 'alarm'; expected one of suspect, ticket, page",
     ),
     ("findings", swapped(finding(60, "gpu:a"), "time", "onset"), "line 5: onset .* is after time .*swapped"),
-    ("findings", "[" * 100_000, "line 5: is no JSON"),
-    ("findings", '{"time": 1' + "0" * 5000 + "}", "line 5: is no JSON"),
+    ("findings", "[" * 100_000, "line 5: is not JSON"),
+    ("findings", '{"time": 1' + "0" * 5000 + "}", "line 5: is not JSON"),
     ("truth", '{"id": "x"}', "line 2: kind, entity, onset, end missing"),
     ("truth", json.dumps(FAULT), "line 2: id '1' is that of line 1; expected each id once"),
     ("truth", swapped({**FAULT, "id": "2"}, "onset", "end"), "line 2: end .* is before onset .*swapped"),
@@ -355,7 +355,7 @@ def test_an_own_kind_is_answered_by_any_page_on_the_faulty_entity(files):
 @pytest.mark.parametrize(
     ("meta", "wanted"),
     [
-        ("", r"is no JSON.*cut off"),
+        ("", r"is not JSON.*cut off"),
         ("{}", "nodes is missing"),
         ("7", "found int"),
         (json.dumps({**META, "nodes": "many"}), "nodes: found 'many'"),

@@ -183,7 +183,7 @@ def test_a_hang_during_announced_work_does_not_page_and_is_explained(entity):
 
     found = findings(change, 180)
     assert levels(found) == {("job:7", "suspect")}
-    assert "announced work on" in found[-1].evidence["explained_by"]
+    assert "announced maintenance on" in found[-1].evidence["explained_by"]
 
 
 def test_work_on_another_node_does_not_explain_a_hang():

@@ -1,4 +1,4 @@
-"""Silence and its causes: dead hosts, dead agents, shared feeds, hung GPUs; and cases that are no silence."""
+"""Silence and its causes: dead hosts, dead agents, shared feeds, hung GPUs; and cases that are not silence."""
 
 from __future__ import annotations
 

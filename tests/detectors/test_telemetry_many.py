@@ -101,7 +101,7 @@ def test_the_newest_step_of_other_nodes_is_right_for_the_node_with_the_newest_st
         steps[:GPUS] = min(tick, 40)  # the ranks of node:n0 go on for longer
         frame = Frame(T0 + tick * 10 * SECOND, "rank", names, {"rank.step": steps}, topology)
         jobs.update({"rank": frame}, frame.time)
-    assert jobs.verdict("node:n1", T0 + 100 * SECOND, frame.time, topology).state == "goes on"
+    assert jobs.verdict("node:n1", T0 + 100 * SECOND, frame.time, topology).state == "running"
     assert jobs.verdict("node:n0", T0 + 400 * SECOND, frame.time, topology).state == "unknown"
     assert jobs.verdict("node:n0", T0 + 100 * SECOND, frame.time, topology).state == "hangs"
     assert jobs.verdict("node:nowhere", T0, frame.time, topology).state == "none"

@@ -17,7 +17,7 @@ _KILL_WAIT_S = 0.5
 
 
 class CanaryProcess:
-    """One program. cpu_s: processor time, known once it has ended; last_text: its last output that is no JSON."""
+    """One program. cpu_s: processor time, known once it has ended; last_text: its last output that is not JSON."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str] = {}) -> None:
         """environ is added to our environment. Raises OSError."""

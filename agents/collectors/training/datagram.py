@@ -145,9 +145,9 @@ def decode_sender(identity_bytes: bytes) -> RankSender:
     try:
         identity = json.loads(identity_bytes)
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number of too many digits
-        raise InvalidDatagram(f"the identity is no JSON: {error}") from None
+        raise InvalidDatagram(f"the identity is not JSON: {error}") from None
     if not isinstance(identity, dict):
-        raise InvalidDatagram("the identity is no JSON object")
+        raise InvalidDatagram("the identity is not a JSON object")
     job, stage, group = identity.get("job"), identity.get("stage", ""), identity.get("group", "")
     if not (
         _is_entity_name(job) and (stage == "" or _is_entity_name(stage)) and (group == "" or _is_entity_name(group))

@@ -2,7 +2,6 @@
 
 A kind is a frozen dataclass. Its fields are its parameters; its class defines target, rate and duration, what telemetry
 shows and what it does not. A parameter left out (None) is drawn from the seed, within `ranges`.
-
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ class Kind(ABC):
     loaded:     only a device that a job uses shows it.
     exclusive:  s after its onset in which no other random event may affect the same nodes.
     tail:       s after its end in which it still has effects: `apply` is called in them too.
-
     """
 
     name: ClassVar[str]

@@ -2,7 +2,6 @@
 
 The problem changes from round to round, the same for all nodes. A healthy GPU reports one round in six hours; a faulty
 one reports at once, and then every round until twelve in a row are correct (canary/ledger.py).
-
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 After a reboot an agent has no history: it sends no event, and the generation is new. A device that is reset while its
 node stays up also causes the event counter_reset (agents/node/counter_generations.py).
-
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ class SlowDrift:
     blocks, and a quick one. Real correlation falls to 0.8 within 5 minutes and to 0.6 within an hour.
 
     share: of the variance, for the slow part.   slow: its time constant (s).
-
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class Bursts:
 
     Fitted to the changes of [SMD] and [ASD] from minute to minute, of which 1 to 2 % lie beyond 5 deviations: some
     bursts an hour, of 1 to 3 min, with Pareto-distributed sizes from 5 to 30 deviations.
-
     """
 
     _PER_HOUR, _LASTS, _LEAST, _MOST, _ALPHA = 2.0, (60.0, 180.0), 5.0, 30.0, 1.5
@@ -145,7 +143,6 @@ class Counter:
     """A device's counter: starts at its past value, falls only if the device restarts.
 
     name: the signal; agents/sim/physics/counter_generations.py finds the reading before a reset by it.
-
     """
 
     def __init__(self, state: State, name: str, start: NDArray[np.int64]) -> None:

@@ -3,7 +3,6 @@
 This file has cooling and power besides the GPUs: coolant loops, leak detectors, distribution units, power supplies, air
 and fans. The coolant removes the heat: return - supply = 15.1 K per kW and L/min (PG25: 1.02 kg/L, 3.9 kJ/kg K). The
 working power supplies of a node share its power, so the others carry the load of a lost one.
-
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ class Facility:
 
         The pump keeps its pressure, as usual for units with many branches: a restricted node reduces the flow of the
         loop, and no other node gets more.
-
         """
         if not effects.node.flow:
             return np.float32(1)

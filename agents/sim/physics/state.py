@@ -1,7 +1,6 @@
 """State: all arrays that a simulated fleet keeps between blocks, by name; the content of a snapshot.
 
 Randomness is not part of it: every block has its own generators, so a resumed fleet continues bit for bit.
-
 """
 
 from __future__ import annotations
