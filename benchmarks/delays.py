@@ -2,8 +2,8 @@
 
     python -m benchmarks.delays [--runs 20] [--parallel 3] [--seed 1000] [--results delays.json]
 
-Each run is a pipeline with its own store, spool and webhook. A simulated fleet of 16 nodes with 8 GPUs and one sample a
-second sends HISTORY seconds at full speed, then streams in real time. Faults begin one after another: a slow GPU, a
+Each run has a pipeline with its own store, spool and webhook. A simulated fleet of 16 nodes with 8 GPUs and one sample
+a second sends HISTORY seconds at full speed, then streams in real time. Faults begin one after another: a slow GPU, a
 node that stops sending, a GPU off the bus (XID 79), a pump that stops. Then all agents fall silent. The leak has its
 own fleet, because it empties the loop that the pump serves. Delays are wall clock, from the onset; for a leak from the
 moment at which the rope is wet. A fault that is not reported within PATIENCE counts as never.
@@ -192,7 +192,7 @@ def wait_for(session: Session, words: str) -> None:
     deadline = time.monotonic() + 300
     while words not in session.log.read_text():
         if session.process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"'{words}' was never said: {session.log.read_text()[-2000:]}")
+            raise RuntimeError(f"'{words}' was never printed: {session.log.read_text()[-2000:]}")
         time.sleep(0.1)
 
 

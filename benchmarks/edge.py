@@ -3,10 +3,10 @@
     python -m benchmarks.edge [--rounds 3] [--bmcs 6] [--latency 0.1] [--fast 0.5] [--interval 1]
         [--slow] [--no-stream]
 
-Doubles of coolant units answer over real HTTP, each after `latency` seconds; the real agent reads them, its edge rules
-judge, the real pipeline ingests its spool. In each round every sensor changes at a random moment. --slow: one BMC more,
-that answers after 180 s. --no-stream: no server-sent events, so that a leak is found by polling. Only a leak comes by
-the stream: flow and pressure are always polled. Ends with 1 unless all were reported, flow and pressure within 3 s and
+Simulated coolant units answer over real HTTP, each after `latency` seconds. The real agent reads them and evaluates its
+edge rules; the real pipeline ingests its spool. In each round every sensor changes at a random moment. --slow: one more
+BMC, which answers after 180 s. --no-stream: no server-sent events, so that a leak is found by polling. Only leaks use
+the stream: flow and pressure are always polled. Exits with 1 unless all were reported, flow and pressure within 3 s and
 a leak within 10 s for 95 of 100.
 """
 
@@ -172,7 +172,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--bmcs", type=int, default=6)
     parser.add_argument("--latency", type=float, default=0.1)
     parser.add_argument("--fast", type=float, default=0.5, help="seconds between two readings of flow and pressure")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks of the agent")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two readings of the agent")
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--no-stream", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
@@ -197,7 +197,7 @@ def main(words: list[str]) -> int:
         good = report(changes)
         most = max(double.most_in_flight for double in [*doubles, *slow])
         asking = sum(len(double.requests) for double in doubles) / len(doubles)
-        print(f"most requests under way to one BMC: {most}; requests to each: {asking:.0f}")
+        print(f"maximum concurrent requests to one BMC: {most}; requests to each: {asking:.0f}")
     return 0 if good else 1
 
 

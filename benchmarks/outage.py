@@ -2,9 +2,9 @@
 
     python -m benchmarks.outage [--minutes 10] [--freeze] [--nodes 16] [--settle 60]
 
-Starts a real broker and, as processes of their own, `fleetpulse init`, `pipeline`, `agent` and `simulate` at 1 Hz over
-it. After `settle` seconds the broker is killed (SIGKILL; with --freeze it is stopped, connections stay open) and comes
-back after `minutes`. The program ends when all that was measured until then is stored. Linux only.
+Starts a real broker and, in separate processes, `fleetpulse init`, `pipeline`, `agent` and `simulate` at 1 Hz. After
+`settle` seconds the broker is killed (SIGKILL; with --freeze it is stopped, connections stay open) and comes back after
+`minutes`. The program ends when all data measured until then is stored. Linux only.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from pipeline.model.records import iso
 from tests.kafka_broker import Broker, BrokerError, missing
 
 LENIENT = {"broker.session.timeout.ms": "3000"}
-"""With the 1 s of the tests a busy machine takes its leadership away; with Kafka's 9 s a restart lasts 10 s."""
-SAMPLE_S, LOOK_S = 5.0, 0.5  # between samples of memory, and between looks at /readyz
+"""With the 1 s of the tests the broker loses its leadership on a busy machine; with Kafka's 9 s a restart lasts 10
+s."""
+SAMPLE_S, LOOK_S = 5.0, 0.5  # between samples of memory, and between requests of /readyz
 START_S = 60.0  # chosen: a pipeline starts in 3 s
 DRAIN_S = 900.0  # chosen: longer than any outage should need
 END_S = 10.0  # from SIGTERM to SIGKILL; services end within 5 s

@@ -2,11 +2,11 @@
 
     python -m benchmarks.storm [--hours 24] [--interval 5] [--every 120] [--seed 1] [--patience 0.4]
 
-All collectors over the files of node_files.py and a stub NVML, and four that misbehave (trouble.py). About every
-`every` seconds of its time something happens: a collector hangs (a FIFO, the driver's library), fails, ends, sends
-garbage; a worker or the process that forks them is killed or stopped; the spool's disk is full. Ends with 1 unless the
-agent lived, each tick is stored or counted as lost, each hang was reported within 30 s, all came back and nothing
-leaked.
+Runs all collectors over the files of node_files.py and a stub of NVML, and four faulty ones (trouble.py). About every
+`every` seconds of simulated time one fault occurs: a collector hangs (a FIFO, the driver's library), fails, ends, sends
+garbage; a worker or the process that forks them is killed or stopped; the spool's disk is full. Exits with 1 unless the
+agent survived, each tick is stored or counted as lost, each hang was reported within 30 s, all collectors recovered and
+nothing leaked.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _in_its_environment(folder: Path) -> int:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder / "spool")]
     mounted = subprocess.run(mount, capture_output=True).returncode == 0
     if not mounted:
-        print("no right to mount a small disk: the storm goes without a full one", file=sys.stderr)
+        print("no right to mount a small disk: the storm runs without a full disk", file=sys.stderr)
     try:
         words = [sys.executable, "-m", "benchmarks.storm", *sys.argv[1:], "--inside", str(folder)]
         more = {"PYTHONPATH": str(ROOT), "STUB_CONTROL": str(folder / "control")}

@@ -128,7 +128,7 @@ class Watch(io.StringIO):
                 if partition.topic == TELEMETRY:
                     self.stored.update(
                         wire.unpack_envelope(m.value).sent for m in found
-                    )  # the clock stands during a tick
+                    )  # the clock does not advance during a tick
             self._offsets[partition] = offset
             self._transport.commit_offset(partition, offset)
 
@@ -174,7 +174,7 @@ def report(watch: Watch, mischief: FaultInjector, elapsed: float, took: float) -
     backs = [h.back - h.repaired for h in reported if h.back is not None and h.repaired is not None]
     print(f"{elapsed / 3600:.1f} h in {took:.0f} s: {len(watch.ticks)} ticks, {sum(mischief.done.values())} faults")
     print("  " + ", ".join(f"{n} x {what}" for what, n in mischief.done.most_common()))
-    print("  collectors said: " + ", ".join(f"{n} x {state}" for state, n in watch.states.most_common()))
+    print("  collector messages:  " + ", ".join(f"{n} x {state}" for state, n in watch.states.most_common()))
     print(f"  ticks stored {len(watch.stored)}, lost and counted {watch.lost + refused}, of them refused {refused}")
     print(
         f"  {len(reported)} of {len(watch.hangs)} hangs reported within {max(waits, default=0):.0f} s; the others ended"
@@ -188,7 +188,7 @@ def report(watch: Watch, mischief: FaultInjector, elapsed: float, took: float) -
     troubles = failures(watch, refused)
     for trouble in troubles:
         print(f"  FAILED: {trouble}")
-    print(f"  {len(troubles)} did not hold" if troubles else "  0 agent deaths, all held")
+    print(f"  {len(troubles)} checks failed" if troubles else "  0 agent deaths, all checks passed")
     return int(bool(troubles))
 
 
@@ -205,7 +205,7 @@ def failures(watch: Watch, refused: int) -> list[str]:
         elif hang.reported is not None and hang.reported - hang.began > REPORTED_S:
             found.append(f"{hang.name} hung at {hang.began:.0f} s, reported after {hang.reported - hang.began:.0f} s")
         if hang.back is None or (hang.repaired is not None and hang.back - hang.repaired > BACK_S):
-            found.append(f"{hang.name} that hung at {hang.began:.0f} s did not come back")
+            found.append(f"{hang.name} that hung at {hang.began:.0f} s did not recover")
     return found + _leaks(watch.counts, sum(worker.own_process for worker in watch.agent.pool.workers))
 
 

@@ -1,12 +1,12 @@
-"""The cost of reporting a training step to the training script, and of receiving it to the agent.
+"""The cost of reporting a training step: for the training script, and for the agent that receives it.
 
     python -m benchmarks.training [--steps 20000] [--ranks 8] [--seconds 10]
 
 A step is all that a script calls: step, computed, communicated, loss, gradient_norm. With an agent: the real collector
-in a separate process that reads once a second. Without: no socket at the path. Full: a socket without a reader.
-One step after the other shows what the hook itself costs (budget: 20 microseconds on average, docs/training.md); a step
-each 5 ms also the cost of a processor that was asleep, one after a matrix product the cost of code that
-left its caches: `nothing` is that alone, calls of the same shape that do nothing.
+in a separate process that reads once a second. Without: no socket at the path. Full: a socket without a reader. One
+step after the other shows what the hook itself costs (budget: 20 microseconds on average, docs/training.md); a step
+every 5 ms includes the cost of waking the processor; a step after a matrix product includes the cost of cold caches.
+`nothing` measures only these: the same calls, which do nothing.
 """
 
 from __future__ import annotations

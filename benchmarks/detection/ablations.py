@@ -1,4 +1,4 @@
-"""The worth of each part of the method: the same fleets evaluated with one part removed at a time.
+"""The benefit of each part of the method: the same fleets evaluated with one part removed at a time.
 
     python -m benchmarks.detection.ablations [--seeds 0] [--processes 2] [--scale 1.0] [--results DIR]
 
@@ -220,7 +220,7 @@ def read(folder: Path, code: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="what each part of the method is worth")
+    parser = argparse.ArgumentParser(description="benefit of each part of the method")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], choices=list(TUNE))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--processes", type=int, default=2)

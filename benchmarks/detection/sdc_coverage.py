@@ -49,7 +49,7 @@ def expected(days: float, products: float = PRODUCTS) -> float:
     return float(REACHED * (np.log10(products * days) + 0.25) / (DECADES[1] - DECADES[0]))
 
 
-def coverage(gpus: int, seed: int = 0, products: float = PRODUCTS) -> Coverage:
+def measure_coverage(gpus: int, seed: int = 0, products: float = PRODUCTS) -> Coverage:
     """Runs fleets of FLEET defective GPUs with the real detector for a month."""
     rng = np.random.default_rng(seed)
     p = 10 ** rng.uniform(*DECADES, gpus) * (rng.random(gpus) < REACHED)
@@ -106,7 +106,7 @@ def _by_days(times: list[int], gpus: int) -> dict[int, float]:
     return {d: sum(t <= START + d * DAY for t in times) / gpus for d in DAYS}
 
 
-def clean(runs: int, gpus: int = 10_000) -> tuple[list[Finding], float]:
+def measure_false_alarms(runs: int, gpus: int = 10_000) -> tuple[list[Finding], float]:
     """Findings on healthy GPUs, and seconds of the detector: half known answers, half votes.
 
     Includes events that must not look like corruption: a software roll-out half way through, two drivers with
@@ -159,13 +159,13 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1_000_000, help="results of healthy GPUs")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found = coverage(options.gpus, options.seed)
+    found = measure_coverage(options.gpus, options.seed)
     print("days  wrong answer     suspected         paged    arithmetic   (shares of all defective GPUs)")
     for d in DAYS:
         shares = found.wrong[d], found.suspected[d], found.paged[d], found.expected[d]
         print(f"{d:4}  " + "  ".join(f"{share:12.3f}" for share in shares))
     print(f"goal: {GOAL} suspected in 7 days")
-    findings, seconds = clean(options.runs)
+    findings, seconds = measure_false_alarms(options.runs)
     print(f"{options.runs} results of healthy GPUs: {len(findings)} findings, {seconds:.1f} s")
     return int(bool(findings) or found.suspected[7] < GOAL)
 

@@ -80,12 +80,14 @@ def work(segment: Segment, until: float) -> bool:
     return True
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Writes progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
-def run(todo: Sequence[Segment], processes: int, until: float, say: Callable[[str], None] = say) -> None:
+def run(
+    todo: Sequence[Segment], processes: int, until: float, print_line: Callable[[str], None] = print_progress
+) -> None:
     """Processes the segments, with a line for each."""
     total, done, began = sum(s.run.node_days for s in todo), 0.0, time.time()
     for number, segment in enumerate(_finished(todo, processes, until), 1):
@@ -93,7 +95,7 @@ def run(todo: Sequence[Segment], processes: int, until: float, say: Callable[[st
         assert result is not None, f"{segment.file}: was written and is not there"
         spent, done = sum(result["seconds"].values()), done + segment.run.node_days
         left = (time.time() - began) * (total - done) / done
-        say(
+        print_line(
             f"{number} of {len(todo)}: {segment.name}: {result['node_days']:.0f} node-days, "
             f"{result['node_days'] / spent:.1f} a core-second, {len(result['truth'])} events; "
             f"{done:.0f} of {total:.0f} node-days, about {left / 60:.0f} min left"
@@ -116,7 +118,7 @@ def _finished(todo: Sequence[Segment], processes: int, until: float) -> Iterator
                     yield segment
 
 
-def rates(found: Sequence[results.Result]) -> str:
+def describe_rates(found: Sequence[results.Result]) -> str:
     """Returns node-days per core-second, by part."""
     days = sum(r["node_days"] for r in found)
     spent = {part: sum(r["seconds"][part] for r in found) for part in PARTS}
@@ -165,20 +167,20 @@ def main() -> int:
         parser.error(str(error))
     every = segments(options.scale, options.results, code, others, options.first_seed)
     todo = [s for s in every if s.result() is None and others.get(s.run.suite, code) == now]
-    say(f"code {now}" + (f"; results of {' '.join(options.code)} count" if options.code else ""))
-    say(f"{len(every) - len(todo)} of {len(every)} runs are there already, or other code would have to judge them")
+    print_progress(f"code {now}" + (f"; results of {' '.join(options.code)} count" if options.code else ""))
+    print_progress(f"{len(every) - len(todo)} of {len(every)} runs are finished, or need other code")
     run(todo, options.processes, time.time() + options.hours * 3600)
     found = [(s.run, s.seed, result) for s in every if (result := s.result()) is not None]
     if not found:
-        say(f"no run is finished; expected more than --hours {options.hours:g}: started runs continue next time")
+        print_progress(f"no run is finished in {options.hours:g} h: increase --hours; started runs continue next time")
         return 1
-    say(rates([result for _, _, result in found]))
+    print_progress(describe_rates([result for _, _, result in found]))
     from benchmarks.detection import ablations  # here, as the page: those who only judge need neither
     from benchmarks.detection.page import Beside, page
 
     beside = Beside(trials.read(options.results, code), others, ablations.read(options.results, code))
     options.page.write_text(page(options.scale, code, found, len(every), beside))
-    say(f"{options.page}: {len(found)} of {len(every)} runs")
+    print_progress(f"{options.page}: {len(found)} of {len(every)} runs")
     return 0
 
 

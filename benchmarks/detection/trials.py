@@ -57,10 +57,10 @@ def link_alarms(scale: float = 1.0) -> str:
 def canary_coverage(scale: float = 1.0) -> str:
     """Returns the defective GPUs that canaries find in a week, and findings on healthy ones."""
     results = _of(1_000_000, scale)
-    found = sdc_coverage.coverage(_of(4000, scale), _seed(scale))
-    accused, _ = sdc_coverage.clean(results)
+    found = sdc_coverage.measure_coverage(_of(4000, scale), _seed(scale))
+    false_alarms, _ = sdc_coverage.measure_false_alarms(results)
     shares = f"{share(found.suspected[7])} suspected, {share(found.paged[7])} paged in 7 days"
-    return f"{shares}; {len(accused)} findings in {results:,} results of healthy GPUs"
+    return f"{shares}; {len(false_alarms)} findings in {results:,} results of healthy GPUs"
 
 
 def replica_digests(scale: float = 1.0) -> str:

@@ -47,7 +47,7 @@ LEADERS_S = 30.0
 """Limit until all partitions have leaders (s). Chosen: a single broker needs 0.2 s for 32."""
 
 
-def create_topics(kafka: Kafka, say: Callable[[str], None]) -> None:
+def create_topics(kafka: Kafka, print_line: Callable[[str], None]) -> None:
     """Creates missing topics and changes no existing ones. It can be repeated and run concurrently.
 
     Raises Unreachable if the brokers cannot be used, UsageError if they refuse the settings.
@@ -65,7 +65,7 @@ def create_topics(kafka: Kafka, say: Callable[[str], None]) -> None:
         raise Unreachable(str(classify_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
     for topic in wanted:
         for line in _describe_topic(kafka, topic, found[topic.name], topic.name in made):
-            say(line)
+            print_line(line)
 
 
 def _create_missing(admin: KafkaAdminClient, kafka: Kafka, missing: Iterable[Topic]) -> set[str]:
@@ -151,7 +151,7 @@ def list_roles() -> tuple[Role, ...]:
     )
 
 
-def create_acls(kafka: Kafka, say: Callable[[str], None]) -> None:
+def create_acls(kafka: Kafka, print_line: Callable[[str], None]) -> None:
     """Creates missing ACLs and removes none. It can be repeated.
 
     Raises UsageError without users or authorizer, Unreachable if the brokers cannot be used.
@@ -167,9 +167,9 @@ def create_acls(kafka: Kafka, say: Callable[[str], None]) -> None:
             for role, rules in wanted.items():
                 made = sum(rule in missing for rule in rules)
                 users = ", ".join(_users(kafka, role))
-                say(f"rights of {role.name} ({users}): {made} created, {len(rules) - made} existed")
+                print_line(f"rights of {role.name} ({users}): {made} created, {len(rules) - made} existed")
             for line in _describe_other_writers(known, wanted):
-                say(line)
+                print_line(line)
     except SecurityDisabledError as error:
         raise UsageError(
             f"kafka {kafka.bootstrap_servers}: the brokers have no authorizer, so all users may write; "

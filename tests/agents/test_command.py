@@ -14,7 +14,7 @@ from agents.collectors import command as commands
 from agents.collectors.command import CommandError, CommandRunner
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -27,9 +27,9 @@ def test_a_hung_command_is_killed_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"did not finish within 0\.3 s"):
         CommandRunner(0.3, 1000).run(("/bin/sh", "-c", f"sleep 60 & echo $! > {pids}; sleep 60"))
     until = time.monotonic() + 5
-    while alive(int(pids.read_text())) and time.monotonic() < until:
+    while is_alive(int(pids.read_text())) and time.monotonic() < until:
         time.sleep(0.02)
-    assert not alive(int(pids.read_text()))
+    assert not is_alive(int(pids.read_text()))
 
 
 def test_a_command_that_closes_its_output_and_keeps_running_is_killed() -> None:

@@ -70,7 +70,7 @@ def pids(tmp_path: Path) -> list[int]:
     return [int(line) for line in (tmp_path / "pids").read_text().split()]
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -215,9 +215,9 @@ def test_closing_ends_the_child_by_its_id(make_collector: Make, tmp_path: Path) 
     collector = make_collector(DOCUMENTS[0] + b"\n")
     wait_for_readings(collector)
     (pid,) = pids(tmp_path)
-    assert alive(pid)
+    assert is_alive(pid)
     collector.close()
-    assert not alive(pid)
+    assert not is_alive(pid)
     collector.close()
 
 

@@ -76,7 +76,7 @@ def block(sysfs: Path) -> Path:
     return speed
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether any thread of a process still runs; the first may end before the others."""
     try:
         states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
@@ -104,7 +104,7 @@ def test_an_isolated_collector_runs_in_another_process_with_the_same_result(
     place = one.workers["network"].client
     assert place is not None
     assert place.pid not in (0, os.getpid())
-    assert alive(place.pid)
+    assert is_alive(place.pid)
 
 
 def test_a_hanging_collector_delays_no_other_and_is_abandoned_at_its_deadline(
@@ -136,7 +136,7 @@ def test_a_hung_collector_is_restarted_alone_with_backoff_and_killed_if_it_hangs
         waits += [d.reason.rpartition(" in ")[2] for d in found.values()]
     assert waits[:3] == ["5 s", "10 s", "20 s"]
     assert worker.restarts == len(waits)
-    until(lambda: not any(map(alive, pids[:-1])))
+    until(lambda: not any(map(is_alive, pids[:-1])))
 
 
 def test_a_collector_has_readings_again_once_its_source_responds(ticking: Callable[..., Ticking], sysfs: Path) -> None:
@@ -177,7 +177,7 @@ def test_collectors_of_one_lane_share_a_process_until_one_hangs(ticking: Callabl
     assert states[0]["versions"].state == "ok"
     assert all(found.get("versions", states[0]["versions"]).state == "ok" for found in states)
     assert first.state == "hung"
-    until(lambda: not alive(shared))  # a hanging call may spin: the other collector moved, and the process was killed
+    until(lambda: not is_alive(shared))  # a hanging call may spin: the other collector moves, the process is killed
     one.tick(step=60.0)
     assert second.client is not None
     assert second.client.pid not in (0, shared)
@@ -204,7 +204,7 @@ def test_a_lane_with_nothing_to_measure_ends(ticking: Callable[..., Ticking], tm
     assert place is not None
     assert one.tick()["network"].state == "no data"
     assert one.workers["network"].client is None
-    until(lambda: not alive(place.pid))
+    until(lambda: not is_alive(place.pid))
 
 
 def test_a_read_longer_than_the_timeout_of_a_tick_keeps_its_rate(ticking: Callable[..., Ticking], sysfs: Path) -> None:
@@ -259,7 +259,7 @@ def test_the_backoff_is_reset_after_ten_minutes_without_loss(ticking: Callable[.
         assert worker.client is not None
         pid = worker.client.pid
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not alive(pid))
+        until(lambda: not is_alive(pid))
         return one.tick()["network"].reason.rpartition(" in ")[2]
 
     one.tick()
@@ -292,7 +292,7 @@ def test_nothing_remains_after_close(sysfs: Path) -> None:
     pids = one.pool.pids
     assert place.pid in pids
     one.pool.close(0.5)
-    until(lambda: not any(map(alive, pids)))
+    until(lambda: not any(map(is_alive, pids)))
 
 
 def test_workers_keep_no_file_of_the_agent_open(tmp_path: Path, sysfs: Path) -> None:
@@ -324,7 +324,7 @@ def test_the_collectors_of_a_killed_lane_restart_together(ticking: Callable[...,
     assert clients[0] is not None
     killed = clients[0].pid
     os.kill(killed, signal.SIGKILL)
-    until(lambda: not alive(killed))
+    until(lambda: not is_alive(killed))
     assert {d.state for d in one.tick(step=60.0).values()} == {"fault"}
     assert one.tick(step=60.0)["network"].state == "ok"
     pids = {worker.client.pid for worker in one.pool.workers if worker.client is not None}

@@ -148,7 +148,7 @@ def test_the_evaluating_code_can_be_set_for_all_suites_and_for_single_ones():
 
 @pytest.mark.parametrize("given", [["a", "b"], ["clean=a", "clean=b"], ["cleen=a"], ["=a"]])
 def test_code_of_an_unknown_suite_or_given_twice_is_refused_with_the_expected_form(given):
-    with pytest.raises(ValueError, match=r"found '.*'; wanted FINGERPRINT once, .* clean, raised, field, held_out"):
+    with pytest.raises(ValueError, match=r"found '.*'; expected FINGERPRINT once, .* clean, raised, field, held_out"):
         suite.codes(given, "now")
 
 

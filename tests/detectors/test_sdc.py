@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from benchmarks.detection.sdc_coverage import GOAL, clean, coverage
+from benchmarks.detection.sdc_coverage import GOAL, measure_coverage, measure_false_alarms
 from benchmarks.detection.sdc_replica import measured
 from detectors.sdc.ledger import chance_of_streak, defect_odds
 from detectors.sdc.sdc import SdcVote
@@ -363,12 +363,12 @@ def test_the_onset_is_not_in_the_future_when_the_clock_steps_back(kind):
 
 
 def test_healthy_gpus_are_never_blamed():
-    found, _ = clean(10_000, 1000)
+    found, _ = measure_false_alarms(10_000, 1000)
     assert found == []
 
 
 def test_canaries_find_the_expected_share_of_defective_gpus():
-    found = coverage(200, 3)
+    found = measure_coverage(200, 3)
     assert found.suspected[7] >= 0.98 * found.wrong[7]  # a mismatch of the last hour is reported in the next
     assert abs(found.wrong[7] - found.expected[7]) < 0.1
     assert found.expected[7] >= GOAL
