@@ -249,11 +249,14 @@ class Coolant(Detector):
     less with pressure or pump speed moved too; where neither is measured after `hold` s, with fewer than 4 comparable
     loops a ticket instead. Flow that falls alone, while pressure and pump are constant, is the meter: a suspect. But
     where the coolant carries as much heat as before it is a restricted branch (a connector, a rack's manifold) at a
-    pressure that its unit holds: page after `hold` s, with fewer than 4 comparable ones a ticket. Supply: suspect from
-    `temperature_delta` K; ticket once it is `warm` K above usual for `hold` s; page if it rose faster than any change
-    of a set-point, or is `hot` K above for `hold` s, or the GPUs throttle. A supply that jumps within one sample is the
-    sensor. A common change of four or more comparable loops is subtracted from each and judged separately by the same
-    rules: one finding on what the loops share (hall, facility, else site:all).
+    pressure that its unit holds: page after `hold` s, with fewer than 4 comparable ones a ticket.
+
+    Supply: suspect from `temperature_delta` K; ticket once it is `warm` K above usual for `hold` s; page if it rose
+    faster than any change of a set-point, or is `hot` K above for `hold` s, or the GPUs throttle. A supply that jumps
+    within one sample is the sensor.
+
+    A common change of four or more comparable loops is subtracted from each and judged separately by the same rules:
+    one finding on what the loops share (hall, facility, else site:all).
 
     Source: heat balance dT = 15.1 * kW / (L/min) for 25 % propylene glycol: a lost pump spends a GPU's margin in
     about 12 s, so flow under 70 % of the loop's own past pages without waiting for statistics; CUSUM of Page (1954);

@@ -266,8 +266,8 @@ class Telemetry(Detector):
     node_seconds:  for nodes that report in each frame: longer than the start of an agent, and short enough that the
                    alert for a lost node comes within 60 s, with a frame of 10 s before it and what agents hold
                    back (5 s) after it; chosen.
-    dead_seconds:  a node or a group that fell silent together without any report counts as dead after this time, and
-    pages; chosen: no unannounced reboot or new image takes longer.
+    dead_seconds:  a node or a group that fell silent together without any report counts as dead after this time,
+                   and pages; chosen: no unannounced reboot or new image takes longer.
     """
 
     name: ClassVar[str] = "telemetry"

@@ -466,7 +466,7 @@ def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(
 def test_a_silent_stream_is_reopened(
     double: Double, start_reader: StartReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 60 < listening.SILENCE_S <= 600  # above the keep-alive comments of services, and no wait for ever
+    assert 60 < listening.SILENCE_S <= 600  # above the keep-alive comments of services, and not endless
     monkeypatch.setattr(watching, "SILENCE_S", 0.5)
     monkeypatch.setattr(listening, "STREAM_BACKOFF_S", 0.05)
     double.streams.keep_alive = 600.0
