@@ -173,9 +173,9 @@ def section(row: dict[str, object]) -> str:
 
 SIMULATOR = """# Simulator
 
-A fleet with known faults: `fleetpulse simulate --scenario FILE.toml --seed N --output DIR`. The same scenario and seed give the
-same bytes. Its output is **simulated**, has `sim-` in every name, and is simpler than real fleets: see `docs/realism.md`.
-The lists below are written from `agents/sim` by `make docs`; `fleetpulse simulate --list` prints them.
+A fleet with known faults: `fleetpulse simulate --scenario FILE.toml --seed N --output DIR`. The same scenario and seed
+give the same bytes. Its output is **simulated**, has `sim-` in every name, and is simpler than real fleets:
+[realism.md](realism.md). `make docs` writes the lists below; `fleetpulse simulate --list` prints them.
 
 ## A scenario
 
@@ -214,26 +214,30 @@ every = 150                 # s: with --backfill, interval of faults after `dura
 hours = 168                 # duration of that
 ```
 
-Jobs start, lose their nodes to faults, return on spare ones under the same name, and end: `rank:JOB.N` keeps its name and
-changes its GPU. `events.jsonl` has it as `job_start` and `job_end`; `topology.toml` has each rank's first GPU.
-
-A node's hazard is the published rate x a Gamma frailty (shape 0.2: the worst 5 % of the nodes have 44 % of the events) x infant
-mortality (three times at first, once after 30 days) x 2^((T - T0) / 10 K). Some kinds are precursors of others.
-
-With `apart` half an hour lies between two random events on the same node; an event on a rack counts for its whole row.
-Exceptions: events on jobs (apart only from others on that job); benign events of whole loops, PDUs and racks (apart only from
-others on loops, PDUs and racks); consequences of another fault; what a power cap affects beyond its PDU; and [[fault]]. An
-event without a free time is left out, reported, and counted in `meta.json` (`dropped` of `planned`). At most a million events are planned, and at most ten years.
-
-In process a fleet can be resumed: `FleetSimulator.snapshot()` after a block of 60 ticks and `restore()` into a new simulator of the
-same scenario and seed continue to the bit; `make score` does so. Files of `--output` are written atomically.
+- **Jobs** start, lose their nodes to faults, return on spare ones under the same name, and end. `rank:JOB.N` keeps its
+  name and changes its GPU (`job_start` and `job_end` in `events.jsonl`); `topology.toml` has each rank's first GPU.
+- **Hazard of a node**: published rate x a Gamma frailty (shape 0.2: the worst 5 % of the nodes have 44 % of the events)
+  x infant mortality (three times at first, once after 30 days) x 2^((T - T0) / 10 K). Some kinds are precursors of
+  others.
+- **`apart`**: half an hour between two random events on a node; an event on a rack counts for its whole row. Events on
+  jobs are apart only from others on that job, benign events of loops, PDUs and racks only from each other. Exempt are
+  consequences of another fault, what a power cap affects beyond its PDU, and [[fault]]. An event without a free time is
+  left out, reported, and counted in `meta.json` (`dropped` of `planned`).
+- **Limits**: a million events and ten years. Files of `--output` are written atomically.
+- **In process**: `FleetSimulator.snapshot()` after a block of 60 ticks and `restore()` into a new simulator of the same
+  scenario and seed continue to the bit.
 
 ## truth.jsonl
 
-One line per fault or benign event: `id`, `kind`, `entity`, `entities` (all faulty ones, may be empty), `onset`, `end`, `class`,
-`signals`, `parameters`. The class is `hard` (a logged fact), `soft` (visible only in statistics), `invisible` (not visible; also a
-soft fault on a GPU without a job) or `benign`. Besides the kind's own parameters there are `row` (of the table below), `attribution`,
-`severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), and for slowly growing faults `detectable`.
+One line per fault or benign event:
+
+| field | meaning |
+|---|---|
+| `id`, `kind`, `onset`, `end` | the event |
+| `signals` | signals and events that show the kind |
+| `entity`, `entities` | the entity; all faulty ones, if they are not just that one (may be empty) |
+| `class` | `hard`: a logged fact; `soft`: visible only in statistics; `invisible`: not visible, also a soft fault on a GPU without a job; `benign` |
+| `parameters` | those of the kind, `row` (of the table below), `attribution`, `severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), for slowly growing faults `detectable`, for soft faults without a job `idle` |
 
 """
 SIMULATOR_HEAD = (
