@@ -6,12 +6,10 @@ SCALE ?= full
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 HASHED := --require-hashes --constraint constraints.txt
 UPGRADE ?=
-# one more than processors, because many tests wait for programs that they started; at most 4
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4)))
-PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all lint types parts docs bench score compose-test constraints clean
+.PHONY: help install run test test-all lint types parts docs soak bench score compose-test constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +33,11 @@ types: .venv/.tests-installed ## check types strictly
 
 docs: .venv/.installed ## write docs/{signals,events,detectors,simulator}.md anew from the code
 	@PYTHONPATH=. $(BIN)/python -P docs/generate.py
+
+soak: .venv/.tests-installed ## run for hours: a day of faults against the agent, a killed and a frozen broker (HOURS=n MINUTES=n)
+	@$(BIN)/python -m benchmarks.storm --hours $(or $(HOURS),24)
+	@$(BIN)/python -m benchmarks.outage --minutes $(or $(MINUTES),10)
+	@$(BIN)/python -m benchmarks.outage --minutes $(or $(MINUTES),10) --freeze
 
 bench: .venv/.installed ## print the figures of the README
 	@for name in ingest kafka; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done

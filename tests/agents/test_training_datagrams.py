@@ -118,7 +118,7 @@ def test_an_invalid_identity_is_refused(reported: dict[str, object]) -> None:
 
 
 def test_deep_and_long_identities_are_refused() -> None:
-    with pytest.raises(InvalidDatagram, match="no JSON"):
+    with pytest.raises(InvalidDatagram, match="not JSON"):
         datagram.decode_sender(b"[" * 1000)
     with pytest.raises(InvalidDatagram, match="at most 1024"):
         datagram.decode_sender(b" " * 1025)

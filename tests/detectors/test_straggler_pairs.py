@@ -64,4 +64,4 @@ def test_one_slow_rank_of_two_nodes_is_compared_with_the_median():
 
 def test_a_node_of_two_that_is_a_little_slow_never_pages_as_the_detector_documents():
     assert "page" not in {f.level for f in findings(1.05)}
-    assert "two nodes" in Straggler.cannot_see
+    assert "two-node job" in Straggler.cannot_see
