@@ -267,13 +267,6 @@ def _restored(saved: Any, cells: _Cells, name: str) -> NDArray[Any]:
     return array
 
 
-def check_one_length(arrays: Mapping[str, Any]) -> None:
-    """Raises ValueError unless arrays of one cell per entity, the last axis, have one length."""
-    lengths = {name: np.shape(cells)[-1:] for name, cells in arrays.items() if isinstance(cells, np.ndarray)}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"arrays of one length expected, found {lengths}")
-
-
 def check_axes(state: Any, fresh: Any, name: str) -> None:
     """Raises ValueError where an array has other axes than in the snapshot of a fresh piece; an axis of 0 may grow."""
     if isinstance(fresh, np.ndarray):
