@@ -75,6 +75,13 @@ def test_many_changes_in_one_transaction_leave_the_last_state_and_the_full_histo
     assert ledger.read_incident(database.cursor(), IDENTITY)["history"][-1]["number"] == 7
 
 
+def test_a_new_title_alone_is_stored_without_a_history_entry(database: Database) -> None:
+    record_changes(database, [], [change(), change("retitled", incident(summary="8 flaps in 23 min"))])
+    detail = ledger.read_incident(database.cursor(), IDENTITY)
+    assert detail["summary"] == "8 flaps in 23 min"
+    assert [h["kind"] for h in detail["history"]] == ["opened"]
+
+
 def test_incidents_are_listed_newest_first_and_by_state(database: Database) -> None:
     later = dataclasses.replace(incident(), id="inc-2", opened=START + 1, state="acknowledged")
     record_changes(database, [], [change(), change(now=later)])

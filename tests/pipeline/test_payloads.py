@@ -174,8 +174,8 @@ def test_every_format_skips_watches_unless_configured(receiver: Webhook) -> None
     assert first.kind == "firing"
 
 
-def test_no_format_sends_notes(receiver: Webhook) -> None:
-    for kind in ("acknowledged", "commented"):
+def test_no_format_sends_notes_or_a_new_title_alone(receiver: Webhook) -> None:
+    for kind in ("acknowledged", "commented", "retitled"):
         assert make_payloads(change(kind, incident(), incident()), [receiver], SENDER, START) == []
 
 
