@@ -27,7 +27,6 @@ _HEAD = np.dtype(
     ]
 )
 _START, _TIME, _DOUBLE, _INT, _FLAGS = 0x11, 0x19, 0x21, 0x31, 0x40
-NO_RECORDED_VALUE = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,8 +134,6 @@ def _check_file(path: Path) -> None:
     raise UsageError(f"{where}: {found}: set another path; if it was the store, it is damaged: {RECOVERY}")
 
 
-FREE_BYTES = 256 << 20
-"""Default of [store] free_bytes: space for the largest commit, and for what DuckDB rewrites at a checkpoint."""
 _FREE_SHARE = 20  # at most a twentieth of the disk is kept free, so that small disks work; chosen
 
 
