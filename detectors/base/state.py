@@ -38,8 +38,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-FORMAT = 2
-"""Number of the layout of detector state. 2: all pieces declare their fields; 1 had no number."""
+FORMAT = 3
+"""Number of the layout of detector state. 3: families rewritten for unseen sites; 2: all pieces declare fields."""
 N = -1
 """In the shape of a memory(): the axis with one cell per entity."""
 _STATE = "fleetpulse.state"
