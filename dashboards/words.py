@@ -211,9 +211,9 @@ ACTIONS: Mapping[str, str] = {
         "Check power supplies, feeds and power limits of {entity}, and the load of its PDU. "
         "Move jobs away if redundancy is lost."
     ),
-    "power_draw": (
-        "Compare power limit, clocks and utilization of {entity} with its peers. If power differs at equal load, run "
-        "diagnostics and check the voltage regulator and the firmware version."
+    "host_health": (
+        "Drain the node of {entity} before the time left is over, or move its job. Memory: find the process that "
+        "grows. File system: remove old files. Disk: save its data and plan a replacement."
     ),
     "coolant": (
         "Send a technician to {entity}: check pump, valves and filter. GPUs behind it throttle next. "
@@ -245,7 +245,8 @@ ACTIONS: Mapping[str, str] = {
     ),
     "telemetry_blind": (
         "Run `fleetpulse doctor` on {entity}: a collector reads nothing. Check drivers, permissions and versions "
-        "after the last upgrade."
+        "after the last upgrade. If a detector fails, send the error in the pipeline's log to its developers: until it "
+        "works again, its faults are not found."
     ),
     "telemetry_site": (
         "Check the network to {entity}, the brokers and the last rollout of agents. Faults there are invisible until "

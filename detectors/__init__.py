@@ -14,6 +14,7 @@ from detectors.heat.coolant_leak import CoolantLeak
 from detectors.heat.thermal import Thermal
 from detectors.heat.thermal_edge import ThermalEdge
 from detectors.heat.thermal_inlet import ThermalInlet
+from detectors.host.host_health import HostHealth
 from detectors.link.link import Link
 from detectors.link.link_congestion import LinkCongestion
 from detectors.link.link_nvlink import LinkNvlink
@@ -22,7 +23,6 @@ from detectors.link.link_pcie import LinkPcie
 from detectors.link.link_stall import LinkStall
 from detectors.memory.memory import Memory
 from detectors.power.power import Power
-from detectors.power.power_draw import PowerDraw
 from detectors.sdc.sdc import SdcVote
 from detectors.sdc.sdc_gradient import SdcGradient
 from detectors.sdc.sdc_replica import SdcReplica
@@ -42,7 +42,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     *(Straggler, StragglerInferred, StragglerJob),
     *(Link, LinkStall, LinkOptic, LinkCongestion, LinkNvlink, LinkPcie),
     *(SdcVote, SdcReplica, SdcGradient),
-    *(Xid, Memory, Power, PowerDraw),
+    *(Xid, Memory, HostHealth, Power),
     *(Coolant, CoolantEdge, CoolantLeak, Thermal, ThermalInlet, ThermalEdge),
     *(Telemetry, TelemetrySensor, TelemetryClock, TelemetryBlind, TelemetrySite),
     Anomaly,

@@ -1,4 +1,4 @@
-"""Runs all detectors over the frames of an instant; a detector that fails does not stop the others.
+"""Runs all detectors over the frames of an instant; a detector that fails is a finding and does not stop the others.
 
 `warm_up` compiles the loops of the detectors before telemetry is read: else a first start reads nothing for 20 s.
 """
@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.detector import Detector
+from detectors.base.findings import OpenConditions, build_finding, close_ended, due_report
 from detectors.base.state import FORMAT, check_axes, from_json, to_json
 from detectors.corroboration import Corroboration
 from pipeline.judging.frames import Framer
+from pipeline.model.entity_names import pager_title, short_number
 from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal
 from pipeline.model.topology import Topology
@@ -76,10 +78,76 @@ _log = logging.getLogger("fleetpulse.detectors")
 
 _BAD_STATE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _TRIES = 60  # instants after a restart in which a failure is blamed on the snapshot; not all have all classes; chosen
-_MOST_ERRORS_LOGGED = 1  # per detector; further ones are only counted
+_MOST_ERRORS_LOGGED = 8  # different errors of a detector; further ones are only counted; chosen
 _SAME = 60 * SECOND  # us within which events of an entity belong to one condition, as agents repeat them; chosen
 _KEPT = 600 * SECOND  # us for which findings reported on arrival are kept for their frame; chosen: a backlog of frames
 _MOST_EARLY = 10_000  # of those; the oldest beyond are dropped and reported again with their frame; chosen
+
+
+FAILS_FOR = 600 * SECOND
+"""us without a failure after which a detector works again: the Desk resolves after the same time; chosen."""
+_WORDS = 200  # characters of an error in the evidence; chosen
+
+
+class DetectorFailures:
+    """Detectors that fail. Each is a condition of `detector:NAME`: what it would find is not found meanwhile.
+
+    known: detector -> when it failed first and last (us), frames and events lost since then, the newest error.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, dict[str, Any]] = {}
+        self._conditions: OpenConditions = {}
+        self._logged: dict[str, set[str]] = {}  # by detector, the errors that this process has logged
+        self._new: set[str] = set()  # detectors that failed since the findings before
+
+    def add(self, detector: Detector, error: Exception, time: int) -> None:
+        """Records a failure; each error is logged once in a process."""
+        text = f"{type(error).__name__}: {error}"[:_WORDS]
+        known = self.known.setdefault(detector.name, {"since": time, "last": time, "lost": 0, "error": ""})
+        known["lost"] += 1
+        self._new.add(detector.name)
+        known["last"] = max(time, known["last"])
+        logged = self._logged.setdefault(detector.name, set())
+        if text not in logged and len(logged) < _MOST_ERRORS_LOGGED:
+            logged.add(text)
+            _log.error("detector %s failed on a frame, the others continue", detector.name, exc_info=error)
+        known["error"] = text
+
+    def find_failing(self, detectors: Sequence[Detector], time: int) -> list[Finding]:
+        """Returns a ticket for each detector that failed at this instant, once a minute, with its onset."""
+        if not self.known:
+            return []
+        self.known = {name: k for name, k in self.known.items() if abs(time - k["last"]) <= FAILS_FOR}
+        close_ended(self._conditions, set(self.known))
+        new, self._new = self._new, set()
+        failing = ((d, self.known[d.name]) for d in detectors if d.name in new and d.name in self.known)
+        found = ((d, k, due_report(self._conditions, d.name, time, k["since"], "ticket")) for d, k in failing)
+        return [_failing_detector(d, k, time, due) for d, k, due in found if due is not None]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns its state as plain data."""
+        return {"known": self.known, "conditions": self._conditions}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from a snapshot. Reads all of it or nothing."""
+        known, conditions = state.get("known", {}), state.get("conditions", {})
+        kept = {str(name): {**k, "lost": int(k["lost"]), "last": int(k["last"])} for name, k in known.items()}
+        self.known, self._conditions = kept, {str(name): dict(k) for name, k in conditions.items()}
+
+
+def _failing_detector(detector: Detector, known: Mapping[str, Any], time: int, due: tuple[int, Level]) -> Finding:
+    entity, lost = f"detector:{detector.name}", known["lost"]
+    return build_finding(
+        *("telemetry_blind", time, entity, due),
+        score=float(lost),
+        summary=pager_title(entity, f"fails, {short_number(lost)} frames lost: {known['error']}"),
+        signals=tuple(name for name in detector.input_signals() if not name.startswith("event:")),
+        clears="clears after 10 min without a failure",
+        lost=lost,
+        error=known["error"],
+        blind=detector.family,
+    )
 
 
 class Runner:
@@ -106,6 +174,7 @@ class Runner:
         self.detectors = [d for d in detectors if d.name not in self.off]
         self._all = tuple(detectors)
         self.errors: Counter[str] = Counter()
+        self.failures = DetectorFailures()
         self.corroboration = Corroboration()
         self.presence = SignalPresence([name for d in self.detectors for name in d.deciding_signals()], catalogue)
         self.beat: Callable[[str], None] = _no_beat
@@ -162,8 +231,9 @@ class Runner:
             try:
                 found += self._run(detector, frames, [entity for name, entity in accepted if name == detector.name])
             except Exception as error:  # noqa: BLE001 - a detector that fails in any way does not stop the others
-                self._count_failure(detector, error)
+                self._count_failure(detector, error, time)
         found = self.corroboration.corroborate(found, time, topology)
+        found += self.failures.find_failing(self.detectors, time)
         self._drop_old_early(time)
         return [*early, *(f for f in found if not self._was_reported(f))]
 
@@ -187,7 +257,7 @@ class Runner:
         try:
             finding = detector.judge_event(event, topology)
         except Exception as error:  # noqa: BLE001 - a detector that fails in any way does not stop the others
-            self._count_failure(detector, error)
+            self._count_failure(detector, error, event.time)
             return None
         if finding is None:
             return None
@@ -240,10 +310,9 @@ class Runner:
         self._restored.discard(detector.name)
         detector.restore(self._fresh[detector.name])
 
-    def _count_failure(self, detector: Detector, error: Exception) -> None:
+    def _count_failure(self, detector: Detector, error: Exception, time: int) -> None:
         self.errors[detector.name] += 1
-        if self.errors[detector.name] <= _MOST_ERRORS_LOGGED:
-            _log.error("detector %s failed on a frame, the others continue", detector.name, exc_info=error)
+        self.failures.add(detector, error, time)
 
     def snapshot(self) -> str:
         """Returns all state as JSON text."""
@@ -252,6 +321,7 @@ class Runner:
             "detectors": {d.name: to_json(d.snapshot()) for d in self.detectors},
             "active": self.corroboration.snapshot(),
             "measured": self.presence.snapshot(),
+            "failures": self.failures.snapshot(),
         }
         return json.dumps(to_json(state), separators=(",", ":"))
 
@@ -300,6 +370,11 @@ class Runner:
         except _BAD_STATE as error:
             self.presence.restore({})
             _log.warning("presence of signals starts with empty state: its snapshot has another layout: %r", error)
+        try:
+            self.failures.restore(state.get("failures", {}))
+        except _BAD_STATE as error:
+            self.failures = DetectorFailures()
+            _log.warning("failures of detectors start with empty state: their snapshot has another layout: %r", error)
 
 
 def _continues(before: Finding, finding: Finding) -> bool:

@@ -43,9 +43,7 @@ LONG_S = 4 * 3600.0
 """Duration of faults whose incident must not resolve before they do; chosen."""
 Change = Callable[[list[Detector]], None]
 _NO_HOLD = frozenset({"sdc_gradient"})  # its `hold` is the duration of a condition, not a wait
-_HOLDS = frozenset(
-    {("thermal", "patience"), ("power_draw", "patience"), ("power", "brake_seconds"), ("memory", "wait")}
-)
+_HOLDS = frozenset({("thermal", "patience"), ("power", "brake_seconds"), ("memory", "wait")})
 """Holds by other names. None are times that say what a fault is (a port that is down for `link.drop`, a job without a
 step for `straggler_job.hang` or `stall`, a node that is silent for `telemetry.seconds`), nor for how long a round of
 digests is collected (`sdc_replica.patience`)."""

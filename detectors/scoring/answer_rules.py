@@ -64,7 +64,7 @@ ANSWER_RULES: Mapping[str, AnswerRule] = {
     "congestion": _rule("ticket", "link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"),
     # hosts
     "host_contention": _rule("page", _SLOW, "node"),
-    "host_fault": _rule("page", f"memory power {_SLOW} xid {_BLIND}", "node"),
+    "host_fault": _rule("page", f"memory power host_health {_SLOW} xid {_BLIND}", "node"),
     # power; a lost supply with its spare running can wait until morning, a tripped PDU cannot
     "psu_loss": _rule("ticket", "power", "psu node rack pdu"),
     "pdu_trip": _rule("page", f"power {_BLIND}", "pdu row"),
@@ -126,6 +126,7 @@ BY_FAMILY = {
     "sdc": "SDC",
     "memory": "NODE",
     "xid": "NODE",
+    "host": "NODE",
     "power": "POWER",
     "coolant": "COOLING",
     "telemetry": "TELEMETRY",

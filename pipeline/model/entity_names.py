@@ -53,6 +53,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "agent": ("agent", "agents"),
     "collector": ("collector", "collectors"),
     "exporter": ("exporter", "exporters"),
+    "detector": ("detector", "detectors"),
 }
 _OF_A_JOB = ("rank", "stage")
 

@@ -84,7 +84,7 @@ def test_one_stream_is_one_and_thresholds_are_rounded():
     assert "with 1 stream per node" in line
 
 
-@pytest.mark.parametrize("name", ["telemetry_sensor", "power_draw"])
+@pytest.mark.parametrize("name", ["telemetry_sensor"])
 def test_two_sided_streams_list_the_alarms_of_both_sides(name):
     """Of a threshold of 17.4 on each side, at 30 s."""
     lines = [line for line in explain(name)["budget"] if "suspects per 1,000 node-days" in line]

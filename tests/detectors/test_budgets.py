@@ -26,7 +26,7 @@ def test_every_detector_lists_its_false_alarms(detector: Detector):
     ("name", "setting", "value"),
     [
         *(("memory", "limit", 9.0), ("anomaly", "limit", 4.0), ("sdc_gradient", "factor", 3.0)),
-        *(("sdc", "ledger_days", 10.0), ("sdc_replica", "page_at", 3), ("power_draw", "hold", 60.0)),
+        *(("sdc", "ledger_days", 10.0), ("sdc_replica", "page_at", 3)),
     ],
 )
 def test_another_setting_makes_another_budget(name: str, setting: str, value: float):

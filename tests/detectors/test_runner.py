@@ -93,7 +93,51 @@ def test_a_failing_detector_does_not_stop_others_and_is_counted_and_logged_once(
     found = watch(runner, site, 120, troubles)
     assert runner.errors == {"failing": 60}
     assert sum("failing" in r.message for r in caplog.records) == 1
-    assert {f.detector for f in found} == {"failing", "straggler", "sdc", "coolant"}
+    assert {f.detector for f in found} == {"failing", "straggler", "sdc", "coolant", "telemetry_blind"}
+
+
+def test_a_failing_detector_is_a_ticket_with_its_lost_frames_once_a_minute(site, watch):
+    found = [f for f in watch(Runner([Failing()]), site, 120, troubles) if f.detector == "telemetry_blind"]
+    assert {(f.entity, f.level, f.onset) for f in found} == {("detector:failing", "ticket", START)}
+    assert [f.evidence["lost"] for f in found[:3]] == [1, 4, 7]
+    assert all(b.time - a.time == 60 * SECOND for a, b in itertools.pairwise(found))
+    assert found[-1].summary == "Detector failing: fails, 58 frames lost: ValueError: broken on purpose"
+    assert found[-1].signals == ("gpu.power",)
+
+
+@dataclass
+class FailingOnce(Failing):
+    """Fails once, at tick 2, and again at tick 200. Source: this test."""
+
+    def observe(self, frames):
+        if (frames["gpu"].time - START) // (10 * SECOND) in (2, 200):
+            raise KeyError("job:81")
+        return []
+
+    def judge_event(self, event, topology):
+        raise ZeroDivisionError
+
+
+def failures_of(runner, ticks):
+    frames = ({"gpu": Frame(START + t * 10 * SECOND, "gpu", (), {}, TOPOLOGY)} for t in ticks)
+    return [f for each in frames for f in runner.observe(each)]
+
+
+def test_a_detector_that_works_again_for_ten_minutes_has_a_new_condition_when_it_fails_next():
+    whole = failures_of(Runner([FailingOnce()]), range(300))
+    assert [(f.time, f.onset) for f in whole] == [(START + t * 10 * SECOND,) * 2 for t in (2, 200)]
+    first, second = Runner([FailingOnce()]), Runner([FailingOnce()])
+    found = failures_of(first, range(100))
+    second.restore(first.snapshot())
+    assert found + failures_of(second, range(100, 300)) == whole
+
+
+def test_a_detector_that_fails_on_an_event_is_a_ticket_of_the_next_frame():
+    runner = Runner([FailingOnce()])
+    FailingOnce.on_arrival = ("xid",)
+    runner.judge_events([Event(START, "gpu:n0.0", "xid", {})], TOPOLOGY)
+    (found,) = failures_of(runner, [1])
+    assert (found.entity, found.level, found.evidence["error"]) == ("detector:failing", "ticket", "ZeroDivisionError: ")
 
 
 def test_findings_are_the_same_with_each_detector_alone(site, watch):
@@ -286,7 +330,7 @@ def test_a_detector_that_fails_on_feedback_does_not_stop_the_others(caplog):
     feedback = Event(START, "gpu:n0.1", "feedback", {"verdict": "not_a_fault", "detector": "remembering"})
     runner = Runner([Remembering(), Scripted(script=((3, "scripted", "gpu:n0.0"),))])
     found = runner.observe(instant(3, feedback))
-    assert [f.detector for f in found] == ["scripted"]
+    assert [f.detector for f in found] == ["scripted", "telemetry_blind"]
     assert runner.errors == {"remembering": 1}
 
 

@@ -116,7 +116,7 @@ def judging(name, signal, device_class, entity, tables=MappingProxyType({})):
         ("telemetry_blind", "exporter.up", "exporter:e1", []),
         ("telemetry_blind", "bmc.reachable", "bmc:n1", []),
         ("telemetry_blind", "node.load1", "node:n1", ["bmc.reachable or exporter.up"]),
-        ("power_draw", "gpu.utilization", "gpu:n1.0", ["gpu.power", "gpu.sm_clock"]),
+        ("host_health", "disk.state", "disk:n1.nvme0", []),
         ("anomaly", "custom.value", "custom:x", []),
     ],
 )

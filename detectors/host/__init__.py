@@ -1,0 +1,1 @@
+"""Hosts: memory, file systems and disks that run out or wear out."""
