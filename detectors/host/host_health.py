@@ -235,8 +235,8 @@ class HostHealth(Detector):
     horizon: float = 3600.0
 
     trends: dict[str, Shortage] = parts(Shortage, kept=True)
-    flags: Flags = part(lambda: Flags(len(DISK_FLAGS)), of="disk")
-    chassis: Flags = part(lambda: Flags(1))
+    flags: Flags = part(lambda: Flags(len(DISK_FLAGS)), of="disk", kept=True)
+    chassis: Flags = part(lambda: Flags(1), kept=True)
     errors: dict[str, float] = notes()  # disk -> its media errors, as last read
     grown: dict[str, list[float]] = notes()  # disk -> when media errors grew last, and by how many since the onset
     short: dict[str, list[int]] = notes()  # entity and signal -> when a shortage began, and was found last
@@ -365,13 +365,6 @@ class HostHealth(Detector):
             seconds_left=None if np.isinf(worst.left) else round(worst.left),
             troubles=[t.text for t in mine],
         )
-
-    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """See `Detector.accept_as_normal`; also its media errors and shortages."""
-        super().accept_as_normal(entity, frames)
-        self.grown.pop(entity, None)
-        for key in [k for k in self.short if k.partition("|")[0] == entity]:
-            del self.short[key]
 
 
 def _wear(used: float) -> str:
