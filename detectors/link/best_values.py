@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory
-from detectors.base.streams import LEARN
+from detectors.base.streams import LEARN, LIFT
 from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
@@ -51,9 +51,15 @@ class BestValues(State):
         )
 
     def below_best(self, time: int) -> Bools:
-        """Returns (N,) devices that have been below their best for CONFIRM_SAMPLES samples in a row."""
+        """Returns (N,) devices that have been below their best for CONFIRM_SAMPLES samples in a row, and not for LIFT:
+        what a site leaves for a day, with an incident open, is intended."""
         low = self.counts[LOW] >= CONFIRM_SAMPLES
-        return np.asarray(low & self.reported_recently(time) if low.any() else low)
+        if not low.any():
+            return np.asarray(low)
+        for i in np.flatnonzero(low & (time - self.times[FELL] >= LIFT * SECOND)).tolist():
+            self.accept_newest(i)
+            low[i] = False
+        return np.asarray(low & self.reported_recently(time))
 
     def reported_recently(self, time: int) -> Bools:
         """Returns (N,) devices with a sample within SILENT_AFTER."""

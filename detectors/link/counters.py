@@ -7,6 +7,7 @@ that fell and then exceeds its former value, as if two sources reported it in tu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from detectors.base.counters import TOPS, counter_increases, is_unreadable
 from detectors.base.kernel import compiled
-from detectors.base.state import State, memory, notes
-from pipeline.model.records import SECOND
+from detectors.base.state import State, memory, notes, part, parts
+from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -91,6 +92,12 @@ class CounterReadings(State):
             self.any_restarted = bool(self.restarted.any())
         return at[grew], growth[grew], seconds[grew]
 
+    def read_since(self, time: int, n: int) -> NDArray[np.bool_]:
+        """Returns (N,) devices with a reading after `time`."""
+        self.grow(n)
+        missing = self.missing_since[:n]
+        return np.asarray(np.isfinite(self.last[:n]) & ((missing == 0) | (missing > time)))
+
     def reported(self, n: int) -> NDArray[np.bool_]:
         """Returns (N,) devices with a reading in the newest frame."""
         return np.asarray(np.isfinite(self.last[:n]) & (self.missing_since[:n] == 0))
@@ -111,3 +118,124 @@ def all_unchanged(now: Floats, last: Floats, missing_since: NDArray[np.int64]) -
         elif now[i] == now[i] or missing_since[i] == 0:
             return False
     return True
+
+
+_LEAST_DEVICES = 8  # devices from which their median counts: the bad one would be half of a smaller cohort
+_DAY = 86_400 * SECOND
+
+
+@dataclass
+class UsualErrors(State):
+    """The error rate of the median device over the last day or two, so that a site with more errors has its own normal.
+
+    errors, exposure: (N,) errors of each device, and for how long (in any unit) it could have had some. Halved daily.
+    """
+
+    errors: Floats = memory(0.0)
+    exposure: Floats = memory(0.0)
+    halved: int = notes(int)
+
+    def add(self, at: Indices, errors: Floats, exposure: Floats, time: int) -> None:
+        """Adds the errors of some devices, and (N,) the exposure of all since the last call."""
+        n = len(exposure)
+        self.grow(n)
+        if not 0 <= time - self.halved < _DAY:
+            self.halved = time
+            self.errors *= 0.5
+            self.exposure *= 0.5
+        self.errors[at] += errors
+        self.exposure[:n] += exposure
+
+    def median_rate(self) -> float:
+        """Returns the rate that half of the devices exceed; 0 where few devices or most without two errors show none.
+
+        One error less counts, so that the median is too low rather than too high as long as little was seen.
+        """
+        known = self.exposure > 0
+        if np.count_nonzero(known) < _LEAST_DEVICES:
+            return 0.0
+        return float(np.median(np.maximum(self.errors[known] - 1.0, 0.0) / self.exposure[known]))
+
+
+@dataclass
+class ReadingCells(State):
+    """The cells of one signal of `NewestReadings`."""
+
+    newest: Floats = memory(np.nan)
+    fresh: NDArray[np.bool_] = memory(False, np.bool_)
+    last: Floats = memory(np.nan)
+
+
+@dataclass
+class NewestReadings(State):
+    """The newest readings of some signals, whichever frame they came in, for tests that judge less often than frames.
+
+    Devices are read at different times and intervals; a test that read the frame of one instant alone would never see
+    those that are always read between.
+
+    cells:     signal -> newest reading of each device, whether it came since `measure_growth` was last called, and the
+               reading at that call (NaN where there was none).
+    read:      (N,) when a device was last read.   judged: (N,) the same at that call.
+    restarted: (N,) the counters have started again since.
+    """
+
+    cells: dict[str, ReadingCells] = parts(ReadingCells)
+    read: Indices = memory(0, np.int64)
+    judged: Indices = memory(0, np.int64)
+    restarted: NDArray[np.bool_] = memory(False, np.bool_)
+    generations: CounterGenerations = part(CounterGenerations)
+
+    def update(self, frame: Frame, names: Iterable[str]) -> None:
+        """Adds the readings of an instant."""
+        n = len(frame.entities)
+        self.grow(n)
+        seen = np.zeros(n, np.bool_)
+        for name in names:
+            if name in frame.values:
+                now = frame.values[name]
+                known = np.isfinite(now)
+                cells = self.cells.setdefault(name, ReadingCells())
+                cells.grow(n)
+                np.copyto(cells.newest[:n], now, where=known)
+                cells.fresh[:n] |= known
+                seen |= known
+        self.read[:n][seen] = frame.time
+        restarted, _ = self.generations.find_restarted(frame[f"{frame.device_class}.generation"])
+        self.restarted[restarted] = True
+
+    def fresh_values(self, name: str, n: int) -> Floats:
+        """Returns (N,) newest readings; NaN where none came since `measure_growth` was last called."""
+        if name not in self.cells:
+            return np.full(n, np.nan)
+        cells = self.cells[name]
+        cells.grow(n)
+        return np.where(cells.fresh[:n], cells.newest[:n], np.nan)
+
+    def measure_growth(self, names: Iterable[str], n: int, longest: float = np.inf) -> tuple[dict[str, Floats], Floats]:
+        """Returns (growth of each counter, seconds) since the last call, (N,) each, and begins anew.
+
+        NaN where a counter was not read now or then, fell or started again, or after more than `longest` s.
+        """
+        seconds = np.where(self.judged[:n] > 0, (self.read[:n] - self.judged[:n]) / SECOND, np.nan)
+        valid = (seconds > 0) & (seconds <= longest) & ~self.restarted[:n]
+        found = {}
+        for name in names:
+            now = self.fresh_values(name, n)
+            now[is_unreadable(now)] = np.nan
+            if name in self.cells:
+                cells = self.cells[name]
+                growth = now - cells.last[:n]
+                found[name] = np.where(valid & (growth >= 0), growth, np.nan)
+                cells.last[:n], cells.fresh[:n] = now, False
+            else:
+                found[name] = now
+        self.judged[:n] = np.where(self.read[:n] > 0, self.read[:n], self.judged[:n])
+        self.restarted[:n] = False
+        return found, np.where(valid, seconds, np.nan)
+
+
+def pair_numbers(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Returns (N,) a number for each pair of groups; -1 where either is -1."""
+    pairs = first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second
+    _, numbers = np.unique(pairs, return_inverse=True)
+    return np.where((first < 0) | (second < 0), -1, numbers).astype(np.int32)

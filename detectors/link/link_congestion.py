@@ -1,4 +1,4 @@
-"""Finds leaf switches that are congested: most of their ports wait or get congestion marks, and none has errors."""
+"""Finds congested leaves, leaves that lose packets without an error, and ports whose host receives too slowly."""
 
 from __future__ import annotations
 
@@ -14,105 +14,173 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.state import N, State, memory
-from detectors.base.statistics import grouped_median
+from detectors.base.statistics import grouped_mad, grouped_median
+from detectors.base.topology_index import JobIndex, per_topology
+from detectors.link.counters import NewestReadings, pair_numbers
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Groups = NDArray[np.int32]
 
 WAIT = ("nic.port_tx_wait",)
 MARKS = ("nic.cnp_sent", "nic.cnp_handled", "nic.ecn_marked")
+LOSSES = ("nic.out_of_sequence", "nic.sequence_errors", "nic.roce_adp_retrans", "nic.ack_timeouts")
 ERRORS = ("nic.symbol_errors", "nic.crc_errors")
-_READ = (*WAIT, *MARKS, *ERRORS, "nic.tx_bytes")
-_NORMAL = ("wait", "marks", "count", "generation")
-_KINDS = (("waits for credits", WAIT), ("congestion marks", MARKS))
-MINUTE_S = 60.0  # s between two readings
-_MAX_GAP_S = 300.0  # s between two readings above which growth is an average over too much; chosen
-_FLOORS = (1e4, 1.0)
-"""Ticks of waiting, and marks, per second of a port at _USUAL_BYTES, below which nothing waits: 1e4 ticks are below a
-percent of a second at every known length of tick; a mark a second is a packet in a million. Both chosen."""
+PAUSES = ("nic.tx_pause_duration", "nic.tx_pause")
+BYTES, _SPEED = ("nic.tx_bytes", "nic.rx_bytes"), "nic.speed"
+_KINDS = (("waits for credits", WAIT), ("congestion marks", MARKS), ("packets sent again", LOSSES))
+_FLOORS = (1e4, 1.0, 1.0)
+"""Ticks of waiting, marks and lost packets per second of a port at _USUAL_BYTES below which nothing waits or is lost:
+1e4 ticks are below a percent of a second at every known length of tick; one packet a second is one in a million, and
+RoCE loses throughput from one in 10,000 on (Mittal et al., IRN, SIGCOMM 2018)."""
 _USUAL_BYTES = 5e9  # By/s: a tenth of a port of 400 Gb/s, to which the floors are scaled
-_MIN_SIBLINGS = 4  # ports of a node, itself among them, from which their median is that of the job; chosen
+_READ = (*WAIT, *MARKS, *LOSSES, *ERRORS, *PAUSES, *BYTES)
+MINUTE_S = 60.0  # s between two judgements
+_MAX_GAP_S = 300.0  # s between two readings above which growth is an average over too much; chosen
+_MIN_OTHERS = 3  # ports on other leaves from which the median of a job, or of a node, is not that of the leaf; chosen
+_MIN_PEERS = 4  # ports whose pauses are compared, from which their median is not that of one; chosen
 LEARN = 20  # minutes before a port is judged: the replay contract
-_GAIN = 1 / 240  # least learning rate: a memory of four hours; chosen
+_GAIN, _GAIN_IN_EXCESS = 1 / 240, 1 / 2400
+"""Least learning rates: a memory of four hours, and of 40 while a port is in excess, so that no excess is for ever."""
+_RECENT = 1 / 5  # learning rate of the present traffic: five minutes
+_PAUSE_QUANTA = 65_535 * 512  # bits for which one frame pauses at most (IEEE 802.1Qbb, 802.3 annex 31B)
+_LEAST_PAUSED = 0.01  # share of the time below which pauses slow nothing that matters: a percent. Chosen
+_TIMES_PEERS = 10.0  # times the pauses of the median port of its job; chosen
+_SLOWER = 0.1  # share of its traffic that a job has lost where it is slowed: Greyhound's check of a change of the mean
 _STALE_AFTER = 120 * SECOND  # us without a reading of a leaf after which its condition is over; two readings
 
 
 @dataclass
 class PortTraffic(State):
-    """Waits and congestion marks of each port per minute and per byte sent, against its node and its own past.
+    """Waits, marks and losses of each port per minute and per byte, against its job and its own past; and its pauses.
 
-    Ports of one node serve the same ranks: their median is what the job does (its phase, its share of the line, its
-    pauses), and what differs from it belongs to the path of each port's traffic.
+    Ports of one job do the same: their median on other leaves is what the job does (its phase, its share of the line,
+    its pauses), and what differs from it belongs to the path of each port's traffic. A port is judged only beside as
+    many others as it has learnt with: missing samples of others change no verdict.
 
-    last:   (K, N) last readings.      normal: (4, N) usual waits and marks, minutes learnt from, generation.
-    excess: (2, N) of waits and marks, logarithm above its own normal in this minute; NaN: not judged.
+    normal: (K, N) usual level of each kind.  counts: (K, N) minutes learnt from.  alone: (K, N) learnt without others.
+    odd:    (K, N) minutes in a row in which that was different.
+    excess: (K, N) logarithm above its own normal in this minute; NaN: not judged.
     share:  (N,) of the line rate that it sends.  errors: (N,) errors in this minute.
-    beside: (N,) whether enough other ports of its node were there to remove what the job does.
+    load, usual_load: (N,) logarithm of bytes per second, of five minutes and of hours.  loads: (N,) minutes.
+    paused: (N,) share of the time for which it pauses its switch.  pausing: (N,) minutes of which that is too much.
+    job:    (N,) number of the job or node that it works for.
     """
 
-    last: Floats = memory(np.nan, shape=(len(_READ), N))
-    normal: Floats = memory(0.0, shape=(len(_NORMAL), N))
-    excess: Floats = memory(np.nan, shape=(2, N))
+    readings: NewestReadings = part(NewestReadings, kept=True)
+    normal: Floats = memory(0.0, shape=(len(_KINDS), N))
+    counts: Floats = memory(0.0, shape=(len(_KINDS), N))
+    alone: Bools = memory(False, np.bool_, shape=(len(_KINDS), N))
+    odd: Floats = memory(0.0, shape=(len(_KINDS), N))
+    excess: Floats = memory(np.nan, shape=(len(_KINDS), N))
     share: Floats = memory(np.nan)
     errors: Floats = memory(0.0)
-    beside: Bools = memory(False, np.bool_)
+    load: Floats = memory(0.0)
+    usual_load: Floats = memory(0.0)
+    loads: Floats = memory(0.0)
+    paused: Floats = memory(np.nan)
+    usual_pause: Floats = memory(np.nan)
+    pausing: Floats = memory(0.0)
+    jobs: dict[str, str] = notes()  # node -> its job
     time: int = notes(int)
 
     def is_due(self, time: int) -> bool:
-        """Returns whether a minute has passed since the last reading."""
+        """Returns whether a minute has passed since the last judgement."""
         seconds = (time - self.time) / SECOND
         return not 0 <= seconds < MINUTE_S - 0.5
 
-    def add_minute(self, frame: Frame, nodes: NDArray[np.int32], least: float, doubled: float) -> bool:
-        """Reads all counters; returns False where nothing is known yet.
+    def add_minute(self, frame: Frame, groups: tuple[Groups, Groups, Bools], least: float, doubled: float) -> None:
+        """Judges the growth of all counters since the last minute.
 
-        nodes: (N,) number of each port's node. least: share of the line that a busy port sends.
-        doubled: excess above which nothing is learnt.
+        groups: (N,) number of each port's job or node and of its leaf, and whether it is a host's port.
+        least:  share of the line that a busy port sends.   doubled: excess above which hardly anything is learnt.
         """
-        n, seconds = len(frame.entities), (frame.time - self.time) / SECOND
+        n = len(frame.entities)
         self.grow(n)
-        now = np.stack([frame[name] for name in _READ])
-        growth = self._measure_growth(frame, now, n)
-        first, self.time = not self.time, frame.time
-        if first or not 0 < seconds <= _MAX_GAP_S:
-            return False
-        rate = growth / seconds
-        speed = frame["nic.speed"] * 1e6 / 8
-        self.share[:n] = rate[-1] / np.where(speed > 0, speed, np.nan)
-        self.errors[:n] = np.nansum(growth[1 + len(MARKS) : 1 + len(MARKS) + len(ERRORS)], axis=0)
+        self.time = frame.time
+        speed = self.readings.fresh_values(_SPEED, n) * 1e6 / 8
+        speed = np.where(speed > 0, speed, np.nan)
+        growth, seconds = self.readings.measure_growth((*_READ, _SPEED), n, _MAX_GAP_S)
+        rate = {name: growth[name] / seconds for name in _READ}
+        sent, received = (rate[name] for name in BYTES)
+        self.share[:n] = sent / speed
+        self.errors[:n] = np.nansum([growth[name] for name in ERRORS], axis=0)
         carries = self.share[:n] >= least
-        per = np.where(carries, rate[-1], np.nan) / _USUAL_BYTES
-        marked = _sum_known(rate[1 : 1 + len(MARKS)])
-        for row, (amount, floor) in enumerate(zip((rate[0], marked), _FLOORS, strict=True)):
-            self._update_excess(row, np.log(np.maximum(amount, 0) / per + floor), nodes, doubled)
-        self.normal[2, :n] += carries
-        return True
+        per = np.where(carries, sent, np.nan) / _USUAL_BYTES
+        for kind, (_, names) in enumerate(_KINDS):
+            amount = _sum_known(np.stack([rate[name] for name in names]))
+            self._update_excess(kind, np.log(np.maximum(amount, 0) / per + _FLOORS[kind]), groups, doubled)
+        self._update_pauses(rate, np.fmax(sent, received) >= least * speed, speed, groups)
+        troubled = (self.excess[:, :n] > doubled / 2).any(axis=0) | (self.pausing[:n] > 0)
+        self._update_load(np.where(carries, np.fmax(sent, received), np.nan), troubled)
 
-    def _update_excess(self, row: int, levels: Floats, nodes: NDArray[np.int32], doubled: float) -> None:
-        """Removes what all ports of the node do, then the port's own normal; learns unless it is in excess."""
-        n = len(levels)
-        common, size = grouped_median(levels, nodes)
-        self.beside[:n] = size >= _MIN_SIBLINGS
-        own = levels - np.where(self.beside[:n], common, 0.0)
-        count, normal = self.normal[2, :n], self.normal[row, :n]
-        departure = own - normal
-        known = np.isfinite(own)
-        self.excess[row, :n] = np.where(known & (count >= LEARN), departure, np.nan)
-        young = count < LEARN
-        gain = np.where(known & (young | (departure < doubled / 2)), np.maximum(1 / (count + 1), _GAIN), 0.0)
-        normal += np.where(gain > 0, gain * np.where(known, departure, 0.0), 0.0)
+    def _update_excess(self, kind: int, levels: Floats, groups: tuple[Groups, Groups, Bools], doubled: float) -> None:
+        """Removes what the rest of the job does, then the port's own normal; learns little while it is in excess."""
+        n, (jobs, leaves, _) = len(levels), groups
+        common, size = grouped_median(levels, jobs)
+        here = count_in_group(np.isfinite(levels), pair_numbers(jobs, leaves))
+        alone = (size - here < _MIN_OTHERS) | (size <= 2 * here)
+        count, normal, odd = self.counts[kind, :n], self.normal[kind, :n], self.odd[kind, :n]
+        known, other = np.isfinite(levels), (alone != self.alone[kind, :n]) & (count > 0)
+        odd[known] = np.where(other, odd + 1, 0.0)[known]
+        changed = known & ((odd >= LEARN) | (count == 0))
+        count[changed], odd[changed] = 0.0, 0.0
+        self.alone[kind, :n] = np.where(changed, alone, self.alone[kind, :n])
+        known &= alone == self.alone[kind, :n]
+        departure = levels - np.where(alone, 0.0, common) - np.where(count > 0, normal, 0.0)
+        self.excess[kind, :n] = np.where(known & (count >= LEARN), departure, np.nan)
+        least = np.where((count < LEARN) | (departure < doubled / 2), _GAIN, _GAIN_IN_EXCESS)
+        gain = np.where(count < LEARN, 1 / (count + 1), least)
+        np.copyto(normal, np.where(count > 0, normal, 0.0) + gain * departure, where=known)
+        count += known
 
-    def _measure_growth(self, frame: Frame, now: Floats, n: int) -> Floats:
-        """Returns (K, N) growth since the last reading; NaN where a counter is missing, fell or started again."""
-        last, generations = self.last[:, :n], frame["nic.generation"]
-        growth = np.where(np.isfinite(now) & (now >= last), now - last, np.nan)
-        known = self.normal[3, :n]
-        growth[:, np.isfinite(generations) & (known > 0) & (generations != known)] = np.nan
-        self.normal[3, :n] = np.where(np.isfinite(generations), generations, known)
-        self.last[:, :n] = np.where(np.isfinite(now), now, np.nan)
-        return growth
+    def _update_load(self, now: Floats, troubled: Bools) -> None:
+        n = len(now)
+        load, usual, count = self.load[:n], self.usual_load[:n], self.loads[:n]
+        known = now > 0  # false for NaN
+        level, young = np.log(np.where(known, now, 1.0)), 1 / (count + 1)
+        slow = np.where(troubled & (count >= LEARN), _GAIN_IN_EXCESS, np.maximum(young, _GAIN))
+        for mean, gain in ((load, np.maximum(young, _RECENT)), (usual, slow)):
+            mean += np.where(known, gain * (level - mean), 0.0)
+        count += known
+
+    def lost_traffic(self, at: NDArray[np.intp]) -> float:
+        """Returns the share of its usual traffic that the median of some ports has lost in the last minutes; 0: none
+        or not known."""
+        known = at[self.loads[at] >= LEARN]
+        return float(-np.expm1(np.median(self.load[known] - self.usual_load[known]))) if len(known) else 0.0
+
+    def _update_pauses(
+        self, rate: Mapping[str, Floats], moves: Bools, speed: Floats, groups: tuple[Groups, Groups, Bools]
+    ) -> None:
+        """Compares for which share of the time hosts pause their switches; only a port whose bytes move counts."""
+        n, (jobs, _, hosts) = len(moves), groups
+        frames = rate[PAUSES[1]] * (_PAUSE_QUANTA / (8 * speed))
+        paused = np.minimum(np.where(np.isfinite(rate[PAUSES[0]]), rate[PAUSES[0]] / 1e6, frames), 1.0)
+        paused = np.where(moves & hosts, paused, np.nan)
+        usual, size = grouped_median(paused, jobs)
+        spread, _ = grouped_mad(paused, jobs)
+        everywhere, total = grouped_median(paused, np.zeros(n, np.int32))
+        few = size < _MIN_PEERS
+        usual, size = np.where(few, everywhere, usual), np.where(few, total, size)
+        spread = np.where(few, grouped_mad(paused, np.zeros(n, np.int32))[0], spread)
+        much = (paused >= _LEAST_PAUSED) & (paused >= _TIMES_PEERS * np.maximum(usual, spread)) & (size >= _MIN_PEERS)
+        minutes = self.pausing[:n]
+        minutes[:] = np.where(much, minutes + 1, np.where(np.isfinite(paused), np.maximum(minutes - 2, 0), minutes))
+        minutes[:] = np.minimum(np.where(moves, minutes, 0.0), 60.0)
+        self.paused[:n], self.usual_pause[:n] = paused, usual
+
+    def restart_where(self, moved: Bools) -> None:
+        """Learns again on ports that have begun to work for another job."""
+        self.counts[:, : len(moved)][:, moved] = 0.0
+        self.loads[: len(moved)][moved] = 0.0
+
+
+def count_in_group(counted: Bools, groups: Groups) -> NDArray[np.int64]:
+    """Returns (N,) how many of the group of each entity are counted; 0 for group -1."""
+    return np.append(np.bincount(groups[counted & (groups >= 0)], minlength=int(groups.max(initial=-1)) + 1), 0)[groups]
 
 
 def _sum_known(values: Floats) -> Floats:
@@ -122,18 +190,25 @@ def _sum_known(values: Floats) -> Floats:
 
 @dataclass
 class LinkCongestion(Detector):
-    """Waits and congestion marks of each port for the bytes it sends, each minute; a leaf is judged as a whole.
+    """Waits, congestion marks and lost packets of each port for the bytes it sends, each minute, leaf by leaf; pauses.
 
-    Ticket: on more than `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, waits or
-    marks are `factor` times the normal of each, for `hold` s; a suspect after two minutes of it. Normal is the port's
-    own past, after the median of the other ports of its node has removed what the job does; where nodes have fewer than
-    four busy ports another job would look the same, and it stays a suspect. A port is never the cause. A leaf on which
-    a tenth of those ports have errors is left to the detector `link`. Ends when a third of the ports are left. Two to
-    four ports whose flows were hashed onto one uplink are not a finding.
+    Ticket: on more than `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, one of
+    these is `factor` times the normal of each, for `hold` s; a suspect after two minutes of it. Normal is the port's
+    own past, after the median of the ports of its job (without one: of its node) has removed what the job does; where
+    fewer than three of them, or no majority, are on other leaves, another job would look the same, and it stays a
+    suspect. Page: the same without more congestion marks, while these ports have lost 10 % of their traffic: a leaf
+    that loses packets or holds up data without a cause, and slows its jobs. A leaf on which a tenth of the ports have
+    errors is left to the detector `link`. Ends when a third of the ports are left. Two to four ports whose flows were
+    hashed onto one uplink are not a finding.
+
+    A host's port that pauses its switch for more than 1 % of the time and ten times as long as the ports of its job,
+    while bytes move, receives too slowly: suspect after two minutes, ticket after `pause_hold` s, page where its
+    traffic has fallen by 10 % since.
 
     Source: errors and load distinguish corruption from congestion, as in CorrOpt (SIGCOMM 2017); half of a leaf's
     ports as for a leaf that is down; six ports, since flows that collide on an uplink are two to four; the hold is
-    twice the longest burst that training causes itself (a checkpoint). `factor` chosen: waits vary by a third.
+    twice the longest burst that training causes itself (a checkpoint). A slow receiver as the cause of pauses: Guo et
+    al., RDMA over commodity Ethernet at scale (SIGCOMM 2016, section 4.4). `factor` chosen: waits vary by a third.
     """
 
     name: ClassVar[str] = "link_congestion"
@@ -141,12 +216,12 @@ class LinkCongestion(Detector):
     device_class: ClassVar[str] = "nic"
     needs: ClassVar[tuple[str, ...]] = ("nic.tx_bytes", "nic.speed")
     wants: ClassVar[tuple[str, ...]] = (
-        *(*WAIT, *MARKS, *ERRORS, "nic.generation"),
-        *("event:maintenance_start", "event:maintenance_end"),
+        *(name for name in _READ if name != "nic.tx_bytes"),
+        *("nic.generation", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "Congestion that is as strong on all rails of a node, leaves with fewer than six busy ports, which flow"
-        " or job causes it, and congestion of spines that no port reports."
+        "Congestion that is as strong on all leaves of a job, leaves with fewer than six busy ports, which flow"
+        " or job causes it, congestion of spines that no port reports, and receivers that are slow without pauses."
     )
 
     factor: float = 2.0
@@ -154,34 +229,85 @@ class LinkCongestion(Detector):
     ports: int = 6
     hold: float = 600.0
     least_load: float = 0.005
+    pause_hold: float = 300.0
 
     traffic: PortTraffic = part(PortTraffic, kept=True)
     gates: Gates = part(Gates)
     crowded: dict[str, dict[str, Any]] = notes()
     conditions: OpenConditions = notes()
     _leaf: Cohorts = field(default_factory=lambda: Cohorts("leaf"), init=False, repr=False)
-    _node: Cohorts = field(default_factory=lambda: Cohorts("node"), init=False, repr=False)
+    _jobs: JobIndex = field(default_factory=JobIndex, init=False, repr=False)
 
     def budget(self) -> list[str]:
         """Returns that it has no statistical test."""
         many = f"on {self.ports:g} ports of a leaf together, for {self.hold:g} s"
-        return [f"a rule on waits {self.factor:g} times the usual {many}: no statistical alarm rate"]
+        return [
+            f"a rule on waits {self.factor:g} times the usual {many}: no statistical alarm rate",
+            f"a rule on pauses {_TIMES_PEERS:g} times those of the job's other ports: no statistical alarm rate",
+        ]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """Returns findings of congested leaves."""
+        """Returns findings of congested leaves and of ports that receive too slowly."""
         self.gates.update(frames)
         frame = frames.get("nic")
         if frame is None or not len(frame.entities):
             return []
+        self.traffic.readings.update(frame, (*_READ, _SPEED))
         if self.traffic.is_due(frame.time):
-            nodes, doubled = self._node.groups(frame), float(np.log(self.factor))
-            if self.traffic.add_minute(frame, nodes, self.least_load, doubled):
-                self._update_leaves(frame)
+            jobs, hosts = self._work(frame)
+            self._note_moved(frame)
+            groups = (jobs, self._leaf.groups(frame), hosts)
+            self.traffic.add_minute(frame, groups, self.least_load, float(np.log(self.factor)))
+            self._update_leaves(frame)
             for leaf in [e for e, known in self.crowded.items() if abs(frame.time - known["seen"]) > _STALE_AFTER]:
                 del self.crowded[leaf]
-        if not self.crowded and not self.conditions:
+        pausing = np.flatnonzero(self.traffic.pausing[: len(frame.entities)] >= 2).tolist()
+        if not self.crowded and not self.conditions and not pausing:
             return []
-        return self._findings(frame)
+        return self._findings(frame, pausing)
+
+    @per_topology
+    def _work(self, frame: Frame) -> tuple[Groups, Bools]:
+        """Returns (N,) number of the job of each port's node, else of the node, and whether the port is of a host."""
+        topology, numbers = frame.topology, dict[str, int]()
+        jobs, hosts = np.full(len(frame.entities), -1, np.int32), np.zeros(len(frame.entities), np.bool_)
+        for i, port in enumerate(frame.entities):
+            if node := topology.ancestor_of_kind(port, "node"):
+                jobs[i] = numbers.setdefault(self._job_of(frame, node), len(numbers))
+                hosts[i] = True
+        return jobs, hosts
+
+    def _job_of(self, frame: Frame, node: str) -> str:
+        """Returns the job of all ranks of a node; the node itself if it has none, or several."""
+        gpus = self._jobs.gpus_of(node, frame.topology)
+        jobs = {job for gpu in gpus if (job := self._jobs.job_on(gpu, frame.topology))}
+        return jobs.pop() if len(jobs) == 1 else node
+
+    def _note_moved(self, frame: Frame) -> None:
+        """Restarts what is learnt of the ports of nodes that work for another job than before."""
+        mine = self._node_jobs(frame)
+        before = self.traffic.jobs
+        if mine is before or mine == before:
+            return
+        moved = frozenset(node for node, job in mine.items() if before.get(node, job) != job)
+        if moved:
+            above = frame.topology.ancestor_of_kind
+            self.traffic.grow(len(frame.entities))
+            self.traffic.restart_where(np.fromiter((above(e, "node") in moved for e in frame.entities), bool))
+        self.traffic.jobs = mine
+
+    @per_topology
+    def _node_jobs(self, frame: Frame) -> dict[str, str]:
+        nodes = {frame.topology.ancestor_of_kind(port, "node") for port in frame.entities}
+        return {node: self._job_of(frame, node) for node in nodes if node}
+
+    @per_topology
+    def _leaf_numbers(self, frame: Frame) -> dict[str, int]:
+        """Returns the number of each leaf, as in `_leaf`, with 0 for none."""
+        groups, first = np.unique(self._leaf.groups(frame), return_index=True)
+        above = frame.topology.ancestor_of_kind
+        found = zip(groups.tolist(), first.tolist(), strict=True)
+        return {above(frame.entities[i], "leaf") or "": g + 1 for g, i in found if g >= 0}
 
     def _update_leaves(self, frame: Frame) -> None:
         """Counts the ports of each leaf in excess; a leaf is crowded from the first minute in which most are."""
@@ -198,54 +324,80 @@ class LinkCongestion(Detector):
         most = counts.max(axis=0)
         begins = (most > self.share * size) & (most >= self.ports) & (errs <= 0.1 * size)
         stays = (most > self.share / 1.5 * size) & (most >= self.ports / 1.5)
-        for group in np.flatnonzero(begins | stays).tolist():
-            if group:
-                self._update_leaf(frame, np.flatnonzero(groups == group), over, bool(begins[group]))
-        quiet = set(np.flatnonzero((size >= self.ports) & ~stays).tolist())
-        for leaf in [e for e, known in self.crowded.items() if known["group"] in quiet]:
-            del self.crowded[leaf]
+        for leaf, group in self._leaf_numbers(frame).items() if (begins | stays)[1:].any() or self.crowded else ():
+            if stays[group] and (begins[group] or leaf in self.crowded):
+                self._update_leaf(frame, leaf, np.flatnonzero(groups == group), over)
+            elif size[group] >= self.ports:
+                self.crowded.pop(leaf, None)
 
-    def _update_leaf(self, frame: Frame, ports: NDArray[np.intp], over: Bools, begins: bool) -> None:
+    def _update_leaf(self, frame: Frame, leaf: str, ports: NDArray[np.intp], over: Bools) -> None:
         """Notes how crowded a leaf is in this minute."""
-        leaf = frame.topology.ancestor_of_kind(frame.entities[int(ports[0])], "leaf") or ""
-        known = self.crowded.get(leaf)
-        if known is None:
-            if not begins:
-                return
-            began = frame.time - int(MINUTE_S * SECOND)  # within the minute that was read
-            known = self.crowded[leaf] = {"onset": began, "looks": 0}
-        traffic, row = self.traffic, int(np.argmax(over[:, ports].sum(axis=1)))
-        mine = ports[over[row, ports]]
-        judged = ports[np.isfinite(traffic.excess[row, ports])]
-        known |= {"seen": frame.time, "row": row, "ports": len(mine), "of": len(judged)}
-        known |= {"group": int(self._leaf.groups(frame)[int(ports[0])]) + 1}
+        began = frame.time - int(MINUTE_S * SECOND)  # within the minute that was read
+        known = self.crowded.setdefault(leaf, {"onset": began, "looks": 0, "beside": False})
+        traffic, kind = self.traffic, int(np.argmax(over[:, ports].sum(axis=1)))
+        mine = ports[over[kind, ports]]
+        judged = ports[np.isfinite(traffic.excess[kind, ports])]
+        known |= {"seen": frame.time, "kind": kind, "ports": len(mine), "of": len(judged)}
         known["looks"] += 1
-        known["factor"] = float(np.exp(np.median(traffic.excess[row, mine]))) if len(mine) else 1.0
+        known["factor"] = float(np.exp(np.median(traffic.excess[kind, mine]))) if len(mine) else 1.0
         known["load"] = float(np.nanmedian(traffic.share[judged])) if len(judged) else 0.0
-        known["beside"] = bool(traffic.beside[mine].mean() > 0.5) if len(mine) else known.get("beside", False)
+        known["beside"] = bool(traffic.alone[kind, mine].mean() < 0.5) if len(mine) else known["beside"]
         known["errors"] = int(np.nansum(traffic.errors[ports]))
+        known["lost"] = traffic.lost_traffic(judged)
+        known["marked"] = bool(over[1, ports].sum() * 2 > len(judged))
 
-    def _findings(self, frame: Frame) -> list[Finding]:
+    def _findings(self, frame: Frame, pausing: list[int]) -> list[Finding]:
         crowded = {leaf: known for leaf, known in self.crowded.items() if known["looks"] >= 2}
-        close_ended(self.conditions, set(crowded))
-        found = []
-        for leaf, known in sorted(crowded.items()):
-            held = (frame.time - known["onset"]) / SECOND
-            level: Level = "ticket" if held >= self.hold and known["beside"] else "suspect"
-            if due := due_report(self.conditions, leaf, frame.time, known["onset"], level):
-                what, signals = _KINDS[known["row"]]
-                title = f"congested, {known['factor']:.1f} x {what} on {known['ports']} of {known['of']} busy ports"
-                found.append(
-                    self.finding(
-                        *(frame.time, leaf, due),
-                        score=known["factor"],
-                        summary=pager_title(leaf, title),
-                        signals=signals,
-                        clears=f"fewer than a third of the ports are at {self.factor:g} times their normal",
-                        compared=Comparison(known["factor"], 1.0, None, "own past", 0, known["factor"] - 1, "share"),
-                        **{name: known[name] for name in ("ports", "of", "errors")},
-                        load=round(known["load"], 3),
-                        minutes=round(held / 60, 1),
-                    )
-                )
-        return found
+        gated = self.gates.maintenance_mask(frame)
+        ports = {frame.entities[i]: i for i in pausing if not gated[i]}
+        close_ended(self.conditions, {*crowded, *ports})
+        found = [self._leaf_finding(frame, leaf, known) for leaf, known in sorted(crowded.items())]
+        found += [self._pause_finding(frame, port, i) for port, i in sorted(ports.items())]
+        return [finding for finding in found if finding is not None]
+
+    def _leaf_finding(self, frame: Frame, leaf: str, known: dict[str, Any]) -> Finding | None:
+        held = (frame.time - known["onset"]) / SECOND
+        level: Level = "ticket" if held >= self.hold and known["beside"] else "suspect"
+        slows = known["lost"] >= _SLOWER and not known["marked"]
+        if level == "ticket" and slows:
+            level = "page"
+        due = due_report(self.conditions, leaf, frame.time, known["onset"], level)
+        if due is None:
+            return None
+        what, signals = _KINDS[known["kind"]]
+        title = f"{known['factor']:.1f} x {what} on {known['ports']} of {known['of']} busy ports"
+        title = f"jobs {100 * known['lost']:.0f} % slower, {title}" if slows else f"congested, {title}"
+        return self.finding(
+            *(frame.time, leaf, due),
+            score=known["factor"],
+            summary=pager_title(leaf, title),
+            signals=signals,
+            clears=f"fewer than a third of the ports are at {self.factor:g} times their normal",
+            compared=Comparison(known["factor"], 1.0, None, "own past", 0, known["factor"] - 1, "share"),
+            **{name: known[name] for name in ("ports", "of", "errors")},
+            load=round(known["load"], 3),
+            lost_traffic=round(known["lost"], 3),
+            minutes=round(held / 60, 1),
+        )
+
+    def _pause_finding(self, frame: Frame, port: str, i: int) -> Finding | None:
+        traffic = self.traffic
+        held, paused, usual = traffic.pausing[i] * MINUTE_S, float(traffic.paused[i]), float(traffic.usual_pause[i])
+        lost = traffic.lost_traffic(np.array([i]))
+        level: Level = "suspect" if held < self.pause_hold else "page" if lost >= _SLOWER else "ticket"
+        if not np.isfinite(paused):  # nothing was read in this minute
+            return None
+        due = due_report(self.conditions, port, frame.time, traffic.time - int(held * SECOND), level)
+        if due is None:
+            return None
+        title = f"pauses its switch {100 * paused:.1f} % of the time, peers {100 * usual:.1f} %"
+        title += f"; {100 * lost:.0f} % less traffic" if lost >= _SLOWER else ""
+        return self.finding(
+            *(frame.time, port, due),
+            score=paused / _LEAST_PAUSED,
+            summary=pager_title(port, title),
+            signals=PAUSES,
+            clears="it pauses its switch for less than 1 % of the time, or as long as its peers, for some minutes",
+            compared=Comparison(paused, usual, None, "ports of its job", 0, paused - usual, ""),
+            lost_traffic=round(lost, 3),
+        )

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.cohorts import Peers
+from detectors.base.cohorts import Cohorts, Peers
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import read_number, read_text
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.kernel import compiled
 from detectors.base.statistics import grouped_median
 from detectors.link.alarm_rates import PORTS_PER_NODE, RULE, describe_cusum_rate
 from detectors.link.best_values import CONFIRM_SAMPLES, BestValues
+from detectors.link.counters import pair_numbers
 from detectors.link.poisson_cusum import PoissonCusum
 from pipeline.model.entity_names import pager_title, short_number
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -28,10 +28,9 @@ EntityFacts = dict[str, dict[str, Any]]
 
 _REPLAYS = ("gpu.pcie_replays",)
 _MIN_COHORT = 8  # similar devices from which a median counts
-_KEEP_SHARE = 0.8  # of idle similar GPUs that keep their generation; chosen: of eight, one may be broken
 _COMPARE_EVERY = 600 * SECOND  # us between two comparisons with peers: a value that was always lower is not urgent
+_AT_REST = 600 * SECOND  # us without load after which a slower link slows no job: twice the longest pause. Chosen
 _AER_LIFETIME = 1800 * SECOND  # us for which an AER event is shown beside a link that lost lanes or speed; chosen
-_IDLE_FOR = 1800 * SECOND  # us after which an idle GPU that saves power has lowered its generation; chosen
 _MAX_ERROR_NAME = 40  # characters of a name of an AER error
 _UNITS = {"width": "PCIe lanes", "generation": "PCIe generation", "speed": "GT/s per PCIe lane"}
 _ORDER = {"page": 0, "ticket": 1, "suspect": 2}
@@ -42,11 +41,12 @@ class LinkPcie(Detector):
     """PCIe width of GPUs and NICs at any time, their speed under load: an idle GPU lowers its generation to save power.
 
     Page: fewer lanes than the device has held, three samples in a row, or a lower generation while its utilization is
-    `busy` or more, or after half an hour idle while similar idle ones keep theirs. Ticket: the same if it has not been
-    at its best since new software or firmware of the last day, which may cause it; a device that has had less than its
-    peers since it was first seen; or packets sent again (replays) at the rate that breaks PCIe's error budget, in two
-    windows of a minute. Suspect: one burst of replays. The cause is the GPU or the NIC's port; slot, riser and device
-    look the same. The evidence has the node's AER events.
+    `busy` or more; only what it held under load itself is compared, never other GPUs, which may be at work. Ticket: the
+    same of a GPU that has been idle for ten minutes, or if it has not been at its best since new software or firmware
+    of the last day, which may cause it; a device that has had less than its peers, and than those of its node, since it
+    was first seen; or packets sent again (replays) at the rate that breaks PCIe's error budget, in two windows of a
+    minute. Suspect: one burst of replays. A lower value is the normal one after a day. The cause is the GPU or the
+    NIC's port; slot, riser and device look the same. The evidence has the node's AER events.
 
     Source: replays above 1.92 per minute and lane are beyond a bit error rate of 1e-12 at generation 5 (DCGM's health
     check; 16 lanes: 1,843 per hour) against 10 per hour (chosen). NVML: the generation is lower while the GPU is idle.
@@ -62,8 +62,8 @@ class LinkPcie(Detector):
         *("event:aer", "event:version", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "Which of slot, riser and device it is; a lower generation of an idle GPU, where idle GPUs normally lower it; "
-        "and devices with too few lanes from the start and fewer than seven peers."
+        "Which of slot, riser and device it is; a lower generation of an idle GPU; devices that have too few lanes as"
+        " all of their node have; and devices with too few lanes from the start and fewer than seven peers."
     )
 
     busy: float = 0.5
@@ -71,7 +71,7 @@ class LinkPcie(Detector):
     faulty_replays: float = 1843.0
     limit: float = 23.0
 
-    idle: NDArray[np.int64] = memory(0, np.int64)
+    idle_since: NDArray[np.int64] = memory(0, np.int64)
     gpu_width: BestValues = part(BestValues, kept=True)
     gpu_generation: BestValues = part(BestValues, kept=True)
     nic_width: BestValues = part(BestValues, of="nic", kept=True)
@@ -82,6 +82,7 @@ class LinkPcie(Detector):
     below_peers: EntityFacts = notes()  # device -> its trouble
     compared_at: dict[str, int] = notes()  # device class -> when it was compared with peers
     conditions: OpenConditions = notes()
+    _node: Cohorts = field(default_factory=lambda: Cohorts("node"), init=False, repr=False)
     _peers: dict[str, Peers] = field(
         default_factory=lambda: {c: Peers(("@sku",), ("@board_id",), ("@name",)) for c in ("gpu", "nic")},
         init=False,
@@ -156,40 +157,27 @@ class LinkPcie(Detector):
         """Returns name, state and (N,) mask of where a low value counts, of each watched value of a class."""
         always = np.ones(len(frame.entities), bool)
         if device_class == "gpu":
+            self._update_idle(frame)
             return [
                 ("width", self.gpu_width, always),
-                ("generation", self.gpu_generation, self._generation_counts(frame)),
+                ("generation", self.gpu_generation, frame["gpu.utilization"] >= self.busy),
             ]
         up = ~(frame["nic.state"] == 0)
         return [("width", self.nic_width, always), ("speed", self.nic_speed, up)]
 
-    def _generation_counts(self, frame: Frame) -> Bools:
-        """Returns (N,) GPUs whose generation counts: at work, or idle among similar idle ones that keep theirs."""
-        n, load = len(frame.entities), frame["gpu.utilization"]
-        self.grow(n)
-        idle = self.idle[:n]
-        update_idle_since(load, self.busy, idle, frame.time)
-        counts = load >= self.busy
-        now, best = frame["gpu.pcie_generation"], self.gpu_generation.best[:n]
-        if len(best) < n:
-            return np.asarray(counts)
-        below = (now < best) & (idle > 0) & (frame.time - idle >= _IDLE_FOR)
-        if not below.any():
-            return np.asarray(counts)
-        long = (idle > 0) & (frame.time - idle >= _IDLE_FOR) & np.isfinite(now)
-        groups = self._peers["gpu"].groups(frame)
-        below &= groups >= 0
-        size = np.bincount(groups[long] + 1, minlength=1 + int(groups.max(initial=0)) + 1)
-        for former in np.unique(best[below]).tolist():  # a few generations
-            keep = np.bincount(groups[long & (now >= former)] + 1, minlength=len(size))
-            most = (size >= _MIN_COHORT) & (keep >= _KEEP_SHARE * size)
-            counts |= below & (best == former) & most[groups + 1]
-        return np.asarray(counts)
+    def _update_idle(self, frame: Frame) -> None:
+        """Notes since when each GPU has been idle; one without a reading stays as it was."""
+        load = frame["gpu.utilization"]
+        self.grow(len(load))
+        idle = self.idle_since[: len(load)]
+        idle[(load < self.busy) & (idle == 0)] = frame.time
+        idle[load >= self.busy] = 0
 
     def _describe_drop(self, frame: Frame, i: int, what: str, best: BestValues, signal: str) -> dict[str, Any]:
         """Returns the trouble of a link that is below its best."""
         changed = self.gates.last_change(frame.entities[i], frame.topology)
-        level: Level = "ticket" if changed is not None and changed >= best.last_at_best(i) else "page"
+        waits = frame.device_class == "gpu" and self.idle_since[i] > 0 and frame.time - self.idle_since[i] >= _AT_REST
+        level: Level = "ticket" if waits or (changed is not None and changed >= best.last_at_best(i)) else "page"
         now, before = float(best.newest[i]), float(best.best[i])
         amount = f"{_UNITS[what]} {now:g}" if what == "generation" else f"{now:g} {_UNITS[what]}"
         compared = Comparison(now, before, None, "own past", 0, 1 - now / before, "share")
@@ -206,7 +194,9 @@ class LinkPcie(Detector):
             n = len(best.best)
             values = np.where(best.has_enough_judged(n) & best.reported_recently(frame.time), best.best, np.nan)
             usual, size = grouped_median(np.where(values > 0, values, np.nan), groups[:n])
-            for i in np.flatnonzero((values < usual) & (size >= _MIN_COHORT)).tolist():
+            here, beside = grouped_median(values, pair_numbers(self._node.groups(frame)[:n], groups[:n]))
+            low = (values < usual) & (size >= _MIN_COHORT) & ((values < here) | (beside < 2))
+            for i in np.flatnonzero(low).tolist():
                 cohort = self._peers[device_class].cohort_name(frame, i)
                 now, peers = float(values[i]), int(size[i]) - 1
                 amount = f"{_UNITS[what]} {now:g}" if what == "generation" else f"{now:g} {_UNITS[what]}"
@@ -251,14 +241,3 @@ class LinkPcie(Detector):
             clears=clears,
             **evidence,
         )
-
-
-@compiled
-def update_idle_since(load: Floats, busy: float, idle: NDArray[np.int64], time: int) -> None:
-    """Updates since when each device has been idle; 0: it works. A device without a reading stays as it was."""
-    for i in range(len(load)):
-        if load[i] < busy:
-            if idle[i] == 0:
-                idle[i] = time
-        elif np.isfinite(load[i]):
-            idle[i] = 0

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.counters import is_unreadable
 from detectors.base.state import State, memory, notes, part, parts
-from detectors.link.counters import CounterGenerations, CounterReadings, Indices
+from detectors.link.counters import CounterGenerations, CounterReadings, UsualErrors
 from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
@@ -22,14 +21,17 @@ Bools = NDArray[np.bool_]
 
 MAX_STEP_SHARE = 0.6
 """Most that one window adds, as a share of the limit: one window is above half of it, two are above the whole."""
+MIN_RATIO = 10.0
+"""Times the usual rate of a site from which a device is faulty: a decade, as for bit error rates. Chosen."""
 _MAX_WINDOW_S = 600.0  # s that a window counts at most: after a gap the errors of a long time show little. Chosen
 
 
 @dataclass
 class SignalErrors(State):
-    """One error counter of all devices, and (N,) its errors since the sum left zero."""
+    """One error counter of all devices: (N,) its errors in the present window, and since the sum left zero."""
 
     readings: CounterReadings = part(CounterReadings)
+    pending: Floats = memory(0.0)
     total: Floats = memory(0.0)
 
 
@@ -38,7 +40,8 @@ class PoissonCusum(State):
     """The CUSUM of some error counters, which count as one, of all devices of a class; call `update` at every tick.
 
     signals:         names of the counters.              window: s between two updates of the sums.
-    healthy, faulty: errors per hour.                    limit:  of the sum; exp(limit) windows between false alarms.
+    healthy, faulty: errors per hour, at least.           limit:  of the sum; exp(limit) windows between false alarms.
+    usual:  errors of the devices here: where most have more than `healthy`, that is normal.
     sums:   (N,) the CUSUM.   since: (N,) when it last left zero.   seen: (N,) last reading, while that matters.
     """
 
@@ -49,6 +52,7 @@ class PoissonCusum(State):
     window: float = 30.0
     errors: dict[str, SignalErrors] = parts(SignalErrors)
     generations: CounterGenerations = part(CounterGenerations)
+    usual: UsualErrors = part(UsualErrors)
     sums: Floats = memory(0.0)
     since: NDArray[np.int64] = memory(0, np.int64)
     seen: NDArray[np.int64] = memory(0, np.int64)
@@ -59,60 +63,56 @@ class PoissonCusum(State):
             self.errors[name] = SignalErrors()
 
     def update(self, frame: Frame, gate: Callable[[], Bools]) -> None:
-        """Adds the counters of a window, if one is over. gate: called if there are errors; False: they do not count.
+        """Adds the counters of an instant, and updates the sums if a window is over.
 
-        The growth of counters that fell or started again is unknown and does not count.
+        gate: called if there are errors; False: they do not count. The growth of counters that fell or started again is
+        unknown and does not count. Devices may be read at any time within a window.
         """
-        seconds = (frame.time - self.time) / SECOND
-        if self.time and 0 <= seconds < self.window - 0.5:
-            return
-        n, present = len(frame.entities), [name for name in self.signals if name in frame.values]
+        n = len(frame.entities)
         self.grow(n)
-        for counter in self.errors.values():
-            counter.grow(n)
-        if not present:
+        seconds = (frame.time - self.time) / SECOND
+        self._measure_growth(frame)
+        if (self.time and 0 <= seconds < self.window - 0.5) or not any(name in frame.values for name in self.signals):
             return
-        found = self._measure_growth(frame)
+        measured = np.any([c.readings.read_since(self.time, n) for c in self.errors.values()], axis=0)
+        growth = np.stack([counter.pending[:n] for counter in self.errors.values()])
         if not self.time or seconds <= 0:
-            found = []
+            growth[:] = 0.0
         self.time = frame.time
-        if found or self.sums.any():
-            growth = {name: np.zeros(n) for name in present}
-            for name, at, count in found:
-                growth[name][at] = count
+        seconds = min(max(seconds, 0.0), _MAX_WINDOW_S)
+        if growth.any() or self.sums.any():
             away = ~gate()
-            for one in growth.values():
-                one[away] = 0.0
+            growth[:, away] = 0.0
             self.sums[:n][away] = 0.0
-            columns = [frame[name] for name in present]
-            measured = np.any([np.isfinite(c) & ~is_unreadable(c) for c in columns], axis=0)
-            self._update_sums(growth, min(max(seconds, 0.0), _MAX_WINDOW_S), np.asarray(measured))
+            self._update_sums(growth, seconds, measured)
+        at = np.flatnonzero(growth.any(axis=0))
+        self.usual.add(at, np.ones(len(at)), np.where(measured, seconds / 3600, 0.0), frame.time)  # a burst is one
+        for counter in self.errors.values():
+            counter.pending[:n] = 0.0
 
-    def _measure_growth(self, frame: Frame) -> list[tuple[str, Indices, Floats]]:
-        """Returns (counter, devices, errors since the last window); the next reading bridges one that is missing."""
+    def _measure_growth(self, frame: Frame) -> None:
         restarted, _ = self.generations.find_restarted(frame[f"{self.signals[0].split('.', 1)[0]}.generation"])
-        found = []
-        for name in self.signals:
+        for name, counter in self.errors.items():
+            counter.grow(len(frame.entities))
             if name in frame.values or len(restarted):
-                at, growth, _ = self.errors[name].readings.measure_growth(frame[name], frame.time, restarted)
-                if len(at) and name in frame.values:
-                    found.append((name, at, growth))
-        return found
+                at, growth, _ = counter.readings.measure_growth(frame[name], frame.time, restarted)
+                counter.pending[at] += growth
 
-    def _update_sums(self, growth: dict[str, Floats], seconds: float, measured: Bools) -> None:
+    def _update_sums(self, growth: Floats, seconds: float, measured: Bools) -> None:
         n = len(measured)
+        healthy = max(self.healthy, self.usual.median_rate())
+        faulty = max(self.faulty, MIN_RATIO * healthy)
         sums, fresh = self.sums[:n], self.sums[:n] <= 0
-        gain = np.sum(list(growth.values()), axis=0) * np.log(self.faulty / self.healthy)
-        gain -= (self.faulty - self.healthy) / 3600 * seconds
+        gain = growth.sum(axis=0) * np.log(faulty / healthy) - (faulty - healthy) / 3600 * seconds
         top = 2 * self.limit
         sums[:] = np.where(measured, np.clip(sums + np.minimum(gain, MAX_STEP_SHARE * self.limit), 0, top), sums)
         self.seen[:n] = np.where(measured | fresh, self.time, self.seen[:n])
         sums[self.time - self.seen[:n] > _MAX_WINDOW_S * SECOND] = 0.0  # the device has vanished
         self.since[:n] = np.where(fresh, self.time, self.since[:n])
-        for name, counter in self.errors.items():
-            total = counter.total[:n]
+        for row, name in enumerate(self.signals):
+            total = self.errors[name].total[:n]
             total *= ~fresh
-            total += growth.get(name, 0.0)
+            total += growth[row]
             total *= sums > 0
 
     def is_suspect(self, n: int) -> Bools:

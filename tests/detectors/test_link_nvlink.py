@@ -227,3 +227,24 @@ def test_messages_with_malformed_data_cause_no_error(malformed: object) -> None:
         sxid(63, sxid=malformed, switch=malformed),
     ]
     assert {f.entity for f in run_detector(nothing, message)} <= {"gpu:n0.2", "node:n0"}
+
+
+@pytest.mark.parametrize("phase", range(6))
+def test_errors_are_found_at_any_interval_and_phase_of_the_polls(phase: int) -> None:
+    """Links are read once a minute, never in the frames in which a window of 30 s ends."""
+
+    def polled(tick: int, shown: Values) -> None:
+        shown["nvlink.crc_errors"][2] += 5.0 * max(0, tick - 60)
+        if tick % 6 != phase:
+            for column in shown.values():
+                column[:] = np.nan
+
+    found = run_detector(polled, ticks=400)
+    assert [f.level for f in found if f.entity == LINKS[2]][-1:] == ["page"]
+
+
+def test_errors_that_most_links_have_are_normal() -> None:
+    def usual(tick: int, shown: Values) -> None:
+        shown["nvlink.replay_errors"] += np.floor((tick + 7 * np.arange(len(LINKS))) / 30)  # 12 an hour
+
+    assert [f for f in run_detector(usual, ticks=2000) if f.level == "page"] == []

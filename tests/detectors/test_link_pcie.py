@@ -77,19 +77,62 @@ def test_a_generation_counts_only_while_the_gpu_works() -> None:
     assert run_detector(idle) == []
 
 
-def test_an_idle_gpu_is_judged_among_idle_ones_that_keep_their_generation() -> None:
-    def resting(saving: bool) -> Callable[[int, Values], None]:
-        def change(tick: int, shown: Values) -> None:
-            shown["gpu"]["gpu.utilization"][:] = 0.0 if tick > 30 else 1.0
-            shown["gpu"]["gpu.pcie_generation"][:] = 1.0 if saving and tick > 40 else 5.0
-            shown["gpu"]["gpu.pcie_generation"][6] = 3.0 if tick >= 240 else 5.0
+@pytest.mark.parametrize("keeping", [10, 15])
+def test_serving_gpus_at_full_generation_do_not_outvote_sleeping_ones(keeping: int) -> None:
+    """Between requests a serving GPU has little load and keeps its generation; one without requests lowers it."""
 
-        return change
+    def serving(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.utilization"][:] = 0.3 if tick > 30 else 1.0
+        shown["gpu"]["gpu.pcie_generation"][:] = 5.0
+        if tick > 40:
+            shown["gpu"]["gpu.utilization"][keeping:] = 0.0
+            shown["gpu"]["gpu.pcie_generation"][keeping:] = 1.0
 
-    found = run_detector(resting(False), ticks=260)
-    assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
-    assert found[0].time == time_at(242)
-    assert run_detector(resting(True), ticks=260) == []
+    assert run_detector(serving, ticks=500) == []
+
+
+def test_an_idle_gpu_with_fewer_lanes_is_a_ticket_and_a_page_once_it_works() -> None:
+    def narrow(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.utilization"][6] = 0.0 if 30 <= tick < 200 else 1.0
+        after("gpu", "gpu.pcie_width", 6, 8.0)(tick, shown)
+        shown["gpu"]["gpu.pcie_width"][6] = 8.0 if tick >= 120 else 16.0
+
+    found = run_detector(narrow, ticks=240)
+    assert {f.level for f in found if f.time < time_at(200)} == {"ticket"}
+    assert found[-1].level == "page"
+
+
+def test_fewer_lanes_are_normal_after_a_day() -> None:
+    detector, site, found = LinkPcie(), topology(), []
+    for minute in range(1600):
+        shown = values(0)
+        shown["nic"]["nic.pcie_speed"][3] = 16.0 if minute >= 60 else 32.0
+        frames = {c: Frame(START + minute * 60 * SECOND, c, NAMES[c], v, site) for c, v in shown.items()}
+        found += detector.observe(frames)
+    assert found[0].time == START + 62 * 60 * SECOND
+    assert found[-1].time < START + (60 + 1441) * 60 * SECOND
+
+
+def test_a_host_whose_gpus_all_have_fewer_lanes_is_not_below_its_peers() -> None:
+    def another_board(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_width"][4:8] = 8.0
+
+    assert run_detector(another_board) == []
+
+
+def test_replays_that_most_gpus_have_are_normal() -> None:
+    """On all GPUs one in a minute, 60 an hour; on one of them in every reading."""
+
+    def usual(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_replays"] += np.floor((tick + np.arange(16)) / 6) * 4
+
+    assert run_detector(usual, ticks=1500) == []
+
+    def worse(tick: int, shown: Values) -> None:
+        usual(tick, shown)
+        shown["gpu"]["gpu.pcie_replays"][6] += 60.0 * max(0, tick - 1000)
+
+    assert {f.entity for f in run_detector(worse, ticks=1100) if f.level == "ticket"} == {"gpu:n1.2"}
 
 
 def test_a_gpu_of_unknown_load_is_not_judged_by_its_generation() -> None:
