@@ -1,4 +1,7 @@
-"""What the jobs of a silent node do: if they make steps, its agent is dead; if they hang or end, its host is."""
+"""What the jobs of a silent node do: if they make steps, its agent is dead; if they stop or end, its host is.
+
+Where the jobs report no steps, power and traffic of their other nodes show whether they stopped.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.state import State, memory, notes
-from detectors.base.topology_index import per_topology
+from detectors.base.state import N, State, memory, notes, part
+from detectors.base.topology_index import TopologyIndex, per_topology
+from detectors.telemetry.silence import Bools, LastSamples
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
@@ -18,6 +22,9 @@ STEPS_ON = 30 * SECOND
 """A step that ends so long after a node fell silent did not wait for it; chosen: longer than most steps."""
 HANGS = 300 * SECOND
 """No step of any other rank for so long is a hang: evaluations and checkpoints take some minutes; chosen."""
+STOPS = 20 * SECOND
+"""us beyond twice the usual time between steps after which a job stopped, if its last step was the node's last sample:
+two frames; chosen. That a checkpoint begins just then is rare: one minute of thirty."""
 WITH_IT = 15 * SECOND
 """A job that ended at most so long before the node's last sample ended with it; chosen: a frame of 10 s and 5 s of
 jitter. A node that falls silent later may be rebooted between two jobs."""
@@ -26,6 +33,15 @@ AFTER = 600 * SECOND
 NCCL's watchdog in PyTorch for 10 min by default."""
 _KEPT = 3600 * SECOND  # us for which an ended job matters; chosen
 _LOST = 30 * 24 * 3600 * SECOND  # us after which the end of a running job counts as lost; the topology has it; chosen
+_LONGER, _FOLLOWS = 3.0, 0.1  # times the usual that one pause counts at most, so that no checkpoint does; its gain
+_FELL = (0.7, 0.2, 0.6)
+"""Shares of the usual power of GPUs, traffic of ports and output of supplies below which they stopped: a GPU that waits
+in a collective draws 20 to 40 %, and sends nothing; a host that is down draws less than half. Chosen."""
+_UNCHANGED = 0.8  # share of the usual output of its supplies from which a node still works; chosen
+_MEMORY_S = 600.0  # s of which the usual is a mean: longer than a step, shorter than a phase of a job; chosen
+_NEARLY_ALL = 0.75  # share of the other nodes of a job that must stop; a few may already wait, or start over. Chosen
+_POWER, _TRAFFIC, _SUPPLY = range(3)
+_SIGNALS = (("gpu", "gpu.power"), ("nic", "nic.tx_bytes"), ("psu", "psu.output_power"))
 _MOST = 4096  # jobs that are kept: a fleet runs fewer at a time, so the ends of the oldest were lost; chosen
 JobState = Literal["ended", "hangs", "running", "unknown", "none"]
 
@@ -50,19 +66,109 @@ class _RankPlaces:
 
 
 @dataclass
+class PortBytes(State):
+    """Bytes that each port sent, as last read."""
+
+    sent: NDArray[np.float64] = memory(np.nan)
+    read: NDArray[np.int64] = memory(0, np.int64)
+
+    def rates(self, now: NDArray[np.float64], time: int) -> NDArray[np.float64]:
+        """Returns (N,) bytes a second since the last reading; NaN where there is none, or the counter fell."""
+        self.grow(n := len(now))
+        sent, read, there = self.sent[:n], self.read[:n], np.isfinite(now)
+        rate = (now - sent) / np.maximum((time - read) / SECOND, 1.0)
+        sent[there], read[there] = now[there], time
+        return np.where(rate >= 0, rate, np.nan)
+
+
+@dataclass
+class NodeActivity(State):
+    """Power of the GPUs, traffic of the ports and output of the supplies of each node: now, usually, and since when
+    (us) they are far below their usual; 0: they are not."""
+
+    now: NDArray[np.float64] = memory(np.nan, shape=(3, N))
+    usual: NDArray[np.float64] = memory(np.nan, shape=(3, N))
+    read: NDArray[np.int64] = memory(0, np.int64, shape=(3, N))
+    fell: NDArray[np.int64] = memory(0, np.int64, shape=(3, N))
+    ports: PortBytes = part(PortBytes, of="nic")
+    _indexes: dict[str, TopologyIndex] = field(default_factory=dict, init=False, repr=False)
+
+    def update(self, frames: Mapping[str, Frame], last: LastSamples) -> None:
+        """Adds an instant."""
+        nodes = last.names("node")
+        self.grow(len(nodes))
+        for row, (device_class, signal) in enumerate(_SIGNALS):
+            frame = frames.get(device_class)
+            if frame is None or signal not in frame.values or not len(nodes):
+                continue
+            index = self._indexes.setdefault(device_class, TopologyIndex())
+            index.update(frame.entities, frame.topology)
+            values, owner = frame[signal], index.node_positions(nodes)
+            values = self.ports.rates(values, last.time) if row == _TRAFFIC else values
+            there = (owner >= 0) & np.isfinite(values)
+            count = np.bincount(owner[there], minlength=len(nodes))
+            sums = np.bincount(owner[there], values[there], len(nodes))
+            self._add(row, np.divide(sums, count, out=np.full(len(nodes), np.nan), where=count > 0), last.time)
+
+    def _add(self, row: int, means: NDArray[np.float64], time: int) -> None:
+        cells = (self.now, self.usual, self.read, self.fell)
+        now, usual, read, fell = (each[row, : len(means)] for each in cells)
+        np.minimum(read, time, out=read)  # the clock may have been set back
+        there = np.isfinite(means)
+        below = there & (means < _FELL[row] * usual)
+        fell[below & (fell == 0)] = time
+        fell[there & ~below] = 0
+        share = 1 - np.exp((read - time) / (_MEMORY_S * SECOND))
+        usual[:] = np.where(there, np.where(np.isnan(usual), means, usual + share * (means - usual)), usual)
+        now[there], read[there] = means[there], time
+
+    def stopped(self, nodes: NDArray[np.intp], since: int, time: int) -> bool:
+        """Returns whether nearly all of some nodes stopped work and traffic, whichever are measured, at `since`."""
+        rows = [found for row in (_POWER, _TRAFFIC) if (found := self._stopped(row, nodes, since, time)) is not None]
+        return bool(rows) and all(rows)
+
+    def _stopped(self, row: int, nodes: NDArray[np.intp], since: int, time: int) -> bool | None:
+        fell, usual = self.fell[row, nodes], self.usual[row, nodes]
+        measured = (time - self.read[row, nodes] <= STEPS_ON) & (usual > 0)
+        if not len(nodes) or 2 * np.count_nonzero(measured) < len(nodes):
+            return None
+        with_it = measured & (fell >= since - WITH_IT) & (fell <= since + STEPS_ON) & (time - fell >= STOPS)
+        return bool(np.count_nonzero(with_it) >= _NEARLY_ALL * np.count_nonzero(measured))
+
+    def supplied(self, node: int, since: int) -> str:
+        """Returns "alive" if the supplies of a node, read after `since`, give as much as before, "dead" if they give
+        little, "" if neither is known."""
+        if node >= self.now.shape[1] or self.read[_SUPPLY, node] < since + STOPS:
+            return ""
+        if self.fell[_SUPPLY, node] >= since - WITH_IT:
+            return "dead"
+        return "alive" if self.now[_SUPPLY, node] >= _UNCHANGED * self.usual[_SUPPLY, node] else ""
+
+
+@dataclass
 class SilentJobs(State):
-    """The nodes and the end of each job, from job_start and job_end, and when each rank made its last step."""
+    """The nodes and the end of each job, from job_start and job_end, and when each rank made its last step.
+
+    gap: usual time between two steps of each rank (us).
+    """
 
     _jobs: dict[str, dict[str, Any]] = notes()  # job -> nodes, ended (us or None), newest_event
     _step: NDArray[np.float64] = memory(np.nan)
     _stepped: NDArray[np.int64] = memory(0, np.int64)
+    _gap: NDArray[np.float64] = memory(np.nan)
+    activity: NodeActivity = part(NodeActivity, of="node")
     _ranks: tuple[str, ...] = field(default=(), init=False, repr=False)
     _on: dict[str, list[str]] | None = field(default=None, init=False, repr=False)  # node -> its jobs; None: unknown
-    _newest: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
-    _placed: _RankPlaces | None = field(default=None, init=False, repr=False)  # that `_newest` belongs to
+    _newest: dict[str, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
+    _newest_of: tuple[_RankPlaces, int] | None = field(default=None, init=False, repr=False)  # of `_newest`
+    _last: LastSamples = field(default_factory=lambda: LastSamples({}), init=False, repr=False)
 
-    def update(self, frames: Mapping[str, Frame], time: int) -> None:
-        """Reads the events and steps of an instant."""
+    def update(self, frames: Mapping[str, Frame], time: int, last: LastSamples | None = None) -> None:
+        """Reads the events and steps of an instant. last: samples of nodes and devices, this instant's too; None: all
+        nodes report."""
+        if last is not None:
+            self._last = last
+            self.activity.update(frames, last)
         for event in (e for f in frames.values() for e in f.events if e.kind in ("job_start", "job_end")):
             self._record(event, next(iter(frames.values())).topology)
         frame = frames.get("rank")
@@ -104,8 +210,11 @@ class SilentJobs(State):
         self.grow(len(steps))
         moved = np.flatnonzero(~np.isnan(steps) & (steps != self._step[: len(steps)]))
         np.minimum(self._stepped, time, out=self._stepped)  # the clock may have been set back
+        gap, took = self._gap[moved], np.where(self._stepped[moved] > 0, time - self._stepped[moved], np.nan)
+        took = np.fmin(took, _LONGER * gap)
+        self._gap[moved] = np.where(np.isnan(gap), took, gap + _FOLLOWS * np.nan_to_num(took - gap))
         self._step[moved], self._stepped[moved] = steps[moved], time
-        self._newest = {}
+        self._newest_of = None
         self._ranks = tuple(frame.entities) if len(frame.entities) != len(self._ranks) else self._ranks
 
     def verdict(self, node: str, since: int, time: int, topology: Topology) -> JobVerdict:
@@ -115,16 +224,32 @@ class SilentJobs(State):
         if ended:
             return JobVerdict("ended", ended[-1])
         mine = [job for job in mine if self._jobs[job]["ended"] is None]
-        places = self._places(self._ranks, topology)
+        places = self._places(self._ranks or self._all_ranks(topology), topology)
         mine += [job for job in places.jobs.get(node, []) if job not in mine]
         if not mine:
             return JobVerdict("none")
-        newest = {job: self._newest_step(job, node, places) for job in mine}
-        on = next((job for job, at in newest.items() if at > since + STEPS_ON), None)
+        newest = {job: self._newest_step(job, places) for job in mine}
+        on = next((job for job, (at, _) in newest.items() if at > since + STEPS_ON), None)
         if on is not None:
             return JobVerdict("running", on)
-        hung = next((job for job, at in newest.items() if at > 0 and since - HANGS < at and time - at > HANGS), None)
+        hung = next((job for job in mine if self._hangs(job, *newest[job], since, time, places)), None)
         return JobVerdict("unknown", mine[0]) if hung is None else JobVerdict("hangs", hung)
+
+    def _hangs(self, job: str, at: int, gap: float, since: int, time: int, places: _RankPlaces) -> bool:
+        """Returns whether a job with its last step at `at` stopped with a node that fell silent at `since`."""
+        if at <= 0:
+            return self._stops(job, since, time, places)
+        stops = at >= since - gap - WITH_IT and time - at > 2 * gap + STOPS
+        return bool(stops or (since - HANGS < at and time - at > HANGS))
+
+    def _stops(self, job: str, since: int, time: int, places: _RankPlaces) -> bool:
+        """Returns whether the other nodes of a job without steps stopped work and traffic as a node fell silent."""
+        nodes = set(self._jobs.get(job, {"nodes": {}})["nodes"]) or {
+            n for n, jobs in places.jobs.items() if job in jobs
+        }
+        reporting = self._last.reporting("node")
+        mine = [i for i, name in enumerate(self._last.names("node")) if name in nodes and reporting[i]]
+        return self.activity.stopped(np.array(mine, np.intp), since, time)
 
     def _started_on(self, node: str) -> list[str]:
         """Returns the jobs with a job_start on a node, the newest ones last."""
@@ -134,6 +259,11 @@ class SilentJobs(State):
                 for each in known["nodes"]:
                     self._on.setdefault(each, []).append(job)
         return self._on.get(node, [])
+
+    @per_topology
+    def _all_ranks(self, topology: Topology) -> tuple[str, ...]:
+        """Returns the ranks of the topology, for jobs that report no steps."""
+        return tuple(entity for entity in topology.parents if entity.startswith("rank:"))
 
     @per_topology
     def _places(self, names: tuple[str, ...], topology: Topology) -> _RankPlaces:
@@ -155,16 +285,23 @@ class SilentJobs(State):
         own_jobs = {node: list(jobs) for node, jobs in own.items()}
         return _RankPlaces(nodes, number, own_jobs, {job: np.array(mine, np.intp) for job, mine in ranks.items()})
 
-    def _newest_step(self, job: str, node: str, places: _RankPlaces) -> int:
-        """Returns when a rank of the job that is not on the node made its last step; 0 if there is none."""
-        if places is not self._placed:
-            self._placed, self._newest = places, {}
-        if job not in places.ranks:
-            return 0
+    def _newest_step(self, job: str, places: _RankPlaces) -> tuple[int, float]:
+        """Returns when a rank of the job on a node that reports made its last step, 0 if there is none, and the usual
+        time between two steps: nothing is known of ranks whose node is silent."""
+        if self._newest_of != (places, self._last.time):
+            self._newest_of, self._newest = (places, self._last.time), {}
+        if job not in places.ranks or not self._ranks:
+            return 0, 0.0
         if job not in self._newest:
-            stepped, nodes = self._stepped[places.ranks[job]], places.nodes[places.ranks[job]]
-            first = int(stepped.argmax())
-            others = stepped[nodes != nodes[first]]
-            self._newest[job] = int(stepped[first]), int(nodes[first]), int(others.max(initial=0))
-        newest, where, other = self._newest[job]
-        return other if where == places.number.get(node, -2) else newest
+            mine = places.ranks[job]
+            mine = mine[self._rank_reports(places)[mine]]
+            gaps = self._gap[mine][np.isfinite(self._gap[mine])]
+            gap = float(np.median(gaps)) if len(gaps) else float(HANGS)
+            self._newest[job] = int(self._stepped[mine].max(initial=0)), gap
+        return self._newest[job]
+
+    def _rank_reports(self, places: _RankPlaces) -> Bools:
+        """Returns (N,) ranks whose node reports; all where no node does or is known."""
+        names, reporting = self._last.names("node"), self._last.reporting("node")
+        silent = [places.number[names[i]] for i in np.flatnonzero(~reporting).tolist() if names[i] in places.number]
+        return np.asarray(~np.isin(places.nodes, silent))

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from detectors.base.gates import Gates
 from detectors.base.power_feeds import PowerFeeds
 from detectors.base.state import N, State, memory, notes, part
-from detectors.base.topology_index import TopologyIndex, per_topology
+from detectors.base.topology_index import FramePositions, TopologyIndex, per_topology
 from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silence import KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSamples, shared_ancestors
 from detectors.telemetry.silent_jobs import JobVerdict, SilentJobs
 from detectors.telemetry.silent_readers import LostReader, Readers
 from pipeline.model.entity_names import entity_name, pager_title, short_duration
+from pipeline.model.links import PEER
 from pipeline.model.records import SECOND, Frame, Level
 from pipeline.model.topology import Topology
 
@@ -56,6 +57,7 @@ class Context:
     """The state of telemetry at an instant.
 
     seconds, node_seconds, dead_seconds: settings of the detector.   frame_s: time since the instant before.
+    ports: the frame of class nic, with the far ends of the nodes' links where the switches are read.
     """
 
     last: LastSamples
@@ -69,6 +71,7 @@ class Context:
     node_seconds: float
     dead_seconds: float
     frame_s: float = 10.0
+    ports: Frame | None = None
 
     def in_maintenance(self, entity: str) -> bool:
         """Returns whether an entity, or something that it is part of, is in maintenance."""
@@ -101,6 +104,8 @@ class SilentNodes(State):
     _index: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
     _gpus: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
     _supplies: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
+    _ports: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
+    _far_ends: FramePositions = field(default_factory=FramePositions, init=False, repr=False)
 
     def find_silences(self, context: Context) -> Iterator[Silence]:
         """Yields the silent nodes and groups of this instant, each with its cause."""
@@ -281,12 +286,27 @@ class SilentNodes(State):
         if jobs.state in ("ended", "hangs"):
             how = "ended" if jobs.state == "ended" else "hangs"
             return "page", "host", f"host or network dead, {entity_name(jobs.job)} {how}"
-        late = context.time - since > context.dead_seconds * SECOND
+        host = self._host_state(node, since, context) if jobs.job else ""
+        if host == "dead":
+            return "page", "host", f"host dead, {entity_name(jobs.job)} ran on it"
+        late = context.time - since > context.dead_seconds * SECOND and host != "alive"
         level: Level = "page" if late else "ticket"
         if rules := context.facts.rejected_by(node, since):
             return level, "rejected", f"its messages are rejected ({rules})"
         ran = f", {entity_name(jobs.job)} ran on it" if jobs.job else ""
         return level, "unknown", f"host or agent dead{ran}"
+
+    def _host_state(self, node: str, since: int, context: Context) -> str:
+        """Returns "dead" if all links of a node are down at their far ends, or its supplies give little since it fell
+        silent, "alive" if they give as much as before, "" if neither is known."""
+        known = context.last.names("nic")
+        self._ports.update(known, context.topology)
+        peers = (context.topology.attributes.get(known[i], {}).get(PEER) for i in self._ports.devices_below(node))
+        states = [self._far_ends.value(context.ports, "nic.state", p) for p in peers if isinstance(p, str)]
+        states = [state for state in states if state == state]
+        if states and not any(states):
+            return "dead"
+        return context.jobs.activity.supplied(list(context.last.names("node")).index(node), since)
 
     def _nodes_with_power(self, context: Context) -> set[str]:
         """Returns the single nodes with a power supply that is still read, which a BMC does without the host."""

@@ -253,11 +253,13 @@ class Telemetry(Detector):
     its feed is known to be dead.
 
     The cause is derived if possible. If all nodes of a shared feed, rack or loop fell silent together, that entity is
-    the cause, in one finding. A node whose job ended at the same time or has hung since, or whose kernel logged a fatal
-    error, is dead (page); one whose job still makes steps has a dead agent or no network (ticket). Announced
-    maintenance, reboots that an XID required and ranks whose job ended do not count as silence. Messages that an agent
-    lost are a ticket. A shorter gap in all data of a node and its GPUs is a suspect, since agents are restarted, and a
-    ticket if the agent did not restart, if it is too long for that, or if it comes a third time.
+    the cause, in one finding. A node whose job ended or stopped at the same time, or whose kernel logged a fatal error,
+    is dead (page), as is one with a job whose links are down at their far ends or whose supplies give little since; one
+    whose job still makes steps has a dead agent or no network (ticket). A job stopped if its other nodes make no step
+    for two of its usual ones and 20 s; without steps, if nearly all of them draw and send far less than usual.
+    Announced maintenance, reboots that an XID required and ranks whose job ended do not count as silence. Messages that
+    an agent lost are a ticket. A shorter gap in all data of a node and its GPUs is a suspect, since agents are
+    restarted, and a ticket if the agent did not restart, if it is too long for that, or if it comes a third time.
 
     Source: NVIDIA's catalogue of XIDs for what requires a reboot; PyTorch's NCCL watchdog (10 min) for how long a job
     outlives a lost rank.
@@ -277,7 +279,16 @@ class Telemetry(Detector):
     wants: ClassVar[tuple[str, ...]] = (
         *(signal for signal in WATCHED.values() if signal != "node.load1"),
         *(signal for signal in FEED_SIGNALS if signal not in WATCHED.values()),
-        *("rank.step", "agent.dropped", "agent.cpu_time", "event:gap", "event:kernel", "event:xid", "event:sxid"),
+        *(
+            "nic.tx_bytes",
+            "rank.step",
+            "agent.dropped",
+            "agent.cpu_time",
+            "event:gap",
+            "event:kernel",
+            "event:xid",
+            "event:sxid",
+        ),
         *("event:gpu_lost", "event:messages_rejected"),
         *("event:job_start", "event:job_end", "event:maintenance_start", "event:maintenance_end"),
     )
@@ -311,11 +322,11 @@ class Telemetry(Detector):
         """See `Detector.observe`."""
         if (time := self.gates.update(frames)) is None:
             return []
-        self.jobs.update(frames, time)
         self.facts.update(frames, time)
         self.feeds.update(frames.get("power"), time)
         frame_s = max(0.0, (time - self.last.time) / SECOND) if self.last.time else 0.0
         self.last.update(frames, time)
+        self.jobs.update(frames, time, self.last)
         found = [*self._silences(frames, time, frame_s), *self.losses.find_losses(frames, time)]
         if not found and not self.conditions:
             return []
@@ -327,7 +338,8 @@ class Telemetry(Detector):
         """Nodes first: what belongs to a silent node is not reported by itself."""
         topology = next(iter(frames.values())).topology
         parts = self.last, self.gates, self.jobs, self.facts, self.feeds
-        context = Context(*parts, topology, time, self.seconds, self.node_seconds, self.dead_seconds, frame_s)
+        settings = self.seconds, self.node_seconds, self.dead_seconds
+        context = Context(*parts, topology, time, *settings, frame_s, frames.get("nic"))
         yield from self.nodes.find_silences(context)
         yield from self.devices.find_silences(context)
         yield from self.gaps.find_gaps(context, frames.get("agent"))

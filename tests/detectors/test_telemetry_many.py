@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.base.topology_index import TopologyIndex
+from detectors.telemetry.silence import LastSamples
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.telemetry import Telemetry
 from pipeline.model.records import SECOND, Event, Frame
@@ -93,18 +94,23 @@ def test_a_changed_topology_is_walked_once():
     assert site.topology.asked < 20 * len(lone)
 
 
-def test_the_newest_step_of_other_nodes_is_right_for_the_node_with_the_newest_step_too():
-    jobs, site = SilentJobs(), Site()
+def test_only_ranks_on_nodes_that_report_show_what_a_job_does():
+    jobs, last, site = SilentJobs(), LastSamples({"node": "node.load1"}), Site()
     names, topology = BELOW["rank"], site.topology
     for tick in range(80):
         steps = np.full(len(names), float(min(tick, 10)))
-        steps[:GPUS] = min(tick, 40)  # the ranks of node:n0 go on for longer
-        frame = Frame(T0 + tick * 10 * SECOND, "rank", names, {"rank.step": steps}, topology)
-        jobs.update({"rank": frame}, frame.time)
-    assert jobs.verdict("node:n1", T0 + 100 * SECOND, frame.time, topology).state == "running"
-    assert jobs.verdict("node:n0", T0 + 400 * SECOND, frame.time, topology).state == "unknown"
-    assert jobs.verdict("node:n0", T0 + 100 * SECOND, frame.time, topology).state == "hangs"
-    assert jobs.verdict("node:nowhere", T0, frame.time, topology).state == "none"
+        steps[:GPUS] = min(tick, 40)  # the ranks of node:n0 go on until it falls silent
+        load = np.full(COUNT, 20.0)
+        load[0] = np.nan if tick > 40 else 20.0
+        time = T0 + tick * 10 * SECOND
+        frames = {"rank": Frame(time, "rank", names, {"rank.step": steps}, topology)}
+        frames["node"] = Frame(time, "node", NODES, {"node.load1": load}, topology)
+        last.update(frames, time)
+        jobs.update(frames, time, last)
+    assert jobs.verdict("node:n0", T0 + 400 * SECOND, time, topology).state == "unknown"
+    assert jobs.verdict("node:n0", T0 + 100 * SECOND, time, topology).state == "hangs"
+    assert jobs.verdict("node:n1", T0 + 60 * SECOND, time, topology).state == "running"
+    assert jobs.verdict("node:nowhere", T0, time, topology).state == "none"
 
 
 def test_jobs_are_known_by_their_nodes_until_they_end_and_after_a_restart():
@@ -121,7 +127,7 @@ def test_jobs_are_known_by_their_nodes_until_they_end_and_after_a_restart():
     over = Frame(now, "job", ("job:k",), {}, site.topology, (Event(now, "job:k", "job_end", {}),))
     jobs.update({"job": over}, now)
     assert jobs.verdict("node:n5", now, now, site.topology).state == "ended"
-    assert jobs.verdict("node:n6", now, now, site.topology).job == ""
+    assert jobs.verdict("node:n6", now, now, site.topology).job == "job:j", "by the ranks of the topology"
     jobs.update({}, now + 7200 * SECOND)
     assert jobs.verdict("node:n5", now, now, site.topology).job != "job:k"
 
