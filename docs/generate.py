@@ -14,6 +14,7 @@ from pathlib import Path
 from agents.collectors.registry import COLLECTORS
 from agents.sim.faults.kind import Kind
 from agents.sim.kinds import CONFOUNDERS, FAULTS, describe
+from agents.sim.world import AXES
 from detectors import listing
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.signals import CLASSES
@@ -209,6 +210,9 @@ onset = 3600                # s after the start
 end = 7200
 slowdown = 0.15             # a parameter of the kind
 
+[world]
+number = 17                 # a drawn site; then interval, missing, jitter and mean_hours may be left out
+
 [live]
 every = 150                 # s: with --backfill, interval of faults after `duration`, in real time; 0: none
 hours = 168                 # duration of that
@@ -226,6 +230,23 @@ hours = 168                 # duration of that
 - **Limits**: a million events and ten years. Files of `--output` are written atomically.
 - **In process**: `FleetSimulator.snapshot()` after a block of 60 ticks and `restore()` into a new simulator of the same
   scenario and seed continue to the bit.
+
+## Worlds
+
+Without `[world]` the site is one liquid-cooled training hall. `number` draws another one from published facts
+(`agents/sim/world.py` has the ranges and their sources): it differs in structure, not only in noise. `meta.json` has the
+whole description. The same fault kinds happen in every world; those without what they affect (coolant loops of an
+air-cooled hall) do not, and those that no collector shows are `invisible` in the truth.
+
+WORLD_AXES
+- **Halves**: a hash of the structure, the combination of these values, puts a world into `train` or `report`; no
+  combination is in both. Detectors are tuned on `train`; `report` is for figures alone.
+- **In process**: `worlds("train", 20)` draws the first worlds of a half; `Scenario.in_world(world)` sets the world with
+  its interval, missing values, jitter and durations of jobs. A pattern for a suite: one scenario of 128 nodes and some
+  days for each world; rates of faults in `Rates` as ever.
+- **Benign in worlds alone**: reboots and upgrades that no one announces, drains, caps of some GPUs and silent BMCs
+  happen at the rate of the world's habits; set-back at night, offsets, repeated readings, absurd single readings,
+  standby supplies and ports that are down on purpose are part of its physics and have no line in the truth.
 
 ## truth.jsonl
 
@@ -247,8 +268,10 @@ SIMULATOR_HEAD = (
 
 def simulator() -> str:
     """Returns the text of docs/simulator.md."""
+    axes = "\n".join(f"- {axis}: {', '.join(f'`{v}`' for v in dict.fromkeys(values))}" for axis, values in AXES.items())
+    page = SIMULATOR.replace("WORLD_AXES", axes)
     benign = "\n## Benign events\n\nA page on one of them is false.\n"
-    return "\n".join([SIMULATOR + "## Faults\n", *kinds_table(FAULTS), benign, *kinds_table(CONFOUNDERS)]) + "\n"
+    return "\n".join([page + "## Faults\n", *kinds_table(FAULTS), benign, *kinds_table(CONFOUNDERS)]) + "\n"
 
 
 def kinds_table(kinds: Iterable[type[Kind]]) -> list[str]:

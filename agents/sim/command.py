@@ -217,7 +217,7 @@ def _finish(simulator: FleetSimulator, options: SimulateOptions, sink: Sink, cou
     layout, scenario = simulator.layout, simulator.scenario
     seconds = counts.ticks * scenario.interval
     attributes = {entity: found for entity in simulator.parents if (found := layout.attributes(entity))}
-    meta = {
+    meta: dict[str, object] = {
         "name": f"simulated-{options.seed}",
         "title": f"Simulated fleet of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each",
         "origin": "fleetpulse simulate",
@@ -234,6 +234,8 @@ def _finish(simulator: FleetSimulator, options: SimulateOptions, sink: Sink, cou
         "dropped": simulator.dropped,
         "events": len(truth := simulator.truth(seconds)),
     }
+    if scenario.world:
+        meta["world"] = scenario.world.describe()
     sink.close(simulator.parents, attributes, truth, meta)
 
 

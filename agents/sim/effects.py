@@ -211,6 +211,7 @@ class NodeEffects:
         self.clock_offset = Channel(ticks, n, _ZERO)  # s by which its clock is ahead
         self.silent = Channel(ticks, n, _NO)  # the agent sends nothing; the node works
         self.late = Channel(ticks, n, _ZERO)  # s added to the time of its samples
+        self.bmc_silent = Channel(ticks, n, _NO)  # its BMC does not respond
 
 
 class SiteEffects:
@@ -240,7 +241,7 @@ class Effects:
 
     time:       (ticks,) seconds after the start.   since: the tick before the block; events lie in (since, until].
     job_of_gpu: (ticks, GPUs) number of the job that runs there, -1 for none.
-    allocations: those that overlap the block.
+    allocations: those that overlap the block.   reporting: of them, those whose ranks report.
     start:      UTC us of second 0.
     """
 
@@ -257,6 +258,7 @@ class Effects:
         ticks = len(time)
         self.time, self.since, self.until = time, since, float(time[-1])
         self.layout, self.allocations, self.start = layout, allocations, start
+        self.reporting = [one for one in allocations if one.job.hooked]
         self.job_of_gpu: NDArray[np.int32] = running
         self.gpu, self.port = GpuEffects(ticks, layout.gpus), PortEffects(ticks, layout.gpus)
         self.node, self.site = NodeEffects(ticks, layout.nodes), SiteEffects(ticks, layout, jobs)

@@ -48,7 +48,9 @@ class RandomEvents:
 def draw_events(scenario: Scenario, layout: Layout, seed: int) -> RandomEvents:
     """Draws the random events of a scenario. Raises UsageError if there are too many to plan."""
     expected = {
-        name: _scenario_rate(scenario, kind).of(layout) * scenario.duration for name, kind in sorted(KINDS.items())
+        name: _scenario_rate(scenario, kind).of(layout) * scenario.duration
+        for name, kind in sorted(KINDS.items())
+        if kind.exists(layout)
     }
     if sum(expected.values()) > MOST_EVENTS:
         raise _too_many(scenario, expected)
@@ -66,10 +68,9 @@ def _rate_factor_key(kind: type[Kind]) -> str:
 
 def _scenario_rate(scenario: Scenario, kind: type[Kind]) -> Rate:
     """Returns the rate of a kind in this scenario."""
-    rates = scenario.rates
-    return replace(
-        kind.rate, value=rates.kinds.get(kind.name, kind.rate.value) * getattr(rates, _rate_factor_key(kind))
-    )
+    rates, habits = scenario.rates, dict(scenario.world.habits) if scenario.world else {}
+    usual = habits.get(kind.name, 0.0 if kind.world_only else kind.rate.value)
+    return replace(kind.rate, value=rates.kinds.get(kind.name, usual) * getattr(rates, _rate_factor_key(kind)))
 
 
 def _too_many(scenario: Scenario, expected: dict[str, float]) -> UsageError:
@@ -181,10 +182,11 @@ class _FaultSites:
         """Draws a device, weighted by its node's hazard if it belongs to one node."""
         if job_events not in ("gpu", "nvlink", "nic", "node"):
             return int(rng.integers(count))
+        used = self.layout.ports_of_node if job_events == "nic" else self.layout.gpus_per_node
         width = 1 if job_events == "node" else self.layout.gpus_per_node
         weights = self._cumulative[: -(-count // width)]
         node = int(np.searchsorted(weights, rng.random() * weights[-1]))
-        return min(node * width + int(rng.integers(width)), count - 1)
+        return min(node * width + int(rng.integers(1 if width == 1 else used)), count - 1)
 
     def _nodes_below(self, job_events: str, device: int) -> list[int]:
         """Returns the nodes that a device affects; for a rack its whole row, since warm air and leaks spread."""
@@ -255,6 +257,8 @@ def _place_faults(entries: Iterable[_Entry], scenario: Scenario, layout: Layout)
     index = {what: {name: i for i, name in enumerate(names)} for what, names in layout.targets.items()}
     for entry in entries:
         kind, rng = entry.draw_kind()
+        if entry.line.entity is None and not kind.exists(layout):
+            continue
         entity = entry.line.entity or _draw_entity(kind.candidates(layout), taken, rng)
         device = index[kind.target].get(entity)
         if device is None:
@@ -279,7 +283,7 @@ class _JobFaults:
         """Chooses the job that a line names, else one without another event at that time."""
         kind, rng = entry.draw_kind()
         line = entry.line
-        free = [job for job in running if self._busy.get(job.number, -1.0) <= line.onset]
+        free = [job for job in running if job.trains and self._busy.get(job.number, -1.0) <= line.onset]
         pick = int(rng.integers(max(1, len(free))))
         if line.entity is not None:
             free, pick = [job for job in running if job.entity == line.entity], 0
@@ -309,9 +313,10 @@ class _JobFaults:
 
 
 def _unknown(scenario: Scenario, entry: _Entry, places: Sequence[str]) -> UsageError:
+    expected = f"one of {places[0]} to {places[-1]}" if places else "none: this site has no such device"
     return UsageError(
         f"{scenario.source}: [[fault]] {entry.key[-1] + 1}: entity = {entry.line.entity!r}: not in this "
-        f"fleet; expected one of {places[0]} to {places[-1]} for {entry.line.kind.name}"
+        f"fleet; expected {expected} for {entry.line.kind.name}"
     )
 
 
@@ -335,7 +340,8 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
     kind, idle = fault.kind, _idle(fault, schedule, layout)
     guilty = kind.faulty_entities(fault, layout)
     detectable = kind.detectable_from(fault)
-    unseen = idle or detectable >= min(fault.end, horizon)
+    unread = not any(layout.world.reads(name) for name in kind.evidence(layout)) and kind.detectability != "benign"
+    unseen = idle or unread or detectable >= min(fault.end, horizon)
     line: dict[str, Any] = {
         "id": f"fault-{fault.number}",
         "kind": kind.name,
@@ -369,7 +375,10 @@ def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     stop = fault.kind.job_stop(fault, layout)  # a job that it stopped was running there
     end = min(fault.end, fault.onset + 86_400, stop.at if stop else np.inf)
     times = np.linspace(fault.onset, end, _SAMPLES, endpoint=False)
-    return sum(schedule.job_at(gpu, float(t)) is not None for t in times) < _SAMPLES / 2
+    jobs = [found.job for t in times if (found := schedule.job_at(gpu, float(t)))]
+    if fault.kind.attribution == "network":
+        jobs = [job for job in jobs if job.networked]
+    return len(jobs) < _SAMPLES / 2
 
 
 def _timestamp(start: int, seconds: float) -> str:

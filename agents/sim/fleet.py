@@ -22,6 +22,7 @@ from agents.sim.physics.plant import Plant
 from agents.sim.physics.state import State
 from agents.sim.scenario import DEFAULT_START, Scenario
 from agents.sim.schedule import Allocation, Schedule
+from agents.sim.world import DEFAULT
 from pipeline.model.records import SECOND, Event
 
 INVENTORY_EVERY = 3600.0  # s, as agents send it
@@ -38,12 +39,13 @@ def stage_entity(allocation: Allocation, stage: int) -> str:
     return f"stage:{allocation.job.name}.{stage}"
 
 
-def rank_parents(allocation: Allocation, layout: Layout) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Returns every rank of an allocation with its stage, job and GPU."""
+def rank_parents(allocation: Allocation, layout: Layout) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Returns every rank of an allocation with its stage, job and GPU; without the training hook no stage is known."""
     gpus = layout.entities["gpu"]
     stages = allocation.job.stage_of_rank.tolist()
     for rank, stage, gpu in zip(allocation.job.names, stages, allocation.gpus.tolist(), strict=True):
-        yield rank, (stage_entity(allocation, stage), allocation.job.entity, gpus[gpu])
+        known = (stage_entity(allocation, stage),) if allocation.job.hooked else ()
+        yield rank, (*known, allocation.job.entity, gpus[gpu])
 
 
 def job_parents(schedule: Schedule, layout: Layout) -> dict[str, tuple[str, ...]]:
@@ -52,7 +54,8 @@ def job_parents(schedule: Schedule, layout: Layout) -> dict[str, tuple[str, ...]
     for allocation in schedule.allocations:
         if allocation.job.entity not in found:
             found[allocation.job.entity] = ()
-            found |= {stage_entity(allocation, s): (allocation.job.entity,) for s in range(allocation.job.stages)}
+            stages = range(allocation.job.stages if allocation.job.hooked else 0)
+            found |= {stage_entity(allocation, s): (allocation.job.entity,) for s in stages}
             found |= dict(rank_parents(allocation, layout))
     return found
 
@@ -94,7 +97,7 @@ class Calendar:
             return {}
         found: dict[str, dict[str, object]] = {allocation.job.entity: {"parents": [], "attributes": {}}}
         for rank, parents in self._of_node(allocation, sender).items():
-            found[parents[0]] = {"parents": [allocation.job.entity], "attributes": {}}
+            found |= {stage: {"parents": [allocation.job.entity], "attributes": {}} for stage in parents[:-2]}
             found[rank] = {"parents": list(parents), "attributes": {"node": self.layout.sender_names[sender]}}
         return found
 
@@ -102,7 +105,8 @@ class Calendar:
         """Adds the job starts; every node reports its own ranks."""
         nodes = self._nodes(allocation)
         for node in sorted(nodes):
-            ranks = {rank: {"stage": p[0], "gpu": p[2]} for rank, p in self._of_node(allocation, node).items()}
+            mine = self._of_node(allocation, node).items()
+            ranks = {rank: {**({"stage": p[0]} if len(p) > 2 else {}), "gpu": p[-1]} for rank, p in mine}
             effects.add_event(
                 allocation.begin, allocation.job.entity, "job_start", node, ranks=ranks, world_size=allocation.job.ranks
             )
@@ -125,16 +129,14 @@ class Calendar:
     def _nodes(self, allocation: Allocation) -> set[int]:
         return set(self.layout.node_of_gpu[allocation.gpus].tolist())
 
-    def _of_node(self, allocation: Allocation, node: int) -> dict[str, tuple[str, str, str]]:
+    def _of_node(self, allocation: Allocation, node: int) -> dict[str, tuple[str, ...]]:
         """Returns the ranks of an allocation on one node."""
         width = self.layout.gpus_per_node
         places = np.flatnonzero(self.layout.node_of_gpu[allocation.gpus] == node).tolist()
         assert len(places) <= width
-        names, stages, gpus = allocation.job.names, allocation.job.stage_of_rank, self.layout.entities["gpu"]
-        return {
-            names[i]: (stage_entity(allocation, int(stages[i])), allocation.job.entity, gpus[int(allocation.gpus[i])])
-            for i in places
-        }
+        job, gpus = allocation.job, self.layout.entities["gpu"]
+        known = {i: (stage_entity(allocation, int(job.stage_of_rank[i])),) if job.hooked else () for i in places}
+        return {job.names[i]: (*known[i], job.entity, gpus[int(allocation.gpus[i])]) for i in places}
 
 
 BLOCK = 60
@@ -149,7 +151,8 @@ class FleetSimulator:
         self.scenario, self.seed = scenario, seed
         chosen = scenario.start if start is None else start
         self.start = DEFAULT_START if chosen is None else chosen
-        self.layout = Layout(scenario.fleet.nodes, scenario.fleet.gpus_per_node)
+        self.world = scenario.world or DEFAULT
+        self.layout = Layout(scenario.fleet.nodes, scenario.fleet.gpus_per_node, self.world)
         story = FaultPlan.plan(scenario, self.layout, seed, live)
         self.faults, self.schedule = story.faults, story.schedule
         self.planned, self.dropped = story.planned, story.dropped
@@ -222,9 +225,9 @@ class FleetSimulator:
         columns = self._plant.step(number, effects)
         self._canaries.add_events(effects)
         self._calendar.add_events(effects, effects.allocations)
-        gpus = np.concatenate([np.zeros(0, np.intp), *(allocation.gpus for allocation in effects.allocations)])
+        gpus = np.concatenate([np.zeros(0, np.intp), *(allocation.gpus for allocation in effects.reporting)])
         homes = {**self.layout.senders, "rank": self.layout.node_of_gpu[gpus]}
-        names = tuple(name for allocation in effects.allocations for name in allocation.job.names)
+        names = tuple(name for allocation in effects.reporting for name in allocation.job.names)
         silent = self._instruments.silent(effects)
         return Chunk(
             times=self.start + np.rint(effects.time * SECOND).astype(np.int64),
@@ -239,7 +242,8 @@ class FleetSimulator:
 
     def _sent_events(self, effects: Effects, silent: NDArray[np.bool_]) -> Iterator[tuple[int, Event]]:
         """Returns planned events in order of time, without those of silent senders."""
-        found, home = sort_events(effects.events), self.layout.sender_of
+        read = (event for event in effects.events if self.world.reads(f"event:{event.kind}"))
+        found, home = sort_events(list(read)), self.layout.sender_of
         ticks = np.searchsorted(effects.time, [h.time for h in found]).tolist()
         quiet = set(zip(*(where.tolist() for where in np.nonzero(silent)), strict=True))
         for h, tick in zip(found, ticks, strict=True):

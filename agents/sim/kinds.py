@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agents.sim.confounders.cluster import (
+    Drain,
     Evaluation,
     JobRestart,
     LateTelemetry,
@@ -18,9 +19,19 @@ from agents.sim.confounders.cluster import (
     MixedSilicon,
     NodeTransient,
     OwnCanary,
+    SilentReboot,
     StageImbalance,
 )
-from agents.sim.confounders.site import CounterOddity, EcmpCollision, InletRise, PowerCap, SensorOffset, SetpointShift
+from agents.sim.confounders.site import (
+    BmcSilence,
+    CounterOddity,
+    EcmpCollision,
+    InletRise,
+    PartialCap,
+    PowerCap,
+    SensorOffset,
+    SetpointShift,
+)
 from agents.sim.faults.cluster import DataStall, HostContention, HostFault, JobHang
 from agents.sim.faults.corruption import SilentDataCorruption
 from agents.sim.faults.facility import CoolantLeak, CoolantLoss, FacilityWater, PduTrip, PsuLoss, Recirculation
@@ -87,6 +98,10 @@ CONFOUNDERS: tuple[type[Kind], ...] = (
     OwnCanary,
     CounterOddity,
     EcmpCollision,
+    SilentReboot,
+    Drain,
+    PartialCap,
+    BmcSilence,
 )
 
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (*FAULTS, *CONFOUNDERS)}

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.sim.world import DEFAULT, World
+
 NODES_PER_RACK, RACKS_PER_PDU, RACKS_PER_LOOP, NODES_PER_POD = 8, 2, 4, 32
 PSUS = 6  # of a node of 8 GPUs, 4 of which are enough; as in HGX servers
 FACILITY = "sim-facility"
 """Sender of devices that no node can read: PDUs, coolant loops and leak ropes."""
-_SKU = {"node": "SIM-HGX-8", "gpu": "SIM-H100-SXM", "port": "SIM-CX7-400G", "cdu": "SIM-CDU-500", "pdu": "SIM-PDU-200"}
+_SKU = {"node": "SIM-HGX-8", "port": "SIM-CX7-400G", "cdu": "SIM-CDU-500", "pdu": "SIM-PDU-200"}
 
 Index = NDArray[np.intp]
 
@@ -26,8 +28,8 @@ Index = NDArray[np.intp]
 class Layout:
     """Names and relations of `nodes` x `gpus_per_node`; arrays are in fleet order (GPU = port = node * gpus + i)."""
 
-    def __init__(self, nodes: int, gpus_per_node: int) -> None:
-        self.nodes, self.gpus_per_node = nodes, gpus_per_node
+    def __init__(self, nodes: int, gpus_per_node: int, world: World = DEFAULT) -> None:
+        self.nodes, self.gpus_per_node, self.world = nodes, gpus_per_node, world
         self.gpus = nodes * gpus_per_node
         width = max(3, len(str(nodes)))
         self.node_names = tuple(f"sim-n{n + 1:0{width}d}" for n in range(nodes))
@@ -36,12 +38,15 @@ class Layout:
         """Device class -> names of its devices, for all but ranks."""
         self.senders: Mapping[str, Index] = self._senders(nodes)
         """Device class -> (devices,) number of the sender that reports each."""
-        leaves = -(-nodes // NODES_PER_POD) * gpus_per_node
         self.targets: Mapping[str, tuple[str, ...]] = {
             **self.entities,
             "rack": tuple(f"rack:sim-r{r + 1}" for r in range(self.racks)),
-            "leaf": tuple(f"leaf:sim-l{leaf + 1}" for leaf in range(leaves)),
-            "instrument": (*self.entities["gpu"], *self.entities["coolant"], *self.entities["sensor"][::2]),
+            "leaf": tuple(f"leaf:sim-l{leaf + 1}" for leaf in range(self._leaves)),
+            "instrument": (
+                *self.entities["gpu"],
+                *(self.entities["coolant"] if world.reads("coolant.flow") else ()),
+                *(self.entities["sensor"][::2] if world.reads("sensor.temperature") else ()),
+            ),
         }
         """Kind of target of a fault -> names of all such devices."""
         self.sender_names = (*self.node_names, FACILITY)
@@ -59,9 +64,15 @@ class Layout:
         self.loop_of_gpu: Index = self.loop_of_rack[self.rack_of_gpu]
         rail = np.arange(self.gpus) % self.gpus_per_node
         self.leaf_of_port: Index = self.node_of_gpu // NODES_PER_POD * self.gpus_per_node + rail
+        self._leaves = -(-nodes // NODES_PER_POD) * self.gpus_per_node
+        if not self.world.fabric.rails:
+            self.leaf_of_port, self._leaves = self.rack_of_gpu, self.racks
+        self.ports_of_node = self.world.fabric.ports or self.gpus_per_node
+        self.port_used: NDArray[np.bool_] = rail < self.ports_of_node
+        """(ports,) whether a port is in use; the others are down on purpose."""
 
     def _entities(self, width: int) -> dict[str, tuple[str, ...]]:
-        names = self.node_names
+        names, loops = self.node_names, self.world.cooling.has_loop
         return {
             "gpu": tuple(f"gpu:{n}.{i}" for n in names for i in range(width)),
             "nvlink": tuple(f"nvlink:{n}.{i}.0" for n in names for i in range(width)),
@@ -70,8 +81,8 @@ class Layout:
             "sensor": tuple(f"sensor:{n}.{what}" for n in names for what in ("inlet", "fan")),
             "psu": tuple(f"psu:{n}.{i}" for n in names for i in range(PSUS)),
             "power": tuple(f"pdu:sim-p{p + 1}" for p in range(int(self.pdu_of_rack[-1]) + 1)),
-            "coolant": tuple(f"cdu:sim-c{c + 1}" for c in range(int(self.loop_of_rack[-1]) + 1)),
-            "leak": tuple(f"leak_detector:sim-r{r + 1}" for r in range(self.racks)),
+            "coolant": tuple(f"cdu:sim-c{c + 1}" for c in range(int(self.loop_of_rack[-1]) + 1) if loops),
+            "leak": tuple(f"leak_detector:sim-r{r + 1}" for r in range(self.racks) if loops),
         }
 
     def _senders(self, nodes: int) -> dict[str, Index]:
@@ -83,9 +94,14 @@ class Layout:
         """Returns the number of the sender that reports `entity`."""
         return self._sender_of[entity]
 
+    @property
+    def busy_nodes(self) -> int:
+        """Number of the nodes that have jobs: the first ones."""
+        return max(1, self.nodes - int(self.nodes * self.world.work.idle))
+
     def busy_count(self, what: str) -> int:
         """Returns how many of the first devices of a kind have work: those of nodes that are not spare."""
-        nodes = max(1, self.nodes - self.nodes // 8)
+        nodes = self.busy_nodes
         per = {"gpu": self.gpus_per_node, "nvlink": self.gpus_per_node, "nic": self.gpus_per_node, "node": 1}
         return nodes * per[what] if what in per else len(self.targets[what])
 
@@ -110,7 +126,7 @@ class Layout:
 
     def instrument(self, number: int) -> tuple[str, int]:
         """Returns class and number of a target `instrument`: a GPU, a coolant loop or the air inlet of a node."""
-        loops = len(self.entities["coolant"])
+        loops = len(self.entities["coolant"]) if self.world.reads("coolant.flow") else 0
         if number < self.gpus:
             return "gpu", number
         rest = number - self.gpus
@@ -127,7 +143,8 @@ class Layout:
 
     def attributes(self, entity: str) -> dict[str, object]:
         """Returns attributes by which entities are compared; empty if there are none."""
-        sku = _SKU.get(entity.split(":", 1)[0])
+        kind = entity.split(":", 1)[0]
+        sku = f"SIM-{self.world.part.name}" if kind == "gpu" else _SKU.get(kind)
         return {"sku": sku, "simulated": True} if sku else {}
 
     def inventory(self) -> list[dict[str, dict[str, object]]]:
@@ -146,7 +163,10 @@ class Layout:
             self._sender_of |= dict.fromkeys(own, n)
             yield from own.items()
         racks: dict[str, tuple[str, ...]] = {
-            rack: (self.entities["power"][self.pdu_of_rack[r]], self.entities["coolant"][self.loop_of_rack[r]])
+            rack: (
+                self.entities["power"][self.pdu_of_rack[r]],
+                *self.entities["coolant"][self.loop_of_rack[r] : self.loop_of_rack[r] + 1],
+            )
             for r, rack in enumerate(self.targets["rack"])
         }
         leaks = {rope: (self.targets["rack"][r],) for r, rope in enumerate(self.entities["leak"])}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from agents.sim.faults.corruption import SilentDataCorruption
 from agents.sim.faults.facility import CoolantLoss
@@ -12,6 +12,7 @@ from agents.sim.faults.link import LinkDegradation
 from agents.sim.faults.slow import Straggler
 from agents.sim.kinds import KINDS
 from agents.sim.physics.noise import generator
+from agents.sim.world import World
 from pipeline.model.records import from_iso
 
 FAULTS = 5  # key of the generators that draw faults
@@ -69,9 +70,12 @@ class Live:
     hours: float = 168.0  # for a week; then no more faults
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scenario:
-    """The whole file. `start` in UTC microseconds; None: 2026-01-01, or chosen so that a stream fits the clock."""
+    """The whole file. `start` in UTC microseconds; None: 2026-01-01, or chosen so that a stream fits the clock.
+
+    world: [world] number; None: the default world. Without a world its repr has none: it is the key of stored results.
+    """
 
     duration: float
     interval: float
@@ -82,6 +86,16 @@ class Scenario:
     source: str = "demo"
     jobs: Jobs = field(default_factory=Jobs)
     rates: Rates = field(default_factory=Rates)
+    world: World | None = None
+
+    def __repr__(self) -> str:
+        shown = (f.name for f in fields(self) if f.name != "world" or self.world is not None)
+        return f"Scenario({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def in_world(self, world: World) -> Scenario:
+        """Returns the scenario in a world, with its interval, missing values, jitter and duration of jobs."""
+        fleet = replace(self.fleet, missing=world.instruments.missing, jitter=world.instruments.jitter)
+        return replace(self, interval=world.interval, fleet=fleet, jobs=Jobs(world.work.hours), world=world)
 
     @property
     def ticks(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from agents.sim.kinds import KINDS
 from agents.sim.scenario import Fleet, Jobs, Line, Live, Rates, Scenario, demo
+from agents.sim.world import draw_world
 from pipeline.config.settings import build_section
 from pipeline.model.errors import UsageError
 from pipeline.model.records import from_iso, iso
@@ -88,15 +89,23 @@ _FAULT_KEYS = {"kind", "entity", "onset", "end"}
 
 
 @dataclass(frozen=True)
+class _WorldNumber:
+    """[world]: number of a drawn world; -1: the default one."""
+
+    number: int = -1
+
+
+@dataclass(frozen=True)
 class _File:
     """Top of a scenario file, without version, start and [[fault]]."""
 
     duration: float
-    interval: float
+    interval: float | None = None
     fleet: Fleet = field(default_factory=Fleet)
     live: Live = field(default_factory=Live)
     jobs: Jobs = field(default_factory=Jobs)
     rates: Rates = field(default_factory=Rates)
+    world: _WorldNumber = field(default_factory=_WorldNumber)
 
 
 def load(source: str | Path) -> Scenario:
@@ -128,11 +137,31 @@ def parse(table: Mapping[str, Any], source: str) -> Scenario:
     start = _start(rest.pop("start", None), source)
     own = _kinds(rest, source)
     file = build_section(_File, rest, source)
-    scenario = Scenario(file.duration, file.interval, start, file.fleet, (), file.live, source, file.jobs)
-    scenario = replace(scenario, rates=replace(file.rates, kinds=own))
+    scenario = _in_world(file, table, Scenario(file.duration, file.interval or 0.0, start, source=source))
+    scenario = replace(scenario, live=file.live, rates=replace(file.rates, kinds=own))
     check(scenario)
     found = (_line(line, f"{source}: [[fault]] {i + 1}", file.duration) for i, line in enumerate(lines))
     return replace(scenario, faults=tuple(found))
+
+
+def _in_world(file: _File, table: Mapping[str, Any], scenario: Scenario) -> Scenario:
+    """Returns the scenario in its world, which gives what the file leaves out. Raises UsageError."""
+    number, source = file.world.number, scenario.source
+    if number < 0 and "world" in table:
+        raise UsageError(f"{source}: [world] number = {number}: out of range; expected a whole number from 0")
+    if number < 0 and file.interval is None:
+        raise UsageError(f"{source}: interval: missing; expected seconds, or [world], which has one")
+    if number < 0:
+        return replace(scenario, fleet=file.fleet, jobs=file.jobs)
+    drawn = scenario.in_world(draw_world(number))
+    fleet = replace(file.fleet, missing=drawn.fleet.missing, jitter=drawn.fleet.jitter)
+    fleet = replace(fleet, **{key: getattr(file.fleet, key) for key in table.get("fleet", {})})
+    return replace(
+        drawn,
+        interval=file.interval or drawn.interval,
+        fleet=fleet,
+        jobs=file.jobs if "jobs" in table else drawn.jobs,
+    )
 
 
 def _kinds(rest: dict[str, Any], source: str) -> dict[str, float]:

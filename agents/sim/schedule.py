@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,19 @@ class Job:
     name: str
     ranks: int
     stages: int
+    kind: str = "dense"
+    hooked: bool = True  # its ranks report
+    width: int = 8  # GPUs of a node
+
+    @property
+    def trains(self) -> bool:
+        """Whether it makes steps."""
+        return self.kind != "serving"
+
+    @property
+    def networked(self) -> bool:
+        """Whether its ranks talk over the fabric."""
+        return self.ranks > self.width and self.trains
 
     @property
     def entity(self) -> str:
@@ -125,14 +139,65 @@ def plan(
     return _Planner(layout, mean_hours, seed).run(stops, job_events, horizon)
 
 
-def partitions(nodes: int, many: bool) -> list[range]:
-    """Returns the busy nodes, seven eighths of all, in partitions: one below 8 nodes, else two or more of 8."""
-    busy, begin, found = max(1, nodes - nodes // 8), 0, []
+@dataclass(frozen=True)
+class Partition:
+    """Nodes with one job at a time. mean_hours, pause (s): of its jobs; 0 h: one that never ends."""
+
+    nodes: tuple[int, ...]
+    kind: str
+    mean_hours: float
+    pause: tuple[float, float] = _PAUSE_S
+    shortest: float = _SHORTEST_H
+
+
+def partitions(layout: Layout, mean_hours: float, seed: int) -> list[Partition]:
+    """Returns the busy nodes in partitions, by kind of job as the world shares them."""
+    work, busy = layout.world.work, layout.busy_nodes
+    order = generator(seed, 18).permutation(busy) if work.scattered else np.arange(busy)
+    found: list[Partition] = []
+    begin, share = 0, 0.0
+    for kind, part in work.shares:
+        share += part
+        end = min(busy, round(busy * share))
+        for some in _GROUPS[kind](end - begin, mean_hours > 0):
+            nodes = tuple(order[begin : begin + some].tolist())
+            found.append(Partition(nodes, kind, *_LENGTHS.get(kind, (mean_hours,))))
+            begin += some
+    return found
+
+
+def _large(busy: int, many: bool) -> Iterator[int]:
+    """Yields the sizes of partitions of large jobs: one below 8 nodes, else two or more of 8."""
+    begin = 0
     while busy - begin >= _SMALLEST and (many or begin == 0):
         size = round((busy - begin) * _SPLIT)
-        found.append(range(begin, begin + size))
+        yield size
         begin += size
-    return [*found, range(begin, busy)] if begin < busy else found
+    if begin < busy:
+        yield busy - begin
+
+
+def _replicas(busy: int, many: bool) -> Iterator[int]:
+    """Yields the sizes of services: 1, 2 or 4 nodes in turn."""
+    begin, number = 0, 0
+    while begin < busy:
+        size = min((1, 2, 4)[number % 3], busy - begin)
+        yield size
+        begin, number = begin + size, number + 1
+
+
+def _singles(busy: int, many: bool) -> Iterator[int]:
+    """Yields one node at a time."""
+    yield from [1] * busy
+
+
+_GROUPS = {"dense": _large, "moe": _large, "serving": _replicas, "single": _singles, "swarm": _singles}
+_LENGTHS: dict[str, tuple[Any, ...]] = {
+    "serving": (0.0,),
+    "single": (6.0, (60.0, 3600.0), 0.2),
+    "swarm": (0.4, (10.0, 300.0), 0.1),
+}
+"""Kind of job -> mean hours, pause and shortest hours of a partition; chosen."""
 
 
 @dataclass
@@ -154,10 +219,11 @@ class _Planner:
     """Processes starts, ends and stops in order of time."""
 
     def __init__(self, layout: Layout, mean_hours: float, seed: int) -> None:
-        self.width, self.mean_hours = layout.gpus_per_node, mean_hours
-        self.parts = partitions(layout.nodes, mean_hours > 0)
+        self.width, self.work = layout.gpus_per_node, layout.world.work
+        self.parts = partitions(layout, mean_hours, seed)
         self.rngs = [generator(seed, 15, number) for number in range(len(self.parts))]
-        self.spare = list(range(self.parts[-1].stop, layout.nodes))
+        self.hooks = generator(seed, 19)
+        self.spare = list(range(layout.busy_nodes, layout.nodes))
         self.out: dict[int, float] = {}  # node -> when it is in service again
         self.awaited: set[int] = set()  # nodes that are not replaced by spare ones
         self.now: dict[int, _JobRun] = {}
@@ -167,8 +233,8 @@ class _Planner:
     def run(self, stops: Sequence[Stop], job_events: Sequence[tuple[float, JobEvent]], horizon: float) -> Schedule:
         """Plans the allocations of all jobs until the horizon."""
         queue: list[tuple[float, int, Action]] = []
-        for part, nodes in enumerate(self.parts):
-            queue.append((0.0, part, partial(self._start, part, list(nodes))))
+        for number, part in enumerate(self.parts):
+            queue.append((0.0, number, partial(self._start, number, list(part.nodes))))
         queue += [(stop.at, len(queue) + n, partial(self._stop, stop, None)) for n, stop in enumerate(stops)]
         queue += [
             (at, len(queue) + n, partial(self._apply_job_event, job_event))
@@ -186,11 +252,15 @@ class _Planner:
 
     def _start(self, part: int, nodes: list[int], time: float) -> Iterator[tuple[float, Action]]:
         """Starts a new job on a partition."""
-        rng, ranks = self.rngs[part], len(nodes) * self.width
-        churn, number = self.mean_hours > 0, len(self.jobs)
-        stages = min(int(rng.choice((2, 4, 8))), max(1, ranks // 8)) if churn else min(STAGES, ranks)
-        self.jobs.append(Job(number, f"sim-{FIRST_JOB + number}", ranks, stages))
-        hours = max(_SHORTEST_H, float(rng.exponential(self.mean_hours))) if churn else np.inf
+        rng, ranks, mine = self.rngs[part], len(nodes) * self.width, self.parts[part]
+        churn, number = mine.mean_hours > 0, len(self.jobs)
+        if mine.kind == "serving":
+            stages = 1
+        else:
+            stages = min(int(rng.choice((2, 4, 8))), max(1, ranks // 8)) if churn else min(STAGES, ranks)
+        hooked = mine.kind != "serving" and bool(self.hooks.random() < self.work.hooked)
+        self.jobs.append(Job(number, f"sim-{FIRST_JOB + number}", ranks, stages, mine.kind, hooked, self.width))
+        hours = max(mine.shortest, float(rng.exponential(mine.mean_hours))) if churn else np.inf
         yield from self._begin(_JobRun(part, self.jobs[-1], nodes, time, time + hours * 3600, time == 0), time)
 
     def _begin(self, run: _JobRun, time: float) -> Iterator[tuple[float, Action]]:
@@ -199,7 +269,7 @@ class _Planner:
         if ready > time:
             yield ready, partial(self._begin, run)
             return
-        run.begin, run.ends = time, max(run.ends, time + _SHORTEST_H * 3600)
+        run.begin, run.ends = time, max(run.ends, time + self.parts[run.part].shortest * 3600)
         self.now[run.part] = run
         if run.ends < np.inf:
             yield run.ends, partial(self._end, run)
@@ -209,7 +279,10 @@ class _Planner:
         if self.now.get(run.part) is run:
             self._leave(run, time, True)
             del self.now[run.part]
-            yield time + float(self.rngs[run.part].uniform(*_PAUSE_S)), partial(self._start, run.part, run.nodes)
+            yield (
+                time + float(self.rngs[run.part].uniform(*self.parts[run.part].pause)),
+                partial(self._start, run.part, run.nodes),
+            )
 
     def _apply_job_event(self, job_event: JobEvent, time: float) -> Iterator[tuple[float, Action]]:
         """Calls an event on a job; a stop that it returns ends the current allocation, not a later one."""

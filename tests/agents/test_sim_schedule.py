@@ -61,10 +61,10 @@ def test_without_churn_every_partition_runs_one_endless_job(nodes: int) -> None:
 @pytest.mark.parametrize("nodes", [1, 3, 8, 16, 64, 500])
 def test_partitions_share_the_busy_nodes_without_a_gap(nodes: int) -> None:
     for many in (False, True):
-        parts = partitions(nodes, many)
-        assert [n for part in parts for n in part] == list(range(max(1, nodes - nodes // 8)))
-        assert all(len(part) > 0 for part in parts)
-    assert len(partitions(500, True)) > 2 == len(partitions(500, False))
+        parts = partitions(Layout(nodes, 8), 12.0 * many, 1)
+        assert [n for part in parts for n in part.nodes] == list(range(max(1, nodes - nodes // 8)))
+        assert all(len(part.nodes) > 0 for part in parts)
+    assert len(partitions(Layout(500, 8), 12.0, 1)) > 2 == len(partitions(Layout(500, 8), 0.0, 1))
 
 
 def test_a_pipeline_has_at_most_as_many_stages_as_ranks_and_no_empty_one() -> None:

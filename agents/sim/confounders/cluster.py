@@ -1,7 +1,7 @@
 """Benign events of nodes and jobs.
 
-Nodes: short slowdowns, maintenance, other versions, late data, our canary. Jobs: restarts, evaluations, uneven work and
-jumps of the loss.
+Nodes: short slowdowns, maintenance, other versions, late data, our canary, and work that no one announces. Jobs:
+restarts, evaluations, uneven work and jumps of the loss.
 """
 
 from __future__ import annotations
@@ -313,3 +313,55 @@ class LossSpike(Kind):
         effects.site.loss.scale(fault.device, factor)
         there = effects.job_of_gpu == fault.device
         effects.gpu.gradient.scale(slice(None), np.where(there, factor[:, None], np.float32(1)))
+
+
+_HABIT = "chosen: what only some sites do; agents/sim/world.py has each site's rate"
+
+
+@dataclass(frozen=True)
+class SilentReboot(Kind):
+    """A drained node is booted, and perhaps gets another driver or firmware, without an announcement."""
+
+    name = "silent_reboot"
+    row = 16
+    target = "node"
+    detectability = "benign"
+    attribution = "node"
+    seen = "its job ends, no data for minutes, then counters that restart; with an upgrade a new version"
+    unseen = "that it was intended"
+    rate = Rate(10.0, "1,000 node-days", _HABIT)
+    lasts = Span(900.0, high=3600.0)
+    world_only = True
+    choices: ClassVar = {"change": ("none", "none", "driver", "firmware", "vbios")}
+    change: str | None = None  # which version differs afterwards
+
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
+        return Stop(fault.onset, (fault.device,), fault.end - fault.onset)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        apply_maintenance(fault, effects, fault.end, str(self.change), announced=False)
+
+
+@dataclass(frozen=True)
+class Drain(Kind):
+    """A scheduler takes a healthy node out of service for hours: it idles beside nodes that train."""
+
+    name = "drain"
+    row = 17
+    target = "node"
+    detectability = "benign"
+    attribution = "node"
+    seen = "its job ends or moves to a spare node; then no load"
+    unseen = "why it was drained"
+    rate = Rate(10.0, "1,000 node-days", _HABIT)
+    lasts = Span(HOUR, 6 * HOUR, 2 * DAY)
+    world_only = True
+
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
+        return Stop(fault.onset, (fault.device,), fault.end - fault.onset)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Does nothing: only the schedule changes."""

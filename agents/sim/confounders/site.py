@@ -17,7 +17,7 @@ from agents.sim.faults.facility import warm_air
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.telemetry import EDGE_TAIL_S, distort_reading
 from agents.sim.layout import Layout
-from agents.sim.physics.gpus import BOARD_W, EXPONENT
+from agents.sim.physics.gpus import EXPONENT
 from agents.sim.physics.noise import Floats
 
 OFTEN = Rate(25.0, "1,000 node-days", "chosen: at least 20 of each benign kind in 1,000 node-days")
@@ -80,7 +80,9 @@ class PowerCap(Kind):
         assert self.share is not None
         on = effects.active(fault.onset, fault.end)[:, None] & self._capped(fault, effects)
         effects.gpu.capped.lower_to(slice(None), np.where(on, 1 - self.share, 1.0))
-        effects.gpu.watts.lower_to(slice(None), np.where(on, BOARD_W * (1 - self.share) ** EXPONENT, np.inf))
+        effects.gpu.watts.lower_to(
+            slice(None), np.where(on, effects.layout.world.part.board_w * (1 - self.share) ** EXPONENT, np.inf)
+        )
         effects.gpu.reasons.add(slice(None), np.where(on, CAP_BIT, np.uint64(0)))
 
     def _capped(self, fault: Fault, effects: Effects) -> NDArray[np.bool_]:
@@ -92,6 +94,70 @@ class PowerCap(Kind):
             return np.ones_like(unit)
         running = effects.job_of_gpu
         return np.stack([unit[0] | np.isin(row, np.unique(row[unit[0] & (row >= 0)])) for row in running])
+
+
+@dataclass(frozen=True)
+class PartialCap(Kind):
+    """An operator caps the power of some GPUs of a node, of a node or of a rack, and leaves it so for hours."""
+
+    name = "partial_cap"
+    row = 18
+    target = "node"
+    detectability = "benign"
+    attribution = "power"
+    seen = "the software power cap bit, clock and power of these GPUs, and the step time of their jobs"
+    unseen = "who set the cap, and why"
+    rate = Rate(10.0, "1,000 node-days", "chosen: what only some sites do; agents/sim/world.py has each site's rate")
+    lasts = Span(HOUR, 6 * HOUR, 48 * HOUR)
+    signals = ("gpu.throttle_reasons", "gpu.sm_clock", "gpu.power", "rank.compute_time")
+    world_only = True
+    ranges: ClassVar = {"share": (0.03, 0.25), "which": (0.0, 1.0)}
+    limits: ClassVar = {"share": (0.0, 0.9), "which": (0.0, 1.0)}
+    choices: ClassVar = {"reach": ("gpus", "gpus", "node", "rack")}
+    share: float | None = None  # lost share of the clock
+    which: float | None = None  # how many GPUs of the node, from one (0) to all but one (1)
+    reach: str | None = None
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        assert self.share is not None
+        on, gpus = effects.active(fault.onset, fault.end), self._gpus(fault, effects.layout)
+        watts = effects.layout.world.part.board_w * (1 - self.share) ** EXPONENT
+        effects.gpu.capped.lower_to(gpus, np.where(on, 1 - self.share, 1.0))
+        effects.gpu.watts.lower_to(gpus, np.where(on, watts, np.inf))
+        effects.gpu.reasons.add(gpus, np.where(on, CAP_BIT, np.uint64(0)))
+
+    def _gpus(self, fault: Fault, layout: Layout) -> NDArray[np.intp]:
+        """Returns the numbers of the capped GPUs."""
+        assert self.which is not None
+        nodes = np.array([fault.device])
+        if self.reach == "rack":
+            nodes = np.flatnonzero(layout.rack_of_node == layout.rack_of_node[fault.device])
+        gpus = layout.gpus_of(nodes)
+        most = max(layout.gpus_per_node - 1, 1)
+        count = 1 + int(self.which * (most - 1)) if self.reach == "gpus" else len(gpus)
+        return np.asarray(fault.rng().permutation(gpus)[:count], np.intp)
+
+
+@dataclass(frozen=True)
+class BmcSilence(Kind):
+    """BMC of a node does not respond for minutes: it is busy, or its network drops requests."""
+
+    name = "bmc_silence"
+    row = 19
+    target = "node"
+    detectability = "benign"
+    attribution = "telemetry"
+    seen = "no rows of the node's sensors and power supplies; everything else of the node goes on"
+    unseen = "why it does not respond"
+    rate = Rate(10.0, "1,000 node-days", "chosen: what only some sites do; agents/sim/world.py has each site's rate")
+    lasts = Span(60.0, 600.0, HOUR)
+    signals = ("sensor.temperature", "psu.status")
+    world_only = True
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        effects.node.bmc_silent.add(fault.device, effects.active(fault.onset, fault.end))
 
 
 @dataclass(frozen=True)

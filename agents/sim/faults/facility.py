@@ -143,6 +143,11 @@ class CoolantLeak(Kind):
     loss: float | None = None  # lost share of the reservoir at the end
     wet: float | None = None  # share of its time after which the rope is wet
 
+    @classmethod
+    def exists(cls, layout: Layout) -> bool:
+        """Returns whether the site has coolant."""
+        return bool(layout.entities["leak"])
+
     def rope_wet_time(self, fault: Fault) -> float:
         """Returns the second at which the rope gets wet."""
         assert self.wet is not None
@@ -186,7 +191,7 @@ class Recirculation(Kind):
     detectability = "soft"
     attribution = "cooling"
     seen = "air inlets of all nodes of the row warmer, their fans faster"
-    unseen = "which panel is missing or which air handler stopped; any effect on the GPUs, which are liquid-cooled"
+    unseen = "which panel is missing or which air handler stopped; any effect on GPUs that are liquid-cooled"
     rate = Rate(0.19, "rack-year", "assumed: 0.5 a month in a hall of 32 racks")
     lasts = Span(2 * HOUR, 6 * HOUR, 2 * DAY)
     signals = ("sensor.temperature", "sensor.fan_speed")
@@ -206,6 +211,10 @@ class Recirculation(Kind):
     def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
         return tuple(layout.targets["rack"][rack] for rack in layout.row_of(fault.device).tolist())
+
+    def evidence(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the signals and events that show it; GPUs that air cools get warmer too."""
+        return self.signals if layout.world.cooling.has_loop else (*self.signals, "gpu.temperature")
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
@@ -267,6 +276,10 @@ class PsuLoss(Kind):
             return (fault.entity,)
         supplies = [layout.entities["psu"][n * PSUS + fault.device % PSUS] for n in nodes.tolist()]
         return layout.targets["rack"][layout.rack_of_node[nodes[0]]], *supplies
+
+    def evidence(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the signals and events that show it: those of the GPUs only if their boards brake."""
+        return self.signals if self.brake == "yes" else tuple(n for n in self.signals if n.startswith("psu."))
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""

@@ -94,6 +94,7 @@ class Kind(ABC):
     severe:     the parameter that measures its severity.   effect_unit: unit of `effect`.
     loaded:     only a device that a job uses shows it.
     exclusive:  s after its onset in which no other random event may affect the same nodes.
+    world_only: it happens only in drawn worlds (agents/sim/world.py), unless a scenario names its rate.
     tail:       s after its end in which it still has effects: `apply` is called in them too.
     """
 
@@ -115,6 +116,7 @@ class Kind(ABC):
     loaded: ClassVar[bool] = False
     tail: ClassVar[float] = 0.0
     exclusive: ClassVar[float] = float("inf")
+    world_only: ClassVar[bool] = False
     chain: ClassVar[Chain | None] = None
 
     def drawn(self, rng: np.random.Generator) -> Self:
@@ -126,6 +128,9 @@ class Kind(ABC):
     def candidates(self, layout: Layout) -> Sequence[str]:
         """Returns the entities that it may affect when the scenario names none."""
         places = layout.targets[self.target]
+        if self.target == "nic" and not layout.port_used.all():
+            busy = layout.busy_count("nic") if self.loaded else len(places)
+            return [name for name, used in zip(places[:busy], layout.port_used.tolist(), strict=False) if used]
         return places[: layout.busy_count(self.target)] if self.loaded else places
 
     @classmethod
@@ -159,6 +164,15 @@ class Kind(ABC):
     def attributed_part(self) -> Attribution:
         """Returns the part of the site that it is attributed to, unless its parameters change it."""
         return self.attribution
+
+    @classmethod
+    def exists(cls, layout: Layout) -> bool:
+        """Returns whether the site has what it affects: an air-cooled hall has no coolant loops."""
+        return bool(layout.targets.get(cls.target, ("job",)))
+
+    def evidence(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the signals and events of which at least one must be read for it to be visible."""
+        return self.signals
 
     def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns all faulty entities."""

@@ -21,7 +21,7 @@ _CHANGES = {
 """Changed part -> the agent's name of it, its version before and after; chosen."""
 
 
-def apply_maintenance(fault: Fault, effects: Effects, done: float, change: str) -> None:
+def apply_maintenance(fault: Fault, effects: Effects, done: float, change: str, announced: bool = True) -> None:
     """Announces maintenance from the onset until `done`, and boots the node into another version in that time."""
     down = fault.onset + 0.4 * (done - fault.onset)
     up = down + min(float(fault.rng(3).uniform(*_BOOT_S)), 0.4 * (done - fault.onset))
@@ -29,8 +29,9 @@ def apply_maintenance(fault: Fault, effects: Effects, done: float, change: str) 
     effects.node.reset.add(fault.device, effects.impulse(up))
     planner = effects.layout.nodes  # the planner announces the work, since the node is down at times
     data = {"reason": change, "seconds": done - fault.onset}
-    effects.add_event(fault.onset, fault.entity, "maintenance_start", planner, **data)
-    effects.add_event(done, fault.entity, "maintenance_end", planner, reason=change)
+    if announced:
+        effects.add_event(fault.onset, fault.entity, "maintenance_start", planner, **data)
+        effects.add_event(done, fault.entity, "maintenance_end", planner, reason=change)
     if change in _CHANGES:
         name, before, after = _CHANGES[change]
         effects.add_event(0.5 * (up + done), fault.entity, "version", versions={name: after}, before={name: before})

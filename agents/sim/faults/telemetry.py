@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Collapse, Effects, FalseReading
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
+from agents.sim.layout import Layout
 from agents.sim.physics.instruments import grain
 from pipeline.model.signals import CATALOGUE
 
@@ -49,6 +50,10 @@ class SensorFault(Kind):
     which: float | None = None  # which signal of the instrument, from its first (0) to its last (1)
     mode: str | None = None  # "stuck", "biased" or "noisy"
     direction: str | None = None  # "up": a bias reads high; "down": low
+
+    def evidence(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the signals that show it; which of its instrument's it is depends on the device."""
+        return tuple(n for names in SIGNALS.values() for n in names if layout.world.reads(n))
 
     def severity(self) -> float | None:
         """Returns the severity; None for a stuck instrument, which has no size."""

@@ -17,6 +17,7 @@ from agents.node.edge.coolant import CLEAR_READINGS, LEARN_READINGS, CollapseRul
 from agents.node.edge.temperature import CALM_READINGS, CALM_SHARE, COOLEST_C, MAX_SPAN, MIN_SPAN, ROUNDING_K
 from agents.sim.effects import Collapse, Effects, EventTime, FalseReading
 from agents.sim.physics.noise import Floats, generator
+from agents.sim.world import World
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
 
@@ -78,13 +79,11 @@ def remaining_flow(collapse: Collapse, second: int) -> float:
 WATCHED = 120
 """Seconds from the onset in which rises are searched: several times the lag of a plate. Chosen."""
 _WATCHED = ("gpu.temperature", "coolant.supply_temperature")  # by agents/node/edge/rules.py
-HEAT_J_K = 440.0
-"""J/K of a GPU with its plate: without flow it warms by 2.3 K/s at 1 kW."""
 LEAST_FLOW = 0.05
 """Share of the flow to which the cooling of a stopped loop corresponds: convection, and the air around the board;
 chosen."""
-_SLOWDOWN_C, _SHUTDOWN_C, _GIVE_BACK, _OFF = 87.0, 95.0, 0.003, 0.11
-"""As in agents/sim/physics/gpus.py: Celsius, share of the power per K and second, and of a GPU that is shut down."""
+_GIVE_BACK, _OFF = 0.003, 0.11
+"""As in agents/sim/physics/gpus.py: share of the power per K and second, and of a GPU that is shut down."""
 _MOVED = 0.08  # share by which the power of a GPU under load moves within a minute, after the rule's filter
 _SHORTEST, _LONGEST_SPAN = MIN_SPAN // SECOND, MAX_SPAN // SECOND
 
@@ -97,7 +96,7 @@ def add_rise_events(effects: Effects, heat: Floats, power: Floats, resistance: F
         if collapse.real and collapse.onset <= effects.until and collapse.onset + WATCHED >= effects.since:
             gpus = layout.gpus_of(layout.nodes_below("coolant", collapse.loop))
             plate = resistance[gpus] + np.float32(warming), np.float32(0.7) * resistance[gpus] + np.float32(warming)
-            for time, gpu, data in _rise_events(collapse, heat[gpus], power[gpus], plate):
+            for time, gpu, data in _rise_events(collapse, heat[gpus], power[gpus], plate, layout.world):
                 effects.add_event(time, layout.entities["gpu"][int(gpus[gpu])], "temperature_rise", **data)
 
 
@@ -124,11 +123,11 @@ def add_jump_events(effects: Effects, false_reading: FalseReading, entity: str, 
 
 
 def _rise_events(
-    collapse: Collapse, heat: Floats, power: Floats, plate: tuple[Floats, Floats]
+    collapse: Collapse, heat: Floats, power: Floats, plate: tuple[Floats, Floats], world: World
 ) -> Iterator[tuple[float, int, dict[str, Any]]]:
     """Yields (second, GPU, data) of the events; `plate`: K/W of each, and the additional K/W at half the flow."""
     first, limit = int(np.floor(collapse.onset)) - _LONGEST_SPAN, Settings().temperature_slope
-    warm, drawn = _heat_without_flow(collapse, heat, power, plate, first)
+    warm, drawn = _heat_without_flow(collapse, heat, power, plate, first, world)
     rounded = np.rint(warm)[:-1]  # the middle of three readings that rise is the second
     explained = (_MOVED + 1 - drawn[:-1]) * np.maximum(rounded - COOLEST_C, 0)
     slopes = np.stack([_slope(rounded, explained, d) for d in range(_SHORTEST, _LONGEST_SPAN + 1)])
@@ -160,16 +159,17 @@ def _rise_events(
 
 
 def _heat_without_flow(
-    collapse: Collapse, heat: Floats, power: Floats, plate: tuple[Floats, Floats], first: int
+    collapse: Collapse, heat: Floats, power: Floats, plate: tuple[Floats, Floats], first: int, world: World
 ) -> tuple[Floats, Floats]:
     """Returns (seconds, GPUs) temperatures from `first` on, and the share of the power after thermal throttling."""
     now, found, rest, shares = heat.astype(np.float64), [], np.ones(len(heat)), []
+    heat_j_k, slowdown, shutdown = world.cooling.heat_j_k, world.part.slowdown, world.part.shutdown
     for second in range(first, first + _LONGEST_SPAN + WATCHED):
         more = plate[1] * (1 / max(remaining_flow(collapse, second), LEAST_FLOW) - 1)
         coolant = heat - power * plate[0]
         target = coolant + rest * power * (plate[0] + more)
-        now = np.minimum(now + (1 - np.exp(-1 / (HEAT_J_K * (plate[0] + more)))) * (target - now), _SHUTDOWN_C)
-        rest = np.where(now >= _SHUTDOWN_C, _OFF, np.clip(rest - _GIVE_BACK * (now - _SLOWDOWN_C), _OFF, 1))
+        now = np.minimum(now + (1 - np.exp(-1 / (heat_j_k * (plate[0] + more)))) * (target - now), shutdown)
+        rest = np.where(now >= shutdown, _OFF, np.clip(rest - _GIVE_BACK * (now - slowdown), _OFF, 1))
         found.append(now)
         shares.append(rest)
     return np.asarray(found, np.float32), np.asarray(shares, np.float32)

@@ -1,11 +1,10 @@
 """GPUs: power follows load and clock, temperature follows power with a lag, heat reduces the clock.
 
-    P = idle + (P_load - idle) * level * load * clock^1.7  C dT/dt = P - (T - T_supply) / R(flow)
-    R(flow) = R_th * (0.3 + 0.7 / flow) + warming / flow   clock falls while T is above 87 C; above 95 C it is shut down
+    P = idle + (P_load - idle) * level * load * clock^1.7  C dT/dt = P - (T - T_supply) / R
 
-R_th is about 0.03 K/W for a cold plate of H100 class; the coolant warms by about 5 K at full load. The level is a
-property of the job: models differ in the power they draw and in the memory they fill. Shapes and spreads are fitted to
-[AcmeTrace] unless stated otherwise; its GPUs are air-cooled, so its temperatures were not used.
+The clock falls while T is above the slowdown temperature; at the shutdown temperature a GPU stops. R: see cooling.py.
+The level is a property of the job: models differ in the power they draw and in the memory they fill. Shapes and
+spreads are fitted to [AcmeTrace] unless stated otherwise. Values of the part and its cooling are the world's.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
+from agents.sim.physics.cooling import build_cooler
 from agents.sim.physics.counter_generations import resets
-from agents.sim.physics.edge import HEAT_J_K, LEAST_FLOW, add_rise_events
+from agents.sim.physics.edge import add_rise_events
 from agents.sim.physics.jobs import GpuActivity
 from agents.sim.physics.memory import Memory
-from agents.sim.physics.noise import Counter, Drift, Floats, generator, rare
+from agents.sim.physics.noise import Counter, Drift, Floats, correlation, generator, rare, stepped
 from agents.sim.physics.state import State
 from agents.sim.schedule import Allocation, Job
 
-_LIGHT = 0.25  # share by which the lightest job draws less than the most; most sit at the limit [AcmeTrace]
 _FILLED = (0.65, 0.96)  # share of the memory that a job fills; quartiles in [AcmeTrace] 0.67, 0.77 and 0.78
 _STAGE, _RANK_SD, _MOST_DEMAND = (
     0.04,
@@ -39,13 +38,14 @@ class JobDemand:
     """Power level and memory use of each job, drawn from the seed and the job's number: the same wherever the job
     moves."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, light: float) -> None:
+        """`light`: share by which the lightest job draws less than the most; most sit at the limit [AcmeTrace]."""
+        self.seed, self._light = seed, light
         self._filled = cache(self._of_ranks)
 
     def level(self, number: int) -> float:
         """Returns the share of the power above idle that a job draws."""
-        return float(1 - _LIGHT * generator(self.seed, 22, number).random() ** 2)
+        return float(1 - self._light * generator(self.seed, 22, number).random() ** 2)
 
     def levels(self, allocations: list[Allocation], effects: Effects) -> tuple[Floats, NDArray[np.float64]]:
         """Returns (ticks, GPUs) the level of power and the share of memory; 1 without a job."""
@@ -65,27 +65,16 @@ class JobDemand:
         return np.minimum(level + stages + _RANK_SD * rng.standard_normal(job.ranks).clip(-3, 3), _MOST_DEMAND)
 
 
-CLOCK, MEMORY_CLOCK, MEMORY = 1755.0, 2619, 80 * 2**30  # MHz, MHz, bytes of an H100 SXM under load
+MEMORY_CLOCK = 2619  # MHz
 _PAGE = 2**21  # bytes: CUDA allocates device memory in such pages
-SLOWDOWN_C = 87.0  # where current GPUs begin to slow down
-SHUTDOWN_C, _WELL_C = 95.0, 60.0
-"""Temperature at which the hardware stops a GPU (an H100: 8 K above its maximum), and at which it works again (chosen).
-A stopped GPU has the lowest clock and idle power."""
+_WELL_C = 60.0  # Celsius at which a stopped GPU, of lowest clock and idle power, works again; chosen
 _IDLE_CLOCK, _CLOCK_STEP = 345.0, 15.0  # MHz; NVML clocks move in steps of 15 MHz
-_SLOWEST, _SHUT = np.float32(_IDLE_CLOCK / CLOCK), np.float32(0.99 * _IDLE_CLOCK / CLOCK)
-"""Factor on the clock at its floor, and of a GPU that is shut down, slightly below it: both are reported as 345 MHz."""
-_IDLE_W, _LOAD_W, BOARD_W = 78.0, 780.0, 700.0
-"""What a full load would draw, and the limit at which the board holds the mean, while a second may go beyond it: of the
-GPUs that work hard half sit at the limit [AcmeTrace]."""
-_POWER_SD = 0.04  # of means of one second, taken inside steps of some seconds
-_R_TH, _R_TH_SD, _WARMING = 0.030, 0.10, 0.0074  # K/W, share, K/W
-_BEHIND = 3.0 / BOARD_W  # K/W; the second of two cold plates in series gets coolant that is 3 K warmer; chosen
-_MEMORY_IDLE, _MEMORY_LOAD, _MEMORY_SD = 14.0, 6.0, 2.0  # K above the core
+_LIMIT_BELOW = 2.0  # K from the operating limit to the slowdown: nvidia-smi -q of H100
+_MEMORY_SD = 2.0  # K between the memories of equal GPUs
 _MEMORY_LAG_S = 45.0  # memory stacks next to the core: slower than the core; chosen
 EXPONENT = 1.7
 _DIPS, _DEEP = 0.08, 0.025  # share of busy readings below 0.97 (data waits, small steps) and below a half
 _TAUS = {"power": 15.0, "clock": 20.0, "use": 11.0}  # s, correlation time of noise; chosen
-_LOTTERY = 0.012  # mean spread between equal GPUs
 _GIVE_BACK, _MOST = 0.0015, 0.01  # clock per K and second, and per K and tick: slow enough not to swing at 10 s; chosen
 _AHEAD_S = 20.0  # s of look-ahead of a GPU above its limit; chosen: no overshoot
 _REPLAY_PER_HOUR = 0.02  # background per GPU; chosen, so that a quiet day has a few
@@ -101,25 +90,33 @@ class Gpus:
         """`running`: the job on each GPU at first, -1 for none."""
         rng, n = generator(seed, 20), layout.gpus
         self.layout, self.interval, self.seed, self.state = layout, interval, seed, state
-        lottery = np.abs(rng.standard_t(4, n)).clip(0, 6) * _LOTTERY
+        self.world = world = layout.world
+        part, cooling, noise = world.part, world.cooling, world.noise
+        self._slowest = np.float32(_IDLE_CLOCK / part.clock)
+        self._shut = np.float32(0.99 * _IDLE_CLOCK / part.clock)
+        lottery = np.abs(rng.standard_t(4, n)).clip(0, 6) * world.spread.lottery
         self._clock = (1 - 0.5 * lottery).astype(np.float32)  # half of the spread shows in clock, half in power
-        self._busy_w = (_LOAD_W * (1 + 0.5 * lottery - 0.005)).astype(np.float32)
-        self._idle_w = (_IDLE_W * (1 + 0.04 * rng.standard_normal(n))).astype(np.float32)
-        self._r_th = (_R_TH * np.exp(_R_TH_SD * rng.standard_normal(n).clip(-3, 3))).astype(np.float32)
-        self._r_th += np.float32(_BEHIND) * (np.arange(n) % layout.gpus_per_node % 2)
-        self._demand = JobDemand(seed)
+        self._busy_w = (part.load_w * (1 + 0.5 * lottery - 0.005)).astype(np.float32)
+        self._idle_w = (part.idle_w * (1 + 0.04 * rng.standard_normal(n))).astype(np.float32)
+        r_th = (cooling.r_th * np.exp(cooling.r_spread * rng.standard_normal(n).clip(-3, 3))).astype(np.float32)
+        self.cooler = build_cooler(layout, interval, r_th, state)
+        errors = generator(seed, 27).standard_normal((2, n)).clip(-3, 3).astype(np.float32)
+        self._offset = np.float32(world.spread.temperature_offset) * errors[0]
+        self._watts = 1 + np.float32(world.spread.power_offset) * errors[1]
+        self._demand = JobDemand(seed, world.work.level)
         level = np.array([self._demand.level(job) if job >= 0 else 0.0 for job in running.tolist()])
-        draw = np.minimum(self._idle_w + level * (self._busy_w - self._idle_w), BOARD_W)
-        warm = (self._r_th + _WARMING) * draw
+        draw = np.minimum(self._idle_w + level * (self._busy_w - self._idle_w), part.board_w)
+        warm = self.cooler.rest_temperature(draw, supply)
         state["gpu.shut"] = np.zeros(n, np.bool_)
-        state["gpu.limit"], state["gpu.heat"] = np.ones(n, np.float32), (supply + warm).astype(np.float32)
+        state["gpu.limit"], state["gpu.heat"] = np.ones(n, np.float32), warm.astype(np.float32)
         state["gpu.heat_last"] = state["gpu.heat"]
-        above = _MEMORY_IDLE + (_MEMORY_LOAD - _MEMORY_IDLE) * (running >= 0)
+        above = part.above_idle + (part.above_load - part.above_idle) * (running >= 0)
         self._above = (_MEMORY_SD * rng.standard_normal(n).clip(-3, 3)).astype(np.float32)
-        state["gpu.memory_heat"] = (supply + warm + above + self._above).astype(np.float32)
-        self._rest = np.rint((0.006 * MEMORY + rng.integers(0, 2**24, n)) / _PAGE) * _PAGE
+        state["gpu.memory_heat"] = (warm + above + self._above).astype(np.float32)
+        self._rest = np.rint((0.006 * part.memory + rng.integers(0, 2**24, n)) / _PAGE) * _PAGE
         self._drifts = {
-            name: Drift(state, f"gpu.{name}", rng, n, float(np.exp(-10 / tau)), interval) for name, tau in _TAUS.items()
+            name: Drift(state, f"gpu.{name}", rng, n, correlation(tau, noise.tau_factor), interval, noise.tails)
+            for name, tau in _TAUS.items()
         }
         state["gpu.heat_before"] = state["gpu.power_before"] = np.zeros(n, np.float32)
         self._energy = Counter(state, "gpu.energy", rng.integers(10**12, 10**13, n))
@@ -127,43 +124,58 @@ class Gpus:
         self._replays = Counter(state, "gpu.pcie_replays", rng.poisson(2.0, n))
 
     def step(
-        self, block: int, activity: GpuActivity, supply: Floats, effects: Effects, allocations: list[Allocation]
+        self,
+        block: int,
+        activity: GpuActivity,
+        coolant: tuple[Floats, Floats],
+        effects: Effects,
+        allocations: list[Allocation],
     ) -> tuple[dict[str, NDArray[Any]], Floats]:
-        """Returns (columns of class gpu, effective factor on the nominal clock)."""
+        """Returns (columns of class gpu, effective factor on the nominal clock). coolant: Celsius of the supplies,
+        (ticks, loops), and of the air inlets, (ticks, nodes)."""
         rng, shape = generator(self.seed, 21, block), activity.load.shape
         level, memory = self._demand.levels(allocations, effects)
-        noise = 1 + np.float32(_POWER_SD) * self._drifts["power"].draw(rng, shape[0])
-        clock = self._clock * (1 + np.float32(0.002) * self._drifts["clock"].draw(rng, shape[0]))
+        noise = 1 + np.float32(self.world.noise.power) * self._drifts["power"].draw(rng, shape[0])
+        clock = self._clock * (1 + np.float32(self.world.noise.clock) * self._drifts["clock"].draw(rng, shape[0]))
         clock = np.asarray(clock * effects.gpu.clock.values * effects.gpu.capped.values, np.float32)
         last = self.state["gpu.heat"]
-        power, heat, limit = self._heat_up(activity.load * level, clock, noise, supply, effects)
+        power, heat, limit = self._heat_up(activity.load * level, clock, noise, coolant, effects)
         self._edge(np.vstack([last, heat]), power, effects)
         effective = clock * limit
         busy = activity.load > 0
-        seen = np.where(busy, np.maximum(CLOCK * effective, _IDLE_CLOCK), _IDLE_CLOCK)
+        seen = np.where(busy, np.maximum(self.world.part.clock * effective, _IDLE_CLOCK), _IDLE_CLOCK)
         reasons = effects.gpu.reasons.values * busy | np.where(busy, np.uint64(0), _IDLE_BIT)
         reasons |= np.where(limit < 0.995, _THERMAL_BIT, np.uint64(0))
-        reasons |= np.where(limit <= _SHUT, _SHUTDOWN_BITS, np.uint64(0))
-        sensor = np.float32(0.3) * rng.standard_normal(shape, np.float32)
+        reasons |= np.where(limit <= self._shut, _SHUTDOWN_BITS, np.uint64(0))
+        sensor = np.float32(self.world.noise.temperature) * rng.standard_normal(shape, np.float32)
         replays = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
         restarted = resets(effects, "gpu")
         columns: dict[str, NDArray[Any]] = {
             **self._use(
-                rng, activity, np.where(activity.working, np.rint(memory * (MEMORY / _PAGE)) * _PAGE, self._rest)
+                rng,
+                activity,
+                np.where(activity.working, np.rint(memory * (self.world.part.memory / _PAGE)) * _PAGE, self._rest),
             ),
             "gpu.sm_clock": (np.rint(seen / _CLOCK_STEP) * _CLOCK_STEP).astype(np.uint16),
             "gpu.memory_clock": np.full(shape, MEMORY_CLOCK, np.uint16),
             "gpu.throttle_reasons": reasons,
-            "gpu.temperature": np.rint(heat + sensor),
-            "gpu.memory_temperature": np.rint(self._memory_heat(heat, activity.load) + sensor),
-            "gpu.power": np.rint(power),
+            "gpu.temperature": (shown := self._read_heat(heat, sensor)),
+            "gpu.memory_temperature": self._read_heat(self._memory_heat(heat, activity.load), sensor),
+            "gpu.power": stepped(power * self._watts, self.world.instruments.power_step),
             "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), restarted),
             **self._ecc.step(block, effects, restarted),
             "gpu.pcie_generation": np.broadcast_to(effects.gpu.pcie_generation.values, shape),
             "gpu.pcie_width": np.broadcast_to(effects.gpu.pcie_width.values, shape),
             "gpu.pcie_replays": self._replays.add(replays + effects.gpu.pcie_replays.values, restarted),
         }
+        if self.world.instruments.margins:  # as nvidia-smi -q: the slowdown is 2 K above the operating limit
+            columns["gpu.thermal_margin"] = self.world.part.slowdown - _LIMIT_BELOW - shown
+            columns["gpu.slowdown_margin"] = np.full(shape, -_LIMIT_BELOW)
         return columns, effective
+
+    def _read_heat(self, heat: Floats, sensor: Floats) -> Floats:
+        """Returns temperatures as the sensors of the GPUs report them."""
+        return stepped(heat + sensor + self._offset, self.world.instruments.temperature_step)
 
     def _use(
         self, rng: np.random.Generator, activity: GpuActivity, used: NDArray[np.float64]
@@ -181,13 +193,15 @@ class Gpus:
             "gpu.memory_utilization": np.rint(np.clip(busy * np.float32(0.55) - noise, 0, 1) * 100) / np.float32(100),
             "gpu.sm_active": np.clip(np.float32(0.82) * activity.load - noise * on, 0, 1),
             "gpu.memory_used": used,
-            "gpu.memory_total": np.full(used.shape, float(MEMORY)),
+            "gpu.memory_total": np.full(used.shape, float(self.world.part.memory)),
         }
 
     def _memory_heat(self, core: Floats, load: Floats) -> Floats:
         """Returns (ticks, GPUs) the memory temperature: above the core, less so under load, and slower."""
         share = np.float32(1 - np.exp(-self.interval / _MEMORY_LAG_S))
-        target = core + (self._above + np.float32(_MEMORY_IDLE)) + np.float32(_MEMORY_LOAD - _MEMORY_IDLE) * load
+        part = self.world.part
+        target = core + (self._above + np.float32(part.above_idle))
+        target = target + np.float32(part.above_load - part.above_idle) * load
         now, out = self.state["gpu.memory_heat"], np.empty_like(core)
         for k in range(len(core)):
             now = now + share * (target[k] - now)
@@ -196,39 +210,35 @@ class Gpus:
         return out
 
     def _heat_up(
-        self, load: Floats, clock: Floats, noise: Floats, supply: Floats, effects: Effects
+        self, load: Floats, clock: Floats, noise: Floats, coolant: tuple[Floats, Floats], effects: Effects
     ) -> tuple[Floats, Floats, Floats]:
         """Returns (power, temperature, clock limit) tick by tick: heat lowers the clock, and with it the power."""
-        loop = self.layout.loop_of_gpu
+        part, cooler = self.world.part, self.cooler
         gain = np.float32(min(_GIVE_BACK * self.interval, _MOST))
         power, heat, limits = np.empty_like(clock), np.empty_like(clock), np.empty_like(clock)
         swing = (self._busy_w - self._idle_w) * load * clock ** np.float32(EXPONENT)
-        inlet = supply[:, loop]
-        cooling = 1 / np.maximum(np.asarray(self._flow(effects), np.float32), np.float32(LEAST_FLOW))
-        own = self._r_th * np.asarray(effects.gpu.resistance.values, np.float32)
-        resistance = own * (np.float32(0.3) + np.float32(0.7) * cooling) + np.float32(_WARMING) * cooling
-        share = np.broadcast_to(1 - np.exp(np.float32(-self.interval / HEAT_J_K) / resistance), clock.shape)
-        resistance = np.broadcast_to(resistance, clock.shape)
+        cooler.begin(*coolant, effects)
         hot = np.broadcast_to(effects.gpu.hot.values, clock.shape)
-        highest = np.broadcast_to(np.minimum(effects.gpu.watts.values, np.float32(BOARD_W)), clock.shape)
+        highest = np.broadcast_to(np.minimum(effects.gpu.watts.values, np.float32(part.board_w)), clock.shape)
         if effects.node.dead:
             highest = np.where(effects.node.dead.array()[:, self.layout.node_of_gpu], np.float32(0), highest)
         last, ahead = self.state["gpu.heat_last"], np.float32(_AHEAD_S / self.interval)
         now, limit, shut = self.state["gpu.heat"], self.state["gpu.limit"], self.state["gpu.shut"]
         for k in range(len(clock)):
-            above = now - SLOWDOWN_C + np.where(now > SLOWDOWN_C, ahead * (now - last), 0)
-            limit = np.clip(limit - gain * np.clip(above, -8, 8), _SLOWEST, np.float32(1))
+            inlet, resistance, share = cooler.at(k, now)
+            above = now - part.slowdown + np.where(now > part.slowdown, ahead * (now - last), 0)
+            limit = np.clip(limit - gain * np.clip(above, -8, 8), self._slowest, np.float32(1))
             wanted = swing[k] * limit ** np.float32(EXPONENT)
             if shut.any():
-                limit, wanted = np.where(shut, _SHUT, limit), np.where(shut, np.float32(0), wanted)
+                limit, wanted = np.where(shut, self._shut, limit), np.where(shut, np.float32(0), wanted)
             power[k] = noise[k] * np.minimum(self._idle_w + wanted, highest[k])
-            target = inlet[k] + resistance[k] * power[k]
-            target = target + hot[k] * load[k] * np.maximum(SLOWDOWN_C - 0.5 - target, 0)
+            target = inlet + resistance * power[k]
+            target = target + hot[k] * load[k] * np.maximum(part.slowdown - 0.5 - target, 0)
             last = now  # a GPU that gets too hot within a tick is shut down in it, and gets no hotter
-            now = np.minimum(now + share[k] * (target - now), np.float32(SHUTDOWN_C))
+            now = np.minimum(now + share * (target - now), np.float32(part.shutdown))
             heat[k], limits[k] = now, limit
-            if shut.any() or now.max() >= SHUTDOWN_C:
-                shut = (now >= SHUTDOWN_C) | (shut & (now > _WELL_C))
+            if shut.any() or now.max() >= part.shutdown:
+                shut = (now >= part.shutdown) | (shut & (now > _WELL_C))
         self.state["gpu.shut"], self.state["gpu.heat_last"] = shut, last.astype(np.float32)
         self.state["gpu.heat"], self.state["gpu.limit"] = now.astype(np.float32), limit.astype(np.float32)
         return power, heat, limits
@@ -244,11 +254,4 @@ class Gpus:
                     self.state[f"gpu.{name}_before"] = np.where(mine, values, self.state[f"gpu.{name}_before"])
         if effects.collapses:
             before = self.state["gpu.heat_before"], self.state["gpu.power_before"]
-            add_rise_events(effects, *before, self._r_th, _WARMING)
-
-    def _flow(self, effects: Effects) -> Any:
-        """Returns the factor on the coolant flow at each GPU: of its loop and of its node."""
-        flow = effects.site.flow.values
-        flow = flow if np.ndim(flow) == 0 else flow[:, self.layout.loop_of_gpu]
-        own = effects.node.flow.values
-        return flow * (own if np.ndim(own) == 0 else own[:, self.layout.node_of_gpu])
+            add_rise_events(effects, *before, self.cooler.r_th, self.cooler.warming)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,14 @@ def grain(signal: str, values: Floats) -> Floats:
     return np.rint(values) if signal.startswith("gpu.") else values
 
 
-_MISSING, _JITTER = 70, 71  # keys of the generators of lost values and sample times
+_MISSING, _JITTER, _GLITCH = 70, 71, 72  # keys of the generators of lost values, sample times and absurd readings
+_OF_BMC = ("sensor", "psu", "coolant", "power")
+_GLITCHING = (
+    *("gpu.temperature", "gpu.memory_temperature", "gpu.power", "sensor.temperature", "sensor.fan_speed"),
+    *("coolant.flow", "coolant.supply_temperature", "coolant.pressure", "psu.output_power", "psu.input_voltage"),
+    *("power.draw", "nic.module_temperature", "nic.rx_power_min"),
+)
+"""Gauges of slow buses, on which field reports have single absurd readings."""
 _LATEST = 0.9  # of a tick; later samples would overtake the next tick's
 
 Columns = dict[str, NDArray[Any]]
@@ -49,6 +57,9 @@ class Instruments:
         self.layout, self.interval, self.seed = layout, interval, seed
         self.missing, self.jitter, self._state = missing, jitter, state
         state["held"] = np.full(1 + faults, np.nan)
+        self.world = layout.world
+        self._refresh = max(1, round(self.world.instruments.bmc_refresh / interval))
+        self._glitch_rate = self.world.instruments.glitches / 1000 * interval / 86_400
 
     def read(self, columns: Mapping[str, Columns], effects: Effects, block: int) -> dict[str, Columns]:
         """Returns columns in wire type and catalogue order, as broken instruments read them, with lost values."""
@@ -56,9 +67,42 @@ class Instruments:
         out = {}
         for device_class, found in columns.items():
             wired = {n: np.ascontiguousarray(found[n], CATALOGUE[n].type) for n in CATALOGUE if n in found}
+            wired = {n: values for n, values in wired.items() if self.world.reads(n)}
             self._apply_false_readings(device_class, wired, effects, held)
-            out[device_class] = {n: self._lose(rng, values) for n, values in wired.items()}
+            if self._refresh > 1 and device_class in _OF_BMC:
+                wired = {n: self._repeat(n, values, block) for n, values in wired.items()}
+            if self._glitch_rate:
+                wired = {n: self._glitch(n, values, block) for n, values in wired.items()}
+            if wired or device_class == "rank":
+                out[device_class] = {n: self._lose(rng, values) for n, values in wired.items()}
         self._state["held"] = held
+        return out
+
+    def _repeat(self, signal: str, values: NDArray[Any], block: int) -> NDArray[Any]:
+        """Returns the readings of BMCs that refresh at times of their own, and repeat a reading until then."""
+        ticks, key = len(values), f"repeated.{signal}"
+        last = self._state.get(key, values[0])
+        phase = np.arange(values.shape[1]) // 2 % self._refresh
+        tick = np.arange(block * ticks, (block + 1) * ticks)[:, None]
+        newest = (tick - (tick - phase) % self._refresh) - block * ticks
+        out = np.where(newest < 0, last, np.take_along_axis(values, np.maximum(newest, 0), axis=0))
+        self._state[key] = out[-1].copy()
+        return np.asarray(out, values.dtype)
+
+    def _glitch(self, signal: str, values: NDArray[Any], block: int) -> NDArray[Any]:
+        """Returns readings of which single ones are absurd: zero, all bits of a byte or word, ten times the value."""
+        if signal not in _GLITCHING or not values.size:
+            return values
+        rng = generator(self.seed, _GLITCH, block, zlib.crc32(signal.encode()))
+        count = rng.poisson(self._glitch_rate * values.size)
+        if not count:
+            return values
+        out, where = values.copy(), rng.integers(0, values.size, count)
+        true = out.reshape(-1)[where]
+        absurd = np.stack([0 * true, 0 * true + 255, 0 * true + 65_535, 10 * true])[
+            rng.integers(0, 4, count), range(count)
+        ]
+        out.reshape(-1)[where] = absurd
         return out
 
     def _apply_false_readings(self, device_class: str, wired: Columns, effects: Effects, held: NDArray[Any]) -> None:
@@ -93,8 +137,11 @@ class Instruments:
         if effects.gpu.gone:
             for device_class in ("gpu", "nvlink"):
                 found[device_class] &= ~effects.gpu.gone.array()
+        if effects.node.bmc_silent:
+            for device_class in ("sensor", "psu"):
+                found[device_class] &= ~effects.node.bmc_silent.array()[:, homes[device_class]]
         begin = 0
-        for allocation in effects.allocations:
+        for allocation in effects.reporting:
             found["rank"][:, begin : begin + allocation.job.ranks] &= effects.active(allocation.begin, allocation.end)[
                 :, None
             ]

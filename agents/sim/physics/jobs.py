@@ -16,20 +16,22 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
-from agents.sim.physics.noise import Drift, Floats, generator, heavy
+from agents.sim.physics.noise import Drift, Floats, SlowDrift, generator, heavy
 from agents.sim.physics.state import State
 from agents.sim.schedule import Allocation, Job, Schedule
+from agents.sim.world import DEFAULT, Work
 
 CHECKPOINT_TAKES = 45.0  # s; chosen
 DIURNAL = 0.015  # throughput swing over a day that large training runs report [Llama 3]
 WARM_UP = 200  # steps until kernels are tuned and graphs captured; published mutes are 50 to 200 steps
-_CHECKPOINT_EVERY = (1200.0, 2400.0)  # s; published jobs write one every 20 to 40 min
-_COMPUTE, _COLLECTIVE = 4.2, 0.8  # s per step: a large model on H100; chosen
+_COMPUTE, _COLLECTIVE = 4.2, 0.8  # s per step of the default world: a large model on H100; chosen
+_ONLY_STEP = DEFAULT.work.step
+_BUSY_EXPERTS = 0.1  # share of the ranks of a mixture of experts with more work than the others; chosen
 _FIRST_STAGE, _STAGE_SD, _LAST_STAGE = 0.05, 0.01, 0.30
 """Maximum extra compute of the first stage (embedding), spread of the others, and maximum extra compute of the last
 (loss and head). [ByteDance StragglerAnalysis] shows equal middle stages and a heavy last one, there 0.6."""
-_RANK_SD, _STEP_SD, _REPLICA_SD, _COMMON_SD, _STEP_PHI = 0.004, 0.004, 0.0037, 0.005, 0.3
-"""Spread between ranks; from step to step of a rank, of the stages of one replica, and of all ranks together (same)."""
+_REPLICA_SD, _COMMON_SD, _STEP_PHI = 0.0037, 0.005, 0.3
+"""Spread from step to step of the stages of one replica, and of all ranks together (same)."""
 _LIGHT_RATE, _LIGHT_TICKS, _LIGHT = 0.05, 3, (0.05, 0.065)
 """Runs of lighter batches: probability per tick that one begins, length in ticks, saved share of the time (5 of 32
 sampled steps)."""
@@ -60,6 +62,27 @@ class Workload:
     job: Job
     seed: int
     lottery: Floats
+    work: Work
+
+    @cached_property
+    def step(self) -> tuple[float, float]:
+        """Returns the compute and collective time of a usual step (s)."""
+        rng = generator(self.seed, 17, self.job.number)
+        seconds = float(np.exp(rng.uniform(*np.log(self.work.step))))
+        share = float(rng.uniform(*self.work.collective)) if self.job.networked else 0.0
+        if self.work.step == _ONLY_STEP:
+            return _COMPUTE, _COLLECTIVE
+        return seconds * (1 - share), max(seconds * share, 0.02 * seconds)
+
+    @cached_property
+    def pauses(self) -> tuple[float, float, float, float] | None:
+        """Returns (first, every, length, load) of the job's evaluations, rollouts or data loads; None: it has none."""
+        if not self.work.pause_every[1]:
+            return None
+        rng = generator(self.seed, 17, self.job.number, 1)
+        every = float(rng.uniform(*self.work.pause_every))
+        length = every * float(rng.uniform(*self.work.pause_share))
+        return float(rng.uniform(0, every)), every, length, float(rng.uniform(0.05, 0.8))
 
     @cached_property
     def base(self) -> Floats:
@@ -69,14 +92,32 @@ class Workload:
         first, last = rng.uniform(0, _FIRST_STAGE), rng.uniform(0, _LAST_STAGE)
         if self.job.stages > 1:
             stages[0], stages[-1] = 1 + first, 1 + last
-        return np.asarray(_COMPUTE * stages[self.job.stage_of_rank], np.float32)
+        uneven = np.zeros(self.job.ranks)
+        if self.job.kind == "moe":  # busy experts and embedding ranks stay the same for the whole job
+            own = generator(self.seed, 17, self.job.number, 2)
+            uneven += own.uniform(*self.work.experts) * (own.random(self.job.ranks) < _BUSY_EXPERTS)
+            uneven += self.work.experts[0] * 0.2 * own.standard_normal(self.job.ranks).clip(-2, 2)
+        return np.asarray(self.step[0] * stages[self.job.stage_of_rank] * (1 + uneven), np.float32)
 
     @cached_property
     def checkpoints(self) -> tuple[float, float]:
         """Returns the time of the first checkpoint and the interval between checkpoints (s)."""
         rng = generator(self.seed, 13, self.job.number)
-        every = float(rng.uniform(*_CHECKPOINT_EVERY))
-        return float(rng.uniform(300.0, every)), every
+        every = float(rng.uniform(*self.work.checkpoint_every))
+        return float(rng.uniform(300.0, every) if every > 300 else every), every
+
+    @cached_property
+    def checkpoint_takes(self) -> float:
+        """Returns the length of a checkpoint (s)."""
+        return float(generator(self.seed, 17, self.job.number, 3).uniform(*self.work.checkpoint_takes))
+
+
+def _in_pause(work: Workload, effects: Effects) -> NDArray[np.bool_] | np.bool_:
+    """Returns (ticks,) whether the job evaluates, rolls out or loads data and makes no step."""
+    if work.pauses is None:
+        return np.bool_(False)
+    first, every, length, _ = work.pauses
+    return np.asarray(np.mod(effects.time - first, every) < length)
 
 
 class Jobs:
@@ -85,8 +126,9 @@ class Jobs:
     def __init__(self, layout: Layout, schedule: Schedule, interval: float, seed: int, state: State) -> None:
         rng = generator(seed, 10)
         self.layout, self.schedule, self.interval, self.seed, self.state = layout, schedule, interval, seed, state
-        self._lottery = (1 + _RANK_SD * np.clip(rng.standard_normal(layout.gpus), -3, 3)).astype(np.float32)
-        self._work = [Workload(job, seed, self._lottery) for job in schedule.jobs]
+        self._noise, spread = layout.world.noise, layout.world.spread
+        self._lottery = (1 + spread.rank * np.clip(rng.standard_normal(layout.gpus), -3, 3)).astype(np.float32)
+        self._work = [Workload(job, seed, self._lottery, layout.world.work) for job in schedule.jobs]
         starts = generator(seed, 14).uniform(1e3, 1e5, len(self._work))
         warm = {s.job.number for s in schedule.allocations if s.warm}
         state["jobs.progress"] = np.array([p if n in warm else 0.0 for n, p in enumerate(starts)], np.float64)
@@ -95,16 +137,20 @@ class Jobs:
         state["ranks.held"] = np.full((len(REPORTED), layout.gpus), np.nan, np.float32)
         state["ranks.holder"] = np.full(layout.gpus, -1)
         state["ranks.nonfinite"] = np.zeros(layout.gpus, np.uint64)
-        self._drift = Drift(state, "step", rng, layout.gpus, _STEP_PHI, interval)
+        phi = _STEP_PHI if self._noise.tau_factor else 0.0
+        self._drift = Drift(state, "step", rng, layout.gpus, phi, interval, self._noise.tails)
+        self._serves = any(job.kind == "serving" for job in schedule.jobs)
+        if self._serves:
+            self._requests = SlowDrift(state, "requests", generator(seed, 28), layout.nodes, interval, 0.5, 900.0)
         self._norm = Drift(state, "norm", rng, layout.gpus, 0.2, interval)
 
-    def load(self, effects: Effects, allocations: list[Allocation]) -> GpuActivity:
+    def load(self, block: int, effects: Effects, allocations: list[Allocation]) -> GpuActivity:
         """Returns the load of each GPU and which ranks write a checkpoint; adds the events of jobs."""
         time, shape = effects.time, effects.job_of_gpu.shape
         load, pace, saving = np.zeros(shape, np.float32), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
         activity = GpuActivity(load, effects.job_of_gpu >= 0, saving, None, pace)
         swing = 1 - DIURNAL * (0.5 + 0.5 * np.sin(2 * np.pi * time / 86_400))
-        for allocation in allocations:
+        for allocation in self._serve(block, activity, effects, allocations):
             level, saving = self._level(allocation, effects, swing)
             activity.load[:, allocation.gpus] += level[:, None] * self._waiting(allocation, effects)
             activity.saving[:, allocation.gpus] |= saving[:, None]
@@ -125,7 +171,7 @@ class Jobs:
         activity.pace."""
         rng = generator(self.seed, 11, block)
         ticks, gpus = len(effects.time), self.layout.gpus
-        noise = 1 + np.float32(_STEP_SD) * self._drift.draw(rng, ticks)
+        noise = 1 + np.float32(self._noise.step_time) * self._drift.draw(rng, ticks)
         pauses = rng.random((ticks, gpus), np.float32) < _PAUSE_RATE
         noise[pauses] += rng.uniform(*_PAUSE, int(pauses.sum())).astype(np.float32)
         compute = self._lottery * noise / clock * effects.gpu.compute.values / (1 - effects.gpu.starved.values)
@@ -133,7 +179,26 @@ class Jobs:
         return [
             (allocation, self._ranks(allocation, block, activity, compute, norms, effects))
             for allocation in allocations
+            if allocation.job.trains
         ]
+
+    def _serve(
+        self, block: int, activity: GpuActivity, effects: Effects, allocations: list[Allocation]
+    ) -> list[Allocation]:
+        """Sets the load of services: by requests, with the day and in bursts of minutes. Returns the training jobs."""
+        services = [one for one in allocations if not one.job.trains] if self._serves else []
+        if not self._serves:
+            return allocations
+        demand = self._requests.draw(generator(self.seed, 29, block), len(effects.time))
+        day = 0.5 + 0.5 * np.sin(2 * np.pi * effects.time / 86_400 - 1.5)
+        for one in services:
+            rng, on = generator(self.seed, 17, one.job.number, 4), effects.active(one.begin, one.end)
+            usual, swing, burst = rng.uniform(0.05, 0.6), rng.uniform(0, 0.7), rng.uniform(0.1, 0.9)
+            first = int(self.layout.node_of_gpu[one.gpus[0]])  # a service's replicas share its requests
+            level = usual * (1 - swing * day) * np.exp(burst * demand[:, first])
+            activity.load[:, one.gpus] = (np.clip(level, 0.0, 1.0) * on)[:, None]
+            activity.pace[:, one.gpus] = activity.load[:, one.gpus]
+        return [one for one in allocations if one.job.trains]
 
     def _ranks(
         self,
@@ -152,16 +217,20 @@ class Jobs:
         mine = work.base * compute[:, gpus] * self._batches(allocation, rng, len(compute))
         on = (effects.time >= allocation.begin) & (effects.time < allocation.end)
         if age < 10 * WARM_UP:
-            steps = age + np.cumsum(on) * self.interval / _COMPUTE
+            steps = age + np.cumsum(on) * self.interval / work.step[0]
             mine = mine * (1 + _WARM_LOSS * np.exp(-3 * steps / WARM_UP))[:, None].astype(np.float32)
-        wait = np.float32(_COLLECTIVE) * (1 + np.float32(0.03) * np.abs(heavy(rng, (len(mine),))))
+        wait = np.float32(work.step[1]) * (1 + np.float32(0.03) * np.abs(heavy(rng, (len(mine),))))
         working = (mine.max(axis=1) + wait * site.network.of_devices(number)) * site.step.of_devices(number)
         still = activity.saving[:, gpus[0]] | site.stalled.of_devices(number) | site.hung.of_devices(number)
-        still = still | site.evaluating.of_devices(number) | ~on
-        nominal = np.float32(work.base.max() + _COLLECTIVE)
+        still = still | site.evaluating.of_devices(number) | ~on | _in_pause(work, effects)
+        nominal = np.float32(work.base.max() + work.step[1])
         activity.pace[:, gpus] += np.where(still, 0, nominal / working)[:, None].astype(np.float32)
         before = self.state["jobs.progress"][number]
         done = before + np.cumsum(np.where(still, 0, self.interval / working))
+        if not allocation.job.hooked:
+            self.state["jobs.progress"][number] = done[-1]
+            self.state["jobs.age"][number] += done[-1] - before
+            return {}
         loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * site.loss.of_devices(number)).astype(np.float32)
         norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * site.loss.of_devices(number)
         reported = np.empty((len(REPORTED), *mine.shape), np.float32)
@@ -232,9 +301,15 @@ class Jobs:
         number, (offset, every) = allocation.job.number, self._work[allocation.job.number].checkpoints
         on = (effects.time >= allocation.begin) & (effects.time < allocation.end)
         since = effects.time - offset
-        saving = on & (np.mod(since, every) < CHECKPOINT_TAKES) & (since >= max(0.0, allocation.begin - offset))
+        saving = (
+            on
+            & (np.mod(since, every) < self._work[number].checkpoint_takes)
+            & (since >= max(0.0, allocation.begin - offset))
+        )
         saving = saving & ~(effects.site.hung.of_devices(number) | effects.site.stalled.of_devices(number))
         level = np.where(saving, _CHECKPOINT_LOAD, 1.0) * swing
+        if pauses := self._work[number].pauses:
+            level = np.where(_in_pause(self._work[number], effects), pauses[3], level)
         for channel, load in (
             (effects.site.evaluating, _EVALUATION_LOAD),
             (effects.site.stalled, _STALL_LOAD),
@@ -262,7 +337,10 @@ class Jobs:
 
     def _checkpoints(self, allocation: Allocation, effects: Effects) -> None:
         """Adds an event at the start of each checkpoint."""
-        offset, every = self._work[allocation.job.number].checkpoints
+        if not allocation.job.hooked:
+            return
+        work = self._work[allocation.job.number]
+        (offset, every), takes = work.checkpoints, work.checkpoint_takes
         first = max(0, int(np.floor((max(effects.since, allocation.begin) - offset) / every)) + 1)
         last = int(np.floor((min(effects.until, allocation.end) - offset) / every))
         home = int(self.layout.node_of_gpu[allocation.gpus[0]])
@@ -273,4 +351,4 @@ class Jobs:
         for n in range(first, last + 1):
             if rests[min(int(np.searchsorted(effects.time, offset + n * every)), len(rests) - 1)]:
                 continue
-            effects.add_event(offset + n * every, allocation.job.entity, "checkpoint", home, seconds=CHECKPOINT_TAKES)
+            effects.add_event(offset + n * every, allocation.job.entity, "checkpoint", home, seconds=takes)

@@ -12,6 +12,8 @@ be the largest class of the fleet, for counters that almost never change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import comb
 from typing import Any
 
@@ -24,10 +26,11 @@ from agents.sim.physics.counter_generations import resets
 from agents.sim.physics.jobs import GpuActivity
 from agents.sim.physics.noise import Counter, Drift, Floats, generator, rare
 from agents.sim.physics.state import State
+from agents.sim.schedule import Job, Schedule
+from agents.sim.world import World
 
 LINE_RATE = 4.25e11  # bits/s on the wire of a 400G port: IEEE 802.3 400GBASE-R, 8 lanes of 53.125 Gb/s PAM4 in pairs
-_LEVEL, _LEVEL_SD = -7.5, 0.5  # log10 of the raw BER; published PAM4 links lie at 1e-8 to 1e-6. Spread chosen
-_BEST, _WORST = -9.5, -6.0  # of a healthy port; chosen
+_BETTER, _WORST = 2.0, -6.0  # decades below the fleet's level, and log10 of the raw BER, of a healthy port; chosen
 _WANDER, _WANDER_SPREAD, _TAU = 0.06, 0.6, 17_640.0
 """Drift of log10 BER: its spread (median of ports, and sd of its logarithm between them) and correlation time (s), as
 measured hourly on 50 coherent optical ports over 7 to 15 days [Alibaba transport]."""
@@ -77,7 +80,10 @@ class Optics:
         rng, n = generator(seed, 33), layout.gpus
         self.interval, self.seed, self.state = interval, seed, state
         self._spread = _WANDER * np.exp(_WANDER_SPREAD * rng.standard_normal(n))
-        level = (_LEVEL + _LEVEL_SD * rng.standard_normal(n)).clip(_BEST, _WORST)
+        fabric = layout.world.fabric
+        self._line = LINE_RATE * fabric.speed / SPEED
+        self._usual, self._best = fabric.ber, fabric.ber - _BETTER
+        level = (fabric.ber + fabric.ber_sd * rng.standard_normal(n)).clip(self._best, _WORST)
         state["optic.level"], state["optic.wander"] = level, rng.standard_normal(n)
         state["optic.quick"], quick = rng.standard_normal(n), rng.uniform(0, _QUICK, n)
         self._slowly, self._quickly = np.sqrt(1 - quick) * self._spread, np.sqrt(quick) * self._spread
@@ -93,14 +99,14 @@ class Optics:
         """Returns (columns of class nic, failed codewords in each tick; None if there is none)."""
         rng, ticks = generator(self.seed, 34, block), len(effects.time)
         log_ber = self._ber(rng, ticks, effects)
-        per_tick = LINE_RATE * self.interval
+        per_tick = self._line * self.interval
         bits = np.full(down.shape, int(per_tick), np.int64)
         mean = np.float32(per_tick) * np.exp2(log_ber * np.float32(np.log2(10)))
         corrected = mean + np.sqrt(mean + (np.float32(_WHITE) * mean) ** 2) * rng.standard_normal(
             mean.shape, np.float32
         )
         corrected = np.maximum(corrected, 0).astype(np.int64)
-        if effects.port.down:
+        if down.any():
             bits[down] = 0
             corrected[down] = 0
         columns: dict[str, NDArray[Any]] = {
@@ -121,7 +127,7 @@ class Optics:
         pushed = np.sqrt(_STEADY) * steady + np.sqrt(1 - _STEADY) * jumps  # unit variance
         wander = phi * wander + np.sqrt(1 - phi * phi) * pushed
         moved, size = rng.random(len(level)) < _MOVES * long, rng.normal(_MOVE, _MOVE_SD, len(level))
-        level = np.where(moved, level + np.where(level > _LEVEL, -size, size), level).clip(_BEST, _WORST)
+        level = np.where(moved, level + np.where(level > self._usual, -size, size), level).clip(self._best, _WORST)
         self.state["optic.level"], self.state["optic.wander"] = level, wander
         change = (level + self._slowly * wander - before).astype(np.float32)
         share = (np.arange(1, ticks + 1, dtype=np.float32) / np.float32(ticks))[:, None]
@@ -129,7 +135,7 @@ class Optics:
         added = effects.port.raw_ber
         if added:
             total = np.log10(10.0**log_ber + 10.0 ** added.array())
-            log_ber = np.where(added.array() > _BEST - 3, total, log_ber).astype(np.float32)
+            log_ber = np.where(added.array() > self._best - 3, total, log_ber).astype(np.float32)
         return np.asarray(log_ber, np.float32)
 
     def _flicker(self, rng: np.random.Generator, ticks: int) -> Floats:
@@ -176,18 +182,17 @@ class Optics:
 
 
 SPEED = 400_000.0  # Mbit/s of an NDR or 400 GbE port
-_LINE, _IDLE, _PACKET = 50e9, 2e4, 4096  # bytes/s of the line and of an idle port, bytes per packet (RoCE MTU)
-_TRAFFIC_LEVEL = (0.10, 0.26)  # of the line, on average: drawn for each job; quartiles of senders [AcmeTrace]
-_BURST, _LEAP_SHARE, _LEAP = 0.015, 0.01, (2.0, 4.0)
+_IDLE, _PACKET = 2e4, 4096  # bytes/s of an idle port, bytes per packet (RoCE MTU)
+_SERVED = 0.02  # share of the line that a service uses at full load; chosen
+_LEAP_SHARE, _LEAP = 0.01, (2.0, 4.0)
 """Traffic of all ports of a node together: spread of its logarithm from tick to tick (position within a step),
 probability of a tick with a multiple of the traffic, and that multiple, as between the same senders. A single port
 varies by another 2 %: counters of steady ports vary by 2 % around their 6 min median [cisco-ie telemetry]; collectives
 are less smooth."""
 _SAVED = 0.05  # share of the line that a checkpoint uses: 11 GB of optimizer state per GPU in 45 s; chosen
-_SYMBOL_PER_HOUR = 0.01  # background per port: BER 7e-18 at 400 Gb/s, far better than the 1e-15 of factory tests
 _DROP_PER_HOUR, _SEQUENCE_PER_HOUR, _RECOVERY_PER_HOUR = 0.01, 0.05, 0.001  # per port; chosen
 _WAIT_TICKS = 1e6  # ticks of port_xmit_wait in a second; its unit is the device's own (IBTA 16.1.4.1). Chosen
-_WAITS, _MARKED, _CNP_SHARE = 0.01, 40.0, 0.25
+_WAITS, _CNP_SHARE = 0.01, 0.25
 """Of a training port: share of the time without credits, marked packets per second (the bursts of a collective), and
 congestion notifications per marked packet: a NIC sends one in 50 us and flow at most. Chosen."""
 _CRC_SHARE = (
@@ -200,18 +205,56 @@ _COUNTERS = (
     *("crc_errors", "carrier_changes", "symbol_errors", "link_recoveries", "link_downs", "port_tx_wait"),
     *("ack_timeouts", "out_of_sequence", "cnp_sent", "cnp_handled", "ecn_marked", "req_cqe_errors"),
 )
+_PFC = ("rx_pause", "tx_pause", "rx_pause_duration", "tx_pause_duration")
+_PAUSES, _PAUSE_US = 2000.0, 20  # pause frames per second of a port that always waits, and us of each; chosen
 Counts = NDArray[np.int64]
+
+
+class JobLevels:
+    """Share of a line that each job uses at full pace; 0 without a job."""
+
+    def __init__(self, schedule: Schedule, level: Callable[[Job], float]) -> None:
+        self._jobs, self._level, self._known = schedule.jobs, level, np.zeros(1, np.float32)
+        self.uneven = any(not job.networked for job in schedule.jobs)
+
+    def of(self, job: NDArray[np.int32]) -> Floats:
+        """Returns the level of each number of a job, -1 for none."""
+        known = len(self._known) - 1
+        if (needed := int(job.max()) + 1) > known:
+            more = [self._level(one) for one in self._jobs[known:needed]]
+            self._known = np.array([*self._known[:-1].tolist(), *more, 0.0], np.float32)
+        return np.asarray(self._known[job], np.float32)
+
+
+def _traffic_level(seed: int, world: World, job: Job) -> float:
+    """Returns the share of the line of a job; quartiles of senders in [AcmeTrace] are those of the default world."""
+    if not job.trains:
+        return _SERVED
+    return float(generator(seed, 36, job.number).uniform(*world.fabric.traffic)) if job.networked else 0.0
+
+
+def _ports_that_share(layout: Layout) -> Floats:
+    """Returns (ports,) how many GPUs' traffic a port carries."""
+    ports = layout.world.fabric.ports
+    each = layout.gpus_per_node / ports if 0 < ports < layout.gpus_per_node else 1.0
+    return np.where(layout.port_used, each, 0.0).astype(np.float32)
 
 
 class Links:
     """State of all ports; advances block by block."""
 
-    def __init__(self, layout: Layout, interval: float, seed: int, state: State) -> None:
+    def __init__(self, layout: Layout, schedule: Schedule, interval: float, seed: int, state: State) -> None:
         rng, n = generator(seed, 30), layout.gpus
         self.layout, self.interval, self.seed = layout, interval, seed
-        self._drift = Drift(state, "link", rng, n, 0.5, interval)
-        self._burst = Drift(state, "link.burst", rng, layout.nodes, 0.37, interval)
-        self._levels: list[float] = []  # of the jobs
+        self._fabric, noise = layout.world.fabric, layout.world.noise
+        steady = 1.0 if noise.tau_factor else 0.0
+        self._drift = Drift(state, "link", rng, n, 0.5 * steady, interval, noise.tails)
+        self._burst = Drift(state, "link.burst", rng, layout.nodes, 0.37 * steady, interval, noise.tails)
+        self._noise, self._levels = noise, JobLevels(schedule, partial(_traffic_level, seed, layout.world))
+        self._line = self._fabric.speed / 8 * 1e6  # bytes/s
+        spread = self._fabric.errors_sd * generator(seed, 36, 1 << 30).standard_normal(n)
+        self._symbols = self._fabric.errors_per_hour * np.exp(spread)
+        self._shared = _ports_that_share(layout)
         past = rng.integers(10**14, 10**15, (2, n))
         flips, symbols = 2 * rng.integers(1, 4, n), rng.poisson(0.5, n)
         starts = {
@@ -227,8 +270,9 @@ class Links:
             "cnp_sent": past[0] // 10**9,
             "cnp_handled": past[1] // 10**9,
         }
+        names = (*_COUNTERS, *(_PFC if self._fabric.kind == "roce" else ()))
         self._counters = {
-            name: Counter(state, f"nic.{name}", starts.get(name, np.zeros(n, np.int64))) for name in _COUNTERS
+            name: Counter(state, f"nic.{name}", starts.get(name, np.zeros(n, np.int64))) for name in names
         }
         self._optics = Optics(layout, interval, seed, state)
 
@@ -236,7 +280,7 @@ class Links:
         """Returns the columns of class nic."""
         rng, fault_rng = generator(self.seed, 31, block), generator(self.seed, 32, block)
         port, shape, restarted = effects.port, activity.load.shape, resets(effects, "nic")
-        down = np.broadcast_to(port.down.values, shape)
+        down = np.broadcast_to(port.down.values | ~self.layout.port_used, shape)
         optical, failed = self._optics.step(block, down, restarted, effects)
         noise = self._drift.draw(rng, shape[0])
         growth = self._traffic(rng, activity, noise, down | port.stalled.values, effects)
@@ -244,7 +288,9 @@ class Links:
         growth |= self._errors(rng, fault_rng, failed, effects, shape)
         columns: dict[str, NDArray[Any]] = {
             "nic.state": (~down).astype(np.uint8),
-            "nic.speed": np.where(down, np.float32(np.nan), np.float32(SPEED)),  # sysfs has none while it is down
+            "nic.speed": np.where(
+                down, np.float32(np.nan), np.float32(self._fabric.speed)
+            ),  # sysfs has none while it is down
             **optical,
         }
         none = np.zeros(shape, np.int64)
@@ -261,13 +307,13 @@ class Links:
     ) -> dict[str, Counts]:
         """Returns bytes and packets within each tick."""
         ticks, width = len(activity.pace), self.layout.gpus_per_node
-        burst = np.exp(np.float32(_BURST) * self._burst.draw(rng, ticks))
+        burst = np.exp(np.float32(self._noise.burst) * self._burst.draw(rng, ticks))
         leaps = rng.random(burst.shape, np.float32) < _LEAP_SHARE
         burst[leaps] *= rng.uniform(*_LEAP, int(leaps.sum())).astype(np.float32)
-        share = self._level(effects) * activity.pace * (1 + np.float32(0.02) * noise)
+        share = self._level(effects) * self._pace(activity) * (1 + np.float32(self._noise.traffic) * noise)
         share *= np.repeat(burst, width, axis=1) * effects.port.goodput.values
         share += np.float32(_SAVED) * activity.saving
-        rate = _IDLE + _LINE * np.clip(share, 0, 1).astype(np.float64)
+        rate = _IDLE + self._line * np.clip(share, 0, 1).astype(np.float64)
         sent = np.asarray(np.where(still, 0, rate) * self.interval, np.int64)
         received = sent + rng.integers(0, 1 << 16, sent.shape)
         received[still] = 0
@@ -276,10 +322,11 @@ class Links:
 
     def _level(self, effects: Effects) -> Floats:
         """Returns (ticks, ports) the share of the line that the job there uses at full pace; 0 without a job."""
-        job = effects.job_of_gpu
-        for number in range(len(self._levels), int(job.max()) + 1):
-            self._levels.append(float(generator(self.seed, 36, number).uniform(*_TRAFFIC_LEVEL)))
-        return np.asarray([*self._levels, 0.0], np.float32)[job]
+        return self._levels.of(effects.job_of_gpu) * np.float32(self._shared)
+
+    def _pace(self, activity: GpuActivity) -> Floats:
+        """Returns (ticks, ports) the pace of the jobs; 0 at ports that are not in use."""
+        return activity.pace if self.layout.port_used.all() else activity.pace * self.layout.port_used
 
     def _congestion(
         self,
@@ -291,10 +338,11 @@ class Links:
     ) -> dict[str, Counts]:
         """Returns the congestion counters of normal operation: they follow the traffic, and are not faults of the
         port."""
-        port, pace = effects.port, activity.pace
+        port, pace = effects.port, self._pace(activity)
+        pace = pace * (self._levels.of(effects.job_of_gpu) > 0) if self._levels.uneven else pace
         wait = np.float32(_WAITS) * pace * np.maximum(1 + np.float32(0.3) * noise, 0)
         wait = np.minimum(wait + port.wait.values * (pace > 0), 1)
-        mean = np.float32(_MARKED * self.interval) * pace
+        mean = np.float32(self._fabric.marked * self.interval) * pace
         marked = mean + np.sqrt(mean * 4) * rng.standard_normal(pace.shape, np.float32)  # bursts: twice Poisson's sd
         marked = np.maximum(marked, 0).astype(np.int64)
         if port.cnp:
@@ -303,7 +351,23 @@ class Links:
         # the packets that one node marks as congested were sent by the same rail's port of the node before it
         obeyed = np.roll(sent, -self.layout.gpus_per_node, axis=1) * (pace > 0)
         waited = (wait * np.float32(_WAIT_TICKS * self.interval)).astype(np.int64)
-        return {"port_tx_wait": waited, "ecn_marked": marked, "cnp_sent": sent, "cnp_handled": obeyed}
+        found = {"port_tx_wait": waited, "ecn_marked": marked, "cnp_sent": sent, "cnp_handled": obeyed}
+        if self._fabric.kind == "roce":
+            found |= self._pauses(fault_rng, pace, wait)
+        return found
+
+    def _pauses(self, rng: np.random.Generator, pace: Floats, wait: Floats) -> dict[str, Counts]:
+        """Returns PFC pause frames, and us of pause: more where data waits."""
+        mean = np.float32(self.interval) * (
+            self._fabric.pause * pace + np.float32(_PAUSES) * np.maximum(wait - _WAITS, 0)
+        )
+        frames = rng.poisson(mean).astype(np.int64)
+        return {
+            "rx_pause": frames,
+            "tx_pause": frames // 8,
+            "rx_pause_duration": frames * _PAUSE_US,
+            "tx_pause_duration": frames // 8 * _PAUSE_US,
+        }
 
     def _errors(
         self,
@@ -317,7 +381,7 @@ class Links:
         port, hours = effects.port, self.interval / 3600
         found = {
             "rx_dropped": rare(rng, _DROP_PER_HOUR * hours, shape),
-            "symbol_errors": rare(rng, _SYMBOL_PER_HOUR * hours, shape),
+            "symbol_errors": self._background(rng, hours, shape),
             "out_of_sequence": rare(rng, _SEQUENCE_PER_HOUR * hours, shape),
             "link_recoveries": rare(rng, _RECOVERY_PER_HOUR * hours, shape),
         }
@@ -343,6 +407,12 @@ class Links:
             found["rx_errors"] = found["crc_errors"]
             found["out_of_sequence"] += found["crc_errors"]  # a dropped packet makes the next one out of sequence
         return found
+
+    def _background(self, rng: np.random.Generator, hours: float, shape: tuple[int, int]) -> Counts:
+        """Returns (ticks, ports) symbol errors of healthy ports after error correction."""
+        if self._fabric.errors_sd == 0:
+            return rare(rng, self._fabric.errors_per_hour * hours, shape)
+        return np.asarray(rng.poisson(self._symbols * hours, shape) * self.layout.port_used, np.int64)
 
     def _fault_errors(self, rng: np.random.Generator, rate: Channel) -> Counts:
         """Returns (ticks, ports) errors from faults; they have their own generator, so that healthy ports do not
@@ -373,7 +443,7 @@ _SWING = 0.03  # from tick to tick; chosen
 class Nvlinks:
     """State of the NVLinks of all GPUs; advances block by block."""
 
-    def __init__(self, layout: Layout, interval: float, seed: int, state: State) -> None:
+    def __init__(self, layout: Layout, schedule: Schedule, interval: float, seed: int, state: State) -> None:
         rng, n = generator(seed, 37), layout.gpus
         self.layout, self.interval, self.seed = layout, interval, seed
         past = rng.integers(10**11, 10**12, n)
@@ -381,7 +451,9 @@ class Nvlinks:
         names = ("replay_errors", "recovery_errors", "crc_errors", "tx_data", "rx_data")
         zero = np.zeros(n, np.int64)
         self._counters = {name: Counter(state, f"nvlink.{name}", starts.get(name, zero)) for name in names}
-        self._levels: list[float] = []
+        self._levels = JobLevels(
+            schedule, lambda job: float(generator(seed, 40, 1, job.number).uniform(*_NVLINK_LEVEL))
+        )
 
     def step(self, block: int, activity: GpuActivity, effects: Effects) -> dict[str, NDArray[Any]]:
         """Returns the columns of class nvlink."""
@@ -420,7 +492,4 @@ class Nvlinks:
 
     def _level(self, effects: Effects) -> Floats:
         """Returns (ticks, GPUs) the share of the line that the job there uses at full pace; 0 without a job."""
-        job = effects.job_of_gpu
-        for number in range(len(self._levels), int(job.max()) + 1):
-            self._levels.append(float(generator(self.seed, 40, 1, number).uniform(*_NVLINK_LEVEL)))
-        return np.asarray([*self._levels, 0.0], np.float32)[job]
+        return self._levels.of(effects.job_of_gpu)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from agents.sim.physics.state import State
 
 Floats = NDArray[np.float32]
-_T4_SD = np.float32(np.sqrt(2.0))  # standard deviation of Student's t with 4 degrees of freedom
+_TAILS = {"t4": (np.float32(2.0), np.float32(np.sqrt(2.0))), "t3": (np.float32(1.5), np.float32(np.sqrt(3.0)))}
+"""Half the degrees of freedom of Student's t, and its standard deviation."""
 _CLIP = np.float32(8.0)  # noise beyond 8 sigma is a fault, not noise; chosen
 
 
@@ -23,19 +24,22 @@ def generator(seed: int, *key: int) -> np.random.Generator:
     return np.random.default_rng([seed, *key])
 
 
-def heavy(rng: np.random.Generator, shape: Sequence[int]) -> Floats:
-    """Returns Student t4 draws scaled to unit variance: real telemetry has heavier tails than the normal
-    distribution."""
+def heavy(rng: np.random.Generator, shape: Sequence[int], tails: str = "t4") -> Floats:
+    """Returns Student t draws scaled to unit variance, or normal ones: real telemetry has heavier tails than the
+    normal distribution."""
     gauss = rng.standard_normal(shape, np.float32)
-    spread = np.sqrt(rng.standard_gamma(2.0, shape, np.float32) / np.float32(2.0))  # t4 = normal / sqrt(chi2_4 / 4)
-    return np.asarray(np.clip(gauss / (spread * _T4_SD), -_CLIP, _CLIP), np.float32)
+    if tails == "normal":
+        return gauss
+    half, deviation = _TAILS[tails]
+    spread = np.sqrt(rng.standard_gamma(half, shape, np.float32) / half)  # t4 = normal / sqrt(chi2_4 / 4)
+    return np.asarray(np.clip(gauss / (spread * deviation), -_CLIP, _CLIP), np.float32)
 
 
 class Drift:
     """AR(1) noise of unit variance for a row of devices; its last value is kept between blocks.
 
     phi: correlation of two samples 10 s apart; at another interval it follows from the same time constant.
-    calm: normal steps instead of heavy ones.
+    tails: shape of its steps (`heavy`).
     """
 
     def __init__(
@@ -46,10 +50,10 @@ class Drift:
         devices: int,
         phi: float,
         interval: float,
-        calm: bool = False,
+        tails: str = "t4",
     ) -> None:
         phi = phi ** (interval / 10.0)
-        self._calm = calm
+        self._tails = tails
         self.phi, self._gain = np.float32(phi), np.float32(np.sqrt(1 - phi * phi))
         self._state, self._name = state, f"drift.{name}"
         state[self._name] = rng.standard_normal(devices, np.float32)
@@ -58,12 +62,17 @@ class Drift:
         """Returns (ticks, devices) next values."""
         last = self._state[self._name]
         shape = ticks, len(last)
-        out = (rng.standard_normal(shape, np.float32) if self._calm else heavy(rng, shape)) * self._gain
-        for row in out:
+        out = heavy(rng, shape, self._tails) * self._gain
+        for row in out if self.phi else ():
             row += self.phi * last
             last = row
         self._state[self._name] = last.copy()
         return out
+
+
+def correlation(tau: float, factor: float) -> float:
+    """Returns the correlation of two samples 10 s apart by a time constant (s) and a world's factor on it."""
+    return float(np.exp(-10 / (tau * factor))) if factor else 0.0
 
 
 class SlowDrift:
@@ -129,6 +138,11 @@ class Bursts:
             out[begin : begin + length, device] += size
         self._state[self._name] = out[ticks:].copy()
         return out[:ticks]
+
+
+def stepped(values: NDArray[Any], step: float) -> Floats:
+    """Returns values rounded to an instrument's resolution."""
+    return np.asarray(np.rint(values / step) * step, np.float32)
 
 
 def rare(rng: np.random.Generator, rate: float, shape: tuple[int, int]) -> NDArray[np.int64]:
