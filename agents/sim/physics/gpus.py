@@ -144,23 +144,15 @@ class Gpus:
         effective = clock * limit
         busy = activity.load > 0
         seen = np.where(busy, np.maximum(self.world.part.clock * effective, _IDLE_CLOCK), _IDLE_CLOCK)
-        reasons = effects.gpu.reasons.values * busy | np.where(busy, np.uint64(0), _IDLE_BIT)
-        reasons |= np.where(limit < 0.995, _THERMAL_BIT, np.uint64(0))
-        reasons |= np.where(limit <= self._shut, _SHUTDOWN_BITS, np.uint64(0))
         sensor = np.float32(self.world.noise.temperature) * rng.standard_normal(shape, np.float32)
         replays = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
         restarted = resets(effects, "gpu")
         columns: dict[str, NDArray[Any]] = {
-            **self._use(
-                rng,
-                activity,
-                np.where(activity.working, np.rint(memory * (self.world.part.memory / _PAGE)) * _PAGE, self._rest),
-            ),
+            **self._use(rng, activity, memory),
             "gpu.sm_clock": (np.rint(seen / _CLOCK_STEP) * _CLOCK_STEP).astype(np.uint16),
             "gpu.memory_clock": np.full(shape, MEMORY_CLOCK, np.uint16),
-            "gpu.throttle_reasons": reasons,
-            "gpu.temperature": (shown := self._read_heat(heat, sensor)),
-            "gpu.memory_temperature": self._read_heat(self._memory_heat(heat, activity.load), sensor),
+            "gpu.throttle_reasons": self._reasons(busy, limit, effects),
+            **self._read_heat(heat, activity.load, sensor),
             "gpu.power": stepped(power * self._watts, self.world.instruments.power_step),
             "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), restarted),
             **self._ecc.step(block, effects, restarted),
@@ -168,19 +160,34 @@ class Gpus:
             "gpu.pcie_width": np.broadcast_to(effects.gpu.pcie_width.values, shape),
             "gpu.pcie_replays": self._replays.add(replays + effects.gpu.pcie_replays.values, restarted),
         }
-        if self.world.instruments.margins:  # as nvidia-smi -q: the slowdown is 2 K above the operating limit
-            columns["gpu.thermal_margin"] = self.world.part.slowdown - _LIMIT_BELOW - shown
-            columns["gpu.slowdown_margin"] = np.full(shape, -_LIMIT_BELOW)
         return columns, effective
 
-    def _read_heat(self, heat: Floats, sensor: Floats) -> Floats:
-        """Returns temperatures as the sensors of the GPUs report them."""
-        return stepped(heat + sensor + self._offset, self.world.instruments.temperature_step)
+    def _reasons(self, busy: NDArray[np.bool_], limit: Floats, effects: Effects) -> NDArray[np.uint64]:
+        """Returns the clock event reasons."""
+        reasons = effects.gpu.reasons.values * busy | np.where(busy, np.uint64(0), _IDLE_BIT)
+        reasons |= np.where(limit < 0.995, _THERMAL_BIT, np.uint64(0))
+        return np.asarray(reasons | np.where(limit <= self._shut, _SHUTDOWN_BITS, np.uint64(0)))
+
+    def _read_heat(self, heat: Floats, load: Floats, sensor: Floats) -> dict[str, NDArray[Any]]:
+        """Returns the temperatures as the sensors of the GPUs report them."""
+        step, slowdown = self.world.instruments.temperature_step, self.world.part.slowdown
+        shown = stepped(heat + sensor + self._offset, step)
+        memory = stepped(self._memory_heat(heat, load) + sensor + self._offset, step)
+        found = {"gpu.temperature": shown, "gpu.memory_temperature": memory}
+        if not self.world.instruments.margins:
+            return found
+        # as nvidia-smi -q: the slowdown is 2 K above the operating limit, from which margins count
+        margins = {
+            "gpu.thermal_margin": slowdown - _LIMIT_BELOW - shown,
+            "gpu.slowdown_margin": 0 * shown - _LIMIT_BELOW,
+        }
+        return found | margins
 
     def _use(
-        self, rng: np.random.Generator, activity: GpuActivity, used: NDArray[np.float64]
+        self, rng: np.random.Generator, activity: GpuActivity, share: NDArray[np.float64]
     ) -> dict[str, NDArray[Any]]:
-        """Returns utilisation and memory. A GPU that waits in a collective counts as busy, as in NVML."""
+        """Returns utilisation and memory, of which jobs fill `share`. A GPU that waits in a collective is busy."""
+        used = np.where(activity.working, np.rint(share * (self.world.part.memory / _PAGE)) * _PAGE, self._rest)
         noise, on = np.float32(0.01) * np.abs(self._drifts["use"].draw(rng, len(activity.load))), activity.load > 0
         # some kernel nearly always runs during a step, even if it only waits
         busy = np.where(activity.load > 0.3, 1, np.where(on, 0.3 + 0.7 * activity.load, 0)).astype(np.float32)

@@ -227,23 +227,36 @@ class Jobs:
         activity.pace[:, gpus] += np.where(still, 0, nominal / working)[:, None].astype(np.float32)
         before = self.state["jobs.progress"][number]
         done = before + np.cumsum(np.where(still, 0, self.interval / working))
-        if not allocation.job.hooked:
-            self.state["jobs.progress"][number] = done[-1]
-            self.state["jobs.age"][number] += done[-1] - before
-            return {}
-        loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * site.loss.of_devices(number)).astype(np.float32)
-        norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * site.loss.of_devices(number)
-        reported = np.empty((len(REPORTED), *mine.shape), np.float32)
-        finished = np.diff(np.floor(done), prepend=np.floor(before)) > 0
-        reported[1], reported[2], reported[3] = mine, working[:, None] - mine, loss[:, None]
-        reported[0] = (working + self._waited(number, effects, finished))[:, None]
-        reported[4] = norm[:, None] * norms[:, gpus] * effects.gpu.gradient.of_devices(gpus)
-        held = self._hold(allocation, reported, finished)
         self.state["jobs.progress"][number] = done[-1]
         self.state["jobs.age"][number] += done[-1] - before
+        if not allocation.job.hooked:
+            return {}
+        finished = np.diff(np.floor(done), prepend=np.floor(before)) > 0
+        held = self._hold(allocation, self._report(allocation, rng, mine, working, norms, finished, effects), finished)
         steps_done = np.broadcast_to(done[:, None].astype(np.uint64), mine.shape)
         named = {f"rank.{n}": held[i] for i, n in enumerate(REPORTED)}
         return {"rank.step": steps_done, **named, "rank.nonfinite": self._nonfinite(allocation, effects, finished)}
+
+    def _report(
+        self,
+        allocation: Allocation,
+        rng: np.random.Generator,
+        mine: Floats,
+        working: NDArray[Any],
+        norms: Floats,
+        finished: NDArray[np.bool_],
+        effects: Effects,
+    ) -> Floats:
+        """Returns (REPORTED, ticks, ranks) what the ranks report of a step that ends there."""
+        number, site = allocation.job.number, effects.site
+        loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * site.loss.of_devices(number)).astype(np.float32)
+        norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * site.loss.of_devices(number)
+        reported = np.empty((len(REPORTED), *mine.shape), np.float32)
+        reported[1], reported[2], reported[3] = mine, working[:, None] - mine, loss[:, None]
+        reported[0] = (working + self._waited(number, effects, finished))[:, None]
+        reported[4] = norm[:, None] * norms[:, allocation.gpus]
+        reported[4] *= effects.gpu.gradient.of_devices(allocation.gpus)
+        return reported
 
     def _nonfinite(self, allocation: Allocation, effects: Effects, finished: NDArray[np.bool_]) -> NDArray[np.uint64]:
         """Returns (ticks, ranks) the number of non-finite gradients since the job started, one per step."""
