@@ -184,10 +184,10 @@ class Gpus:
         return found | margins
 
     def _use(
-        self, rng: np.random.Generator, activity: GpuActivity, share: NDArray[np.float64]
+        self, rng: np.random.Generator, activity: GpuActivity, filled: NDArray[np.float64]
     ) -> dict[str, NDArray[Any]]:
-        """Returns utilisation and memory, of which jobs fill `share`. A GPU that waits in a collective is busy."""
-        used = np.where(activity.working, np.rint(share * (self.world.part.memory / _PAGE)) * _PAGE, self._rest)
+        """Returns utilisation and memory, of which jobs take `filled`. A GPU that waits in a collective is busy."""
+        used = np.where(activity.working, np.rint(filled * (self.world.part.memory / _PAGE)) * _PAGE, self._rest)
         noise, on = np.float32(0.01) * np.abs(self._drifts["use"].draw(rng, len(activity.load))), activity.load > 0
         # some kernel nearly always runs during a step, even if it only waits
         busy = np.where(activity.load > 0.3, 1, np.where(on, 0.3 + 0.7 * activity.load, 0)).astype(np.float32)
