@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,8 +19,8 @@ import numpy as np
 
 from agents.sim.fleet import stage_entity
 from agents.sim.scenario import Scenario
+from agents.sim.world import World
 from benchmarks.detection.judge import Judged
-from benchmarks.detection.scenarios import kinds_of
 from detectors.scoring.score import score
 from pipeline.model.records import iso
 from pipeline.model.topology import Topology, kind_of
@@ -54,15 +53,9 @@ def _sources(path: Path) -> Iterable[Path]:
 
 
 def key_of(scenario: Scenario, seed: int, code: str) -> str:
-    """Inputs of a result, without held-out kinds that never occur: a simulator that has learned these
-    later needs no new run of the others."""
-    never = {
-        kind.name for kind in kinds_of("held_out") if scenario.rates and not scenario.rates.kinds.get(kind.name, 1.0)
-    }
-    if never and scenario.rates:
-        kinds = {name: rate for name, rate in scenario.rates.kinds.items() if name not in never}
-        scenario = replace(scenario, rates=replace(scenario.rates, kinds=kinds))
-    return hashlib.sha256(f"{scenario!r}\0{seed}\0{code}".encode()).hexdigest()[:16]
+    """Returns the key of a result: other code, scenario, world or seed give another."""
+    world = None if scenario.world is None else scenario.world.number
+    return hashlib.sha256(f"{scenario!r}\0{world}\0{seed}\0{code}".encode()).hexdigest()[:16]
 
 
 def result_of(judged: Judged, key: str) -> Result:
@@ -81,6 +74,7 @@ def result_of(judged: Judged, key: str) -> Result:
             "end": iso(simulator.time_at(end)),
             "samples": judged.samples,
             "cpu_seconds": sum(v for part, v in judged.seconds.items() if part != "simulation"),
+            "world": about_world(simulator.scenario.world),
         },
         "findings": [f.as_json() for f in judged.findings],
         "incidents": [i.as_json() for i in judged.incidents],
@@ -88,6 +82,13 @@ def result_of(judged: Judged, key: str) -> Result:
         "placed": _placed(judged),
     }
     return {**result, "parents": _named(result, Topology(simulator.parents))}
+
+
+def about_world(world: World | None) -> dict[str, Any] | None:
+    """Returns what the page says of a world: number, half, structure in words."""
+    if world is None:
+        return None
+    return {"number": world.number, "half": world.half, "text": ", ".join(world.structure)}
 
 
 def _placed(judged: Judged) -> list[dict[str, Any]]:

@@ -1,16 +1,19 @@
-"""The suites by which detectors are measured: clean, raised and field, as scenarios for a seed.
+"""The suites by which detectors are measured: clean and raised runs in worlds of different structure.
 
 clean:  no faults, all harmless events at their rate; what pages is false.
-raised: faults of every kind, so many that each has at least 60 events over ten seeds; by family, so that faults of
+raised: faults of every kind, so many that each has at least 30 events over all worlds; by family, so that faults of
         halls do not hide faults of one GPU, and apart, so that no node has two at the same time.
-field:  everything at its published rate, as a training hall sees it.
-held_out: kinds that no detector was tuned on, a suite of their own and in no figure of the others.
+hookless: what makes single ranks slow, in the same worlds but with no job that reports its ranks' times.
+
+A world is a structure drawn by agents/sim/world.py: cooling, fabric, workloads, noise, instruments. Detectors are
+developed on one half of the structures; reported are worlds of the other half, which no work on detectors has seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -18,19 +21,21 @@ from agents.sim.faults.kind import DAY, Kind
 from agents.sim.kinds import CONFOUNDERS, KINDS
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
+from agents.sim.world import World, draw_world, worlds
 
-TUNE, REPORT = range(50), range(50, 60)
-"""Seeds to tune detectors on, and those that are reported next: results on tuning seeds are never quoted. Seeds 10 to
-39 were meant to be reported, but were read; 40 to 49 were reported (docs/detection.md), and seeds that were read are
-for tuning."""
-SUITES = ("clean", "raised", "field", "held_out")
-HELD_OUT = (12, 18, 27)
-"""Rows of kinds of fault (`Kind.row`) that are first simulated when the detectors are frozen: a clock stuck low, a leaf
-that silently loses large packets, a node's restricted coolant. They show how kinds fare that were not tuned for."""
-INTERVAL = 10.0  # s; the default of [pipeline] frame
+SUITES = ("clean", "raised", "hookless")
+TRAIN, REPORT = "train", "report"
+"""Halves of the structures: the first for work on detectors, the other for figures."""
+FIRST_REPORTED = 0
+"""Worlds of the reporting half that were reported before: they were read, so the next certification skips them."""
+INTERVAL = 10.0  # s, of runs without a world; the default of [pipeline] frame
+SLOW_INTERVAL = 60.0  # s, of runs of faults that take days: nothing in them needs more samples
 GPUS = 8  # per node
-PER_RUN = 12.0
-"""Expected events of a kind in a run: 120 over ten seeds, so that 60 are there although some find no free device."""
+PER_RUN = 3.0
+"""Expected events of a kind in a run of its family. With RAISED_WORLDS runs each kind that occurs in every world has
+60, so that 30 are left where a world has no such device or no free one."""
+SLOW_PER_RUN = 10.0
+"""The same for runs of faults that take days: there are fewer."""
 MORE: Mapping[str, float] = {
     "gpu_engine_fault": 3.0,
     "sdc": 2.0,
@@ -49,33 +54,51 @@ FAMILIES: Mapping[str, frozenset[str]] = {
 """Family of a raised run -> attributions of its kinds; the rest are `device`. What stops jobs is `outage` where it is
 the network's and `fatal` where it is a device's: where no job runs for long, much of the rest would show nothing."""
 STOPPING = {"device": "fatal", "network": "outage"}
+SLOW_RANKS = ("straggler", "clock_stuck", "host_contention")
+"""Kinds of fault of the hookless suite: a slow GPU, a low clock, a slow host."""
 NAMES = (*FAMILIES, *STOPPING.values(), "device", "slow")
-_NOISE = {"missing": 0.01, "jitter": 5.0}  # 1 % of values lost, samples dated up to 5 s later: chosen, as agents do
 _JOBS = Jobs(12.0)  # h; so that a day sees jobs come and go. Chosen
 
 
 @dataclass(frozen=True)
 class Run:
-    """One scenario of a suite: `name` within it, and its size."""
+    """One scenario of a suite: `name` within it, and its size. world: number of its structure."""
 
     suite: str
     name: str
     nodes: int
     days: float
+    world: int
 
     @property
     def node_days(self) -> float:
         return self.nodes * self.days
 
+    def structure(self) -> World:
+        """Returns its world."""
+        world = _drawn(self.world)
+        return replace(world, work=replace(world.work, hooked=0.0)) if self.suite == "hookless" else world
+
     def scenario(self) -> Scenario:
         """For every seed the same; what the seed decides is drawn in the simulator."""
-        unknown = {kind.name: 0.0 for kind in kinds_of("held_out")}
-        alone = {"clean": Rates(0.0, 1.0, apart=False), "field": Rates(1.0, 1.0, apart=False, kinds=unknown)}
-        rates = alone.get(self.suite) or _raised(self)
+        world = self.structure()
+        rates = Rates(0.0, 1.0, apart=False) if self.suite == "clean" else _raised(self)
         lines = tuple(_slow_lines(self)) if self.name == "slow" else ()
-        source = f"{self.suite}/{self.name}"
-        fleet = Fleet(self.nodes, GPUS, **_NOISE)
-        return Scenario(self.days * DAY, INTERVAL, None, fleet, lines, jobs=_JOBS, rates=rates, source=source)
+        return Scenario(
+            self.days * DAY,
+            max(world.interval, SLOW_INTERVAL) if self.name == "slow" else world.interval,
+            fleet=Fleet(self.nodes, GPUS),
+            faults=lines,
+            jobs=_JOBS,
+            rates=rates,
+            source=f"{self.suite}/{self.name} in world {self.world}",
+            world=world,
+        )
+
+
+@cache
+def _drawn(number: int) -> World:
+    return draw_world(number)
 
 
 def is_fault(kind: type[Kind]) -> bool:
@@ -84,9 +107,7 @@ def is_fault(kind: type[Kind]) -> bool:
 
 
 def family(kind: type[Kind]) -> str:
-    """Returns the raised run of a kind of fault; held-out kinds have a separate run."""
-    if kind.row in HELD_OUT:
-        return "held_out"
+    """Returns the raised run of a kind of fault."""
     if max(kind.lasts.low, kind.lasts.mean or 0.0) >= DAY:
         return "slow"
     named = next((name for name, attributions in FAMILIES.items() if kind.attribution in attributions), "device")
@@ -101,12 +122,13 @@ def kinds_of(name: str) -> list[type[Kind]]:
 
 def expected(kind: type[Kind]) -> float:
     """Returns the number of events of a kind for which a raised run is made."""
-    return PER_RUN * MORE.get(kind.name, 1.0)
+    return (SLOW_PER_RUN if family(kind) == "slow" else PER_RUN) * MORE.get(kind.name, 1.0)
 
 
 def _raised(run: Run) -> Rates:
     """Returns rates at which each kind of the family occurs as often as expected, and every other fault never."""
-    layout, mine = Layout(run.nodes, GPUS), kinds_of(run.name)
+    layout = Layout(run.nodes, GPUS)
+    mine = [KINDS[name] for name in SLOW_RANKS] if run.suite == "hookless" else kinds_of(run.name)
     wanted = {}
     for name, kind in KINDS.items():
         if is_fault(kind):
@@ -123,54 +145,46 @@ def _slow_lines(run: Run) -> Iterator[Line]:
         yield Line(mine[number](), run.days * DAY / 4 * (place + 0.5) / len(mine), run.days * DAY)
 
 
-def held_out() -> tuple[Run, ...]:
-    """Returns the run of held-out kinds, if there are any."""
-    return (Run("held_out", "held_out", 128, 1.0),) if kinds_of("held_out") else ()
+_DAILY = tuple(name for name in NAMES if name != "slow")  # families for which half a day is enough
+_HALL = {"facility": 128}  # nodes of a family that needs several coolant loops and PDUs; elsewhere 64
+CLEAN_WORLDS, RAISED_WORLDS, SLOW_WORLDS = 20, 20, 6
+TRAINED = 8
+"""Worlds of the training half beside the reported ones: enough for a mean and a worst world. Chosen."""
 
 
-_DAILY = ("device", "fatal", "network", "outage", "job", "telemetry")  # families for which a day is enough
-SCALES: Mapping[str, tuple[tuple[Run, ...], range]] = {
-    "full": (
-        (
-            Run("clean", "all", 256, 4.0),
-            *(Run("raised", name, 128, 1.0) for name in _DAILY),
-            Run("raised", "facility", 128, 4.0),
-            Run("raised", "slow", 64, 8.0),
-            Run("field", "all", 256, 4.0),
-            *held_out(),
-        ),
-        REPORT,
-    ),
-    "small": (
-        (
-            Run("clean", "all", 256, 2.0),
-            *(Run("raised", name, 128, 1.0) for name in _DAILY),
-            Run("raised", "facility", 128, 1.5),
-            Run("raised", "slow", 64, 3.0),
-            Run("field", "all", 256, 1.0),
-            *held_out(),
-        ),
-        REPORT[:2],
-    ),
-}
-"""Runs and seeds of each scale: 10,240 clean node-days in full; in 20 minutes of two cores what `small` has."""
+def _clean(numbers: list[int], nodes: int, days: float) -> Iterator[tuple[Run, int]]:
+    yield from ((Run("clean", "all", nodes, days, number), number) for number in numbers)
 
 
-NAMES_OF_SCALES = (*SCALES, "certified")
-_CERTIFIED = REPORT[:5]
-"""Seeds of the raised and field runs of a certification: 60 expected events a kind, which the protocol asks for."""
+def _faulty(numbers: list[int], slow: int, days: float = 0.5) -> Iterator[tuple[Run, int]]:
+    for place, number in enumerate(numbers):
+        yield from ((Run("raised", name, _HALL.get(name, 64), days, number), number) for name in _DAILY)
+        yield Run("hookless", "all", 64, days, number), number
+        if place < slow:
+            yield Run("raised", "slow", 64, 3.0, number), number
 
 
-def planned(scale: str, first: int = REPORT[0]) -> list[tuple[Run, int]]:
-    """Runs and seeds of a scale, seed by seed. `certified`: clean runs of `full`, the others with sizes of `small`.
+def numbers(half: str, count: int, first: int = 0) -> list[int]:
+    """Returns the numbers of `count` worlds of a half, without its first ones."""
+    return [world.number for world in worlds(half, first + count)[first:]]
 
-    first: the first seed, for results of a former certification.
+
+NAMES_OF_SCALES = ("certified", "training", "small")
+
+
+def planned(scale: str, first: int = FIRST_REPORTED) -> list[tuple[Run, int]]:
+    """Returns runs and seeds of a scale, so that an unfinished measurement has some of everything.
+
+    certified: 20,480 clean node-days in 20 reporting worlds, faults in the same, and the runs of `training`.
+    training:  8 training worlds.   small: two of them, for 20 minutes of two cores.
+    first:     the first reporting world, of a former certification to write its page again.
     """
-    later = first - REPORT[0]
-    if scale != "certified":
-        runs, seeds = SCALES[scale]
-        return [(run, seed + later) for seed in seeds for run in runs]
-    (full, every), (small, _) = SCALES["full"], SCALES["small"]
-    clean = [run for run in full if run.suite == "clean"]
-    rest = [run for run in small if run.suite != "clean"]
-    return [(run, seed + later) for seed in every for run in (*clean, *(rest if seed in _CERTIFIED else ()))]
+    if scale == "small":
+        few = numbers(TRAIN, 2)
+        return [*_clean(few, 256, 0.5), *_faulty(few, 1)]
+    mine = numbers(TRAIN, TRAINED)
+    training = [*_clean(mine, 512, 1.0), *_faulty(mine, 2)]
+    if scale == "training":
+        return training
+    later = numbers(REPORT, CLEAN_WORLDS, first)
+    return [*_clean(later, 512, 2.0), *_faulty(later[:RAISED_WORLDS], SLOW_WORLDS), *training]

@@ -1,7 +1,7 @@
 """Runs the suites run by run on several processes, and continues where it was stopped: `make score`.
 
-    python -m benchmarks.detection.suite [--scale full|certified|small] [--hours H] [--processes N]
-        [--results DIR] [--code [SUITE=]FINGERPRINT ...] [--page FILE]
+    python -m benchmarks.detection.suite [--scale certified|training|small] [--hours H] [--processes N]
+        [--results DIR] [--code FINGERPRINT] [--page FILE]
 
 One result file per run and seed; a run that is under way leaves a checkpoint every CHECKPOINT_H of simulated time.
 Finished runs are not repeated, unless code or scenario changed. Then the page is written from the results.
@@ -13,14 +13,14 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.detection import results, trials
 from benchmarks.detection.judge import PARTS, judge
-from benchmarks.detection.scenarios import NAMES_OF_SCALES, REPORT, SUITES, Run, planned
+from benchmarks.detection.scenarios import FIRST_REPORTED, NAMES_OF_SCALES, Run, planned
 
 CHECKPOINT_H = 6.0  # simulated hours that a kill costs at most: seconds to a minute of computing; chosen
 
@@ -36,7 +36,7 @@ class Segment:
 
     @property
     def name(self) -> str:
-        return f"{self.run.suite}-{self.run.name}-{self.run.nodes}x{self.run.days:g}-{self.seed}"
+        return f"{self.run.suite}-{self.run.name}-{self.run.nodes}x{self.run.days:g}-{self.run.world}"
 
     @property
     def file(self) -> Path:
@@ -52,18 +52,12 @@ class Segment:
         return found if found is not None and found["key"] == self.key else None
 
 
-def segments(
-    scale: str, folder: Path, code: str, others: Mapping[str, str] = {}, first: int = REPORT[0]
-) -> list[Segment]:
-    """Returns all runs, seed by seed, so that an unfinished measurement has some runs of everything.
+def segments(scale: str, folder: Path, code: str, first: int = FIRST_REPORTED) -> list[Segment]:
+    """Returns all runs of a scale.
 
-    code: fingerprint of what judges; others: of what judges a suite, where it is other code; first: the first seed.
+    code: fingerprint of what judges; first: the first reporting world, of a former certification.
     """
-
-    def key(run: Run, seed: int) -> str:
-        return results.key_of(run.scenario(), seed, others.get(run.suite, code))
-
-    return [Segment(run, seed, folder, key(run, seed)) for run, seed in planned(scale, first)]
+    return [Segment(r, seed, folder, results.key_of(r.scenario(), seed, code)) for r, seed in planned(scale, first)]
 
 
 def work(segment: Segment, until: float) -> bool:
@@ -126,48 +120,24 @@ def describe_rates(found: Sequence[results.Result]) -> str:
     return f"node-days per core-second: {days / sum(spent.values()):.2f} in all; {parts}"
 
 
-def codes(given: Sequence[str], now: str) -> tuple[str, dict[str, str]]:
-    """Returns the fingerprint of the judging code, and those of single suites: `--code` parsed.
-
-    Raises ValueError: of no such suite, or two for the same.
-    """
-    codes: dict[str, str] = {}
-    for part in given:
-        suite, equals, code = part.rpartition("=")
-        if suite in codes or bool(equals) != (suite in SUITES):
-            wanted = f"FINGERPRINT once, and SUITE=FINGERPRINT once for each of {', '.join(SUITES)}"
-            raise ValueError(f"--code: found {part!r}; expected {wanted}")
-        codes[suite] = code
-    return codes.pop("", now), codes
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="judge the simulated suites and write docs/detection.md")
-    parser.add_argument("--scale", choices=NAMES_OF_SCALES, default="full")
+    parser.add_argument("--scale", choices=NAMES_OF_SCALES, default="certified")
     parser.add_argument("--hours", type=float, default=float("inf"), help="stop after so many; the next run continues")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, default=Path(".score"))
+    parser.add_argument("--code", metavar="FINGERPRINT", help="of the frozen code whose results count")
     parser.add_argument(
-        "--code",
-        nargs="+",
-        default=[],
-        metavar="[SUITE=]FINGERPRINT",
-        help="of the frozen code whose results count, of all suites and of those that other code judged",
-    )
-    parser.add_argument(
-        "--first-seed", type=int, default=REPORT[0], help="of a former certification, to write its page"
+        "--first-world", type=int, default=FIRST_REPORTED, help="of a former certification, to write its page"
     )
     parser.add_argument("--page", type=Path, default=results.ROOT / "docs" / "detection.md")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     now = results.fingerprint()
-    try:
-        code, others = codes(options.code, now)
-    except ValueError as error:
-        parser.error(str(error))
-    every = segments(options.scale, options.results, code, others, options.first_seed)
-    todo = [s for s in every if s.result() is None and others.get(s.run.suite, code) == now]
-    print_progress(f"code {now}" + (f"; results of {' '.join(options.code)} count" if options.code else ""))
+    code = options.code or now
+    every = segments(options.scale, options.results, code, options.first_world)
+    todo = [s for s in every if s.result() is None and code == now]
+    print_progress(f"code {now}" + (f"; results of {code} count" if options.code else ""))
     print_progress(f"{len(every) - len(todo)} of {len(every)} runs are finished, or need other code")
     run(todo, options.processes, time.time() + options.hours * 3600)
     found = [(s.run, s.seed, result) for s in every if (result := s.result()) is not None]
@@ -178,7 +148,7 @@ def main() -> int:
     from benchmarks.detection import ablations  # here, as the page: those who only judge need neither
     from benchmarks.detection.page import Beside, page
 
-    beside = Beside(trials.read(options.results, code), others, ablations.read(options.results, code))
+    beside = Beside(trials.read(options.results, code), ablations.read(options.results, code))
     options.page.write_text(page(options.scale, code, found, len(every), beside))
     print_progress(f"{options.page}: {len(found)} of {len(every)} runs")
     return 0

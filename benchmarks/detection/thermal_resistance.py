@@ -19,7 +19,7 @@ import numpy as np
 from agents.sim.faults.slow import ColdPlate
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from benchmarks.detection.judge import Judged, Trial
-from benchmarks.detection.scenarios import GPUS, INTERVAL, REPORT, TUNE
+from benchmarks.detection.scenarios import GPUS, INTERVAL
 from detectors import configured
 from detectors.scoring.figures import wilson_interval
 from pipeline.model.records import LEVELS, SECOND, from_iso
@@ -104,7 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="recall and delay of a step in thermal resistance")
     parser.add_argument("--rise", type=float, default=0.15)
     parser.add_argument("--events", type=int, default=60)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], choices=[*TUNE, *REPORT])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--hours", type=float, default=12.0)
     print("\n".join(measured(parser.parse_args())))

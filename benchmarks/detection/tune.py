@@ -1,24 +1,25 @@
 """Judges a few runs with a few detectors and prints found and missed events and the reasons of false pages.
 
-    python -m benchmarks.detection.tune raised/network --detectors link,link_optic --seeds 0 1 --nodes 64 --hours 12
+    python -m benchmarks.detection.tune raised/network --detectors link,link_optic --worlds 0 1 --nodes 64 --hours 12
 
     python -m benchmarks.detection.tune raised/device --detectors straggler_inferred --without rank.compute_time
 
-For work on a detector; it uses tuning seeds only. Runs are SUITE/RUN as in the suites, such as clean/all, field/all,
-raised/device, raised/slow; --without: signals that are not reported. Figures are simulated and not published.
+For work on a detector; worlds are counted among the training structures, so no reported one can be read. Runs are
+SUITE/RUN as in the suites: clean/all, raised/device, raised/slow ...; --without: signals that are not reported. Figures
+are simulated and not published.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.detection.judge import PARTS, STEP, Trial
 from benchmarks.detection.results import result_of, scored
-from benchmarks.detection.scenarios import SCALES, TUNE, Run
+from benchmarks.detection.scenarios import NAMES, TRAIN, Run, numbers
 from detectors import configured
 from detectors.base.detector import Detector
 from pipeline.judging.frames import Framer
@@ -26,9 +27,14 @@ from pipeline.judging.frames import Framer
 _SHOWN = 25  # false pages and missed events that are printed, each
 
 
-def runs() -> dict[str, Run]:
-    """Returns the runs of the suites by SUITE/RUN."""
-    return {f"{run.suite}/{run.name}": run for run in SCALES["small"][0]}
+RUNS = ("clean/all", *(f"raised/{name}" for name in NAMES))
+
+
+def run_of(name: str, world: int, nodes: int | None, hours: float | None) -> Run:
+    """Returns a run in the training world with that position among them."""
+    suite, _, what = name.partition("/")
+    usual = (64, 72.0) if what == "slow" else (128, 12.0)
+    return Run(suite, what, nodes or usual[0], (hours or usual[1]) / 24, numbers(TRAIN, 1, world)[0])
 
 
 def chosen(names: str, settings: Sequence[str]) -> list[Detector]:
@@ -78,7 +84,8 @@ def tried(run: Run, seed: int, detectors: Sequence[Detector], without: Collectio
     judged = trial.judged()
     spent = ", ".join(f"{part} {judged.node_days / max(judged.seconds[part], 1e-9):.1f}" for part in PARTS)
     size = f"{run.nodes} nodes, {run.days * 24:g} h"
-    yield f"{run.suite}/{run.name} seed {seed}: {size}; node-days a core-second: {spent}"
+    world = ", ".join(run.structure().structure)
+    yield f"{run.suite}/{run.name}, world {run.world} ({world}), seed {seed}: {size}; node-days a core-second: {spent}"
     result = scored(result_of(judged, ""))
     yield from describe_result(result)
     yield from wrong(result, judged.truth)
@@ -86,20 +93,19 @@ def tried(run: Run, seed: int, detectors: Sequence[Detector], without: Collectio
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="judge a few runs with a few detectors")
-    parser.add_argument("runs", nargs="+", choices=sorted(runs()))
+    parser.add_argument("runs", nargs="+", choices=RUNS)
     parser.add_argument("--detectors", default="", help="comma-separated names; all by default")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], choices=list(TUNE))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--worlds", type=int, nargs="+", default=[0], help="positions among the training structures")
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--hours", type=float)
     parser.add_argument("--set", action="append", default=[], help="NAME.KEY=VALUE: a detector's setting")
     parser.add_argument("--without", default="", help="comma-separated signals that are not reported")
     options = parser.parse_args()
-    for name in options.runs:
-        run = runs()[name]
-        run = replace(run, nodes=options.nodes or run.nodes, days=options.hours / 24 if options.hours else run.days)
-        for seed in options.seeds:
-            without = [name for name in options.without.split(",") if name]
-            print("\n".join(tried(run, seed, chosen(options.detectors, options.set), without)), flush=True)
+    without = [name for name in options.without.split(",") if name]
+    for name, world, seed in itertools.product(options.runs, options.worlds, options.seeds):
+        run = run_of(name, world, options.nodes, options.hours)
+        print("\n".join(tried(run, seed, chosen(options.detectors, options.set), without)), flush=True)
     return 0
 
 

@@ -108,9 +108,9 @@ def test_holds_of_parts_are_those_of_their_detector():
 
 def test_the_page_has_the_table_with_its_code_version_and_never_a_small_one(tmp_path):
     assert read(tmp_path, "now") == ""
-    reported = {"table": "| a |\n", "code": "now", "seeds": [0, 1], "scale": 1.0}
+    reported = {"table": "| a |\n", "code": "now", "worlds": [0, 1], "scale": 1.0}
     (tmp_path / FILE).write_text(json.dumps(reported))
-    assert read(tmp_path, "now") == "Tuning seeds: 0, 1.\n\n| a |\n"
-    assert read(tmp_path, "then") == "Tuning seeds: 0, 1, judged by `now`.\n\n| a |\n"
+    assert read(tmp_path, "now") == "Training structures: 0, 1.\n\n| a |\n"
+    assert read(tmp_path, "then") == "Training structures: 0, 1, judged by `now`.\n\n| a |\n"
     (tmp_path / FILE).write_text(json.dumps({**reported, "scale": 0.1}))
     assert read(tmp_path, "now") == ""

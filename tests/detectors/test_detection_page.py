@@ -6,17 +6,15 @@ import re
 
 import pytest
 
-from agents.sim.kinds import KINDS
-from agents.sim.scenario import Rates
 from benchmarks.detection import goals, sdc_replica, trials
 from benchmarks.detection.page import page
 from benchmarks.detection.results import scored
-from benchmarks.detection.scenarios import HELD_OUT, NAMES, REPORT, SCALES, Run, family, held_out, is_fault, kinds_of
-from benchmarks.detection.small import scenarios
+from benchmarks.detection.scenarios import REPORT, TRAIN, Run, numbers
 from benchmarks.detection.trials import STANDS_ON, TRIALS, TRIED, read, write
 from pipeline.model.records import SECOND, from_iso, iso
 
 START = from_iso("2026-01-01T00:00:00Z")
+UNSEEN = numbers(REPORT, 2)
 META = {"nodes": 1000, "gpus": 8000, "start": iso(START), "cpu_seconds": 1.0, "samples": 1e6}
 PARENTS = {f"gpu:n{n}.0": [f"node:n{n}"] for n in range(40)} | {f"node:n{n}": [] for n in range(40)}
 
@@ -52,10 +50,11 @@ def alert(entity, moment, detector="straggler", level="page"):
     return finding, {"id": f"{entity} {moment}", **expected, **more}
 
 
-def result(truth=(), alerts=(), days=1.0, placed=()):
+def result(truth=(), alerts=(), days=1.0, placed=(), world=UNSEEN[0], half=REPORT):
     """The result of a run of 1,000 nodes."""
+    about = {"number": world, "half": half, "text": "air, RoCE"}
     findings, incidents = [f for f, _ in alerts], [i for _, i in alerts]
-    meta = {**META, "end": time_at(86_400 * days)}
+    meta = {**META, "end": time_at(86_400 * days), "world": about}
     message = {"findings": findings, "incidents": incidents, "truth": list(truth), "placed": list(placed)}
     return {
         "key": "",
@@ -68,8 +67,8 @@ def result(truth=(), alerts=(), days=1.0, placed=()):
     }
 
 
-def run(suite):
-    return (Run(suite, "all", 1000, 1.0), 10)
+def run(suite, world=UNSEEN[0]):
+    return (Run(suite, "all", 1000, 1.0, world), 10)
 
 
 def seen_of(truth, alerts):
@@ -89,8 +88,7 @@ def cells(text, begins):
 TWO = [line(n, "straggler", 10_000, 5000, effect=0.25, effect_unit="time") for n in (1, 2)]
 RAISED = result(TWO, [alert("gpu:n1.0", 10_100), *(alert(f"gpu:n{n}.0", 40_000) for n in (7, 8, 9))])
 CLEAN = result((), [alert("gpu:n5.0", 30_000)], days=2.0)
-FIELD = result(TWO[:1], [alert(f"gpu:n{n}.0", 50_000) for n in range(10, 31)])
-LINES = [(*run("clean"), CLEAN), (*run("raised"), RAISED), (*run("field"), FIELD)]
+LINES = [(*run("clean"), CLEAN), (*run("raised"), RAISED)]
 
 
 def test_field_precision_uses_recall_of_raised_runs_and_false_pages_of_clean_runs():
@@ -106,8 +104,8 @@ def test_field_precision_uses_recall_of_raised_runs_and_false_pages_of_clean_run
 
 def test_each_suite_has_its_own_false_pages_and_the_goal_uses_those_of_the_clean_suite():
     text = page("full", "0123456789abcdef", LINES, 3)
-    rows = {suite: [r for r in cells(text, suite) if len(r) == 7] for suite in ("clean", "raised", "field")}
-    assert {suite: found[0][2] for suite, found in rows.items()} == {"clean": "1", "raised": "3", "field": "21"}
+    rows = {suite: cells(section_of(text, "False pages"), suite) for suite in ("clean", "raised")}
+    assert {suite: found[0][3] for suite, found in rows.items()} == {"clean": "1", "raised": "3"}
     ((*_, pages),) = cells(text, "False pages, all families")
     assert pages.startswith("0.50 (")
 
@@ -243,15 +241,15 @@ def test_small_trials_are_never_on_the_page(tmp_path):
     assert read(tmp_path, trials.fingerprint()) == {}
 
 
-def test_trials_of_full_size_use_the_reported_seeds(monkeypatch):
+def test_trials_of_full_size_use_seeds_that_smaller_ones_never_use(monkeypatch):
     seeds = []
     monkeypatch.setattr(
         sdc_replica, "trial", lambda kind, seed, number: seeds.append(seed) or sdc_replica.Outcome(1, 1, 0)
     )
     TRIALS["replica_digests"](1.0)
-    assert set(seeds) == {REPORT[0]}
+    assert set(seeds) == {trials.REPORTED_SEEDS[0]}
     TRIALS["replica_digests"](0.1)
-    assert set(seeds) == {REPORT[0], 0}
+    assert set(seeds) == {trials.REPORTED_SEEDS[0], trials.TUNING_SEEDS[0]}
 
 
 @pytest.mark.parametrize(
@@ -264,53 +262,57 @@ def test_a_pump_loss_counts_if_it_is_large_and_reported_in_time(flow, after, exp
     assert {row[0]: row[-1] for row in goals.rows(seen)}["Coolant pump loss"].startswith(expected)
 
 
-UNHEARD = line(3, "unheard_of", 10_000, 5000, row=18, effect=0.25, effect_unit="time")
-HARMLESS = line(4, "node_transient", 30_000, 200, detectability="benign")
-HELD = result([UNHEARD, HARMLESS], [alert("gpu:n3.0", 10_100), alert("gpu:n4.0", 30_100)])
-
-
-def test_held_out_kinds_have_a_separate_table_and_change_no_other_figure():
-    with_them = page("full", "0123456789abcdef", [*LINES, (*run("held_out"), HELD)], 4)
-    without = page("full", "0123456789abcdef", LINES, 4)
-    begin, end = with_them.index("## Held-out kinds"), with_them.index("## By harmless event")
-    (row,) = cells(with_them[begin:end], "unheard_of (thin)")
-    assert row[2] == "1 / 1"
-    assert row[-1] == "NODE 1"
-    assert "unheard_of" not in with_them[:begin] + with_them[end:]
-    assert "## Held-out kinds" not in without
-    for section in ("Goals", "By kind of fault", "By severity", "Attribution", "By harmless event"):
-        assert section_of(with_them, section) == section_of(without, section)
-    pages = [row for row in section_of(with_them, "False pages").splitlines() if not row.startswith("| held_out |")]
-    assert pages == section_of(without, "False pages").splitlines()
-
-
 def section_of(text, name):
     return re.search(rf"## {name}\n(.*?)(?=\n## |\Z)", text, re.DOTALL)[1]
 
 
-@pytest.mark.parametrize("row", HELD_OUT)
-def test_a_held_out_kind_occurs_only_in_its_own_suite(monkeypatch, row):
-    others = kinds_of("held_out")
-    assert row in {kind.row for kind in others}
-    held = type("Held", (KINDS["straggler"],), {"name": "held", "row": row})
-    monkeypatch.setitem(KINDS, "held", held)
-    assert family(held) == "held_out"
-    assert set(kinds_of("held_out")) == {held, *others}
-    assert not any(held in kinds_of(name) for name in NAMES)
-    (own,) = held_out()
-    assert own.scenario().rates.kinds["held"] > 0
-    assert not any(rate for kind, rate in own.scenario().rates.kinds.items() if KINDS[kind] not in (held, *others))
-    for other in {*SCALES["full"][0]} - {own}:
-        rates = other.scenario().rates
-        assert rates.faults == 0 or rates.kinds["held"] == 0
-        assert "held" not in {fault.kind.name for fault in other.scenario().faults}
-    assert "held" not in {fault.kind.name for scenario in scenarios().values() for fault in scenario.faults}
+def certified(lines):
+    """Figure -> its cells in the section of the certification."""
+    text = section_of(page("certified", "0123", lines, len(lines)), "Certification: worlds that no detector has seen")
+    rows = (
+        tuple(cell.strip() for cell in row.strip("|").split(" | ")) for row in text.splitlines() if row.startswith("|")
+    )
+    return {row[0]: row for row in rows}
 
 
-def test_rows_of_benign_events_are_counted_apart_from_held_out_ones():
-    assert {kind.row for kind in KINDS.values() if not is_fault(kind)} & set(HELD_OUT)
-    assert held_out() == () or all(is_fault(kind) for kind in kinds_of("held_out"))
-    assert Run("clean", "all", 4, 1.0).scenario().rates == Rates(0.0, 1.0, apart=False)
+def test_false_pages_are_shown_as_the_mean_of_the_worlds_and_as_the_worst_of_them():
+    """0 and 2 pages in 1,000 node-days; Garwood's lower bound of 2 is 0.242."""
+    quiet = (*run("clean", UNSEEN[1]), result(world=UNSEEN[1]))
+    noisy = result((), [alert("gpu:n5.0", 30_000), alert("gpu:n6.0", 60_000)])
+    found = certified([(*run("clean"), noisy), quiet])
+    assert found["false pages per 1,000 node-days, mean of the worlds"][1:] == ("0.3", "1.0", "1.00 (median 1.00)")
+    assert found["false pages, worst world (95 % lower bound)"][-1] == "0.24"
+    assert found["clean node-days, worlds"][-1] == "2,000 in 2"
+    assert [found[str(world)][4] for world in UNSEEN] == ["2.00 (0.24 to 7.22)", "0.00 (0.00 to 3.69)"]
+
+
+def test_training_structures_have_their_own_column_and_are_in_no_other_figure():
+    (known,) = numbers(TRAIN, 1)
+    bad = result((), [alert(f"gpu:n{n}.0", 30_000) for n in range(9)], world=known, half=TRAIN)
+    with_it = [*LINES, (*run("clean", known), bad)]
+    found = certified(with_it)
+    assert found["false pages per 1,000 node-days, mean of the worlds"][3:] == (
+        "0.50 (median 0.50)",
+        "9.00 (median 9.00)",
+    )
+    first, second = page("certified", "0123", with_it, 3), page("certified", "0123", LINES, 3)
+    for section in ("Goals", "By kind of fault", "By severity", "Attribution", "By harmless event"):
+        assert section_of(first, section) == section_of(second, section)
+
+
+def test_slow_ranks_without_the_hook_are_counted_in_their_suite_alone():
+    slow = [line(1, "straggler", 10_000, 5000, effect=0.25, effect_unit="time")]
+    small = [line(2, "straggler", 10_000, 5000, effect=0.05, effect_unit="time")]
+    name = "slow ranks of 10 % and more without the hook"
+    assert certified(LINES)[name][-1] == goals.UNMEASURED
+    hookless = result([*slow, *small], [alert("gpu:n1.0", 10_100)])
+    found = certified([*LINES, (*run("hookless"), hookless)])
+    assert found[name][-1] == "R 1.000 (1 of 1); median 100 s"
+    assert found["faults"] == certified(LINES)["faults"]
+
+
+def test_kinds_with_too_few_faults_are_named():
+    assert certified(LINES)["faults"][-1] == "2; fewer than 30 of straggler"
 
 
 @pytest.mark.parametrize(("after", "start", "end"), [(250, "1.000", "1.000"), (310, "0.000", "1.000")])

@@ -12,7 +12,7 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.kinds import KINDS
 from benchmarks.detection import small
 from benchmarks.detection.renew import moved
-from benchmarks.detection.scenarios import HELD_OUT, family, is_fault
+from benchmarks.detection.scenarios import family, is_fault
 
 MEND = "if that is meant: python -m benchmarks.detection.renew, and look at what it prints"
 KIND = {"events": 4, "found": 3, "at_least": 2, "at_most": 4, "delay_s": 100.0}
@@ -33,15 +33,11 @@ def test_three_of_each_kind_of_fault_can_be_found():
     for scenario in small.scenarios().values():
         truth = FleetSimulator(scenario, small.SEED).truth(scenario.duration)
         sought.update(line["kind"] for line in truth if line["class"] in ("hard", "soft"))
-    assert sought == {name: small.EACH for name, kind in KINDS.items() if tuned(kind)}
-
-
-def tuned(kind):
-    return is_fault(kind) and kind.row not in HELD_OUT
+    assert sought == {name: small.EACH for name, kind in KINDS.items() if is_fault(kind)}
 
 
 def test_the_table_is_based_on_three_events_of_each_kind():
-    assert {name for name, kind in KINDS.items() if tuned(kind)} == small.stored()["kinds"].keys()
+    assert {name for name, kind in KINDS.items() if is_fault(kind)} == small.stored()["kinds"].keys()
     assert {block["events"] for block in small.stored()["kinds"].values()} == {small.EACH}
 
 
@@ -54,11 +50,11 @@ def test_parameters_that_make_a_kind_visible_are_allowed_in_scenarios():
 
 def test_the_suite_has_every_kind_of_fault():
     affected = {line.kind.name for scenario in small.scenarios().values() for line in scenario.faults}
-    assert affected == {name for name, kind in KINDS.items() if tuned(kind)}
+    assert affected == {name for name, kind in KINDS.items() if is_fault(kind)}
 
 
 def test_every_kind_of_fault_has_a_family_with_a_scenario():
-    assert {family(kind) for kind in KINDS.values() if tuned(kind)} <= set(small.scenarios())
+    assert {family(kind) for kind in KINDS.values() if is_fault(kind)} <= set(small.scenarios())
 
 
 def test_a_change_within_the_tolerance_is_not_a_difference():
