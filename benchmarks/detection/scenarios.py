@@ -20,7 +20,7 @@ import numpy as np
 from agents.sim.faults.kind import DAY, Kind
 from agents.sim.kinds import CONFOUNDERS, KINDS
 from agents.sim.layout import Layout
-from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
+from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from agents.sim.world import World, draw_world, worlds
 
 SUITES = ("clean", "raised", "hookless")
@@ -28,7 +28,7 @@ TRAIN, REPORT = "train", "report"
 """Halves of the structures: the first for work on detectors, the other for figures."""
 FIRST_REPORTED = 0
 """Worlds of the reporting half that were reported before: they were read, so the next certification skips them."""
-INTERVAL = 10.0  # s, of runs without a world; the default of [pipeline] frame
+INTERVAL = 10.0  # s, of scenarios outside worlds; the default of [pipeline] frame
 SLOW_INTERVAL = 60.0  # s, of runs of faults that take days: nothing in them needs more samples
 GPUS = 8  # per node
 PER_RUN = 3.0
@@ -57,7 +57,6 @@ STOPPING = {"device": "fatal", "network": "outage"}
 SLOW_RANKS = ("straggler", "clock_stuck", "host_contention")
 """Kinds of fault of the hookless suite: a slow GPU, a low clock, a slow host."""
 NAMES = (*FAMILIES, *STOPPING.values(), "device", "slow")
-_JOBS = Jobs(12.0)  # h; so that a day sees jobs come and go. Chosen
 
 
 @dataclass(frozen=True)
@@ -81,19 +80,12 @@ class Run:
 
     def scenario(self) -> Scenario:
         """For every seed the same; what the seed decides is drawn in the simulator."""
-        world = self.structure()
         rates = Rates(0.0, 1.0, apart=False) if self.suite == "clean" else _raised(self)
         lines = tuple(_slow_lines(self)) if self.name == "slow" else ()
-        return Scenario(
-            self.days * DAY,
-            max(world.interval, SLOW_INTERVAL) if self.name == "slow" else world.interval,
-            fleet=Fleet(self.nodes, GPUS),
-            faults=lines,
-            jobs=_JOBS,
-            rates=rates,
-            source=f"{self.suite}/{self.name} in world {self.world}",
-            world=world,
-        )
+        source = f"{self.suite}/{self.name} in world {self.world}"
+        made = Scenario(self.days * DAY, INTERVAL, None, Fleet(self.nodes, GPUS), lines, rates=rates, source=source)
+        made = made.in_world(self.structure())
+        return replace(made, interval=max(made.interval, SLOW_INTERVAL)) if self.name == "slow" else made
 
 
 @cache
@@ -127,13 +119,13 @@ def expected(kind: type[Kind]) -> float:
 
 def _raised(run: Run) -> Rates:
     """Returns rates at which each kind of the family occurs as often as expected, and every other fault never."""
-    layout = Layout(run.nodes, GPUS)
+    layout = Layout(run.nodes, GPUS, run.structure())
     mine = [KINDS[name] for name in SLOW_RANKS] if run.suite == "hookless" else kinds_of(run.name)
     wanted = {}
     for name, kind in KINDS.items():
         if is_fault(kind):
             once = replace(kind.rate, value=1.0).of(layout) * run.days * DAY
-            wanted[name] = expected(kind) / once if kind in mine and run.name != "slow" else 0.0
+            wanted[name] = expected(kind) / once if kind in mine and once and run.name != "slow" else 0.0
     return Rates(1.0, 1.0, kinds=wanted)
 
 

@@ -24,7 +24,7 @@ from benchmarks.detection.scenarios import (
 from benchmarks.detection.suite import Segment, segments, work
 
 WORLD = numbers(TRAIN, 1)[0]
-TINY = (Run("clean", "all", 4, 0.03, WORLD), Run("raised", "device", 4, 0.05, WORLD))
+TINY = (Run("clean", "all", 4, 1 / 32, WORLD), Run("raised", "device", 4, 1 / 16, WORLD))
 LATER = float("inf")
 
 
@@ -73,7 +73,7 @@ def test_each_finished_run_is_logged_with_its_rate_and_the_remaining_time(tmp_pa
     todo = [Segment(TINY[0], 10, tmp_path, "key")]
     suite.run(todo, 1, time.time() + 600, log_lines.append)
     (line,) = log_lines
-    assert line.startswith(f"1 of 1: clean-all-4x0.03-{WORLD}: 0 node-days, ")
+    assert line.startswith(f"1 of 1: clean-all-4x0.03125-{WORLD}: 0 node-days, ")
     assert line.endswith("0 of 0 node-days, about 0 min left")
 
 
