@@ -94,7 +94,7 @@ class Trial:
         chunks, due = self._timed("simulation", self.simulator.chunks(limit=end)), self.ticks + (every or end)
         for chunk in chunks:
             self._add_chunk(chunk)
-            if self.ticks >= due:
+            if due <= self.ticks < end:  # the end comes below, after its last frames
                 due += every or end
                 yield self.ticks
         self._judge(self.last + 2 * STEP)
