@@ -118,6 +118,8 @@ def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
         return link
     counter.moments.add_readings(size * DAY, 0.0)
     counter.read = float(DAY * INTERVAL)
+    counter.usual.grow(size)
+    counter.usual.whole[:] = SPEED * 1e6 * DAY * INTERVAL
     errors = float(rng.poisson(per_second(learnt) * INTERVAL * size * DAY))
     counter.moments.add_errors(errors, errors)
     link.errors.counters[_SIGNAL] = counter
@@ -125,7 +127,8 @@ def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
 
 
 def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, reporting: float = 1.0) -> Alarms:
-    """Sound links side by side from a cold start; an alarm is a link whose sum passes the limit.
+    """Sound links side by side from a cold start; an alarm is a link whose sum, of minutes or of hours, passes its
+    limit.
 
     reporting: share of all ports, which are up, that report the counter; only these count as link-days.
     bunched: a of a negative binomial, whose variance is mean * (1 + a * mean): logarithmic bursts that come at random.
@@ -146,7 +149,7 @@ def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, reporting: 
         time = START + tick * INTERVAL * SECOND
         at, growth = errors.measure_growth(_SIGNAL, np.concatenate([total, silent]), time, none)
         errors.update_sums(_SIGNAL, at, growth, up, time, limits)
-        now = errors.ports_above(link.limit)
+        now = np.union1d(errors.ports_above(link.limit), errors.decaying_ports())
         count += len(np.setdiff1d(now, above))
         above = now
     return Alarms(ber, count, size * ticks / DAY, bunched, reporting)

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.state import N, State, memory
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import JobIndex, per_topology
 from detectors.link.counters import Floats
 from pipeline.model.links import PEER
 from pipeline.model.records import Frame, to_json
+from pipeline.model.topology import Topology
 
 MODULE_SIGNALS = ("nic.rx_power_min", "nic.tx_power_min", "nic.module_temperature")
 RX, TX, HEAT = MODULE_SIGNALS
@@ -89,6 +90,21 @@ class FarEnds:
         attributes = frame.topology.attributes
         peers = (attributes.get(e, {}).get(PEER) for e in frame.entities)
         return np.fromiter((index.get(p, -1) if isinstance(p, str) else -1 for p in peers), np.int64)
+
+
+class PortSurroundings(FarEnds):
+    """The far end of each port's cable, and the GPUs and jobs on its node."""
+
+    def __init__(self) -> None:
+        self._jobs = JobIndex()
+
+    def gpus_beside(self, port: str, topology: Topology) -> frozenset[str]:
+        """Returns the GPUs of a port's node."""
+        return self._jobs.gpus_of(topology.ancestor_of_kind(port, "node") or "", topology)
+
+    def has_job(self, port: str, topology: Topology) -> bool:
+        """Returns whether a job runs on a port's node."""
+        return any(self._jobs.job_on(gpu, topology) for gpu in self.gpus_beside(port, topology))
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,39 +122,69 @@ def all_unchanged(now: Floats, last: Floats, missing_since: NDArray[np.int64]) -
 
 _LEAST_DEVICES = 8  # devices from which their median counts: the bad one would be half of a smaller cohort
 _DAY = 86_400 * SECOND
+_SPAN = 600 * SECOND  # us of errors that become part of the usual ones, or do not, together; chosen
+_TIMES, _MORE = 3.0, 3.0  # times the usual errors of the median device, and as many more, that are still usual; chosen
 
 
 @dataclass
 class UsualErrors(State):
-    """The error rate of the median device over the last day or two, so that a site with more errors has its own normal.
+    """The error rate of the median device over the last days, so that a site with more errors has its own normal.
 
-    errors, exposure: (N,) errors of each device, and for how long (in any unit) it could have had some. Halved daily.
+    errors, exposure: (N,) errors of each device in the present span, and for how long (in any unit) it could have some.
+    past, whole:      (N,) those of the spans before, halved daily. A span in which the median device has far more than
+                      the usual errors is an event and left out, until that has lasted for a day.
     """
 
     errors: Floats = memory(0.0)
     exposure: Floats = memory(0.0)
+    past: Floats = memory(0.0)
+    whole: Floats = memory(0.0)
+    began: int = notes(int)
     halved: int = notes(int)
+    unusual: int = notes(int)  # when the first of the spans left out began; 0: the last one was usual
 
-    def add(self, at: Indices, errors: Floats, exposure: Floats, time: int) -> None:
-        """Adds the errors of some devices, and (N,) the exposure of all since the last call."""
+    def add(self, at: Indices, errors: Floats, exposure: Floats, time: int) -> bool:
+        """Adds the errors of some devices, and (N,) the exposure of all since the last call; returns whether the usual
+        rate may have changed."""
         n = len(exposure)
         self.grow(n)
-        if not 0 <= time - self.halved < _DAY:
-            self.halved = time
-            self.errors *= 0.5
-            self.exposure *= 0.5
         self.errors[at] += errors
         self.exposure[:n] += exposure
+        if self.began and 0 <= time - self.began < _SPAN:
+            return False
+        if self.began:
+            self._close_span(time)
+        self.began = time
+        self.errors[:], self.exposure[:] = 0.0, 0.0
+        return True
 
-    def median_rate(self) -> float:
-        """Returns the rate that half of the devices exceed; 0 where few devices or most without two errors show none.
+    def _close_span(self, time: int) -> None:
+        known = self.exposure > 0
+        if not known.any():
+            return
+        if not 0 <= time - self.halved < _DAY:
+            self.halved = time
+            self.past *= 0.5
+            self.whole *= 0.5
+        median, rate = float(np.median(self.errors[known])), self.median_rate()
+        most = _TIMES * rate * float(np.median(self.exposure[known])) + _MORE
+        self.unusual = 0 if median <= most or not self.whole.any() else self.unusual or self.began
+        if not self.unusual or time - self.unusual >= _DAY:
+            self.past += self.errors
+            self.whole += self.exposure
+
+    def median_rate(self, among: NDArray[np.bool_] | None = None) -> float:
+        """Returns the rate that half of some devices exceed; 0 with few devices, or where half have less than two
+        errors.
 
         One error less counts, so that the median is too low rather than too high as long as little was seen.
         """
-        known = self.exposure > 0
+        known = self.whole > 0
+        if among is not None:
+            known[: len(among)] &= among
         if np.count_nonzero(known) < _LEAST_DEVICES:
             return 0.0
-        return float(np.median(np.maximum(self.errors[known] - 1.0, 0.0) / self.exposure[known]))
+        return float(np.median(np.maximum(self.past[known] - 1.0, 0.0) / self.whole[known]))
 
 
 @dataclass

@@ -6,6 +6,9 @@ the most likely to be in time for a given deadline is the count within it (Neyma
 window: Naus, J. Am. Stat. Assoc. 77, 1982). At a BER of 1e-13 and 400 Gb/s the sum at `limit` 21 over links at 1e-15
 needs eight errors in 300 s, the window six: 0.976 of such links page within 300 s instead of 0.946, and with four
 errors on a fabric at 1e-16 0.997.
+
+A third sum, of minutes with errors against ten times the healthy rate, finds links that decay slowly: at 1e-14, 14
+errors an hour, in tens of minutes, as the 125 min window of UFM's PDR plugin does for isolation.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.state import State, memory, notes, part, parts
-from detectors.link.counters import CounterReadings, Indices, is_saturated
+from detectors.link.counters import CounterReadings, Indices, UsualErrors, is_saturated
 from pipeline.model.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -45,6 +48,14 @@ of the rest, but fewer than a healthy one may have, would page once in five year
 _KNOWN_S = 600.0
 """s for which some port must report a counter before its errors alone page: until then it is unknown whether they come
 in bunches here. Chosen."""
+_SLOW_RATIO = 10.0
+"""Times the healthy rate that is a decaying link's; and the least ratio of a faulty rate to the usual one of a site:
+a decade. Chosen."""
+SLOW_LIMIT = 18.0
+"""Limit of the sum of minutes with errors. Each error of a healthy link begins an excursion above it with a probability
+of at most e**-18 * 10: at 1e-15 10,000 links have 3.5e5 errors and so 0.05 tickets a day."""
+_LONGEST_S = 600.0  # s without a reading after which the sums of a port end: nothing is known of it. Chosen
+_MINUTE = 60 * SECOND
 _MAX_OVERDISPERSION = 64.0  # above it a BER of 1e-12 would no longer be found within 90 s. Chosen
 _UNKNOWN_MBITS, _MIN_MBITS, _MAX_MBITS = 400_000.0, 100_000.0, 10_000_000.0
 """Speed assumed for a port that does not report it; the lowest that counts (on slower links five errors an hour, some
@@ -124,16 +135,18 @@ class ErrorWindow(State):
     recent: Floats = memory(0.0)
     batches: list[tuple[int, int, Indices, Floats]] = notes(list)
 
-    def add_errors(self, at: Indices, errors: Floats, size: int, time: int, seconds: float) -> None:
-        """Adds the errors of a reading that began `seconds` ago, and drops readings that are too old."""
-        self.grow(size)
-        began = time - int(seconds * SECOND)
-        while self.batches and not time - WINDOW_S * SECOND <= self.batches[0][0] <= began:
+    def add_errors(self, at: Indices, errors: Floats, began: Indices, time: int) -> None:
+        """Adds the errors of readings that began at `began`, and drops readings that are too old."""
+        self.grow(int(at.max(initial=-1)) + 1)
+        oldest = time - int(WINDOW_S * SECOND)
+        while self.batches and not oldest <= self.batches[0][0] <= time:
             _, _, old, counted = self.batches.pop(0)
             self.recent[old] -= counted
-        if len(at) and began >= time - WINDOW_S * SECOND:
-            self.batches.append((began, time, at.copy(), errors.copy()))
-            self.recent[at] += errors
+        for begin in np.unique(began[began >= oldest]).tolist():
+            mine = began == begin
+            self.batches.append((begin, time, at[mine], errors[mine]))
+            self.recent[at[mine]] += errors[mine]
+        self.batches.sort(key=lambda batch: batch[0])
 
     def ports_beyond_chance(self, at: Indices, mean: Floats, overdispersion: float, least: float) -> Indices:
         """Returns those of `at` with more than `least` errors, and more than chance makes of `mean` in the window."""
@@ -163,21 +176,29 @@ class ErrorCounter(State):
     first: Floats = memory(0.0)  # moments of its readings since the onset
     second: Floats = memory(0.0)
     bad: Bools = memory(False, np.bool_)  # it has been above the limit since the onset
+    usual: UsualErrors = part(UsualErrors)
+    rates: dict[str, float] = notes(lambda: {"": 0.0})  # speed (Mbit/s), or "" -> usual errors per bit
+    exposed: int = notes(int)  # time up to which `usual` knows the bits of all ports
+    newest: Indices = memory(0, np.int64)  # when it was last read
+    slow: Floats = memory(0.0)  # log-likelihood ratio of minutes with errors
+    slow_since: Indices = memory(0, np.int64)
+    slow_total: Floats = memory(0.0)  # errors since then
+    minute: Indices = memory(0, np.int64)  # when the newest minute that counted began
     judged: int = notes(int)  # time of the newest judgement
     read: float = notes(float)  # s for which any port has reported the counter
 
-    def cap_errors(self, at: Indices, count: Floats, time: int, cap: float) -> Floats:
-        """Returns the errors of some ports, at most `cap` in 30 s from the first on."""
+    def cap_errors(self, at: Indices, count: Floats, time: int, cap: Floats) -> Floats:
+        """Returns the errors of some ports, at most `cap` of each in 30 s from the first on."""
         over = (time - self.opened[at] >= _CAP_S * SECOND) | (time < self.opened[at])
         fresh = at[over]
         self.opened[fresh], self.used[fresh] = time, 0.0
-        capped = np.minimum(count, cap - self.used[at])
+        capped = np.minimum(count, np.maximum(cap - self.used[at], 0.0))
         self.used[at] += capped
         return np.asarray(capped)
 
     def max_sum(self, limit: float) -> float:
         """Returns the highest sum: no page before the counter was read for _KNOWN_S."""
-        return limit if self.read < _KNOWN_S else 2 * limit
+        return limit if self.read < _KNOWN_S or not self.usual.whole.any() else 2 * limit
 
     def open_moments(self, active: Indices) -> ErrorMoments:
         """Returns the moments with episodes that are still open: bunches show before the sums of their ports are 0."""
@@ -240,53 +261,147 @@ class PortErrors(State):
         return at, growth
 
     def update_sums(self, signal: str, at: Indices, growth: Floats, up: Bools, time: int, limits: ErrorLimits) -> None:
-        """Adds an instant: `growth` errors at the ports `at`, none at others that are up and report the counter."""
+        """Adds an instant: `growth` errors at the ports `at`, none at others that are up and report the counter.
+
+        A port that is not read keeps its sums: they change with its next reading, by all the time between.
+        """
         counter = self.counters[signal]
         seconds = (time - counter.judged) / SECOND if counter.judged else 0.0
-        readings = int(np.count_nonzero(counter.readings.reported(len(up)) & up))
+        reported = counter.readings.reported(len(up)) & up
+        readings = int(np.count_nonzero(reported))
         counter.judged = time
         counter.moments.add_readings(readings, seconds)
-        counter.read += max(seconds, 0.0) if readings else 0.0
-        active = np.flatnonzero(counter.sum)
-        if not len(at) and not len(active) and not counter.window.batches:
-            return
-        capped = counter.cap_errors(at, growth, time, limits.cap)
-        counter.window.add_errors(at, capped, len(counter.sum), time, max(seconds, 0.0))
-        errors = np.zeros(len(counter.sum))
-        errors[at] = capped
+        counter.read += min(max(seconds, 0.0), _LONGEST_S) if readings or counter.read else 0.0
+        self._update_usual(counter, up, time, limits.healthy)
+        active = np.flatnonzero(counter.sum + counter.slow)
+        if len(at) or len(active) or counter.window.batches:
+            self._update_active(counter, active, (at, growth), reported, time, limits)
+        np.copyto(counter.newest[: len(up)], time, where=reported)
+
+    def _update_active(
+        self,
+        counter: ErrorCounter,
+        active: Indices,
+        grew: tuple[Indices, Floats],
+        reported: Bools,
+        time: int,
+        limits: ErrorLimits,
+    ) -> None:
+        at, growth = grew
+        faulty = self.bits_per_second(at) * _SLOW_RATIO * self._usual_rates(counter, at)
+        capped = counter.cap_errors(at, growth, time, np.maximum(limits.cap, faulty * _CAP_S))
+        counter.window.add_errors(at, capped, np.where(counter.newest[at] > 0, counter.newest[at], time), time)
+        errors, whole = np.zeros((2, len(counter.sum)))
+        errors[at], whole[at] = capped, growth
+        counter.usual.grow(len(errors))
+        counter.usual.errors[at] += capped
         active = np.union1d(active, at)
         counter.total[at] += growth
         counter.first[at] += capped
         counter.second[at] += capped**2
         known = counter.open_moments(active)
-        if seconds > 0 and len(active):
-            self._update_cusum(counter, known, active, errors[active], seconds, limits)
-        if seconds > 0 and len(at):
-            self._apply_window(counter, known, at, seconds, limits)
+        away = active[(counter.newest[active] > 0) & (time - counter.newest[active] > _LONGEST_S * SECOND)]
+        counter.sum[away] = counter.slow[away] = 0.0
+        read = active[(active < len(reported)) & (counter.newest[active] > 0)]
+        read = read[reported[read] | (errors[read] > 0)]
+        seconds = np.minimum((time - counter.newest[read]) / SECOND, _LONGEST_S)
+        read, seconds = read[seconds > 0], seconds[seconds > 0]
+        if len(read):
+            means = (seconds, *self._mean_errors(counter, known, read, seconds, limits))
+            self._update_cusum(counter, known, read, errors[read], means)
+            self._update_slow(counter, read, (errors[read], whole[read]), means, time, limits)
+            here = np.flatnonzero(errors[read] > 0)
+            self._apply_window(counter, known, read[here], (seconds[here], means[1][here]), limits)
+            counter.sum[read] = np.minimum(counter.sum[read], 2 * limits.limit)
+            counter.bad[read] |= counter.sum[read] > limits.limit
         counter.sum[active] = np.minimum(counter.sum[active], counter.max_sum(limits.limit))
         counter.end_episodes(active[counter.sum[active] <= 0])
 
+    def _update_usual(self, counter: ErrorCounter, up: Bools, time: int, healthy: float) -> None:
+        """Adds a minute of bits of all ports that report the counter, and measures what is usual at each speed.
+
+        Where that is far more than before, the sums begin anew: they were judged by another normal.
+        """
+        if 0 <= time - counter.exposed < _MINUTE:
+            return
+        passed = min(max((time - counter.exposed) / SECOND, 0.0), _LONGEST_S) if counter.exposed else 0.0
+        counter.exposed, size = time, len(up)
+        known = up & np.isfinite(counter.readings.last[:size])
+        bits = np.where(known, self.bits_per_second(np.arange(size)) * passed, 0.0)
+        if not counter.usual.add(np.empty(0, np.int64), np.empty(0), bits, time):
+            return
+        before, counter.rates = counter.rates, {"": counter.usual.median_rate()}
+        if counter.usual.past.any():
+            speeds = np.unique(self.mbits[:size][known])
+            for speed in speeds[np.isfinite(speeds)].tolist():
+                counter.rates[f"{speed:g}"] = counter.usual.median_rate(self.mbits[:size] == speed)
+        if any(rate > 2 * max(healthy, before.get(speed, 0.0)) for speed, rate in counter.rates.items()):
+            counter.sum[:] = counter.slow[:] = 0.0
+            counter.end_episodes(np.flatnonzero(counter.total))
+
+    def _usual_rates(self, counter: ErrorCounter, at: Indices) -> Floats:
+        """Returns the usual errors per bit at the speed of some ports."""
+        return np.array([counter.rates.get(f"{speed:g}", counter.rates[""]) for speed in self.mbits[at].tolist()])
+
+    def _mean_errors(
+        self, counter: ErrorCounter, known: ErrorMoments, at: Indices, seconds: Floats, limits: ErrorLimits
+    ) -> tuple[Floats, Floats]:
+        """Returns the errors per second of some ports if they are healthy, and if they are faulty."""
+        bits = self.bits_per_second(at)
+        share = known.healthy_share(float((bits * seconds).mean()) * limits.healthy)
+        healthy = bits * np.maximum(limits.healthy * share, self._usual_rates(counter, at))
+        return healthy, np.maximum(bits * limits.faulty, _SLOW_RATIO * healthy)
+
     def _update_cusum(
-        self, counter: ErrorCounter, known: ErrorMoments, at: Indices, errors: Floats, seconds: float, to: ErrorLimits
+        self,
+        counter: ErrorCounter,
+        known: ErrorMoments,
+        at: Indices,
+        errors: Floats,
+        means: tuple[Floats, Floats, Floats],
     ) -> None:
-        bits = self.bits_per_second(at) * seconds
-        usual = float(bits.mean()) * to.healthy
-        share = known.healthy_share(usual)
-        others = counter.overdispersion_of_others(at, usual * share)
-        ratio = log_likelihood_ratio(errors, bits * to.healthy * share, bits * to.faulty, others)
-        counter.sum[at] = np.clip(counter.sum[at] + ratio, 0.0, 2 * to.limit)
-        counter.bad[at] |= counter.sum[at] > to.limit
+        seconds, healthy, faulty = means
+        others = counter.overdispersion_of_others(at, float((healthy * seconds).mean()))
+        ratio = log_likelihood_ratio(errors, healthy * seconds, faulty * seconds, others)
+        counter.sum[at] = np.maximum(counter.sum[at] + ratio, 0.0)
+
+    def _update_slow(
+        self,
+        counter: ErrorCounter,
+        at: Indices,
+        errors: tuple[Floats, Floats],
+        means: tuple[Floats, Floats, Floats],
+        time: int,
+        limits: ErrorLimits,
+    ) -> None:
+        """Adds a minute with errors as one error, however many it has. errors: capped, and all."""
+        seconds, healthy, _ = means
+        counts = (errors[0] > 0) & ((time - counter.minute[at] >= _MINUTE) | (time < counter.minute[at]))
+        counter.minute[at[counts]] = time
+        before = counter.slow[at]
+        faulty = _SLOW_RATIO * np.maximum(healthy, self.bits_per_second(at) * limits.healthy)
+        ratio = counts * np.log(faulty / healthy) - (faulty - healthy) * seconds
+        counter.slow[at] = np.clip(before + ratio, 0.0, 1.25 * SLOW_LIMIT)
+        fresh = at[before <= 0]
+        counter.slow_since[fresh] = time - (seconds[before <= 0] * SECOND).astype(np.int64)
+        counter.slow_total[fresh] = 0.0
+        counter.slow_total[at] += errors[1]
 
     def _apply_window(
-        self, counter: ErrorCounter, known: ErrorMoments, at: Indices, seconds: float, limits: ErrorLimits
+        self,
+        counter: ErrorCounter,
+        known: ErrorMoments,
+        at: Indices,
+        means: tuple[Floats, Floats],
+        limits: ErrorLimits,
     ) -> None:
         """Raises above the limit the sums of ports with more errors in the window than chance makes."""
-        bits = self.bits_per_second(at)
-        share = known.healthy_share(float(bits.mean()) * seconds * limits.healthy)
-        mean = bits * limits.healthy * share
+        if not len(at):
+            return
+        seconds, healthy = float(means[0].mean()), means[1]
         # readings are bunched one by one: the overdispersion of their sum is smaller by their number
-        overdispersion = known.overdispersion(float(mean.mean()) * seconds) * seconds / WINDOW_S
-        raised = counter.window.ports_beyond_chance(at, mean * WINDOW_S, overdispersion, limits.cap)
+        overdispersion = known.overdispersion(float(healthy.mean()) * seconds) * seconds / WINDOW_S
+        raised = counter.window.ports_beyond_chance(at, healthy * WINDOW_S, overdispersion, limits.cap)
         counter.sum[raised] = np.maximum(counter.sum[raised], limits.limit + 1)
         counter.bad[raised] = True
         for port in raised[counter.window.recent[raised] > counter.total[raised]].tolist():
@@ -304,11 +419,16 @@ class PortErrors(State):
         found = [np.flatnonzero(c.sum > limit) for c in self.counters.values()]
         return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
+    def decaying_ports(self) -> Indices:
+        """Returns the ports whose errors are too many for hours, though not for minutes."""
+        found = [np.flatnonzero(c.slow > SLOW_LIMIT) for c in self.counters.values()]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
     def confirmed(self, at: Indices) -> Bools:
-        """Returns which of some ports have been above the limit since their onset, reported or not."""
+        """Returns which of some ports have been above the limit since their onset, by a counter that is known here."""
         found = np.zeros(len(at), np.bool_)
         for counter in (c for c in self.counters.values() if len(at) and at.max() < len(c.bad)):
-            found |= counter.bad[at]
+            found |= counter.bad[at] & (counter.max_sum(1.0) > 1.0)
         return found
 
     def onsets(self, at: Indices, limit: float) -> Indices:

@@ -17,12 +17,15 @@ from detectors.base.streams import LEARN, USUAL_STEP
 from detectors.base.topology_index import per_topology
 from detectors.link.alarm_rates import PORTS_PER_NODE, RULE, describe_cusum_rate, describe_window_rate
 from detectors.link.best_values import PortSpeeds
-from detectors.link.cable_ends import FarEnds, OpticalModules
+from detectors.link.cable_ends import OpticalModules, PortSurroundings
 from detectors.link.counters import CounterGenerations, Floats, Indices
 from detectors.link.error_counts import PACKETS, PHYSICAL, ErrorLimits, PortErrors
 from detectors.link.port_states import UP, PortStates
 from detectors.link.port_troubles import (
+    BUSY,
+    IDLE,
     PACKET_COUNTERS,
+    UNKNOWN_WORK,
     DownLeaves,
     ErringPorts,
     ErrorStorm,
@@ -39,6 +42,10 @@ from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 
 _BRING_UP_S = 120.0
 """s in which a port comes up after a boot or a reload of its driver: its transitions and errors then do not count."""
+_POLLS, _LEAST_POLLS_S = 2.5, 25.0  # polls, and s, before a port went down in which it carried traffic. Chosen
+_IDLE_FOR = 3600 * SECOND  # us without traffic after which a port slows no job. Chosen: longer than any evaluation
+_FABRIC_MBITS = 100_000.0  # as slow as ports of training fabrics are (EDR, 100 GbE)
+_DISABLED = 3  # nic.phys_state of a port that was disabled on purpose (IBTA PortPhysicalState)
 _TRAINING_S = 30.0
 """s after a flap in which errors are those of link training; the flap is reported instead. Chosen: one poll."""
 
@@ -47,25 +54,30 @@ _TRAINING_S = 30.0
 class Link(Detector):
     """Counts flaps, times links that are down, and sums errors left after correction; a failed leaf is one finding.
 
-    Suspect: one flap, a port that is down, or errors at half of `limit`. Page: `flaps` within `flap_window` s, down for
-    `drop` s, trained to less than its speed (a ticket after new firmware), errors at `limit`, or more in 300 s than
-    chance explains: at 400 Gb/s five in a minute or six in five, four where the whole fabric has very few; a burst
-    counts at most `error_cap` in 30 s. Suspected errors page immediately if both ends of the cable have them, or the
-    module is hot. Otherwise they do not page until their counter has been read for ten minutes, which shows whether its
-    errors come in bursts. More than `leaf_share` of a leaf's ports (at least `leaf_ports`) down within `leaf_within` s:
-    one page for the leaf, none for its ports. The same if more than 30 % of at least eight ports of a leaf begin to
-    have errors within five minutes; if they are on several leaves, the entity is `fabric:all`.
+    Suspect: one flap, a port that is down, or errors at half of `limit`. Page: `flaps` within `flap_window` s; a port
+    that carried traffic and has been down for `busy_drop` s, or another one of a running job for `drop` s; trained to
+    less than its speed (a ticket after new firmware, the normal speed after a day); errors at `limit`, or more in 300 s
+    than chance explains: at 400 Gb/s five in a minute or six in five, four where the whole fabric has very few; a burst
+    counts at most `error_cap` in 30 s. Ticket: fewer errors, in more minutes than ten times the healthy rate makes, and
+    a port without traffic that is down for `drop` s, flaps, errs or is slow. Errors do not page until their counter has
+    been read for ten minutes, which shows whether they come in bursts and how many are usual here; suspected ones page
+    sooner if both ends of the cable have them, or the module is hot. More than `leaf_share` of a leaf's ports (at least
+    `leaf_ports`) down within `leaf_within` s, or one poll: one page for the leaf, none for its ports. The same if more
+    than 30 % of at least eight ports of a leaf begin to have errors within five minutes; if they are on several leaves,
+    the entity is `fabric:all`.
 
-    Nothing counts during announced maintenance and until links have settled, on a port whose counters have just
-    started, on one whose far end's node is silent (it boots), or in a counter that was reset or is saturated (evidence:
-    `full`). Received packets with errors that follow the load are congestion, a ticket at most. Only a port of a
-    fabric, below a leaf or a rail in the topology, pages. Elsewhere cables are unplugged on purpose: a page becomes a
-    ticket there, as with the role `management` anywhere, and a suspect with `wireless` or the role `unused`.
+    Nothing counts during announced maintenance and until links have settled, on a port that is disabled or whose
+    counters have just started, on one whose far end's node is silent (it boots), or in a counter that was reset or is
+    saturated (evidence: `full`). Received packets with errors that follow the load are congestion, a ticket at most.
+    Only a port of a fabric, below a leaf or a rail in the topology, pages; in a topology without both, one of at least
+    100 Gb/s on a node with GPUs. Elsewhere cables are unplugged on purpose: a page becomes a ticket there, as with the
+    role `management` anywhere, and a suspect with `wireless` or the role `unused`.
 
-    Source: 3 flaps in 12 h and down for 4 min as in gpud's rules; bit error rates of 1e-15 (`healthy_ber`, NVIDIA's
-    factory test of cables; down to a tenth of it where all ports together show less) against 1e-13 (`faulty_ber`);
-    Poisson CUSUM of Lucas (Technometrics 27, 1985) with exp(21) readings between false alarms, and a sliding count
-    (Naus, 1982), both negative binomial as far as errors come in bunches on the whole fabric.
+    Source: 3 flaps in 12 h, a hold-off of 25 s and down for 4 min as in gpud's rules; bit error rates of 1e-15
+    (`healthy_ber`, NVIDIA's factory test of cables; down to a tenth of it where all ports together show less, up to
+    that of the median port where that is more) against 1e-13 (`faulty_ber`), at least ten times as many; Poisson CUSUM
+    of Lucas (Technometrics 27, 1985) with exp(21) readings between false alarms, and a sliding count (Naus, 1982), both
+    negative binomial as far as errors come in bunches on the whole fabric.
     """
 
     name: ClassVar[str] = "link"
@@ -73,7 +85,8 @@ class Link(Detector):
     device_class: ClassVar[str] = "nic"
     needs: ClassVar[tuple[str, ...]] = ("nic.state",)
     wants: ClassVar[tuple[str, ...]] = (
-        *("nic.carrier_changes", "nic.generation", "nic.speed", "nic.rx_bytes"),
+        *("nic.carrier_changes", "nic.generation", "nic.speed", "nic.rx_bytes", "nic.tx_bytes"),
+        "nic.phys_state",
         *(*PHYSICAL, *PACKETS, "nic.rx_power_min", "nic.tx_power_min", "nic.module_temperature"),
         *("event:link_state", "event:maintenance_start", "event:maintenance_end"),
     )
@@ -86,6 +99,7 @@ class Link(Detector):
     flap_window: float = 12 * 3600.0
     flap_quiet: float = 1800.0
     drop: float = 240.0
+    busy_drop: float = 28.0
     healthy_ber: float = 1e-15
     faulty_ber: float = 1e-13
     limit: float = 21.0
@@ -106,7 +120,7 @@ class Link(Detector):
     conditions: OpenConditions = notes()
     _leaf: Cohorts = field(default_factory=lambda: Cohorts("leaf"), init=False, repr=False)
     _fabric: Cohorts = field(default_factory=lambda: Cohorts("leaf", "rail"), init=False, repr=False)
-    _ends: FarEnds = field(default_factory=FarEnds, init=False, repr=False)
+    _around: PortSurroundings = field(default_factory=PortSurroundings, init=False, repr=False)
 
     def budget(self) -> list[str]:
         """Returns the false alarm rates of its tests."""
@@ -122,9 +136,11 @@ class Link(Detector):
         restarted, started = self.generations.find_restarted(frame["nic.generation"])
         self.modules.update(frame)
         self.speeds.update_ports(frame)
+        self.states.loads.update(frame["nic.rx_bytes"], frame["nic.tx_bytes"], frame["nic.speed"], frame.time)
         for i, times in self.states.update(frame["nic.state"], frame["nic.carrier_changes"], frame.time, restarted):
             self._record_flap(frame, i, times, frame.time, started)
         self._apply_events(frame, started)
+        self._note_work(frame)
         self._update_errors(frame, restarted, started)
         return self._findings(frame, self._ports_below_down_leaves(frame))
 
@@ -134,6 +150,25 @@ class Link(Detector):
             i = self._port_indices(frame).get(event.entity, -1)
             if i >= 0 and self.states.apply_event(i, event):
                 self._record_flap(frame, i, 1, event.time, started)
+
+    def _note_work(self, frame: Frame) -> None:
+        """Notes what each port that is down did before: later its job has died and shows nothing."""
+        down = self.states.down_ports().tolist()
+        if not down and not self.states.work:
+            return
+        known, names = self.states.work, {frame.entities[i]: i for i in down if i < len(frame.entities)}
+        self.states.work = {port: known.get(port) or self._work_before(frame, i) for port, i in names.items()}
+
+    def _work_before(self, frame: Frame, i: int) -> str:
+        """Returns whether a port carried traffic until it went down; of a pause in a job nothing is known."""
+        since, topology = int(self.states.down[i]), frame.topology
+        if not self.states.loads.first[i]:
+            return UNKNOWN_WORK
+        polls = int(max(_POLLS * self.states.step[i], _LEAST_POLLS_S) * SECOND)
+        if self.states.loads.carried(i, since, polls):
+            return BUSY
+        works = self._around.has_job(frame.entities[i], topology)
+        return UNKNOWN_WORK if works and not self.states.loads.is_idle(i, since, _IDLE_FOR) else IDLE
 
     def _record_flap(self, frame: Frame, i: int, times: int, time: int, started: Floats) -> None:
         """Counts returns to up as flaps unless maintenance, a boot or a leaf that was down explains them."""
@@ -148,7 +183,7 @@ class Link(Detector):
 
     def _is_excused(self, frame: Frame, i: int, started: Floats) -> bool:
         """Returns whether a port is in maintenance, or its counters have just started."""
-        young = frame.time - started[i] * SECOND < _BRING_UP_S * SECOND
+        young = 0 <= frame.time - started[i] * SECOND < _BRING_UP_S * SECOND  # a clock ahead is no reason
         return bool(young) or self.gates.in_maintenance(frame.entities[i], frame.topology, frame.time)
 
     def _update_errors(self, frame: Frame, restarted: Indices, started: Floats) -> None:
@@ -205,6 +240,8 @@ class Link(Detector):
                 continue
             if self.gates.in_maintenance(port, frame.topology, frame.time):
                 continue
+            if frame["nic.phys_state"][i] == _DISABLED:
+                continue
             if self.leaves.back and self.leaves.explains_port(self._leaf_of(frame, i), frame.time):
                 continue
             if i not in shared and self._was_just_reported(frame, i):
@@ -220,11 +257,12 @@ class Link(Detector):
 
     def _records(self, frame: Frame, shared: frozenset[int], slow: frozenset[int]) -> PortRecords:
         pieces = (self.states, self.speeds, self.errors, self.modules, self.losses, self.gates, self.states.leaps)
-        return PortRecords(frame, *pieces, self._ends.find_far_ends(frame), shared, slow)
+        return PortRecords(frame, *pieces, self._around.find_far_ends(frame), shared, slow, self.states.work)
 
     @property
     def _port_limits(self) -> PortLimits:
-        return PortLimits(self.flaps, self.flap_window, self.flap_quiet, self.drop, self.healthy_ber, errors=self.limit)
+        drops = self.drop, self.busy_drop
+        return PortLimits(self.flaps, self.flap_window, self.flap_quiet, *drops, self.healthy_ber, errors=self.limit)
 
     def _was_just_reported(self, frame: Frame, i: int) -> bool:
         """Returns whether a port was reported within REPEAT at the highest level that it may have."""
@@ -234,6 +272,7 @@ class Link(Detector):
 
     def _ports_in_trouble(self, frame: Frame, slow: frozenset[int]) -> list[int]:
         bad = {*self.states.down_ports().tolist(), *self.errors.ports_above(self.limit / 2).tolist(), *slow}
+        bad |= set(self.errors.decaying_ports().tolist())
         if self.states.flapped:
             self.states.drop_old_returns(frame.time, self.flap_window)
             recent, index = self.states.recent_flaps, self._port_indices(frame)
@@ -290,9 +329,10 @@ class Link(Detector):
         at = self.errors.ports_above(self.limit / 2)
         at = at[at < n]
         at = at[~below_down_leaf[at] & ~maintenance[at] & (self.states.count[at] > LEARN)]
-        at = at[np.fromiter((self._highest_level(frame, i) == "page" for i in at.tolist()), bool, len(at))]
+        at = at[np.fromiter((self._is_fabric(frame, i) for i in at.tolist()), bool, len(at))]
         watched = self.states.was_up[:n] & (self._fabric.groups(frame) >= 0)
-        return ErringPorts(at, self.errors.onsets(at, self.limit / 2), self.errors.confirmed(at), watched)
+        busy = np.fromiter((self._highest_level(frame, i) == "page" for i in at.tolist()), bool, len(at))
+        return ErringPorts(at, self.errors.onsets(at, self.limit / 2), self.errors.confirmed(at) & busy, watched)
 
     def _port_finding(self, frame: Frame, i: int, troubles: list[PortTrouble]) -> list[Finding]:
         """Returns the finding of a port, if one is due; its worst problem comes first."""
@@ -317,9 +357,22 @@ class Link(Detector):
         ]
 
     def _highest_level(self, frame: Frame, i: int) -> Level:
-        """Returns the highest level of a port: a fabric link holds up a job, another one at most its own host."""
+        """Returns the highest level of a port: a fabric link holds up a job, another one at most its own host, and one
+        without traffic for an hour none."""
         facts = frame.topology.attributes.get(frame.entities[i], {})
         if facts.get("wireless") is True or facts.get("role") == "unused":
             return "suspect"
-        fabric = self._fabric.groups(frame)[i] >= 0 and facts.get("role") != "management"
-        return "page" if fabric else "ticket"
+        idle = not self.states.down[i] and self.states.loads.is_idle(i, frame.time, _IDLE_FOR)
+        return "page" if self._is_fabric(frame, i) and not idle else "ticket"
+
+    def _is_fabric(self, frame: Frame, i: int) -> bool:
+        """Returns whether a port is in a fabric: below a leaf or a rail; where the topology has neither, of a node with
+        GPUs and as fast as no management port is."""
+        facts = frame.topology.attributes.get(frame.entities[i], {})
+        if facts.get("wireless") is True or facts.get("role") in ("unused", "management"):
+            return False
+        groups = self._fabric.groups(frame)
+        if groups.max(initial=-1) >= 0:
+            return bool(groups[i] >= 0)
+        fast = i < len(self.errors.mbits) and self.errors.mbits[i] >= _FABRIC_MBITS
+        return bool(fast and self._around.gpus_beside(frame.entities[i], frame.topology))

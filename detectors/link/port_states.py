@@ -1,4 +1,4 @@
-"""Which ports are up, down or flapping."""
+"""Which ports are up, down or flapping, and which carry traffic."""
 
 from __future__ import annotations
 
@@ -20,6 +20,52 @@ _POLL_GAP = 90 * SECOND  # three polls of 30 s, as fabrics are read; chosen
 _MAX_FLAPS = 64  # kept per port; chosen
 
 
+LEAST_LOAD = 1e-3
+"""Share of the line above which a port carries the traffic of work: collectives use percents, an idle port of RDMA or
+management some kB/s. Chosen."""
+_DEFAULT_MBITS = 100_000.0  # line of a port without a speed; chosen
+
+
+@dataclass
+class PortLoads(State):
+    """When each port last carried traffic. total, read: (N,) newest bytes and their time.  busy: (N,) when.
+
+    first: (N,) when its traffic was first known; 0: it is not.
+    """
+
+    total: Floats = memory(np.nan)
+    read: NDArray[np.int64] = memory(0, np.int64)
+    busy: NDArray[np.int64] = memory(0, np.int64)
+    first: NDArray[np.int64] = memory(0, np.int64)
+
+    def update(self, received: Floats, sent: Floats, mbits: Floats, time: int) -> None:
+        """Reads the byte counters of an instant; one of the two directions is enough. mbits: (N,) speeds, NaN."""
+        n = len(received)
+        self.grow(n)
+        one, other = np.isfinite(received), np.isfinite(sent)
+        now, known = np.where(one, received, 0.0) + np.where(other, sent, 0.0), one | other
+        if not known.any():
+            return
+        total, read = self.total[:n], self.read[:n]
+        line = np.where(mbits > 0, mbits, _DEFAULT_MBITS) * 125_000
+        measured = known & (read > 0) & (time > read) & (now >= total)  # false for NaN
+        seconds = np.where(measured, (time - read) / SECOND, 1.0)
+        moved = measured & ((now - np.where(measured, total, now)) / seconds >= LEAST_LOAD * line)
+        self.busy[:n][moved] = time
+        self.first[:n][measured & (self.first[:n] == 0)] = time
+        np.copyto(total, now, where=known)
+        np.copyto(read, time, where=known)
+
+    def carried(self, i: int, time: int, within: int) -> bool:
+        """Returns whether a port carried traffic in the last `within` us before `time`."""
+        return bool(i < len(self.busy) and self.busy[i] > 0 and self.busy[i] >= time - within)
+
+    def is_idle(self, i: int, time: int, for_us: int) -> bool:
+        """Returns whether a port is known to have carried no traffic for so long."""
+        known = i < len(self.first) and 0 < self.first[i] <= time - for_us and self.read[i] >= time - for_us
+        return bool(known and not self.carried(i, time, for_us))
+
+
 @dataclass
 class PortStates(State):
     """State, transitions and flaps of all ports."""
@@ -29,18 +75,22 @@ class PortStates(State):
     down: NDArray[np.int64] = memory(0, np.int64)  # time at which it went down; 0: it is not down
     count: NDArray[np.int64] = memory(0, np.int64)  # readings, counted to LEARN + 1
     has_counter: NDArray[np.bool_] = memory(False, np.bool_)  # of transitions
+    read: NDArray[np.int64] = memory(0, np.int64)  # time of the newest reading
+    step: Floats = memory(0.0)  # usual s between two readings
     flapped: dict[str, list[int]] = notes()  # port -> times at which it came up again
     readings: CounterReadings = part(CounterReadings)
     changes: CounterReadings = part(CounterReadings)
     returned: dict[str, int] = notes()  # port -> when it last came up again, counted as a flap or not
     leaps: dict[str, list[float]] = notes()  # port -> [transitions, s] that no link can make
+    loads: PortLoads = part(PortLoads)
+    work: dict[str, str] = notes()  # port that is down -> what it did before
     leaps_now: dict[int, list[float]] = field(default_factory=dict, init=False)
     """Index of a port -> the same, of this instant."""
 
     def update(self, state: Floats, changes: Floats, time: int, restarted: Indices) -> list[tuple[int, int]]:
         """Reads an instant; returns (port, times) of the ports that came up again since the last one."""
         self.grow(len(state))
-        self._count_samples(state)
+        self._count_samples(state, time)
         at, _, _ = self.readings.find_changed(state, time)
         moving, growth, seconds = self.changes.measure_growth(changes, time, restarted)
         self.has_counter[np.flatnonzero(~self.has_counter[: len(changes)] & np.isfinite(changes))] = True
@@ -126,10 +176,21 @@ class PortStates(State):
         since = int(self.readings.missing_since[i])
         return since != 0 and time - since > _POLL_GAP
 
-    def _count_samples(self, state: Floats) -> None:
-        young = np.flatnonzero(self.count[: len(state)] <= LEARN)
-        if len(young):
-            self.count[young] += np.isfinite(state[young])
+    def heard_since(self, i: int, time: int) -> bool:
+        """Returns whether the state was read after `time`."""
+        return bool(self.read[i] > time)
+
+    def _count_samples(self, state: Floats, time: int) -> None:
+        known = np.isfinite(state)
+        young = self.count[: len(state)] <= LEARN
+        if young.any():
+            self.count[: len(state)][young & known] += 1
+        read, step = self.read[: len(state)], self.step[: len(state)]
+        passed = (time - read) / SECOND
+        # a gap in the telemetry is no longer interval: the step follows slowly upwards
+        change = np.where(step > 0, np.clip(passed - step, -step / 2, step / 10), passed)
+        step += np.where(known & (read > 0) & (passed > 0), change, 0.0)
+        np.copyto(read, time, where=known)
 
 
 def burst_onset(times: list[int], quiet: float) -> int:

@@ -32,7 +32,7 @@ from detectors.link.cable_ends import (
     blame_for_link_down,
 )
 from detectors.link.counters import Floats
-from detectors.link.error_counts import PACKETS, PHYSICAL, PortErrors
+from detectors.link.error_counts import PACKETS, PHYSICAL, SLOW_LIMIT, PortErrors
 from detectors.link.port_states import PortStates, burst_onset
 from pipeline.model.entity_names import short_duration, short_number
 from pipeline.model.links import PEER
@@ -115,6 +115,7 @@ class PortLimits:
     flap_window: float
     flap_quiet: float
     drop: float
+    busy_drop: float
     healthy_ber: float
     errors: float
 
@@ -125,6 +126,7 @@ class PortRecords:
 
     far:    (N,) index of each port's far end (-1: not monitored).   leaps: port -> transitions that no link can make.
     shared: ports whose errors are those of a leaf or of the fabric.  slow: ports below the speed that they held.
+    work:   port that is down -> what it did before: one of BUSY, IDLE and UNKNOWN_WORK.
     """
 
     frame: Frame
@@ -138,6 +140,7 @@ class PortRecords:
     far: NDArray[np.int64]
     shared: frozenset[int]
     slow: frozenset[int]
+    work: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,23 +190,31 @@ def _flap_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) ->
 
 
 def _down_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) -> Iterator[PortTrouble]:
-    """Yields a port that is down. While the node at the far end is silent, that node may be off or booting.
+    """Yields a port that is down; the sooner a page, the surer it is that a job waits for it.
 
-    A switch's port is read by another agent, whose silence shows nothing about the switch.
+    While the node at the far end is silent, that node may be off or booting; before a port pages early, its far end
+    must have been heard since. A switch's port is read by another agent, whose silence shows nothing about the switch.
     """
     states, time = records.states, records.frame.time
     if not (since := int(states.down[cable.near])) or not states.was_up[cable.near]:
         return
-    seconds = (time - since) / SECOND
-    silent = cable.far >= 0 and states.is_long_silent(cable.far, time)
-    silent = silent and records.frame.topology.ancestor_of_kind(cable.far_name, "node") is not None
-    level: Level = "page" if seconds >= limits.drop and not silent else "suspect"
+    seconds, work = (time - since) / SECOND, records.work.get(cable.near_name, UNKNOWN_WORK)
+    hosted = cable.far >= 0 and records.frame.topology.ancestor_of_kind(cable.far_name, "node") is not None
+    silent = hosted and states.is_long_silent(cable.far, time)
+    early = work == BUSY and (not hosted or states.heard_since(cable.far, since))
+    level: Level = "suspect"
+    if seconds >= (limits.busy_drop if early else limits.drop) and not silent:
+        level = "ticket" if work == IDLE else "page"
     side = blame_for_link_down(cable, records.modules)
     if silent:
         side = f"{cable.far_name} is silent, so its node may be off or booting"
-    evidence = {"down_s": round(seconds, 1), "side": side, **records.modules.as_evidence(cable.near)}
+    evidence = {"down_s": round(seconds, 1), "before": work, "side": side, **records.modules.as_evidence(cable.near)}
     title = f"down for {short_duration(seconds)}" if seconds >= 1 else "down"
+    title += " under load" if work == BUSY else ""
     yield PortTrouble(level, since, seconds / limits.drop, title, side, "the port is up again", "nic.state", evidence)
+
+
+BUSY, IDLE, UNKNOWN_WORK = "carried traffic", "carried no traffic", "traffic not known"
 
 
 def _speed_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) -> Iterator[PortTrouble]:
@@ -229,6 +240,7 @@ def _error_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) -
     sums = errors.sums_by_counter(port)
     suspect = limits.errors / 2
     if not sums or max(sums.values()) <= suspect:
+        yield from _decay_trouble(records, limits, cable)
         return
     signal = max(sums, key=lambda s: (s in PHYSICAL, sums[s]) if sums[s] > suspect else (False, 0))
     counter = errors.counters[signal]
@@ -250,6 +262,26 @@ def _error_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) -
     clears = "no more errors than a healthy link has, for about 10 min"
     score = sums[signal] / limits.errors
     yield PortTrouble(level, since, score, title, side, clears, signal, evidence, compared)
+
+
+def _decay_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) -> Iterator[PortTrouble]:
+    """Yields a port with few errors, but in more minutes than chance explains: it slows no job yet."""
+    errors, port = records.errors, cable.near
+    for signal in (s for s, c in errors.counters.items() if s in PHYSICAL and port < len(c.slow)):
+        counter = errors.counters[signal]
+        if counter.slow[port] > SLOW_LIMIT:
+            since, count = int(counter.slow_since[port]), int(counter.slow_total[port])
+            seconds = max((records.frame.time - since) / SECOND, 1.0)
+            side = blame_for_errors(cable, records.modules, _far_end_has_errors(records, limits, cable))
+            bits = float(errors.bits_per_second(np.array([port]))[0])
+            rate, usual = count / seconds / bits, limits.healthy_ber
+            compared = Comparison(rate, usual, None, f"healthy links: BER below {usual:g}", 0, rate - usual, "BER")
+            title = f"{count} {_ERROR_NAMES[signal]} in {short_duration(seconds)}, BER {rate:.0e}"
+            evidence = {"side": side, signal: count, **records.modules.as_evidence(port)}
+            clears = "a few minutes with errors in an hour at most"
+            score = float(counter.slow[port]) / SLOW_LIMIT
+            yield PortTrouble("ticket", since, score, title, side, clears, signal, evidence, compared)
+            return
 
 
 def _level_and_side(
@@ -328,7 +360,8 @@ class DownLeaves(State):
         total = int(groups.max()) + 1
         size = np.bincount(groups, states.was_up[:n] & (groups > 0), total)
         share = np.bincount(groups, down, total) / np.maximum(size, 1)
-        together = np.bincount(groups, _down_together(down, states.down[:n], groups, total, limits.within), total)
+        within = max(limits.within, float(np.max(states.step[:n], where=down, initial=0.0)))
+        together = np.bincount(groups, _down_together(down, states.down[:n], groups, total, within), total)
         fell = np.zeros(total, np.bool_)
         fallen: dict[str, int] = {}
         self.ports = {}
@@ -354,7 +387,7 @@ def _first_down(down: Bools, since: Indices, groups: Groups, total: int) -> tupl
 
 
 def _down_together(down: Bools, since: Indices, groups: Groups, total: int, within: float) -> Bools:
-    """Returns (N,) ports that went down within seconds of the newest of their leaf; the grid is as fine as that."""
+    """Returns (N,) ports that went down within seconds of the newest of their leaf, or within a poll of the slowest."""
     newest = np.zeros(total, np.int64)
     np.maximum.at(newest, groups, np.where(down, since, 0))
     return np.asarray(down & (since >= newest[groups] - within * SECOND))

@@ -12,6 +12,7 @@ from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10  # s of a frame
+GAUGES = frozenset({"nic.state", "nic.speed", "nic.phys_state", "nic.generation"})
 Values = dict[str, np.ndarray]
 Change = Callable[["Fabric", int, Values], None]
 
@@ -78,7 +79,7 @@ class Fabric:
             values = growth | gauges
             if change:
                 change(self, tick, values)
-            for name in [n for n in values if n not in gauges]:
+            for name in [n for n in values if n not in GAUGES]:
                 self.totals[name] = self.totals.get(name, np.full(size, 1e9)) + np.floor(values[name])
                 values[name] = self.totals[name].copy()
             yield {"nic": self._frame(tick, values)}

@@ -38,21 +38,21 @@ def test_six_errors_in_five_minutes_are_too_many_at_1e_15_and_four_at_1e_16():
 
 
 def test_errors_older_than_the_window_or_in_the_future_are_dropped():
-    window, at = ErrorWindow(), np.array([3])
-    window.add_errors(at, np.array([2.0]), 8, START, 10)
-    window.add_errors(at, np.array([1.0]), 8, START + 29 * STEP, 10)
+    window, at, began = ErrorWindow(), np.array([3]), np.array([START - STEP])
+    window.add_errors(at, np.array([2.0]), began, START)
+    window.add_errors(at, np.array([1.0]), began + 29 * STEP, START + 29 * STEP)
     assert window.recent[3] == 3
-    window.add_errors(at[:0], np.empty(0), 8, START + 30 * STEP, 10)
+    window.add_errors(at[:0], np.empty(0), began[:0], START + 30 * STEP)
     assert window.recent[3] == 1
-    window.add_errors(at[:0], np.empty(0), 8, START, 10)  # the clock went back
+    window.add_errors(at[:0], np.empty(0), began[:0], START)  # the clock went back
     assert window.recent[3] == 0
     assert not window.batches
 
 
-def test_a_reading_longer_than_the_window_does_not_count():
-    window = ErrorWindow()
-    window.add_errors(np.array([0]), np.array([5.0]), 1, START, WINDOW_S + 1)
-    assert window.recent[0] == 0
+def test_a_reading_longer_than_the_window_does_not_count_and_hides_no_other():
+    window, began = ErrorWindow(), np.array([START - int((WINDOW_S + 1) * SECOND), START - STEP])
+    window.add_errors(np.array([0, 1]), np.array([5.0, 2.0]), began, START)
+    assert window.recent.tolist() == [0, 2]
 
 
 def slow_errors(tick, values):
