@@ -1,6 +1,6 @@
 """Memory health: corrected and uncorrected errors of GPUs and servers, replaced rows, and rows that cannot be replaced.
 
-Everything that ECC counts. It does not detect silent data corruption.
+Everything that ECC counts, and the heat of GPU memory. It does not detect silent data corruption.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.budget import GPUS, budget_line
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.streams import Bools
+from detectors.base.kernel import EFFECT
+from detectors.base.state import State
+from detectors.base.statistics import grouped_median
+from detectors.base.streams import Bools, Channel, Streams
+from detectors.base.throttle import has_reason, read_reasons
 from detectors.memory.error_counters import GpuErrors, LevelFilter
 from detectors.memory.error_rates import (
     DAY,
@@ -65,6 +70,7 @@ _SCORE = {"suspect": 1.0, "ticket": 2.0, "page": 3.0}
 _RESET = "a GPU reset, after which its driver counts from 0"
 _RESET_OR_DAY = f"{_RESET}, or a day after the first error; the cause is then still to be found"
 CLEARS: Mapping[str, str] = {
+    "gpu.memory_temperature": "memory that is as hot as before, compared with its core",
     "gpu.rows_failed": "replacement of the GPU",
     "gpu.sram_uncorrected": _RESET_OR_DAY,
     "gpu.sram_corrected": _RESET,
@@ -79,6 +85,14 @@ CLEARS: Mapping[str, str] = {
 """What ends a condition, by the signal of its worst trouble."""
 
 
+HOTTER_K = 3.0
+"""K that memory is hotter than its core, its peers and its past explain: three roundings of NVML."""
+HEAT_HOLDS, HEAT_EVERY = 600 * SECOND, 26 * SECOND
+"""us for which it must be, twice the longest harmless swing; us between two readings. Chosen."""
+_ALIKE = 0.3  # share within which a GPU draws as much as the median of its peers; chosen
+THERMAL = 0x60  # clock event reasons of heat: NVML, SwThermalSlowdown and HwThermalSlowdown
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """One thing that is wrong. text: as a title; advice: what to do."""
@@ -91,13 +105,46 @@ class Trouble:
 
 
 @dataclass
+class MemoryHeat(State):
+    """How much hotter the memory of each GPU is than its core explains, against the other GPUs of its node and its own
+    past.
+
+    since: when (us) it became so; 0: it is not.   throttled: readings in a row in which heat slowed the GPU.
+    """
+
+    shift: Streams = part(lambda: Streams(Channel(floor=0.7, delta=HOTTER_K, phi=0.6)))
+    since: NDArray[np.int64] = memory(0, np.int64)
+    throttled: NDArray[np.int8] = memory(0, np.int8)
+    newest: int = notes(int)
+    _peers: Peers = field(default_factory=lambda: Peers(("node",), ("rack",), least=4), init=False, repr=False)
+
+    def find_hot(self, frame: Frame, gate: Bools) -> Bools:
+        """Adds a frame; returns (N,) GPUs whose memory has been hotter for HEAT_HOLDS. gate: False in maintenance."""
+        self.grow(n := len(frame.entities))
+        heat, power = frame["gpu.memory_temperature"], frame["gpu.power"]
+        if frame.time - self.newest >= HEAT_EVERY and np.isfinite(heat).any():
+            self.newest = frame.time
+            groups = self._peers.groups(frame)
+            alike = np.abs(power - grouped_median(power, groups)[0]) <= _ALIKE * power  # idle memory is colder
+            step = self.shift.step(heat - frame["gpu.temperature"], groups, frame.time, gate & alike)
+            on = step.on & ~step.moved
+            held = np.where(on, step.held, 0)
+            self.since[:n] = np.where(on, np.maximum(frame.time - held.astype(np.int64) * SECOND, 1), 0)
+            slowed = has_reason(read_reasons(frame["gpu.throttle_reasons"])[0], THERMAL)
+            self.throttled[:n] = np.where(slowed, np.minimum(self.throttled[:n] + 1, 2), 0)
+        self.newest = min(self.newest, frame.time)  # the clock may have been set back
+        return np.asarray((self.since[:n] > 0) & (frame.time - self.since[:n] >= HEAT_HOLDS))
+
+
+@dataclass
 class Memory(Detector):
     """Memory errors by ECC. Page: a row that cannot be replaced, an uncorrected error in caches or registers, one of
     device memory that was neither contained nor had its row replaced within `wait` s, `sram_limit` corrected errors
     of caches, an uncorrected error of a server's memory. Ticket: a contained uncorrected error, a row that waits for a
     reset, a rate of corrected errors of device memory that is too high for its cohort, a bank without spare rows,
     `row_limit` replaced rows or less than a month to it, the maker's threshold for caches, too many corrected errors of
-    a server or a module.
+    a server or a module, memory that is 3 K hotter than core and peers explain for ten minutes; a page if heat slows
+    that GPU.
 
     The rate is judged by a CUSUM of negative binomial counts (variance mean (1 + `overdispersion` mean) an hour) for
     `ratio` times the usual rate, learned from the cohort (GPUs of one SKU) and from the GPU's own past; exp(`limit`)
@@ -116,6 +163,7 @@ class Memory(Detector):
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.ecc_uncorrected", "gpu.dram_corrected", "gpu.dram_uncorrected", "gpu.sram_corrected"),
         *("gpu.sram_uncorrected", "gpu.sram_threshold", "gpu.rows_corrected", "gpu.rows_uncorrected"),
+        *("gpu.memory_temperature", "gpu.temperature", "gpu.power", "gpu.throttle_reasons"),
         *("gpu.rows_pending", "gpu.rows_failed", "gpu.banks_low", "gpu.banks_none", "gpu.generation"),
         *("node.memory_uncorrected", "node.generation", "dimm.uncorrected", "dimm.generation", "event:xid"),
     )
@@ -140,6 +188,7 @@ class Memory(Detector):
     errors: GpuErrors = part(GpuErrors, kept=True)
     levels: LevelFilter = part(LevelFilter, kept=True)
     rates: GpuErrorRates = part(GpuErrorRates, kept=True)
+    heat: MemoryHeat = part(MemoryHeat)
     servers: ServerErrors = part(
         lambda: ServerErrors("node", "node.memory_corrected", "node.memory_uncorrected", 100.0), of="node", kept=True
     )
@@ -193,6 +242,7 @@ class Memory(Detector):
             f"rate of corrected errors: {self.rates.budget()}",
             f"servers and modules: a rule of {self.server_limit:g} and {self.module_limit:g} corrected errors a day",
             "uncorrected errors, rows and banks: a rule on logged facts, no statistical alarm rate",
+            f"heat of memory: {budget_line(self.heat.shift.channel, GPUS, HEAT_EVERY / SECOND)}",
         ]
 
     # --- GPUs --------------------------------------------------------------------------------------------------------
@@ -201,6 +251,7 @@ class Memory(Detector):
         self.grow(len(frame.entities))
         gate = ~self.gates.maintenance_mask(frame, _MAINTENANCE_SETTLES)
         bad = self._find_errors(frame, gate) | self._find_flags(frame) | is_positive(frame["gpu.banks_none"])
+        bad |= self.heat.find_hot(frame, gate)
         found = []
         for i in np.flatnonzero(bad & gate).tolist():
             if troubles := self._list_troubles(frame, i):
@@ -286,6 +337,8 @@ class Memory(Detector):
         if is_positive(frame["gpu.banks_none"][i]):
             text, advice = f"{frame['gpu.banks_none'][i]:.0f} memory banks without spare rows", "plan a replacement"
             found.append(Trouble("ticket", time, text, advice, "gpu.banks_none"))
+        if self.heat.since[i] and time - self.heat.since[i] >= HEAT_HOLDS:
+            found.append(self._describe_heat(frame, i))
         burst = self.rates.cells[i]
         if burst["on"]:
             hours = max((time - int(burst["since"])) / SECOND / HOUR, 1 / 60)
@@ -294,6 +347,12 @@ class Memory(Detector):
             advice = "drain when its job ends, watch for uncorrected ones"
             found.append(Trouble("ticket", int(burst["since"]), text, advice, "gpu.dram_corrected"))
         return found
+
+    def _describe_heat(self, frame: Frame, i: int) -> Trouble:
+        kelvin, slowed = float(self.heat.shift.cells[EFFECT, i]), self.heat.throttled[i] >= 2
+        text = f"memory {kelvin:.0f} K hotter than its core explains{', heat slows the GPU' if slowed else ''}"
+        advice = "check the contact of its memory to the cold plate or heat sink"
+        return Trouble("page" if slowed else "ticket", int(self.heat.since[i]), text, advice, "gpu.memory_temperature")
 
     def _judge_lost(self, frame: Frame, i: int, time: int) -> Trouble | None:
         """Returns uncorrected errors of device memory: contained or not; None while that is not known yet."""

@@ -24,13 +24,17 @@ NO_OUTPUT = 0.1
 CARRIED = 0.7
 """Share of the chassis' usual power that the others must give: else the load is gone, not the supply; chosen."""
 TOGETHER = 60 * SECOND
-"""us between losses of one cause: BMCs are read every 30 s, twice for a loss; chosen."""
+"""us between losses of one cause, or two usual readings of a supply if that is longer: two confirm a loss."""
 LAPSES = 3600 * SECOND
 """us without a reading after which a loss ends: the chassis may be gone; chosen: many times the longest update of a
 BMC's firmware."""
 _KNOWN, _GAIN = 20, 0.02  # readings until an output is usual; memory of about 50 readings; chosen
 _STATES = CATALOGUE["psu.status"].states
 _OK, _CRITICAL, _UNAVAILABLE, _ABSENT = (_STATES.index(s) for s in ("ok", "critical", "unavailable", "absent"))
+_SPARE = (_STATES.index("standby"), _STATES.index("disabled"))
+"""States of a supply that is meant to give nothing: cold redundancy turns supplies off at low load and changes them in
+turns (Redfish Status.State StandbySpare)."""
+_FOLLOWS = 0.2  # gain of the usual time between readings; chosen
 _LOST_INPUT = CATALOGUE["psu.input_status"].states.index("loss_of_input")
 STATUS, INPUT, OUTPUT, REMOVED = 1, 2, 3, 4  # why a supply counts as lost; 0: it does not
 
@@ -65,7 +69,8 @@ class Supplies(State):
     """State by supply.
 
     bad, well:    readings in a row.   why, since: of the loss.   status: state reported last, plus 1.   read_at: newest
-    reading.   count, usual: readings learned from, and the usual output (W).   output, capacity: newest (W).
+    reading.   every: usual time between readings (us).   count, usual: readings learned from, and the usual output (W).
+    output, capacity: newest (W).
     """
 
     bad: NDArray[np.int32] = memory(0, np.int32)
@@ -78,6 +83,7 @@ class Supplies(State):
     capacity: Floats = memory(0.0)
     since: NDArray[np.int64] = memory(0, np.int64)
     read_at: NDArray[np.int64] = memory(0, np.int64)
+    every: Floats = memory(np.nan)
     _names: Sequence[str] = notes(tuple)
 
     def update(self, frame: Frame | None, time: int) -> None:
@@ -92,22 +98,33 @@ class Supplies(State):
         status, feed, output = frame["psu.status"], frame["psu.input_status"], frame["psu.output_power"]
         np.copyto(self.capacity[:n], frame["psu.capacity"], where=~np.isnan(frame["psu.capacity"]))
         read = ~(np.isnan(status) & np.isnan(feed) & np.isnan(output))
+        self._follow_readings(read, frame.time)
+        known = (status >= 0) & (status < len(_STATES))  # other values are not states
+        self.status[:n][known] = status[known].astype(np.int32) + 1
+        spare = np.isin(self.status[:n] - 1, _SPARE)
         why = np.zeros(n, np.int32)
         measured = ~np.isnan(output)
         usual = self.count[:n] >= _KNOWN
-        why[measured & usual & (output < NO_OUTPUT * self.usual[:n])] = OUTPUT
+        why[measured & usual & ~spare & (output < NO_OUTPUT * self.usual[:n])] = OUTPUT
         why[(status == _CRITICAL) | (status == _UNAVAILABLE)] = STATUS
         why[(status == _ABSENT) & usual] = REMOVED
         why[feed == _LOST_INPUT] = INPUT
-        known = (status >= 0) & (status < len(_STATES))  # other values are not states
-        self.status[:n][known] = status[known].astype(np.int32) + 1
         np.copyto(self.output[:n], output, where=measured)
-        learns = measured & (why == 0)
+        learns = measured & (why == 0) & ~spare
         self.count[:n] += learns
         gain = np.maximum(_GAIN, 1 / np.maximum(self.count[:n], 1))
         self.usual[:n] += np.where(learns, gain * (output - self.usual[:n]), 0)
         if why.any() or self.bad.any():
             self._judge(why, read, frame.time)
+
+    def _follow_readings(self, read: Bools, time: int) -> None:
+        """Updates when supplies were read, and how often they usually are."""
+        n = len(read)
+        before, every = self.read_at[:n], self.every[:n]
+        gap = np.where(read & (before > 0) & (before < time), time - before, np.nan)
+        gap = np.fmin(gap, 3 * every)  # a BMC that restarts does not make readings rare
+        every[:] = np.where(np.isnan(every), gap, every + _FOLLOWS * np.nan_to_num(gap - every))
+        before[read] = time
 
     def _end_unread(self, time: int) -> None:
         """Ends losses without a reading for long."""
@@ -118,7 +135,6 @@ class Supplies(State):
         n = len(why)
         bad, well = read & (why > 0), read & (why == 0)
         self.since[:n][bad & (self.bad[:n] == 0)] = time
-        self.read_at[:n][read] = time
         self.bad[:n][bad] += 1
         self.why[:n][bad] = why[bad]
         self.well[:n][bad] = 0
@@ -169,7 +185,8 @@ class Supplies(State):
     def _group(self, i: int, bad: Bools, chassis: Chassis) -> tuple[str, list[int]]:
         """Returns the entity that caused a loss, and all supplies that are lost with it."""
         since, of_supply = self.since[: len(bad)], chassis.of_supply
-        same = bad & (np.abs(since - since[i]) <= TOGETHER)
+        window = np.fmax(TOGETHER, LOOKS * np.nan_to_num(self.every[: len(bad)]))
+        same = bad & (np.abs(since - since[i]) <= window)
         hit = np.zeros(len(chassis.names), bool)
         hit[of_supply[same]] = True
         first = np.zeros(len(hit), bool)

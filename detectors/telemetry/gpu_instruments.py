@@ -11,6 +11,7 @@ from detectors.base import kernel
 from detectors.base.cohorts import Peers
 from detectors.base.state import State, memory, part
 from detectors.base.streams import LEARN, Channel, Step, Streams
+from detectors.base.throttle import THROTTLE, has_reason, read_reasons
 from detectors.telemetry.instruments import (
     RHYTHM,
     Bools,
@@ -29,9 +30,9 @@ LEAST_K = 2.2
 """K of a temperature shift that counts: above the 2 K by which a service may leave a sensor off; chosen."""
 STILL = HOLD // RHYTHM
 """Readings of one value before it is suspected."""
-MOVED_K, MOVED_W = 3.0, 100.0
-"""How far related readings must have moved in that time: three roundings, and the power that moves a cold plate of 0.03
-to 0.04 K/W by that; chosen."""
+MOVED, MOVED_SHARE = 3.0, 0.15
+"""How far related readings must have moved in that time: steps that a thermometer rounds to, and a share of the highest
+power so far: of 35 to 55 K over the coolant that is 5 K and more. Chosen."""
 RATIO = {"gpu.temperature": 2.5, "gpu.power": 2.0}
 """Multiple of the usual change, its own and that of its peers, that is noise; chosen: load moves all GPUs of a node."""
 _NOISE = {"gpu.temperature": 0.7, "gpu.power": 0.02}  # least usual change: rounding, and a share of the power; chosen
@@ -115,12 +116,15 @@ class GpuInstruments(State):
     def _biased_heat(
         self, frame: Frame, apart: Step, warm: Step, watts: Step, calm: Bools
     ) -> Iterator[InstrumentFault]:
+        throttled = has_reason(read_reasons(frame["gpu.throttle_reasons"])[0], THROTTLE)
         for i in np.flatnonzero(apart.on & (apart.held >= HOLD) & calm & ~apart.moved).tolist():
             if abs(np.nan_to_num(watts.effect[i])) >= 0.05:
                 continue  # its load moved
             shift, own = float(apart.effect[i]), float(np.nan_to_num(warm.effect[i]))
             core = own * shift > 0 and abs(own) > 0.5 * abs(shift)
             signal = "gpu.temperature" if core else "gpu.memory_temperature"
+            if (signal == "gpu.memory_temperature" and shift < 0) or (core and shift > 0 and throttled[i]):
+                continue  # heat explains it: memory that is hotter than its core, or a core that slows down
             words = f"reads {abs(shift):.1f} K too {'high' if (shift > 0) == core else 'low'}"
             yield self._fault(frame, i, signal, "biased", int(apart.held[i]), shift, "K", words)
 
@@ -147,13 +151,15 @@ class GpuInstruments(State):
 
     def _stuck(self, frame: Frame, middle_k: Floats, middle_w: Floats, calm: Bools) -> Iterator[InstrumentFault]:
         heat, power = frame["gpu.temperature"], frame["gpu.power"]
+        moved_w = MOVED_SHARE * self.highest[: len(power)]
         run, spans = self.stuck_heat.step(heat, heat=middle_k, power=power)
-        suspected = (run >= STILL) & (spans["heat"] >= MOVED_K) & (spans["power"] >= MOVED_W)
+        moved_k = MOVED * self.stuck_heat.quantum[: len(run)]
+        suspected = (run >= STILL) & (spans["heat"] >= moved_k) & (spans["power"] >= moved_w)
         for i in np.flatnonzero(self.stuck_heat.stayed(heat, suspected, calm)).tolist():
             words = f"stuck at {heat[i]:.0f} °C while its power moved by {spans['power'][i]:.0f} W"
             yield self._fault(frame, i, "gpu.temperature", "stuck", int(run[i]) * RHYTHM, 0.0, "K", words)
         run, spans = self.stuck_power.step(power, heat=heat, power=middle_w)
-        suspected = (run >= STILL) & (spans["power"] >= MOVED_W) & (spans["heat"] >= MOVED_K)
+        suspected = (run >= STILL) & (spans["power"] >= moved_w) & (spans["heat"] >= moved_k)
         for i in np.flatnonzero(self.stuck_power.stayed(power, suspected, calm)).tolist():
             words = f"stuck at {power[i]:.0f} W while its temperature moved by {spans['heat'][i]:.0f} K"
             yield self._fault(frame, i, "gpu.power", "stuck", int(run[i]) * RHYTHM, 0.0, "W", words)

@@ -33,6 +33,7 @@ _FOLLOWS = 4.0  # within which it shows what its witnesses showed: cold plates n
 _LONG = 10.0  # of one value that no longer teach how often it changes; chosen
 # Shares of the usual change:
 _CLIP = 6.0  # that one change counts at most, so that the start of a job or a dip is not noise; chosen
+_ROUNDS = 0.5  # of the quantum: a reading that toggles at random changes by that on average
 _TEACHES = 1.5  # above which a change teaches nothing: half of the least ratio and more; chosen
 _RATES = (_CALM, _SLOW, _TREND, _CLIP, _TEACHES)
 
@@ -81,6 +82,7 @@ class StuckReading(State):
 
     witnesses: names of the related readings.
     run, seen: readings of one value, and of any.   usual: share of readings that differ from the one before.
+    quantum: smallest change of an instrument that was seen; what it rounds to, or near 0 where its noise is finer.
     """
 
     witnesses: tuple[str, ...]
@@ -88,6 +90,7 @@ class StuckReading(State):
     run: Floats = memory(0.0)
     usual: Floats = memory(0.0)
     seen: Floats = memory(0.0)
+    quantum: Floats = memory(np.nan)
     after: Floats = memory(0.0)  # readings since it was suspected
     ranges: dict[str, WitnessRange] = part(dict)
 
@@ -99,7 +102,8 @@ class StuckReading(State):
         size = len(values)
         self.grow(size)
         moved = np.empty(size, bool)
-        _count_same(values, self.last, self.run, self.usual, self.seen, moved, _SLOW, _LONG)
+        state = (self.last, self.run, self.usual, self.seen, self.quantum)
+        _count_same(values, state, moved, _SLOW, _LONG)
         spans = {}
         for name, other in witness.items():
             spans[name] = np.empty(size)
@@ -132,16 +136,21 @@ class NoiseLevel(State):
     one_ago: Floats = memory(np.nan)
     two_ago: Floats = memory(np.nan)
 
-    def step(self, values: Floats, least: float, ratio: float, calm: Bools | None = None) -> tuple[Floats, Floats]:
+    def step(
+        self, values: Floats, least: float, ratio: float, calm: Bools | None = None, quantum: Floats | None = None
+    ) -> tuple[Floats, Floats]:
         """Returns (N,) the change as a multiple of its usual, and for how many readings it was `ratio` or more.
 
         least: change below which no change is usual: noise of the instrument itself.   calm: False where no
-        judgement is possible now; these start over.
+        judgement is possible now; these start over.   quantum: what instruments round to: a value between two steps
+        changes by one whenever it changes at all.
         """
         self.grow(len(values))
-        times = np.empty(len(values))
+        times, floor = np.empty(len(values)), np.full(len(values), least)
+        if quantum is not None:
+            np.fmax(floor, _ROUNDS * quantum, out=floor)
         state = (self.last, self.now, self.usual, self.seen, self.held, self.trend, self.one_ago, self.two_ago)
-        _follow_changes(values, state, least, ratio, _KNOWN, _RATES, times)
+        _follow_changes(values, state, floor, ratio, _KNOWN, _RATES, times)
         held = self.held[: len(values)]
         if calm is not None and not calm.all():
             held[~calm] = 0
@@ -165,10 +174,8 @@ class LevelShift(State):
 
 
 UNUSUAL_K = 3.0  # shift from which a cohort is another than before: three roundings; chosen
-_USUAL_K_PER_W = (
-    0.035  # resistance of a liquid-cooled GPU until the own is known: cold plates have 0.03 to 0.04; chosen
-)
-_K_PER_W = (0.02, 0.1)  # least and most of it: good cold plates, small heat sinks; chosen
+_USUAL_K_PER_W = 0.06  # resistance until the own is known: cold plates have 0.03, heat sinks in air 0.08; chosen
+_K_PER_W = (0.02, 1.0)  # least and most of it: good cold plates; a T4 at 70 W under 70 K, its data sheet
 K_ERROR = 0.2  # share of the resistance that is not known; chosen
 _PRIOR_W2 = 2500.0  # variance of the load, 50 W, that the resistance is worth; chosen
 _LEAST = 4  # GPUs with data; fewer show little of a loop; chosen
@@ -246,21 +253,25 @@ class InstrumentFault:
 @compiled
 def _count_same(
     values: Floats,
-    last: Floats,
-    run: Floats,
-    usual: Floats,
-    seen: Floats,
+    state: tuple[Floats, Floats, Floats, Floats, Floats],
     moved: Bools,
     gain: float,
     most: float,
 ) -> None:
-    """Counts how often each reading was the same in a row. Out: moved. most: runs that still teach."""
+    """Counts how often each reading was the same in a row. Out: moved. most: runs that still teach.
+
+    state: last, run, usual, seen, quantum.
+    """
+    last, run, usual, seen, quantum = state
     for i in range(len(values)):
         value = values[i]
         moved[i] = False
         if value != value:
             continue
         change = value != last[i]
+        if change and last[i] == last[i]:
+            by = abs(value - last[i])
+            quantum[i] = by if not quantum[i] * (1.0 + gain) < by else quantum[i] * (1.0 + gain)
         seen[i] += 1.0
         if run[i] < most:
             usual[i] += max(1.0 / seen[i], gain) * ((1.0 if change else 0.0) - usual[i])
@@ -298,7 +309,7 @@ def _count_suspected(
 def _follow_changes(
     values: Floats,
     state: tuple[Floats, ...],
-    least: float,
+    least: Floats,
     ratio: float,
     known: float,
     rates: tuple[float, float, float, float, float],
@@ -321,7 +332,7 @@ def _follow_changes(
                 trend[i] += follow * (max(min(moved, a), min(max(moved, a), b)) - trend[i])
             two_ago[i], one_ago[i] = a, moved
             seen[i] += 1.0
-            floor = max(usual[i], least)
+            floor = max(usual[i], least[i])
             clipped = min(change, clip * floor)
             now[i] += max(1.0 / seen[i], quick) * (clipped - now[i])
             share = now[i] / floor
@@ -330,7 +341,7 @@ def _follow_changes(
                 usual[i] += max(1.0 / seen[i], slow) * (clipped - usual[i])
             times[i] = share
         else:
-            times[i] = now[i] / max(usual[i], least)
+            times[i] = now[i] / max(usual[i], least[i])
         if values[i] == values[i]:
             last[i] = values[i]
 

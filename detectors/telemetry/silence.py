@@ -29,6 +29,12 @@ KNOWN_OF: Mapping[str, int] = {"node": 1, "coolant": 2, "power": 2}
 exist. Chosen: one for an agent; two for a unit, as a BMC that starts may list it before it can read it."""
 READINGS = 3
 """Readings that must fail where a signal is read seldom, as at power supplies; chosen: one may fail, one be late."""
+BMC_RESTARTS = 300.0
+"""s for which a BMC may not respond: a restart takes 1 to 3 min; longer is a ticket, by whatever reads it. Chosen."""
+FOLLOWS, LONGEST_GAP = 0.2, 3.0
+"""Gain of the usual time between two samples, and how many times the usual one gap counts at most: a silence does not
+become usual. Chosen."""
+_BY_BMC = frozenset({"psu"})  # classes that only a BMC reads
 GIVEN_UP = 72 * 3600 * SECOND
 """A device that is silent for longer was removed; chosen: a long weekend."""
 TOGETHER = 20 * SECOND
@@ -46,7 +52,7 @@ class SeenDevices(State):
 
     seen:   last sample.              since: reporting without a silence since.
     missed: instants since then.      count: samples so far.
-    rhythm: time between the last two samples, 0 if not known; followed for nodes only.   usual: before this instant.
+    rhythm: usual time between two samples, 0 if not known; of nodes between the last two.   usual: before this instant.
     gaps, holes: for devices with a sample at this instant: time since the one before, and instants missed in between.
     names:  entities; after a restart only if none of them reported, else they come with the next frame.
     """
@@ -78,12 +84,16 @@ class SeenDevices(State):
         lives = self.seen, self.since, self.missed, self.count
         _count_missed(values, time, MISSED, *lives, self.holes, self.gaps)
 
-    def follow_rhythm(self) -> None:
-        """Updates how far apart the samples of each device are."""
+    def follow_rhythm(self, last: bool) -> None:
+        """Updates how far apart the samples of each device are. last: only the last two count."""
         self.usual = self.rhythm
         sampled = self.gaps > 0
         sampled[sampled] = self.count[sampled] > 1
-        self.rhythm = np.where(sampled, self.gaps, self.usual)
+        gaps, known = self.gaps, self.usual
+        if not last:
+            limited = np.where(known > 0, np.minimum(gaps, LONGEST_GAP * known), gaps)
+            gaps = np.where(known > 0, known + FOLLOWS * (limited - known), limited).astype(np.int64)
+        self.rhythm = np.where(sampled, gaps, known)
 
     @property
     def reporting(self) -> Bools:
@@ -123,8 +133,8 @@ class LastSamples(State):
                 self.classes.setdefault(device_class, SeenDevices()).add_devices(frame.entities, time)
             if device_class in self.classes:
                 self.classes[device_class].update(values if values is not None else _NO_VALUES, time, back)
-        if "node" in self.classes:
-            self.classes["node"].follow_rhythm()
+        for device_class, devices in self.classes.items():
+            devices.follow_rhythm(last=device_class == "node")
 
     def of_class(self, device_class: str) -> SeenDevices:
         """Returns the devices of a class; an empty one before its first frame."""
@@ -142,10 +152,13 @@ class LastSamples(State):
         """Returns (N,) devices with a sample within the last MISSED instants."""
         return self.of_class(device_class).reporting
 
-    def patience(self, device_class: str, seconds: float) -> int:
-        """Returns the time (us) without a sample after which a device is silent: `seconds`, or READINGS readings."""
-        rhythm = CATALOGUE[self.signals[device_class]].interval or 1.0
-        return round(max(seconds, READINGS * rhythm) * SECOND)
+    def patience(self, device_class: str, seconds: float) -> NDArray[np.int64]:
+        """Returns (N,) the time (us) without a sample after which a device is silent: `seconds`, at least BMC_RESTARTS
+        where only a BMC reads it, or READINGS of its own usual readings."""
+        seconds = max(seconds, BMC_RESTARTS) if device_class in _BY_BMC else seconds
+        devices, given = self.of_class(device_class), (CATALOGUE[self.signals[device_class]].interval or 1.0) * SECOND
+        rhythm = np.where(devices.rhythm > 0, devices.rhythm, given)
+        return np.maximum(seconds * SECOND, READINGS * rhythm).astype(np.int64)
 
     def silent(self, device_class: str, seconds: float) -> Bools:
         """Returns (N,) devices that have been silent for at least `seconds`, or READINGS readings if that is longer."""

@@ -58,6 +58,7 @@ class Context:
 
     seconds, node_seconds, dead_seconds: settings of the detector.   frame_s: time since the instant before.
     ports: the frame of class nic, with the far ends of the nodes' links where the switches are read.
+    unread: nodes and units whose BMC is known not to respond.
     """
 
     last: LastSamples
@@ -72,6 +73,7 @@ class Context:
     dead_seconds: float
     frame_s: float = 10.0
     ports: Frame | None = None
+    unread: frozenset[str] = frozenset()
 
     def in_maintenance(self, entity: str) -> bool:
         """Returns whether an entity, or something that it is part of, is in maintenance."""

@@ -12,7 +12,6 @@ from detectors.base.state import State, notes
 from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.silence import GIVEN_UP, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSamples
 from pipeline.model.records import SECOND
-from pipeline.model.signals import CATALOGUE
 
 FEW = 4
 """Nodes below which it may be chance, and each device is reported by itself; chosen: a chassis often holds 2 or 3."""
@@ -90,8 +89,8 @@ class Readers(State):
         if not silent.any():
             return False
         seen = last.of_class(device_class).seen[: len(silent)]
-        rhythm = CATALOGUE[last.signals[device_class]].interval or 1.0
-        window = max(TOGETHER, round(_RHYTHMS * rhythm * SECOND))
+        rhythm = float(np.median(last.of_class(device_class).rhythm[: len(silent)][counted]))
+        window = max(TOGETHER, round(_RHYTHMS * rhythm))
         together = quiet & (np.abs(seen - seen[silent].max()) <= window)
         affected = np.count_nonzero(np.bincount(owner[together]))
         of = np.count_nonzero(np.bincount(owner[counted & (together | ~silent)]))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.event_data import values_by_entity
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
@@ -42,6 +43,8 @@ _MEANING = {
 }
 _ALL_SILENT = {"gpu": "driver or NVML hangs", "nic": "driver gone", "psu": "BMC not read"}
 _LISTED = 64  # nodes in the evidence
+FORGOTTEN = 3600 * SECOND
+"""us after its last state in which a BMC counts as known; chosen: more than an agent is out."""
 
 
 @dataclass
@@ -62,7 +65,8 @@ class SilentDevices(State):
             index = self._indexes.setdefault(device_class, TopologyIndex())
             index.update(names, context.topology)
             if device_class in PLANT:
-                mine = {i: names[i] for i in np.flatnonzero(silent).tolist() if not context.in_maintenance(names[i])}
+                left = {i: names[i] for i in np.flatnonzero(silent).tolist() if names[i] not in context.unread}
+                mine = {i: name for i, name in left.items() if not context.in_maintenance(name)}
                 yield from self._plant_silences(device_class, mine, index, context)
             elif len(context.last.names("node")):
                 yield from self._silences_in_nodes(device_class, silent[: len(names)], index, context)
@@ -73,7 +77,10 @@ class SilentDevices(State):
         """Devices of nodes that report; nearly all together are the silence of their reader, reported once."""
         nodes = context.last.names("node")
         owner = index.node_positions(nodes)
-        counted = np.append(self._settled_nodes(device_class, context)[: len(nodes)], False)[owner]
+        settled = self._settled_nodes(device_class, context)[: len(nodes)]
+        if device_class == "psu" and context.unread:
+            settled &= np.array([node not in context.unread for node in nodes])
+        counted = np.append(settled, False)[owner]
         if counted.any():
             counted &= ~context.maintenance_mask(device_class)
         silent = silent & counted
@@ -108,7 +115,7 @@ class SilentDevices(State):
 
     def _settled_nodes(self, device_class: str, context: Context) -> Bools:
         """Returns (N,) nodes that report, and have for so long that their devices should, too."""
-        patience = context.last.patience(device_class, context.seconds) + SETTLES
+        patience = context.last.patience(device_class, context.seconds).max(initial=0) + SETTLES
         nodes = context.last.of_class("node")
         return nodes.reporting & (context.time - nodes.since > patience)
 
@@ -281,6 +288,7 @@ class Telemetry(Detector):
         *(signal for signal in FEED_SIGNALS if signal not in WATCHED.values()),
         *(
             "nic.tx_bytes",
+            "bmc.reachable",
             "rank.step",
             "agent.dropped",
             "agent.cpu_time",
@@ -309,6 +317,7 @@ class Telemetry(Detector):
     feeds: PowerFeeds = part(PowerFeeds, kept=True)
     losses: Losses = part(Losses, kept=True)
     gaps: Gaps = part(Gaps, kept=True)
+    unread: dict[str, int] = notes()  # BMC that does not respond -> newest time (us) that its agent reported that
     nodes: SilentNodes = part(SilentNodes)
     devices: SilentDevices = part(SilentDevices)
     conditions: OpenConditions = notes()
@@ -339,10 +348,19 @@ class Telemetry(Detector):
         topology = next(iter(frames.values())).topology
         parts = self.last, self.gates, self.jobs, self.facts, self.feeds
         settings = self.seconds, self.node_seconds, self.dead_seconds
-        context = Context(*parts, topology, time, *settings, frame_s, frames.get("nic"))
+        unread = self._unread(frames, time)
+        context = Context(*parts, topology, time, *settings, frame_s, frames.get("nic"), unread)
         yield from self.nodes.find_silences(context)
         yield from self.devices.find_silences(context)
         yield from self.gaps.find_gaps(context, frames.get("agent"))
+
+    def _unread(self, frames: Mapping[str, Frame], time: int) -> frozenset[str]:
+        """Returns what the BMCs that do not respond belong to: `telemetry_blind` reports those."""
+        for bmc, reachable in values_by_entity(frames.get("bmc"), "bmc.reachable").items():
+            self.unread[bmc] = time if reachable <= 0 else 0
+        self.unread = {bmc: at for bmc, at in self.unread.items() if 0 <= time - at <= FORGOTTEN}
+        topology = next(iter(frames.values())).topology
+        return frozenset(parent for bmc in self.unread for parent in topology.parents.get(bmc, ()))
 
     def _finding(self, silence: Silence, time: int, due: tuple[int, Level]) -> Finding:
         return self.finding(

@@ -10,6 +10,7 @@ from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, notes
 from detectors.base.event_data import values_by_entity
 from detectors.base.findings import OpenConditions, close_ended, due_report
+from detectors.telemetry.silence import BMC_RESTARTS, FOLLOWS, LONGEST_GAP, READINGS
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 
@@ -17,7 +18,7 @@ _SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}
 _LOST = {"bmc": "not read, leak detectors unmonitored", "exporter": "not read"}
 _REMOVED = {"bmc": 60 * SECOND, "exporter": 7200 * SECOND}
 """us without a state after which it was removed from the configuration, or its agent is silent, which the state of its
-node shows. Agents report each BMC every 10 s and an exporter at each scrape, at most an hour apart; chosen."""
+node shows; READINGS of its own usual intervals if that is longer. An exporter is scraped at least hourly; chosen."""
 _AGAIN = 2  # failures in a row: one failed scrape may be an hour before the next one; chosen
 _NO_REASON = "no reason reported"
 
@@ -44,9 +45,9 @@ class TelemetryBlind(Detector):
         "configured."
     )
 
-    seconds: float = 300.0
+    seconds: float = BMC_RESTARTS
 
-    known: dict[str, dict[str, Any]] = notes()  # entity -> seen, since, times, reason
+    known: dict[str, dict[str, Any]] = notes()  # entity -> seen, newest state, usual interval, since, times, reason
     conditions: OpenConditions = notes()
 
     def budget(self) -> list[str]:
@@ -63,7 +64,7 @@ class TelemetryBlind(Detector):
                 self._record_state(entity, value > 0, time)
         for event in sorted((e for f in frames.values() for e in f.events), key=lambda e: (e.time, e.entity, e.kind)):
             self._record_event(event)
-        self.known = {e: k for e, k in self.known.items() if time - k["seen"] <= _REMOVED[e.partition(":")[0]]}
+        self.known = {e: k for e, k in self.known.items() if time - k["seen"] <= _patience(e, k)}
         dark = {e: k["since"] for e, k in self.known.items() if k["times"] >= _AGAIN}
         close_ended(self.conditions, set(dark))
         found = []
@@ -75,6 +76,11 @@ class TelemetryBlind(Detector):
 
     def _record_state(self, entity: str, answers: bool, time: int) -> None:
         known = self._known(entity, time)
+        if known["state"]:
+            gap = time - known["state"]
+            every = known["every"] or gap
+            known["every"] = every + FOLLOWS * (min(gap, LONGEST_GAP * every) - every)
+        known["state"] = time
         known["times"] = 0 if answers else known["times"] + 1
         if known["times"] == 1:
             known["since"] = time
@@ -92,7 +98,8 @@ class TelemetryBlind(Detector):
                 known["times"] = 0
 
     def _known(self, entity: str, time: int) -> dict[str, Any]:
-        known = self.known.setdefault(entity, {"seen": time, "since": 0, "times": 0, "reason": ""})
+        fresh = {"seen": time, "state": 0, "every": 0.0, "since": 0, "times": 0, "reason": ""}
+        known = self.known.setdefault(entity, fresh)
         known["seen"] = max(known["seen"], time)
         return known
 
@@ -107,3 +114,7 @@ class TelemetryBlind(Detector):
             seconds=(time - due[0]) / SECOND,
             reason=reason,
         )
+
+
+def _patience(entity: str, known: Mapping[str, Any]) -> float:
+    return max(_REMOVED[entity.partition(":")[0]], READINGS * float(known["every"]))

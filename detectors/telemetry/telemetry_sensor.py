@@ -19,6 +19,7 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.state import State
+from detectors.base.statistics import grouped_median
 from detectors.base.streams import Channel, Streams
 from detectors.base.topology_index import per_topology
 from detectors.telemetry.gpu_instruments import HOLD, STILL, GpuInstruments
@@ -48,6 +49,8 @@ _RATIO, _FLOW_NOISE, _SUPPLY_NOISE, _INLET_NOISE = 4.0, 0.004, 0.05, 0.15
 _OFTEN = 0.5  # share of readings that differ from the one before, below which a constant reading is normal; chosen
 _SURE = 16.0
 """Expected changes that did not come: at a quarter of its usual rate a working instrument does that once in e**16."""
+QUANTA = 2.0
+"""Steps by which what drives an instrument must move while it stays: its own rounding and that of the others."""
 _FAN = 0.05  # share by which fans that follow a warm inlet speed up at least; chosen
 _INLETS = ("inlet", "intake", "ambient")
 _LABELS = {
@@ -150,7 +153,9 @@ class LoopInstruments(State):
             stuck = self.stuck[name]
             run, spans = stuck.step(values[name], other=others[name])
             usual = stuck.usual[: len(run)]
-            on = (run >= STILL) & (usual >= _OFTEN) & (spans["other"] > 0) & (values[name] != 0)
+            on = (run >= STILL) & (usual >= _OFTEN) & (values[name] != 0)
+            unit = np.where(on, values[name], 1.0) if name == "flow" else 1.0  # pressure is a logarithm
+            on &= spans["other"] > QUANTA * stuck.quantum[: len(run)] / unit
             for i in np.flatnonzero(on).tolist():
                 words = f"stuck at {values[name][i]:.2f} for {int(run[i])} readings while others move"
                 since = frame.time - int(run[i]) * RHYTHM * SECOND
@@ -184,15 +189,17 @@ class AirInstruments(State):
             words = f"reads {abs(k):.1f} K {'higher' if k > 0 else 'lower'} than the rack's inlets, fans unchanged"
             if not self._fans_follow(frame, i, k):
                 yield self._fault(frame, i, "biased", int(step.held[i]), k, "K", words)
-        times, held = self.noise.step(value, _INLET_NOISE, _RATIO)
+        run, spans = self.stuck.step(value, like=np.where(step.size > 1, step.median, np.nan))
+        usual, quantum = self.stuck.usual[: len(run)], self.stuck.quantum[: len(run)]
+        times, held = self.noise.step(value, _INLET_NOISE, _RATIO, quantum=quantum)
         for i in np.flatnonzero(held >= STILL).tolist():
             like = times[groups == groups[i]]
             if groups[i] >= 0 and times[i] >= _RATIO * np.median(like):
                 words = f"noisy, changes {times[i]:.0f} times as large as usual"
                 yield self._fault(frame, i, "noisy", int(held[i]) * RHYTHM, float(times[i]), "1", words)
-        run, spans = self.stuck.step(value, like=np.where(step.size > 1, step.median, np.nan))
-        usual = self.stuck.usual[: len(run)]
-        for i in np.flatnonzero((run * usual / 4 >= _SURE) & (run >= STILL) & (spans["like"] > 0)).tolist():
+        coarsest = np.fmax(quantum, grouped_median(quantum, groups)[0])
+        followed = spans["like"] > QUANTA * coarsest
+        for i in np.flatnonzero((run * usual / 4 >= _SURE) & (run >= STILL) & followed).tolist():
             words = f"stuck at {value[i]:.1f} °C for {int(run[i])} readings"
             yield self._fault(frame, i, "stuck", int(run[i]) * RHYTHM, 0.0, "K", words)
 
@@ -238,11 +245,12 @@ class TelemetrySensor(Detector):
     """An instrument that has been wrong for ten minutes is a ticket, never a page: the device that it measures is
     healthy.
 
-    Stuck: the same reading, while what it measures must have moved. Biased: it alone moved, and stays there. A GPU's
-    temperature is compared with its memory's, its power and the node's other GPUs; its power with its temperature; the
-    flow of a loop with pressure, pump and heat (affinity laws); its supply with its return; an air inlet with those of
-    the rack and the fans. Noisy: its readings change much more than usual, those of its peers do not. After announced
-    maintenance an instrument is learned again.
+    Stuck: the same reading, while what drives it moved by more than the steps that both round to, as measured at the
+    site. Biased: it alone moved, and stays there, and no heat explains it: not a core that throttles, and never a
+    memory that is hot (see `memory`). A GPU's temperature is compared with its memory's, its power and the node's other
+    GPUs; its power with its temperature; the flow of a loop with pressure, pump and heat (affinity laws); its supply
+    with its return; an air inlet with those of the rack and the fans. Noisy: its readings change much more than usual,
+    those of its peers do not. After announced maintenance an instrument is learned again.
 
     Source: the kinds of fault as in Ni et al., "Sensor network data fault types", ACM Transactions on Sensor Networks
     5(3), 2009.
@@ -258,7 +266,7 @@ class TelemetrySensor(Detector):
     needs: ClassVar[tuple[str, ...]] = ("gpu.temperature", "gpu.power")
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.memory_temperature", "coolant.flow", "coolant.supply_temperature", "coolant.return_temperature"),
-        *("coolant.pressure", "pump.speed", "sensor.temperature", "sensor.fan_speed"),
+        *("coolant.pressure", "pump.speed", "sensor.temperature", "sensor.fan_speed", "gpu.throttle_reasons"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (

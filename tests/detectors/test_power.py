@@ -102,6 +102,52 @@ def test_a_supply_without_output_that_its_bmc_reports_as_well_is_a_suspect_as_a_
     assert site.run(silent) == {("psu:r0n1.1", "suspect")}
 
 
+@pytest.mark.parametrize("state", [5, 6])
+def test_supplies_that_take_turns_in_standby_are_never_lost(site, state):
+    """Cold redundancy: two of four supplies of each chassis rest, in turns of ten minutes."""
+    changes = iter(range(10_000))
+
+    def resting(values):
+        rests = (np.arange(32) + next(changes) // 60) % 2 == 0
+        values["psu"]["psu.output_power"] = np.where(rests, 0.0, 3000.0)
+        values["psu"]["psu.status"] = np.where(rests, state, 0)
+
+    assert site.run(resting, ticks=400) == set()
+
+
+def test_a_supply_that_fails_after_standby_is_a_ticket(site):
+    changes = iter(range(10_000))
+
+    def failing(values):
+        late = next(changes) >= 60
+        values["psu"]["psu.output_power"][5] = 0.0
+        values["psu"]["psu.status"][5] = 2 if late else 5
+
+    assert site.run(failing, ticks=100) == {("psu:r0n1.1", "ticket")}
+    assert site.findings[0].onset == START + (FAULT + 60) * 10 * SECOND
+
+
+@pytest.mark.parametrize("every", [1, 3, 6])
+def test_the_supplies_of_a_rack_are_one_loss_however_seldom_each_is_read(site, every):
+    """every: readings of 10 s between two of a BMC; each BMC is read at another moment."""
+    ticks, phase = iter(range(10_000)), np.repeat(np.arange(8), 4)
+
+    def unfed(values):
+        tick = next(ticks)
+        values["psu"]["psu.status"][1:16:4] = 2
+        unread = (tick + phase) % every != 0
+        for column in values["psu"].values():
+            column[unread] = np.nan
+
+    healthy = Site.run
+
+    def seldom(values):
+        unfed(values)
+
+    found = healthy(site, seldom, ticks=60)
+    assert ("rack:r0", "ticket") in found or ("pdu:p0", "ticket") in found
+
+
 def test_a_load_that_falls_everywhere_gives_no_finding(site):
     def idle(values):
         values["psu"]["psu.output_power"][:] = 100.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from detectors.telemetry.telemetry import Telemetry
 from detectors.telemetry.telemetry_blind import TelemetryBlind
 from pipeline.model.records import SECOND, Event, Finding, Frame
 from pipeline.model.topology import Topology
@@ -106,3 +108,46 @@ def test_one_failed_scrape_of_an_exporter_that_is_scraped_seldom_is_not_a_ticket
 
 def test_a_bmc_that_was_never_read_is_not_a_ticket_before_it_is_known() -> None:
     assert Watch().see(NAN, 3600) == []
+
+
+def test_a_bmc_whose_state_comes_each_minute_is_judged_like_any_other() -> None:
+    detector, found = TelemetryBlind(), []
+    for minute in range(40):
+        column = {"bmc.reachable": np.array([1.0 if minute < 20 else 0.0])}
+        frame = Frame(START + minute * 60 * SECOND, "bmc", ("bmc:n1",), column, Topology({}))
+        found += detector.observe({"bmc": frame})
+        for second in range(10, 60, 10):  # frames without it in between
+            other = Frame(START + (minute * 60 + second) * SECOND, "node", (), {}, Topology({}))
+            found += detector.observe({"node": other})
+    ticket = next(f for f in found if f.level == "ticket")
+    assert ticket.time - START <= (20 * 60 + 370) * SECOND
+    assert found[-1].time >= START + 39 * 60 * SECOND, "it does not end while the BMC is silent"
+
+
+def run_supplies(every: int, bmc: bool) -> list[tuple[str, str, float]]:
+    """Findings of both detectors when the BMC of node 1 falls silent at 1,200 s: (detector, entity, s after it)."""
+    names = tuple(f"psu:n{i}.{j}" for i in range(4) for j in range(2))
+    parents = {name: [f"node:{name[4:6]}"] for name in names} | {f"bmc:n{i}": [f"node:n{i}"] for i in range(4)}
+    topology, found = Topology(parents), []
+    for detector in (Telemetry(), TelemetryBlind()):
+        for second in range(0, 2400, 10):
+            time, silent = START + second * SECOND, second >= 1200
+            nodes = tuple(f"node:n{i}" for i in range(4))
+            frames = {"node": Frame(time, "node", nodes, {"node.load1": np.full(4, 1.0)}, topology)}
+            if second % every < 10:
+                output = np.where([silent and name[4:6] == "n1" for name in names], np.nan, 900.0)
+                frames["psu"] = Frame(time, "psu", names, {"psu.output_power": output}, topology)
+            if bmc:
+                state = np.array([1.0, 0.0 if silent else 1.0, 1.0, 1.0])
+                bmcs = tuple(f"bmc:n{i}" for i in range(4))
+                frames["bmc"] = Frame(time, "bmc", bmcs, {"bmc.reachable": state}, topology)
+            found += detector.observe(frames)
+    return [(f.detector, f.entity, (f.time - START) / SECOND - 1200) for f in found if f.level == "ticket"]
+
+
+@pytest.mark.parametrize("every", [10, 30, 60])
+def test_a_silent_bmc_is_one_ticket_by_one_rule_whatever_reads_it(every: int) -> None:
+    with_state, without = run_supplies(every, True), run_supplies(every, False)
+    assert {f[:2] for f in with_state} == {("telemetry_blind", "bmc:n1")}
+    assert {f[:2] for f in without} == {("telemetry", "node:n1")}
+    assert all(300 - every <= found[0][2] <= 300 + every + 20 for found in (with_state, without))

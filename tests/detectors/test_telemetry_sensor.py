@@ -178,6 +178,63 @@ def test_an_inlet_that_moves_alone_is_its_sensor_unless_its_fans_follow(plant):
     assert Plant().run(warm, end=500) == set()
 
 
+class Inlets:
+    """Six inlets of a rack that follow the room: 3 K over six hours; rounded, and read by the BMC every `every` s."""
+
+    def __init__(self, quantum, every, noise=0.15, swing=3.0):
+        self.quantum, self.every, self.noise, self.swing = quantum, every, noise, swing
+        self.detector, self.rng = TelemetrySensor(), np.random.default_rng(8)
+        self.topology = Topology({f"sensor:n{i}.inlet": ["rack:r0"] for i in range(6)})
+
+    def run(self, hours, stuck_from=None, step=10):
+        found, shown, offset = [], None, np.linspace(-1.2, 1.3, 6)
+        for second in range(0, int(hours * 3600), step):
+            if second % self.every < step:
+                room = 24 + self.swing * np.sin(second / 3400)
+                air = room + offset + self.noise * self.rng.standard_normal(6)
+                now = np.round(air / self.quantum) * self.quantum
+                if stuck_from is not None and second >= stuck_from * 3600 and shown is not None:
+                    now[2] = shown[2]
+                shown = now
+            values = {"sensor.temperature": shown.copy()}
+            frame = Frame(START + second * SECOND, "sensor", tuple(self.topology.parents), values, self.topology)
+            found += self.detector.observe({"sensor": frame})
+        return {(f.entity, f.evidence["mode"]) for f in found}
+
+
+PHYSICS = [(0.1, 10), (0.5, 10), (0.5, 60), (1.0, 10), (1.0, 30), (1.0, 60)]
+
+
+@pytest.mark.parametrize(("quantum", "every"), PHYSICS)
+@pytest.mark.parametrize(("noise", "swing"), [(0.15, 0.2), (0.05, 0.4), (0.15, 3.0), (0.4, 3.0)])
+def test_an_inlet_that_rounds_is_not_stuck_or_noisy(quantum, every, noise, swing):
+    assert Inlets(quantum, every, noise, swing).run(8, step=30) == set()
+
+
+@pytest.mark.parametrize(("quantum", "every"), PHYSICS)
+def test_an_inlet_that_stays_while_the_room_moves_by_several_steps_is_stuck(quantum, every):
+    assert ("sensor:n2.inlet", "stuck") in Inlets(quantum, every).run(14, stuck_from=4, step=30)
+
+
+def test_memory_that_is_hotter_than_its_core_is_no_wrong_thermometer_and_one_that_is_colder_is(plant):
+    def hot(values, tick):
+        values["gpu"]["gpu.memory_temperature"][9] += 12
+
+    def cold(values, tick):
+        values["gpu"]["gpu.memory_temperature"][9] -= 12
+
+    assert plant.run(hot) == set()
+    assert Plant().run(cold) == {(GPUS[9], "gpu.memory_temperature", "biased")}
+
+
+def test_a_core_that_is_hot_alone_and_throttles_is_no_wrong_thermometer(plant):
+    def hot(values, tick):
+        values["gpu"]["gpu.temperature"][9] += 12
+        values["gpu"]["gpu.throttle_reasons"] = np.where(np.arange(32) == 9, 0x20, 0.0)
+
+    assert plant.run(hot) == set()
+
+
 def test_after_announced_service_a_small_offset_is_learned(plant):
     def offset(values, tick):
         values["gpu"]["gpu.temperature"][9] += 2
