@@ -158,7 +158,7 @@ class LastSamples(State):
         seconds = max(seconds, BMC_RESTARTS) if device_class in _BY_BMC else seconds
         devices, given = self.of_class(device_class), (CATALOGUE[self.signals[device_class]].interval or 1.0) * SECOND
         rhythm = np.where(devices.rhythm > 0, devices.rhythm, given)
-        return np.maximum(seconds * SECOND, READINGS * rhythm).astype(np.int64)
+        return np.asarray(np.maximum(seconds * SECOND, READINGS * rhythm), np.int64)
 
     def silent(self, device_class: str, seconds: float) -> Bools:
         """Returns (N,) devices that have been silent for at least `seconds`, or READINGS readings if that is longer."""
