@@ -20,7 +20,7 @@ from detectors.base.streams import LEARN, Channel, Streams
 from pipeline.model.records import SECOND
 
 _STATE_BYTES = 24  # of a stream, read and written
-_INPUT_BYTES = 16  # residual, scale, widening and limit, float32 each, read
+_INPUT_BYTES = 20  # residual, scale, widening, limit and least effect, float32 each, read
 _WARM = 2 * LEARN  # ticks before the measurement, so that all streams have learned
 
 
@@ -62,11 +62,12 @@ def kernel_speed(streams: int, ticks: int) -> tuple[float, float]:
     cells, other = np.zeros((6, streams), np.float32), np.zeros((6, streams), np.float32)
     residual = np.random.default_rng(0).normal(0, 0.03, streams).astype(np.float32)
     scale, wide = np.full(streams, 0.03, np.float32), np.ones(streams, np.float32)
-    limit, settings = np.full(streams, 18.5, np.float32), Channel(0.01, 0.03).settings()
+    limit, least = np.full(streams, 18.5, np.float32), np.full(streams, 0.03, np.float32)
+    settings = Channel(0.01, 0.03).settings()
     words = cells[5].view(np.uint32)
 
     def advance(_: int) -> None:
-        kernel.advance_streams(cells, words, residual, scale, wide, limit, settings, np.uint32(10))
+        kernel.advance_streams(cells, words, residual, scale, wide, limit, least, settings, np.uint32(10))
 
     mine = (2 * _STATE_BYTES + _INPUT_BYTES) * streams / seconds(advance, ticks)
     return mine, 2 * cells.nbytes / seconds(lambda _: np.copyto(other, cells), ticks)

@@ -7,12 +7,11 @@ with heavier tails than normal ones have a longer ARL0 (three times for Student-
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from detectors.base.calibration import arl0
 from detectors.base.streams import ALONE, SLACK, USUAL_STEP, Channel
 
-_OVERSHOOT = 1.166  # mean excess over the threshold of a normal walk: Siegmund's correction
 DAY_S = 86_400.0
 GPUS = 8  # per node: figures per 1,000 node-days are for nodes with 8 GPUs
 
@@ -30,12 +29,6 @@ class FalseAlarms:
     arl0: float
     streams: int
     per_1000: float
-
-
-def arl0(threshold: float, slack: float = SLACK) -> float:
-    """Returns the mean number of independent normal samples until the sum of a healthy stream exceeds `threshold`."""
-    rise = 2 * slack * (threshold + _OVERSHOOT)
-    return (math.exp(rise) - rise - 1) / (2 * slack * slack)
 
 
 def threshold_for(ticks: float, slack: float = SLACK) -> float:

@@ -96,6 +96,10 @@ class Peers:
         """Returns (N,) cohort of each entity; the same array until topology or fleet change."""
         return self._numbered(frame)[0]
 
+    def kinds(self, frame: Frame) -> tuple[NDArray[np.int32], list[str]]:
+        """Returns `groups`, and the names of the cohorts."""
+        return self._numbered(frame)
+
     def cohort_name(self, frame: Frame, i: int) -> str:
         """Returns the cohort of an entity in words."""
         group = int(self.groups(frame)[i])

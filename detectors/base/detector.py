@@ -55,6 +55,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.budget import budget_line
+from detectors.base.calibration import Kinds
+from detectors.base.cohorts import Peers
 from detectors.base.findings import Comparison, build_finding
 from detectors.base.state import Part, State, memory, notes, part, parts
 from detectors.base.streams import Streams
@@ -154,6 +156,11 @@ class Detector(State, ABC):
         count = _PER_NODE.get(self.device_class, 1)
         channels = {name: s.channel for field, piece in self.declared_parts() for name, s in _streams(field, piece)}
         return [f"{name}: {budget_line(c, count)}" for name, c in channels.items()]
+
+    def kinds(self, frame: Frame) -> Kinds:
+        """Returns the kind of each device, its product, for `Streams.step`: kinds differ in how quiet they are."""
+        peers: Peers = self.__dict__.setdefault("_kinds_of_devices", Peers(("@sku",), ("@model",), least=1))
+        return peers.kinds(frame)
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Resets its parts for an entity, after a person said that its findings are not faults.

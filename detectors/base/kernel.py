@@ -30,6 +30,7 @@ _ONE, _ZERO, _HALF, _FEW, _YOUNG = np.float32(1), np.float32(0), np.float32(0.5)
 _TIGHT, _WIDE, _LOOSE = np.float32(3), np.float32(8), np.float32(64)
 """Scales by which one sample moves what a stream has learnt: at most 3; while it is young, 64 for its level and 8 for
 its variance, since devices of one kind lie up to 22 % apart (Sinha et al., SC 2022) where the least scale is 1 %."""
+_FULL, _HUGE, _TINY = np.float32(30), np.float32(1e9), np.float32(1e-12)
 _NEVER = np.float32(1e8)  # above any sum: learning never stops (for the ablation)
 _SURE = 8  # members from which a cohort gives the scale: in fewer, a faulty one is too large a part
 
@@ -192,21 +193,32 @@ def _decided(
 
 @compiled
 def advance_streams(
-    cells: F4, words: U4, residual: F4, scale: F4, widening: F4, limit: F4, settings: F4, seconds: np.uint32
+    cells: F4,
+    words: U4,
+    residual: F4,
+    scale: F4,
+    widening: F4,
+    limit: F4,
+    least: F4,
+    settings: F4,
+    seconds: np.uint32,
 ) -> None:
     """Adds one sample of every stream to the state, in place: `settings` is Channel.settings(); NaN = no sample.
 
+    limit, least: (N,) threshold of the sum and least effect.   nominal: shipped threshold.   peak: (N,) is raised to
+    the margin by which sum and effect are near a condition with the shipped ones, 1 = there; a sum above `_FULL`, the
+    highest threshold, is enough for any.
     Learning stops while a fault is suspected, and while a stream is better than normal by as much as matters: the
     others may be the faulty ones, and recover later. Stores are at the end of an iteration: between the loads they
     would prevent vector code.
     """
-    floor, delta, shrink, both = settings[0], settings[1], settings[2], settings[3] > 0
+    floor, shrink, both = settings[0], settings[2], settings[3] > 0
     learn, slack, doubt, clip = settings[4], settings[5], settings[6], settings[7]
     frozen, alpha, gain, prior, most = settings[8], settings[9], settings[10], settings[11], settings[12] * settings[1]
     base, variance, ups, downs, effects = cells[0], cells[1], cells[2], cells[3], cells[4]
     for i in range(residual.shape[0]):
         r, word, up, down, e, h = residual[i], words[i], ups[i], downs[i], effects[i], limit[i]
-        b, v = base[i], variance[i]
+        b, v, matters = base[i], variance[i], least[i]
         known, n = r == r, np.float32((word >> COUNT_SHIFT) & COUNT_BITS)
         judged, d = known & (n >= learn), r - b if known else _ZERO
         squared = (n * v + prior * scale[i] * scale[i]) / (n + prior)
@@ -216,15 +228,34 @@ def advance_streams(
         down = min(max(down - z - k, _ZERO), h + h) if judged else down
         before = e
         e = e + alpha * (min(max(d, -most), most) - e) if judged else e
-        take = known & (up <= frozen) & (down <= frozen if both else (e > -delta) | (frozen > _NEVER))
+        take = known & (up <= frozen) & (down <= frozen if both else (e > -matters) | (frozen > _NEVER))
         b, v, more = _learnt(b, v, n, d, s, take, gain)
         was_up, was_down = (word & ON_UP) != 0, (word & ON_DOWN) != 0
-        on_up, on_down = _decided(word, up, down, e, h, delta, both)
+        on_up, on_down = _decided(word, up, down, e, h, matters, both)
         on_up, on_down = on_up if judged else was_up, on_down if judged else was_down
         lasted = word & HELD_BITS if (e > _ZERO) == (before > _ZERO) else np.uint32(0)
-        held = min(lasted + seconds, HELD_BITS) if abs(e) >= delta else np.uint32(0)
+        held = min(lasted + seconds, HELD_BITS) if abs(e) >= matters else np.uint32(0)
         bits = (ON_UP if on_up else np.uint32(0)) | (ON_DOWN if on_down else np.uint32(0))
         words[i] = (held if judged else word & HELD_BITS) | (np.uint32(more) << COUNT_SHIFT) | bits
         ups[i] = _ZERO if was_up & (not on_up) else up
         downs[i] = _ZERO if was_down & (not on_down) else down
         base[i], variance[i], effects[i] = b, v, e
+
+
+@compiled
+def raise_peaks(cells: F4, words: U4, residual: F4, nominal: np.float32, settings: F4, peak: F4) -> None:
+    """Raises the peak (N,) of each judged stream to its margin: how near sum and effect are to a condition, 1 = there.
+
+    nominal: shipped threshold.   A sum above `_FULL`, the highest threshold, is enough for any.
+    """
+    per_sum, per_effect, learn = _ONE / nominal, _ONE / max(settings[1], _TINY), settings[4]
+    side = _ONE if settings[3] > 0 else _ZERO
+    ups, downs, effects = cells[2], cells[3], cells[4]
+    for i in range(residual.shape[0]):
+        r, e = residual[i], effects[i] * per_effect
+        up, down = ups[i], downs[i]
+        more = min(e, up * per_sum if up < _FULL else _HUGE)
+        less = min(-e, down * per_sum if down < _FULL else _HUGE) * side
+        margin = max(max(more, less), _ZERO)
+        judged = (r == r) & (np.float32((words[i] >> COUNT_SHIFT) & COUNT_BITS) >= learn)
+        peak[i] = max(peak[i], margin if judged else -_ONE)

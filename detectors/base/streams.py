@@ -2,9 +2,10 @@
 
 A sample is compared with the median of its cohort, less the device's own slowly learnt offset, in a scale between its
 own variance and that of the cohort, widened for autocorrelation. Clipped, it is summed as in Page (1954), Biometrika
-41, 100-115. A cohort of which too many members are off on one side is itself the event: with more than three in ten the
-median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4), so no member is blamed, except those that
-stand out of the others by far. Single precision: 24 bytes a stream.
+41, 100-115. Threshold and least effect follow from the quiet streams of the site (detectors.base.calibration). A cohort
+of which too many members are off on one side is itself the event: with more than three in ten the median is near its
+breakdown (Huber, Robust Statistics, 1981, section 1.4), so no member is blamed, except those that stand out of the
+others by far. Single precision: 24 bytes a stream, and 5 for its quiet tail.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
+from detectors.base.calibration import BLOCK_S, Kinds, QuietTail, arl0
 from detectors.base.findings import SET_BACK
 from detectors.base.state import N, State, memory, notes, part
 from pipeline.model.records import SECOND
@@ -61,9 +63,11 @@ class Channel:
     """Settings of one metric class.
 
     floor:     least scale, in units of the transformed signal (0.01 = 1 % where it is a logarithm).
-    delta:     least smoothed effect that matters, in the same units; below it statistics alone mean nothing.
+    delta:     least smoothed effect that matters, in the same units; below it statistics alone mean nothing. Where the
+               quiet streams of the site depart further, more is needed.
     phi:       autocorrelation of neighbouring samples; it widens the scale by sqrt((1 + phi) / (1 - phi)).
-    threshold: of the sum at a tick of 10 s; detectors.base.budget computes its false alarms.
+    threshold: of the sum at a tick of 10 s, for normal noise; detectors.base.budget computes its false alarms, and
+               the site's own noise decides which threshold has as few.
     both:      whether less than normal is harm too.
     clip:      False: samples count in full (for the ablation).   frozen: False: a fault is learnt (likewise).
     """
@@ -87,6 +91,10 @@ class Channel:
         """Returns the threshold at a tick of `step` s, for the same alarms a day: ARL0 grows as e**h (k = 0.5)."""
         return min(max(self.threshold + math.log(USUAL_STEP / step), _LOWEST), _HIGHEST)
 
+    def target(self, step: float) -> float:
+        """Returns the share of its blocks in which a quiet stream may exceed its limit: that of normal noise."""
+        return (1 + self.both) * BLOCK_S / step / arl0(self.limit(step))
+
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
@@ -103,7 +111,8 @@ class Step:
 
     on:       a condition holds that began with the sum above its threshold.   below: it is one of less than normal.
     effect:   smoothed departure from own normal, transformed units.   score: the larger of the two sums.
-    held:     seconds for which the effect has been at least delta, on its side.
+    held:     seconds for which the effect has been at least `least`, on its side.
+    least:    effect that it takes at this site: the channel's delta, or more (detectors.base.calibration).
     median, spread, size: of the cohort at this instant (size counts the entity itself); own normal, NaN and 0 without.
     measured: had a sample.   judged: and has learnt enough.   groups: its cohort.   alone: compared with its past only.
     off:      has a condition, or is as far off without one yet: +1 more than normal, -1 less, 0 neither.
@@ -111,10 +120,10 @@ class Step:
     """
 
     def __init__(
-        self, cells: Singles, words: NDArray[np.uint32], residual: Singles, cohort: Cohort, channel: Channel
+        self, cells: Singles, words: NDArray[np.uint32], residual: Singles, cohort: Cohort, least: Singles
     ) -> None:
         self._cells, self._words, self._residual, self._cohort = cells, words, residual, cohort
-        self._channel = channel
+        self.least = least
         up, down = (words & kernel.ON_UP) != 0, (words & kernel.ON_DOWN) != 0
         self.on, self.below = up | down, down & ~up
         self.alone = cohort.groups < 0
@@ -123,9 +132,9 @@ class Step:
     @property
     def off(self) -> NDArray[np.int8]:
         """(N,) see the class."""
-        effect, delta = self.effect, self._channel.delta
-        more = (effect >= delta) | (self.on & ~self.below)
-        less = (effect <= -delta) | self.below
+        effect = self.effect
+        more = (effect >= self.least) | (self.on & ~self.below)
+        less = (effect <= -self.least) | self.below
         return np.asarray(more.astype(np.int8) - less.astype(np.int8))
 
     @property
@@ -254,6 +263,11 @@ def _stand_out(step: Step, off: NDArray[np.int8], moved: Bools, delta: float) ->
     return np.asarray(beyond & step.on & (step.held >= _SURE))
 
 
+_Limits = tuple[float, Channel | None, Singles, Singles]
+"""Shipped threshold and settings, and what they are for each stream of this site: (N,) threshold and least effect."""
+_NO_LIMITS: _Limits = 0.0, None, np.empty(0, np.float32), np.empty(0, np.float32)
+
+
 @dataclass
 class Streams(State):
     """One metric of all entities of a class; a part() of a detector.
@@ -265,10 +279,12 @@ class Streams(State):
     cells: Singles = memory(0.0, np.float32, shape=(6, N))
     last: int = notes(int)
     step_s: float = notes(float)
+    quiet: QuietTail = part(QuietTail)
     _moved: CohortShift = part(CohortShift, kept=True)
     _alone: Bools = notes(lambda: np.zeros(0, bool))
-    _room: Singles = field(default_factory=lambda: np.empty((5, 0), np.float32), init=False, repr=False)
+    _room: Singles = field(default_factory=lambda: np.empty((4, 0), np.float32), init=False, repr=False)
     _groups: NDArray[np.int32] | None = field(default=None, init=False, repr=False)
+    _limits: tuple[float, Channel | None, Singles, Singles] = field(default=_NO_LIMITS, init=False, repr=False)
     _settings: tuple[Channel, Singles] | None = field(default=None, init=False, repr=False)
     _order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
     _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
@@ -278,15 +294,23 @@ class Streams(State):
         """(N,) samples that each stream has learnt from, 2,047 at most."""
         return _sample_counts(self.cells[kernel.WORD].view(np.uint32))
 
-    def step(self, values: Floats, groups: NDArray[np.int32], time: int, gate: Bools | None = None) -> Step:
+    def step(
+        self,
+        values: Floats,
+        groups: NDArray[np.int32],
+        time: int,
+        gate: Bools | None = None,
+        kinds: Kinds | None = None,
+    ) -> Step:
         """Adds one sample per entity: positive is harm, NaN is none; an instant not after the last one is ignored.
 
         groups: cohort of each entity, -1 = own past only; pass the same array as long as no entity moves, for speed.
         gate:   False: this sample is neither judged nor learnt from.
+        kinds:  kind of device of each entity, whose quiet tails differ (Detector.kinds); none: all are of one kind.
         """
         size = len(values)
         self.grow(size)
-        sample, residual, scale, wide, limit = self._room[:, :size]
+        sample, residual, scale, wide = self._room[:, :size]
         seconds = self._tick_seconds(time)
         measured = np.abs(values) < _ABSURD  # False for NaN too
         sample[:] = np.where(measured, values, np.nan)
@@ -299,18 +323,23 @@ class Streams(State):
         of_cohorts = cohort.median, cohort.spread, cohort.size
         kernel.cohorts(sample, self.cells[kernel.BASELINE], self._order, self._first, scale, *of_cohorts)
         kernel.residuals(sample, groups, *of_cohorts, np.float32(self.channel.floor), residual, scale, wide)
-        limit[:] = self.channel.limit(self.step_s)
-        limit[self._alone] += np.float32(ALONE)
+        limit, least, nominal = self._site_limits(size, kinds)
         cells, words = self.cells[:, :size], self.cells[kernel.WORD].view(np.uint32)[:size]
         if self._settings is None or self._settings[0] is not self.channel:
             self._settings = self.channel, self.channel.settings()
         kept = self._shifted_cells(words) if self._moved.cohort[:size].any() else None
-        kernel.advance_streams(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
+        kernel.advance_streams(
+            cells, words, residual, scale, wide, limit, least, self._settings[1], np.uint32(seconds or 0)
+        )
         if kept is not None:
             still, learnt, young, as_they_were = kept
             cells[: len(learnt), still], cells[:, young] = learnt, as_they_were
-        step = Step(cells, words, residual, cohort, self.channel)
+        kernel.raise_peaks(cells, words, residual, np.float32(nominal), self._settings[1], self.quiet.peak[:size])
+        step = Step(cells, words, residual, cohort, least)
         step.moved = self._moved.update(step, cohort.size, self.channel.delta, self.last)
+        if self.quiet.is_over(self.last):
+            self.quiet.close_block(step.on, self._moved.cohort[:size], self.channel.target(self.step_s))
+            self._limits = _NO_LIMITS
         self._relearn_old(step)
         return step
 
@@ -318,13 +347,26 @@ class Streams(State):
         """See `State.grow`; also the working arrays."""
         super().grow(size)
         self._moved.grow(size)
+        self.quiet.grow(size)
         if size > self._room.shape[1]:
-            self._room = np.empty((5, size), np.float32)
+            self._room = np.empty((4, size), np.float32)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `State.restore`; the order of the cohorts is computed with the next sample."""
         super().restore(state)
-        self._groups = None
+        self._groups, self._limits = None, _NO_LIMITS
+
+    def _site_limits(self, size: int, kinds: Kinds | None) -> tuple[Singles, Singles, float]:
+        """Returns (N,) threshold and least effect of each stream, and the shipped threshold."""
+        nominal = self.channel.limit(self.step_s)
+        changed = self.quiet.sort(size, kinds, self._alone)
+        shipped, channel, limit, least = self._limits
+        if changed or shipped != nominal or channel is not self.channel:
+            factors = self.quiet.factors()
+            limit = np.clip(nominal * factors, _LOWEST, _HIGHEST) + ALONE * self._alone
+            limit, least = limit.astype(np.float32), (self.channel.delta * np.maximum(factors, 1)).astype(np.float32)
+            self._limits = nominal, self.channel, limit, least
+        return limit, least, nominal
 
     def _shifted_cells(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles, NDArray[np.intp], Singles]:
         """Returns the streams of shifted cohorts that learn nothing now, and their baseline and variance: their cohort

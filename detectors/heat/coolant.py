@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.budget import DAY_S, arl0, rule_line
+from detectors.base.budget import DAY_S, rule_line
+from detectors.base.calibration import arl0
 from detectors.base.cohorts import comparable_attributes
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence

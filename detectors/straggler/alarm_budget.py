@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from detectors.base.budget import DAY_S, GPUS, arl0, budget_line, rule_line
+from detectors.base.budget import DAY_S, GPUS, budget_line, rule_line
+from detectors.base.calibration import arl0
 from detectors.base.streams import ALONE, Channel
 from pipeline.model.records import SECOND
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from detectors import explain
-from detectors.base.budget import arl0, budget_line, false_alarms, threshold_for
+from detectors.base.budget import budget_line, false_alarms, threshold_for
+from detectors.base.calibration import arl0
 from detectors.base.detector import Detector, part
 from detectors.base.streams import Channel, Streams
 from pipeline.model.records import SECOND

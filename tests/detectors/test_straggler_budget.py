@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detectors import configured
-from detectors.base.budget import arl0
+from detectors.base.calibration import arl0
 from detectors.base.streams import ALONE, Channel
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.base import kernel
+from detectors.base import calibration, kernel
 from detectors.base.streams import LEARN, Channel, Streams
 from pipeline.model.records import SECOND
 
@@ -50,10 +50,11 @@ def test_a_cohorts_median_and_spread_are_those_of_numpy(values, count):
 
 
 def reference(channel, rows):
-    """One stream without peers, step by step from the formulas, in double precision."""
+    """One stream without peers at a new site, step by step from the formulas, in double precision."""
     b = v = up = e = n = 0.0
     shrink = np.sqrt((1 - channel.phi) / (1 + channel.phi))
-    h, on, out = channel.limit(10.0) + 4.0, False, []
+    h, on, out = min(channel.limit(10.0) * calibration.START, 30.0) + 4.0, False, []
+    delta = calibration.START * channel.delta
     for y in rows:
         judged, d = n >= LEARN, y - b
         s = np.sqrt(max((n * v + 16 * channel.floor**2) / (n + 16), channel.floor**2))
@@ -66,15 +67,15 @@ def reference(channel, rows):
             n += 1
             g = max(1 / n, 5e-4)
             b, v = b + g * bounded, v + g * (bounded * (bounded - g * bounded) - v)
-        was, on = on, (e >= channel.delta / 2 if on else up > h and e >= channel.delta) if judged else on
+        was, on = on, (e >= delta / 2 if on else up > h and e >= delta) if judged else on
         up = 0.0 if was and not on else up
         out.append((b, up, e, on))
     return out
 
 
 def test_a_stream_follows_the_formulas_step_by_step():
-    rows = quiet_rows(300, 1)[:, 0] + 3.0
-    rows[200:] += 0.1
+    rows = quiet_rows(118, 1)[:, 0] + 3.0
+    rows[70:] += 0.12
     streams, alone = Streams(TIMES), np.array([-1], np.int32)
     for tick, (row, wanted) in enumerate(zip(rows, reference(TIMES, rows), strict=True)):
         step = streams.step(np.array([row]), alone, START + tick * TICK)
