@@ -146,6 +146,20 @@ Detectors evaluate the telemetry. `make docs` writes this page from their docstr
 
 A detector is disabled and reported as such if a required signal is missing. Optional signals raise its confidence. Each lists its
 blind spots. Settings go into `[detector.NAME]` of the configuration.
+
+## Calibration at the site
+
+Thresholds of statistical detectors follow the quiet devices of the site. For each statistic and each product (`sku`,
+else `model`), devices without a condition are watched in blocks of ten minutes: how near did they come to a condition?
+The tail of that gives one factor for the threshold of the sum (within 15 and 30 at a tick of 10 s) and for the least
+effect (never below the setting). With it a quiet device becomes a suspect as rarely as the setting `threshold` promises
+for normal noise.
+
+- A new site, or a new kind of device, starts with a factor of 3. After 20 minutes it is 1.5, or more where its noise
+  demands it. Over hours it falls to what the site needs: half the way after 4 hours of its own data.
+- Evidence fades within a week, so seasons and new workloads are followed. Faults do not raise a threshold: they are too
+  rare for the part of the tail that counts.
+- Facts that are logged (fatal XID, leak, collapse of flow, lost GPU, wrong digest) need no calibration.
 """
 
 

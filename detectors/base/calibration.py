@@ -180,14 +180,16 @@ class QuietTail(State):
 
     peak:    (N,) largest margin in this block, -1 without one; the owner raises it, as `add` does.
     before:  (N,) level of the block before.
-    records: by kind.   since: when this block began.   pinned: factors do not change.
+    records: by kind.   revision: changes whenever factors may.   since: when this block began.
+    pinned:  factors in force instead, by kind, `*` for all others.
     """
 
     peak: Singles = memory(_UNJUDGED, np.float32)
     before: NDArray[np.uint8] = memory(0, np.uint8)
     records: dict[str, QuietRecord] = parts(QuietRecord, kept=True)
     since: int = notes(int)
-    pinned: bool = notes(bool)
+    pinned: dict[str, float] = notes()
+    revision: int = field(default=0, init=False, repr=False)
     _of: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp), init=False, repr=False)
     _names: list[str] = field(default_factory=list, init=False, repr=False)
     _sorted: tuple[int, Kinds | None, Bools | None] = field(default=(-1, None, None), init=False, repr=False)
@@ -206,11 +208,11 @@ class QuietTail(State):
             self.close_block(~quiet, np.zeros(size, bool), target)
         return self.factors()
 
-    def sort(self, size: int, kinds: Kinds | None, alone: Bools | None = None) -> bool:
-        """Sorts the entities by kind, and those without peers apart; returns whether that changed."""
+    def sort(self, size: int, kinds: Kinds | None, alone: Bools | None = None) -> None:
+        """Sorts the entities by kind, and those without peers apart."""
         was = self._sorted
         if was[0] == size and was[2] is alone and (was[1] is kinds or (was[1] and kinds and was[1][0] is kinds[0])):
-            return False
+            return
         number = kinds[0][:size].astype(np.intp) if kinds else np.full(size, -1, np.intp)
         names = list(kinds[1]) if kinds else []
         lonely = alone[:size] if alone is not None else np.zeros(size, bool)
@@ -219,12 +221,27 @@ class QuietTail(State):
         self._names = [label + ALONE_KIND * (n % 2) for label, n in zip(labels, place.tolist(), strict=True)]
         self._of = found.reshape(size).astype(np.intp)
         self._sorted = size, kinds, alone
-        return True
+        self.revision += 1
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `State.restore`."""
+        super().restore(state)
+        self.revision += 1
+
+    def pin(self, factors: Mapping[str, float]) -> None:
+        """Sets factors in force instead of the measured ones, by kind, `*` for all others; none ends that."""
+        self.pinned = dict(factors)
+        self.revision += 1
 
     def factors(self) -> Floats:
         """Returns (N,) the factor of each entity, as sorted last."""
-        known = [self.records[name].factor if name in self.records else START for name in self._names]
+        known = [self.factor(name) for name in self._names]
         return np.array([*known, START])[self._of]
+
+    def factor(self, kind: str) -> float:
+        """Returns the factor in force for a kind of device."""
+        measured = self.records[kind].factor if kind in self.records else START
+        return self.pinned.get(kind, self.pinned.get("*", measured))
 
     def is_over(self, time: int) -> bool:
         """Returns whether the block is over, and begins the next one if so; a gap of hours drops the block."""
@@ -245,8 +262,8 @@ class QuietTail(State):
             level = np.floor(np.log2(np.maximum(peak, 0) / np.float32(_FIRST)) * _PER_OCTAVE)
         level = np.clip(level + 1, 0, _LEVELS).astype(np.intp)
         counted = (peak >= 0) & (before != _IN_CONDITION) & ~moved
-        if not self.pinned:
-            self._count(level, counted, before.astype(np.intp), target)
+        self._count(level, counted, before.astype(np.intp), target)
+        self.revision += 1
         judged = peak >= 0
         before[:] = np.where(judged, level, before)
         before[on | moved] = _IN_CONDITION

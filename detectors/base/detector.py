@@ -55,7 +55,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.budget import budget_line
-from detectors.base.calibration import Kinds
+from detectors.base.calibration import Kinds, QuietTail
 from detectors.base.cohorts import Peers
 from detectors.base.findings import Comparison, build_finding
 from detectors.base.state import Part, State, memory, notes, part, parts
@@ -161,6 +161,11 @@ class Detector(State, ABC):
         """Returns the kind of each device, its product, for `Streams.step`: kinds differ in how quiet they are."""
         peers: Peers = self.__dict__.setdefault("_kinds_of_devices", Peers(("@sku",), ("@model",), least=1))
         return peers.kinds(frame)
+
+    def tails(self) -> dict[str, QuietTail]:
+        """Returns its quiet tails by the name of the statistic, as `cores` or `shared.flow`."""
+        found = ((path, piece) for path, piece in self.pieces() if isinstance(piece, QuietTail))
+        return {path.removesuffix(".quiet"): tail for path, tail in found}
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Resets its parts for an entity, after a person said that its findings are not faults.

@@ -159,6 +159,15 @@ class State:
         """Returns (field name, value) of the part() and parts() fields."""
         return [(name, getattr(self, name)) for name, *_ in _layout(type(self)).pieces]
 
+    def pieces(self, path: str = "") -> Iterator[tuple[str, State]]:
+        """Yields (path, piece) of every part below it that is a State; a path as `shared.flow`."""
+        for name, value in self.declared_parts():
+            for key, piece in _walk(value):
+                if isinstance(piece, State):
+                    below = ".".join(filter(None, (path, name.strip("_"), key)))
+                    yield below, piece
+                    yield from piece.pieces(below)
+
     def snapshot(self) -> dict[str, Any]:
         """Returns all state as plain data by field name; later changes do not show in it."""
         layout = _layout(type(self))

@@ -263,9 +263,7 @@ def _stand_out(step: Step, off: NDArray[np.int8], moved: Bools, delta: float) ->
     return np.asarray(beyond & step.on & (step.held >= _SURE))
 
 
-_Limits = tuple[float, Channel | None, Singles, Singles]
-"""Shipped threshold and settings, and what they are for each stream of this site: (N,) threshold and least effect."""
-_NO_LIMITS: _Limits = 0.0, None, np.empty(0, np.float32), np.empty(0, np.float32)
+_NO_LIMITS = (0.0, 0.0, -1), np.empty(0, np.float32), np.empty(0, np.float32)
 
 
 @dataclass
@@ -284,7 +282,7 @@ class Streams(State):
     _alone: Bools = notes(lambda: np.zeros(0, bool))
     _room: Singles = field(default_factory=lambda: np.empty((4, 0), np.float32), init=False, repr=False)
     _groups: NDArray[np.int32] | None = field(default=None, init=False, repr=False)
-    _limits: tuple[float, Channel | None, Singles, Singles] = field(default=_NO_LIMITS, init=False, repr=False)
+    _limits: tuple[tuple[float, float, int], Singles, Singles] = field(default=_NO_LIMITS, init=False, repr=False)
     _settings: tuple[Channel, Singles] | None = field(default=None, init=False, repr=False)
     _order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
     _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
@@ -317,9 +315,7 @@ class Streams(State):
         sample[~(measured if gate is None else measured & gate)] = np.nan
         if seconds is None:
             sample[:] = np.nan
-        self._order_by_cohort(groups[:size])
-        count = len(self._first) - 1
-        cohort = Cohort(groups, np.empty(count, np.float32), np.empty(count, np.float32), np.zeros(count, np.int32))
+        cohort = self._order_by_cohort(groups, size)
         of_cohorts = cohort.median, cohort.spread, cohort.size
         kernel.cohorts(sample, self.cells[kernel.BASELINE], self._order, self._first, scale, *of_cohorts)
         kernel.residuals(sample, groups, *of_cohorts, np.float32(self.channel.floor), residual, scale, wide)
@@ -334,12 +330,11 @@ class Streams(State):
         if kept is not None:
             still, learnt, young, as_they_were = kept
             cells[: len(learnt), still], cells[:, young] = learnt, as_they_were
-        kernel.raise_peaks(cells, words, residual, np.float32(nominal), self._settings[1], self.quiet.peak[:size])
+        kernel.raise_peaks(cells, words, residual, nominal, self._settings[1], self.quiet.peak[:size])
         step = Step(cells, words, residual, cohort, least)
         step.moved = self._moved.update(step, cohort.size, self.channel.delta, self.last)
         if self.quiet.is_over(self.last):
             self.quiet.close_block(step.on, self._moved.cohort[:size], self.channel.target(self.step_s))
-            self._limits = _NO_LIMITS
         self._relearn_old(step)
         return step
 
@@ -354,19 +349,18 @@ class Streams(State):
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `State.restore`; the order of the cohorts is computed with the next sample."""
         super().restore(state)
-        self._groups, self._limits = None, _NO_LIMITS
+        self._groups = None
 
-    def _site_limits(self, size: int, kinds: Kinds | None) -> tuple[Singles, Singles, float]:
+    def _site_limits(self, size: int, kinds: Kinds | None) -> tuple[Singles, Singles, np.float32]:
         """Returns (N,) threshold and least effect of each stream, and the shipped threshold."""
-        nominal = self.channel.limit(self.step_s)
-        changed = self.quiet.sort(size, kinds, self._alone)
-        shipped, channel, limit, least = self._limits
-        if changed or shipped != nominal or channel is not self.channel:
+        nominal, delta = self.channel.limit(self.step_s), self.channel.delta
+        self.quiet.sort(size, kinds, self._alone)
+        key = (nominal, delta, self.quiet.revision)
+        if key != self._limits[0]:
             factors = self.quiet.factors()
             limit = np.clip(nominal * factors, _LOWEST, _HIGHEST) + ALONE * self._alone
-            limit, least = limit.astype(np.float32), (self.channel.delta * np.maximum(factors, 1)).astype(np.float32)
-            self._limits = nominal, self.channel, limit, least
-        return limit, least, nominal
+            self._limits = key, limit.astype(np.float32), (delta * np.maximum(factors, 1)).astype(np.float32)
+        return self._limits[1], self._limits[2], np.float32(nominal)
 
     def _shifted_cells(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles, NDArray[np.intp], Singles]:
         """Returns the streams of shifted cohorts that learn nothing now, and their baseline and variance: their cohort
@@ -406,7 +400,13 @@ class Streams(State):
         self.last = time
         return min(since, 2 * self.step_s)
 
-    def _order_by_cohort(self, groups: NDArray[np.int32]) -> None:
+    def _order_by_cohort(self, groups: NDArray[np.int32], size: int) -> Cohort:
+        """Returns the cohorts, still without figures, with the entities sorted by them."""
+        self._sort_entities(groups[:size])
+        count = len(self._first) - 1
+        return Cohort(groups, np.empty(count, np.float32), np.empty(count, np.float32), np.zeros(count, np.int32))
+
+    def _sort_entities(self, groups: NDArray[np.int32]) -> None:
         """Sorts the entities by cohort; a stream that loses or finds peers has another normal from then on."""
         alone = groups < 0
         if self._groups is groups or (self._groups is not None and np.array_equal(self._groups, groups)):

@@ -15,7 +15,7 @@ from pipeline.model.entity_names import TITLE_LENGTH, entity_name
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import LEVELS, SECOND, Event, Frame
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import START, cases
+from tests.detectors.cases.case import START, at_known_site, cases
 
 CASES = cases()
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.detector.name)
@@ -34,7 +34,7 @@ def test_every_detector_has_a_case():
 
 @every
 def test_it_finds_its_fault_and_blames_only_the_faulty_entities(case):
-    found = run_case(case)
+    found = case.run_detector(at_known_site(case.detector()), range(case.ticks))
     assert {f.entity for f in found} == case.guilty
     assert max((LEVELS.index(f.level) for f in found), default=-1) == LEVELS.index(case.level)
 

@@ -8,6 +8,7 @@ import pytest
 from detectors.base.cohorts import comparable_attributes
 from detectors.heat.coolant import Coolant
 from pipeline.model.records import LEVELS, SECOND, Event
+from tests.detectors.cases.case import at_known_site
 from tests.detectors.conftest import Site
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
@@ -253,7 +254,7 @@ def test_water_that_warms_by_three_kelvin_within_minutes_pages(site, watch):
     def change(tick, values):
         values["coolant"]["coolant.supply_temperature"][3] += min(max(tick - 60, 0) / 30, 1) * 3.5
 
-    page = next(f for f in watch(Coolant(), site, 200, change) if f.level == "page")
+    page = next(f for f in watch(at_known_site(Coolant()), site, 200, change) if f.level == "page")
     assert page.time - page.onset <= 600 * SECOND
 
 

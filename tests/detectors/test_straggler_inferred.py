@@ -11,7 +11,7 @@ from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
 from tests.detectors.cases import straggler_inferred as site
-from tests.detectors.cases.case import START, Case
+from tests.detectors.cases.case import START, Case, at_known_site
 
 SINCE = 60
 
@@ -65,7 +65,7 @@ def test_a_low_clock_under_a_throttle_bit_pages_within_two_minutes(bit):
 
 
 def test_a_low_clock_without_a_bit_is_a_suspect_and_pages_after_the_hold():
-    found = findings(low_clocks([5], 0.92))
+    found = findings(low_clocks([5], 0.92), detector=at_known_site(StragglerInferred()))
     page = next(f for f in found if f.level == "page")
     assert {f.entity for f in found} == {"gpu:n1.1"}
     assert minutes(found[0]) <= 3
@@ -274,7 +274,7 @@ def test_a_slow_gpu_accepted_as_normal_gives_no_finding():
 
 def test_a_slow_group_accepted_as_normal_is_normal_for_its_members():
     """The finding is on a stage, whose members are ranks, not GPUs."""
-    slow, detector = low_clocks(list(range(0, site.SIZE // 2, 2)), 0.85), StragglerInferred()
+    slow, detector = low_clocks(list(range(0, site.SIZE // 2, 2)), 0.85), at_known_site(StragglerInferred())
     found = findings(slow, SINCE + 150, detector=detector)
     group = next(f for f in found if "group" in f.evidence)
     detector.accept_as_normal(group.entity, {})

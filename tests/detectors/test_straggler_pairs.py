@@ -7,7 +7,7 @@ import pytest
 
 from detectors.straggler.straggler import Straggler
 from pipeline.model.topology import Topology
-from tests.detectors.cases.case import Case
+from tests.detectors.cases.case import Case, at_known_site
 
 WIDTH, SIZE, SINCE = 8, 16, 120
 RANKS = tuple(f"rank:7.{i}" for i in range(SIZE))
@@ -36,7 +36,7 @@ def findings(factor, heat=False, slow=WIDTH):
 
     names = {"rank": RANKS, "gpu": GPUS}
     return Case(Straggler, names, topology, instant, frozenset(), fault=SINCE).run_detector(
-        Straggler(), range(SINCE + 240)
+        at_known_site(Straggler()), range(SINCE + 240)
     )
 
 

@@ -9,7 +9,7 @@ from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
 from tests.detectors.cases import straggler_inferred as site
-from tests.detectors.cases.case import START, Case
+from tests.detectors.cases.case import START, Case, at_known_site
 
 SINCE, STEP, TICKS = 60, 30, 160
 LEAVES = 4
@@ -55,7 +55,7 @@ def case(change, traffic=True):
 
 
 def findings(change, ticks=TICKS, traffic=True, detector=None):
-    return case(change, traffic).run_detector(detector or StragglerInferred(), range(ticks))
+    return case(change, traffic).run_detector(detector or at_known_site(StragglerInferred()), range(ticks))
 
 
 def minutes(finding):
@@ -214,7 +214,7 @@ def test_missing_and_reset_counters_give_no_finding():
 def test_a_restart_gives_the_same_findings():
     whole = findings(slower(0.8, active=0.85))
     before, after = case(slower(0.8, active=0.85)), StragglerInferred()
-    first = StragglerInferred()
+    first = at_known_site(StragglerInferred())
     found = before.run_detector(first, range(90))
     after.restore(first.snapshot())
     assert [*found, *before.run_detector(after, range(90, TICKS))] == whole

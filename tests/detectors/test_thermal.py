@@ -8,6 +8,7 @@ import pytest
 from detectors.base.gates import SETTLES
 from detectors.heat.thermal import Thermal
 from pipeline.model.records import SECOND, Event, Frame
+from tests.detectors.cases.case import at_known_site
 from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, WIDTH, heat, topology
 
 AT = GPUS.index(GUILTY)
@@ -47,7 +48,7 @@ def levels(found):
 
 
 def test_a_rise_of_15_percent_is_a_ticket_within_ten_minutes():
-    found = run_detector(plate(1.15))
+    found = run_detector(plate(1.15), detector=at_known_site(Thermal()))
     assert {f.entity for f in found} == {GUILTY}
     ticket = next(f for f in found if f.level != "suspect")
     assert ticket.time - CASE.time(60) <= 600 * SECOND
@@ -303,7 +304,7 @@ def loaded(detector, ticks, resistance, lie=lambda tick: 0.0, cold=False, power=
 
 def test_a_job_that_starts_again_predicts_no_throttling_of_a_gpu_with_a_ticket():
     pauses = lambda tick: 110.0 if 300 <= tick < 420 else 640.0  # noqa: E731
-    found = loaded(Thermal(), 600, lambda tick: 1.10 if tick > 120 else 1.0, power=pauses)
+    found = loaded(at_known_site(Thermal()), 600, lambda tick: 1.10 if tick > 120 else 1.0, power=pauses)
     assert {f.level for f in found} == {"suspect", "ticket"}
     assert not any("throttles in" in f.summary for f in found)
 

@@ -10,6 +10,7 @@ from detectors.corroboration import LATE, Corroboration
 from detectors.heat.exclusions import CoolantCollapses
 from detectors.heat.thermal import Thermal
 from pipeline.model.records import SECOND, Event, Finding
+from tests.detectors.cases.case import at_known_site
 from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, heat, topology
 
 AT = GPUS.index(GUILTY)
@@ -103,7 +104,7 @@ def test_the_false_alarm_budget_follows_the_settings(name, setting, value, word)
 
 
 def test_a_plate_repaired_while_its_gpu_was_idle_is_not_reported_when_work_continues():
-    detector, graph, found = Thermal(), topology(), []
+    detector, graph, found = at_known_site(Thermal()), topology(), []
     for tick in range(300):
         rng, idle = np.random.default_rng([tick, 1]), 120 <= tick < 200
         values = heat(rng, PLATE * np.exp(LOTTERY) * guilty(2.0, 60, 160)(tick), SUPPLY)
