@@ -71,6 +71,16 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True)
+class CoOccurring:
+    """Another incident that began at about the same time on something that both are part of."""
+
+    id: str
+    severity: str
+    summary: str
+    shared: str
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentDetail:
     """An incident with findings, history, notifications and blast radius (empty if the API has none)."""
 
@@ -80,6 +90,7 @@ class IncidentDetail:
     notifications: tuple[Notification, ...]
     blast_radius: Mapping[str, Any]
     above: tuple[str, ...] = ()
+    co_occurring: tuple[CoOccurring, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +186,10 @@ def parse_detail(table: Mapping[str, Any]) -> IncidentDetail:
         notifications=tuple(_notification(n) for n in require_list(table.get("notifications") or [])),
         blast_radius=blast if isinstance(blast, dict) else {},
         above=tuple(map(str, require_list(table.get("above") or []))),
+        co_occurring=tuple(
+            CoOccurring(str(c["id"]), str(c["severity"]), str(c["summary"]), str(c["shared"]))
+            for c in require_list(table.get("co_occurring") or [])
+        ),
     )
 
 

@@ -38,7 +38,14 @@ _FINEST = SECOND  # the thresholds of the detectors hold for samples of 1 s and 
 class Desk(Protocol):
     """Turns findings into incidents: `pipeline.incidents.desk.Desk`, passed in, since detectors do not import it."""
 
-    def observe(self, time: int, findings: Sequence[Finding], has_telemetry: Callable[[str], bool]) -> Sequence[Any]:
+    def observe(
+        self,
+        time: int,
+        findings: Sequence[Finding],
+        has_telemetry: Callable[[str], bool],
+        *,
+        is_monitored: Callable[[str], bool],
+    ) -> Sequence[Any]:
         """Adds the findings of one instant; returns the changed incidents."""
         ...
 
@@ -158,7 +165,8 @@ class ReplayedIncidents:
     def observe(self, instant: Instant, findings: Sequence[Finding]) -> None:
         """Passes the findings of an instant to the Desk."""
         self._seen.record_instant(instant)
-        for change in self._desk.observe(instant.time, findings, self._seen.is_present):
+        seen = self._seen
+        for change in self._desk.observe(instant.time, findings, seen.is_present, is_monitored=seen.has_sample):
             self._incidents[change.incident.id] = change.incident
 
     def open_level(self, finding: Finding) -> Level | None:

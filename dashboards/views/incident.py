@@ -202,6 +202,10 @@ def _history(detail: IncidentDetail, now: int) -> None:
         st.html(markup.table(("Time", "Type", "Entity", "Description"), _timeline(detail, now), "No events."))
         st.html(markup.section("Members", f"{len(detail.incident.members):,} with findings of this cause"))
         st.html(markup.chips([entity_name(member) for member in detail.incident.members]))
+        if detail.co_occurring:
+            st.html(markup.section("Co-occurring incidents", "began within 2 min; not known to have one cause"))
+            rows = [(c.id, c.severity, entity_name(c.shared), plain(c.summary)) for c in detail.co_occurring]
+            st.html(markup.table(("Incident", "Severity", "In common", "Title"), rows, ""))
     with right:
         st.html(markup.section("Delivery status"))
         empty = "No notifications: no receiver is configured, or this severity is not sent."

@@ -156,14 +156,26 @@ class Incidents(_Strict):
     unready: list[str]
 
 
+class CoOccurring(_Strict):
+    """Another incident that began within two minutes. shared: the nearest entity that both causes are part of."""
+
+    id: str
+    cause: str
+    severity: Literal["watch", "ticket", "page"]
+    summary: str
+    onset: Time
+    shared: str
+
+
 class IncidentDetail(Incident):
-    """One incident in full. above: ancestors of its first entity, nearest first."""
+    """One incident in full. above: ancestors of its first entity, nearest first. co_occurring: not a cause of it."""
 
     findings: list[dict[str, Any]]
     history: list[dict[str, Any]]
     notifications: list[dict[str, Any]]
     blast_radius: dict[str, Any]
     above: list[str]
+    co_occurring: list[CoOccurring]
 
 
 class Entity(_Strict):

@@ -33,6 +33,7 @@ from pipeline.api.query import QueryAnswer
 from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
 from pipeline.api.service import get_context, json_response
 from pipeline.incidents import ledger
+from pipeline.incidents.causes import EXPLAINED_FAMILIES
 from pipeline.model.records import State, iso
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology, kind_of
@@ -42,6 +43,9 @@ SEND_SECONDS = 30.0
 """Time limit for sending an answer (s). Chosen: 64 MiB at 2.2 MB/s; slower callers would hold memory for longer."""
 PIECE = 256 * 1024
 """Bytes per write to the connection (chosen: between pieces it waits for a slow reader)."""
+
+MOST_CO_OCCURRING = 50
+"""Most co-occurring incidents that are listed. Chosen: what a person reads."""
 
 
 class QueryResponse(Response):
@@ -181,6 +185,22 @@ def compute_blast_radius(cause: str, members: Iterable[str], topology: Topology)
     return BlastRadius(dict(sorted(Counter(map(kind_of, reached)).items())), tuple(sorted(jobs)))
 
 
+def list_co_occurring(cause: str, others: Iterable[Mapping[str, Any]], topology: Topology) -> list[dict[str, Any]]:
+    """Returns those of other incidents whose causes have something in common with this one, at most MOST_CO_OCCURRING.
+
+    shared: what they have in common, the nearest first: one is part of the other, or both are part of it.
+    """
+    mine = (cause, *topology.ancestors(cause))
+    found = []
+    for other in others:
+        theirs = {other["cause"], *topology.ancestors(other["cause"])}
+        shared = next((e for e in mine if e in theirs and kind_of(e) in (kind_of(cause), *EXPLAINED_FAMILIES)), None)
+        if shared is not None:
+            keys = ("id", "cause", "severity", "summary", "onset")
+            found.append({**{key: other[key] for key in keys}, "shared": shared})
+    return found[:MOST_CO_OCCURRING]
+
+
 incident_router = APIRouter(prefix="/api/v1/incidents")
 Write = Callable[[str, str, str], Mapping[str, Any]]
 
@@ -199,17 +219,20 @@ def incidents(request: Request, state: State | None = None) -> Response:
 
 @incident_router.get("/{incident}", response_model=models.IncidentDetail)
 def incident_detail(request: Request, incident: str) -> Response:
-    """One incident with its findings, history, notifications and blast radius."""
+    """One incident with its findings, history, notifications, blast radius and co-occurring incidents."""
     service = get_context(request)
     with service.cursor() as cursor:
         try:
             found = ledger.read_incident(cursor, incident)
         except KeyError as error:
             raise _unknown(incident) from error
+        others = ledger.list_incidents_near(cursor, incident)
     topology = service.topology_copy.get()
     blast = compute_blast_radius(found["cause"], found["members"], topology)
     impact = {"entities": blast.entities, "jobs": list(blast.jobs)}
-    return json_response({**found, "blast_radius": impact, "above": list(topology.ancestors(found["entity"]))})
+    near = list_co_occurring(found["cause"], others, topology)
+    above = list(topology.ancestors(found["entity"]))
+    return json_response({**found, "blast_radius": impact, "above": above, "co_occurring": near})
 
 
 @incident_router.post("/{incident}/acknowledge", response_model=models.Incident)

@@ -237,8 +237,9 @@ class Engine:
         """Passes an instant and earlier arrivals to the Desk."""
         found = [*self.desk.list_due(instant.end), *found]
         found, passed = self.finding_filter.filter_findings(found, self.desk.open_level_by_frames, instant.time)
-        time, end, present = instant.time, instant.end, self._last_seen.is_present
-        if self._update_desk(lambda: self.desk.observe(time, end, passed, present, self.clock()), found):
+        time, end, seen = instant.time, instant.end, self._last_seen
+        observe = lambda: self.desk.observe(time, end, passed, seen.is_present, self.clock(), seen.has_sample)  # noqa: E731
+        if self._update_desk(observe, found):
             self._pending.end = instant.end
 
     def _observe_early(self, found: list[Finding]) -> None:

@@ -67,14 +67,20 @@ class LiveDesk:
         return [early.finding for early in self._waiting if early.due < end]
 
     def observe(
-        self, time: int, end: int, findings: Sequence[Finding], has_telemetry: HasTelemetry, now: int
+        self,
+        time: int,
+        end: int,
+        findings: Sequence[Finding],
+        has_telemetry: HasTelemetry,
+        now: int,
+        is_monitored: HasTelemetry | None = None,
     ) -> list[Change]:
         """Processes all findings of the instant before `end`, including those that were due. See Desk.observe."""
         if not self._waiting:
-            return self._frame_desk.observe(time, findings, has_telemetry, now)
+            return self._frame_desk.observe(time, findings, has_telemetry, now, is_monitored)
         known = self._early_keys()
         left = [early for early in self._waiting if early.due >= end]
-        changes = self._frame_desk.observe(time, findings, has_telemetry, now)
+        changes = self._frame_desk.observe(time, findings, has_telemetry, now, is_monitored)
         self._waiting = left
         if left and self._are_visible(changes, known):
             return []

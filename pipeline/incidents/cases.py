@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pipeline.model.entity_names import TITLE_LENGTH
-from pipeline.model.errors import UsageError
+from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, Severity
 from pipeline.model.topology import kind_of
 
@@ -83,6 +83,16 @@ class Condition:
         return new or rises
 
 
+class Rules(Protocol):
+    """What a case needs to know about causes."""
+
+    def find_suspect(self, entity: str) -> str:
+        """Returns the suspect of a finding about an entity."""
+
+    def explain_corroboration(self, case: Case) -> str:
+        """Returns why the conditions of a case have one cause; empty if they may be a coincidence."""
+
+
 @dataclass(slots=True)
 class Case:
     """An incident and its conditions by (detector, entity), so that a flapping condition does not use more memory.
@@ -92,6 +102,7 @@ class Case:
     quiet_from:    time since which nothing was found with telemetry present.
     raised_at:     time when it became a ticket or page; 0 while it is a watch.
     visible_since: time when people could first see it: the clock when live, event time in replay.
+    reason:        why its cause, or its severity, goes beyond its findings; shown in the history.
     """
 
     incident: Incident
@@ -102,6 +113,7 @@ class Case:
     folded_into: str | None = None
     raised_at: int = 0
     visible_since: int = 0
+    reason: str = ""
 
     def public_incident(self) -> Incident:
         """Returns a copy with the time when people could first see it as `opened`."""
@@ -116,6 +128,15 @@ class Case:
     def is_open(self) -> bool:
         """Whether the incident is not resolved."""
         return self.incident.resolved is None
+
+    def require_open(self, verb: str) -> None:
+        """Raises Refused if the incident is resolved."""
+        if not self.is_open:
+            raise Refused(f"incident {self.incident.id}: already resolved, cannot be {verb}; write a comment instead")
+
+    def matches(self, incident: Incident) -> bool:
+        """Returns whether it is the same incident, apart from its opened and updated times."""
+        return replace(self.incident, opened=0, updated=0) == replace(incident, opened=0, updated=0)
 
     def has_condition(self, finding: Finding) -> bool:
         """Returns whether the case has a condition with this detector, entity and onset."""
@@ -144,18 +165,22 @@ class Case:
         return is_new
 
     def compute_severity(self) -> Severity:
-        """Returns the severity of the highest level; it never falls. Corroborated suspects are a ticket."""
+        """Returns the severity of the highest level; it never falls."""
         levels = [_SEVERITY_OF_LEVEL[c.level] for c in self.conditions.values()]
-        if self.is_corroborated() or self.is_seen_from_both_ends():
-            levels.append("ticket")
         return max((self.incident.severity, *levels), key=SEVERITIES.index)
 
-    def refresh_incident(self, find_suspect: Callable[[str], str], before: Incident | None, time: int) -> None:
-        """Updates the incident from its conditions. The main finding changes only with severity or cause.
+    def refresh_incident(self, rules: Rules, before: Incident | None, time: int) -> None:
+        """Updates the incident from its conditions. The main finding changes only with severity or cause. Corroborated
+        suspects are a ticket.
 
         before: the incident before this instant; None if it is new.
         """
-        incident, severity = self.incident, self.compute_severity()
+        incident, severity, find_suspect = self.incident, self.compute_severity(), rules.find_suspect
+        if severity == "watch":
+            if self.is_seen_from_both_ends():
+                severity = "ticket"
+            elif reason := rules.explain_corroboration(self):
+                severity, self.reason = "ticket", reason
         if severity != "watch" and not self.raised_at:
             self.raised_at = time
         main = min(self.conditions.values(), key=lambda c: self._blame_order(c, find_suspect(c.entity)))
@@ -192,17 +217,6 @@ class Case:
         every = list(self.conditions.values())
         known = [c for c in every if c.detector not in GENERIC_DETECTORS] or every
         return [c for c in known if c.level != "suspect"] or known
-
-    def is_corroborated(self, within: int = PAIR_WINDOW) -> bool:
-        """Returns whether two detectors with different signals reported within `within` (us) of each other."""
-        newest = max((c.last for c in self.conditions.values()), default=0)
-        known = [c for c in self.conditions.values() if c.detector not in GENERIC_DETECTORS]
-        fresh = [c for c in known if newest - c.last <= within]
-        return any(
-            a.detector != b.detector and not set(a.signals) & set(b.signals)
-            for i, a in enumerate(fresh)
-            for b in fresh[:i]
-        )
 
     def is_seen_from_both_ends(self, within: int = PAIR_WINDOW) -> bool:
         """Returns whether both ends of a link report it and one counts errors; link down alone is one fact, seen twice.
@@ -241,6 +255,7 @@ class Case:
             "folded_into": self.folded_into,
             "raised": self.raised_at,
             "visible": self.visible_since,
+            "reason": self.reason,
         }
 
     @classmethod
@@ -256,6 +271,7 @@ class Case:
             data["folded_into"],
             data.get("raised", data["incident"]["opened"]),
             data.get("visible", 0),
+            data.get("reason", ""),
         )
 
 
@@ -289,7 +305,7 @@ def classify_change(before: Incident | None, case: Case) -> tuple[ChangeKind | N
     """Returns the kind of the change of a case within one instant, and a comment."""
     now = case.incident
     if before is None:
-        return "opened", ""
+        return "opened", case.reason
     if now.resolved is not None:
         if before.resolved is not None:
             return None, ""
@@ -298,10 +314,14 @@ def classify_change(before: Incident | None, case: Case) -> tuple[ChangeKind | N
     if before.resolved is not None:
         return "reopened", "the condition returned"
     if now.cause != before.cause:
-        return "cause_changed", f"from {before.cause} to {now.cause}"
+        return "cause_changed", _with_reason(f"from {before.cause} to {now.cause}", case)
     if now.severity != before.severity:
-        return "severity_raised", f"from {before.severity} to {now.severity}"
+        return "severity_raised", _with_reason(f"from {before.severity} to {now.severity}", case)
     return "updated", ""
+
+
+def _with_reason(change: str, case: Case) -> str:
+    return f"{change}: {case.reason}" if case.reason else change
 
 
 @dataclass(slots=True)

@@ -1,15 +1,30 @@
 """Rules that decide over the topology which findings have one suspected cause.
 
 A cause explains findings about itself and, if its kind fits the family of the detector, findings about entities below
-it. It needs no finding: enough children with the same problem at the same time make it the suspect.
+it. It needs no finding: it becomes the suspect if one fault of it is more likely than independent faults of its members
+(pipeline.incidents.likelihood). Members that no cause explains stay incidents of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from pipeline.incidents.cases import GENERIC_DETECTORS, SEVERITIES, Case, Condition
+from pipeline.incidents.cases import GENERIC_DETECTORS, PAIR_WINDOW, SEVERITIES, Case, Condition
+from pipeline.incidents.likelihood import (
+    BaseRates,
+    GroupOdds,
+    Rate,
+    SharedCause,
+    describe_odds,
+    describe_span,
+    weigh_group,
+    weigh_pair,
+)
 from pipeline.model.links import PEER
 from pipeline.model.records import SECOND, Finding
 from pipeline.model.topology import Topology, kind_of
@@ -22,25 +37,24 @@ ABSORB_WINDOW = 1800 * SECOND
 NODE_SILENCE = "telemetry"
 """The detector of silent nodes; a silent site is the cause of its silent nodes."""
 SITE_SILENCE = "telemetry_site"
-MIN_CHILDREN = 3
-"""Affected children that make their parent the suspect: two coincide too often, four delay the page. Chosen."""
-MIN_CHILD_SHARE = 0.2
-"""Least share of affected children: healthy children clear the parent (SCORE, Kompella et al., NSDI 2005).
-Chosen."""
 SYMPTOM_FAMILY = "straggler"
 """The family that is a symptom of physical faults (link, power, coolant, clocks) and causes none."""
 EXPLAINED_FAMILIES: dict[str, frozenset[str] | None] = {
     "node": None,
     "rack": frozenset({"coolant", "thermal", "power", "telemetry", SYMPTOM_FAMILY}),
+    "row": frozenset({"thermal", SYMPTOM_FAMILY}),
     "cdu": frozenset({"coolant", "thermal", SYMPTOM_FAMILY}),
     "leaf": frozenset({"link", "telemetry", SYMPTOM_FAMILY}),
     "rail": frozenset({"link", SYMPTOM_FAMILY}),
     "pdu": frozenset({"power", "telemetry", SYMPTOM_FAMILY}),
 }
 """Kinds of shared cause, with the families of detectors that find their symptoms; None: all families."""
-SHARED_PLANT = frozenset({"rack", "cdu", "leaf", "rail", "pdu"})
+SHARED_PLANT = frozenset({"rack", "row", "cdu", "leaf", "rail", "pdu"})
 """Equipment that many nodes depend on: it causes new symptoms for as long as its fault lasts."""
-_CHILD_KIND = {"rack": "node", "cdu": "node", "pdu": "node", "leaf": "port", "rail": "port"}
+_CHILD_KIND = {"rack": "node", "row": "node", "cdu": "node", "pdu": "node", "leaf": "port", "rail": "port"}
+MOST_SILENT = 30
+"""Silent units counted for each affected one: more than outweigh it at the quietest site, where it takes
+ln(0.5 / (LEAST_RATE WINDOW / 8)) / ln 2 = 21 for one of eight GPUs."""
 _COUNTED_KINDS = frozenset(_CHILD_KIND.values())  # kinds that are counted as children of a shared cause
 _INDEPENDENT_DETECTORS = frozenset({"telemetry_sensor", "telemetry_clock"})
 """Instruments fail independently: several faulty ones do not make their parent the suspect."""
@@ -54,20 +68,33 @@ def detector_family(detector: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MergeProposal:
-    """Cases to merge, since `cause` explains all of them."""
+    """Cases to merge, since `cause` explains all of them. reason: why, where no finding names the cause."""
 
     cause: str
     cases: tuple[Case, ...]
+    reason: str = ""
 
 
 @dataclass(slots=True)
 class CauseRules:
-    """Rules over one topology; the index derived from it is rebuilt when the topology changes."""
+    """Rules over one topology; the index derived from it is rebuilt when the topology changes.
+
+    rates:        how often a condition begins by chance.
+    is_monitored: whether an entity sends telemetry of its own; without it, all do.
+    """
 
     topology: Topology
+    rates: BaseRates = field(default_factory=BaseRates)
+    is_monitored: Callable[[str], bool] | None = None
     _version: int = -1
-    _size: dict[str, int] = field(default_factory=dict)
+    _units: dict[str, set[str]] = field(default_factory=dict)
     _around: dict[str, frozenset[str]] = field(default_factory=dict)
+    _number: Counter[str] = field(default_factory=Counter)
+
+    def start_instant(self, time: int, is_monitored: Callable[[str], bool] | None) -> None:
+        """Sets what is monitored now, and adds the time since the last instant to the time observed."""
+        self.is_monitored = is_monitored
+        self.rates.advance(time)
 
     def find_suspect(self, entity: str) -> str:
         """Returns the suspect of a finding: the entity, the GPU of a rank, or one of the two ends of a link."""
@@ -100,14 +127,16 @@ class CauseRules:
         if kind not in EXPLAINED_FAMILIES:
             return cause in chain and family == SYMPTOM_FAMILY
         allowed = EXPLAINED_FAMILIES[kind]
-        reached = cause in chain or (family == SYMPTOM_FAMILY and cause in self._network_around(entity))
+        reached = cause in chain or (family == SYMPTOM_FAMILY and cause in self.network_around(entity))
         return reached and (allowed is None or family in allowed)
 
-    def can_absorb(self, case: Case, detector: str, entity: str, severity: str) -> bool:
-        """Returns whether an open case absorbs a finding below its cause. A finding of higher severity than the case is
-        absorbed only as a symptom of a firm cause."""
+    def can_absorb(self, case: Case, detector: str, entity: str, severity: str, began: int) -> bool:
+        """Returns whether an open case absorbs a finding below its cause. One that began long before the cause is no
+        symptom; one of higher severity than the case is absorbed only as a symptom of a firm cause."""
         if case.incident.cause == self.find_suspect(entity):
             return True
+        if began < case.incident.onset - ABSORB_WINDOW:
+            return False
         family = detector_family(detector)
         if family in _NEVER_SYMPTOMS and not self._is_inferred(case):
             return False
@@ -137,16 +166,61 @@ class CauseRules:
         of_site = kind_of(case.incident.cause) == "site"
         return finding.detector == NODE_SILENCE and of_site and not self.site_covers_nodes(case, time)
 
+    def count_new(self, cases: Iterable[Case], time: int) -> None:
+        """Counts the conditions that began in this instant towards the base rates, unless a cause above is blamed."""
+        for case in cases:
+            for c in case.conditions.values():
+                suspect = self.find_suspect(c.entity)
+                if c.first == time and suspect == case.incident.cause:
+                    above = (self.topology.ancestor_of_kind(suspect, kind) for kind in ("node", "rack"))
+                    kinds = dict.fromkeys(kind_of(e) for e in (suspect, *above) if e is not None)
+                    self.rates.count(detector_family(c.detector), tuple(kinds))
+
     def has_enough_children(self, case: Case, detector: str) -> bool:
-        """Returns whether enough children of the cause have a problem of the detector's family, also if only
-        suspected."""
-        cause, family = case.incident.cause, detector_family(detector)
-        self._refresh_index()
-        alike = (c.entity for c in case.conditions.values() if detector_family(c.detector) == family)
-        units = {unit for unit in (self._child_of(cause, e) for e in alike) if unit is not None}
-        return kind_of(cause) in EXPLAINED_FAMILIES and len(units) >= max(
-            MIN_CHILDREN, MIN_CHILD_SHARE * self._size.get(cause, 0)
-        )
+        """Returns whether the case's conditions of the detector's family, also suspects, show a fault of its cause."""
+        family = detector_family(detector)
+        shared = self._weigh_case(case, family)
+        return shared is not None and shared.safe > self._least_odds()
+
+    def explain_corroboration(self, case: Case) -> str:
+        """Returns why one fault is more likely than coincidence: two related conditions, or many below one cause; empty
+        if it is not.
+
+        Two conditions are related if one device has both, one is part of the other, or a slow rank is a symptom.
+        """
+        shared = [self._weigh_case(case, f) for f in sorted(_families_of(case))] if self._is_inferred(case) else []
+        found = max((s for s in shared if s is not None), key=lambda s: s.safe, default=None)
+        if found is not None and found.safe > self._least_odds():
+            return found.describe()
+        newest = max((c.last for c in case.conditions.values()), default=0)
+        known = [c for c in case.conditions.values() if c.detector not in GENERIC_DETECTORS]
+        fresh = [c for c in known if newest - c.last <= PAIR_WINDOW]
+        pairs = [(self._weigh_pair(a, b), a, b) for i, a in enumerate(fresh) for b in fresh[:i]]
+        best = max(((odds, a, b) for odds, a, b in pairs if odds > 0), key=lambda p: p[0], default=None)
+        if best is None:
+            return ""
+        odds, a, b = best
+        apart = describe_span(abs(_began(a) - _began(b)))
+        return f"{a.detector} and {b.detector} within {apart}: one fault is {describe_odds(odds)} as likely as two"
+
+    def _weigh_pair(self, a: Condition, b: Condition) -> float:
+        """Returns the log odds of one fault against two; minus infinity without a path from one to the other."""
+        one, other = self.find_suspect(a.entity), self.find_suspect(b.entity)
+        first, second = detector_family(a.detector), detector_family(b.detector)
+        if a.detector == b.detector or set(a.signals) & set(b.signals):
+            return -math.inf
+        if one in self.list_suspects(other):
+            root = one
+        elif other in self.list_suspects(one):
+            root = other
+        elif SYMPTOM_FAMILY in (first, second) and not {first, second} & _NEVER_SYMPTOMS and first != second:
+            root = other if first == SYMPTOM_FAMILY else one
+            if self.topology.ancestor_of_kind(one, "node") != self.topology.ancestor_of_kind(other, "node"):
+                return -math.inf
+        else:
+            return -math.inf
+        rates = self._rate(first, (one,), 1), self._rate(second, (other,), 1)
+        return weigh_pair(kind_of(root), abs(_began(a) - _began(b)), *rates)
 
     def propose_merge(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> MergeProposal | None:
         """Returns the merge that explains most cases; None if no two cases belong together.
@@ -154,11 +228,7 @@ class CauseRules:
         fresh:     cases whose cause may still change.
         absorbing: open cases that may absorb others.
         """
-        return (
-            self._propose_below_cause(fresh, absorbing)
-            or self._propose_shared_cause(fresh)
-            or self._propose_pair(fresh)
-        )
+        return self._propose_below_cause(fresh, absorbing) or self._propose_shared_cause(fresh)
 
     def _propose_below_cause(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> MergeProposal | None:
         """Returns a case with the cases below its cause or the slow ranks on its node; the earliest onset comes
@@ -170,7 +240,7 @@ class CauseRules:
         taken: dict[str, list[Case]] = {}
         for other in fresh:
             entity = other.incident.entity
-            over = [of_cause[e] for e in (*self.list_suspects(entity), *self._network_around(entity)) if e in of_cause]
+            over = [of_cause[e] for e in (*self.list_suspects(entity), *self.network_around(entity)) if e in of_cause]
             beside = of_node.get(node, []) if (node := self._node_of(other)) else []
             for case in {c.incident.id: c for c in (*over, *beside)}.values():
                 if case is not other and self._can_absorb_case(case, other):
@@ -182,9 +252,8 @@ class CauseRules:
         return MergeProposal(first.incident.cause, (first, *taken[first.incident.id]))
 
     def _can_absorb_case(self, case: Case, other: Case) -> bool:
-        if all(
-            self.can_absorb(case, c.detector, c.entity, other.incident.severity) for c in other.deciding_conditions()
-        ):
+        severity = other.incident.severity
+        if all(self.can_absorb(case, c.detector, c.entity, severity, _began(c)) for c in other.deciding_conditions()):
             return True
         symptoms = all(detector_family(c.detector) == SYMPTOM_FAMILY for c in other.deciding_conditions())
         node = self._node_of(case)
@@ -200,85 +269,170 @@ class CauseRules:
         return self.topology.ancestor_of_kind(case.incident.cause, "node")
 
     def _propose_shared_cause(self, fresh: Sequence[Case]) -> MergeProposal | None:
-        """Returns the cause that explains cases of most children; of equals the one with the fewest children."""
-        groups: dict[str, list[Case]] = {}
-        for case in fresh:
-            for factor in self._possible_causes(case):
-                groups.setdefault(factor, []).append(case)
-        found = [
-            MergeProposal(factor, mine)
-            for factor, cases in groups.items()
-            if (mine := self._select_cases(factor, cases))
+        """Returns the shared cause with the highest odds that is more likely than the causes below it together."""
+        found = self._weigh_shared_causes(fresh)
+        by_case: dict[str, list[SharedCause]] = {}
+        for shared in found:
+            for id_ in shared.cases:
+                by_case.setdefault(id_, []).append(shared)
+        least = self._least_odds()
+        good = [
+            shared
+            for shared in found
+            if len(shared.cases) > 1 and shared.safe > least and shared.log_odds > self._odds_of_parts(shared, by_case)
         ]
-        key = lambda f: (-len(self._affected_children(f.cause, f.cases)), self._size.get(f.cause, 0), f.cause)  # noqa: E731
-        return min(found, key=key, default=None)
+        best = min(good, key=lambda s: (-round(s.log_odds, 6), s.size, s.cause), default=None)
+        return None if best is None else MergeProposal(best.cause, tuple(best.cases.values()), best.describe())
 
-    def _possible_causes(self, case: Case) -> set[str]:
-        """Returns the shared causes that explain all deciding conditions of a case."""
+    def _odds_of_parts(self, shared: SharedCause, by_case: Mapping[str, Sequence[SharedCause]]) -> float:
+        """Returns the log odds of the best separate causes of parts of the same cases: two loops instead of a row.
+
+        Only causes with the same kind of unit compare. Infinite if something below it explains all of them: of equals
+        the most specific is blamed.
+        """
+        unit = _CHILD_KIND.get(kind_of(shared.cause))
+        near = {s.cause: s for id_ in shared.cases for s in by_case[id_] if s.cause != shared.cause}
+        parts = {cause: s for cause, s in near.items() if _CHILD_KIND.get(kind_of(cause)) == unit}
+        odds, left = 0.0, set(shared.cases)
+        for part in sorted(parts.values(), key=lambda s: (-s.log_odds, s.cause)):
+            if part.cases.keys() == shared.cases.keys():
+                if part.safe > self._least_odds() and shared.cause in self.topology.ancestors(part.cause):
+                    return math.inf
+            elif part.safe > 0 and part.cases.keys() <= left:
+                odds, left = odds + part.log_odds, left - part.cases.keys()
+        return odds
+
+    def _weigh_shared_causes(self, fresh: Sequence[Case]) -> list[SharedCause]:
+        """Returns every cause above several affected units, weighed for each family of detectors alone."""
+        began: dict[tuple[str, str], dict[str, int]] = {}
+        cases: dict[tuple[str, str], dict[str, list[Case]]] = {}
+        for case in fresh:
+            conditions = case.deciding_conditions()
+            for cause in self._possible_causes(conditions):
+                for c in conditions:
+                    if (unit := self._child_of(cause, c.entity)) is not None:
+                        key = cause, detector_family(c.detector)
+                        at = began.setdefault(key, {})
+                        at[unit] = min(at.get(unit, _began(c)), _began(c))
+                        cases.setdefault(key, {}).setdefault(unit, []).append(case)
+        onsets: dict[tuple[str, str], dict[str, list[int]]] = {}
+        for (cause, family), at in began.items():
+            onsets.setdefault((kind_of(cause), family), {})[cause] = sorted(at.values())
+        return [
+            self._weigh_units(*key, at, cases[key], self._share_of_others(key[0], onsets[kind_of(key[0]), key[1]]))
+            for key, at in sorted(began.items())
+            if len(at) > 1
+        ]
+
+    def _weigh_case(self, case: Case, family: str) -> SharedCause | None:
+        """Returns the case's own cause, weighed by its conditions of a family; None if it has no two units."""
+        units: dict[str, int] = {}
+        for c in case.conditions.values():
+            unit = self._child_of(case.incident.cause, c.entity) if detector_family(c.detector) == family else None
+            if unit is not None:
+                units[unit] = min(units.get(unit, _began(c)), _began(c))
+        if len(units) < 2 or kind_of(case.incident.cause) not in EXPLAINED_FAMILIES:
+            return None
+        return self._weigh_units(case.incident.cause, family, units, {unit: [case] for unit in units}, lambda _: 0.0)
+
+    def _weigh_units(
+        self,
+        cause: str,
+        family: str,
+        began: Mapping[str, int],
+        cases: Mapping[str, Sequence[Case]],
+        others: Callable[[int], float],
+    ) -> SharedCause:
+        """Weighs one fault of the cause against independent ones of its affected units."""
+        below = (unit for unit in self._units_below(cause, began) if self._is_silent(unit, began))
+        silent = sum(1 for _ in islice(below, MOST_SILENT * len(began)))
+        onsets, kind, rate = sorted(began.values()), kind_of(cause), self._rate(family, began, len(began))
+        odds: GroupOdds = weigh_group(kind, onsets, silent, rate, others)
+        units = tuple(sorted(unit for unit, at in began.items() if at >= odds.since))
+        mine = {case.incident.id: case for unit in units for case in cases[unit]}
+        span, safe = onsets[-1] - odds.since, odds.log_odds - odds.unsure
+        return SharedCause(cause, mine, units, len(units) + silent, span, odds.log_odds, safe)
+
+    def _units_below(self, cause: str, affected: Iterable[str]) -> Iterable[str]:
+        """Returns the units of a cause: of a node its parts of the affected kinds, racks where only racks are
+        affected."""
+        self._refresh_index()
+        kinds = {kind_of(unit) for unit in affected}
+        if kind_of(cause) == "node":
+            return [e for e in self.topology.descendants(cause) if kind_of(e) in kinds]
+        units = self._units.get(cause, set())
+        if kinds == {"rack"}:
+            return {rack for unit in units if (rack := self.topology.ancestor_of_kind(unit, "rack")) is not None}
+        return units
+
+    def _is_silent(self, unit: str, affected: Mapping[str, int]) -> bool:
+        """Returns whether a unit, or something below it, is monitored and neither it nor what is above it is
+        affected."""
+        if unit in affected or any(above in affected for above in self.topology.ancestors(unit)):
+            return False
+        if self.is_monitored is None or self.is_monitored(unit):
+            return True
+        peer = self.topology.attributes.get(unit, {}).get(PEER)
+        return any(map(self.is_monitored, self.topology.descendants(unit))) or (
+            isinstance(peer, str) and self.is_monitored(peer)
+        )
+
+    def _share_of_others(self, cause: str, onsets: Mapping[str, Sequence[int]]) -> Callable[[int], float]:
+        """Returns the median share of affected units since a time among the other causes of its kind."""
+        kind = kind_of(cause)
+        self._refresh_index()
+        others = self._number[kind] - 1
+
+        def share(since: int) -> float:
+            if 2 * (len(onsets) - 1) <= others:
+                return 0.0
+            shares = [
+                (len(times) - bisect_left(times, since)) / max(1, len(self._units.get(other, times)))
+                for other, times in onsets.items()
+                if other != cause
+            ]
+            return sorted([*shares, *[0.0] * (others - len(shares))])[others // 2]
+
+        return share
+
+    def _rate(self, family: str, units: Iterable[str], own: int) -> Rate:
+        """Returns how often a condition of the family begins on such a unit; of several kinds the most frequent."""
+        self._refresh_index()
+        rates = [self.rates.rate(family, kind, self._number, own) for kind in {kind_of(unit) for unit in units}]
+        return max(rates, key=lambda rate: rate.per_day)
+
+    def _least_odds(self) -> float:
+        """Returns the log odds from which a shared cause is believed: half the logarithm of the number of
+        candidates."""
+        self._refresh_index()
+        return math.log(1 + len(self._units) + self._number["node"]) / 2
+
+    def _possible_causes(self, conditions: Sequence[Condition]) -> set[str]:
+        """Returns the shared causes that explain all these conditions."""
         over = [
             {
                 f
-                for f in (*self.list_suspects(c.entity), *self._network_around(c.entity))
-                if self._can_be_shared_cause(f, c)
+                for f in (*self.list_suspects(c.entity), *self.network_around(c.entity))
+                if kind_of(f) in EXPLAINED_FAMILIES and self.explains(f, c.detector, c.entity)
             }
-            for c in case.deciding_conditions()
+            for c in conditions
         ]
         return set.intersection(*over)
-
-    def _can_be_shared_cause(self, factor: str, condition: Condition) -> bool:
-        return kind_of(factor) in EXPLAINED_FAMILIES and self.explains(factor, condition.detector, condition.entity)
-
-    def _select_cases(self, cause: str, group: Sequence[Case]) -> tuple[Case, ...]:
-        """Returns the cases of a group that are enough for the cause; suspects of another family do not count."""
-        firm = [c for c in group if c.incident.severity != "watch"]
-        kinds = {family for case in firm for family in _families_of(case)}
-        suspects = [c for c in group if c.incident.severity == "watch"]
-        if self._are_enough(cause, [*firm, *(c for c in suspects if not firm or _families_of(c) & kinds)]):
-            return tuple(group)
-        return tuple(suspects) if self._are_enough(cause, suspects) else ()
-
-    def _are_enough(self, cause: str, group: Sequence[Case]) -> bool:
-        """Returns whether enough children are affected, of all and of those that no other shared cause explains yet."""
-        single = [c for c in group if not self._is_inferred(c) and c.incident.cause != cause]
-        share = MIN_CHILD_SHARE * self._size.get(cause, 0)
-        return (
-            len(group) > 1
-            and len(self._affected_children(cause, single)) >= MIN_CHILDREN
-            and len(self._affected_children(cause, group)) >= max(MIN_CHILDREN, share)
-        )
 
     def _is_inferred(self, case: Case) -> bool:
         return all(self.find_suspect(c.entity) != case.incident.cause for c in case.conditions.values())
 
-    def _propose_pair(self, fresh: Sequence[Case]) -> MergeProposal | None:
-        """Returns two suspects on one node that corroborate each other, with the node as cause."""
-        lone: dict[str, list[Case]] = {}
-        for case in sorted(fresh, key=_age_order):
-            if case.incident.severity == "watch" and (node := self._node_of(case)):
-                lone.setdefault(node, []).append(case)
-        for node, cases in lone.items():
-            for i, a in enumerate(cases):
-                for b in cases[:i]:
-                    if Case(a.incident, {**b.conditions, **a.conditions}).is_corroborated():
-                        return MergeProposal(node, (b, a))
-        return None
-
-    def _affected_children(self, cause: str, cases: Iterable[Case]) -> set[str]:
-        """Returns the affected children: all members of an inferred case, the cause of any other case."""
-        blamed = (
-            e for case in cases for e in (case.incident.members if self._is_inferred(case) else (case.incident.cause,))
-        )
-        return {u for u in (self._child_of(cause, e) for e in blamed) if u is not None}
-
     def _child_of(self, cause: str, entity: str) -> str | None:
-        """Returns the child of `cause` that a finding is about; None for the cause itself."""
+        """Returns the unit of `cause` that a finding is about, or the rack below it; None for the cause itself."""
         if entity == cause:
             return None
         kind = _CHILD_KIND.get(kind_of(cause))
         unit = entity if kind is None else self.topology.ancestor_of_kind(entity, kind)
-        return None if unit is None else self.find_suspect(unit)
+        if unit is None:
+            return entity if kind == "node" and kind_of(entity) == "rack" else None
+        return self.find_suspect(unit)
 
-    def _network_around(self, entity: str) -> frozenset[str]:
+    def network_around(self, entity: str) -> frozenset[str]:
         """Returns the leaves and rails of the devices on the entity's node."""
         self._refresh_index()
         return self._around.get(self.topology.ancestor_of_kind(entity, "node") or "", frozenset())
@@ -298,12 +452,20 @@ class CauseRules:
             node = self.topology.ancestor_of_kind(entity, "node")
             for factor in self.topology.ancestors(entity):
                 kind = kind_of(factor)
-                if kind in EXPLAINED_FAMILIES and (unit := self._child_of(factor, entity)) is not None:
-                    units.setdefault(factor, set()).add(unit)
+                child = _CHILD_KIND.get(kind)
+                unit = self.topology.ancestor_of_kind(entity, child) if child else None
+                if unit is not None:
+                    units.setdefault(factor, set()).add(self.find_suspect(unit))
                 if kind in ("leaf", "rail") and node is not None:
                     around.setdefault(node, set()).add(factor)
-        self._size = {factor: len(found) for factor, found in units.items() if kind_of(factor) != "node"}
+        self._units = units
+        self._number = Counter(kind_of(e) for e in {*self.topology.parents, *units})
         self._around = {node: frozenset(found) for node, found in around.items()}
+
+
+def _began(condition: Condition) -> int:
+    """Returns when a condition began; a later onset of one that is known already is no new coincidence."""
+    return min(condition.onset, condition.first)
 
 
 def _families_of(case: Case) -> set[str]:

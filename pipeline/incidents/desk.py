@@ -26,8 +26,8 @@ from pipeline.incidents.cases import (
     make_incident_id,
     visibility_order,
 )
-from pipeline.incidents.causes import NODE_SILENCE, REFINE_WINDOW, CauseRules
-from pipeline.model.errors import Refused
+from pipeline.incidents.causes import NODE_SILENCE, REFINE_WINDOW, CauseRules, MergeProposal
+from pipeline.incidents.likelihood import BaseRates
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology, kind_of
 
@@ -73,20 +73,28 @@ class Desk:
         return {id_: case.public_incident() for id_, case in self._cases.items()}
 
     def observe(
-        self, time: int, findings: Sequence[Finding], has_telemetry: HasTelemetry | None = None, now: int | None = None
+        self,
+        time: int,
+        findings: Sequence[Finding],
+        has_telemetry: HasTelemetry | None = None,
+        now: int | None = None,
+        is_monitored: HasTelemetry | None = None,
     ) -> list[Change]:
         """Processes all findings of one instant and returns the changes. An instant older than the newest is ignored.
 
         has_telemetry: whether an entity sends telemetry now; without it, missing data counts as quiet.
         now: the clock (UTC us); None: the time of the instant.
+        is_monitored: whether an entity has telemetry of its own now; without it, all members of a group have.
         """
         if time < self.time:
             return []
         self.time, self._now = time, time if now is None else now
+        self._causes.start_instant(time, is_monitored)
         self._start_instant()
         for finding in sorted(findings, key=instant_order):
             self._handle_finding(finding)
         self._refine_causes()
+        self._causes.count_new((self._cases[id_] for id_ in self._before), time)
         self._resolve_quiet(has_telemetry)
         self._drop_old_resolved()
         return self._collect_changes()
@@ -109,7 +117,7 @@ class Desk:
     def acknowledge(self, incident_id: str, user: str, comment: str, time: int) -> Change:
         """Acknowledges an incident. Raises NoSuchIncident, or Refused if it is resolved."""
         case = self._find_case(incident_id)
-        self._require_open(case, "acknowledged")
+        case.require_open("acknowledged")
         before = replace(case.incident)
         case.incident.state, case.incident.updated = "acknowledged", time
         return case.make_change("acknowledged", before, user, comment, time)
@@ -125,7 +133,7 @@ class Desk:
         Raises NoSuchIncident, or Refused if it is resolved.
         """
         case = self._find_case(incident_id)
-        self._require_open(case, "resolved")
+        case.require_open("resolved")
         before = replace(case.incident)
         for (detector, entity), condition in case.conditions.items():
             for suspect in (case.incident.cause, self._causes.find_suspect(entity)):
@@ -152,7 +160,8 @@ class Desk:
 
     def as_json(self) -> dict[str, Any]:
         """Returns all state as plain data."""
-        return {"time": self.time, "cases": [c.as_json() for c in self._cases.values()], "mutes": self._mutes.as_json()}
+        cases, mutes = [c.as_json() for c in self._cases.values()], self._mutes.as_json()
+        return {"time": self.time, "cases": cases, "mutes": mutes, "rates": self._causes.rates.as_json()}
 
     def load_json(self, data: Mapping[str, Any]) -> None:
         """Restores the state of `as_json`."""
@@ -161,6 +170,7 @@ class Desk:
         known = sorted(self._cases.values(), key=lambda c: c.is_open)
         self._case_ids = {key: c.incident.id for c in known for key in c.conditions}
         self._mutes.restore(data["mutes"])
+        self._causes.rates = BaseRates.from_json(data.get("rates"))
 
     def copy(self) -> Desk:
         """Returns an independent copy."""
@@ -204,9 +214,7 @@ class Desk:
     def matches(self, incident: Incident) -> bool:
         """Returns whether this Desk has the same incident, apart from its opened and updated times."""
         case = self._cases.get(incident.id)
-        return case is not None and replace(case.incident, opened=0, updated=0) == replace(
-            incident, opened=0, updated=0
-        )
+        return case is not None and case.matches(incident)
 
     def keep_resolved(self, before: Desk) -> None:
         """Keeps incidents that only `before` had, as resolved, so that they can be reopened."""
@@ -238,19 +246,15 @@ class Desk:
             raise NoSuchIncident(f"incident {incident_id}: no such incident is open or recently resolved")
         return self._cases[incident_id]
 
-    def _require_open(self, case: Case, verb: str) -> None:
-        if not case.is_open:
-            raise Refused(f"incident {case.incident.id}: already resolved, cannot be {verb}; write a comment instead")
-
     def _handle_finding(self, finding: Finding) -> None:
         if finding.evidence.get("cleared") is True:
             self._clear_condition(finding)
             return
         known = self._find_open_case(finding)  # before the mutes: a mute of another incident must not end this one
-        chain = self._causes.list_suspects(finding.entity)
-        if known is None and self._mutes.suppresses(chain, finding.detector, finding.level, self.time):
-            return
         if known is None:
+            chain = self._causes.list_suspects(finding.entity)
+            if self._mutes.suppresses(chain, finding.detector, finding.level, self.time):
+                return
             self._leave_site_case(finding)
         case = (
             known
@@ -269,7 +273,7 @@ class Desk:
             self._mark_changed(case)
             case.held.discard(key)
             case.quiet_from = case.conditions[key].last = self.time
-            case.refresh_incident(self._causes.find_suspect, self._before[case.incident.id], self.time)
+            case.refresh_incident(self._causes, self._before[case.incident.id], self.time)
 
     def _find_open_case(self, finding: Finding) -> Case | None:
         """Returns the open case that has this condition, or that absorbs a new onset on its members."""
@@ -289,14 +293,8 @@ class Desk:
         if not sites:
             return None
         own = finding.entity if kind_of(finding.entity) == "site" else self._site_of(finding.entity)
-        return next(
-            (
-                c
-                for c in sites
-                if own in (c.incident.cause, "site:all") and self._causes.site_covers_nodes(c, self.time)
-            ),
-            None,
-        )
+        covering = (c for c in sites if self._causes.site_covers_nodes(c, self.time))
+        return next((c for c in covering if own in (c.incident.cause, "site:all")), None)
 
     def _leave_site_case(self, finding: Finding) -> None:
         """Removes a node that is silent for longer than its site from the incident of the site."""
@@ -307,7 +305,7 @@ class Desk:
         self._mark_changed(case)
         case.held.discard(key)
         self._drop_conditions(case, lambda c: (c.detector, c.entity) == key)
-        case.refresh_incident(self._causes.find_suspect, self._before[case.incident.id], self.time)
+        case.refresh_incident(self._causes, self._before[case.incident.id], self.time)
 
     def _find_absorbing_case(self, finding: Finding) -> Case | None:
         """Returns the open case whose cause explains the finding: the nearest, then the one with the earliest onset.
@@ -315,18 +313,19 @@ class Desk:
         A ticket or page finding joins a watch incident only if no other case absorbs it.
         """
         chain = self._causes.list_suspects(finding.entity)
-        severity = SEVERITIES[LEVELS.index(finding.level)]
+        severity, near = SEVERITIES[LEVELS.index(finding.level)], {*chain, *self._causes.network_around(finding.entity)}
         found = [
             case
             for case in self._cases.values()
-            if case.is_open
+            if case.incident.cause in near
+            and case.is_open
             and (case.incident.cause == chain[0] or self._causes.can_absorb_at(case, self.time))
-            and self._causes.can_absorb(case, finding.detector, finding.entity, severity)
+            and self._causes.can_absorb(case, finding.detector, finding.entity, severity, finding.onset)
         ]
-        distance = dict(zip(chain, range(len(chain)), strict=True))
+        distance = {entity: place for place, entity in enumerate(chain)}
 
         def order(case: Case) -> tuple[bool, int, int, str]:
-            """Returns the sort key: stronger cases, nearer causes and earlier onsets first."""
+            """Stronger cases, nearer causes and earlier onsets first."""
             weaker = severity != "watch" and case.incident.severity == "watch"
             return weaker, distance.get(case.incident.cause, len(chain)), case.incident.onset, case.incident.id
 
@@ -383,7 +382,7 @@ class Desk:
             self._new_keys.setdefault(case.incident.id, []).append(finding.key)
             if before.severity == "watch" and finding.level != "suspect":
                 self._take_over_cause(case, finding)
-            case.refresh_incident(self._causes.find_suspect, self._before[case.incident.id], self.time)
+            case.refresh_incident(self._causes, self._before[case.incident.id], self.time)
             self._retitled.discard(case.incident.id)
         elif case.refresh_title():
             case.incident.updated = self.time
@@ -425,21 +424,22 @@ class Desk:
             fold = self._causes.propose_merge(fresh, [c for c in open_ if self._causes.can_absorb_at(c, self.time)])
             if fold is None:
                 return
-            self._merge_cases(fold.cause, fold.cases)
+            self._merge_cases(fold)
 
-    def _merge_cases(self, cause: str, cases: Sequence[Case]) -> None:
+    def _merge_cases(self, proposal: MergeProposal) -> None:
         """Merges cases into the case of that cause, else into the one that people saw first."""
+        cause, cases = proposal.cause, proposal.cases
         kept = holder = self._find_open_by_cause(cause)
         if kept is None or self._before.get(kept.incident.id, kept.incident) is None:
             kept = min(cases, key=visibility_order)
         self._mark_changed(kept)
-        kept.incident.cause = cause
+        kept.incident.cause, kept.reason = cause, proposal.reason or kept.reason
         for case in cases if holder is None or holder in cases else (*cases, holder):
             if case is not kept:
                 self._absorb_case(kept, case)
         self._drop_conditions(kept, lambda c: c.detector in GENERIC_DETECTORS and not self._explains(kept, c))
         kept.incident.simulated = kept.incident.simulated or self._is_simulated(cause)
-        kept.refresh_incident(self._causes.find_suspect, self._before[kept.incident.id], self.time)
+        kept.refresh_incident(self._causes, self._before[kept.incident.id], self.time)
 
     def _absorb_case(self, kept: Case, case: Case) -> None:
         self._mark_changed(case)

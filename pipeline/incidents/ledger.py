@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import duckdb
 
-from pipeline.incidents.cases import Change
+from pipeline.incidents.cases import PAIR_WINDOW, Change
 from pipeline.judging.mutes import Mute
 from pipeline.model.records import LEVELS, Finding, Incident, iso, to_json
 
@@ -139,6 +139,14 @@ def read_incident(cursor: duckdb.DuckDBPyConnection, id_: str) -> dict[str, Any]
         raise KeyError(f"incident {id_}: not found")
     more = {"findings": _findings_of(cursor, id_), "history": _history_of(cursor, id_)}
     return {**found[0].as_json(), **more, "notifications": list_notifications(cursor, id_)}
+
+
+def list_incidents_near(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[dict[str, Any]]:
+    """Returns other incidents with an onset within PAIR_WINDOW of the incident's, not those merged into another."""
+    within = "abs(epoch_us(onset) - (SELECT epoch_us(onset) FROM incidents WHERE id = $1)) <= $2"
+    merged = "id IN (SELECT incident FROM history WHERE kind = 'resolved' AND starts_with(comment, 'merged into '))"
+    where = f"WHERE id != $1 AND {within} AND NOT (resolved IS NOT NULL AND {merged}) ORDER BY onset, id"
+    return [incident.as_json() for incident in _load(cursor, where, [id_, PAIR_WINDOW])]
 
 
 def list_notifications(

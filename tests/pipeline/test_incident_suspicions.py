@@ -89,7 +89,7 @@ def test_a_suspicion_of_another_kind_does_not_name_the_cause(case: Case) -> None
 
 
 def test_enough_suspects_of_the_same_kind_name_the_cause_of_a_page(case: Case) -> None:
-    case.report_findings(*(found(f"port:n{n}.mlx5_0", "link", "suspect") for n in range(3)))
+    case.report_findings(*(found(f"port:n{n}.mlx5_0", "link", "suspect") for n in range(4)))
     assert case.causes() == {"leaf:l0"}
     case.report_findings(found("port:n1.mlx5_0", "link"))
     assert pages(case) == {"leaf:l0"}

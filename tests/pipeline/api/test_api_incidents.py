@@ -64,3 +64,21 @@ def test_a_comment_has_a_maximum_length_and_must_not_be_empty(client: httpx.Clie
         assert "comment" in answer.json()["detail"]
     assert client.post(f"{INCIDENTS}/inc-1/comment", json={"comment": "x" * 4000}).status_code == 200
     assert client.post(f"{INCIDENTS}/inc-1/acknowledge", json={}).status_code == 200
+
+
+def test_incidents_that_began_together_near_each_other_are_linked_both_ways(
+    client: httpx.Client, open_incident: Any, database: Any
+) -> None:
+    for number, cause in (("inc-1", "gpu:n1.0"), ("inc-2", "gpu:n1.1"), ("late", "gpu:n1.0"), ("merged", "gpu:n1.1")):
+        open_incident(number, cause)
+    open_incident("far", "gpu:elsewhere.0")
+    with database.transaction() as connection:
+        connection.execute("UPDATE incidents SET onset = onset + INTERVAL 121 SECOND WHERE id = 'late'")
+        connection.execute("UPDATE incidents SET resolved = onset, state = 'resolved' WHERE id = 'merged'")
+        connection.execute(
+            "INSERT INTO history SELECT id, 1, onset, 'resolved', 'fleetpulse', 'merged into inc-1', '{}' "
+            "FROM incidents WHERE id = 'merged'"
+        )
+    for one, other in (("inc-1", "inc-2"), ("inc-2", "inc-1")):
+        detail = models.IncidentDetail.model_validate(client.get(f"{INCIDENTS}/{one}").json())
+        assert [(c.id, c.shared) for c in detail.co_occurring] == [(other, "node:n1")]
