@@ -1,11 +1,14 @@
 """Change statistics of all streams of one device class, for the generic detector.
 
 A move is the difference of two exponentially weighted means, on two scales (memories FAST and SLOW, in samples). Each
-is measured against its own past: the quantile KNOWN of its size and the mean excess above that. The loops are compiled.
+is measured against its own past: the quantile KNOWN of its size and the mean excess above that, in multiples of the
+limit for the interval of the stream. The slow mean is of the median of three samples, so one glitch leaves no trace in
+it. The loops are compiled.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory, part
+from detectors.base.streams import USUAL_STEP
 from pipeline.model.records import Frame
 from pipeline.model.signals import Signal
 
@@ -29,10 +33,15 @@ FAST = np.array([1.0, 3.0])  # samples; a jump, and what three samples agree on;
 SLOW = np.array([10.0, 30.0])  # samples; ten times as many, for the usual level; chosen
 SCALES = len(FAST)
 KNOWN = 0.95  # quantile of the size of moves above which the tail is measured, as in SPOT
-MOST = 15.0  # mean excesses that one signal counts at most; chosen: less than STRONGEST times the limit
 STRONGEST = 3  # signals of an entity whose mean counts; of many signals one alone proves nothing; chosen
+RECENT = 3  # newest samples of an entity whose mean counts: one alone proves nothing either; chosen
+MOST = 2.5  # limits that one signal counts at most; chosen: less than STRONGEST, and than RECENT
+LOWEST = 4.0  # mean excesses: the limit at long intervals; one sample in a thousand of a lone signal, 3 sigma as usual
+OVER = 0.5  # of the limit: less ends a condition; chosen
 RARE = 100.0  # samples without growth after which the next growth of a counter of harm suffices by itself; chosen
-HOLD = 2  # samples in a row that must be unusual; chosen
+SUSTAINED_S, SUSTAINED = 60.0, 3
+"""s, or samples where that is sooner, for which a change must last to be worth a ticket: readings that are wrong for
+moments are an instrument's, and metrics of a minute are means already. Chosen."""
 LASTS = int(SLOW[-1])  # samples after which a changed level is the new normal, and its condition over
 PEERS = 8  # entities of a kind and of like attributes from which their common part is subtracted; chosen
 _CLIP = 10.0  # mean excesses beyond which a move is not learnt; chosen
@@ -44,31 +53,46 @@ _TINY = 1e-9  # of the level: less is rounding
 GAUGE, COUNTER, STATE = 0, 1, 2
 _KINDS = {"gauge": GAUGE, "counter": COUNTER, "state": STATE}
 _HARM = {"up": 1, "down": -1, "both": 0}
-COUNT, LAST, TIME, STILL, QUICK, NORMAL, SLOWEST, TAILS = range(8)
-"""Cells of a stream: samples, last reading and its time, samples without growth of a counter, three means, then
-quantile, excess and their count by scale."""
+COUNT, LAST, TIME, INTERVAL, STILL, QUICK, NORMAL, SLOWEST, NEWEST, SECOND_NEWEST, TAILS = range(11)
+"""Cells of a stream: samples, last reading, its time (us) and the usual interval (s), samples without growth of a
+counter, three means, the two newest samples, then quantile, excess and their count by scale."""
 CELLS = TAILS + 3 * SCALES
-_HOT, _ON, _ONSET = range(3)
+_BLOCKED, _ON, _ONSET = range(3)
 
 
 @compiled
 def _reading(cell: Floats, x: float, time: float, kind: int) -> float:
     """Returns the judged value: a level, growth per second of a counter, or a change of state; NaN: none."""
-    if kind == GAUGE:
-        return x
     last, before = cell[LAST], cell[TIME]
     cell[LAST], cell[TIME] = x, time
+    passed = (time - before) / 1e6
+    if before > 0.0 and passed > 0.0:
+        usual = cell[INTERVAL]
+        cell[INTERVAL] = passed if usual == 0.0 else usual + (min(passed, 2.0 * usual) - usual) / SLOW[1]
+    if kind == GAUGE:
+        return x
     if before == 0.0:
         return np.nan
     if kind == STATE:
         return 1.0 if x != last else 0.0
-    if x < last or time <= before:  # a reset, or time that went back: growth is unknown
+    if x < last or passed <= 0.0:  # a reset, or time that went back: growth is unknown
         return np.nan
-    return float((x - last) / (time - before) * 1e6)
+    return float((x - last) / passed)
 
 
 @compiled
-def _tail(cell: Floats, at: int, size: float, age: float, memory: float, tiny: float, floor: float) -> float:
+def limit_at(limit: float, interval: float) -> float:
+    """Returns the limit at an interval (s), for the same alarms a day: an exponential tail falls by e per excess.
+
+    Samples closer than USUAL_STEP follow each other: they count as one look.
+    """
+    return min(max(limit + np.log(USUAL_STEP / interval), LOWEST), limit) if interval > 0.0 else limit
+
+
+@compiled
+def _tail(
+    cell: Floats, at: int, size: float, age: float, memory: float, tiny: float, floor: float, learns: bool
+) -> float:
     """Returns by how many mean excesses the size of a move is above its learnt quantile; learns from it."""
     if age <= LEARN:
         cell[at + 2] += (size - cell[at + 2]) / age  # the mean size, in the place of the count
@@ -78,6 +102,8 @@ def _tail(cell: Floats, at: int, size: float, age: float, memory: float, tiny: f
         return 0.0
     scale = max(cell[at + 1], tiny)
     beyond = (size - cell[at]) / max(scale, floor)
+    if not learns and cell[at + 1] > tiny:
+        return float(max(beyond, 0.0))
     if cell[at + 1] <= tiny and size > tiny:
         cell[at + 1] = _FIRST_MOVE * size  # a signal that was constant: this is a move now, and soon normal
         return float(size / max(scale, floor))
@@ -108,16 +134,18 @@ def _grows_after_rest(cell: Floats, x: float) -> bool:
 
 
 @compiled
-def _move(cell: Floats, k: int, x: float, harm: int, settings: tuple[float, float]) -> float:
-    """Returns how unusual a sample is on one scale, with the sign of the move; learns the usual level."""
-    memory, least = settings
+def _move(
+    cell: Floats, k: int, x: float, middle: float, harm: int, settings: tuple[float, float, float], learns: bool
+) -> float:
+    """Returns how many limits a sample is off on one scale, with the sign of the move; learns the usual level."""
+    limit, memory, least = settings
     normal = cell[NORMAL + k]
     move = (x if k == 0 else cell[QUICK]) - normal
     size = abs(move) if harm == 0 else max(move * harm, 0.0)
     tiny = _TINY * (abs(x) + abs(normal)) + 1e-300
-    beyond = min(_tail(cell, TAILS + 3 * k, size, cell[COUNT] - 1.0, memory, tiny, least * abs(normal)), MOST)
-    cell[NORMAL + k] += max(1.0 / cell[COUNT], 1.0 / SLOW[k]) * (x - normal)
-    return float(beyond if move >= 0 else -beyond)
+    beyond = _tail(cell, TAILS + 3 * k, size, cell[COUNT] - 1.0, memory, tiny, least / limit * abs(normal), learns)
+    cell[NORMAL + k] += max(1.0 / cell[COUNT], 1.0 / SLOW[k]) * (middle - normal)
+    return float(min(beyond / limit, MOST) * (1.0 if move >= 0 else -1.0))
 
 
 @compiled
@@ -126,8 +154,9 @@ def advance_changes(
     sample: Floats,
     time: float,
     rule: NDArray[np.int8],
-    settings: tuple[float, float],
+    settings: tuple[float, float, float],
     s: int,
+    reported: Positions,
     unusual: Floats,
     usual: Floats,
     now: Floats,
@@ -135,10 +164,12 @@ def advance_changes(
     """Adds one sample of every stream of signal `s`, and computes how unusual its move is.
 
     cells: (N, CELLS), changed.  sample: (N,), NaN = none.  rule: kind, direction of harm, whether a move alone is
-    enough.  Out: unusual (SCALES, S, N) mean excesses with the sign of the move, NaN = not judged; usual (SCALES, S, N)
+    enough.  settings: limit, memory and least change.  reported: (N,) 0: no condition, so the sizes of moves are
+    learnt.  Out: unusual (SCALES, S, N) limits with the sign of the move, NaN = not judged; usual (SCALES, S, N)
     expected values; now (S, N) judged values.
     """
     kind, harm, enough = rule[0], rule[1], rule[2]
+    limit, memory, least = settings
     for n in range(sample.shape[0]):
         cell = cells[n]
         unusual[:, s, n] = np.nan
@@ -152,12 +183,16 @@ def advance_changes(
         grows = enough and _grows_after_rest(cell, x)
         cell[COUNT] += 1.0
         if cell[COUNT] == 1.0:
-            cell[QUICK], cell[NORMAL], cell[SLOWEST] = x, x, x
+            cell[QUICK : SECOND_NEWEST + 1] = x
             continue
         cell[QUICK] += max(1.0 / cell[COUNT], 1.0 / FAST[1]) * (x - cell[QUICK])
+        a, b = cell[SECOND_NEWEST], cell[NEWEST]
+        middle = max(min(a, b), min(max(a, b), x))
+        cell[SECOND_NEWEST], cell[NEWEST] = b, x
+        here = (limit_at(limit, cell[INTERVAL]), memory, least)
         for k in range(SCALES):
             usual[k, s, n] = cell[NORMAL + k]
-            beyond = _move(cell, k, x, harm, settings)
+            beyond = _move(cell, k, x, middle, harm, here, reported[n] == 0)
             if cell[COUNT] - 1.0 > LEARN:
                 unusual[k, s, n] = MOST * STRONGEST if grows else beyond
 
@@ -194,8 +229,12 @@ def subtract_peers(unusual: Floats, order: Positions, starts: Positions, least: 
 
 
 @compiled
-def score_entities(unusual: Floats, score: Floats, scale: Positions, judged: Positions) -> None:
-    """Computes for each entity the mean of its strongest signals on the scale where it is largest; -1: not judged."""
+def score_entities(unusual: Floats, recent: Floats, score: Floats, scale: Positions, judged: Positions) -> None:
+    """Computes for each entity the mean of its strongest signals on the scale where it is largest, in limits.
+
+    recent: (SCALES * RECENT, N) means of the newest samples, the newest last, changed.  score: (N,) mean of them; -1:
+    not judged now.  scale: where it is largest.  judged: how many signals were judged.
+    """
     top = np.empty(STRONGEST)
     for n in range(unusual.shape[2]):
         score[n], scale[n], judged[n] = -1.0, 0, 0
@@ -211,8 +250,13 @@ def score_entities(unusual: Floats, score: Floats, scale: Positions, judged: Pos
                     if value > top[place]:
                         top[place], value = value, top[place]
             judged[n] = max(judged[n], known)
-            if known and top.sum() / min(known, STRONGEST) > score[n]:
-                score[n], scale[n] = top.sum() / min(known, STRONGEST), k
+            if not known:
+                continue
+            line = recent[k * RECENT : (k + 1) * RECENT, n]
+            line[:-1] = line[1:]
+            line[-1] = top.sum() / min(known, STRONGEST)
+            if line.mean() > score[n]:
+                score[n], scale[n] = line.mean(), k
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +291,13 @@ class SignalMove:
         return f"{name} {value} after {expected}"
 
 
+def _is_still_off(cell: Floats) -> bool:
+    """Returns whether both newest samples are at least half as far off as the mean that a glitch moves, too."""
+    moved = cell[QUICK] - cell[SLOWEST]
+    newest = min((cell[at] - cell[SLOWEST]) * np.sign(moved) for at in (NEWEST, SECOND_NEWEST))
+    return bool(newest >= 0.5 * abs(moved) > 0.0)
+
+
 @dataclass
 class SignalStreams(State):
     """The streams of one signal. rule: see `advance_changes`."""
@@ -273,8 +324,8 @@ class SignalStreams(State):
 class ClassChanges(State):
     """Streams of S signals x N entities of one class, and which entities have a condition.
 
-    A condition begins when the strongest moves of an entity have been unusual for HOLD samples, and ends when they are
-    half as unusual as that, or after LASTS samples: then the new level is the normal one.
+    A condition begins when the strongest moves of an entity, over the RECENT newest samples, reach the limit, and ends
+    when they are half as unusual as that, or after LASTS samples: then the new level is the normal one.
 
     score, judged: (N,) of the newest sample: the score of each entity, and how many of its signals were judged.
     """
@@ -282,6 +333,7 @@ class ClassChanges(State):
     signals: tuple[Signal, ...]
     streams: dict[str, SignalStreams] = part(dict)
     marks: NDArray[np.int64] = memory(0, np.int64, shape=(3, N))
+    recent: Floats = memory(0.0, shape=(SCALES * RECENT, N))
     score: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
     judged: Positions = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
     _scale: Positions = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
@@ -298,17 +350,16 @@ class ClassChanges(State):
         cohorts: see `subtract_peers`.  quiet: entities in maintenance.  settings: limit, memory and the least change,
         as in Anomaly.
         """
-        limit, memory_, least = settings
         n = len(frame.entities)
         self._resize(n)
         for s, streams in enumerate(self.streams.values()):
             sample = np.array(streams.sample(frame[streams.signal.name]), np.float64)
             out = (self._unusual, self._usual, self._now)
-            advance_changes(streams.cells, sample, float(frame.time), streams.rule, (memory_, least / limit), s, *out)
+            advance_changes(streams.cells, sample, float(frame.time), streams.rule, settings, s, self.marks[_ON], *out)
         if len(cohorts[1]) > 1:
-            subtract_peers(self._unusual, *cohorts, PEERS, limit / 2)
-        score_entities(self._unusual, self.score, self._scale, self.judged)
-        return self._decide(frame.time, limit, quiet)
+            subtract_peers(self._unusual, *cohorts, PEERS, OVER)
+        score_entities(self._unusual, self.recent[:, :n], self.score, self._scale, self.judged)
+        return self._decide(frame.time, quiet)
 
     def _resize(self, n: int) -> None:
         self.grow(n)
@@ -320,19 +371,19 @@ class ClassChanges(State):
             self._unusual, self._usual = np.empty((SCALES, width, n)), np.empty((SCALES, width, n))
             self._now = np.empty((width, n))
 
-    def _decide(self, time: int, limit: float, quiet: Bools) -> Bools:
-        hot, on, onset = self.marks[:, : len(self.score)]
+    def _decide(self, time: int, quiet: Bools) -> Bools:
+        blocked, on, onset = self.marks[:, : len(self.score)]
         known = self.score >= 0
-        above = known & (self.score >= limit) & ~quiet
-        calm = known & (self.score < limit / 2)
-        hot[known] = np.where(above & (hot >= 0), hot + 1, np.where(calm | (hot >= 0), 0, hot))[known]
-        onset[(hot == 1) & (on == 0)] = time
+        calm = known & (self.score < OVER)
+        blocked[calm] = 0
+        onset[calm & (on == 0)] = 0
+        onset[known & ~calm & (onset == 0)] = time
         over = (on > 0) & known & (calm | (on >= LASTS) | quiet)
         for i in np.flatnonzero(over & (on >= LASTS)).tolist():
             self.settle(i)
-        begins = (on == 0) & (hot >= HOLD)
+        begins = (on == 0) & known & (self.score >= 1.0) & (blocked == 0) & ~quiet
         on[:] = np.where(over, 0, np.where(known & ((on > 0) | begins), on + 1, on))
-        hot[over] = np.where(calm, 0, -1)[over]  # it must be calm before it can begin again
+        blocked[over & ~calm] = 1  # it must be calm before it can begin again
         return np.asarray(on > 0)
 
     def settle(self, i: int) -> None:
@@ -341,15 +392,21 @@ class ClassChanges(State):
             return  # never judged
         for streams in self.streams.values():
             streams.cells[i, NORMAL : NORMAL + SCALES] = streams.cells[i, QUICK]
-        self.marks[_ON, i], self.marks[_HOT, i] = 0, -1
+        self.marks[_ON, i], self.marks[_BLOCKED, i] = 0, 1
 
     def onset(self, i: int) -> int:
         """Returns when the condition of an entity began (us)."""
         return int(self.marks[_ONSET, i])
 
-    def lasted(self, i: int) -> int:
-        """Returns for how many samples its condition has held."""
-        return int(self.marks[_ON, i])
+    def is_sustained(self, i: int) -> bool:
+        """Returns whether its condition has held for SUSTAINED_S, or for SUSTAINED samples, and the two newest samples
+        of two of its strongest signals are still off; at intervals of SUSTAINED_S one sample is enough."""
+        usual = [streams.cells[i, INTERVAL] for streams in self.streams.values() if streams.cells[i, INTERVAL] > 0]
+        needed = min(math.ceil(SUSTAINED_S / min(usual, default=SUSTAINED_S)), SUSTAINED)
+        if needed <= 1 or self.marks[_ON, i] < needed:
+            return needed <= 1
+        strongest = (self.streams[move.signal.name].cells[i] for move in self.moves(i)[:STRONGEST])
+        return sum(map(_is_still_off, strongest)) > STRONGEST // 2
 
     def moves(self, i: int) -> list[SignalMove]:
         """Returns the signals of an entity that moved, the most unusual first."""

@@ -7,6 +7,7 @@ import pytest
 
 from detectors import configured
 from detectors.anomaly.anomaly import Anomaly
+from detectors.anomaly.changes import limit_at
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.signals import extend_catalogue
@@ -83,10 +84,55 @@ def test_a_move_of_less_than_a_tenth_is_not_reported():
     )
 
 
-def test_a_spike_is_only_a_suspect():
+def drifting(tick, n=3, seed=5):
+    """White, autoregressive, quantised and heavy-tailed noise: four instruments, the same whatever was read before."""
+    rng = np.random.default_rng([tick // 40, seed])
+    walk = np.cumsum(rng.standard_normal((40, 4, n)), axis=0)[tick % 40] / 10
+    white = np.random.default_rng([tick, seed]).standard_t(4, (4, n))
+    return dict(zip([s.name for s in GAUGES], np.round(50 + walk + white * [[1], [0.3], [0.5], [1]], 1), strict=True))
+
+
+@pytest.mark.parametrize("seconds", [1, 10, 60, 300])
+def test_a_change_of_three_signals_that_lasts_is_a_ticket_at_every_interval(seconds):
+    def values(tick, rng):
+        changed = drifting(tick)
+        for name in ("m0", "m1", "m2"):
+            changed[name][1] += 15 * (tick >= 400)
+        return changed
+
+    found = run_detector(runner("m0", "m1", "m2", "m3"), range(430), values, step=seconds * SECOND)
+    assert {(f.entity, f.onset) for f in found if f.level == "ticket"} == {("node:e1", START + 400 * seconds * SECOND)}
+    assert set(found[0].signals[:3]) == {"m0", "m1", "m2"}
+
+
+@pytest.mark.parametrize("seconds", [1, 10, 60])
+def test_quiet_instruments_of_all_kinds_raise_no_ticket(seconds):
     judge = runner("m0", "m1", "m2", "m3")
-    found = run_detector(judge, range(200), lambda t, r: shifted(t, r, at=100) if t == 100 else noisy(r))
-    assert {f.level for f in found} == {"suspect"}
+    found = run_detector(judge, range(3000), lambda t, r: drifting(t), step=seconds * SECOND)
+    assert [f for f in found if f.level != "suspect"] == []
+
+
+@pytest.mark.parametrize("by", [8.0, 40.0, 1e4, -50.0])
+def test_a_glitch_of_one_sample_in_all_signals_is_only_a_suspect(by):
+    judge = runner("m0", "m1", "m2", "m3")
+    found = run_detector(judge, range(250), lambda t, r: shifted(t, r, signals=4, by=by * (t == 200)))
+    assert {f.level for f in found} <= {"suspect"}
+    assert {f.onset for f in found} <= {START + 200 * STEP}
+
+
+def test_the_limit_follows_the_interval_down_to_three_sigma_and_not_below_ten_seconds():
+    assert limit_at(9.5, 10.0) == limit_at(9.5, 1.0) == 9.5
+    assert limit_at(9.5, 300.0) == pytest.approx(9.5 - np.log(30))
+    assert limit_at(9.5, 86_400.0) == 4.0
+
+
+def test_a_fault_that_comes_back_four_times_is_not_learnt_as_quiet():
+    def values(tick, rng):
+        return shifted(tick, rng, by=40.0 * (tick % 150 >= 130), at=100)
+
+    found = run_detector(runner("m0", "m1", "m2", "m3"), range(1000), values)
+    tickets = {f.onset for f in found if f.level == "ticket"}
+    assert {START + (150 * i + 130) * STEP for i in range(4)} <= tickets
 
 
 def test_an_error_counter_that_starts_to_grow_is_sufficient_evidence():
@@ -111,7 +157,9 @@ def test_a_state_that_is_not_normal_is_reported_and_its_return_is_not():
     opens = run_detector(judge, range(110), lambda t, r: {DOOR.name: np.array([0.0, float(t >= 100), 0.0])})
     assert opens[0].entity == "node:e1"
     assert "node.door is not normal" in opens[0].summary
-    assert run_detector(judge, range(130, 400), lambda t, r: {DOOR.name: np.array([0.0, float(t < 200), 0.0])}) == []
+    later = run_detector(judge, range(110, 400), lambda t, r: {DOOR.name: np.array([0.0, float(t < 200), 0.0])})
+    assert {f.onset for f in later} == {opens[0].onset}
+    assert later[-1].time < START + 200 * STEP
 
 
 def test_a_move_away_from_harm_is_not_reported():
