@@ -157,6 +157,7 @@ class GpuEffects:
         self.pcie_width = Channel(ticks, n, np.int64(16))  # use lower_to
         self.pcie_generation = Channel(ticks, n, np.int64(5))  # use lower_to
         self.pcie_replays = Channel(ticks, n, _NONE)  # count
+        self.memory_heat = Channel(ticks, n, _ZERO)  # K added to the memory's temperature at full load
         self.nvlink_crc = Channel(ticks, n, _ZERO)  # rate
         self.nvlink_replays = Channel(ticks, n, _ZERO)  # rate
         self.nvlink_recoveries = Channel(ticks, n, _NONE)  # count
@@ -184,6 +185,7 @@ class PortEffects:
         self.recoveries = Channel(ticks, n, _ZERO)  # rate of link recoveries without a link down
         self.goodput = Channel(ticks, n, _ONE)  # factor on goodput
         self.wait = Channel(ticks, n, _ZERO)  # share of the time in which data waits for credits
+        self.pause = Channel(ticks, n, _ZERO)  # rate of PFC pause frames that it sends besides the usual
         self.cnp = Channel(ticks, n, _ZERO)  # rate of congestion notification packets
         self.timeouts = Channel(ticks, n, _ZERO)  # rate of local acknowledgement timeouts
         self.cqe = Channel(ticks, n, _ZERO)  # rate of requests that completed with an error
@@ -211,6 +213,9 @@ class NodeEffects:
         self.clock_offset = Channel(ticks, n, _ZERO)  # s by which its clock is ahead
         self.silent = Channel(ticks, n, _NO)  # the agent sends nothing; the node works
         self.late = Channel(ticks, n, _ZERO)  # s added to the time of its samples
+        self.memory = Channel(ticks, n, _ZERO)  # share of the memory used by a leak
+        self.disk_wear = Channel(ticks, n, _ZERO)  # share of its disk's rated life used by a fault
+        self.disk_spare = Channel(ticks, n, _ZERO)  # share of its disk's spare blocks that are lost
         self.bmc_silent = Channel(ticks, n, _NO)  # its BMC does not respond
 
 

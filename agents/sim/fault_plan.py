@@ -69,7 +69,8 @@ def _rate_factor_key(kind: type[Kind]) -> str:
 def _scenario_rate(scenario: Scenario, kind: type[Kind]) -> Rate:
     """Returns the rate of a kind in this scenario."""
     rates, habits = scenario.rates, dict(scenario.world.habits) if scenario.world else {}
-    usual = habits.get(kind.name, 0.0 if kind.world_only else kind.rate.value)
+    elsewhere = kind.world_only and (scenario.world is None or kind.detectability == "benign")
+    usual = habits.get(kind.name, 0.0 if elsewhere else kind.rate.value)
     return replace(kind.rate, value=rates.kinds.get(kind.name, usual) * getattr(rates, _rate_factor_key(kind)))
 
 

@@ -32,16 +32,25 @@ from agents.sim.confounders.site import (
     SensorOffset,
     SetpointShift,
 )
-from agents.sim.faults.cluster import DataStall, HostContention, HostFault, JobHang
+from agents.sim.faults.cluster import (
+    DataStall,
+    DiskFailing,
+    DiskWear,
+    HostContention,
+    HostFault,
+    JobHang,
+    MemoryLeak,
+    SlowCollectives,
+)
 from agents.sim.faults.corruption import SilentDataCorruption
-from agents.sim.faults.facility import CoolantLeak, CoolantLoss, FacilityWater, PduTrip, PsuLoss, Recirculation
+from agents.sim.faults.facility import CoolantLeak, CoolantLoss, FacilityWater, HallAir, PduTrip, PsuLoss, Recirculation
 from agents.sim.faults.gpu import GpuEngineFault, GpuOffBus, GspTimeout, NvlinkError
 from agents.sim.faults.kind import Kind
-from agents.sim.faults.leaf import Congestion, GrayLeaf, LeafCrash
+from agents.sim.faults.leaf import Congestion, GrayLeaf, LeafCrash, PauseStorm
 from agents.sim.faults.link import LinkDegradation, LinkDown, LinkFlap, NicStall, OpticDegradation
 from agents.sim.faults.memory import HbmContained, HbmCorrectedBurst, HbmUncontained, RemapFailure, SramEcc
 from agents.sim.faults.restriction import NodeRestriction
-from agents.sim.faults.slow import ClockStuck, ColdPlate, PcieDowngrade, Straggler
+from agents.sim.faults.slow import ClockStuck, ColdPlate, MemoryHeat, PcieDowngrade, SlowReturn, Straggler
 from agents.sim.faults.telemetry import SensorFault, TelemetryGap
 
 FAULTS: tuple[type[Kind], ...] = (
@@ -80,6 +89,14 @@ FAULTS: tuple[type[Kind], ...] = (
     HostFault,
     JobHang,
     DataStall,
+    MemoryHeat,
+    SlowReturn,
+    PauseStorm,
+    HallAir,
+    SlowCollectives,
+    MemoryLeak,
+    DiskWear,
+    DiskFailing,
 )
 
 CONFOUNDERS: tuple[type[Kind], ...] = (

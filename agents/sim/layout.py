@@ -80,13 +80,15 @@ class Layout:
             "node": tuple(f"node:{n}" for n in names),
             "sensor": tuple(f"sensor:{n}.{what}" for n in names for what in ("inlet", "fan")),
             "psu": tuple(f"psu:{n}.{i}" for n in names for i in range(PSUS)),
+            **({"disk": tuple(f"disk:{n}.nvme0n1" for n in names)} if self.world.is_drawn else {}),
             "power": tuple(f"pdu:sim-p{p + 1}" for p in range(int(self.pdu_of_rack[-1]) + 1)),
             "coolant": tuple(f"cdu:sim-c{c + 1}" for c in range(int(self.loop_of_rack[-1]) + 1) if loops),
             "leak": tuple(f"leak_detector:sim-r{r + 1}" for r in range(self.racks) if loops),
         }
 
     def _senders(self, nodes: int) -> dict[str, Index]:
-        each = {c: len(self.entities[c]) // nodes for c in ("gpu", "nvlink", "nic", "node", "sensor", "psu")}
+        own = ("gpu", "nvlink", "nic", "node", "sensor", "psu", *(("disk",) if self.world.is_drawn else ()))
+        each = {c: len(self.entities[c]) // nodes for c in own}
         found: dict[str, Index] = {c: np.arange(nodes * count) // count for c, count in each.items()}
         return found | {c: np.full(len(self.entities[c]), nodes) for c in ("power", "coolant", "leak")}
 
@@ -184,5 +186,6 @@ class Layout:
             own[f"gpu:{name}.{i}"] = (node,)
             own[f"nvlink:{name}.{i}.0"] = (f"gpu:{name}.{i}", node)
             own[f"port:{name}.mlx5_{i}"] = (node, leaf, f"rail:sim-{i}")
+        own |= {f"disk:{name}.nvme0n1": (node,)} if self.world.is_drawn else {}
         own |= {f"sensor:{name}.{what}": (node,) for what in ("inlet", "fan")}
         return own | {f"psu:{name}.{i}": (node,) for i in range(PSUS)}

@@ -229,6 +229,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "nvlink": ("nvlink.",),
     "optics": ("nic.phy_", "nic.module_temperature", "nic.rx_power_min"),
     "energy": ("gpu.energy",),
+    "disks": ("disk.",),
 }
 """Group of signals and events -> prefixes of their names."""
 _OF_FABRIC = {
@@ -427,7 +428,7 @@ class _Draw:
             bool(rng.random() < 0.4),
             int(rng.choice((0, 0, 1, 2))),
             float(rng.choice((0.0, 0.002, 0.01, 0.05))),
-            float(rng.uniform(0, 0.5)) * float(self.axis["interval"]),
+            min(float(rng.uniform(0, 0.5)) * float(self.axis["interval"]), 5.0),
             tuple(sorted(absent)),
         )
 
@@ -435,7 +436,7 @@ class _Draw:
         """Draws ports, background errors and congestion."""
         rng, (kind, shape) = self._rng(Fabric), self.axis["fabric"].split()
         speed = float(rng.choice((200_000.0, 400_000.0, 400_000.0, 800_000.0)))
-        after_fec = 10 ** float(rng.uniform(-16, -13)) * speed * 1e6 * 3600
+        after_fec = 10 ** float(rng.uniform(-16, -13.3)) * speed * 1e6 * 3600
         low = float(rng.uniform(0.02, 0.2))
         return Fabric(
             kind,
@@ -443,7 +444,7 @@ class _Draw:
             int(rng.choice((0, 0, 4))),
             speed,
             after_fec,
-            float(rng.uniform(0, 1.0)),
+            float(rng.uniform(0, 0.4)),
             float(rng.uniform(-11, -6.5)),
             float(rng.uniform(0.2, 0.8)),
             (low, low + float(rng.uniform(0.05, 0.3))),

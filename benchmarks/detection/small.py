@@ -63,7 +63,7 @@ def _scenario(name: str, seconds: float, lines: tuple[Line, ...], rates: Rates) 
 
 def _struck(name: str) -> Scenario:
     """Returns EACH faults of each kind of a family, in sequence."""
-    kinds, step = kinds_of(name) * EACH, _STEP_S.get(name, 360.0)
+    kinds, step = [kind for kind in kinds_of(name) if not kind.world_only] * EACH, _STEP_S.get(name, 360.0)
     seconds = _FIRST_S + len(kinds) * step + _LONGEST_S + _AFTER_S
     lines = []
     for place, kind in enumerate(kinds):

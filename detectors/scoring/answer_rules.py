@@ -47,6 +47,8 @@ ANSWER_RULES: Mapping[str, AnswerRule] = {
     "straggler": _rule("page", f"{_SLOW} {_HEAT}", "rank gpu node"),
     "cold_plate": _rule("ticket", f"{_SLOW} {_HEAT}", "rank gpu node"),
     "clock_stuck": _rule("page", _SLOW, "rank gpu node"),
+    "slow_return": _rule("page", _SLOW, "rank gpu node"),
+    "memory_heat": _rule("ticket", _HEAT, "gpu node"),
     "pcie_downgrade": _rule("page", f"link_pcie {_SLOW} xid", "port rank gpu node"),
     # links and switches
     "nvlink_error": _rule("page", f"link_nvlink xid {_SLOW}", "port nvlink nvswitch gpu node rack"),
@@ -59,12 +61,17 @@ ANSWER_RULES: Mapping[str, AnswerRule] = {
     "gray_leaf": _rule(
         "page", f"{_LINK} link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"
     ),
+    "pause_storm": _rule("ticket", f"{_LINK} link_congestion", "port node"),
     "nic_stall": _rule("page", f"{_LINK} straggler", "port node"),
     # no link fault: the job or the switch is named, never a port
     "congestion": _rule("ticket", "link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"),
     # hosts
     "host_contention": _rule("page", _SLOW, "node"),
     "host_fault": _rule("page", f"memory power host_health {_SLOW} xid {_BLIND}", "node"),
+    # what runs out can be replaced in time, if its trend is known
+    "memory_leak": _rule("ticket", "host_health", "node"),
+    "disk_wear": _rule("ticket", "host_health", "disk node"),
+    "disk_failing": _rule("ticket", "host_health", "disk node"),
     # power; a lost supply with its spare running can wait until morning, a tripped PDU cannot
     "psu_loss": _rule("ticket", "power", "psu node rack pdu"),
     "pdu_trip": _rule("page", f"power {_BLIND}", "pdu row"),
@@ -75,12 +82,14 @@ ANSWER_RULES: Mapping[str, AnswerRule] = {
     "node_restriction": _rule("page", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
     "coolant_leak": _rule("page", f"coolant_leak {_LOOP}", "leak_detector rack cdu loop"),
     "recirculation": _rule("ticket", f"{_HEAT} thermal_inlet", "rack row hall"),
+    "hall_air": _rule("ticket", f"{_HEAT} thermal_inlet", "rack row hall site"),
     # the instrument is at fault: only telemetry health answers, a thermal page is false
     "sensor_fault": _rule("ticket", _SENSOR, "sensor gpu rank node port psu pdu cdu loop rack"),
     "telemetry_gap": _rule("ticket", f"{_BLIND} telemetry_site", "gpu node rack site"),
     # caused by the job
     "job_hang": _rule("page", "straggler_job", "job"),
     "data_stall": _rule("ticket", "straggler_job", "job"),
+    "slow_collectives": _rule("page", "straggler_job straggler_inferred link_congestion", "job stage"),
 }
 SOFT_RULES: Mapping[str, AnswerRule] = {
     # without a wrong digest only training shows it: no proof, so a ticket to test the GPU

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.sim.faults.cluster import HostContention
-from agents.sim.faults.facility import CoolantLoss, PsuLoss, Recirculation
+from agents.sim.faults.cluster import DiskFailing, DiskWear, HostContention, MemoryLeak, SlowCollectives
+from agents.sim.faults.facility import CoolantLoss, HallAir, PsuLoss, Recirculation
 from agents.sim.faults.kind import Kind
+from agents.sim.faults.leaf import PauseStorm
+from agents.sim.faults.slow import MemoryHeat, SlowReturn
 from agents.sim.fleet import FleetSimulator
 from agents.sim.kinds import KINDS
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
@@ -352,3 +354,78 @@ def test_meta_json_has_the_description(tmp_path: Path) -> None:
     sink = Sink()
     assert simulate(SimulateOptions(str(path)), Config(), sink, lambda _: False, log=lambda _: None) == 0  # type: ignore[arg-type]
     assert sink.meta["world"]["number"] == 4  # type: ignore[index]
+
+
+def test_a_leak_ends_with_the_kernel_and_the_job() -> None:
+    line = Line(MemoryLeak(), 600.0, 3000.0, "node:sim-n002")
+    site = Site(changed(), line)
+    left = site.column("node.memory_available")[:, 1] / 2**41
+    assert left[290] < 0.15 < 0.7 < left[30]
+    assert left[305] > 0.7
+    assert any("Out of memory" in str(e.data.get("text")) for c in site.chunks for _, e in c.events)
+    assert any(e.kind == "job_end" for c in site.chunks for _, e in c.events)
+
+
+def test_disks_wear_out_and_fail_and_are_read_every_ten_minutes() -> None:
+    lines = (
+        Line(DiskWear(daily=1.0), 0.0, 7200.0, "node:sim-n002"),
+        Line(DiskFailing(), 0.0, 7200.0, "node:sim-n003"),
+    )
+    site = Site(changed(), *lines, seconds=7200.0)
+    used, spare = site.column("disk.endurance_used"), site.column("disk.spare")
+    assert used[-1, 1] - used[0, 1] == pytest.approx(0.08, abs=0.015)
+    assert np.ptp(used[:, 4]) <= 0.01
+    assert spare[-1, 2] == 0.0
+    assert site.column("disk.critical_warning")[-1].tolist()[2:4] == [9.0, 0.0]
+    assert np.count_nonzero(np.diff(spare[:, 2])) <= 12
+    assert "disk.spare" not in usual().signals()
+
+
+def test_a_nic_that_pauses_its_leaf_still_moves_bytes() -> None:
+    line = Line(PauseStorm(paused=0.6), 900.0, 3600.0, "port:sim-n002.mlx5_1")
+    world = changed(fabric=Fabric("roce", pause=1.0))
+    site, calm = Site(world, line), Site(world)
+    sent = np.diff(site.column("nic.tx_pause")[200:], axis=0).mean(axis=0)
+    assert sent[9] > 100 * np.median(sent) + 1000
+    moved = np.diff(site.column("nic.rx_bytes")[200:], axis=0).mean(axis=0)
+    assert 0.3 < moved[9] / np.diff(calm.column("nic.rx_bytes")[200:], axis=0).mean(axis=0)[9] < 0.9
+    steps = np.nanmedian(site.column("rank.step_time", "rank")[200:])
+    assert steps > 1.1 * np.nanmedian(calm.column("rank.step_time", "rank")[200:])
+
+
+def test_a_job_with_slow_collectives_has_no_culprit() -> None:
+    line = Line(SlowCollectives(slowdown=1.0), 900.0, 3600.0, "job:sim-81")
+    slow = Site(None, line).column("rank.communication_time", "rank")
+    calm = usual().column("rank.communication_time", "rank")
+    more = np.nanmedian(slow[200:] - calm[200:], axis=0)
+    mine = usual().simulator.schedule.jobs[0].ranks
+    assert more[:mine].min() > 4.0
+    assert more[:mine].max() / more[:mine].min() < 1.2
+    assert np.abs(more[mine:]).max() == 0
+
+
+def test_a_gpu_is_slow_from_the_first_step_after_its_repair() -> None:
+    site = Site(None, Line(SlowReturn(slowdown=0.3, work=600.0), 900.0, 3600.0, "gpu:sim-n002.3"))
+    allocation = [s for s in site.simulator.schedule.allocations if 11 in s.gpus][-1]
+    assert allocation.begin >= 1500.0
+    rank = int(np.flatnonzero(allocation.gpus == 11)[0])
+    stage = allocation.job.stage_of_rank == allocation.job.stage_of_rank[rank]
+    chunk = next(c for c in site.chunks if c.times[0] >= site.simulator.time_at(allocation.begin))
+    begin = chunk.entities["rank"].index(allocation.job.names[0])
+    mine = chunk.columns["rank"]["rank.compute_time"][0, begin : begin + allocation.job.ranks]
+    assert mine[rank] > 1.2 * np.nanmedian(mine[stage])
+
+
+def test_hot_memory_leaves_the_core_as_it_is() -> None:
+    site = Site(None, Line(MemoryHeat(rise=20.0, ramp=600.0), 600.0, 3600.0, "gpu:sim-n002.3"))
+    core = site.column("gpu.temperature") - usual().column("gpu.temperature")
+    memory = site.column("gpu.memory_temperature") - usual().column("gpu.memory_temperature")
+    assert np.nanmax(np.abs(core)) == 0
+    assert np.nanmedian(memory[200:, 11]) > 15
+
+
+def test_the_air_of_a_hall_warms_all_its_rows() -> None:
+    site = Site(None, Line(HallAir(rise=6.0, ramp=600.0), 600.0, 3600.0))
+    inlet = site.column("sensor.temperature", "sensor")[:, 0::2]
+    assert np.nanmin(inlet[-1] - inlet[10]) > 4.5
+    assert set(site.simulator.truth()[0]["entities"]) == {"rack:sim-r1", "rack:sim-r2"}

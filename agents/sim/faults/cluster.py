@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
+from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics import kernel_log
 from agents.sim.schedule import Stop
@@ -187,3 +187,143 @@ class DataStall(Kind):
         effects.site.stalled.add(fault.device, when)
         there = effects.job_of_gpu[:, :: effects.layout.gpus_per_node] == fault.device
         effects.node.io_pressure.raise_to(slice(None), np.float32(self.pressure) * (there & when[:, None]))
+
+
+@dataclass(frozen=True)
+class SlowCollectives(Kind):
+    """Collectives of a job take longer on all its ranks (algorithm, spine, route): no port or rank is at fault."""
+
+    name = "slow_collectives"
+    row = 38
+    target = "job"
+    detectability = "soft"
+    attribution = "job"
+    seen = "longer communication and step time of all ranks alike, and less traffic of all their ports"
+    unseen = "any culprit among ranks, ports and leaves"
+    rate = Rate(1.0, "1M GPU-hours", "assumed; Greyhound, ATC'25: 40 % of multi-node jobs see slow communication")
+    lasts = Span(1200.0, 2 * HOUR, 24 * HOUR)
+    signals = ("rank.communication_time", "rank.step_time", "nic.tx_bytes")
+    ranges: ClassVar = {"slowdown": (0.2, 1.5), "rise": (1.0, 120.0)}
+    limits: ClassVar = {"slowdown": (0.0, 100.0), "rise": (0.0, 1e6)}
+    severe = "slowdown"
+    effect_unit = "time"
+    loaded = True
+    world_only = True
+    slowdown: float | None = None  # share by which a step takes longer
+    rise: float | None = None  # s until the full effect
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        assert self.slowdown is not None
+        assert self.rise is not None
+        effects.site.step.scale(fault.device, 1 + self.slowdown * effects.ramp(fault.onset, fault.end, self.rise))
+
+
+_USUAL_USED, _ALL_USED = 0.12, 0.98  # share of a host's memory in use at first, and when the kernel kills; chosen
+
+
+@dataclass(frozen=True)
+class MemoryLeak(Kind):
+    """A process leaks the memory of a host until the kernel kills it, and with it the node's job."""
+
+    name = "memory_leak"
+    row = 39
+    target = "node"
+    detectability = "soft"
+    attribution = "host"
+    seen = "available memory that falls steadily; at the end the kernel's log line and the end of the job"
+    unseen = "which process leaks"
+    rate = Rate(5.0, "1,000 node-days", "assumed")
+    lasts = Span(HOUR, 6 * HOUR, 3 * DAY)
+    signals = ("node.memory_available", "event:kernel")
+    world_only = True
+
+    def job_death_time(self, fault: Fault) -> float:
+        """Returns the second at which the job has died."""
+        return fault.end
+
+    def detectable_from(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected: half of the memory is gone."""
+        return fault.onset + 0.4 * (fault.end - fault.onset)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        grown = effects.ramp(fault.onset, fault.end, fault.end - fault.onset)
+        effects.node.memory.add(fault.device, np.float32(_ALL_USED - _USUAL_USED) * grown)
+        text = "Out of memory: Killed process 41207 (python3) total-vm:1842310kB, anon-rss:1790112kB, file-rss:0kB"
+        kernel_log.log_line(effects, fault.device, fault.end - 1.0, text)
+
+
+@dataclass(frozen=True)
+class DiskWear(Kind):
+    """Disk of a node is written far beyond its rating, and reaches the end of its rated life within days."""
+
+    name = "disk_wear"
+    row = 40
+    target = "node"
+    detectability = "soft"
+    attribution = "host"
+    seen = "used endurance that grows by percents a day"
+    unseen = "what writes so much, since the disk's writes are those of the whole node"
+    rate = Rate(1.0, "1,000 node-days", "assumed")
+    lasts = Span(DAY, 4 * DAY, 14 * DAY)
+    signals = ("disk.endurance_used",)
+    ranges: ClassVar = {"daily": (0.03, 0.12)}
+    limits: ClassVar = {"daily": (0.0, 1.0)}
+    severe = "daily"
+    world_only = True
+    daily: float | None = None  # share of the rated life a day; 67 drive writes a day of a disk made for 0.3 are 0.12
+
+    @classmethod
+    def exists(cls, layout: Layout) -> bool:
+        """Returns whether the site's disks are known."""
+        return "disk" in layout.entities
+
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
+        return fault.entity, layout.entities["disk"][fault.device]
+
+    def detectable_from(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected: some percent have been used."""
+        assert self.daily is not None
+        return min(fault.onset + 0.04 / max(self.daily, 1e-9) * DAY, fault.end)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        assert self.daily is not None
+        worn = self.daily / DAY * np.clip(effects.time - fault.onset, 0, fault.end - fault.onset)
+        effects.node.disk_wear.add(fault.device, worn.astype(np.float32))
+
+
+@dataclass(frozen=True)
+class DiskFailing(Kind):
+    """NVMe disk of a node uses up its spare blocks: it loses data, warns, and is read-only at the end."""
+
+    name = "disk_failing"
+    row = 41
+    target = "node"
+    detectability = "hard"
+    attribution = "host"
+    seen = "spare blocks that run out, media errors, the critical warning below the threshold"
+    unseen = "which data is lost"
+    rate = Rate(0.14, "1M GPU-hours", "Llama 3: SSD, as in host_fault")
+    lasts = Span(2 * HOUR, 12 * HOUR, 5 * DAY)
+    signals = ("disk.spare", "disk.critical_warning", "disk.media_errors")
+    world_only = True
+
+    @classmethod
+    def exists(cls, layout: Layout) -> bool:
+        """Returns whether the site's disks are known."""
+        return "disk" in layout.entities
+
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
+        return fault.entity, layout.entities["disk"][fault.device]
+
+    def detectable_from(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected: half of the spare blocks are gone."""
+        return fault.onset + 0.4 * (fault.end - fault.onset)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        effects.node.disk_spare.add(fault.device, effects.ramp(fault.onset, fault.end, 0.8 * (fault.end - fault.onset)))

@@ -226,6 +226,51 @@ class Recirculation(Kind):
             effects.node.fans.raise_to(effects.layout.nodes_below("rack", rack), 1 + grown)
 
 
+@dataclass(frozen=True)
+class HallAir(Kind):
+    """Air handlers of a hall stop: the inlets of all its rows get warmer together."""
+
+    name = "hall_air"
+    row = 37
+    target = "rack"
+    detectability = "soft"
+    attribution = "cooling"
+    seen = "air inlets of all nodes warmer, their fans faster; GPUs that air cools too"
+    unseen = "which handler stopped"
+    rate = Rate(0.02, "rack-year", "assumed: once in two years in a hall of 32 racks")
+    lasts = Span(HOUR, 3 * HOUR, 12 * HOUR)
+    signals = ("sensor.temperature", "sensor.fan_speed")
+    ranges: ClassVar = {"rise": (4.0, 12.0), "ramp": (300.0, 1800.0)}
+    limits: ClassVar = {"rise": (0.0, 30.0), "ramp": (1.0, 1e6)}
+    severe = "rise"
+    effect_unit = "temperature"
+    world_only = True
+    rise: float | None = None  # K at the inlet, at full effect
+    ramp: float | None = None  # s until the full effect
+
+    def detectable_from(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
+        assert self.ramp is not None
+        assert self.rise is not None
+        return min(fault.onset + self.ramp * WARM_K / max(self.rise, WARM_K), fault.end)
+
+    def evidence(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the signals and events that show it; GPUs that air cools get warmer too."""
+        return self.signals if layout.world.cooling.has_loop else (*self.signals, "gpu.temperature")
+
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
+        return layout.targets["rack"]
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        assert self.ramp is not None
+        assert self.rise is not None
+        grown = effects.ramp(fault.onset, fault.end, self.ramp)
+        effects.node.inlet.add(slice(None), np.float32(self.rise) * grown)
+        effects.node.fans.raise_to(slice(None), 1 + grown)
+
+
 def warm_air(rack: int, rise: Floats, effects: Effects) -> None:
     """Adds (ticks,) K to the inlets of all nodes in the row of a rack."""
     for other in effects.layout.row_of(rack).tolist():

@@ -94,7 +94,8 @@ class Kind(ABC):
     severe:     the parameter that measures its severity.   effect_unit: unit of `effect`.
     loaded:     only a device that a job uses shows it.
     exclusive:  s after its onset in which no other random event may affect the same nodes.
-    world_only: it happens only in drawn worlds (agents/sim/world.py), unless a scenario names its rate.
+    world_only: it happens only in drawn worlds (agents/sim/world.py), a benign one as their habits have it, unless a
+                scenario names its rate.
     tail:       s after its end in which it still has effects: `apply` is called in them too.
     """
 

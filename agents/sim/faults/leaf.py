@@ -19,6 +19,7 @@ _LARGE_JOB, _LARGE_MEAN = 512, 72 * 60.0  # GPUs from which on congestion lasts 
 _TRAINS, _LARGEST = 7 / 8, 0.6  # share of the nodes that train; of them in the largest job: agents/sim/schedule.py
 _REACHED, _CNPS = 0.8, 2000.0  # share of a leaf's ports; notifications/s of each where steps double. Chosen
 _TIMEOUTS = 2e-4  # per second, port and share that is lost: one in some hours, since most is resent in time. Chosen
+_PAUSES_PER_S = 50_000.0  # pause frames of 20 us with which a port is paused all the time
 _LEAST = 0.025  # share by which a step must be longer to count: 2 to 3 %, above the noise of unpadded batches
 
 
@@ -112,6 +113,44 @@ class GrayLeaf(Kind):
     def _ports(self, fault: Fault, layout: Layout) -> Index:
         ports = ports_of(fault.device, layout)
         return ports if self.part == "leaf" else ports[: -(-len(ports) // 2)]
+
+
+@dataclass(frozen=True)
+class PauseStorm(Kind):
+    """NIC cannot drain what it receives (slow PCIe or host memory) and pauses its leaf: bytes move, but slower."""
+
+    name = "pause_storm"
+    row = 36
+    target = "nic"
+    detectability = "soft"
+    attribution = "network"
+    seen = (
+        "PFC pause frames that one port sends, far above its peers; less traffic there; longer collectives of its job"
+    )
+    unseen = "why the host drains slowly; any error"
+    rate = Rate(0.001, "link-month", "assumed; Guo, SIGCOMM'16: pause storms of single NICs stopped whole services")
+    lasts = Span(900.0, HOUR, DAY)
+    signals = ("nic.tx_pause", "nic.tx_pause_duration", "nic.tx_bytes", "nic.rx_bytes", "rank.communication_time")
+    ranges: ClassVar = {"paused": (0.3, 0.8)}
+    limits: ClassVar = {"paused": (0.0, 0.99)}
+    severe = "paused"
+    effect_unit = "bandwidth"
+    loaded = True
+    world_only = True
+    paused: float | None = None  # share of the time in which its leaf may not send to it
+
+    @classmethod
+    def exists(cls, layout: Layout) -> bool:
+        """Returns whether ports pause: those of InfiniBand have credits instead."""
+        return layout.world.fabric.kind != "ib"
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        assert self.paused is not None
+        here = np.float32(self.paused) * effects.active(fault.onset, fault.end)
+        effects.port.pause.add(fault.device, _PAUSES_PER_S * here * (effects.job_of_gpu[:, fault.device] >= 0))
+        effects.port.goodput.scale(fault.device, 1 - 0.5 * here)  # its peers wait for it, and catch up; chosen
+        effects.slow_job([fault.device], 1 / (1 - here))
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,79 @@ class PcieDowngrade(Kind):
             effects.add_event(fault.onset, f"node:{node}", "aer", None, **data, total=count, errors=split)
 
 
+@dataclass(frozen=True)
+class MemoryHeat(Kind):
+    """Thermal pad of a GPU's memory loses contact: the memory gets hotter under load, the core does not."""
+
+    name = "memory_heat"
+    row = 34
+    target = "gpu"
+    detectability = "soft"
+    attribution = "gpu"
+    seen = "memory temperature that rises above its peers' under load, by nothing when idle; the core as always"
+    unseen = "whether pad or stack is the cause"
+    rate = Rate(0.3, "1M GPU-hours", "assumed")
+    lasts = Span(6 * HOUR, DAY, 7 * DAY)
+    signals = ("gpu.memory_temperature",)
+    ranges: ClassVar = {"rise": (8.0, 25.0), "ramp": (600.0, 4 * HOUR)}
+    limits: ClassVar = {"rise": (0.0, 60.0), "ramp": (1.0, 1e6)}
+    severe = "rise"
+    effect_unit = "temperature"
+    loaded = True
+    world_only = True
+    rise: float | None = None  # K at full load
+    ramp: float | None = None  # s until the full effect
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        assert self.rise is not None
+        assert self.ramp is not None
+        grown = effects.ramp(fault.onset, fault.end, self.ramp)
+        effects.gpu.memory_heat.add(fault.device, np.float32(self.rise) * grown)
+
+
+@dataclass(frozen=True)
+class SlowReturn(Kind):
+    """A GPU is slow from the first step after its node's return from repair: its rank was never seen healthy."""
+
+    name = "slow_return"
+    row = 35
+    target = "gpu"
+    detectability = "soft"
+    attribution = "gpu"
+    seen = "the repair, for which its job waits; then longer compute time of one rank than of its peers, from the start"
+    unseen = "the rank's own past; any throttle bit"
+    rate = Rate(0.3, "1M GPU-hours", "assumed; Llama 3 and MegaScale report slow hosts after repair")
+    lasts = Span(2 * HOUR, 4 * HOUR, 2 * DAY)
+    signals = ("rank.compute_time", "gpu.sm_active", "gpu.power")
+    ranges: ClassVar = {"slowdown": (0.10, 0.50), "work": (600.0, 1800.0)}
+    limits: ClassVar = {"slowdown": (0.0, 10.0), "work": (60.0, 1e5)}
+    severe = "slowdown"
+    effect_unit = "time"
+    loaded = True
+    world_only = True
+    slowdown: float | None = None  # share by which the compute time of its rank is longer
+    work: float | None = None  # s of the repair
+
+    def _done(self, fault: Fault) -> float:
+        assert self.work is not None
+        return fault.onset + min(self.work, 0.3 * (fault.end - fault.onset))
+
+    def detectable_from(self, fault: Fault) -> float:
+        """Returns the second from which on it can be detected."""
+        return self._done(fault)
+
+    def job_stop(self, fault: Fault, layout: Layout) -> Stop:
+        """Returns the stop of jobs that it causes."""
+        return Stop(fault.onset, (node_of(fault.device, layout),), self._done(fault) - fault.onset, waits=True)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        """Writes its effects into the block."""
+        assert self.slowdown is not None
+        slow = effects.active(fault.onset, fault.end)
+        effects.gpu.starved.raise_to(fault.device, slow * np.float32(self.slowdown / (1 + self.slowdown)))
+
+
 THERMAL_BITS = (0x20, 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
 
 

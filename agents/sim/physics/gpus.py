@@ -152,7 +152,7 @@ class Gpus:
             "gpu.sm_clock": (np.rint(seen / _CLOCK_STEP) * _CLOCK_STEP).astype(np.uint16),
             "gpu.memory_clock": np.full(shape, MEMORY_CLOCK, np.uint16),
             "gpu.throttle_reasons": self._reasons(busy, limit, effects),
-            **self._read_heat(heat, activity.load, sensor),
+            **self._read_heat(heat, activity.load, sensor, effects),
             "gpu.power": stepped(power * self._watts, self.world.instruments.power_step),
             "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), restarted),
             **self._ecc.step(block, effects, restarted),
@@ -168,11 +168,11 @@ class Gpus:
         reasons |= np.where(limit < 0.995, _THERMAL_BIT, np.uint64(0))
         return np.asarray(reasons | np.where(limit <= self._shut, _SHUTDOWN_BITS, np.uint64(0)))
 
-    def _read_heat(self, heat: Floats, load: Floats, sensor: Floats) -> dict[str, NDArray[Any]]:
+    def _read_heat(self, heat: Floats, load: Floats, sensor: Floats, effects: Effects) -> dict[str, NDArray[Any]]:
         """Returns the temperatures as the sensors of the GPUs report them."""
         step, slowdown = self.world.instruments.temperature_step, self.world.part.slowdown
         shown = stepped(heat + sensor + self._offset, step)
-        memory = stepped(self._memory_heat(heat, load) + sensor + self._offset, step)
+        memory = stepped(self._memory_heat(heat, load, effects) + sensor + self._offset, step)
         found = {"gpu.temperature": shown, "gpu.memory_temperature": memory}
         if not self.world.instruments.margins:
             return found
@@ -203,12 +203,13 @@ class Gpus:
             "gpu.memory_total": np.full(used.shape, float(self.world.part.memory)),
         }
 
-    def _memory_heat(self, core: Floats, load: Floats) -> Floats:
+    def _memory_heat(self, core: Floats, load: Floats, effects: Effects) -> Floats:
         """Returns (ticks, GPUs) the memory temperature: above the core, less so under load, and slower."""
         share = np.float32(1 - np.exp(-self.interval / _MEMORY_LAG_S))
         part = self.world.part
         target = core + (self._above + np.float32(part.above_idle))
         target = target + np.float32(part.above_load - part.above_idle) * load
+        target = target + effects.gpu.memory_heat.values * load
         now, out = self.state["gpu.memory_heat"], np.empty_like(core)
         for k in range(len(core)):
             now = now + share * (target[k] - now)

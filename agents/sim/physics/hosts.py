@@ -70,7 +70,7 @@ class Hosts:
         usual, used = self._levels(load, effects)
         share = usual * np.maximum(1 + _CPU_SD * noise["load"] + _QUICK_CPU * bursts["load"], 0.1)
         share = np.clip(share + effects.node.cpu.values, 0, 1)
-        used = np.clip(used * (1 + _USED_SD * noise["memory"]), 0, _MOST_USED)
+        used = np.clip(used * (1 + _USED_SD * noise["memory"]), 0, _MOST_USED) + effects.node.memory.values
         free = np.clip(1 - used, 0.01, 1) * MEMORY
         runnable = (share + effects.node.pressure.values) * CPUS
         wide = share.shape
@@ -157,3 +157,43 @@ class Hosts:
             out[k] = now = now + share * (value - now)
         self.state["node.load5"] = now
         return out
+
+
+_LIFE, _WORN_A_DAY = (0.02, 0.7), (0.0001, 0.001)
+"""Share of the rated life that disks have used, and use in a day: a drive write a day for 5 years is 0.00055 a day."""
+_SPARE_THRESHOLD, _DISK_C = 0.1, 38.0  # share of spare blocks below which a disk warns (usual of NVMe); Celsius, chosen
+_SPARE_LOW, _READ_ONLY = np.uint8(0x1), np.uint8(0x8)  # NVMe log page 02h, byte 0
+_LIVE = 1  # disk.state
+_ERRORS_PER_S = 0.002  # reads without data per second of a disk without spare blocks; chosen
+
+
+class Disks:
+    """One NVMe disk per node: health log as agents read it."""
+
+    def __init__(self, layout: Layout, interval: float, seed: int, state: State) -> None:
+        rng, n = generator(seed, 62), layout.nodes
+        self._interval, self._seed = interval, seed
+        self._life, self._pace = rng.uniform(*_LIFE, n), np.exp(rng.uniform(*np.log(_WORN_A_DAY), n)) / 86_400
+        self._on, self._heat = rng.integers(500, 30_000, n), _DISK_C + 4 * rng.standard_normal(n)
+        self._errors = Counter(state, "disk.media_errors", rng.poisson(0.1, n))
+
+    def step(self, block: int, effects: Effects) -> dict[str, NDArray[Any]]:
+        """Returns the columns of class disk."""
+        rng, node, time = generator(self._seed, 63, block), effects.node, effects.time[:, None]
+        shape = len(time), len(self._on)
+        spare = np.clip(1 - np.broadcast_to(node.disk_spare.values, shape), 0, 1)
+        lost = np.where(spare < 1, (1 - spare) * self._interval * _ERRORS_PER_S, 0.0)
+        warning = np.where(spare < _SPARE_THRESHOLD, _SPARE_LOW, np.uint8(0)) | np.where(
+            spare <= 0.01, _READ_ONLY, np.uint8(0)
+        )
+        life = self._life + self._pace * time + node.disk_wear.values
+        return {
+            "disk.state": np.full(shape, _LIVE, np.uint8),
+            "disk.temperature": np.rint(self._heat + 0.5 * rng.standard_normal(shape)),
+            "disk.critical_warning": warning,
+            "disk.spare": np.floor(100 * spare) / 100,
+            "disk.spare_threshold": np.full(shape, _SPARE_THRESHOLD),
+            "disk.endurance_used": np.floor(100 * np.minimum(life, 2.55)) / 100,
+            "disk.media_errors": self._errors.add(rng.poisson(lost)),
+            "disk.power_on_time": np.asarray(self._on + time // 3600, np.uint64),
+        }

@@ -36,7 +36,22 @@ def grain(signal: str, values: Floats) -> Floats:
 
 
 _MISSING, _JITTER, _GLITCH = 70, 71, 72  # keys of the generators of lost values, sample times and absurd readings
+_LOG_EVERY_S = 600.0  # s between two readings of a disk's health log, as agents do
 _OF_BMC = ("sensor", "psu", "coolant", "power")
+_REPEATED = {
+    "sensor": ("sensor.temperature", "sensor.fan_speed"),
+    "psu": ("psu.output_power", "psu.input_voltage", "psu.status", "psu.input_status"),
+    "coolant": (
+        *("coolant.flow", "coolant.supply_temperature", "coolant.return_temperature", "coolant.pressure"),
+        *("pump.speed", "reservoir.level"),
+    ),
+    "power": ("power.draw", "power.voltage"),
+    "disk": (
+        *("disk.state", "disk.temperature", "disk.critical_warning", "disk.spare", "disk.spare_threshold"),
+        *("disk.endurance_used", "disk.media_errors", "disk.power_on_time"),
+    ),
+}
+"""Signals of slow controllers, which repeat a reading until they refresh it."""
 _GLITCHING = (
     *("gpu.temperature", "gpu.memory_temperature", "gpu.power", "sensor.temperature", "sensor.fan_speed"),
     *("coolant.flow", "coolant.supply_temperature", "coolant.pressure", "psu.output_power", "psu.input_voltage"),
@@ -58,7 +73,12 @@ class Instruments:
         self.missing, self.jitter, self._state = missing, jitter, state
         state["held"] = np.full(1 + faults, np.nan)
         self.world = layout.world
-        self._refresh = max(1, round(self.world.instruments.bmc_refresh / interval))
+        self._refresh = dict.fromkeys(_OF_BMC, max(1, round(self.world.instruments.bmc_refresh / interval)))
+        self._refresh["disk"] = max(1, round(_LOG_EVERY_S / interval))
+        for device_class, count in self._refresh.items():
+            for signal in _REPEATED[device_class] if count > 1 and device_class in layout.entities else ():
+                shape, wire = len(layout.entities[device_class]), CATALOGUE[signal].type
+                state[f"repeated.{signal}"] = np.zeros(shape, wire)
         self._glitch_rate = self.world.instruments.glitches / 1000 * interval / 86_400
 
     def read(self, columns: Mapping[str, Columns], effects: Effects, block: int) -> dict[str, Columns]:
@@ -69,8 +89,8 @@ class Instruments:
             wired = {n: np.ascontiguousarray(found[n], CATALOGUE[n].type) for n in CATALOGUE if n in found}
             wired = {n: values for n, values in wired.items() if self.world.reads(n)}
             self._apply_false_readings(device_class, wired, effects, held)
-            if self._refresh > 1 and device_class in _OF_BMC:
-                wired = {n: self._repeat(n, values, block) for n, values in wired.items()}
+            if (refresh := self._refresh.get(device_class, 1)) > 1:
+                wired = {n: self._repeat(n, values, block, refresh) for n, values in wired.items()}
             if self._glitch_rate:
                 wired = {n: self._glitch(n, values, block) for n, values in wired.items()}
             if wired or device_class == "rank":
@@ -78,13 +98,13 @@ class Instruments:
         self._state["held"] = held
         return out
 
-    def _repeat(self, signal: str, values: NDArray[Any], block: int) -> NDArray[Any]:
-        """Returns the readings of BMCs that refresh at times of their own, and repeat a reading until then."""
+    def _repeat(self, signal: str, values: NDArray[Any], block: int, refresh: int) -> NDArray[Any]:
+        """Returns readings that each device refreshes every `refresh` ticks, at its own times, and repeats."""
         ticks, key = len(values), f"repeated.{signal}"
-        last = self._state.get(key, values[0])
-        phase = np.arange(values.shape[1]) // 2 % self._refresh
+        last = self._state[key] if block else values[0]
+        phase = np.arange(values.shape[1]) // 2 % refresh
         tick = np.arange(block * ticks, (block + 1) * ticks)[:, None]
-        newest = (tick - (tick - phase) % self._refresh) - block * ticks
+        newest = (tick - (tick - phase) % refresh) - block * ticks
         out = np.where(newest < 0, last, np.take_along_axis(values, np.maximum(newest, 0), axis=0))
         self._state[key] = out[-1].copy()
         return np.asarray(out, values.dtype)

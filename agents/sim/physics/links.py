@@ -353,20 +353,23 @@ class Links:
         waited = (wait * np.float32(_WAIT_TICKS * self.interval)).astype(np.int64)
         found = {"port_tx_wait": waited, "ecn_marked": marked, "cnp_sent": sent, "cnp_handled": obeyed}
         if self._fabric.kind == "roce":
-            found |= self._pauses(fault_rng, pace, wait)
+            found |= self._pauses(fault_rng, pace, wait, effects)
         return found
 
-    def _pauses(self, rng: np.random.Generator, pace: Floats, wait: Floats) -> dict[str, Counts]:
+    def _pauses(self, rng: np.random.Generator, pace: Floats, wait: Floats, effects: Effects) -> dict[str, Counts]:
         """Returns PFC pause frames, and us of pause: more where data waits."""
         mean = np.float32(self.interval) * (
             self._fabric.pause * pace + np.float32(_PAUSES) * np.maximum(wait - _WAITS, 0)
         )
         frames = rng.poisson(mean).astype(np.int64)
+        sent = frames // 8
+        if effects.port.pause:
+            sent = sent + self._fault_errors(rng, effects.port.pause)
         return {
             "rx_pause": frames,
-            "tx_pause": frames // 8,
+            "tx_pause": sent,
             "rx_pause_duration": frames * _PAUSE_US,
-            "tx_pause_duration": frames // 8 * _PAUSE_US,
+            "tx_pause_duration": sent * _PAUSE_US,
         }
 
     def _errors(

@@ -18,7 +18,7 @@ from agents.sim.physics.cooling import AirCooler
 from agents.sim.physics.counter_generations import CounterGenerations
 from agents.sim.physics.edge import LEAST_FLOW, add_collapse_events
 from agents.sim.physics.gpus import Gpus
-from agents.sim.physics.hosts import Hosts
+from agents.sim.physics.hosts import Disks, Hosts
 from agents.sim.physics.jobs import Jobs
 from agents.sim.physics.links import Links, Nvlinks
 from agents.sim.physics.noise import Drift, Floats, generator, stepped
@@ -270,6 +270,7 @@ class Plant:
         self._facility = Facility(layout, interval, seed, state)
         self._psus = Psus(layout, seed)
         self._sensors = Sensors(layout, interval, seed, state)
+        self._disks = Disks(layout, interval, seed, state) if "disk" in layout.entities else None
         self._generations = CounterGenerations(layout, state)
 
     def step(self, block: int, effects: Effects) -> dict[str, Columns]:
@@ -290,6 +291,8 @@ class Plant:
             "sensor": self._sensors.step(inlet, cooler.speed if isinstance(cooler, AirCooler) else None, effects),
             **self._facility.step(block, supply, gpu["gpu.power"], effects),
         }
+        if self._disks:
+            columns["disk"] = self._disks.step(block, effects)
         self._generations.add_columns(columns, before, effects, effects.start // SECOND)
         sent = [one for one in sent if one[0].job.hooked]
         names = sent[0][1] if sent else {}
