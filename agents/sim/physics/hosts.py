@@ -159,8 +159,8 @@ class Hosts:
         return out
 
 
-_LIFE, _WORN_A_DAY = (0.02, 0.7), (0.0001, 0.001)
-"""Share of the rated life that disks have used, and use in a day: a drive write a day for 5 years is 0.00055 a day."""
+_LIFE, _WORN_A_DAY = (0.02, 0.7), (-4.0, -3.0)
+"""Share of the rated life that disks have used, and log10 of what they use in a day: a drive write a day for 5 years is 0.00055 a day."""
 _SPARE_THRESHOLD, _DISK_C = 0.1, 38.0  # share of spare blocks below which a disk warns (usual of NVMe); Celsius, chosen
 _SPARE_LOW, _READ_ONLY = np.uint8(0x1), np.uint8(0x8)  # NVMe log page 02h, byte 0
 _LIVE = 1  # disk.state
@@ -173,7 +173,7 @@ class Disks:
     def __init__(self, layout: Layout, interval: float, seed: int, state: State) -> None:
         rng, n = generator(seed, 62), layout.nodes
         self._interval, self._seed = interval, seed
-        self._life, self._pace = rng.uniform(*_LIFE, n), np.exp(rng.uniform(*np.log(_WORN_A_DAY), n)) / 86_400
+        self._life, self._pace = rng.uniform(*_LIFE, n), 10 ** rng.uniform(*_WORN_A_DAY, n) / 86_400
         self._on, self._heat = rng.integers(500, 30_000, n), _DISK_C + 4 * rng.standard_normal(n)
         self._errors = Counter(state, "disk.media_errors", rng.poisson(0.1, n))
 
