@@ -160,7 +160,8 @@ class Hosts:
 
 
 _LIFE, _WORN_A_DAY = (0.02, 0.7), (-4.0, -3.0)
-"""Share of the rated life that disks have used, and log10 of what they use in a day: a drive write a day for 5 years is 0.00055 a day."""
+"""Share of the rated life that disks have used, and log10 of what they use in a day: a drive write a day for 5 years is
+0.00055 a day."""
 _SPARE_THRESHOLD, _DISK_C = 0.1, 38.0  # share of spare blocks below which a disk warns (usual of NVMe); Celsius, chosen
 _SPARE_LOW, _READ_ONLY = np.uint8(0x1), np.uint8(0x8)  # NVMe log page 02h, byte 0
 _LIVE = 1  # disk.state
