@@ -7,7 +7,7 @@ import pytest
 
 from detectors.base.cohorts import Peers
 from detectors.base.gates import Gates
-from detectors.base.group_events import HOLD, GroupEvents, Quantity
+from detectors.base.group_events import HOLD, Group, GroupEvents, Quantity, shared_entities
 from detectors.base.streams import Channel, Streams
 from pipeline.judging.frames import Frame
 from pipeline.model.records import SECOND, Event
@@ -78,11 +78,37 @@ def test_three_of_ten_are_not_group_event(cohort_run):
     assert cohort_run.run(200, range(9)) == []
 
 
-def test_two_of_a_cohort_of_six_are_enough():
+@pytest.mark.parametrize(("struck", "blamed"), [((1, 4), {GPUS[1], GPUS[4]}), ((1, 3, 4), {"rack:few"})])
+def test_two_of_a_cohort_of_six_are_two_suspects_and_three_are_a_ticket_on_their_rack(struck, blamed):
     fleet = CohortRun(Topology({g: [f"rack:{'few' if i < 6 else 'r1'}"] for i, g in enumerate(GPUS)}), (("rack",),))
     fleet.peers.least = 4
     fleet.run(LEARNT)
-    assert {f.entity for f in fleet.run(120, (1, 4))} == {"rack:few"}
+    found = fleet.run(120, struck)
+    assert {f.entity for f in found} == blamed
+    assert {f.level for f in found} == ({"suspect"} if len(struck) == 2 else {"ticket"})
+    assert set(fleet.group.conditions) == blamed
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("struck", [(0,), (0, 2), (1, 3)])
+def test_some_of_four_loops_are_blamed_and_not_all_four(nodes, struck):
+    """One cohort over four loops of so many nodes: all GPUs of some loops are hot."""
+    gpus = [f"gpu:n{n}.{i}" for n in range(4 * nodes) for i in range(8)]
+    parents = {g: [g.split(".")[0].replace("gpu", "node")] for g in gpus}
+    parents |= {f"node:n{n}": [f"rack:r{n}", "job:7"] for n in range(4 * nodes)}
+    parents |= {f"rack:r{n}": [f"cdu:c{n // nodes}", "pdu:p0", "row:a"] for n in range(4 * nodes)}
+    topology = Topology(parents)
+    off = np.array([i for i, g in enumerate(gpus) if int(g[5:].split(".")[0]) // nodes in struck])
+    group = Group("job:7, H100", False, off, np.arange(len(gpus)), 0.01)
+    found = shared_entities(group, gpus, topology, "gpu")
+    assert [e.split(":")[1][1:] for e in found] == [str(i) for i in struck]
+    assert {e.split(":")[0] for e in found} <= ({"cdu", "rack", "node"} if nodes == 1 else {"cdu"})
+
+
+@pytest.mark.parametrize(("usual", "blamed"), [(0.001, True), (0.01, True), (0.2, False)])
+def test_a_group_is_blamed_only_where_few_are_off_elsewhere(usual, blamed):
+    group = Group("rack:r1, H100", False, np.arange(0, SIZE, 3), np.arange(SIZE), usual)
+    assert bool(shared_entities(group, GPUS, RACK, "gpu")) == blamed
 
 
 def test_where_most_are_worse_the_others_are_reported_as_better(cohort_run):
