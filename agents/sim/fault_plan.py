@@ -349,7 +349,7 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
         "entity": fault.entity,
         "onset": _timestamp(start, fault.onset),
         "end": _timestamp(start, min(fault.end, horizon)),
-        "class": "invisible" if unseen else kind.truth_class(fault),
+        "class": "invisible" if unseen else kind.truth_class(fault, layout),
         "signals": list(kind.signals),
         "parameters": {**kind.parameters(), "row": kind.row, "attribution": kind.attributed_part()},
     }

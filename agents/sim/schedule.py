@@ -12,7 +12,6 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,11 +147,13 @@ class Partition:
     mean_hours: float
     pause: tuple[float, float] = _PAUSE_S
     shortest: float = _SHORTEST_H
+    gpus: int = 8  # of each node
 
 
 def partitions(layout: Layout, mean_hours: float, seed: int) -> list[Partition]:
     """Returns the busy nodes in partitions, by kind of job as the world shares them."""
     work, busy = layout.world.work, layout.busy_nodes
+    few_rng = generator(seed, 18, 1)
     order = generator(seed, 18).permutation(busy) if work.scattered else np.arange(busy)
     found: list[Partition] = []
     begin, share = 0, 0.0
@@ -161,7 +162,10 @@ def partitions(layout: Layout, mean_hours: float, seed: int) -> list[Partition]:
         end = min(busy, round(busy * share))
         for some in _GROUPS[kind](end - begin, mean_hours > 0):
             nodes = tuple(order[begin : begin + some].tolist())
-            found.append(Partition(nodes, kind, *_LENGTHS.get(kind, (mean_hours,))))
+            few = _FEW[int(few_rng.integers(len(_FEW)))] if kind in ("single", "swarm") else 1
+            gpus = max(1, layout.gpus_per_node // few)
+            lengths = _LENGTHS.get(kind, (mean_hours, _PAUSE_S, _SHORTEST_H))
+            found.append(Partition(nodes, kind, *lengths, gpus=gpus))
             begin += some
     return found
 
@@ -192,8 +196,9 @@ def _singles(busy: int, many: bool) -> Iterator[int]:
 
 
 _GROUPS = {"dense": _large, "moe": _large, "serving": _replicas, "single": _singles, "swarm": _singles}
-_LENGTHS: dict[str, tuple[Any, ...]] = {
-    "serving": (0.0,),
+_FEW = (1, 1, 1, 2, 4, 8)  # jobs of one node use all its GPUs, half, a quarter or one of them; chosen
+_LENGTHS: dict[str, tuple[float, tuple[float, float], float]] = {
+    "serving": (0.0, _PAUSE_S, _SHORTEST_H),
     "single": (6.0, (60.0, 3600.0), 0.2),
     "swarm": (0.4, (10.0, 300.0), 0.1),
 }
@@ -252,7 +257,8 @@ class _Planner:
 
     def _start(self, part: int, nodes: list[int], time: float) -> Iterator[tuple[float, Action]]:
         """Starts a new job on a partition."""
-        rng, ranks, mine = self.rngs[part], len(nodes) * self.width, self.parts[part]
+        rng, mine = self.rngs[part], self.parts[part]
+        ranks = len(nodes) * mine.gpus
         churn, number = mine.mean_hours > 0, len(self.jobs)
         if mine.kind == "serving":
             stages = 1
@@ -315,5 +321,6 @@ class _Planner:
         return max([time, *(self.out.get(node, 0.0) for node in nodes)])
 
     def _leave(self, run: _JobRun, end: float, last: bool) -> None:
-        gpus = (np.asarray(run.nodes, np.intp)[:, None] * self.width + np.arange(self.width)).ravel()
+        mine = np.arange(self.parts[run.part].gpus)
+        gpus = (np.asarray(run.nodes, np.intp)[:, None] * self.width + mine).ravel()
         self.allocations.append(Allocation(run.job, gpus, run.begin, end, run.warm, last))

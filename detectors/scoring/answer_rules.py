@@ -96,6 +96,7 @@ SOFT_RULES: Mapping[str, AnswerRule] = {
     "sdc": _rule("ticket", "sdc sdc_replica sdc_gradient", "gpu node"),
     # warm GPUs that do not throttle slow no job: that waits for office hours, as cold plates do
     "node_restriction": _rule("ticket", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
+    "facility_water": _rule("ticket", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
 }
 """Rules instead of ANSWER_RULES where an event is `soft`; otherwise its kind is a logged fact."""
 ANY_PAGE = AnswerRule("page", None, None)

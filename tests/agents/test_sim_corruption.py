@@ -9,6 +9,7 @@ from agents.sim.chunk import Chunk
 from agents.sim.faults.corruption import SilentDataCorruption
 from agents.sim.faults.kind import DAY, Fault
 from agents.sim.fleet import FleetSimulator
+from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Line, Scenario
 from benchmarks.detection.judge import judge
@@ -91,7 +92,7 @@ def test_rounds_fail_at_the_rate_of_their_kernels() -> None:
 def test_the_visibility_of_a_defect_follows_from_canaries_and_training(
     kind: SilentDataCorruption, verdict: str
 ) -> None:
-    assert kind.truth_class(fault(kind)) == verdict
+    assert kind.truth_class(fault(kind), Layout(4, 8)) == verdict
     assert (kind.detectable_from(fault(kind)) < 30 * DAY) == (verdict != "invisible")
 
 

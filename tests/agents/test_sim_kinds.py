@@ -184,7 +184,8 @@ def test_the_truth_describes_the_fault(name: str) -> None:
     (line,) = simulator.truth()
     kind = KINDS[name]
     assert line["kind"] == name
-    assert line["class"] in (kind.detectability, "invisible", simulator.faults[0].kind.truth_class(simulator.faults[0]))
+    fault = simulator.faults[0]
+    assert line["class"] in (kind.detectability, "invisible", fault.kind.truth_class(fault, simulator.layout))
     assert from_iso(line["onset"]) < from_iso(line["end"])
     assert line["parameters"]["row"] == kind.row
     json.dumps(line)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agents.sim.faults.cluster import DiskFailing, DiskWear, HostContention, MemoryLeak, SlowCollectives
-from agents.sim.faults.facility import CoolantLoss, HallAir, PsuLoss, Recirculation
+from agents.sim.faults.facility import CoolantLoss, FacilityWater, HallAir, PsuLoss, Recirculation
 from agents.sim.faults.kind import Kind
 from agents.sim.faults.leaf import PauseStorm
 from agents.sim.faults.slow import MemoryHeat, SlowReturn
@@ -429,3 +429,21 @@ def test_the_air_of_a_hall_warms_all_its_rows() -> None:
     inlet = site.column("sensor.temperature", "sensor")[:, 0::2]
     assert np.nanmin(inlet[-1] - inlet[10]) > 4.5
     assert set(site.simulator.truth()[0]["entities"]) == {"rack:sim-r1", "rack:sim-r2"}
+
+
+def test_the_truth_says_whether_gpus_throttle() -> None:
+    cool, warm = (changed(cooling=replace(DEFAULT.cooling, supply=supply)) for supply in (20.0, 48.0))
+    line = Line(FacilityWater(rise=9.0, course="step"), 900.0, 3600.0)
+    assert [Site(world, line).simulator.truth()[0]["class"] for world in (cool, warm)] == ["soft", "hard"]
+    assert cool.hottest(0.4) < warm.hottest(0.4)
+    air = changed(cooling=AIR)
+    assert air.hottest(0.5) > air.hottest() + 10
+
+
+def test_small_jobs_use_a_part_of_their_node() -> None:
+    site = Site(changed(work=Work((("single", 1.0),))))
+    sizes = {job.ranks for job in site.simulator.schedule.jobs}
+    assert 8 in sizes
+    assert len(sizes) > 2
+    for allocation in site.simulator.schedule.allocations:
+        assert len(set((allocation.gpus // 8).tolist())) == 1

@@ -91,7 +91,7 @@ class SilentDataCorruption(Kind):
         first = fault.onset + PERIOD * float(rounds[0]) if len(rounds) else fault.end
         return min(first, self.failure_time(fault))
 
-    def truth_class(self, fault: Fault) -> Detectability:
+    def truth_class(self, fault: Fault, layout: Layout) -> Detectability:
         """Returns its class in the truth."""
         if self.failed_rounds(fault).any():
             return "hard"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.effects import Collapse, Effects, EventTime
-from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
+from agents.sim.faults.kind import DAY, HOUR, Detectability, Fault, Kind, Rate, Span
 from agents.sim.layout import PSUS, Layout
 from agents.sim.physics.edge import CLEAR_TAIL_S
 from agents.sim.physics.noise import Floats
@@ -113,6 +113,12 @@ class FacilityWater(Kind):
         """Returns the second from which on it can be detected."""
         assert self.rise is not None
         return min(fault.onset + self.ramp() * WARM_K / max(self.rise, WARM_K), fault.end)
+
+    def truth_class(self, fault: Fault, layout: Layout) -> Detectability:
+        """Returns "hard" if GPUs throttle at the end, else "soft"."""
+        assert self.rise is not None
+        grown = self.rise * min((fault.end - fault.onset) / self.ramp(), 1.0)
+        return "hard" if layout.world.hottest(warmer=grown) >= layout.world.part.slowdown else "soft"
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""

@@ -142,7 +142,7 @@ class GpuEngineFault(Kind):
             return Line(moment, 109, "Ch 00000010, errorString CTX SWITCH TIMEOUT, Info 0x3c046", True)
         return Line(moment, 13, text, True)
 
-    def truth_class(self, fault: Fault) -> Detectability:
+    def truth_class(self, fault: Fault, layout: Layout) -> Detectability:
         """Returns its class in the truth."""
         return "hard" if self.origin == "hardware" else "benign"
 

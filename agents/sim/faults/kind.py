@@ -158,7 +158,7 @@ class Kind(ABC):
         """Returns the second from which it is detectable: later than the onset if it grows slowly."""
         return fault.onset
 
-    def truth_class(self, fault: Fault) -> Detectability:
+    def truth_class(self, fault: Fault, layout: Layout) -> Detectability:
         """Returns its class in the truth: that of the kind, unless its parameters change it."""
         return self.detectability
 

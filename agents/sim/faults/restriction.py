@@ -39,7 +39,6 @@ def apply_maintenance(fault: Fault, effects: Effects, done: float, change: str, 
 
 _DRAIN_S = 60.0  # s from the announcement until the node's jobs have ended for the work; chosen
 _LEAST_LOST = 0.10  # lost share of the flow from which a detector must find it, as for loops
-_THROTTLES = 0.55  # lost share of the flow at which 99 % of loaded nodes throttle a GPU at times; measured here
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,12 @@ class NodeRestriction(Kind):
         share = min(_LEAST_LOST / max(self._lost, _LEAST_LOST), 1.0)
         return min(begin + share * rise, fault.end)
 
-    def truth_class(self, fault: Fault) -> Detectability:
+    def truth_class(self, fault: Fault, layout: Layout) -> Detectability:
         """Returns "hard" if so little flow is left at the end that GPUs throttle, else "soft"."""
         begin, rise = self._course(fault)
         grown = min((fault.end - begin) / rise, 1.0) if rise else 1.0
-        return "hard" if grown * self._lost >= _THROTTLES else "soft"
+        left = 1 - grown * self._lost
+        return "hard" if layout.world.hottest(left) >= layout.world.part.slowdown else "soft"
 
     def job_stop(self, fault: Fault, layout: Layout) -> Stop | None:
         """Returns the stop of jobs that it causes."""
