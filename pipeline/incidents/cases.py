@@ -212,6 +212,11 @@ class Case:
             return ""
         return f"; {min(held, key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity)).summary}"
 
+    @property
+    def is_generic(self) -> bool:
+        """Whether only generic detectors report it; such an incident takes in no finding of another detector."""
+        return bool(self.conditions) and all(c.detector in GENERIC_DETECTORS for c in self.conditions.values())
+
     def deciding_conditions(self) -> list[Condition]:
         """Returns the conditions that decide the cause. Generic detectors and suspects count only without others."""
         every = list(self.conditions.values())
@@ -230,10 +235,11 @@ class Case:
         counted = {signal for c in fresh for signal in c.signals} - _LINK_STATE_SIGNALS
         return len({c.entity for c in fresh if kind_of(c.entity) == "port"}) > 1 and bool(counted)
 
-    def _blame_order(self, condition: Condition, base: str) -> tuple[bool, int, int, str, str]:
-        """Sorts the main condition first: on the cause itself, highest level, earliest onset."""
+    def _blame_order(self, condition: Condition, base: str) -> tuple[bool, int, bool, int, str, str]:
+        """Sorts the main condition first: on the cause itself, highest level, of known meaning, earliest onset."""
         k = condition
-        return (self.incident.cause not in (k.entity, base), -LEVELS.index(k.level), k.onset, k.detector, k.entity)
+        level, generic = -LEVELS.index(k.level), k.detector in GENERIC_DETECTORS
+        return (self.incident.cause not in (k.entity, base), level, generic, k.onset, k.detector, k.entity)
 
     def list_members(self) -> tuple[str, ...]:
         """Returns the entities with findings, in the order in which they joined."""
@@ -290,10 +296,10 @@ def instant_order(f: Finding) -> tuple[int, str, str, int, str, str, bool]:
     return (f.onset, f.entity, f.detector, strength, repr(f.score), f.summary, f.evidence.get("cleared") is True)
 
 
-def visibility_order(case: Case) -> tuple[bool, int, int, int, str]:
-    """Sorts tickets and pages before watches, then by the time when people saw them."""
+def visibility_order(case: Case) -> tuple[bool, bool, int, int, int, str]:
+    """Sorts generic cases last, tickets and pages before watches, then by the time when people saw them."""
     incident = case.incident
-    return (incident.severity == "watch", case.raised_at, incident.opened, incident.onset, incident.id)
+    return (case.is_generic, incident.severity == "watch", case.raised_at, incident.opened, incident.onset, incident.id)
 
 
 def is_only_retitled(before: Incident, now: Incident) -> bool:

@@ -131,8 +131,10 @@ class CauseRules:
         return reached and (allowed is None or family in allowed)
 
     def can_absorb(self, case: Case, detector: str, entity: str, severity: str, began: int) -> bool:
-        """Returns whether an open case absorbs a finding below its cause. One that began long before the cause is no
-        symptom; one of higher severity than the case is absorbed only as a symptom of a firm cause."""
+        """Returns whether an open case absorbs a finding below its cause. A change of unknown meaning absorbs none. One
+        that began long before the cause is no symptom; one of higher severity is only a symptom of a firm cause."""
+        if case.is_generic and detector not in GENERIC_DETECTORS:
+            return False
         if case.incident.cause == self.find_suspect(entity):
             return True
         if began < case.incident.onset - ABSORB_WINDOW:

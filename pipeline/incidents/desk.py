@@ -342,7 +342,7 @@ class Desk:
         flaps = blamed and not case.resolved_by_person and self.time - case.incident.resolved <= REOPEN_WINDOW
         if not (flaps or case.has_condition(finding) or case.incident.id == make_incident_id(finding)):
             return None
-        if (other := self._find_open_by_cause(case.incident.cause)) is not None:
+        if (other := self._find_open_by_cause(case.incident.cause)) is not None and not other.is_generic:
             return other
         self._mark_changed(case)
         case.incident.resolved, case.incident.state = None, "open"
@@ -350,7 +350,8 @@ class Desk:
         return case
 
     def _find_open_by_cause(self, cause: str) -> Case | None:
-        return next((c for c in self._cases.values() if c.is_open and c.incident.cause == cause), None)
+        found = (c for c in self._cases.values() if c.is_open and c.incident.cause == cause)
+        return min(found, key=lambda c: c.is_generic, default=None)
 
     def _create_case(self, finding: Finding) -> Case:
         base, id_ = self._causes.find_suspect(finding.entity), make_incident_id(finding)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.model.records import Finding
+from pipeline.model.records import LEVELS, Finding
 from tests.pipeline.test_incidents import START, Case, fleet, found
 
 
@@ -34,16 +34,42 @@ def test_a_page_next_to_or_below_a_change_of_its_node_keeps_its_own_cause(case: 
     assert (page.entity, page.detector, page.members) == ("rank:81.4", "straggler", ("rank:81.4",))
 
 
-def test_a_suspect_inside_a_watched_change_keeps_its_own_cause_when_it_becomes_a_page(case: Case) -> None:
-    case.report_findings(change("node:n1"))
-    case.report_findings(found("rank:81.4", level="suspect"))
-    assert case.causes() == {"node:n1"}
-    case.report_findings(found("rank:81.4"))
+@pytest.mark.parametrize("level", ["suspect", "ticket"])
+def test_a_condition_below_a_change_of_unknown_meaning_has_its_own_cause_from_suspect_to_page(
+    case: Case, level: str
+) -> None:
+    case.report_findings(change("node:n1", level=level))
+    for higher in ("suspect", "ticket", "page"):
+        case.report_findings(found("rank:81.4", level=higher))
+        assert case.causes() == {"gpu:n1.0", "node:n1"}
     assert pages(case) == {"gpu:n1.0"}
-    case.report_findings(change("node:n1"), found("rank:81.4"))
-    assert case.causes() == {"gpu:n1.0", "node:n1"}
-    assert {i.severity for i in case.desk.incidents.values() if i.cause == "node:n1"} == {"watch"}
-    assert all(len(i.members) == 1 for i in case.desk.incidents.values())
+
+
+@pytest.mark.parametrize("level", ["suspect", "ticket", "page"])
+@pytest.mark.parametrize("before", ["suspect", "ticket"])
+def test_a_finding_takes_in_the_change_of_its_own_entity_and_not_the_other_way_round(
+    case: Case, before: str, level: str
+) -> None:
+    case.report_findings(change("gpu:n1.0", level=before))
+    (first,) = case.desk.incidents.values()
+    case.report_findings(found("gpu:n1.0", "xid", level))
+    (own,) = [i for i in case.desk.incidents.values() if i.resolved is None]
+    assert own.id != first.id
+    assert own.detector == ("anomaly" if (before, level) == ("ticket", "suspect") else "xid")
+    highest = max(before, level, key=LEVELS.index)
+    assert own.severity == {"suspect": "watch"}.get(highest, highest)
+    assert case.desk.incidents[first.id].resolved is not None
+    case.report_findings(change("gpu:n1.0", level=before), found("gpu:n1.0", "xid", level))
+    assert case.causes() == {"gpu:n1.0"}
+
+
+def test_a_page_opens_its_own_incident_beside_an_acknowledged_change_of_the_same_entity(case: Case) -> None:
+    case.report_findings(change("node:n1", level="ticket"))
+    (first,) = case.desk.incidents
+    case.desk.acknowledge(first, "ann", "looking", case.desk.time)
+    case.report_findings(found("node:n1", "memory"))
+    (page,) = [i for i in case.desk.incidents.values() if i.severity == "page"]
+    assert (page.id != first, page.state, page.detector) == (True, "open", "memory")
 
 
 def test_changes_of_three_parts_of_a_node_do_not_name_the_cause_of_a_page_of_a_fourth(case: Case) -> None:
@@ -103,13 +129,15 @@ def test_a_change_does_not_corroborate_a_suspect(case: Case) -> None:
 
 def test_findings_that_leave_an_incident_get_a_new_id_also_after_a_restart(case: Case) -> None:
     """The id comes from the first finding, which here is the one that leaves."""
-    case.report_findings(change("node:n1"))
+    suspect = found("node:n1", "straggler", "suspect")
+    case.report_findings(suspect)
     first = case.only().id
     case.report_findings(found("rank:81.4", level="suspect"))
+    assert case.causes() == {"node:n1"}
     case.report_findings(found("rank:81.4"))
     case.desk.restore(case.desk.snapshot())
     for _ in range(3):
-        case.report_findings(change("node:n1"), found("rank:81.4"))
+        case.report_findings(suspect, found("rank:81.4"))
     causes = {i.id: i.cause for i in case.desk.incidents.values()}
     assert causes.pop(first) == "gpu:n1.0"
     assert list(causes.values()) == ["node:n1"]
