@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from pipeline.judging.mutes import MAX_MUTE_US
 from pipeline.model.entity_names import TITLE_LENGTH
 from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, Severity
@@ -332,18 +333,18 @@ def _with_reason(change: str, case: Case) -> str:
 
 @dataclass(slots=True)
 class ResolveMutes:
-    """(suspect, detector) -> time of the last finding, and the level up to which findings are muted.
+    """(suspect, detector) -> time of the last finding, the level up to which findings are muted, and since when.
 
-    Bounded by the members of resolved incidents. A finding of a higher level is not muted.
+    Bounded by the members of resolved incidents, and by MAX_MUTE_US. A finding of a higher level is not muted.
     """
 
     quiet: int
-    entries: dict[tuple[str, str], tuple[int, Level]] = field(default_factory=dict)
+    entries: dict[tuple[str, str], tuple[int, Level, int]] = field(default_factory=dict)
 
     def add(self, suspect: str, detector: str, level: Level, time: int) -> None:
         """Adds a mute. Of several conditions of a detector below one suspect the highest level counts."""
-        _, before = self.entries.get((suspect, detector), (0, level))
-        self.entries[suspect, detector] = time, max(before, level, key=LEVELS.index)
+        before = self.entries.get((suspect, detector), (0, level, 0))[1]
+        self.entries[suspect, detector] = time, max(before, level, key=LEVELS.index), time
 
     def suppresses(self, chain: Sequence[str], detector: str, level: Level, time: int) -> bool:
         """Returns whether a finding is muted by its suspect, the first in the chain, or by anything above.
@@ -356,21 +357,27 @@ class ResolveMutes:
             if (entity, detector) in self.entries
             and LEVELS.index(level) <= LEVELS.index(self.entries[entity, detector][1])
         ]
-        self.entries.update({key: (time, self.entries[key][1]) for key in muting if key[0] == chain[0]})
+        self.entries.update({key: (time, *self.entries[key][1:]) for key in muting if key[0] == chain[0]})
         return bool(muting)
 
     def expire(self, sends_telemetry: Callable[[str], bool], time: int) -> None:
-        """Ends mutes after the quiet period; a suspect without telemetry is not quiet."""
-        for (entity, detector), (last, level) in list(self.entries.items()):
-            if not sends_telemetry(entity):
-                self.entries[entity, detector] = time, level
+        """Ends mutes after the quiet period, in which the suspect must send telemetry, and the longest ones."""
+        for (entity, detector), (last, level, since) in list(self.entries.items()):
+            if time - since >= MAX_MUTE_US:
+                del self.entries[entity, detector]
+            elif not sends_telemetry(entity):
+                self.entries[entity, detector] = time, level, since
             elif time - last >= self.quiet:
                 del self.entries[entity, detector]
 
-    def as_json(self) -> list[tuple[str, str, int, Level]]:
+    def as_json(self) -> list[tuple[str, str, int, Level, int]]:
         """Returns the mutes as plain rows."""
-        return [(*key, last, level) for key, (last, level) in self.entries.items()]
+        return [(*key, *entry) for key, entry in self.entries.items()]
 
     def restore(self, rows: Iterable[Any]) -> None:
-        """Restores rows of `as_json`. A row of an older version has no level: it mutes all levels."""
-        self.entries = {(row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1]) for row in rows}
+        """Restores rows of `as_json`. A row of an older version has no level: it mutes all levels; or no start:
+        it starts with its last finding."""
+        self.entries = {
+            (row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1], row[4] if len(row) > 4 else row[2])
+            for row in rows
+        }

@@ -426,6 +426,18 @@ def test_a_mute_in_a_snapshot_without_levels_mutes_every_level_as_before(case: C
     assert case.report_findings(found("gpu:n1.2", "xid", "page", onset=case.time)) == []
 
 
+def test_a_resolved_condition_that_never_clears_is_reported_again_after_thirty_days() -> None:
+    case = Case()
+    case.report_findings(found("gpu:n1.2", "sdc"), found("gpu:n3.2", "sdc"))
+    for incident in list(case.desk.incidents.values()):
+        case.desk.resolve(incident.id, "ada", "known", case.time)
+    case.silent = {"gpu:n3.2"}  # taken out of the fleet
+    for hour in range(30 * 24 + 1):
+        found_again = case.report_findings(found("gpu:n1.2", "sdc"), seconds=3600)
+        assert bool(found_again) == (hour == 30 * 24)
+    assert case.desk.as_json()["mutes"] == []
+
+
 def test_a_mute_does_not_affect_another_open_incident(case: Case) -> None:
     case.report_findings(found("node:n0", "thermal"))
     case.wait(REFINE_WINDOW)
