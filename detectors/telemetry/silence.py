@@ -34,6 +34,8 @@ BMC_RESTARTS = 300.0
 FOLLOWS, LONGEST_GAP = 0.2, 3.0
 """Gain of the usual time between two samples, and how many times the usual one gap counts at most: a silence does not
 become usual. Chosen."""
+UNKNOWN = 60.0
+"""s between samples where neither two of them nor the catalogue show it; chosen: agents send each minute at least."""
 _BY_BMC = frozenset({"psu"})  # classes that only a BMC reads
 GIVEN_UP = 72 * 3600 * SECOND
 """A device that is silent for longer was removed; chosen: a long weekend."""
@@ -156,8 +158,8 @@ class LastSamples(State):
         """Returns (N,) the time (us) without a sample after which a device is silent: `seconds`, at least BMC_RESTARTS
         where only a BMC reads it, or READINGS of its own usual readings."""
         seconds = max(seconds, BMC_RESTARTS) if device_class in _BY_BMC else seconds
-        devices, given = self.of_class(device_class), (CATALOGUE[self.signals[device_class]].interval or 1.0) * SECOND
-        rhythm = np.where(devices.rhythm > 0, devices.rhythm, given)
+        rhythm, given = self.of_class(device_class).rhythm, CATALOGUE[self.signals[device_class]].interval or UNKNOWN
+        rhythm = np.where(rhythm > 0, rhythm, given * SECOND)
         return np.asarray(np.maximum(seconds * SECOND, READINGS * rhythm), np.int64)
 
     def silent(self, device_class: str, seconds: float) -> Bools:
@@ -170,14 +172,6 @@ class LastSamples(State):
             return out
         age = self.time - devices.seen
         return out & self.known(device_class) & (age > self.patience(device_class, seconds)) & (age < GIVEN_UP)
-
-    def silent_nodes(self, seconds: float, slow_seconds: float) -> Bools:
-        """Returns (N,) nodes that have been silent for at least `seconds`; `slow_seconds` for those that report so
-        seldom that READINGS readings take longer, and for those whose rhythm is not known."""
-        out = self.silent("node", seconds)
-        rhythm = self.of_class("node").rhythm[: len(out)]
-        slow = (rhythm == 0) | (rhythm * READINGS > seconds * SECOND)
-        return out & (~slow | self.silent("node", slow_seconds)) if out.any() else out
 
 
 _NO_DEVICES = SeenDevices()

@@ -54,7 +54,7 @@ class JobVerdict:
     job: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _RankPlaces:
     """Ranks in the topology. nodes: (N,) number of each rank's node, -1 none; number: node -> its number;
     jobs: node -> jobs with ranks on it; ranks: job -> positions of its ranks."""
@@ -288,7 +288,7 @@ class SilentJobs(State):
     def _newest_step(self, job: str, places: _RankPlaces) -> tuple[int, float]:
         """Returns when a rank of the job on a node that reports made its last step, 0 if there is none, and the usual
         time between two steps: nothing is known of ranks whose node is silent."""
-        if self._newest_of != (places, self._last.time):
+        if self._newest_of is None or self._newest_of[0] is not places or self._newest_of[1] != self._last.time:
             self._newest_of, self._newest = (places, self._last.time), {}
         if job not in places.ranks or not self._ranks:
             return 0, 0.0

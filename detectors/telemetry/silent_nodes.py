@@ -111,7 +111,7 @@ class SilentNodes(State):
 
     def find_silences(self, context: Context) -> Iterator[Silence]:
         """Yields the silent nodes and groups of this instant, each with its cause."""
-        silent = context.last.silent_nodes(context.node_seconds, context.seconds)
+        silent = context.last.silent("node", context.node_seconds)
         if not (silent.any() or self._groups or self._alone):
             self._readers.clear("node")
             return

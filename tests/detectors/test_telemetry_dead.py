@@ -111,3 +111,19 @@ def test_supplies_that_give_little_since_page_and_full_ones_keep_it_a_ticket():
     assert next(f[2] for f in found if f[1] == "page") <= 90
     alive = Fleet().run(hook=False, ports=True, at=2400, seconds=2400)
     assert {f[1] for f in alive} == {"ticket"}
+
+
+@pytest.mark.parametrize("interval", [1, 5, 10, 30, 60])
+def test_a_fleet_that_just_began_is_not_silent_and_a_node_is_lost_after_three_of_its_own_intervals(interval):
+    found, detector, topology_, rng = [], Telemetry(), topology(False), np.random.default_rng(2)
+    late = rng.uniform(0, min(5, interval / 2), COUNT)
+    lost = 1800
+    for second in range(0, 2700, 10):  # frames of 10 s; nodes report each `interval` s, a little late
+        due = [(s - late[i]) // interval != (s - 10 - late[i]) // interval for i in range(COUNT) for s in (second,)]
+        load = np.where(due, 20.0, np.nan)
+        if second >= lost:
+            load[DEAD] = np.nan
+        frame = Frame(T0 + second * SECOND, "node", NODES, {"node.load1": load}, topology_)
+        found += [(f.entity, second - lost) for f in detector.observe({"node": frame})]
+    assert {e for e, _ in found} == {NODES[DEAD]}
+    assert 0 < found[0][1] <= max(50, 3 * interval + 30)
