@@ -97,8 +97,8 @@ class Reservoirs(State):
             if fits:
                 found[i] = max(fits, key=lambda loss: loss.per_hour)
             elif z[i] > SURE and grown[i] >= _FALLEN and (slope := self.days.slope(i)) > 0 and np.isfinite(row[-1]):
-                seconds = float(grown[i]) / slope * 86_400
-                found[i] = CoolantLoss(float(row[-1]), float(grown[i]), slope / 24, seconds)
+                seconds = float(grown[i]) / slope * 3600
+                found[i] = CoolantLoss(float(row[-1]), float(grown[i]), slope, seconds)
         return found
 
 

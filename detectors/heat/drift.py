@@ -1,4 +1,4 @@
-"""Slow trends in bounded state: hourly means of two days, tested by Mann-Kendall, sized by Theil and Sen.
+"""Slow trends in bounded state: means of 48 equal times, tested by Mann-Kendall, sized by Theil and Sen.
 
 Sen (1968), J. Am. Stat. Assoc. 63, 1379-1389.
 """
@@ -17,14 +17,13 @@ from detectors.base.statistics import row_trend_z
 from detectors.base.streams import Floats
 from pipeline.model.records import SECOND
 
-HOURS = 48  # two days, so that the daily swing is in it twice
+HOURS = 48  # two days of hours, so that the daily swing is in it twice
 SURE = 5.0  # z of Mann-Kendall: 3e-7 one-sided by chance, some 0.7 a year of hourly tests of 256 devices
-_HOUR = 3600 * SECOND
-_LEAST = 90  # samples of an hour from which its mean counts: a quarter of an hour at 10 s; chosen
-_ANCHOR = 12  # hours whose mean is the device's first level: short against weeks of wear; chosen
-_ABSURD = 8.0  # of a logarithm: a sample further off is invalid; chosen
-_ROWS = 4  # anchor, anchored, sum, samples: rows of the cells
-_SUM, _SAMPLES = 2, 3
+_ENOUGH, _COUNTS_S = 0.25, 120.0  # share of a bin that must be measured, and s that a sample stands for at most; chosen
+_ANCHOR = 12  # bins whose mean is the device's first level: short against weeks of wear; chosen
+_ABSURD = 1e3  # K, a share or a logarithm: a sample further off is invalid; chosen
+_ROWS = 4  # anchor, anchored, sum, seconds: rows of the cells
+_SUM, _SECONDS = 2, 3
 
 
 def trend_budget(devices: int) -> str:
@@ -39,29 +38,33 @@ def trend_budget(devices: int) -> str:
 
 @dataclass
 class SlowTrends(State):
-    """One slow metric of all devices. `add` each sample; `test` when `add` returns True."""
+    """One slow metric of all devices. `add` each sample; `test` when `add` returns True. bin_s: s of one mean."""
 
+    bin_s: int = 3600
     hours: NDArray[np.float32] = memory(np.nan, np.float32, shape=(N, HOURS))
     cells: Floats = memory(0.0, shape=(_ROWS, N))
     hour: int = notes(int)
+    last: int = notes(int)
 
     def add(self, values: Floats, time: int) -> bool:
-        """Adds one sample each, NaN = none; returns True once an hour, when the hour before is complete."""
+        """Adds one sample each, NaN = none; returns True once in a bin, when the one before is complete."""
         self.grow(len(values))
-        now, closed = time // _HOUR, False
+        now, closed = time // (self.bin_s * SECOND), False
         if now > self.hour:
             closed = self.hour > 0
             if closed:
-                self._close_hour()
+                self._close_bin()
         self.hour = now  # also where the clock went back, so that no frame far ahead stops it
+        seconds = min(max((time - self.last) / SECOND, 0.0), self.bin_s, _COUNTS_S) if self.last else 0.0
+        self.last = time
         known = np.isfinite(values) & (np.abs(values) <= _ABSURD)
-        total, samples = self.cells[_SUM, : len(values)], self.cells[_SAMPLES, : len(values)]
-        np.add(total, values, out=total, where=known)
-        samples += known
+        total, covered = self.cells[_SUM, : len(values)], self.cells[_SECONDS, : len(values)]
+        np.add(total, seconds * values, out=total, where=known)
+        covered += seconds * known
         return closed
 
     def test(self) -> tuple[Floats, Floats]:
-        """Returns (N,) z of the trend over the known hours, and the growth since the device was first seen."""
+        """Returns (N,) z of the trend over the known bins, and the growth since the device was first seen."""
         x = self.hours.astype(np.float64)
         n = np.isfinite(x).sum(axis=1)
         z = np.where(n >= HOURS // 4, row_trend_z(x), 0.0)
@@ -71,21 +74,25 @@ class SlowTrends(State):
         anchor, anchored = self.cells[0], self.cells[1]
         return z, np.where(anchored >= _ANCHOR, newest - anchor, np.nan)
 
-    def slope(self, i: int) -> float:
-        """Returns the growth per day of one device: the median of the slopes of all pairs of hours."""
-        x: Any = self.hours[i].astype(np.float64)
-        a, b = np.triu_indices(HOURS, 1)
+    def slope(self, i: int, newest: int = HOURS) -> float:
+        """Returns the growth per bin of one device: the median of the slopes of all pairs of its newest bins."""
+        x: Any = self.hours[i, -newest:].astype(np.float64)
+        a, b = np.triu_indices(newest, 1)
         slopes = (x[b] - x[a]) / (b - a)
         known = slopes[np.isfinite(slopes)]
-        return float(np.median(known)) * 24 if len(known) else 0.0
+        return float(np.median(known)) if len(known) else 0.0
 
-    def _close_hour(self) -> None:
-        anchor, anchored, total, samples = self.cells
-        enough = samples >= _LEAST
-        mean = np.where(enough, total / np.maximum(samples, 1), np.nan)
+    def recent_z(self, i: int, newest: int) -> float:
+        """Returns z of the trend over the newest bins of one device."""
+        return float(row_trend_z(self.hours[i : i + 1, -newest:].astype(np.float64))[0])
+
+    def _close_bin(self) -> None:
+        anchor, anchored, total, covered = self.cells
+        enough = covered >= _ENOUGH * self.bin_s
+        mean = np.where(enough, total / np.maximum(covered, 1.0), np.nan)
         self.hours[:, :-1] = self.hours[:, 1:]
         self.hours[:, -1] = mean
         young = enough & (anchored < _ANCHOR)
         anchored += young
         anchor += np.where(young, (mean - anchor) / np.maximum(anchored, 1), 0.0)
-        total[:], samples[:] = 0.0, 0.0
+        total[:], covered[:] = 0.0, 0.0

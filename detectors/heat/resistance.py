@@ -1,8 +1,15 @@
-"""Thermal resistance of each GPU: R = (T - T_supply) / P, given only when it can be trusted.
+"""How hot each GPU is for its power, against its own past at the same load: ln of R = (T - reference) / P.
 
-A die follows its power within 10 to 20 s (its plate and water hold some 440 J/K at 0.03 K/W), so the power goes through
-the same first-order filter before it divides. The reported power is checked against the board's energy counter, which
-also counts between two readings (Yang et al., SC 2024, on NVML's part-time sensors).
+The reference is the coolant that reaches the GPU, else the air at its node's inlet. Where neither is measured, it is
+estimated from the GPUs that share coolant or air: the median of what each is warmer than it was at the same power.
+
+R depends on the load, since fans follow it: the usual R of a GPU is learnt for each band of its power. On air it also
+depends on the other GPUs of the node, which heat its intake and drive its fans: there a GPU is judged only while all
+GPUs of its node have a similar load.
+
+A die follows its power within 5 to 60 s (heat capacity times R), so the power goes through a first-order filter, and a
+sample counts only once the power has been steady. The reported power is checked against the board's energy counter,
+which also counts between two readings (Yang et al., SC 2024, on NVML's part-time sensors).
 
 One compiled loop over all GPUs computes it: NumPy array operations would take ten times as long.
 """
@@ -10,43 +17,51 @@ One compiled loop over all GPUs computes it: NumPy array operations would take t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.cohorts import Peers
 from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory, notes
-from detectors.base.streams import Bools, Floats
+from detectors.base.statistics import grouped_median
+from detectors.base.streams import Bools, Floats, Singles
 from detectors.base.topology_index import per_topology
+from detectors.heat.inlet_sensors import InletIndex
 from pipeline.model.records import SECOND, Frame
 
-LAG_S = 15.0  # s of a die behind its power: 440 J/K * 0.035 K/W; between the published 10 and 20 s
 HIGHEST = 5000.0  # W; more is not a reading of a board
-FADES_S = 7 * 86_400.0  # s in which a glitch in the highest power decays; chosen
-_SUPPLY_LAG_S = 60.0  # s; coolant moves within minutes: faster changes are sensor noise; chosen
-_STEP = 0.25  # share of the highest power; a reading further than that from the filter is a load step; chosen
-_SETTLES_S = 4 * LAG_S  # s after a load step until the die is within 2 % of its new temperature
-_LEAST_RISE = 10.0  # K; NVML rounds to 1 K, which is then at most 5 %: below it a GPU is idle or cannot be judged
-_LEAST_LOAD = 0.4  # share of the highest power that a GPU has shown: the rest is idling; chosen
-_METERED_S = 120.0  # s over which readings and counter are compared: long against a tick of inexact time; chosen
-_METERED_MOST = 60.0  # samples from which the usual difference of the two is learned; chosen
+_LAG_S, _LOAD_S = 30.0, 120.0
+"""s of the two means of the power: as a die follows it (lags of 5 to 60 s are published), and long against that."""
+_CALM = 0.1  # share of the highest power by which the two may differ: the die is then within 3 % of its heat; chosen
+_GROWN = 1.15  # times the highest load so far: more begins another life, a spare or a new power limit; chosen
+_EIGHTHS, _BANDS = 8, 10
+"""Bands of the power: eighths of the highest one, which is the middle of its band. Chosen: in an eighth
+R moves by less than 4 % where fans move it by 30 % from idle to full load."""
+_ALIKE = 0.15  # standard deviation of the loads of a node over their mean, up to which they are similar; chosen
+_KNOWN, _LEARNT = 20, 360
+"""Samples from which a band is used, and after which it no longer changes: what follows is wear. Chosen: an hour."""
+_OUTLIERS = (0.3, 10.0)  # of ln R, and K of the memory, by which a sample is off at most while it is learnt; chosen
+_WORKS = 0.3  # of the way from its lowest load to the highest of its peers; below it is idle; chosen
+_BUSY = 0.4  # share of that highest load from which it works if it has never been idle; idle GPUs draw 0.1 to 0.4
+LEAST_RISE = 10.0  # K; NVML rounds to 1 K, which is then at most 5 %: below it a GPU cannot be judged
+_COOLANT_S = 60.0  # s; coolant and air move within minutes: faster changes are sensor noise; chosen
+_LOWEST_C = 15.0  # Cel; below any supply (ASHRAE W17, A1): where no reference is measured, its departure is estimated
+_METERED_S, _METERED_MOST, _FADES_S = 120.0, 60.0, 7 * 86_400.0
+"""s over which readings and counter are compared (long against a tick of inexact time), samples until their usual
+difference is known, and s in which that follows later. Chosen."""
 _STUCK_K = 3.0  # K that a temperature must have moved with its power: three steps of rounding; chosen
 _STUCK_S = 300.0  # s; no working board reports the same power to the last digit for that long; chosen
-_FAST_S, _SLOW_S = 60.0, 600.0  # s of the two means of ln R whose difference gives its slope; chosen
-_SWINGS_S = 3 * _SLOW_S  # s after a load step, during which the means mix two loads; chosen
-_JUMP = 0.08  # ln R within a minute: a jump predicts nothing; twice 1 K of rounding; chosen
 
-ROWS = (
-    *("power", "peak", "supply", "fast", "slow", "stepped", "energy", "read", "counted", "usual", "samples"),
-    *("core", "lowest", "largest", "reported", "reported_at", "jumped_at"),
-)
+_TAIL, _BEYOND = 0.98, 1.5  # quantile of the departures of an hour, and times it that count as abnormal; chosen
+_FORGETS = 0.87  # of a tail per hour: half in five hours, so that it covers a change of shift; chosen
+
+_ROWS = 16
+_POWER, _LOAD, _PEAK, _IDLE, _REFERENCE, _CLIMATE, _ENERGY, _READ, _COUNTED, _USUAL, _SAMPLES = range(11)
+_CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT = range(11, 16)
 """Rows of the state, one cell per GPU each; NaN where not known yet."""
-_POWER, _PEAK, _SUPPLY, _FAST, _SLOW, _STEPPED, _ENERGY, _READ, _COUNTED, _USUAL, _SAMPLES = range(11)
-_CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT, _JUMPED_AT = range(11, 17)
-TIMES = [_STEPPED, _REPORTED_AT, _JUMPED_AT]
-"""Rows with a time, in s."""
-LN_R, ABOVE, RISE, POWER, SUPPLY, SLOPE, POWER_ERROR = range(7)
+_VALUE, _ABOVE, _RISE, _WATTS, _FLUID, _POWER_ERROR, _KELVIN = range(7)
 """Rows of the result."""
 
 
@@ -59,9 +74,9 @@ def _low_pass(state: float, now: float, share: float) -> float:
 
 
 @compiled
-def _power_error(rows: Floats, i: int, counter: float, power_now: float, seconds: float, lost: float) -> float:
+def _power_error(rows: Floats, i: int, counter: float, power_now: float, seconds: float) -> float:
     """Returns ln of the energy counter over the power readings, less its usual value."""
-    joule = (counter - rows[_ENERGY, i]) / 1e3
+    joule, lost = (counter - rows[_ENERGY, i]) / 1e3, 1 - math.exp(-seconds / _METERED_S)
     good = (seconds <= _METERED_S) and (joule >= 0) and (joule < HIGHEST * seconds) and math.isfinite(power_now)
     for row in (_READ, _COUNTED, _USUAL, _SAMPLES):
         if math.isnan(rows[row, i]):
@@ -75,8 +90,7 @@ def _power_error(rows: Floats, i: int, counter: float, power_now: float, seconds
     read, counted, samples = rows[_READ, i], rows[_COUNTED, i], rows[_SAMPLES, i]
     share = math.log(counted / read) if (read > 0) and (counted > 0) else 0.0
     if good:
-        # the usual value is learned in the first minutes; later it follows within a week, not within a fault
-        gain = 1 / samples if samples <= _METERED_MOST else seconds / FADES_S
+        gain = 1 / samples if samples <= _METERED_MOST else seconds / _FADES_S
         rows[_USUAL, i] += gain * (share - rows[_USUAL, i])
     return share - rows[_USUAL, i] if samples > 0 else 0.0
 
@@ -100,99 +114,100 @@ def _is_stuck(rows: Floats, i: int, core: float, power_now: float, rise: float, 
 
 
 @compiled
-def _slope(rows: Floats, i: int, ln_r: float, since: float, now: float, quick: float, slow: float) -> float:
-    """Returns the slope of ln R per minute; NaN for a while after R jumped or, `since` s ago, the load stepped."""
-    if abs(ln_r - rows[_FAST, i]) > _JUMP:
-        rows[_JUMPED_AT, i] = now
-    rows[_FAST, i] = _low_pass(rows[_FAST, i], ln_r, quick)
-    rows[_SLOW, i] = _low_pass(rows[_SLOW, i], ln_r, slow)
-    slope: float = (rows[_FAST, i] - rows[_SLOW, i]) * 60 / (_SLOW_S - _FAST_S)
-    return np.nan if (since < _SWINGS_S) or (now - rows[_JUMPED_AT, i] < _SWINGS_S) else slope
+def _departure(level: Singles, count: NDArray[np.int16], cell: int, value: float, most: float, learns: bool) -> float:
+    """Returns how far a value is from the usual one of a band, NaN until that is known, and learns it."""
+    usual, n = level[cell], count[cell]
+    if learns and (n < _LEARNT) and math.isfinite(value):
+        off = value - usual if n < 3 else min(max(value - usual, -most), most)
+        count[cell] = n + 1
+        level[cell] = usual + off / (n + 1)
+    return value - usual if n >= _KNOWN else np.nan
 
 
 @compiled
-def _follow_power(rows: Floats, i: int, power_now: float, share: float, fades: float) -> tuple[float, float]:
-    """Updates the power as the die follows it, and the highest recent one; returns both."""
-    power: float = _low_pass(rows[_POWER, i], power_now, share)
-    peak: float = rows[_PEAK, i] * fades
-    if not peak >= power and not math.isnan(power):
-        peak = power
-    rows[_POWER, i], rows[_PEAK, i] = power, peak
-    return power, peak
+def _follow_load(rows: Floats, i: int, power_now: float, lag: float, slow: float) -> bool:
+    """Updates the means and extremes of the power; returns whether it is higher than ever, so that R is learnt anew."""
+    rows[_POWER, i] = _low_pass(rows[_POWER, i], power_now, lag)
+    load = rows[_LOAD, i] = _low_pass(rows[_LOAD, i], power_now, slow)
+    if not rows[_IDLE, i] <= load:
+        rows[_IDLE, i] = load
+    grown: bool = load > _GROWN * rows[_PEAK, i]
+    if grown or math.isnan(rows[_PEAK, i]):
+        rows[_PEAK, i] = load
+    return grown
 
 
 @compiled
-def measure_all(
+def _measure_all(
     rows: Floats,
+    levels: Singles,
+    counts: NDArray[np.int16],
     reported: Floats,
     core: Floats,
-    memory: Floats,
+    above: Floats,
     counter: Floats,
-    supply: Floats,
-    off: Floats,
-    default_supply: float,
+    fluid: Floats,
+    alike: Bools,
+    highest: Floats,
+    learns: Bools,
     now: float,
     seconds: float,
     out: Floats,
     usable: Bools,
     fresh: Bools,
 ) -> None:
-    """Adds one sample of every GPU to `rows`; fills `out` (7, N), `usable` and `fresh`. now, seconds: in s."""
-    die, fluid = 1 - math.exp(-seconds / LAG_S), 1 - math.exp(-seconds / _SUPPLY_LAG_S)
-    quick, slow = 1 - math.exp(-seconds / _FAST_S), 1 - math.exp(-seconds / _SLOW_S)
-    fades, lost = math.exp(-seconds / FADES_S), 1 - math.exp(-seconds / _METERED_S)
+    """Adds one sample of every GPU to the state; fills `out` (7, N), `usable` and `fresh`. now, seconds: in s."""
+    lag, slow = 1 - math.exp(-seconds / _LAG_S), 1 - math.exp(-seconds / _LOAD_S)
+    mixed = 1 - math.exp(-seconds / _COOLANT_S)
     for i in range(len(reported)):
         power_now = reported[i] if (reported[i] > 0) and (reported[i] < HIGHEST) else np.nan
-        power, peak = _follow_power(rows, i, power_now, die, fades)
-        fresh[i] = math.isnan(rows[_SUPPLY, i]) and math.isfinite(supply[i]) and (power > 0)
-        reference = _low_pass(rows[_SUPPLY, i], supply[i], fluid)
-        rows[_SUPPLY, i] = reference
-        below = (default_supply if math.isnan(reference) else reference) + off[i]
-        rise = core[i] - below
-        if abs(power_now - power) > _STEP * peak:
-            rows[_STEPPED, i] = now
-        since = now - rows[_STEPPED, i]
-        moving = not _is_stuck(rows, i, core[i], power_now, rise, now)
-        usable[i] = not since < _SETTLES_S and moving and (rise >= _LEAST_RISE) and (power >= _LEAST_LOAD * peak)
-        ln_r = math.log(rise / power) if (rise > 0) and (power > 0) else np.nan
-        judged = ln_r if usable[i] else np.nan
-        slope = _slope(rows, i, judged, since, now, quick, slow)
-        out[LN_R, i], out[ABOVE, i], out[RISE, i] = ln_r, core[i] - memory[i], rise
-        out[POWER, i], out[SUPPLY, i] = power, below
-        out[SLOPE, i] = slope * rise
-        out[POWER_ERROR, i] = _power_error(rows, i, counter[i], power_now, seconds, lost)
+        grown = _follow_load(rows, i, power_now, lag, slow)
+        power, load, peak = rows[_POWER, i], rows[_LOAD, i], rows[_PEAK, i]
+        measured = math.isfinite(rows[_REFERENCE, i])
+        rows[_REFERENCE, i] = _low_pass(rows[_REFERENCE, i], fluid[i], mixed)
+        fresh[i] = grown or (not measured and math.isfinite(rows[_REFERENCE, i]) and (counts[0, i].max() > 0))
+        if fresh[i]:
+            counts[:, i] = 0
+        climate = 0.0 if math.isnan(rows[_CLIMATE, i]) else rows[_CLIMATE, i]
+        measured = math.isfinite(rows[_REFERENCE, i])
+        reference = rows[_REFERENCE, i] if measured else _LOWEST_C + climate
+        rise = core[i] - reference
+        stuck = _is_stuck(rows, i, core[i], power_now, rise, now)
+        calm = (abs(power - load) <= _CALM * peak) and math.isfinite(power_now) and not stuck
+        out[_RISE, i], out[_WATTS, i], out[_FLUID, i] = rise, power, reference
+        out[_POWER_ERROR, i] = _power_error(rows, i, counter[i], power_now, seconds)
+        if not (calm and alike[i] and (rise > 0)):
+            continue
+        cell = min(int(_EIGHTHS * power / peak + 0.5), _BANDS - 1)
+        if counts[0, i, cell] >= _KNOWN:
+            out[_KELVIN, i] = rise + climate - math.exp(levels[0, i, cell]) * power
+        ln_r = math.log(rise / power)
+        out[_VALUE, i] = _departure(levels[0, i], counts[0, i], cell, ln_r, _OUTLIERS[0], learns[0, i])
+        out[_ABOVE, i] = _departure(levels[1, i], counts[1, i], cell, above[i], _OUTLIERS[1], learns[1, i])
+        idle, top = rows[_IDLE, i], max(peak, highest[i])
+        works = load >= (idle + _WORKS * (top - idle) if 2 * idle <= top else _BUSY * top)
+        usable[i] = works and (rise >= LEAST_RISE) and math.isfinite(out[_VALUE, i])
 
 
-_SIGNALS = ("gpu.power", "gpu.temperature", "gpu.memory_temperature", "gpu.energy")
-_SET_BACK = 600 * SECOND  # us by which the clock must go back to be followed; less is a frame out of order; chosen
 _SPARE = 24  # cells between two rows: rows a power of two apart evict each other from the cache; measured
-_RESULTS = {
-    "ln_r": LN_R,
-    "above": ABOVE,
-    "rise": RISE,
-    "power": POWER,
-    "supply": SUPPLY,
-    "slope": SLOPE,
-    "power_error": POWER_ERROR,
-}
+_SET_BACK = 600 * SECOND  # us by which the clock must go back to be followed; less is a frame out of order; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class ResistanceSample:
     """One instant: (N,) each; NaN where not known.
 
-    ln_r:   ln of R of the core, K/W.    above: K of the core above the memory beside it.    rise: K above the supply.
-    power:  W, as the die follows it.    supply: Cel of the coolant.    slope: K per minute by which R heats the core.
+    value:  ln of R over the usual one at this load.   above: K of the memory above the core, less the usual ones.
+    rise:   K above the reference.   power: W, as the die follows it.   reference: Cel of coolant or air.
     power_error: ln of the energy counter over the power readings, against its usual value; 0 without a counter.
-    usable: whether R may be judged.    fresh: learn again, since the supply temperature has another source now.
+    usable: whether R may be judged.   fresh: learns again, since its load or its reference is another one.
     """
 
-    ln_r: Floats
+    value: Floats
     above: Floats
     rise: Floats
     power: Floats
-    supply: Floats
-    slope: Floats
+    reference: Floats
     power_error: Floats
     usable: Bools
     fresh: Bools
@@ -200,54 +215,147 @@ class ResistanceSample:
 
 @dataclass
 class ThermalResistance(State):
-    """The filters behind it. default_supply: Cel where the supply temperature is not measured."""
+    """The filters behind it, and the usual values: levels and samples of core and memory by GPU and band.
 
-    default_supply: float = 30.0
-    rows: Floats = memory(np.nan, shape=(len(ROWS), N))
+    liquid: (N,) its coolant has been measured, so that its node's air is not its reference.
+    """
+
+    rows: Floats = memory(np.nan, shape=(_ROWS, N), kept=True)
+    liquid: Bools = memory(False, np.bool_, kept=True)
+    levels: Singles = memory(0.0, np.float32, shape=(2, N, _BANDS))
+    counts: NDArray[np.int16] = memory(0, np.int16, shape=(2, N, _BANDS))
     last: int = notes(int)
+    _climates: Peers = field(
+        default_factory=lambda: Peers(("loop",), ("cdu",), ("node",), ("rack",), ("@sku",), least=4),
+        init=False,
+        repr=False,
+    )
 
-    def measure(self, frame: Frame, supply: Floats, supply_error: Floats | float = 0.0) -> ResistanceSample:
+    def measure(self, frame: Frame, supply: Floats, inlet: Floats, learns: Bools) -> ResistanceSample:
         """Adds a frame and returns its resistances.
 
-        supply: (N,) Cel of what cools each GPU, NaN = not measured now.   supply_error: K that it reads too low.
+        supply, inlet: (N,) Cel of coolant and air, NaN = not measured now.   learns: (2, N) core and memory of each GPU
+        are not suspected.
         """
-        n = len(frame.entities)
+        n, time = len(frame.entities), frame.time
         if n > self.rows.shape[1]:
             self.grow(n + _SPARE)
-        back = self.last - frame.time >= _SET_BACK
+        back = self.last - time >= _SET_BACK
         if back:
-            self.rows[TIMES] = np.minimum(self.rows[TIMES], frame.time / SECOND)
-        seconds = (frame.time - self.last) / SECOND if self.last and not back else 10.0
-        self.last = frame.time if back else max(self.last, frame.time)
-        found, usable, fresh = np.full((len(_RESULTS), n + _SPARE), np.nan), np.zeros(n, bool), np.zeros(n, bool)
+            self.rows[_REPORTED_AT] = np.minimum(self.rows[_REPORTED_AT], time / SECOND)
+        liquid = self.liquid[:n]
+        self.rows[_REFERENCE, :n][np.isfinite(supply) & ~liquid] = np.nan
+        liquid |= np.isfinite(supply)
+        fluid = np.where(liquid, supply, inlet)
+        seconds = (time - self.last) / SECOND if self.last and not back else 10.0
+        self.last = time if back else max(self.last, time)
+        found, usable, fresh = np.full((_KELVIN + 1, n), np.nan), np.zeros(n, bool), np.zeros(n, bool)
         if seconds > 0:
-            error = supply_error if isinstance(supply_error, np.ndarray) else np.full(n, supply_error)
-            power, core, memory_temperature, counter = (frame[name] for name in _SIGNALS)
-            cooling = (supply, error, self.default_supply)
-            now = frame.time / SECOND
-            measure_all(
-                self.rows, power, core, memory_temperature, counter, *cooling, now, seconds, found, usable, fresh
-            )
-        return ResistanceSample(**{name: found[row, :n] for name, row in _RESULTS.items()}, usable=usable, fresh=fresh)
+            power, core, counter = frame["gpu.power"], frame["gpu.temperature"], frame["gpu.energy"]
+            above, (alike, highest) = frame["gpu.memory_temperature"] - core, self._compare_loads(frame)
+            readings, state = (power, core, above, counter, fluid), (self.rows, self.levels, self.counts)
+            _measure_all(*state, *readings, alike, highest, learns, time / SECOND, seconds, found, usable, fresh)
+            usable &= self._follow_climate(frame, found[_KELVIN], seconds)
+        value, memories, rise, watts, reference, error, _ = found
+        return ResistanceSample(value, memories, rise, watts, reference, error, usable, fresh)
 
     def powers(self, n: int) -> tuple[Floats, Floats]:
-        """Returns (N,) the power of each GPU as its die follows it, and the highest recent one; NaN where unknown."""
-        return self.rows[ROWS.index("power"), :n], self.rows[ROWS.index("peak"), :n]
+        """Returns (N,) the power of each GPU as its die follows it, and its highest load so far; NaN where unknown."""
+        return self.rows[_POWER, :n], self.rows[_PEAK, :n]
 
-
-class SupplyTemperatures:
-    """Temperature of the coolant of each GPU's loop."""
-
-    def read(self, frame: Frame, coolant: Frame | None) -> Floats:
-        """Returns (N,) Cel; NaN where it is not measured."""
-        if coolant is None:
-            return np.full(len(frame.entities), np.nan)
-        column = self._find_columns(frame, coolant)
-        return np.asarray(np.append(coolant["coolant.supply_temperature"], np.nan)[column])
+    def _compare_loads(self, frame: Frame) -> tuple[Bools, Floats]:
+        """Returns (N,) GPUs whose cooling does not depend on others, or whose node has one load; and the highest load
+        of the node."""
+        n, node = len(frame.entities), frame.topology.group_numbers(frame.entities, "node")
+        load, peak = self.rows[_LOAD, :n], self.rows[_PEAK, :n]
+        known, size = np.isfinite(load) & (node >= 0), int(node.max(initial=-1)) + 2
+        count = np.maximum(np.bincount(node[known], minlength=size), 1)
+        mean = np.bincount(node[known], load[known], minlength=size) / count
+        square = np.bincount(node[known], load[known] ** 2, minlength=size) / count
+        highest = np.zeros(size)
+        np.maximum.at(highest, node[known], peak[known])
+        uneven = square - mean * mean > (_ALIKE * mean) ** 2
+        return self._on_coolant(frame) | self.liquid[:n] | ~uneven[node], np.where(node >= 0, highest[node], 0.0)
 
     @per_topology
-    def _find_columns(self, frame: Frame, coolant: Frame) -> NDArray[np.int64]:
+    def _on_coolant(self, frame: Frame) -> Bools:
+        """Returns (N,) GPUs below a coolant loop."""
+        above = frame.topology.ancestor_of_kind
+        return np.array([bool(above(e, "loop") or above(e, "cdu")) for e in frame.entities], bool)
+
+    def _follow_climate(self, frame: Frame, kelvin: Floats, seconds: float) -> Bools:
+        """Updates the estimated references; returns (N,) GPUs that have one, measured or estimated."""
+        n = len(kelvin)
+        measured = np.isfinite(self.rows[_REFERENCE, :n])
+        if measured.all():
+            return measured
+        groups, climate = self._climates.groups(frame), self.rows[_CLIMATE, :n]
+        middle, _ = grouped_median(np.where(measured, np.nan, kelvin), groups)
+        step = -np.expm1(-seconds / _COOLANT_S) * (middle - climate)
+        climate[:] = np.where(np.isnan(middle), climate, np.where(np.isnan(climate), middle, climate + step))
+        return np.asarray(measured | (groups >= 0))
+
+
+class CoolingReferences:
+    """Temperatures of what cools each GPU: the coolant of its loop, and the air at its node's inlet."""
+
+    def __init__(self) -> None:
+        self._inlets = InletIndex()
+
+    def read(self, frame: Frame, coolant: Frame | None, sensors: Frame | None) -> tuple[Floats, Floats]:
+        """Returns (N,) Cel of coolant and of air; NaN where it is not measured."""
+        supply, inlet = np.full((2, len(frame.entities)), np.nan)
+        if coolant is not None and len(coolant.entities):
+            supply = np.append(coolant["coolant.supply_temperature"], np.nan)[self._find_supplies(frame, coolant)]
+        if sensors is not None and len(sensors.entities):
+            inlet = np.append(sensors["sensor.temperature"], np.nan)[self._find_inlets(frame, sensors)]
+        return supply, inlet
+
+    @per_topology
+    def _find_inlets(self, frame: Frame, sensors: Frame) -> NDArray[np.int64]:
+        of_node, above = self._inlets.find(sensors).of_node, frame.topology.ancestor_of_kind
+        return np.array([of_node.get(above(e, "node") or "", [-1])[0] for e in frame.entities], np.int64)
+
+    @per_topology
+    def _find_supplies(self, frame: Frame, coolant: Frame) -> NDArray[np.int64]:
         place = {e: i for i, e in enumerate(coolant.entities)}
         above = frame.topology.ancestors
         nearest = (next((place[a] for a in above(e) if a in place), -1) for e in frame.entities)
         return np.fromiter(nearest, np.int64, len(frame.entities))
+
+
+@dataclass
+class QuietTails(State):
+    """How far a healthy device strays from its usual value here, by group, from those that stray to the harmless side.
+
+    A device that cools better than usual has no fault: loads, fans and neighbours did it, and do as much on the other
+    side. Each hour the largest such departure of each device is taken, and of those the 98th percentile of its group.
+
+    lowest: (N,) of this hour.   tails: by group.   hour: that is being counted.
+    """
+
+    first: float = 0.25
+    lowest: Floats = memory(0.0)
+    tails: dict[str, float] = notes()
+    hour: int = notes(int)
+
+    def update(self, effect: Singles, judged: Bools, groups: NDArray[np.int32], time: int) -> Floats:
+        """Adds an instant; returns (N,) the departure that a device of each group must exceed."""
+        n, now = len(effect), time // (3600 * SECOND)
+        self.grow(n)
+        lowest = self.lowest[:n]
+        lowest[judged] = np.minimum(lowest[judged], effect[judged])
+        if now != self.hour:
+            if self.hour:
+                self._close_hour(lowest, groups)
+            self.hour = now
+        known = np.array([self.tails.get(str(g), self.first) for g in range(-1, int(groups.max(initial=-1)) + 1)])
+        return np.asarray(known[groups + 1])
+
+    def _close_hour(self, lowest: Floats, groups: NDArray[np.int32]) -> None:
+        for group in np.unique(groups[lowest < 0]).tolist():
+            mine = -lowest[(groups == group) & (lowest < 0)]
+            before = self.tails.get(str(group), self.first)
+            # forgets half of it in five hours, so that a new site begins wide and narrows within a day
+            self.tails[str(group)] = max(_BEYOND * float(np.quantile(mine, _TAIL)), _FORGETS * before)
+        lowest[:] = 0.0

@@ -1,113 +1,129 @@
-"""Finds GPUs that cool worse than they did: thermal resistance against peers, own past, and over weeks."""
+"""Finds GPUs that cool worse than they did: against their own past at the same load, and the GPUs beside them."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base import kernel
 from detectors.base.budget import rule_line
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import OpenConditions, close_ended
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.group_events import GroupEvents, Quantity
-from detectors.base.state import State
-from detectors.base.streams import Bools, Channel, Step, Streams
-from detectors.base.topology_index import pop_members_mask
+from detectors.base.statistics import grouped_median
+from detectors.base.streams import Bools, Channel, Floats, Step, Streams
+from detectors.base.topology_index import per_topology, pop_members_mask
 from detectors.heat.drift import SURE, SlowTrends, trend_budget
-from detectors.heat.exclusions import COLLAPSE_EVENTS, CohortShift, CoolantCollapses, SensorDoubts, exclude_idle_cohorts
-from detectors.heat.resistance import ResistanceSample, SupplyTemperatures, ThermalResistance
-from detectors.heat.thermal_blame import (
-    BlameRules,
-    GpuHeat,
-    NodesAndRacks,
-    ThermalVerdict,
-    find_blamed,
-    report_verdicts,
-)
-from detectors.heat.throttling import (
-    READINGS,
-    ThrottleStreaks,
-    UnitThrottling,
-    UnmonitoredUnits,
-    find_recurring,
-    find_throttling,
-    is_throttled_by_heat,
-)
-from pipeline.model.records import SECOND, Finding, Frame
+from detectors.heat.resistance import CoolingReferences, QuietTails, ResistanceSample, ThermalResistance
+from detectors.heat.throttling import FEWEST, MOST, HeatVerdict, ThermalThrottling, Times
+from pipeline.model.entity_names import pager_title
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
-_TOGETHER = Quantity(("gpu.temperature", "gpu.power"), "cool worse", "cool better")
-_RECOVERED = 0.15  # ln R below the level before a pause: five times the noise of a sample; chosen
-_USUAL_STEP = 10.0  # s, before the length of a tick is known
+CLOSE_K = 3.0  # K below its limit at which a GPU is as good as throttled: three steps of NVML's rounding; chosen
+_LEAST_K = 2.0  # K of a ticket at least: two steps of NVML's rounding
+_FOLLOWS = 0.3  # share of a core's excess by which the memory on the same plate warms at least; chosen
+_MEMORY_K = 3.0  # K by which a memory alone is warmer, three steps of rounding; chosen
+_MEMORY_LIMIT = 95.0  # Cel; the end of HBM's range (JEDEC JESD235): beyond, it refreshes more often, or slows
+_LATCHED = 3600 * SECOND  # us without a sample after which a condition starts over: its load may never return; chosen
+_RISES, _RISES_SURE = 16, 4.5
+"""Minutes that must rise one after another for the time left to be told, and Mann-Kendall's z of it: a step of any size
+within them stays below 3."""
+_LEAST_NODES = 3  # nodes of a loop from which their median shows what the loop does; chosen
 
 
-@dataclass
-class GpuConditions(State):
-    """(N,) each. since: when a rise of R began, 0 none.   recovered: R fell back during a pause.
+@dataclass(frozen=True, slots=True)
+class NodeIndex:
+    """Nodes of the GPUs. node: (N,) number of the GPU's node, -1 none.   names: by number.   first: (M,) a GPU of each.
 
-    normal_at: last sample with a normal resistance; 0 never.   wearing: R has risen over weeks.
+    rack: of each node, "" none.   loop: (M,) number of the loop that it is compared in, -1 none.
     """
 
-    since: NDArray[np.int64] = memory(0, np.int64)
-    recovered: Bools = memory(False, np.bool_)
-    normal_at: NDArray[np.int64] = memory(0, np.int64)
-    wearing: Bools = memory(False, np.bool_)
+    node: NDArray[np.int32]
+    names: list[str]
+    first: NDArray[np.int64]
+    rack: list[str]
+    loop: NDArray[np.int32]
 
 
-@dataclass
-class ThermalPeers(State):
-    """The cohort of each GPU. cohort: checksum of its name, to notice a change; 0 unknown.   sizes: by cohort."""
+class GpuNodes:
+    """The node of each GPU, and the loop of each node."""
 
-    cohort: NDArray[np.int64] = memory(0, np.int64)
-    ladder: Peers = field(
-        default_factory=lambda: Peers(
-            ("cdu", "@sku"), ("loop", "@sku"), ("rack", "@sku"), ("@sku",), ("cdu",), ("rack",)
-        ),
-        init=False,
-        repr=False,
-    )
-    sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
-    _groups: NDArray[np.int32] | None = field(default=None, init=False, repr=False)
+    @per_topology
+    def find(self, frame: Frame) -> NodeIndex:
+        """Returns the nodes of a frame of class gpu."""
+        above, first = frame.topology.ancestor_of_kind, dict[str, int]()
+        node = frame.topology.group_numbers(frame.entities, "node")
+        for i, entity in enumerate(frame.entities):
+            if name := above(entity, "node"):
+                first.setdefault(name, i)
+        numbers, loop = dict[str, int](), np.full(len(first), -1, np.int32)
+        for m, name in enumerate(first):
+            if (owner := above(name, "loop") or above(name, "cdu")) is not None:
+                loop[m] = numbers.setdefault(owner, len(numbers))
+        small = np.bincount(loop[loop >= 0], minlength=len(numbers)) < _LEAST_NODES
+        loop[np.append(small, True)[loop]] = -1
+        return NodeIndex(
+            node, list(first), np.array([*first.values()], int), [above(e, "rack") or "" for e in first], loop
+        )
 
-    def update(self, frame: Frame) -> tuple[NDArray[np.int32], Bools]:
-        """Returns (N,) cohort of each GPU, and which GPUs have another one than before."""
-        groups = self.ladder.groups(frame)
-        changed = np.zeros(len(groups), bool)
-        if self._groups is groups:
-            return groups, changed
-        self.grow(len(groups))
-        self._groups, self.sizes = groups, np.bincount(groups[groups >= 0], minlength=1)
-        names = [zlib.crc32(self.ladder.cohort_name(frame, i).encode()) + 1 for i in range(len(groups))]
-        now, known = np.array(names, np.int64), self.cohort[: len(groups)]
-        changed = (known != 0) & (known != now)
-        known[:] = now
-        return groups, changed
+
+@dataclass(frozen=True, slots=True)
+class GpuHeat:
+    """State of the GPUs at an instant, (N,) each.
+
+    on:        condition of a core that is real now.   least: effect that healthy ones do not reach.   doubted: only its
+    sensor moved.   left: K to its own limit, NaN unknown.   throttled: heat slows it down.   excess: K above what is
+    usual at its load.
+    """
+
+    frame: Frame
+    sample: ResistanceSample
+    step: Step
+    memory: Step
+    nodes: Step
+    index: NodeIndex
+    on: Bools
+    least: Floats
+    doubted: Bools
+    throttled: Bools
+    left: Floats
+
+    @property
+    def excess(self) -> Floats:
+        """(N,) see the class."""
+        return np.asarray(self.sample.rise * -np.expm1(-self.step.effect))
+
+    def is_hot(self, at: Times) -> bool:
+        """Returns whether one of these GPUs is slowed down by heat, or is about to be."""
+        return bool((self.throttled[at] | (self.left[at] <= CLOSE_K)).any())
 
 
 @dataclass
 class Thermal(Detector):
-    """Peer-conditioned CUSUM on ln((T - T_supply) / P) of each GPU within its loop; Mann-Kendall on its hourly means.
+    """Peer-conditioned CUSUM on ln((T - reference) / P) of each GPU, less its usual value at this load, within its
+    node; the same of each node within its coolant loop; Mann-Kendall on hourly means.
 
-    Suspect once the sum passes its threshold and R is up by `delta`; ticket after `patience` s. Page: the GPU throttles
-    by heat, or will within `near` minutes; or after `hold` s with R up by `page_delta` within hours and its memory
-    warmer too. Most GPUs of a node, or nodes of a rack, are one finding on the node or rack: their coolant.
+    Suspect once the sum passes its threshold and R is up by `delta`; ticket after `patience` s. Page only with harm:
+    the GPU is slowed down by heat, is 3 K below the limit that it reports, or will be within `near` minutes. Most GPUs
+    of a node, or nodes of a rack, are one finding on the node or rack: their coolant or air. A trend of two days
+    (z > 5) with R up by `worn` is a ticket, with the days left if the GPU reports its limit.
 
-    A GPU that reports thermal throttling for two frames is a ticket at any R, unless its whole loop throttles; a page
-    after `hold` s at its limit unless R is known to be normal: then it is one ticket until a day without throttling. A
-    loop (else CDU, else rack) whose coolant was not read for 10 min is one ticket when GPUs of most of its nodes
-    throttle by heat, or 30 % of its working GPUs on three nodes; a page once 30 % of them did for `hold` s. A trend of
-    two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. While the agent of a loop reports
-    that its flow or pressure collapsed, no resistance on it is judged: the loop is the cause. A core temperature that
-    moves while the memory's does not is a faulty sensor: see telemetry_sensor.
+    A memory that alone is 3 K warmer is a suspect, a ticket close to 95 Cel, and a page once heat slows the GPU down.
+    A core that warms without its memory is a faulty sensor: a suspect; see telemetry_sensor.
 
-    Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: three times what 1 K of NVML's rounding is at 40 K
-    over the coolant; 87 Cel is where current parts begin to slow down if they report no margin (leptonai/gpud);
-    hold: twice the longest benign slowdown of 300 s, chosen; 30 %: from there on a median does not hold (Huber, 1981).
+    A GPU that reports thermal throttling for two frames is a suspect at any R, a ticket after `patience` s, a page
+    after `hold` s unless R is known to be normal: then it is one ticket until a day without throttling. A loop, CDU or
+    rack is one finding when GPUs of most of its nodes throttle: a ticket at once if they are 30 % of its working GPUs,
+    a page once they did for `hold` s.
+
+    Source: R = dT/P, published lags of 5 to 60 s (resistance.py); delta: three times what 1 K of NVML's rounding is at
+    40 K over the coolant; limits: NVML's T.limit and clock event reasons; HBM: JEDEC JESD235; hold: twice the longest
+    benign slowdown of 300 s, chosen; 30 %: from there on a median does not hold (Huber, 1981).
     """
 
     name: ClassVar[str] = "thermal"
@@ -116,132 +132,79 @@ class Thermal(Detector):
     needs: ClassVar[tuple[str, ...]] = ("gpu.temperature", "gpu.power")
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.energy", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.thermal_margin", "gpu.slowdown_margin"),
-        *(
-            *READINGS,
-            "event:maintenance_start",
-            "event:maintenance_end",
-            *(f"event:{kind}" for kind in COLLAPSE_EVENTS),
-        ),
+        *("gpu.operating_max_margin", "gpu.memory_max_margin", "coolant.supply_temperature", "sensor.temperature"),
+        *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "Idle GPUs; what moves all GPUs of a loop together (coolant reports that; where no unit of the loop is "
-        "monitored, it is reported once heat throttles many of them, without the cause); wear of less than 6 %; and "
-        "whether paste, plate or a clogged channel is to blame."
+        "Idle GPUs, and one that works alone in its node; loads that it has not seen for some minutes; what moves all "
+        "GPUs of a node on air, or of a loop, until heat slows them down; wear of less than 6 %; and whether paste, "
+        "plate or a clogged channel is to blame."
     )
 
     delta: float = 0.08
-    page_delta: float = 0.12
-    """Share; a rise of 15 % stays above it although a temperature is rounded to 1 K; chosen."""
     worn: float = 0.06
     """ln of R since the first half day; hourly means are good to 1 %, other jobs move them by a few; chosen."""
     patience: float = 240.0
     """s after which a suspect is a ticket; with the CUSUM's own time still within 10 min; chosen."""
     hold: float = 600.0
-    near: float = 15.0
-    """Minutes; the person on call has a quarter of an hour; chosen."""
-    slowdown: float = 87.0
+    near: float = 60.0
+    """Minutes; a page is harm now or within the hour."""
 
     resistance: ThermalResistance = part(ThermalResistance)
     cores: Streams = part(lambda: Streams(Channel(floor=0.012, delta=0.08, phi=0.6)))
-    memories: Streams = part(lambda: Streams(Channel(floor=0.5, delta=1.0, phi=0.6)))
+    memories: Streams = part(lambda: Streams(Channel(floor=0.5, delta=1.0, phi=0.6, both=True)))
+    nodes: Streams = part(lambda: Streams(Channel(floor=0.012, delta=0.08, phi=0.6)), of="node")
+    tails: QuietTails = part(QuietTails)
     trends: SlowTrends = part(SlowTrends)
+    minutes: SlowTrends = part(lambda: SlowTrends(bin_s=60))
     gates: Gates = part(Gates)
-    shift: CohortShift = part(CohortShift)
-    collapses: CoolantCollapses = part(CoolantCollapses)
-    unmonitored: UnmonitoredUnits = part(UnmonitoredUnits)
-    doubts: SensorDoubts = part(SensorDoubts)
-    group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
-    peers: ThermalPeers = part(ThermalPeers)
-    throttling: ThrottleStreaks = part(ThrottleStreaks)
-    gpus: GpuConditions = part(GpuConditions)
-    accepted: list[str] = notes(list)
+    throttling: ThermalThrottling = part(ThermalThrottling)
+    judged_at: Times = memory(0, np.int64)
+    normal_at: Times = memory(0, np.int64)
+    wearing: Bools = memory(False, np.bool_)
+    doubted: Bools = memory(False, np.bool_)
     in_maintenance: Bools = memory(False, np.bool_)
+    accepted: list[str] = notes(list)
     conditions: OpenConditions = notes()
-    _units: NodesAndRacks = field(default_factory=NodesAndRacks, init=False, repr=False)
-    _supplies: SupplyTemperatures = field(default_factory=SupplyTemperatures, init=False, repr=False)
+    _peers: Peers = field(
+        default_factory=lambda: Peers(("node",), ("rack", "@sku"), ("cdu", "@sku"), ("@sku",), ("rack",), least=4),
+        init=False,
+        repr=False,
+    )
+    _kinds: Peers = field(default_factory=lambda: Peers(("@sku",), least=1), init=False, repr=False)
+    _index: GpuNodes = field(default_factory=GpuNodes, init=False, repr=False)
+    _references: CoolingReferences = field(default_factory=CoolingReferences, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.cores.channel = Channel(floor=0.012, delta=self.delta, phi=0.6)
+        self.cores.channel = self.nodes.channel = Channel(floor=0.012, delta=self.delta, phi=0.6)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Returns findings on GPUs that are hotter than their power explains, and on their nodes and racks."""
         self.gates.update(frames)
-        self.collapses.update(frames)
-        self.unmonitored.record_readings(frames)
         frame = frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
-        n = len(frame.entities)
+        n, index = len(frame.entities), self._index.find(frame)
         self.grow(n)
-        self.gpus.grow(n)
         self.throttling.grow(n)
-        groups = self._find_groups(frame)
-        supply = self._supplies.read(frame, frames.get("coolant"))
-        sample = self.resistance.measure(frame, supply, self.shift.supply_error(n))
         in_maintenance = self.gates.maintenance_mask(frame)
-        gate = self._find_gate(frame, groups, sample, in_maintenance)
-        step = self.cores.step(sample.ln_r, groups, frame.time, gate)
+        self._relearn_changed(frame, index, in_maintenance)
+        references = self._references.read(frame, frames.get("coolant"), frames.get("sensor"))
+        sample = self.resistance.measure(frame, *references, self._find_unsuspected(n))
+        if sample.fresh.any():
+            self.cores.reset(sample.fresh)
+            self.memories.reset(sample.fresh)
+        gate, groups = sample.usable & ~in_maintenance, self._peers.groups(frame)
+        step = self.cores.step(sample.value, groups, frame.time, gate)
         memory_step = self.memories.step(sample.above, groups, frame.time, gate)
-        self.doubts.update(memory_step, self.memories.step_s or _USUAL_STEP)
-        own = self.cores.cells[0]
-        self.shift.update(sample, step, own, groups, frame.time, self.cores.step_s or _USUAL_STEP)
-        self._update_wear(sample, step, gate, frame.time)
+        nodes = self._step_nodes(sample, index, frame.time, gate)
+        self._update_trends(sample, step, gate, frame.time)
         throttled = self.throttling.update(frame["gpu.throttle_reasons"], frame.time) & ~in_maintenance
-        units = self._judge_units(frame, throttled, in_maintenance)
-        throttled &= ~self.throttling.accepted[:n]
-        alike = self._group_findings(frame, sample, step)
-        recurring = self.conditions and self.throttling.last[:n].any()
-        if not (step.on.any() or throttled.any() or self.gpus.wearing[:n].any() or recurring or units.holding):
-            self.gpus.since[:n], self.gpus.recovered[:n] = 0, False
-            close_ended(self.conditions, set())
-            return alike
-        heat = self._collect_heat(frame, sample, step, memory_step)
-        found = find_blamed(frame, heat, self._rules())
-        found |= {e: verdict for e, verdict in units.found.items() if e not in found}
-        found |= self._find_throttling(frame, heat, throttled, units, found)
-        holding = {*units.holding, *heat.unmeasured(frame)}
-        return [*report_verdicts(frame, found, holding, self.conditions, self.name), *alike]
-
-    def _rules(self) -> BlameRules:
-        limits = self.delta, self.page_delta, self.patience, self.hold, self.near
-        return BlameRules(*limits, self.trends, self.peers.ladder)
-
-    def _find_throttling(
-        self,
-        frame: Frame,
-        heat: GpuHeat,
-        throttled: Bools,
-        units: UnitThrottling,
-        found: Mapping[str, ThermalVerdict],
-    ) -> dict[str, ThermalVerdict]:
-        """Returns the GPUs that report thermal throttling and are not part of a verdict."""
-        n, step, groups, streaks = len(throttled), heat.step, self.peers.ladder.groups(frame), self.throttling
-        known = set(found) | {g for verdict in found.values() for g in verdict.evidence.get("gpus", ())}
-        last = np.minimum(streaks.last[:n], frame.time)  # the clock may have been set back
-        last[last >= units.since] = 0  # the whole loop began to throttle with it
-        normal = self._is_normal(step, frame.time)
-        streaks.last[:n] = np.where(throttled & normal & ~units.members, frame.time, last)
-        verdicts = find_recurring(frame, self.conditions, streaks.last[:n], normal | ~step.judged)
-        verdicts |= find_throttling(frame, throttled, streaks.since, heat, groups, self.hold, ~normal, units.members)
-        return {e: verdict for e, verdict in verdicts.items() if known.isdisjoint((e, *verdict.evidence["gpus"]))}
-
-    def _judge_units(self, frame: Frame, throttled: Bools, in_maintenance: Bools) -> UnitThrottling:
-        """Returns loops and racks without coolant telemetry that throttle as a whole."""
-        if not (throttled.any() or self.unmonitored.units):
-            return UnitThrottling()
-        dry = self.collapses.cooled_by(frame)  # reported by the loop's agent: coolant_edge's
-        others = in_maintenance if dry is None else in_maintenance | dry
-        powers = self.resistance.powers(len(throttled))
-        return self.unmonitored.update(frame, throttled, self.throttling.since, powers, others, self.hold)
-
-    def _group_findings(self, frame: Frame, sample: ResistanceSample, step: Step) -> list[Finding]:
-        """Returns what many of a loop have in common, without what a power meter or the supply's sensor explains."""
-        if not (self.group.began or step.moved.any()):
-            return []
-        own = np.abs(step.effect - sample.power_error) >= self.delta / 2
-        counted = own & ~self.shift.is_settling(len(sample.ln_r))
-        cohort, blamed = (lambda i: self.peers.ladder.cohort_name(frame, i)), self.conditions
-        return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
+        heat = self._collect_heat(frame, sample, (step, memory_step, nodes), index, throttled)
+        found = self._find_blamed(heat)
+        found |= self._find_throttling(heat, found)
+        close_ended(self.conditions, {*found, *self.throttling.units})
+        return list(self._report(frame, found))
 
     def budget(self) -> list[str]:
         """Returns the false alarm rates of its tests."""
@@ -249,102 +212,272 @@ class Thermal(Detector):
             *super().budget(),
             f"wear: {trend_budget(8)}, and by {self.worn:.0%} at least",
             f"throttling: {rule_line('clock event reasons, twice in a row')}",
-            f"units without coolant telemetry: {rule_line('clock event reasons of GPUs on three nodes')}",
         ]
-
-    def _is_normal(self, step: Step, time: int) -> Bools:
-        """Returns (N,) GPUs judged within `hold` s to have a normal resistance: close to their limit, or on warm
-        water."""
-        normal_at = self.gpus.normal_at[: len(step.on)]
-        well = ~step.moved & (step.effect < self.delta / 2)
-        normal_at[:] = np.where(step.judged & well, time, np.minimum(normal_at, time))
-        return np.asarray((normal_at > 0) & (time - normal_at <= self.hold * SECOND))
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Learns a GPU, or all below a node or rack, again from the next frame of GPUs on."""
         self.accepted.append(entity)
 
-    def _find_groups(self, frame: Frame) -> NDArray[np.int32]:
-        """Returns (N,) cohorts; of GPUs with another one than before the trends start again."""
-        groups, changed = self.peers.update(frame)
-        if changed.any():
-            self.trends.reset(changed)
-            self.gpus.wearing[: len(groups)][changed] = False
-            self.shift.reset(changed)
-        return groups
+    # --- measurements
 
-    def _find_gate(
-        self, frame: Frame, groups: NDArray[np.int32], sample: ResistanceSample, in_maintenance: Bools
-    ) -> Bools:
-        """Returns (N,) GPUs whose resistance may be judged now; it changes with maintenance: plates, sensors."""
-        n = len(frame.entities)
-        over = self.in_maintenance[:n] & ~in_maintenance
+    def _relearn_changed(self, frame: Frame, index: NodeIndex, in_maintenance: Bools) -> None:
+        """Resets GPUs after work on them, new software or feedback: plates, sensors and fan curves may be others."""
+        n = len(in_maintenance)
+        changed = self.in_maintenance[:n] & ~in_maintenance
         self.in_maintenance[:n] = in_maintenance
-        changed = sample.fresh | over
-        updated = {e.entity for e in frame.events if e.kind == "version"}
-        if updated:
-            changed = changed | np.fromiter((e in updated for e in frame.entities), bool, n)
+        if updated := {e.entity for e in frame.events if e.kind == "version"}:
+            changed |= np.fromiter((e in updated for e in frame.entities), bool, n)
         if (accepted := pop_members_mask(self.accepted, frame)) is not None:
-            changed = changed | accepted
-            self.throttling.accepted[:n] |= accepted & (self.throttling.count[:n] > 0)
-            self.unmonitored.accept_gpus(frame, accepted)
-        if sample.fresh.any():
-            self.shift.reset(sample.fresh)
-        if changed.any():
-            self._relearn(changed)
-        gate = sample.usable & ~in_maintenance & ~self.shift.is_settling(n)
-        if (dry := self.collapses.cooled_by(frame)) is not None:
-            gate &= ~dry
-        exclude_idle_cohorts(gate, groups, self.peers.sizes)
-        return np.asarray(gate)
+            changed |= accepted
+            self.throttling.accept(accepted, frame.time)
+        self.throttling.well_at[:n][changed] = 0
+        latched = (self.judged_at[:n] > 0) & (np.abs(frame.time - self.judged_at[:n]) > _LATCHED)
+        known = np.zeros(n, bool)
+        known[: self.cores.cells.shape[1]] = self._read_on(self.cores)[:n]
+        changed |= latched & known
+        if not changed.any():
+            return
+        for piece in (self.resistance, self.cores, self.memories, self.trends, self.minutes):
+            piece.reset(changed)
+        self.judged_at[:n][changed], self.normal_at[:n][changed], self.wearing[:n][changed] = 0, 0, False
+        whole = np.bincount(index.node[~changed & (index.node >= 0)], minlength=len(index.names)) == 0
+        self.nodes.reset(whole)
 
-    def _relearn(self, mask: Bools) -> None:
-        for streams in (self.cores, self.memories):
-            streams.reset(mask[: streams.cells.shape[1]])
-        for piece in (self.trends, self.doubts, self.gpus):
-            piece.reset(mask)
-        self.throttling.last[: len(mask)][mask] = 0
+    @staticmethod
+    def _read_on(streams: Streams) -> Bools:
+        """Returns the streams with a condition."""
+        words = streams.cells[kernel.WORD].view(np.uint32)
+        return np.asarray((words & (kernel.ON_UP | kernel.ON_DOWN)) != 0)
 
-    def _update_wear(self, sample: ResistanceSample, step: Step, gate: Bools, time: int) -> None:
-        """Adds what each is above its peers to the hourly means; once an hour, finds the GPUs that wear."""
-        others = np.where(step.alone, 0.0, step.median)
-        if self.trends.add(np.where(gate, sample.ln_r - others, np.nan), time):
+    def _find_unsuspected(self, n: int) -> Bools:
+        """Returns (2, N) cores and memories whose usual values may be learnt."""
+        found = np.ones((2, n), bool)
+        for mine, streams in zip(found, (self.cores, self.memories), strict=True):
+            cells = streams.cells[:, :n]
+            mine[: cells.shape[1]] = np.maximum(cells[kernel.UP], cells[kernel.DOWN]) <= 2.0
+        return found
+
+    def _step_nodes(self, sample: ResistanceSample, index: NodeIndex, time: int, gate: Bools) -> Step:
+        """Adds the median of the judged GPUs of each node; on air a node has nothing to be compared with."""
+        middle, count = grouped_median(np.where(gate, sample.value, np.nan), index.node)
+        counted = (count[index.first] >= 2) & (index.loop >= 0)
+        return self.nodes.step(middle[index.first], index.loop, time, counted)
+
+    def _update_trends(self, sample: ResistanceSample, step: Step, gate: Bools, time: int) -> None:
+        """Adds what each is above its peers to hourly means, and its K to those of a minute; finds the GPUs that
+        wear."""
+        above = np.where(gate & ~step.alone, sample.value - step.median, np.nan)
+        self.minutes.add(sample.rise * -np.expm1(-above), time)
+        if self.trends.add(above, time):
             z, grown = self.trends.test()
-            wearing = self.gpus.wearing[: len(z)]
+            wearing = self.wearing[: len(z)]
             starts = (z > SURE) & (grown > self.worn)
             wearing[:] = np.where(wearing, grown > self.worn / 2, starts) & np.isfinite(grown)
 
-    def _collect_heat(self, frame: Frame, sample: ResistanceSample, step: Step, memory_step: Step) -> GpuHeat:
-        """Returns the state of each GPU at this instant."""
-        n = len(frame.entities)
-        reasons = frame["gpu.throttle_reasons"]
-        margin, at = frame["gpu.thermal_margin"], frame["gpu.slowdown_margin"]
-        left = margin - np.where(np.isfinite(at), at, 0.0)
-        left = np.where(np.isfinite(left), left, self.slowdown - frame["gpu.temperature"])
-        throttled = is_throttled_by_heat(reasons)
-        memory_known = np.isfinite(sample.above) & memory_step.judged
-        warmer = sample.rise * -np.expm1(-step.effect)  # K that the core is warmer for its resistance
-        doubted = self.doubts.find_doubted(memory_known, memory_step, warmer, step, self.hold, frame.time)
-        witness, sensor = memory_known & ~doubted, doubted & ~throttled
-        real = step.effect - sample.power_error >= self.delta / 2
-        now = np.where(step.alone, step.effect, sample.ln_r - step.median - self.cores.cells[0, :n])
-        recovered, since = self.gpus.recovered[:n], self.gpus.since[:n]
-        over = (now < step.effect / 3) & (step.effect - now > _RECOVERED)
-        recovered[:] = (recovered | over) & step.on & ~(now >= np.maximum(step.effect, self.delta))
-        on = step.on & ~step.moved & ~sensor & real & ~recovered & ~self.shift.is_settling(n)
-        first = on & (since == 0)
-        since[first] = frame.time - step.held[first] * SECOND
-        since[~on] = 0
-        wearing = self.gpus.wearing[:n]
-        return GpuHeat(
-            sample=sample,
-            step=step,
-            bad=(on | wearing) & step.judged,
-            on=on,
-            wearing=wearing,
-            throttled=throttled,
-            left=left,
-            witness=witness,
-            since=since,
-            units=self._units.find(frame),
+    def _collect_heat(
+        self, frame: Frame, sample: ResistanceSample, steps: tuple[Step, Step, Step], index: NodeIndex, throttled: Bools
+    ) -> GpuHeat:
+        step, memory_step, nodes = steps
+        n, time = len(throttled), frame.time
+        for at, mask in ((self.judged_at, step.judged), (self.normal_at, step.judged & ~step.moved)):
+            normal = mask & (step.effect < self.delta / 2) if at is self.normal_at else mask
+            at[:n] = np.where(normal, time, np.minimum(at[:n], time))  # the clock may have been set back
+        recent = time - self.judged_at[:n] <= self.hold * SECOND
+        real = step.effect - np.nan_to_num(sample.power_error) >= self.delta / 2
+        warmer = sample.rise * -np.expm1(-step.effect)
+        apart = memory_step.judged & (memory_step.effect <= -(1 - _FOLLOWS) * warmer)
+        self.doubted[:n] = np.where(step.judged, apart, self.doubted[:n] & step.on)
+        doubted = self.doubted[:n] & ~throttled
+        limits = np.fmax(
+            np.fmax(frame["gpu.slowdown_margin"], frame["gpu.operating_max_margin"]), frame["gpu.memory_max_margin"]
         )
+        left = frame["gpu.thermal_margin"] - np.nan_to_num(limits)
+        least = self.tails.update(step.effect, step.judged, self._kinds.groups(frame), time)
+        on = step.on & recent & real & (step.effect >= least / 2)
+        return GpuHeat(frame, sample, step, memory_step, nodes, index, on, least, doubted, throttled, left)
+
+    # --- verdicts
+
+    def _find_blamed(self, heat: GpuHeat) -> dict[str, HeatVerdict]:
+        """Returns entity -> verdict; GPUs of a unit that is to blame are not named too."""
+        found = self._find_nodes(heat)
+        covered = np.zeros(len(heat.on), bool)
+        for verdict in found.values():
+            covered[verdict.gpus] = True
+        hot_memory = heat.memory.on & (heat.memory.effect >= _MEMORY_K) & ~heat.memory.moved
+        for i in np.flatnonzero(
+            ((heat.on & ~heat.step.moved) | self.wearing[: len(covered)] | hot_memory) & ~covered
+        ).tolist():
+            alone = not (heat.on[i] or self.wearing[i])
+            found[heat.frame.entities[i]] = self._judge_memory(heat, i) if alone else self._judge_gpu(heat, i)
+        return found
+
+    def _find_nodes(self, heat: GpuHeat) -> dict[str, HeatVerdict]:
+        """Returns node or rack -> verdict where its GPUs moved together."""
+        index, nodes = heat.index, heat.nodes
+        members = dict[int, Times]()
+        for m in np.flatnonzero(nodes.on).tolist():
+            members[m] = np.flatnonzero((index.node == m) & heat.step.judged)
+        moved = heat.on & heat.step.moved & (heat.step.off > 0)
+        for m in np.unique(index.node[moved & (index.node >= 0)]).tolist():
+            mine = np.flatnonzero((index.node == m) & heat.step.judged & (heat.step.off > 0) & ~heat.doubted)
+            if len(mine) >= FEWEST and m not in members:
+                members[m] = mine
+        found, racks = dict[str, HeatVerdict](), dict[str, list[int]]()
+        for m in members:
+            racks.setdefault(index.rack[m], []).append(m)
+        for rack, moved_nodes in racks.items():
+            known = sum(bool(nodes.judged[m]) for m, name in enumerate(index.rack) if name == rack)
+            if rack and len(moved_nodes) >= 2 and len(moved_nodes) >= MOST * known:
+                gpus = np.concatenate([members.pop(m) for m in moved_nodes])
+                found[rack] = self._judge_unit(heat, rack, moved_nodes, gpus)
+        for m, gpus in members.items():
+            if len(gpus) and not (nodes.on[m] and nodes.moved[m]):
+                found[index.names[m]] = self._judge_unit(heat, index.names[m], [m], gpus)
+        return found
+
+    def _judge_unit(self, heat: GpuHeat, unit: str, nodes: list[int], gpus: Times) -> HeatVerdict:
+        """Returns the verdict on a node or rack whose GPUs moved together."""
+        shared = [m for m in nodes if heat.nodes.on[m]]
+        if shared:
+            effect = float(np.median(heat.nodes.effect[shared]))
+            held, score = int(heat.nodes.held[shared].max()), float(heat.nodes.score[shared].max())
+        else:
+            effect = float(np.median(heat.step.effect[gpus]))
+            held, score = int(np.median(heat.step.held[gpus])), float(heat.step.score[gpus].max())
+        worst = int(gpus[np.argmax(np.nan_to_num(heat.frame["gpu.temperature"][gpus]))])
+        enough = effect >= float(np.median(heat.least[gpus]))
+        kelvin = effect * float(np.nanmedian(heat.sample.rise[gpus]))
+        level = self._level(heat.is_hot(gpus), held if enough else 0, kelvin)
+        part_of = "its branch of the loop" if unit.startswith("rack:") else "manifold, quick disconnect, fans or branch"
+        names = [heat.frame.entities[i] for i in gpus.tolist()]
+        more = {"gpus": names[:16], "verdict": f"what its GPUs share: {part_of} (its own flow is not measured)"}
+        text = f"{len(gpus)} GPUs cool {_percent(effect)} worse{_describe(heat, worst)}"
+        return self._verdict(heat, unit, worst, (level, held, score, effect), text, gpus, more)
+
+    def _judge_gpu(self, heat: GpuHeat, i: int) -> HeatVerdict:
+        """Returns the verdict on a single GPU: its plate, its paste, or its sensor where nothing else confirms it."""
+        step, at = heat.step, np.array([i])
+        minutes = self._minutes_left(heat, i) if heat.on[i] else None
+        hot = heat.is_hot(at) or (minutes is not None and minutes <= self.near)
+        text, more = "", {"minutes_to_limit": minutes, "verdict": "cold plate or thermal paste"}
+        if heat.on[i]:
+            effect, held = float(step.effect[i]), int(step.held[i])
+            harm = hot and (not step.alone[i] or bool(heat.throttled[i]))
+            level = self._level(harm, held if effect >= heat.least[i] else 0, float(heat.excess[i]))
+            how = "worse"
+        else:
+            _, grown = self.trends.test()
+            effect, per_hour = float(np.nan_to_num(grown[i])), max(self.trends.slope(i), 1e-5)
+            held = int(min(effect / per_hour * 3600, 60 * 86_400))
+            level, how = "page" if heat.is_hot(at) else "ticket", "worse than when new"
+            if heat.left[i] > 0 and np.isfinite(heat.sample.rise[i]):
+                more["days_to_limit"] = days = round(float(heat.left[i] / (per_hour * 24 * heat.sample.rise[i])), 1)
+                text = f", at its limit in {days:.0f} days"
+        if heat.doubted[i]:
+            level, more["verdict"] = "suspect", "its sensor: the memory on the same plate is not warmer"
+        text = text or (f", at its limit in {minutes:.0f} min" if minutes is not None else "")
+        title = f"cools {_percent(effect)} {how}{_describe(heat, i)}{text}"
+        return self._verdict(
+            heat, heat.frame.entities[i], i, (level, held, float(step.score[i]), effect), title, at, more
+        )
+
+    def _judge_memory(self, heat: GpuHeat, i: int) -> HeatVerdict:
+        """Returns the verdict on a memory that is warmer than its core explains: its own paste, or its sensor."""
+        at, now = np.array([i]), float(heat.frame["gpu.memory_temperature"][i])
+        up, held = float(heat.memory.effect[i]), int(heat.memory.held[i])
+        level = self._level(bool(heat.throttled[i]), held if now >= _MEMORY_LIMIT - CLOSE_K else 0, up)
+        compared = Comparison(now, now - up, None, self._cohort(heat, i), int(heat.memory.size[i]) - 1, up, "K")
+        state = ", throttles" if heat.throttled[i] else ""
+        entity = heat.frame.entities[i]
+        return HeatVerdict(
+            *(level, heat.frame.time - held * SECOND),
+            pager_title(entity, f"memory {now:.0f} °C, {up:.1f} K above usual{state}"),
+            "ends when less than half of it is left",
+            *(float(heat.memory.score[i]), at),
+            {"throttled": bool(heat.throttled[i]), "gpus": [entity], "memory": True},
+            compared,
+        )
+
+    def _level(self, harm: bool, held: int, kelvin: float) -> Level:
+        """Returns page with harm; else ticket once it is held and at least two steps of a thermometer."""
+        if harm:
+            return "page"
+        return "ticket" if held >= self.patience and not kelvin < _LEAST_K else "suspect"
+
+    def _minutes_left(self, heat: GpuHeat, i: int) -> float | None:
+        """Returns minutes to its limit at the present slope; None if it does not warm, or its limit is not known."""
+        left = float(heat.left[i])
+        if not left > 0 or self.minutes.recent_z(i, _RISES) < _RISES_SURE:
+            return None
+        slope = self.minutes.slope(i, _RISES)
+        return round(left / slope, 1) if slope > 0 else None
+
+    def _verdict(
+        self,
+        heat: GpuHeat,
+        entity: str,
+        i: int,
+        how_bad: tuple[Level, int, float, float],
+        text: str,
+        gpus: Times,
+        more: dict[str, Any],
+    ) -> HeatVerdict:
+        """Returns a verdict with the evidence of its (hottest) GPU `i`. how_bad: level, s held, score, ln of R above
+        usual."""
+        level, held, score, effect = how_bad
+        now, excess = float(heat.frame["gpu.temperature"][i]), float(heat.sample.rise[i] * -np.expm1(-effect))
+        compared = Comparison(
+            now, now - excess, None, self._cohort(heat, i), max(int(heat.step.size[i]) - 1, 0), excess, "K"
+        )
+        more |= {"throttled": heat.is_hot(gpus), "resistance_up": round(float(np.expm1(effect)), 3)}
+        more |= {"kelvin_left": _rounded(heat.left[i]), "reference": _rounded(heat.sample.reference[i])}
+        clears = f"ends when it is less than {self.delta / 2:.0%} above its usual value at the same load"
+        onset = heat.frame.time - held * SECOND
+        return HeatVerdict(level, onset, pager_title(entity, text), clears, score, gpus, more, compared)
+
+    def _cohort(self, heat: GpuHeat, i: int) -> str:
+        return "own past" if heat.step.alone[i] else self._peers.cohort_name(heat.frame, i)
+
+    def _find_throttling(self, heat: GpuHeat, found: Mapping[str, HeatVerdict]) -> dict[str, HeatVerdict]:
+        """Returns units, nodes and GPUs that report thermal throttling and are not part of a verdict."""
+        frame, n, streaks, node = heat.frame, len(heat.on), self.throttling, heat.index.node
+        units = streaks.find_units(frame, heat.throttled, self.resistance.powers(n), node, self.hold)
+        other = heat.throttled.copy()
+        for verdict in (*found.values(), *units.values()):
+            other[verdict.gpus] = False
+        recent = (self.normal_at[:n] > 0) & (frame.time - self.normal_at[:n] <= self.hold * SECOND)
+        nodes = node, heat.index.names
+        recurring = streaks.find_recurring(frame, self.conditions, recent | ~heat.step.judged)
+        single = streaks.find_nodes_and_gpus(frame, other, heat.left, nodes, recent, self.patience, self.hold)
+        for unit in units.values():
+            streaks.well_at[:n][unit.gpus] = 0  # the whole loop was warm
+        return {e: v for e, v in {**recurring, **single, **units}.items() if e not in found}
+
+    def _report(self, frame: Frame, found: Mapping[str, HeatVerdict]) -> Iterator[Finding]:
+        """Yields the findings that are due now."""
+        for entity, verdict in sorted(found.items()):
+            if due := due_report(self.conditions, entity, frame.time, verdict.onset, verdict.level):
+                yield self.finding(
+                    *(frame.time, entity, due),
+                    score=verdict.score,
+                    summary=verdict.summary,
+                    signals=("gpu.memory_temperature",) if verdict.evidence.get("memory") else self.needs,
+                    clears=verdict.clears,
+                    compared=verdict.compared,
+                    **verdict.evidence,
+                )
+
+
+def _describe(heat: GpuHeat, i: int) -> str:
+    """Returns how hot the (hottest) GPU is."""
+    warm = f", {heat.frame['gpu.temperature'][i]:.0f} °C at {heat.sample.power[i]:.0f} W"
+    return f"{warm}, throttles" if heat.throttled[i] else warm
+
+
+def _percent(effect: float) -> str:
+    return f"{100 * np.expm1(effect):.0f} %"
+
+
+def _rounded(value: float) -> float | None:
+    return round(float(value), 1) if np.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,52 +12,15 @@ from numpy.typing import NDArray
 from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.streams import Bools, Channel, Step, Streams
+from detectors.base.streams import Channel, Step, Streams
 from detectors.base.topology_index import per_topology, pop_members_mask
+from detectors.heat.inlet_sensors import InletIndex, Inlets
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
-from pipeline.model.topology import Topology
 
-_INLET = re.compile(r"inlet|intake|ambient|\bfront\b", re.IGNORECASE)  # names that server makers use
 _FEWEST = 3  # inlets of a rack, or racks, from which a median is valid; chosen
 _MOST = 0.6  # share of a rack's inlets, and of a row's racks, with one cause; chosen
 _ELSEWHERE = 24  # inlets in all from which the others show the weather; chosen
-
-
-@dataclass(frozen=True, slots=True)
-class Inlets:
-    """(N,) per sensor. inlet: measures intake air.   group: 0 for inlets that are compared, -1 none.
-
-    rack: number into `racks`, -1 none.   node: number of its node.
-    """
-
-    inlet: Bools
-    group: NDArray[np.int32]
-    rack: NDArray[np.int32]
-    node: NDArray[np.int32]
-    racks: list[str]
-
-
-class InletIndex:
-    """Which sensors are inlets, and where they are."""
-
-    @per_topology
-    def find(self, frame: Frame) -> Inlets:
-        """Returns the inlets of a frame of class sensor."""
-        numbers = dict[str, int]()
-        racks = [frame.topology.ancestor_of_kind(e, "rack") for e in frame.entities]
-        rack = np.array([numbers.setdefault(r, len(numbers)) if r else -1 for r in racks], np.int32)
-        named = [bool(_INLET.search(_sensor_name(e, frame.topology))) for e in frame.entities]
-        inlet = np.array(named, bool) & (rack >= 0)
-        enough = inlet.sum() >= _ELSEWHERE and len(numbers) >= _FEWEST
-        group = np.where(inlet & enough, 0, -1).astype(np.int32)
-        return Inlets(inlet, group, rack, frame.topology.group_numbers(frame.entities, "node"), list(numbers))
-
-
-def _sensor_name(entity: str, topology: Topology) -> str:
-    """Returns all names that a sensor has."""
-    facts = topology.attributes.get(entity, {})
-    return " ".join([entity.rpartition(".")[2], *(str(facts.get(k, "")) for k in ("label", "context", "name"))])
 
 
 @dataclass
@@ -115,7 +77,9 @@ class ThermalInlet(Detector):
             self.warmth.reset(mask)
             self.speeds.reset(mask)
         gate = ~self.gates.maintenance_mask(frame)
-        step = self.warmth.step(frame["sensor.temperature"], inlets.group, frame.time, inlets.inlet & gate)
+        step = self.warmth.step(
+            frame["sensor.temperature"], self._compare_inlets(frame), frame.time, inlets.inlet & gate
+        )
         speed = frame["sensor.fan_speed"]
         turning = np.where(speed > 0, speed, np.nan)
         fans = self.speeds.step(np.log(turning), np.full(len(speed), -1, np.int32), frame.time, gate)
@@ -136,11 +100,19 @@ class ThermalInlet(Detector):
         """Learns all sensors of a rack or row again from the next frame of sensors on."""
         self.accepted.append(entity)
 
+    @per_topology
+    def _compare_inlets(self, frame: Frame) -> NDArray[np.int32]:
+        """Returns (N,) 0 for inlets that are compared with each other, -1 none."""
+        inlets = self._index.find(frame)
+        inlet = inlets.inlet & (inlets.rack >= 0)
+        enough = inlet.sum() >= _ELSEWHERE and len(inlets.racks) >= _FEWEST
+        return np.where(inlet & enough, 0, -1).astype(np.int32)
+
     def _find_warm_racks(self, inlets: Inlets, step: Step) -> dict[str, NDArray[np.int64]]:
         """Returns rack -> its warm inlets, where most of them are warm."""
         found = {}
         judged = inlets.inlet & step.judged
-        for rack in np.unique(inlets.rack[step.on & inlets.inlet]).tolist():
+        for rack in np.unique(inlets.rack[step.on & inlets.inlet & (inlets.rack >= 0)]).tolist():
             members = judged & (inlets.rack == rack)
             warm = members & (step.effect >= self.delta / 2)
             if warm.sum() >= max(_FEWEST, _MOST * members.sum()) and np.median(step.effect[members]) >= self.delta / 2:

@@ -102,12 +102,12 @@ def test_a_group_accepted_as_normal_is_learned_again_member_by_member():
     frame = Frame(START, "gpu", gpus, {"gpu.temperature": np.full(4, 50.0), "gpu.power": np.full(4, 500.0)}, graph)
     for entity, count in (("fleet:gpu", 4), ("site:all", 4), ("stage:7.0", 2), ("job:7", 2), ("pdu:p0", 4)):
         detector = Thermal()
-        detector.gpus.grow(4)
-        detector.gpus.recovered[:] = True
+        detector.grow(4)
+        detector.wearing[:] = True
         detector.accept_as_normal(entity, {})
         detector.observe({"gpu": frame})
         assert detector.accepted == []
-        assert np.count_nonzero(~detector.gpus.recovered) in (count, 4), entity
+        assert np.count_nonzero(~detector.wearing) in (count, 4), entity
 
 
 def test_all_inlets_are_accepted_by_the_name_of_the_fleet():

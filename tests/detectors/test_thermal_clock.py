@@ -10,7 +10,6 @@ import pytest
 from detectors.heat.coolant import Coolant
 from detectors.heat.coolant_leak import CoolantLeak, Reservoirs
 from detectors.heat.drift import SlowTrends
-from detectors.heat.exclusions import CohortShift, CoolantCollapses
 from detectors.heat.resistance import ThermalResistance
 from detectors.heat.thermal_edge import ThermalEdge
 from pipeline.judging.frames import Frame
@@ -29,41 +28,27 @@ def gpus(tick, events=(), ahead=0):
     return {name: replace(frame, time=frame.time + ahead) for name, frame in frames.items()}
 
 
-@pytest.mark.parametrize("ahead", [DAY, 10**16])
-def test_a_collapse_dated_far_ahead_excludes_no_longer_than_any_other(ahead):
-    collapses = CoolantCollapses()
-    collapses.update(gpus(1, [Event(CASE.time(1) + ahead, "cdu:c1", "flow_collapse", {"state": "active"})]))
-    assert collapses.cooled_by(gpus(2)["gpu"]).all()
-    collapses.update({"gpu": replace(gpus(2)["gpu"], time=CASE.time(1) + HOUR + 1)})
-    assert collapses.cooled_by(gpus(2)["gpu"]) is None
+LEARNS = np.ones((2, len(GPUS)), bool)
 
 
-def test_a_collapse_in_a_frame_that_is_a_day_ahead_excludes_for_an_hour():
-    collapses = CoolantCollapses()
-    collapses.update(gpus(1, [Event(CASE.time(1) + DAY, "cdu:c1", "flow_collapse", {"state": "active"})], DAY))
-    for tick in (2, 300):
-        collapses.update(gpus(tick))
-        assert collapses.cooled_by(gpus(tick)["gpu"]).all()
-    collapses.update(gpus(365))
-    assert collapses.cooled_by(gpus(365)["gpu"]) is None
+def measure(resistance, frame):
+    return resistance.measure(frame, np.full(len(GPUS), SUPPLY), np.full(len(GPUS), np.nan), LEARNS)
 
 
 @pytest.mark.parametrize("wrong", [lambda tick: DAY * (tick == 40), lambda tick: 2 * HOUR * (tick < 40)])
 def test_resistances_are_measured_again_after_the_clock_is_right(wrong):
     resistance, usable = ThermalResistance(), []
     for tick in range(140):
-        frames = gpus(tick, ahead=wrong(tick))
-        supply = np.full(len(GPUS), SUPPLY)
-        sample = resistance.measure(frames["gpu"], supply)
-        usable.append(bool(sample.usable.all()) and bool((np.abs(sample.power_error) < 0.04).all()))
-    assert all(usable[60:])
+        sample = measure(resistance, gpus(tick, ahead=wrong(tick))["gpu"])
+        usable.append(bool(sample.usable.mean() > 0.9) and bool((np.abs(sample.power_error) < 0.04).all()))
+    assert all(usable[80:])
 
 
 def test_a_frame_out_of_order_does_not_change_the_resistance():
     resistance = ThermalResistance()
     for tick in range(30):
-        resistance.measure(gpus(tick)["gpu"], np.full(len(GPUS), SUPPLY))
-    assert not resistance.measure(gpus(20)["gpu"], np.full(len(GPUS), SUPPLY)).usable.any()
+        measure(resistance, gpus(tick)["gpu"])
+    assert not measure(resistance, gpus(20)["gpu"]).usable.any()
     assert resistance.last == CASE.time(29)
 
 
@@ -87,18 +72,6 @@ def test_a_burst_hose_is_reported_after_a_frame_that_is_a_day_ahead():
         column = {"reservoir.level": np.array([level])}
         found += detector.observe({"coolant": Frame(time, "coolant", ("cdu:c0",), column, graph)})
     assert found[-1].level == "page"
-
-
-def test_a_cohort_that_moved_in_a_frame_ahead_is_not_settling_for_a_day():
-    shift, size = CohortShift(), 8
-    sample = ThermalResistance().measure(gpus(1)["gpu"], np.full(len(GPUS), SUPPLY))
-    sample = replace(sample, **{name: getattr(sample, name)[:size] for name in ("ln_r", "usable", "rise", "power")})
-    assert not shift.is_settling(size).any()
-    shift.usual[:], shift.until[:] = sample.ln_r, float(CASE.time(0) + DAY)
-    groups = np.zeros(size, np.int32)
-    for tick in (1, 32):
-        shift.update(sample, None, np.zeros(size), groups, CASE.time(tick), 10.0)
-    assert not shift.is_settling(size).any()
 
 
 def test_a_part_that_rose_in_a_frame_ahead_is_not_rising_for_a_day():

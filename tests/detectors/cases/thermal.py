@@ -46,4 +46,4 @@ def instant(tick: int, broken: bool, rng: np.random.Generator) -> tuple[Values, 
     return heat(rng, resistance), []
 
 
-CASE = Case(Thermal, NAMES, topology, instant, frozenset({GUILTY}))
+CASE = Case(Thermal, NAMES, topology, instant, frozenset({GUILTY}), level="ticket")
