@@ -54,9 +54,6 @@ difference is known, and s in which that follows later. Chosen."""
 _STUCK_K = 3.0  # K that a temperature must have moved with its power: three steps of rounding; chosen
 _STUCK_S = 300.0  # s; no working board reports the same power to the last digit for that long; chosen
 
-_TAIL, _BEYOND = 0.98, 1.5  # quantile of the departures of an hour, and times it that count as abnormal; chosen
-_FORGETS = 0.87  # of a tail per hour: half in five hours, so that it covers a change of shift; chosen
-
 _ROWS = 16
 _POWER, _LOAD, _PEAK, _IDLE, _REFERENCE, _CLIMATE, _ENERGY, _READ, _COUNTED, _USUAL, _SAMPLES = range(11)
 _CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT = range(11, 16)
@@ -322,40 +319,3 @@ class CoolingReferences:
         above = frame.topology.ancestors
         nearest = (next((place[a] for a in above(e) if a in place), -1) for e in frame.entities)
         return np.fromiter(nearest, np.int64, len(frame.entities))
-
-
-@dataclass
-class QuietTails(State):
-    """How far a healthy device strays from its usual value here, by group, from those that stray to the harmless side.
-
-    A device that cools better than usual has no fault: loads, fans and neighbours did it, and do as much on the other
-    side. Each hour the largest such departure of each device is taken, and of those the 98th percentile of its group.
-
-    lowest: (N,) of this hour.   tails: by group.   hour: that is being counted.
-    """
-
-    first: float = 0.25
-    lowest: Floats = memory(0.0)
-    tails: dict[str, float] = notes()
-    hour: int = notes(int)
-
-    def update(self, effect: Singles, judged: Bools, groups: NDArray[np.int32], time: int) -> Floats:
-        """Adds an instant; returns (N,) the departure that a device of each group must exceed."""
-        n, now = len(effect), time // (3600 * SECOND)
-        self.grow(n)
-        lowest = self.lowest[:n]
-        lowest[judged] = np.minimum(lowest[judged], effect[judged])
-        if now != self.hour:
-            if self.hour:
-                self._close_hour(lowest, groups)
-            self.hour = now
-        known = np.array([self.tails.get(str(g), self.first) for g in range(-1, int(groups.max(initial=-1)) + 1)])
-        return np.asarray(known[groups + 1])
-
-    def _close_hour(self, lowest: Floats, groups: NDArray[np.int32]) -> None:
-        for group in np.unique(groups[lowest < 0]).tolist():
-            mine = -lowest[(groups == group) & (lowest < 0)]
-            before = self.tails.get(str(group), self.first)
-            # forgets half of it in five hours, so that a new site begins wide and narrows within a day
-            self.tails[str(group)] = max(_BEYOND * float(np.quantile(mine, _TAIL)), _FORGETS * before)
-        lowest[:] = 0.0

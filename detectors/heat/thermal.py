@@ -19,7 +19,7 @@ from detectors.base.statistics import grouped_median
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import per_topology, pop_members_mask
 from detectors.heat.drift import SURE, SlowTrends, trend_budget
-from detectors.heat.resistance import CoolingReferences, QuietTails, ResistanceSample, ThermalResistance
+from detectors.heat.resistance import CoolingReferences, ResistanceSample, ThermalResistance
 from detectors.heat.throttling import FEWEST, MOST, HeatVerdict, ThermalThrottling, Times
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -76,7 +76,7 @@ class GpuNodes:
 class GpuHeat:
     """State of the GPUs at an instant, (N,) each.
 
-    on:        condition of a core that is real now.   least: effect that healthy ones do not reach.   doubted: only its
+    on:        condition of a core that is real now.   doubted: only its
     sensor moved.   left: K to its own limit, NaN unknown.   throttled: heat slows it down.   excess: K above what is
     usual at its load.
     """
@@ -88,7 +88,6 @@ class GpuHeat:
     nodes: Step
     index: NodeIndex
     on: Bools
-    least: Floats
     doubted: Bools
     throttled: Bools
     left: Floats
@@ -154,7 +153,6 @@ class Thermal(Detector):
     cores: Streams = part(lambda: Streams(Channel(floor=0.012, delta=0.08, phi=0.6)))
     memories: Streams = part(lambda: Streams(Channel(floor=0.5, delta=1.0, phi=0.6, both=True)))
     nodes: Streams = part(lambda: Streams(Channel(floor=0.012, delta=0.08, phi=0.6)), of="node")
-    tails: QuietTails = part(QuietTails)
     trends: SlowTrends = part(SlowTrends)
     minutes: SlowTrends = part(lambda: SlowTrends(bin_s=60))
     gates: Gates = part(Gates)
@@ -171,7 +169,6 @@ class Thermal(Detector):
         init=False,
         repr=False,
     )
-    _kinds: Peers = field(default_factory=lambda: Peers(("@sku",), least=1), init=False, repr=False)
     _index: GpuNodes = field(default_factory=GpuNodes, init=False, repr=False)
     _references: CoolingReferences = field(default_factory=CoolingReferences, init=False, repr=False)
 
@@ -195,8 +192,9 @@ class Thermal(Detector):
             self.cores.reset(sample.fresh)
             self.memories.reset(sample.fresh)
         gate, groups = sample.usable & ~in_maintenance, self._peers.groups(frame)
-        step = self.cores.step(sample.value, groups, frame.time, gate)
-        memory_step = self.memories.step(sample.above, groups, frame.time, gate)
+        kinds = self.kinds(frame)
+        step = self.cores.step(sample.value, groups, frame.time, gate, kinds)
+        memory_step = self.memories.step(sample.above, groups, frame.time, gate, kinds)
         nodes = self._step_nodes(sample, index, frame.time, gate)
         self._update_trends(sample, step, gate, frame.time)
         throttled = self.throttling.update(frame["gpu.throttle_reasons"], frame.time) & ~in_maintenance
@@ -292,9 +290,8 @@ class Thermal(Detector):
             np.fmax(frame["gpu.slowdown_margin"], frame["gpu.operating_max_margin"]), frame["gpu.memory_max_margin"]
         )
         left = frame["gpu.thermal_margin"] - np.nan_to_num(limits)
-        least = self.tails.update(step.effect, step.judged, self._kinds.groups(frame), time)
-        on = step.on & recent & real & (step.effect >= least / 2)
-        return GpuHeat(frame, sample, step, memory_step, nodes, index, on, least, doubted, throttled, left)
+        on = step.on & recent & real
+        return GpuHeat(frame, sample, step, memory_step, nodes, index, on, doubted, throttled, left)
 
     # --- verdicts
 
@@ -346,9 +343,7 @@ class Thermal(Detector):
             effect = float(np.median(heat.step.effect[gpus]))
             held, score = int(np.median(heat.step.held[gpus])), float(heat.step.score[gpus].max())
         worst = int(gpus[np.argmax(np.nan_to_num(heat.frame["gpu.temperature"][gpus]))])
-        enough = effect >= float(np.median(heat.least[gpus]))
-        kelvin = effect * float(np.nanmedian(heat.sample.rise[gpus]))
-        level = self._level(heat.is_hot(gpus), held if enough else 0, kelvin)
+        level = self._level(heat.is_hot(gpus), held, effect * float(np.nanmedian(heat.sample.rise[gpus])))
         part_of = "its branch of the loop" if unit.startswith("rack:") else "manifold, quick disconnect, fans or branch"
         names = [heat.frame.entities[i] for i in gpus.tolist()]
         more = {"gpus": names[:16], "verdict": f"what its GPUs share: {part_of} (its own flow is not measured)"}
@@ -364,7 +359,7 @@ class Thermal(Detector):
         if heat.on[i]:
             effect, held = float(step.effect[i]), int(step.held[i])
             harm = hot and (not step.alone[i] or bool(heat.throttled[i]))
-            level = self._level(harm, held if effect >= heat.least[i] else 0, float(heat.excess[i]))
+            level = self._level(harm, held, float(heat.excess[i]))
             how = "worse"
         else:
             _, grown = self.trends.test()

@@ -8,6 +8,7 @@ import pytest
 from detectors.base.gates import SETTLES
 from detectors.heat.thermal import Thermal
 from pipeline.model.records import SECOND, Event, Frame
+from tests.detectors.cases.case import at_known_site
 from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, WIDTH, heat, topology
 
 AT = GPUS.index(GUILTY)
@@ -44,6 +45,14 @@ def reading(signal, more, gpus=(AT,), since=60):
 
 def levels(found):
     return {f.level for f in found}
+
+
+def test_a_rise_of_15_percent_is_a_ticket_within_ten_minutes():
+    found = run_detector(plate(1.15), detector=at_known_site(Thermal()))
+    assert {f.entity for f in found} == {GUILTY}
+    ticket = next(f for f in found if f.level != "suspect")
+    assert ticket.time - CASE.time(60) <= 600 * SECOND
+    assert abs(found[-1].onset - CASE.time(60)) <= 120 * SECOND
 
 
 def test_a_gpu_that_throttles_by_heat_pages_in_the_same_frame():
