@@ -135,6 +135,45 @@ def _follow_load(rows: Floats, i: int, power_now: float, lag: float, slow: float
 
 
 @compiled
+def _follow_reference(
+    rows: Floats, counts: NDArray[np.int16], i: int, fluid: float, mixed: float, grown: bool
+) -> tuple[float, bool]:
+    """Updates the reference; returns it, and whether R is learnt anew: it is measured now, or the load is higher."""
+    before = math.isfinite(rows[_REFERENCE, i])
+    now = rows[_REFERENCE, i] = _low_pass(rows[_REFERENCE, i], fluid, mixed)
+    measured = math.isfinite(now)
+    fresh = grown or ((measured != before) and (counts[0, i].max() > 0))
+    if fresh:
+        counts[:, i] = 0
+    return now if measured else _LOWEST_C + (0.0 if math.isnan(rows[_CLIMATE, i]) else rows[_CLIMATE, i]), fresh
+
+
+@compiled
+def _compare_with_usual(
+    rows: Floats,
+    levels: Singles,
+    counts: NDArray[np.int16],
+    i: int,
+    above: float,
+    highest: float,
+    learns: Bools,
+    out: Floats,
+) -> bool:
+    """Fills in how core and memory depart from their usual values at this load; returns whether R may be judged."""
+    power, peak, rise = rows[_POWER, i], rows[_PEAK, i], out[_RISE, i]
+    cell, climate = min(int(_EIGHTHS * power / peak + 0.5), _BANDS - 1), rows[_CLIMATE, i]
+    if counts[0, i, cell] >= _KNOWN:
+        warmer = rise - math.exp(levels[0, i, cell]) * power
+        out[_KELVIN, i] = warmer if math.isnan(climate) else warmer + climate
+    ln_r = math.log(rise / power)
+    out[_VALUE, i] = _departure(levels[0, i], counts[0, i], cell, ln_r, _OUTLIERS[0], learns[0, i])
+    out[_ABOVE, i] = _departure(levels[1, i], counts[1, i], cell, above, _OUTLIERS[1], learns[1, i])
+    idle, top = rows[_IDLE, i], max(peak, highest)
+    works = rows[_LOAD, i] >= (idle + _WORKS * (top - idle) if 2 * idle <= top else _BUSY * top)
+    return works and (rise >= LEAST_RISE) and math.isfinite(out[_VALUE, i])
+
+
+@compiled
 def _measure_all(
     rows: Floats,
     levels: Singles,
@@ -159,31 +198,14 @@ def _measure_all(
     for i in range(len(reported)):
         power_now = reported[i] if (reported[i] > 0) and (reported[i] < HIGHEST) else np.nan
         grown = _follow_load(rows, i, power_now, lag, slow)
-        power, load, peak = rows[_POWER, i], rows[_LOAD, i], rows[_PEAK, i]
-        measured = math.isfinite(rows[_REFERENCE, i])
-        rows[_REFERENCE, i] = _low_pass(rows[_REFERENCE, i], fluid[i], mixed)
-        fresh[i] = grown or (not measured and math.isfinite(rows[_REFERENCE, i]) and (counts[0, i].max() > 0))
-        if fresh[i]:
-            counts[:, i] = 0
-        climate = 0.0 if math.isnan(rows[_CLIMATE, i]) else rows[_CLIMATE, i]
-        measured = math.isfinite(rows[_REFERENCE, i])
-        reference = rows[_REFERENCE, i] if measured else _LOWEST_C + climate
-        rise = core[i] - reference
-        stuck = _is_stuck(rows, i, core[i], power_now, rise, now)
-        calm = (abs(power - load) <= _CALM * peak) and math.isfinite(power_now) and not stuck
-        out[_RISE, i], out[_WATTS, i], out[_FLUID, i] = rise, power, reference
+        out[_FLUID, i], fresh[i] = _follow_reference(rows, counts, i, fluid[i], mixed, grown)
+        rise, power = core[i] - out[_FLUID, i], rows[_POWER, i]
+        out[_RISE, i], out[_WATTS, i] = rise, power
         out[_POWER_ERROR, i] = _power_error(rows, i, counter[i], power_now, seconds)
-        if not (calm and alike[i] and (rise > 0)):
-            continue
-        cell = min(int(_EIGHTHS * power / peak + 0.5), _BANDS - 1)
-        if counts[0, i, cell] >= _KNOWN:
-            out[_KELVIN, i] = rise + climate - math.exp(levels[0, i, cell]) * power
-        ln_r = math.log(rise / power)
-        out[_VALUE, i] = _departure(levels[0, i], counts[0, i], cell, ln_r, _OUTLIERS[0], learns[0, i])
-        out[_ABOVE, i] = _departure(levels[1, i], counts[1, i], cell, above[i], _OUTLIERS[1], learns[1, i])
-        idle, top = rows[_IDLE, i], max(peak, highest[i])
-        works = load >= (idle + _WORKS * (top - idle) if 2 * idle <= top else _BUSY * top)
-        usable[i] = works and (rise >= LEAST_RISE) and math.isfinite(out[_VALUE, i])
+        stuck = _is_stuck(rows, i, core[i], power_now, rise, now)
+        calm = (abs(power - rows[_LOAD, i]) <= _CALM * rows[_PEAK, i]) and math.isfinite(power_now) and not stuck
+        if calm and alike[i] and (rise > 0):
+            usable[i] = _compare_with_usual(rows, levels, counts, i, above[i], highest[i], learns, out)
 
 
 _SPARE = 24  # cells between two rows: rows a power of two apart evict each other from the cache; measured

@@ -29,6 +29,9 @@ _LEAST_K = 2.0  # K of a ticket at least: two steps of NVML's rounding
 _FOLLOWS = 0.3  # share of a core's excess by which the memory on the same plate warms at least; chosen
 _MEMORY_K = 3.0  # K by which a memory alone is warmer, three steps of rounding; chosen
 _MEMORY_LIMIT = 95.0  # Cel; the end of HBM's range (JEDEC JESD235): beyond, it refreshes more often, or slows
+_CERTAIN, _CERTAIN_SUM = 0.3, 30.0
+"""ln of R that no fan or neighbour explains while the node has one load, and a sum above every threshold: reported
+however noisy the site is. Chosen: twice what other loads of a node move R by on air."""
 _LATCHED = 3600 * SECOND  # us without a sample after which a condition starts over: its load may never return; chosen
 _RISES, _RISES_SURE = 16, 4.5
 """Minutes that must rise one after another for the time left to be told, and Mann-Kendall's z of it: a step of any size
@@ -157,6 +160,7 @@ class Thermal(Detector):
     minutes: SlowTrends = part(lambda: SlowTrends(bin_s=60))
     gates: Gates = part(Gates)
     throttling: ThermalThrottling = part(ThermalThrottling)
+    since: Times = memory(0, np.int64)
     judged_at: Times = memory(0, np.int64)
     normal_at: Times = memory(0, np.int64)
     wearing: Bools = memory(False, np.bool_)
@@ -237,7 +241,9 @@ class Thermal(Detector):
             return
         for piece in (self.resistance, self.cores, self.memories, self.trends, self.minutes):
             piece.reset(changed)
-        self.judged_at[:n][changed], self.normal_at[:n][changed], self.wearing[:n][changed] = 0, 0, False
+        for times in (self.since, self.judged_at, self.normal_at):
+            times[:n][changed] = 0
+        self.wearing[:n][changed] = False
         whole = np.bincount(index.node[~changed & (index.node >= 0)], minlength=len(index.names)) == 0
         self.nodes.reset(whole)
 
@@ -290,7 +296,10 @@ class Thermal(Detector):
             np.fmax(frame["gpu.slowdown_margin"], frame["gpu.operating_max_margin"]), frame["gpu.memory_max_margin"]
         )
         left = frame["gpu.thermal_margin"] - np.nan_to_num(limits)
-        on = step.on & recent & real
+        certain = step.judged & (step.effect >= _CERTAIN) & (step.score >= _CERTAIN_SUM) & ~step.moved
+        on = (step.on | certain) & recent & real
+        since = self.since[:n]
+        since[:] = np.where(on, np.where(since > 0, np.minimum(since, time), time - step.held * SECOND), 0)
         return GpuHeat(frame, sample, step, memory_step, nodes, index, on, doubted, throttled, left)
 
     # --- verdicts
@@ -357,7 +366,7 @@ class Thermal(Detector):
         hot = heat.is_hot(at) or (minutes is not None and minutes <= self.near)
         text, more = "", {"minutes_to_limit": minutes, "verdict": "cold plate or thermal paste"}
         if heat.on[i]:
-            effect, held = float(step.effect[i]), int(step.held[i])
+            effect, held = float(step.effect[i]), (heat.frame.time - int(self.since[i])) // SECOND
             harm = hot and (not step.alone[i] or bool(heat.throttled[i]))
             level = self._level(harm, held, float(heat.excess[i]))
             how = "worse"
