@@ -123,16 +123,22 @@ def all_unchanged(now: Floats, last: Floats, missing_since: NDArray[np.int64]) -
 _LEAST_DEVICES = 8  # devices from which their median counts: the bad one would be half of a smaller cohort
 _DAY = 86_400 * SECOND
 _SPAN = 600 * SECOND  # us of errors that become part of the usual ones, or do not, together; chosen
-_TIMES, _MORE = 3.0, 3.0  # times the usual errors of the median device, and as many more, that are still usual; chosen
+_TIMES, _MORE = 3.0, 0.05  # times the usual errors, and as many more of each device, that are still usual; chosen
+_CUT = 0.05  # share of the devices, and two at least, whose errors are cut to those of the next: they may be faulty
+_TAIL = 3.5
+"""Standard deviations of the logarithm of a rate that are still usual: one in 4,000 healthy devices. Rates of healthy
+links are about lognormal; where the highest are cut, their spread comes out a quarter too small."""
+_WIDEST = 30.0  # times the mean that are still usual at most; chosen: a decade and a half
+_FEW_ERRORS = 5.0  # errors of a site below which its rate is not known; chosen
 
 
 @dataclass
 class UsualErrors(State):
-    """The error rate of the median device over the last days, so that a site with more errors has its own normal.
+    """The error rates of the devices of a site over the last days, so that a site with more errors has its own normal.
 
     errors, exposure: (N,) errors of each device in the present span, and for how long (in any unit) it could have some.
-    past, whole:      (N,) those of the spans before, halved daily. A span in which the median device has far more than
-                      the usual errors is an event and left out, until that has lasted for a day.
+    past, whole:      (N,) those of the spans before, halved daily. Left out are spans with far more than the usual
+                      errors, until that has lasted for a day.
     """
 
     errors: Floats = memory(0.0)
@@ -166,25 +172,39 @@ class UsualErrors(State):
             self.halved = time
             self.past *= 0.5
             self.whole *= 0.5
-        median, rate = float(np.median(self.errors[known])), self.median_rate()
-        most = _TIMES * rate * float(np.median(self.exposure[known])) + _MORE
-        self.unusual = 0 if median <= most or not self.whole.any() else self.unusual or self.began
+        errors, exposure = self.errors[known], self.exposure[known]
+        usual = cut_highest(self.past, self.whole).sum() / max(float(self.whole.sum()), 1e-300) * exposure.sum()
+        many = float(cut_highest(errors, exposure).sum()) > _TIMES * usual + _MORE * len(errors) + _FEW_ERRORS
+        self.unusual = (self.unusual or self.began) if many and self.whole.any() else 0
         if not self.unusual or time - self.unusual >= _DAY:
             self.past += self.errors
             self.whole += self.exposure
 
-    def median_rate(self, among: NDArray[np.bool_] | None = None) -> float:
-        """Returns the rate that half of some devices exceed; 0 with few devices, or where half have less than two
-        errors.
-
-        One error less counts, so that the median is too low rather than too high as long as little was seen.
-        """
+    def highest_usual(self, among: NDArray[np.bool_] | None = None) -> float:
+        """Returns the rate that hardly any healthy device exceeds, from the mean and the spread of some devices; 0
+        where they are few, or have hardly any errors."""
         known = self.whole > 0
         if among is not None:
             known[: len(among)] &= among
-        if np.count_nonzero(known) < _LEAST_DEVICES:
+        exposure = self.whole[known]
+        errors = cut_highest(self.past[known], exposure)
+        if len(errors) < _LEAST_DEVICES or errors.sum() < _FEW_ERRORS:
             return 0.0
-        return float(np.median(np.maximum(self.past[known] - 1.0, 0.0) / self.whole[known]))
+        mean = float(errors.sum() / exposure.sum())
+        expected = mean * exposure
+        # what the counts vary by beyond Poisson's variance is the variance of the rates
+        excess = float(((errors - expected) ** 2 - expected).sum() / (expected**2).sum())
+        spread = float(np.sqrt(np.log1p(max(excess, 0.0))))
+        return mean * min(float(np.exp(_TAIL * spread - spread**2 / 2)), _WIDEST)
+
+
+def cut_highest(errors: Floats, exposure: Floats) -> Floats:
+    """Returns the errors of some devices; those with the highest rates have no more than the next."""
+    cut = max(2, int(_CUT * len(errors)))
+    if len(errors) <= cut:
+        return np.zeros(len(errors))
+    rates = errors / np.where(exposure > 0, exposure, 1.0)
+    return np.asarray(np.minimum(errors, np.partition(rates, -cut - 1)[-cut - 1] * exposure))
 
 
 @dataclass

@@ -54,6 +54,9 @@ a decade. Chosen."""
 SLOW_LIMIT = 18.0
 """Limit of the sum of minutes with errors. Each error of a healthy link begins an excursion above it with a probability
 of at most e**-18 * 10: at 1e-15 10,000 links have 3.5e5 errors and so 0.05 tickets a day."""
+_YOUNG_S = 7200.0
+"""s for which a counter must be read before slow decay is judged: until then most ports of a fabric at 1e-15 have fewer
+than three errors, so how they differ is not known. Chosen."""
 _LONGEST_S = 600.0  # s without a reading after which the sums of a port end: nothing is known of it. Chosen
 _MINUTE = 60 * SECOND
 _MAX_OVERDISPERSION = 64.0  # above it a BER of 1e-12 would no longer be found within 90 s. Chosen
@@ -272,7 +275,7 @@ class PortErrors(State):
         counter.judged = time
         counter.moments.add_readings(readings, seconds)
         counter.read += min(max(seconds, 0.0), _LONGEST_S) if readings or counter.read else 0.0
-        self._update_usual(counter, up, time, limits.healthy)
+        self._update_usual(counter, up, time, limits)
         active = np.flatnonzero(counter.sum + counter.slow)
         if len(at) or len(active) or counter.window.batches:
             self._update_active(counter, active, (at, growth), reported, time, limits)
@@ -317,7 +320,7 @@ class PortErrors(State):
         counter.sum[active] = np.minimum(counter.sum[active], counter.max_sum(limits.limit))
         counter.end_episodes(active[counter.sum[active] <= 0])
 
-    def _update_usual(self, counter: ErrorCounter, up: Bools, time: int, healthy: float) -> None:
+    def _update_usual(self, counter: ErrorCounter, up: Bools, time: int, limits: ErrorLimits) -> None:
         """Adds a minute of bits of all ports that report the counter, and measures what is usual at each speed.
 
         Where that is far more than before, the sums begin anew: they were judged by another normal.
@@ -330,17 +333,17 @@ class PortErrors(State):
         bits = np.where(known, self.bits_per_second(np.arange(size)) * passed, 0.0)
         if not counter.usual.add(np.empty(0, np.int64), np.empty(0), bits, time):
             return
-        before, counter.rates = counter.rates, {"": counter.usual.median_rate()}
+        before, counter.rates = counter.rates, {"": counter.usual.highest_usual()}
         if counter.usual.past.any():
             speeds = np.unique(self.mbits[:size][known])
             for speed in speeds[np.isfinite(speeds)].tolist():
-                counter.rates[f"{speed:g}"] = counter.usual.median_rate(self.mbits[:size] == speed)
-        if any(rate > 2 * max(healthy, before.get(speed, 0.0)) for speed, rate in counter.rates.items()):
+                counter.rates[f"{speed:g}"] = counter.usual.highest_usual(self.mbits[:size] == speed)
+        if any(rate > 2 * max(limits.healthy, before.get(speed, 0.0)) for speed, rate in counter.rates.items()):
             counter.sum[:] = counter.slow[:] = 0.0
             counter.end_episodes(np.flatnonzero(counter.total))
 
     def _usual_rates(self, counter: ErrorCounter, at: Indices) -> Floats:
-        """Returns the usual errors per bit at the speed of some ports."""
+        """Returns the highest usual errors per bit at the speed of some ports."""
         return np.array([counter.rates.get(f"{speed:g}", counter.rates[""]) for speed in self.mbits[at].tolist()])
 
     def _mean_errors(
@@ -381,7 +384,8 @@ class PortErrors(State):
         before = counter.slow[at]
         faulty = _SLOW_RATIO * np.maximum(healthy, self.bits_per_second(at) * limits.healthy)
         ratio = counts * np.log(faulty / healthy) - (faulty - healthy) * seconds
-        counter.slow[at] = np.clip(before + ratio, 0.0, 1.25 * SLOW_LIMIT)
+        most = 1.25 * SLOW_LIMIT if counter.read >= _YOUNG_S else SLOW_LIMIT / 2
+        counter.slow[at] = np.clip(before + ratio, 0.0, most)
         fresh = at[before <= 0]
         counter.slow_since[fresh] = time - (seconds[before <= 0] * SECOND).astype(np.int64)
         counter.slow_total[fresh] = 0.0
@@ -401,7 +405,10 @@ class PortErrors(State):
         seconds, healthy = float(means[0].mean()), means[1]
         # readings are bunched one by one: the overdispersion of their sum is smaller by their number
         overdispersion = known.overdispersion(float(healthy.mean()) * seconds) * seconds / WINDOW_S
-        raised = counter.window.ports_beyond_chance(at, healthy * WINDOW_S, overdispersion, limits.cap)
+        # a site's usual rate is no bound: half way, by decades, to the faulty rate chance alone may explain the errors
+        usual = healthy > self.bits_per_second(at) * limits.healthy
+        most = np.where(usual, np.sqrt(_SLOW_RATIO), 1.0) * healthy * WINDOW_S
+        raised = counter.window.ports_beyond_chance(at, most, overdispersion, limits.cap)
         counter.sum[raised] = np.maximum(counter.sum[raised], limits.limit + 1)
         counter.bad[raised] = True
         for port in raised[counter.window.recent[raised] > counter.total[raised]].tolist():

@@ -100,7 +100,7 @@ class PoissonCusum(State):
 
     def _update_sums(self, growth: Floats, seconds: float, measured: Bools) -> None:
         n = len(measured)
-        healthy = max(self.healthy, self.usual.median_rate())
+        healthy = max(self.healthy, self.usual.highest_usual())
         faulty = max(self.faulty, MIN_RATIO * healthy)
         sums, fresh = self.sums[:n], self.sums[:n] <= 0
         gain = growth.sum(axis=0) * np.log(faulty / healthy) - (faulty - healthy) / 3600 * seconds
