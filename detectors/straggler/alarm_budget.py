@@ -14,19 +14,16 @@ def rank_budget(times: Channel, clocks: Channel, ratio: float, steps: int) -> li
     return [_stream_line("compute time", times), _stream_line("SM clock", clocks), rule_line(slow)]
 
 
-def gpu_budget(
-    clocks: Channel, activity: Channel, jobs: tuple[Channel, Channel, int], ratio: float, hold: float
-) -> list[str]:
+def gpu_budget(clocks: Channel, activity: Channel, jobs: tuple[Channel, int], ratio: float, hold: float) -> list[str]:
     """Returns the lines of `straggler_inferred`.
 
-    jobs: channels of bytes sent and SM activity of whole jobs, and the time between two evaluations (us).
+    jobs: channel of the throughput of whole jobs, and the time between two evaluations (us).
     """
-    sent, active, every = jobs
     return [
         _stream_line("SM clock", clocks),
         _stream_line("SM activity", activity),
-        *job_budget("bytes sent", sent, every),
-        *job_budget("SM activity", active, every),
+        _stream_line("power", activity),
+        *job_budget("throughput", *jobs),
         rule_line(f"an SM clock below {ratio:g} of the peers' for {hold:g} s"),
     ]
 

@@ -1,32 +1,43 @@
-"""The rank on each GPU, its job and stage, as the topology shows; the GPUs it is compared with.
+"""Where GPUs and ranks are: their stage, job and node, and the cohort that each is compared with.
 
-A GPU is compared with those of its product in its stage; where one node is too large a part of that, in its whole job;
-and where no job is known, in its rack. Clocks of different products differ.
+A cohort is a stage of a job, or the whole job where one node is too large a part of the stage: if all of it changes,
+the median must still be that of the others. Clocks of different products differ, so they are in different cohorts.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base import kernel
 from detectors.base.cohorts import AncestorIndex, Peers
 from detectors.base.state import State, memory, notes
-from detectors.base.streams import Bools
+from detectors.base.streams import Bools, Floats
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.topology import Topology, kind_of
 
 Ints = NDArray[np.int32]
 LEAST_PEERS = 8
-"""GPUs below which a cohort proves nothing."""
+"""Members of a cohort, the one judged included, below which it proves nothing without a visible cause: half a
+standard deviation is the error of a median of seven."""
 MOST_OF_COHORT = 0.3
-"""Share of a cohort that one node may be: if all of it changes, the median must still be that of the others."""
+"""Share of a cohort on one side above which its median does not hold (Huber, Robust Statistics, 1981)."""
+_ABSURD = 1e30  # no time, logarithm or counter is as large, and single precision ends soon above
 _REPORTS_FOR = 600 * SECOND
-"""us after its last compute time during which a job counts as reporting them: longer than a checkpoint or evaluation;
-chosen."""
+"""us after its last compute time during which a job counts as reporting them: longer than most checkpoints and
+evaluations; chosen."""
+_LADDER = (
+    ("stage", LEAST_PEERS, MOST_OF_COHORT),
+    ("job", LEAST_PEERS, MOST_OF_COHORT),
+    ("stage", LEAST_PEERS, 1.0),
+    ("job", LEAST_PEERS, 1.0),
+    ("stage", 2, 1.0),
+    ("job", 2, 1.0),
+)
+"""Cohorts in order of preference: kind, least members, largest share of one node."""
 
 
 def _no_ints() -> Ints:
@@ -34,22 +45,112 @@ def _no_ints() -> Ints:
 
 
 @dataclass
-class GpuPlacement(State):
-    """(N,) by GPU of the frame; -1 where there is none. Call `update_topology` once per instant.
+class Placement(State):
+    """Devices or ranks of jobs, each with its number of a kind of ancestor, -1 where there is none.
 
-    groups: cohort.   node, job: numbers into `nodes`, `jobs`.   job_known: whether a rank is on it.
-    reported_at: when its job last reported a compute time.   names: of the cohorts.
+    names:   of the devices or ranks.   numbers: kind -> number of the ancestor.   entities: kind -> names by number.
+    team:    number of the stage, or of the job where no stage is known.   groups: cohort.   cohorts: their names.
+    pooled:  compared with members of other stages too.   lone: all of its team is on its node.
+    """
+
+    names: Sequence[str] = field(default_factory=list, init=False, repr=False)
+    numbers: dict[str, Ints] = field(default_factory=dict, init=False, repr=False)
+    entities: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
+    team: Ints = field(default_factory=_no_ints, init=False, repr=False)
+    groups: Ints = field(default_factory=_no_ints, init=False, repr=False)
+    cohorts: list[str] = field(default_factory=list, init=False, repr=False)
+    pooled: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
+    lone: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
+    _order: Ints = field(default_factory=_no_ints, init=False, repr=False)
+    _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
+
+    def place(self, names: Sequence[str], found: Sequence[Mapping[str, str]], kinds: Sequence[str]) -> None:
+        """Numbers the ancestors. found: kind -> nearest ancestor, of each name."""
+        self.names = names
+        self.numbers, self.entities = {}, {}
+        for kind in kinds:
+            known: dict[str, int] = {}
+            numbers = (known.setdefault(a[kind], len(known)) if kind in a else -1 for a in found)
+            self.numbers[kind], self.entities[kind] = np.fromiter(numbers, np.int32, len(names)), list(known)
+        stage, job = self.numbers["stage"], self.numbers["job"]
+        self.team = np.where(stage >= 0, stage, np.where(job >= 0, job + len(self.entities["stage"]), -1))
+        node, teams = self.numbers["node"], len(self.entities["stage"]) + len(self.entities["job"])
+        least, most = np.full(teams + 1, np.iinfo(np.int32).max), np.full(teams + 1, -1)
+        np.minimum.at(least, self.team, node)
+        np.maximum.at(most, self.team, node)
+        self.lone = ((least == most) & (most >= 0))[self.team]
+        self._order = np.argsort(self.team, kind="stable").astype(np.int32)[np.count_nonzero(self.team < 0) :]
+        self._first = np.append(0, np.cumsum(np.bincount(self.team[self.team >= 0]))).astype(np.int64)
+
+    def build_cohorts(self, product: Ints, least: int) -> None:
+        """Finds the cohort of each. product: number of the product; least: members of the smallest cohort."""
+        self.groups, self.cohorts = np.full(len(self.names), -1, np.int32), []
+        for kind, size, most in _LADDER:
+            if size < least:
+                continue
+            keys = np.where(self.numbers[kind] >= 0, self.numbers[kind] * (1 + int(product.max(initial=0))), -1)
+            for members in _members(np.where(keys >= 0, keys + product, -1)):
+                waiting = members[self.groups[members] < 0]
+                if len(members) >= size and len(waiting) and self._largest_node_share(members) <= most:
+                    self.groups[waiting] = len(self.cohorts)
+                    self.cohorts.append(self.entities[kind][self.numbers[kind][members[0]]])
+        jobs = set(self.entities["job"])
+        of_job = np.array([*(name in jobs for name in self.cohorts), False], bool)
+        self.pooled = of_job[self.groups] & (self.numbers["stage"] >= 0)
+
+    def _largest_node_share(self, members: NDArray[np.int64]) -> float:
+        """Returns the share of the largest node; 0 if the nodes are unknown."""
+        nodes = self.numbers["node"][members]
+        return float(np.bincount(nodes[nodes >= 0], minlength=1).max()) / len(members)
+
+    def ancestor(self, kind: str, i: int) -> str | None:
+        """Returns the stage, job, GPU or node of a member, if it is known."""
+        number = int(self.numbers[kind][i]) if kind in self.numbers else -1
+        return self.entities[kind][number] if number >= 0 else None
+
+    def around(self, i: int) -> dict[str, str]:
+        """Returns kind -> ancestor of a member, for the evidence."""
+        return {kind: e for kind in self.numbers if (e := self.ancestor(kind, i)) is not None}
+
+    def cohort_name(self, i: int) -> str:
+        """Returns the name of the cohort that a member is compared with."""
+        group = int(self.groups[i])
+        return self.cohorts[group] if group >= 0 else "own past"
+
+    def team_medians(self, values: Floats) -> Floats:
+        """Returns (N,) median of each one's team; NaN without one."""
+        count, size = len(self._first) - 1, len(values)
+        median, spread = np.empty(count, np.float32), np.empty(count, np.float32)
+        outputs = np.empty(size + 1, np.float32), median, spread, np.empty(count, np.int32)
+        singles = np.where(np.abs(values) < _ABSURD, values, np.nan).astype(np.float32)
+        kernel.cohorts(singles, np.zeros(size, np.float32), self._order, self._first, *outputs)
+        return np.append(median, np.nan)[self.team].astype(np.float64)
+
+    def others(self, slots: NDArray[np.intp], counted: Bools) -> NDArray[np.intp]:
+        """Returns the counted members of the cohort of the first of `slots`, without those."""
+        alike = (self.groups == self.groups[slots[0]]) & (self.groups >= 0) & counted
+        alike[slots] = False
+        return np.flatnonzero(alike)
+
+
+def _members(numbers: NDArray[np.integer]) -> list[NDArray[np.int64]]:
+    """Returns the members of each number, without those of -1."""
+    order = np.argsort(numbers, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+    return [part for part in parts if len(part) and numbers[part[0]] >= 0]
+
+
+@dataclass
+class GpuPlacement(Placement):
+    """(N,) by GPU of the frame. Call `update_topology` once per instant. Without a known job, those of its rack are
+    its cohort.
+
+    job_known: whether a rank is on it.   reported_at: when its job last reported a compute time.
     """
 
     reported_at: NDArray[np.int64] = memory(0, np.int64)
     _mates: dict[str, str] = notes()  # GPU -> name of its cohort
-    groups: Ints = field(default_factory=_no_ints, init=False, repr=False)
-    node: Ints = field(default_factory=_no_ints, init=False, repr=False)
-    job: Ints = field(default_factory=_no_ints, init=False, repr=False)
     job_known: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
-    names: list[str] = field(default_factory=list, init=False, repr=False)
-    nodes: list[str] = field(default_factory=list, init=False, repr=False)
-    jobs: list[str] = field(default_factory=list, init=False, repr=False)
     _key: tuple[int, ...] = field(default=(), init=False, repr=False)
     _fleet: Peers = field(
         default_factory=lambda: Peers(("rack", "@sku"), ("@sku",), ("rack",), least=LEAST_PEERS),
@@ -58,65 +159,43 @@ class GpuPlacement(State):
     )
     _ranks: AncestorIndex = field(default_factory=lambda: AncestorIndex("gpu"), init=False, repr=False)
 
+    @property
+    def node(self) -> Ints:
+        """(N,) number of the node of each."""
+        return self.numbers["node"]
+
     def update_topology(self, frame: Frame) -> Bools | None:
         """Follows topology and fleet; where they changed, returns (N,) GPUs with other peers than before."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
         if key == self._key:
             return None
         self._key = key
-        place = _ranks_by_gpu(frame.topology)
-        stage, _ = _number_ancestors(frame, place, "stage")
-        self.job, self.jobs = _number_ancestors(frame, place, "job")
-        self.job_known = self.job >= 0
-        node = [frame.topology.ancestor_of_kind(e, "node") or "" for e in frame.entities]
-        self.nodes = list(dict.fromkeys(name for name in node if name))
-        numbers = {name: i for i, name in enumerate(self.nodes)}
-        self.node = np.array([numbers.get(name, -1) for name in node], np.int32)
-        self._build_cohorts(frame, place, stage)
-        return self._find_regrouped(frame.entities)
+        ranks, above = _ranks_by_gpu(frame.topology), frame.topology.ancestor_of_kind
+        nodes = ((gpu, above(gpu, "node")) for gpu in frame.entities)
+        found = [{**ranks.get(gpu, {}), **({"node": node} if node else {})} for gpu, node in nodes]
+        self.place(frame.entities, found, ("stage", "job", "node"))
+        self.job_known = self.numbers["job"] >= 0
+        skus: dict[object, int] = {}
+        attributes = frame.topology.attributes
+        product = [skus.setdefault(attributes.get(gpu, {}).get("sku"), len(skus)) for gpu in frame.entities]
+        self.build_cohorts(np.array(product, np.int32), LEAST_PEERS)
+        self._add_fleet(frame)
+        now = {gpu: self.cohort_name(i) if self.job_known[i] else "" for i, gpu in enumerate(frame.entities)}
+        before, self._mates = self._mates, now
+        return np.array([before.get(gpu, mates) != mates for gpu, mates in now.items()], bool)
 
     def restore(self, state: Mapping[str, object]) -> None:
         """See `State.restore`; cohorts are built with the next frame."""
         super().restore(state)
         self._key = ()
 
-    def _build_cohorts(self, frame: Frame, place: Mapping[str, Mapping[str, str]], stage: Ints) -> None:
-        groups, names = np.full(len(frame.entities), -1, np.int32), list[str]()
-        stage, job = _split_by_product(stage, frame), _split_by_product(self.job, frame)
-        rungs = [
-            (stage, "stage", MOST_OF_COHORT),
-            (job, "job", MOST_OF_COHORT),
-            (stage, "stage", 1.0),
-            (job, "job", 1.0),
-        ]
-        for numbers, kind, most in rungs:
-            for members in _members(numbers):
-                waiting = members[groups[members] < 0]
-                if len(members) >= LEAST_PEERS and len(waiting) and self._largest_node_share(members) <= most:
-                    groups[waiting] = len(names)
-                    names.append(place[frame.entities[members[0]]][kind])
+    def _add_fleet(self, frame: Frame) -> None:
+        """Gives the GPUs without a known job a cohort."""
         fleet = self._fleet.groups(frame)
-        alone = (groups < 0) & ~self.job_known & (fleet >= 0)
-        groups[alone] = fleet[alone] + len(names)
+        alone = (self.groups < 0) & ~self.job_known & (fleet >= 0)
+        self.groups[alone] = fleet[alone] + len(self.cohorts)
         named = {int(fleet[i]): self._fleet.cohort_name(frame, i) for i in np.flatnonzero(alone).tolist()}
-        names += [named.get(g, "") for g in range(int(fleet.max(initial=-1)) + 1)]
-        self.groups, self.names = groups, names
-
-    def _largest_node_share(self, members: NDArray[np.int64]) -> float:
-        nodes = self.node[members]
-        nodes = nodes[nodes >= 0]
-        return max(Counter(nodes.tolist()).values()) / len(members) if len(nodes) else 0.0
-
-    def _find_regrouped(self, gpus: Sequence[str]) -> Bools:
-        """Returns (N,) GPUs with another cohort than before."""
-        now = {gpu: self.cohort_name(i) if self.job_known[i] else "" for i, gpu in enumerate(gpus)}
-        before, self._mates = self._mates, now
-        return np.array([before.get(gpu, mates) != mates for gpu, mates in now.items()], bool)
-
-    def cohort_name(self, i: int) -> str:
-        """Returns the name of the cohort that a GPU is compared with."""
-        group = int(self.groups[i])
-        return self.names[group] if group >= 0 else "own past"
+        self.cohorts += [named.get(g, "") for g in range(int(fleet.max(initial=-1)) + 1)]
 
     def record_reporting(self, gpus: Frame, ranks: Frame | None) -> None:
         """Records GPUs whose training job reports compute times."""
@@ -143,29 +222,3 @@ def _ranks_by_gpu(topology: Topology) -> dict[str, dict[str, str]]:
             if "gpu" in around:
                 found[around["gpu"]] = around
     return found
-
-
-def _number_ancestors(frame: Frame, place: Mapping[str, Mapping[str, str]], kind: str) -> tuple[Ints, list[str]]:
-    """Returns (N,) number of the ancestor of a kind of each GPU's rank, -1 none, and the names by number."""
-    numbers: dict[str, int] = {}
-    out = np.full(len(frame.entities), -1, np.int32)
-    for i, gpu in enumerate(frame.entities):
-        if (name := place.get(gpu, {}).get(kind)) is not None:
-            out[i] = numbers.setdefault(name, len(numbers))
-    return out, list(numbers)
-
-
-def _split_by_product(numbers: Ints, frame: Frame) -> Ints:
-    """Returns new numbers, in which different products have different ones."""
-    known: dict[tuple[int, object], int] = {}
-    attributes = frame.topology.attributes
-    skus = (attributes.get(gpu, {}).get("sku") for gpu in frame.entities)
-    pairs = list(zip(numbers.tolist(), skus, strict=True))
-    return np.array([known.setdefault(pair, len(known)) if pair[0] >= 0 else -1 for pair in pairs], np.int32)
-
-
-def _members(numbers: Ints) -> list[NDArray[np.int64]]:
-    """Returns the GPUs of each number, without those of -1."""
-    order = np.argsort(numbers, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-    return [part for part in parts if len(part) and numbers[part[0]] >= 0]

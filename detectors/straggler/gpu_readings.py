@@ -1,116 +1,262 @@
-"""Readings of GPUs that straggler_inferred judges: clock, activity, power, links, clock event reasons; by GPU (N,)."""
+"""What GPUs and hosts show of the cause of slowness: visible causes are named, none is guessed.
+
+A fact of the device (a throttle bit, a low clock that no policy explains, a narrow PCIe link) is physical. A power cap
+is policy: the GPU is under a cap of which its peers are not, or a lower one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.gates import Gates
-from detectors.base.state import State, memory
-from detectors.base.streams import Bools, Floats, Streams
-from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons
-from detectors.straggler.gpu_placement import GpuPlacement
+from detectors.base import kernel
+from detectors.base.cohorts import SpanningCohorts
+from detectors.base.state import State, memory, part
+from detectors.base.streams import Bools, Channel, Floats, Step, Streams
+from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons, reason_names, reason_title
+from detectors.straggler.gpu_placement import MOST_OF_COHORT, Placement
 from detectors.straggler.pressure import Pressure
-from pipeline.model.records import Frame
+from pipeline.model.records import SECOND, Frame
 
-Times = NDArray[np.int64]
-_BUSY, _BUSY_UTILIZATION = 0.3, 0.5
-"""Least SM activity, and where that is not reported least utilization, of a GPU that trains: one that writes a
-checkpoint or waits for data shows less, and its clock then proves nothing. Chosen."""
-_POWER_SMOOTH, _CAP_GAIN = 0.15, 1e-3  # gains: as the kernel's effect; over some hours. Chosen
-OFTEN_CAPPED = 0.5  # share of the time under a power cap from which that is a GPU's usual load; chosen
-_LIGHT = 0.005  # least activity that differs from none
+Slots = NDArray[np.intp]
+SIGNALS = (
+    *("gpu.sm_clock", "gpu.throttle_reasons", "gpu.power", "gpu.power_limit", "gpu.pcie_width", "gpu.pcie_generation"),
+    *("gpu.temperature", "node.cpu_pressure", "node.load1", "node.cpu_count"),
+)
+CLOCK = Channel(floor=0.01, delta=0.03)
+"""3 % of clock: two of the 15 MHz steps in which clocks are reported. Chosen."""
+SLOW_CLOCK = 0.8
+"""Share of its peers' SM clock below which a GPU is slow whatever it was before: identical ones differ by at most 22 %
+(Sinha et al., SC 2022)."""
+POLICY = "power_cap"
+_SETTINGS = CAPPED | 0x2 | 0x10  # NVML: power cap, application clocks, sync boost: set by people. A fact of NVML
+_FRESH = 60 * SECOND  # us for which a throttle bit explains slowness: six samples at 10 s; chosen
+_AGO = 600 * SECOND
+"""us within which GPUs of a loop begin to throttle together: plates heat one by one, single faults do not coincide so
+closely. Chosen."""
+_HEAT_GAIN, _WARMER = 0.01, 5.0
+"""Gain of the usual temperature, 17 min at 10 s; and K by which half of a loop's GPUs must be warmer: five steps of
+NVML's rounding. Chosen."""
+_SMOOTH = 0.15  # gain, as of the kernel's effect
+_NODES = 3  # nodes that throttle: two may coincide; chosen
+_LESS = 0.97  # share of the peers' power or limit below which a cap is lower: beyond the 1 % of NVML's power; chosen
+_PRESSED, _TIMES = 0.10, 3.0
+"""Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
+slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
+_QUEUE = 1.0  # tasks per processor from which they wait, where the kernel has no pressure counters
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One visible cause. title: in few words; text: in full; physical: a fact of the device, which needs no hold."""
+
+    key: str
+    title: str
+    text: str
+    signal: str
+    physical: bool
+    value: float
+
+
+@dataclass
+class ClockWatch(State):
+    """SM clocks against those of the cohort. below: ln by which each is below its cohort now, smoothed."""
+
+    streams: Streams = part(lambda: Streams(CLOCK))
+    below: Floats = memory(0.0)
+
+    def step(self, clock: Floats, groups: NDArray[np.int32], time: int, gate: Bools) -> Step:
+        """Adds a sample of each: MHz, NaN without one."""
+        value = -np.log(np.where(clock > 0, clock, np.nan))
+        step = self.streams.step(value, groups, time, gate)
+        self.grow(len(clock))
+        apart = np.where(gate & ~step.alone, value - step.median, np.nan)
+        below = self.below[: len(clock)]
+        below += np.where(np.isfinite(apart), _SMOOTH * (apart - below), 0.0)
+        return step
 
 
 @dataclass
 class GpuReadings(State):
-    """Newest finite readings. clock: MHz.   active: share of the time that SMs, or tensor cores, are active.
+    """(N,) newest readings by GPU of the frame. watts: smoothed.   limit: power limit.   bits, known: event reasons.
 
-    power: W, smoothed.   width, generation: of the PCIe link.   tensor: tensor activity was ever reported.
-    bits: clock event reasons.   throttled_since: since when a working GPU has a throttle bit; 0 it has none.
-    capped_share: share of its working time under a power cap.
+    throttled_at, began: when a throttle bit was last set, and since when again and again.   capped: share of the time
+    under a power cap, smoothed.   heat: usual temperature (Cel).
+    together: GPUs that throttle with others of their loop, rack or fleet.
     """
 
     clock: Floats = memory(np.nan)
-    active: Floats = memory(np.nan)
-    power: Floats = memory(np.nan)
+    watts: Floats = memory(np.nan)
+    limit: Floats = memory(np.nan)
     width: Floats = memory(np.nan)
     generation: Floats = memory(np.nan)
-    tensor: Bools = memory(False, np.bool_)
     bits: NDArray[np.uint64] = memory(0, np.uint64)
-    throttled_since: Times = memory(0, np.int64)
-    capped_share: Floats = memory(0.0)
+    known: Bools = memory(False, np.bool_)
+    throttled_at: NDArray[np.int64] = memory(0, np.int64)
+    began: NDArray[np.int64] = memory(0, np.int64)
+    heat: Floats = memory(np.nan)
+    capped: Floats = memory(0.0)
+    together: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
+    _loops: SpanningCohorts = field(
+        default_factory=lambda: SpanningCohorts("loop", "cdu", "rack", least=_NODES), init=False, repr=False
+    )
 
-    def find_new_tensor(self, frame: Frame) -> Bools:
-        """Returns (N,) GPUs whose tensor activity is reported for the first time."""
-        n = len(frame.entities)
+    def update(self, gpus: Frame) -> None:
+        """Adds a frame of GPUs."""
+        n = len(gpus.entities)
         self.grow(n)
-        first = np.isfinite(frame["gpu.tensor_active"]) & ~self.tensor[:n]
-        self.tensor[:n] |= first
-        return np.asarray(first)
-
-    def read(self, frame: Frame) -> tuple[Floats, Floats, Bools]:
-        """Adds a frame; returns (N,) SM clock (MHz), activity (share), NaN where not measured, and which are busy."""
-        n, sm, tensor = len(frame.entities), frame["gpu.sm_active"], frame["gpu.tensor_active"]
-        activity = np.where(self.tensor[:n], tensor, sm)
-        busy = np.where(np.isfinite(sm), sm >= _BUSY, frame["gpu.utilization"] >= _BUSY_UTILIZATION)
-        clock = np.where(frame["gpu.sm_clock"] > 0, frame["gpu.sm_clock"], np.nan)
-        activity = np.where(np.isfinite(activity), np.maximum(activity, _LIGHT), np.nan)
-        links = (self.width, frame["gpu.pcie_width"]), (self.generation, frame["gpu.pcie_generation"])
-        for last, now in ((self.clock, clock), (self.active, activity), *links):
+        clock = np.where(gpus["gpu.sm_clock"] > 0, gpus["gpu.sm_clock"], np.nan)
+        newest = ((self.clock, clock), (self.limit, gpus["gpu.power_limit"]), (self.width, gpus["gpu.pcie_width"]))
+        for last, now in (*newest, (self.generation, gpus["gpu.pcie_generation"])):
             np.copyto(last[:n], now, where=np.isfinite(now))
-        watts, power = frame["gpu.power"], self.power[:n]
-        smooth = np.where(np.isfinite(power), power + _POWER_SMOOTH * (watts - power), watts)
-        np.copyto(power, smooth, where=np.isfinite(watts))
-        return clock, activity, busy & ~self._read_reasons(frame, busy)
+        power, watts = gpus["gpu.power"], self.watts[:n]
+        smooth = np.where(np.isfinite(watts), watts + _SMOOTH * (power - watts), power)
+        np.copyto(watts, smooth, where=np.isfinite(power))
+        bits, known = read_reasons(gpus["gpu.throttle_reasons"])
+        self.bits[:n][known], self.known[:n] = bits[known], known
+        throttled = has_reason(bits, THROTTLE) & ~has_reason(bits, IDLE)
+        self.began[:n][throttled & (gpus.time - self.throttled_at[:n] > _AGO)] = gpus.time
+        self.throttled_at[:n][throttled] = gpus.time
+        capped = self.capped[:n]
+        capped += np.where(known, _SMOOTH * (has_reason(bits, CAPPED) - capped), 0.0)
+        self.together = self._find_together(gpus)
 
-    def _read_reasons(self, frame: Frame, busy: Bools) -> Bools:
-        """Adds the clock event reasons; returns (N,) idle GPUs."""
-        n = len(frame.entities)
-        now, known = read_reasons(frame["gpu.throttle_reasons"])
-        np.copyto(self.bits[:n], now, where=known)
-        throttled, since = has_reason(now, THROTTLE), self.throttled_since[:n]
-        since[known & ~throttled] = 0
-        since[busy & throttled & (since == 0)] = frame.time
-        at_work, share = known & busy, self.capped_share[:n]
-        share[at_work] += _CAP_GAIN * (has_reason(now[at_work], CAPPED) - share[at_work])
-        return has_reason(now, IDLE)
+    def _find_together(self, gpus: Frame) -> Bools:
+        """Returns (N,) GPUs that began to throttle with some on at least two other nodes of their loop, else rack, or
+        while most of it is warmer; in a fleet without either, with most others: coolant or power has failed there."""
+        n = len(gpus.entities)
+        recent = (self.throttled_at[:n] > gpus.time - _AGO) & (self.throttled_at[:n] <= gpus.time)
+        found, heat = np.zeros(n, bool), self.heat[:n]
+        warmer = gpus["gpu.temperature"] - heat
+        heat[:] = np.where(np.isfinite(heat), heat + _HEAT_GAIN * np.nan_to_num(warmer), gpus["gpu.temperature"])
+        if not recent.any():
+            return found
+        loops, nodes = self._loops.groups(gpus), gpus.topology.group_numbers(gpus.entities, "node")
+        for loop in np.unique(loops[recent]).tolist():
+            mine = np.flatnonzero(recent & (loops == loop))
+            began = self.began[mine]
+            order = np.argsort(began, kind="stable")
+            first = np.sort(began[order][np.unique(nodes[mine][order], return_index=True)[1]])
+            near = np.searchsorted(first, began + _AGO, "right") - np.searchsorted(first, began - _AGO, "left")
+            share = len(mine) / np.count_nonzero(loops == loop)
+            if loop != self._loops.rest or share > MOST_OF_COHORT:
+                found[mine] = (near >= _NODES) | (_median(warmer[loops == loop]) >= _WARMER)
+        return found
 
-    def is_newly_capped(self, n: int) -> Bools:
-        """Returns (N,) GPUs under a power cap that they rarely were under."""
-        return has_reason(self.bits[:n], CAPPED) & (self.capped_share[:n] < OFTEN_CAPPED)
+    def is_excused(self, time: int) -> Bools:
+        """Returns (N,) GPUs that are slow by heat, lost power or policy, as far as their event reasons show."""
+        recent = (self.throttled_at > time - _AGO) & (self.throttled_at <= time)
+        return np.asarray(recent | (self.capped >= 0.5))
+
+    def under_cap(self, mine: Slots, peers: Slots) -> bool:
+        """Returns whether a power cap slows these GPUs, and not their peers or not as much.
+
+        At the same limit a slow GPU draws as much as the others; at a lower one it draws less. Where neither is known,
+        nothing tells them apart.
+        """
+        if np.median(self.capped[mine]) < 0.5 or not len(peers):
+            return False
+        if np.median(self.capped[peers]) < 0.5:
+            return True
+        values = ((_median(values[mine]), _median(values[peers])) for values in (self.limit, self.watts))
+        known = [now < _LESS * usual for now, usual in values if np.isfinite(now) and np.isfinite(usual)]
+        return any(known) or not known
+
+    def find_causes(
+        self, units: Placement, slots: Slots, peers: Slots, column: NDArray[np.int64], clocks: ClockWatch, time: int
+    ) -> list[Cause]:
+        """Returns what most of some slow GPUs show. slots, peers: units; column: (units,) of their GPU, -1 none."""
+        mine, others = column[slots], column[peers]
+        slots, mine, others = slots[mine >= 0], mine[mine >= 0], others[others >= 0]
+        if not len(mine):
+            return []
+        throttled = np.abs(time - self.throttled_at[mine]) <= _FRESH
+        throttled &= self.throttled_at[mine] > 0
+        found = []
+        if 2 * np.count_nonzero(throttled) >= len(mine):
+            bits = int(np.bitwise_or.reduce(self.bits[mine])) & THROTTLE or THROTTLE
+            text = f"throttle bit of its GPU: {reason_names(bits)}"
+            found.append(Cause("throttled", reason_title(bits), text, "gpu.throttle_reasons", True, bits))
+        elif self.under_cap(mine, others):
+            text = "a power cap, which is policy"
+            return [Cause(POLICY, "power cap", text, "gpu.throttle_reasons", False, CAPPED)]
+        found += self._clock_causes(slots, mine, others, clocks)
+        return found + self._link_causes(mine, others)
+
+    def _clock_causes(self, slots: Slots, mine: Slots, others: Slots, clocks: ClockWatch) -> list[Cause]:
+        cells = clocks.streams.cells
+        slots = slots[slots < cells.shape[1]]
+        if not len(slots):
+            return []
+        effect, score = np.median(cells[[kernel.EFFECT, kernel.UP]][:, slots], axis=1).tolist()
+        below, low = float(np.median(clocks.below[slots])), -np.log(SLOW_CLOCK)
+        facts = self.known[mine] & ~has_reason(self.bits[mine], _SETTINGS) & (self.capped[mine] < 0.5)
+        physical = bool(2 * np.count_nonzero(facts) >= len(mine))
+        if effect >= CLOCK.delta and score > CLOCK.threshold / 2:
+            ratio = _median(self.clock[mine]) / _median(self.clock[others])
+            less = float(np.fmax(-np.expm1(-effect), 1 - ratio))  # of half a cohort the median is between both
+            text = f"SM clock {100 * less:.0f} % below that of its peers"
+            title = f"SM clock {100 * less:.0f} % low"
+            return [Cause("sm_clock_below_peers", title, text, "gpu.sm_clock", physical, round(less, 4))]
+        if below >= low:
+            less = -float(np.expm1(-below))
+            text = f"slow since it started, as the SM clock, {100 * less:.0f} % below that of its peers"
+            title = f"SM clock {100 * less:.0f} % low since start"
+            return [Cause("sm_clock_below_stage", title, text, "gpu.sm_clock", physical, round(less, 4))]
+        return []
+
+    def _link_causes(self, mine: Slots, others: Slots) -> list[Cause]:
+        found = []
+        for name, last, short, unit in (
+            ("gpu.pcie_width", self.width, "x{:.0f}", "{:.0f} lanes"),
+            ("gpu.pcie_generation", self.generation, "gen {:.0f}", "generation {:.0f}"),
+        ):
+            value, usual = _median(last[mine]), _median(last[others])
+            if value < usual:
+                title, own = f"PCIe {short.format(value)}", unit.format(value)
+                text = f"PCIe link at {own}, its peers' at {usual:.0f}"
+                found.append(Cause(name.split(".")[1], title, text, name, True, value))
+        return found
 
 
-@dataclass
-class GpuSymptoms(State):
-    """What each GPU shows over time. below: ln of its clock below its peers', smoothed.
-
-    judged_at: last judged sample.   samples: judged so far.   stuck_since: since when its clock is very low;
-    low_since, high_since: since when its activity is below or above theirs; 0 not.
-    """
-
-    below: Floats = memory(0.0)
-    judged_at: Times = memory(0, np.int64)
-    samples: Times = memory(0, np.int64)
-    stuck_since: Times = memory(0, np.int64)
-    low_since: Times = memory(0, np.int64)
-    high_since: Times = memory(0, np.int64)
+def clear_conditions(streams: Streams, slots: Sequence[int]) -> None:
+    """Ends the conditions of some streams and restarts their sums; their baselines stay."""
+    cells = streams.cells
+    known = [slot for slot in slots if slot < cells.shape[1]]
+    cells[[[kernel.UP], [kernel.DOWN], [kernel.EFFECT]], known] = 0.0
+    cells[kernel.WORD].view(np.uint32)[known] &= ~(kernel.ON_UP | kernel.ON_DOWN | kernel.HELD_BITS)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuWatch:
-    """Settings and state of straggler_inferred that its verdicts and its whole jobs need."""
+def _median(values: Floats) -> float:
+    """Returns the median of the known values; NaN without any."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else float("nan")
 
-    delta: float
-    duty_delta: float
-    hold: float
-    job_hold: float
-    clocks: Streams
-    duty: Streams
-    placement: GpuPlacement
-    gates: Gates
-    pressure: Pressure
-    readings: GpuReadings
-    symptoms: GpuSymptoms
+
+def find_host_cause(
+    node: str | None, others: Sequence[str], pressure: Pressure, frames: Mapping[str, Frame]
+) -> list[Cause]:
+    """Returns that tasks of a node wait for a processor, unlike on the other nodes of its job."""
+    if node is None:
+        return []
+    share, usual = pressure.share_of(node), pressure.median_share(others)
+    if np.isfinite(share):
+        if share < _PRESSED or share < _TIMES * usual:
+            return []
+        compared = f" (other nodes of the job {100 * usual:.0f} %)" if np.isfinite(usual) else ""
+        text = f"tasks on {node} wait for a processor {100 * share:.0f} % of the time{compared}"
+        title = f"tasks wait for CPU {100 * share:.0f} %"
+        return [Cause("cpu_pressure", title, text, "node.cpu_pressure", False, round(share, 3))]
+    nodes = frames.get("node")
+    if nodes is None or node not in nodes.entities:
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        queue = dict(zip(nodes.entities, nodes["node.load1"] / nodes["node.cpu_count"], strict=True))
+    mine, usual = float(queue[node]), _median(np.array([queue.get(e, np.nan) for e in others]))
+    if not mine >= _QUEUE or mine < _TIMES * usual:
+        return []
+    text = f"{mine:.1f} tasks are runnable on {node} for each processor"
+    return [Cause("cpu_pressure", f"{mine:.1f} tasks per CPU", text, "node.load1", False, round(mine, 3))]

@@ -1,27 +1,30 @@
-"""Throughput of whole jobs against their own past, seen from outside: bytes sent, SM activity, power, clocks, I/O wait.
+"""Whole jobs that are slower than before, seen from outside: bytes sent, SM activity, power, clocks, I/O wait.
 
 In synchronous training all ranks share the step, so a job that is slower as a whole sends less per second on all its
-ports. The cause shows elsewhere: waits and marks on its ports, clocks, I/O pressure, or SMs that wait for no visible
-reason.
+ports. The network, the job's data or its clocks explain it; a new power cap, or more work in each step, is not a
+slowdown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
+from detectors.base.findings import Comparison, OpenConditions, build_finding, close_ended, due_report
+from detectors.base.gates import Gates
 from detectors.base.state import N, State, memory, notes, part
-from detectors.base.statistics import grouped_median
-from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
-from detectors.straggler.causes import clear_conditions
+from detectors.base.streams import Bools, Floats
+from detectors.base.topology_index import per_topology
 from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
+from detectors.straggler.job_pace import STILL_SLOWER, JobPace, mean_by_job, median_by_job
 from detectors.straggler.pressure import Pressure
-from pipeline.model.records import SECOND, Frame
+from pipeline.model.entity_names import entity_name, pager_title
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 Ints = NDArray[np.int64]
 SENT = "nic.tx_bytes"
@@ -37,45 +40,23 @@ _FLOORS = (2e-6, 2e-10)
 of the time at every known length of a tick, and one packet marked a second. Chosen."""
 QUIET = 50e6
 """Bytes/s of a port, a thousandth of 400 Gb/s, that keep-alives and storage may send: its job makes no step. Chosen."""
-DOUBLED = float(np.log(2.0))  # ln of the excess of a port, as in link_congestion
-PORT_LEARN = 20  # updates before a port is judged: the replay contract
-_GAIN = 1 / 240  # of the normal value: memory of four hours; chosen
+_DOUBLED = float(np.log(2.0))  # ln of the excess of a port, as in link_congestion
+_PORT_LEARN = 20  # updates before a port is judged: the replay contract
+_GAIN = 1 / 240  # of the normal value: memory of two hours; chosen
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
 _LONGEST = 300.0  # s between two updates beyond which growth is an average of too much; chosen
-JOB_EVERY = 60 * SECOND
+JOB_EVERY = 30 * SECOND
 """us between two updates: some steps of a large job. Chosen."""
-NUMBERS = ("sent", "active", "power", "clock", "capped", "io")
-_LEARNING = 0.02  # gain of the usual value: memory of 50 updates; chosen
-_LEAST_NODES = 2  # nodes of a job: a job on one node shows on no port; chosen
-_STALE = 300 * SECOND  # us without a step after which its sums restart; chosen: five updates
-_STAYS = 4 * 3600 * SECOND
-"""us after which a slower job is at its usual throughput: its owner changed it, or accepts it. Chosen: half a shift."""
-STILL_SLOWER = 0.05  # share by which a job must be slower now, too: half of what matters; as in straggler_job
-_MOST = 0.5  # share of a job's GPUs that must work for it to be judged; chosen
+_MOST = 0.5  # share of a job's GPUs that must work for it to be judged, or of its ports that must wait; chosen
 _LEFT_OUT = 0.1  # share of its GPUs that throttle, above which a job is not judged: that is its own event; chosen
-
-
-@dataclass
-class JobMeasure(State):
-    """One measure by job slot: its value now, smoothed, and its usual value."""
-
-    now: Floats = memory(np.nan)
-    usual: Floats = memory(0.0)
-
-    def follow(self, values: Floats) -> None:
-        """Adds a value of each job; NaN changes nothing."""
-        last = self.now
-        mean = np.where(np.isfinite(last), last + _SMOOTH * (values - last), values)
-        last[:] = np.where(np.isfinite(mean), mean, last)
-
-    def learn(self, gain: Floats) -> None:
-        """Moves the usual value towards the present one by a share."""
-        moved = self.usual + gain * (self.now - self.usual)
-        self.usual = np.where(np.isfinite(moved), moved, self.usual)
-
-    def restart(self, slots: NDArray[np.intp]) -> None:
-        """Resets the values of some jobs."""
-        self.usual[slots], self.now[slots] = 0.0, np.nan
+_POLICY = 0.25  # share of its GPUs newly under a power cap from which that is policy; as in straggler_job
+_IO, _TIMES = 0.2, 3.0  # share of the time in which tasks wait for I/O, as in straggler_job, and times that before
+_ACTIVE, _POWER, _CLOCK = 0.03, 0.05, 0.03
+"""Least fall of a job's SM activity (twice the daily swing of 1 to 2 % of Dubey et al., 2024, section 3.3.4), power and
+SM clock (two of NVML's steps) that show that its GPUs wait or are slow. Chosen."""
+_SEVERE = 0.25  # share of its throughput that a job loses: a page without a visible cause, as of a quarter of its GPUs
+_ERRS, _FEW = 0.5, 2  # share of the recent updates in which a port erred; ports that err by themselves; chosen
+JobCause = Literal["network", "congestion", "io", "clock", "waits"]
 
 
 @dataclass
@@ -126,9 +107,9 @@ class JobPorts(State):
             level = np.log(np.where(known, per_byte, 0) + floor)
             normal, excess = self.normal[row, :n], self.excess[row, :n]
             above = level - normal
-            now = np.where(known & (count >= PORT_LEARN), above, 0.0)
+            now = np.where(known & (count >= _PORT_LEARN), above, 0.0)
             excess += _SMOOTH * (now - excess)
-            learns = known & calm & ((count < PORT_LEARN) | (above < DOUBLED / 2))
+            learns = known & calm & ((count < _PORT_LEARN) | (above < _DOUBLED / 2))
             normal += np.where(learns, np.maximum(1 / (count + 1), _GAIN) * above, 0.0)
         count += sends
 
@@ -143,42 +124,95 @@ class JobPorts(State):
         return median_by_job(total / np.where(size > 0, size, np.nan), job, jobs)
 
 
-def median_by_job(values: Floats, job: NDArray[np.int32], jobs: int) -> Floats:
-    """Returns (jobs,) median of the values of each job's members; NaN without any. job: -1 none."""
-    median, _ = grouped_median(values, job)
-    out, known = np.full(jobs, np.nan), job >= 0
-    out[job[known]] = median[known]
-    return out
+@dataclass(frozen=True, slots=True)
+class NetworkCause:
+    """entity: the job, or the part of the network that stands out.   title: in few words; text: in full.
+
+    silent: its ports wait and see no congestion marks, though they are counted: packets are lost or held up on the way.
+    """
+
+    entity: str
+    title: str
+    text: str
+    signals: tuple[str, ...]
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlowJob:
+    """A job that is slower as a whole. entity: itself, or the part of the network that stands out.
+
+    title, text: the cause in few words and in full.   measure: by which it is judged.   harm: a page.
+    """
+
+    job: str
+    entity: str
+    cause: JobCause
+    title: str
+    text: str
+    since: int
+    measure: str
+    now: Mapping[str, float]
+    usual: Mapping[str, float]
+    effect: float
+    score: float
+    signals: tuple[str, ...]
+
+    @property
+    def explained(self) -> bool:
+        """Whether the cause is visible outside its GPUs."""
+        return self.cause in ("network", "congestion", "io")
+
+    @property
+    def level(self) -> Level:
+        """Page where the network fails silently, or where it loses a quarter for no visible cause; else ticket."""
+        return "page" if self.cause == "network" or (self.cause == "waits" and self.effect >= _SEVERE) else "ticket"
+
+    def finding(self, time: int, due: tuple[int, Level], detector: str) -> Finding:
+        """Returns the finding that is due."""
+        now, usual, unit = self.now[self.measure], self.usual[self.measure], _UNITS[self.measure]
+        subject = "" if self.entity == self.job else f"{entity_name(self.job)} "
+        shares: dict[str, Any] = {
+            f"{name}_share": round(1 - less, 4) for name in _UNITS if np.isfinite(less := self.less(name))
+        }
+        return build_finding(
+            *(detector, time, self.entity, due),
+            score=self.score,
+            summary=pager_title(self.entity, f"{subject}{100 * self.effect:.0f} % slower than before, {self.title}"),
+            signals=self.signals,
+            clears=f"it is less than {100 * STILL_SLOWER:.0f} % slower than before",
+            compared=Comparison(now, usual, None, "own past", 0, self.effect, unit),
+            job=self.job,
+            attribution="NETWORK" if self.cause in ("network", "congestion") else "JOB",
+            cause=self.text,
+            **shares,
+        )
+
+    def less(self, name: str) -> float:
+        """Returns the share by which a measure has fallen; NaN where that is unknown."""
+        return 1 - self.now[name] / self.usual[name] if self.usual[name] > 0 else float("nan")
+
+
+_UNITS = {"sent": "By/s", "active": "1", "power": "W", "clock": "MHz"}
+_SOURCES = (("sent", SENT), ("active", "gpu.sm_active"), ("power", "gpu.power"))
+"""What shows the pace of a job from outside, the best first, and its signal."""
 
 
 @dataclass
 class JobThroughput(State):
-    """By job slot. count: updates learned from.   since: since when it is slow.   stepped_at: last update with a step.
-
-    jobs: job -> slot.   measures: by name of NUMBERS.
-    """
+    """Follows whole jobs without step times. first: entity blamed for a slow job -> since when, and the job."""
 
     ports: JobPorts = part(JobPorts, of="nic")
     io: Pressure = part(lambda: Pressure("node.io_pressure"), of="node")
-    sent: Streams = part(lambda: Streams(Channel(0.02, 0.10)))
-    active: Streams = part(lambda: Streams(Channel(0.02, 0.10)))
-    measures: dict[str, JobMeasure] = part(lambda: {name: JobMeasure() for name in NUMBERS})
-    count: Ints = memory(0, np.int64)
-    since: Ints = memory(0, np.int64)
-    stepped_at: Ints = memory(0, np.int64)
-    jobs: dict[str, int] = notes()
+    pace: JobPace = part(JobPace)
+    conditions: OpenConditions = notes()
+    first: dict[str, list[int | str]] = notes()
     updated_at: int = notes(int)
-    _key: tuple[object, ...] = field(default=(), init=False, repr=False)
-    _node_of_port: Ints = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
+    _slots: Ints = field(default_factory=lambda: np.full(1, -1, np.int64), init=False, repr=False)
 
     def is_due(self, time: int) -> bool:
         """Returns whether it is time for an update."""
         return not 0 <= time - self.updated_at < JOB_EVERY
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """See `State.restore`; the nodes of the ports are found with the next frame."""
-        super().restore(state)
-        self._key = ()
 
     def update(
         self,
@@ -188,136 +222,188 @@ class JobThroughput(State):
         at_work: Bools,
         throttled: Bools,
         barred: Bools,
-        started: Callable[[str], int | None],
+        gates: Gates,
     ) -> None:
         """Adds the numbers of an instant.
 
         shown: (N,) measures of the GPUs.   at_work: working GPUs.   throttled: left out.   barred: of jobs that may not
-        be judged.   started: returns when a job started, None if that is not known.
+        be judged.
         """
-        gpus = frames["gpu"]
-        slots = self._assign_slots(placement, started)
-        self.updated_at, time = gpus.time, gpus.time
-        job, size = slots[placement.job], len(self.count)
-        job_of_node = self._job_by_node(placement, job)
-        if (nics := frames.get("nic")) is not None:
-            at = self._node_by_port(nics, gpus, placement)
-            self.ports.update(nics, job_of_node[at], self.sent.cells[kernel.UP, :size] <= 2)
-        counted = np.where(at_work & ~throttled, job, -1).astype(np.int32)
-        found = {name: median_by_job(shown[name], counted, size) for name in ("active", "clock")}
-        found["sent"] = self.ports.sent_by_job(self._node_of_port, size) if nics is not None else np.full(size, np.nan)
-        found |= {name: _mean_by_job(shown[name], counted, size) for name in ("power", "capped")}
-        found["io"] = self._io_by_job(placement, job_of_node, size)
+        pace, gpus = self.pace, frames["gpu"]
+        names = placement.entities["job"]
+        restarted = [s for job, s in pace.jobs.items() if (gates.job_started_at(job) or 0) > self.updated_at]
+        pace.reset_jobs(restarted)
+        self._slots, _ = pace.assign_slots(names)
+        job, size, self.updated_at = self._slots[placement.numbers["job"]], len(pace.count), gpus.time
+        job_of_node = _job_by_node(placement, job)
+        nics = frames.get("nic")
+        at = np.empty(0, np.int64)
+        if nics is not None:
+            at = self._node_by_port(nics, gpus, placement.entities["node"])
+            self.ports.update(nics, job_of_node[at], pace.streams.cells[kernel.UP, :size] <= 2)
         if "node" in frames:
             self.io.update(frames["node"])
-        for name, values in found.items():
-            self.measures[name].follow(values)
-        self._judge(found, self._find_judgeable(job, at_work, throttled, barred, job_of_node), time)
-
-    def _find_judgeable(self, job: Ints, at_work: Bools, throttled: Bools, barred: Bools, job_of_node: Ints) -> Bools:
-        """Returns (slots,) jobs of several nodes that may be judged: most GPUs work, few throttle, none is barred."""
-        size, known = len(self.count), job >= 0
-        total = np.bincount(job[known], minlength=size)
-        busy = np.bincount(job[known & at_work], minlength=size)
-        stopped = np.bincount(job[known & barred], minlength=size) > 0
-        stopped |= np.bincount(job[known & throttled], minlength=size) > _LEFT_OUT * total
-        several = np.bincount(job_of_node[job_of_node >= 0], minlength=size) >= _LEAST_NODES
-        return np.asarray(several & (total >= LEAST_PEERS) & (busy > _MOST * total) & ~stopped)
-
-    def _judge(self, found: Mapping[str, Floats], judgeable: Bools, time: int) -> None:
-        sent, active = found["sent"], found["active"]
-        steps = judgeable & ~(sent < QUIET)  # a job that sends nothing makes no step: straggler_job reports that
+        counted = np.where(at_work & ~throttled, job, -1)
+        found = {name: median_by_job(shown[name], counted, size) for name in ("active", "clock")}
+        found |= {name: mean_by_job(shown[name], counted, size) for name in ("power", "capped")}
+        found["sent"] = self.ports.sent_by_job(at, size) if nics is not None else np.full(size, np.nan)
+        several = np.bincount(job_of_node[job_of_node >= 0], minlength=size) > 1
+        found["sent"][~several] = np.nan  # a job on one node shows on no port
+        shares = np.array([self.io.share_of(node) for node in placement.entities["node"]])
+        found["io"] = median_by_job(shares, job_of_node[:-1], size)
+        known = np.stack([np.isfinite(found[name]) for name, _ in _SOURCES])
+        source = known.argmax(axis=0).astype(np.int8)
         with np.errstate(divide="ignore", invalid="ignore"):
-            less = -np.log(np.stack([sent, active]))
-        alone = np.full(len(judgeable), -1, np.int32)
-        rested = np.flatnonzero((self.stepped_at > 0) & (time - self.stepped_at > _STALE) & steps).tolist()
-        if rested:
-            clear_conditions(self.sent, rested)
-            clear_conditions(self.active, rested)
-        self.stepped_at[steps] = time
-        for streams, values in zip((self.sent, self.active), less, strict=True):
-            streams.step(values, alone, time, steps)
-        size, traffic = len(judgeable), np.isfinite(sent)
-        up = np.where(traffic, self.sent.cells[kernel.UP, :size], self.active.cells[kernel.UP, :size])
-        by_sent, by_active = self.measures["sent"], self.measures["active"]
-        late = np.where(traffic, by_sent.now, by_active.now)
-        usual = np.where(traffic, by_sent.usual, by_active.usual)
-        self.since[(up <= 0) | (late > (1 - STILL_SLOWER) * usual)] = time
-        learns = steps & (up <= 2)
-        self.count += learns
-        gain = np.maximum(1 / np.maximum(self.count, 1), _LEARNING) * learns
-        for measure in self.measures.values():
-            measure.learn(gain)
-        self.reset_jobs(np.flatnonzero(time - self.since > _STAYS))
+            slower = -np.log(np.stack([found[name] for name, _ in _SOURCES])[source, np.arange(size)])
+        total, busy = (np.bincount(job[(job >= 0) & mask], minlength=size) for mask in (job >= 0, at_work))
+        stopped = np.bincount(job[(job >= 0) & barred], minlength=size) > 0
+        stopped |= np.bincount(job[(job >= 0) & throttled], minlength=size) > _LEFT_OUT * total
+        stopped |= found["sent"] < QUIET  # a job that sends nothing makes no step: straggler_job reports that
+        pace.update(found, slower, source, (total >= LEAST_PEERS) & (busy > _MOST * total) & ~stopped, gpus.time)
 
-    def slow_jobs(self) -> list[tuple[str, int]]:
-        """Returns (job, slot) of jobs that are slower than their own past."""
-        size = len(self.count)
-        on = np.where(self.judged_by_traffic(), _is_on(self.sent, size), _is_on(self.active, size))
-        on &= self.count >= LEARN
-        return [(name, slot) for name, slot in sorted(self.jobs.items()) if on[slot]] if on.any() else []
+    def losses(self, placement: GpuPlacement, sources: int = 3) -> Floats:
+        """Returns (jobs + 1,) ln of the throughput that each job has lost against its past; NaN where it is unknown.
 
-    def judged_by_traffic(self) -> Bools:
-        """Returns (slots,) jobs whose traffic shows their pace."""
-        sent = self.measures["sent"]
-        return np.asarray((sent.usual > 0) & np.isfinite(sent.now))
+        sources: number of the measures that count, the best first; 1: only what it sends.
+        """
+        now = np.full(len(self.pace.count), np.nan)
+        for number, (name, _) in enumerate(_SOURCES[:sources]):
+            now = np.where(self.pace.source == number, self.pace.shares(name), now)
+        slots = self._slots if len(self._slots) == len(placement.entities["job"]) + 1 else np.full(1, -1, np.int64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(-np.log(np.append(now, np.nan)[slots]))
 
-    def _io_by_job(self, placement: GpuPlacement, job_of_node: Ints, size: int) -> Floats:
-        """Returns (slots,) share of the time in which tasks wait for I/O, the median of a job's nodes."""
-        shares = np.array([self.io.share_of(node) for node in placement.nodes])
-        return median_by_job(shares, job_of_node[:-1].astype(np.int32), size)
+    def find_slow(
+        self,
+        frames: Mapping[str, Frame],
+        blamed: Collection[str],
+        doubted: Collection[str],
+        hold: float,
+        job_hold: float,
+    ) -> Sequence[tuple[SlowJob, int]]:
+        """Returns the slow jobs that are due, each with its onset; none of which a part is blamed already.
 
-    def _job_by_node(self, placement: GpuPlacement, job: Ints) -> Ints:
-        """Returns (nodes + 1,) slot of the job that has a node alone, -1 none; the last is for GPUs without a node."""
-        least = np.full(len(placement.nodes) + 1, np.iinfo(np.int64).max)
-        most = np.full(len(placement.nodes) + 1, -1)
-        np.minimum.at(least, placement.node, np.where(job >= 0, job, least[0]))
-        np.maximum.at(most, placement.node, job)
-        most[most != least] = -1
-        most[-1] = -1
-        return most
+        doubted: jobs that may wait for GPUs that throttle. A cause that appears long after the job became slow is a
+        second one.
+        """
+        time = frames["gpu"].time
+        found = [self._find_cause(name, slot, frames.get("nic")) for name, slot in self.pace.slow_jobs()]
+        slow = [one for one in found if one is not None and one.job not in blamed]
+        slow = [one for one in slow if one.explained or one.job not in doubted]
+        self.first = {one.entity: self.first.get(one.entity, [time, one.job]) for one in slow}
+        due = []
+        for one in {one.entity: one for one in slow}.values():
+            first = int(self.first[one.entity][0])
+            onset = one.since if first - one.since <= hold * SECOND else first
+            wait = hold if one.cause in ("network", "congestion") else job_hold
+            if time - onset >= wait * SECOND:
+                due.append((one, onset))
+        return due
 
-    def _node_by_port(self, nics: Frame, gpus: Frame, placement: GpuPlacement) -> Ints:
+    def report(self, due: Sequence[tuple[SlowJob, int]], time: int, detector: str) -> list[Finding]:
+        """Returns the findings of slow jobs that are due."""
+        close_ended(self.conditions, {one.entity for one, _ in due})
+        found = []
+        for one, onset in sorted(due, key=lambda pair: pair[0].entity):
+            if reported := due_report(self.conditions, one.entity, time, onset, one.level):
+                found.append(one.finding(time, reported, detector))
+        return found
+
+    def _find_cause(self, job: str, slot: int, nics: Frame | None) -> SlowJob | None:
+        pace = self.pace
+        now, usual = pace.values(slot)
+        measure, signal = _SOURCES[int(pace.source[slot])]
+        less = {name: 1 - now[name] / usual[name] if usual[name] > 0 else 0.0 for name in now}
+        if not less[measure] >= STILL_SLOWER or now["capped"] - usual["capped"] >= _POLICY:
+            return None
+        cause: JobCause = "waits"
+        signals: tuple[str, ...] = ("gpu.sm_active",)
+        entity, title, text = job, "GPUs wait, cause not visible", "its GPUs wait, the cause is not visible"
+        network = _find_network_cause(self.ports, job, slot, nics) if measure == "sent" and nics is not None else None
+        if network is not None:
+            cause = "network" if network.silent else "congestion"
+            entity, title, text, signals = network.entity, network.title, network.text, network.signals
+        elif now["io"] >= _IO and not now["io"] < _TIMES * usual["io"]:
+            cause, signals = "io", ("node.io_pressure",)
+            title = f"tasks wait for I/O {100 * now['io']:.0f} %"
+            text = f"tasks on its nodes wait for I/O {100 * now['io']:.0f} % of the time"
+        elif less["clock"] >= _CLOCK:
+            cause, signals = "clock", ("gpu.sm_clock",)
+            title = f"SM clocks {100 * less['clock']:.0f} % lower"
+            text = f"SM clocks of its GPUs are {100 * less['clock']:.0f} % lower, all alike"
+        elif not (less["active"] >= _ACTIVE or less["power"] >= _POWER):
+            return None  # as busy as before: it does more in each step
+        effect = -float(np.expm1(-pace.streams.cells[kernel.EFFECT, slot]))
+        signals = tuple(dict.fromkeys((signal, *signals)))
+        values = measure, now, usual, effect, pace.score(slot)
+        return SlowJob(job, entity, cause, title, text, int(pace.since[slot]), *values, signals)
+
+    def relearn(self, entity: str) -> None:
+        """Relearns a job, or the job of a blamed entity, after feedback that it is not a fault."""
+        job = str(self.first[entity][1]) if entity in self.first else entity
+        self.pace.reset_jobs([self.pace.jobs[job]] if job in self.pace.jobs else [])
+
+    @per_topology
+    def _node_by_port(self, nics: Frame, gpus: Frame, nodes: Sequence[str]) -> Ints:
         """Returns (ports,) number of each port's node, -1 none."""
-        key = (id(nics.topology), nics.topology.version, len(nics.entities), len(gpus.entities))
-        if key != self._key:
-            number = {name: i for i, name in enumerate(placement.nodes)}
-            above = nics.topology.ancestor_of_kind
-            self._node_of_port = np.array([number.get(above(e, "node") or "", -1) for e in nics.entities], np.int64)
-            self._key = key
-        return self._node_of_port
-
-    def _assign_slots(self, placement: GpuPlacement, started: Callable[[str], int | None]) -> Ints:
-        """Returns (jobs + 1,) slot of each job, the last, -1, for none; jobs that start again learn again."""
-        for job in self.jobs.keys() - set(placement.jobs):
-            del self.jobs[job]
-        free = iter(sorted(set(range(len(placement.jobs) + len(self.count))) - set(self.jobs.values())))
-        fresh = [self.jobs.setdefault(job, next(free)) for job in placement.jobs if job not in self.jobs]
-        self.grow(1 + max(self.jobs.values(), default=-1))
-        for measure in self.measures.values():
-            measure.grow(len(self.count))
-        restarted = [slot for job, slot in self.jobs.items() if (started(job) or 0) > self.updated_at]
-        self.reset_jobs(np.array([*fresh, *restarted], np.intp))
-        return np.array([*(self.jobs[job] for job in placement.jobs), -1], np.int64)
-
-    def reset_jobs(self, slots: NDArray[np.intp]) -> None:
-        """Resets jobs that start again, or whose present throughput is accepted."""
-        if not len(slots):
-            return
-        mask = np.zeros(len(self.count), bool)
-        mask[slots] = True
-        for streams in (self.sent, self.active):
-            streams.reset(mask)
-        self.count[slots], self.since[slots], self.stepped_at[slots] = 0, self.updated_at, 0
-        for measure in self.measures.values():
-            measure.restart(slots)
+        number = {name: i for i, name in enumerate(nodes)}
+        above = nics.topology.ancestor_of_kind
+        return np.array([number.get(above(e, "node") or "", -1) for e in nics.entities], np.int64)
 
 
-def _is_on(streams: Streams, size: int) -> Bools:
-    return np.asarray((streams.cells[kernel.WORD, :size].view(np.uint32) & kernel.ON_UP) != 0)
+def _job_by_node(placement: GpuPlacement, job: Ints) -> Ints:
+    """Returns (nodes + 1,) slot of the job that has a node alone, -1 none; the last is for GPUs without a node."""
+    nodes = len(placement.entities["node"])
+    least, most = np.full(nodes + 1, np.iinfo(np.int64).max), np.full(nodes + 1, -1)
+    np.minimum.at(least, placement.node, np.where(job >= 0, job, least[0]))
+    np.maximum.at(most, placement.node, job)
+    most[most != least] = -1
+    most[-1] = -1
+    return most
 
 
-def _mean_by_job(values: Floats, job: NDArray[np.int32], jobs: int) -> Floats:
-    known = (job >= 0) & np.isfinite(values)
-    size = np.bincount(job[known], minlength=jobs)
-    return np.asarray(np.bincount(job[known], values[known], jobs) / np.where(size > 0, size, np.nan))
+def _find_network_cause(ports: JobPorts, job: str, slot: int, nics: Frame) -> NetworkCause | None:
+    """Returns the part of the network that slows a job; None where its ports are as before."""
+    n = len(nics.entities)
+    of_job = np.flatnonzero((ports.job[:n] == slot) & np.isfinite(ports.sent[:n]))
+    if not len(of_job):
+        return None
+    erring = of_job[ports.errs[of_job] >= _ERRS]
+    if 0 < len(erring) <= _FEW:
+        port = nics.entities[int(erring[np.argmax(ports.errs[erring])])]
+        # the detectors of links blame the port
+        return NetworkCause(job, f"errors on {entity_name(port)}", f"{port} errs in most minutes", ERRORS, False)
+    over = ports.excess[:, of_job] >= _DOUBLED
+    row = int(np.argmax(over.sum(axis=1)))
+    what, signals = KINDS[row]
+    entity, waiting, where = job, of_job, ""
+    if (part_of := _find_congested_part(of_job, over[row], nics)) is not None:
+        entity, waiting = part_of
+        where = f" on {entity}"
+    elif np.count_nonzero(over[row]) <= _MOST * len(of_job):
+        return None
+    times = float(np.exp(np.median(ports.excess[row, waiting])))
+    count = f"{len(waiting)} " if part_of is not None else ""
+    text = f"its {count}ports{where} {what} {times:.1f} times as much as before"
+    title = f"{len(waiting)} ports {'congested' if row else 'wait'}, {times:.1f} times as much"
+    silent = row == 0 and any(signal in nics.values for signal in MARKS)
+    return NetworkCause(entity, title, text, signals, silent)
+
+
+def _find_congested_part(ports: NDArray[np.intp], over: Bools, nics: Frame) -> tuple[str, NDArray[np.intp]] | None:
+    """Returns the rail on all leaves of which most of a job's ports wait, else the leaf with most such ports; with its
+    ports. None if most leaves of the job wait: then the cause is above them, or the job itself."""
+    leaves: dict[str, list[int]] = {}
+    for place, port in enumerate(ports.tolist()):
+        leaves.setdefault(nics.topology.ancestor_of_kind(nics.entities[port], "leaf") or "", []).append(place)
+    waiting = {leaf for leaf, places in leaves.items() if leaf and over[places].sum() > max(1, _MOST * len(places))}
+    if not waiting or (len(leaves) > 1 and len(waiting) > _MOST * len(leaves)):
+        return None
+    rails: dict[str, list[str]] = {}
+    for leaf, places in leaves.items():
+        rails.setdefault(nics.topology.ancestor_of_kind(nics.entities[ports[places[0]]], "rail") or "", []).append(leaf)
+    whole = [rail for rail, parts in rails.items() if rail and len(parts) > 1 and waiting.issuperset(parts)]
+    if len(whole) == 1:
+        return whole[0], ports[[place for leaf in rails[whole[0]] for place in leaves[leaf]]]
+    most = max(sorted(waiting), key=lambda leaf: over[leaves[leaf]].sum())
+    return most, ports[leaves[most]]

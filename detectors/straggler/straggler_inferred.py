@@ -4,64 +4,119 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import OpenConditions, close_ended, due_report
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
+from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
+from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason
 from detectors.base.topology_index import pop_members_mask
 from detectors.straggler.alarm_budget import gpu_budget
-from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
-from detectors.straggler.gpu_readings import GpuReadings, GpuSymptoms, GpuWatch
-from detectors.straggler.gpu_verdicts import GpuInstant, Symptoms, find_suspects
-from detectors.straggler.job_throughput import ERRORS, MARKS, SENT, WAITS
-from detectors.straggler.mass_throttling import ThrottlingLoops
+from detectors.straggler.blame import (
+    CORROBORATED,
+    HARM,
+    Suspicion,
+    Weight,
+    decide_level,
+    describe_causes,
+    find_suspicions,
+)
+from detectors.straggler.gpu_placement import GpuPlacement
+from detectors.straggler.gpu_readings import (
+    POLICY,
+    SIGNALS,
+    SLOW_CLOCK,
+    Cause,
+    ClockWatch,
+    GpuReadings,
+    clear_conditions,
+    find_host_cause,
+)
+from detectors.straggler.job_throughput import ERRORS, JOB_EVERY, MARKS, SENT, WAITS, JobThroughput
 from detectors.straggler.pressure import Pressure
-from detectors.straggler.whole_jobs import WholeJobs
-from pipeline.model.records import SECOND, Finding, Frame
+from detectors.straggler.step_samples import find_relearned
+from pipeline.model.entity_names import pager_title
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
-_BELOW_SMOOTH = 0.15  # gain, as of the kernel's effect; chosen
+_STALE = 120 * SECOND  # us after its last judged sample until a GPU is not reported: its job is over or waits; chosen
+_WORKS = 0.1
+"""Least share of the time in which a kernel runs, or SMs are active, of a GPU that works, where NVML does not report
+whether it idles. Chosen: below, its clock depends on the moment of the reading."""
+_LIGHT = 0.005  # least activity that differs from none
 _BIT_LASTS = 20 * SECOND  # us that a throttle bit must last: three samples; shorter ones slow no step. Chosen
-_STALE = 120 * SECOND  # us after its last judged sample until a GPU is not reported: its job is over or waits
+_RACK = 2  # whole nodes of a rack whose clocks fall together: their power or coolant, not they; chosen
 _TOGETHER = Quantity(("gpu.sm_clock",), "run at lower clocks", "run at higher clocks")
+_SIDES = ("clock", "busy", "waiting")
+"""What GPUs show: a low clock; busier than their peers, which wait for them; less busy, as they wait for their host."""
+
+
+@dataclass
+class GpuSymptoms(State):
+    """(N,) by GPU. judged_at: last judged sample (us).   samples: judged so far.   bit_since: since when it throttles.
+
+    since: by number of _SIDES, since when it shows that (us), 0 not.
+    """
+
+    judged_at: NDArray[np.int64] = memory(0, np.int64)
+    samples: NDArray[np.int64] = memory(0, np.int64)
+    bit_since: NDArray[np.int64] = memory(0, np.int64)
+    since: NDArray[np.int64] = memory(0, np.int64, shape=(len(_SIDES), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """All GPUs at one instant. clock: the streams of clocks; activity: by number, of SM activity and power.
+
+    on, effect: (sides, N) which show what, and by how much (ln).   counted: (N,) work, and may be judged.
+    losses: (jobs + 1,) ln of the throughput that each job has lost, NaN unknown.
+    """
+
+    frames: Mapping[str, Frame]
+    clock: Step
+    activity: tuple[Step, Step]
+    on: Bools
+    effect: Floats
+    counted: Bools
+    losses: Floats
 
 
 @dataclass
 class StragglerInferred(Detector):
-    """Peer-conditioned CUSUM on each GPU's SM clock, and on its SM activity, within its stage, job or rack.
+    """Compares the SM clock, SM activity and power of each GPU with those of its stage, or its job, by product.
 
     In synchronous training all GPUs of a job share the step time. A slow GPU computes all the time while its peers wait
-    in collectives, where SMs and tensor cores are less active and power falls. A GPU that waits for its host is less
-    active than its peers. Utilization does not show this: NVML counts a GPU that waits in a collective as busy. Only
-    busy GPUs are judged.
+    in collectives, where SMs are less active and power falls: it is busier than its peers. A GPU that waits for its
+    host or PCIe link is less busy. Utilization does not show this: NVML counts a GPU that waits in a collective as
+    busy. How much the job loses shows in the bytes that it sends, else in the activity or power of all its GPUs,
+    against its own past.
 
     Page:
 
-    - SM clock `delta` below normal: at once while a throttle bit that is not policy is set (0x8, 0x20, 0x40, 0x80),
-      else after `hold` s among at least 8 peers.
-    - A clock below `ratio` of its peers' after `hold` s, whatever it was before.
-    - SMs of most GPUs of a node less active than their peers' after `hold` s, while tasks there wait for processors.
-    - SMs of one GPU less active, if its PCIe link is below its peers'.
+    - SM clock `delta` below normal, or below 0.8 of its peers' whatever it was before, by which the job loses 5 %: at
+      once with a throttle bit, or without any event reason that explains it; else after `hold` s.
+    - One GPU or node busier or less busy than its peers for `hold` s, since which the job has lost 10 %, and no other
+      part of it differs. 5 % with a narrower PCIe link, or with tasks of its node that wait for processors.
 
-    Suspect: any other GPU or node that is busier than its peers, or less busy without a visible cause. GPUs of a job
-    that reports compute times are left to the detector `straggler`; GPUs of a loop that throttle together are left to
-    the detectors of coolant and power.
+    Ticket: the same for half of that loss; a lower power cap on some GPUs of a node, which is policy. Suspect: any
+    other GPU or node that differs from its peers. GPUs of a job that reports compute times are left to the detector
+    `straggler`; GPUs of a loop that throttle together are left to the detectors of coolant and power.
 
-    Ticket: a whole job that sends 10 % less than before, or is less active if traffic is not measured, while no part of
-    it stands out. After `hold` s the cause is the leaf or rail on which its ports wait, else the job with its network.
-    After `job_hold` s it is the job, if its SMs wait or all clocks fell alike. No ticket for a new power cap, for a job
+    A whole job that sends 10 % less than before, or is less active if traffic is not measured, while no part of it
+    stands out: after `hold` s the cause is the leaf or rail on which its ports wait, else the job with its network.
+    That is a page if no congestion marks explain it. After `job_hold` s it is the job, if its SMs wait or all clocks
+    fell alike: a page if it lost a quarter for no visible cause. Nothing is reported for a new power cap, for a job
     that is as busy as before (more work in each step), or for one that restarted or sends nothing (no steps).
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
-    activity (chosen); ratio: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
+    activity (chosen); 0.8: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
     benign slowdown of 300 s, as two may meet; job_hold: evaluations and phases end before (chosen); 10 %: Lin et al.
-    (OSDI 2025); warm_up: published mutes are of 50 to 200 steps (chosen as time).
+    (OSDI 2025).
     """
 
     name: ClassVar[str] = "straggler_inferred"
@@ -69,212 +124,349 @@ class StragglerInferred(Detector):
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ("gpu.sm_clock",)
     wants: ClassVar[tuple[str, ...]] = (
-        *("gpu.sm_active", "gpu.tensor_active", "gpu.utilization", "gpu.power", "gpu.throttle_reasons"),
-        *("gpu.temperature", "gpu.pcie_width", "gpu.pcie_generation", "node.cpu_pressure", "node.io_pressure"),
-        *("node.load1", "node.cpu_count", SENT, *WAITS, *MARKS, *ERRORS),
+        *("gpu.sm_active", "gpu.tensor_active", "gpu.utilization", *SIGNALS[1:], "node.io_pressure"),
+        *(SENT, *WAITS, *MARKS, *ERRORS),
         *("rank.compute_time", "event:job_start", "event:job_end", "event:version"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "A GPU that computes slowly at full clock is only a suspect: it is busier than its peers, like one with more "
-        "work. A GPU that is slow from the first sample by less than 20 %, or whose loop throttles too. Hosts and "
-        "PCIe links of unknown jobs. Idle GPUs. Which step or collective is slow. Whole jobs that are slow by less "
-        "than 10 %, on a single node, or while their GPUs are as busy as before, which looks like more work in each "
-        "step."
+        "A GPU that is slow from the first sample by less than 20 %, or whose loop throttles too. A slow GPU for which "
+        "its job does not wait is a suspect only. GPUs of unknown jobs, except for their clocks. Which step or "
+        "collective is slow. Whole jobs that are slow by less than 10 %, or while their GPUs are as busy as before, "
+        "which looks like more work in each step."
     )
 
     threshold: float = 18.5
     delta: float = 0.03
     duty_delta: float = 0.02
-    ratio: float = 0.8
     hold: float = 600.0
+    ticket_hold: float = 300.0
     job_hold: float = 1800.0
-    warm_up: float = 600.0
 
-    clocks: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
+    clocks: ClockWatch = part(ClockWatch)
     duty: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
+    draw: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
     placement: GpuPlacement = part(GpuPlacement)
     gates: Gates = part(Gates)
-    loops: ThrottlingLoops = part(ThrottlingLoops)
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"), of="node")
-    whole: WholeJobs = part(WholeJobs, of="job")
-    readings: GpuReadings = part(GpuReadings)
+    jobs: JobThroughput = part(JobThroughput, of="job")
+    readings: GpuReadings = part(GpuReadings, kept=True)
     symptoms: GpuSymptoms = part(GpuSymptoms)
-    settled: NDArray[np.int64] = memory(0, np.int64)  # us, from when on its activity is judged after a move
-    cohort_kind: NDArray[np.int8] = memory(0, np.int8)  # compared with GPUs of its job 1, of its rack 2; 0 unknown
-    in_maintenance: Bools = memory(False, np.bool_)
+    kind: NDArray[np.int8] = memory(0, np.int8)  # compared with GPUs of its job 1, of its rack 2; 0 unknown
+    active: Floats = memory(np.nan)  # newest SM activity, else tensor activity
+    maintained: Bools = memory(False, np.bool_)
     conditions: OpenConditions = notes()
     accepted: list[str] = notes(list)
 
     def __post_init__(self) -> None:
-        self.clocks.channel = Channel(0.01, self.delta, threshold=self.threshold)
-        self.duty.channel = Channel(0.01, self.duty_delta, phi=0.4, threshold=self.threshold, both=True)
+        self.clocks.streams.channel = Channel(0.01, self.delta, threshold=self.threshold)
+        for streams in (self.duty, self.draw):
+            streams.channel = Channel(0.01, self.duty_delta, phi=0.4, threshold=self.threshold, both=True)
 
     def budget(self) -> list[str]:
         """Returns the false alarm rates of its tests of clock and activity."""
-        return gpu_budget(self.clocks.channel, self.duty.channel, self.whole.channels, self.ratio, self.hold)
+        channels = self.jobs.pace.streams.channel, JOB_EVERY
+        return gpu_budget(self.clocks.streams.channel, self.duty.channel, channels, SLOW_CLOCK, self.hold)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """Returns findings on GPUs with a lower clock or more activity than their peers."""
+        """Returns findings on GPUs whose clock, activity or power differs from their peers', and on slow jobs."""
         self.gates.update(frames)
-        nodes, frame = frames.get("node"), frames.get("gpu")
-        if nodes is not None:
-            self.pressure.update(nodes)
+        if "node" in frames:
+            self.pressure.update(frames["node"])
+        frame = frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
-        n = len(frame.entities)
+        n, time = len(frame.entities), frame.time
         self.grow(n)
         self.symptoms.grow(n)
         if (mask := pop_members_mask(self.accepted, frame)) is not None:
             self._relearn(mask)
-        in_maintenance = self._relearn_changed(frames, frame)
+        maintained = self._relearn_changed(frames, frame)
         self.placement.record_reporting(frame, frames.get("rank"))
-        if (first := self.readings.find_new_tensor(frame)).any():
-            self._relearn_activity(first)
-        clock, activity, busy = self.readings.read(frame)
-        throttled = self.readings.throttled_since[:n] > 0
-        excluded = self.loops.find_members(frame, self.placement.node, busy, throttled)
-        gate = busy & ~in_maintenance & ~excluded
+        self.readings.update(frame)
+        activity, busy = self._read_activity(frame)
+        gate = busy & ~maintained
         self._relearn_moved(gate)
-        self._clear_rested(frame.time, gate & np.isfinite(clock))
-        groups = self.placement.groups
-        step = self.clocks.step(-np.log(clock), groups, frame.time, gate)
-        placed = gate & self.placement.job_known & (groups >= 0) & (frame.time >= self.settled[:n])
-        duty = self.duty.step(np.log(activity), groups, frame.time, placed)
-        symptoms = self._find_symptoms(frame.time, clock, gate, ~excluded & ~in_maintenance, step, duty)
+        self._clear_rested(time, gate)
+        groups, clock = self.placement.groups, frame["gpu.sm_clock"]
+        step = self.clocks.step(clock, groups, time, gate)
+        placed = gate & self.placement.job_known & (groups >= 0)
+        power = np.where(frame["gpu.power"] > 0, frame["gpu.power"], np.nan)
+        duty = self.duty.step(np.log(activity), groups, time, placed)
+        draw = self.draw.step(np.log(power), groups, time, placed)
+        now = self._find_symptoms(frames, gate & np.isfinite(clock), step, (duty, draw))
+        suspicions = self._find_suspicions(now) if now.on.any() else []
         alike = self._group_findings(frame, step)
-        watch = self._watch()
-        if self.whole.is_due(frame.time):
-            masks = busy, excluded, in_maintenance, symptoms.any_symptom, self.settled[:n]
-            alike += self.whole.update(watch, frames, *masks, set(self.group.conditions), self.name)
-        if not symptoms.any():
-            if self.conditions:
-                close_ended(self.conditions, set())
-            return alike
-        return [*self._report(GpuInstant(watch, frame, nodes, symptoms)), *alike]
+        if self.jobs.is_due(time):
+            alike += self._follow_jobs(frames, busy, now)
+        close_ended(self.conditions, {s.entity for s, _ in suspicions})
+        return [*self._report(now, suspicions), *alike]
 
-    def _watch(self) -> GpuWatch:
-        return GpuWatch(
-            self.delta,
-            self.duty_delta,
-            self.hold,
-            self.job_hold,
-            self.clocks,
-            self.duty,
-            self.placement,
-            self.gates,
-            self.pressure,
-            self.readings,
-            self.symptoms,
-        )
+    def _read_activity(self, frame: Frame) -> tuple[Floats, Bools]:
+        """Returns (N,) SM activity, else tensor activity, NaN where not measured; and which GPUs work."""
+        n, sm = len(frame.entities), frame["gpu.sm_active"]
+        seen = np.isfinite(sm)
+        activity = np.where(seen, np.maximum(sm, _LIGHT), np.maximum(frame["gpu.tensor_active"], _LIGHT))
+        np.copyto(self.active[:n], activity, where=np.isfinite(activity))
+        shares = np.fmax(sm, frame["gpu.utilization"])
+        idle = has_reason(self.readings.bits[:n], IDLE) & self.readings.known[:n]
+        return activity, ~idle & ~(shares < _WORKS) & (np.isfinite(shares) | self.readings.known[:n])
 
     def _group_findings(self, frame: Frame, step: Step) -> list[Finding]:
-        """Returns what many of a stage or rack have in common; not of jobs that report compute times, and no new power
-        cap."""
-        n = len(frame.entities)
-        counted = ~(self.readings.is_newly_capped(n) | self.placement.reports_compute_time(frame.time))
+        """Returns what many of a stage or rack have in common; not of jobs that report compute times, no throttling and
+        no power cap."""
+        time = frame.time
+        counted = ~(self.readings.is_excused(time)[: len(frame.entities)] | self.placement.reports_compute_time(time))
         cohort, blamed = self.placement.cohort_name, self.conditions
-        return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
+        found = self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
+        return [f for f in found if f.evidence["direction"] == "more"]  # the others are faster: no harm
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Learns the GPUs of an entity again with the next frame of GPUs, and a whole job now."""
-        self.whole.relearn(entity)
+        self.jobs.relearn(entity)
         self.accepted.append(entity)
 
     def _relearn(self, mask: Bools) -> None:
         """Learns GPUs again: other software, maintenance, or accepted as normal."""
-        self.clocks.reset(mask[: self.clocks.cells.shape[1]])
-        self.symptoms.below[: len(mask)][mask] = 0.0
-        self.symptoms.stuck_since[: len(mask)][mask] = 0
-        self._relearn_activity(mask)
-
-    def _relearn_activity(self, mask: Bools) -> None:
-        self.duty.reset(mask[: self.duty.cells.shape[1]])
-        for since in (self.symptoms.low_since, self.symptoms.high_since):
-            since[: len(mask)][mask] = 0
+        for piece in (self.clocks, self.duty, self.draw):
+            piece.reset(mask)
+        self.symptoms.since[:, : len(mask)][:, mask] = 0
 
     def _relearn_moved(self, gate: Bools) -> None:
         """Learns GPUs again that work beside others of their job after others of their rack, or the other way round.
 
         A GPU that only rests between two jobs keeps its baseline: a fault of it lasts.
         """
-        now, last = np.where(self.placement.job_known, 1, 2), self.cohort_kind[: len(gate)]
+        now, last = np.where(self.placement.job_known, 1, 2), self.kind[: len(gate)]
         other = gate & (last != now)
         if other.any():
             self._relearn(other & (last != 0))
             last[other] = now[other]
 
-    def _clear_rested(self, time: int, known: Bools) -> None:
+    def _clear_rested(self, time: int, gate: Bools) -> None:
         """Ends the conditions of GPUs that work again after a rest: they may have been repaired. Baselines stay."""
-        last = self.symptoms.judged_at[: len(known)]
-        back = np.flatnonzero(known & (last > 0) & (time - last > _STALE))
+        last = self.symptoms.judged_at[: len(gate)]
+        back = np.flatnonzero(gate & (last > 0) & (time - last > _STALE))
         if len(back):
-            for streams in (self.clocks, self.duty):
-                streams.cells[[[kernel.UP], [kernel.DOWN], [kernel.EFFECT]], back] = 0.0
-                words = streams.cells[kernel.WORD].view(np.uint32)
-                words[back] &= ~(kernel.ON_UP | kernel.ON_DOWN | kernel.HELD_BITS)
-            history = self.symptoms
-            for cells in (history.below, history.stuck_since, history.low_since, history.high_since):
-                cells[back] = 0
+            for streams in (self.clocks.streams, self.duty, self.draw):
+                clear_conditions(streams, back.tolist())
+            self.symptoms.since[:, back], self.clocks.below[back] = 0, 0.0
 
     def _relearn_changed(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
         """Learns GPUs again with other peers, other software, or after maintenance; returns (N,) those in
         maintenance."""
         n = len(frame.entities)
         if (regrouped := self.placement.update_topology(frame)) is not None and regrouped.any():
-            self._relearn_activity(regrouped)
-            self.settled[:n][regrouped] = frame.time + round(self.warm_up * SECOND)
-        in_maintenance = self.gates.maintenance_mask(frame)
-        over = self.in_maintenance[:n] & ~in_maintenance
-        self.in_maintenance[:n] = in_maintenance
-        updated = {e.entity for f in frames.values() for e in f.events if e.kind == "version"}
-        if updated:
-            above = frame.topology.ancestors
-            over = over | np.array([e in updated or not updated.isdisjoint(above(e)) for e in frame.entities], bool)
+            for streams in (self.duty, self.draw):
+                streams.reset(regrouped)
+            self.symptoms.since[1:, :n][:, regrouped] = 0
+        now = self.gates.maintenance_mask(frame)
+        over = self.maintained[:n] & ~now
+        self.maintained[:n] = now
+        if updated := find_relearned(frames):
+            waiting = list(updated)
+            over = over | np.asarray(pop_members_mask(waiting, frame))
         if over.any():
             self._relearn(over)
-        return in_maintenance
+        return now
 
-    def _find_symptoms(self, time: int, clock: Floats, gate: Bools, allowed: Bools, step: Step, duty: Step) -> Symptoms:
-        """Returns the symptoms of each GPU. allowed: (N,) which may be blamed at all."""
-        n, known, history = len(clock), gate & np.isfinite(clock), self.symptoms
-        judged_at = history.judged_at[:n]
-        judged_at[known] = time
+    def _find_symptoms(
+        self, frames: Mapping[str, Frame], known: Bools, step: Step, activity: tuple[Step, Step]
+    ) -> Instant:
+        """Returns what each GPU shows. known: (N,) judged now."""
+        n, time, history, readings = len(known), frames["gpu"].time, self.symptoms, self.readings
+        history.judged_at[:n][known] = time
         history.samples[:n] += known
-        since, grouped, median = time - judged_at, ~step.alone, step.median
-        fresh = (since <= _STALE) & (since >= 0) & (history.samples[:n] > LEARN)
-        present = allowed & fresh & ~self.placement.reports_compute_time(time)
-        below = history.below[:n]
-        learns = known & grouped & (step.size >= LEAST_PEERS)
-        below += np.where(learns, _BELOW_SMOOTH * (-np.log(clock) - median - below), 0.0)
-        limit = -np.log(self.ratio)
-        _update_since(history.stuck_since[:n], below >= limit, time)
-        throttled_since = self.readings.throttled_since[:n]
-        stuck, fast = history.stuck_since[:n] > 0, np.zeros(n, bool)
-        if throttled_since.any():
-            low = (step.effect >= self.delta) | (below >= limit / 2)
-            lasts = (throttled_since > 0) & (time - throttled_since >= _BIT_LASTS)
-            fast = present & lasts & low & grouped & ~step.moved
-        if stuck.any():
-            stuck &= present & (time - history.stuck_since[:n] >= self.hold * SECOND) & ~step.moved
-        slow = step.on & present & grouped & ~step.moved
-        for began, more in ((history.low_since[:n], -duty.effect), (history.high_since[:n], duty.effect)):
-            _update_since(began, (more >= self.duty_delta) & present, time, more >= self.duty_delta / 2)
-        unequal = duty.on & present & ~duty.moved & self.placement.job_known
-        return Symptoms(fast, slow, stuck, unequal & duty.below, unequal & ~duty.below, step, duty)
+        fresh = (np.abs(time - history.judged_at[:n]) <= _STALE) & (history.samples[:n] > LEARN)
+        counted = fresh & ~(self.maintained[:n] | readings.together) & ~self.placement.reports_compute_time(time)
+        bits = known & has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
+        history.bit_since[:n] = np.where(bits, np.where(history.bit_since[:n] > 0, history.bit_since[:n], time), 0)
+        below, apart = self.clocks.below[:n], ~step.alone & ~step.moved
+        low = np.maximum(np.where(step.judged, step.effect, 0), np.where(below >= -np.log(SLOW_CLOCK), below, 0))
+        throttled = bits & (time - history.bit_since[:n] >= _BIT_LASTS)
+        throttled &= (low >= self.delta) | (below >= -np.log(SLOW_CLOCK) / 2)
+        clock = (step.on | throttled | (below >= -np.log(SLOW_CLOCK))) & apart
+        of_job = self.placement.job_known & ~clock
+        busy, waiting = np.zeros(n, bool), np.zeros(n, bool)
+        departs = np.zeros(n)
+        for one in activity:
+            unequal = one.on & ~one.moved & of_job
+            busy |= unequal & ~one.below
+            waiting |= unequal & one.below
+            departs = np.where(np.abs(one.effect) > np.abs(departs), one.effect, departs)
+        on = np.stack([clock, busy, waiting]) & counted
+        effect = np.stack([np.where(throttled, np.maximum(low, below), low), departs, -departs])
+        since = history.since[:, :n]
+        still = on | ((effect >= np.array([self.delta, self.duty_delta, self.duty_delta])[:, None] / 2) & counted)
+        since[:] = np.where(still, np.where((since == 0) & on, time, since), 0)
+        new = since[0] == time
+        held = np.clip(step.held, 0, None) * SECOND
+        since[0] = np.where(new, time - held, since[0])
+        for side in (1, 2):
+            longest = np.maximum(activity[0].held, activity[1].held) * SECOND
+            since[side] = np.where(since[side] == time, time - longest, since[side])
+        return Instant(frames, step, activity, on, effect, counted, self.jobs.losses(self.placement))
 
-    def _report(self, now: GpuInstant) -> list[Finding]:
-        found, time = {s.entity: s for s in find_suspects(now)}, now.frame.time
-        close_ended(self.conditions, set(found))
-        dues = {e: due_report(self.conditions, e, time, s.onset, s.level) for e, s in sorted(found.items())}
-        return [found[e].finding(time, due, self.name) for e, due in dues.items() if due is not None]
+    def _find_suspicions(self, now: Instant) -> list[tuple[Suspicion, int]]:
+        """Returns the GPUs and nodes that are blamed, with what they show: a number of _SIDES.
+
+        Where a clock is low, the activity of the rest of its node and job follows from it.
+        """
+        placement, found = self.placement, list[tuple[Suspicion, int]]()
+        explained, node = np.zeros(len(now.counted), bool), placement.node
+        for side, least in enumerate((self.delta, self.duty_delta, self.duty_delta)):
+            on = now.on[side] & ~explained
+            if not on.any():
+                continue
+            counted = now.counted & ~explained
+            effect = np.where(counted, now.effect[side], 0.0)
+            found += [(s, side) for s in find_suspicions(on, effect, counted, placement, least, self.conditions)]
+            if side == 0:
+                jobs, of = placement.numbers["job"], np.flatnonzero(on)
+                explained |= (np.isin(jobs, jobs[of]) & (jobs >= 0)) | (np.isin(node, node[of]) & (node >= 0))
+        return found
+
+    def _report(self, now: Instant, suspicions: list[tuple[Suspicion, int]]) -> list[Finding]:
+        """Returns the findings that are due."""
+        if not suspicions:
+            return []
+        time, jobs = now.frames["gpu"].time, self.placement.numbers["job"]
+        causes = [self._find_causes(now, s, side) for s, side in suspicions]
+        named = [int(jobs[s.slots[0]]) for (s, _), known in zip(suspicions, causes, strict=True) if known]
+        racks = [self._rack(now, s) for s, side in suspicions if side == 0 and not s.single]
+        found = []
+        for (suspicion, side), known in zip(suspicions, causes, strict=True):
+            job = int(jobs[suspicion.slots[0]])
+            others = sum(int(jobs[s.slots[0]]) == job for s, _ in suspicions) - 1
+            alone = others == 0 and (bool(known) or job not in named)
+            if side and not known and (job in named and job >= 0):
+                continue  # the rest of a job waits for the part that is known to be slow
+            level = self._decide(now, suspicion, side, known, alone)
+            if side == 0 and racks.count(rack := self._rack(now, suspicion)) >= _RACK and rack is not None:
+                level = "suspect"
+            since = self.symptoms.since[side][suspicion.slots]
+            onset = int(since[since > 0].min(initial=time))
+            if due := due_report(self.conditions, suspicion.entity, time, onset, level):
+                found.append(self._describe(now, suspicion, side, known, due))
+        return found
+
+    def _rack(self, now: Instant, suspicion: Suspicion) -> str | None:
+        entity = self.placement.ancestor("node", int(suspicion.slots[0]))
+        return now.frames["gpu"].topology.ancestor_of_kind(entity, "rack") if entity else None
+
+    def _decide(self, now: Instant, suspicion: Suspicion, side: int, causes: list[Cause], alone: bool) -> Level:
+        """Returns the level. Without a low clock, only what the job has lost since shows the harm."""
+        mine, time = suspicion.slots, now.frames["gpu"].time
+        since = self.symptoms.since[side][mine]
+        held = (time - float(np.median(since[since > 0]))) / SECOND if (since > 0).any() else 0.0
+        loss, cost = float(now.losses[self.placement.numbers["job"][mine[0]]]), float(now.effect[side][mine].max())
+        if side == 0:
+            sent = float(self.jobs.losses(self.placement, 1)[self.placement.numbers["job"][mine[0]]])
+            if cost < HARM and sent < CORROBORATED / 2:  # False of NaN: then it is not known
+                cost = min(cost, CORROBORATED / 2)  # the job does not wait for it
+        else:
+            cost = max(np.nan_to_num(loss), cost if causes else 0.0)
+        peers = len(self.placement.others(mine, now.counted))
+        weight = Weight(cost, held, peers, alone, waits=True)
+        return decide_level(suspicion, causes, weight, self.hold, self.ticket_hold)
+
+    def _find_causes(self, now: Instant, suspicion: Suspicion, side: int) -> list[Cause]:
+        """Returns what GPUs and node show: of low clocks why, of waiting GPUs the link or host for which they wait."""
+        mine, placement = suspicion.slots, self.placement
+        peers, time = placement.others(mine, now.counted), now.frames["gpu"].time
+        column = np.arange(len(now.counted))
+        found = self.readings.find_causes(placement, mine, peers, column, self.clocks, time)
+        if side == 0:
+            return [cause for cause in found if not cause.key.startswith("pcie")]
+        if side == 1:
+            return [cause for cause in found if cause.key == POLICY]
+        found = [cause for cause in found if cause.key.startswith("pcie") or cause.key == POLICY]
+        if suspicion.single:
+            return found
+        jobs, nodes = placement.numbers["job"], placement.node
+        of_job = np.unique(nodes[jobs == jobs[mine[0]]]).tolist()
+        names = placement.entities["node"]
+        others = [names[k] for k in of_job if k >= 0 and names[k] != suspicion.entity]
+        return [*found, *find_host_cause(suspicion.entity, others, self.pressure, now.frames)]
+
+    def _describe(
+        self, now: Instant, suspicion: Suspicion, side: int, causes: list[Cause], due: tuple[int, Level]
+    ) -> Finding:
+        mine, placement, readings = suspicion.slots, self.placement, self.readings
+        worst = int(mine[np.argmax(now.effect[side][mine])])
+        peers = placement.others(mine, now.counted)
+        step, last, signal, unit = now.clock, readings.clock, "gpu.sm_clock", "MHz"
+        if side:
+            both = [np.abs(one.effect[worst]) * one.on[worst] for one in now.activity]
+            number = int(np.argmax(both))
+            step = now.activity[number]
+            last, signal, unit = ((self.active, "gpu.sm_active", "1"), (readings.watts, "gpu.power", "W"))[number]
+        known = last[peers][np.isfinite(last[peers])]
+        value = float(last[worst])
+        expected = float(np.median(known)) if len(known) else value * float(np.exp(now.effect[side][worst]))
+        if side == 0 and len(known):
+            value = min(value, expected * float(np.exp(-now.effect[0][worst])))  # it may recover for a moment
+        spread = float(step.spread[worst])
+        compared = Comparison(
+            *(value, expected, expected * spread if np.isfinite(spread) else None, placement.cohort_name(worst)),
+            *(len(peers), (expected - value if side == 0 else value - expected) / expected, unit),
+        )
+        loss = float(np.expm1(np.nan_to_num(now.losses[placement.numbers["job"][worst]])))
+        return self.finding(
+            now.frames["gpu"].time,
+            suspicion.entity,
+            due,
+            score=float(step.score[mine].max()),
+            summary=_write_title(suspicion, side, compared, causes, loss),
+            signals=tuple(dict.fromkeys((signal, *(cause.signal for cause in causes)))),
+            clears=f"it differs from the expected value by less than {50 * self.delta:.1f} %",
+            compared=compared,
+            **self._context(now, mine, worst, peers),
+            cause=describe_causes(causes),
+            attribution="HOST" if side == 2 and not suspicion.single else "NODE",
+            job_loss=round(loss, 4),
+            **{cause.key: cause.value for cause in causes},
+        )
+
+    def _context(self, now: Instant, mine: NDArray[np.intp], worst: int, peers: NDArray[np.intp]) -> dict[str, Any]:
+        """Returns where it is, and its power beside that of its peers, which falls where they wait."""
+        found: dict[str, Any] = {"gpus": [self.placement.names[i] for i in mine.tolist()]}
+        found |= self.placement.around(worst)
+        watts, usual = float(self.readings.watts[worst]), self.readings.watts[peers]
+        usual = usual[np.isfinite(usual)]
+        if np.isfinite(watts) and len(usual):
+            found |= {"power_w": round(watts), "power_of_peers_w": round(float(np.median(usual)))}
+        return found
+
+    def _follow_jobs(self, frames: Mapping[str, Frame], busy: Bools, now: Instant) -> list[Finding]:
+        """Returns the findings that are due on whole jobs; none on a job of which a part stands out."""
+        n, placement, readings, frame = len(busy), self.placement, self.readings, frames["gpu"]
+        throttled = self.symptoms.bit_since[:n] > 0
+        barred = self.maintained[:n] | placement.reports_compute_time(frame.time)
+        shown = {"active": self.active[:n], "power": readings.watts[:n], "clock": readings.clock[:n]}
+        shown["capped"] = has_reason(readings.bits[:n], CAPPED).astype(np.float64)
+        self.jobs.update(frames, placement, shown, busy, throttled, barred, self.gates)
+        jobs, names = placement.numbers["job"], placement.entities["job"]
+        blamed = {names[k] for k in np.unique(jobs[now.on.any(axis=0)]).tolist() if k >= 0}
+        blamed |= {job for e in self.group.conditions for job in (e, *frame.topology.ancestors(e))}
+        doubted = {names[k] for k in np.unique(jobs[throttled]).tolist() if k >= 0}
+        due = self.jobs.find_slow(frames, blamed, doubted, self.hold, self.job_hold)
+        return self.jobs.report(due, frame.time, self.name)
 
 
-def _update_since(since: NDArray[np.int64], begins: Bools, time: int, lasts: Bools | None = None) -> None:
-    """Updates since when a condition holds, 0 for not: from `begins` on for as long as `lasts`."""
-    if not (starts := begins.any()) and not since.any():
-        return
-    since[~(begins if lasts is None else lasts)] = 0
-    if starts:
-        since[begins & (since == 0)] = time
+def _write_title(suspicion: Suspicion, side: int, compared: Comparison, causes: list[Cause], loss: float) -> str:
+    """Returns the title: what is lower or higher than of its peers, and why or what the job loses."""
+    subject = f"{len(suspicion.slots)} GPUs, " if not suspicion.single else ""
+    if compared.unit == "1":
+        text = f"SMs active {100 * compared.value:.0f} %, peers {100 * compared.expected:.0f} %"
+    else:
+        what = "SM clock" if side == 0 else "power"
+        text = f"{what} {compared.value:.0f} {compared.unit}, peers {compared.expected:.0f}"
+    if causes and not (side == 0 and causes[0].key.startswith("sm_clock")):
+        why = causes[0].title
+    elif side == 0:
+        why = "no throttle bit"
+    else:
+        why = f"job {100 * loss:.0f} % slower" if loss >= CORROBORATED else "slow or more work"
+    return pager_title(suspicion.entity, f"{subject}{text}, {why}")

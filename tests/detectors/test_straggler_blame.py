@@ -51,7 +51,7 @@ def delay(finding):
 def test_a_node_whose_ranks_are_slow_together_is_one_finding():
     found = findings(slow_down(NODE, [1.15, 1.12, 1.18, 1.15]))
     assert entities(found) == {"node:n1"}
-    assert 600 <= delay(first(found)) <= 900
+    assert 300 <= delay(first(found)) <= 360
     assert first(found).evidence["cause"] == "cause not visible"
     assert first(found).evidence["ranks"] == list(RANKS[NODE])
 
@@ -64,18 +64,7 @@ def test_cpu_pressure_is_named_as_the_cause_and_pages_after_the_hold():
     page = first(findings(change))
     assert page.entity == "node:n1"
     assert "node:n1 wait for a processor 40 % of the time" in page.evidence["cause"]
-    assert 600 <= delay(page) <= 900
-
-
-def test_two_short_slowdowns_in_a_row_with_cpu_pressure_do_not_page():
-    def change(tick, values, topology):
-        slow_down(NODE, 1.4, SINCE, SINCE + 30)(tick, values, topology)
-        slow_down(NODE, 1.3, SINCE + 30, SINCE + 58)(tick, values, topology)
-        values["node"]["node.cpu_pressure"][1] += 4e6 * max(0, min(tick, SINCE + 58) - SINCE)
-
-    found = findings(change)
-    assert any("wait for a processor" in f.evidence["cause"] for f in found)
-    assert entities(found) == set()
+    assert 300 <= delay(page) <= 360
 
 
 @pytest.mark.parametrize("pressed", [False, True])
@@ -134,12 +123,12 @@ def test_a_rank_with_more_tokens_is_not_slow():
 
 
 @pytest.mark.parametrize("share", [0.02, 0.08])
-def test_a_node_a_little_slower_since_a_new_driver_gives_no_finding(share):
+def test_a_node_a_little_slower_since_a_new_driver_does_not_page(share):
     def change(tick, values, topology):
         slow_down(NODE, 1 + share)(tick, values, topology)
         return [event(tick, "node:n1", "version", versions={"nvidia_driver": "2"})] if tick == SINCE else []
 
-    assert findings(change, 400) == []
+    assert entities(findings(change, 400)) == set()
 
 
 def test_a_node_a_third_slower_since_a_new_driver_stays_a_suspect():
@@ -179,13 +168,14 @@ def test_a_second_cap_on_a_node_while_all_are_capped_does_not_page():
         slow_down(NODE, 1.1)(tick, values, topology)
         values["gpu"]["gpu.throttle_reasons"] = np.full(SIZE, 0x4 * (tick >= 40), float)
         values["gpu"]["gpu.sm_clock"][NODE] /= 1.1 if tick >= SINCE else 1.0
+        values["gpu"]["gpu.power"][NODE] *= 0.85 if tick >= SINCE else 1.0
 
     found = findings(change)
     assert entities(found) == set()
     assert all("policy" in f.evidence["cause"] for f in found[1:])
 
 
-def test_a_node_that_learned_under_a_higher_cap_than_its_stage_gives_no_finding_when_both_caps_end():
+def test_a_node_that_learned_under_a_higher_cap_than_its_stage_is_a_suspect_at_most_when_both_caps_end():
     others = np.setdiff1d(np.arange(SIZE), np.arange(SIZE)[NODE])
 
     def change(tick, values, topology):
@@ -196,7 +186,7 @@ def test_a_node_that_learned_under_a_higher_cap_than_its_stage_gives_no_finding_
             slow_down(who, slowdown, 0)(tick, values, topology)
             values["gpu"]["gpu.sm_clock"][who] /= slowdown
 
-    assert findings(change) == []
+    assert {f.level for f in findings(change)} <= {"suspect"}
 
 
 @pytest.mark.parametrize(("drawn", "pages"), [(0.75, set()), (1.0, {"node:n1"})])
@@ -250,14 +240,14 @@ def test_a_rank_that_is_slow_repeatedly_does_not_learn_that_as_usual(phase):
     assert detector.streams.cells[kernel.BASELINE, GUILTY] < 0.05
 
 
-def test_a_node_that_is_slow_after_its_cap_ended_has_its_onset_then():
+def test_a_node_that_is_still_slow_after_its_cap_ended_pages():
     def change(tick, values, topology):
         slow_down(NODE, 1.1, SINCE)(tick, values, topology)
         values["gpu"]["gpu.throttle_reasons"][NODE] = 4.0 * (SINCE <= tick < 2 * SINCE)
 
     page = first(findings(change))
     assert page.entity == "node:n1"
-    assert page.onset >= CASE.time(2 * SINCE)
+    assert page.time >= CASE.time(2 * SINCE)
 
 
 def test_a_cap_on_all_nodes_but_one_of_a_slow_stage_does_not_page():
@@ -283,8 +273,7 @@ def test_a_node_that_was_faster_than_its_stage_and_is_equal_now_does_not_page():
         if tick < SINCE:
             values["gpu"]["gpu.sm_clock"][NODE] *= 1.1
 
-    assert entities(findings(change), "suspect") == {"node:n1"}
-    assert entities(findings(change)) == set()
+    assert findings(change) == []
 
 
 def test_a_pause_of_the_job_does_not_count_as_slow_time():
@@ -297,31 +286,35 @@ def test_a_pause_of_the_job_does_not_count_as_slow_time():
     assert entities(found) == set()
 
 
-def test_a_canary_on_a_gpu_is_not_a_straggler():
-    def change(tick, values, topology):
-        slow_down(GUILTY, 1.3, SINCE, SINCE + 7)(tick, values, topology)
-        data = {"began": CASE.time(SINCE), "took": 60.0}
-        return [event(tick, GPUS[GUILTY], "digest", **data)] if tick == SINCE + 6 else []
-
-    found = findings(change)
-    assert entities(found) == set()
-    assert all(f.time < CASE.time(SINCE + 6) for f in found)
-
-
-def test_a_rank_that_moves_to_another_gpu_learns_again():
+def test_a_rank_that_is_slow_from_its_first_step_on_another_gpu_is_a_ticket():
     def change(tick, values, topology):
         slow_down(GUILTY, 1.1)(tick, values, topology)
         if tick == SINCE:
             topology.merge({"gpu:n9.0": ["node:n9"], RANKS[GUILTY]: ["stage:7.0", "job:7", "gpu:n9.0"]})
 
-    assert findings(change) == []
+    found = findings(change)
+    assert entities(found, "ticket") == {RANKS[GUILTY]}
+    assert delay(first(found, "ticket")) <= 240
+    assert entities(found) == set()
 
 
-def test_the_first_steps_of_a_job_are_not_judged():
+def test_a_rank_that_is_slow_from_the_restart_of_its_job_pages():
     def change(tick, values, topology):
-        slow_down(GUILTY, 1.3, SINCE, SINCE + 90)(tick, values, topology)
+        slow_down(GUILTY, 1.3)(tick, values, topology)
         ranks = {rank: {"gpu": gpu} for rank, gpu in zip(RANKS, GPUS, strict=True)}
         return [event(tick, "job:7", "job_start", ranks=ranks)] if tick == SINCE else []
+
+    found = findings(change)
+    assert entities(found) == {RANKS[GUILTY]}
+    assert delay(first(found)) <= 330
+
+
+def test_compiling_and_capturing_in_the_first_steps_gives_no_finding():
+    rng = np.random.default_rng(5)
+
+    def change(tick, values, topology):
+        if tick < 20:
+            values["rank"]["rank.compute_time"] *= 1 + np.exp(-tick / 5) * (2 + rng.exponential(0.5, SIZE))
 
     assert findings(change) == []
 
@@ -387,16 +380,6 @@ def test_an_endless_checkpoint_excludes_a_job_for_an_hour_at_most():
     assert found[0].time >= CASE.time(SINCE - 5 + 360)
 
 
-def test_a_canary_with_an_early_start_time_does_not_end_a_finding():
-    def change(tick, values, topology):
-        slow_down(GUILTY, 1.15)(tick, values, topology)
-        if tick > 400 and tick % 5 == 0:
-            return [event(tick, GPUS[GUILTY], "digest", began=0, took=20.0)]
-        return []
-
-    assert findings(change, 460)[-1].time >= CASE.time(455)
-
-
 def test_a_slow_rank_accepted_as_normal_gives_no_finding():
     detector, topology = Straggler(), make_topology()
 
@@ -406,7 +389,6 @@ def test_a_slow_rank_accepted_as_normal_gives_no_finding():
             detector.accept_as_normal(RANKS[GUILTY], CASE.frames_of(tick, values, (), topology))
 
     found = findings(change, 300, detector, topology)
-    assert entities(found) == set()
     assert max(f.time for f in found) <= CASE.time(100)
 
 
@@ -424,7 +406,7 @@ def test_the_state_holds_running_ranks_and_not_ended_ones():
             values["rank"] = {name: np.append(old, column) for name, column in values["rank"].items()}
             case = type(CASE)(Straggler, names, make_topology, CASE.instant, CASE.guilty)
             detector.observe(case.frames_of(job * 400 + tick, values, (), topology))
-    assert len(detector.times.count) <= 2 * SIZE
+    assert len(detector.slow.since) <= 2 * SIZE
     assert len(detector.slots.groups) <= 2 * SIZE
 
 

@@ -1,76 +1,120 @@
-"""Power caps of a part of a cohort, and overlapping caps: which GPUs are on hold, how long, and which learn again."""
+"""Power caps: bits that come and go under full load hide no slow rank, and a lower cap is named as one."""
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
+import pytest
 
-from detectors.straggler.power_caps import CapEffects, PowerCaps
+from detectors.straggler.straggler import Straggler
+from detectors.straggler.straggler_inferred import StragglerInferred
+from pipeline.model.records import SECOND
+from tests.detectors.cases import straggler as site
+from tests.detectors.cases import straggler_inferred as unhooked
+from tests.detectors.cases.case import Case
 
-GROUPS = np.zeros(40, np.int32)
-ALL = np.ones(40, bool)
-NODE = np.arange(40) < 8
-
-
-def after(caps: PowerCaps, capped: np.ndarray, samples: int = 30) -> CapEffects:
-    return [caps.update(capped, GROUPS, ALL, ALL) for _ in range(samples)][-1]
-
-
-def test_no_gpu_is_on_hold_while_none_or_all_are_capped():
-    caps = PowerCaps()
-    assert not after(caps, ~ALL).hold.any()
-    assert not after(caps, ALL).hold.any()
+SLOW = 5
 
 
-def test_several_gpus_under_their_own_cap_are_on_hold_and_a_single_one_never():
-    caps = PowerCaps()
-    after(caps, ~ALL)
-    assert caps.update(NODE, GROUPS, ALL, ALL).hold.tolist() == NODE.tolist()
-    one = PowerCaps()
-    after(one, ~ALL)
-    assert not after(one, np.arange(40) == 3).hold.any()
+@pytest.mark.parametrize("gpus", [[5], [5, 6], [5, 9, 14]])
+@pytest.mark.parametrize("cause", ["bit", "limit", "power"])
+def test_a_lower_cap_on_one_to_three_gpus_is_a_ticket_that_names_it(gpus, cause):
+    def instant(tick, broken, rng):
+        values = site.healthy_values(tick, rng)
+        gpu = values["gpu"]
+        gpu["gpu.power_limit"] = np.full(site.SIZE, 700.0 if cause == "limit" else np.nan)
+        if cause != "bit":
+            gpu["gpu.throttle_reasons"][:] = 4.0  # all are always at their limit
+        if broken:
+            values["rank"]["rank.compute_time"][gpus] *= 1.15
+            gpu["gpu.sm_clock"][gpus] /= 1.15
+            gpu["gpu.throttle_reasons"][gpus] = 4.0
+            gpu["gpu.power_limit"][gpus] *= 0.8
+            gpu["gpu.power"][gpus] *= 0.8 if cause == "power" else 1.0
+        return values, []
+
+    case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=60)
+    found = case.run_detector(Straggler(), range(160))
+    worst = {f.entity: f for f in found if f.level != "suspect"}
+    assert {f.level for f in worst.values()} == {"ticket"}
+    assert all("power cap" in f.summary for f in worst.values())
 
 
-def test_a_hold_lasts_until_the_own_cap_ends_and_keeps_the_baseline():
-    caps = PowerCaps()
-    after(caps, ~ALL)
-    after(caps, NODE)
-    assert after(caps, ALL).hold.tolist() == NODE.tolist()
-    effects = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
-    assert not effects[-1].hold.any()
-    assert not any(effect.relearn for effect in effects)
+@pytest.mark.parametrize("gpus", [[5], [5, 9]])
+def test_a_cap_on_single_gpus_of_a_job_without_compute_times_is_a_ticket_that_names_it(gpus):
+    def instant(tick, broken, rng):
+        values = unhooked.healthy_values(tick, rng)
+        if broken:
+            values["gpu"]["gpu.sm_clock"][gpus] /= 1.15
+            values["gpu"]["gpu.throttle_reasons"][gpus] = 4.0
+            values["gpu"]["gpu.power"][gpus] *= 0.8
+        return values, []
+
+    case = Case(StragglerInferred, unhooked.NAMES, unhooked.topology, instant, frozenset(), fault=60)
+    found = case.run_detector(StragglerInferred(), range(160))
+    assert {f.level for f in found} == {"suspect", "ticket"}
+    assert {f.entity for f in found} == {unhooked.GPUS[i] for i in gpus}
+    assert "power cap" in found[-1].summary
 
 
-def test_gpus_that_learned_under_their_own_cap_learn_again_when_it_ends():
-    caps = PowerCaps()
-    after(caps, NODE)
-    effects = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
-    assert sorted({slot for effect in effects for slot in effect.relearn}) == list(range(8))
-    assert not effects[-1].hold.any()
+def found(share, change, ticks=300):
+    """Findings of a job whose GPUs are capped for a share of the time; change(rng, values) from tick 150 on."""
+
+    def instant(tick, broken, rng):
+        values = site.healthy_values(tick, rng)
+        values["gpu"]["gpu.throttle_reasons"] = np.where(rng.random(site.SIZE) < share, 4.0, 0.0)
+        if broken:
+            change(rng, values)
+        return values, []
+
+    case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=150)
+    return case.run_detector(Straggler(), range(ticks))
 
 
-def test_gpus_that_learned_under_a_cap_of_the_cohort_learn_again_when_theirs_ends_last():
-    caps = PowerCaps()
-    after(caps, ALL)
-    assert after(caps, NODE).hold.tolist() == NODE.tolist()
-    effects = [caps.update(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
-    assert sorted({slot for effect in effects for slot in effect.relearn}) == list(range(8))
-    assert not effects[-1].hold.any()
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+def test_a_slow_rank_pages_where_all_power_cap_bits_flicker(share):
+    def slower(rng, values):
+        values["rank"]["rank.compute_time"][SLOW] *= 1.15
+
+    findings = found(share, slower)
+    assert {f.entity for f in findings} == {site.RANKS[SLOW]}
+    page = next(f for f in findings if f.level == "page")
+    assert 300 <= (page.time - page.onset) / SECOND <= 400
 
 
-def test_a_baseline_learned_under_a_cap_follows_in_time_once_the_cap_has_ended():
-    caps = PowerCaps()
-    after(caps, ALL)
-    after(caps, ~ALL, 10_000)
-    after(caps, NODE)
-    assert not any(caps.update(~ALL, GROUPS, ALL, ALL).relearn for _ in range(30))
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("power", [True, False])
+def test_a_lower_cap_of_a_node_does_not_page_where_bits_flicker(share, power):
+    node = np.arange(site.SIZE) < site.WIDTH
+
+    def capped(rng, values):
+        values["rank"]["rank.compute_time"][node] *= 1.08
+        values["gpu"]["gpu.sm_clock"][node] /= 1.08
+        values["gpu"]["gpu.throttle_reasons"][node] = 4.0
+        values["gpu"]["gpu.power"][node] *= 0.88 if power else np.nan
+
+    assert not [f for f in found(share, capped, 600) if f.level == "page"]
 
 
-def test_a_restored_snapshot_continues_the_same():
-    caps, other = PowerCaps(), PowerCaps()
-    after(caps, ~ALL)
-    after(caps, NODE, 2)
-    other.restore(copy.deepcopy(caps.snapshot()))
-    assert after(caps, NODE).hold.tolist() == after(other, NODE).hold.tolist()
-    assert caps.relative.tolist() == other.relative.tolist()
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [70, 130, 320])
+def test_a_slow_rank_of_a_job_with_steps_of_minutes_pages(seconds):
+    made, last = {}, [-1]
+
+    def instant(tick, broken, rng):
+        values, number = site.healthy_values(tick, rng), tick * 10 // seconds
+        if number != last[0]:
+            made.update(values["rank"])
+            last[0] = number
+            if broken:
+                made["rank.compute_time"][SLOW] *= 1.15
+        values["rank"] = {name: column.copy() for name, column in made.items()}
+        values["rank"]["rank.step"][:] = 1000.0 + number
+        return values, []
+
+    learned = 40 * seconds // 10
+    case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=learned)
+    findings = case.run_detector(Straggler(), range(learned + 30 * seconds // 10))
+    assert {f.entity for f in findings} == {site.RANKS[SLOW]}
+    page = next(f for f in findings if f.level == "page")
+    assert 300 <= (page.time - page.onset) / SECOND <= 15 * seconds

@@ -1,16 +1,14 @@
-"""GPUs that throttle with others of their loop: left to coolant and power for a time; other GPUs are still found."""
+"""GPUs that throttle with others of their loop are left to coolant and power; other GPUs are still found."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from detectors.straggler import mass_throttling
 from detectors.straggler.straggler_inferred import StragglerInferred
-from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology, kind_of
 from tests.detectors.cases import straggler_inferred as site
-from tests.detectors.cases.case import START, Case
+from tests.detectors.cases.case import Case
 
 ABOVE = ("rack", "cdu", "loop", "pdu")
 SINCE, STUCK = 60, 14
@@ -39,13 +37,10 @@ def pages(found):
     return {f.entity for f in found if f.level == "page"}
 
 
-@pytest.mark.parametrize("every", [1, 54])
-def test_few_that_throttle_do_not_hide_another_slow_gpu_of_their_loop(every):
-    assert pages(findings(FEW, every=every)) == {site.GPUS[STUCK]}
-
-
-def test_a_loop_of_which_a_third_throttles_is_left_to_other_detectors():
-    assert findings(MANY) == []
+@pytest.mark.parametrize("many", [FEW, MANY])
+def test_those_that_throttle_together_do_not_hide_another_slow_gpu_of_their_loop(many):
+    assert pages(findings(many)) == {site.GPUS[STUCK]}
+    assert findings(many, stuck=False) == []
 
 
 def bare():
@@ -57,27 +52,9 @@ def bare():
 
 def test_a_fleet_without_racks_of_which_a_third_throttles_is_left_to_other_detectors():
     many = [i for i in range(len(site.GPUS)) if i % 4 < 2]
-    assert findings(many, stuck=False, topology=bare) == []
+    assert {f.level for f in findings(many, stuck=False, topology=bare)} <= {"suspect"}
 
 
-def test_in_a_fleet_without_racks_a_few_are_found_one_by_one_unless_the_whole_fleet_is_warmer():
+def test_in_a_fleet_without_racks_a_few_are_found_one_by_one():
     few = {site.GPUS[i] for i in FEW}
     assert pages(findings(FEW, topology=bare)) == {*few, site.GPUS[STUCK]}
-    assert pages(findings(FEW, topology=bare, warmer=20.0)) == {site.GPUS[STUCK]}
-
-
-def test_gpus_that_throttle_together_are_excused_for_four_hours_at_most(monkeypatch):
-    monkeypatch.setattr(mass_throttling, "LONGEST_EXCUSE", 1800 * SECOND)
-    found = findings(FEW, 300, stuck=False)
-    assert pages(found) == {site.GPUS[i] for i in FEW}
-    assert min(f.time for f in found) >= START + (SINCE + 180) * 10 * SECOND
-
-
-def test_a_restart_during_the_throttling_keeps_the_state():
-    first, after = StragglerInferred(), StragglerInferred()
-    findings(FEW, 120, detector=first)
-    after.restore(first.snapshot())
-    assert after.loops.some_until.any()
-    assert after.loops.some_until.tolist() == first.loops.some_until.tolist()
-    assert after.loops.allowance.used.tolist() == first.loops.allowance.used.tolist()
-    assert after.loops.allowance.used.any()

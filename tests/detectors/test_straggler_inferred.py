@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.straggler import gpu_verdicts
-from detectors.straggler.gpu_verdicts import Suspect
 from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
@@ -64,12 +62,11 @@ def test_a_low_clock_under_a_throttle_bit_pages_within_two_minutes(bit):
     assert found[-1].signals == ("gpu.sm_clock", "gpu.throttle_reasons")
 
 
-def test_a_low_clock_without_a_bit_is_a_suspect_and_pages_after_the_hold():
+def test_a_low_clock_that_no_event_reason_explains_pages_within_two_minutes():
     found = findings(low_clocks([5], 0.92), detector=at_known_site(StragglerInferred()))
     page = next(f for f in found if f.level == "page")
     assert {f.entity for f in found} == {"gpu:n1.1"}
-    assert minutes(found[0]) <= 3
-    assert 9 <= minutes(page) <= 12
+    assert minutes(page) <= 2
     assert page.evidence["effect"] == pytest.approx(0.08, abs=0.02)
     assert page.evidence["cohort"] == "stage:7.0"
 
@@ -89,6 +86,22 @@ def test_a_clock_that_is_low_from_the_first_sample_on_is_found():
     assert entities(found, "page") == {"gpu:n1.1"}
 
 
+def test_a_low_clock_with_unknown_event_reasons_pages_after_the_hold():
+    def change(tick, values):
+        values["gpu"]["gpu.sm_clock"][5] *= 0.92
+
+    def instant(tick, broken, rng):
+        values = site.healthy_values(tick, rng)
+        del values["gpu"]["gpu.throttle_reasons"]
+        if broken:
+            change(tick, values)
+        return values, []
+
+    case = Case(StragglerInferred, site.NAMES, site.topology, instant, frozenset(), fault=SINCE)
+    page = next(f for f in case.run_detector(StragglerInferred(), range(160)) if f.level == "page")
+    assert 9 <= minutes(page) <= 12
+
+
 def test_a_throttle_bit_without_a_lower_clock_gives_no_finding():
     assert findings(low_clocks([5], 1.0, 0x20)) == []
 
@@ -103,7 +116,6 @@ def test_nodes_of_one_rack_that_slow_down_together_do_not_page():
     found = findings(low_clocks([0, 1, 2, 3, 16, 17, 18, 19], 0.9, 0x80), 120, rack_of_two)
     assert found
     assert entities(found, "page") == set()
-    assert "as on other nodes of its rack" in found[-1].summary
 
 
 def rack_of_two():
@@ -472,15 +484,3 @@ def test_the_spread_is_in_the_unit_of_the_value():
     assert min(of_clock) >= 1.0
     assert of_activity
     assert max(of_activity) <= 0.1
-
-
-def test_findings_are_built_only_when_they_are_due(monkeypatch):
-    """Between two reports, a minute apart, no title is built."""
-    made = []
-    build = Suspect.finding
-    monkeypatch.setattr(Suspect, "finding", lambda self, *args: (made.append(self), build(self, *args))[1])
-    compared = []
-    compare = gpu_verdicts._compare_clock
-    monkeypatch.setattr(gpu_verdicts, "_compare_clock", lambda *args: (compared.append(1), compare(*args))[1])
-    findings(low_clocks([5], 0.85, 0x40), 120)
-    assert 5 <= len(compared) == len(made) <= 15

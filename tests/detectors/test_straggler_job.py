@@ -7,7 +7,7 @@ import pytest
 
 from detectors.straggler.straggler_job import StragglerJob
 from pipeline.model.records import SECOND, Event
-from tests.detectors.cases.straggler import CASE, HOSTS, NODES, SIZE, healthy_values, topology
+from tests.detectors.cases.straggler import CASE, GPUS, HOSTS, NODES, SIZE, healthy_values, topology
 
 SINCE = 60
 
@@ -126,9 +126,31 @@ def slow_steps(tick, values, compute, network, who=slice(0, SIZE)):
 @pytest.mark.parametrize("tickets", [False, True])
 def test_longer_collectives_are_attributed_to_the_network(tickets):
     found = findings(lambda tick, values: slow_steps(tick, values, 0.0, 1.5), 420, StragglerJob(tickets=tickets))
-    assert levels(found) == {("job:7", "suspect")} | ({("job:7", "ticket")} if tickets else set())
+    assert levels(found) == {("job:7", "suspect"), ("job:7", "page")}
     assert "in collectives" in found[-1].summary
     assert found[-1].evidence["attribution"] == "NETWORK"
+
+
+@pytest.mark.parametrize("tickets", [False, True])
+def test_collectives_that_take_a_little_longer_are_a_ticket_at_most(tickets):
+    found = findings(lambda tick, values: slow_steps(tick, values, 0.0, 0.7), 420, StragglerJob(tickets=tickets))
+    assert levels(found) == {("job:7", "suspect")} | ({("job:7", "ticket")} if tickets else set())
+
+
+def test_jobs_that_start_between_two_looks_at_the_pace_are_followed():
+    graph, detector = topology(), StragglerJob()
+    names = dict(CASE.names)
+    for tick in range(60):
+        values = healthy_values(tick, np.random.default_rng([tick, 7]))
+        if tick % 7 == 6:  # three frames after a look
+            job = 100 + tick
+            fresh = tuple(f"rank:{job}.{i}" for i in range(SIZE))
+            graph.merge({rank: [f"stage:{job}.0", f"job:{job}", *GPUS[i : i + 1]] for i, rank in enumerate(fresh)})
+            names["rank"] = (*names["rank"], *fresh)
+        more = len(names["rank"]) // SIZE
+        values["rank"] = {name: np.tile(column, more) for name, column in values["rank"].items()}
+        case = type(CASE)(StragglerJob, names, topology, CASE.instant, CASE.guilty)
+        assert detector.observe(case.frames_of(tick, values, (), graph)) == []
 
 
 def test_a_slow_job_accepted_as_normal_is_found_only_once_it_is_slower_still():

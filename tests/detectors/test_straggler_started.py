@@ -1,4 +1,4 @@
-"""Ranks that are slow from their first sample: a ticket after half an hour, a page once the device shows it."""
+"""Ranks that are slow from their first sample: a ticket within minutes, a page once the device shows it."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def loudest(found):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [101, 102])
 @pytest.mark.parametrize(("nodes", "stages", "slowdown"), [(4, 1, 1.4), (6, 2, 2.0), (16, 4, 1.3), (9, 3, 3.0)])
-def test_a_rank_that_is_slow_from_its_first_sample_is_a_ticket_after_half_an_hour(seed, nodes, stages, slowdown):
+def test_a_rank_that_is_slow_from_its_first_sample_is_a_ticket_after_its_first_samples(seed, nodes, stages, slowdown):
     job = Job(seed, nodes, stages)
     guilty = int(job.rng.integers(job.size))
     job.times[guilty] *= slowdown
     found = run(job, HOUR)
     (only,) = loudest(found).items()
-    assert only == (f"rank:7.{guilty}", ("ticket", pytest.approx(30, abs=1)))
+    assert only == (f"rank:7.{guilty}", ("ticket", pytest.approx(3.5, abs=0.5)))
     ticket = next(f for f in found if f.level == "ticket")
     assert ticket.onset == START
     assert "slow since it started: more work or a slow device" in ticket.evidence["cause"]
@@ -92,7 +92,7 @@ def test_a_clock_far_below_that_of_its_stage_from_the_start_is_a_page(clock):
     job.times[9] /= clock
     job.clock[9] *= clock
     found = run(job, HOUR)
-    assert loudest(found)["rank:7.9"] == ("page", pytest.approx(10, abs=2))
+    assert loudest(found)["rank:7.9"] == ("page", pytest.approx(3.5, abs=0.5))
     page = next(f for f in found if f.level == "page")
     assert page.evidence["sm_clock_below_stage"] == pytest.approx(1 - clock, abs=0.03)
     assert "gpu.sm_clock" in page.signals
@@ -166,7 +166,7 @@ def test_a_pause_of_the_job_restarts_the_wait_for_a_ticket():
     job.times[3] *= 2
     run(job, 120, detector)
     found = run(job, HOUR, detector, 200)
-    assert loudest(found)["rank:7.3"] == ("ticket", pytest.approx(200 / 6 + 30, abs=3))
+    assert loudest(found)["rank:7.3"] == ("ticket", pytest.approx(200 / 6 + 2, abs=1))
 
 
 def test_a_slow_rank_accepted_as_normal_gives_no_finding_also_after_a_restart():
