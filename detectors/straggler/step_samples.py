@@ -21,6 +21,7 @@ _RESTS = 300 * SECOND
 """us without a step after which a rank restarts without suspicion: its job was stopped, and a hot GPU is cool again.
 Chosen: beyond most evaluations, so that one in the middle of a slowdown does not restart the hold."""
 _TIMES = 3  # usual gaps between steps, the limit of a rest where steps are long; chosen
+_WENT_ON = 5  # steps since the sample before from which the job made steps meanwhile: only some are sampled; chosen
 _GAIN = 0.2  # of the usual gap: five steps show another one; chosen
 _ABSURD_S = 86_400.0  # no step takes a day: such a reading is dropped; chosen
 _LONGEST_S = 3600.0  # s that a checkpoint excuses at most: a longer write has failed; chosen
@@ -85,19 +86,21 @@ class StepSamples(State):
         times[step == last] = np.nan  # the same step reported twice counts once
         if "rank.tokens" in frame.values:
             times -= self._extra_work(ranks.read_ranks(frame, "rank.tokens"), step - last, ranks)
+        made = step - last
         known = np.isfinite(step)
         last[known] = step[known]
         new, sampled = np.isfinite(times), self.sampled[:size]
-        self._update_gaps(np.where(new & (sampled > 0), frame.time - sampled, 0))
+        went_on = (made > _WENT_ON) & np.isfinite(made)  # steps that were not sampled
+        self._update_gaps(np.where(new & (sampled > 0), frame.time - sampled, 0), went_on)
         sampled[new] = frame.time
         self.steps[:size] += new
         return times
 
-    def _update_gaps(self, gap: Ints) -> None:
+    def _update_gaps(self, gap: Ints, went_on: Bools) -> None:
         """Finds rests against the usual time between samples. gap: (S,) since the sample before, 0 without one now."""
         usual = self.gap[: len(gap)]
         longest = _TIMES * usual
-        self.rested = np.flatnonzero(gap > np.maximum(longest, _RESTS)).tolist()
+        self.rested = np.flatnonzero((gap > np.maximum(longest, _RESTS)) & ~went_on).tolist()
         bounded = np.where(usual > 0, np.minimum(gap, longest), gap)
         self.passed = np.maximum(bounded, 0) / SECOND
         new = gap > 0
