@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
+from detectors.base.calibration import Kinds
 from detectors.base.cohorts import SpanningCohorts
 from detectors.base.state import State, memory, part
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
@@ -68,10 +69,10 @@ class ClockWatch(State):
     streams: Streams = part(lambda: Streams(CLOCK))
     below: Floats = memory(0.0)
 
-    def step(self, clock: Floats, groups: NDArray[np.int32], time: int, gate: Bools) -> Step:
-        """Adds a sample of each: MHz, NaN without one."""
+    def step(self, clock: Floats, groups: NDArray[np.int32], time: int, gate: Bools, kinds: Kinds) -> Step:
+        """Adds a sample of each: MHz, NaN without one. kinds: products (Detector.kinds)."""
         value = -np.log(np.where(clock > 0, clock, np.nan))
-        step = self.streams.step(value, groups, time, gate)
+        step = self.streams.step(value, groups, time, gate, kinds)
         self.grow(len(clock))
         apart = np.where(gate & ~step.alone, value - step.median, np.nan)
         below = self.below[: len(clock)]

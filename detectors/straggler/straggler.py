@@ -179,13 +179,15 @@ class Straggler(Detector):
         team = slots.team_medians(values) + self.slow.accepted[: len(slots)]
         near = self.samples.record(values, team, HARM / 2)
         offset, learned = self._learn_offsets(values)
-        step = self.streams.step(values - offset, slots.groups, time, learned)
+        numbers, names = self.kinds(frame)
+        kinds = np.append(numbers, -1).astype(np.int32)[slots.column], names
+        step = self.streams.step(values - offset, slots.groups, time, learned, kinds)
         self._record_newest(values - offset - step.median - self.streams.cells[kernel.BASELINE, : len(slots)])
         rose = self.slow.rose[: len(slots)]
         np.copyto(rose, time, where=step.judged & ((self.streams.cells[kernel.UP, : len(slots)] <= 0) | (rose == 0)))
         silent = self.samples.is_silent(time, _LASTS)[: len(slots)] | ~working
         if gpus is not None and "gpu.sm_clock" in gpus.values:
-            self.clocks.step(slots.of_gpus(gpus["gpu.sm_clock"]), slots.groups, time, working & ~silent)
+            self.clocks.step(slots.of_gpus(gpus["gpu.sm_clock"]), slots.groups, time, working & ~silent, kinds)
         # what throttles with others of its loop is left to the detectors of heat and power
         silent |= np.append(self.readings.together, False)[slots.gpu_column]
         late = self._measure_lateness(step, (near | (self.slow.since[: len(slots)] > 0)) & ~silent)

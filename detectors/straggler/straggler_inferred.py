@@ -189,12 +189,12 @@ class StragglerInferred(Detector):
         gate = busy & ~maintained
         self._relearn_moved(gate)
         self._clear_rested(time, gate)
-        groups, clock = self.placement.groups, frame["gpu.sm_clock"]
-        step = self.clocks.step(clock, groups, time, gate)
+        groups, clock, kinds = self.placement.groups, frame["gpu.sm_clock"], self.kinds(frame)
+        step = self.clocks.step(clock, groups, time, gate, kinds)
         placed = gate & self.placement.job_known & (groups >= 0)
         power = np.where(frame["gpu.power"] > 0, frame["gpu.power"], np.nan)
-        duty = self.duty.step(np.log(activity), groups, time, placed)
-        draw = self.draw.step(np.log(power), groups, time, placed)
+        duty = self.duty.step(np.log(activity), groups, time, placed, kinds)
+        draw = self.draw.step(np.log(power), groups, time, placed, kinds)
         now = self._find_symptoms(frames, gate & np.isfinite(clock), step, (duty, draw))
         suspicions = self._find_suspicions(now) if now.on.any() else []
         alike = self._group_findings(frame, step)

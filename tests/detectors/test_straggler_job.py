@@ -7,6 +7,7 @@ import pytest
 
 from detectors.straggler.straggler_job import StragglerJob
 from pipeline.model.records import SECOND, Event
+from tests.detectors.cases.case import at_known_site
 from tests.detectors.cases.straggler import CASE, GPUS, HOSTS, NODES, SIZE, healthy_values, topology
 
 SINCE = 60
@@ -133,7 +134,9 @@ def test_longer_collectives_are_attributed_to_the_network(tickets):
 
 @pytest.mark.parametrize("tickets", [False, True])
 def test_collectives_that_take_a_little_longer_are_a_ticket_at_most(tickets):
-    found = findings(lambda tick, values: slow_steps(tick, values, 0.0, 0.7), 420, StragglerJob(tickets=tickets))
+    found = findings(
+        lambda tick, values: slow_steps(tick, values, 0.0, 0.7), 420, at_known_site(StragglerJob(tickets=tickets))
+    )
     assert levels(found) == {("job:7", "suspect")} | ({("job:7", "ticket")} if tickets else set())
 
 
