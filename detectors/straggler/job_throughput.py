@@ -255,11 +255,11 @@ class JobThroughput(State):
         source = known.argmax(axis=0).astype(np.int8)
         with np.errstate(divide="ignore", invalid="ignore"):
             slower = -np.log(np.stack([found[name] for name, _ in _SOURCES])[source, np.arange(size)])
-        total, busy = (np.bincount(job[(job >= 0) & mask], minlength=size) for mask in (job >= 0, at_work))
-        stopped = np.bincount(job[(job >= 0) & barred], minlength=size) > 0
-        stopped |= np.bincount(job[(job >= 0) & throttled], minlength=size) > _LEFT_OUT * total
-        stopped |= found["sent"] < QUIET  # a job that sends nothing makes no step: straggler_job reports that
-        pace.update(found, slower, source, (total >= LEAST_PEERS) & (busy > _MOST * total) & ~stopped, gpus.time)
+        masks = (job >= 0, at_work, barred, throttled)
+        total, busy, out, hot = (np.bincount(job[(job >= 0) & mask], minlength=size) for mask in masks)
+        gate = (total >= LEAST_PEERS) & (busy > _MOST * total) & (out == 0) & (hot <= _LEFT_OUT * total)
+        gate &= ~(found["sent"] < QUIET)  # a job that sends nothing makes no step: straggler_job reports that
+        pace.update(found, slower, source, gate, gpus.time)
 
     def losses(self, placement: GpuPlacement, sources: int = 3) -> Floats:
         """Returns (jobs + 1,) ln of the throughput that each job has lost against its past; NaN where it is unknown.

@@ -162,18 +162,7 @@ class Straggler(Detector):
             self.readings.update(gpus)
         if frame is None or not len(frame.entities):
             return []
-        slots, time = self.slots, frame.time
-        fresh = slots.update_slots(frame)
-        if gpus is not None:
-            slots.locate_gpus(gpus)
-        self.slow.grow(len(slots))
-        self._relearn(fresh)
-        if changed := find_relearned(frames):
-            self._relearn(np.flatnonzero(slots.mask(changed, frame)))
-        self._accept(frame)
-        working = np.append(~self.gates.maintenance_mask(frame), False)[slots.column]
-        if jobs := self.saving.update(frames, time):
-            working &= ~slots.mask(jobs, frame)
+        slots, time, working = self.slots, frame.time, self._follow_ranks(frames, frame)
         values = np.where(working, self.samples.read_steps(frame, slots), np.nan)
         self._clear(self.samples.rested, time)
         team = slots.team_medians(values) + self.slow.accepted[: len(slots)]
@@ -197,6 +186,22 @@ class Straggler(Detector):
             return [*self._report(frames, step, slow, late, ~silent), *alike]
         close_ended(self.conditions, set())
         return alike
+
+    def _follow_ranks(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
+        """Follows moves, software and feedback; returns (S,) ranks that may be judged."""
+        slots = self.slots
+        fresh = slots.update_slots(frame)
+        if "gpu" in frames:
+            slots.locate_gpus(frames["gpu"])
+        self.slow.grow(len(slots))
+        self._relearn(fresh)
+        if changed := find_relearned(frames):
+            self._relearn(np.flatnonzero(slots.mask(changed, frame)))
+        self._accept(frame)
+        working = np.append(~self.gates.maintenance_mask(frame), False)[slots.column]
+        if jobs := self.saving.update(frames, frame.time):
+            working &= ~slots.mask(jobs, frame)
+        return np.asarray(working)
 
     def _group_findings(self, frame: Frame, step: Step) -> list[Finding]:
         """Returns what many ranks of a stage have in common; no throttling or power cap, which the detectors of heat
