@@ -230,10 +230,8 @@ class JobThroughput(State):
         be judged.
         """
         pace, gpus = self.pace, frames["gpu"]
-        names = placement.entities["job"]
-        restarted = [s for job, s in pace.jobs.items() if (gates.job_started_at(job) or 0) > self.updated_at]
-        pace.reset_jobs(restarted)
-        self._slots, _ = pace.assign_slots(names)
+        pace.reset_jobs(s for job, s in pace.jobs.items() if (gates.job_started_at(job) or 0) > self.updated_at)
+        self._slots, _ = pace.assign_slots(placement.entities["job"])
         job, size, self.updated_at = self._slots[placement.numbers["job"]], len(pace.count), gpus.time
         job_of_node = _job_by_node(placement, job)
         nics = frames.get("nic")
