@@ -259,6 +259,17 @@ def _mutes(given: argparse.Namespace) -> int:
     return 0
 
 
+def _calibration(given: argparse.Namespace) -> int:
+    from detectors import command
+
+    rows, columns = command.run_calibration(_load_config(given), given)
+    if columns:
+        _print_rows(rows, columns, given.output)
+    else:
+        sys.stdout.write(command.document_text(rows))
+    return 0
+
+
 def _simulate(given: argparse.Namespace) -> int:
     from agents.sim.command import SimulateOptions, simulate
     from agents.sim.kinds import list_kinds
@@ -282,6 +293,7 @@ def _replay(given: argparse.Namespace) -> int:
     from detectors.replay import replay
 
     files = {"events": given.events, "signals": given.signals, "topology": given.topology}
+    files |= {"calibration": given.calibration}
     if given.incidents is None:
         return replay(config, given.input, given.output, **files)
     from pipeline.incidents.desk import Desk
@@ -315,6 +327,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "signals": _signals,
     "detectors": _detectors,
     "mutes": _mutes,
+    "calibration": _calibration,
     "simulate": _simulate,
     "replay": _replay,
     "score": _score,

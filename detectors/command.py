@@ -1,7 +1,10 @@
-"""`fleetpulse detectors`: inputs and settings of each detector, and its state in the running pipeline."""
+"""`fleetpulse detectors` and `fleetpulse calibration`: inputs, settings and thresholds of each detector, and its state
+in the running pipeline."""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +15,13 @@ from pipeline.model.errors import FleetpulseError
 
 COLUMNS = ("name", "family", "class", "needs", "wants", "blind")
 STATE_COLUMNS = ("off", "errors")
-_PATH = "/api/v1/detectors"
+SHOWN_COLUMNS = (
+    *("detector", "statistic", "kind", "devices", "hours", "factor", "threshold", "least_effect", "pinned"),
+    *("suspects", "pages"),
+)
+COMPARED_COLUMNS = ("other_factor", "other_least_effect", "other_suspects", "other_pages")
+HISTORY_COLUMNS = ("version", "time", "action", "of", "user", "in_force")
+_PATH, _CALIBRATION = "/api/v1/detectors", "/api/v1/calibration"
 _TIMEOUT_S = 2.0  # for the pipeline's answer: most users need only the description; chosen
 
 
@@ -41,6 +50,29 @@ def row_text(row: Mapping[str, Any]) -> str:
         state += ["", f"Failed on {row['errors']} frames since the start; the first is in the pipeline's log"]
     head = [row["name"], "", row["about"], "", f"Blind spots: {row['blind']}"]
     return "\n".join([*head, *state, "", *settings, *budget, ""])
+
+
+def run_calibration(config: Config, given: argparse.Namespace) -> tuple[Any, list[str]]:
+    """Returns (rows, columns) of what is shown or was changed; without columns it is a document."""
+    verb, path = given.verb or "show", _CALIBRATION
+    if verb in ("pin", "unpin", "rollback"):
+        found = client.post(config, path, {"action": verb, "version": getattr(given, "of_version", None)})
+        return found["versions"], list(HISTORY_COLUMNS)
+    version = given.of_version if verb == "export" else given.compare if verb == "show" else None
+    path += "/export" * (verb == "export") + (f"?version={version}" if version is not None else "")
+    status, answer = client.get(config, path)
+    if status != 200:
+        raise client.make_error(status, answer, client.base_url(config) + path)
+    if verb == "history":
+        return answer["versions"], list(HISTORY_COLUMNS)
+    if verb == "show":
+        return answer["rows"], [*SHOWN_COLUMNS, *(COMPARED_COLUMNS if version is not None else ())]
+    return answer, []
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """Returns a calibration as it is written to a file."""
+    return json.dumps(document, indent=1) + "\n"
 
 
 def _running(config: Config, warn: Callable[[str], None]) -> dict[str, Mapping[str, Any]] | None:

@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from detectors import configured
+from detectors.calibrations import load_calibration, read_calibration
 from detectors.runner import Runner
 from pipeline.config.sections import Config
 from pipeline.judging.frames import Framer
@@ -62,16 +63,18 @@ def replay(
     signals: str | Path | None = None,
     topology: str | Path | None = None,
     incidents: str | Path | None = None,
+    calibration: str | Path | None = None,
     desk: Callable[[Topology, Callable[[str], bool]], Desk] | None = None,
 ) -> int:
-    """Writes the findings, and incidents if asked; returns 1 if there is a finding. Raises UsageError."""
+    """Writes the findings, and incidents if asked; returns 1 if there is a finding. Raises UsageError.
+
+    calibration: exported thresholds of a site to begin with, instead of the shipped ones.
+    """
     catalogue = read_signals(signals) if signals else CATALOGUE
     graph = read_topology(topology) if topology else Topology()
     recording, history = Recording(inputs, catalogue), read_events(events)
     available = {s for names in recording.signals.values() for s in names} | {f"event:{e.kind}" for e in history}
-    runner = Runner(configured(config.detector, config.source), available, catalogue)
-    for name, missing in runner.off.items():
-        print(f"replay: {name} is off: the input has no {', '.join(missing)}", file=sys.stderr)  # noqa: T201 - log
+    runner = _make_runner(config, available, catalogue, calibration)
     replayed = (
         ReplayedIncidents(desk(graph, lambda e: bool(graph.attributes.get(e, {}).get("simulated")))) if desk else None
     )
@@ -94,6 +97,18 @@ def replay(
             )
     print(f"replay: {found} findings in {output}", file=sys.stderr)  # noqa: T201 - log
     return FINDINGS if found else OK
+
+
+def _make_runner(
+    config: Config, available: Collection[str], catalogue: Mapping[str, Signal], calibration: str | Path | None
+) -> Runner:
+    """Returns the detectors; those that lack signals are reported on stderr."""
+    runner = Runner(configured(config.detector, config.source), available, catalogue)
+    if calibration is not None:
+        load_calibration(runner.detectors, read_calibration(calibration))
+    for name, missing in runner.off.items():
+        print(f"replay: {name} is off: the input has no {', '.join(missing)}", file=sys.stderr)  # noqa: T201 - log
+    return runner
 
 
 def read_instants(

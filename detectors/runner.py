@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from detectors.base.detector import Detector
 from detectors.base.findings import OpenConditions, build_finding, close_ended, due_report
 from detectors.base.state import FORMAT, check_axes, from_json, to_json
+from detectors.calibrations import apply_calibration_events, export_calibration, list_calibration
 from detectors.corroboration import Corroboration
 from pipeline.judging.frames import Framer
 from pipeline.model.entity_names import pager_title, short_number
+from pipeline.model.errors import UsageError
 from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal
 from pipeline.model.topology import Topology
@@ -221,6 +223,7 @@ class Runner:
         for name, entity in accepted:
             self.corroboration.drop((name, entity))
         self.presence.update(frames)
+        self._apply_calibration(frames)
         self._tries -= 1
         if self._tries < 0:
             self._restored.clear()
@@ -236,6 +239,20 @@ class Runner:
         found += self.failures.find_failing(self.detectors, time)
         self._drop_old_early(time)
         return [*early, *(f for f in found if not self._was_reported(f))]
+
+    def calibration(self) -> dict[str, Any]:
+        """Returns the calibration in force, as `detectors.calibrations` describes it."""
+        return export_calibration(self.detectors)
+
+    def calibration_rows(self, other: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Returns a row of each statistic and kind of device, compared with another calibration if there is one."""
+        return list_calibration(self.detectors, other)
+
+    def _apply_calibration(self, frames: Mapping[str, Frame]) -> None:
+        try:
+            apply_calibration_events(self.detectors, (e for frame in frames.values() for e in frame.events))
+        except UsageError as error:  # of another version: what is in force stays
+            _log.error("an event `calibration` is ignored: %s", error)
 
     def judge_events(self, events: Sequence[Event], topology: Topology, again: bool = False) -> list[Finding]:
         """Returns the findings of events by themselves (Detector.judge_event), once for each condition.

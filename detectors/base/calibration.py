@@ -107,6 +107,10 @@ class QuietRecord(State):
         doubt = needed / (needed + self.blocks)
         self.factor = min(max(measured + max(SHIPPED - measured, 0.0) * doubt, LEAST), MOST)
 
+    def count_passed(self, factor: float) -> int:
+        """Returns how many quiet streams passed a margin within about a week."""
+        return round(float(np.interp(math.log(factor), np.log(_EDGES), self.passed)))
+
     def as_json(self) -> dict[str, Any]:
         """Returns it as plain data."""
         passed = [round(float(n), 3) for n in self.passed]
@@ -227,6 +231,11 @@ class QuietTail(State):
         """See `State.restore`."""
         super().restore(state)
         self.revision += 1
+
+    def load(self, records: Mapping[str, QuietRecord]) -> None:
+        """Replaces what was learnt, and ends a pin."""
+        self.records = dict(records)
+        self.pin({})
 
     def pin(self, factors: Mapping[str, float]) -> None:
         """Sets factors in force instead of the measured ones, by kind, `*` for all others; none ends that."""

@@ -338,6 +338,11 @@ class Streams(State):
         self._relearn_old(step)
         return step
 
+    def needed(self, factor: float) -> tuple[float, float]:
+        """Returns the threshold of the sum and the least effect that a factor means, as rounded numbers."""
+        limit = min(max(self.channel.limit(self.step_s or USUAL_STEP) * factor, _LOWEST), _HIGHEST)
+        return round(limit, 2), float(f"{self.channel.delta * max(factor, 1):.4g}")
+
     def grow(self, size: int) -> None:
         """See `State.grow`; also the working arrays."""
         super().grow(size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 import duckdb
 
@@ -30,6 +30,9 @@ class Health(TypedDict):
     lag_s: float | None
     stalled: bool
     sources: Sources
+
+
+Calibrated = Literal["pin", "unpin", "rollback"]
 
 
 class Backend(Protocol):
@@ -73,6 +76,18 @@ class Backend(Protocol):
 
     def list_detectors(self) -> Sequence[Mapping[str, Any]]:
         """Returns one row per detector, in the form of `models.Detector`."""
+        ...
+
+    def read_calibration(self, other: int | None) -> Mapping[str, Any]:
+        """Returns the calibration and its versions, in the form of `models.Calibration`."""
+        ...
+
+    def export_calibration(self, version: int | None) -> Mapping[str, Any]:
+        """Returns a version of the calibration, or what is in force, as a document for replay."""
+        ...
+
+    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
+        """Pins, unpins or rolls back the calibration; returns the versions."""
         ...
 
     def list_modes(self) -> Sequence[Mapping[str, Any]]:

@@ -94,6 +94,63 @@ class Detectors(_Strict):
     modes: list[ModeRule]
 
 
+class CalibrationRow(_Strict):
+    """A statistic of a detector on one kind of device (its product; empty: all).
+
+    factor: on the shipped threshold and least effect, from quiet devices.   threshold, least_effect: in force.
+    devices, hours: that it was learnt from; evidence fades within a week.   suspects: quiet devices that passed it in
+    about a week.   pages: of the detector, in the last week.   other_...: with an earlier version; of `pages` those
+    whose effect would have been large enough.
+    """
+
+    detector: str
+    statistic: str
+    kind: str
+    devices: int
+    hours: float
+    factor: float
+    threshold: float | None
+    least_effect: float | None
+    pinned: bool
+    suspects: int
+    pages: int
+    other_factor: float | None
+    other_least_effect: float | None
+    other_suspects: int | None
+    other_pages: int | None
+
+
+class CalibrationVersion(_Strict):
+    """A version of the calibration (`learned`, daily), or what a person did to version `of`."""
+
+    version: int
+    time: Time
+    action: Literal["learned", "pin", "unpin", "rollback"]
+    of: int | None
+    user: str
+    in_force: bool
+
+
+class Calibration(_Strict):
+    """What is in force, and the versions, newest first."""
+
+    rows: list[CalibrationRow]
+    versions: list[CalibrationVersion]
+
+
+class CalibrationVersions(_Strict):
+    """The versions, newest first."""
+
+    versions: list[CalibrationVersion]
+
+
+class CalibrationChange(_Strict):
+    """pin keeps the thresholds of a version (null: of now), unpin follows the site again, rollback forgets the rest."""
+
+    action: Literal["pin", "unpin", "rollback"]
+    version: int | None = Field(None, ge=1)
+
+
 class Query(_Strict):
     """One SELECT."""
 

@@ -278,6 +278,38 @@ def detectors(request: Request) -> Response:
     return json_response({"detectors": backend.list_detectors(), "modes": backend.list_modes()})
 
 
+Version = Annotated[int | None, Query(ge=1, description="number of a version")]
+
+
+@mute_router.get("/calibration", response_model=models.Calibration)
+def calibration(request: Request, version: Version = None) -> Response:
+    """Thresholds learnt from the site, what passed them in a week, beside an earlier version; and all versions."""
+    return json_response(_of_version(lambda: get_context(request).backend.read_calibration(version), version))
+
+
+@mute_router.get("/calibration/export")
+def export_calibration(request: Request, version: Version = None) -> Response:
+    """A version, or what is in force, as a document for `fleetpulse replay --calibration`."""
+    return json_response(_of_version(lambda: get_context(request).backend.export_calibration(version), version))
+
+
+@mute_router.post("/calibration", response_model=models.CalibrationVersions)
+def change_calibration(request: Request, wanted: models.CalibrationChange) -> Response:
+    """Pins a version, or what is in force; unpins; or rolls back to a version."""
+    if wanted.action == "rollback" and wanted.version is None:
+        raise HTTPException(400, "version: missing; expected the version to return to")
+    arguments = (wanted.action, wanted.version, cast(str, request.scope[USER]))
+    made = _of_version(lambda: get_context(request).backend.change_calibration(*arguments), wanted.version)
+    return json_response({"versions": made})
+
+
+def _of_version(read: Callable[[], Any], version: int | None) -> Any:
+    try:
+        return read()
+    except KeyError as error:
+        raise HTTPException(404, f"calibration {version} is not known, or names no thresholds") from error
+
+
 @mute_router.get("/mutes", response_model=models.Mutes)
 def list_mutes(request: Request) -> Response:
     """All mutes, also ended ones; newest first."""

@@ -17,6 +17,7 @@ OUTPUT = (("--output",), {"choices": FORMS, "default": "table", "help": "form of
 CONFIG = (("--config",), {"metavar": "FILE", "help": "TOML (default: FLEETPULSE_CONFIG, else ./fleetpulse.toml)"})
 INPUT = {"nargs": "+", "metavar": "FILE", "required": True}
 TARGET = {"metavar": "FILE"}
+COMPARED = (("--compare",), {"type": int, "metavar": "VERSION", "help": "beside those of an earlier version"})
 RECORDING = (("--replay-recording",), {"metavar": "DIR", "help": "play this recording instead of reading the node"})
 SPEED = (
     ("--speed",),
@@ -87,6 +88,10 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         "list, add or end mutes",
         ((("--all",), {"action": "store_true", "help": "also expired mutes"}), OUTPUT),
     ),
+    "calibration": (
+        "show, pin or roll back the thresholds that the site has taught",
+        (COMPARED, OUTPUT),
+    ),
     "simulate": (
         "simulate a fleet with known faults, as files or as a stream",
         (
@@ -116,6 +121,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             (("--topology",), {**TARGET, "help": "parents of entities, TOML"}),
             (("--output",), {**TARGET, "required": True, "help": "findings, JSON lines"}),
             (("--incidents",), {**TARGET, "help": "also run the Desk; incidents, JSON lines"}),
+            (("--calibration",), {**TARGET, "help": "exported thresholds of the site; default: the shipped ones"}),
         ),
     ),
     "score": (
@@ -158,6 +164,23 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
             ),
         ),
         "end": ("end a mute now", ((("id",), {"metavar": "ID", "help": "id from the list"}), OUTPUT)),
+    },
+    "calibration": {
+        "show": ("show thresholds, evidence, and what passed them in a week (the default)", (COMPARED, OUTPUT)),
+        "history": ("list the versions, and who pinned or rolled back", (OUTPUT,)),
+        "pin": (
+            "keep the thresholds of a version, or those of now, until unpin",
+            ((("of_version",), {"type": int, "nargs": "?", "metavar": "VERSION", "help": "default: now"}), OUTPUT),
+        ),
+        "unpin": ("follow the site again", (OUTPUT,)),
+        "rollback": (
+            "forget what was learnt since a version, and learn on from it",
+            ((("of_version",), {"type": int, "metavar": "VERSION", "help": "from the history"}), OUTPUT),
+        ),
+        "export": (
+            "print a calibration as JSON, for replay --calibration",
+            ((("--version",), {"type": int, "metavar": "VERSION", "help": "default: now", "dest": "of_version"}),),
+        ),
     },
 }
 """Subcommands; without one, the first applies."""

@@ -15,7 +15,7 @@ from pipeline.api.backend import Health, Sources
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
-from pipeline.engine.engine import Engine, Judge
+from pipeline.engine.engine import Calibrated, Engine, Judge
 from pipeline.incidents import ledger
 from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.cases import Change
@@ -89,6 +89,31 @@ class PipelineBackend:
         rows = self._service.judge.listing()
         return [{**row, "modes": [m for m in modes if m["detector"] in (ANY, row["name"])]} for row in rows]
 
+    def read_calibration(self, other: int | None) -> Mapping[str, Any]:
+        """Returns the calibration as rows with the pages of a week, beside those of version `other`; and versions."""
+        week_ago = self._service.clock() - 7 * 86_400 * SECOND
+        with contextlib.closing(self.cursor()) as cursor:
+            compared = None if other is None else ledger.load_calibration(cursor, other)
+            versions, pages = ledger.list_calibrations(cursor), ledger.list_pages(cursor, week_ago)
+        rows = self._service.judge.calibration_rows(compared)
+        for row in rows:
+            effects = [effect for name, effect in pages if name == row["detector"]]
+            row["pages"], least = len(effects), row.pop("other_least_effect", None)
+            known = other is not None and least is not None
+            row |= {"other_least_effect": least, "other_pages": _count_kept(effects, least) if known else None}
+        return {"rows": rows, "versions": versions}
+
+    def export_calibration(self, version: int | None) -> Mapping[str, Any]:
+        """Returns a version as a document, or what is in force now. Raises KeyError without that version."""
+        if version is None:
+            return self._service.judge.calibration()
+        with contextlib.closing(self.cursor()) as cursor:
+            return ledger.load_calibration(cursor, version)
+
+    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
+        """Pins, unpins or rolls back; returns the versions. Raises KeyError without that version."""
+        return self._require_engine().change_calibration(action, version, user)
+
     def list_modes(self) -> Sequence[Mapping[str, Any]]:
         """Returns the rules of [[modes]]."""
         rules = self._service.config.modes
@@ -151,6 +176,11 @@ class PipelineBackend:
         for row in service.judge.listing():
             out[f'fleetpulse_detector_errors_total{{detector="{row["name"]}"}}'] = float(row["errors"])
         return out
+
+
+def _count_kept(effects: Sequence[float | None], least: float) -> int:
+    """Returns how many pages had at least an effect; those without one compare nothing and stay."""
+    return sum(effect is None or abs(effect) >= least for effect in effects)
 
 
 def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None) -> int:

@@ -8,13 +8,16 @@ and the Desk, whose state is newer, receives only what it has not seen.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+import duckdb
 
 from pipeline.config.sections import ModeRule
 from pipeline.engine.restart import MAX_FUTURE, clamp_state, count_later_rows, read_since
@@ -38,6 +41,8 @@ from pipeline.store.events import write_events
 log = logging.getLogger("fleetpulse.engine")
 
 SNAPSHOT_EVERY = 60 * SECOND  # chosen: a restart evaluates at most this much again
+CALIBRATION_EVERY = 86_400 * SECOND  # chosen: one version a day
+Calibrated = Literal["pin", "unpin", "rollback"]
 INSTANTS_PER_RESULT = 60  # maximum instants whose results are written in one transaction
 
 
@@ -61,6 +66,14 @@ class Judge(Protocol):
 
     def listing(self) -> list[dict[str, Any]]:
         """Returns a row per detector, as in GET /api/v1/detectors."""
+        ...
+
+    def calibration(self) -> dict[str, Any]:
+        """Returns the thresholds in force, and the evidence for them."""
+        ...
+
+    def calibration_rows(self, other: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Returns them as rows, compared with an earlier version, as in GET /api/v1/calibration."""
         ...
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
@@ -283,6 +296,7 @@ class Engine:
                 ledger.save_snapshot(connection, "unheard", done.end, self.finding_filter.held.snapshot())
                 if snapshot:
                     ledger.save_snapshot(connection, "judge", done.end, self.judge.snapshot())
+                    self._keep_calibration(connection, done.end)
             self.progress = EngineProgress(done.end, done.end if snapshot else self.progress.snapshot)
             self._pending, self._desk_state = PendingResults(done.end), state
         if payloads:
@@ -370,6 +384,32 @@ class Engine:
             blamed = self.desk.list_conditions(incident)
             events = [Event(time, entity, "feedback", {**said, "detector": name}) for name, entity in blamed]
             return self.apply_note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
+
+    def _keep_calibration(self, connection: duckdb.DuckDBPyConnection, time: int) -> None:
+        """Stores a version of the calibration once a day."""
+        if 0 <= time - ledger.last_learned(connection) < CALIBRATION_EVERY:
+            return
+        document = self.judge.calibration()
+        if document.get("detectors"):
+            ledger.add_calibration(connection, time, "learned", "", None, json.dumps(document))
+
+    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> list[dict[str, Any]]:
+        """Pins a version, or what is in force now; unpins; or returns to a version. Returns the versions.
+
+        The decision is an event, so that a restart and a replay apply it too. Raises KeyError without that version.
+        """
+        with self.lock:
+            time = max(self.clock(), self.framer.closed)
+            with self.database.transaction() as connection:
+                if action == "pin" and version is None:
+                    document = json.dumps(self.judge.calibration())
+                    version = ledger.add_calibration(connection, time, "learned", user, None, document)
+                found = None if version is None else ledger.load_calibration(connection, version)
+                ledger.add_calibration(connection, time, action, user, version, None)
+                versions = ledger.list_calibrations(connection)
+            data = {"action": action, "version": version, "user": user, "calibration": found}
+            self._apply(lambda _: [], [Event(time, "site:all", "calibration", data)])
+        return versions
 
     @property
     def is_ahead(self) -> bool:

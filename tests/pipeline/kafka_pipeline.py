@@ -47,6 +47,12 @@ class EmptyJudge:
     def listing(self) -> list[dict[str, Any]]:
         return []
 
+    def calibration(self) -> dict[str, Any]:
+        return {}
+
+    def calibration_rows(self, other: Any = None) -> list[dict[str, Any]]:
+        return []
+
     def beat(self, doing: str) -> None:
         """Does nothing: no heartbeat is checked."""
 

@@ -34,6 +34,12 @@ class HotForThree:
     def listing(self):
         return []
 
+    def calibration(self):
+        return {}
+
+    def calibration_rows(self, other=None):
+        return []
+
     def __init__(self):
         self.since, self.count = {}, {}
 

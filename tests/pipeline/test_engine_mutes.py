@@ -222,3 +222,46 @@ def test_a_scope_in_the_topology_is_known_and_a_typo_gets_a_suggestion():
     for known in ("node:n1", "rack:r12", "cdu:c1"):
         assert warn_unknown_scope(known, topology, lambda _: False) == ""
     assert warn_unknown_scope("rack:r21", topology, lambda _: False).endswith("did you mean 'rack:r12'?")
+
+
+class Calibrated(HotWithFeedback):
+    """HotForThree with a calibration; keeps the events about it."""
+
+    def calibration(self):
+        return {"format": 1, "detectors": {"hot": {"heat": {}}}}
+
+    def observe(self, frames):
+        self.feedback += [e for f in frames.values() for e in f.events if e.kind == "calibration"]
+        return super().observe(frames)
+
+
+def test_a_version_of_the_calibration_is_kept_every_day(site):
+    running = start_engine(site, judge=Calibrated)
+    running.play(0, [50] * 20)
+    assert site.rows("SELECT version, action FROM calibrations") == [(1, "learned")]
+    running.now += 86_400 * 1_000_000
+    running.play(8640 + 20, [50] * 20)
+    assert site.rows("SELECT version, action FROM calibrations ORDER BY version") == [(1, "learned"), (2, "learned")]
+
+
+def test_pinning_what_is_in_force_keeps_it_as_a_version_and_reaches_the_detectors_also_after_a_restart(site):
+    running = start_engine(site, judge=Calibrated)
+    running.play(0, [50] * 5)
+    versions = running.engine.change_calibration("pin", None, "ann")
+    assert [(v["action"], v["user"], v["in_force"]) for v in versions[:2]] == [
+        ("pin", "ann", False),
+        ("learned", "ann", True),
+    ]
+    running.start()
+    running.play(6, [50] * 3)
+    (event,) = [e for e in running.judge.feedback if e.kind == "calibration"]
+    assert (event.data["action"], event.data["calibration"]["format"]) == ("pin", 1)
+
+
+def test_an_unknown_version_of_the_calibration_changes_nothing(site):
+    running = start_engine(site, judge=Calibrated)
+    running.play(0, [50] * 3)
+    before = site.rows("SELECT count(*) FROM calibrations")
+    with pytest.raises(KeyError):
+        running.engine.change_calibration("rollback", 77, "ann")
+    assert site.rows("SELECT count(*) FROM calibrations") == before

@@ -33,6 +33,12 @@ class HangingJudge:
     def listing(self) -> list[dict[str, Any]]:
         return []
 
+    def calibration(self) -> dict[str, Any]:
+        return {}
+
+    def calibration_rows(self, other: Any = None) -> list[dict[str, Any]]:
+        return []
+
     def observe(self, frames: Any) -> list[Finding]:
         self.beat("detector stuck")
         self.entered.set()

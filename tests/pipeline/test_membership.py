@@ -187,6 +187,12 @@ class PlaceRecorder:
     def listing(self):
         return []
 
+    def calibration(self):
+        return {}
+
+    def calibration_rows(self, other=None):
+        return []
+
     def __init__(self):
         self.seen = {}
 

@@ -26,6 +26,12 @@ class FrameRecorder:
     def listing(self):
         return []
 
+    def calibration(self):
+        return {}
+
+    def calibration_rows(self, other=None):
+        return []
+
     def observe(self, frames):
         self.seen += [frames["gpu"]] if "gpu" in frames else []
         return []

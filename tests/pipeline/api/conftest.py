@@ -12,12 +12,14 @@ from typing import Any
 
 import duckdb
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 
 from detectors import configured
+from detectors.heat.thermal import Thermal
 from detectors.runner import Runner
-from pipeline.api.backend import Health
+from pipeline.api.backend import Calibrated, Health
 from pipeline.api.server import create_app
 from pipeline.config.sections import Api, Config
 from pipeline.incidents import ledger
@@ -94,6 +96,32 @@ class StoreBackend:
 
     def list_detectors(self) -> Sequence[Mapping[str, Any]]:
         return [{**row, "modes": self.list_modes()} for row in Runner(configured()).listing()]
+
+    def read_calibration(self, other: int | None) -> Mapping[str, Any]:
+        if other is not None:
+            ledger.load_calibration(self.database.connection, other)
+        rows = self._calibrated().calibration_rows(None if other is None else self.export_calibration(other))
+        shown = [{"pages": 0, "other_pages": None, "other_least_effect": None, **row} for row in rows]
+        return {"rows": shown, "versions": ledger.list_calibrations(self.database.connection)}
+
+    def export_calibration(self, version: int | None) -> Mapping[str, Any]:
+        if version is None:
+            return self._calibrated().calibration()
+        return ledger.load_calibration(self.database.connection, version)
+
+    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
+        with self.database.transaction() as connection:
+            if version is not None:
+                ledger.load_calibration(connection, version)
+            ledger.add_calibration(connection, NOW, action, user, version, None)
+        return ledger.list_calibrations(self.database.connection)
+
+    def _calibrated(self) -> Runner:
+        thermal = Thermal()
+        noise, groups = np.random.default_rng(1).normal(0, 0.02, (180, 64)), np.zeros(64, np.int32)
+        for tick, row in enumerate(noise, 1):
+            thermal.cores.step(row, groups, tick * 60 * SECOND)
+        return Runner([thermal])
 
     def list_modes(self) -> Sequence[Mapping[str, Any]]:
         return [{"detector": "*", "scope": "rack:r1", "mode": "record"}]

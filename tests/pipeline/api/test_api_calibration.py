@@ -1,0 +1,96 @@
+"""Calibration over HTTP and `fleetpulse calibration`: shown, exported, pinned, compared, refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import fleetpulse
+from pipeline.api import models
+from pipeline.api.server import create_app, start_server
+from pipeline.config.sections import Api, Config
+from pipeline.incidents import ledger
+
+PATH = "/api/v1/calibration"
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def version(backend: Any) -> int:
+    """A stored version."""
+    document = json.dumps(backend.export_calibration(None))
+    with backend.database.transaction() as connection:
+        return ledger.add_calibration(connection, 1_790_000_000_000_000, "learned", "", None, document)
+
+
+@pytest.fixture
+def command(backend: Any, now: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """command(*words): (exit code, stdout, stderr) against a running API."""
+    stop, config = threading.Event(), Config(api=Api(port=0))
+    serving = start_server(create_app(backend, config, lambda: now), config, stop)
+    file = tmp_path / "site.toml"
+    file.write_text(f"[api]\nport = {serving.port}\n")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = fleetpulse.main(["calibration", *words, "--config", str(file)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    yield call
+    stop.set()
+    serving.join(10)
+
+
+def test_rows_show_what_is_in_force_and_an_earlier_version(client: httpx.Client, version: int) -> None:
+    found = models.Calibration.model_validate(client.get(PATH, params={"version": version}).json())
+    (row,) = [row for row in found.rows if row.statistic == "cores"]
+    assert (row.detector, row.devices, row.other_factor) == ("thermal", 64, row.factor)
+    assert [v.action for v in found.versions] == ["learned"]
+
+
+def test_a_version_is_pinned_released_and_returned_to(client: httpx.Client, version: int) -> None:
+    def act(action: str, number: int | None) -> list[models.CalibrationVersion]:
+        answer = client.post(PATH, json={"action": action, "version": number})
+        assert answer.status_code == 200, answer.text
+        return models.CalibrationVersions.model_validate(answer.json()).versions
+
+    pinned = act("pin", version)
+    assert [(v.action, v.of, v.user, v.in_force) for v in pinned] == [
+        ("pin", version, "local", False),
+        ("learned", None, "", True),
+    ]
+    assert not any(v.in_force for v in act("unpin", None))
+    assert act("rollback", version)[0].action == "rollback"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"action": "pin", "version": 99}, 404),
+        ({"action": "rollback"}, 400),
+        ({"action": "forget"}, 400),
+        ({"action": "pin", "version": 0}, 400),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_refused(client: httpx.Client, body: dict[str, Any], status: int) -> None:
+    assert client.post(PATH, json=body).status_code == status
+
+
+def test_the_command_shows_exports_pins_and_lists(command: Call, version: int, tmp_path: Path) -> None:
+    code, out, err = command()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].split()[:4] == ["detector", "statistic", "kind", "devices"]
+    assert "other_factor" in command("show", "--compare", str(version))[1]
+    code, out, _ = command("export", "--version", str(version))
+    assert (code, json.loads(out)["format"]) == (0, 1)
+    assert "pin" in command("pin", str(version))[1]
+    assert "learned" in command("history")[1]
+    code, out, err = command("rollback", "99")
+    assert (code, out) == (2, "")
+    assert "99" in err
