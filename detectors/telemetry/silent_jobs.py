@@ -122,17 +122,21 @@ class NodeActivity(State):
         usual[:] = np.where(there, np.where(np.isnan(usual), means, usual + share * (means - usual)), usual)
         now[there], read[there] = means[there], time
 
-    def stopped(self, nodes: NDArray[np.intp], since: int, time: int) -> bool:
-        """Returns whether nearly all of some nodes stopped work and traffic, whichever are measured, at `since`."""
-        rows = [found for row in (_POWER, _TRAFFIC) if (found := self._stopped(row, nodes, since, time)) is not None]
-        return bool(rows) and all(rows)
+    def stopped(self, nodes: NDArray[np.intp], since: int, time: int, every: int) -> bool:
+        """Returns whether nearly all of some nodes stopped work and traffic, whichever are measured, at `since`.
 
-    def _stopped(self, row: int, nodes: NDArray[np.intp], since: int, time: int) -> bool | None:
+        every: usual time between two samples.
+        """
+        rows = [self._stopped(row, nodes, since, time, every) for row in (_POWER, _TRAFFIC)]
+        return any(rows) and all(row is not False for row in rows)
+
+    def _stopped(self, row: int, nodes: NDArray[np.intp], since: int, time: int, every: int) -> bool | None:
         fell, usual = self.fell[row, nodes], self.usual[row, nodes]
-        measured = (time - self.read[row, nodes] <= STEPS_ON) & (usual > 0)
+        measured = (time - self.read[row, nodes] <= STEPS_ON + 2 * every) & (usual > 0)
         if not len(nodes) or 2 * np.count_nonzero(measured) < len(nodes):
             return None
-        with_it = measured & (fell >= since - WITH_IT) & (fell <= since + STEPS_ON) & (time - fell >= STOPS)
+        with_it = measured & (fell >= since - WITH_IT - every) & (fell <= since + STEPS_ON + every)
+        with_it &= time - fell >= STOPS
         return bool(np.count_nonzero(with_it) >= _NEARLY_ALL * np.count_nonzero(measured))
 
     def supplied(self, node: int, since: int) -> str:
@@ -219,8 +223,9 @@ class SilentJobs(State):
 
     def verdict(self, node: str, since: int, time: int, topology: Topology) -> JobVerdict:
         """Returns what the jobs did that ran on a node with its last sample at `since`."""
-        mine = self._started_on(node)
-        ended = [j for j in mine if (at := self._jobs[j]["ended"]) and since - WITH_IT <= at <= since + AFTER]
+        mine, every = self._started_on(node), self._last.interval()
+        before = since - max(WITH_IT, every)
+        ended = [j for j in mine if (at := self._jobs[j]["ended"]) and before <= at <= since + AFTER]
         if ended:
             return JobVerdict("ended", ended[-1])
         mine = [job for job in mine if self._jobs[job]["ended"] is None]
@@ -229,7 +234,9 @@ class SilentJobs(State):
         if not mine:
             return JobVerdict("none")
         newest = {job: self._newest_step(job, places) for job in mine}
-        on = next((job for job, (at, _) in newest.items() if at > since + STEPS_ON), None)
+        # one more step may end after the last sample, and be read an interval later
+        limit = {job: max(STEPS_ON, 2 * every + gap) for job, (_, gap) in newest.items()}
+        on = next((job for job, (at, _) in newest.items() if at > since + limit[job]), None)
         if on is not None:
             return JobVerdict("running", on)
         hung = next((job for job in mine if self._hangs(job, *newest[job], since, time, places)), None)
@@ -239,7 +246,8 @@ class SilentJobs(State):
         """Returns whether a job with its last step at `at` stopped with a node that fell silent at `since`."""
         if at <= 0:
             return self._stops(job, since, time, places)
-        stops = at >= since - gap - WITH_IT and time - at > 2 * gap + STOPS
+        every = self._last.interval()
+        stops = at >= since - gap - max(WITH_IT, every) and time - at > 2 * gap + max(STOPS, every)
         return bool(stops or (since - HANGS < at and time - at > HANGS))
 
     def _stops(self, job: str, since: int, time: int, places: _RankPlaces) -> bool:
@@ -249,7 +257,7 @@ class SilentJobs(State):
         }
         reporting = self._last.reporting("node")
         mine = [i for i, name in enumerate(self._last.names("node")) if name in nodes and reporting[i]]
-        return self.activity.stopped(np.array(mine, np.intp), since, time)
+        return self.activity.stopped(np.array(mine, np.intp), since, time, self._last.interval())
 
     def _started_on(self, node: str) -> list[str]:
         """Returns the jobs with a job_start on a node, the newest ones last."""
@@ -296,7 +304,7 @@ class SilentJobs(State):
             mine = places.ranks[job]
             mine = mine[self._rank_reports(places)[mine]]
             gaps = self._gap[mine][np.isfinite(self._gap[mine])]
-            gap = float(np.median(gaps)) if len(gaps) else float(HANGS)
+            gap = float(np.median(gaps)) if len(gaps) else HANGS / 2.0
             self._newest[job] = int(self._stepped[mine].max(initial=0)), gap
         return self._newest[job]
 

@@ -17,7 +17,17 @@ from detectors.base.power_feeds import PowerFeeds
 from detectors.base.state import N, State, memory, notes, part
 from detectors.base.topology_index import FramePositions, TopologyIndex, per_topology
 from detectors.telemetry.host_facts import HostFacts
-from detectors.telemetry.silence import KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSamples, shared_ancestors
+from detectors.telemetry.silence import (
+    KNOWN,
+    MISSED,
+    NEARLY_ALL,
+    READINGS,
+    SITE,
+    TOGETHER,
+    Bools,
+    LastSamples,
+    shared_ancestors,
+)
 from detectors.telemetry.silent_jobs import JobVerdict, SilentJobs
 from detectors.telemetry.silent_readers import LostReader, Readers
 from pipeline.model.entity_names import entity_name, pager_title, short_duration
@@ -111,7 +121,8 @@ class SilentNodes(State):
 
     def find_silences(self, context: Context) -> Iterator[Silence]:
         """Yields the silent nodes and groups of this instant, each with its cause."""
-        silent = context.last.silent("node", context.node_seconds)
+        # nodes are compared with their GPUs, so that single readings that are lost make no silence
+        silent = context.last.silent("node", context.node_seconds, READINGS)
         if not (silent.any() or self._groups or self._alone):
             self._readers.clear("node")
             return
@@ -154,7 +165,7 @@ class SilentNodes(State):
         owner = self._gpus.node_positions(names)
         reporting = owner[last.reporting("gpu")[: len(owner)] & (owner >= 0)]
         alive, free = np.bincount(reporting, minlength=len(names)) > 0, ~context.maintenance_mask("node")
-        mute, counted = silent & alive & free, alive & free
+        mute, counted = silent & alive & free & last.silent("node", context.node_seconds)[: len(names)], alive & free
         self._lost_reader = self._readers.find_lost("node", mute, counted, np.arange(len(names)), self._index, last)
         left = mute if self._lost_reader is None else mute & ~self._lost_reader.silent
         self._mute = np.flatnonzero(left).tolist()
@@ -194,8 +205,9 @@ class SilentNodes(State):
         nodes, names = context.last.of_class("node"), context.last.names("node")
         seen, since = nodes.seen, int(nodes.seen[i])
         counted = context.last.known("node")
-        together = counted & free & (nodes.missed >= MISSED) & (np.abs(seen - since) <= TOGETHER)
-        looked_at = counted & (together | (nodes.missed < MISSED) | ~free)
+        reporting = context.last.reporting("node")
+        together = counted & free & ~reporting & (np.abs(seen - since) <= max(TOGETHER, context.last.interval()))
+        looked_at = counted & (together | reporting | ~free)
         mine = np.zeros(len(names), bool)
         mine[i] = True
         found = {e: m for e, m in shared_ancestors(mine, together, looked_at & free, self._index).items() if i in m}

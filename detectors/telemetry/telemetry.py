@@ -117,7 +117,7 @@ class SilentDevices(State):
         """Returns (N,) nodes that report, and have for so long that their devices should, too."""
         patience = context.last.patience(device_class, context.seconds).max(initial=0) + SETTLES
         nodes = context.last.of_class("node")
-        return np.asarray(nodes.reporting & (context.time - nodes.since > patience))
+        return np.asarray(context.last.reporting("node") & (context.time - nodes.since > patience))
 
     def _node_silence(self, node: str, device_class: str, count: int, since: int, context: Context) -> Silence:
         level, why = self._gpu_cause(node, node, since, context) if device_class == "gpu" else ("ticket", "")
