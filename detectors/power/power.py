@@ -20,7 +20,7 @@ from detectors.power.supplies import INPUT, OUTPUT, REMOVED, STATUS, Lost, Suppl
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
 from detectors.power.voltages import MAINS, RAIL, Voltages, find_explained_brakes, find_voltage_findings
 from detectors.power.voltages import SIGNALS as VOLTAGE_SIGNALS
-from detectors.telemetry.silence import LastSamples, shared_ancestors
+from detectors.telemetry.silence import READINGS, LastSamples, shared_ancestors
 from pipeline.model.entity_names import TITLE_LENGTH, pager_title, short_duration
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
@@ -28,7 +28,8 @@ from pipeline.model.topology import Topology, kind_of
 BRAKE = 0x80
 """NVML clock event reason HwPowerBrakeSlowdown: an external signal slows the board down, by half by default."""
 _LOOKS = 2  # readings in a row of a bit, or of a dark feed: one may be wrong; chosen
-_LAPSES = 60 * SECOND  # us without a reading after which the brake of a GPU is not known any more; chosen: six frames
+_LAPSES = 60 * SECOND
+"""us without a reading after which the brake of a GPU is not known any more, at least READINGS of its node; chosen."""
 _SHARED = (
     "pdu",
     "circuit",
@@ -156,7 +157,8 @@ class Power(Detector):
         read_at = self.read_at[: len(reasons)]
         read_at[on] = time
         np.minimum(read_at, time, out=read_at)  # the clock may have been set back
-        count[(known & ~on) | (time - read_at > _LAPSES)] = 0
+        lapses = max(_LAPSES, READINGS * self.nodes.interval())
+        count[(known & ~on) | (time - read_at > lapses)] = 0
         braked: dict[str, int] = {}
         for i in np.flatnonzero(count >= _LOOKS).tolist():
             node = frame.topology.ancestor_of_kind(frame.entities[i], "node") or frame.entities[i]

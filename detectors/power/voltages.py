@@ -39,12 +39,9 @@ LAPSES = 3600 * SECOND
 """us without a reading after which a departure ends; chosen, as for supplies."""
 _OUT_OF_RANGE = CATALOGUE[STATUS].states.index("out_of_range")
 _LEARN, _GAIN = 20, 0.02  # readings until the usual is known; memory of about 50 readings; chosen
-_AGAIN = 1000.0  # equal readings next to nothing until they are the usual; chosen: 3 h at 10 s
+_AGAIN = 3.0 * LAPSES  # us at one level next to nothing until that is the usual; chosen: work on a feed is shorter
 _ENDS = 0.8  # of the limit: nearer to the usual than that is normal again; chosen
 _TWELVE, _BUSBAR = (11.0, 13.0), (40.0, 60.0)  # V; a sensor of another usual is of a core, a memory or a battery
-_CONFIRMS = (
-    0.5  # share of the supplies below a meter that must show it too; with two feeds half are on the other; chosen
-)
 _USUAL, _COUNT, _OFF, _SINCE, _HEARD, _NOW, _GONE, _CELLS = range(8)
 
 
@@ -245,8 +242,9 @@ def _add_readings(cells: Floats, values: Floats, status: Floats, time: float, ra
             known = cells[_COUNT, i] >= _LEARN
             away = abs(x - usual) / usual if known and x > 0.0 else 0.0
             gone = known and x < LIVE * usual  # a loss, which other rules report
-            cells[_GONE, i] = cells[_GONE, i] + 1.0 if gone and abs(x - before) <= MAINS * x else 0.0
-            if cells[_GONE, i] >= _AGAIN and _live(x, rails):  # the usual was misread, or in another unit
+            steady = gone and abs(x - before) <= MAINS * x and 0.0 < cells[_GONE, i] <= time
+            cells[_GONE, i] = cells[_GONE, i] if steady else (time if gone else 0.0)
+            if steady and time - cells[_GONE, i] >= _AGAIN and _live(x, rails):  # the usual was misread
                 cells[:, i] = 0.0
                 continue
             if reported or (away > limit and not gone):
