@@ -13,6 +13,7 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.event_data import read_integer, read_text
 from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.state import State
+from detectors.sdc.ledger import chance_of_streak
 from detectors.sdc.votes import read_word
 from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
@@ -26,6 +27,7 @@ _RECENT_ROUNDS = 4  # a rank that was missing in so many last ones is not waited
 _MAX_SERIES = 20_000  # groups and buckets kept, the newest; chosen
 _IDLE_AFTER = 24 * _HOUR  # us without a digest after which a series is dropped: its job is over; chosen
 _MAX_RECORDS = 1000  # GPUs and jobs kept; chosen
+_DOUBT = 1e-4  # chance that a GPU that fails as often agrees so long, below which a page ends: as of canaries
 _MAX_STEPS, _MAX_RANKS, _MAX_MOVES = 20, 10, 4  # kept of a record; chosen
 
 
@@ -124,13 +126,16 @@ class SdcReplica(Detector):
     """Votes over the digests of replicas of the same parameters after a step, bit by bit, without a baseline.
 
     Of `least` replicas or more that had agreed, the one with other bits is a suspect, and pages on its GPU when it has
-    other bits in `page_at` steps: that persists, or came again. Several with the same other bits, more than a third of
-    them, two replicas that differ, or a rank that still diverges on another GPU: the job is blamed, no GPU.
+    other bits in `page_at` steps: that persists, or came again within `days`, in this job or another. Several with the
+    same other bits, more than a third of them, two replicas that differ, or a rank that still diverges on another GPU:
+    the job is blamed, no GPU.
     Groups that never agreed are not replicas (sharded parameters under one name), which is a suspect of the job only.
-    It ends after `clean_rounds` steps in which the GPU's ranks agreed, or `hours` after its job's last digest.
+    It ends `hours` after its job's last digest, or after `clean_rounds` steps in which the GPU's ranks agreed; a page
+    after so many that a GPU that fails as often would have them with a chance below 1 in 10,000.
 
     Source: replicas in data parallelism hold identical bits after each step (all-reduce gives every rank the same;
-    SDCHunter, OSDI 2026, compares them so); so digests after the reduction cannot show a wrong gradient.
+    SDCHunter, OSDI 2026, compares them so); so digests of parameters cannot show a wrong gradient, and digests of the
+    gradients of one batch that every replica computes can. Occurrence of 1e-8 to 1 per product: SDCHunter.
     The numbers are chosen: two steps, as one digest may be of a step that was cut off.
     """
 
@@ -140,7 +145,8 @@ class SdcReplica(Detector):
     needs: ClassVar[tuple[str, ...]] = ("event:replica_digest",)
     wants: ClassVar[tuple[str, ...]] = ("event:job_start", "event:job_end", "event:checkpoint")
     cannot_see: ClassVar[str] = (
-        "A gradient that was wrong before the all-reduce: it reaches every replica alike, so the digests agree. "
+        "A gradient that was wrong before the all-reduce: it reaches every replica alike, so the digests agree, unless "
+        "replicas compute the gradients of one batch now and then (docs/training.md). "
         "Parameters that are sharded and not replicated, steps without a digest, and which of two replicas is the "
         "wrong one."
     )
@@ -150,11 +156,13 @@ class SdcReplica(Detector):
     clean_rounds: int = 10
     patience: float = 120.0
     hours: float = 24.0
+    days: float = 30.0
 
     rounds: ReplicaRounds = part(ReplicaRounds)
     gpus: dict[str, Record] = notes()
     jobs: dict[str, Record] = notes()
     carried: dict[str, list[str]] = notes()
+    past: dict[str, dict[str, int]] = notes()  # GPU -> counts of a condition that ended, and its last dissent
     conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
@@ -194,7 +202,8 @@ class SdcReplica(Detector):
         for rank in judged.agreeing:
             if self.gpus and (record := self.gpus.get(_gpu_of(topology, rank))) is not None:
                 record["last"] = judged.time
-                if judged.step not in record["steps"] and judged.step != record["clean_step"]:
+                same = judged.bucket in record["buckets"] or job != record["job"]  # other buckets may be right always
+                if same and judged.step not in record["steps"] and judged.step != record["clean_step"]:
                     record["clean"], record["clean_step"] = record["clean"] + 1, judged.step
         if not judged.dissenting and not judged.split:
             if (known := self.jobs.get(job)) is not None and judged.series == known["series"]:
@@ -225,8 +234,13 @@ class SdcReplica(Detector):
         return f"{moved[0]} diverges again on another GPU, so the GPU is not the cause" if moved else ""
 
     def _record_gpu(self, gpu: str, rank: str, job: str, judged: JudgedRound) -> None:
-        fresh = {"rank": rank, "job": job, "since": judged.time, "steps": [], "buckets": [], "checkpoints": 0}
-        record = self.gpus.setdefault(gpu, fresh | {"clean": 0, "clean_step": -1, "count": 0, "last": 0, "sure": False})
+        if gpu not in self.gpus:
+            known = self.past.pop(gpu, {})
+            old = judged.time - known.get("last", 0) > self.days * 24 * _HOUR
+            fresh = {"rank": rank, "job": job, "since": judged.time, "steps": [], "buckets": [], "checkpoints": 0}
+            counts = {"count": 0, "right": 0} if old else {"count": known["count"], "right": known["right"]}
+            self.gpus[gpu] = fresh | counts | {"clean": 0, "clean_step": -1, "last": 0, "sure": False}
+        record = self.gpus[gpu]
         again = judged.step not in record["steps"]
         if again:
             record["steps"] = [*record["steps"], judged.step][-_MAX_STEPS:]
@@ -234,6 +248,7 @@ class SdcReplica(Detector):
         if judged.bucket not in record["buckets"]:
             record["buckets"] = [*record["buckets"], judged.bucket][-_MAX_STEPS:]
         record["sure"] |= record["count"] >= self.page_at
+        record["right"] += record["clean"]
         record |= {"rank": rank, "job": job, "clean": 0, "last": judged.time, "group": judged.group}
         record |= {"digest": judged.digests[rank], "expected": judged.digest, "peers": len(judged.agreeing)}
         self.carried[rank] = list(dict.fromkeys([*self.carried.get(rank, ()), gpu]))[-_MAX_MOVES:]
@@ -250,14 +265,29 @@ class SdcReplica(Detector):
         }
 
     def _drop_ended(self, time: int) -> None:
-        """Drops GPUs and jobs that agreed for long, or whose job has reported no digest for long."""
+        """Drops GPUs and jobs that agreed for long, or whose job has reported no digest for long.
+
+        Dissents are remembered if the GPU agreed later or they were sure: else the step may have been cut off.
+        """
         horizon = time - int(self.hours * _HOUR)
+        for gpu, record in self.gpus.items():
+            if self._is_clean(record) or (record["last"] < horizon and record["sure"]):
+                counts = {"count": record["count"], "right": record["right"] + record["clean"], "last": record["last"]}
+                self.past = {**{g: known for g, known in self.past.items() if g != gpu}, gpu: counts}
+        for gpu in list(self.past)[:-_MAX_RECORDS]:
+            del self.past[gpu]
         for known in (self.gpus, self.jobs):
-            over = [e for e, r in known.items() if r["clean"] >= self.clean_rounds or r["last"] < horizon]
+            over = [e for e, r in known.items() if self._is_clean(r) or r["last"] < horizon]
             for entity in over + sorted(known, key=lambda e: known[e]["last"])[: max(0, len(known) - _MAX_RECORDS)]:
                 known.pop(entity, None)
         for rank in list(self.carried)[:-_MAX_RECORDS]:
             del self.carried[rank]
+
+    def _is_clean(self, record: Mapping[str, Any]) -> bool:
+        """Returns whether the ranks of a GPU, or of a job, agreed often enough for it to end."""
+        if record["clean"] < self.clean_rounds or not record.get("sure"):
+            return bool(record["clean"] >= self.clean_rounds)
+        return chance_of_streak(record["count"], record["right"], record["clean"]) <= _DOUBT
 
     def _findings(self, time: int) -> list[Finding]:
         holding = {*self.gpus, *self.jobs}
@@ -288,7 +318,8 @@ class SdcReplica(Detector):
             score=float(steps),
             summary=pager_title(gpu, f"{rank} differs from {record['peers']} replicas in {_plural(steps, 'step')}"),
             signals=_SIGNALS,
-            clears=f"{self.clean_rounds} steps in a row in which its ranks agree, or {self.hours:g} h without a digest",
+            clears=f"{self.clean_rounds} steps in a row in which its ranks agree, after a page as many as a GPU that"
+            f" fails as often hardly has, or {self.hours:g} h without a digest",
             holds=True,
             dissents=steps,
             **{key: record[key] for key in shown},

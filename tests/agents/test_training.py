@@ -28,7 +28,7 @@ from agents.collectors.training.agent_socket import DatagramSender, socket_paths
 from agents.collectors.training.datagram import RankSender
 from agents.collectors.training.training import Training
 from agents.node.batches import check_reading
-from agents.training import Steps, TrainerSteps, replica_digest
+from agents.training import Steps, TorchSteps, TrainerSteps, replica_digest
 from pipeline.model.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -575,3 +575,47 @@ def test_a_truncated_datagram_is_refused_even_if_the_rest_can_be_decoded(
     read_until(collector, at_step(7, "rank:not.0"))
     assert collector._ranks.refused == 1
     assert list(collector._ranks.list_senders()) == ["rank:not.0"]
+
+
+class Parameter:
+    """A parameter with a gradient, as an optimizer of PyTorch holds it."""
+
+    def __init__(self) -> None:
+        self.grad: Any = None
+
+
+class Optimizer:
+    """An optimizer with the hook of PyTorch 2."""
+
+    def __init__(self) -> None:
+        self.param_groups = [{"params": [Parameter(), Parameter()]}]
+
+    def register_step_post_hook(self, hook: Callable[..., None]) -> Any:
+        self.step = hook
+        return contextlib.nullcontext()
+
+
+def test_gradients_of_one_batch_are_digested_every_so_many_steps_and_put_back(collector: Training) -> None:
+    optimizer = Optimizer()
+    first, second = optimizer.param_groups[0]["params"]
+    steps = TorchSteps(optimizer, job="j", rank=0)
+    ran = []
+
+    def backward() -> None:
+        ran.append(first.grad)
+        first.grad = np.arange(4.0)
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    for number in range(5):
+        first.grad = second.grad = np.full(3, number)
+        steps.check_gradients(backward if number < 4 else fail, every=2)
+        assert first.grad[0] == second.grad[0] == number
+        optimizer.step()
+    assert ran == [None, None]
+    reading = read_until(collector, lambda reading: "rank:j.0" in reading.entities)
+    assert steps.steps.refused == 1
+    events = [e for e in reading.events if e.kind == "replica_digest"]
+    wanted = f"{replica_digest([np.arange(4.0)]):016x}"
+    assert {(e.data["bucket"], e.data["digest"]) for e in events} == {("gradients", wanted)}

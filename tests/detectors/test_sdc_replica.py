@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from detectors.sdc.sdc_replica import SdcReplica
-from pipeline.model.records import SECOND, Event
+from pipeline.model.records import SECOND, Event, Frame
 from tests.detectors.cases.case import START, Case
 from tests.detectors.cases.sdc import GPUS
 from tests.detectors.cases.sdc_replica import CASE, RANKS, topology
@@ -132,3 +132,53 @@ def test_a_page_ends_a_day_after_the_last_digest_of_its_job():
     assert found[-1].level == "page"
     later = detector.observe(CASE.frames_of(9_000, {}, [Event(0, "job:9", "job_end", {})], topology()))
     assert [f.evidence.get("cleared") for f in later] == [True]
+
+
+def test_a_gpu_that_diverges_once_in_twenty_digests_pages_the_second_time():
+    """Each time it agreed again for longer than a suspect lasts."""
+    found = shown(lambda t, i: f"other{t}" if i == 3 and t in (50, 250, 450) else right(t, i), ticks=700)
+    levels = {f.onset: f.level for f in found if not f.evidence.get("cleared")}
+    assert list(levels.values()) == ["suspect", "page"], "the third time it pages already: 20 right ones prove little"
+    assert {f.entity for f in found} == {GPUS[3]}
+    cleared = [f for f in found if f.evidence.get("cleared")]
+    assert [f.level for f in cleared] == ["suspect"]
+
+
+def test_a_page_ends_after_as_many_agreeing_steps_as_make_a_gpu_that_fails_as_often_unlikely():
+    found = shown(lambda t, i: f"other{t}" if i == 3 and t in (50, 60) else right(t, i), ticks=1600)
+    (over,) = [f for f in found if f.evidence.get("cleared")]
+    assert 50 <= (over.time - START) // SECOND // 100 - 6 <= 140, "two of two wrong: about a hundred"
+
+
+def test_a_dissent_in_the_last_step_of_a_job_is_not_remembered():
+    """Its digest may be of a step that was cut off."""
+    detector, site, found = SdcReplica(), topology(), []
+    hours = [(h, "right") for h in range(12)] + [(12, "cut")] + [(h, "") for h in range(13, 40)]
+    for hour, what in [*hours, *((h + 40, "right") for h in range(3)), (43, "cut")]:
+        time, events = START + hour * 3600 * SECOND, []
+        for i in range(8) if what else ():
+            digest = f"other{hour}" if what == "cut" and i == 3 else right(hour, i)
+            data = {"step": hour, "bucket": "w", "digest": digest, "group": "s0"}
+            events.append(Event(time, RANKS[i], "replica_digest", data))
+        found += detector.observe({"rank": Frame(time, "rank", RANKS, {}, site, tuple(events))})
+    assert {f.level for f in found} == {"suspect"}
+    assert len({f.onset for f in found}) == 2
+
+
+def test_right_digests_of_the_parameters_do_not_clear_wrong_gradients():
+    def instant(tick, broken, rng):
+        if tick % 10:
+            return {}, []
+        events = []
+        for i in range(8):
+            for bucket in ("w", "replay"):
+                digest = f"other{tick}" if bucket == "replay" and i == 3 and tick in (500, 510) else f"{bucket}{tick}"
+                if bucket == "w" or tick in (100, 200, 500, 510):
+                    data = {"step": tick, "bucket": bucket, "digest": digest, "group": "s0"}
+                    events.append(Event(START + tick * 10 * SECOND, RANKS[i], "replica_digest", data))
+        return {}, events
+
+    case = dataclasses.replace(CASE, instant=instant, topology=topology)
+    found = case.run_detector(SdcReplica(), range(3000))
+    assert {(f.entity, f.level) for f in found} == {(GPUS[3], "suspect"), (GPUS[3], "page")}
+    assert not any(f.evidence.get("cleared") for f in found)

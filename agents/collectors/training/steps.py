@@ -314,6 +314,27 @@ class TorchSteps:
         except Exception:  # noqa: BLE001 - a failing device fails in the training itself; here it is only counted
             self.steps.refused += 1
 
+    def check_gradients(self, backward: Callable[[], Any], every: int = 100) -> None:
+        """Every so many steps sends the digest of the gradients that `backward` computes, which must be the same on all
+        replicas: of one fixed batch, with deterministic kernels, and without an all-reduce (`model.no_sync()`).
+
+        Call it between two steps. The gradients of the parameters are then as before.
+        """
+        if self._done % every:
+            return
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        before = [p.grad for p in parameters]
+        try:
+            for p in parameters:
+                p.grad = None
+            backward()
+            self.digest("gradients", [p.grad for p in parameters if p.grad is not None])
+        except Exception:  # noqa: BLE001 - as in `digest`
+            self.steps.refused += 1
+        finally:
+            for p, grad in zip(parameters, before, strict=True):
+                p.grad = grad
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Returns a method of the step in progress."""
         if name not in ("computed", "communicated", "loss", "gradient_norm", "tokens"):
