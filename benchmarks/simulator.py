@@ -1,6 +1,6 @@
 """How fast a fleet is simulated: node-days per core-second, in process, without files.
 
-    python -m benchmarks.simulator [--nodes 512] [--hours 2] [--processes 2] [--node-days 0]
+    python -m benchmarks.simulator [--nodes 512] [--hours 2] [--processes 2] [--node-days 0] [--world 5]
 
 Everything is on: jobs that come and go, published fault rates, every benign event, lost values, jitter. With
 --node-days N it simulates so many for real, a fleet per process and one seed each, and prints how long it took.
@@ -15,19 +15,21 @@ from concurrent.futures import ProcessPoolExecutor
 
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Rates, Scenario
+from agents.sim.world import draw_world
 
 DAY = 86_400.0
 
 
-def scenario(nodes: int, seconds: float) -> Scenario:
-    """A day in the field, with all harmless events."""
-    return Scenario(seconds, 10.0, None, Fleet(nodes, 8, 0.01, 5.0), jobs=Jobs(12.0), rates=Rates(1.0, 1.0))
+def scenario(nodes: int, seconds: float, world: int | None) -> Scenario:
+    """A day in the field, with all harmless events; in a drawn world at its own interval."""
+    field = Scenario(seconds, 10.0, None, Fleet(nodes, 8, 0.01, 5.0), jobs=Jobs(12.0), rates=Rates(1.0, 1.0))
+    return field if world is None else field.in_world(draw_world(world))
 
 
-def run(nodes: int, seconds: float, seed: int) -> tuple[float, int, int]:
+def run(nodes: int, seconds: float, world: int | None, seed: int) -> tuple[float, int, int]:
     """Returns (CPU seconds, samples, peak memory in MiB) of one fleet."""
     begin, samples = time.process_time(), 0
-    for chunk in FleetSimulator(scenario(nodes, seconds), seed).chunks():
+    for chunk in FleetSimulator(scenario(nodes, seconds, world), seed).chunks():
         samples += sum(v.size for block in chunk.columns.values() for v in block.values())
     took = time.process_time() - begin
     return took, samples, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -39,11 +41,12 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--node-days", type=float, default=0.0, help="instead of --hours: so many in all")
+    parser.add_argument("--world", type=int, default=None, help="number of a drawn world (agents/sim/world.py)")
     given = parser.parse_args()
     seconds = given.node_days * DAY / given.nodes / given.processes or given.hours * 3600
     begin = time.monotonic()
     with ProcessPoolExecutor(given.processes) as pool:
-        fleets = [pool.submit(run, given.nodes, seconds, seed) for seed in range(1, given.processes + 1)]
+        fleets = [pool.submit(run, given.nodes, seconds, given.world, seed) for seed in range(1, given.processes + 1)]
         found = [fleet.result() for fleet in fleets]
     wall, cpu = time.monotonic() - begin, sum(took for took, _, _ in found)
     days = given.processes * given.nodes * seconds / DAY

@@ -393,7 +393,7 @@ class _Draw:
     def air(self, part: Part) -> Air:
         """Draws inlets of 18 to 35 Celsius, rows and day included, and fans that reach full speed before a slowdown."""
         rng = self._rng(Air)
-        rpm, least, aim = float(rng.uniform(3000, 9000)), float(rng.uniform(0.2, 0.5)), float(rng.uniform(45, 65))
+        rpm, least, aim = float(rng.uniform(3000, 9000)), float(rng.uniform(0.2, 0.5)), float(rng.uniform(40, 55))
         return Air(
             self._inlet(),
             float(rng.uniform(0.2, 1.0)),
@@ -406,7 +406,7 @@ class _Draw:
             rpm * float(rng.uniform(1.6, 2.5)),
             float(rng.uniform(0, 900)),
             least,
-            max(float(rng.uniform(0.01, 0.03)), (1 - least) / (part.slowdown - 8 - aim)),
+            max(float(rng.uniform(0.01, 0.03)), (1 - least) / (part.slowdown - 6 - aim)),
             aim,
             float(rng.uniform(5, 60)),
             float(rng.uniform(0.6, 0.9)),

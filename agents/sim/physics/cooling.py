@@ -21,6 +21,8 @@ from agents.sim.physics.state import State
 _MIDDLE_C = 24.0  # inlet at which the fans of an air-cooled node stand at their least speed when it is idle; chosen
 _PER_INLET_K = 0.015  # share of the full speed per K of inlet above that; chosen: 20 K of it are a third
 _SOLID = 0.35  # share of the resistance that the air's speed does not change: paste, lid and fins; chosen
+_WITHIN = 5  # more steps in which fans and temperatures meet within a tick that is long for the fans; chosen
+_SETTLES = 100  # steps in which the fans settle before the first tick
 _LEAST_AIR = 0.1  # share of the full speed to which the cooling without fans corresponds: convection; chosen
 
 
@@ -49,7 +51,7 @@ class PlateCooler:
         self._resistance = np.broadcast_to(resistance, (ticks, self.layout.gpus))
         self._inlet = supply[:, self.layout.loop_of_gpu]
 
-    def at(self, tick: int, heat: Floats) -> tuple[Floats, Floats, Floats]:
+    def at(self, tick: int, heat: Floats, power: Floats) -> tuple[Floats, Floats, Floats]:
         """Returns (GPUs,) Celsius of the coolant, K/W, and the share of the way to the end that a tick goes."""
         return self._inlet[tick], self._resistance[tick], self._share[tick]
 
@@ -77,8 +79,14 @@ class AirCooler:
         """(ticks, nodes) share of the fans' full speed in the newest block."""
 
     def rest_temperature(self, draw: NDArray[Any], supply: float) -> NDArray[Any]:
-        """Returns (GPUs,) about the settled temperature of GPUs that draw so many W."""
-        return np.asarray(self._world.air.inlet + 1.4 * self.r_th * draw)
+        """Returns (GPUs,) the settled temperature of GPUs that draw so many W, and settles the fans."""
+        fans, node = self._world.air, self.layout.node_of_gpu
+        inlet, speed = np.full(self.layout.nodes, fans.inlet), self._state["air.speed"]
+        for _ in range(_SETTLES):
+            heat = inlet[node] + self._resistance(self.r_th, speed) * draw
+            speed = (speed + (self._wanted(inlet, heat) - speed) / _SETTLES**0.5).astype(np.float32)
+        self._state["air.speed"] = speed
+        return np.asarray(heat)
 
     def begin(self, supply: Floats, air: Floats, effects: Effects) -> None:
         """Prepares a block; `air`: (ticks, nodes) Celsius at the inlets."""
@@ -87,19 +95,34 @@ class AirCooler:
         self._own = np.broadcast_to(self.r_th * np.asarray(effects.gpu.resistance.values, np.float32), shape)
         self._flow = np.broadcast_to(np.asarray(effects.node.flow.values, np.float32), air.shape)
 
-    def at(self, tick: int, heat: Floats) -> tuple[Floats, Floats, Floats]:
+    def at(self, tick: int, heat: Floats, power: Floats) -> tuple[Floats, Floats, Floats]:
         """Returns (GPUs,) Celsius of the air, K/W, and the share of the way to the end that a tick goes."""
-        fans, inlet, node = self._world.air, self._air[tick], self.layout.node_of_gpu
-        hottest = heat.reshape(self.layout.nodes, -1).max(axis=1)
+        inlet, now = self._air[tick], self._state["air.speed"]
+        way = 1 - np.exp(-self.interval / self._world.air.tau)
+        speed = now
+        for _ in range(1 + _WITHIN * (self.interval > self._world.air.tau / 2)):
+            resistance, share = self._contact(tick, speed)
+            ahead = heat + share * (inlet[self.layout.node_of_gpu] + resistance * power - heat)
+            speed = 0.5 * (speed + now + way * (self._wanted(inlet, ahead) - now))
+        self._state["air.speed"] = self.speed[tick] = speed.astype(np.float32)
+        resistance, share = self._contact(tick, speed)
+        return inlet[self.layout.node_of_gpu], resistance.astype(np.float32), share.astype(np.float32)
+
+    def _contact(self, tick: int, speed: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Returns (GPUs,) K/W, and the share of the way to the end that a tick goes."""
+        resistance = self._resistance(self._own[tick], speed * self._flow[tick])
+        return resistance, 1 - np.exp(np.float32(-self.interval / self._world.cooling.heat_j_k) / resistance)
+
+    def _wanted(self, inlet: NDArray[Any], heat: NDArray[Any]) -> NDArray[Any]:
+        """Returns (nodes,) the share of the full speed for an inlet and the GPUs' temperatures."""
+        fans, hottest = self._world.air, heat.reshape(self.layout.nodes, -1).max(axis=1)
         wanted = fans.least + _PER_INLET_K * (inlet - _MIDDLE_C) + fans.per_k * np.maximum(hottest - fans.aim, 0)
-        way = 1 - np.exp(-self.interval / fans.tau)
-        speed = self._state["air.speed"]
-        speed = (speed + way * (np.clip(wanted, fans.least, 1) - speed)).astype(np.float32)
-        self._state["air.speed"] = self.speed[tick] = speed
-        blown = np.maximum(speed * self._flow[tick], _LEAST_AIR) ** np.float32(-fans.exponent)
-        resistance = self._own[tick] * (_SOLID + (1 - _SOLID) * blown)[node] + self._behind
-        share = 1 - np.exp(np.float32(-self.interval / self._world.cooling.heat_j_k) / resistance)
-        return inlet[node], resistance.astype(np.float32), share.astype(np.float32)
+        return np.clip(wanted, fans.least, 1)
+
+    def _resistance(self, own: NDArray[Any], air: NDArray[Any]) -> NDArray[Any]:
+        """Returns (GPUs,) K/W by their own contact and the share of the full air of their nodes."""
+        blown = np.maximum(air, _LEAST_AIR) ** np.float32(-self._world.air.exponent)
+        return np.asarray(own * (_SOLID + (1 - _SOLID) * blown)[self.layout.node_of_gpu] + self._behind)
 
 
 def build_cooler(layout: Layout, interval: float, r_th: Floats, state: State) -> PlateCooler | AirCooler:

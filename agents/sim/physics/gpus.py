@@ -76,6 +76,7 @@ EXPONENT = 1.7
 _DIPS, _DEEP = 0.08, 0.025  # share of busy readings below 0.97 (data waits, small steps) and below a half
 _TAUS = {"power": 15.0, "clock": 20.0, "use": 11.0}  # s, correlation time of noise; chosen
 _GIVE_BACK, _MOST = 0.0015, 0.01  # clock per K and second, and per K and tick: slow enough not to swing at 10 s; chosen
+_MEAN_S = 10.0  # s up to which the power of a tick is that of a second; chosen
 _AHEAD_S = 20.0  # s of look-ahead of a GPU above its limit; chosen: no overshoot
 _REPLAY_PER_HOUR = 0.02  # background per GPU; chosen, so that a quiet day has a few
 _IDLE_BIT, _THERMAL_BIT, _SHUTDOWN_BITS = np.uint64(0x1), np.uint64(0x40), np.uint64(0x48)
@@ -226,6 +227,7 @@ class Gpus:
         power, heat, limits = np.empty_like(clock), np.empty_like(clock), np.empty_like(clock)
         swing = (self._busy_w - self._idle_w) * load * clock ** np.float32(EXPONENT)
         cooler.begin(*coolant, effects)
+        steady = np.float32(min(1.0, (_MEAN_S / self.interval) ** 0.5))  # noise that is left in a tick's mean power
         hot = np.broadcast_to(effects.gpu.hot.values, clock.shape)
         highest = np.broadcast_to(np.minimum(effects.gpu.watts.values, np.float32(part.board_w)), clock.shape)
         if effects.node.dead:
@@ -233,14 +235,16 @@ class Gpus:
         last, ahead = self.state["gpu.heat_last"], np.float32(_AHEAD_S / self.interval)
         now, limit, shut = self.state["gpu.heat"], self.state["gpu.limit"], self.state["gpu.shut"]
         for k in range(len(clock)):
-            inlet, resistance, share = cooler.at(k, now)
             above = now - part.slowdown + np.where(now > part.slowdown, ahead * (now - last), 0)
             limit = np.clip(limit - gain * np.clip(above, -8, 8), self._slowest, np.float32(1))
             wanted = swing[k] * limit ** np.float32(EXPONENT)
             if shut.any():
                 limit, wanted = np.where(shut, self._shut, limit), np.where(shut, np.float32(0), wanted)
             power[k] = noise[k] * np.minimum(self._idle_w + wanted, highest[k])
-            target = inlet + resistance * power[k]
+            inlet, resistance, share = cooler.at(k, now, power[k])
+            target = inlet + resistance * (
+                power[k] if steady == 1 else power[k] * (1 - (1 - steady) * (1 - 1 / noise[k]))
+            )
             target = target + hot[k] * load[k] * np.maximum(part.slowdown - 0.5 - target, 0)
             last = now  # a GPU that gets too hot within a tick is shut down in it, and gets no hotter
             now = np.minimum(now + share * (target - now), np.float32(part.shutdown))

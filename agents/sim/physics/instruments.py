@@ -90,7 +90,8 @@ class Instruments:
             wired = {n: values for n, values in wired.items() if self.world.reads(n)}
             self._apply_false_readings(device_class, wired, effects, held)
             if (refresh := self._refresh.get(device_class, 1)) > 1:
-                wired = {n: self._repeat(n, values, block, refresh) for n, values in wired.items()}
+                phase = self.layout.senders[device_class] % refresh
+                wired = {n: self._repeat(n, values, block, refresh, phase) for n, values in wired.items()}
             if self._glitch_rate:
                 wired = {n: self._glitch(n, values, block) for n, values in wired.items()}
             if wired or device_class == "rank":
@@ -98,11 +99,12 @@ class Instruments:
         self._state["held"] = held
         return out
 
-    def _repeat(self, signal: str, values: NDArray[Any], block: int, refresh: int) -> NDArray[Any]:
-        """Returns readings that each device refreshes every `refresh` ticks, at its own times, and repeats."""
+    def _repeat(
+        self, signal: str, values: NDArray[Any], block: int, refresh: int, phase: NDArray[np.intp]
+    ) -> NDArray[Any]:
+        """Returns readings that each node refreshes every `refresh` ticks, at its own `phase`, and repeats."""
         ticks, key = len(values), f"repeated.{signal}"
         last = self._state[key] if block else values[0]
-        phase = np.arange(values.shape[1]) // 2 % refresh
         tick = np.arange(block * ticks, (block + 1) * ticks)[:, None]
         newest = (tick - (tick - phase) % refresh) - block * ticks
         out = np.where(newest < 0, last, np.take_along_axis(values, np.maximum(newest, 0), axis=0))
