@@ -117,7 +117,7 @@ class AirCooler:
         """Returns (nodes,) the share of the full speed for an inlet and the GPUs' temperatures."""
         fans, hottest = self._world.air, heat.reshape(self.layout.nodes, -1).max(axis=1)
         wanted = fans.least + _PER_INLET_K * (inlet - _MIDDLE_C) + fans.per_k * np.maximum(hottest - fans.aim, 0)
-        return np.clip(wanted, fans.least, 1)
+        return np.asarray(np.clip(wanted, fans.least, 1))
 
     def _resistance(self, own: NDArray[Any], air: NDArray[Any]) -> NDArray[Any]:
         """Returns (GPUs,) K/W by their own contact and the share of the full air of their nodes."""
