@@ -43,6 +43,7 @@ CRITICAL = 0.15
 fsSpaceFillingUpCriticalThreshold of the Prometheus node mixin."""
 FULL = 0.03
 """Share left below which a file system is full: fsSpaceAvailableCriticalThreshold of the Prometheus node mixin."""
+_LEAVES = 1.1  # times LOW above which a shortage is over at once; chosen
 _FORGETS_S = 7 * 86_400.0  # s in which the lowest level so far is forgotten; chosen: jobs of a week
 _SHARED, _ALIKE = 3, 0.01
 """Nodes, and share left, by which file systems of one mount point and size are one that is shared; chosen."""
@@ -287,6 +288,7 @@ class HostHealth(Detector):
             trend = self.trends.setdefault(signal, Shortage())
             trend.add(rest, whole, time)
             left, ends = trend.left(len(rest)), trend.ends_within(len(rest), self.horizon)
+            left = np.where(rest < _LEAVES * LOW * whole, left, np.inf)  # free again since its newest mean
             full = (rest < FULL * whole) & (whole > 0) & (device_class == "filesystem")
             full &= ~(frame["filesystem.read_only"] == 1) if full.any() else True
             for i in np.flatnonzero(np.isfinite(left) | full).tolist():

@@ -14,6 +14,7 @@ from detectors.base.streams import LEARN, Channel, Step, Streams
 from detectors.base.throttle import THROTTLE, has_reason, read_reasons
 from detectors.telemetry.instruments import (
     RHYTHM,
+    ROUNDS,
     Bools,
     Climate,
     Floats,
@@ -47,6 +48,11 @@ _STILL_K = 0.6  # K that a temperature, smoothed over a minute, moves by itself;
 _STANDS_OUT = 0.5
 """Share of a power's shift by which it must differ from the node's others now: boards of a kind under one load draw the
 same within a few per cent, so a faulty meter differs from its peers as well; chosen."""
+_CLOCK = 0.25
+"""Share of a power's shift by which its clock must differ the same way to explain it: power rises with clock times the
+square of the voltage, which rises with it, so by one to three times as much. Chosen."""
+_RISE_K = 40.0  # by which a GPU is warmer than its coolant under load: with its power its temperature varies; chosen
+_WORKED = 0.3  # utilization that must have come or gone while a power stays; chosen
 _FOLLOWS = 0.35  # share of the heat that a real change of power must show at least; chosen
 
 
@@ -65,7 +71,7 @@ class GpuInstruments(State):
     heat: Streams = part(lambda: _peer_streams(0.8, LEAST_K, 0.6))
     power: Streams = part(lambda: _peer_streams(0.02, 0.05, 0.5))
     stuck_heat: StuckReading = part(lambda: StuckReading(("heat", "power")))
-    stuck_power: StuckReading = part(lambda: StuckReading(("heat", "power")))
+    stuck_power: StuckReading = part(lambda: StuckReading(("heat", "power", "work")))
     noise_heat: NoiseLevel = part(NoiseLevel)
     noise_power: NoiseLevel = part(NoiseLevel)
     noise_memory: NoiseLevel = part(NoiseLevel)
@@ -74,6 +80,7 @@ class GpuInstruments(State):
     _peers: Peers = field(default_factory=lambda: Peers(("node",), ("rack",), least=4), init=False, repr=False)
     _heats: GroupMedians = field(default_factory=GroupMedians, init=False, repr=False)
     _powers: GroupMedians = field(default_factory=GroupMedians, init=False, repr=False)
+    _clocks: GroupMedians = field(default_factory=GroupMedians, init=False, repr=False)
 
     @property
     def streams(self) -> dict[str, Streams]:
@@ -134,6 +141,8 @@ class GpuInstruments(State):
         if not suspects:
             return
         median, size, judged = watts.median, watts.size, warm.judged
+        clock = frame["gpu.sm_clock"]
+        ahead = np.nan_to_num(clock / self._clocks.medians(clock, self._peers.groups(frame)) - 1)
         bits = self.heat.cells[kernel.WORD].view(np.uint32)
         for i in suspects:
             learnt = int((bits[i] >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS)
@@ -145,6 +154,8 @@ class GpuInstruments(State):
             still = max(_FOLLOWS * abs(expected), _STILL_K)  # heat that goes the other way is a cold plate's
             lead = share + float(normal[i])  # of the node's others now: else its normal is wrong, not its reading
             stands_out = lead * share > 0 and abs(lead) >= _STANDS_OUT * abs(share)
+            if ahead[i] * share > 0 and abs(ahead[i]) >= _CLOCK * abs(share):
+                continue  # its clock explains it; where fans hold a temperature, that shows nothing
             if abs(expected) >= _LEAST_HEAT_K and abs(own) < still and judged[i] and stands_out:
                 words = f"reads {abs(share):.0%} too {'high' if share > 0 else 'low'}, temperature unchanged"
                 yield self._fault(frame, i, "gpu.power", "biased", int(watts.held[i]), share, "1", words)
@@ -158,8 +169,11 @@ class GpuInstruments(State):
         for i in np.flatnonzero(self.stuck_heat.stayed(heat, suspected, calm)).tolist():
             words = f"stuck at {heat[i]:.0f} °C while its power moved by {spans['power'][i]:.0f} W"
             yield self._fault(frame, i, "gpu.temperature", "stuck", int(run[i]) * RHYTHM, 0.0, "K", words)
-        run, spans = self.stuck_power.step(power, heat=heat, power=middle_w)
-        suspected = (run >= STILL) & (spans["power"] >= moved_w) & (spans["heat"] >= moved_k)
+        # a GPU without work gets warm by its neighbours
+        work = frame["gpu.utilization"]
+        run, spans = self.stuck_power.step(power, heat=heat, power=middle_w, work=work)
+        own = np.where(np.isnan(work), power > _BUSY * self.highest[: len(power)], spans["work"] >= _WORKED)
+        suspected = (run >= STILL) & (spans["power"] >= moved_w) & (spans["heat"] >= moved_k) & own
         for i in np.flatnonzero(self.stuck_power.stayed(power, suspected, calm)).tolist():
             words = f"stuck at {power[i]:.0f} W while its temperature moved by {spans['heat'][i]:.0f} K"
             yield self._fault(frame, i, "gpu.power", "stuck", int(run[i]) * RHYTHM, 0.0, "W", words)
@@ -167,16 +181,20 @@ class GpuInstruments(State):
     def _noisy(self, frame: Frame, watts: Floats, calm: Bools) -> Iterator[InstrumentFault]:
         groups = self._peers.groups(frame)
         temperature, memory_k = frame["gpu.temperature"], frame["gpu.memory_temperature"]
-        heat = self.noise_heat.step(temperature, _NOISE["gpu.temperature"], RATIO["gpu.temperature"], calm)
+        steps = self.stuck_heat.quantum[: len(calm)]
+        heat = self.noise_heat.step(temperature, _NOISE["gpu.temperature"], RATIO["gpu.temperature"], calm, steps)
         power = self.noise_power.step(watts, _NOISE["gpu.power"], RATIO["gpu.power"], calm)
-        memory_times, _ = self.noise_memory.step(memory_k, _NOISE["gpu.temperature"], np.inf)
-        for signal, (times, held), others, now in (
-            ("gpu.temperature", heat, np.fmax(power[0], memory_times), self.noise_heat.now),
-            ("gpu.power", power, heat[0], self.noise_power.now),
+        memory_times, _ = self.noise_memory.step(memory_k, _NOISE["gpu.temperature"], np.inf, quantum=steps)
+        floor = np.fmax(_NOISE["gpu.temperature"], np.nan_to_num(ROUNDS * steps))
+        floor = np.fmax(floor, _RISE_K * self.noise_power.now[: len(calm)])
+        of_power = np.full(len(calm), _NOISE["gpu.power"])
+        for signal, (times, held), others, now, least in (
+            ("gpu.temperature", heat, np.fmax(power[0], memory_times), self.noise_heat.now, floor),
+            ("gpu.power", power, heat[0], self.noise_power.now, of_power),
         ):
             for i in np.flatnonzero((held >= STILL) & (others < 0.7 * times)).tolist():
                 like = now[: len(groups)][groups == groups[i]] if groups[i] >= 0 else now[:0]
-                if len(like) > 2 and now[i] >= RATIO[signal] * max(float(np.median(like)), _NOISE[signal]):
+                if len(like) > 2 and now[i] >= RATIO[signal] * max(float(np.median(like)), float(least[i])):
                     words = f"noisy, changes {times[i]:.1f} times as large as usual"
                     yield self._fault(frame, i, signal, "noisy", int(held[i]) * RHYTHM, float(times[i]), "1", words)
 

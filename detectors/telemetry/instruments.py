@@ -33,7 +33,7 @@ _FOLLOWS = 4.0  # within which it shows what its witnesses showed: cold plates n
 _LONG = 10.0  # of one value that no longer teach how often it changes; chosen
 # Shares of the usual change:
 _CLIP = 6.0  # that one change counts at most, so that the start of a job or a dip is not noise; chosen
-_ROUNDS = 0.5  # of the quantum: a reading that toggles at random changes by that on average
+ROUNDS = 0.5  # of the quantum: a reading that toggles at random changes by that on average
 _TEACHES = 1.5  # above which a change teaches nothing: half of the least ratio and more; chosen
 _RATES = (_CALM, _SLOW, _TREND, _CLIP, _TEACHES)
 
@@ -148,7 +148,7 @@ class NoiseLevel(State):
         self.grow(len(values))
         times, floor = np.empty(len(values)), np.full(len(values), least)
         if quantum is not None:
-            np.fmax(floor, _ROUNDS * quantum, out=floor)
+            np.fmax(floor, ROUNDS * quantum, out=floor)
         state = (self.last, self.now, self.usual, self.seen, self.held, self.trend, self.one_ago, self.two_ago)
         _follow_changes(values, state, floor, ratio, _KNOWN, _RATES, times)
         held = self.held[: len(values)]

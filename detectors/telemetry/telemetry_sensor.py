@@ -267,6 +267,7 @@ class TelemetrySensor(Detector):
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.memory_temperature", "coolant.flow", "coolant.supply_temperature", "coolant.return_temperature"),
         *("coolant.pressure", "pump.speed", "sensor.temperature", "sensor.fan_speed", "gpu.throttle_reasons"),
+        *("gpu.sm_clock", "gpu.utilization"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (

@@ -235,6 +235,39 @@ def test_a_core_that_is_hot_alone_and_throttles_is_no_wrong_thermometer(plant):
     assert plant.run(hot) == set()
 
 
+def test_a_power_that_follows_its_clock_is_no_wrong_meter_where_fans_hold_the_temperature(plant):
+    def slow(values, tick):
+        clock = np.full(32, 1755.0)
+        clock[9] = 1230.0
+        values["gpu"]["gpu.sm_clock"] = clock
+        values["gpu"]["gpu.power"][9] -= 130
+
+    assert plant.run(slow) == set()
+
+
+def test_an_idle_gpu_that_its_neighbours_warm_has_no_stuck_power_meter(plant):
+    def idle(values, tick):
+        values["gpu"]["gpu.utilization"] = np.where(np.arange(32) == 9, 0.0, 1.0)
+        values["gpu"]["gpu.power"][9] = 55.0
+        values["gpu"]["gpu.temperature"][9] = 40 + (tick // 20) % 5
+        values["gpu"]["gpu.memory_temperature"][9] = 48 + (tick // 20) % 5
+
+    assert {f for f in plant.run(idle) if f[2] == "stuck"} == set()
+
+
+def test_a_core_that_varies_with_its_power_is_not_noisy_however_coarse_it_is(plant):
+    """Jobs of minutes: the power swings on each GPU by itself, and a thermometer rounds to 2 K."""
+    swings = np.random.default_rng(6)
+
+    def swarm(values, tick):
+        by = np.where(swings.random(32) < 0.5, -250.0, 0.0)
+        values["gpu"]["gpu.power"] += by
+        for name in ("gpu.temperature", "gpu.memory_temperature"):
+            values["gpu"][name] = np.rint((values["gpu"][name] + 0.02 * by) / 2) * 2
+
+    assert plant.run(swarm, end=600) == set()
+
+
 def test_after_announced_service_a_small_offset_is_learned(plant):
     def offset(values, tick):
         values["gpu"]["gpu.temperature"][9] += 2
