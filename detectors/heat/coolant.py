@@ -1,13 +1,13 @@
-"""Finds coolant loops that lose flow or deliver warm coolant, against their own past and the other loops.
+"""Finds coolant loops that lose flow or deliver warm coolant, each against its own past.
 
-If comparable loops lose flow or warm up together, the hall's water or its pumps are the cause: reported once, on what
-the loops share.
+Loops of one kind that depart together are reported once, on what they share: the hall's water or its pumps. Blamed are
+only loops that depart themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,252 +16,60 @@ from numpy.typing import NDArray
 from detectors.base.budget import DAY_S, rule_line
 from detectors.base.calibration import arl0
 from detectors.base.cohorts import comparable_attributes
-from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.detector import Detector, notes, part
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.state import State
-from detectors.base.streams import ALONE, USUAL_STEP, Bools, Channel, Floats, Step, Streams
+from detectors.base.streams import ALONE, USUAL_STEP, Bools, Channel, Floats, Streams
 from detectors.base.topology_index import EVERYTHING, per_topology, pop_members_mask
 from detectors.heat.coolant_loops import (
     DOUBTED,
     LEAST,
-    MOVED,
-    PEERS,
-    SHARE,
     CoolantRules,
     FlowState,
     HeatBalance,
     LoopGpus,
     LoopJudge,
     LoopSteps,
+    LoopVerdict,
     SupplyState,
     count_collapsed,
-    find_common,
     follow_flow,
-    gpus_throttle,
-    make_loop_finding,
+    measure_heat,
 )
 from pipeline.model.entity_names import pager_title
-from pipeline.model.records import SECOND, Finding, Frame, Level, to_json
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, to_json
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import kind_of
-
-_FOLLOWS = 0.5
-"""Share of the lost flow by which the GPUs' power fell too: valves and pumps then follow the load; chosen."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommonDeparture:
-    """An instant of what loops share: (N,) each, of the loop's group; NaN where they are too few.
-
-    flow, supply, pressure, speed: departure, ln for all but K of the supply; + is less flow, pressure, speed, more K.
-    """
-
-    frame: Frame
-    gpus: Frame | None
-    groups: NDArray[np.int32]
-    flow: Floats
-    supply: Floats
-    pressure: Floats
-    speed: Floats
-
-
-@dataclass
-class SharedStreams(State):
-    """CUSUM on the common departure, one stream per loop though those of a group are equal: loops come and go.
-
-    low: samples in a row of a collapse.   large: since when the flow lacks what matters; 0 it does not.
-    """
-
-    flow: Streams = part(lambda: Streams(Channel(floor=0.004, delta=0.03, phi=0.6)))
-    warmth: Streams = part(lambda: Streams(Channel(floor=0.3, delta=2.75, phi=0.9)))
-    power: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.05, phi=0.6)), kept=True)
-    low: NDArray[np.int64] = memory(0, np.int64)
-    large: NDArray[np.int64] = memory(0, np.int64)
-
-    def update(self, common: CommonDeparture, gate: Bools, rules: CoolantRules) -> tuple[Step, Step, float]:
-        """Adds one instant; returns the steps of flow and supply, and ln by which the GPUs draw less than usual."""
-        n, time = len(common.flow), common.frame.time
-        self.grow(n)
-        alone = np.full(n, -1, np.int32)
-        flow = self.flow.step(common.flow, alone, time, gate)
-        warmth = self.warmth.step(common.supply, alone, time, gate)
-        known, low = np.isfinite(common.flow) & gate, self.low[:n]
-        low[known] = np.where(common.flow > -np.log(rules.collapse), low + 1, 0)[known]
-        big = (flow.effect >= rules.flow_delta) | (low >= 2)
-        large = self.large[:n]
-        large[big & ((large == 0) | (large > time))] = time  # the clock may have been set back
-        large[~big] = 0
-        return flow, warmth, self._power_drop(common.gpus, time)
-
-    def _power_drop(self, gpus: Frame | None, time: int) -> float:
-        power = gpus["gpu.power"] if gpus is not None else np.empty(0)
-        known = power[power > 0]
-        value = np.array([-np.log(known.mean()) if len(known) else np.nan])
-        step = self.power.step(value, np.full(1, -1, np.int32), time)
-        return float(step.effect[0])
-
-
-@dataclass(frozen=True, slots=True)
-class SharedVerdict:
-    """What the loops share, and the finding on it."""
-
-    entity: str
-    level: Level
-    onset: int
-    finding: Finding
-
-
-def judge_shared(
-    common: CommonDeparture,
-    steps: tuple[Step, Step, float],
-    shared: SharedStreams,
-    rules: CoolantRules,
-    supplies: SupplyState,
-    loops: LoopGpus,
-    gate: Bools,
-) -> SharedVerdict | None:
-    """Returns one verdict for all loops that lose flow or warm together; None if none do."""
-    flow, warmth, less_power = steps
-    n = len(common.flow)
-    weak = ((flow.on & (flow.effect > 0)) | (shared.low[:n] >= 2)) & gate & np.isfinite(common.flow)
-    warm = warmth.on & gate & np.isfinite(common.supply)
-    if not (weak | warm).any():
-        return None
-    members = np.flatnonzero(weak | warm)
-    feeding = [e for i in members.tolist() if len(loops.find(e := common.frame.entities[i], common.gpus))]
-    hot = bool(feeding) and 2 * sum(gpus_throttle(common.gpus, e, loops) for e in feeding) >= len(feeding)
-    level, text, signals, meters = (
-        _judge_flow(common, flow, weak, shared, rules, hot, less_power) if weak.any() else _NOTHING
-    )
-    other, more, sensor = (
-        _judge_supply(common, warmth, warm, rules, supplies, hot) if warm.any() else ("suspect", "", True)
-    )
-    if other == "page":
-        level = "page"
-    signals = (*signals, *(("coolant.supply_temperature",) if warm.any() else ()))
-    text = ", ".join(part for part in (text, more) if part)
-    doubted = level == "suspect" and meters and sensor
-    return _make_verdict(
-        common, members, level, text, signals, (flow, warmth), {"gpus_throttle": hot, DOUBTED: doubted}
-    )
-
-
-_NOTHING: tuple[Level, str, tuple[str, ...], bool] = ("suspect", "", (), True)
-
-
-def _judge_flow(
-    common: CommonDeparture,
-    flow: Step,
-    weak: Bools,
-    shared: SharedStreams,
-    rules: CoolantRules,
-    hot: bool,
-    less_power: float,
-) -> tuple[Level, str, tuple[str, ...], bool]:
-    """Pages where pressure, pump or the GPUs confirm it; meters that fall while those are constant are a doubted
-    suspect."""
-    i = int(np.flatnonzero(weak)[np.argmax(flow.effect[weak])])
-    lost = max(float(common.flow[i]), float(flow.effect[i]))
-    moved = {"coolant.pressure": common.pressure[i], "pump.speed": common.speed[i]}
-    others = tuple(name for name, by in moved.items() if abs(by) >= max(MOVED, SHARE * lost))
-    against = not others and any(np.isfinite(by) for by in moved.values())
-    follows_load = less_power >= _FOLLOWS * lost
-    collapsed, large = bool(shared.low[i] >= 2), int(shared.large[i])
-    level: Level = "suspect"
-    if hot and (collapsed or large):
-        level = "page"
-    elif against or follows_load:
-        level = "suspect"
-    elif collapsed or (large and others):
-        level = "page"
-    elif large and common.frame.time - large >= rules.hold * SECOND:
-        level = "ticket"
-    note = " (likely the meters)" if against else ""
-    note = note or (" (follows the load)" if follows_load and not hot else "")
-    return level, f"flow {100 * -np.expm1(-lost):.0f} % below usual{note}", ("coolant.flow", *others), bool(note)
-
-
-def _judge_supply(
-    common: CommonDeparture, warmth: Step, warm: Bools, rules: CoolantRules, supplies: SupplyState, hot: bool
-) -> tuple[Level, str, bool]:
-    """Pages where it rose faster or further than set-points are moved, or GPUs throttle."""
-    members, time = np.flatnonzero(warm).tolist(), common.frame.time
-    i = max(members, key=lambda at: (float(warmth.effect[at]), -at))
-    up, held = float(warmth.effect[i]), int(warmth.held[i])
-    sensor = sum(supplies.is_jumped(at, time) for at in members) * 2 > len(members)
-    rapid = sum(supplies.is_rapid(at, time) for at in members) * 2 >= len(members) and up >= rules.temperature_delta
-    sure = not sensor and (rapid or (up >= rules.warm and held >= rules.hold))
-    text = f"supply {up:.1f} K above usual" + (" (likely the sensors)" if sensor else "")
-    return ("page" if sure or hot else "suspect"), text, sensor
-
-
-def _make_verdict(
-    common: CommonDeparture,
-    members: NDArray[np.int64],
-    level: Level,
-    text: str,
-    signals: tuple[str, ...],
-    steps: tuple[Step, Step],
-    more: dict[str, Any],
-) -> SharedVerdict:
-    frame, (flow, warmth) = common.frame, steps
-    entity = find_common_ancestor(frame, members)
-    is_flow = "coolant.flow" in signals
-    first = flow if is_flow else warmth
-    held = max((int(step.held[i]) for step in steps for i in members.tolist() if step.on[i]), default=0)
-    onset = frame.time - max(held, 10) * SECOND
-    values = frame[signals[0]][members]
-    value = float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
-    worst = float(np.max(first.effect[members]))
-    expected, unit = (value / np.exp(-worst), "L/min") if is_flow else (value - worst, "K")
-    effect = float(-np.expm1(-worst)) if is_flow else worst
-    evidence = make_evidence(
-        "ends when flow and supply of the loops are back at their usual values",
-        Comparison(value, float(expected), None, "own past", 0, effect, unit),
-        loops=[frame.entities[i] for i in members[:16].tolist()],
-        judged=len(members),
-        **to_json({**more, "supply_rise": float(np.max(warmth.effect[members]))}),
-    )
-    title = pager_title(entity, f"{len(members)} loops: {text}")
-    score = float(np.max(first.score[members]))
-    finding = Finding(frame.time, onset, entity, "coolant", level, score, title, evidence, signals)
-    return SharedVerdict(entity, level, onset, finding)
-
-
-def find_common_ancestor(frame: Frame, members: NDArray[np.int64]) -> str:
-    """Returns the nearest entity above all of these loops."""
-    above = frame.topology.ancestors
-    first, *others = [above(frame.entities[i]) for i in members.tolist()]
-    shared = set(first).intersection(*others)
-    return next((e for e in first if e in shared), EVERYTHING)
-
 
 _SIGNALS = ("coolant.flow", "coolant.supply_temperature", "coolant.pressure", "pump.speed")
 _VALID = np.array([CATALOGUE[signal].valid for signal in _SIGNALS])[:, :, None]
 _LOGARITHMS = (0, 2, 3)  # rows judged as -ln: a fall is harm
+_TOGETHER, _MOST = 3, 0.6  # comparable loops, and share of them, that have one cause: two coincide too often; chosen
+_DURING = 600 * SECOND  # us within which departures of one cause begin: coolant mixes within minutes; chosen
 
 
 @dataclass
 class Coolant(Detector):
-    """Peer-conditioned CUSUM on ln(flow) downwards and supply temperature upwards; pressure and pump speed confirm.
+    """CUSUM on ln(flow) downwards and supply temperature upwards, each loop against its own past; pressure, pump speed,
+    return temperature and the GPUs' power confirm or excuse it.
 
-    Flow: suspect from `flow_notice`. Page: two samples in a row below `collapse` of the expected flow, or `flow_delta`
-    less with pressure or pump speed moved too; where neither is measured after `hold` s, with fewer than 4 comparable
-    loops a ticket instead. Flow that falls alone, while pressure and pump are constant, is the meter: a suspect. But
-    where the coolant carries as much heat as before it is a restricted branch (a connector, a rack's manifold) at a
-    pressure that its unit holds: page after `hold` s, with fewer than 4 comparable ones a ticket.
+    Flow: suspect from `flow_notice`. Page: two samples in a row below `collapse` of the usual flow, or less flow while
+    GPUs of the loop throttle by heat. Ticket: `flow_delta` less with pressure or pump speed moved too, or, where
+    neither is measured, after `hold` s. Flow that falls alone, while pressure and pump are constant, is the meter: a
+    suspect. But where the coolant carries as much heat as before it is a restricted branch. Flow that falls with the
+    power of its GPUs, or of all where its own are not known, follows the load: a suspect.
 
-    Supply: suspect from `temperature_delta` K; ticket once it is `warm` K above usual for `hold` s; page if it rose
-    faster than any change of a set-point, or is `hot` K above for `hold` s, or the GPUs throttle. A supply that jumps
-    within one sample is the sensor.
+    Supply: suspect from `temperature_delta` K; page if it rose faster than any change of a set-point or of the weather,
+    or GPUs of the loop throttle by heat; ticket once it is `warm` K above usual for `hold` s, and rose faster than
+    weather or alone. What jumps within one sample is the sensor's unless the return follows; what rises on top of a
+    jump is judged as any other rise, and after an hour the new level is the usual one.
 
-    A common change of four or more comparable loops is subtracted from each and judged separately by the same rules:
-    one finding on what the loops share (hall, facility, else site:all).
+    Three or more comparable loops, and 60 % of them, that depart within ten minutes are one finding on what they share
+    (hall, facility, else site:all).
 
-    Source: heat balance dT = 15.1 * kW / (L/min) for 25 % propylene glycol: a lost pump spends a GPU's margin in
-    about 12 s, so flow under 70 % of the loop's own past pages without waiting for statistics; CUSUM of Page (1954);
-    pressure goes with the square of the flow, speed with it (affinity laws of pumps).
+    Source: heat balance dT = 15.1 * kW / (L/min) for 25 % propylene glycol: a lost pump spends a GPU's margin in about
+    12 s, so flow under 70 % of the loop's own past pages without waiting for statistics; CUSUM of Page (1954); pressure
+    goes with the square of the flow, speed with it (affinity laws of pumps); 20 K/h is the most that ASHRAE allows.
     """
 
     name: ClassVar[str] = "coolant"
@@ -285,8 +93,6 @@ class Coolant(Detector):
     """K; three less half a step of noise, so that 3 K are found; chosen."""
     warm: float = 4.0
     """K; more than a set-point is moved by in one step, 1 to 3 K; chosen."""
-    hot: float = 6.0
-    """K; two such moves of a loop stay below it, and GPUs have some 25 K to their limit; chosen."""
     collapse: float = 0.7
     hold: float = 600.0
 
@@ -294,7 +100,7 @@ class Coolant(Detector):
     warmth: Streams = part(lambda: Streams(Channel(floor=0.3, delta=2.75, phi=0.9)))
     pressure: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.05, phi=0.6, both=True)))
     speed: Streams = part(lambda: Streams(Channel(floor=0.01, delta=0.05, phi=0.6, both=True)))
-    shared: SharedStreams = part(SharedStreams)
+    load: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.05, phi=0.6, both=True)))
     balance: HeatBalance = part(HeatBalance)
     gates: Gates = part(Gates)
     flows: FlowState = part(FlowState)
@@ -309,90 +115,37 @@ class Coolant(Detector):
         self.warmth.channel = Channel(0.3, self.temperature_delta, 0.9, self.threshold)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """Returns findings on loops with less flow or warmer supply than their peers and past."""
+        """Returns findings on loops with less flow or warmer supply than in their past."""
         self.gates.update(frames)
-        frame = frames.get("coolant")
+        frame, gpus = frames.get("coolant"), frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
-        n = len(frame.entities)
+        n, time = len(frame.entities), frame.time
         self.flows.grow(n)
         self.supplies.grow(n)
         self._reset_accepted(frame)
         gate = ~self.gates.maintenance_mask(frame)
         values = _read_values(frame)
-        baseline = self._find_baselines(n)
-        # the common departure of comparable loops is subtracted: a loop that is measured alone has only its own past
-        groups = self._find_comparable(frame)
-        common = find_common(values - baseline, groups)
-        shift = np.where(np.isnan(common), 0.0, common)
-        pieces = (self.flow, self.warmth, self.pressure, self.speed)
-        alone = self._no_cohort(n)
-        steps = [piece.step(row, alone, frame.time, gate) for piece, row in zip(pieces, values - shift, strict=True)]
-        expected = baseline[0] + shift[0]
-        flow = steps[0]
+        values[1] = self.supplies.update(values[1], frame["coolant.return_temperature"], self.temperature_delta, time)
+        expected = self._find_usual_flow(n)
+        if len(self._alone) != n:
+            self._alone = np.full(n, -1, np.int32)
+        power = -np.log(self._gpus.sum_power(frame, gpus))
+        rows = zip((self.flow, self.warmth, self.pressure, self.speed, self.load), (*values, power), strict=True)
+        flow, warmth, pressure, speed, load = (piece.step(row, self._alone, time, gate) for piece, row in rows)
         self.flows.ready[:n] |= flow.judged
-        self._update_loops(frame, values, expected, flow.effect, gate)
+        self._follow_flows(frame, values[0] - expected, expected, flow.effect, gate)
         calm = gate & ~flow.on & (flow.effect < self.flow_notice) & (self.flows.low[:n] == 0)
         fallen = np.where(flow.effect >= self.flow_notice, values[0] - expected, 0.0)
-        gpus = frames.get("gpu")
-        self.balance.update(frame, gpus, self._gpus, calm, fallen)
-        _, warmth, pressure, speed = steps
-        loop_steps = LoopSteps(frame, gpus, flow, warmth, pressure, speed, expected)
-        return self._report(loop_steps, CommonDeparture(frame, gpus, groups, *common), gate)
-
-    def _update_loops(
-        self, frame: Frame, values: Floats, expected: Floats, effect: NDArray[np.float32], gate: Bools
-    ) -> None:
-        """Follows collapses, flows that are back, and supplies that rise or jump."""
-        n, time, flows = len(gate), frame.time, self.flows
-        count_collapsed(frame["coolant.flow"], expected, gate, self.collapse, time, flows.low[:n], flows.low_since[:n])
-        state = flows.large_since[:n], flows.well[:n], flows.back[:n]
-        follow_flow(values[0] - expected, effect, self.flow_delta, time, *state)
-        self.supplies.update(values[1], time)
-
-    def _report(self, steps: LoopSteps, common: CommonDeparture, gate: Bools) -> list[Finding]:
-        """Returns findings on loops that stand out, and on what they share where all move."""
-        frame, n, rules = steps.frame, len(gate), self._rules()
-        shared_steps = self.shared.update(common, gate, rules)
-        every = judge_shared(common, shared_steps, self.shared, rules, self.supplies, self._gpus, gate)
-        low = (steps.flow.on | (self.flows.low[:n] >= 2)) & ~self.flows.back[:n]
-        bad = low | steps.warmth.on
-        holding = {frame.entities[i] for i in np.flatnonzero(bad).tolist()}
-        close_ended(self.conditions, holding | ({every.entity} if every else set()))
-        found = list[Finding | None]()
-        if every and (due := due_report(self.conditions, every.entity, frame.time, every.onset, every.level)):
-            found.append(replace(every.finding, onset=due[0], level=due[1]))
-        if bad.any():
-            state = self.flows, self.supplies, self.pressure, self.speed, self.balance
-            judge = LoopJudge(rules, *state, self._gpus)
-            measured = np.isfinite(frame["coolant.flow"]) | np.isfinite(frame["coolant.supply_temperature"])
-            groups = common.groups
-            found += [
-                self._loop_finding(steps, i, judge, groups) for i in np.flatnonzero(bad & measured & gate).tolist()
-            ]
-        return [one for one in found if one is not None]
-
-    def _loop_finding(self, steps: LoopSteps, i: int, judge: LoopJudge, groups: NDArray[np.int32]) -> Finding | None:
-        if self.flows.well[i] and not steps.warmth.on[i]:
-            return None  # its flow is back, though not yet for long enough to end the condition
-        frame, time = steps.frame, steps.frame.time
-        alike = int(np.count_nonzero(groups == groups[i]))
-        verdict = judge.decide(steps, i, alike >= PEERS)
-        began = [time - int(steps.flow.held[i]) * SECOND] * int(steps.flow.on[i] and not self.flows.back[i])
-        began += [time - int(steps.warmth.held[i]) * SECOND] * int(steps.warmth.on[i])
-        began += [int(self.flows.low_since[i])] * int(self.flows.low[i] >= 2)
-        due = due_report(self.conditions, frame.entities[i], time, min(began), verdict.level)
-        return None if due is None else make_loop_finding(steps, i, due, verdict, judge, alike)
-
-    def _rules(self) -> CoolantRules:
-        return CoolantRules(self.flow_delta, self.temperature_delta, self.warm, self.hot, self.collapse, self.hold)
+        self.balance.update(frame, power, calm, fallen)
+        if (settled := self.supplies.settle(warmth, time)).any():
+            self.warmth.reset(settled)
+        return self._report(LoopSteps(frame, gpus, flow, warmth, pressure, speed, load, expected), gate)
 
     def budget(self) -> list[str]:
-        """Returns the false alarm rates of flow and warmth, of one loop and of loops together."""
-        own = {"flow": self.flow, "warmth": self.warmth}
-        together = {"flow together": self.shared.flow, "warmth together": self.shared.warmth}
+        """Returns the false alarm rates of flow and warmth of a loop."""
         return [
-            *(f"{name}: {loop_budget_line(streams.channel)}" for name, streams in (own | together).items()),
+            *(f"{name}: {loop_budget_line(s.channel)}" for name, s in (("flow", self.flow), ("warmth", self.warmth))),
             f"witnesses: {rule_line('pressure, pump speed and power, which report nothing by themselves')}",
             f"collapse: {rule_line(f'two samples in a row under {self.collapse:.0%} of the usual flow')}",
         ]
@@ -402,30 +155,120 @@ class Coolant(Detector):
         self.accepted.append(entity)
 
     def _reset_accepted(self, frame: Frame) -> None:
-        mask = pop_members_mask(self.accepted, frame)
-        if mask is None:
-            return
-        for piece in (self.flow, self.warmth, self.pressure, self.speed, self.shared, self.balance):
-            piece.reset(mask)
-        flows = self.flows
-        for cells in (flows.ready, flows.low, flows.large_since, flows.back, flows.well):
-            cells[: len(mask)][mask] = 0
-        self.supplies.relearn(mask)
+        if (mask := pop_members_mask(self.accepted, frame)) is not None:
+            pieces = (self.flow, self.warmth, self.pressure, self.speed, self.load, self.balance)
+            for piece in (*pieces, self.flows, self.supplies):
+                piece.reset(mask)
 
-    def _find_baselines(self, n: int) -> Floats:
-        """Returns (4, N) the usual value of each signal; NaN for loops that are not learned yet."""
-        found = np.full((len(_SIGNALS), n), np.nan)
-        for row, streams in zip(found, (self.flow, self.warmth, self.pressure, self.speed), strict=True):
-            known = min(streams.cells.shape[1], n)
-            row[:known] = streams.cells[0, :known]
-        found[:, ~self.flows.ready[:n]] = np.nan
+    def _find_usual_flow(self, n: int) -> Floats:
+        """Returns (N,) -ln of the usual flow; NaN for loops that are not learnt yet."""
+        found, cells = np.full(n, np.nan), self.flow.cells
+        known = min(cells.shape[1], n)
+        found[:known] = cells[0, :known]
+        found[~self.flows.ready[:n]] = np.nan
         return found
 
-    def _no_cohort(self, n: int) -> NDArray[np.int32]:
-        """Returns (N,) -1; the same array as long as the number of loops does not change."""
-        if len(self._alone) != n:
-            self._alone = np.full(n, -1, np.int32)
-        return self._alone
+    def _follow_flows(
+        self, frame: Frame, lost: Floats, expected: Floats, effect: NDArray[np.float32], gate: Bools
+    ) -> None:
+        """Follows collapses, and flows that are back."""
+        n, time, flows = len(gate), frame.time, self.flows
+        count_collapsed(frame["coolant.flow"], expected, gate, self.collapse, time, flows.low[:n], flows.low_since[:n])
+        state = flows.large_since[:n], flows.well[:n], flows.back[:n]
+        follow_flow(lost, effect, self.flow_delta, time, *state)
+
+    def _report(self, steps: LoopSteps, gate: Bools) -> list[Finding]:
+        """Returns findings on loops that depart, and on what they share where most do."""
+        frame, n = steps.frame, len(gate)
+        low = (steps.flow.on | (self.flows.low[:n] >= 2)) & ~self.flows.back[:n]
+        warm = steps.warmth.on | (self.supplies.quick_at[:n] > 0)
+        bad, found = low | warm, list[Finding]()
+        holding = {frame.entities[i] for i in np.flatnonzero(bad).tolist()}
+        measured = np.isfinite(frame["coolant.flow"]) | np.isfinite(frame["coolant.supply_temperature"])
+        rules = CoolantRules(self.flow_delta, self.temperature_delta, self.warm, self.hold)
+        groups = self._find_comparable(frame)
+        judge = LoopJudge(rules, self.flows, self.supplies, self.pressure, self.speed, self.balance, self._gpus, groups)
+        # flow that is back, though not yet for long enough to end the condition, is not reported
+        due = bad & measured & gate & (warm | (self.flows.well[:n] == 0))
+        verdicts = {i: judge.decide(steps, i) for i in np.flatnonzero(due).tolist()}
+        for mine, others in self._find_shared(verdicts, np.where(measured & gate, groups, -1), frame.time):
+            entity = find_common_ancestor(frame, [*mine, *others])
+            holding.add(entity)
+            found += self._report_shared(steps, entity, {i: verdicts.pop(i) for i in mine}, others)
+        close_ended(self.conditions, holding)
+        for i, verdict in verdicts.items():
+            now = due_report(self.conditions, frame.entities[i], frame.time, verdict.onset, verdict.level)
+            if now is not None:
+                found.append(self._loop_finding(steps, i, now, verdict))
+        return found
+
+    def _find_shared(
+        self, verdicts: Mapping[int, LoopVerdict], groups: NDArray[np.int32], time: int
+    ) -> list[tuple[list[int], list[int]]]:
+        """Returns loops that depart together, and others that begin to. groups: (N,) comparable loops that are
+        measured, else -1."""
+        found, rising = [], self.supplies.find_rising(len(groups), self.temperature_delta, time)
+        for group in sorted({int(groups[i]) for i in verdicts}):
+            mine = [i for i in verdicts if groups[i] == group]
+            began = float(np.median([verdicts[i].onset for i in mine]))
+            mine = [i for i in mine if abs(verdicts[i].onset - began) <= _DURING]
+            warm = any(verdicts[i].warm for i in mine)
+            others = [i for i in np.flatnonzero(rising & (groups == group)).tolist() if i not in verdicts and warm]
+            count = len(mine) + len(others)
+            if count >= _TOGETHER and count >= _MOST * np.count_nonzero(groups == group):
+                found.append((mine, others))
+        return found
+
+    def _report_shared(
+        self, steps: LoopSteps, entity: str, mine: Mapping[int, LoopVerdict], others: list[int]
+    ) -> list[Finding]:
+        """Returns the finding on what loops share, if it is due; the worst one of them stands for all."""
+        frame = steps.frame
+        worst = max(mine, key=lambda i: (LEVELS.index(mine[i].level), mine[i].score, -i))
+        verdict, onset = mine[worst], min(v.onset for v in mine.values())
+        now = due_report(self.conditions, entity, frame.time, onset, verdict.level)
+        if now is None:
+            return []
+        text = "; ".join(verdict.describe(steps, worst))
+        more: dict[str, Any] = {
+            "loops": [frame.entities[i] for i in (*mine, *others)][:16],
+            "judged": len(mine) + len(others),
+            DOUBTED: now[1] == "suspect" and all(v.doubted for v in mine.values()),
+            "supply_rise": max(round(v.rise, 2) for v in mine.values()),
+        }
+        return [
+            self.finding(
+                *(frame.time, entity, now),
+                score=verdict.score,
+                summary=pager_title(entity, f"{len(mine) + len(others)} loops: {text}"),
+                signals=verdict.signals,
+                clears="ends when flow and supply of the loops are back at their usual values",
+                compared=_compare(steps, worst, verdict),
+                **more,
+            )
+        ]
+
+    def _loop_finding(self, steps: LoopSteps, i: int, now: Any, verdict: LoopVerdict) -> Finding:
+        entity, parts = steps.frame.entities[i], verdict.describe(steps, i)
+        count = len(self._gpus.find(entity, steps.gpus))
+        affected = f", cools {count} GPUs" if count and len(parts) == 1 else ""
+        more: dict[str, Any] = {
+            "corroborated_by": list(verdict.others),
+            DOUBTED: now[1] == "suspect" and verdict.doubted,
+        }
+        if verdict.warm:
+            more |= {"supply_rise": round(verdict.rise, 2)}
+            more |= {"supply_temperature": to_json(float(steps.frame["coolant.supply_temperature"][i]))}
+        more |= measure_heat(steps, i, self._gpus)
+        return self.finding(
+            *(steps.frame.time, entity, now),
+            score=verdict.score,
+            summary=pager_title(entity, "; ".join(parts) + affected),
+            signals=verdict.signals,
+            clears=f"ends when the {'flow' if verdict.low else 'supply'} is back at its usual value",
+            compared=_compare(steps, i, verdict),
+            **more,
+        )
 
     @per_topology
     def _find_comparable(self, frame: Frame) -> NDArray[np.int32]:
@@ -433,6 +276,13 @@ class Coolant(Detector):
         numbers: dict[str, int] = {}
         kinds = [f"{kind_of(e)} {comparable_attributes(frame.topology.attributes.get(e, {}))}" for e in frame.entities]
         return np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], np.int32)
+
+
+def find_common_ancestor(frame: Frame, members: list[int]) -> str:
+    """Returns the nearest entity above all of these loops."""
+    first, *others = [frame.topology.ancestors(frame.entities[i]) for i in members]
+    shared = set(first).intersection(*others)
+    return next((e for e in first if e in shared), EVERYTHING)
 
 
 def loop_budget_line(channel: Channel) -> str:
@@ -448,6 +298,15 @@ def loop_budget_line(channel: Channel) -> str:
         f" 1 false alarm per {run:.2g} ticks and loop ({days / 365.25:,.0f} years), at most {1000 / days:.2g} suspects"
         " per 1,000 loop-days, before hold and corroboration"
     )
+
+
+def _compare(steps: LoopSteps, i: int, verdict: LoopVerdict) -> Comparison:
+    """Returns the flow compared with its usual value, else the supply."""
+    if verdict.low:
+        flow, usual = float(steps.frame["coolant.flow"][i]), float(np.exp(-steps.expected[i]))
+        return Comparison(flow, usual, None, "own past", 0, 1 - flow / usual, "L/min")
+    supply = float(steps.frame["coolant.supply_temperature"][i])
+    return Comparison(supply, supply - verdict.rise, None, "own past", 0, verdict.rise, "K")
 
 
 def _read_values(frame: Frame) -> Floats:

@@ -1,8 +1,8 @@
 """One coolant loop: how its flow and supply depart, whether that is real, and what it means.
 
 Measured: compiled loops over all coolant loops, which are few, so that NumPy calls would cost more. Checked: the heat
-balance shows whether the flow fell or its meter is wrong. Decided: lost flow or a broken meter, warm water or a new
-set-point.
+balance shows whether the flow fell or its meter is wrong. Decided: lost flow, a broken meter or less load; warm water,
+a new set-point or weather.
 
 Heat balance: kW = L/min * K / 15.1 for 25 % propylene glycol. Where less flows, it warms by more and carries the same
 heat; where only the meter shows less, the heat computed from it falls too. The share of the GPUs' power that a loop or
@@ -19,28 +19,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.findings import Comparison, make_evidence
 from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory, notes
 from detectors.base.streams import Bools, Floats, Step, Streams
 from detectors.base.throttle import has_reason, read_reasons
 from detectors.base.topology_index import TopologyIndex, per_topology
 from detectors.heat.throttling import HEAT
-from pipeline.model.entity_names import pager_title
-from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, to_json
+from pipeline.model.records import LEVELS, SECOND, Frame, Level
 
 Ints = NDArray[np.int64]
-PEERS = 4  # loops below which the median proves nothing, and a loop is judged by its own past alone; chosen
 LEAST = 1e-3  # of a unit: the logarithm of a standstill; chosen
 _LEAST_FLOW = 1.0  # L/min; a loop with less is idle; chosen
 _BACK, _WELL = (
     0.02,
     5,
 )  # share that a flow may lack, the error of meters, and samples for which, until it is back; chosen
-_FAST_S, _SLOW_S = 30.0, 120.0  # s of the two means of the supply whose difference gives its slope; chosen
+_FAST_S, _SLOW_S, _HOUR_S = 30.0, 120.0, 3600.0  # s of means of the supply, whose differences give its slope; chosen
 _RAPID = 0.5  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: half as much again, as two moves may meet; chosen
+_BRISK_K = 3.5  # K above the mean of an hour: weather moves water by 3 K an hour at most; chosen
 _JUMP_K, _JUMP_K_S = 1.5, 0.1  # K in one sample, and K/s: litres of coolant warm within minutes; chosen
-_REMEMBERED = 6 * 3600 * SECOND  # us for which a rapid rise or a jump counts; chosen
+_BEFORE = 600 * SECOND  # us before a condition in which a rapid rise belongs to it: the statistics need time; chosen
+_SETTLES = 3600 * SECOND  # us after which a jump that nothing confirms is the sensor's new normal; chosen
+_FOLLOWED = 0.5  # share of a jump by which the return must have moved too, minutes later; chosen
+_SAME = 0.5  # share of the lost flow by which the GPUs' power fell too: valves and pumps follow the load; chosen
+_OTHERS = 3  # comparable loops that show what the weather does; chosen
 MOVED = 0.05  # ln by which pressure or speed must move to confirm a flow; above the noise of both; chosen
 SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
 _CALM = 0.1  # ln; a pressure that swings by more proves nothing; chosen
@@ -58,14 +60,12 @@ class CoolantRules:
     flow_delta: float
     temperature_delta: float
     warm: float
-    hot: float
-    collapse: float
     hold: float
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSteps:
-    """An instant: frames, and the step of each stream. expected: -ln of the expected flow."""
+    """An instant: frames, and the step of each stream. expected: -ln of the usual flow."""
 
     frame: Frame
     gpus: Frame | None
@@ -73,6 +73,7 @@ class LoopSteps:
     warmth: Step
     pressure: Step
     speed: Step
+    load: Step
     expected: Floats
 
 
@@ -89,28 +90,25 @@ class LoopGpus:
         self._index.update(gpus.entities, gpus.topology)
         return self._index.positions_below(loop)
 
+    def sum_power(self, frame: Frame, gpus: Frame | None) -> Floats:
+        """Returns (N,) W that the GPUs of each loop draw, or all of the site where a loop has none that is known."""
+        if gpus is None or "gpu.power" not in gpus.values:
+            return np.full(len(frame.entities), np.nan)
+        row, gpu = self._find_pairs(frame, gpus)
+        power = gpus["gpu.power"][gpu]
+        total = np.bincount(row, np.where(power > 0, power, 0.0), minlength=len(frame.entities))
+        every = float(np.sum(gpus["gpu.power"], where=gpus["gpu.power"] > 0))
+        return np.where(total > 0, total, every if every > 0 else np.nan)
+
+    @per_topology
+    def _find_pairs(self, frame: Frame, gpus: Frame) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+        """Returns pairs of loop and GPU as two arrays."""
+        found = [self.find(e, gpus) for e in frame.entities]
+        row = np.repeat(np.arange(len(found)), [len(part) for part in found])
+        return row, np.concatenate(found) if found else _NONE
+
 
 # --- measurements ----------------------------------------------------------------------------------------------------
-
-
-@compiled
-def find_common(departure: Floats, groups: NDArray[np.int32]) -> Floats:
-    """Returns (K, N) median departure of the measured comparable loops, of K signals; NaN where fewer than PEERS."""
-    shift, room = np.full(departure.shape, np.nan), np.empty(departure.shape[1])
-    for k in range(departure.shape[0]):
-        for group in range(groups.max() + 1 if len(groups) else 0):
-            count = 0
-            for i in range(len(groups)):
-                if groups[i] == group and math.isfinite(departure[k, i]):
-                    room[count] = departure[k, i]
-                    count += 1
-            if count >= PEERS:
-                ranked = np.sort(room[:count])
-                middle = (ranked[(count - 1) // 2] + ranked[count // 2]) / 2
-                for i in range(len(groups)):
-                    if groups[i] == group:
-                        shift[k, i] = middle
-    return shift
 
 
 @compiled
@@ -142,28 +140,6 @@ def follow_flow(
         back[i] = well[i] >= _WELL
 
 
-@compiled
-def follow_supply(
-    supply: Floats, time: int, last: Floats, at: Ints, fast: Floats, slow: Floats, rapid_at: Ints, jumped_at: Ints
-) -> None:
-    """Records when the supply rose faster than a set-point does, or jumped within one sample."""
-    for i in range(len(supply)):
-        now = supply[i]
-        if not math.isfinite(now):
-            continue
-        seconds = max((time - at[i]) / SECOND, 0.0)
-        step = abs(now - last[i])
-        if (at[i] > 0) and (step > _JUMP_K) and (step > _JUMP_K_S * seconds):
-            jumped_at[i] = time
-        for state, lag in ((fast, _FAST_S), (slow, _SLOW_S)):
-            if math.isnan(state[i]):
-                state[i] = now
-            state[i] += (1 - math.exp(-seconds / lag)) * (now - state[i])
-        if (fast[i] - slow[i]) * 60 / (_SLOW_S - _FAST_S) >= _RAPID:
-            rapid_at[i] = time
-        last[i], at[i] = now, time
-
-
 @dataclass
 class FlowState(State):
     """(N,) per loop. ready: its flow is learned.   back: a flow that was low is back; well: samples for which it is.
@@ -181,36 +157,94 @@ class FlowState(State):
 
 @dataclass
 class SupplyState(State):
-    """(N,) per loop. last, last_at: newest supply temperature.   fast, slow: its means.
+    """(N,) per loop. last, at: newest supply that counts.   apart: a reading far from it, until the next one.
 
-    rapid_at, jumped_at: when it last rose faster than a set-point does, or jumped.
+    quick_at: since when it is `least` K above the mean of an hour after a rapid rise, 0 not: plain fact, no statistics.
+
+    fast, slow, hour: means.   rapid_at, brisk_at: when it last rose faster than a set-point, or than weather.
+    jump, jumped_at: K by which it jumped within one sample since its condition began, and when.   back: slow mean of
+    the return, from before a jump.
     """
 
     last: Floats = memory(np.nan)
-    last_at: Ints = memory(0, np.int64)
+    at: Ints = memory(0, np.int64)
+    apart: Floats = memory(np.nan)
     fast: Floats = memory(np.nan)
     slow: Floats = memory(np.nan)
-    rapid_at: Ints = memory(-_REMEMBERED, np.int64)
-    jumped_at: Ints = memory(-_REMEMBERED, np.int64)
+    hour: Floats = memory(np.nan)
+    quick_at: Ints = memory(0, np.int64)
+    rapid_at: Ints = memory(0, np.int64)
+    brisk_at: Ints = memory(0, np.int64)
+    jump: Floats = memory(0.0)
+    jumped_at: Ints = memory(0, np.int64)
+    back: Floats = memory(np.nan)
 
-    def update(self, supply: Floats, time: int) -> None:
-        """Adds an instant."""
-        n = len(supply)
-        last, means = (self.last[:n], self.last_at[:n]), (self.fast[:n], self.slow[:n])
-        follow_supply(supply, time, *last, *means, self.rapid_at[:n], self.jumped_at[:n])
+    def update(self, supply: Floats, returned: Floats, least: float, time: int) -> Floats:
+        """Adds an instant; returns the supplies that count: a reading that jumps waits for a second one."""
+        found = supply.copy()
+        for i, now in enumerate(supply.tolist()):
+            if not math.isfinite(now):
+                continue
+            seconds = max((time - int(self.at[i])) / SECOND, 0.0)
+            most = max(_JUMP_K, _JUMP_K_S * seconds)
+            if self.at[i] > 0 and abs(now - self.last[i]) > most:
+                if not abs(now - self.apart[i]) <= most:
+                    self.apart[i], found[i] = now, np.nan
+                    continue
+                size = now - self.last[i]
+                self.jump[i], self.jumped_at[i] = self.jump[i] + size, time
+                for mean in (self.fast, self.slow, self.hour):
+                    mean[i] += size
+            self.apart[i] = np.nan
+            self._follow(i, now, float(returned[i]), seconds, time)
+            above, began = self.fast[i] - self.hour[i], int(self.quick_at[i])
+            starts = above >= least and 0 <= time - self.rapid_at[i] <= _BEFORE
+            self.quick_at[i] = (min(began, time) or time) if starts or (began and above >= least / 2) else 0
+        return found
 
-    def relearn(self, mask: Bools) -> None:
-        """Resets rapid rises and jumps of some loops."""
-        for at in (self.rapid_at, self.jumped_at):
-            at[: len(mask)][mask] = -_REMEMBERED
+    def find_rising(self, n: int, least: float, time: int) -> Bools:
+        """Returns (N,) loops that rise rapidly, by half of what counts at least."""
+        lately = (self.rapid_at[:n] > 0) & (np.abs(time - self.rapid_at[:n]) <= _BEFORE)
+        return np.asarray(lately & (self.fast[:n] - self.hour[:n] >= least / 2))
 
-    def is_jumped(self, i: int, time: int) -> bool:
-        """Returns whether the supply's sensor jumped recently."""
-        return 0 <= time - int(self.jumped_at[i]) < _REMEMBERED
+    def risen(self, i: int) -> float:
+        """Returns K above the mean of an hour, if it rose rapidly; else 0."""
+        return float(self.fast[i] - self.hour[i]) if self.quick_at[i] else 0.0
 
-    def is_rapid(self, i: int, time: int) -> bool:
-        """Returns whether the supply recently rose faster than set-points do."""
-        return 0 <= time - int(self.rapid_at[i]) < _REMEMBERED
+    def settle(self, warmth: Step, time: int) -> Bools:
+        """Ends jumps that are over or that the return confirms; returns (N,) loops whose new level is the usual one."""
+        n = len(warmth.on)
+        settled = np.zeros(n, bool)
+        for i in np.flatnonzero(self.jump[:n] != 0).tolist():
+            self.jumped_at[i] = min(self.jumped_at[i], time)  # the clock may have been set back
+            since = time - int(self.jumped_at[i])
+            over = since > _BEFORE and not warmth.on[i] and abs(warmth.effect[i]) < abs(self.jump[i]) / 2
+            if over or abs(self.jump[i]) < _JUMP_K / 2:
+                self.jump[i] = 0.0
+            elif since > _SETTLES:
+                settled[i], self.jump[i] = True, 0.0
+        return settled
+
+    def unexplained(self, i: int, rise: float, returned: float) -> float:
+        """Returns K of a rise that no jump of the sensor explains; the return moves with a supply that is warm."""
+        jump = float(self.jump[i])
+        real = jump and (returned - self.back[i]) / jump >= _FOLLOWED
+        return rise if real else rise - max(jump, 0.0)
+
+    def _follow(self, i: int, now: float, returned: float, seconds: float, time: int) -> None:
+        """Adds a reading to the means of a loop."""
+        for mean, lag in ((self.fast, _FAST_S), (self.slow, _SLOW_S), (self.hour, _HOUR_S)):
+            if math.isnan(mean[i]):
+                mean[i] = now
+            mean[i] += (1 - math.exp(-seconds / lag)) * (now - mean[i])
+        if math.isfinite(returned) and self.jump[i] == 0:
+            before = returned if math.isnan(self.back[i]) else float(self.back[i])
+            self.back[i] = before + (1 - math.exp(-seconds / _SLOW_S)) * (returned - before)
+        if (self.fast[i] - self.slow[i]) * 60 / (_SLOW_S - _FAST_S) >= _RAPID:
+            self.rapid_at[i] = time
+        if self.fast[i] - self.hour[i] >= _BRISK_K:
+            self.brisk_at[i] = time
+        self.last[i], self.at[i] = now, time
 
 
 # --- whether a fall of the flow is real ------------------------------------------------------------------------------
@@ -239,17 +273,16 @@ class HeatBalance(State):
     cells: Floats = memory(0.0, shape=(_ROWS, N))
     last: int = notes(int)
 
-    def update(self, frame: Frame, gpus: Frame | None, loops: LoopGpus, calm: Bools, fallen: Floats) -> None:
-        """Adds one instant. calm: (N,) flow usual and no maintenance; fallen: ln of the fall, 0 where there is none."""
+    def update(self, frame: Frame, power: Floats, calm: Bools, fallen: Floats) -> None:
+        """Adds one instant. power: (N,) -ln of the GPUs' W; calm: flow usual and no maintenance; fallen: ln of the
+        fall, 0 where there is none."""
         if 0 <= frame.time - self.last < _EVERY:
             return
         self.last, n = frame.time, len(frame.entities)
         self.grow(n)
         self.cells[_FALL_ROWS, np.flatnonzero(fallen == 0)] = 0.0
-        if gpus is None:
-            return
         usual, samples, lost, fell, mean_power = self.cells[:, :n]
-        power = np.log(self._sum_power(frame, gpus, loops))
+        power = -power
         off = np.where(mean_power == 0, 0.0, power - mean_power)
         mean_power += np.where(np.isfinite(power), np.where(mean_power == 0, power, _POWER_GAIN * off), 0.0)
         warmed = frame["coolant.return_temperature"] - frame["coolant.supply_temperature"]
@@ -270,37 +303,55 @@ class HeatBalance(State):
         lost, fell = self.cells[_FALL_ROWS, i]
         return bool(fell >= _SEEN * fallen and abs(lost) <= _ALIKE * fell)
 
-    def _sum_power(self, frame: Frame, gpus: Frame, loops: LoopGpus) -> Floats:
-        """Returns (N,) W that the GPUs of each draw; NaN where there are none."""
-        row, gpu = self._find_gpus(frame, gpus, loops)
-        power = gpus["gpu.power"][gpu]
-        total = np.bincount(row, np.where(power > 0, power, 0.0), minlength=len(frame.entities))
-        return np.where(total > 0, total, np.nan)
-
-    @per_topology
-    def _find_gpus(self, frame: Frame, gpus: Frame, loops: LoopGpus) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Returns pairs of loop and GPU as two arrays."""
-        found = [loops.find(e, gpus) for e in frame.entities]
-        row = np.repeat(np.arange(len(found)), [len(part) for part in found])
-        return row, np.concatenate(found) if found else _NONE
-
 
 # --- what it means ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LoopVerdict:
-    """level, what else moved, and whether the flow meter or the supply's sensor is to blame."""
+    """level and onset; others: what else moved.   low, warm: flow or supply is reported.   rise: K of the supply.
+
+    meter, follows, sensor: the flow's meter, the load or the supply's sensor explains it.
+    """
 
     level: Level
+    onset: int
+    score: float
+    rise: float
     others: tuple[str, ...] = ()
+    low: bool = False
+    warm: bool = False
     meter: bool = False
+    follows: bool = False
     sensor: bool = False
+
+    @property
+    def doubted(self) -> bool:
+        """Whether an instrument or the load explains all of it."""
+        return (not self.low or self.meter or self.follows) and (not self.warm or self.sensor)
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Signals that show it."""
+        flow = ("coolant.flow", *self.others) if self.low else ()
+        return (*flow, "coolant.supply_temperature") if self.warm else flow
+
+    def describe(self, steps: LoopSteps, i: int) -> list[str]:
+        """Returns what a title says of flow and supply."""
+        parts = list[str]()
+        if self.low:
+            flow, usual = float(steps.frame["coolant.flow"][i]), float(np.exp(-steps.expected[i]))
+            why = "; likely its meter" if self.meter else ", as its load" if self.follows else ""
+            parts.append(f"flow {flow:.3g} L/min, usual {usual:.3g}{why}")
+        if self.warm:
+            supply = float(steps.frame["coolant.supply_temperature"][i])
+            parts.append(f"supply {supply:.0f} °C, {self.rise:.1f} K above usual{'; likely its sensor' * self.sensor}")
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
 class LoopJudge:
-    """Decides what the departure of one loop means, from the detector's settings and state."""
+    """Decides what the departure of one loop means, by the detector's settings and state. groups: comparable loops."""
 
     rules: CoolantRules
     flows: FlowState
@@ -309,51 +360,71 @@ class LoopJudge:
     speed: Streams
     balance: HeatBalance
     gpus: LoopGpus
+    groups: NDArray[np.int32]
 
-    def decide(self, steps: LoopSteps, i: int, comparable: bool) -> LoopVerdict:
-        """Returns the worse of flow and supply. comparable: among enough loops of its kind."""
+    def decide(self, steps: LoopSteps, i: int) -> LoopVerdict:
+        """Returns the worse of flow and supply."""
+        time, flows = steps.frame.time, self.flows
+        hot = gpus_throttle(steps.gpus, steps.frame.entities[i], self.gpus)
+        score = float(max(steps.flow.score[i], steps.warmth.score[i]))
+        began, levels = list[int](), list[Level]()
+        low, warm = bool(steps.flow.on[i] or flows.low[i] >= 2), bool(steps.warmth.on[i] or self.supplies.quick_at[i])
+        rise = max(float(steps.warmth.effect[i]), self.supplies.risen(i))
+        low = low and not (flows.back[i] or flows.well[i])
+        others, meter, follows, sensor = tuple[str, ...](), False, False, False
+        if low:
+            level, others, meter, follows = self._judge_flow(steps, i, hot)
+            levels.append(level)
+            began.append(time - int(steps.flow.held[i]) * SECOND if steps.flow.on[i] else time)
+            began.append(int(flows.low_since[i]) if flows.low[i] >= 2 else time)
+        if warm:
+            held = int(steps.warmth.held[i]) * SECOND if steps.warmth.on[i] else 0
+            held = max(held, time - int(self.supplies.quick_at[i] or time))
+            level, sensor = self._judge_supply(steps, i, hot, rise, held)
+            levels.append(level)
+            began.append(time - held)
+        worst: Level = max(levels, key=LEVELS.index, default="suspect")
+        return LoopVerdict(worst, min(began, default=time), score, rise, others, low, warm, meter, follows, sensor)
+
+    def _judge_supply(self, steps: LoopSteps, i: int, hot: bool, rise: float, held: int) -> tuple[Level, bool]:
+        """Returns the level of a warm supply, and whether its sensor explains it. held: us."""
         rules, time = self.rules, steps.frame.time
-        flow = self._judge_flow(steps, i, comparable)
-        if flow.level == "page" or not steps.warmth.on[i]:
-            return flow
-        sensor = self.supplies.is_jumped(i, time)
-        level: Level = "suspect"
-        effect, held = float(steps.warmth.effect[i]), int(steps.warmth.held[i]) >= rules.hold
-        rapid = self.supplies.is_rapid(i, time) and effect >= rules.temperature_delta
-        hot = effect >= rules.hot and held
-        if not sensor and (rapid or hot or gpus_throttle(steps.gpus, steps.frame.entities[i], self.gpus)):
-            level = "page"
-        elif not sensor and effect >= rules.warm and held:
-            level = "ticket"
-        level = max(level, flow.level, key=LEVELS.index)
-        return LoopVerdict(level, flow.others, flow.meter, sensor)
+        real = self.supplies.unexplained(i, rise, float(steps.frame["coolant.return_temperature"][i]))
+        since = time - held - _BEFORE
+        rapid, brisk = (int(at[i]) > max(since, 0) for at in (self.supplies.rapid_at, self.supplies.brisk_at))
+        if hot or (rapid and real >= rules.temperature_delta):
+            return "page", False
+        like = (self.groups == self.groups[i]) & steps.warmth.judged
+        like[i] = False
+        apart = like.sum() < _OTHERS or rise - np.median(steps.warmth.effect[like]) >= rules.temperature_delta
+        warm = real >= rules.warm and held >= rules.hold * SECOND and (brisk or bool(apart))
+        return "ticket" if warm else "suspect", real < rules.temperature_delta / 2
 
-    def _judge_flow(self, steps: LoopSteps, i: int, comparable: bool) -> LoopVerdict:
-        """Pages low flow that pressure or pump confirm, or, after a hold, that they can neither confirm nor exclude."""
-        flows, rules = self.flows, self.rules
-        low = bool(flows.low[i] >= 2)
-        if flows.back[i] or not (low or steps.flow.on[i]):
-            return LoopVerdict("suspect")
-        need = max(MOVED, SHARE * _departure(steps, i))
+    def _judge_flow(self, steps: LoopSteps, i: int, hot: bool) -> tuple[Level, tuple[str, ...], bool, bool]:
+        """Returns the level of low flow, what else moved, and whether its meter or the load explains it."""
+        flows, rules, time = self.flows, self.rules, steps.frame.time
+        low, large = bool(flows.low[i] >= 2), bool(flows.large_since[i])
+        lost = _departure(steps, i)
+        need = max(MOVED, SHARE * lost)
         frame = steps.frame
         moved = {
             "coolant.pressure": _has_moved(steps.pressure, self.pressure, frame["coolant.pressure"], i, need, low),
             "pump.speed": _has_moved(steps.speed, self.speed, frame["pump.speed"], i, need, low),
         }
         others = tuple(name for name, answer in moved.items() if answer)
+        held = large and time - int(flows.large_since[i]) >= rules.hold * SECOND
         against = not others and any(answer is False for answer in moved.values())
-        large = bool(flows.large_since[i])
-        held = (frame.time - int(flows.large_since[i])) / SECOND if large else 0.0
-        real = against and large and held >= rules.hold
-        if real and self.balance.confirms_fall(i, float(steps.flow.effect[i])):
-            return LoopVerdict("page" if comparable else "ticket", ("coolant.return_temperature",))
+        if hot and (low or large):
+            return "page", others, False, False
+        if steps.load.measured[i] and steps.load.effect[i] >= _SAME * lost:
+            return "suspect", others, False, True
         if against:
-            return LoopVerdict("suspect", (), meter=True)
-        if low or (large and others):
-            return LoopVerdict("page", others)
-        if large and held >= rules.hold:
-            return LoopVerdict("page" if comparable else "ticket", others)
-        return LoopVerdict("suspect", others)
+            real = held and self.balance.confirms_fall(i, float(steps.flow.effect[i]))
+            level: Level = ("page" if low else "ticket") if real else "suspect"
+            return level, ("coolant.return_temperature",) if real else (), not real, False
+        if low:
+            return "page", others, False, False
+        return "ticket" if large and (others or held) else "suspect", others, False, False
 
 
 def _departure(steps: LoopSteps, i: int) -> float:
@@ -384,44 +455,7 @@ def gpus_throttle(gpus: Frame | None, loop: str, loops: LoopGpus) -> bool:
     return int(np.count_nonzero(has_reason(bits, int(HEAT)))) >= 2
 
 
-def make_loop_finding(
-    steps: LoopSteps, i: int, due: tuple[int, Level], verdict: LoopVerdict, judge: LoopJudge, alike: int
-) -> Finding:
-    """Returns the finding of a loop. alike: comparable loops, itself among them."""
-    frame, parts = steps.frame, list[str]()
-    peers = alike - 1 if alike >= PEERS else 0
-    cohort = f"own past, less the common departure of {peers} comparable loops" if peers else "own past"
-    entity, flow = frame.entities[i], float(frame["coolant.flow"][i])
-    usual, supply = float(np.exp(-steps.expected[i])), float(frame["coolant.supply_temperature"][i])
-    more: dict[str, Any] = {"corroborated_by": list(verdict.others)}
-    signals: list[str] = []
-    doubts: list[bool] = []
-    if (steps.flow.on[i] or judge.flows.low[i] >= 2) and not judge.flows.well[i]:
-        parts.append(f"flow {flow:.3g} L/min, usual {usual:.3g}{'; likely its meter' if verdict.meter else ''}")
-        signals = ["coolant.flow", *verdict.others]
-        doubts.append(verdict.meter)
-        clears = "ends when the flow is back at its usual value"
-        compared = Comparison(flow, usual, None, cohort, peers, 1 - flow / usual, "L/min")
-    if steps.warmth.on[i]:
-        rise = float(steps.warmth.effect[i])
-        sensor = "; likely its sensor" if verdict.sensor else ""
-        parts.append(f"supply {supply:.0f} °C, {rise:.1f} K above usual{sensor}")
-        more |= {"supply_temperature": to_json(supply), "supply_rise": round(rise, 2)}
-        if not signals:
-            clears = "ends when the supply is back within half of that"
-            compared = Comparison(supply, supply - rise, None, cohort, peers, rise, "K")
-        signals.append("coolant.supply_temperature")
-        doubts.append(verdict.sensor)
-    more[DOUBTED] = due[1] == "suspect" and all(doubts)
-    score = float(max(steps.flow.score[i], steps.warmth.score[i]))
-    evidence = make_evidence(clears, compared, **more, **_measure_heat(steps, i, judge.gpus))
-    count = len(judge.gpus.find(entity, steps.gpus))
-    affected = f", cools {count} GPUs" if count and len(parts) == 1 else ""
-    title = pager_title(entity, "; ".join(parts) + affected)
-    return Finding(frame.time, due[0], entity, "coolant", due[1], score, title, evidence, tuple(signals))
-
-
-def _measure_heat(steps: LoopSteps, i: int, loops: LoopGpus) -> dict[str, float | None]:
+def measure_heat(steps: LoopSteps, i: int, loops: LoopGpus) -> dict[str, Any]:
     """Returns the heat that the coolant carries, and its share of the GPUs' power: evidence, no level depends on it."""
     frame = steps.frame
     warmed = float(frame["coolant.return_temperature"][i] - frame["coolant.supply_temperature"][i])

@@ -34,7 +34,9 @@ from pipeline.model.records import SECOND, Frame
 HIGHEST = 5000.0  # W; more is not a reading of a board
 _LAG_S, _LOAD_S = 30.0, 120.0
 """s of the two means of the power: as a die follows it (lags of 5 to 60 s are published), and long against that."""
-_CALM = 0.1  # share of the highest power by which the two may differ: the die is then within 3 % of its heat; chosen
+_CALM, _CALM_S = 0.1, 60.0
+"""Share of the highest power by which the two may differ, and s for which they have not: a die of the longest lag is
+then within 3 % of its heat. The two also meet for some seconds while a load dips. Chosen."""
 _GROWN = 1.15  # times the highest load so far: more begins another life, a spare or a new power limit; chosen
 _EIGHTHS, _BANDS = 8, 10
 """Bands of the power: eighths of the highest one, which is the middle of its band. Chosen: in an eighth
@@ -54,9 +56,9 @@ difference is known, and s in which that follows later. Chosen."""
 _STUCK_K = 3.0  # K that a temperature must have moved with its power: three steps of rounding; chosen
 _STUCK_S = 300.0  # s; no working board reports the same power to the last digit for that long; chosen
 
-_ROWS = 16
+_ROWS = 17
 _POWER, _LOAD, _PEAK, _IDLE, _REFERENCE, _CLIMATE, _ENERGY, _READ, _COUNTED, _USUAL, _SAMPLES = range(11)
-_CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT = range(11, 16)
+_CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT, _MOVED_AT = range(11, 17)
 """Rows of the state, one cell per GPU each; NaN where not known yet."""
 _VALUE, _ABOVE, _RISE, _WATTS, _FLUID, _POWER_ERROR, _KELVIN = range(7)
 """Rows of the result."""
@@ -203,7 +205,9 @@ def _measure_all(
         out[_RISE, i], out[_WATTS, i] = rise, power
         out[_POWER_ERROR, i] = _power_error(rows, i, counter[i], power_now, seconds)
         stuck = _is_stuck(rows, i, core[i], power_now, rise, now)
-        calm = (abs(power - rows[_LOAD, i]) <= _CALM * rows[_PEAK, i]) and math.isfinite(power_now) and not stuck
+        if not abs(power - rows[_LOAD, i]) <= _CALM * rows[_PEAK, i]:
+            rows[_MOVED_AT, i] = now
+        calm = not (now - rows[_MOVED_AT, i] < _CALM_S) and math.isfinite(power_now) and not stuck
         if calm and alike[i] and (rise > 0):
             usable[i] = _compare_with_usual(rows, levels, counts, i, above[i], highest[i], learns, out)
 
@@ -261,7 +265,8 @@ class ThermalResistance(State):
             self.grow(n + _SPARE)
         back = self.last - time >= _SET_BACK
         if back:
-            self.rows[_REPORTED_AT] = np.minimum(self.rows[_REPORTED_AT], time / SECOND)
+            times = [_REPORTED_AT, _MOVED_AT]
+            self.rows[times] = np.minimum(self.rows[times], time / SECOND)
         liquid = self.liquid[:n]
         self.rows[_REFERENCE, :n][np.isfinite(supply) & ~liquid] = np.nan
         liquid |= np.isfinite(supply)

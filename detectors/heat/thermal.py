@@ -29,9 +29,9 @@ _LEAST_K = 2.0  # K of a ticket at least: two steps of NVML's rounding
 _FOLLOWS = 0.3  # share of a core's excess by which the memory on the same plate warms at least; chosen
 _MEMORY_K = 3.0  # K by which a memory alone is warmer, three steps of rounding; chosen
 _MEMORY_LIMIT = 95.0  # Cel; the end of HBM's range (JEDEC JESD235): beyond, it refreshes more often, or slows
-_CERTAIN, _CERTAIN_SUM = 0.3, 30.0
+_CERTAIN, _CERTAIN_SUM = 0.2, 30.0
 """ln of R that no fan or neighbour explains while the node has one load, and a sum above every threshold: reported
-however noisy the site is. Chosen: twice what other loads of a node move R by on air."""
+however noisy the site is. Chosen: in simulated worlds of air and liquid healthy GPUs stay below 0.1."""
 _LATCHED = 3600 * SECOND  # us without a sample after which a condition starts over: its load may never return; chosen
 _RISES, _RISES_SURE = 16, 4.5
 """Minutes that must rise one after another for the time left to be told, and Mann-Kendall's z of it: a step of any size
@@ -296,7 +296,7 @@ class Thermal(Detector):
             np.fmax(frame["gpu.slowdown_margin"], frame["gpu.operating_max_margin"]), frame["gpu.memory_max_margin"]
         )
         left = frame["gpu.thermal_margin"] - np.nan_to_num(limits)
-        certain = step.judged & (step.effect >= _CERTAIN) & (step.score >= _CERTAIN_SUM) & ~step.moved
+        certain = (step.effect >= _CERTAIN) & (step.score >= _CERTAIN_SUM) & ~step.moved
         on = (step.on | certain) & recent & real
         since = self.since[:n]
         since[:] = np.where(on, np.where(since > 0, np.minimum(since, time), time - step.held * SECOND), 0)

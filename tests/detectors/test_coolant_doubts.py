@@ -90,7 +90,7 @@ def test_a_flow_collapse_at_normal_pressure_is_doubted_and_explains_no_warm_gpu(
 
 def test_the_budget_of_loops_is_at_the_threshold_without_peers():
     lines = [line for line in Coolant(threshold=17.0).budget() if "ticks" in line]
-    assert {line.split(":")[0] for line in lines} == {"flow", "warmth", "flow together", "warmth together"}
+    assert {line.split(":")[0] for line in lines} == {"flow", "warmth"}
     assert "threshold 21 " in lines[0]
     assert all("node" not in line and "loop-days" in line for line in lines)
 

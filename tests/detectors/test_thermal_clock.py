@@ -84,7 +84,7 @@ def test_a_part_that_rose_in_a_frame_ahead_is_not_rising_for_a_day():
 
 
 def test_a_loss_that_began_in_a_frame_ahead_is_held_from_now_on(site, watch):
-    """One loop without second sensors: a page after the hold, though the clock was wrong when its loss began."""
+    """One loop without second sensors: a ticket after the hold, though the clock was wrong when its loss began."""
     detector = Coolant()
 
     def change(tick, values):
@@ -97,4 +97,4 @@ def test_a_loss_that_began_in_a_frame_ahead_is_held_from_now_on(site, watch):
     detector.flows.large_since[0] += DAY
     detector.conditions.clear()
     found = watch(detector, site, 120, change, first=100)
-    assert found[-1].level == "page"
+    assert found[-1].level == "ticket"
