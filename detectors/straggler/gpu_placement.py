@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.cohorts import AncestorIndex, Peers
+from detectors.base.cohorts import AncestorIndex
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
 from pipeline.model.records import SECOND, Frame
@@ -142,7 +142,7 @@ def _members(numbers: NDArray[np.integer]) -> list[NDArray[np.int64]]:
 
 @dataclass
 class GpuPlacement(Placement):
-    """(N,) by GPU of the frame. Call `update_topology` once per instant. Without a known job, those of its rack are
+    """(N,) by GPU of the frame. Call `update_topology` once per instant. Without a known job, those of its node are
     its cohort.
 
     job_known: whether a rank is on it.   reported_at: when its job last reported a compute time.
@@ -152,11 +152,6 @@ class GpuPlacement(Placement):
     _mates: dict[str, str] = notes()  # GPU -> name of its cohort
     job_known: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
     _key: tuple[int, ...] = field(default=(), init=False, repr=False)
-    _fleet: Peers = field(
-        default_factory=lambda: Peers(("rack", "@sku"), ("@sku",), ("rack",), least=LEAST_PEERS),
-        init=False,
-        repr=False,
-    )
     _ranks: AncestorIndex = field(default_factory=lambda: AncestorIndex("gpu"), init=False, repr=False)
 
     @property
@@ -179,7 +174,9 @@ class GpuPlacement(Placement):
         attributes = frame.topology.attributes
         product = [skus.setdefault(attributes.get(gpu, {}).get("sku"), len(skus)) for gpu in frame.entities]
         self.build_cohorts(np.array(product, np.int32), LEAST_PEERS)
-        self._add_fleet(frame)
+        alone = (self.groups < 0) & ~self.job_known & (self.node >= 0)
+        self.groups[alone] = self.node[alone] + len(self.cohorts)
+        self.cohorts += self.entities["node"]
         now = {gpu: self.cohort_name(i) if self.job_known[i] else "" for i, gpu in enumerate(frame.entities)}
         before, self._mates = self._mates, now
         return np.array([before.get(gpu, mates) != mates for gpu, mates in now.items()], bool)
@@ -188,14 +185,6 @@ class GpuPlacement(Placement):
         """See `State.restore`; cohorts are built with the next frame."""
         super().restore(state)
         self._key = ()
-
-    def _add_fleet(self, frame: Frame) -> None:
-        """Gives the GPUs without a known job a cohort."""
-        fleet = self._fleet.groups(frame)
-        alone = (self.groups < 0) & ~self.job_known & (fleet >= 0)
-        self.groups[alone] = fleet[alone] + len(self.cohorts)
-        named = {int(fleet[i]): self._fleet.cohort_name(frame, i) for i in np.flatnonzero(alone).tolist()}
-        self.cohorts += [named.get(g, "") for g in range(int(fleet.max(initial=-1)) + 1)]
 
     def record_reporting(self, gpus: Frame, ranks: Frame | None) -> None:
         """Records GPUs whose training job reports compute times."""

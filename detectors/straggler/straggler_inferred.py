@@ -153,7 +153,6 @@ class StragglerInferred(Detector):
     jobs: JobThroughput = part(JobThroughput, of="job")
     readings: GpuReadings = part(GpuReadings, kept=True)
     symptoms: GpuSymptoms = part(GpuSymptoms)
-    kind: NDArray[np.int8] = memory(0, np.int8)  # compared with GPUs of its job 1, of its rack 2; 0 unknown
     active: Floats = memory(np.nan)  # newest SM activity, else tensor activity
     maintained: Bools = memory(False, np.bool_)
     conditions: OpenConditions = notes()
@@ -187,7 +186,6 @@ class StragglerInferred(Detector):
         self.readings.update(frame)
         activity, busy = self._read_activity(frame)
         gate = busy & ~maintained
-        self._relearn_moved(gate)
         self._clear_rested(time, gate)
         groups, clock, kinds = self.placement.groups, frame["gpu.sm_clock"], self.kinds(frame)
         step = self.clocks.step(clock, groups, time, gate, kinds)
@@ -232,17 +230,6 @@ class StragglerInferred(Detector):
         for piece in (self.clocks, self.duty, self.draw):
             piece.reset(mask)
         self.symptoms.since[:, : len(mask)][:, mask] = 0
-
-    def _relearn_moved(self, gate: Bools) -> None:
-        """Learns GPUs again that work beside others of their job after others of their rack, or the other way round.
-
-        A GPU that only rests between two jobs keeps its baseline: a fault of it lasts.
-        """
-        now, last = np.where(self.placement.job_known, 1, 2), self.kind[: len(gate)]
-        other = gate & (last != now)
-        if other.any():
-            self._relearn(other & (last != 0))
-            last[other] = now[other]
 
     def _clear_rested(self, time: int, gate: Bools) -> None:
         """Ends the conditions of GPUs that work again after a rest: they may have been repaired. Baselines stay."""

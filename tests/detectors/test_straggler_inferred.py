@@ -210,14 +210,14 @@ def test_ranks_without_compute_times_change_nothing():
     assert entities(findings(change, 80), "page") == {"gpu:n1.1"}
 
 
-def test_where_no_job_is_known_gpus_of_the_rack_are_the_peers():
+def test_where_no_job_is_known_gpus_of_the_node_are_the_peers():
     def bare():
         parents = {e: p for e, p in site.topology().parents.items() if not e.startswith(("rank", "stage"))}
         return Topology(parents)
 
     found = findings(low_clocks([5], 0.9, 0x20), 80, bare)
     assert entities(found, "page") == {"gpu:n1.1"}
-    assert found[-1].evidence["cohort"] == "rack:r0"
+    assert found[-1].evidence["cohort"] == "node:n1"
     assert findings(idle_sms(slice(4, 8), 0.8, node=1), 140, bare) == []
 
 
