@@ -8,7 +8,7 @@ slowdown.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -208,7 +208,6 @@ class JobThroughput(State):
     conditions: OpenConditions = notes()
     first: dict[str, list[int | str]] = notes()
     updated_at: int = notes(int)
-    _slots: Ints = field(default_factory=lambda: np.full(1, -1, np.int64), init=False, repr=False)
 
     def is_due(self, time: int) -> bool:
         """Returns whether it is time for an update."""
@@ -231,8 +230,8 @@ class JobThroughput(State):
         """
         pace, gpus = self.pace, frames["gpu"]
         pace.reset_jobs(s for job, s in pace.jobs.items() if (gates.job_started_at(job) or 0) > self.updated_at)
-        self._slots, _ = pace.assign_slots(placement.entities["job"])
-        job, size, self.updated_at = self._slots[placement.numbers["job"]], len(pace.count), gpus.time
+        slots, _ = pace.assign_slots(placement.entities["job"])
+        job, size, self.updated_at = slots[placement.numbers["job"]], len(pace.count), gpus.time
         job_of_node = _job_by_node(placement, job)
         nics = frames.get("nic")
         at = np.empty(0, np.int64)
@@ -259,17 +258,17 @@ class JobThroughput(State):
         gate &= ~(found["sent"] < QUIET)  # a job that sends nothing makes no step: straggler_job reports that
         pace.update(found, slower, source, gate, gpus.time)
 
-    def losses(self, placement: GpuPlacement, sources: int = 3) -> Floats:
-        """Returns (jobs + 1,) ln of the throughput that each job has lost against its past; NaN where it is unknown.
+    def losses(self, names: Sequence[str], sources: int = 3) -> Floats:
+        """Returns (jobs + 1,) ln of the throughput that each job has lost against its past; NaN where it is unknown, as
+        of a job that started since the last update, and in the last cell.
 
         sources: number of the measures that count, the best first; 1: only what it sends.
         """
-        now = np.full(len(self.pace.count), np.nan)
+        now = np.full(len(self.pace.count) + 1, np.nan)
         for number, (name, _) in enumerate(_SOURCES[:sources]):
-            now = np.where(self.pace.source == number, self.pace.shares(name), now)
-        slots = self._slots if len(self._slots) == len(placement.entities["job"]) + 1 else np.full(1, -1, np.int64)
+            now[:-1] = np.where(self.pace.source == number, self.pace.shares(name), now[:-1])
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(-np.log(np.append(now, np.nan)[slots]))
+            return np.asarray(-np.log(now[[*(self.pace.jobs.get(job, -1) for job in names), -1]]))
 
     def find_slow(
         self,

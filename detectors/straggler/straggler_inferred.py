@@ -293,7 +293,7 @@ class StragglerInferred(Detector):
         for side in (1, 2):
             longest = np.maximum(activity[0].held, activity[1].held) * SECOND
             since[side] = np.where(since[side] == time, time - longest, since[side])
-        return Instant(frames, step, activity, on, effect, counted, self.jobs.losses(self.placement))
+        return Instant(frames, step, activity, on, effect, counted, self.jobs.losses(self.placement.entities["job"]))
 
     def _find_suspicions(self, now: Instant) -> list[tuple[Suspicion, int]]:
         """Returns the GPUs and nodes that are blamed, with what they show: a number of _SIDES.
@@ -349,7 +349,7 @@ class StragglerInferred(Detector):
         held = (time - float(np.median(since[since > 0]))) / SECOND if (since > 0).any() else 0.0
         loss, cost = float(now.losses[self.placement.numbers["job"][mine[0]]]), float(now.effect[side][mine].max())
         if side == 0:
-            sent = float(self.jobs.losses(self.placement, 1)[self.placement.numbers["job"][mine[0]]])
+            sent = float(self.jobs.losses(self.placement.entities["job"], 1)[self.placement.numbers["job"][mine[0]]])
             if cost < HARM and sent < CORROBORATED / 2:  # False of NaN: then it is not known
                 cost = min(cost, CORROBORATED / 2)  # the job does not wait for it
         else:
