@@ -123,6 +123,8 @@ def all_unchanged(now: Floats, last: Floats, missing_since: NDArray[np.int64]) -
 _LEAST_DEVICES = 8  # devices from which their median counts: the bad one would be half of a smaller cohort
 _DAY = 86_400 * SECOND
 _SPAN = 600 * SECOND  # us of errors that become part of the usual ones, or do not, together; chosen
+_FIRST_SPAN = 360 * SECOND  # us of the first one: known in the first ten minutes of readings of 10 s
+_EVENT = 3600 * SECOND  # us for which far more errors than usual are an event: it is reported in minutes. Chosen
 _TIMES, _MORE = 3.0, 0.05  # times the usual errors, and as many more of each device, that are still usual; chosen
 _CUT = 0.05  # share of the devices, and two at least, whose errors are cut to those of the next: they may be faulty
 _TAIL = 3.5
@@ -138,7 +140,7 @@ class UsualErrors(State):
 
     errors, exposure: (N,) errors of each device in the present span, and for how long (in any unit) it could have some.
     past, whole:      (N,) those of the spans before, halved daily. Left out are spans with far more than the usual
-                      errors, until that has lasted for a day.
+                      errors, until that has lasted for an hour.
     """
 
     errors: Floats = memory(0.0)
@@ -155,12 +157,12 @@ class UsualErrors(State):
         n = len(exposure)
         self.grow(n)
         self.errors[at] += errors
+        if not self.exposure.any():
+            self.began = time
         self.exposure[:n] += exposure
-        if self.began and 0 <= time - self.began < _SPAN:
+        if 0 <= time - self.began < (_SPAN if self.whole.any() else _FIRST_SPAN):
             return False
-        if self.began:
-            self._close_span(time)
-        self.began = time
+        self._close_span(time)
         self.errors[:], self.exposure[:] = 0.0, 0.0
         return True
 
@@ -175,8 +177,8 @@ class UsualErrors(State):
         errors, exposure = self.errors[known], self.exposure[known]
         usual = cut_highest(self.past, self.whole).sum() / max(float(self.whole.sum()), 1e-300) * exposure.sum()
         many = float(cut_highest(errors, exposure).sum()) > _TIMES * usual + _MORE * len(errors) + _FEW_ERRORS
-        self.unusual = (self.unusual or self.began) if many and self.whole.any() else 0
-        if not self.unusual or time - self.unusual >= _DAY:
+        self.unusual = (self.unusual or time) if many and self.whole.any() else 0
+        if not self.unusual or time - self.unusual >= _EVENT:
             self.past += self.errors
             self.whole += self.exposure
 

@@ -263,8 +263,19 @@ class PortErrors(State):
         counter.since[at[fresh]] = time - (seconds[fresh] * SECOND).astype(np.int64)  # since the last reading
         return at, growth
 
-    def update_sums(self, signal: str, at: Indices, growth: Floats, up: Bools, time: int, limits: ErrorLimits) -> None:
+    def update_sums(
+        self,
+        signal: str,
+        at: Indices,
+        growth: Floats,
+        up: Bools,
+        time: int,
+        limits: ErrorLimits,
+        young: Bools | None = None,
+    ) -> None:
         """Adds an instant: `growth` errors at the ports `at`, none at others that are up and report the counter.
+
+        young: (N,) ports whose errors do not count yet.
 
         A port that is not read keeps its sums: they change with its next reading, by all the time between.
         """
@@ -275,7 +286,7 @@ class PortErrors(State):
         counter.judged = time
         counter.moments.add_readings(readings, seconds)
         counter.read += min(max(seconds, 0.0), _LONGEST_S) if readings or counter.read else 0.0
-        self._update_usual(counter, up, time, limits)
+        self._update_usual(counter, up if young is None else up & ~young, time, limits)
         active = np.flatnonzero(counter.sum + counter.slow)
         if len(at) or len(active) or counter.window.batches:
             self._update_active(counter, active, (at, growth), reported, time, limits)

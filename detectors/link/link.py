@@ -190,7 +190,8 @@ class Link(Detector):
         """Adds the growth of the error counters, of ports whose errors count now."""
         self.errors.update_speeds(frame["nic.speed"])
         limits = ErrorLimits(self.healthy_ber, self.faulty_ber, self.limit, self.error_cap)
-        up = self.states.state[: len(frame.entities)] == UP
+        n = len(frame.entities)
+        up, young = self.states.state[:n] == UP, self.states.count[:n] <= LEARN
         for signal in (*PHYSICAL, *PACKETS):
             if signal in frame.values:
                 at, growth = self.errors.measure_growth(signal, frame.values[signal], frame.time, restarted)
@@ -200,7 +201,7 @@ class Link(Detector):
                     at, growth = at[kept], growth[kept]
                 for i, count in zip(at.tolist(), growth.tolist(), strict=True):
                     self.losses.add_errors(frame.entities[i], signal in PACKET_COUNTERS, count, frame.time)
-                self.errors.update_sums(signal, at, growth, up, frame.time, limits)
+                self.errors.update_sums(signal, at, growth, up, frame.time, limits, young)
         if self.losses.followed:
             self.losses.close_minutes(self._port_indices(frame), frame["nic.rx_bytes"], frame.time)
 

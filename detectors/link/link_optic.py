@@ -45,6 +45,7 @@ class OpticComparison:
     recent: (N,) median of the last three hours.  past: (N,) that of the hours before.
     centre, spread, size: (N,) of the cohort's recent values.
     newest, change: of `heat` and `light`: now, and harm against the own past less that of the cohort.
+    warmer: (N,) K above the median module of the cohort; NaN without one.
     """
 
     series: Floats
@@ -56,6 +57,7 @@ class OpticComparison:
     size: NDArray[np.int64]
     newest: Mapping[str, Floats]
     change: Mapping[str, Floats]
+    warmer: Floats
 
     @classmethod
     def compare(cls, history: OpticHistory, groups: NDArray[np.int32]) -> OpticComparison:
@@ -71,7 +73,10 @@ class OpticComparison:
             moved = sign * (newest[kind] - _past(hours))
             common, peers = grouped_median(moved, groups)
             change[kind] = moved - np.where((peers >= _MIN_COHORT) & np.isfinite(common), common, 0.0)
-        return cls(_without_common(raw, groups), raw, recent, past, centre, _NORMAL * spread, size, newest, change)
+        usual, modules = grouped_median(newest["heat"], groups)
+        warmer = np.where(modules >= _MIN_COHORT, newest["heat"] - usual, np.nan)
+        of_errors = _without_common(raw, groups), raw, recent, past, centre, _NORMAL * spread, size
+        return cls(*of_errors, newest, change, warmer)
 
     def find_candidates(self, high: float, limit: float, horizon: float, slope: float, hours: int) -> Bools:
         """Returns (N,) ports to judge in full: high, or with halves that differ by most of what crosses the limit."""
@@ -110,8 +115,9 @@ class OpticComparison:
         return found.slope * found.hours / 24 > _CLEAR_DEVIATIONS * found.spread
 
     def find_hot(self, limit: float, rise: float) -> Bools:
-        """Returns (N,) modules hotter than `limit`, or than they were while their peers are as they were."""
-        return np.asarray((self.newest["heat"] > limit) | (self.change["heat"] >= rise))
+        """Returns (N,) modules hotter than `limit` and than their peers, or than they were while their peers are as
+        they were: where all modules are hot, the room is."""
+        return np.asarray(((self.newest["heat"] > limit) & ~(self.warmer < rise / 2)) | (self.change["heat"] >= rise))
 
     def find_dark(self, loss: float) -> Bools:
         """Returns (N,) ports that have lost light while their peers have not."""
@@ -160,11 +166,12 @@ class LinkOptic(Detector):
     - rising: since its last step, for `least_hours` h, with Mann-Kendall z > `z` and by more than `slope` decades
       a day (Theil-Sen); it is above `normal` and half a decade above its peers, and the line crosses `fec_limit`
       within `horizon` days;
-    - high: above `high` in three hours in a row, and a decade above its peers or, without peers, above its own past; -
-    hot: above `hot` degrees C, or `hotter` K more than before while its peers are as before; - dark: `darker` dB less
-    light than before while its peers are as before. A ticket stays open until the value is clearly below that of the
-    ticket. A change of all ports alike gives no ticket, and a step is not a trend: healthy ports are known to move by
-    more than a decade in one step and stay there.
+    - high: above `high` in three hours in a row, and a decade above its peers or, without peers, above its own past;
+    - hot: above `hot` degrees C and by half of `hotter` K above its peers, or `hotter` K more than before while its
+      peers are as before;
+    - dark: `darker` dB less light than before while its peers are as before.
+    A ticket stays open until the value is clearly below that of the ticket. A change of all ports alike gives no
+    ticket, and a step is not a trend: healthy ports are known to move by more than a decade in one step and stay there.
 
     Source: RS(544,514) (IEEE 802.3 clause 91) corrects up to about 2.4e-4; raw rates of 1e-8 to 1e-6 are normal on PAM4
     (public mlxlink outputs): `normal` is the worst of them, `high` ten times that; 70 degrees C and 10 K as in

@@ -32,6 +32,7 @@ _DRIVER_ERRORS = frozenset(
     ("mlx5_health", "mlx5_unrecoverable", "mlx5_internal_error", "mlx5_command_timeout", "transmit_timeout")
 )
 """Lines of the kernel log in which a driver reports that its NIC does not respond."""
+_CONFIRM = 3  # equal readings in a row: a counter may be refreshed less often than it is read. Chosen
 _MIN_COHORT = 4  # ports of a cohort, itself among them, from which the others show anything; chosen
 _LOG_LIFETIME = 600 * SECOND  # us for which a line of the kernel log counts; chosen
 
@@ -116,6 +117,7 @@ class LinkStall(Detector):
     seen: NDArray[np.int64] = memory(0, np.int64)
     since: NDArray[np.int64] = memory(0, np.int64)
     moves: NDArray[np.int64] = memory(0, np.int64)
+    equal: NDArray[np.int64] = memory(0, np.int64)
     up: NDArray[np.bool_] = memory(False, np.bool_)
     failed: Floats = memory(0.0)
     failures: NDArray[np.int64] = memory(0, np.int64)
@@ -152,7 +154,7 @@ class LinkStall(Detector):
         self._count_failed_work(frame, restarted)
         self.pending.update(frame, self.since[:n] > 0, self._ends.find_far_ends(frame), restarted)
         stands = (self.since[:n] > 0) & (self.moves[:n] >= self.steady) & self.up[:n]
-        stands &= self.seen[:n] - self.since[:n] >= self.hold * SECOND
+        stands &= (self.seen[:n] - self.since[:n] >= self.hold * SECOND) & (self.equal[:n] >= _CONFIRM)
         if not stands.any():
             self.conditions.clear()
             return []
@@ -173,7 +175,7 @@ class LinkStall(Detector):
         total = frame["nic.rx_bytes"] + frame["nic.tx_bytes"]
         with np.errstate(invalid="ignore", divide="ignore"):
             rates = (total - last) * SECOND / (time - seen)
-        still, failing = (self.since, self.moves), (self.failed, self.failures)
+        still, failing = (self.since, self.moves, self.equal), (self.failed, self.failures)
         update_byte_totals(total, self.up, (last, seen), still, failing, time)
         return np.asarray(rates)
 
@@ -193,7 +195,8 @@ class LinkStall(Detector):
 
     def _findings(self, frame: Frame, stands: NDArray[np.intp], rates: Floats) -> list[Finding]:
         groups = self._peers.groups(frame)
-        read, going = np.isfinite(rates), rates != 0
+        # like with like: ports without steady work before show nothing
+        read, going = np.isfinite(rates) & (self.moves[: len(rates)] >= self.steady), rates != 0
         size = np.bincount(groups[read & (groups >= 0)], minlength=int(groups.max()) + 1)
         moving = np.bincount(groups[read & going & (groups >= 0)], minlength=len(size))
         found, holding = [], set()
@@ -257,21 +260,22 @@ def update_byte_totals(
     total: Floats,
     up: NDArray[np.bool_],
     read: tuple[Floats, NDArray[np.int64]],
-    still: tuple[NDArray[np.int64], NDArray[np.int64]],
+    still: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     failing: tuple[Floats, NDArray[np.int64]],
     time: int,
 ) -> None:
-    """Adds one reading of the bytes of each port. read: last total and its time. still: since when, and readings with
-    traffic.
+    """Adds one reading of the bytes of each port. read: last total and its time. still: since when, readings with
+    traffic, and equal readings since.
 
     A port that has traffic again starts from zero; a port that is down does not stall.
     """
-    (last, seen), (since, moves), (failed, failures) = read, still, failing
+    (last, seen), (since, moves, equal), (failed, failures) = read, still, failing
     for i in range(len(total)):
         if np.isfinite(total[i]):
             if total[i] == last[i]:
+                equal[i] += 1
                 if since[i] == 0:
-                    since[i] = seen[i]
+                    since[i], equal[i] = seen[i], 1
             else:
                 moves[i] = 1 if since[i] > 0 else moves[i] + 1
                 since[i], failed[i], failures[i] = 0, 0.0, 0

@@ -1,8 +1,8 @@
 """The last two days of each optical port: hourly medians of raw bit errors, module temperature and light, and trends.
 
-Counters are read once in ten minutes, which is enough for an hourly median. Trends: steps are removed first, then
-Mann-Kendall tests and Theil-Sen measures what is left. Theil (1950) and Sen (1968), J. Am. Stat. Assoc. 63, 1379-1389:
-the median of the slopes of all pairs.
+Of each ten minutes the newest readings count, which is enough for an hourly median. Trends: steps are removed first,
+then Mann-Kendall tests and Theil-Sen measures what is left. Theil (1950) and Sen (1968), J. Am. Stat. Assoc. 63,
+1379-1389: the median of the slopes of all pairs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.state import N, State, memory, notes
+from detectors.base.state import N, State, memory, notes, part
 from detectors.base.statistics import trend_z
+from detectors.link.counters import NewestReadings
 from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
@@ -26,7 +27,9 @@ _SLOT = HOUR // SLOTS
 _NO_LIGHT_MW = 0.001  # -30 dBm: below it a receiver reports noise and the link is down (module data sheets)
 _NO_ANSWER_MW = 6.55  # 65535 steps of 0.1 uW, read from a module that does not answer (CMIS)
 _MAX_CEL = 130.0  # that no module reports while it works; chosen
-_READ = ("bits", "corrected", "generation", "samples")
+_BITS, _CORRECTED, _HEAT, _LIGHT = _READ = (
+    *("nic.phy_bits", "nic.phy_corrected_bits", "nic.module_temperature", "nic.rx_power_min"),
+)
 _KINDS = ("ber", "heat", "light")
 _NORMAL = 1.4826  # median absolute deviation to standard deviation of a normal distribution
 _MIN_STEP = 0.25  # decades from one hour to the next that are a step: six hours of the steepest trend; chosen
@@ -38,25 +41,28 @@ class OpticHistory(State):
     """History of all ports, bounded: 48 hours and 6 slots of three numbers.
 
     hours: (3, N, 48) hourly medians of log10 of the raw BER, of degrees C and of dBm, oldest first; NaN = none.
-    read:  (4, N) last readings of both counters, their generation (0: none), and how many slots were measured.
+    samples: (N,) slots in which the raw bit errors of a port were measured.
     """
 
     hours: NDArray[np.float32] = memory(np.nan, np.float32, shape=(3, N, HOURS))
     slots: NDArray[np.float32] = memory(np.nan, np.float32, shape=(3, N, SLOTS))
-    read: Floats = memory(0.0, shape=(len(_READ), N))
+    readings: NewestReadings = part(NewestReadings)
+    samples: Floats = memory(0.0)
     slot: int = notes(int)
 
     def add_frame(self, frame: Frame, maintenance: Callable[[], Bools]) -> bool | None:
-        """Adds a slot, if one is due; returns True when an hour is complete, None if nothing was due.
+        """Adds readings, and a slot if one is due; returns True when an hour is complete, None if nothing was due.
 
         maintenance: returns (N,) ports in maintenance, which are left out. A clock that goes back by less than an
         hour is waited for; after one that goes back further the history starts again.
         """
+        self.readings.update(frame, _READ)
         slot = frame.time // _SLOT
         if slot == self.slot or self.slot - SLOTS <= slot < self.slot:
             return None
         if slot < self.slot:
             self.restore(OpticHistory().snapshot())
+            self.readings.update(frame, _READ)
         self.grow(len(frame.entities))
         passed = slot // SLOTS - self.slot // SLOTS if self.slot else 0
         if passed:
@@ -71,35 +77,23 @@ class OpticHistory(State):
         medians: NDArray[np.float32] = self.hours[_KINDS.index(kind)]
         return medians
 
-    @property
-    def samples(self) -> Floats:
-        """(N,) slots in which the raw bit errors of a port were measured."""
-        counts: Floats = self.read[3]
-        return counts
-
     def _add_slot(self, frame: Frame, column: int) -> None:
         n = len(frame.entities)
-        self.slots[0, :n, column] = self._log_ber(frame, n)
-        heat, light = frame["nic.module_temperature"], frame["nic.rx_power_min"]
+        heat, light = (self.readings.fresh_values(name, n) for name in (_HEAT, _LIGHT))
+        self.slots[0, :n, column] = self._log_ber(n)
         # all bits set are read as -1/256 degrees and 6.5535 mW (CMIS): the module did not answer
         self.slots[1, :n, column] = np.where((heat > 0) & (heat < _MAX_CEL), heat, np.nan)
         lit = (light > _NO_LIGHT_MW) & (light < _NO_ANSWER_MW)
         self.slots[2, :n, column] = np.where(lit, 10 * np.log10(np.where(lit, light, 1.0)), np.nan)
 
-    def _log_ber(self, frame: Frame, n: int) -> Floats:
-        """Returns (N,) log10 of corrected bits per bit since the last reading; NaN where counters started again."""
-        bits, corrected, generations = frame["nic.phy_bits"], frame["nic.phy_corrected_bits"], frame["nic.generation"]
-        last_bits, last_corrected, last_generation, samples = self.read[:, :n]
-        known = np.isfinite(bits) & np.isfinite(corrected)
-        carried, errors = bits - last_bits, corrected - last_corrected
-        valid = known & (last_bits > 0) & (carried > 0) & (errors >= 0) & (errors < carried)
-        valid &= ~((last_generation > 0) & np.isfinite(generations) & (generations != last_generation))
+    def _log_ber(self, n: int) -> Floats:
+        """Returns (N,) log10 of corrected bits per bit since the last slot; NaN where counters started again."""
+        growth, _ = self.readings.measure_growth(_READ, n)
+        carried, errors = growth[_BITS], growth[_CORRECTED]
+        valid = (carried > 0) & (errors < carried)  # false for NaN
         # no error at all: fewer than one in the bits that passed
         ber = np.where(valid, np.maximum(errors, 0.5), 1.0) / np.where(valid, carried, 1.0)
-        self.read[0, :n] = np.where(known, bits, last_bits)
-        self.read[1, :n] = np.where(known, corrected, last_corrected)
-        self.read[2, :n] = np.where(known & np.isfinite(generations), generations, last_generation)
-        self.read[3, :n] = samples + valid
+        self.samples[:n] += valid
         return np.where(valid, np.log10(ber), np.nan)
 
     def _close_hour(self, passed: int) -> None:

@@ -169,6 +169,12 @@ def test_healthy_links_that_differ_by_a_decade_are_not_reported() -> None:
         assert [f for f in run(Fabric(64, 4), change, ticks=1000) if f.level != "suspect"] == []
 
 
+@pytest.mark.parametrize("poll", [30, 60])
+def test_usual_errors_are_learnt_with_slow_polls(poll: int) -> None:
+    """Twenty readings are twenty minutes, in which errors do not count; then they are no event."""
+    assert [f for f in run(Fabric(poll=poll), erring(1e-14, others=1e-14), ticks=900) if f.level != "suspect"] == []
+
+
 @pytest.mark.parametrize("usual", [1e-14, 1e-13])
 def test_errors_that_most_links_of_a_site_have_are_normal_and_a_hundred_times_as_many_page(usual: float) -> None:
     assert [f for f in run(Fabric(), erring(usual, others=usual), ticks=720) if f.level != "suspect"] == []

@@ -199,3 +199,27 @@ def test_row_medians_are_numpys_over_known_values(rows: list[list[float]]) -> No
     for row, median in zip(values, row_median(values), strict=True):
         known = row[np.isfinite(row)]
         assert median == pytest.approx(np.median(known)) if len(known) else np.isnan(median)
+
+
+@pytest.mark.parametrize("phase", [0, 25, 50])
+def test_modules_and_counters_are_seen_at_any_phase_of_their_polls(phase: int) -> None:
+    """Frames of 10 s, modules read once a minute: never at the start of ten minutes unless the phase is 0."""
+    names, topology = site(10)
+    detector, found = LinkOptic(), []
+    for second in range(0, 30 * 3600, 10):
+        if second % 60 != phase // 10 * 10 and second % 600:
+            continue  # nothing happens in these frames
+        column = np.full(10, np.nan) if second % 60 != phase // 10 * 10 else np.full(10, 50.0)
+        if np.isfinite(column[0]) and second > 20 * 3600:
+            column[3] = 65.0
+        frame = Frame(START + second * SECOND, "nic", names, {"nic.module_temperature": column}, topology)
+        found += detector.observe({"nic": frame})
+    assert ticketed(found) == {"port:n3.p0"}
+
+
+def test_modules_of_a_warm_room_are_not_reported_but_one_that_is_hotter_is() -> None:
+    log_ber = healthy(12, 60)
+    heat = 72.0 + 0.5 * np.random.default_rng(1).standard_normal((60, 12))
+    assert run_detector(log_ber, {"nic.module_temperature": heat}) == []
+    heat[:, 5] += 6.0
+    assert ticketed(run_detector(log_ber, {"nic.module_temperature": heat})) == {"port:n5.p0"}

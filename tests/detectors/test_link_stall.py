@@ -231,3 +231,29 @@ def test_a_malformed_kernel_log_event_causes_no_error(site, watch, pattern):
         return [Event(START + tick * STEP, PORT, "kernel", {"pattern": pattern})] if tick == 50 else []
 
     assert watch(LinkStall(), site, 100, change) == []
+
+
+def test_ports_that_never_had_traffic_do_not_outvote_the_busy_ones(site, watch):
+    """Two rails of the four are not used: beside a stopped port only those with traffic count."""
+    site.topology = Topology({p: ["node:n1"] for p in site.names["nic"]})
+    traffic = Traffic(idle=2e5)
+
+    def change(tick, values):
+        traffic(tick, values)
+        for name in ("nic.rx_bytes", "nic.tx_bytes"):
+            values["nic"][name][8:] = 7.0
+
+    assert {f.entity for f in pages(watch(LinkStall(), site, 120, change))} == {PORT}
+
+
+def test_a_counter_that_is_refreshed_less_often_than_read_is_not_a_stall():
+    """Readings of a minute, of a counter that moves every second or third time."""
+    names = tuple(f"port:n1.p{i}" for i in range(8))
+    topology = Topology({name: ["node:n1"] for name in names})
+    detector, found = LinkStall(), []
+    for minute in range(200):
+        total = 1e12 + 1e10 * minute * np.ones(8)
+        total[2] = 1e12 + 1e10 * (minute // 3 * 3 if minute > 60 else minute)
+        values = {"nic.state": np.ones(8), "nic.rx_bytes": total, "nic.tx_bytes": total}
+        found += detector.observe({"nic": Frame(START + minute * 60 * SECOND, "nic", names, values, topology)})
+    assert found == []
