@@ -270,6 +270,13 @@ def _calibration(given: argparse.Namespace) -> int:
     return 0
 
 
+def _budget(given: argparse.Namespace) -> int:
+    from detectors import command
+
+    _print_rows(command.run_budget(_load_config(given), given), command.BUDGET_COLUMNS, given.output)
+    return 0
+
+
 def _simulate(given: argparse.Namespace) -> int:
     from agents.sim.command import SimulateOptions, simulate
     from agents.sim.kinds import list_kinds
@@ -328,6 +335,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "detectors": _detectors,
     "mutes": _mutes,
     "calibration": _calibration,
+    "budget": _budget,
     "simulate": _simulate,
     "replay": _replay,
     "score": _score,

@@ -1,5 +1,5 @@
-"""`fleetpulse detectors` and `fleetpulse calibration`: inputs, settings and thresholds of each detector, and its state
-in the running pipeline."""
+"""`fleetpulse detectors`, `calibration` and `budget`: inputs, settings, thresholds and wrong pages of each detector,
+and its state in the running pipeline."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from detectors import explain, listing
 from pipeline.config.sections import Config
@@ -21,7 +22,8 @@ SHOWN_COLUMNS = (
 )
 COMPARED_COLUMNS = ("other_factor", "other_least_effect", "other_suspects", "other_pages")
 HISTORY_COLUMNS = ("version", "time", "action", "of", "user", "in_force")
-_PATH, _CALIBRATION = "/api/v1/detectors", "/api/v1/calibration"
+BUDGET_COLUMNS = ("detector", "family", "budget", "allowed", "wrong_pages", "lowered", "exempt")
+_PATH, _CALIBRATION, _BUDGET = "/api/v1/detectors", "/api/v1/calibration", "/api/v1/budget"
 _TIMEOUT_S = 2.0  # for the pipeline's answer: most users need only the description; chosen
 
 
@@ -68,6 +70,19 @@ def run_calibration(config: Config, given: argparse.Namespace) -> tuple[Any, lis
     if verb == "show":
         return answer["rows"], [*SHOWN_COLUMNS, *(COMPARED_COLUMNS if version is not None else ())]
     return answer, []
+
+
+def run_budget(config: Config, given: argparse.Namespace) -> list[Mapping[str, Any]]:
+    """Returns the page budgets, after a reset if one is asked for."""
+    if given.verb == "reset":
+        found: list[Mapping[str, Any]] = client.post(config, f"{_BUDGET}/{quote(given.detector, safe='')}/reset", {})[
+            "budgets"
+        ]
+        return found
+    status, answer = client.get(config, _BUDGET)
+    if status != 200:
+        raise client.make_error(status, answer, client.base_url(config) + _BUDGET)
+    return list(answer["budgets"])
 
 
 def document_text(document: Mapping[str, Any]) -> str:

@@ -90,6 +90,14 @@ class Backend(Protocol):
         """Pins, unpins or rolls back the calibration; returns the versions."""
         ...
 
+    def list_budgets(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the page budget of each detector, in the form of `models.PageBudget`."""
+        ...
+
+    def reset_budget(self, detector: str) -> Sequence[Mapping[str, Any]]:
+        """Forgets the wrong pages of a detector until now; returns the budgets."""
+        ...
+
     def list_modes(self) -> Sequence[Mapping[str, Any]]:
         """Returns the rules of [[modes]] in their order."""
         ...

@@ -80,8 +80,8 @@ TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 
 
 TABLES = frozenset(CLASSES) | {
-    "entities", "links", "events", "findings", "incidents", "history", "mutes", "gaps", "dead_letter", "losses",
-    "ingest_commit", "outbox",
+    "entities", "links", "events", "findings", "incidents", "history", "mutes", "wrong_pages", "gaps", "dead_letter",
+    "losses", "ingest_commit", "outbox",
 }  # fmt: skip
 INTERNAL = frozenset({"meta", "device", "entity", "owner", "producer_mark", "sender", "snapshot", "calibrations"})
 """Tables of the store that are not served: internal state, or tables behind a served view."""

@@ -88,6 +88,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         "list, add or end mutes",
         ((("--all",), {"action": "store_true", "help": "also expired mutes"}), OUTPUT),
     ),
+    "budget": ("show how many wrong pages each detector had, or let it page again", (OUTPUT,)),
     "calibration": (
         "show, pin or roll back the thresholds that the site has taught",
         (COMPARED, OUTPUT),
@@ -164,6 +165,13 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
             ),
         ),
         "end": ("end a mute now", ((("id",), {"metavar": "ID", "help": "id from the list"}), OUTPUT)),
+    },
+    "budget": {
+        "show": ("show the budgets, and which detectors are lowered to tickets (the default)", (OUTPUT,)),
+        "reset": (
+            "forget the wrong pages of a detector until now, so that it pages again",
+            ((("detector",), {"metavar": "DETECTOR", "help": "its name"}), OUTPUT),
+        ),
     },
     "calibration": {
         "show": ("show thresholds, evidence, and what passed them in a week (the default)", (COMPARED, OUTPUT)),

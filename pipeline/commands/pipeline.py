@@ -114,6 +114,14 @@ class PipelineBackend:
         """Pins, unpins or rolls back; returns the versions. Raises KeyError without that version."""
         return self._require_engine().change_calibration(action, version, user)
 
+    def list_budgets(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the page budget of each detector."""
+        return self._require_engine().list_budgets()
+
+    def reset_budget(self, detector: str) -> Sequence[Mapping[str, Any]]:
+        """Forgets the wrong pages of a detector until now. Raises UsageError if it is unknown."""
+        return self._require_engine().reset_budget(detector)
+
     def list_modes(self) -> Sequence[Mapping[str, Any]]:
         """Returns the rules of [[modes]]."""
         rules = self._service.config.modes

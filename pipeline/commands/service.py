@@ -211,6 +211,7 @@ class PipelineService:
             self.progress.heartbeat.beat,
             self.notifier.wake,
             lambda: self._must_stop(),
+            self.config.budget,
         )
         self._trouble, self._last_commit = None, self.clock()
 

@@ -39,6 +39,8 @@ PREFIX = "FLEETPULSE__"
 
 _SECONDS = constraint("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
 _POSITIVE = constraint("a number above 0", lambda value: 0 < value < math.inf)
+_WINDOW = constraint("days, from 1 to 366", lambda value: 1 <= value <= 366)
+_SHARES = constraint("numbers of at least 0", lambda value: all(0 <= n < math.inf for n in value.values()))
 _NOT_NEGATIVE = constraint("a number of at least 0", lambda value: 0 <= value < math.inf)
 _BYTES = constraint("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or v >= 1 << 16)
 _QUERY_BYTES = constraint("bytes, at least 67108864 (64 MiB)", lambda value: value >= 64 << 20)
@@ -314,6 +316,19 @@ class Opentelemetry:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """[budget]: how many wrong pages a detector may cost before it opens tickets instead; see
+    pipeline/judging/page_budget.py.
+
+    days: length of the window.   pages: per 1,000 node-days, by detector or family, in place of the defaults.
+    """
+
+    enabled: bool = True
+    days: float = field(default=28.0, metadata=_WINDOW)
+    pages: Mapping[str, float] = field(default_factory=dict, metadata=_SHARES)
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole file. `detector` and `collector` are raw tables; their owners convert them with `build_section`."""
 
@@ -332,6 +347,7 @@ class Config:
     notify: Notify = field(default_factory=Notify)
     topology: TopologyFile = field(default_factory=TopologyFile)
     opentelemetry: Opentelemetry = field(default_factory=Opentelemetry)
+    budget: Budget = field(default_factory=Budget)
     modes: tuple[ModeRule, ...] = ()
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     collector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -17,9 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-import duckdb
-
-from pipeline.config.sections import ModeRule
+from pipeline.config.sections import Budget, ModeRule
 from pipeline.engine.restart import MAX_FUTURE, clamp_state, count_later_rows, read_since
 from pipeline.incidents import ledger
 from pipeline.incidents import ledger as mutes
@@ -28,6 +26,7 @@ from pipeline.incidents.cases import Change
 from pipeline.ingest.ingest import Committed
 from pipeline.judging.frames import Framer
 from pipeline.judging.mutes import MAX_MUTES, FindingFilter, Mute, check_mute, check_rules, warn_unknown_scope
+from pipeline.judging.page_budget import PageBudget
 from pipeline.judging.presence import LastSeen
 from pipeline.model.errors import Interrupted, UsageError
 from pipeline.model.membership import Membership
@@ -41,6 +40,7 @@ from pipeline.store.events import write_events
 log = logging.getLogger("fleetpulse.engine")
 
 SNAPSHOT_EVERY = 60 * SECOND  # chosen: a restart evaluates at most this much again
+REVIEW_EVERY = 600 * SECOND  # between reviews of the page budgets; chosen: as the Desk resolves
 CALIBRATION_EVERY = 86_400 * SECOND  # chosen: one version a day
 Calibrated = Literal["pin", "unpin", "rollback"]
 INSTANTS_PER_RESULT = 60  # maximum instants whose results are written in one transaction
@@ -131,6 +131,7 @@ class Engine:
         beat: Callable[[str], None] = lambda doing: None,
         wake: Callable[[], None] = lambda: None,
         ended: Callable[[], bool] = lambda: False,
+        budget: Budget | None = None,
     ) -> None:
         """wake: called when payloads of `enqueue` are durable.  ended: whether the process is stopping; then
         Interrupted is raised before the next instant, here and by `advance`."""
@@ -138,14 +139,14 @@ class Engine:
         self._beat = judge.beat = beat
         self._wake = wake
         self.database, self.devices, self.topology = database, devices, topology
-        self.finding_filter = FindingFilter(topology, modes)
+        self.finding_filter = FindingFilter(topology, modes, budget=PageBudget(budget or Budget()))
         check_rules(modes, judge.names)
         self.membership = Membership(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
         self.desk = LiveDesk(topology, self._is_simulated, self._site_of)
         self.progress = EngineProgress()
-        self.faults = self.unjudged = 0
+        self.faults = self.unjudged = self._budget_reviewed = 0
         self._enqueue = enqueue
         self._last_seen = LastSeen()
         self._ready_instants: deque[Instant] = deque()
@@ -232,7 +233,40 @@ class Engine:
             for _ in range(min(INSTANTS_PER_RESULT, len(self._ready_instants))):
                 self._evaluate(self._ready_instants.popleft())
             self._write()
+        if count and abs(self.clock() - self._budget_reviewed) >= REVIEW_EVERY:
+            self.review_budget()
         return count
+
+    def review_budget(self) -> None:
+        """Lowers detectors that spent their page budget to tickets, and raises those with room again.
+
+        What was counted is in the store, so that a restart comes to the same.
+        """
+        with self.lock:
+            self._budget_reviewed = now = self.clock()
+            budget = self.finding_filter.budget
+            with self.database.transaction() as connection:
+                counts = ledger.count_wrong_pages(connection, now, budget.config.days, budget.resets)
+            if found := budget.review(*counts, now):
+                state = {"page_budget": budget.snapshot()}
+                self._apply(lambda desk: desk.observe_own(now, found), [], found, state)
+
+    def reset_budget(self, detector: str) -> list[dict[str, Any]]:
+        """Forgets the wrong pages of a detector until now; returns the budgets. Raises UsageError if it is unknown."""
+        if detector not in self.judge.names:
+            known = ", ".join(self.judge.names)
+            raise UsageError(f"detector = {detector!r}: no such detector; expected one of {known}")
+        with self.lock:
+            budget = self.finding_filter.budget
+            budget.resets[detector] = self.clock()
+            with self.database.transaction() as connection:
+                ledger.save_snapshot(connection, "page_budget", self.clock(), budget.snapshot())
+            self.review_budget()
+        return self.list_budgets()
+
+    def list_budgets(self) -> list[dict[str, Any]]:
+        """Returns the page budget of each detector, in the form of the API."""
+        return self.finding_filter.budget.list_rows(self.judge.names)
 
     def _evaluate(self, instant: Instant) -> None:
         """Passes an instant to the detectors, and their findings to the Desk unless it had them before a restart."""
@@ -296,7 +330,7 @@ class Engine:
                 ledger.save_snapshot(connection, "unheard", done.end, self.finding_filter.held.snapshot())
                 if snapshot:
                     ledger.save_snapshot(connection, "judge", done.end, self.judge.snapshot())
-                    self._keep_calibration(connection, done.end)
+                    ledger.keep_calibration(connection, done.end, CALIBRATION_EVERY, self.judge.calibration)
             self.progress = EngineProgress(done.end, done.end if snapshot else self.progress.snapshot)
             self._pending, self._desk_state = PendingResults(done.end), state
         if payloads:
@@ -316,9 +350,13 @@ class Engine:
             return self._apply(lambda desk: desk.observe_own(now, passed), events, found)
 
     def _apply(
-        self, change: Callable[[LiveDesk], list[Change]], events: Sequence[Event], findings: Sequence[Finding] = ()
+        self,
+        change: Callable[[LiveDesk], list[Change]],
+        events: Sequence[Event],
+        findings: Sequence[Finding] = (),
+        states: Mapping[str, str] = {},
     ) -> list[Change]:
-        """Changes the Desk and writes the changes with alerts, events and findings, or neither."""
+        """Changes the Desk and writes the changes with alerts, events, findings and other states, or neither."""
         with self.lock:
             self._write()
             before = self.desk.snapshot()
@@ -329,8 +367,11 @@ class Engine:
                     ledger.write_changes(connection, findings, made, payloads, self.clock())
                     if events:
                         write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))], self.framer.closed)
+                    if any(event.data.get("verdict") == "not_a_fault" for event in events):
+                        ledger.add_wrong_page(connection, made[0].incident, self.clock(), "marked as not a fault")
                     after = self.desk.snapshot()
-                    ledger.save_snapshot(connection, "desk", self.progress.judged, after)
+                    for key, state in {"desk": after, **states}.items():
+                        ledger.save_snapshot(connection, key, self.progress.judged, state)
                     ledger.save_snapshot(
                         connection, "unheard", self.progress.judged, self.finding_filter.held.snapshot()
                     )
@@ -383,15 +424,9 @@ class Engine:
             said = {"verdict": "not_a_fault", "incident": incident, "user": user, "comment": comment}
             blamed = self.desk.list_conditions(incident)
             events = [Event(time, entity, "feedback", {**said, "detector": name}) for name, entity in blamed]
-            return self.apply_note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
-
-    def _keep_calibration(self, connection: duckdb.DuckDBPyConnection, time: int) -> None:
-        """Stores a version of the calibration once a day."""
-        if 0 <= time - ledger.last_learned(connection) < CALIBRATION_EVERY:
-            return
-        document = self.judge.calibration()
-        if document.get("detectors"):
-            ledger.add_calibration(connection, time, "learned", "", None, json.dumps(document))
+            change = self.apply_note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
+            self.review_budget()
+        return change
 
     def change_calibration(self, action: Calibrated, version: int | None, user: str) -> list[dict[str, Any]]:
         """Pins a version, or what is in force now; unpins; or returns to a version. Returns the versions.
@@ -436,6 +471,9 @@ class Engine:
             desk = ledger.load_snapshot(self.database.connection, "desk")
             unheard = ledger.load_snapshot(self.database.connection, "unheard")
             judge = ledger.load_snapshot(self.database.connection, "judge")
+            spent = ledger.load_snapshot(self.database.connection, "page_budget")
+        if spent is not None:
+            self.finding_filter.budget.restore(spent[1])
         if unheard is not None:
             self.finding_filter.held.restore(unheard[1])
         if desk is not None:

@@ -6,15 +6,18 @@ An incident, its history row and its payloads are written in one transaction, so
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import duckdb
 
 from pipeline.incidents.cases import PAIR_WINDOW, Change
+from pipeline.incidents.desk import ACTOR
 from pipeline.judging.mutes import Mute
-from pipeline.model.records import LEVELS, Finding, Incident, iso, to_json
+from pipeline.judging.page_budget import LOGGED, family_of
+from pipeline.model.records import LEVELS, SECOND, Finding, Incident, iso, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Payload:
     created: int
 
 
+_DAY = 86_400 * SECOND
 _FINDINGS = """
 INSERT INTO findings
 SELECT make_timestamptz(time), make_timestamptz(onset), * EXCLUDE (time, onset) FROM (
@@ -211,6 +215,49 @@ def _write_change(connection: duckdb.DuckDBPyConnection, change: Change) -> None
         connection.execute(_HISTORY, history)
     if change.folded_into is not None:
         connection.execute("UPDATE findings SET incident = $1 WHERE incident = $2", [change.folded_into, i.id])
+    elif change.kind == "resolved" and change.actor == ACTOR and _is_unneeded_page(connection, i):
+        add_wrong_page(connection, i, change.time, "ended without harm or action")
+
+
+def _is_unneeded_page(connection: duckdb.DuckDBPyConnection, incident: Incident) -> bool:
+    """Returns whether a page ended without an action of a person and without a second family that saw harm."""
+    if incident.severity != "page" or incident.simulated:
+        return False
+    acts = connection.execute(
+        "SELECT count(*) FROM history WHERE incident = $1 AND actor <> $2", [incident.id, ACTOR]
+    ).fetchone()
+    found = connection.execute(
+        "SELECT DISTINCT detector FROM findings WHERE incident = $1 AND level IN ('ticket', 'page')", [incident.id]
+    ).fetchall()
+    names = {str(name) for (name,) in found} | {incident.detector}
+    return acts == (0,) and not names & LOGGED and len({family_of(name) for name in names}) == 1
+
+
+def add_wrong_page(connection: duckdb.DuckDBPyConnection, incident: Incident, time: int, reason: str) -> None:
+    """Counts a page against the budget of its detector, once; other severities cost nothing."""
+    if incident.severity == "page" and not incident.simulated:
+        connection.execute(
+            "INSERT OR IGNORE INTO wrong_pages VALUES ($1, $2, make_timestamptz($3::BIGINT), $4)",
+            [incident.id, incident.detector, time, reason],
+        )
+
+
+def count_wrong_pages(
+    connection: duckdb.DuckDBPyConnection, now: int, days: float, resets: Mapping[str, int]
+) -> tuple[dict[str, int], float]:
+    """Returns the wrong pages of each detector in the window, and its node-days; since a reset of the detector."""
+    key = "watched_since"
+    connection.execute("INSERT OR IGNORE INTO meta VALUES ($1, $2)", [key, str(now)])
+    since = connection.execute("SELECT value FROM meta WHERE key = $1", [key]).fetchone()
+    nodes = connection.execute("SELECT count(*) FROM entity WHERE kind = 'node'").fetchone()
+    assert since is not None
+    seen = min(max((now - int(since[0])) / _DAY, 1.0), days)
+    rows = connection.execute(
+        "SELECT detector, epoch_us(time) FROM wrong_pages WHERE time > make_timestamptz($1::BIGINT)",
+        [now - int(days * _DAY)],
+    ).fetchall()
+    counted = Counter(str(name) for name, time in rows if time > resets.get(name, 0))
+    return dict(counted), max(int(nodes[0]) if nodes else 0, 1) * seen
 
 
 def _load(cursor: duckdb.DuckDBPyConnection, where: str, parameters: Sequence[Any]) -> list[Incident]:
@@ -326,10 +373,14 @@ def load_calibration(cursor: duckdb.DuckDBPyConnection, version: int) -> dict[st
     return found
 
 
-def last_learned(connection: duckdb.DuckDBPyConnection) -> int:
-    """Returns the time of the newest version that was kept without a person; 0 if there is none."""
+def keep_calibration(
+    connection: duckdb.DuckDBPyConnection, time: int, every: int, export: Callable[[], Mapping[str, Any]]
+) -> None:
+    """Stores what is in force as a version, if something is and the newest version is older than `every` us."""
     row = connection.execute("SELECT epoch_us(max(time)) FROM calibrations WHERE action = 'learned'").fetchone()
-    return int(row[0]) if row and row[0] is not None else 0
+    newest = int(row[0]) if row and row[0] is not None else 0
+    if not 0 <= time - newest < every and (document := export()).get("detectors"):
+        add_calibration(connection, time, "learned", "", None, json.dumps(document))
 
 
 def list_pages(cursor: duckdb.DuckDBPyConnection, since: int) -> list[tuple[str, float | None]]:

@@ -1,4 +1,4 @@
-"""Modes and mutes: which findings reach the Desk.
+"""Modes, mutes and the page budget: which findings reach the Desk, and whether they page.
 
 All findings are stored. The mode of a detector decides what else happens: `record` nothing, `notify` opens incidents
 and sends alerts, `act` also proposes actions. A mute suppresses one detector (or all) on one scope (or everywhere)
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.config.sections import ANY, Mode, ModeRule
+from pipeline.judging.page_budget import PageBudget
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import LEVELS, SECOND, Finding, Level, iso, to_json
 from pipeline.model.topology import Topology, kind_of
@@ -110,6 +111,7 @@ class FindingFilter:
     rules: Sequence[ModeRule] = ()
     mutes: list[Mute] = field(default_factory=list)
     held: HeldFindings = field(default_factory=HeldFindings)
+    budget: PageBudget = field(default_factory=PageBudget)
 
     def find_mode(self, finding: Finding) -> Mode:
         """Returns the mode of the rule with the nearest scope, on one scope the detector's own; `notify` without a
@@ -153,6 +155,14 @@ class FindingFilter:
 
     def annotate(self, finding: Finding, open_level: OpenLevel) -> tuple[Finding, Finding | None]:
         """Returns (the finding with mute or mode in its evidence, the finding for the Desk or None). Keeps no state."""
+        if self.budget.lowers(finding.detector, finding.level):
+            finding = _with(finding, over_budget=True)
+            annotated, passed = self._annotate(finding, open_level)
+            return annotated, passed and replace(passed, level=min(passed.level, "ticket", key=LEVELS.index))
+        return self._annotate(finding, open_level)
+
+    def _annotate(self, finding: Finding, open_level: OpenLevel) -> tuple[Finding, Finding | None]:
+        """Returns what `annotate` does, as far as modes and mutes decide it."""
         if not self.rules and not self.mutes:
             return finding, finding
         mute, mode = self.find_mute(finding), self.find_mode(finding)

@@ -134,6 +134,11 @@ BOUNDS: Mapping[str, Bound] = {
         "a week after their incident was resolved (notifier), or with the incident",
         ("DELETE FROM outbox WHERE incident NOT IN (SELECT id FROM incidents) AND state <> 'pending'",),
     ),
+    "wrong_pages": Bound(
+        f"[store] history_days, and the newest {MUTE_ROWS:,} rows",
+        (f"DELETE FROM wrong_pages WHERE {_older_than('wrong_pages', 'time', 'history', MUTE_ROWS)}",),
+    ),
+    "calibrations": Bound("the newest 100 versions, and those that a person pinned or returned to"),
     "mutes": Bound(
         f"[store] history_days after their end, and the newest {MUTE_ROWS:,} ended ones",
         (

@@ -25,6 +25,8 @@ from pipeline.config.sections import Api, Config
 from pipeline.incidents import ledger
 from pipeline.incidents import ledger as mutes
 from pipeline.judging.mutes import Mute, check_mute, warn_unknown_scope
+from pipeline.judging.page_budget import PageBudget
+from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
 from pipeline.store.database import Database
@@ -65,6 +67,7 @@ class StoreBackend:
     reasons: list[str] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
     standing: Health = field(default_factory=lambda: STANDING)
+    budget: PageBudget = field(default_factory=PageBudget)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         return self.database.cursor()
@@ -122,6 +125,15 @@ class StoreBackend:
         for tick, row in enumerate(noise, 1):
             thermal.cores.step(row, groups, tick * 60 * SECOND)
         return Runner([thermal])
+
+    def list_budgets(self) -> Sequence[Mapping[str, Any]]:
+        return self.budget.list_rows(("straggler", "xid"))
+
+    def reset_budget(self, detector: str) -> Sequence[Mapping[str, Any]]:
+        if detector not in ("straggler", "xid"):
+            raise UsageError(f"detector = {detector!r}: no such detector")
+        self.budget.review({}, 1000.0, NOW)
+        return self.list_budgets()
 
     def list_modes(self) -> Sequence[Mapping[str, Any]]:
         return [{"detector": "*", "scope": "rack:r1", "mode": "record"}]

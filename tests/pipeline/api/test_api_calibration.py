@@ -94,3 +94,15 @@ def test_the_command_shows_exports_pins_and_lists(command: Call, version: int, t
     code, out, err = command("rollback", "99")
     assert (code, out) == (2, "")
     assert "99" in err
+
+
+def test_budgets_are_listed_and_a_lowered_detector_is_reset(client: httpx.Client, backend: Any) -> None:
+    backend.budget.review({"straggler": 9}, 1000.0, 0)
+    found = models.PageBudgets.model_validate(client.get("/api/v1/budget").json()).budgets
+    assert [(b.detector, b.wrong_pages, b.lowered, b.exempt) for b in found] == [
+        ("straggler", 9, True, False),
+        ("xid", 0, False, True),
+    ]
+    answer = client.post("/api/v1/budget/straggler/reset", json={})
+    assert not any(b.lowered for b in models.PageBudgets.model_validate(answer.json()).budgets)
+    assert client.post("/api/v1/budget/stragler/reset", json={}).status_code == 400
