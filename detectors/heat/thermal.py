@@ -446,16 +446,14 @@ class Thermal(Detector):
     def _find_throttling(self, heat: GpuHeat, found: Mapping[str, HeatVerdict]) -> dict[str, HeatVerdict]:
         """Returns units, nodes and GPUs that report thermal throttling and are not part of a verdict."""
         frame, n, streaks, node = heat.frame, len(heat.on), self.throttling, heat.index.node
-        units = streaks.find_units(frame, heat.throttled, self.resistance.powers(n), node, self.hold)
-        other = heat.throttled.copy()
-        for verdict in (*found.values(), *units.values()):
+        units, members = streaks.find_units(frame, heat.throttled, self.resistance.powers(n), node, self.hold)
+        other = heat.throttled & ~members
+        for verdict in found.values():
             other[verdict.gpus] = False
         recent = (self.normal_at[:n] > 0) & (frame.time - self.normal_at[:n] <= self.hold * SECOND)
         nodes = node, heat.index.names
         recurring = streaks.find_recurring(frame, self.conditions, recent | ~heat.step.judged)
         single = streaks.find_nodes_and_gpus(frame, other, heat.left, nodes, recent, self.patience, self.hold)
-        for unit in units.values():
-            streaks.well_at[:n][unit.gpus] = 0  # the whole loop was warm
         return {e: v for e, v in {**recurring, **single, **units}.items() if e not in found}
 
     def _report(self, frame: Frame, found: Mapping[str, HeatVerdict]) -> Iterator[Finding]:

@@ -1,18 +1,19 @@
-"""Finds racks and rows with warm intake air: inlets warmer than those elsewhere, and fans that run faster."""
+"""Finds racks, rows and halls with warm intake air: warmer than air elsewhere, or warming faster than the weather."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.detector import Detector, notes, part
+from detectors.base.budget import rule_line
+from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.streams import Channel, Step, Streams
+from detectors.base.streams import Channel, Floats, Step, Streams
 from detectors.base.topology_index import per_topology, pop_members_mask
 from detectors.heat.inlet_sensors import InletIndex, Inlets
 from pipeline.model.entity_names import pager_title
@@ -20,17 +21,23 @@ from pipeline.model.records import SECOND, Finding, Frame, Level
 
 _FEWEST = 3  # inlets of a rack, or racks, from which a median is valid; chosen
 _MOST = 0.6  # share of a rack's inlets, and of a row's racks, with one cause; chosen
-_ELSEWHERE = 24  # inlets in all from which the others show the weather; chosen
+_COOLEST = 0.25  # quantile of the racks' departures that is the weather: a row may be most of a hall; chosen
+_HOUR_S = 3600.0  # s of the mean that a hall as a whole is compared with; chosen
+_WEATHER_K = 4.0  # K above the mean of an hour: outdoor air moves by 3 K an hour, ASHRAE TC 9.9 allows 20; chosen
+_UNITS = ("row", "hall", "facility")  # what racks with warm air share
 
 
 @dataclass
 class ThermalInlet(Detector):
-    """Peer-conditioned CUSUM on inlets against all others and their own past; reports a rack with most `delta` K up.
+    """Inlets against their own past, less what the coolest quarter of the racks did: the weather. Reports a rack where
+    most inlets are `delta` K up; racks that are warm together are one finding on their row or hall, or else on the
+    warmest one.
 
     Ticket after `hold` s if its fans run `fans` faster than usual, if the air is `calm` K warmer, or, where the fans of
     less than half of its nodes are measured, `alone` K. Fans that run up by less mean two warm afternoons together, or
     fans at their limit: then `alone` K are a ticket after `lasts` s. One warm inlet alone is a sensor, and not reported
-    here. A row whose racks are warm is reported as the row.
+    here. Where all racks warm together, as in a hall of one row, it is reported once they are 4 K above the mean of the
+    last hour: outdoor air does not move as fast.
 
     Source: 3 K are what ASHRAE's classes leave between recommended (27 Cel) and usual supply air (24); delta leaves
     half a step of a BMC's rounding. A fan that runs 0.7 faster takes 4.9 times the power (fan laws): it needs to.
@@ -42,8 +49,8 @@ class ThermalInlet(Detector):
     needs: ClassVar[tuple[str, ...]] = ("sensor.temperature",)
     wants: ClassVar[tuple[str, ...]] = ("sensor.fan_speed", "event:maintenance_start", "event:maintenance_end")
     cannot_see: ClassVar[str] = (
-        "Inlets whose sensor is not named inlet, intake or ambient; air that warms in the whole hall; and which panel "
-        "or air handler is to blame."
+        "Inlets whose sensor is not named inlet, intake or ambient; a hall that warms as slowly as the weather; and "
+        "which panel or air handler is to blame."
     )
 
     delta: float = 2.75
@@ -57,9 +64,11 @@ class ThermalInlet(Detector):
 
     warmth: Streams = part(lambda: Streams(Channel(floor=0.5, delta=2.75, phi=0.9)))
     speeds: Streams = part(lambda: Streams(Channel(floor=0.05, delta=0.2, phi=0.9)))
+    hour: Floats = memory(np.nan)
+    last: int = notes(int)
     gates: Gates = part(Gates)
     conditions: OpenConditions = notes()
-    onsets: dict[str, int] = notes()
+    warm: dict[str, dict[str, Any]] = notes()  # entity -> since, racks
     accepted: list[str] = notes(list)
     _index: InletIndex = field(default_factory=InletIndex, init=False, repr=False)
 
@@ -67,122 +76,146 @@ class ThermalInlet(Detector):
         self.warmth.channel = Channel(floor=0.5, delta=self.delta, phi=0.9)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """Returns findings on racks and rows with warm air at their inlets."""
+        """Returns findings on racks, rows and halls with warm air at their inlets."""
         self.gates.update(frames)
         frame = frames.get("sensor")
         if frame is None or not len(frame.entities):
             return []
-        inlets = self._index.find(frame)
+        inlets, own = self._index.find(frame), self._own_past(frame)
         if (mask := pop_members_mask(self.accepted, frame)) is not None:
             self.warmth.reset(mask)
             self.speeds.reset(mask)
+            self.reset_hours(mask)
         gate = ~self.gates.maintenance_mask(frame)
-        step = self.warmth.step(
-            frame["sensor.temperature"], self._compare_inlets(frame), frame.time, inlets.inlet & gate
-        )
+        air = np.where(inlets.inlet & gate & (inlets.rack >= 0), frame["sensor.temperature"], np.nan)
+        step = self.warmth.step(air, own, frame.time)
         speed = frame["sensor.fan_speed"]
-        turning = np.where(speed > 0, speed, np.nan)
-        fans = self.speeds.step(np.log(turning), np.full(len(speed), -1, np.int32), frame.time, gate)
-        warm = step.on & inlets.inlet
-        racks = self._find_warm_racks(inlets, step) if warm.any() else {}
-        self.onsets = {rack: at for rack, at in self.onsets.items() if rack in racks}
-        return self._report(frame, inlets, step, fans, racks)
+        fans = self.speeds.step(np.log(np.where(speed > 0, speed, np.nan)), own, frame.time, gate)
+        sudden = self._follow_hour(air, frame.time)
+        up, found = self._find_warm_racks(inlets, step, sudden)
+        joined = self._join(frame, inlets, up, found)
+        self.warm = {e: self.warm.get(e, {"since": frame.time}) | {"racks": racks} for e, racks in joined.items()}
+        close_ended(self.conditions, set(joined))
+        reports = [self._report(frame, inlets, (step, fans), up, entity) for entity in sorted(joined)]
+        return [one for one in reports if one is not None]
 
     def budget(self) -> list[str]:
         """Returns the false alarm rates of its tests."""
         most = f"{_FEWEST} inlets and {_MOST:.0%} of a rack"
-        return [
-            *super().budget(),
-            f"rack: a rule on how many are warm together: {most}, so that no single stream reports",
-        ]
+        return [rule_line(f"how many inlets are warm together: {most}, so that no single one reports")]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Learns all sensors of a rack or row again from the next frame of sensors on."""
         self.accepted.append(entity)
 
-    @per_topology
-    def _compare_inlets(self, frame: Frame) -> NDArray[np.int32]:
-        """Returns (N,) 0 for inlets that are compared with each other, -1 none."""
-        inlets = self._index.find(frame)
-        inlet = inlets.inlet & (inlets.rack >= 0)
-        enough = inlet.sum() >= _ELSEWHERE and len(inlets.racks) >= _FEWEST
-        return np.where(inlet & enough, 0, -1).astype(np.int32)
+    def reset_hours(self, mask: NDArray[np.bool_]) -> None:
+        """Starts the hourly means of some inlets again."""
+        self.hour[: len(mask)][mask] = np.nan
 
-    def _find_warm_racks(self, inlets: Inlets, step: Step) -> dict[str, NDArray[np.int64]]:
-        """Returns rack -> its warm inlets, where most of them are warm."""
-        found = {}
-        judged = inlets.inlet & step.judged
-        for rack in np.unique(inlets.rack[step.on & inlets.inlet & (inlets.rack >= 0)]).tolist():
-            members = judged & (inlets.rack == rack)
-            warm = members & (step.effect >= self.delta / 2)
-            if warm.sum() >= max(_FEWEST, _MOST * members.sum()) and np.median(step.effect[members]) >= self.delta / 2:
-                found[inlets.racks[rack]] = np.flatnonzero(warm)
+    @per_topology
+    def _own_past(self, frame: Frame) -> NDArray[np.int32]:
+        return np.full(len(frame.entities), -1, np.int32)
+
+    def _follow_hour(self, air: Floats, time: int) -> Floats:
+        """Returns (N,) K above the mean of the last hour."""
+        self.grow(len(air))
+        hour = self.hour[: len(air)]
+        seconds = min(max((time - self.last) / SECOND, 0.0), _HOUR_S) if self.last else 0.0
+        self.last = time
+        fresh = np.isnan(hour) & np.isfinite(air)
+        hour[fresh] = air[fresh]
+        above = air - hour
+        hour += np.nan_to_num((1 - np.exp(-seconds / _HOUR_S)) * above)
+        return above
+
+    def _find_warm_racks(self, inlets: Inlets, step: Step, sudden: Floats) -> tuple[Floats, list[int]]:
+        """Returns (R,) K by which each rack is warm, NaN unknown, and the racks where most inlets are."""
+        count = len(inlets.racks)
+        raw, lately, most = np.full((3, count), np.nan)
+        for rack in range(count):
+            mine = np.flatnonzero(step.judged & (inlets.rack == rack))
+            if len(mine) >= _FEWEST:
+                raw[rack], lately[rack] = np.median(step.effect[mine]), np.nanmedian(sudden[mine])
+                most[rack] = np.quantile(step.effect[mine], 1 - _MOST)  # of most of its inlets, not of one
+        known = np.flatnonzero(np.isfinite(raw))
+        if not len(known):
+            return raw, []
+        weather = float(np.quantile(raw[known], _COOLEST)) if len(known) >= _FEWEST else float(raw[known].min())
+        up = raw - max(weather, 0.0)
+        least = np.where([name in self._held() for name in inlets.racks], self.delta / 2, self.delta)
+        warm = [r for r in known.tolist() if up[r] >= least[r] and most[r] - max(weather, 0.0) >= least[r] / 2]
+        whole = bool((raw[known] >= self.delta).all() and np.median(lately[known]) >= _WEATHER_K)
+        if not warm and (whole or (self._is_whole() and bool((raw[known] >= self.delta / 2).all()))):
+            return raw, known.tolist()
+        return up, warm
+
+    def _held(self) -> frozenset[str]:
+        """Returns the racks that are reported now."""
+        return frozenset(rack for one in self.warm.values() for rack in one["racks"] if not one.get("whole"))
+
+    def _is_whole(self) -> bool:
+        return any(one.get("whole") for one in self.warm.values())
+
+    def _join(self, frame: Frame, inlets: Inlets, up: Floats, warm: list[int]) -> dict[str, list[str]]:
+        """Returns entity -> its warm racks: a row or hall in place of racks that it shares, else the warmest of all."""
+        names = [inlets.racks[r] for r in warm]
+        above = frame.topology.ancestor_of_kind
+        found, left = dict[str, list[str]](), names
+        for kind in _UNITS:
+            groups: dict[str, list[str]] = {}
+            for name in left:
+                if unit := above(name, kind):
+                    groups.setdefault(unit, []).append(name)
+            for unit, mine in groups.items():
+                size = sum(above(rack, kind) == unit for rack in inlets.racks)
+                if len(mine) >= 2 and len(mine) >= _MOST * size:
+                    found[unit], left = mine, [name for name in left if name not in mine]
+        if len(left) >= _FEWEST:
+            known = next((name for name in left if name in self.warm), None)
+            found[known or max(left, key=lambda name: (up[inlets.racks.index(name)], name))] = left
+        else:
+            found |= {name: [name] for name in left}
         return found
 
     def _report(
-        self, frame: Frame, inlets: Inlets, step: Step, fans: Step, racks: Mapping[str, NDArray[np.int64]]
-    ) -> list[Finding]:
-        blamed = _join_rows(frame, racks, inlets.racks)
-        close_ended(self.conditions, set(blamed))
-        found = []
-        for entity, warm in sorted(blamed.items()):
-            faster = _fan_rise(inlets, fans, warm)
-            up, held = float(np.median(step.effect[warm])), int(np.median(step.held[warm]))
-            least = self.alone if np.isnan(faster) else self.calm
-            sure = up >= least or (up >= self.delta and faster >= self.fans)
-            long = held >= self.hold if sure else (up >= self.alone and held >= self.lasts)
-            level: Level = "ticket" if long else "suspect"
-            onset = self.onsets.setdefault(entity, frame.time - held * SECOND)
-            if due := due_report(self.conditions, entity, frame.time, onset, level):
-                found.append(self._inlet_finding(frame, entity, due, step, warm, up, faster))
-        return found
-
-    def _inlet_finding(
-        self,
-        frame: Frame,
-        entity: str,
-        due: tuple[int, Level],
-        step: Step,
-        warm: NDArray[np.int64],
-        up: float,
-        faster: float,
-    ) -> Finding:
-        value = float(np.nanmedian(frame["sensor.temperature"][warm])) if len(warm) else float("nan")
-        alone = bool(step.alone[warm[0]])
-        others = 0 if alone else int(step.size[warm[0]]) - len(warm)
-        fans = "" if np.isnan(faster) else f", fans {100 * faster:.0f} % faster"
-        cohort = "own past" if alone else "all inlets elsewhere"
+        self, frame: Frame, inlets: Inlets, steps: tuple[Step, Step], up: Floats, entity: str
+    ) -> Finding | None:
+        """Returns the finding on a warm rack, row or hall, if it is due."""
+        state, (step, fans) = self.warm[entity], steps
+        racks = [inlets.racks.index(name) for name in state["racks"]]
+        state["since"] = min(state["since"], frame.time)  # the clock may have been set back
+        here = np.isin(inlets.rack, racks)
+        inside, faster = np.flatnonzero(here & step.judged), _fan_rise(inlets, fans, here)
+        kelvin, held = float(np.median(up[racks])), (frame.time - state["since"]) / SECOND
+        everywhere = len(racks) == int(np.count_nonzero(np.isfinite(up))) and len(racks) > 1
+        state["whole"] = everywhere
+        least = self.alone if np.isnan(faster) or everywhere else self.calm
+        sure = kelvin >= least or (kelvin >= self.delta and faster >= self.fans)
+        long = held >= self.hold if sure else (kelvin >= self.alone and held >= self.lasts)
+        level: Level = "ticket" if long else "suspect"
+        due = due_report(self.conditions, entity, frame.time, state["since"], level)
+        if due is None:
+            return None
+        value = float(np.nanmedian(frame["sensor.temperature"][inside])) if len(inside) else float("nan")
+        quicker = "" if np.isnan(faster) else f", fans {100 * faster:.0f} % faster"
+        others = 0 if everywhere else int(np.count_nonzero(step.judged & inlets.inlet)) - len(inside)
+        cohort = "own past" if everywhere else "inlets elsewhere"
+        where = f"{len(racks)} racks: " if len(racks) > 1 else ""
         return self.finding(
-            frame.time,
-            entity,
-            due,
-            score=float(np.median(step.score[warm])),
-            summary=pager_title(entity, f"intake air {value:.0f} °C, {up:.1f} K above usual{fans}"),
+            *(frame.time, entity, due),
+            score=kelvin,
+            summary=pager_title(entity, f"{where}intake air {value:.0f} °C, {kelvin:.1f} K above usual{quicker}"),
             signals=("sensor.temperature", "sensor.fan_speed") if faster >= self.fans else ("sensor.temperature",),
             clears=f"ends when less than {self.delta / 2:.2g} K is left of it",
-            compared=Comparison(value, value - up, float(step.spread[warm[0]]), cohort, others, up, "K"),
-            inlets=[frame.entities[i] for i in warm[:16].tolist()],
+            compared=Comparison(value, value - kelvin, None, cohort, others, kelvin, "K"),
+            racks=state["racks"],
+            inlets=[frame.entities[i] for i in inside[:16].tolist()],
             fans_faster=None if np.isnan(faster) else round(faster, 3),
         )
 
 
-def _fan_rise(inlets: Inlets, fans: Step, warm: NDArray[np.int64]) -> float:
-    """Returns the share by which fans in the racks of the warm inlets run faster; NaN if too few are measured."""
-    here = np.isin(inlets.rack, np.unique(inlets.rack[warm]))
+def _fan_rise(inlets: Inlets, fans: Step, here: NDArray[np.bool_]) -> float:
+    """Returns the share by which fans in some racks run faster; NaN if too few are measured."""
     blowers = here & ~inlets.inlet & fans.judged
     enough = 2 * len(np.unique(inlets.node[blowers])) >= len(np.unique(inlets.node[here & inlets.inlet]))
     return float(np.expm1(np.median(fans.effect[blowers]))) if enough and blowers.any() else float("nan")
-
-
-def _join_rows(frame: Frame, racks: Mapping[str, NDArray[np.int64]], known: list[str]) -> dict[str, NDArray[np.int64]]:
-    """Returns the same, with a row in place of its racks where most of them are warm."""
-    above = frame.topology.ancestor_of_kind
-    found, rows = dict(racks), dict[str, list[str]]()
-    for rack in racks:
-        if row := above(rack, "row"):
-            rows.setdefault(row, []).append(rack)
-    for row, warm in rows.items():
-        size = sum(above(rack, "row") == row for rack in known)
-        if len(warm) >= 2 and len(warm) >= _MOST * size:
-            found[row] = np.concatenate([found.pop(rack) for rack in warm])
-    return found

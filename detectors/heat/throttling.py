@@ -110,9 +110,9 @@ class ThermalThrottling(State):
 
     def find_units(
         self, frame: Frame, throttled: Bools, powers: tuple[Floats, Floats], nodes: NDArray[np.int32], hold: float
-    ) -> dict[str, HeatVerdict]:
+    ) -> tuple[dict[str, HeatVerdict], Bools]:
         """Returns unit -> verdict of the units that throttle as a whole: a suspect, a ticket once it lasts for _GAP or
-        many of its GPUs do, a page once so many did for `hold` s.
+        many of its GPUs do, a page once so many did for `hold` s. And (N,) all GPUs of these units.
 
         powers: (N,) now and highest one.   nodes: (N,) number of the node.
         """
@@ -122,8 +122,8 @@ class ThermalThrottling(State):
             for unit, state in self.units.items()
             if time - state["last"] <= _GAP
         }
-        if not throttled.any():
-            return found
+        if not (throttled.any() or self.units):
+            return found, np.zeros(len(throttled), bool)
         groups, (power, peak) = self._cohorts.groups(frame), powers
         counts = np.isfinite(frame["gpu.throttle_reasons"]) & (nodes >= 0)
         for group in np.unique(groups[counts & throttled]).tolist():
@@ -137,7 +137,10 @@ class ThermalThrottling(State):
                 unit = self._cohorts.names[group]
                 state = self._update_unit(unit, int(self.since[: len(hot)][hot].min()), many, time, int(hold))
                 found[unit] = _judge_unit(frame, unit, state, hot, working, on, many, hold)
-        return found
+        members = np.isin(groups, [g for g, name in enumerate(self._cohorts.names) if name in self.units])
+        self.since[: len(members)][members] = time  # what throttles after its unit is judged from then on
+        self.well_at[: len(members)][members] = 0
+        return found, members
 
     def find_nodes_and_gpus(
         self,

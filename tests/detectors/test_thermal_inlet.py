@@ -62,9 +62,37 @@ def test_one_inlet_that_jumps_is_its_sensor():
     assert run_detector(lambda t: grown(t, alone, 12.0, 1), lambda t: grown(t, alone, 0.0)) == []
 
 
-def test_a_hall_that_warms_as_one_blames_no_rack():
+def test_a_hall_that_warms_with_the_weather_gives_no_finding():
     every = RACK >= 0
-    assert run_detector(lambda t: grown(t, every, 5.0), lambda t: grown(t, every, 0.5)) == []
+    assert run_detector(lambda t: grown(t, every, 5.0, 600), lambda t: grown(t, every, 0.5, 600), 900) == []
+
+
+@pytest.mark.parametrize("unit", ["hall", ""])
+def test_a_hall_that_warms_within_minutes_is_one_ticket(unit):
+    every, graph = RACK >= 0, topology()
+    if unit:
+        graph.merge({f"rack:r{r}": (f"{unit}:h",) for r in range(4)})
+    found = run_detector(lambda t: grown(t, every, 8.0, 60), lambda t: grown(t, every, 0.5, 60), graph=graph)
+    assert len({f.entity for f in found}) == 1
+    assert found[-1].level == "ticket"
+    assert found[-1].entity == f"{unit}:h" if unit else found[-1].entity.startswith("rack:")
+
+
+def test_racks_of_a_row_that_the_topology_does_not_name_are_one_finding():
+    graph = topology(PER_RACK // 2)
+    mine = np.arange(NODES) // (PER_RACK // 2) < 4
+    found = run_detector(lambda t: grown(t, mine, 6.0), lambda t: grown(t, mine, 0.9), graph=graph)
+    assert len({f.entity for f in found if f.level == "ticket"}) == 1
+    assert sorted(found[-1].evidence["racks"]) == [f"rack:r{r}" for r in range(4)]
+    assert "4 racks" in found[-1].summary
+
+
+def test_a_row_that_is_half_of_the_hall_is_reported_as_the_row():
+    graph = topology(PER_RACK // 2)
+    graph.merge({f"rack:r{r}": (f"row:a{r // 4}",) for r in range(8)})
+    mine = np.arange(NODES) // (PER_RACK // 2) < 4
+    found = run_detector(lambda t: grown(t, mine, 6.0), lambda t: grown(t, mine, 0.9), graph=graph)
+    assert {f.entity for f in found if f.level == "ticket"} == {"row:a0"}
 
 
 def test_faster_fans_with_cool_air_give_no_finding():
