@@ -284,7 +284,7 @@ class _JobFaults:
         """Chooses the job that a line names, else one without another event at that time."""
         kind, rng = entry.draw_kind()
         line = entry.line
-        free = [job for job in running if job.trains and self._busy.get(job.number, -1.0) <= line.onset]
+        free = [job for job in running if kind.suits(job) and self._busy.get(job.number, -1.0) <= line.onset]
         pick = int(rng.integers(max(1, len(free))))
         if line.entity is not None:
             free, pick = [job for job in running if job.entity == line.entity], 0
@@ -341,7 +341,7 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
     kind, idle = fault.kind, _idle(fault, schedule, layout)
     guilty = kind.faulty_entities(fault, layout)
     detectable = kind.detectable_from(fault)
-    unread = not any(layout.world.reads(name) for name in kind.evidence(layout)) and kind.detectability != "benign"
+    unread = kind.detectability != "benign" and not _shown(fault, schedule, layout)
     unseen = idle or unread or detectable >= min(fault.end, horizon)
     line: dict[str, Any] = {
         "id": f"fault-{fault.number}",
@@ -364,6 +364,16 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
     return line
 
 
+def _shown(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
+    """Returns whether some collector reads what shows a fault; ranks report where their job has the hook."""
+    read = [name for name in fault.kind.evidence(fault, layout) if layout.world.reads(name)]
+    if any(not name.startswith("rank.") for name in read) or fault.kind.target not in ("gpu", "node"):
+        return bool(read)
+    gpu = fault.device if fault.kind.target == "gpu" else fault.device * layout.gpus_per_node
+    job = schedule.job_at(gpu, fault.onset)
+    return bool(read) and (job is None or job.job.hooked)
+
+
 def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     """Returns whether a fault that shows only under load is on a device without a job for most of its time.
 
@@ -374,8 +384,11 @@ def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     below = fault.kind.target in ("node", "leaf")
     gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.target, fault.device))[0]) if below else fault.device
     stop = fault.kind.job_stop(fault, layout)  # a job that it stopped was running there
-    end = min(fault.end, fault.onset + 86_400, stop.at if stop else np.inf)
-    times = np.linspace(fault.onset, end, _SAMPLES, endpoint=False)
+    begin = fault.onset
+    if stop and stop.at <= begin:  # it shows after the work for which the job stopped
+        begin, stop = stop.at + stop.out, None
+    end = min(fault.end, begin + 86_400, stop.at if stop else np.inf)
+    times = np.linspace(begin, end, _SAMPLES, endpoint=False)
     jobs = [found.job for t in times if (found := schedule.job_at(gpu, float(t)))]
     if fault.kind.attribution == "network":
         jobs = [job for job in jobs if job.networked]

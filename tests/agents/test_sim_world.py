@@ -415,6 +415,7 @@ def test_a_gpu_is_slow_from_the_first_step_after_its_repair() -> None:
     begin = chunk.entities["rank"].index(allocation.job.names[0])
     mine = chunk.columns["rank"]["rank.compute_time"][0, begin : begin + allocation.job.ranks]
     assert mine[rank] > 1.2 * np.nanmedian(mine[stage])
+    assert site.simulator.truth()[0]["class"] == "soft"
 
 
 def test_hot_memory_leaves_the_core_as_it_is() -> None:

@@ -11,7 +11,7 @@ from agents.sim.effects import Effects
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics import kernel_log
-from agents.sim.schedule import Stop
+from agents.sim.schedule import Job, Stop
 
 _LOG_EVERY_S = 60.0  # s between two log lines of corrected errors, which the kernel rate-limits; chosen
 _PANIC_DUMP_S = 30.0  # s from the fatal error to the loss of the node: the panic writes a crash dump; chosen
@@ -211,6 +211,11 @@ class SlowCollectives(Kind):
     world_only = True
     slowdown: float | None = None  # share by which a step takes longer
     rise: float | None = None  # s until the full effect
+
+    @classmethod
+    def suits(cls, job: Job) -> bool:
+        """Returns whether the job has collectives between nodes."""
+        return job.networked
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""

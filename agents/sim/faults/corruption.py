@@ -91,6 +91,11 @@ class SilentDataCorruption(Kind):
         first = fault.onset + PERIOD * float(rounds[0]) if len(rounds) else fault.end
         return min(first, self.failure_time(fault))
 
+    def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the signals and events that show it: without a wrong digest those of training alone."""
+        shown = self.failed_rounds(fault).any()
+        return self.signals if shown else tuple(name for name in self.signals if name.startswith("rank."))
+
     def truth_class(self, fault: Fault, layout: Layout) -> Detectability:
         """Returns its class in the truth."""
         if self.failed_rounds(fault).any():

@@ -218,7 +218,7 @@ class Recirculation(Kind):
         """Returns the faulty entities."""
         return tuple(layout.targets["rack"][rack] for rack in layout.row_of(fault.device).tolist())
 
-    def evidence(self, layout: Layout) -> tuple[str, ...]:
+    def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the signals and events that show it; GPUs that air cools get warmer too."""
         return self.signals if layout.world.cooling.has_loop else (*self.signals, "gpu.temperature")
 
@@ -260,7 +260,7 @@ class HallAir(Kind):
         assert self.rise is not None
         return min(fault.onset + self.ramp * WARM_K / max(self.rise, WARM_K), fault.end)
 
-    def evidence(self, layout: Layout) -> tuple[str, ...]:
+    def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the signals and events that show it; GPUs that air cools get warmer too."""
         return self.signals if layout.world.cooling.has_loop else (*self.signals, "gpu.temperature")
 
@@ -328,7 +328,7 @@ class PsuLoss(Kind):
         supplies = [layout.entities["psu"][n * PSUS + fault.device % PSUS] for n in nodes.tolist()]
         return layout.targets["rack"][layout.rack_of_node[nodes[0]]], *supplies
 
-    def evidence(self, layout: Layout) -> tuple[str, ...]:
+    def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the signals and events that show it: those of the GPUs only if their boards brake."""
         return self.signals if self.brake == "yes" else tuple(n for n in self.signals if n.startswith("psu."))
 

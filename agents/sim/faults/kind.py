@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.physics.noise import generator
-from agents.sim.schedule import Stop
+from agents.sim.schedule import Job, Stop
 
 if TYPE_CHECKING:
     from agents.sim.layout import Layout
@@ -171,7 +171,12 @@ class Kind(ABC):
         """Returns whether the site has what it affects: an air-cooled hall has no coolant loops."""
         return bool(layout.targets.get(cls.target, ("job",)))
 
-    def evidence(self, layout: Layout) -> tuple[str, ...]:
+    @classmethod
+    def suits(cls, job: Job) -> bool:
+        """Returns whether it can happen to a job."""
+        return job.trains
+
+    def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the signals and events of which at least one must be read for it to be visible."""
         return self.signals
 

@@ -51,7 +51,7 @@ class SensorFault(Kind):
     mode: str | None = None  # "stuck", "biased" or "noisy"
     direction: str | None = None  # "up": a bias reads high; "down": low
 
-    def evidence(self, layout: Layout) -> tuple[str, ...]:
+    def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the signals that show it; which of its instrument's it is depends on the device."""
         return tuple(n for names in SIGNALS.values() for n in names if layout.world.reads(n))
 
