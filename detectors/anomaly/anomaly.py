@@ -51,10 +51,10 @@ class Anomaly(Detector):
 
     `limit` holds at 10 s and follows the interval of each stream, for the same alarms a day: a lone signal of 5 min
     needs 3.4 excesses less, and never less than 4. Suspect: the limit. Ticket: three signals or more, for a minute or
-    three samples, and the two newest samples are off, too. It never pages, since it does not know the meaning. A
-    condition is over when it is half as unusual, or after 30 samples: then the new level is the normal one. It judges
-    the signals of `signals`, live and in replay; in a replay with `--signals` also those that the file declares and no
-    other detector uses: no pipeline receives them.
+    three samples, and the two newest samples are off, too, so a glitch is none; or the second change within an hour. It
+    never pages, since it does not know the meaning. A condition is over when it is half as unusual, or after 30
+    samples: then the new level is the normal one. It judges the signals of `signals`, live and in replay; in a replay
+    with `--signals` also those that the file declares and no other detector uses: no pipeline receives them.
 
     Source: peaks over a threshold of Siffer et al. (SPOT, KDD 2017) with an exponential tail; the least change of
     10 % of Greyhound (2025), which took the false alarms of change-point detection from 18 % to none. Compared with

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory, part
 from detectors.base.streams import USUAL_STEP
-from pipeline.model.records import Frame
+from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import Signal
 
 Floats = NDArray[np.float64]
@@ -42,6 +42,8 @@ RARE = 100.0  # samples without growth after which the next growth of a counter 
 SUSTAINED_S, SUSTAINED = 60.0, 3
 """s, or samples where that is sooner, for which a change must last to be worth a ticket: readings that are wrong for
 moments are an instrument's, and metrics of a minute are means already. Chosen."""
+RECURS = 3600 * SECOND
+"""us: two changes of several signals within an hour are no glitches but a fault that comes and goes. Chosen."""
 LASTS = int(SLOW[-1])  # samples after which a changed level is the new normal, and its condition over
 PEERS = 8  # entities of a kind and of like attributes from which their common part is subtracted; chosen
 _CLIP = 10.0  # mean excesses beyond which a move is not learnt; chosen
@@ -57,7 +59,7 @@ COUNT, LAST, TIME, INTERVAL, STILL, QUICK, NORMAL, SLOWEST, NEWEST, SECOND_NEWES
 """Cells of a stream: samples, last reading, its time (us) and the usual interval (s), samples without growth of a
 counter, three means, the two newest samples, then quantile, excess and their count by scale."""
 CELLS = TAILS + 3 * SCALES
-_BLOCKED, _ON, _ONSET = range(3)
+_BLOCKED, _ON, _ONSET, _BEFORE = range(4)  # the last: when the condition before this one began
 
 
 @compiled
@@ -332,7 +334,7 @@ class ClassChanges(State):
 
     signals: tuple[Signal, ...]
     streams: dict[str, SignalStreams] = part(dict)
-    marks: NDArray[np.int64] = memory(0, np.int64, shape=(3, N))
+    marks: NDArray[np.int64] = memory(0, np.int64, shape=(4, N))
     recent: Floats = memory(0.0, shape=(SCALES * RECENT, N))
     score: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
     judged: Positions = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
@@ -372,13 +374,14 @@ class ClassChanges(State):
             self._now = np.empty((width, n))
 
     def _decide(self, time: int, quiet: Bools) -> Bools:
-        blocked, on, onset = self.marks[:, : len(self.score)]
+        blocked, on, onset, before = self.marks[:, : len(self.score)]
         known = self.score >= 0
         calm = known & (self.score < OVER)
         blocked[calm] = 0
         onset[calm & (on == 0)] = 0
         onset[known & ~calm & (onset == 0)] = time
         over = (on > 0) & known & (calm | (on >= LASTS) | quiet)
+        before[over] = onset[over]
         for i in np.flatnonzero(over & (on >= LASTS)).tolist():
             self.settle(i)
         begins = (on == 0) & known & (self.score >= 1.0) & (blocked == 0) & ~quiet
@@ -400,11 +403,15 @@ class ClassChanges(State):
 
     def is_sustained(self, i: int) -> bool:
         """Returns whether its condition has held for SUSTAINED_S, or for SUSTAINED samples, and the two newest samples
-        of two of its strongest signals are still off; at intervals of SUSTAINED_S one sample is enough."""
+        of two of its strongest signals are still off. At intervals of SUSTAINED_S one sample is enough, and so it is in
+        the second condition within RECURS."""
         usual = [streams.cells[i, INTERVAL] for streams in self.streams.values() if streams.cells[i, INTERVAL] > 0]
         needed = min(math.ceil(SUSTAINED_S / min(usual, default=SUSTAINED_S)), SUSTAINED)
-        if needed <= 1 or self.marks[_ON, i] < needed:
-            return needed <= 1
+        recurs = self.marks[_BEFORE, i] > 0 and self.marks[_ONSET, i] - self.marks[_BEFORE, i] <= RECURS
+        if needed <= 1 or recurs:
+            return True
+        if self.marks[_ON, i] < needed:
+            return False
         strongest = (self.streams[move.signal.name].cells[i] for move in self.moves(i)[:STRONGEST])
         return sum(map(_is_still_off, strongest)) > STRONGEST // 2
 

@@ -53,11 +53,12 @@ class Coolant(Detector):
     """CUSUM on ln(flow) downwards and supply temperature upwards, each loop against its own past; pressure, pump speed,
     return temperature and the GPUs' power confirm or excuse it.
 
-    Flow: suspect from `flow_notice`. Page: two samples in a row below `collapse` of the usual flow, or less flow while
-    GPUs of the loop throttle by heat. Ticket: `flow_delta` less with pressure or pump speed moved too, or, where
-    neither is measured, after `hold` s. Flow that falls alone, while pressure and pump are constant, is the meter: a
-    suspect. But where the coolant carries as much heat as before it is a restricted branch. Flow that falls with the
-    power of its GPUs, or of all where its own are not known, follows the load: a suspect.
+    Flow: suspect from `flow_notice`; ticket after a minute, unless the pump was turned down. Page: two samples in a row
+    below `collapse` of the usual flow, or less flow while GPUs of the loop throttle by heat. Ticket: `flow_delta` less
+    with pressure or pump speed moved too, or, where neither is measured, after `hold` s. Flow that falls alone, while
+    pressure and pump are constant, is the meter: a suspect. But where the coolant carries as much heat as before it is
+    a restricted branch. Flow that falls with the power of its GPUs, or of all where its own are not known, follows the
+    load: a suspect.
 
     Supply: suspect from `temperature_delta` K; page if it rose faster than any change of a set-point or of the weather,
     or GPUs of the loop throttle by heat; ticket once it is `warm` K above usual for `hold` s, and rose faster than
@@ -86,8 +87,8 @@ class Coolant(Detector):
     )
 
     threshold: float = 18.5
-    flow_notice: float = 0.03
-    """ln; half as much again as the error of a flow meter, 2 %: shown, never a notification; chosen."""
+    flow_notice: float = 0.02
+    """ln; the error of a flow meter, 2 %; half as much again until the site is known (detectors.base.calibration)."""
     flow_delta: float = 0.1
     temperature_delta: float = 2.75
     """K; three less half a step of noise, so that 3 K are found; chosen."""

@@ -45,6 +45,7 @@ _SAME = 0.5  # share of the lost flow by which the GPUs' power fell too: valves 
 _OTHERS = 3  # comparable loops that show what the weather does; chosen
 MOVED = 0.05  # ln by which pressure or speed must move to confirm a flow; above the noise of both; chosen
 SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
+_STROKE = 60  # s; of a fast actuator of a control valve, 60 to 120 s in data sheets: a shorter loss is regulation
 _CALM = 0.1  # ln; a pressure that swings by more proves nothing; chosen
 PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
 LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
@@ -424,7 +425,8 @@ class LoopJudge:
             return level, ("coolant.return_temperature",) if real else (), not real, False
         if low:
             return "page", others, False, False
-        return "ticket" if large and (others or held) else "suspect", others, False, False
+        lasts = int(steps.flow.held[i]) >= _STROKE and not moved["pump.speed"]
+        return "ticket" if lasts or (large and (others or held)) else "suspect", others, False, False
 
 
 def _departure(steps: LoopSteps, i: int) -> float:

@@ -120,6 +120,14 @@ def test_a_glitch_of_one_sample_in_all_signals_is_only_a_suspect(by):
     assert {f.onset for f in found} <= {START + 200 * STEP}
 
 
+@pytest.mark.parametrize(("apart", "level"), [(100, "ticket"), (400, "suspect")])
+def test_a_second_change_within_an_hour_is_no_glitch(apart, level):
+    judge = runner("m0", "m1", "m2", "m3")
+    found = run_detector(judge, range(800), lambda t, r: shifted(t, r, by=40.0 * (t in (300, 300 + apart)), at=0))
+    assert [f.level for f in found if f.onset == START + 300 * STEP] == ["suspect"]
+    assert {f.level for f in found if f.onset == START + (300 + apart) * STEP} == {level}
+
+
 def test_the_limit_follows_the_interval_down_to_three_sigma_and_not_below_ten_seconds():
     assert limit_at(9.5, 10.0) == limit_at(9.5, 1.0) == 9.5
     assert limit_at(9.5, 300.0) == pytest.approx(9.5 - np.log(30))

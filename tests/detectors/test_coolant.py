@@ -59,15 +59,14 @@ def test_one_broken_reading_gives_no_finding(site, watch):
     assert watch(Coolant(), site, 400, change) == []
 
 
-def test_a_loss_of_a_sixth_is_a_suspect_and_a_ticket_after_the_hold(site, watch):
+def test_a_loss_of_a_sixth_is_a_ticket_within_minutes(site, watch):
     def change(tick, values):
         blind("coolant.pressure", "pump.speed")(values)
         scaled("coolant.flow", 0.83)(tick, values)
 
     found = watch(Coolant(), site, 200, change)
-    assert found[0].level == "suspect"
     ticket = next(f for f in found if f.level == "ticket")
-    assert 600 <= (ticket.time - ticket.onset) / SECOND <= 1000
+    assert (ticket.time - START) / SECOND <= 600 + 240
 
 
 def test_a_loss_of_a_sixth_confirmed_by_the_pump_is_a_ticket_without_a_hold(site, watch):
@@ -225,7 +224,24 @@ def test_a_loop_without_peers_gets_a_ticket_after_the_hold_and_no_page(site, wat
         blind("coolant.pressure", "pump.speed")(values)
         scaled("coolant.flow", 0.83)(tick, values)
 
-    assert [*dict.fromkeys(f.level for f in watch(Coolant(), site, 300, change))] == ["suspect", "ticket"]
+    found = watch(Coolant(), site, 300, change)
+    assert found[-1].level == "ticket"
+    assert "page" not in {f.level for f in found}
+
+
+@pytest.mark.parametrize("share", [0.91, 0.95])
+def test_a_small_loss_that_lasts_for_a_minute_is_a_ticket_and_never_a_page(site, watch, share):
+    def change(tick, values):
+        blind("coolant.pressure", "pump.speed")(values)
+        scaled("coolant.flow", share)(tick, values)
+
+    found = watch(Coolant(), site, 400, change)
+    assert found[-1].level == "ticket"
+    assert "page" not in {f.level for f in found}
+
+
+def test_a_small_loss_of_a_pump_that_is_turned_down_stays_a_suspect(site, watch):
+    assert {f.level for f in watch(Coolant(), site, 400, lost(0.94))} == {"suspect"}
 
 
 def test_loops_of_another_make_are_not_compared(site, watch):
