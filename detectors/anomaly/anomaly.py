@@ -22,7 +22,7 @@ from detectors.anomaly.changes import (
 )
 from detectors.base.budget import DAY_S
 from detectors.base.cohorts import comparable_attributes
-from detectors.base.detector import Detector, notes, part
+from detectors.base.detector import PER_NODE, Detector, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import USUAL_STEP
@@ -35,7 +35,14 @@ from pipeline.model.topology import kind_of
 _SIGNALS = ("custom.value",)
 _EXCLUDED = "rank"  # ranks wait for each other: blame needs the meaning of the signal
 _UNUSED = "declared signal that no other detector uses"
+_MANY = frozenset(PER_NODE) | {"sensor", "disk"}  # classes of eight devices a node and more: would cost too much
 _LISTED, _SHOWN = 5, 3  # signals of a finding, and those of its title; chosen
+
+
+def _rests(signal: Signal) -> bool:
+    """Returns whether a signal stands still while all is well, on devices of which a node has few."""
+    counts_harm = signal.kind == "counter" and signal.harm == "up"
+    return signal.device_class not in _MANY and (counts_harm or bool(signal.kind == "state" and signal.normal))
 
 
 @dataclass
@@ -53,8 +60,12 @@ class Anomaly(Detector):
     needs 3.4 excesses less, and never less than 4. Suspect: the limit. Ticket: three signals or more, for a minute or
     three samples, and the two newest samples are off, too, so a glitch is none; or the second change within an hour. It
     never pages, since it does not know the meaning. A condition is over when it is half as unusual, or after 30
-    samples: then the new level is the normal one. It judges the signals of `signals`, live and in replay; in a replay
-    with `--signals` also those that the file declares and no other detector uses: no pipeline receives them.
+    samples: then the new level is the normal one.
+
+    It judges the signals of `signals`; in a replay with `--signals` also those that the file declares and no other
+    detector uses: no pipeline receives them. Of the other signals that no detector uses, live as in replay: error
+    counters that grow after standing still and states that leave their normal, which are always suspects, on devices of
+    which a node has few.
 
     Source: peaks over a threshold of Siffer et al. (SPOT, KDD 2017) with an exponential tail; the least change of
     10 % of Greyhound (2025), which took the false alarms of change-point detection from 18 % to none. Compared with
@@ -82,7 +93,7 @@ class Anomaly(Detector):
     changed: dict[str, dict[str, Any]] = notes()  # entity -> onset, score, summary, evidence, signals of its condition
 
     def __post_init__(self) -> None:
-        self.choose_signals(frozenset(), None, CATALOGUE)
+        self.choose_signals(CATALOGUE.keys(), None, CATALOGUE)
 
     def choose_signals(
         self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
@@ -90,21 +101,23 @@ class Anomaly(Detector):
         """See `Detector.choose_signals`."""
         declared = sorted(name for name, signal in catalogue.items() if CATALOGUE.get(name) is not signal)
         wanted = dict.fromkeys([*self.signals, *(name for name in declared if name not in used)])
+        unread = [name for name in CATALOGUE if name not in used and name not in wanted and _rests(catalogue[name])]
         by_class: dict[str, list[Signal]] = {}
-        for name in (n for n in wanted if n in catalogue and (available is None or n in available)):
+        for name in (n for n in (*wanted, *unread) if n in catalogue and (available is None or n in available)):
             signal = catalogue[name]
             if signal.device_class != _EXCLUDED and not signal.name.endswith(".generation"):
                 by_class.setdefault(signal.device_class, []).append(signal)
-        self.known.begin(by_class)
+        self.known.begin(by_class, frozenset(unread))
         return [] if by_class or available is None else [_UNUSED]
 
     def deciding_signals(self) -> tuple[str, ...]:
-        """See `Detector.deciding_signals`."""
-        return self.input_signals()
+        """See `Detector.deciding_signals`; signals that it was given, not those that no other detector uses."""
+        every = self.known.classes.values()
+        return tuple(s.name for changes in every for s in changes.signals if s.name not in changes.resting)
 
     def missing_inputs(self, present: Callable[[str], bool]) -> list[str]:
         """See `Detector.missing_inputs`; one signal is enough."""
-        mine = self.input_signals()
+        mine = self.deciding_signals()
         return [] if any(map(present, mine)) else [" or ".join(mine[:_LISTED]) or _UNUSED]
 
     def input_signals(self) -> tuple[str, ...]:
@@ -155,7 +168,7 @@ class Anomaly(Detector):
 
     def _level(self, changes: ClassChanges, i: int) -> Level:
         """Returns a ticket for a change of an entity with several signals that lasts."""
-        return "ticket" if changes.judged[i] >= STRONGEST and changes.is_sustained(i) else "suspect"
+        return "ticket" if changes.has_several(i) and changes.is_sustained(i) else "suspect"
 
     @per_topology
     def _cohorts(self, frame: Frame) -> CohortOrder:

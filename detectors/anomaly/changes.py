@@ -165,8 +165,8 @@ def advance_changes(
 ) -> None:
     """Adds one sample of every stream of signal `s`, and computes how unusual its move is.
 
-    cells: (N, CELLS), changed.  sample: (N,), NaN = none.  rule: kind, direction of harm, whether a move alone is
-    enough.  settings: limit, memory and least change.  reported: (N,) 0: no condition, so the sizes of moves are
+    cells: (N, CELLS), changed.  sample: (N,), NaN = none.  rule: kind, direction of harm, whether growth after rest
+    is enough.  settings: limit, memory and least change.  reported: (N,) 0: no condition, so the sizes of moves are
     learnt.  Out: unusual (SCALES, S, N) limits with the sign of the move, NaN = not judged; usual (SCALES, S, N)
     expected values; now (S, N) judged values.
     """
@@ -197,6 +197,29 @@ def advance_changes(
             beyond = _move(cell, k, x, middle, harm, here, reported[n] == 0)
             if cell[COUNT] - 1.0 > LEARN:
                 unusual[k, s, n] = MOST * STRONGEST if grows else beyond
+
+
+@compiled
+def advance_resting(
+    cells: Floats, sample: Floats, time: float, kind: int, s: int, unusual: Floats, usual: Floats, now: Floats
+) -> bool:
+    """Adds one sample of every stream of a signal of which only growth after rest counts; returns whether any grew.
+
+    Arguments: see `advance_changes`.
+    """
+    any_grew = False
+    for n in range(sample.shape[0]):
+        unusual[:, s, n] = np.nan
+        if not np.isfinite(sample[n]):
+            continue
+        x = _reading(cells[n], sample[n], time, kind)
+        if not np.isfinite(x):
+            continue
+        grew = _grows_after_rest(cells[n], x)
+        unusual[:, s, n] = MOST * STRONGEST if grew else 0.0
+        usual[:, s, n], now[s, n] = 0.0, x
+        any_grew = any_grew or grew
+    return any_grew
 
 
 @compiled
@@ -285,10 +308,10 @@ class SignalMove:
     def words(self) -> str:
         """The move in words."""
         name = self.signal.name
-        if self.grew_after_rest:
-            return f"{name} grew after standing still"
         if self.signal.kind == "state":
             return f"{name} is not normal" if self.signal.normal else f"{name} changes"
+        if self.grew_after_rest:
+            return f"{name} grew after standing still"
         value, expected = f"{self.value:.4g} {self.unit}".strip(), f"{self.expected:.4g}"
         return f"{name} {value} after {expected}"
 
@@ -302,9 +325,11 @@ def _is_still_off(cell: Floats) -> bool:
 
 @dataclass
 class SignalStreams(State):
-    """The streams of one signal. rule: see `advance_changes`."""
+    """The streams of one signal. rests: only growth after rest counts, or a state that leaves normal; rule: see
+    `advance_changes`."""
 
     signal: Signal
+    rests: bool = False
     cells: Floats = memory(0.0, shape=(N, CELLS))
     rule: NDArray[np.int8] = field(init=False)
 
@@ -318,8 +343,10 @@ class SignalStreams(State):
         """Returns the column to judge: a state with a declared normal counts as 0 while normal, else as 1."""
         if self.signal.kind != "state" or not self.signal.normal:
             return column
-        normal = [i for i, name in enumerate(self.signal.states) if name in self.signal.normal]
-        return np.where(np.isfinite(column), np.where(np.isin(column, normal), 0.0, 1.0), np.nan)
+        value = np.where(np.isfinite(column), 1.0, np.nan)
+        for normal in self.signal.normal:
+            value[column == self.signal.states.index(normal)] = 0.0
+        return value
 
 
 @dataclass
@@ -329,22 +356,25 @@ class ClassChanges(State):
     A condition begins when the strongest moves of an entity, over the RECENT newest samples, reach the limit, and ends
     when they are half as unusual as that, or after LASTS samples: then the new level is the normal one.
 
+    resting: signals of which only growth after rest counts.
     score, judged: (N,) of the newest sample: the score of each entity, and how many of its signals were judged.
     """
 
     signals: tuple[Signal, ...]
+    resting: frozenset[str] = frozenset()
     streams: dict[str, SignalStreams] = part(dict)
     marks: NDArray[np.int64] = memory(0, np.int64, shape=(4, N))
     recent: Floats = memory(0.0, shape=(SCALES * RECENT, N))
     score: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
     judged: Positions = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
+    _is_moving: bool = field(default=True, init=False, repr=False)
     _scale: Positions = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
     _unusual: Floats = field(default_factory=lambda: np.empty((SCALES, 0, 0)), init=False, repr=False)
     _usual: Floats = field(default_factory=lambda: np.empty((SCALES, 0, 0)), init=False, repr=False)
     _now: Floats = field(default_factory=lambda: np.empty((0, 0)), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.streams = {signal.name: SignalStreams(signal) for signal in self.signals}
+        self.streams = {signal.name: SignalStreams(signal, signal.name in self.resting) for signal in self.signals}
 
     def step(self, frame: Frame, cohorts: CohortOrder, quiet: Bools, settings: tuple[float, float, float]) -> Bools:
         """Adds one sample; returns (N,) whether a condition holds.
@@ -354,14 +384,23 @@ class ClassChanges(State):
         """
         n = len(frame.entities)
         self._resize(n)
+        out = (self._unusual, self._usual, self._now)
+        moves = self._is_moving or len(self.resting.intersection(self.streams)) < len(self.streams)
         for s, streams in enumerate(self.streams.values()):
             sample = np.array(streams.sample(frame[streams.signal.name]), np.float64)
-            out = (self._unusual, self._usual, self._now)
-            advance_changes(streams.cells, sample, float(frame.time), streams.rule, settings, s, self.marks[_ON], *out)
+            where = (streams.cells, sample, float(frame.time))
+            if streams.rests:
+                moves |= advance_resting(*where, streams.rule[0], s, *out)
+            else:
+                advance_changes(*where, streams.rule, settings, s, self.marks[_ON], *out)
+        if not moves:  # only resting signals, and all rest
+            return np.zeros(n, bool)
         if len(cohorts[1]) > 1:
             subtract_peers(self._unusual, *cohorts, PEERS, OVER)
         score_entities(self._unusual, self.recent[:, :n], self.score, self._scale, self.judged)
-        return self._decide(frame.time, quiet)
+        on = self._decide(frame.time, quiet)
+        self._is_moving = bool(on.any() or self.recent.any() or self.marks[_BLOCKED].any())
+        return on
 
     def _resize(self, n: int) -> None:
         self.grow(n)
@@ -401,6 +440,11 @@ class ClassChanges(State):
         """Returns when the condition of an entity began (us)."""
         return int(self.marks[_ONSET, i])
 
+    def has_several(self, i: int) -> bool:
+        """Returns whether STRONGEST signals were judged, and not only resting ones moved."""
+        strongest = self.moves(i)[:STRONGEST]
+        return self.judged[i] >= STRONGEST and any(move.signal.name not in self.resting for move in strongest)
+
     def is_sustained(self, i: int) -> bool:
         """Returns whether its condition has held for SUSTAINED_S, or for SUSTAINED samples, and the two newest samples
         of two of its strongest signals are still off. At intervals of SUSTAINED_S one sample is enough, and so it is in
@@ -432,9 +476,9 @@ class DeviceClasses(State):
 
     classes: dict[str, ClassChanges] = part(dict)
 
-    def begin(self, signals: Mapping[str, Sequence[Signal]]) -> None:
-        """Begins with these classes and signals."""
-        self.classes = {c: ClassChanges(tuple(found)) for c, found in signals.items()}
+    def begin(self, signals: Mapping[str, Sequence[Signal]], resting: frozenset[str]) -> None:
+        """Begins with these classes and signals; `resting`: see `ClassChanges`."""
+        self.classes = {c: ClassChanges(tuple(found), resting) for c, found in signals.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `State.restore`; a class with other signals than before starts with empty state."""

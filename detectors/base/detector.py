@@ -66,7 +66,7 @@ from pipeline.model.signals import Signal
 from pipeline.model.topology import Topology
 
 __all__ = ["Detector", "Part", "memory", "notes", "part", "parts"]
-_PER_NODE = {"gpu": 8, "rank": 8, "nic": 8, "nvlink": 8}
+PER_NODE = {"gpu": 8, "rank": 8, "nic": 8, "nvlink": 8}
 """Devices of a class on a node of 8 GPUs, for the budget; one of all other classes. As in NVIDIA's DGX H100."""
 
 
@@ -153,7 +153,7 @@ class Detector(State, ABC):
 
     def budget(self) -> list[str]:
         """Returns the false alarms that its statistical streams cost: a line for each metric, from its threshold."""
-        count = _PER_NODE.get(self.device_class, 1)
+        count = PER_NODE.get(self.device_class, 1)
         channels = {name: s.channel for field, piece in self.declared_parts() for name, s in _streams(field, piece)}
         return [f"{name}: {budget_line(c, count)}" for name, c in channels.items()]
 

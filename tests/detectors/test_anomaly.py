@@ -10,6 +10,7 @@ from detectors.anomaly.anomaly import Anomaly
 from detectors.anomaly.changes import limit_at
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.signals import CATALOGUE as CATALOGUE_SIGNALS
 from pipeline.model.signals import extend_catalogue
 from pipeline.model.signals.signal import Signal
 from pipeline.model.topology import Topology
@@ -217,14 +218,44 @@ def test_it_judges_the_same_signals_live_and_in_a_replay_of_a_fleet():
         assert mine[0] == mine[1] != ()
         assert live.signals == played.signals
     mine, all_of = (Runner(configured(), there).signals for there in ({"coolant.flow"}, None))
-    assert mine == all_of - {"custom.value"}, "a detector that is off changes no frame of the others"
+    unread = next(d for d in configured() if d.name == "anomaly")
+    assert Runner([*(d for d in configured() if d.name != "anomaly"), unread]).signals == all_of
+    assert mine == all_of - set(unread.input_signals()), "a detector that is off changes no frame of the others"
 
 
 def test_it_judges_the_series_of_unknown_exporters_and_configured_signals():
     assert Anomaly().input_signals() == ("custom.value",)
     assert set(Anomaly(signals=("node.load1",)).input_signals()) == {"node.load1"}
     wanted = next(d for d in configured({"anomaly": {"signals": ["node.load1"]}}) if d.name == "anomaly")
-    assert Runner([wanted]).signals == {"node.load1"}
+    assert "node.load1" in Runner([wanted]).signals
+
+
+UNREAD = {"node.aer_fatal": (7.0, 8.0), "power.redundancy": (0.0, 1.0), "filesystem.responds": (1.0, 0.0)}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_live_error_counter_or_state_that_no_detector_reads_is_a_suspect_when_it_leaves_its_rest(name):
+    judge, signal, (rest, gone) = Runner(configured()), CATALOGUE_SIGNALS[name], UNREAD[name]
+    mine = next(d for d in judge.detectors if d.name == "anomaly")
+    assert name in mine.input_signals()
+    assert name in judge.signals
+    if signal.states:
+        rest, gone = (
+            float(signal.states.index(s))
+            for s in (signal.normal[0], next(s for s in signal.states if s not in signal.normal))
+        )
+    kind, found = signal.device_class, []
+    for t in range(300):
+        values = {name: np.array([rest, gone if 150 <= t < 200 or t >= 220 else rest, rest])}
+        entities = tuple(f"{kind}:e{i}" for i in range(3))
+        found += mine.observe({kind: Frame(START + t * STEP, kind, entities, values, Topology())})
+    assert {(f.entity, f.onset, f.level) for f in found} == {(f"{kind}:e1", START + 150 * STEP, "suspect")}
+    assert name in found[0].summary
+
+
+def test_load_on_signals_that_no_detector_reads_is_not_judged_live():
+    mine = next(d for d in Runner(configured()).detectors if d.name == "anomaly").input_signals()
+    assert not {"node.memory_dirty", "node.swap_used", "gpu.memory_used", "nic.rx_packets"} & set(mine)
 
 
 def test_announced_work_is_not_reported():
