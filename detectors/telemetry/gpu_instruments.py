@@ -165,7 +165,8 @@ class GpuInstruments(State):
         moved_w = MOVED_SHARE * self.highest[: len(power)]
         run, spans = self.stuck_heat.step(heat, heat=middle_k, power=power)
         moved_k = MOVED * self.stuck_heat.quantum[: len(run)]
-        suspected = (run >= STILL) & (spans["heat"] >= moved_k) & (spans["power"] >= moved_w)
+        by_power = self.climate.resistance(len(run)) * spans["power"]
+        suspected = (run >= STILL) & (spans["heat"] >= moved_k) & (spans["power"] >= moved_w) & (by_power >= moved_k)
         for i in np.flatnonzero(self.stuck_heat.stayed(heat, suspected, calm)).tolist():
             words = f"stuck at {heat[i]:.0f} °C while its power moved by {spans['power'][i]:.0f} W"
             yield self._fault(frame, i, "gpu.temperature", "stuck", int(run[i]) * RHYTHM, 0.0, "K", words)

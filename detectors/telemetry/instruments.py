@@ -203,6 +203,12 @@ class Climate(State):
     load: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
     calm: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
 
+    def resistance(self, size: int) -> Floats:
+        """Returns (N,) K per W by which the cohort gets warmer, as learnt."""
+        low, high = _K_PER_W
+        both, square = self.both[:size], self.square[:size]
+        return np.clip((both + _PRIOR_W2 * _USUAL_K_PER_W) / (square + _PRIOR_W2), low, high)
+
     def step(self, heat: Floats, power: Floats) -> None:
         """Adds a reading: median temperature and power of each cohort."""
         size = len(heat)

@@ -41,7 +41,7 @@ FOLLOWS, LONGEST_GAP = 0.2, 3.0
 become usual. Chosen."""
 UNKNOWN = 60.0
 """s between samples where neither two of them nor the catalogue show it; chosen: agents send each minute at least."""
-_LATE = 1.5  # usual times between two samples after which the next one is late; chosen: half of one is jitter
+LATE = 1.5  # usual times between two samples after which the next one is late; chosen: half of one is jitter
 _BY_BMC = frozenset({"psu"})  # classes that only a BMC reads
 GIVEN_UP = 72 * 3600 * SECOND
 """A device that is silent for longer was removed; chosen: a long weekend."""
@@ -185,7 +185,7 @@ class LastSamples(State):
     def reporting(self, device_class: str) -> Bools:
         """Returns (N,) devices with a sample within the last MISSED instants, or of which the next is not due."""
         devices = self.of_class(device_class)
-        return devices.reporting | (self.time - devices.seen <= _LATE * devices.rhythm)
+        return devices.reporting | (self.time - devices.seen <= LATE * devices.rhythm)
 
     def patience(self, device_class: str, seconds: float, readings: int = 0) -> NDArray[np.int64]:
         """Returns (N,) the time (us) without a sample after which a device is silent: `seconds`, at least BMC_RESTARTS

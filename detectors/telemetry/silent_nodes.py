@@ -19,6 +19,7 @@ from detectors.base.topology_index import FramePositions, TopologyIndex, per_top
 from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silence import (
     KNOWN,
+    LATE,
     MISSED,
     NEARLY_ALL,
     READINGS,
@@ -37,6 +38,8 @@ from pipeline.model.topology import Topology
 
 BOOT = 900 * SECOND
 """us that a requested reboot takes at most: a server with 8 GPUs needs 5 to 10 min; chosen."""
+SETTLES = 120 * SECOND
+"""us after which a node that reports again has its devices back: drivers load last; chosen."""
 ALL_BLIND = 300 * SECOND
 """us after which the silence of all nodes pages: nothing is monitored then; chosen."""
 MANY, MANY_SHARE = 8, 0.1
@@ -165,7 +168,12 @@ class SilentNodes(State):
         owner = self._gpus.node_positions(names)
         reporting = owner[last.reporting("gpu")[: len(owner)] & (owner >= 0)]
         alive, free = np.bincount(reporting, minlength=len(names)) > 0, ~context.maintenance_mask("node")
-        mute, counted = silent & alive & free & last.silent("node", context.node_seconds)[: len(names)], alive & free
+        # a node that comes back shows its GPUs first
+        back = np.full(len(names) + 1, -1, np.int64)
+        np.maximum.at(back, owner, last.of_class("gpu").since[: len(owner)])
+        settled = context.time - back[:-1] > last.patience("node", context.node_seconds)[: len(names)] + SETTLES
+        mute, counted = silent & alive & free & settled, alive & free
+        mute &= last.silent("node", context.node_seconds)[: len(names)]
         self._lost_reader = self._readers.find_lost("node", mute, counted, np.arange(len(names)), self._index, last)
         left = mute if self._lost_reader is None else mute & ~self._lost_reader.silent
         self._mute = np.flatnonzero(left).tolist()
@@ -205,8 +213,9 @@ class SilentNodes(State):
         nodes, names = context.last.of_class("node"), context.last.names("node")
         seen, since = nodes.seen, int(nodes.seen[i])
         counted = context.last.known("node")
-        reporting = context.last.reporting("node")
-        together = counted & free & ~reporting & (np.abs(seen - since) <= max(TOGETHER, context.last.interval()))
+        every = context.last.interval()
+        reporting = (nodes.missed < MISSED) | (context.time - seen <= LATE * every)
+        together = counted & free & ~reporting & (np.abs(seen - since) <= max(TOGETHER, every))
         looked_at = counted & (together | reporting | ~free)
         mine = np.zeros(len(names), bool)
         mine[i] = True

@@ -25,15 +25,13 @@ from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silence import Bools, LastSamples, shared_ancestors
 from detectors.telemetry.silent_jobs import SilentJobs
-from detectors.telemetry.silent_nodes import Context, Gaps, Silence, SilentNodes
+from detectors.telemetry.silent_nodes import SETTLES, Context, Gaps, Silence, SilentNodes
 from detectors.telemetry.silent_readers import LostReader, Readers
 from pipeline.model.entity_names import entity_name, pager_title, short_number
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 IN_NODES = ("gpu", "nic", "psu")
 PLANT = ("coolant", "power")
-SETTLES = 120 * SECOND
-"""us after which a node that reports again has its devices back: drivers load last; chosen."""
 _MEANING = {
     "gpu": "GPU",
     "nic": "port",
