@@ -215,7 +215,7 @@ class SilentNodes(State):
         counted = context.last.known("node")
         every = context.last.interval()
         reporting = (nodes.missed < MISSED) | (context.time - seen <= LATE * every)
-        together = counted & free & ~reporting & (np.abs(seen - since) <= max(TOGETHER, every))
+        together = counted & free & ~reporting & (np.abs(seen - since) <= max(TOGETHER, 2 * every))
         looked_at = counted & (together | reporting | ~free)
         mine = np.zeros(len(names), bool)
         mine[i] = True
