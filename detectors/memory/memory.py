@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.budget import GPUS, budget_line
+from detectors.base.calibration import Kinds
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
@@ -118,7 +119,7 @@ class MemoryHeat(State):
     newest: int = notes(int)
     _peers: Peers = field(default_factory=lambda: Peers(("node",), ("rack",), least=4), init=False, repr=False)
 
-    def find_hot(self, frame: Frame, gate: Bools) -> Bools:
+    def find_hot(self, frame: Frame, gate: Bools, kinds: Kinds) -> Bools:
         """Adds a frame; returns (N,) GPUs whose memory has been hotter for HEAT_HOLDS. gate: False in maintenance."""
         self.grow(n := len(frame.entities))
         heat, power = frame["gpu.memory_temperature"], frame["gpu.power"]
@@ -126,7 +127,7 @@ class MemoryHeat(State):
             self.newest = frame.time
             groups = self._peers.groups(frame)
             alike = np.abs(power - grouped_median(power, groups)[0]) <= _ALIKE * power  # idle memory is colder
-            step = self.shift.step(heat - frame["gpu.temperature"], groups, frame.time, gate & alike)
+            step = self.shift.step(heat - frame["gpu.temperature"], groups, frame.time, gate & alike, kinds)
             on = step.on & ~step.moved
             held = np.where(on, step.held, 0)
             self.since[:n] = np.where(on, np.maximum(frame.time - held.astype(np.int64) * SECOND, 1), 0)
@@ -251,7 +252,7 @@ class Memory(Detector):
         self.grow(len(frame.entities))
         gate = ~self.gates.maintenance_mask(frame, _MAINTENANCE_SETTLES)
         bad = self._find_errors(frame, gate) | self._find_flags(frame) | is_positive(frame["gpu.banks_none"])
-        bad |= self.heat.find_hot(frame, gate)
+        bad |= self.heat.find_hot(frame, gate, self.kinds(frame))
         found = []
         for i in np.flatnonzero(bad & gate).tolist():
             if troubles := self._list_troubles(frame, i):
