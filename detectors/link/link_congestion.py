@@ -25,12 +25,17 @@ Bools = NDArray[np.bool_]
 Groups = NDArray[np.int32]
 
 WAIT = ("nic.port_tx_wait",)
+BYTES, _SPEED = ("nic.tx_bytes", "nic.rx_bytes"), "nic.speed"
 MARKS = ("nic.cnp_sent", "nic.cnp_handled", "nic.ecn_marked")
 LOSSES = ("nic.out_of_sequence", "nic.sequence_errors", "nic.roce_adp_retrans", "nic.ack_timeouts")
 ERRORS = ("nic.symbol_errors", "nic.crc_errors")
 PAUSES = ("nic.tx_pause_duration", "nic.tx_pause")
-BYTES, _SPEED = ("nic.tx_bytes", "nic.rx_bytes"), "nic.speed"
-_KINDS = (("waits for credits", WAIT), ("congestion marks", MARKS), ("packets sent again", LOSSES))
+_KINDS = (
+    *(("waits for credits", WAIT), ("congestion marks", MARKS), ("packets sent again", LOSSES)),
+    ("less traffic", BYTES),
+)
+_MARKED, _LESS = 1, 3
+"""Kinds of congestion, and of traffic that is lost on one leaf alone though its ports count nothing."""
 _FLOORS = (1e4, 1.0, 1.0)
 """Ticks of waiting, marks and lost packets per second of a port at _USUAL_BYTES below which nothing waits or is lost:
 1e4 ticks are below a percent of a second at every known length of tick; one packet a second is one in a million, and
@@ -109,9 +114,11 @@ class PortTraffic(State):
         self.errors[:n] = np.nansum([growth[name] for name in ERRORS], axis=0)
         carries = self.share[:n] >= least
         per = np.where(carries, sent, np.nan) / _USUAL_BYTES
-        for kind, (_, names) in enumerate(_KINDS):
+        for kind, (_, names) in enumerate(_KINDS[:_LESS]):
             amount = _sum_known(np.stack([rate[name] for name in names]))
             self._update_excess(kind, np.log(np.maximum(amount, 0) / per + _FLOORS[kind]), groups, doubled)
+        self._update_excess(_LESS, -np.log(per), groups, -float(np.log1p(-_SLOWER)))
+        self.excess[_LESS, :n][self.alone[_LESS, :n]] = np.nan  # a job that does less
         self._update_pauses(rate, np.fmax(sent, received) >= least * speed, speed, groups)
         troubled = (self.excess[:, :n] > doubled / 2).any(axis=0) | (self.pausing[:n] > 0)
         self._update_load(np.where(carries, np.fmax(sent, received), np.nan), troubled)
@@ -119,9 +126,8 @@ class PortTraffic(State):
     def _update_excess(self, kind: int, levels: Floats, groups: tuple[Groups, Groups, Bools], doubled: float) -> None:
         """Removes what the rest of the job does, then the port's own normal; learns little while it is in excess."""
         n, (jobs, leaves, _) = len(levels), groups
-        common, size = grouped_median(levels, jobs)
-        here = count_in_group(np.isfinite(levels), pair_numbers(jobs, leaves))
-        alone = (size - here < _MIN_OTHERS) | (size <= 2 * here)
+        common, others = median_on_other_leaves(levels, jobs, leaves)
+        alone = others < _MIN_OTHERS
         count, normal, odd = self.counts[kind, :n], self.normal[kind, :n], self.odd[kind, :n]
         known, other = np.isfinite(levels), (alone != self.alone[kind, :n]) & (count > 0)
         odd[known] = np.where(other, odd + 1, 0.0)[known]
@@ -178,9 +184,26 @@ class PortTraffic(State):
         self.loads[: len(moved)][moved] = 0.0
 
 
-def count_in_group(counted: Bools, groups: Groups) -> NDArray[np.int64]:
-    """Returns (N,) how many of the group of each entity are counted; 0 for group -1."""
-    return np.append(np.bincount(groups[counted & (groups >= 0)], minlength=int(groups.max(initial=-1)) + 1), 0)[groups]
+def median_on_other_leaves(levels: Floats, jobs: Groups, leaves: Groups) -> tuple[Floats, NDArray[np.int64]]:
+    """Returns (N,) the median of the medians of the other leaves that have ports of the same job, and how many ports
+    these are; NaN and 0 without any."""
+    pairs = pair_numbers(jobs, leaves)
+    of_port, size = grouped_median(levels, pairs)
+    total, mine = int(pairs.max(initial=-1)) + 1, pairs >= 0
+    median, job, ports = np.full(total, np.nan), np.zeros(total, np.int64), np.zeros(total, np.int64)
+    median[pairs[mine]], job[pairs[mine]], ports[pairs[mine]] = of_port[mine], jobs[mine], size[mine]
+    known = np.flatnonzero(np.isfinite(median))
+    order = known[np.lexsort((median[known], job[known]))]
+    _, first, inverse, count = np.unique(job[order], return_index=True, return_inverse=True, return_counts=True)
+    many, rank = count[inverse], np.arange(len(order)) - first[inverse]
+    several, ranked = many > 1, median[order]
+    found, others = np.full(total + 1, np.nan), np.zeros(total + 1, np.int64)  # the last cell is for those of no pair
+    # of the sorted medians of a job without its own one
+    at = [first[inverse] + k + (k >= rank) for k in ((many - 2) // 2, (many - 1) // 2)]
+    low, high = (ranked[np.where(several, place, 0)] if len(order) else ranked for place in at)
+    found[order] = np.where(several, (low + high) / 2, np.nan)
+    others[order] = np.bincount(inverse, ports[order], len(first))[inverse] - ports[order]
+    return found[pairs], others[pairs]
 
 
 def _sum_known(values: Floats) -> Floats:
@@ -193,11 +216,12 @@ class LinkCongestion(Detector):
     """Waits, congestion marks and lost packets of each port for the bytes it sends, each minute, leaf by leaf; pauses.
 
     Ticket: on more than `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, one of
-    these is `factor` times the normal of each, for `hold` s; a suspect after two minutes of it. Normal is the port's
-    own past, after the median of the ports of its job (without one: of its node) has removed what the job does; where
-    fewer than three of them, or no majority, are on other leaves, another job would look the same, and it stays a
-    suspect. Page: the same without more congestion marks, while these ports have lost 10 % of their traffic: a leaf
-    that loses packets or holds up data without a cause, and slows its jobs. A leaf on which a tenth of the ports have
+    these is `factor` times the normal of each, or traffic is 10 % below it, for `hold` s; a suspect after two minutes.
+    Normal is the port's own past, after the median of the ports of its job (without one: of its node) on other leaves
+    has removed what the job does; where fewer than three of them are on other leaves, another job would look the same,
+    and it stays a suspect. Page: the same without more congestion marks, while these ports have lost 10 % of their
+    traffic: a leaf that loses packets or holds up data without a cause, and slows its jobs; where nothing but traffic
+    shows it, two jobs at least. A leaf on which a tenth of the ports have
     errors is left to the detector `link`. Ends when a third of the ports are left. Two to four ports whose flows were
     hashed onto one uplink are not a finding.
 
@@ -314,7 +338,8 @@ class LinkCongestion(Detector):
         n, groups = len(frame.entities), self._leaf.groups(frame) + 1  # 0: on no leaf
         excess, total = self.traffic.excess[:, :n], int(groups.max(initial=0)) + 1
         judged = np.isfinite(excess).any(axis=0)
-        over = excess > np.log(self.factor)  # false for NaN
+        limits = np.log([*[self.factor] * _LESS, 1 / (1 - _SLOWER)])
+        over = excess > limits[:, None]  # false for NaN
         if self.conditions or over.sum() >= self.ports:
             judged &= ~self.gates.maintenance_mask(frame)
             over &= judged
@@ -334,7 +359,8 @@ class LinkCongestion(Detector):
         """Notes how crowded a leaf is in this minute."""
         began = frame.time - int(MINUTE_S * SECOND)  # within the minute that was read
         known = self.crowded.setdefault(leaf, {"onset": began, "looks": 0, "beside": False})
-        traffic, kind = self.traffic, int(np.argmax(over[:, ports].sum(axis=1)))
+        traffic, counts = self.traffic, over[:, ports].sum(axis=1)
+        kind = int(np.argmax(counts[:_LESS])) if counts[:_LESS].max() * 2 >= counts[_LESS] else _LESS
         mine = ports[over[kind, ports]]
         judged = ports[np.isfinite(traffic.excess[kind, ports])]
         known |= {"seen": frame.time, "kind": kind, "ports": len(mine), "of": len(judged)}
@@ -344,7 +370,8 @@ class LinkCongestion(Detector):
         known["beside"] = bool(traffic.alone[kind, mine].mean() < 0.5) if len(mine) else known["beside"]
         known["errors"] = int(np.nansum(traffic.errors[ports]))
         known["lost"] = traffic.lost_traffic(judged)
-        known["marked"] = bool(over[1, ports].sum() * 2 > len(judged))
+        known["marked"] = bool(counts[_MARKED] * 2 > len(judged))
+        known["jobs"] = len(np.unique(self._work(frame)[0][mine]))
 
     def _findings(self, frame: Frame, pausing: list[int]) -> list[Finding]:
         crowded = {leaf: known for leaf, known in self.crowded.items() if known["looks"] >= 2}
@@ -358,7 +385,7 @@ class LinkCongestion(Detector):
     def _leaf_finding(self, frame: Frame, leaf: str, known: dict[str, Any]) -> Finding | None:
         held = (frame.time - known["onset"]) / SECOND
         level: Level = "ticket" if held >= self.hold and known["beside"] else "suspect"
-        slows = known["lost"] >= _SLOWER and not known["marked"]
+        slows = known["lost"] >= _SLOWER and not known["marked"] and (known["kind"] != _LESS or known["jobs"] > 1)
         if level == "ticket" and slows:
             level = "page"
         due = due_report(self.conditions, leaf, frame.time, known["onset"], level)
@@ -366,7 +393,10 @@ class LinkCongestion(Detector):
             return None
         what, signals = _KINDS[known["kind"]]
         title = f"{known['factor']:.1f} x {what} on {known['ports']} of {known['of']} busy ports"
-        title = f"jobs {100 * known['lost']:.0f} % slower, {title}" if slows else f"congested, {title}"
+        if known["kind"] == _LESS:
+            title = f"{100 - 100 / known['factor']:.0f} % {what} on {known['ports']} of {known['of']} busy ports"
+        else:
+            title = f"jobs {100 * known['lost']:.0f} % slower, {title}" if slows else f"congested, {title}"
         return self.finding(
             *(frame.time, leaf, due),
             score=known["factor"],

@@ -82,6 +82,25 @@ def test_a_leaf_that_loses_packets_and_slows_its_jobs_pages() -> None:
     assert "25 % slower" in found[-1].summary
 
 
+@pytest.mark.parametrize("rails", [False, True])
+def test_a_leaf_that_loses_traffic_of_several_jobs_without_any_count_pages(rails: bool) -> None:
+    def gray(fabric: Fabric, tick: int, growth: Values) -> None:
+        if tick >= AT:
+            for name in ("nic.tx_bytes", "nic.rx_bytes"):
+                growth[name] *= np.where(fabric.leaf == 2, 0.6, 0.95)
+                for other in [n for n in growth if n not in ("nic.state", "nic.speed")]:
+                    growth[other] = growth[other] if "bytes" in other else growth[other] * 0.8
+
+    jobs = (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
+    assert levels(run(Fabric(roce=True, rails=rails, jobs=jobs), gray)) == {"leaf:l2": "page"}
+    assert levels(run(Fabric(roce=True, rails=rails, jobs=(tuple(range(16)),)), gray)) == {"leaf:l2": "ticket"}
+
+
+def test_a_job_on_two_leaves_is_enough_to_compare() -> None:
+    fabric = Fabric(nodes=8, roce=True, rails=False, jobs=(tuple(range(8)),))
+    assert levels(run(fabric, congested(1))) == {"leaf:l1": "ticket"}
+
+
 def test_waits_without_marks_that_slow_the_jobs_of_a_leaf_page_and_congestion_with_marks_does_not() -> None:
     assert levels(run(Fabric(), congested(1, lost=0.3))) == {"leaf:l1": "page"}
     assert levels(run(Fabric(roce=True), congested(1, lost=0.3))) == {"leaf:l1": "ticket"}
