@@ -65,7 +65,9 @@ def is_throttled_by_heat(reasons: Floats) -> Bools:
 @compiled
 def _count_frames(count: Times, since: Times, last: Times, known: Bools, throttled: Bools, time: int) -> None:
     for i in range(len(count)):
-        if throttled[i] and ((count[i] == 0) or (since[i] > time)):  # the clock may have been set back
+        if throttled[i] and not 0 <= time - last[i] <= _GAP:
+            count[i] = 0  # it was not read for long, or the clock was set
+        if throttled[i] and ((count[i] == 0) or (since[i] > time)):
             since[i] = time
         if throttled[i]:
             last[i] = time
@@ -130,6 +132,8 @@ class ThermalThrottling(State):
             working = counts & (groups == group)
             usual = peak[working & np.isfinite(peak)]  # a quarter of them, so that one glitch does not count
             working &= ~(power < _IDLE * (np.quantile(usual, 0.75) if len(usual) else 0.0))
+            if self._cohorts.names[group] in self.units:  # its GPUs stall, and cool down last
+                working |= counts & (groups == group) & throttled
             hot = working & throttled
             on, every = len(np.unique(nodes[hot])), len(np.unique(nodes[working]))
             many = int(np.count_nonzero(hot)) > _MANY * int(np.count_nonzero(working))
