@@ -192,10 +192,9 @@ class SupplyState(State):
                 if not abs(now - self.apart[i]) <= most:
                     self.apart[i], found[i] = now, np.nan
                     continue
-                size = now - self.last[i]
-                self.jump[i], self.jumped_at[i] = self.jump[i] + size, time
+                self.jump[i], self.jumped_at[i] = self.jump[i] + now - self.last[i], time
                 for mean in (self.fast, self.slow, self.hour):
-                    mean[i] += size
+                    mean[i] = now
             self.apart[i] = np.nan
             self._follow(i, now, float(returned[i]), seconds, time)
             above, began = self.fast[i] - self.hour[i], int(self.quick_at[i])

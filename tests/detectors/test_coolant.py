@@ -312,6 +312,16 @@ def test_one_wild_sample_moves_nothing_and_silences_nothing(site, watch, size):
     assert page.time <= START + (120 + 30) * STEP
 
 
+def test_a_warm_supply_that_is_repaired_at_once_ends(site, watch):
+    def change(tick, values):
+        if tick < 240:
+            warming(values, tick, 60, 8.0)
+
+    detector = Coolant()
+    assert watch(detector, site, 300, change)[-1].time <= START + 250 * STEP
+    assert not detector.conditions
+
+
 @pytest.mark.parametrize("size", [8.0, -8.0])
 @pytest.mark.parametrize("later", [200, 600])
 def test_water_that_warms_after_its_sensor_stepped_pages(site, watch, size, later):
