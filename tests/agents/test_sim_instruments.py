@@ -14,6 +14,7 @@ from agents.sim.faults.telemetry import SensorFault
 from agents.sim.fleet import FleetSimulator
 from agents.sim.kinds import KINDS, list_kinds
 from agents.sim.scenario import Fleet, Line, Scenario
+from agents.sim.world import worlds
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
 from tests.agents.sim_hour import END, ONSET, SEED, WITHIN, simulate_fault, simulate_quiet_hour
@@ -47,6 +48,9 @@ def test_rows_of_faults_share_their_rate_and_name_existing_signals() -> None:
     assert sum(KINDS[name].rate.value for name in ("straggler", "cold_plate")) == pytest.approx(0.8)
     assert KINDS["coolant"].rate.value == pytest.approx(0.1 * 0.2)
     reported = {name for block in simulate_quiet_hour().chunks[0].columns.values() for name in block}
+    world = next(w for w in worlds("train", 40) if w.fabric.kind == "roce" and not w.instruments.absent)
+    other = FleetSimulator(Scenario(600.0, 10.0, None, Fleet(16, 8)).in_world(world), 1)
+    reported |= {name for block in next(other.chunks()).columns.values() for name in block}
     assert {s for kind in KINDS.values() for s in kind.signals if not s.startswith("event:")} <= reported
 
 
