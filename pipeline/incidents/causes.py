@@ -383,7 +383,7 @@ class CauseRules:
         """Returns the median share of affected units since a time among the other causes of its kind."""
         kind = kind_of(cause)
         self._refresh_index()
-        others = self._number[kind] - 1
+        others = max(self._number[kind], len(onsets)) - 1  # parents may be in no inventory of their own
 
         def share(since: int) -> float:
             if 2 * (len(onsets) - 1) <= others:

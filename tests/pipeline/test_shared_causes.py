@@ -338,3 +338,14 @@ def test_more_silent_members_more_frequent_conditions_and_more_time_always_lower
     assert odds(3, 0.01, 1) > odds(3, 0.1, 1) > odds(3, 10.0, 1)
     assert odds(3, 0.1, 60) > odds(3, 0.1, 600) > odds(3, 0.1, 6000)
     assert weigh_pair("gpu", 0, Rate(0.1, 1), Rate(0.1, 1)) > weigh_pair("gpu", DAY // 8, Rate(0.1, 1), Rate(0.1, 1))
+
+
+@pytest.mark.parametrize("nodes_named", [1, 2, 5])
+def test_parents_that_no_inventory_lists_are_weighed_too(nodes_named: int) -> None:
+    """A recording of ports may name their nodes only as parents."""
+    case = site(Topology({f"port:t{n}.{p}": (f"node:t{n}",) for n in range(nodes_named) for p in range(6)}))
+    for _ in range(3):
+        case.report_findings(
+            *(found(f"port:t{n}.{p}", "link", "ticket") for n in range(nodes_named) for p in range(0, 6, 2))
+        )
+    assert {i.severity for i in case.desk.incidents.values()} == {"ticket"}
