@@ -168,12 +168,15 @@ class SilentNodes(State):
         owner = self._gpus.node_positions(names)
         reporting = owner[last.reporting("gpu")[: len(owner)] & (owner >= 0)]
         alive, free = np.bincount(reporting, minlength=len(names)) > 0, ~context.maintenance_mask("node")
+        # without GPUs that confirm it, single readings that are lost must not make a silence either
+        surely = last.silent("node", context.node_seconds)[: len(names)]
+        silent = silent & ((np.bincount(owner[owner >= 0], minlength=len(names)) > 0) | surely)
         # a node that comes back shows its GPUs first
         back = np.full(len(names) + 1, -1, np.int64)
         np.maximum.at(back, owner, last.of_class("gpu").since[: len(owner)])
         settled = context.time - back[:-1] > last.patience("node", context.node_seconds)[: len(names)] + SETTLES
         mute, counted = silent & alive & free & settled, alive & free
-        mute &= last.silent("node", context.node_seconds)[: len(names)]
+        mute &= surely
         self._lost_reader = self._readers.find_lost("node", mute, counted, np.arange(len(names)), self._index, last)
         left = mute if self._lost_reader is None else mute & ~self._lost_reader.silent
         self._mute = np.flatnonzero(left).tolist()
@@ -186,8 +189,9 @@ class SilentNodes(State):
         for node in [n for n in self._alone if n not in quiet]:
             del self._alone[node]
             context.facts.clear_node(node, context.topology)
+        waiting = self._not_silent_yet(context) if self._groups else set()
         for entity, group in list(self._groups.items()):
-            left = [n for n in group["nodes"] if n in quiet]
+            left = [n for n in group["nodes"] if n in quiet or n in waiting]
             for node in set(group["nodes"]) - set(left):
                 context.facts.clear_node(node, context.topology)
             if len(left) < _LEFT * group["of"]:
@@ -204,6 +208,14 @@ class SilentNodes(State):
         for i in begun:
             if free[i]:
                 free[self._begin(i, free, context)] = False
+
+    def _not_silent_yet(self, context: Context) -> set[str]:
+        """Returns the nodes that are late, but not for as long as a silence takes: those of a group are not silent for
+        their patience at the same instant."""
+        last = context.last
+        age = context.time - last.of_class("node").seen
+        late = (age > LATE * last.interval()) & (age <= last.patience("node", context.node_seconds))
+        return {last.names("node")[i] for i in np.flatnonzero(late[: len(last.names("node"))]).tolist()}
 
     def _begin(self, i: int, free: Bools, context: Context) -> list[int]:
         """Adds a node that has just fallen silent, with others or alone; returns the positions of those added.

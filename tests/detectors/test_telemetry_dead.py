@@ -127,3 +127,19 @@ def test_a_fleet_that_just_began_is_not_silent_and_a_node_is_lost_after_three_of
         found += [(f.entity, second - lost) for f in detector.observe({"node": frame})]
     assert {e for e, _ in found} == {NODES[DEAD]}
     assert 0 < found[0][1] <= max(50, 3 * interval + 30)
+
+
+@pytest.mark.parametrize(("interval", "lost"), [(1, 0.02), (10, 0.02), (30, 0.05), (60, 0.02)])
+def test_a_rack_that_loses_power_is_one_finding_at_any_interval_though_single_readings_are_lost(interval, lost):
+    nodes = tuple(f"node:n{i}" for i in range(32))
+    parents = {node: [f"rack:r{i // 16}"] for i, node in enumerate(nodes)}
+    topology_, rng, detector = Topology(parents), np.random.default_rng(4), Telemetry()
+    phase, found, dark = rng.uniform(0, interval, 32), [], 3600
+    for second in range(0, 4800, 10):
+        due = np.floor((second - phase) / interval) > np.floor((second - 10 - phase) / interval)
+        kept = due & (rng.random(32) >= (lost if interval >= 10 else lost**10))
+        load = np.where(kept & ~((np.arange(32) < 16) & (second >= dark)), 20.0, np.nan)
+        frame = Frame(T0 + second * SECOND, "node", nodes, {"node.load1": load}, topology_)
+        found += [(f.entity, f.level, second - dark) for f in detector.observe({"node": frame})]
+    assert {f[0] for f in found} == {"rack:r0"}
+    assert 0 < found[0][2] <= max(60, 8 * interval)
