@@ -28,7 +28,6 @@ _SOME = 0.25  # the same share that keeps it blamed, so that the blame does not 
 _ALIKE = 0.4  # share of the slowest one's slowdown from which others of its node are slow with it; chosen
 _DOUBTS = ("", "no other node to compare", "no peer to compare", "all of its stage is slow")
 _SURE, _NODE, _RANK, _ALL = range(4)
-_MOST_CAUSES = 3  # in the evidence; chosen
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def decide_level(
 
 def describe_causes(found: Sequence[Cause]) -> str:
     """Returns the causes in full, for the evidence."""
-    return "; ".join(cause.text for cause in found[:_MOST_CAUSES]) if found else "cause not visible"
+    return "; ".join(cause.text for cause in found) if found else "cause not visible"
 
 
 def write_title(

@@ -154,11 +154,6 @@ class GpuPlacement(Placement):
     _key: tuple[int, ...] = field(default=(), init=False, repr=False)
     _ranks: AncestorIndex = field(default_factory=lambda: AncestorIndex("gpu"), init=False, repr=False)
 
-    @property
-    def node(self) -> Ints:
-        """(N,) number of the node of each."""
-        return self.numbers["node"]
-
     def update_topology(self, frame: Frame) -> Bools | None:
         """Follows topology and fleet; where they changed, returns (N,) GPUs with other peers than before."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
@@ -174,8 +169,8 @@ class GpuPlacement(Placement):
         attributes = frame.topology.attributes
         product = [skus.setdefault(attributes.get(gpu, {}).get("sku"), len(skus)) for gpu in frame.entities]
         self.build_cohorts(np.array(product, np.int32), LEAST_PEERS)
-        alone = (self.groups < 0) & ~self.job_known & (self.node >= 0)
-        self.groups[alone] = self.node[alone] + len(self.cohorts)
+        alone = (self.groups < 0) & ~self.job_known & (self.numbers["node"] >= 0)
+        self.groups[alone] = self.numbers["node"][alone] + len(self.cohorts)
         self.cohorts += self.entities["node"]
         now = {gpu: self.cohort_name(i) if self.job_known[i] else "" for i, gpu in enumerate(frame.entities)}
         before, self._mates = self._mates, now
@@ -200,14 +195,12 @@ class GpuPlacement(Placement):
         return np.asarray((self.reported_at > 0) & (time - self.reported_at <= _REPORTS_FOR))
 
 
+def find_around(entity: str, topology: Topology) -> dict[str, str]:
+    """Returns kind -> nearest ancestor of that kind."""
+    return {kind_of(above): above for above in reversed(topology.ancestors(entity))}
+
+
 def _ranks_by_gpu(topology: Topology) -> dict[str, dict[str, str]]:
     """Returns GPU -> ancestors by kind of the rank on it; of several ranks on one GPU the last named."""
-    found: dict[str, dict[str, str]] = {}
-    for entity in topology.parents:
-        if kind_of(entity) == "rank":
-            around: dict[str, str] = {}
-            for above in topology.ancestors(entity):
-                around.setdefault(kind_of(above), above)
-            if "gpu" in around:
-                found[around["gpu"]] = around
-    return found
+    ranks = (find_around(entity, topology) for entity in topology.parents if kind_of(entity) == "rank")
+    return {around["gpu"]: around for around in ranks if "gpu" in around}

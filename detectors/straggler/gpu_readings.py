@@ -194,20 +194,19 @@ class GpuReadings(State):
             return []
         effect, score = np.median(cells[[kernel.EFFECT, kernel.UP]][:, slots], axis=1).tolist()
         below, low = float(np.median(clocks.below[slots])), -np.log(SLOW_CLOCK)
+        below = below if effect < CLOCK.delta else 0.0  # slower than before is not slow since its start
         facts = self.known[mine] & ~has_reason(self.bits[mine], _SETTINGS) & (self.capped[mine] < 0.5)
         physical = bool(2 * np.count_nonzero(facts) >= len(mine))
-        if effect >= CLOCK.delta and score > CLOCK.threshold / 2:
-            ratio = _median(self.clock[mine]) / _median(self.clock[others])
-            less = float(np.fmax(-np.expm1(-effect), 1 - ratio))  # of half a cohort the median is between both
-            text = f"SM clock {100 * less:.0f} % below that of its peers"
-            title = f"SM clock {100 * less:.0f} % low"
-            return [Cause("sm_clock_below_peers", title, text, "gpu.sm_clock", physical, round(less, 4))]
         if below >= low:
-            less = -float(np.expm1(-below))
-            text = f"slow since it started, as the SM clock, {100 * less:.0f} % below that of its peers"
-            title = f"SM clock {100 * less:.0f} % low since start"
-            return [Cause("sm_clock_below_stage", title, text, "gpu.sm_clock", physical, round(less, 4))]
-        return []
+            since, key, less = " since start", "sm_clock_below_stage", -float(np.expm1(-below))
+        elif effect >= CLOCK.delta and score > CLOCK.threshold / 2:
+            ratio = _median(self.clock[mine]) / _median(self.clock[others])
+            since, key = "", "sm_clock_below_peers"
+            less = float(np.fmax(-np.expm1(-effect), 1 - ratio))  # of half a cohort the median is between both
+        else:
+            return []
+        text = f"SM clock {100 * less:.0f} % below that of its peers{since}"
+        return [Cause(key, f"SM clock {100 * less:.0f} % low{since}", text, "gpu.sm_clock", physical, round(less, 4))]
 
     def _link_causes(self, mine: Slots, others: Slots) -> list[Cause]:
         found = []
@@ -241,23 +240,19 @@ def find_host_cause(
     node: str | None, others: Sequence[str], pressure: Pressure, frames: Mapping[str, Frame]
 ) -> list[Cause]:
     """Returns that tasks of a node wait for a processor, unlike on the other nodes of its job."""
-    if node is None:
+    share, usual, least = pressure.share_of(node or ""), pressure.median_share(others), _PRESSED
+    signal, nodes = "node.cpu_pressure", frames.get("node")
+    title, text = "tasks wait for CPU {:.0%}", "tasks on {} wait for a processor {:.0%} of the time"
+    if not np.isfinite(share) and nodes is not None and node in nodes.entities:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            queue = dict(zip(nodes.entities, nodes["node.load1"] / nodes["node.cpu_count"], strict=True))
+        share, usual, least = (
+            float(queue[node or ""]),
+            _median(np.array([queue.get(e, np.nan) for e in others])),
+            _QUEUE,
+        )
+        signal, title, text = ("node.load1", "{:.1f} tasks per CPU", "{1:.1f} tasks runnable on {0} for each processor")
+    if not share >= least or share < _TIMES * usual:
         return []
-    share, usual = pressure.share_of(node), pressure.median_share(others)
-    if np.isfinite(share):
-        if share < _PRESSED or share < _TIMES * usual:
-            return []
-        compared = f" (other nodes of the job {100 * usual:.0f} %)" if np.isfinite(usual) else ""
-        text = f"tasks on {node} wait for a processor {100 * share:.0f} % of the time{compared}"
-        title = f"tasks wait for CPU {100 * share:.0f} %"
-        return [Cause("cpu_pressure", title, text, "node.cpu_pressure", False, round(share, 3))]
-    nodes = frames.get("node")
-    if nodes is None or node not in nodes.entities:
-        return []
-    with np.errstate(divide="ignore", invalid="ignore"):
-        queue = dict(zip(nodes.entities, nodes["node.load1"] / nodes["node.cpu_count"], strict=True))
-    mine, usual = float(queue[node]), _median(np.array([queue.get(e, np.nan) for e in others]))
-    if not mine >= _QUEUE or mine < _TIMES * usual:
-        return []
-    text = f"{mine:.1f} tasks are runnable on {node} for each processor"
-    return [Cause("cpu_pressure", f"{mine:.1f} tasks per CPU", text, "node.load1", False, round(mine, 3))]
+    said = title.format(share).replace("%", " %"), text.format(node, share).replace("%", " %")
+    return [Cause("cpu_pressure", *said, signal, False, round(share, 3))]

@@ -30,11 +30,10 @@ Ints = NDArray[np.int64]
 SENT = "nic.tx_bytes"
 WAITS = ("nic.port_tx_wait", "nic.rx_pause_duration")
 MARKS = ("nic.cnp_sent", "nic.cnp_handled", "nic.ecn_marked")
-ERRORS = ("nic.symbol_errors", "nic.crc_errors", "nic.ack_timeouts")
 KINDS = (("wait for credits or under pause", WAITS), ("see congestion marks", MARKS))
 """What shows that a network is slow, in words, and its signals."""
-_READ = (SENT, *WAITS, *MARKS, *ERRORS)
-_ROWS = (slice(1, 1 + len(WAITS)), slice(1 + len(WAITS), 1 + len(WAITS) + len(MARKS)))
+_READ = (SENT, *WAITS, *MARKS)
+_ROWS = (slice(1, 1 + len(WAITS)), slice(1 + len(WAITS), len(_READ)))
 _FLOORS = (2e-6, 2e-10)
 """Waits and marks per byte that count as none: at a tenth of 400 Gb/s 1e4 ticks a second, which is less than a percent
 of the time at every known length of a tick, and one packet marked a second. Chosen."""
@@ -54,9 +53,10 @@ _IO, _TIMES = 0.2, 3.0  # share of the time in which tasks wait for I/O, as in s
 _ACTIVE, _POWER, _CLOCK = 0.03, 0.05, 0.03
 """Least fall of a job's SM activity (twice the daily swing of 1 to 2 % of Dubey et al., 2024, section 3.3.4), power and
 SM clock (two of NVML's steps) that show that its GPUs wait or are slow. Chosen."""
+_SPINS = 0.3
+"""Share of its load that a GPU shows while it waits in a collective: a hang leaves 20 to 40 % of the power (traces of
+MegaScale and Minder)."""
 _SEVERE = 0.25  # share of its throughput that a job loses: a page without a visible cause, as of a quarter of its GPUs
-_ERRS, _FEW = 0.5, 2  # share of the recent updates in which a port erred; ports that err by themselves; chosen
-JobCause = Literal["network", "congestion", "io", "clock", "waits"]
 
 
 @dataclass
@@ -64,13 +64,12 @@ class JobPorts(State):
     """Arrays by port of the frame. last: newest counters.   normal: ln of waits and marks per byte, as learned.
 
     excess: (2, N) of waits and marks, ln above normal, smoothed.   sent: newest bytes/s.   job: slot, -1 none.
-    errs: 0 to 1, smoothed share of the updates with an error.   count: updates learned from.
+    count: updates learned from.
     """
 
     last: Floats = memory(np.nan, shape=(len(_READ), N))
     normal: Floats = memory(0.0, shape=(2, N))
     excess: Floats = memory(0.0, shape=(2, N))
-    errs: Floats = memory(0.0)
     sent: Floats = memory(np.nan)
     job: Ints = memory(-1, np.int64)
     count: Ints = memory(0, np.int64)
@@ -91,8 +90,6 @@ class JobPorts(State):
             return
         rate = growth / seconds
         self.sent[:n] = rate[0]
-        erred = (growth[_ROWS[1].stop :] > 0).any(axis=0)  # False for NaN
-        self.errs[:n] += _SMOOTH * (erred - self.errs[:n])
         self._judge(rate, np.append(calm, True)[job])
 
     def _judge(self, rate: Floats, calm: Bools) -> None:
@@ -125,74 +122,21 @@ class JobPorts(State):
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkCause:
-    """entity: the job, or the part of the network that stands out.   title: in few words; text: in full.
+class JobReason:
+    """Why a job is slower as a whole. entity: the job, or the part of the network that stands out.
 
-    silent: its ports wait and see no congestion marks, though they are counted: packets are lost or held up on the way.
+    title, text: in few words and in full.   network: its ports wait and see no congestion marks, though they are
+    counted: packets are lost or held up on the way; congestion: they see marks, or none are counted.
     """
 
     entity: str
+    cause: Literal["network", "congestion", "io", "clock", "waits"]
     title: str
     text: str
     signals: tuple[str, ...]
-    silent: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SlowJob:
-    """A job that is slower as a whole. entity: itself, or the part of the network that stands out.
-
-    title, text: the cause in few words and in full.   measure: by which it is judged.   harm: a page.
-    """
-
-    job: str
-    entity: str
-    cause: JobCause
-    title: str
-    text: str
-    since: int
-    measure: str
-    now: Mapping[str, float]
-    usual: Mapping[str, float]
-    effect: float
-    score: float
-    signals: tuple[str, ...]
-
-    @property
-    def explained(self) -> bool:
-        """Whether the cause is visible outside its GPUs."""
-        return self.cause in ("network", "congestion", "io")
-
-    @property
-    def level(self) -> Level:
-        """Page where the network fails silently, or where it loses a quarter for no visible cause; else ticket."""
-        return "page" if self.cause == "network" or (self.cause == "waits" and self.effect >= _SEVERE) else "ticket"
-
-    def finding(self, time: int, due: tuple[int, Level], detector: str) -> Finding:
-        """Returns the finding that is due."""
-        now, usual, unit = self.now[self.measure], self.usual[self.measure], _UNITS[self.measure]
-        subject = "" if self.entity == self.job else f"{entity_name(self.job)} "
-        shares: dict[str, Any] = {
-            f"{name}_share": round(1 - less, 4) for name in _UNITS if np.isfinite(less := self.less(name))
-        }
-        return build_finding(
-            *(detector, time, self.entity, due),
-            score=self.score,
-            summary=pager_title(self.entity, f"{subject}{100 * self.effect:.0f} % slower than before, {self.title}"),
-            signals=self.signals,
-            clears=f"it is less than {100 * STILL_SLOWER:.0f} % slower than before",
-            compared=Comparison(now, usual, None, "own past", 0, self.effect, unit),
-            job=self.job,
-            attribution="NETWORK" if self.cause in ("network", "congestion") else "JOB",
-            cause=self.text,
-            **shares,
-        )
-
-    def less(self, name: str) -> float:
-        """Returns the share by which a measure has fallen; NaN where that is unknown."""
-        return 1 - self.now[name] / self.usual[name] if self.usual[name] > 0 else float("nan")
-
-
+_NETWORK = ("network", "congestion")
 _UNITS = {"sent": "By/s", "active": "1", "power": "W", "clock": "MHz"}
 _SOURCES = (("sent", SENT), ("active", "gpu.sm_active"), ("power", "gpu.power"))
 """What shows the pace of a job from outside, the best first, and its signal."""
@@ -266,74 +210,89 @@ class JobThroughput(State):
         """
         now = np.full(len(self.pace.count) + 1, np.nan)
         for number, (name, _) in enumerate(_SOURCES[:sources]):
-            now[:-1] = np.where(self.pace.source == number, self.pace.shares(name), now[:-1])
+            share = self.pace.shares(name)
+            share = share if number == 0 else 1 - (1 - share) / (1 - _SPINS)
+            now[:-1] = np.where(self.pace.source == number, np.maximum(share, 0.1), now[:-1])
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(-np.log(now[[*(self.pace.jobs.get(job, -1) for job in names), -1]]))
 
-    def find_slow(
+    def report(
         self,
         frames: Mapping[str, Frame],
         blamed: Collection[str],
         doubted: Collection[str],
-        hold: float,
-        job_hold: float,
-    ) -> Sequence[tuple[SlowJob, int]]:
-        """Returns the slow jobs that are due, each with its onset; none of which a part is blamed already.
+        holds: tuple[float, float],
+        detector: str,
+    ) -> list[Finding]:
+        """Returns the findings that are due on slow jobs; none of which a part is blamed already.
 
-        doubted: jobs that may wait for GPUs that throttle. A cause that appears long after the job became slow is a
-        second one.
+        doubted: jobs that may wait for GPUs that throttle.   holds: s, where the network is the cause, and elsewhere. A
+        cause that appears long after the job became slow is a second one.
         """
-        time = frames["gpu"].time
-        found = [self._find_cause(name, slot, frames.get("nic")) for name, slot in self.pace.slow_jobs()]
-        slow = [one for one in found if one is not None and one.job not in blamed]
-        slow = [one for one in slow if one.explained or one.job not in doubted]
-        self.first = {one.entity: self.first.get(one.entity, [time, one.job]) for one in slow}
-        due = []
-        for one in {one.entity: one for one in slow}.values():
-            first = int(self.first[one.entity][0])
-            onset = one.since if first - one.since <= hold * SECOND else first
-            wait = hold if one.cause in ("network", "congestion") else job_hold
-            if time - onset >= wait * SECOND:
-                due.append((one, onset))
-        return due
-
-    def report(self, due: Sequence[tuple[SlowJob, int]], time: int, detector: str) -> list[Finding]:
-        """Returns the findings of slow jobs that are due."""
-        close_ended(self.conditions, {one.entity for one, _ in due})
-        found = []
-        for one, onset in sorted(due, key=lambda pair: pair[0].entity):
-            if reported := due_report(self.conditions, one.entity, time, onset, one.level):
-                found.append(one.finding(time, reported, detector))
+        time, slow = frames["gpu"].time, dict[str, tuple[str, int, JobReason]]()
+        for job, slot in self.pace.slow_jobs():
+            reason = None if job in blamed else self._find_reason(job, slot, frames.get("nic"))
+            if reason is not None and ((reason.cause in _NETWORK) or reason.cause == "io" or job not in doubted):
+                slow[reason.entity] = job, slot, reason
+        self.first = {entity: self.first.get(entity, [time, job]) for entity, (job, _, _) in slow.items()}
+        found, holding = list[Finding](), set[str]()
+        for entity, (job, slot, reason) in sorted(slow.items()):
+            since, first = int(self.pace.since[slot]), int(self.first[entity][0])
+            onset = since if first - since <= holds[0] * SECOND else first
+            if time - onset >= holds[reason.cause not in _NETWORK] * SECOND:
+                holding.add(entity)
+                # the network fails silently, or a quarter is lost for no visible cause
+                lost = reason.cause == "waits" and self._loss(slot) >= _SEVERE
+                level: Level = "page" if reason.cause == "network" or lost else "ticket"
+                if due := due_report(self.conditions, entity, time, onset, level):
+                    found.append(self._finding(time, job, slot, reason, due, detector))
+        close_ended(self.conditions, holding)
         return found
 
-    def _find_cause(self, job: str, slot: int, nics: Frame | None) -> SlowJob | None:
-        pace = self.pace
-        now, usual = pace.values(slot)
-        measure, signal = _SOURCES[int(pace.source[slot])]
+    def _loss(self, slot: int) -> float:
+        return -float(np.expm1(-self.pace.streams.cells[kernel.EFFECT, slot]))
+
+    def _finding(
+        self, time: int, job: str, slot: int, reason: JobReason, due: tuple[int, Level], detector: str
+    ) -> Finding:
+        now, usual = self.pace.values(slot)
+        name, signal = _SOURCES[int(self.pace.source[slot])]
+        subject = "" if reason.entity == job else f"{entity_name(job)} "
+        effect = self._loss(slot)
+        known = [k for k in _UNITS if usual[k] > 0 and np.isfinite(now[k])]
+        shares: dict[str, Any] = {f"{k}_share": round(now[k] / usual[k], 4) for k in known}
+        return build_finding(
+            *(detector, time, reason.entity, due),
+            score=self.pace.score(slot),
+            summary=pager_title(reason.entity, f"{subject}{100 * effect:.0f} % slower than before, {reason.title}"),
+            signals=tuple(dict.fromkeys((signal, *reason.signals))),
+            clears=f"it is less than {100 * STILL_SLOWER:.0f} % slower than before",
+            compared=Comparison(now[name], usual[name], None, "own past", 0, effect, _UNITS[name]),
+            job=job,
+            attribution="NETWORK" if (reason.cause in _NETWORK) else "JOB",
+            cause=reason.text,
+            **shares,
+        )
+
+    def _find_reason(self, job: str, slot: int, nics: Frame | None) -> JobReason | None:
+        """Returns why a job is slower; None if it no longer is, is under a new power cap, or does more in each step."""
+        now, usual = self.pace.values(slot)
+        measure, _ = _SOURCES[int(self.pace.source[slot])]
         less = {name: 1 - now[name] / usual[name] if usual[name] > 0 else 0.0 for name in now}
         if not less[measure] >= STILL_SLOWER or now["capped"] - usual["capped"] >= _POLICY:
             return None
-        cause: JobCause = "waits"
-        signals: tuple[str, ...] = ("gpu.sm_active",)
-        entity, title, text = job, "GPUs wait, cause not visible", "its GPUs wait, the cause is not visible"
-        network = _find_network_cause(self.ports, job, slot, nics) if measure == "sent" and nics is not None else None
-        if network is not None:
-            cause = "network" if network.silent else "congestion"
-            entity, title, text, signals = network.entity, network.title, network.text, network.signals
-        elif now["io"] >= _IO and not now["io"] < _TIMES * usual["io"]:
-            cause, signals = "io", ("node.io_pressure",)
-            title = f"tasks wait for I/O {100 * now['io']:.0f} %"
+        if measure == "sent" and nics is not None and (network := _find_network_cause(self.ports, job, slot, nics)):
+            return network
+        if now["io"] >= _IO and not now["io"] < _TIMES * usual["io"]:
             text = f"tasks on its nodes wait for I/O {100 * now['io']:.0f} % of the time"
-        elif less["clock"] >= _CLOCK:
-            cause, signals = "clock", ("gpu.sm_clock",)
+            return JobReason(job, "io", f"tasks wait for I/O {100 * now['io']:.0f} %", text, ("node.io_pressure",))
+        if less["clock"] >= _CLOCK:
             title = f"SM clocks {100 * less['clock']:.0f} % lower"
-            text = f"SM clocks of its GPUs are {100 * less['clock']:.0f} % lower, all alike"
-        elif not (less["active"] >= _ACTIVE or less["power"] >= _POWER):
-            return None  # as busy as before: it does more in each step
-        effect = -float(np.expm1(-pace.streams.cells[kernel.EFFECT, slot]))
-        signals = tuple(dict.fromkeys((signal, *signals)))
-        values = measure, now, usual, effect, pace.score(slot)
-        return SlowJob(job, entity, cause, title, text, int(pace.since[slot]), *values, signals)
+            return JobReason(job, "clock", title, f"{title}, all alike", ("gpu.sm_clock",))
+        if less["active"] >= _ACTIVE or less["power"] >= _POWER:
+            text = "its GPUs wait, the cause is not visible"
+            return JobReason(job, "waits", "GPUs wait, cause not visible", text, ("gpu.sm_active",))
+        return None
 
     def relearn(self, entity: str) -> None:
         """Relearns a job, or the job of a blamed entity, after feedback that it is not a fault."""
@@ -352,24 +311,19 @@ def _job_by_node(placement: GpuPlacement, job: Ints) -> Ints:
     """Returns (nodes + 1,) slot of the job that has a node alone, -1 none; the last is for GPUs without a node."""
     nodes = len(placement.entities["node"])
     least, most = np.full(nodes + 1, np.iinfo(np.int64).max), np.full(nodes + 1, -1)
-    np.minimum.at(least, placement.node, np.where(job >= 0, job, least[0]))
-    np.maximum.at(most, placement.node, job)
+    np.minimum.at(least, placement.numbers["node"], np.where(job >= 0, job, least[0]))
+    np.maximum.at(most, placement.numbers["node"], job)
     most[most != least] = -1
     most[-1] = -1
     return most
 
 
-def _find_network_cause(ports: JobPorts, job: str, slot: int, nics: Frame) -> NetworkCause | None:
+def _find_network_cause(ports: JobPorts, job: str, slot: int, nics: Frame) -> JobReason | None:
     """Returns the part of the network that slows a job; None where its ports are as before."""
     n = len(nics.entities)
     of_job = np.flatnonzero((ports.job[:n] == slot) & np.isfinite(ports.sent[:n]))
     if not len(of_job):
         return None
-    erring = of_job[ports.errs[of_job] >= _ERRS]
-    if 0 < len(erring) <= _FEW:
-        port = nics.entities[int(erring[np.argmax(ports.errs[erring])])]
-        # the detectors of links blame the port
-        return NetworkCause(job, f"errors on {entity_name(port)}", f"{port} errs in most minutes", ERRORS, False)
     over = ports.excess[:, of_job] >= _DOUBLED
     row = int(np.argmax(over.sum(axis=1)))
     what, signals = KINDS[row]
@@ -384,23 +338,17 @@ def _find_network_cause(ports: JobPorts, job: str, slot: int, nics: Frame) -> Ne
     text = f"its {count}ports{where} {what} {times:.1f} times as much as before"
     title = f"{len(waiting)} ports {'congested' if row else 'wait'}, {times:.1f} times as much"
     silent = row == 0 and any(signal in nics.values for signal in MARKS)
-    return NetworkCause(entity, title, text, signals, silent)
+    return JobReason(entity, "network" if silent else "congestion", title, text, signals)
 
 
 def _find_congested_part(ports: NDArray[np.intp], over: Bools, nics: Frame) -> tuple[str, NDArray[np.intp]] | None:
-    """Returns the rail on all leaves of which most of a job's ports wait, else the leaf with most such ports; with its
-    ports. None if most leaves of the job wait: then the cause is above them, or the job itself."""
+    """Returns the leaf on which most of a job's ports wait, with its ports. None if most of its leaves wait: then the
+    cause is above them, or the job itself."""
     leaves: dict[str, list[int]] = {}
     for place, port in enumerate(ports.tolist()):
         leaves.setdefault(nics.topology.ancestor_of_kind(nics.entities[port], "leaf") or "", []).append(place)
     waiting = {leaf for leaf, places in leaves.items() if leaf and over[places].sum() > max(1, _MOST * len(places))}
     if not waiting or (len(leaves) > 1 and len(waiting) > _MOST * len(leaves)):
         return None
-    rails: dict[str, list[str]] = {}
-    for leaf, places in leaves.items():
-        rails.setdefault(nics.topology.ancestor_of_kind(nics.entities[ports[places[0]]], "rail") or "", []).append(leaf)
-    whole = [rail for rail, parts in rails.items() if rail and len(parts) > 1 and waiting.issuperset(parts)]
-    if len(whole) == 1:
-        return whole[0], ports[[place for leaf in rails[whole[0]] for place in leaves[leaf]]]
     most = max(sorted(waiting), key=lambda leaf: over[leaves[leaf]].sum())
     return most, ports[leaves[most]]

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from detectors.base.state import notes
 from detectors.base.streams import Bools
 from detectors.base.topology_index import members_mask
-from detectors.straggler.gpu_placement import Placement
+from detectors.straggler.gpu_placement import Placement, find_around
 from pipeline.model.records import SECOND, Frame
-from pipeline.model.topology import Topology, kind_of
 
 _KEPT = 3600 * SECOND
 """us that a rank that ended keeps its slot: a job that comes back on the same GPUs keeps its baseline.
@@ -39,7 +38,6 @@ class RankSlots(Placement):
     _mates: dict[str, str] = notes()  # rank -> name of its cohort
     column: NDArray[np.int64] = field(default_factory=_no_columns, init=False, repr=False)
     _key: tuple[int, ...] = field(default=(), init=False, repr=False)
-    _ancestors: dict[str, tuple[tuple[str, ...], dict[str, str]]] = field(default_factory=dict, init=False, repr=False)
     gpu_column: NDArray[np.int64] = field(default_factory=_no_columns, init=False, repr=False)
     _gpus_known: int = field(default=-1, init=False, repr=False)
 
@@ -60,7 +58,7 @@ class RankSlots(Placement):
         for rank, i in living.items():
             slot = self._slots[rank]
             self.column[slot], names[slot] = i, rank
-            found[slot] = around = self._find_ancestors(rank, frame.topology)
+            found[slot] = around = find_around(rank, frame.topology)
             if (gpu := around.get("gpu")) is not None:
                 if self._gpus.get(rank, gpu) != gpu:
                     fresh.append(slot)
@@ -88,24 +86,13 @@ class RankSlots(Placement):
             else:
                 self._left.setdefault(rank, time)
         for rank in [r for r, since in self._left.items() if time - since > _KEPT]:
-            for known in (self._slots, self._gpus, self._ancestors, self._mates, self._left):
+            for known in (self._slots, self._gpus, self._mates, self._left):
                 known.pop(rank, None)
         arrived = [rank for rank in living if rank not in self._slots]
         taken = set(self._slots.values())
         free = [slot for slot in range(len(taken) + len(arrived)) if slot not in taken][: len(arrived)]
         self._slots.update(zip(arrived, free, strict=True))
         return free
-
-    def _find_ancestors(self, rank: str, topology: Topology) -> dict[str, str]:
-        """Returns the nearest ancestor of each kind; computed again only for a rank with other parents than before."""
-        parents = topology.parents[rank]
-        known = self._ancestors.get(rank)
-        if known is None or known[0] != parents:
-            around: dict[str, str] = {}
-            for above in topology.ancestors(rank):
-                around.setdefault(kind_of(above), above)
-            self._ancestors[rank] = known = parents, around
-        return known[1]
 
     def read_ranks(self, frame: Frame, signal: str) -> NDArray[np.float64]:
         """Returns (S,) a signal of the ranks."""

@@ -47,9 +47,6 @@ _SPREADS = 4.0  # peers' standard deviations by which a rank that has no past mu
 _LONGEST = 0.02  # ln by which a rank may be quicker than the slowest stage and still be what the job waits for; chosen
 _NEWEST = 3  # newest steps that must be slow: else the person on call would find nothing. Chosen
 _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal distribution
-_OTHER_WORK = "slow_with_other_work"
-REMEMBERED = 7 * 86_400 * SECOND
-"""us for which it is known which work was slow on a GPU: a job that runs for days is placed again within. Chosen."""
 
 
 @dataclass
@@ -94,8 +91,7 @@ class Straggler(Detector):
     peers' that no policy explains. Tasks of its node that wait for processors count after `hold` s.
 
     Ticket: a rank 10 % slower for `ticket_hold` s; a node, or a rank 5 % slower than before, after `hold` s. One that
-    is slow since its first sample has more work or a slow device: it pages only if the device shows the cause, or if
-    other work was slow on the same GPU before.
+    is slow since its first sample has more work or a slow device: it pages only if the device shows the cause.
 
     If most GPUs of a node are slow, the node is the cause. If over 30 % of a stage's nodes are slow, none of them is:
     see straggler_job. A lower power cap is policy: a ticket where it covers a part of a node, else a suspect. GPUs of a
@@ -118,11 +114,10 @@ class Straggler(Detector):
         *("event:job_start", "event:version", "event:maintenance_start"),
     )
     cannot_see: ClassVar[str] = (
-        "A rank that is slow from its first sample by less than 10 %, or four standard deviations of its peers, or by "
-        "less than `ratio` among fewer than 8. A node of a two-node job that is slow by less than 7 %: it moves the "
-        "median of both by half of that. All nodes of a stage that are slow together. Ranks that throttle with others "
-        "of their loop. A rank that was faster than its stage and no longer is. Jobs without compute times: see "
-        "straggler_inferred."
+        "A rank that is slow from its first sample by less than 10 %, four standard deviations of its peers, or "
+        "`ratio` among fewer than 8. A node of a two-node job that is slow by less than 7 %. "
+        "All nodes of a stage that are slow together. Ranks that throttle with others of their loop. Jobs without "
+        "compute times: see straggler_inferred."
     )
 
     threshold: float = 18.5
@@ -141,7 +136,6 @@ class Straggler(Detector):
     streams: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     slow: SlowTimes = part(SlowTimes)
-    slow_work: dict[str, dict[str, int]] = notes()  # GPU -> number in its job of a rank that was slow on it -> when
     conditions: OpenConditions = notes()
     accepted: list[str] = notes(list)
 
@@ -314,15 +308,13 @@ class Straggler(Detector):
         effect = np.where(present, np.fmax(late.cost, late.effect), 0.0)
         found = find_suspicions(slow, effect, present, slots, self.delta, self.conditions)
         close_ended(self.conditions, {s.entity for s in found})
-        blamed = [(s, self._find_causes(frames, s, present, late, time)) for s in found]
+        blamed = [(s, self._find_causes(frames, s, present, time)) for s in found]
         unexplained = [slots.ancestor("job", int(s.slots[0])) for s, causes in blamed if not causes]
         reports = []
         for suspicion, causes in blamed:
             alone = unexplained.count(slots.ancestor("job", int(suspicion.slots[0]))) <= 1
             level = self.decide_level(suspicion, causes, self._weigh(suspicion, step, late, alone))
             since = int(self.slow.since[suspicion.slots][slow[suspicion.slots]].min())
-            if level != "suspect" and late.started[suspicion.slots].any():
-                self._remember_work(suspicion, time)
             if due := due_report(self.conditions, suspicion.entity, time, since, level):
                 reports.append(self._slow_finding(time, suspicion, causes, due, step, late))
         return reports
@@ -348,33 +340,14 @@ class Straggler(Detector):
         started = bool(2 * np.count_nonzero(late.started[mine]) > len(mine))
         return Weight(cost, lasted, int(step.size[mine].max()) - 1, alone, waits, started)
 
-    def _find_causes(
-        self, frames: Mapping[str, Frame], suspicion: Suspicion, counted: Bools, late: Lateness, time: int
-    ) -> list[Cause]:
+    def _find_causes(self, frames: Mapping[str, Frame], suspicion: Suspicion, counted: Bools, time: int) -> list[Cause]:
         slots, mine = self.slots, suspicion.slots
         peers = slots.others(mine, counted)
         found = self.readings.find_causes(slots, mine, peers, slots.gpu_column, self.clocks, time)
         node, nodes = slots.ancestor("node", int(mine[0])), slots.numbers["node"]
         of_job = np.unique(nodes[slots.numbers["job"] == slots.numbers["job"][mine[0]]]).tolist()
         others = [slots.entities["node"][n] for n in of_job if n >= 0 and slots.entities["node"][n] != node]
-        found += find_host_cause(node, others, self.pressure, frames)
-        if not found and late.started[mine].all():
-            gpus = [slots.ancestor("gpu", i) for i in mine.tolist()]
-            known = [self.slow_work.get(gpu or "", {}).keys() for gpu in gpus]
-            if all(work - {_rank_number(slots.names[i])} for i, work in zip(mine.tolist(), known, strict=True)):
-                text = "slow since it started, as other work was on the same device"
-                found = [Cause(_OTHER_WORK, "as other work on this GPU", text, "rank.compute_time", True, 1.0)]
-        return found
-
-    def _remember_work(self, suspicion: Suspicion, time: int) -> None:
-        """Records which work is slow on which GPU since its start: what is slow with two works is the GPU."""
-        for slot in suspicion.slots.tolist():
-            if (gpu := self.slots.ancestor("gpu", slot)) is not None:
-                self.slow_work.setdefault(gpu, {})[_rank_number(self.slots.names[slot])] = time
-        for gpu, known in list(self.slow_work.items()):
-            self.slow_work[gpu] = {work: at for work, at in known.items() if time - at <= REMEMBERED}
-            if not self.slow_work[gpu]:
-                del self.slow_work[gpu]
+        return [*found, *find_host_cause(node, others, self.pressure, frames)]
 
     def _slow_finding(
         self,
@@ -414,8 +387,3 @@ class Straggler(Detector):
             attribution="HOST" if any(cause.key == "cpu_pressure" for cause in causes) else "NODE",
             **{cause.key: cause.value for cause in causes},
         )
-
-
-def _rank_number(rank: str) -> str:
-    """Returns the number of a rank in its job: a job that is started again does the same work there."""
-    return rank.rpartition(".")[2]

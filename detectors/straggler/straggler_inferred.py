@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason
-from detectors.base.topology_index import pop_members_mask
+from detectors.base.topology_index import members_mask, pop_members_mask
 from detectors.straggler.alarm_budget import gpu_budget
 from detectors.straggler.blame import (
     CORROBORATED,
@@ -38,7 +38,7 @@ from detectors.straggler.gpu_readings import (
     clear_conditions,
     find_host_cause,
 )
-from detectors.straggler.job_throughput import ERRORS, JOB_EVERY, MARKS, SENT, WAITS, JobThroughput
+from detectors.straggler.job_throughput import JOB_EVERY, MARKS, SENT, WAITS, JobThroughput
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.step_samples import find_relearned
 from pipeline.model.entity_names import pager_title
@@ -49,8 +49,6 @@ _WORKS = 0.1
 """Least share of the time in which a kernel runs, or SMs are active, of a GPU that works, where NVML does not report
 whether it idles. Chosen: below, its clock depends on the moment of the reading."""
 _LIGHT = 0.005  # least activity that differs from none
-_BIT_LASTS = 20 * SECOND  # us that a throttle bit must last: three samples; shorter ones slow no step. Chosen
-_RACK = 2  # whole nodes of a rack whose clocks fall together: their power or coolant, not they; chosen
 _TOGETHER = Quantity(("gpu.sm_clock",), "run at lower clocks", "run at higher clocks")
 _SIDES = ("clock", "busy", "waiting")
 """What GPUs show: a low clock; busier than their peers, which wait for them; less busy, as they wait for their host."""
@@ -58,14 +56,12 @@ _SIDES = ("clock", "busy", "waiting")
 
 @dataclass
 class GpuSymptoms(State):
-    """(N,) by GPU. judged_at: last judged sample (us).   samples: judged so far.   bit_since: since when it throttles.
-
+    """(N,) by GPU. judged_at: last judged sample (us).   samples: judged so far.
     since: by number of _SIDES, since when it shows that (us), 0 not.
     """
 
     judged_at: NDArray[np.int64] = memory(0, np.int64)
     samples: NDArray[np.int64] = memory(0, np.int64)
-    bit_since: NDArray[np.int64] = memory(0, np.int64)
     since: NDArray[np.int64] = memory(0, np.int64, shape=(len(_SIDES), -1))
 
 
@@ -125,7 +121,7 @@ class StragglerInferred(Detector):
     needs: ClassVar[tuple[str, ...]] = ("gpu.sm_clock",)
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.sm_active", "gpu.tensor_active", "gpu.utilization", *SIGNALS[1:], "node.io_pressure"),
-        *(SENT, *WAITS, *MARKS, *ERRORS),
+        *(SENT, *WAITS, *MARKS),
         *("rank.compute_time", "event:job_start", "event:job_end", "event:version"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
@@ -154,7 +150,6 @@ class StragglerInferred(Detector):
     readings: GpuReadings = part(GpuReadings, kept=True)
     symptoms: GpuSymptoms = part(GpuSymptoms)
     active: Floats = memory(np.nan)  # newest SM activity, else tensor activity
-    maintained: Bools = memory(False, np.bool_)
     conditions: OpenConditions = notes()
     accepted: list[str] = notes(list)
 
@@ -193,11 +188,11 @@ class StragglerInferred(Detector):
         power = np.where(frame["gpu.power"] > 0, frame["gpu.power"], np.nan)
         duty = self.duty.step(np.log(activity), groups, time, placed, kinds)
         draw = self.draw.step(np.log(power), groups, time, placed, kinds)
-        now = self._find_symptoms(frames, gate & np.isfinite(clock), step, (duty, draw))
+        now = self._find_symptoms(frames, gate & np.isfinite(clock), maintained, step, (duty, draw))
         suspicions = self._find_suspicions(now) if now.on.any() else []
         alike = self._group_findings(frame, step)
         if self.jobs.is_due(time):
-            alike += self._follow_jobs(frames, busy, now)
+            alike += self._follow_jobs(frames, busy, maintained, now)
         close_ended(self.conditions, {s.entity for s, _ in suspicions})
         return [*self._report(now, suspicions), *alike]
 
@@ -243,36 +238,27 @@ class StragglerInferred(Detector):
     def _relearn_changed(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
         """Learns GPUs again with other peers, other software, or after maintenance; returns (N,) those in
         maintenance."""
-        n = len(frame.entities)
         if (regrouped := self.placement.update_topology(frame)) is not None and regrouped.any():
             for streams in (self.duty, self.draw):
                 streams.reset(regrouped)
-            self.symptoms.since[1:, :n][:, regrouped] = 0
-        now = self.gates.maintenance_mask(frame)
-        over = self.maintained[:n] & ~now
-        self.maintained[:n] = now
+            self.symptoms.since[1:, : len(regrouped)][:, regrouped] = 0
         if updated := find_relearned(frames):
-            waiting = list(updated)
-            over = over | np.asarray(pop_members_mask(waiting, frame))
-        if over.any():
-            self._relearn(over)
-        return now
+            self._relearn(members_mask(updated, frame))
+        return self.gates.maintenance_mask(frame)
 
     def _find_symptoms(
-        self, frames: Mapping[str, Frame], known: Bools, step: Step, activity: tuple[Step, Step]
+        self, frames: Mapping[str, Frame], known: Bools, maintained: Bools, step: Step, activity: tuple[Step, Step]
     ) -> Instant:
         """Returns what each GPU shows. known: (N,) judged now."""
         n, time, history, readings = len(known), frames["gpu"].time, self.symptoms, self.readings
         history.judged_at[:n][known] = time
         history.samples[:n] += known
         fresh = (np.abs(time - history.judged_at[:n]) <= _STALE) & (history.samples[:n] > LEARN)
-        counted = fresh & ~(self.maintained[:n] | readings.together) & ~self.placement.reports_compute_time(time)
+        counted = fresh & ~(maintained | readings.together) & ~self.placement.reports_compute_time(time)
         bits = known & has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
-        history.bit_since[:n] = np.where(bits, np.where(history.bit_since[:n] > 0, history.bit_since[:n], time), 0)
         below, apart = self.clocks.below[:n], ~step.alone & ~step.moved
         low = np.maximum(np.where(step.judged, step.effect, 0), np.where(below >= -np.log(SLOW_CLOCK), below, 0))
-        throttled = bits & (time - history.bit_since[:n] >= _BIT_LASTS)
-        throttled &= (low >= self.delta) | (below >= -np.log(SLOW_CLOCK) / 2)
+        throttled = bits & (low >= self.delta) | (below >= -np.log(SLOW_CLOCK) / 2)
         clock = (step.on | throttled | (below >= -np.log(SLOW_CLOCK))) & apart
         of_job = self.placement.job_known & ~clock
         busy, waiting = np.zeros(n, bool), np.zeros(n, bool)
@@ -286,13 +272,9 @@ class StragglerInferred(Detector):
         effect = np.stack([np.where(throttled, np.maximum(low, below), low), departs, -departs])
         since = history.since[:, :n]
         still = on | ((effect >= np.array([self.delta, self.duty_delta, self.duty_delta])[:, None] / 2) & counted)
-        since[:] = np.where(still, np.where((since == 0) & on, time, since), 0)
-        new = since[0] == time
-        held = np.clip(step.held, 0, None) * SECOND
-        since[0] = np.where(new, time - held, since[0])
-        for side in (1, 2):
-            longest = np.maximum(activity[0].held, activity[1].held) * SECOND
-            since[side] = np.where(since[side] == time, time - longest, since[side])
+        longest = np.maximum(activity[0].held, activity[1].held)
+        began = time - SECOND * np.stack([step.held, longest, longest])
+        since[:] = np.where(still, np.where((since == 0) & on, began, since), 0)
         return Instant(frames, step, activity, on, effect, counted, self.jobs.losses(self.placement.entities["job"]))
 
     def _find_suspicions(self, now: Instant) -> list[tuple[Suspicion, int]]:
@@ -301,7 +283,7 @@ class StragglerInferred(Detector):
         Where a clock is low, the activity of the rest of its node and job follows from it.
         """
         placement, found = self.placement, list[tuple[Suspicion, int]]()
-        explained, node = np.zeros(len(now.counted), bool), placement.node
+        explained, node = np.zeros(len(now.counted), bool), placement.numbers["node"]
         for side, least in enumerate((self.delta, self.duty_delta, self.duty_delta)):
             on = now.on[side] & ~explained
             if not on.any():
@@ -321,7 +303,6 @@ class StragglerInferred(Detector):
         time, jobs = now.frames["gpu"].time, self.placement.numbers["job"]
         causes = [self._find_causes(now, s, side) for s, side in suspicions]
         named = [int(jobs[s.slots[0]]) for (s, _), known in zip(suspicions, causes, strict=True) if known]
-        racks = [self._rack(now, s) for s, side in suspicions if side == 0 and not s.single]
         found = []
         for (suspicion, side), known in zip(suspicions, causes, strict=True):
             job = int(jobs[suspicion.slots[0]])
@@ -330,17 +311,11 @@ class StragglerInferred(Detector):
             if side and not known and (job in named and job >= 0):
                 continue  # the rest of a job waits for the part that is known to be slow
             level = self._decide(now, suspicion, side, known, alone)
-            if side == 0 and racks.count(rack := self._rack(now, suspicion)) >= _RACK and rack is not None:
-                level = "suspect"
             since = self.symptoms.since[side][suspicion.slots]
             onset = int(since[since > 0].min(initial=time))
             if due := due_report(self.conditions, suspicion.entity, time, onset, level):
                 found.append(self._describe(now, suspicion, side, known, due))
         return found
-
-    def _rack(self, now: Instant, suspicion: Suspicion) -> str | None:
-        entity = self.placement.ancestor("node", int(suspicion.slots[0]))
-        return now.frames["gpu"].topology.ancestor_of_kind(entity, "rack") if entity else None
 
     def _decide(self, now: Instant, suspicion: Suspicion, side: int, causes: list[Cause], alone: bool) -> Level:
         """Returns the level. Without a low clock, only what the job has lost since shows the harm."""
@@ -371,7 +346,7 @@ class StragglerInferred(Detector):
         found = [cause for cause in found if cause.key.startswith("pcie") or cause.key == POLICY]
         if suspicion.single:
             return found
-        jobs, nodes = placement.numbers["job"], placement.node
+        jobs, nodes = placement.numbers["job"], placement.numbers["node"]
         of_job = np.unique(nodes[jobs == jobs[mine[0]]]).tolist()
         names = placement.entities["node"]
         others = [names[k] for k in of_job if k >= 0 and names[k] != suspicion.entity]
@@ -409,28 +384,19 @@ class StragglerInferred(Detector):
             signals=tuple(dict.fromkeys((signal, *(cause.signal for cause in causes)))),
             clears=f"it differs from the expected value by less than {50 * self.delta:.1f} %",
             compared=compared,
-            **self._context(now, mine, worst, peers),
+            gpus=[placement.names[i] for i in mine.tolist()],
+            **placement.around(worst),
             cause=describe_causes(causes),
             attribution="HOST" if side == 2 and not suspicion.single else "NODE",
             job_loss=round(loss, 4),
             **{cause.key: cause.value for cause in causes},
         )
 
-    def _context(self, now: Instant, mine: NDArray[np.intp], worst: int, peers: NDArray[np.intp]) -> dict[str, Any]:
-        """Returns where it is, and its power beside that of its peers, which falls where they wait."""
-        found: dict[str, Any] = {"gpus": [self.placement.names[i] for i in mine.tolist()]}
-        found |= self.placement.around(worst)
-        watts, usual = float(self.readings.watts[worst]), self.readings.watts[peers]
-        usual = usual[np.isfinite(usual)]
-        if np.isfinite(watts) and len(usual):
-            found |= {"power_w": round(watts), "power_of_peers_w": round(float(np.median(usual)))}
-        return found
-
-    def _follow_jobs(self, frames: Mapping[str, Frame], busy: Bools, now: Instant) -> list[Finding]:
+    def _follow_jobs(self, frames: Mapping[str, Frame], busy: Bools, maintained: Bools, now: Instant) -> list[Finding]:
         """Returns the findings that are due on whole jobs; none on a job of which a part stands out."""
         n, placement, readings, frame = len(busy), self.placement, self.readings, frames["gpu"]
-        throttled = self.symptoms.bit_since[:n] > 0
-        barred = self.maintained[:n] | placement.reports_compute_time(frame.time)
+        throttled = has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
+        barred = maintained | placement.reports_compute_time(frame.time)
         shown = {"active": self.active[:n], "power": readings.watts[:n], "clock": readings.clock[:n]}
         shown["capped"] = has_reason(readings.bits[:n], CAPPED).astype(np.float64)
         self.jobs.update(frames, placement, shown, busy, throttled, barred, self.gates)
@@ -438,8 +404,7 @@ class StragglerInferred(Detector):
         blamed = {names[k] for k in np.unique(jobs[now.on.any(axis=0)]).tolist() if k >= 0}
         blamed |= {job for e in self.group.conditions for job in (e, *frame.topology.ancestors(e))}
         doubted = {names[k] for k in np.unique(jobs[throttled]).tolist() if k >= 0}
-        due = self.jobs.find_slow(frames, blamed, doubted, self.hold, self.job_hold)
-        return self.jobs.report(due, frame.time, self.name)
+        return self.jobs.report(frames, blamed, doubted, (self.hold, self.job_hold), self.name)
 
 
 def _write_title(suspicion: Suspicion, side: int, compared: Comparison, causes: list[Cause], loss: float) -> str:

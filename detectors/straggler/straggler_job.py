@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,19 +55,17 @@ _TITLES = {
 }
 JobFindings = list[tuple[str, Finding | None]]
 """Conditions that hold, by key, with the finding that is due, if any."""
-PaceCause = Literal["network", "job", "rank", "cap", "over"]
 
 
-def find_pace_cause(now: Mapping[str, float], usual: Mapping[str, float]) -> PaceCause:
-    """Returns why steps are longer: the network if collectives take the time, the job if a stage does."""
+def find_pace_cause(now: Mapping[str, float], usual: Mapping[str, float]) -> str:
+    """Returns why steps are longer: the network if collectives take the time, the job if a stage does; else "", as by a
+    power cap or a single rank."""
     longer = {name: now[name] - usual[name] for name in now}
-    if not longer["step"] >= STILL_SLOWER * usual["step"]:
-        return "over"
-    if longer["capped"] >= _POLICY:
-        return "cap"
+    if not longer["step"] >= STILL_SLOWER * usual["step"] or longer["capped"] >= _POLICY:
+        return ""
     if longer["network"] >= _HALF * longer["step"]:
         return "network"
-    return "job" if longer["compute"] >= _HALF * longer["step"] else "rank"
+    return "job" if longer["compute"] >= _HALF * longer["step"] else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +177,7 @@ class StragglerJob(Detector):
         if not 0 <= frame.time - self.paced_at < PACE_EVERY:
             self._follow_pace(frames, frame, job)
         holds += self._judge_slow(frame)
-        if self.conditions or holds:
-            close_ended(self.conditions, {key for key, _ in holds})
+        close_ended(self.conditions, {key for key, _ in holds})
         return [finding for _, finding in holds if finding is not None]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
@@ -230,8 +227,7 @@ class StragglerJob(Detector):
         self.watts[learns] = (usual + _USUAL * (power - usual))[learns]
         waits = (time - self.stepped_at >= self._still()) & (time - self.sampled_at <= silent)
         found = [(name, slot) for name, slot in self.pace.jobs.items() if waits[slot]] if waits.any() else []
-        if self.stuck:
-            self.stuck = {name: self.stuck[name] for name, _ in found if name in self.stuck}
+        self.stuck = {name: self.stuck[name] for name, _ in found if name in self.stuck}
         return found
 
     def _still(self) -> Floats:
@@ -357,7 +353,7 @@ class StragglerJob(Detector):
         for name, slot in self.pace.slow_jobs():
             now, usual = self.pace.values(slot)
             cause, since = find_pace_cause(now, usual), int(self.pace.since[slot])
-            if cause not in ("network", "job") or frame.time - self.stepped_at[slot] >= self._still()[slot]:
+            if not cause or frame.time - self.stepped_at[slot] >= self._still()[slot]:
                 continue
             level: Level = "suspect"
             if frame.time - since >= self.hold * SECOND:

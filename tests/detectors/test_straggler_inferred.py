@@ -113,17 +113,6 @@ def test_a_node_whose_clocks_fall_is_one_finding():
     assert "Node n1: 4 GPUs, SM clock" in found[-1].summary
 
 
-def test_nodes_of_one_rack_that_slow_down_together_do_not_page():
-    found = findings(low_clocks([0, 1, 2, 3, 16, 17, 18, 19], 0.9, 0x80), 120, rack_of_two)
-    assert found
-    assert entities(found, "page") == set()
-
-
-def rack_of_two():
-    parents = {e: list(p) for e, p in site.topology().parents.items()}
-    return Topology({**parents, **{host: [f"rack:{n % 4}"] for n, host in enumerate(site.HOSTS)}})
-
-
 def test_a_power_cap_that_is_new_to_many_is_policy():
     found = findings(low_clocks(slice(4, 8), 0.9, 0x4))
     assert entities(found, "page") == set()

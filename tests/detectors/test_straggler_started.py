@@ -114,34 +114,6 @@ def test_a_power_cap_explains_a_low_clock_so_that_it_is_a_ticket():
     assert {level for level, _ in loudest(run(job, HOUR)).values()} == {"ticket"}
 
 
-@pytest.mark.parametrize("device", [True, False])
-def test_a_swap_separates_a_slow_device_from_more_work(device):
-    """Ranks 3 and 20 change places. A slow device stays slow with the other work; more work moves with its rank."""
-    job, detector = Job(8, 4), Straggler()
-    job.times[3] *= 2
-    assert loudest(run(job, HOUR, detector))["rank:7.3"][0] == "ticket"
-    job.place("7", [20 if i == 3 else 3 if i == 20 else i for i in range(job.size)])
-    if device:
-        job.times[[3, 20]] = job.times[[20, 3]]
-    found = run(job, HOUR, detector, HOUR)
-    mine = {(f.entity, f.level) for f in found}
-    assert (("rank:7.20", "page") in mine) == device
-    assert ("rank:7.3", "page") not in mine
-    assert (("rank:7.3", "ticket") in mine) == (not device)
-    if device:
-        page = next(f for f in found if f.level == "page")
-        assert "as other work was on the same device" in page.evidence["cause"]
-
-
-def test_the_same_work_on_the_same_device_does_not_confirm_a_slow_device():
-    job, detector = Job(8, 4), Straggler()
-    job.times[3] *= 2
-    run(job, HOUR, detector)
-    again = Job(9, 4, job="8")
-    again.times[3] *= 2
-    assert {f.level for f in run(again, HOUR, detector, HOUR)} == {"suspect", "ticket"}
-
-
 @pytest.mark.parametrize("share", ["stage", "expert", "first and last"])
 def test_work_divided_unevenly_by_design_is_not_a_ticket(share):
     """A stage with more work; the same busy expert in every replica; a job that does not report its stages."""

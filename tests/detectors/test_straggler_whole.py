@@ -110,16 +110,6 @@ def test_a_job_all_of_whose_ports_wait_is_attributed_to_the_network():
     assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "NETWORK")}
 
 
-def test_a_port_with_permanent_errors_is_named_as_the_cause():
-    def change(tick, values, rates):
-        slower()(tick, values, rates)
-        rates["nic.symbol_errors"][9] = 2.0
-
-    found = findings(change)
-    assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "NETWORK")}
-    assert PORTS[9] in found[0].evidence["cause"]
-
-
 def test_waits_of_ports_that_slow_no_job_give_no_finding():
     def change(tick, values, rates):
         rates["nic.ecn_marked"][LEAF == 2] *= 8.0
