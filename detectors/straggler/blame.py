@@ -68,8 +68,8 @@ def find_suspicions(
             late = np.flatnonzero(lagging & present & ~innocent & (effect >= _ALIKE * effect[mine].max()))
             share = _SOME if entity in known else _PART
             if len(late) >= max(2.0, share * np.count_nonzero(present)):
-                whole = len(late) == np.count_nonzero(present)
-                found.append(Suspicion(entity, late, _DOUBTS[doubts[late].min()], whole))
+                doubt = _DOUBTS[doubts[late].min()]
+                found.append(Suspicion(entity, late, doubt, len(late) == np.count_nonzero(present)))
                 continue
         found += [Suspicion(units.names[i], np.array([i]), _DOUBTS[doubts[i]]) for i in np.flatnonzero(mine).tolist()]
     return found

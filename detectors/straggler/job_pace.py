@@ -114,14 +114,6 @@ class JobPace(State):
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where((self.count >= LEARN) & (measure.usual > 0), measure.now / measure.usual, np.nan)
 
-    def effect(self, slot: int) -> float:
-        """Returns the share by which its steps are longer, smoothed."""
-        return float(np.expm1(self.streams.cells[kernel.EFFECT, slot]))
-
-    def score(self, slot: int) -> float:
-        """Returns the sum of its stream."""
-        return float(self.streams.cells[kernel.UP, slot])
-
     def reset_jobs(self, slots: Iterable[int]) -> None:
         """Resets jobs that start again, or whose present pace is accepted."""
         mask = np.zeros(len(self.count), bool)

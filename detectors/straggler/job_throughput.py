@@ -263,7 +263,7 @@ class JobThroughput(State):
         shares: dict[str, Any] = {f"{k}_share": round(now[k] / usual[k], 4) for k in known}
         return build_finding(
             *(detector, time, reason.entity, due),
-            score=self.pace.score(slot),
+            score=float(self.pace.streams.cells[kernel.UP, slot]),
             summary=pager_title(reason.entity, f"{subject}{100 * effect:.0f} % slower than before, {reason.title}"),
             signals=tuple(dict.fromkeys((signal, *reason.signals))),
             clears=f"it is less than {100 * STILL_SLOWER:.0f} % slower than before",

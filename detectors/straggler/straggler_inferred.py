@@ -298,8 +298,6 @@ class StragglerInferred(Detector):
 
     def _report(self, now: Instant, suspicions: list[tuple[Suspicion, int]]) -> list[Finding]:
         """Returns the findings that are due."""
-        if not suspicions:
-            return []
         time, jobs = now.frames["gpu"].time, self.placement.numbers["job"]
         causes = [self._find_causes(now, s, side) for s, side in suspicions]
         named = [int(jobs[s.slots[0]]) for (s, _), known in zip(suspicions, causes, strict=True) if known]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import read_integer
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
@@ -365,15 +366,15 @@ class StragglerJob(Detector):
         return found
 
     def _slow_finding(self, frame: Frame, name: str, slot: int, due: tuple[int, Level]) -> Finding:
-        effect, (now, usual) = self.pace.effect(slot), self.pace.values(slot)
+        effect, (now, usual) = float(np.expm1(self.pace.streams.cells[kernel.EFFECT, slot])), self.pace.values(slot)
         network = find_pace_cause(now, usual) == "network"
-        where = "in collectives" if network else "in its slowest stage"
+        part = "collectives" if network else "its slowest stage"
         return self.finding(
             frame.time,
             name,
             due,
-            score=self.pace.score(slot),
-            summary=pager_title(name, f"steps {100 * effect:.0f} % slower than before, {where}"),
+            score=float(self.pace.streams.cells[kernel.UP, slot]),
+            summary=pager_title(name, f"steps {100 * effect:.0f} % slower than before, in {part}"),
             signals=("rank.step_time", "rank.communication_time" if network else "rank.compute_time"),
             clears=f"they are under {100 * STILL_SLOWER:.0f} % longer than before",
             compared=Comparison(now["step"], usual["step"], None, "own past", 0, effect, "s"),
