@@ -63,8 +63,8 @@ def replay(
     signals: str | Path | None = None,
     topology: str | Path | None = None,
     incidents: str | Path | None = None,
-    calibration: str | Path | None = None,
     desk: Callable[[Topology, Callable[[str], bool]], Desk] | None = None,
+    calibration: str | Path | None = None,
 ) -> int:
     """Writes the findings, and incidents if asked; returns 1 if there is a finding. Raises UsageError.
 
