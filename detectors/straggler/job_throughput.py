@@ -53,10 +53,11 @@ _IO, _TIMES = 0.2, 3.0  # share of the time in which tasks wait for I/O, as in s
 _ACTIVE, _POWER, _CLOCK = 0.03, 0.05, 0.03
 """Least fall of a job's SM activity (twice the daily swing of 1 to 2 % of Dubey et al., 2024, section 3.3.4), power and
 SM clock (two of NVML's steps) that show that its GPUs wait or are slow. Chosen."""
+_PAUSES = 1 / 3  # share of its throughput below which a job saves, evaluates or waits, and is not slower; chosen
 _SPINS = 0.3
 """Share of its load that a GPU shows while it waits in a collective: a hang leaves 20 to 40 % of the power (traces of
 MegaScale and Minder)."""
-_SEVERE = 0.25  # share of its throughput that a job loses: a page without a visible cause, as of a quarter of its GPUs
+_SEVERE = 0.45  # share of what it sends that a job loses: a page without a visible cause, twice as slow less the noise
 
 
 @dataclass
@@ -212,7 +213,7 @@ class JobThroughput(State):
         for number, (name, _) in enumerate(_SOURCES[:sources]):
             share = self.pace.shares(name)
             share = share if number == 0 else 1 - (1 - share) / (1 - _SPINS)
-            now[:-1] = np.where(self.pace.source == number, np.maximum(share, 0.1), now[:-1])
+            now[:-1] = np.where((self.pace.source == number) & (share >= _PAUSES), share, now[:-1])
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(-np.log(now[[*(self.pace.jobs.get(job, -1) for job in names), -1]]))
 
@@ -241,8 +242,8 @@ class JobThroughput(State):
             onset = since if first - since <= holds[0] * SECOND else first
             if time - onset >= holds[reason.cause not in _NETWORK] * SECOND:
                 holding.add(entity)
-                # the network fails silently, or a quarter is lost for no visible cause
-                lost = reason.cause == "waits" and self._loss(slot) >= _SEVERE
+                # the network fails silently, or half is lost for no visible cause
+                lost = reason.cause == "waits" and self.pace.source[slot] == 0 and self._loss(slot) >= _SEVERE
                 level: Level = "page" if reason.cause == "network" or lost else "ticket"
                 if due := due_report(self.conditions, entity, time, onset, level):
                     found.append(self._finding(time, job, slot, reason, due, detector))

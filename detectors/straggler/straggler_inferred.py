@@ -106,7 +106,7 @@ class StragglerInferred(Detector):
     A whole job that sends 10 % less than before, or is less active if traffic is not measured, while no part of it
     stands out: after `hold` s the cause is the leaf or rail on which its ports wait, else the job with its network.
     That is a page if no congestion marks explain it. After `job_hold` s it is the job, if its SMs wait or all clocks
-    fell alike: a page if it lost a quarter for no visible cause. Nothing is reported for a new power cap, for a job
+    fell alike: a page if it sends half for no visible cause. Nothing is reported for a new power cap, for a job
     that is as busy as before (more work in each step), or for one that restarted or sends nothing (no steps).
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
