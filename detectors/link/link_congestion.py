@@ -222,7 +222,7 @@ class LinkCongestion(Detector):
     and it stays a suspect. Page: the same without more congestion marks, while these ports have lost 10 % of their
     traffic: a leaf that loses packets or holds up data without a cause, and slows its jobs; where nothing but traffic
     shows it, two jobs at least. A leaf on which a tenth of the ports have
-    errors is left to the detector `link`. Ends when a third of the ports are left. Two to four ports whose flows were
+    errors, and more than elsewhere, is left to `link`. Ends when a third of the ports are left. Two to four ports whose flows were
     hashed onto one uplink are not a finding.
 
     A host's port that pauses its switch for more than 1 % of the time and ten times as long as the ports of its job,
@@ -347,7 +347,8 @@ class LinkCongestion(Detector):
         errs = np.bincount(groups, judged & (self.traffic.errors[:n] > 0), total)
         counts = np.stack([np.bincount(groups, kind, total) for kind in over])
         most = counts.max(axis=0)
-        begins = (most > self.share * size) & (most >= self.ports) & (errs <= 0.1 * size)
+        elsewhere = (errs.sum() - errs) / np.maximum(size.sum() - size, 1)  # a site may have errors everywhere
+        begins = (most > self.share * size) & (most >= self.ports) & (errs <= (0.1 + 2 * elsewhere) * size)
         stays = (most > self.share / 1.5 * size) & (most >= self.ports / 1.5)
         for leaf, group in self._leaf_numbers(frame).items() if (begins | stays)[1:].any() or self.crowded else ():
             if stays[group] and (begins[group] or leaf in self.crowded):

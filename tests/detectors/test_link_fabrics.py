@@ -49,6 +49,14 @@ def test_without_rails_the_ports_of_a_job_on_other_leaves_are_compared(roce: boo
     assert levels(run(fabric, congested(1))) == {"leaf:l1": "ticket"}
 
 
+def test_errors_that_all_ports_have_do_not_hide_congestion() -> None:
+    def change(fabric: Fabric, tick: int, growth: Values) -> None:
+        congested(1)(fabric, tick, growth)
+        growth["nic.symbol_errors"] = fabric.rng.poisson(0.1, len(fabric.names)).astype(float)
+
+    assert levels(run(Fabric(), change)) == {"leaf:l1": "ticket"}
+
+
 def test_without_rails_and_jobs_it_stays_a_suspect() -> None:
     assert levels(run(Fabric(rails=False), congested(1))) == {"leaf:l1": "suspect"}
 
