@@ -221,9 +221,9 @@ class LinkCongestion(Detector):
     has removed what the job does; where fewer than three of them are on other leaves, another job would look the same,
     and it stays a suspect. Page: the same without more congestion marks, while these ports have lost 10 % of their
     traffic: a leaf that loses packets or holds up data without a cause, and slows its jobs; where nothing but traffic
-    shows it, two jobs at least. A leaf on which a tenth of the ports have
-    errors, and more than elsewhere, is left to `link`. Ends when a third of the ports are left. Two to four ports whose flows were
-    hashed onto one uplink are not a finding.
+    shows it, two jobs at least. A leaf on which a tenth of the ports have errors, and more than elsewhere, is left to
+    the detector `link`. Ends when a third of the ports are left. Two to four ports whose flows were hashed onto one
+    uplink are not a finding.
 
     A host's port that pauses its switch for more than 1 % of the time and ten times as long as the ports of its job,
     while bytes move, receives too slowly: suspect after two minutes, ticket after `pause_hold` s, page where its
