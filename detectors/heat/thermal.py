@@ -27,8 +27,6 @@ from pipeline.model.records import SECOND, Finding, Frame, Level
 CLOSE_K = 3.0  # K below its limit at which a GPU is as good as throttled: three steps of NVML's rounding; chosen
 _LEAST_K = 2.0  # K of a ticket at least: two steps of NVML's rounding
 _FOLLOWS = 0.3  # share of a core's excess by which the memory on the same plate warms at least; chosen
-_MEMORY_K = 3.0  # K by which a memory alone is warmer, three steps of rounding; chosen
-_MEMORY_LIMIT = 95.0  # Cel; the end of HBM's range (JEDEC JESD235): beyond, it refreshes more often, or slows
 _CERTAIN, _CERTAIN_SUM = 0.2, 30.0
 """ln of R that no fan or neighbour explains while the node has one load, and a sum above every threshold: reported
 however noisy the site is. Chosen: in simulated worlds of air and liquid healthy GPUs stay below 0.1."""
@@ -87,7 +85,6 @@ class GpuHeat:
     frame: Frame
     sample: ResistanceSample
     step: Step
-    memory: Step
     nodes: Step
     index: NodeIndex
     on: Bools
@@ -115,8 +112,8 @@ class Thermal(Detector):
     of a node, or nodes of a rack, are one finding on the node or rack: their coolant or air. A trend of two days
     (z > 5) with R up by `worn` is a ticket, with the days left if the GPU reports its limit.
 
-    A memory that alone is 3 K warmer is a suspect, a ticket close to 95 Cel, and a page once heat slows the GPU down.
-    A core that warms without its memory is a faulty sensor: a suspect; see telemetry_sensor.
+    A core that warms without its memory is a faulty sensor: a suspect; see telemetry_sensor. Memory that warms without
+    its core is reported by `memory`.
 
     A GPU that reports thermal throttling for two frames is a suspect at any R, a ticket after `patience` s, a page
     after `hold` s unless R is known to be normal: then it is one ticket until a day without throttling. A loop, CDU or
@@ -124,7 +121,7 @@ class Thermal(Detector):
     a page once they did for `hold` s.
 
     Source: R = dT/P, published lags of 5 to 60 s (resistance.py); delta: three times what 1 K of NVML's rounding is at
-    40 K over the coolant; limits: NVML's T.limit and clock event reasons; HBM: JEDEC JESD235; hold: twice the longest
+    40 K over the coolant; limits: NVML's T.limit and clock event reasons; hold: twice the longest
     benign slowdown of 300 s, chosen; 30 %: from there on a median does not hold (Huber, 1981).
     """
 
@@ -300,7 +297,7 @@ class Thermal(Detector):
         on = (step.on | certain) & recent & real
         since = self.since[:n]
         since[:] = np.where(on, np.where(since > 0, np.minimum(since, time), time - step.held * SECOND), 0)
-        return GpuHeat(frame, sample, step, memory_step, nodes, index, on, doubted, throttled, left)
+        return GpuHeat(frame, sample, step, nodes, index, on, doubted, throttled, left)
 
     # --- verdicts
 
@@ -310,12 +307,8 @@ class Thermal(Detector):
         covered = np.zeros(len(heat.on), bool)
         for verdict in found.values():
             covered[verdict.gpus] = True
-        hot_memory = heat.memory.on & (heat.memory.effect >= _MEMORY_K) & ~heat.memory.moved
-        for i in np.flatnonzero(
-            ((heat.on & ~heat.step.moved) | self.wearing[: len(covered)] | hot_memory) & ~covered
-        ).tolist():
-            alone = not (heat.on[i] or self.wearing[i])
-            found[heat.frame.entities[i]] = self._judge_memory(heat, i) if alone else self._judge_gpu(heat, i)
+        for i in np.flatnonzero(((heat.on & ~heat.step.moved) | self.wearing[: len(covered)]) & ~covered).tolist():
+            found[heat.frame.entities[i]] = self._judge_gpu(heat, i)
         return found
 
     def _find_nodes(self, heat: GpuHeat) -> dict[str, HeatVerdict]:
@@ -386,23 +379,6 @@ class Thermal(Detector):
             heat, heat.frame.entities[i], i, (level, held, float(step.score[i]), effect), title, at, more
         )
 
-    def _judge_memory(self, heat: GpuHeat, i: int) -> HeatVerdict:
-        """Returns the verdict on a memory that is warmer than its core explains: its own paste, or its sensor."""
-        at, now = np.array([i]), float(heat.frame["gpu.memory_temperature"][i])
-        up, held = float(heat.memory.effect[i]), int(heat.memory.held[i])
-        level = self._level(bool(heat.throttled[i]), held if now >= _MEMORY_LIMIT - CLOSE_K else 0, up)
-        compared = Comparison(now, now - up, None, self._cohort(heat, i), int(heat.memory.size[i]) - 1, up, "K")
-        state = ", throttles" if heat.throttled[i] else ""
-        entity = heat.frame.entities[i]
-        return HeatVerdict(
-            *(level, heat.frame.time - held * SECOND),
-            pager_title(entity, f"memory {now:.0f} °C, {up:.1f} K above usual{state}"),
-            "ends when less than half of it is left",
-            *(float(heat.memory.score[i]), at),
-            {"throttled": bool(heat.throttled[i]), "gpus": [entity], "memory": True},
-            compared,
-        )
-
     def _level(self, harm: bool, held: int, kelvin: float) -> Level:
         """Returns page with harm; else ticket once it is held and at least two steps of a thermometer."""
         if harm:
@@ -464,7 +440,7 @@ class Thermal(Detector):
                     *(frame.time, entity, due),
                     score=verdict.score,
                     summary=verdict.summary,
-                    signals=("gpu.memory_temperature",) if verdict.evidence.get("memory") else self.needs,
+                    signals=self.needs,
                     clears=verdict.clears,
                     compared=verdict.compared,
                     **verdict.evidence,

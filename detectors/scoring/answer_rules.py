@@ -48,7 +48,7 @@ ANSWER_RULES: Mapping[str, AnswerRule] = {
     "cold_plate": _rule("ticket", f"{_SLOW} {_HEAT}", "rank gpu node"),
     "clock_stuck": _rule("page", _SLOW, "rank gpu node"),
     "slow_return": _rule("page", _SLOW, "rank gpu node"),
-    "memory_heat": _rule("ticket", _HEAT, "gpu node"),
+    "memory_heat": _rule("ticket", f"{_HEAT} memory", "gpu node"),
     "pcie_downgrade": _rule("page", f"link_pcie {_SLOW} xid", "port rank gpu node"),
     # links and switches
     "nvlink_error": _rule("page", f"link_nvlink xid {_SLOW}", "port nvlink nvswitch gpu node rack"),

@@ -75,25 +75,6 @@ def test_all_plates_of_a_node_on_a_loop_are_one_ticket_on_the_node():
     assert {(f.entity, f.level) for f in found} == {("node:n1", "ticket")}
 
 
-def test_a_gpu_whose_memory_overheats_is_reported_as_heat():
-    world, detector, found = HeatWorld(nodes=2), Thermal(), []
-    for tick, frames in enumerate(world.frames(2.5)):
-        values = dict(frames["gpu"].values)
-        if tick >= 720:
-            values["gpu.memory_temperature"] = values["gpu.memory_temperature"].copy()
-            values["gpu.memory_temperature"][3] += 28.0
-        if tick >= 800:
-            values["gpu.throttle_reasons"] = np.where(np.arange(16) == 3, 0x20, 0.0)
-        frame = frames["gpu"]
-        frames["gpu"] = type(frame)(frame.time, "gpu", frame.entities, values, frame.topology)
-        found += detector.observe(frames)
-    assert {f.entity for f in found} == {"gpu:n0.3"}
-    before = [f for f in found if f.time < START + 8000 * SECOND]
-    assert before[-1].level == "ticket"
-    assert found[-1].level == "page"
-    assert "memory" in found[-1].summary
-
-
 def test_a_condition_whose_load_never_returns_is_learnt_anew():
     world, detector = HeatWorld(nodes=2, faults=[(11, 0.7, 1.6)]), Thermal()
     for frames in world.frames(1.0):
