@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -75,9 +76,7 @@ def replay(
     recording, history = Recording(inputs, catalogue), read_events(events)
     available = {s for names in recording.signals.values() for s in names} | {f"event:{e.kind}" for e in history}
     runner = _make_runner(config, available, catalogue, calibration)
-    replayed = (
-        ReplayedIncidents(desk(graph, lambda e: bool(graph.attributes.get(e, {}).get("simulated")))) if desk else None
-    )
+    replayed = ReplayedIncidents(desk(graph, partial(_is_simulated, graph))) if desk else None
     check_rules(config.modes, runner.names)
     filters = FindingFilter(graph, config.modes)
     found = 0
@@ -136,6 +135,12 @@ def read_instants(
         for block in rows:
             framer.add_rows(block)
         yield from map(membership.apply_instant, framer.advance(watermark))
+
+
+def _is_simulated(topology: Topology, entity: str) -> bool:
+    """Returns whether an entity is simulated; a job has no attributes, only the name that the simulator gave it."""
+    known = topology.attributes.get(entity, {}).get("simulated")
+    return entity.partition(":")[2].startswith("sim-") if known is None else bool(known)
 
 
 def _no_open_level(_: Finding) -> Level | None:
