@@ -122,7 +122,8 @@ class GpuReadings(State):
         self.began[:n][throttled & (gpus.time - self.throttled_at[:n] > _AGO)] = gpus.time
         self.throttled_at[:n][throttled] = gpus.time
         capped = self.capped[:n]
-        capped += np.where(known, _SMOOTH * (has_reason(bits, CAPPED) - capped), 0.0)
+        works = known & ~has_reason(bits, IDLE)  # an idle GPU reports no cap
+        capped += np.where(works, _SMOOTH * (has_reason(bits, CAPPED) - capped), 0.0)
         self.together = self._find_together(gpus)
 
     def _find_together(self, gpus: Frame) -> Bools:
@@ -156,11 +157,11 @@ class GpuReadings(State):
         """Returns whether a power cap slows these GPUs, and not their peers or not as much.
 
         At the same limit a slow GPU draws as much as the others; at a lower one it draws less. Where neither is known,
-        nothing tells them apart.
+        or where it has no peers, nothing tells them apart.
         """
-        if np.median(self.capped[mine]) < 0.5 or not len(peers):
+        if np.median(self.capped[mine]) < 0.5:
             return False
-        if np.median(self.capped[peers]) < 0.5:
+        if not len(peers) or np.median(self.capped[peers]) < 0.5:
             return True
         values = ((_median(values[mine]), _median(values[peers])) for values in (self.limit, self.watts))
         known = [now < _LESS * usual for now, usual in values if np.isfinite(now) and np.isfinite(usual)]
@@ -200,9 +201,10 @@ class GpuReadings(State):
         if below >= low:
             since, key, less = " since start", "sm_clock_below_stage", -float(np.expm1(-below))
         elif effect >= CLOCK.delta and score > CLOCK.threshold / 2:
-            ratio = _median(self.clock[mine]) / _median(self.clock[others])
+            now = 1 - _median(self.clock[mine]) / _median(self.clock[others])
             since, key = "", "sm_clock_below_peers"
-            less = float(np.fmax(-np.expm1(-effect), 1 - ratio))  # of half a cohort the median is between both
+            less = float(np.fmax(-np.expm1(-effect), now))  # of half a cohort the median is between both
+            physical &= now >= CLOCK.delta  # False without peers; the smoothed effect outlives its cause for minutes
         else:
             return []
         text = f"SM clock {100 * less:.0f} % below that of its peers{since}"

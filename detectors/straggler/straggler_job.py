@@ -6,6 +6,7 @@ whether computing or the network made them longer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -45,6 +46,13 @@ _BUSY = 0.9  # utilization of a GPU on which a kernel spins; NVML counts it as b
 _LOW = 0.5
 """Share of its usual power below which a GPU does not compute: a hang leaves 20 to 40 % (MegaScale and Minder show such
 traces), evaluations more than half. Chosen."""
+_PAUSING = 32  # newest jobs whose pauses are kept; chosen
+_NORMAL_SHARE = 0.8
+"""Share of jobs whose longest pause a new job's may reach before it hangs: a split conformal quantile (Vovk et al.,
+Algorithmic Learning in a Random World, 2005), from four jobs on. Chosen: the pages of one job in five are worth it."""
+_OWN_PAUSE = 1.5  # times its own longest pause that a job may pause again; chosen
+_LONGEST_HANG = 3600.0
+"""s from which no step is a hang wherever jobs pause: twice the longest default of PyTorch's watchdog, 30 min."""
 _WAITING = 0.2  # share of the time in which tasks wait for I/O, on half of the nodes; chosen
 _BEFORE = 120 * SECOND  # us before the last step in which a logged fault may have stopped the job: NCCL retries; chosen
 _FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
@@ -104,8 +112,10 @@ class StuckReadings:
 class StragglerJob(Detector):
     """Finds jobs that make no steps, or steps at least 10 % longer than before, with the cause.
 
-    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Page, unless there is
-    maintenance, or an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends without
+    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent; for longer where jobs
+    paused like that and went on (rollouts, evaluations within nodes): 1.5 times the own longest pause, or that of four
+    in five jobs of the site, at most an hour. Page; a ticket for a job of one node, which sends nothing anyway. Neither
+    if maintenance, an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends without
     help, and other detectors report the cause. Stall: no step for `stall` s while GPUs idle and tasks wait for I/O on
     half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause: collectives
     (the network) or a stage (the job itself). Page after `hold` s if its collectives take nearly twice as long as
@@ -151,6 +161,7 @@ class StragglerJob(Detector):
     tick: float = notes(float)  # us between two frames, smoothed
     faults: dict[str, dict[str, Any]] = notes()  # entity -> newest fatal event: time, said
     stuck: dict[str, dict[str, Any]] = notes()  # job without a step -> kind, since, sent
+    pauses: dict[str, int] = notes()  # job -> us of its longest pause that looked like a hang and ended by itself
     conditions: OpenConditions = notes()
 
     def budget(self) -> list[str]:
@@ -218,6 +229,7 @@ class StragglerJob(Detector):
         top = np.full(jobs, -np.inf)
         np.fmax.at(top, job[known], self.slots.read_ranks(frame, "rank.step")[known])
         sampled = np.isfinite(top)
+        self._learn_pauses(top, time)
         # a lower step than before: the job started again
         moved = sampled & ((top != self.step) | (time - self.sampled_at > silent))
         self.sampled_at[sampled] = time
@@ -230,6 +242,22 @@ class StragglerJob(Detector):
         found = [(name, slot) for name, slot in self.pace.jobs.items() if waits[slot]] if waits.any() else []
         self.stuck = {name: self.stuck[name] for name, _ in found if name in self.stuck}
         return found
+
+    def _learn_pauses(self, top: Floats, time: int) -> None:
+        """Records pauses that looked like a hang and that ended with the next step. top: (jobs,) newest step."""
+        for name, state in self.stuck.items():
+            slot = self.pace.jobs[name]
+            if state.get("kind") == "hang" and top[slot] > self.step[slot]:
+                longest = max(time - int(self.stepped_at[slot]), self.pauses.pop(name, 0))
+                self.pauses = dict([*self.pauses.items(), (name, longest)][-_PAUSING:])
+
+    def _hangs_after(self, name: str) -> float:
+        """Returns the s without a step after which a job hangs, given pauses of this site."""
+        known = sorted(self.pauses.values())
+        rank = math.ceil(_NORMAL_SHARE * (len(known) + 1))
+        usual = known[rank - 1] if rank <= len(known) else 0
+        longest = max(usual, _OWN_PAUSE * self.pauses.get(name, 0)) / SECOND
+        return max(self.hang, min(longest, _LONGEST_HANG))
 
     def _still(self) -> Floats:
         """Returns (jobs,) us without a step after which each may be stuck."""
@@ -282,8 +310,9 @@ class StragglerJob(Detector):
             return []
         explanation = self._find_explanation(frame, name, nodes, onset)
         level: Level = "suspect"
-        if time - onset >= (self.hang if kind == "hang" else self.stall) * SECOND and not explanation:
-            level = "page" if kind == "hang" else "ticket"
+        patience = self._hangs_after(name) if kind == "hang" else self.stall
+        if time - onset >= patience * SECOND and not explanation:
+            level = "page" if kind == "hang" and len(nodes) > 1 else "ticket"
         key = f"{kind} {name}"
         due = due_report(self.conditions, key, time, onset, level)
         if due is None:

@@ -51,6 +51,43 @@ def test_a_hang_pages_on_the_job_after_six_minutes():
     assert "GPUs at 30 % of usual power" in page.summary
 
 
+def pausing(*pauses):
+    """A change with pauses (first tick, ticks) in which the job looks as if it hung and then goes on."""
+
+    def change(tick, values):
+        for first, ticks in pauses:
+            if first <= tick < first + ticks:
+                before = healthy_values(first - 1, np.random.default_rng(0))["rank"]
+                values["rank"] = before
+                values["gpu"]["gpu.power"] = np.full(SIZE, 180.0)
+                values["nic"] = {"nic.tx_bytes": np.full(NODES, 1e12 + 4e10 * first)}
+
+    return change
+
+
+def test_a_job_that_paused_and_went_on_may_pause_as_long_again():
+    """The first pause of 12 min is paged, as nothing is known of this job; of the second one nobody hears."""
+    found = [f for f in findings(pausing((60, 72), (200, 80)), 320) if f.level == "page"]
+    assert found
+    assert max(f.time for f in found) < CASE.time(150)
+
+
+def test_a_hang_far_longer_than_a_jobs_pauses_pages():
+    found = [f for f in findings(pausing((60, 40), (200, 100)), 320) if f.level == "page"]
+    assert CASE.time(200) + 600 * SECOND <= max(f.time for f in found)
+
+
+def test_a_new_job_may_pause_as_long_as_four_in_five_jobs_of_its_site():
+    detector = StragglerJob()
+    detector.pauses = {f"job:{n}": n * 100 * SECOND for n in range(5, 9)}
+    assert detector._hangs_after("job:new") == 800.0
+    assert detector._hangs_after("job:8") == 1200.0
+    detector.pauses = {f"job:{n}": 3 * 3600 * SECOND for n in range(9)}
+    assert detector._hangs_after("job:new") == 3600.0, "where jobs pause for hours"
+    detector.pauses = {"job:1": 900 * SECOND}
+    assert detector._hangs_after("job:new") == detector.hang, "one job says nothing of others"
+
+
 def test_a_job_that_ends_within_five_minutes_is_not_a_hang():
     def change(tick, values):
         stop_steps(tick, values, 180.0)
