@@ -211,7 +211,7 @@ ACTIONS: Mapping[str, str] = {
         "Check power supplies, feeds and power limits of {entity}, and the load of its PDU. "
         "Move jobs away if redundancy is lost."
     ),
-    "host_health": (
+    "host": (
         "Drain the node of {entity} before the time left is over, or move its job. Memory: find the process that "
         "grows. File system: remove old files. Disk: save its data and plan a replacement."
     ),

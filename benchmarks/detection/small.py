@@ -33,6 +33,7 @@ VISIBLE: Mapping[str, Mapping[str, Any]] = {
     "gpu_engine_fault": {"origin": "hardware"},
     "hbm_ce_burst": {"decades": 5.0},
     "link_flap": {"flaps": 4},
+    "node_restriction": {"lost": 0.6, "course": "step"},
     "optic_degradation": {"start": -4.0, "slope": 1.0},
     "recirculation": {"rise": 8.0, "ramp": 600.0},
     "sdc": {"probability": 0.6},
@@ -41,6 +42,8 @@ VISIBLE: Mapping[str, Mapping[str, Any]] = {
 
 Chosen: strong enough to be seen within the hour."""
 _JOBS = ("job:sim-81", "job:sim-82")  # that run from the beginning; in turns
+_NODES_OF = {"node_restriction": ("node:sim-n020", "node:sim-n005", "node:sim-n003")}
+"""Nodes that have a job again when the fault comes: others of its run stop jobs."""
 TOLERANCE: Mapping[str, float] = {"precision": 0.1, "recall": 0.1, "delay": 0.25}
 """How far a figure may move unnoticed: shares, and delays as a share of the stored one but at least 20 s. Chosen:
 another NumPy or processor rounds otherwise and moves a few ticks. Of the events of a kind one may be lost or won, but
@@ -70,6 +73,8 @@ def _struck(name: str) -> Scenario:
         onset = _FIRST_S + place * step
         end = seconds if name == "slow" else onset + _length(kind)
         entity = _JOBS[place % len(_JOBS)] if kind.target == "job" else None
+        if kind.name in _NODES_OF:
+            entity = _NODES_OF[kind.name][place * EACH // len(kinds)]
         lines.append(Line(kind(**VISIBLE.get(kind.name, {})), onset, end, entity))
     return _scenario(name, seconds, tuple(lines), Rates())
 
