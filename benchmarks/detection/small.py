@@ -133,7 +133,8 @@ def _sections(name: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Mappin
         yield name, plain
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _sections(f"{name}.{key}" if name else key, value)
+            part = key if key.isidentifier() else json.dumps(key)  # a row of soft events: "sdc (soft)"
+            yield from _sections(f"{name}.{part}" if name else part, value)
 
 
 def stored() -> Table:
