@@ -32,8 +32,7 @@ from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology, kind_of
 
 QUIET_PERIOD = 600 * SECOND
-"""Time without a finding, with telemetry present, after which an incident resolves: 10 repeats of a detector.
-Chosen."""
+"""Time without a finding, with telemetry present, after which an incident resolves: ten repeats; chosen."""
 REOPEN_WINDOW = 1800 * SECOND
 """A condition that returns this soon after its incident resolved reopens it: flapping is one incident. Chosen."""
 MAX_RESOLVED = 1000
