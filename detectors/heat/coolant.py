@@ -232,7 +232,7 @@ class Coolant(Detector):
             return []
         text = "; ".join(verdict.describe(steps, worst))
         more: dict[str, Any] = {
-            "loops": [frame.entities[i] for i in (*mine, *others)][:16],
+            "loops": [e for some in (mine, others) for e in sorted(frame.entities[i] for i in some)][:16],
             "judged": len(mine) + len(others),
             DOUBTED: now[1] == "suspect" and all(v.doubted for v in mine.values()),
             "supply_rise": max(round(v.rise, 2) for v in mine.values()),

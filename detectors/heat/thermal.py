@@ -347,7 +347,7 @@ class Thermal(Detector):
         worst = int(gpus[np.argmax(np.nan_to_num(heat.frame["gpu.temperature"][gpus]))])
         level = self._level(heat.is_hot(gpus), held, effect * float(np.nanmedian(heat.sample.rise[gpus])))
         part_of = "its branch of the loop" if unit.startswith("rack:") else "manifold, quick disconnect, fans or branch"
-        names = [heat.frame.entities[i] for i in gpus.tolist()]
+        names = sorted(heat.frame.entities[i] for i in gpus.tolist())
         more = {"gpus": names[:16], "verdict": f"what its GPUs share: {part_of} (its own flow is not measured)"}
         text = f"{len(gpus)} GPUs cool {_percent(effect)} worse{_describe(heat, worst)}"
         return self._verdict(heat, unit, worst, (level, held, score, effect), text, gpus, more)

@@ -209,7 +209,7 @@ class ThermalInlet(Detector):
             clears=f"ends when less than {self.delta / 2:.2g} K is left of it",
             compared=Comparison(value, value - kelvin, None, cohort, others, kelvin, "K"),
             racks=state["racks"],
-            inlets=[frame.entities[i] for i in inside[:16].tolist()],
+            inlets=sorted(frame.entities[i] for i in inside.tolist())[:16],
             fans_faster=None if np.isnan(faster) else round(faster, 3),
         )
 

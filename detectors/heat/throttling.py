@@ -219,7 +219,7 @@ class ThermalThrottling(State):
         more = {
             "throttled": True,
             "reasons": int(frame["gpu.throttle_reasons"][at[0]]),
-            "gpus": [frame.entities[i] for i in at[:16].tolist()],
+            "gpus": sorted(frame.entities[i] for i in at.tolist())[:16],
             "kelvin_left": round(nearest, 1) if np.isfinite(nearest) else None,
             "resistance_known": bool(normal[at].any()),
         }
@@ -236,6 +236,6 @@ def _judge_unit(
     held = (frame.time - state["onset"]) / SECOND
     title = pager_title(unit, f"{len(gpus)} of {every} GPUs thermal throttle on {nodes} nodes")
     clears = f"ends when for {_GAP // SECOND} s heat slows down fewer of them"
-    shown = [frame.entities[i] for i in gpus[:16].tolist()]
+    shown = sorted(frame.entities[i] for i in gpus.tolist())[:16]
     more = {"throttled": True, "gpus": shown, "slowed": len(gpus), "at_work": every, "nodes": nodes}
     return HeatVerdict(level, state["onset"], title, clears, held, gpus, more)
