@@ -200,8 +200,11 @@ class Thermal(Detector):
         self._update_trends(sample, step, gate, frame.time)
         throttled = self.throttling.update(frame["gpu.throttle_reasons"], frame.time) & ~in_maintenance
         heat = self._collect_heat(frame, sample, (step, memory_step, nodes), index, throttled)
-        found = self._find_blamed(heat)
-        found |= self._find_throttling(heat, found)
+        powers = self.resistance.powers(len(throttled))
+        units, members = self.throttling.find_units(frame, throttled, powers, index.node, self.hold)
+        found = self._find_blamed(heat, members)
+        found |= self._find_throttling(heat, found, members)
+        found = units | found
         close_ended(self.conditions, {*found, *self.throttling.units})
         return list(self._report(frame, found))
 
@@ -301,14 +304,20 @@ class Thermal(Detector):
 
     # --- verdicts
 
-    def _find_blamed(self, heat: GpuHeat) -> dict[str, HeatVerdict]:
-        """Returns entity -> verdict; GPUs of a unit that is to blame are not named too."""
+    def _find_blamed(self, heat: GpuHeat, throttling: Bools) -> dict[str, HeatVerdict]:
+        """Returns entity -> verdict; GPUs of a unit that is to blame are not named too.
+
+        throttling: (N,) GPUs of units that throttle as a whole: what makes them hot is not their own resistance, so
+        only those reported before stay reported.
+        """
         found = self._find_nodes(heat)
         covered = np.zeros(len(heat.on), bool)
         for verdict in found.values():
             covered[verdict.gpus] = True
         for i in np.flatnonzero(((heat.on & ~heat.step.moved) | self.wearing[: len(covered)]) & ~covered).tolist():
-            found[heat.frame.entities[i]] = self._judge_gpu(heat, i)
+            entity = heat.frame.entities[i]
+            if not throttling[i] or entity in self.conditions:
+                found[entity] = self._judge_gpu(heat, i)
         return found
 
     def _find_nodes(self, heat: GpuHeat) -> dict[str, HeatVerdict]:
@@ -419,10 +428,11 @@ class Thermal(Detector):
     def _cohort(self, heat: GpuHeat, i: int) -> str:
         return "own past" if heat.step.alone[i] else self._peers.cohort_name(heat.frame, i)
 
-    def _find_throttling(self, heat: GpuHeat, found: Mapping[str, HeatVerdict]) -> dict[str, HeatVerdict]:
-        """Returns units, nodes and GPUs that report thermal throttling and are not part of a verdict."""
+    def _find_throttling(
+        self, heat: GpuHeat, found: Mapping[str, HeatVerdict], members: Bools
+    ) -> dict[str, HeatVerdict]:
+        """Returns nodes and GPUs that report thermal throttling and are not part of a verdict, or of a unit."""
         frame, n, streaks, node = heat.frame, len(heat.on), self.throttling, heat.index.node
-        units, members = streaks.find_units(frame, heat.throttled, self.resistance.powers(n), node, self.hold)
         other = heat.throttled & ~members
         for verdict in found.values():
             other[verdict.gpus] = False
@@ -430,7 +440,7 @@ class Thermal(Detector):
         nodes = node, heat.index.names
         recurring = streaks.find_recurring(frame, self.conditions, recent | ~heat.step.judged)
         single = streaks.find_nodes_and_gpus(frame, other, heat.left, nodes, recent, self.patience, self.hold)
-        return {e: v for e, v in {**recurring, **single, **units}.items() if e not in found}
+        return {e: v for e, v in {**recurring, **single}.items() if e not in found}
 
     def _report(self, frame: Frame, found: Mapping[str, HeatVerdict]) -> Iterator[Finding]:
         """Yields the findings that are due now."""
