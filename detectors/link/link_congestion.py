@@ -54,6 +54,8 @@ _PAUSE_QUANTA = 65_535 * 512  # bits for which one frame pauses at most (IEEE 80
 _LEAST_PAUSED = 0.01  # share of the time below which pauses slow nothing that matters: a percent. Chosen
 _TIMES_PEERS = 10.0  # times the pauses of the median port of its job; chosen
 _SLOWER = 0.1  # share of its traffic that a job has lost where it is slowed: Greyhound's check of a change of the mean
+_LOOKS, _LOOKS_AT_LESS = 2, 5
+"""Minutes in a row before a suspect; of less traffic half of the hold, since bursts last a minute or two. Chosen."""
 _STALE_AFTER = 120 * SECOND  # us without a reading of a leaf after which its condition is over; two readings
 
 
@@ -216,7 +218,8 @@ class LinkCongestion(Detector):
     """Waits, congestion marks and lost packets of each port for the bytes it sends, each minute, leaf by leaf; pauses.
 
     Ticket: on more than `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, one of
-    these is `factor` times the normal of each, or traffic is 10 % below it, for `hold` s; a suspect after two minutes.
+    these is `factor` times the normal of each, or traffic is 10 % below it, for `hold` s; a suspect after two minutes,
+    or five of traffic alone.
     Normal is the port's own past, after the median of the ports of its job (without one: of its node) on other leaves
     has removed what the job does; where fewer than three of them are on other leaves, another job would look the same,
     and it stays a suspect. Page: the same without more congestion marks, while these ports have lost 10 % of their
@@ -375,7 +378,7 @@ class LinkCongestion(Detector):
         known["jobs"] = len(np.unique(self._work(frame)[0][mine]))
 
     def _findings(self, frame: Frame, pausing: list[int]) -> list[Finding]:
-        crowded = {leaf: known for leaf, known in self.crowded.items() if known["looks"] >= 2}
+        crowded = {leaf: known for leaf, known in self.crowded.items() if known["looks"] >= _looks_needed(known)}
         gated = self.gates.maintenance_mask(frame)
         ports = {frame.entities[i]: i for i in pausing if not gated[i]}
         close_ended(self.conditions, {*crowded, *ports})
@@ -432,3 +435,8 @@ class LinkCongestion(Detector):
             compared=Comparison(paused, usual, None, "ports of its job", 0, paused - usual, ""),
             lost_traffic=round(lost, 3),
         )
+
+
+def _looks_needed(known: Mapping[str, Any]) -> int:
+    """Returns the minutes after which a crowded leaf is a suspect."""
+    return _LOOKS_AT_LESS if known["kind"] == _LESS else _LOOKS

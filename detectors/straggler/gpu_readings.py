@@ -41,6 +41,7 @@ closely. Chosen."""
 _HEAT_GAIN, _WARMER = 0.01, 5.0
 """Gain of the usual temperature, 17 min at 10 s; and K by which half of a loop's GPUs must be warmer: five steps of
 NVML's rounding. Chosen."""
+_MISSED = 3  # readings in a row that are missing after which the power is not known; chosen
 _SMOOTH = 0.15  # gain, as of the kernel's effect
 _NODES = 3  # nodes that throttle: two may coincide; chosen
 _LESS = 0.97  # share of the peers' power or limit below which a cap is lower: beyond the 1 % of NVML's power; chosen
@@ -82,7 +83,8 @@ class ClockWatch(State):
 
 @dataclass
 class GpuReadings(State):
-    """(N,) newest readings by GPU of the frame. watts: smoothed.   limit: power limit.   bits, known: event reasons.
+    """(N,) newest readings by GPU of the frame. watts: smoothed.   missed: readings in a row without power.
+    limit: power limit.   bits, known: event reasons.
 
     throttled_at, began: when a throttle bit was last set, and since when again and again.   capped: share of the time
     under a power cap, smoothed.   heat: usual temperature (Cel).
@@ -91,6 +93,7 @@ class GpuReadings(State):
 
     clock: Floats = memory(np.nan)
     watts: Floats = memory(np.nan)
+    missed: NDArray[np.int8] = memory(0, np.int8)
     limit: Floats = memory(np.nan)
     width: Floats = memory(np.nan)
     generation: Floats = memory(np.nan)
@@ -116,6 +119,9 @@ class GpuReadings(State):
         power, watts = gpus["gpu.power"], self.watts[:n]
         smooth = np.where(np.isfinite(watts), watts + _SMOOTH * (power - watts), power)
         np.copyto(watts, smooth, where=np.isfinite(power))
+        missed = self.missed[:n]
+        missed[:] = np.where(np.isfinite(power), 0, np.minimum(missed + 1, _MISSED))
+        watts[missed >= _MISSED] = np.nan
         bits, known = read_reasons(gpus["gpu.throttle_reasons"])
         self.bits[:n][known], self.known[:n] = bits[known], known
         throttled = has_reason(bits, THROTTLE) & ~has_reason(bits, IDLE)

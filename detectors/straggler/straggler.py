@@ -293,10 +293,14 @@ class Straggler(Detector):
         lasted += self.samples.passed * now
         new = np.flatnonzero(now & (since == 0))
         if len(new):
+            gap = self.samples.gap[new]
             counted = np.array([int(bits).bit_count() for bits in self.samples.over[new]])
-            first = time - np.maximum(counted - 1, 0) * self.samples.gap[new]
+            first = time - np.maximum(counted - 1, 0) * gap
             since[new] = np.where(step.on[new], np.minimum(slow.rose[new], first), first)
-            lasted[new] = np.maximum(time - since[new] - self.samples.gap[new], 0) / SECOND
+            lasted[new] = np.maximum(time - since[new] - gap, 0) / SECOND
+            steps = self.samples.steps[new]  # found as soon as it is judged: slow in all of its steps
+            early = late.started[new] & (steps <= LEARN + 2)
+            since[new] = np.where(early, np.minimum(since[new], time - (steps - 1) * gap), since[new])
         return np.asarray(now & ~silent)
 
     def _report(
