@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.state import N, State, memory, notes
-from detectors.base.statistics import row_trend_z
+from detectors.base.statistics import row_trend_z, theil_sen
 from detectors.base.streams import Floats
 from pipeline.model.records import SECOND
 
@@ -76,11 +75,9 @@ class SlowTrends(State):
 
     def slope(self, i: int, newest: int = HOURS) -> float:
         """Returns the growth per bin of one device: the median of the slopes of all pairs of its newest bins."""
-        x: Any = self.hours[i, -newest:].astype(np.float64)
-        a, b = np.triu_indices(newest, 1)
-        slopes = (x[b] - x[a]) / (b - a)
-        known = slopes[np.isfinite(slopes)]
-        return float(np.median(known)) if len(known) else 0.0
+        bins = self.hours[i, -newest:].astype(np.float64)
+        known = np.flatnonzero(np.isfinite(bins))
+        return theil_sen(known, bins[known]) if len(known) > 1 else 0.0
 
     def recent_z(self, i: int, newest: int) -> float:
         """Returns z of the trend over the newest bins of one device."""

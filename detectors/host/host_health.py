@@ -18,7 +18,7 @@ from detectors.base.detector import Detector, memory, notes, part, parts
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.state import N, State
-from detectors.base.statistics import row_trend_z
+from detectors.base.statistics import row_trend_z, theil_sen
 from detectors.base.streams import Bools, Floats
 from detectors.base.topology_index import JobIndex
 from pipeline.model.entity_names import pager_title, short_duration, short_number
@@ -147,12 +147,6 @@ def seconds_left(means: Floats, span: float) -> float:
     clear = row_trend_z(means[None, last])[0] <= -_CLEAR
     left = float(means[at[-1]] / -(late if clear else max(slope, late))) * span
     return left if left <= _FURTHER * len(means) * span else float("inf")
-
-
-def theil_sen(at: NDArray[np.intp], values: Floats) -> float:
-    """Returns the median slope of all pairs."""
-    i, j = np.triu_indices(len(at), 1)
-    return float(np.median((values[j] - values[i]) / (at[j] - at[i])))
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.state import N, State, memory, notes, part
-from detectors.base.statistics import trend_z
+from detectors.base.statistics import row_trend_z, theil_sen
 from detectors.link.counters import NewestReadings
 from pipeline.model.records import SECOND, Frame
 
@@ -150,10 +150,7 @@ def fit_trend(series: Floats) -> Trend | None:
     n, y = len(at), series[at]
     if n < 3:
         return None
-    first, second = np.triu_indices(n, 1)
-    rises = y[second] - y[first]
-    z = float(trend_z(np.sign(rises).sum(), np.asarray(n)))
-    slope = float(np.median(rises / (at[second] - at[first])))
+    z, slope = float(row_trend_z(y[None])[0]), theil_sen(at, y)
     level = float(np.median(y - slope * at))
     spread = _NORMAL * float(np.median(np.abs(y - slope * at - level)))
     return Trend(z, 24 * slope, spread, level + slope * float(at[-1]), n, int(at[0]))

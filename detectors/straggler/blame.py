@@ -27,7 +27,7 @@ _PART = 0.5  # share of a node's members that are slow together from which the n
 _SOME = 0.25  # the same share that keeps it blamed, so that the blame does not flicker; chosen
 _ALIKE = 0.4  # share of the slowest one's slowdown from which others of its node are slow with it; chosen
 _DOUBTS = ("", "no other node to compare", "no peer to compare", "all of its stage is slow")
-_SURE, _NODE, _RANK, _ALL = range(4)
+_NODE, _RANK, _ALL = 1, 2, 3  # positions in _DOUBTS
 
 
 @dataclass(frozen=True)

@@ -260,24 +260,12 @@ class MemoryLeak(Kind):
 
 
 @dataclass(frozen=True)
-class DiskWear(Kind):
-    """Disk of a node is written far beyond its rating, and reaches the end of its rated life within days."""
+class DiskFault(Kind):
+    """What befalls the local disk of a node; only at sites whose disks are known."""
 
-    name = "disk_wear"
-    row = 40
     target = "node"
-    detectability = "soft"
     attribution = "host"
-    seen = "used endurance that grows by percents a day"
-    unseen = "what writes so much, since the disk's writes are those of the whole node"
-    rate = Rate(1.0, "1,000 node-days", "assumed")
-    lasts = Span(DAY, 4 * DAY, 14 * DAY)
-    signals = ("disk.endurance_used",)
-    ranges: ClassVar = {"daily": (0.03, 0.12)}
-    limits: ClassVar = {"daily": (0.0, 1.0)}
-    severe = "daily"
     world_only = True
-    daily: float | None = None  # share of the rated life a day; 67 drive writes a day of a disk made for 0.3 are 0.12
 
     @classmethod
     def exists(cls, layout: Layout) -> bool:
@@ -287,6 +275,24 @@ class DiskWear(Kind):
     def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
         return fault.entity, layout.entities["disk"][fault.device]
+
+
+@dataclass(frozen=True)
+class DiskWear(DiskFault):
+    """Disk of a node is written far beyond its rating, and reaches the end of its rated life within days."""
+
+    name = "disk_wear"
+    row = 40
+    detectability = "soft"
+    seen = "used endurance that grows by percents a day"
+    unseen = "what writes so much, since the disk's writes are those of the whole node"
+    rate = Rate(1.0, "1,000 node-days", "assumed")
+    lasts = Span(DAY, 4 * DAY, 14 * DAY)
+    signals = ("disk.endurance_used",)
+    ranges: ClassVar = {"daily": (0.03, 0.12)}
+    limits: ClassVar = {"daily": (0.0, 1.0)}
+    severe = "daily"
+    daily: float | None = None  # share of the rated life a day; 67 drive writes a day of a disk made for 0.3 are 0.12
 
     def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected: some percent have been used."""
@@ -301,29 +307,17 @@ class DiskWear(Kind):
 
 
 @dataclass(frozen=True)
-class DiskFailing(Kind):
+class DiskFailing(DiskFault):
     """NVMe disk of a node uses up its spare blocks: it loses data, warns, and is read-only at the end."""
 
     name = "disk_failing"
     row = 41
-    target = "node"
     detectability = "hard"
-    attribution = "host"
     seen = "spare blocks that run out, media errors, the critical warning below the threshold"
     unseen = "which data is lost"
     rate = Rate(0.14, "1M GPU-hours", "Llama 3: SSD, as in host_fault")
     lasts = Span(2 * HOUR, 12 * HOUR, 5 * DAY)
     signals = ("disk.spare", "disk.critical_warning", "disk.media_errors")
-    world_only = True
-
-    @classmethod
-    def exists(cls, layout: Layout) -> bool:
-        """Returns whether the site's disks are known."""
-        return "disk" in layout.entities
-
-    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
-        """Returns the faulty entities."""
-        return fault.entity, layout.entities["disk"][fault.device]
 
     def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected: half of the spare blocks are gone."""

@@ -187,21 +187,13 @@ class CoolantLeak(Kind):
 
 
 @dataclass(frozen=True)
-class Recirculation(Kind):
-    """Warm exhaust air returns to the inlets of a row of racks: they get warmer, and the fans speed up to their
-    maximum."""
+class WarmInlets(Kind):
+    """What makes the inlets of whole rows of racks warmer."""
 
-    name = "recirculation"
-    row = 29
     target = "rack"
     detectability = "soft"
     attribution = "cooling"
-    seen = "air inlets of all nodes of the row warmer, their fans faster"
-    unseen = "which panel is missing or which air handler stopped; any effect on GPUs that are liquid-cooled"
-    rate = Rate(0.19, "rack-year", "assumed: 0.5 a month in a hall of 32 racks")
-    lasts = Span(2 * HOUR, 6 * HOUR, 2 * DAY)
     signals = ("sensor.temperature", "sensor.fan_speed")
-    ranges: ClassVar = {"rise": (3.0, 10.0), "ramp": (600.0, 3600.0)}
     limits: ClassVar = {"rise": (0.0, 30.0), "ramp": (1.0, 1e6)}
     severe = "rise"
     effect_unit = "temperature"
@@ -214,13 +206,27 @@ class Recirculation(Kind):
         assert self.rise is not None
         return min(fault.onset + self.ramp * WARM_K / max(self.rise, WARM_K), fault.end)
 
-    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
-        """Returns the faulty entities."""
-        return tuple(layout.targets["rack"][rack] for rack in layout.row_of(fault.device).tolist())
-
     def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the signals and events that show it; GPUs that air cools get warmer too."""
         return self.signals if layout.world.cooling.has_loop else (*self.signals, "gpu.temperature")
+
+
+@dataclass(frozen=True)
+class Recirculation(WarmInlets):
+    """Warm exhaust air returns to the inlets of a row of racks: they get warmer, and the fans speed up to their
+    maximum."""
+
+    name = "recirculation"
+    row = 29
+    seen = "air inlets of all nodes of the row warmer, their fans faster"
+    unseen = "which panel is missing or which air handler stopped; any effect on GPUs that are liquid-cooled"
+    rate = Rate(0.19, "rack-year", "assumed: 0.5 a month in a hall of 32 racks")
+    lasts = Span(2 * HOUR, 6 * HOUR, 2 * DAY)
+    ranges: ClassVar = {"rise": (3.0, 10.0), "ramp": (600.0, 3600.0)}
+
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the faulty entities."""
+        return tuple(layout.targets["rack"][rack] for rack in layout.row_of(fault.device).tolist())
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
@@ -233,36 +239,17 @@ class Recirculation(Kind):
 
 
 @dataclass(frozen=True)
-class HallAir(Kind):
+class HallAir(WarmInlets):
     """Air handlers of a hall stop: the inlets of all its rows get warmer together."""
 
     name = "hall_air"
     row = 37
-    target = "rack"
-    detectability = "soft"
-    attribution = "cooling"
     seen = "air inlets of all nodes warmer, their fans faster; GPUs that air cools too"
     unseen = "which handler stopped"
     rate = Rate(0.02, "rack-year", "assumed: once in two years in a hall of 32 racks")
     lasts = Span(HOUR, 3 * HOUR, 12 * HOUR)
-    signals = ("sensor.temperature", "sensor.fan_speed")
     ranges: ClassVar = {"rise": (4.0, 12.0), "ramp": (300.0, 1800.0)}
-    limits: ClassVar = {"rise": (0.0, 30.0), "ramp": (1.0, 1e6)}
-    severe = "rise"
-    effect_unit = "temperature"
     world_only = True
-    rise: float | None = None  # K at the inlet, at full effect
-    ramp: float | None = None  # s until the full effect
-
-    def detectable_from(self, fault: Fault) -> float:
-        """Returns the second from which on it can be detected."""
-        assert self.ramp is not None
-        assert self.rise is not None
-        return min(fault.onset + self.ramp * WARM_K / max(self.rise, WARM_K), fault.end)
-
-    def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
-        """Returns the signals and events that show it; GPUs that air cools get warmer too."""
-        return self.signals if layout.world.cooling.has_loop else (*self.signals, "gpu.temperature")
 
     def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
