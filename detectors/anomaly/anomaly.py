@@ -26,7 +26,7 @@ from detectors.base.detector import PER_NODE, Detector, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import USUAL_STEP
-from detectors.base.topology_index import members_mask, per_topology
+from detectors.base.topology_index import members_mask, per_device_topology
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import Finding, Frame, Level
 from pipeline.model.signals import CATALOGUE, Signal
@@ -170,7 +170,7 @@ class Anomaly(Detector):
         """Returns a ticket for a change of an entity with several signals that lasts."""
         return "ticket" if changes.has_several(i) and changes.is_sustained(i) else "suspect"
 
-    @per_topology
+    @per_device_topology
     def _cohorts(self, frame: Frame) -> CohortOrder:
         """Returns entities by cohort, and where each cohort begins; cohorts that are too small are left out."""
         cohorts: dict[str, list[int]] = {}

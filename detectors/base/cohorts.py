@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import per_device_topology
 from pipeline.model.records import Frame
 from pipeline.model.topology import Topology
 
@@ -32,7 +32,7 @@ class Cohorts:
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds
 
-    @per_topology
+    @per_device_topology
     def groups(self, frame: Frame) -> NDArray[np.int32]:
         """Returns (N,) group of each entity, -1 without such an ancestor; the same array until topology or fleet
         change."""
@@ -105,7 +105,7 @@ class Peers:
         group = int(self.groups(frame)[i])
         return self._numbered(frame)[1][group] if group >= 0 else "own past"
 
-    @per_topology
+    @per_device_topology
     def _numbered(self, frame: Frame) -> tuple[NDArray[np.int32], list[str]]:
         groups, names = np.full(len(frame.entities), -1, np.int32), list[str]()
         for rung in self.rungs:
@@ -143,7 +143,7 @@ class AncestorIndex:
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    @per_topology
+    @per_device_topology
     def positions(self, frame: Frame, other: Frame) -> NDArray[np.int32]:
         """Returns (N,) position in `other`; -1 where there is none."""
         at = {e: i for i, e in enumerate(other.entities)}

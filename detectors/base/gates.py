@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base.event_data import read_duration
 from detectors.base.state import State, notes
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import per_device_topology
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
@@ -89,7 +89,7 @@ class Gates(State):
         named = self.entities_in_maintenance(frame.time, settles)
         return self._named_or_below(frame, named).copy() if named else np.zeros(len(frame.entities), bool)
 
-    @per_topology
+    @per_device_topology
     def _named_or_below(self, frame: Frame, named: frozenset[str]) -> NDArray[np.bool_]:
         above = frame.topology.ancestors
         return np.fromiter((e in named or not named.isdisjoint(above(e)) for e in frame.entities), bool)

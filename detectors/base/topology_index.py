@@ -1,20 +1,23 @@
 """Results that depend on the topology, computed once, and indexes over the topology.
 
-`per_topology` caches the result of a method until a topology or the number of entities changes. The indexes answer
-where devices are in a frame, what is above and below them, and which jobs run on GPUs.
+`per_topology` caches the result of a method until a topology or the number of entities changes; `per_device_topology`
+keeps it while jobs come and go. The indexes answer where devices are in a frame, what is above and below them, and
+which jobs run on GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.model.records import Frame
-from pipeline.model.topology import Topology, kind_of
+from pipeline.model.topology import WORK, Topology, kind_of
 
 Owner = TypeVar("Owner")
 Arguments = ParamSpec("Arguments")
@@ -31,13 +34,29 @@ def per_topology(
     and only grow), and other arguments by value. The newest result is kept for each device class and text among the
     arguments; until it changes, the same object is returned. It is in no snapshot, pickle or copy of its object.
     """
+    return _keep_result(method, devices_alone=False)
 
+
+def per_device_topology(
+    method: Callable[Concatenate[Owner, Arguments], Result],
+) -> Callable[Concatenate[Owner, Arguments], Result]:
+    """Decorates as `per_topology` does a method that asks the topology about devices, not about the ranks below them.
+
+    Its result is kept while jobs begin and end, which a busy site does every minute; not if an argument is a frame of
+    ranks, jobs or stages, or names them.
+    """
+    return _keep_result(method, devices_alone=True)
+
+
+def _keep_result(
+    method: Callable[Concatenate[Owner, Arguments], Result], devices_alone: bool
+) -> Callable[Concatenate[Owner, Arguments], Result]:
     @wraps(method)
     def cached(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         results: _Results | None = self.__dict__.get(_CACHE)
         if results is None:
             results = self.__dict__[_CACHE] = _Results()
-        slot, key, topologies = _slot_and_key(method.__name__, (*args, *kwargs.values()))
+        slot, key, topologies = _slot_and_key(method.__name__, (*args, *kwargs.values()), devices_alone)
         known = results.get(slot)
         if known is None or known[0] != key:
             # the topology is held, so that its id belongs to no other one as long as it is in the key
@@ -58,22 +77,29 @@ class _Results(dict[tuple[object, ...], tuple[tuple[object, ...], list[Topology]
         return _Results, ()
 
 
-def _slot_and_key(name: str, args: tuple[object, ...]) -> tuple[tuple[object, ...], tuple[object, ...], list[Topology]]:
+def _slot_and_key(
+    name: str, args: tuple[object, ...], devices_alone: bool
+) -> tuple[tuple[object, ...], tuple[object, ...], list[Topology]]:
     slot: list[object] = [name]
     key: list[object] = []
     topologies: list[Topology] = []
     for arg in args:
         if isinstance(arg, Frame):
             slot.append(arg.device_class)
-            key += (id(arg.topology), arg.topology.version, len(arg.entities))
+            devices_alone &= arg.device_class not in WORK
             topologies.append(arg.topology)
+            key.append(len(arg.entities))
         elif isinstance(arg, Topology):
-            key += (id(arg), arg.version)
             topologies.append(arg)
         elif isinstance(arg, str):
             slot.append(arg)
+        elif isinstance(arg, Sequence):
+            devices_alone &= not len(arg) or kind_of(arg[0]) not in WORK
+            key.append(len(arg))
         else:
-            key.append(len(arg) if isinstance(arg, Sequence) else arg)
+            key.append(arg)
+    for topology in topologies:
+        key += (id(topology), topology.device_version if devices_alone else topology.version)
     return tuple(slot), tuple(key), topologies
 
 
@@ -101,7 +127,7 @@ class TopologyIndex:
             for entity in above:
                 self._members.setdefault(entity, []).append(i)
 
-    @per_topology
+    @per_device_topology
     def _ancestors(self, names: Sequence[str], topology: Topology) -> list[tuple[str, ...]]:
         return [topology.ancestors(name) for name in names]
 
@@ -144,36 +170,55 @@ class FramePositions:
         return float(column[at]) if 0 <= at < len(column) else float("nan")
 
 
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    on: Mapping[str, str]
+    of_node: Mapping[str, str]
+    gpus: Mapping[str, frozenset[str]]
+
+
 class JobIndex:
-    """The job of the rank on each GPU, and the GPUs of each node."""
+    """The job of the rank on each GPU, and the GPUs of each node. All indexes share what they find in a topology."""
+
+    _found: ClassVar[WeakKeyDictionary[Topology, tuple[int, _Jobs]]] = WeakKeyDictionary()
 
     def job_on(self, gpu: str, topology: Topology) -> str | None:
         """Returns the job on a GPU; None if none is known."""
-        return self._jobs_and_gpus(topology)[0].get(gpu)
+        return self._jobs(topology).on.get(gpu)
+
+    def job_of_node(self, node: str, topology: Topology) -> str | None:
+        """Returns the job of all ranks of a node; None if it has none, or several."""
+        return self._jobs(topology).of_node.get(node)
 
     def gpus_of(self, node: str, topology: Topology) -> frozenset[str]:
         """Returns the GPUs of a node."""
-        return frozenset(self._jobs_and_gpus(topology)[1].get(node, ()))
+        return self._jobs(topology).gpus.get(node, frozenset())
 
-    @per_topology
-    def _jobs_and_gpus(self, topology: Topology) -> tuple[Mapping[str, str], Mapping[str, list[str]]]:
-        jobs: dict[str, str] = {}
-        gpus: dict[str, list[str]] = {}
-        for entity in topology.parents:
-            kind = kind_of(entity)
-            if kind == "rank":
-                gpu, job = topology.ancestor_of_kind(entity, "gpu"), topology.ancestor_of_kind(entity, "job")
-                if gpu and job:
-                    jobs[gpu] = job
-            elif kind == "gpu" and (node := topology.ancestor_of_kind(entity, "node")):
-                gpus.setdefault(node, []).append(entity)
-        return jobs, gpus
+    def _jobs(self, topology: Topology) -> _Jobs:
+        known = self._found.get(topology)
+        if known is None or known[0] != topology.version:
+            known = self._found[topology] = topology.version, _find_jobs(topology)
+        return known[1]
+
+
+def _find_jobs(topology: Topology) -> _Jobs:
+    above, jobs = topology.ancestor_of_kind, dict[str, str]()
+    gpus: dict[str, set[str]] = {}
+    of_node: dict[str, set[str]] = {}
+    for entity in topology.parents:
+        if entity.startswith("rank:"):
+            gpu, job = above(entity, "gpu"), above(entity, "job")
+            if gpu and job:
+                jobs[gpu] = job
+                of_node.setdefault(above(gpu, "node") or "", set()).add(job)
+        elif entity.startswith("gpu:") and (node := above(entity, "node")):
+            gpus.setdefault(node, set()).add(entity)
+    single = {node: min(found) for node, found in of_node.items() if node and len(found) == 1}
+    return _Jobs(jobs, single, {node: frozenset(found) for node, found in gpus.items()})
 
 
 EVERYTHING = "site:all"
 """Entity of a finding whose subjects share no entity of the topology."""
-_WORK = frozenset({"job", "stage"})
-"""Kinds that run on devices. The topology has their ranks below devices, not the job itself."""
 
 
 def members_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
@@ -181,7 +226,7 @@ def members_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
     wanted, above = frozenset(named), frame.topology.ancestors
     if wanted & {EVERYTHING, f"fleet:{frame.device_class}"}:
         return np.ones(len(frame.entities), bool)
-    ranks = [rank for e in wanted if kind_of(e) in _WORK for rank in frame.topology.descendants(e)]
+    ranks = [rank for e in wanted if kind_of(e) in ("job", "stage") for rank in frame.topology.descendants(e)]
     wanted |= {e for rank in ranks for e in above(rank) if kind_of(e) == frame.device_class}
     found = (e in wanted or not wanted.isdisjoint(above(e)) for e in frame.entities)
     return np.fromiter(found, bool, len(frame.entities))

@@ -20,7 +20,7 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.streams import ALONE, USUAL_STEP, Bools, Channel, Floats, Streams
-from detectors.base.topology_index import EVERYTHING, per_topology, pop_members_mask
+from detectors.base.topology_index import EVERYTHING, per_device_topology, pop_members_mask
 from detectors.heat.coolant_loops import (
     DOUBTED,
     LEAST,
@@ -271,7 +271,7 @@ class Coolant(Detector):
             **more,
         )
 
-    @per_topology
+    @per_device_topology
     def _find_comparable(self, frame: Frame) -> NDArray[np.int32]:
         """Returns (N,) group number of each loop; loops of one kind with the same attributes have the same."""
         numbers: dict[str, int] = {}

@@ -23,7 +23,7 @@ from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory, notes
 from detectors.base.streams import Bools, Floats, Step, Streams
 from detectors.base.throttle import has_reason, read_reasons
-from detectors.base.topology_index import TopologyIndex, per_topology
+from detectors.base.topology_index import TopologyIndex, per_device_topology
 from detectors.heat.throttling import HEAT
 from pipeline.model.records import LEVELS, SECOND, Frame, Level
 
@@ -101,7 +101,7 @@ class LoopGpus:
         every = float(np.sum(gpus["gpu.power"], where=gpus["gpu.power"] > 0))
         return np.where(total > 0, total, every if every > 0 else np.nan)
 
-    @per_topology
+    @per_device_topology
     def _find_pairs(self, frame: Frame, gpus: Frame) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
         """Returns pairs of loop and GPU as two arrays."""
         found = [self.find(e, gpus) for e in frame.entities]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.streams import Bools
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import per_device_topology
 from pipeline.model.records import Frame
 from pipeline.model.topology import Topology
 
@@ -33,7 +33,7 @@ class Inlets:
 class InletIndex:
     """Which sensors are inlets, and where they are."""
 
-    @per_topology
+    @per_device_topology
     def find(self, frame: Frame) -> Inlets:
         """Returns the inlets of a frame of class sensor."""
         above, numbers, of_node = frame.topology.ancestor_of_kind, dict[str, int](), dict[str, list[int]]()

@@ -27,7 +27,7 @@ from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory, notes
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import Bools, Floats, Singles
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import per_device_topology
 from detectors.heat.inlet_sensors import InletIndex
 from pipeline.model.records import SECOND, Frame
 
@@ -290,7 +290,7 @@ class ThermalResistance(State):
     def _compare_loads(self, frame: Frame) -> tuple[Bools, Floats]:
         """Returns (N,) GPUs whose cooling does not depend on others, or whose node has one load; and the highest load
         of the node."""
-        n, node = len(frame.entities), frame.topology.group_numbers(frame.entities, "node")
+        n, node = len(frame.entities), self._nodes(frame)
         load, peak = self.rows[_LOAD, :n], self.rows[_PEAK, :n]
         known, size = np.isfinite(load) & (node >= 0), int(node.max(initial=-1)) + 2
         count = np.maximum(np.bincount(node[known], minlength=size), 1)
@@ -301,7 +301,11 @@ class ThermalResistance(State):
         uneven = square - mean * mean > (_ALIKE * mean) ** 2
         return self._on_coolant(frame) | self.liquid[:n] | ~uneven[node], np.where(node >= 0, highest[node], 0.0)
 
-    @per_topology
+    @per_device_topology
+    def _nodes(self, frame: Frame) -> NDArray[np.int32]:
+        return frame.topology.group_numbers(frame.entities, "node")
+
+    @per_device_topology
     def _on_coolant(self, frame: Frame) -> Bools:
         """Returns (N,) GPUs below a coolant loop."""
         above = frame.topology.ancestor_of_kind
@@ -335,12 +339,12 @@ class CoolingReferences:
             inlet = np.append(sensors["sensor.temperature"], np.nan)[self._find_inlets(frame, sensors)]
         return supply, inlet
 
-    @per_topology
+    @per_device_topology
     def _find_inlets(self, frame: Frame, sensors: Frame) -> NDArray[np.int64]:
         of_node, above = self._inlets.find(sensors).of_node, frame.topology.ancestor_of_kind
         return np.array([of_node.get(above(e, "node") or "", [-1])[0] for e in frame.entities], np.int64)
 
-    @per_topology
+    @per_device_topology
     def _find_supplies(self, frame: Frame, coolant: Frame) -> NDArray[np.int64]:
         place = {e: i for i, e in enumerate(coolant.entities)}
         above = frame.topology.ancestors

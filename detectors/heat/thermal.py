@@ -17,7 +17,7 @@ from detectors.base.findings import Comparison, OpenConditions, close_ended, due
 from detectors.base.gates import Gates
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
-from detectors.base.topology_index import per_topology, pop_members_mask
+from detectors.base.topology_index import per_device_topology, pop_members_mask
 from detectors.heat.drift import SURE, SlowTrends, trend_budget
 from detectors.heat.resistance import CoolingReferences, ResistanceSample, ThermalResistance
 from detectors.heat.throttling import FEWEST, MOST, HeatVerdict, ThermalThrottling, Times
@@ -54,7 +54,7 @@ class NodeIndex:
 class GpuNodes:
     """The node of each GPU, and the loop of each node."""
 
-    @per_topology
+    @per_device_topology
     def find(self, frame: Frame) -> NodeIndex:
         """Returns the nodes of a frame of class gpu."""
         above, first = frame.topology.ancestor_of_kind, dict[str, int]()

@@ -14,7 +14,7 @@ from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.streams import Channel, Floats, Step, Streams
-from detectors.base.topology_index import per_topology, pop_members_mask
+from detectors.base.topology_index import per_device_topology, pop_members_mask
 from detectors.heat.inlet_sensors import InletIndex, Inlets
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -112,7 +112,7 @@ class ThermalInlet(Detector):
         """Starts the hourly means of some inlets again."""
         self.hour[: len(mask)][mask] = np.nan
 
-    @per_topology
+    @per_device_topology
     def _own_past(self, frame: Frame) -> NDArray[np.int32]:
         return np.full(len(frame.entities), -1, np.int32)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.state import N, State, memory
-from detectors.base.topology_index import JobIndex, per_topology
+from detectors.base.topology_index import JobIndex, per_device_topology
 from detectors.link.counters import Floats
 from pipeline.model.links import PEER
 from pipeline.model.records import Frame, to_json
@@ -83,7 +83,7 @@ class OpticalModules(State):
 class FarEnds:
     """The port at the far end of each port's cable, where both ends are monitored."""
 
-    @per_topology
+    @per_device_topology
     def find_far_ends(self, frame: Frame) -> NDArray[np.int64]:
         """Returns (N,) index of the far end in the frame; -1 where it is not known."""
         index = {e: i for i, e in enumerate(frame.entities)}

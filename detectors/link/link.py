@@ -14,7 +14,7 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import REPEAT, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.streams import LEARN, USUAL_STEP
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import per_device_topology
 from detectors.link.alarm_rates import PORTS_PER_NODE, RULE, describe_cusum_rate, describe_window_rate
 from detectors.link.best_values import PortSpeeds
 from detectors.link.cable_ends import OpticalModules, PortSurroundings
@@ -222,7 +222,7 @@ class Link(Detector):
     def _leaf_of(self, frame: Frame, i: int) -> str:
         return frame.topology.ancestor_of_kind(frame.entities[i], "leaf") or ""
 
-    @per_topology
+    @per_device_topology
     def _port_indices(self, frame: Frame) -> dict[str, int]:
         """Returns the index of each port in the frame."""
         return {port: i for i, port in enumerate(frame.entities)}

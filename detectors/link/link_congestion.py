@@ -15,7 +15,7 @@ from detectors.base.findings import Comparison, OpenConditions, close_ended, due
 from detectors.base.gates import Gates
 from detectors.base.state import N, State, memory
 from detectors.base.statistics import grouped_mad, grouped_median
-from detectors.base.topology_index import JobIndex, per_topology
+from detectors.base.topology_index import JobIndex, per_device_topology, per_topology
 from detectors.link.counters import NewestReadings, pair_numbers
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -306,9 +306,7 @@ class LinkCongestion(Detector):
 
     def _job_of(self, frame: Frame, node: str) -> str:
         """Returns the job of all ranks of a node; the node itself if it has none, or several."""
-        gpus = self._jobs.gpus_of(node, frame.topology)
-        jobs = {job for gpu in gpus if (job := self._jobs.job_on(gpu, frame.topology))}
-        return jobs.pop() if len(jobs) == 1 else node
+        return self._jobs.job_of_node(node, frame.topology) or node
 
     def _note_moved(self, frame: Frame) -> None:
         """Restarts what is learnt of the ports of nodes that work for another job than before."""
@@ -328,7 +326,7 @@ class LinkCongestion(Detector):
         nodes = {frame.topology.ancestor_of_kind(port, "node") for port in frame.entities}
         return {node: self._job_of(frame, node) for node in nodes if node}
 
-    @per_topology
+    @per_device_topology
     def _leaf_numbers(self, frame: Frame) -> dict[str, int]:
         """Returns the number of each leaf, as in `_leaf`, with 0 for none."""
         groups, first = np.unique(self._leaf.groups(frame), return_index=True)

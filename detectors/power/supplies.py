@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
-from detectors.base.topology_index import TopologyIndex, per_topology
+from detectors.base.topology_index import TopologyIndex, per_device_topology
 from detectors.telemetry.silence import shared_ancestors
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import CATALOGUE
@@ -162,7 +162,7 @@ class Supplies(State):
         """Returns whether the BMC reports a supply as well."""
         return bool(self.status[list(self._names).index(supply)] == _OK + 1)
 
-    @per_topology
+    @per_device_topology
     def _find_chassis(self, names: Sequence[str], topology: Topology) -> Chassis:
         above = [topology.parents.get(name, ()) for name in names]
         owners = [parents[0] if parents else name for parents, name in zip(above, names, strict=True)]

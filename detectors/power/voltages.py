@@ -17,7 +17,7 @@ from detectors.base.kernel import compiled
 from detectors.base.power_feeds import LIVE
 from detectors.base.state import N, State, memory, notes, parts
 from detectors.base.streams import Bools, Floats
-from detectors.base.topology_index import TopologyIndex, per_topology
+from detectors.base.topology_index import TopologyIndex, per_device_topology
 from detectors.telemetry.silence import shared_ancestors
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level, to_json
@@ -186,7 +186,7 @@ class Voltages(State):
                 if off or entity in (name, *unit):
                     readings.cells[:, i] = 0
 
-    @per_topology
+    @per_device_topology
     def _find_units(
         self, signal: str, names: Sequence[str], topology: Topology
     ) -> tuple[list[str], NDArray[np.intp], TopologyIndex]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from detectors.base.gates import Gates
 from detectors.base.power_feeds import PowerFeeds
 from detectors.base.state import N, State, memory, notes, part
-from detectors.base.topology_index import FramePositions, TopologyIndex, per_topology
+from detectors.base.topology_index import FramePositions, TopologyIndex, per_device_topology
 from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silence import (
     KNOWN,
@@ -391,7 +391,7 @@ class AgentStarts(State):
                 return "new" if self.reported[1, i] >= since else "same"
         return "unknown"
 
-    @per_topology
+    @per_device_topology
     def _agents_of_nodes(self, names: Sequence[str], topology: Topology) -> Mapping[str, list[int]]:
         agents: dict[str, list[int]] = {}
         for i, entity in enumerate(names):

@@ -21,7 +21,7 @@ from detectors.base.gates import Gates
 from detectors.base.state import State
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import Channel, Streams
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import per_device_topology
 from detectors.telemetry.gpu_instruments import HOLD, STILL, GpuInstruments
 from detectors.telemetry.instruments import (
     K_ERROR,
@@ -214,7 +214,7 @@ class AirInstruments(State):
             return False
         return bool(k > 0 and np.mean(speeds[mine]) > (1 + 3 * _FAN) * np.median(like))
 
-    @per_topology
+    @per_device_topology
     def _inlets(self, frame: Frame) -> NDArray[np.bool_]:
         """(N,) sensors of air inlets."""
         attributes = frame.topology.attributes

@@ -145,12 +145,16 @@ def kind_of(entity: str) -> str:
     return entity.split(":", 1)[0]
 
 
+WORK = frozenset({"job", "stage", "rank"})
+"""Kinds of what runs on devices: it comes and goes while the devices stay, and is above no device."""
+
+
 class Topology:
     """A typed directed acyclic graph of entities.
 
     parents:    entity -> its parents, nearest first; a parent needs no entry itself. At most MAX_DEPTH levels.
     attributes: entity -> properties that make entities comparable (SKU, speed, role).
-    `version` counts changes, so that derived data can be renewed.
+    `version` counts changes, so that derived data can be renewed; `device_version` counts those of anything but WORK.
     """
 
     def __init__(
@@ -158,12 +162,12 @@ class Topology:
     ) -> None:
         self._graph = ParentGraph()
         self.attributes: dict[str, dict[str, object]] = {}
-        self.version = 0
+        self.version = self.device_version = 0
         # entities whose parents, and those whose attributes, no inventory replaces
         self.pinned = frozenset[str](), frozenset[str]()
         # keyed by parents, which the many sensors, links and services of a node share
         self._ancestors: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._nearest: dict[tuple[tuple[str, ...], str], str | None] = {}
+        self._nearest: dict[tuple[str, ...], dict[str, str | None]] = {}  # parents -> kind -> nearest ancestor
         self._cached_ancestors: set[str] = (
             set()
         )  # entities in any cached line; a change of others does not affect the cache
@@ -177,7 +181,7 @@ class Topology:
         """A topology of parents that are known to be valid, such as those of another topology; they are not checked."""
         made = cls({}, attributes)
         made._graph = ParentGraph(parents)
-        made.version += 1
+        made._count_change(parents.keys())
         return made
 
     @property
@@ -197,7 +201,7 @@ class Topology:
         self._graph.check_parents(new)
         self._graph.parents = dict(self.parents)  # other threads may be reading it
         self._graph.set_parents(new)
-        self.version += 1
+        self._count_change({**new, **facts})
         self._drop_cached(new.keys())
         self.attributes.update(facts)
         return True
@@ -211,14 +215,20 @@ class Topology:
         self._graph.remove(gone)
         for entity in entities:
             attributes.pop(entity, None)
-        self.attributes, self.version = attributes, self.version + 1
+        self.attributes = attributes
+        self._count_change(entities)
         self._drop_cached(gone)
+
+    def _count_change(self, entities: Iterable[str]) -> None:
+        self.version += 1
+        self.device_version += any(kind_of(entity) not in WORK for entity in entities)
 
     def _drop_cached(self, entities: Set[str]) -> None:
         """Drops cached lookups through entities whose parents changed."""
         if not self._cached_ancestors.isdisjoint(entities):
             self._ancestors = {parents: line for parents, line in self._ancestors.items() if entities.isdisjoint(line)}
-            self._nearest, self._cached_ancestors = {}, set().union(*self._ancestors.values())
+            self._nearest = {parents: known for parents, known in self._nearest.items() if parents in self._ancestors}
+            self._cached_ancestors = set().union(*self._ancestors.values())
         if max(len(self._tuples), len(self._ancestors)) > 2 * len(self.parents):  # jobs come and go, and entities move
             self._tuples = {line: line for line in self.parents.values()}
             self._ancestors, self._nearest, self._cached_ancestors = {}, {}, set()
@@ -244,10 +254,10 @@ class Topology:
         """Nearest ancestor of a kind, or the entity itself if it is of that kind; None if there is none."""
         if kind_of(entity) == kind:
             return entity
-        key = self.parents.get(entity, ()), kind
-        if key not in self._nearest:
-            self._nearest[key] = next((e for e in self.ancestors(entity) if kind_of(e) == kind), None)
-        return self._nearest[key]
+        nearest = self._nearest.setdefault(self.parents.get(entity, ()), {})
+        if kind not in nearest:
+            nearest[kind] = next((e for e in self.ancestors(entity) if kind_of(e) == kind), None)
+        return nearest[kind]
 
     def descendants(self, *entities: str) -> tuple[str, ...]:
         """All descendants of `entities`, nearest first, each once."""

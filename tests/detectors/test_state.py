@@ -15,7 +15,7 @@ from detectors.base.detector import Detector
 from detectors.base.findings import Comparison, build_finding
 from detectors.base.state import FORMAT, N, State, from_json, memory, notes, part, parts, to_json
 from detectors.base.streams import Channel, Streams
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import JobIndex, per_device_topology, per_topology
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
@@ -235,6 +235,11 @@ class Counting:
         self.calls.append((frame.device_class, what))
         return list(frame.entities)
 
+    @per_device_topology
+    def of_devices(self, frame: Frame) -> list[str]:
+        self.calls.append((frame.device_class, "devices"))
+        return list(frame.entities)
+
     @per_topology
     def of_names(self, names: tuple[str, ...], topology: Topology, chosen: frozenset[str]) -> int:
         self.calls.append((len(names), chosen))
@@ -256,6 +261,39 @@ def test_a_result_per_topology_is_kept_until_topology_or_fleet_changes():
     assert len(counting.calls) == calls + 1
     counting.of_frame(Frame(9, "gpu", ("gpu:a", "gpu:b"), {}, Topology()))
     assert len(counting.calls) == calls + 2
+
+
+def test_jobs_that_come_and_go_keep_a_result_that_asks_for_devices_alone():
+    counting, topology = Counting(), Topology({"gpu:a": ("node:a",)})
+    gpus, ranks = (Frame(0, name, (entity,), {}, topology) for name, entity in (("gpu", "gpu:a"), ("rank", "rank:j.0")))
+    kept, of_ranks = counting.of_devices(gpus), counting.of_devices(ranks)
+    topology.merge({"rank:j.0": ("gpu:a", "job:j"), "job:j": ()}, {"job:j": {"name": "train"}})
+    assert counting.of_devices(gpus) is kept
+    assert counting.of_devices(ranks) is not of_ranks
+    topology.remove_entities(["rank:j.0", "job:j"])
+    assert counting.of_devices(gpus) is kept
+    topology.merge({}, {"gpu:a": {"sku": "H200"}})
+    assert counting.of_devices(gpus) is not kept
+    kept = counting.of_devices(gpus)
+    topology.remove_entities(["gpu:a"])
+    assert counting.of_devices(gpus) is not kept
+
+
+def test_the_job_of_a_node_is_known_where_all_its_ranks_are_of_one():
+    lines = {f"gpu:{node}.{i}": (f"node:{node}",) for node in "ab" for i in range(2)}
+    topology = Topology(lines)
+    index, other = JobIndex(), JobIndex()
+    assert index.job_of_node("node:a", topology) is None
+    topology.merge({f"rank:j.{i}": (f"gpu:a.{i}", "job:j") for i in range(2)})
+    topology.merge({"rank:j.2": ("gpu:b.0", "job:j"), "rank:k.0": ("gpu:b.1", "job:k")})
+    for each in (index, other):
+        assert each.job_of_node("node:a", topology) == "job:j"
+        assert each.job_of_node("node:b", topology) is None  # two jobs
+        assert each.job_on("gpu:b.1", topology) == "job:k"
+        assert each.gpus_of("node:a", topology) == {"gpu:a.0", "gpu:a.1"}
+    topology.remove_entities(["rank:k.0"])
+    assert index.job_of_node("node:b", topology) == "job:j"
+    assert index.job_on("gpu:b.1", topology) is None
 
 
 def test_sets_count_by_value_and_sequences_by_length():
