@@ -31,6 +31,24 @@ def grouped_median(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, N
     return median[groups], np.append(size, 0)[groups]
 
 
+def group_quantiles(
+    values: Floats | NDArray[np.float32], groups: NDArray[np.int32], count: int, share: float
+) -> Floats:
+    """Returns (count,) quantile of the finite values of each group, between the two nearest ranks (Hyndman and Fan
+    1996, The American Statistician 50, definition 7); NaN for an empty one."""
+    member = np.flatnonzero(np.isfinite(values) & (groups >= 0))
+    member = member[np.lexsort((values[member], groups[member]))]
+    size = np.bincount(groups[member], minlength=count)[:count]
+    full, ordered = np.flatnonzero(size), values[member].astype(np.float64)
+    place = share * (size[full] - 1)
+    low = place.astype(np.int64)
+    first, part = (np.cumsum(size) - size)[full], place - low
+    found = np.full(count, np.nan)
+    upper = first + np.minimum(low + 1, size[full] - 1)
+    found[full] = ordered[first + low] * (1 - part) + ordered[upper] * part
+    return found
+
+
 def grouped_mad(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, NDArray[np.int64]]:
     """Returns (N,) median absolute deviation from the group's median, and the group's size."""
     median, _ = grouped_median(values, groups)

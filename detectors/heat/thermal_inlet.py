@@ -13,6 +13,7 @@ from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.statistics import group_quantiles
 from detectors.base.streams import Channel, Floats, Step, Streams
 from detectors.base.topology_index import per_device_topology, pop_members_mask
 from detectors.heat.inlet_sensors import InletIndex, Inlets
@@ -130,19 +131,17 @@ class ThermalInlet(Detector):
 
     def _find_warm_racks(self, inlets: Inlets, step: Step, sudden: Floats) -> tuple[Floats, list[int]]:
         """Returns (R,) K by which each rack is warm, NaN unknown, and the racks where most inlets are."""
-        count = len(inlets.racks)
-        raw, lately, most = np.full((3, count), np.nan)
-        for rack in range(count):
-            mine = np.flatnonzero(step.judged & (inlets.rack == rack))
-            if len(mine) >= _FEWEST:
-                raw[rack], lately[rack] = np.median(step.effect[mine]), np.nanmedian(sudden[mine])
-                most[rack] = np.quantile(step.effect[mine], 1 - _MOST)  # of most of its inlets, not of one
+        rack, count = np.where(step.judged, inlets.rack, -1), len(inlets.racks)
+        raw, most = (group_quantiles(step.effect, rack, count, share) for share in (0.5, 1 - _MOST))  # of most inlets
+        lately = group_quantiles(sudden, rack, count, 0.5)
+        raw[np.bincount(rack[rack >= 0], minlength=count) < _FEWEST] = np.nan
         known = np.flatnonzero(np.isfinite(raw))
         if not len(known):
             return raw, []
         weather = float(np.quantile(raw[known], _COOLEST)) if len(known) >= _FEWEST else float(raw[known].min())
         up = raw - max(weather, 0.0)
-        least = np.where([name in self._held() for name in inlets.racks], self.delta / 2, self.delta)
+        held = self._held()
+        least = np.where([name in held for name in inlets.racks], self.delta / 2, self.delta)
         warm = [r for r in known.tolist() if up[r] >= least[r] and most[r] - max(weather, 0.0) >= least[r] / 2]
         whole = bool((raw[known] >= self.delta).all() and np.median(lately[known]) >= _WEATHER_K)
         if not warm and (whole or (self._is_whole() and bool((raw[known] >= self.delta / 2).all()))):
