@@ -49,11 +49,21 @@ DETECTORS: tuple[type[Detector], ...] = (
 )
 """In the order of docs/detectors.md; the order does not change findings."""
 
+REMOVED: Mapping[str, str] = {
+    "power_draw": "power depends on the instructions, too, which no signal shows",
+}
+"""Detectors of earlier versions, and why they were removed: their tables in a configuration are refused with that."""
+
 
 def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[Detector]:
-    """Returns one of each, configured by its table [detector.NAME]. Raises ConfigError on an unknown name or key."""
+    """Returns one of each, configured by its table [detector.NAME].
+
+    Raises ConfigError on an unknown or removed name and on an unknown key.
+    """
     known = {cls.name: cls for cls in DETECTORS}
     for name in tables:
+        if name in REMOVED:
+            raise ConfigError(f"{source}: [detector.{name}]: removed, because {REMOVED[name]}; delete this table")
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
@@ -71,6 +81,8 @@ def explain(name: str, rows: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     known = {row["name"]: row for row in rows or listing()}
     if name in known:
         return known[name]
+    if name in REMOVED:
+        raise UsageError(f"detectors: '{name}' was removed, because {REMOVED[name]}")
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean '{close[0]}'?" if close else f"expected one of {', '.join(known)}"
     raise UsageError(f"detectors: no detector '{name}'; {hint}")

@@ -24,7 +24,7 @@ from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import FAULTS, Line, Scenario, live_lines
 from agents.sim.scenario_file import MOST_EVENTS
-from agents.sim.schedule import Job, Schedule, Stop, plan
+from agents.sim.schedule import Allocation, Job, Schedule, Stop, plan
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
 
@@ -328,6 +328,7 @@ def _draw_entity(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
 
 
 _SAMPLES = 16  # times within a fault at which a running job is searched; chosen
+_BEFORE = 1e-3  # s before its death at which a job still runs
 
 
 def truth_lines(
@@ -342,6 +343,8 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
     guilty = kind.faulty_entities(fault, layout)
     detectable = kind.detectable_from(fault)
     unread = kind.detectability != "benign" and not _shown(fault, schedule, layout)
+    lost = fault.onset if (death := kind.job_death_time(fault)) is None else death
+    harmless = kind.idle_soft and _job_below(fault, lost - _BEFORE, schedule, layout) is None
     unseen = idle or unread or detectable >= min(fault.end, horizon)
     line: dict[str, Any] = {
         "id": f"fault-{fault.number}",
@@ -349,7 +352,7 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
         "entity": fault.entity,
         "onset": _timestamp(start, fault.onset),
         "end": _timestamp(start, min(fault.end, horizon)),
-        "class": "invisible" if unseen else kind.truth_class(fault, layout),
+        "class": "invisible" if unseen else "soft" if harmless else kind.truth_class(fault, layout),
         "signals": list(kind.signals),
         "parameters": {**kind.parameters(), "row": kind.row, "attribution": kind.attributed_part()},
     }
@@ -369,9 +372,14 @@ def _shown(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     read = [name for name in fault.kind.evidence(fault, layout) if layout.world.reads(name)]
     if any(not name.startswith("rank.") for name in read) or fault.kind.target not in ("gpu", "node"):
         return bool(read)
-    gpu = fault.device if fault.kind.target == "gpu" else fault.device * layout.gpus_per_node
-    job = schedule.job_at(gpu, fault.onset)
+    job = _job_below(fault, fault.onset, schedule, layout)
     return bool(read) and (job is None or job.job.hooked)
+
+
+def _job_below(fault: Fault, time: float, schedule: Schedule, layout: Layout) -> Allocation | None:
+    """Returns the job on the GPU of a fault, or on the first GPU of its node, which every job of a node uses."""
+    gpu = fault.device if fault.kind.target == "gpu" else fault.device * layout.gpus_per_node
+    return schedule.job_at(gpu, time)
 
 
 def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:

@@ -259,6 +259,10 @@ class SilentJobs(State):
         mine = [i for i, name in enumerate(self._last.names("node")) if name in nodes and reporting[i]]
         return self.activity.stopped(np.array(mine, np.intp), since, time, self._last.interval())
 
+    def ended_since(self, node: str, time: int) -> bool:
+        """Returns whether a job on a node ended at `time` or later, within the last hour."""
+        return any((self._jobs[job]["ended"] or 0) >= time for job in self._started_on(node))
+
     def _started_on(self, node: str) -> list[str]:
         """Returns the jobs with a job_start on a node, the newest ones last."""
         if self._on is None:

@@ -5,7 +5,7 @@ Also short gaps in all telemetry of a node, which are over before a silence woul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,10 @@ from pipeline.model.records import SECOND, Frame, Level
 from pipeline.model.topology import Topology
 
 BOOT = 900 * SECOND
-"""us that a requested reboot takes at most: a server with 8 GPUs needs 5 to 10 min; chosen."""
+"""us that a reboot takes at most: servers with 8 GPUs need 5 to 10 min. For so long a node without a job is a suspect,
+as no work is lost. Chosen."""
+DIES_WITH_IT = 60 * SECOND
+"""us before a fatal error within which the end of a job belongs to it; chosen: launchers end a job within seconds."""
 SETTLES = 120 * SECOND
 """us after which a node that reports again has its devices back: drivers load last; chosen."""
 ALL_BLIND = 300 * SECOND
@@ -112,7 +115,8 @@ class SilentNodes(State):
     """Groups of nodes that fell silent together, and nodes that are silent alone."""
 
     _groups: dict[str, dict[str, Any]] = notes()  # entity -> since, nodes, of, lives: node -> job that made steps
-    _alone: dict[str, dict[str, Any]] = notes()  # node -> since, lives: job that made steps without it, or ""
+    _alone: dict[str, dict[str, Any]] = notes()  # node -> since, level, lives: job that made steps without it, or ""
+    returned: set[str] = field(default_factory=set, init=False, repr=False)  # nodes that are back and were suspects
     _readers: Readers = part(Readers)
     _mute: list[int] = field(default_factory=list, init=False, repr=False)  # nodes without own data, GPUs report
     _lost_reader: LostReader | None = field(default=None, init=False, repr=False)  # of nearly all of those together
@@ -126,6 +130,7 @@ class SilentNodes(State):
         """Yields the silent nodes and groups of this instant, each with its cause."""
         # nodes are compared with their GPUs, so that single readings that are lost make no silence
         silent = context.last.silent("node", context.node_seconds, READINGS)
+        self.returned = set()
         if not (silent.any() or self._groups or self._alone):
             self._readers.clear("node")
             return
@@ -187,7 +192,8 @@ class SilentNodes(State):
         names = context.last.names("node")
         quiet = {names[i] for i in np.flatnonzero(silent).tolist()}
         for node in [n for n in self._alone if n not in quiet]:
-            del self._alone[node]
+            if self._alone.pop(node).get("level") == "suspect":
+                self.returned.add(node)
             context.facts.clear_node(node, context.topology)
         waiting = self._not_silent_yet(context) if self._groups else set()
         for entity, group in list(self._groups.items()):
@@ -293,6 +299,7 @@ class SilentNodes(State):
         if jobs.state == "running":
             alone["lives"] = jobs.job
         level, cause, why = self._single_cause(node, alone, jobs, context)
+        alone["level"] = level
         clears = "clears with the node's next sample"
         score = 2.0 if level == "page" else 1.0
         signals = ("node.load1", "gpu.power")
@@ -306,30 +313,33 @@ class SilentNodes(State):
     def _single_cause(
         self, node: str, alone: Mapping[str, Any], jobs: JobVerdict, context: Context
     ) -> tuple[Level, str, str]:
-        """Returns level, cause and the cause in words."""
+        """Returns level, cause and the cause in words; without a job no work is lost, so it never pages."""
         dark, since = context.dark_feed(node), alone["since"]
-        fact = context.facts.last_fatal(node, since + TOGETHER)
+        age, fact = context.time - since, context.facts.last_fatal(node, since + TOGETHER)
+        # systemd ends a hung agent after 30 s and starts it anew: what lasts longer does not end by itself
+        level: Level = "ticket" if age > context.seconds * SECOND else "suspect"
         if dark is not None:
             return "page", "power", f"no power at {entity_name(dark)}"
         if alone["lives"]:
-            return "ticket", "agent", f"agent or network, {entity_name(alone['lives'])} still runs"
+            return level, "agent", f"agent or network, {entity_name(alone['lives'])} still runs"
         if fact is not None:
-            return "page", "host", f"host dead, {fact[1]}"
+            lost = jobs.state != "none" or context.jobs.ended_since(node, fact[0] - DIES_WITH_IT)
+            return ("page" if lost else "ticket"), "host", f"host dead, {fact[1]}"
         if context.facts.reboot_required_by(node) and jobs.state != "hangs":
-            wait = context.time - since <= BOOT
-            return ("suspect" if wait else "ticket"), "boot", "an XID required a reboot"
+            return ("suspect" if age <= BOOT else "ticket"), "boot", "an XID required a reboot"
         if jobs.state in ("ended", "hangs"):
             how = "ended" if jobs.state == "ended" else "hangs"
             return "page", "host", f"host or network dead, {entity_name(jobs.job)} {how}"
         host = self._host_state(node, since, context) if jobs.job else ""
         if host == "dead":
             return "page", "host", f"host dead, {entity_name(jobs.job)} ran on it"
-        late = context.time - since > context.dead_seconds * SECOND and host != "alive"
-        level: Level = "page" if late else "ticket"
+        if jobs.job and age > context.dead_seconds * SECOND and host != "alive":
+            level = "page"
         if rules := context.facts.rejected_by(node, since):
             return level, "rejected", f"its messages are rejected ({rules})"
-        ran = f", {entity_name(jobs.job)} ran on it" if jobs.job else ""
-        return level, "unknown", f"host or agent dead{ran}"
+        if not jobs.job:
+            return ("suspect" if age <= BOOT else "ticket"), "unknown", "host or agent dead, or a reboot"
+        return level, "unknown", f"host or agent dead, {entity_name(jobs.job)} ran on it"
 
     def _host_state(self, node: str, since: int, context: Context) -> str:
         """Returns "dead" if all links of a node are down at their far ends, or its supplies give little since it fell
@@ -363,6 +373,7 @@ GAP_AGAIN = 3
 """Gaps from which it is a ticket whatever the agent did: no update needs so many starts; chosen."""
 _RESTART = "agent.cpu_time"
 _WHY = {"same": "its agent did not restart", "new": "its agent restarted", "unknown": "agent restarted or paused"}
+_WHY |= {"boot": "it rebooted"}
 
 
 @dataclass
@@ -401,19 +412,21 @@ class AgentStarts(State):
 
 @dataclass
 class Gaps(State):
-    """Nodes that report again after a gap shorter than a silence."""
+    """Nodes that report again after a gap that was no ticket as a silence."""
 
     _gaps: dict[str, dict[str, Any]] = notes()  # node -> since (us), began, back, seconds, times, agent, long
     _starts: AgentStarts = part(AgentStarts)
     _gpus: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
 
-    def find_gaps(self, context: Context, agents: Frame | None) -> Iterator[Silence]:
-        """Yields the gaps to report now. agents: frame of class agent."""
+    def find_gaps(self, context: Context, frames: Mapping[str, Frame], returned: Set[str]) -> Iterator[Silence]:
+        """Yields the gaps to report now. returned: nodes whose silence was a suspect until now."""
+        agents = frames.get("agent")
         if agents is not None and _RESTART in agents.values:
             self._starts.update(agents)
         back = np.flatnonzero(context.last.of_class("node").holes >= GAP_LEAST).tolist()
         if back:
-            self._record([i for i in back if self._is_whole(i, context)], context)
+            uptime = frames["node"].values.get("node.uptime")
+            self._record([i for i in back if self._is_whole(i, context, returned)], uptime, context)
         if not self._gaps:
             return
         self._gaps = {n: k for n, k in self._gaps.items() if 0 <= context.time - k["back"] <= GAP_HOLDS}
@@ -423,12 +436,14 @@ class Gaps(State):
                 gap["agent"] = gap["agent"] or self._starts.compare(node, began, gap["back"], context.topology)
                 yield self._silence(node, gap)
 
-    def _is_whole(self, i: int, context: Context) -> bool:
-        """Returns whether all of a node's data had the gap, no silence was reported, and it was not in maintenance."""
+    def _is_whole(self, i: int, context: Context, returned: Set[str]) -> bool:
+        """Returns whether all of a node's data had the gap, no ticket reported it, and it was not in maintenance."""
         nodes, gpus = context.last.of_class("node"), context.last.of_class("gpu")
         node, seconds = nodes.names[i], float(nodes.gaps[i]) / SECOND
         if seconds <= 1.5 * nodes.usual[i] / SECOND:  # that is how often it reports
             return False
+        if node in returned:
+            return not context.in_maintenance(node)
         if seconds - context.frame_s > context.node_seconds or nodes.count[i] <= KNOWN or context.in_maintenance(node):
             return False
         self._gpus.update(gpus.names, context.topology)
@@ -437,13 +452,15 @@ class Gaps(State):
             return bool(nodes.holes[i] >= MISSED)
         return all(gpus.holes[g] >= GAP_LEAST or gpus.missed[g] >= GAP_LEAST for g in mine)
 
-    def _record(self, back: list[int], context: Context) -> None:
+    def _record(self, back: list[int], uptime: NDArray[np.float64] | None, context: Context) -> None:
         nodes = context.last.of_class("node")
         for i in back:
             since, node = context.time - int(nodes.gaps[i]), nodes.names[i]
             gap = self._gaps.setdefault(node, {"since": since, "times": 0})
             gap["times"] += 1
             gap |= {"back": context.time, "began": since, "seconds": (context.time - since) / SECOND, "agent": ""}
+            if uptime is not None and uptime[i] < gap["seconds"]:
+                gap["agent"] = "boot"
             gap["long"] = gap["seconds"] > context.seconds  # no agent takes as long to start
         together = [n for n, k in self._gaps.items() if context.time - k["back"] < GAP_WAITS]
         if len(together) > max(GAP_FEW, GAP_MANY * len(nodes.names)):
@@ -451,11 +468,14 @@ class Gaps(State):
                 del self._gaps[node]
 
     def _silence(self, node: str, gap: Mapping[str, Any]) -> Silence:
-        """A ticket if the agent did not restart or the gaps repeat; else it may be the restart of an update."""
-        sure = gap["agent"] == "same" or gap["times"] >= GAP_AGAIN or gap["long"]
+        """A ticket if the agent did not restart or the gaps repeat; else it may be the restart of an update.
+
+        A node that rebooted lost no data: without a job on it that is a suspect, whoever wanted it.
+        """
+        sure = gap["agent"] == "same" or gap["times"] >= GAP_AGAIN or (gap["long"] and gap["agent"] != "boot")
         level: Level = "ticket" if sure else "suspect"
         what = f"{gap['times']} gaps, the last of" if gap["times"] > 1 else "gap of"
-        summary = pager_title(node, f"{what} {gap['seconds']:.0f} s in all data, {_WHY[gap['agent']]}")
+        summary = pager_title(node, f"{what} {short_duration(gap['seconds'])} in all data, {_WHY[gap['agent']]}")
         clears = f"clears when {GAP_HOLDS // SECOND} s pass without a gap"
         evidence = {name: gap[name] for name in ("seconds", "times", "agent")}
         key, signals = f"{node}|hole", ("node.load1", "gpu.power")

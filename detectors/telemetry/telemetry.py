@@ -254,17 +254,19 @@ WATCHED: Mapping[str, str] = {
 
 @dataclass
 class Telemetry(Detector):
-    """A device that has been silent for `seconds`, a node for `node_seconds`, is a ticket, and a page where its host or
-    its feed is known to be dead.
+    """A device that has been silent for `seconds` is a ticket, and a page where its host or its feed is known to be
+    dead. A node is a suspect from `node_seconds` on, because an agent that hangs or stops is restarted within a minute.
 
     The cause is derived if possible. If all nodes of a shared feed, rack or loop fell silent together, that entity is
-    the cause, in one finding. A node whose job ended or stopped at the same time, or whose kernel logged a fatal error,
-    is dead (page), as is one with a job whose links are down at their far ends or whose supplies give little since; one
-    whose job still makes steps has a dead agent or no network (ticket). A job stopped if its other nodes make no step
-    for two of its usual ones and 20 s; without steps, if nearly all of them draw and send far less than usual.
+    the cause, in one finding. A node whose job ended or stopped at the same time, or whose kernel logged a fatal error
+    that killed its job, is dead (page), as is one with a job whose links are down at their far ends or whose supplies
+    give little since; one whose job still makes steps has a dead agent or no network (ticket). A job stopped if its
+    other nodes make no step for two of its usual ones and 20 s; without steps, if nearly all of them draw and send far
+    less than usual. A node without a job never pages, and is a suspect for the 15 min that a reboot takes.
     Announced maintenance, reboots that an XID required and ranks whose job ended do not count as silence. Messages that
-    an agent lost are a ticket. A shorter gap in all data of a node and its GPUs is a suspect, since agents are
-    restarted, and a ticket if the agent did not restart, if it is too long for that, or if it comes a third time.
+    an agent lost are a ticket. A gap in all data of a node and its GPUs that was no ticket as a silence is a suspect
+    once it is over, since agents are restarted and nodes rebooted, and a ticket if neither happened, if it is too long
+    for the start of an agent, or if it comes a third time.
 
     Source: NVIDIA's catalogue of XIDs for what requires a reboot; PyTorch's NCCL watchdog (10 min) for how long a job
     outlives a lost rank.
@@ -273,7 +275,7 @@ class Telemetry(Detector):
     node_seconds:  for nodes that report in each frame: longer than the start of an agent, and short enough that the
                    alert for a lost node comes within 60 s, with a frame of 10 s before it and what agents hold
                    back (5 s) after it; chosen.
-    dead_seconds:  a node or a group that fell silent together without any report counts as dead after this time,
+    dead_seconds:  a node with a job, or a group, that fell silent without any report counts as dead after this time,
                    and pages; chosen: no unannounced reboot or new image takes longer.
     """
 
@@ -286,6 +288,7 @@ class Telemetry(Detector):
         *(signal for signal in FEED_SIGNALS if signal not in WATCHED.values()),
         *(
             "nic.tx_bytes",
+            "node.uptime",
             "bmc.reachable",
             "rank.step",
             "agent.dropped",
@@ -350,7 +353,7 @@ class Telemetry(Detector):
         context = Context(*parts, topology, time, *settings, frame_s, frames.get("nic"), unread)
         yield from self.nodes.find_silences(context)
         yield from self.devices.find_silences(context)
-        yield from self.gaps.find_gaps(context, frames.get("agent"))
+        yield from self.gaps.find_gaps(context, frames, self.nodes.returned)
 
     def _unread(self, frames: Mapping[str, Frame], time: int) -> frozenset[str]:
         """Returns what the BMCs that do not respond belong to: `telemetry_blind` reports those."""

@@ -26,12 +26,15 @@ _NO_REASON = "no reason reported"
 @dataclass
 class TelemetryBlind(Detector):
     """A BMC or an exporter that does not respond twice is a suspect, and after `seconds` a ticket, with the reason that
-    its agent reported.
+    its agent reported; the BMC of a node, which works meanwhile, after `node_seconds`.
 
     Silence is not a failure: an agent that reports nothing shows in the state of its node. The condition ends with the
     first response.
 
-    Source: a BMC restarts in 1-3 min; an update of its firmware takes longer and is worth a ticket (seconds, chosen).
+    Source: a BMC restarts in 1-3 min; an upgrade of its firmware, with its restarts, takes 10 to 20 min.
+
+    seconds:       longer than a restart; a unit whose BMC is not read may lose coolant unseen. Chosen.
+    node_seconds:  longer than an upgrade of firmware, as where `telemetry` misses the supplies of a node; chosen.
     """
 
     name: ClassVar[str] = "telemetry_blind"
@@ -45,20 +48,22 @@ class TelemetryBlind(Detector):
         "configured."
     )
 
-    seconds: float = BMC_RESTARTS
+    seconds: float = 300.0
+    node_seconds: float = BMC_RESTARTS
 
     known: dict[str, dict[str, Any]] = notes()  # entity -> seen, newest state, usual interval, since, times, reason
     conditions: OpenConditions = notes()
 
     def budget(self) -> list[str]:
         """See `Detector.budget`."""
-        return [rule_line(f"BMCs and exporters that do not answer for {self.seconds:g} s")]
+        return [rule_line(f"BMCs and exporters that do not answer for {self.seconds:g} or {self.node_seconds:g} s")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """See `Detector.observe`."""
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
+        topology = next(iter(frames.values())).topology
         for device_class, signal in _SIGNALS.items():
             for entity, value in values_by_entity(frames.get(device_class), signal).items():
                 self._record_state(entity, value > 0, time)
@@ -69,7 +74,9 @@ class TelemetryBlind(Detector):
         close_ended(self.conditions, set(dark))
         found = []
         for entity, since in sorted(dark.items()):
-            level: Level = "ticket" if time - since > self.seconds * SECOND else "suspect"
+            of_node = any(parent.startswith("node:") for parent in topology.parents.get(entity, ()))
+            wait = self.node_seconds if of_node else self.seconds
+            level: Level = "ticket" if time - since > wait * SECOND else "suspect"
             if due := due_report(self.conditions, entity, time, since, level):
                 found.append(self._finding(entity, time, due))
         return found

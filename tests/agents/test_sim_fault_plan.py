@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from agents.sim.confounders.cluster import JobRestart, Maintenance
-from agents.sim.faults.cluster import JobHang
+from agents.sim.faults.cluster import HostFault, JobHang
 from agents.sim.faults.gpu import GpuEngineFault
 from agents.sim.faults.slow import Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from agents.sim.schedule import Allocation, Schedule
+from detectors.scoring.matching import answer_rule
 from pipeline.model.errors import UsageError
 
 DAY = 86_400.0
@@ -104,3 +105,12 @@ def test_job_faults_without_a_running_job_are_counted() -> None:
     lines = tuple(Line(JobHang(), 1000.0 + n, 4000.0) for n in range(5))
     simulator = simulated(*lines)  # two jobs run, and each has one thing at a time
     assert (simulator.planned, simulator.dropped, len(simulator.faults)) == (5, 3, 2)
+
+
+@pytest.mark.parametrize("part", ["cpu", "dimm", "chassis", "io_board", "ssd"])
+def test_a_host_that_fails_under_a_job_is_a_logged_fact_and_without_one_a_soft_fault(part: str) -> None:
+    lines = (Line(HostFault(part), 1000.0, 5000.0, f"node:sim-n{number:03}") for number in (1, 16))
+    simulator = simulated(*lines, nodes=16)  # two of 16 nodes are spare
+    classes = [line["class"] for line in simulator.truth()]
+    assert classes == ["hard", "soft"]
+    assert answer_rule("host_fault", "soft").level == "ticket"

@@ -8,11 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from detectors import DETECTORS, configured, listing
+from detectors import DETECTORS, REMOVED, configured, explain, listing
 from detectors.base.findings import CLEARS, COMPARED
 from detectors.runner import Runner
 from pipeline.model.entity_names import TITLE_LENGTH, entity_name
-from pipeline.model.errors import ConfigError
+from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import LEVELS, SECOND, Event, Frame
 from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, at_known_site, cases
@@ -244,6 +244,15 @@ def test_configuration_builds_each_detector_and_refuses_unknown_keys():
         configured({"lnk": {}}, "x.toml")
     with pytest.raises(ConfigError, match=r"flap: no such key; did you mean 'flaps'"):
         configured({"link": {"flap": 5}}, "x.toml")
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_the_table_of_a_removed_detector_is_refused_with_the_reason_and_what_to_do(name):
+    with pytest.raises(ConfigError, match=rf"x\.toml: \[detector\.{name}\]: removed, because .*; delete this table"):
+        configured({name: {"mode": "live"}}, "x.toml")
+    with pytest.raises(UsageError, match=f"'{name}' was removed, because "):
+        explain(name)
+    assert name not in {cls.name for cls in DETECTORS}
 
 
 def test_the_list_of_detectors_is_plain_data():

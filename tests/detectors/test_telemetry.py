@@ -38,7 +38,7 @@ class Site:
     def __init__(self) -> None:
         self.detector, self.topology, self.findings = Telemetry(), topology(), []
 
-    def tick(self, tick, silent=(), dark=(), stepping=True, events=(), without=(), more=None):
+    def tick(self, tick, silent=(), dark=(), stepping=True, events=(), without=(), more=None, columns=()):
         """Shows an instant without samples of the entities in `silent` and of all below them."""
         gone = {e for names in NAMES.values() for e in names if {e, *self.topology.ancestors(e)} & set(silent)}
         values = {
@@ -50,6 +50,7 @@ class Site:
             },
             "rank": {"rank.step": np.full(8, float(tick if stepping else min(tick, FAULT)))},
         }
+        values["node"] |= dict(columns)
         frames = {}
         for name in [c for c in values if c not in without]:
             columns = {s: np.where([e in gone for e in NAMES[name]], np.nan, v) for s, v in values[name].items()}
@@ -60,11 +61,11 @@ class Site:
             frames[name] = Frame(START + tick * 10 * SECOND, name, (), {}, self.topology, (event,))
         self.findings += self.detector.observe({**frames, **(more or {})})
 
-    def run(self, ticks=40, silent=(), dark=(), stepping=True, events=(), first=()):
+    def run(self, ticks=40, silent=(), dark=(), stepping=True, events=(), first=(), without=()):
         for tick in range(FAULT):
-            self.tick(tick, events=first if tick == 0 else ())
+            self.tick(tick, events=first if tick == 0 else (), without=without)
         for tick in range(FAULT, FAULT + ticks):
-            self.tick(tick, silent, dark, stepping, events if tick == FAULT else ())
+            self.tick(tick, silent, dark, stepping, events if tick == FAULT else (), without)
         return self.reported()
 
     def reported(self):
@@ -86,7 +87,7 @@ def site():
 
 
 def test_a_silent_node_whose_job_still_makes_steps_has_a_dead_agent_and_is_a_ticket(site):
-    assert site.run(200, silent=["node:r0n1"], first=[JOB]) == {("node:r0n1", "ticket")}
+    assert site.run(200, silent=["node:r0n1"], first=[JOB]) == {("node:r0n1", "suspect"), ("node:r0n1", "ticket")}
     assert site.findings[0].summary == "Node r0n1: silent for 40 s: agent or network, job j still runs"
     assert site.findings[0].onset <= START + FAULT * 10 * SECOND
 
@@ -98,7 +99,7 @@ def test_a_node_that_falls_silent_as_its_job_ends_is_dead_and_pages(site):
 
 def test_a_job_without_a_step_since_its_node_fell_silent_pages(site):
     site.run(60, silent=["node:r0n1"], stepping=False, first=[JOB])
-    assert site.reported() == {("node:r0n1", "ticket"), ("node:r0n1", "page")}
+    assert ("node:r0n1", "page") in site.reported()
 
 
 def test_a_job_that_made_steps_and_ends_later_does_not_make_it_a_page(site):
@@ -106,7 +107,7 @@ def test_a_job_that_made_steps_and_ends_later_does_not_make_it_a_page(site):
     for tick in range(FAULT + 30, FAULT + 60):
         late = [event("job:j", "job_end", tick, ranks=list(NAMES["rank"]))] if tick == FAULT + 30 else []
         site.tick(tick, ["node:r0n1"], stepping=False, events=late)
-    assert site.reported() == {("node:r0n1", "ticket")}
+    assert site.reported() == {("node:r0n1", "suspect"), ("node:r0n1", "ticket")}
 
 
 def test_a_machine_check_before_the_silence_means_that_the_host_is_dead(site):
@@ -114,13 +115,29 @@ def test_a_machine_check_before_the_silence_means_that_the_host_is_dead(site):
     assert site.run(silent=["node:r0n1"], stepping=False, events=[mce]) == {("node:r0n1", "page")}
 
 
-def test_a_node_without_a_sign_of_life_pages_after_half_an_hour(site):
-    site.run(100, silent=["node:r0n1"], stepping=False)
-    assert ("node:r0n1", "ticket") in site.reported()
-    site.detector = Telemetry(dead_seconds=600.0)
-    site.findings.clear()
+@pytest.mark.parametrize(("ended", "level"), [(None, "ticket"), (FAULT - 20, "ticket"), (FAULT - 3, "page")])
+def test_a_fatal_error_of_a_host_pages_if_a_job_died_with_it(site, ended, level):
+    mce = event("node:r0n1", "kernel", FAULT - 3, severity="critical", **{"class": "cpu"}, text="mce: Machine Check")
+    for tick in range(FAULT + 20):
+        at = [JOB] if tick == 0 and ended else [mce] if tick == FAULT - 3 else []
+        over = [event("job:j", "job_end", tick, ranks=list(NAMES["rank"]))] if tick == ended else []
+        if tick == (ended or 0):
+            site.topology.remove_entities(NAMES["rank"])
+        site.tick(tick, ["node:r0n1"] if tick >= FAULT else (), without=("rank",), events=[*at, *over])
+    assert site.reported() == {("node:r0n1", level)}
+
+
+def test_a_node_without_a_sign_of_life_pages_after_half_an_hour_if_a_job_ran_on_it(site):
+    site.run(190, silent=["node:r0n1"], first=[JOB], without=("rank",))
+    assert site.reported() == {("node:r0n1", "suspect"), ("node:r0n1", "ticket"), ("node:r0n1", "page")}
+    levels = {f.level: f.evidence["silent_s"] for f in reversed(site.findings)}
+    assert levels == {"suspect": 40.0, "ticket": 70.0, "page": 1810.0}
+
+
+def test_a_node_without_a_job_is_a_ticket_once_no_reboot_takes_as_long_and_never_pages(site):
     site.topology.remove_entities(NAMES["rank"])
-    assert ("node:r0n1", "page") in site.run(100, silent=["node:r0n1"])
+    assert site.run(300, silent=["node:r0n1"]) == {("node:r0n1", "suspect"), ("node:r0n1", "ticket")}
+    assert min(f.evidence["silent_s"] for f in site.findings if f.level == "ticket") == 910.0
 
 
 def test_all_nodes_of_a_pdu_without_voltage_are_one_page_on_it(site):
@@ -199,7 +216,7 @@ def test_all_gpus_of_a_node_that_reports_are_one_finding_on_the_node(site):
 
 def test_a_lost_node_is_reported_at_the_fourth_instant_that_it_misses(site):
     site.run(4, silent=["node:r0n1"])
-    assert [(f.entity, f.level) for f in site.findings] == [("node:r0n1", "ticket")]
+    assert [(f.entity, f.level) for f in site.findings] == [("node:r0n1", "suspect")]
     assert site.findings[0].time - site.findings[0].onset == 40 * SECOND
 
 
@@ -233,8 +250,8 @@ def test_ranks_that_end_are_not_reported(site):
 
 def test_a_node_that_falls_silent_within_its_first_minutes_is_reported(site):
     for tick in range(20):
-        site.tick(tick, silent=["node:r0n1"] if tick > 2 else ())
-    assert site.reported() == {("node:r0n1", "ticket")}
+        site.tick(tick, silent=["node:r0n1"] if tick > 2 else (), stepping=False)
+    assert ("node:r0n1", "suspect") in site.reported()
 
 
 def test_devices_that_never_reported_or_only_a_few_times_are_not_missed(site):
@@ -341,11 +358,25 @@ def test_gaps_of_one_instant_of_one_class_or_of_many_nodes_together_are_not_repo
     assert gap(Site(), 3, [f"node:r0n{n}" for n in range(3)]) == set()
 
 
-@pytest.mark.parametrize("looks", [3, 4, 5, 9])
-def test_a_gap_and_a_silence_are_never_both_reported(looks):
+@pytest.mark.parametrize("looks", [3, 4, 6, 7, 9])
+def test_a_gap_and_a_silence_are_never_both_tickets(looks):
     site = Site()
-    gap(site, looks)
-    assert {f.evidence["cause"] == "hole" for f in site.findings} == {looks <= 3}
+    gap(site, looks, agent="same")
+    assert {f.evidence["cause"] == "hole" for f in site.findings if f.level == "ticket"} == {looks <= 6}
+
+
+@pytest.mark.parametrize("job", [False, True])
+@pytest.mark.parametrize(("booted", "level"), [(True, "suspect"), (False, "ticket")])
+def test_an_idle_node_that_was_out_for_minutes_is_a_ticket_unless_it_rebooted(site, booted, level, job):
+    site.topology.remove_entities(() if job else NAMES["rank"])
+    for tick in range(FAULT + 60):
+        out, since = FAULT <= tick < FAULT + 30, tick - FAULT - 30
+        up = np.full(8, 1e6) if not booted or since < 0 else np.append(60.0 + 10 * since, np.full(7, 1e6))
+        more = {"node.uptime": np.where(np.arange(8) == 0, np.nan if out else up, 1e6)}
+        site.tick(tick, ["node:r0n0"] if out else (), columns=more)
+    expected = "ticket" if job else level  # with a job it was a ticket after a minute
+    assert max((f.level for f in site.findings), key=["suspect", "ticket", "page"].index) == expected
+    assert ("it rebooted" in site.findings[-1].summary) == (booted and not job)
 
 
 def test_a_gap_over_which_the_agent_restarted_or_did_not_report_is_a_suspect():

@@ -34,15 +34,26 @@ class Fleet:
         self.detector, self.rng, self.sent, self.step = Telemetry(), np.random.default_rng(3), np.zeros(COUNT), 0.0
 
     def run(
-        self, hook=True, seconds=400, silent=(DEAD,), at=1800, stops=None, links=False, supplies=False, ports=False
+        self,
+        hook=True,
+        seconds=400,
+        silent=(DEAD,),
+        at=1800,
+        stops=None,
+        links=False,
+        supplies=False,
+        ports=False,
+        back=1e9,
     ):
-        """stops: s after which the job stops, None never.  links, supplies: whether those of the node fail with it.
+        """back: s after which the silent nodes report again.
+
+        stops: s after which the job stops, None never.  links, supplies: whether those of the node fail with it.
         ports: whether switch ports and supplies are read."""
         found, jitter = [], self.rng.standard_normal
         begun = {"ranks": {f"rank:7.{i}": {"gpu": f"gpu:n{i}.0"} for i in range(COUNT)}}
         for second in range(0, at + seconds, self.interval):
             time, working = T0 + second * SECOND, stops is None or second < at + stops
-            out = np.isin(np.arange(COUNT), silent) & (second >= at)
+            out = np.isin(np.arange(COUNT), silent) & (at <= second < at + back)
             self.step += self.interval / self.step_s if working and second % 1800 >= 60 else 0.0
             self.sent += self.interval * 1e9 * (working and second % 1800 >= 60)
             power = np.repeat(np.where(out, np.nan, 600.0 if working else 200.0), 4) + 20 * jitter(4 * COUNT)
@@ -87,12 +98,19 @@ def test_without_the_hook_power_and_traffic_of_the_other_nodes_show_that_the_job
 @pytest.mark.parametrize("hook", [True, False])
 def test_a_dead_agent_whose_job_goes_on_is_a_ticket(hook):
     found = Fleet().run(hook=hook, at=2400, seconds=1500)
-    assert {(e, level) for e, level, _ in found} == {(NODES[DEAD], "ticket")}
+    assert {(e, level) for e, level, _ in found} == {(NODES[DEAD], "suspect"), (NODES[DEAD], "ticket")}
+    assert min(after for _, level, after in found if level == "ticket") <= 70
+
+
+@pytest.mark.parametrize("hook", [True, False])
+@pytest.mark.parametrize("interval", [1, 5, 10, 30])
+def test_an_agent_that_is_restarted_within_50_s_is_no_ticket(hook, interval):
+    assert {level for _, level, _ in Fleet(interval).run(hook=hook, at=2400, back=50)} <= {"suspect"}
 
 
 def test_a_job_that_stops_later_for_another_reason_makes_no_page():
     found = Fleet().run(hook=False, at=2400, stops=200, seconds=1000)
-    assert {level for _, level, _ in found} == {"ticket"}
+    assert {level for _, level, _ in found} == {"suspect", "ticket"}
 
 
 @pytest.mark.parametrize("hook", [True, False])
@@ -110,7 +128,7 @@ def test_supplies_that_give_little_since_page_and_full_ones_keep_it_a_ticket():
     found = Fleet().run(hook=False, ports=True, supplies=True, at=2400, seconds=200)
     assert next(f[2] for f in found if f[1] == "page") <= 90
     alive = Fleet().run(hook=False, ports=True, at=2400, seconds=2400)
-    assert {f[1] for f in alive} == {"ticket"}
+    assert {f[1] for f in alive} == {"suspect", "ticket"}
 
 
 @pytest.mark.parametrize("interval", [1, 5, 10, 30, 60])

@@ -75,6 +75,7 @@ class HostFault(Kind):
     rate = Rate(0.50, "1M GPU-hours", "Llama 3: CPU, memory, chassis and IO board 0.09 each, SSD 0.14")
     lasts = Span(2 * HOUR, 2 * HOUR, 24 * HOUR)  # until it is repaired; chosen
     signals = ("node.memory_corrected", "node.memory_uncorrected", "node.io_pressure")
+    idle_soft = True
     choices: ClassVar = {"part": 2 * ("cpu", "dimm", "chassis", "io_board") + 3 * ("ssd",)}
     ranges: ClassVar = {"corrected_rate": (0.1, 5.0), "warning": (300.0, 1800.0)}
     limits: ClassVar = {"corrected_rate": (0.0, 1e5), "warning": (0.0, 1e6)}

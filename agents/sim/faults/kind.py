@@ -96,6 +96,7 @@ class Kind(ABC):
     exclusive:  s after its onset in which no other random event may affect the same nodes.
     world_only: it happens only in drawn worlds (agents/sim/world.py), a benign one as their habits have it, unless a
                 scenario names its rate.
+    idle_soft:  on a device without a job it loses no work: class soft in the truth, for which a ticket is enough.
     tail:       s after its end in which it still has effects: `apply` is called in them too.
     """
 
@@ -118,6 +119,7 @@ class Kind(ABC):
     tail: ClassVar[float] = 0.0
     exclusive: ClassVar[float] = float("inf")
     world_only: ClassVar[bool] = False
+    idle_soft: ClassVar[bool] = False
     chain: ClassVar[Chain | None] = None
 
     def drawn(self, rng: np.random.Generator) -> Self:

@@ -109,6 +109,10 @@ def signal_at(device_class: str, which: float) -> str:
     return names[min(int(which * len(names)), len(names) - 1)]
 
 
+_RESTART_S = 60.0
+"""s in which systemd restarts an agent: it ends one that hangs after 30 s (WatchdogSec) and starts it 5 s later."""
+
+
 @dataclass(frozen=True)
 class TelemetryGap(Kind):
     """Agent of a node sends nothing, and the unsent data is lost: no rows, no events; the node itself keeps working.
@@ -126,6 +130,10 @@ class TelemetryGap(Kind):
     rate = Rate(1.0, "1,000 node-days", "assumed")
     lasts = Span(10.0, 180.0, HOUR)  # mean 3 min; assumed
     signals = ("node.uptime", "gpu.power")  # their rows, as all others of the node, are missing
+
+    def detectable_from(self, fault: Fault) -> float:
+        """Returns the second from which nothing repairs it by itself: a shorter gap needs no person."""
+        return fault.onset + _RESTART_S
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""

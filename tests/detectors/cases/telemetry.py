@@ -1,4 +1,4 @@
-"""A node without telemetry after its kernel logged a machine check, while its neighbours report."""
+"""A node with a job without telemetry after its kernel logged a machine check, while its neighbours report."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ FAULT, GUILTY = 60, 2
 
 
 def topology() -> Topology:
-    """Six nodes of four GPUs in a rack."""
+    """Six nodes of four GPUs in a rack, with a job on one of them."""
     parents: dict[str, list[str]] = {node: ["rack:r1"] for node in NODES}
+    parents["rank:7.0"] = ["job:7", GPUS[4 * GUILTY]]
     return Topology({**parents, **{gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS}, "rack:r1": ["pdu:p1"]})
 
 
