@@ -19,7 +19,7 @@ from detectors.base.findings import Comparison, OpenConditions, build_finding, c
 from detectors.base.gates import Gates
 from detectors.base.state import N, State, memory, notes, part
 from detectors.base.streams import Bools, Floats
-from detectors.base.topology_index import per_topology
+from detectors.base.topology_index import JobIndex, per_topology
 from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
 from detectors.straggler.job_pace import STILL_SLOWER, JobPace, mean_by_job, median_by_job
 from detectors.straggler.pressure import Pressure
@@ -42,6 +42,8 @@ QUIET = 50e6
 _DOUBLED = float(np.log(2.0))  # ln of the excess of a port, as in link_congestion
 _PORT_LEARN = 20  # updates before a port is judged: the replay contract
 _GAIN = 1 / 240  # of the normal value: memory of two hours; chosen
+_KNOWN = 10  # updates while it sends until the usual power of a job is known: 5 min; chosen
+_RECENT = 0.05  # gain of the usual power of a job: memory of 20 updates; chosen
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
 _LONGEST = 300.0  # s between two updates beyond which growth is an average of too much; chosen
 JOB_EVERY = 30 * SECOND
@@ -120,6 +122,81 @@ class JobPorts(State):
         job = np.full(len(size), -1, np.int32)
         job[at[known]] = self.job[known]
         return median_by_job(total / np.where(size > 0, size, np.nan), job, jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class JobNow:
+    """A job at one instant, from outside; nan is unknown.
+
+    moved_at: its last step, or when its ports last sent data (us).   utilization: mean of its GPUs.
+    watts, usual_watts: mean power of its GPUs now, and while it moves.   bytes_per_second: median of its ports.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    moved_at: int
+    utilization: float
+    watts: float
+    usual_watts: float
+    bytes_per_second: float
+
+
+@dataclass
+class JobTraffic(State):
+    """When each job on several nodes last sent data, which stands for its steps where it reports none.
+
+    sent: newest counters by port, read at `read_at` (us).   jobs: name -> when it last sent (us), usual power of its
+    GPUs, and updates from which that is learned.
+    """
+
+    sent: Floats = memory(np.nan)
+    read_at: int = notes(int)
+    jobs: dict[str, list[float]] = notes()
+
+    def is_due(self, time: int) -> bool:
+        """Returns whether it is time for an update."""
+        return not 0 <= time - self.read_at < JOB_EVERY
+
+    def update(self, gpus: Frame, nics: Frame) -> list[JobNow]:
+        """Adds an instant; returns the jobs of which enough is known. Without a reading of its ports, one sends."""
+        names, nodes, of_gpu, of_port = self._places(gpus, nics)
+        size, rate = len(names), median_by_job(self._rates(nics), of_port, len(names))
+        watts, busy = (mean_by_job(gpus[signal], of_gpu, size) for signal in ("gpu.power", "gpu.utilization"))
+        self.jobs = {name: self.jobs.get(name, [nics.time, float(watts[i]), 0]) for i, name in enumerate(names)}
+        found = list[JobNow]()
+        for i, (name, known) in enumerate(self.jobs.items()):
+            if not rate[i] <= QUIET:
+                known[0] = nics.time
+            if rate[i] > QUIET and np.isfinite(watts[i]):
+                known[1] += max(1 / (known[2] + 1), _RECENT) * (float(watts[i]) - known[1])
+                known[2] += 1
+            if known[2] >= _KNOWN:
+                now = float(busy[i]), float(watts[i]), known[1], float(rate[i])
+                found.append(JobNow(name, nodes[i], int(known[0]), *now))
+        return found
+
+    def _rates(self, nics: Frame) -> Floats:
+        """Returns (N,) bytes/s since the last update."""
+        n, now, seconds = len(nics.entities), nics[SENT], (nics.time - self.read_at) / SECOND
+        self.grow(n)
+        grown, known = now - self.sent[:n], self.read_at > 0 and 0 < seconds <= _LONGEST
+        np.copyto(self.sent[:n], now, where=np.isfinite(now))
+        self.read_at = nics.time
+        return np.where(grown >= 0, grown / seconds, np.nan) if known else np.full(n, np.nan)
+
+    @per_topology
+    def _places(self, gpus: Frame, nics: Frame) -> tuple[list[str], list[tuple[str, ...]], Ints, Ints]:
+        """Returns jobs that have several nodes alone, their nodes, and the (N,) job of each GPU and port, -1 none."""
+        topology, index, above = gpus.topology, JobIndex(), gpus.topology.ancestor_of_kind
+        nodes: dict[str, list[str]] = {}
+        for node in dict.fromkeys(above(e, "node") or "" for e in gpus.entities):
+            if job := index.job_of_node(node, topology):
+                nodes.setdefault(job, []).append(node)
+        several = [job for job, found in nodes.items() if len(found) > 1]
+        number = {node: i for i, job in enumerate(several) for node in nodes[job]}
+        frames = gpus, nics
+        of = [np.array([number.get(above(e, "node") or "", -1) for e in f.entities], np.int64) for f in frames]
+        return several, [tuple(nodes[job]) for job in several], of[0], of[1]
 
 
 @dataclass(frozen=True, slots=True)

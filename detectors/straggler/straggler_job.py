@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import job_budget
 from detectors.straggler.job_pace import STILL_SLOWER, JobPace, mean_by_job
-from detectors.straggler.job_throughput import QUIET
+from detectors.straggler.job_throughput import QUIET, SENT, JobNow, JobTraffic
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import Checkpoints
@@ -59,8 +59,8 @@ _FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
 _USUAL = 0.05  # gain of the usual power, and of the tick: about 20 samples of memory; chosen
 _KEPT = 24 * 3600 * SECOND  # us after which a fault explains nothing; chosen
 _TITLES = {
-    "hang": "hangs, no step for {minutes:.0f} min, GPUs at {share:.0f} % of usual power",
-    "stall": "waits for data, no step for {minutes:.0f} min, I/O wait {io:.0f} %",
+    "hang": "hangs, no {what} for {minutes:.0f} min, GPUs at {share:.0f} % of usual power",
+    "stall": "waits for data, no {what} for {minutes:.0f} min, I/O wait {io:.0f} %",
 }
 JobFindings = list[tuple[str, Finding | None]]
 """Conditions that hold, by key, with the finding that is due, if any."""
@@ -77,42 +77,24 @@ def find_pace_cause(now: Mapping[str, float], usual: Mapping[str, float]) -> str
     return "job" if longer["compute"] >= _HALF * longer["step"] else ""
 
 
-@dataclass(frozen=True, slots=True)
-class StuckReadings:
-    """Readings of a job without steps; nan is unknown.
+def find_stuck_kind(job: JobNow, io_pressure: float) -> str:
+    """Returns hang for busy GPUs at low power without traffic, stall for idle ones that wait for data, else "".
 
-    utilization: mean of its GPUs.   power_share: of their usual power.   io_pressure: share of time, median of nodes.
-    bytes_per_second: median of its ports.
+    io_pressure: share of the time in which tasks wait for I/O, median of the job's nodes; nan is unknown.
     """
-
-    utilization: float
-    power_share: float
-    io_pressure: float
-    bytes_per_second: float
-
-    def kind(self) -> str:
-        """Returns hang for busy GPUs at low power without traffic, stall for idle ones that wait for data, else ""."""
-        if not self.power_share <= _LOW:
-            return ""
-        if self.utilization >= _BUSY:
-            return "" if self.bytes_per_second > QUIET else "hang"
-        return "stall" if self.io_pressure >= _WAITING else ""
-
-    def title(self, job: str, kind: str, still: int) -> str:
-        """Returns the title of a finding. still: us without a step."""
-        numbers = {"minutes": still / (60 * SECOND), "share": 100 * self.power_share, "io": 100 * self.io_pressure}
-        return pager_title(job, _TITLES[kind].format(**numbers))
-
-    def evidence(self) -> dict[str, float | None]:
-        """Returns the readings; None is unknown."""
-        return {f.name: v if np.isfinite(v := getattr(self, f.name)) else None for f in fields(self)}
+    if not job.watts <= _LOW * job.usual_watts:
+        return ""
+    if job.utilization >= _BUSY:
+        return "" if job.bytes_per_second > QUIET else "hang"
+    return "stall" if io_pressure >= _WAITING else ""
 
 
 @dataclass
 class StragglerJob(Detector):
     """Finds jobs that make no steps, or steps at least 10 % longer than before, with the cause.
 
-    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent; for longer where jobs
+    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent; for a job on several
+    nodes that reports no steps, the time since it last sent data counts. For longer where jobs
     paused like that and went on (rollouts, evaluations within nodes): 1.5 times the own longest pause, or that of four
     in five jobs of the site, at most an hour. Page; a ticket for a job of one node, which sends nothing anyway. Neither
     if maintenance, an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends without
@@ -131,10 +113,11 @@ class StragglerJob(Detector):
     name: ClassVar[str] = "straggler_job"
     family: ClassVar[str] = "straggler"
     device_class: ClassVar[str] = "rank"
-    needs: ClassVar[tuple[str, ...]] = ("rank.step",)
+    needs: ClassVar[tuple[str, ...]] = ()
+    any_of: ClassVar[tuple[str, ...]] = ("rank.step", "nic.tx_bytes")
     wants: ClassVar[tuple[str, ...]] = (
         *("rank.step_time", "rank.compute_time", "rank.communication_time", "gpu.power", "gpu.utilization"),
-        *("gpu.throttle_reasons", "nic.tx_bytes", "node.io_pressure", "event:job_start", "event:checkpoint"),
+        *("gpu.throttle_reasons", "node.io_pressure", "event:job_start", "event:checkpoint"),
         *("event:xid", "event:link_state", "event:gpu_lost", "event:maintenance_start"),
     )
     cannot_see: ClassVar[str] = (
@@ -161,6 +144,9 @@ class StragglerJob(Detector):
     tick: float = notes(float)  # us between two frames, smoothed
     faults: dict[str, dict[str, Any]] = notes()  # entity -> newest fatal event: time, said
     stuck: dict[str, dict[str, Any]] = notes()  # job without a step -> kind, since, sent
+    traffic: JobTraffic = part(JobTraffic, of="nic")
+    quiet: dict[str, dict[str, Any]] = notes()  # job that reports no steps and sends nothing -> kind, since, moved_at
+    quiet_keys: list[str] = notes(list)  # conditions of those
     pauses: dict[str, int] = notes()  # job -> us of its longest pause that looked like a hang and ended by itself
     conditions: OpenConditions = notes()
 
@@ -175,22 +161,47 @@ class StragglerJob(Detector):
         self._record_faults(frames)
         if "node" in frames:
             self.io.update(frames["node"])
-        gpus, frame = frames.get("gpu"), frames.get("rank")
-        if frame is None or not len(frame.entities):
-            return []
+        frame = frames.get("rank")
+        if frame is not None and len(frame.entities):
+            holds = self._judge_ranks(frames, frame)
+        else:
+            holds = [(key, None) for key in self.conditions if key not in self.quiet_keys]
+        holds += self._judge_unreported(frames)
+        close_ended(self.conditions, {key for key, _ in holds})
+        return [finding for _, finding in holds if finding is not None]
+
+    def _judge_ranks(self, frames: Mapping[str, Frame], frame: Frame) -> JobFindings:
+        """Returns jobs that report steps, and make none or slower ones."""
         self.saving.update(frames, frame.time)
         self.slots.update_slots(frame)
-        if gpus is not None:
+        if (gpus := frames.get("gpu")) is not None:
             self.slots.locate_gpus(gpus)
         job = self._assign_slots(frame.time)
         holds: JobFindings = []
         for name, slot in self._follow_steps(frames, frame, job):
-            holds += self._judge_stuck(frames, frame, name, slot, job)
+            stuck = self._read_stuck(frames, name, slot, job)
+            holds += self._judge_stuck(frame, stuck, self.stuck.setdefault(name, {}))
         if not 0 <= frame.time - self.paced_at < PACE_EVERY:
             self._follow_pace(frames, frame, job)
-        holds += self._judge_slow(frame)
-        close_ended(self.conditions, {key for key, _ in holds})
-        return [finding for _, finding in holds if finding is not None]
+        return [*holds, *self._judge_slow(frame)]
+
+    def _judge_unreported(self, frames: Mapping[str, Frame]) -> JobFindings:
+        """Returns jobs that report no steps, and send nothing."""
+        gpus, nics = frames.get("gpu"), frames.get("nic")
+        if gpus is None or nics is None or SENT not in nics.values or not self.traffic.is_due(nics.time):
+            return [(key, None) for key in self.quiet_keys]
+        holds, quiet = JobFindings(), dict[str, dict[str, Any]]()
+        for job in self.traffic.update(gpus, nics):
+            slot, before = self.pace.jobs.get(job.name), self.quiet.get(job.name)
+            if slot is not None and np.isfinite(self.step[slot]):
+                continue
+            if gpus.time - job.moved_at >= _STILL:
+                quiet[job.name] = before or {"moved_at": job.moved_at}
+                holds += self._judge_stuck(gpus, job, quiet[job.name])
+            elif before is not None and before.get("kind") == "hang":
+                self._learn_pause(job.name, job.moved_at - before["moved_at"])
+        self.quiet, self.quiet_keys = quiet, [key for key, _ in holds]
+        return holds
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Learns the pace of a job again: a person said that it is not a fault."""
@@ -248,8 +259,11 @@ class StragglerJob(Detector):
         for name, state in self.stuck.items():
             slot = self.pace.jobs[name]
             if state.get("kind") == "hang" and top[slot] > self.step[slot]:
-                longest = max(time - int(self.stepped_at[slot]), self.pauses.pop(name, 0))
-                self.pauses = dict([*self.pauses.items(), (name, longest)][-_PAUSING:])
+                self._learn_pause(name, time - int(self.stepped_at[slot]))
+
+    def _learn_pause(self, name: str, lasted: int) -> None:
+        longest = max(lasted, self.pauses.pop(name, 0))
+        self.pauses = dict([*self.pauses.items(), (name, longest)][-_PAUSING:])
 
     def _hangs_after(self, name: str) -> float:
         """Returns the s without a step after which a job hangs, given pauses of this site."""
@@ -294,54 +308,57 @@ class StragglerJob(Detector):
         self.pace.update(found, slower, np.zeros(jobs, np.int8), gate, frame.time)
         self.paced_at = frame.time
 
-    def _judge_stuck(
-        self, frames: Mapping[str, Frame], frame: Frame, name: str, slot: int, job: NDArray[np.int64]
-    ) -> JobFindings:
-        """Returns why one job makes no step, once it has looked the same for a while."""
-        nodes, time = self._job_nodes(slot, job), frame.time
-        readings = self._read_stuck(frames, name, slot, job, nodes)
-        kind = "" if name in self.saving.until else readings.kind()
-        state = self.stuck.setdefault(name, {})
-        measured = np.isfinite(readings.power_share) or not state.get("kind")
+    def _judge_stuck(self, frame: Frame, job: JobNow, state: dict[str, Any]) -> JobFindings:
+        """Returns why one job makes no step, once it has looked the same for a while; `state` says since when."""
+        time, onset, pressure = frame.time, job.moved_at, self.io.median_share(list(job.nodes))
+        kind = "" if job.name in self.saving.until else find_stuck_kind(job, pressure)
+        measured = np.isfinite(job.watts / job.usual_watts) or not state.get("kind")
         if measured and state.get("kind") != kind:
             state |= {"kind": kind, "since": time}
-        kind, onset = state["kind"], int(self.stepped_at[slot])
+        kind = state["kind"]
         if not kind or time - state["since"] < _LASTS:
             return []
-        explanation = self._find_explanation(frame, name, nodes, onset)
+        explanation = self._find_explanation(frame, job.name, job.nodes, onset)
         level: Level = "suspect"
-        patience = self._hangs_after(name) if kind == "hang" else self.stall
+        patience = self._hangs_after(job.name) if kind == "hang" else self.stall
         if time - onset >= patience * SECOND and not explanation:
-            level = "page" if kind == "hang" and len(nodes) > 1 else "ticket"
-        key = f"{kind} {name}"
+            level = "page" if kind == "hang" and len(job.nodes) > 1 else "ticket"
+        key = f"{kind} {job.name}"
         due = due_report(self.conditions, key, time, onset, level)
-        if due is None:
-            return [(key, None)]
-        watts, share = float(self.watts[slot]), readings.power_share
-        finding = self.finding(
+        return [(key, self._stuck_finding(time, job, kind, pressure, explanation, due) if due else None)]
+
+    def _stuck_finding(
+        self, time: int, job: JobNow, kind: str, pressure: float, explanation: str, due: tuple[int, Level]
+    ) -> Finding:
+        share, reports = job.watts / job.usual_watts, job.name not in self.quiet
+        numbers = {"minutes": (time - job.moved_at) / (60 * SECOND), "share": 100 * share, "io": 100 * pressure}
+        shown = {"utilization": job.utilization, "power_share": share, "io_pressure": pressure}
+        shown["bytes_per_second"] = job.bytes_per_second
+        return self.finding(
             time,
-            name,
+            job.name,
             due,
-            score=(time - onset) / SECOND,
-            summary=readings.title(name, kind, time - onset),
-            signals=("rank.step", "gpu.power", "gpu.utilization" if kind == "hang" else "node.io_pressure"),
-            clears="it makes a step",
-            compared=Comparison(share * watts, watts, None, "own past", 0, 1 - share, "W"),
+            score=(time - job.moved_at) / SECOND,
+            summary=pager_title(job.name, _TITLES[kind].format(what="step" if reports else "traffic", **numbers)),
+            signals=(
+                *("rank.step" if reports else SENT, "gpu.power"),
+                "gpu.utilization" if kind == "hang" else "node.io_pressure",
+            ),
+            clears="it makes a step" if reports else "it sends data",
+            compared=Comparison(job.watts, job.usual_watts, None, "own past", 0, 1 - share, "W"),
             cause=kind,
             attribution="JOB",
-            nodes=len(nodes),
+            nodes=len(job.nodes),
             explained_by=explanation,
-            **readings.evidence(),
+            **{name: value if np.isfinite(value) else None for name, value in shown.items()},
         )
-        return [(key, finding)]
 
-    def _read_stuck(
-        self, frames: Mapping[str, Frame], name: str, slot: int, job: NDArray[np.int64], nodes: Sequence[str]
-    ) -> StuckReadings:
-        busy = float(self._gpu_means(frames, "gpu.utilization", job)[slot])
-        share = float(self._gpu_means(frames, "gpu.power", job)[slot] / self.watts[slot])
+    def _read_stuck(self, frames: Mapping[str, Frame], name: str, slot: int, job: NDArray[np.int64]) -> JobNow:
+        nodes = self._job_nodes(slot, job)
+        busy, watts = (float(self._gpu_means(frames, s, job)[slot]) for s in ("gpu.utilization", "gpu.power"))
         traffic = self._port_traffic(frames, name, nodes, frames["rank"].time)
-        return StuckReadings(busy, share, self.io.median_share(nodes), traffic)
+        usual = float(self.watts[slot])
+        return JobNow(name, tuple(nodes), int(self.stepped_at[slot]), busy, watts, usual, traffic)
 
     def _job_nodes(self, slot: int, job: NDArray[np.int64]) -> list[str]:
         numbers = np.unique(self.slots.numbers["node"][job == slot]).tolist()

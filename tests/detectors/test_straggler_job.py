@@ -65,6 +65,71 @@ def pausing(*pauses):
     return change
 
 
+def without_steps(change):
+    """The same change of a job that reports nothing of its ranks."""
+
+    def changed(tick, values):
+        events = change(tick, values)
+        del values["rank"]
+        return events
+
+    return changed
+
+
+def test_a_job_without_step_reports_hangs_when_it_has_sent_nothing_for_six_minutes():
+    found = findings(without_steps(lambda tick, values: stop_steps(tick, values, 180.0)), 160)
+    page = next(f for f in found if f.level == "page")
+    assert page.entity == "job:7"
+    assert 360 <= (page.time - CASE.time(SINCE)) / SECOND <= 420
+    assert "hangs, no traffic for 6 min, GPUs at 31 % of usual power" in page.summary
+    assert page.signals[0] == "nic.tx_bytes"
+    assert {f.onset for f in found} == {page.onset}
+
+
+def test_a_job_without_step_reports_may_pause_as_long_as_before():
+    found = [f for f in findings(without_steps(pausing((60, 72), (200, 80))), 320) if f.level == "page"]
+    assert found
+    assert max(f.time for f in found) < CASE.time(150)
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("it computes between collectives", lambda tick, values: stop_steps(tick, values, 400.0)),
+        ("it ended: its GPUs idle", lambda tick, values: stop_steps(tick, values, 90.0, busy=0.0)),
+        ("its power is not measured", lambda tick, values: stop_steps(tick, values, np.nan)),
+        ("it stops for five minutes", lambda tick, values: stop_steps(tick, values, 180.0, until=SINCE + 30)),
+        (
+            "its ports are not read",
+            lambda tick, values: stop_steps(tick, values, 180.0) or (values.pop("nic") and None),
+        ),
+    ],
+)
+def test_a_job_without_step_reports_does_not_hang_when(what, change):
+    def stopped(tick, values):
+        change(tick, values)
+        if tick < SINCE:
+            values.setdefault("nic", {"nic.tx_bytes": 1e12 + 4e10 * np.full(NODES, float(tick))})
+
+    assert "page" not in {f.level for f in findings(without_steps(stopped), 160)}, what
+
+
+def test_a_fault_logged_when_a_job_without_step_reports_stops_explains_it():
+    def change(tick, values):
+        stop_steps(tick, values, 180.0)
+        return [Event(CASE.time(SINCE), "gpu:n2.1", "xid", {"xid": 79})] if tick == SINCE else []
+
+    assert levels(findings(without_steps(change))) == {("job:7", "suspect")}
+
+
+def test_a_job_without_step_reports_that_never_sent_is_not_known_to_hang():
+    def change(tick, values):
+        stop_steps(tick, values, 180.0)
+        values["nic"] = {"nic.tx_bytes": np.full(NODES, 1e12)}
+
+    assert findings(without_steps(change)) == []
+
+
 def test_a_job_that_paused_and_went_on_may_pause_as_long_again():
     """The first pause of 12 min is paged, as nothing is known of this job; of the second one nobody hears."""
     found = [f for f in findings(pausing((60, 72), (200, 80)), 320) if f.level == "page"]
