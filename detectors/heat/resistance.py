@@ -44,6 +44,7 @@ R moves by less than 4 % where fans move it by 30 % from idle to full load."""
 _ALIKE = 0.15  # standard deviation of the loads of a node over their mean, up to which they are similar; chosen
 _KNOWN, _LEARNT = 20, 360
 """Samples from which a band is used, and after which it no longer changes: what follows is wear. Chosen: an hour."""
+_REACH = 1  # bands on either side whose R still tells on air, where fans move it by 4 % a band; chosen
 _OUTLIERS = (0.3, 10.0)  # of ln R, and K of the memory, by which a sample is off at most while it is learnt; chosen
 _WORKS = 0.3  # of the way from its lowest load to the highest of its peers; below it is idle; chosen
 _BUSY = 0.4  # share of that highest load from which it works if it has never been idle; idle GPUs draw 0.1 to 0.4
@@ -60,7 +61,7 @@ _ROWS = 17
 _POWER, _LOAD, _PEAK, _IDLE, _REFERENCE, _CLIMATE, _ENERGY, _READ, _COUNTED, _USUAL, _SAMPLES = range(11)
 _CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT, _MOVED_AT = range(11, 17)
 """Rows of the state, one cell per GPU each; NaN where not known yet."""
-_VALUE, _ABOVE, _RISE, _WATTS, _FLUID, _POWER_ERROR, _KELVIN = range(7)
+_VALUE, _ABOVE, _RISE, _WATTS, _FLUID, _POWER_ERROR, _KELVIN, _LASTING = range(8)
 """Rows of the result."""
 
 
@@ -124,6 +125,16 @@ def _departure(level: Singles, count: NDArray[np.int16], cell: int, value: float
 
 
 @compiled
+def _nearest(levels: Singles, cell: int, reach: int) -> float:
+    """Returns the known level of the nearest band; NaN if none is within reach."""
+    for away in range(reach + 1):
+        for band in (cell - away, cell + away):
+            if (0 <= band < len(levels)) and not math.isnan(levels[band]):
+                return float(levels[band])
+    return math.nan
+
+
+@compiled
 def _follow_load(rows: Floats, i: int, power_now: float, lag: float, slow: float) -> bool:
     """Updates the means and extremes of the power; returns whether it is higher than ever, so that R is learnt anew."""
     rows[_POWER, i] = _low_pass(rows[_POWER, i], power_now, lag)
@@ -155,13 +166,18 @@ def _compare_with_usual(
     rows: Floats,
     levels: Singles,
     counts: NDArray[np.int16],
+    before: Singles,
     i: int,
     above: float,
     highest: float,
     learns: Bools,
+    reach: int,
     out: Floats,
 ) -> bool:
-    """Fills in how core and memory depart from their usual values at this load; returns whether R may be judged."""
+    """Fills in how core and memory depart from their usual values at this load; returns whether R may be judged.
+
+    reach: bands on either side that may stand for one whose value before the last work on the GPU is not known.
+    """
     power, peak, rise = rows[_POWER, i], rows[_PEAK, i], out[_RISE, i]
     cell, climate = min(int(_EIGHTHS * power / peak + 0.5), _BANDS - 1), rows[_CLIMATE, i]
     if counts[0, i, cell] >= _KNOWN:
@@ -172,7 +188,11 @@ def _compare_with_usual(
     out[_ABOVE, i] = _departure(levels[1, i], counts[1, i], cell, above, _OUTLIERS[1], learns[1, i])
     idle, top = rows[_IDLE, i], max(peak, highest)
     works = rows[_LOAD, i] >= (idle + _WORKS * (top - idle) if 2 * idle <= top else _BUSY * top)
-    return works and (rise >= LEAST_RISE) and math.isfinite(out[_VALUE, i])
+    if not (works and (rise >= LEAST_RISE)):
+        return False
+    usual = _nearest(before[i], cell, reach)
+    out[_LASTING, i] = out[_VALUE, i] if math.isnan(usual) else ln_r - usual
+    return math.isfinite(out[_VALUE, i])
 
 
 @compiled
@@ -180,12 +200,14 @@ def _measure_all(
     rows: Floats,
     levels: Singles,
     counts: NDArray[np.int16],
+    before: Singles,
     reported: Floats,
     core: Floats,
     above: Floats,
     counter: Floats,
     fluid: Floats,
     alike: Bools,
+    plates: Bools,
     highest: Floats,
     learns: Bools,
     now: float,
@@ -194,13 +216,15 @@ def _measure_all(
     usable: Bools,
     fresh: Bools,
 ) -> None:
-    """Adds one sample of every GPU to the state; fills `out` (7, N), `usable` and `fresh`. now, seconds: in s."""
+    """Adds one sample of every GPU to the state; fills `out` (8, N), `usable` and `fresh`. now, seconds: in s."""
     lag, slow = 1 - math.exp(-seconds / _LAG_S), 1 - math.exp(-seconds / _LOAD_S)
     mixed = 1 - math.exp(-seconds / _COOLANT_S)
     for i in range(len(reported)):
         power_now = reported[i] if (reported[i] > 0) and (reported[i] < HIGHEST) else np.nan
         grown = _follow_load(rows, i, power_now, lag, slow)
         out[_FLUID, i], fresh[i] = _follow_reference(rows, counts, i, fluid[i], mixed, grown)
+        if fresh[i]:
+            before[i] = math.nan
         rise, power = core[i] - out[_FLUID, i], rows[_POWER, i]
         out[_RISE, i], out[_WATTS, i] = rise, power
         out[_POWER_ERROR, i] = _power_error(rows, i, counter[i], power_now, seconds)
@@ -209,7 +233,8 @@ def _measure_all(
             rows[_MOVED_AT, i] = now
         calm = not (now - rows[_MOVED_AT, i] < _CALM_S) and math.isfinite(power_now) and not stuck
         if calm and alike[i] and (rise > 0):
-            usable[i] = _compare_with_usual(rows, levels, counts, i, above[i], highest[i], learns, out)
+            reach = _BANDS if plates[i] else _REACH
+            usable[i] = _compare_with_usual(rows, levels, counts, before, i, above[i], highest[i], learns, reach, out)
 
 
 _SPARE = 24  # cells between two rows: rows a power of two apart evict each other from the cache; measured
@@ -220,13 +245,15 @@ _SET_BACK = 600 * SECOND  # us by which the clock must go back to be followed; l
 class ResistanceSample:
     """One instant: (N,) each; NaN where not known.
 
-    value:  ln of R over the usual one at this load.   above: K of the memory above the core, less the usual ones.
+    value:  ln of R over the usual one at this load.   lasting: the same over what was usual before the last work on
+    the GPU, if there was any.   above: K of the memory above the core, less the usual ones.
     rise:   K above the reference.   power: W, as the die follows it.   reference: Cel of coolant or air.
     power_error: ln of the energy counter over the power readings, against its usual value; 0 without a counter.
     usable: whether R may be judged.   fresh: learns again, since its load or its reference is another one.
     """
 
     value: Floats
+    lasting: Floats
     above: Floats
     rise: Floats
     power: Floats
@@ -240,13 +267,15 @@ class ResistanceSample:
 class ThermalResistance(State):
     """The filters behind it, and the usual values: levels and samples of core and memory by GPU and band.
 
-    liquid: (N,) its coolant has been measured, so that its node's air is not its reference.
+    liquid: (N,) its coolant has been measured, so that its node's air is not its reference.   before: (N, bands) usual
+    ln R of its core before the last work on it.
     """
 
     rows: Floats = memory(np.nan, shape=(_ROWS, N), kept=True)
     liquid: Bools = memory(False, np.bool_, kept=True)
     levels: Singles = memory(0.0, np.float32, shape=(2, N, _BANDS))
     counts: NDArray[np.int16] = memory(0, np.int16, shape=(2, N, _BANDS))
+    before: Singles = memory(np.nan, np.float32, shape=(N, _BANDS), kept=True)
     last: int = notes(int)
     _climates: Peers = field(
         default_factory=lambda: Peers(("loop",), ("cdu",), ("node",), ("rack",), ("@sku",), least=4),
@@ -273,23 +302,35 @@ class ThermalResistance(State):
         fluid = np.where(liquid, supply, inlet)
         seconds = (time - self.last) / SECOND if self.last and not back else 10.0
         self.last = time if back else max(self.last, time)
-        found, usable, fresh = np.full((_KELVIN + 1, n), np.nan), np.zeros(n, bool), np.zeros(n, bool)
+        found, usable, fresh = np.full((_LASTING + 1, n), np.nan), np.zeros(n, bool), np.zeros(n, bool)
         if seconds > 0:
             power, core, counter = frame["gpu.power"], frame["gpu.temperature"], frame["gpu.energy"]
-            above, (alike, highest) = frame["gpu.memory_temperature"] - core, self._compare_loads(frame)
-            readings, state = (power, core, above, counter, fluid), (self.rows, self.levels, self.counts)
-            _measure_all(*state, *readings, alike, highest, learns, time / SECOND, seconds, found, usable, fresh)
+            above, loads = frame["gpu.memory_temperature"] - core, self._compare_loads(frame)
+            readings, state = (power, core, above, counter, fluid), (self.rows, self.levels, self.counts, self.before)
+            _measure_all(*state, *readings, *loads, learns, time / SECOND, seconds, found, usable, fresh)
             usable &= self._follow_climate(frame, found[_KELVIN], seconds)
-        value, memories, rise, watts, reference, error, _ = found
-        return ResistanceSample(value, memories, rise, watts, reference, error, usable, fresh)
+        value, memories, rise, watts, reference, error, _, lasting = found
+        return ResistanceSample(value, lasting, memories, rise, watts, reference, error, usable, fresh)
+
+    def learn_again(self, mask: Bools) -> None:
+        """Learns the usual values of GPUs again, since work on them may have changed them, and keeps the former ones:
+        of a node whose GPUs all cool worse since, it is the work that did it."""
+        known = mask[:, None] & (self.counts[0, : len(mask)] >= _KNOWN)
+        self.before[: len(mask)][known] = self.levels[0, : len(mask)][known]
+        self.reset(mask)
+
+    def forget(self, mask: Bools) -> None:
+        """Learns the usual values of GPUs again without the former ones, after feedback "no fault"."""
+        self.before[: len(mask)][mask] = np.nan
+        self.reset(mask)
 
     def powers(self, n: int) -> tuple[Floats, Floats]:
         """Returns (N,) the power of each GPU as its die follows it, and its highest load so far; NaN where unknown."""
         return self.rows[_POWER, :n], self.rows[_PEAK, :n]
 
-    def _compare_loads(self, frame: Frame) -> tuple[Bools, Floats]:
-        """Returns (N,) GPUs whose cooling does not depend on others, or whose node has one load; and the highest load
-        of the node."""
+    def _compare_loads(self, frame: Frame) -> tuple[Bools, Bools, Floats]:
+        """Returns (N,) GPUs that may be judged, since their cooling does not depend on others or their node has one
+        load; GPUs on cold plates; and the highest load of the node."""
         n, node = len(frame.entities), self._nodes(frame)
         load, peak = self.rows[_LOAD, :n], self.rows[_PEAK, :n]
         known, size = np.isfinite(load) & (node >= 0), int(node.max(initial=-1)) + 2
@@ -299,7 +340,8 @@ class ThermalResistance(State):
         highest = np.zeros(size)
         np.maximum.at(highest, node[known], peak[known])
         uneven = square - mean * mean > (_ALIKE * mean) ** 2
-        return self._on_coolant(frame) | self.liquid[:n] | ~uneven[node], np.where(node >= 0, highest[node], 0.0)
+        plates = self._on_coolant(frame) | self.liquid[:n]
+        return plates | ~uneven[node], plates, np.where(node >= 0, highest[node], 0.0)
 
     @per_device_topology
     def _nodes(self, frame: Frame) -> NDArray[np.int32]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.budget import rule_line
-from detectors.base.cohorts import Peers
+from detectors.base.cohorts import Peers, SpanningCohorts
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
@@ -34,25 +34,30 @@ _LATCHED = 3600 * SECOND  # us without a sample after which a condition starts o
 _RISES, _RISES_SURE = 16, 4.5
 """Minutes that must rise one after another for the time left to be told, and Mann-Kendall's z of it: a step of any size
 within them stays below 3."""
-_LEAST_NODES = 3  # nodes of a loop from which their median shows what the loop does; chosen
+_LEAST_NODES = (
+    3  # nodes of a loop from which their median shows what it does, and of a rack that it is named for; chosen
+)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIndex:
     """Nodes of the GPUs. node: (N,) number of the GPU's node, -1 none.   names: by number.   first: (M,) a GPU of each.
 
-    rack: of each node, "" none.   loop: (M,) number of the loop that it is compared in, -1 none.
+    rack: of each node, "" none.   peers: (M,) number of the loop, hall or fleet that it is compared in.
     """
 
     node: NDArray[np.int32]
     names: list[str]
     first: NDArray[np.int64]
     rack: list[str]
-    loop: NDArray[np.int32]
+    peers: NDArray[np.int32]
 
 
 class GpuNodes:
-    """The node of each GPU, and the loop of each node."""
+    """The node of each GPU, and what each node is compared in."""
+
+    def __init__(self) -> None:
+        self._peers = SpanningCohorts("loop", "cdu", "hall", least=_LEAST_NODES)
 
     @per_device_topology
     def find(self, frame: Frame) -> NodeIndex:
@@ -62,15 +67,8 @@ class GpuNodes:
         for i, entity in enumerate(frame.entities):
             if name := above(entity, "node"):
                 first.setdefault(name, i)
-        numbers, loop = dict[str, int](), np.full(len(first), -1, np.int32)
-        for m, name in enumerate(first):
-            if (owner := above(name, "loop") or above(name, "cdu")) is not None:
-                loop[m] = numbers.setdefault(owner, len(numbers))
-        small = np.bincount(loop[loop >= 0], minlength=len(numbers)) < _LEAST_NODES
-        loop[np.append(small, True)[loop]] = -1
-        return NodeIndex(
-            node, list(first), np.array([*first.values()], int), [above(e, "rack") or "" for e in first], loop
-        )
+        at, racks = np.array([*first.values()], int), [above(e, "rack") or "" for e in first]
+        return NodeIndex(node, list(first), at, racks, self._peers.groups(frame)[at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +103,14 @@ class GpuHeat:
 @dataclass
 class Thermal(Detector):
     """Peer-conditioned CUSUM on ln((T - reference) / P) of each GPU, less its usual value at this load, within its
-    node; the same of each node within its coolant loop; Mann-Kendall on hourly means.
+    node; the same of the median of each node within its coolant loop or hall; Mann-Kendall on hourly means.
 
     Suspect once the sum passes its threshold and R is up by `delta`; ticket after `patience` s. Page only with harm:
     the GPU is slowed down by heat, is 3 K below the limit that it reports, or will be within `near` minutes. Most GPUs
-    of a node, or nodes of a rack, are one finding on the node or rack: their coolant or air. A trend of two days
-    (z > 5) with R up by `worn` is a ticket, with the days left if the GPU reports its limit.
+    of a node, or nodes of a rack, are one finding on the node or rack: their coolant or air. After work on a GPU it is
+    learnt again, but its node is compared with what was usual before: a coupling that was not opened fully.
+
+    A trend of two days (z > 5) with R up by `worn` is a ticket, with the days left if the GPU reports its limit.
 
     A core that warms without its memory is a faulty sensor: a suspect; see telemetry_sensor. Memory that warms without
     its core is reported by `memory`.
@@ -136,7 +136,7 @@ class Thermal(Detector):
     )
     cannot_see: ClassVar[str] = (
         "Idle GPUs, and one that works alone in its node; loads that it has not seen for some minutes; what moves all "
-        "GPUs of a node on air, or of a loop, until heat slows them down; wear of less than 6 %; and whether paste, "
+        "GPUs of a loop, or of a hall on air, until heat slows them down; wear of less than 6 %; and whether paste, "
         "plate or a clogged channel is to blame."
     )
 
@@ -196,7 +196,7 @@ class Thermal(Detector):
         kinds = self.kinds(frame)
         step = self.cores.step(sample.value, groups, frame.time, gate, kinds)
         memory_step = self.memories.step(sample.above, groups, frame.time, gate, kinds)
-        nodes = self._step_nodes(sample, index, frame.time, gate)
+        nodes = self._step_nodes(sample, index, frame.time, ~in_maintenance)
         self._update_trends(sample, step, gate, frame.time)
         throttled = self.throttling.update(frame["gpu.throttle_reasons"], frame.time) & ~in_maintenance
         heat = self._collect_heat(frame, sample, (step, memory_step, nodes), index, throttled)
@@ -232,6 +232,9 @@ class Thermal(Detector):
         if (accepted := pop_members_mask(self.accepted, frame)) is not None:
             changed |= accepted
             self.throttling.accept(accepted, frame.time)
+            self.resistance.forget(accepted)
+            whole = np.bincount(index.node[~accepted & (index.node >= 0)], minlength=len(index.names)) == 0
+            self.nodes.reset(whole)
         self.throttling.well_at[:n][changed] = 0
         latched = (self.judged_at[:n] > 0) & (np.abs(frame.time - self.judged_at[:n]) > _LATCHED)
         known = np.zeros(n, bool)
@@ -239,13 +242,12 @@ class Thermal(Detector):
         changed |= latched & known
         if not changed.any():
             return
-        for piece in (self.resistance, self.cores, self.memories, self.trends, self.minutes):
+        self.resistance.learn_again(changed)
+        for piece in (self.cores, self.memories, self.trends, self.minutes):
             piece.reset(changed)
         for times in (self.since, self.judged_at, self.normal_at):
             times[:n][changed] = 0
         self.wearing[:n][changed] = False
-        whole = np.bincount(index.node[~changed & (index.node >= 0)], minlength=len(index.names)) == 0
-        self.nodes.reset(whole)
 
     @staticmethod
     def _read_on(streams: Streams) -> Bools:
@@ -262,10 +264,9 @@ class Thermal(Detector):
         return found
 
     def _step_nodes(self, sample: ResistanceSample, index: NodeIndex, time: int, gate: Bools) -> Step:
-        """Adds the median of the judged GPUs of each node; on air a node has nothing to be compared with."""
-        middle, count = grouped_median(np.where(gate, sample.value, np.nan), index.node)
-        counted = (count[index.first] >= 2) & (index.loop >= 0)
-        return self.nodes.step(middle[index.first], index.loop, time, counted)
+        """Adds the median of the GPUs of each node, over what was usual before the last work on it."""
+        middle, count = grouped_median(np.where(gate, sample.lasting, np.nan), index.node)
+        return self.nodes.step(middle[index.first], index.peers, time, count[index.first] >= 2)
 
     def _update_trends(self, sample: ResistanceSample, step: Step, gate: Bools, time: int) -> None:
         """Adds what each is above its peers to hourly means, and its K to those of a minute; finds the GPUs that
@@ -324,8 +325,8 @@ class Thermal(Detector):
         """Returns node or rack -> verdict where its GPUs moved together."""
         index, nodes = heat.index, heat.nodes
         members = dict[int, Times]()
-        for m in np.flatnonzero(nodes.on).tolist():
-            members[m] = np.flatnonzero((index.node == m) & heat.step.judged)
+        for m in np.flatnonzero(nodes.on & nodes.judged).tolist():
+            members[m] = np.flatnonzero((index.node == m) & np.isfinite(heat.sample.lasting))
         moved = heat.on & heat.step.moved & (heat.step.off > 0)
         for m in np.unique(index.node[moved & (index.node >= 0)]).tolist():
             mine = np.flatnonzero((index.node == m) & heat.step.judged & (heat.step.off > 0) & ~heat.doubted)
@@ -336,7 +337,7 @@ class Thermal(Detector):
             racks.setdefault(index.rack[m], []).append(m)
         for rack, moved_nodes in racks.items():
             known = sum(bool(nodes.judged[m]) for m, name in enumerate(index.rack) if name == rack)
-            if rack and len(moved_nodes) >= 2 and len(moved_nodes) >= MOST * known:
+            if rack and len(moved_nodes) >= _LEAST_NODES and len(moved_nodes) >= MOST * known:
                 gpus = np.concatenate([members.pop(m) for m in moved_nodes])
                 found[rack] = self._judge_unit(heat, rack, moved_nodes, gpus)
         for m, gpus in members.items():

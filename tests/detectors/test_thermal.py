@@ -123,13 +123,24 @@ def test_a_temperature_that_is_constant_while_the_power_moves_is_not_judged():
     assert levels(run_detector(change, 300)) <= {"suspect"}
 
 
-def test_maintenance_of_a_node_is_not_a_fault_and_resets_the_baseline():
+def serviced(share, gpus):
     def change(tick, values, resistance):
-        plate(1.3, range(8, 16))(tick, values, resistance)
+        plate(share, gpus)(tick, values, resistance)
         kind = {59: "maintenance_start", 70: "maintenance_end"}.get(tick)
         return [Event(CASE.time(tick), "node:n1", kind, {"reason": "plates"})] if kind and values else None
 
-    assert run_detector(change, 250) == []
+    return change
+
+
+def test_plates_that_are_others_after_maintenance_are_their_new_normal():
+    assert run_detector(serviced(1.3, range(8, 11)), 250) == []
+
+
+def test_a_node_whose_gpus_all_cool_worse_since_maintenance_is_one_ticket_on_the_node():
+    found = run_detector(serviced(1.4, range(8, 16)), 250)
+    assert {f.entity for f in found} == {"node:n1"}
+    assert levels(found) == {"suspect", "ticket"}
+    assert found[0].time - CASE.time(70) <= SETTLES + 300 * SECOND
 
 
 def test_a_gpu_that_will_reach_its_limit_within_the_hour_pages_and_one_far_from_it_does_not():

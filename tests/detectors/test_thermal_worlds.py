@@ -70,8 +70,9 @@ def test_a_cold_plate_that_brings_its_gpu_to_its_limit_pages():
     assert (page.time - START) / SECOND - 7200 <= 300
 
 
-def test_all_plates_of_a_node_on_a_loop_are_one_ticket_on_the_node():
-    found, _ = run_world(5.0, node_faults=[(1, 4.0, 1.4)])
+@pytest.mark.parametrize("settings", [{}, {"cooling": "air"}, {"cooling": "air", **SLOW}], ids=str)
+def test_all_gpus_of_a_node_that_cool_worse_are_one_ticket_on_the_node(settings):
+    found, _ = run_world(6.0, node_faults=[(1, 4.0, 1.4)], **settings)
     assert {(f.entity, f.level) for f in found} == {("node:n1", "ticket")}
 
 
