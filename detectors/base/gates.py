@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base.event_data import read_duration
 from detectors.base.state import State, notes
-from detectors.base.topology_index import per_device_topology
+from detectors.base.topology_index import below_mask, per_device_topology
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
@@ -91,8 +91,7 @@ class Gates(State):
 
     @per_device_topology
     def _named_or_below(self, frame: Frame, named: frozenset[str]) -> NDArray[np.bool_]:
-        above = frame.topology.ancestors
-        return np.fromiter((e in named or not named.isdisjoint(above(e)) for e in frame.entities), bool)
+        return below_mask(named, frame)
 
     def last_change(self, entity: str, topology: Topology) -> int | None:
         """Returns when its versions, or those of what it is part of, changed last, or it was reset; within a day."""

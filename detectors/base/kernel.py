@@ -7,14 +7,16 @@ which way (2). No loop has a branch that depends on a sample, so that the compil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numba
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 from numpy.typing import NDArray
 
+Numbers: TypeAlias = NDArray[np.floating[Any]]
 F4: TypeAlias = NDArray[np.float32]
 U4: TypeAlias = NDArray[np.uint32]
 _Loop = TypeVar("_Loop", bound=Callable[..., object])
@@ -44,7 +46,7 @@ def compiled(loop: _Loop) -> Dispatcher[_Loop]:
 
 
 @compiled
-def _sorted_in_place(a: NDArray[np.float32], n: int) -> None:
+def _sorted_in_place(a: Numbers, n: int) -> None:
     for i in range(1, n):
         value, j = a[i], i - 1
         while j >= 0 and a[j] > value:
@@ -54,7 +56,7 @@ def _sorted_in_place(a: NDArray[np.float32], n: int) -> None:
 
 
 @compiled
-def _select(a: NDArray[np.float32], n: int, k: int) -> np.float32:
+def _select(a: Numbers, n: int, k: int) -> Any:
     """The k-th smallest of a[:n], which it rearranges: Hoare (1961), Communications of the ACM 4, algorithm 65."""
     low, high = 0, n - 1
     while low < high:
@@ -76,22 +78,40 @@ def _select(a: NDArray[np.float32], n: int, k: int) -> np.float32:
             low = i
         else:
             break
-    return np.float32(a[k])
+    return a[k]
 
 
 @compiled
-def _median(a: NDArray[np.float32], n: int) -> np.float32:
+def _median(a: Numbers, n: int) -> Any:
     """Median of a[:n], which it rearranges."""
     if n <= _SMALL:
         _sorted_in_place(a, n)
-        return np.float32((a[(n - 1) >> 1] + a[n >> 1]) * _HALF)
+        return (a[(n - 1) >> 1] + a[n >> 1]) * _HALF
     upper = _select(a, n, n >> 1)
     if n & 1:
         return upper
     lower = a[0]  # what lies below the middle is at most the upper one: its maximum is the lower of the two
     for i in range(1, n >> 1):
         lower = max(lower, a[i])
-    return np.float32((lower + upper) * _HALF)
+    return (lower + upper) * _HALF
+
+
+@compiled
+def group_medians(
+    values: NDArray[np.float64], groups: NDArray[np.int32], median: NDArray[np.float64], size: NDArray[np.int64]
+) -> None:
+    """Computes the median and the number of the finite values of each group; NaN and 0 without one. groups: -1 none."""
+    for i in range(len(values)):
+        if groups[i] >= 0 and math.isfinite(values[i]):
+            size[groups[i]] += 1
+    first = np.cumsum(size)  # the end of each group, until its values are filled in from there
+    sorted_by_group = np.empty(first[-1] if len(first) else 0, np.float64)
+    for i in range(len(values)):
+        if groups[i] >= 0 and math.isfinite(values[i]):
+            first[groups[i]] -= 1
+            sorted_by_group[first[groups[i]]] = values[i]
+    for g in range(len(size)):
+        median[g] = _median(sorted_by_group[first[g] : first[g] + size[g]], size[g]) if size[g] else np.nan
 
 
 @compiled

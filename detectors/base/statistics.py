@@ -11,24 +11,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.kernel import group_medians
+
 Floats = NDArray[np.float64]
 
 
 def grouped_median(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, NDArray[np.int64]]:
     """Returns (N,) median of each entity's group and its number of values; NaN and 0 for group -1 or an empty group."""
-    member = np.flatnonzero(np.isfinite(values) & (groups >= 0))
     total = int(groups.max(initial=-1)) + 1
-    # one sort of the values, then a stable one of small integers, which NumPy does by radix: no pair comparisons
-    member = member[np.argsort(values[member])]
-    small = groups[member].astype(np.int16) if total < 2**15 else groups[member]
-    ordered = values[member[np.argsort(small, kind="stable")]]
-    size = np.bincount(groups[member], minlength=total)
-    first = np.cumsum(size) - size
-    median = np.full(total + 1, np.nan)  # the last cell serves group -1
-    full = np.flatnonzero(size)
-    low, high = first[full] + (size[full] - 1) // 2, first[full] + size[full] // 2
-    median[full] = (ordered[low] + ordered[high]) / 2
-    return median[groups], np.append(size, 0)[groups]
+    median, size = np.full(total + 1, np.nan), np.zeros(total + 1, np.int64)  # the last cell serves group -1
+    group_medians(np.asarray(values, np.float64), groups, median, size)
+    return median[groups], size[groups]
 
 
 def group_quantiles(

@@ -358,7 +358,8 @@ class Streams(State):
 
     def _site_limits(self, size: int, kinds: Kinds | None) -> tuple[Singles, Singles, np.float32]:
         """Returns (N,) threshold and least effect of each stream, and the shipped threshold."""
-        nominal, delta = self.channel.limit(self.step_s), self.channel.delta
+        # rounded, since the length of a tick is never twice the same
+        nominal, delta = round(self.channel.limit(self.step_s), 2), self.channel.delta
         self.quiet.sort(size, kinds, self._alone)
         key = (nominal, delta, self.quiet.revision)
         if key != self._limits[0]:

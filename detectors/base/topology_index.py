@@ -223,13 +223,33 @@ EVERYTHING = "site:all"
 
 def members_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
     """Returns (N,) entities of a frame that are named, below a named entity, or carry ranks of a named job or stage."""
-    wanted, above = frozenset(named), frame.topology.ancestors
+    wanted, topology, prefix = set(named), frame.topology, f"{frame.device_class}:"
     if wanted & {EVERYTHING, f"fleet:{frame.device_class}"}:
         return np.ones(len(frame.entities), bool)
-    ranks = [rank for e in wanted if kind_of(e) in ("job", "stage") for rank in frame.topology.descendants(e)]
-    wanted |= {e for rank in ranks for e in above(rank) if kind_of(e) == frame.device_class}
-    found = (e in wanted or not wanted.isdisjoint(above(e)) for e in frame.entities)
-    return np.fromiter(found, bool, len(frame.entities))
+    if frame.device_class != "rank":
+        ranks = topology.descendants(*(e for e in wanted if kind_of(e) in ("job", "stage")))
+        wanted |= {e for rank in ranks for e in topology.ancestors(rank) if e.startswith(prefix)}
+    return below_mask(wanted, frame)
+
+
+_positions: WeakKeyDictionary[Topology, dict[str, tuple[Sequence[str], dict[str, int]]]] = WeakKeyDictionary()
+
+
+def find_positions(frame: Frame) -> Mapping[str, int]:
+    """Returns the position of each entity of a frame; all detectors share it."""
+    of_class = _positions.setdefault(frame.topology, {})
+    known = of_class.get(frame.device_class)
+    if known is None or (known[0] is not frame.entities and known[0] != frame.entities):
+        known = of_class[frame.device_class] = frame.entities, {e: i for i, e in enumerate(frame.entities)}
+    return known[1]
+
+
+def below_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
+    """Returns (N,) entities of a frame that are named, or below a named entity."""
+    found, position = np.zeros(len(frame.entities), bool), find_positions(frame)
+    at = (position.get(e, -1) for e in (*named, *frame.topology.descendants(*named)))
+    found[[i for i in at if i >= 0]] = True
+    return found
 
 
 def pop_members_mask(waiting: list[str], frame: Frame) -> NDArray[np.bool_] | None:

@@ -361,7 +361,7 @@ class CaseSchedule:
         self, open_cases: Mapping[str, Case], frames: Mapping[str, Frame], topology: Topology
     ) -> list[str]:
         """Returns cases to end: the oldest of entities in no frame and no topology, if there are too many of them."""
-        new = self._touched - topology.parents.keys()
+        new = {entity for entity in self._touched if entity not in topology.parents}
         self._touched.clear()
         self._unknown.update(new)
         if not new or len(self._unknown) <= MAX_UNKNOWN:
