@@ -308,5 +308,6 @@ class Effects:
 
     def _on_jobs(self, channel: Channel, gpus: Sequence[int] | NDArray[np.intp], factor: Values) -> None:
         running = self.job_of_gpu[:, np.atleast_1d(gpus)]
-        for job in np.unique(running[running >= 0]).tolist():
+        local = {one.job.number for one in self.allocations if not one.job.networked}  # these send nothing
+        for job in set(running[running >= 0].tolist()) - local:
             channel.scale(int(job), np.where((running == job).any(axis=1), factor, 1.0))

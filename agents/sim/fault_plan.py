@@ -328,7 +328,6 @@ def _draw_entity(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
 
 
 _SAMPLES = 16  # times within a fault at which a running job is searched; chosen
-_BEFORE = 1e-3  # s before its death at which a job still runs
 
 
 def truth_lines(
@@ -339,12 +338,12 @@ def truth_lines(
 
 
 def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon: float) -> dict[str, Any]:
-    kind, idle = fault.kind, _idle(fault, schedule, layout)
+    kind, unused = fault.kind, _unused(fault, schedule, layout)
+    idle = unused and kind.loaded and kind.detectability == "soft"  # hard faults are logged in any case
+    harmless = unused and kind.idle_soft
     guilty = kind.faulty_entities(fault, layout)
     detectable = kind.detectable_from(fault)
     unread = kind.detectability != "benign" and not _shown(fault, schedule, layout)
-    lost = fault.onset if (death := kind.job_death_time(fault)) is None else death
-    harmless = kind.idle_soft and _job_below(fault, lost - _BEFORE, schedule, layout) is None
     unseen = idle or unread or detectable >= min(fault.end, horizon)
     line: dict[str, Any] = {
         "id": f"fault-{fault.number}",
@@ -362,7 +361,7 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
     line["parameters"] |= {name: value for name, value in more.items() if value is not None}
     if fault.onset < detectable < fault.end:
         line["parameters"]["detectable"] = _timestamp(start, min(detectable, horizon))
-    if idle:
+    if idle or harmless:
         line["parameters"]["idle"] = True
     return line
 
@@ -382,12 +381,9 @@ def _job_below(fault: Fault, time: float, schedule: Schedule, layout: Layout) ->
     return schedule.job_at(gpu, time)
 
 
-def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
-    """Returns whether a fault that shows only under load is on a device without a job for most of its time.
-
-    Hard faults are logged in any case: False.
-    """
-    if not fault.kind.loaded or fault.kind.detectability != "soft":
+def _unused(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
+    """Returns whether a fault is on a device without a job for most of its time; where it stops a job, until then."""
+    if not (fault.kind.loaded or fault.kind.idle_soft):
         return False
     below = fault.kind.target in ("node", "leaf")
     gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.target, fault.device))[0]) if below else fault.device
@@ -399,7 +395,8 @@ def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     times = np.linspace(begin, end, _SAMPLES, endpoint=False)
     jobs = [found.job for t in times if (found := schedule.job_at(gpu, float(t)))]
     if fault.kind.attribution == "network":
-        jobs = [job for job in jobs if job.networked]
+        logged = fault.kind.idle_soft  # the little traffic of a service hides what is not logged
+        jobs = [job for job in jobs if job.networked or (logged and not job.trains)]
     return len(jobs) < _SAMPLES / 2
 
 

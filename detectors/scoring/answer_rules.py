@@ -99,6 +99,10 @@ SOFT_RULES: Mapping[str, AnswerRule] = {
     "facility_water": _rule("ticket", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
     # no job ran on it, so no work is lost
     "host_fault": _rule("ticket", f"memory power host_health {_SLOW} xid {_BLIND}", "node"),
+    # of a port or a GPU that no job uses: it is mended before the next job needs it
+    "link_down": _rule("ticket", "link", "port node leaf rail"),
+    "link_flap": _rule("ticket", "link", "port node leaf rail"),
+    "pcie_downgrade": _rule("ticket", f"link_pcie {_SLOW} xid", "port rank gpu node"),
 }
 """Rules instead of ANSWER_RULES where an event is `soft`; otherwise its kind is a logged fact."""
 ANY_PAGE = AnswerRule("page", None, None)

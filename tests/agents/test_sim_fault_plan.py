@@ -8,7 +8,9 @@ import pytest
 from agents.sim.confounders.cluster import JobRestart, Maintenance
 from agents.sim.faults.cluster import HostFault, JobHang
 from agents.sim.faults.gpu import GpuEngineFault
-from agents.sim.faults.slow import Straggler
+from agents.sim.faults.kind import Kind
+from agents.sim.faults.link import LinkDown, LinkFlap
+from agents.sim.faults.slow import PcieDowngrade, Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from agents.sim.schedule import Allocation, Schedule
@@ -84,6 +86,18 @@ def test_a_slow_unused_gpu_is_invisible_and_a_logged_fact_never_is() -> None:
     assert lines["gpu_engine_fault"]["class"] == "hard"
     assert "idle" not in lines["gpu_engine_fault"]["parameters"]
     assert any(e.kind == "xid" and spare in e.entity for c in simulator.chunks() for _, e in c.events)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [(LinkDown(), "port:{}.mlx5_0"), (LinkFlap(flaps=3), "port:{}.mlx5_0"), (PcieDowngrade(), "gpu:{}.0")],
+)
+def test_a_link_without_a_job_waits_for_office_hours_and_a_busy_one_does_not(kind: Kind, device: str) -> None:
+    for node, cls, level in (("sim-n003", "hard", "page"), ("sim-n016", "soft", "ticket")):
+        # the last eighth of the nodes trains nothing
+        (line,) = simulated(Line(kind, 600.0, 3000.0, device.format(node))).truth()
+        assert (line["class"], line["parameters"].get("idle", False)) == (cls, level == "ticket")
+        assert answer_rule(kind.name, line["class"]).level == level
 
 
 def test_one_more_configured_fault_does_not_change_the_random_faults() -> None:

@@ -80,6 +80,7 @@ class LinkDown(Kind):
     unseen = "whether cable, transceiver, port or the leaf's port failed"
     rate = Rate(0.00057, "link-month", "Alibaba HPN: 0.057 % of the links between NIC and leaf fail in a month")
     lasts = Span(240.0, 2 * HOUR, 24 * HOUR)
+    idle_soft = True
     signals = ("nic.state", "nic.carrier_changes", "nic.link_downs", "nic.rx_power_min", "event:link_state")
     ranges: ClassVar = {"dies_after": (15.0, 90.0)}
     limits: ClassVar = {"dies_after": (0.1, 1e5)}
@@ -110,6 +111,7 @@ class LinkFlap(Kind):
     unseen = "the cause; a flap between two samples appears only in counters and events"
     rate = Rate(0.01, "link-day", "assumed: Alibaba HPN counts 5,000 to 60,000 flaps a day, number of links unknown")
     lasts = Span(120.0, 240.0, 1200.0)
+    idle_soft = True
     signals = ("nic.carrier_changes", "nic.link_downs", "nic.ack_timeouts", "nic.state", "event:link_state")
     limits: ClassVar = {"flaps": (1, 1000)}
     effect_unit = "flaps"

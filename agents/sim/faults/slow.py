@@ -73,6 +73,7 @@ class PcieDowngrade(Kind):
     unseen = "whether slot, riser or GPU is the cause"
     rate = Rate(1.3, "1M GPU-hours", "Minder: 6.6 % of faults are PCIe downgrades; of Llama 3's 19.7")
     lasts = Span(HOUR, high=2 * DAY)
+    idle_soft = True
     signals = ("gpu.pcie_width", "gpu.pcie_generation", "gpu.pcie_replays", "rank.compute_time", "event:aer")
     ranges: ClassVar = {"slowdown": (0.05, 0.50), "replays": (20.0, 400.0)}
     limits: ClassVar = {"slowdown": (0.0, 10.0), "replays": (0.0, 1e6)}
