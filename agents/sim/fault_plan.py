@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.sim.faults.kind import DAY, Fault, Kind, Rate
+from agents.sim.faults.kind import DAY, Detectability, Fault, Kind, Rate
 from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
@@ -351,7 +351,7 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
         "entity": fault.entity,
         "onset": _timestamp(start, fault.onset),
         "end": _timestamp(start, min(fault.end, horizon)),
-        "class": "invisible" if unseen else "soft" if harmless else kind.truth_class(fault, layout),
+        "class": "invisible" if unseen else _visible_class(fault, schedule, layout),
         "signals": list(kind.signals),
         "parameters": {**kind.parameters(), "row": kind.row, "attribution": kind.attributed_part()},
     }
@@ -364,6 +364,16 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
     if idle or harmless:
         line["parameters"]["idle"] = True
     return line
+
+
+def _visible_class(fault: Fault, schedule: Schedule, layout: Layout) -> Detectability:
+    """Returns the class of a fault that some collector shows, given the job that it affects."""
+    kind = fault.kind
+    if kind.target == "job":
+        return kind.job_class(schedule.jobs[fault.device])
+    lost = fault.onset if (death := kind.job_death_time(fault)) is None else death
+    harmless = kind.idle_soft and _job_below(fault, lost - _BEFORE, schedule, layout) is None
+    return "soft" if harmless else kind.truth_class(fault, layout)
 
 
 def _shown(fault: Fault, schedule: Schedule, layout: Layout) -> bool:

@@ -97,6 +97,8 @@ SOFT_RULES: Mapping[str, AnswerRule] = {
     # warm GPUs that do not throttle slow no job: that waits for office hours, as cold plates do
     "node_restriction": _rule("ticket", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
     "facility_water": _rule("ticket", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
+    # a job of one node
+    "job_hang": _rule("ticket", "straggler_job", "job"),
     # no job ran on it, so no work is lost
     "host_fault": _rule("ticket", f"memory power host_health {_SLOW} xid {_BLIND}", "node"),
     # of a port or a GPU that no job uses: it is mended before the next job needs it

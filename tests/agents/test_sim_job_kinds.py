@@ -13,6 +13,7 @@ from agents.sim.faults.cluster import DataStall, JobHang
 from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
+from agents.sim.schedule import Job
 
 NODES, TICK = 9, 10.0  # two jobs: the first on nodes 1 to 5, the second on 6 to 8; one node is spare
 ONSET, END = 1205.0, 2105.0
@@ -206,4 +207,12 @@ def test_normal_events_of_jobs_blame_no_entity() -> None:
         (line,) = simulate_fault(kind)[0].truth()
         assert (line["class"], line["entities"], line["parameters"]["attribution"]) == ("benign", [], "job")
     (line,) = simulate_fault(JobHang())[0].truth()
-    assert (line["class"], line["entity"], "entities" in line) == ("soft", "job:sim-81", False)
+    assert (line["class"], line["entity"], "entities" in line) == ("hard", "job:sim-81", False)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hooked", "wanted"),
+    [(16, True, "hard"), (16, False, "hard"), (8, True, "soft"), (8, False, "invisible")],
+)
+def test_a_hang_shows_in_traffic_or_in_the_steps_that_ranks_report(ranks: int, hooked: bool, wanted: str) -> None:
+    assert JobHang().job_class(Job(0, "a", ranks, 1, hooked=hooked)) == wanted

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
+from agents.sim.faults.kind import DAY, HOUR, Detectability, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics import kernel_log
 from agents.sim.schedule import Job, Stop
@@ -143,7 +143,7 @@ class JobHang(Kind):
     name = "job_hang"
     row = 31
     target = "job"
-    detectability = "soft"
+    detectability = "hard"
     attribution = "job"
     seen = (
         "no steps, no RDMA traffic, GPUs at 100 % utilization and a quarter of their power; finally the end of the job"
@@ -152,6 +152,12 @@ class JobHang(Kind):
     rate = Rate(1.95, "1M GPU-hours", "ByteRobust, SOSP'25: 9.9 % of incidents hang; of 19.7 of Llama 3")
     lasts = Span(600.0, high=1800.0)  # PyTorch's watchdog waits 10 min, older versions 30
     signals = ("rank.step", "nic.tx_bytes", "gpu.utilization", "gpu.power")
+
+    def job_class(self, job: Job) -> Detectability:
+        """Returns `soft` for a job of one node: it loses little, and only steps show it."""
+        if job.networked:
+            return self.detectability
+        return "soft" if job.hooked else "invisible"
 
     def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""

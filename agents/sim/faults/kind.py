@@ -164,6 +164,10 @@ class Kind(ABC):
         """Returns its class in the truth: that of the kind, unless its parameters change it."""
         return self.detectability
 
+    def job_class(self, job: Job) -> Detectability:
+        """Returns the class in the truth of a fault of a job."""
+        return self.detectability
+
     def attributed_part(self) -> Attribution:
         """Returns the part of the site that it is attributed to, unless its parameters change it."""
         return self.attribution
