@@ -377,8 +377,13 @@ def _visible_class(fault: Fault, schedule: Schedule, layout: Layout) -> Detectab
 
 
 def _shown(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
-    """Returns whether some collector reads what shows a fault; ranks report where their job has the hook."""
+    """Returns whether some collector reads what shows a fault: ranks report if their job has the hook, ports show a job
+    on several nodes."""
     read = [name for name in fault.kind.evidence(fault, layout) if layout.world.reads(name)]
+    if fault.kind.target == "job":
+        mine = schedule.jobs[fault.device]
+        unread = (*(() if mine.hooked else ("rank.",)), *(() if mine.networked else ("nic.",)))
+        return any(not name.startswith(unread) for name in read)
     if any(not name.startswith("rank.") for name in read) or fault.kind.target not in ("gpu", "node"):
         return bool(read)
     job = _job_below(fault, fault.onset, schedule, layout)

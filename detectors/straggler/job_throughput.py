@@ -43,6 +43,7 @@ _DOUBLED = float(np.log(2.0))  # ln of the excess of a port, as in link_congesti
 _PORT_LEARN = 20  # updates before a port is judged: the replay contract
 _GAIN = 1 / 240  # of the normal value: memory of two hours; chosen
 _KNOWN = 10  # updates while it sends until the usual power of a job is known: 5 min; chosen
+_NEW = 2 * 3600 * SECOND  # us; chosen: twice the usual time between two checkpoints or evaluations
 _RECENT = 0.05  # gain of the usual power of a job: memory of 20 updates; chosen
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
 _LONGEST = 300.0  # s between two updates beyond which growth is an average of too much; chosen
@@ -128,13 +129,15 @@ class JobPorts(State):
 class JobNow:
     """A job at one instant, from outside; nan is unknown.
 
-    moved_at: its last step, or when its ports last sent data (us).   utilization: mean of its GPUs.
+    moved_at: its last step, or when its ports last sent data (us).   new: watched for less than two hours, in which
+    most jobs save, evaluate or roll out once: whether it pauses is not known.   utilization: mean of its GPUs.
     watts, usual_watts: mean power of its GPUs now, and while it moves.   bytes_per_second: median of its ports.
     """
 
     name: str
     nodes: tuple[str, ...]
     moved_at: int
+    new: bool
     utilization: float
     watts: float
     usual_watts: float
@@ -146,7 +149,7 @@ class JobTraffic(State):
     """When each job on several nodes last sent data, which stands for its steps where it reports none.
 
     sent: newest counters by port, read at `read_at` (us).   jobs: name -> when it last sent (us), usual power of its
-    GPUs, and updates from which that is learned.
+    GPUs, updates from which that is learned, and since when it is watched (us).
     """
 
     sent: Floats = memory(np.nan)
@@ -162,7 +165,8 @@ class JobTraffic(State):
         names, nodes, of_gpu, of_port = self._places(gpus, nics)
         size, rate = len(names), median_by_job(self._rates(nics), of_port, len(names))
         watts, busy = (mean_by_job(gpus[signal], of_gpu, size) for signal in ("gpu.power", "gpu.utilization"))
-        self.jobs = {name: self.jobs.get(name, [nics.time, float(watts[i]), 0]) for i, name in enumerate(names)}
+        fresh = ([nics.time, float(power), 0, nics.time] for power in watts)
+        self.jobs = {name: self.jobs.get(name, new) for name, new in zip(names, fresh, strict=True)}
         found = list[JobNow]()
         for i, (name, known) in enumerate(self.jobs.items()):
             if not rate[i] <= QUIET:
@@ -172,7 +176,7 @@ class JobTraffic(State):
                 known[2] += 1
             if known[2] >= _KNOWN:
                 now = float(busy[i]), float(watts[i]), known[1], float(rate[i])
-                found.append(JobNow(name, nodes[i], int(known[0]), *now))
+                found.append(JobNow(name, nodes[i], int(known[0]), nics.time - known[3] < _NEW, *now))
         return found
 
     def _rates(self, nics: Frame) -> Floats:

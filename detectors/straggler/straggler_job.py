@@ -93,10 +93,10 @@ def find_stuck_kind(job: JobNow, io_pressure: float) -> str:
 class StragglerJob(Detector):
     """Finds jobs that make no steps, or steps at least 10 % longer than before, with the cause.
 
-    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent; for a job on several
-    nodes that reports no steps, the time since it last sent data counts. For longer where jobs
-    paused like that and went on (rollouts, evaluations within nodes): 1.5 times the own longest pause, or that of four
-    in five jobs of the site, at most an hour. Page; a ticket for a job of one node, which sends nothing anyway. Neither
+    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Of a job on several
+    nodes that reports no steps, the time since it last sent data counts, after its first two hours. For longer where
+    jobs paused like that and went on (rollouts, evaluations within nodes): 1.5 times the own longest pause, or that of
+    four in five jobs of the site, at most an hour. Page; a ticket for a job of one node, which sends nothing anyway. Neither
     if maintenance, an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends without
     help, and other detectors report the cause. Stall: no step for `stall` s while GPUs idle and tasks wait for I/O on
     half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause: collectives
@@ -321,7 +321,7 @@ class StragglerJob(Detector):
         explanation = self._find_explanation(frame, job.name, job.nodes, onset)
         level: Level = "suspect"
         patience = self._hangs_after(job.name) if kind == "hang" else self.stall
-        if time - onset >= patience * SECOND and not explanation:
+        if time - onset >= patience * SECOND and not explanation and not job.new:
             level = "page" if kind == "hang" and len(job.nodes) > 1 else "ticket"
         key = f"{kind} {job.name}"
         due = due_report(self.conditions, key, time, onset, level)
@@ -358,7 +358,7 @@ class StragglerJob(Detector):
         busy, watts = (float(self._gpu_means(frames, s, job)[slot]) for s in ("gpu.utilization", "gpu.power"))
         traffic = self._port_traffic(frames, name, nodes, frames["rank"].time)
         usual = float(self.watts[slot])
-        return JobNow(name, tuple(nodes), int(self.stepped_at[slot]), busy, watts, usual, traffic)
+        return JobNow(name, tuple(nodes), int(self.stepped_at[slot]), False, busy, watts, usual, traffic)
 
     def _job_nodes(self, slot: int, job: NDArray[np.int64]) -> list[str]:
         numbers = np.unique(self.slots.numbers["node"][job == slot]).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 
 from agents.sim.chunk import Chunk
 from agents.sim.confounders.cluster import Evaluation, JobRestart, LossSpike, StageImbalance
+from agents.sim.fault_plan import truth_lines
 from agents.sim.faults.cluster import DataStall, JobHang
 from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
-from agents.sim.schedule import Job
 
 NODES, TICK = 9, 10.0  # two jobs: the first on nodes 1 to 5, the second on 6 to 8; one node is spare
 ONSET, END = 1205.0, 2105.0
@@ -215,4 +216,8 @@ def test_normal_events_of_jobs_blame_no_entity() -> None:
     [(16, True, "hard"), (16, False, "hard"), (8, True, "soft"), (8, False, "invisible")],
 )
 def test_a_hang_shows_in_traffic_or_in_the_steps_that_ranks_report(ranks: int, hooked: bool, wanted: str) -> None:
-    assert JobHang().job_class(Job(0, "a", ranks, 1, hooked=hooked)) == wanted
+    simulator, _ = simulate_fault(JobHang())
+    job = replace(simulator.schedule.jobs[0], ranks=ranks, hooked=hooked)
+    schedule = replace(simulator.schedule, jobs=(job,))
+    (line,) = truth_lines(simulator.faults, schedule, simulator.layout, 0, 1e9)
+    assert line["class"] == wanted

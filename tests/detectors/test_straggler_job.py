@@ -76,18 +76,29 @@ def without_steps(change):
     return changed
 
 
-def test_a_job_without_step_reports_hangs_when_it_has_sent_nothing_for_six_minutes():
-    found = findings(without_steps(lambda tick, values: stop_steps(tick, values, 180.0)), 160)
-    page = next(f for f in found if f.level == "page")
-    assert page.entity == "job:7"
-    assert 360 <= (page.time - CASE.time(SINCE)) / SECOND <= 420
-    assert "hangs, no traffic for 6 min, GPUs at 31 % of usual power" in page.summary
+def long_watched(level):
+    """Returns a detector that has watched the job for three hours, or for none, so that it only suspects it."""
+    detector = StragglerJob()
+    if level == "page":
+        detector.traffic.jobs["job:7"] = [CASE.time(0), 600.0, 100, CASE.time(0) - 3 * 3600 * SECOND]
+    return detector
+
+
+@pytest.mark.parametrize("level", ["suspect", "page"])
+def test_a_job_without_step_reports_hangs_when_it_has_sent_nothing_for_six_minutes(level):
+    change = without_steps(lambda tick, values: stop_steps(tick, values, 180.0))
+    found = findings(change, 160, long_watched(level))
+    assert levels(found) == {("job:7", "suspect"), ("job:7", level)}
+    page = next(f for f in found if f.level == level and f.time >= CASE.time(SINCE) + 360 * SECOND)
+    assert page.time <= CASE.time(SINCE) + 420 * SECOND
+    assert "hangs, no traffic for 6 min, GPUs at 3" in page.summary
     assert page.signals[0] == "nic.tx_bytes"
     assert {f.onset for f in found} == {page.onset}
 
 
 def test_a_job_without_step_reports_may_pause_as_long_as_before():
-    found = [f for f in findings(without_steps(pausing((60, 72), (200, 80))), 320) if f.level == "page"]
+    found = findings(without_steps(pausing((60, 72), (200, 80))), 320, long_watched("page"))
+    found = [f for f in found if f.level == "page"]
     assert found
     assert max(f.time for f in found) < CASE.time(150)
 
@@ -111,7 +122,7 @@ def test_a_job_without_step_reports_does_not_hang_when(what, change):
         if tick < SINCE:
             values.setdefault("nic", {"nic.tx_bytes": 1e12 + 4e10 * np.full(NODES, float(tick))})
 
-    assert "page" not in {f.level for f in findings(without_steps(stopped), 160)}, what
+    assert "page" not in {f.level for f in findings(without_steps(stopped), 160, long_watched("page"))}, what
 
 
 def test_a_fault_logged_when_a_job_without_step_reports_stops_explains_it():

@@ -154,10 +154,12 @@ class JobHang(Kind):
     signals = ("rank.step", "nic.tx_bytes", "gpu.utilization", "gpu.power")
 
     def job_class(self, job: Job) -> Detectability:
-        """Returns `soft` for a job of one node: it loses little, and only steps show it."""
-        if job.networked:
-            return self.detectability
-        return "soft" if job.hooked else "invisible"
+        """Returns `soft` for a job of one node, which loses little."""
+        return self.detectability if job.networked else "soft"
+
+    def evidence(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns what shows that it makes no step; busy GPUs at low power may as well decode."""
+        return "rank.step", "nic.tx_bytes"
 
     def job_stop(self, fault: Fault, layout: Layout) -> Stop:
         """Returns the stop of jobs that it causes."""
