@@ -351,7 +351,7 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
         "entity": fault.entity,
         "onset": _timestamp(start, fault.onset),
         "end": _timestamp(start, min(fault.end, horizon)),
-        "class": "invisible" if unseen else _visible_class(fault, schedule, layout),
+        "class": "invisible" if unseen else "soft" if harmless else _visible_class(fault, schedule, layout),
         "signals": list(kind.signals),
         "parameters": {**kind.parameters(), "row": kind.row, "attribution": kind.attributed_part()},
     }
@@ -367,13 +367,10 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
 
 
 def _visible_class(fault: Fault, schedule: Schedule, layout: Layout) -> Detectability:
-    """Returns the class of a fault that some collector shows, given the job that it affects."""
-    kind = fault.kind
-    if kind.target == "job":
-        return kind.job_class(schedule.jobs[fault.device])
-    lost = fault.onset if (death := kind.job_death_time(fault)) is None else death
-    harmless = kind.idle_soft and _job_below(fault, lost - _BEFORE, schedule, layout) is None
-    return "soft" if harmless else kind.truth_class(fault, layout)
+    """Returns the class of a fault that some collector shows, on a device in use or a job."""
+    if fault.kind.target == "job":
+        return fault.kind.job_class(schedule.jobs[fault.device])
+    return fault.kind.truth_class(fault, layout)
 
 
 def _shown(fault: Fault, schedule: Schedule, layout: Layout) -> bool:

@@ -96,13 +96,13 @@ class StragglerJob(Detector):
     Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Of a job on several
     nodes that reports no steps, the time since it last sent data counts, after its first two hours. For longer where
     jobs paused like that and went on (rollouts, evaluations within nodes): 1.5 times the own longest pause, or that of
-    four in five jobs of the site, at most an hour. Page; a ticket for a job of one node, which sends nothing anyway. Neither
-    if maintenance, an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends without
-    help, and other detectors report the cause. Stall: no step for `stall` s while GPUs idle and tasks wait for I/O on
-    half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause: collectives
-    (the network) or a stage (the job itself). Page after `hold` s if its collectives take nearly twice as long as
-    before. Else a suspect, since other detectors report the leaf or port, and the job's owner decides how it divides
-    work; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left to other detectors.
+    four in five jobs of the site, at most an hour. Page; a ticket for a job of one node, which sends nothing anyway.
+    Neither if maintenance, an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends
+    without help, and other detectors report the cause. Stall: no step for `stall` s while GPUs idle and tasks wait for
+    I/O on half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause:
+    collectives (the network) or a stage (the job itself). Page after `hold` s if its collectives take nearly twice as
+    long as before. Else a suspect, since other detectors report the leaf or port, and the job's owner decides how it
+    divides work; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left to other detectors.
     Evaluations and checkpoints draw more power than a hang, and show no I/O pressure.
 
     Source: ByteRobust (SOSP 2025) takes 10 min without RDMA traffic for a hang; PyTorch's watchdog ends it after 10 min
