@@ -39,15 +39,24 @@ SLOW_PER_RUN = 10.0
 MORE: Mapping[str, float] = {
     "gpu_engine_fault": 3.0,
     "sdc": 2.0,
-    "cold_plate": 2.0,
+    "cold_plate": 7.0,
     "clock_stuck": 1.5,
     "gray_leaf": 2.0,
     "node_restriction": 2.2,
+    "host_contention": 3.0,
+    "recirculation": 8.0,
+    "facility_water": 4.0,
+    "data_stall": 3.0,
+    "congestion": 1.5,
+    "pause_storm": 1.5,
+    "link_flap": 1.5,
+    "slow_collectives": 1.5,
 }
-"""Factor for kinds of which a large part is invisible or no device's fault: that part does not count."""
+"""Factor for kinds of which a large part does not count (invisible, too short to be found) or finds no free place."""
 FAMILIES: Mapping[str, frozenset[str]] = {
     "network": frozenset({"network"}),
-    "facility": frozenset({"cooling", "power"}),
+    "facility": frozenset({"cooling"}),
+    "power": frozenset({"power"}),
     "job": frozenset({"job"}),
     "telemetry": frozenset({"instrument", "telemetry"}),
 }
@@ -138,10 +147,15 @@ def _slow_lines(run: Run) -> Iterator[Line]:
 
 
 _DAILY = tuple(name for name in NAMES if name != "slow")  # families for which half a day is enough
-_HALL = {"facility": 128}  # nodes of a family that needs several coolant loops and PDUs; elsewhere 64
+_HALL = ("facility", "power")  # families that need several coolant loops and PDUs
 CLEAN_WORLDS, RAISED_WORLDS, SLOW_WORLDS = 20, 20, 6
 TRAINED = 8
 """Worlds of the training half beside the reported ones: enough for a mean and a worst world. Chosen."""
+
+
+def _size(name: str, days: float) -> tuple[int, float]:
+    """Returns nodes and days of a run of a family. Faults of a hall exclude each other, and last for hours."""
+    return (128 if name in _HALL else 64), (2 * days if name == "facility" else days)
 
 
 def _clean(numbers: list[int], nodes: int, days: float) -> Iterator[tuple[Run, int]]:
@@ -150,7 +164,7 @@ def _clean(numbers: list[int], nodes: int, days: float) -> Iterator[tuple[Run, i
 
 def _faulty(numbers: list[int], slow: int, days: float = 0.5) -> Iterator[tuple[Run, int]]:
     for place, number in enumerate(numbers):
-        yield from ((Run("raised", name, _HALL.get(name, 64), days, number), number) for name in _DAILY)
+        yield from ((Run("raised", name, *_size(name, days), number), number) for name in _DAILY)
         yield Run("hookless", "all", 64, days, number), number
         if place < slow:
             yield Run("raised", "slow", 64, 3.0, number), number
