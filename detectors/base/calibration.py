@@ -215,7 +215,7 @@ class QuietTail(State):
     def sort(self, size: int, kinds: Kinds | None, alone: Bools | None = None) -> None:
         """Sorts the entities by kind, and those without peers apart."""
         was = self._sorted
-        if was[0] == size and was[2] is alone and (was[1] is kinds or (was[1] and kinds and was[1][0] is kinds[0])):
+        if was[0] == size and was[2] is alone and _same_kinds(was[1], kinds):
             return
         number = kinds[0][:size].astype(np.intp) if kinds else np.full(size, -1, np.intp)
         names = list(kinds[1]) if kinds else []
@@ -290,6 +290,12 @@ class QuietTail(State):
         for row in np.flatnonzero(streams).tolist():
             record = self.records.setdefault(self._names[row], QuietRecord())
             record.add_block(passed[row], int(streams[row]), target)
+
+
+def _same_kinds(first: Kinds | None, second: Kinds | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return first[0] is second[0] or (first[1] == second[1] and np.array_equal(first[0], second[0]))
 
 
 ALONE_KIND = " (own past)"

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.cohorts import Peers
-from detectors.base.kernel import compiled
+from detectors.base.kernel import compiled, inlined
 from detectors.base.state import N, State, memory, notes
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import Bools, Floats, Singles
@@ -65,7 +65,7 @@ _VALUE, _ABOVE, _RISE, _WATTS, _FLUID, _POWER_ERROR, _KELVIN, _LASTING = range(8
 """Rows of the result."""
 
 
-@compiled
+@inlined
 def _low_pass(state: float, now: float, share: float) -> float:
     """Returns the next state of a first-order lag; a missing reading changes nothing, the first one is the state."""
     if not math.isfinite(now):
@@ -73,7 +73,7 @@ def _low_pass(state: float, now: float, share: float) -> float:
     return now if math.isnan(state) else state + share * (now - state)
 
 
-@compiled
+@inlined
 def _power_error(rows: Floats, i: int, counter: float, power_now: float, seconds: float) -> float:
     """Returns ln of the energy counter over the power readings, less its usual value."""
     joule, lost = (counter - rows[_ENERGY, i]) / 1e3, 1 - math.exp(-seconds / _METERED_S)
@@ -95,7 +95,7 @@ def _power_error(rows: Floats, i: int, counter: float, power_now: float, seconds
     return share - rows[_USUAL, i] if samples > 0 else 0.0
 
 
-@compiled
+@inlined
 def _is_stuck(rows: Floats, i: int, core: float, power_now: float, rise: float, now: float) -> bool:
     """Returns whether the temperature is constant while the power moves, or the power is constant to the last digit."""
     power = rows[_POWER, i]
@@ -113,7 +113,7 @@ def _is_stuck(rows: Floats, i: int, core: float, power_now: float, rise: float, 
     return constant or (expected >= _STUCK_K)
 
 
-@compiled
+@inlined
 def _departure(level: Singles, count: NDArray[np.int16], cell: int, value: float, most: float, learns: bool) -> float:
     """Returns how far a value is from the usual one of a band, NaN until that is known, and learns it."""
     usual, n = level[cell], count[cell]
@@ -134,7 +134,7 @@ def _nearest(levels: Singles, cell: int, reach: int) -> float:
     return math.nan
 
 
-@compiled
+@inlined
 def _follow_load(rows: Floats, i: int, power_now: float, lag: float, slow: float) -> bool:
     """Updates the means and extremes of the power; returns whether it is higher than ever, so that R is learnt anew."""
     rows[_POWER, i] = _low_pass(rows[_POWER, i], power_now, lag)
@@ -147,7 +147,7 @@ def _follow_load(rows: Floats, i: int, power_now: float, lag: float, slow: float
     return grown
 
 
-@compiled
+@inlined
 def _follow_reference(
     rows: Floats, counts: NDArray[np.int16], i: int, fluid: float, mixed: float, grown: bool
 ) -> tuple[float, bool]:
@@ -161,7 +161,7 @@ def _follow_reference(
     return now if measured else _LOWEST_C + (0.0 if math.isnan(rows[_CLIMATE, i]) else rows[_CLIMATE, i]), fresh
 
 
-@compiled
+@inlined
 def _compare_with_usual(
     rows: Floats,
     levels: Singles,
