@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.faults.kind import DAY, Detectability, Fault, Kind, Rate
+from agents.sim.faults.leaf import LeafSlows
 from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
@@ -327,6 +328,7 @@ def _draw_entity(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
     return free[int(rng.integers(len(free)))]
 
 
+_FEW_PORTS = 6  # ports of a leaf that must be in use to show it: flows that collide on an uplink are two to four
 _SAMPLES = 16  # times within a fault at which a running job is searched; chosen
 
 
@@ -342,6 +344,8 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
     idle = unused and kind.loaded and kind.detectability == "soft"  # hard faults are logged in any case
     harmless = unused and kind.idle_soft
     guilty = kind.faulty_entities(fault, layout)
+    if isinstance(kind, LeafSlows):
+        guilty = (*guilty, *_slowed_jobs(fault, kind.ports_below(fault, layout).tolist(), schedule))
     detectable = kind.detectable_from(fault)
     unread = kind.detectability != "benign" and not _shown(fault, schedule, layout)
     unseen = idle or unread or detectable >= min(fault.end, horizon)
@@ -395,21 +399,33 @@ def _job_below(fault: Fault, time: float, schedule: Schedule, layout: Layout) ->
 
 def _unused(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     """Returns whether a fault is on a device without a job for most of its time; where it stops a job, until then."""
-    if not (fault.kind.loaded or fault.kind.idle_soft):
+    if fault.kind.target == "job" or not (fault.kind.loaded or fault.kind.idle_soft):
         return False
-    below = fault.kind.target in ("node", "leaf")
-    gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.target, fault.device))[0]) if below else fault.device
+    gpus, least = [fault.device], 1
+    if fault.kind.target == "node":
+        gpus = layout.gpus_of(layout.nodes_below("node", fault.device))[:1].tolist()
+    if isinstance(fault.kind, LeafSlows):
+        gpus = fault.kind.ports_below(fault, layout).tolist()
+        least = min(_FEW_PORTS, len(gpus))
     stop = fault.kind.job_stop(fault, layout)  # a job that it stopped was running there
     begin = fault.onset
     if stop and stop.at <= begin:  # it shows after the work for which the job stopped
         begin, stop = stop.at + stop.out, None
     end = min(fault.end, begin + 86_400, stop.at if stop else np.inf)
-    times = np.linspace(begin, end, _SAMPLES, endpoint=False)
-    jobs = [found.job for t in times if (found := schedule.job_at(gpu, float(t)))]
-    if fault.kind.attribution == "network":
-        logged = fault.kind.idle_soft  # the little traffic of a service hides what is not logged
-        jobs = [job for job in jobs if job.networked or (logged and not job.trains)]
-    return len(jobs) < _SAMPLES / 2
+    network, logged = fault.kind.attribution == "network", fault.kind.idle_soft
+    used = 0
+    for time in np.linspace(begin, end, _SAMPLES, endpoint=False).tolist():
+        running = schedule.allocations_within(time, time)
+        if network:  # the little traffic of a service hides what is not logged
+            running = [one for one in running if one.job.networked or (logged and not one.job.trains)]
+        used += sum(np.isin(gpus, one.gpus).sum() for one in running) >= least
+    return used < _SAMPLES / 2
+
+
+def _slowed_jobs(fault: Fault, ports: Sequence[int], schedule: Schedule) -> Iterator[str]:
+    """Yields the jobs that send through some ports during a fault: each is a right name for what slows it."""
+    found = schedule.allocations_within(fault.onset, fault.end)
+    yield from dict.fromkeys(s.job.entity for s in found if s.job.networked and np.isin(ports, s.gpus).any())
 
 
 def _timestamp(start: int, seconds: float) -> str:

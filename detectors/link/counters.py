@@ -184,12 +184,13 @@ class UsualErrors(State):
 
     def highest_usual(self, among: NDArray[np.bool_] | None = None) -> float:
         """Returns the rate that hardly any healthy device exceeds, from the mean and the spread of some devices; 0
-        where they are few, or have hardly any errors."""
-        known = self.whole > 0
+        where they are few, or have hardly any errors. In the first span, which has no past, from the span itself."""
+        past, whole = (self.past, self.whole) if self.whole.any() else (self.errors, self.exposure)
+        known = whole > 0
         if among is not None:
             known[: len(among)] &= among
-        exposure = self.whole[known]
-        errors = cut_highest(self.past[known], exposure)
+        exposure = whole[known]
+        errors = cut_highest(past[known], exposure)
         if len(errors) < _LEAST_DEVICES or errors.sum() < _FEW_ERRORS:
             return 0.0
         mean = float(errors.sum() / exposure.sum())

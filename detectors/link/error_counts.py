@@ -342,7 +342,8 @@ class PortErrors(State):
         counter.exposed, size = time, len(up)
         known = up & np.isfinite(counter.readings.last[:size])
         bits = np.where(known, self.bits_per_second(np.arange(size)) * passed, 0.0)
-        if not counter.usual.add(np.empty(0, np.int64), np.empty(0), bits, time):
+        changed = counter.usual.add(np.empty(0, np.int64), np.empty(0), bits, time)
+        if not changed and counter.usual.whole.any():
             return
         before, counter.rates = counter.rates, {"": counter.usual.highest_usual()}
         if counter.usual.past.any():

@@ -363,7 +363,8 @@ class Link(Detector):
         facts = frame.topology.attributes.get(frame.entities[i], {})
         if facts.get("wireless") is True or facts.get("role") == "unused":
             return "suspect"
-        idle = not self.states.down[i] and self.states.loads.is_idle(i, frame.time, _IDLE_FOR)
+        work = self.states.work.get(frame.entities[i])
+        idle = work == IDLE if work else self.states.loads.is_idle(i, frame.time, _IDLE_FOR)
         return "page" if self._is_fabric(frame, i) and not idle else "ticket"
 
     def _is_fabric(self, frame: Frame, i: int) -> bool:

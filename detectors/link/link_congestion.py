@@ -30,18 +30,21 @@ MARKS = ("nic.cnp_sent", "nic.cnp_handled", "nic.ecn_marked")
 LOSSES = ("nic.out_of_sequence", "nic.sequence_errors", "nic.roce_adp_retrans", "nic.ack_timeouts")
 ERRORS = ("nic.symbol_errors", "nic.crc_errors")
 PAUSES = ("nic.tx_pause_duration", "nic.tx_pause")
+PAUSED = ("nic.rx_pause_duration", "nic.rx_pause")
 _KINDS = (
     *(("waits for credits", WAIT), ("congestion marks", MARKS), ("packets sent again", LOSSES)),
-    ("less traffic", BYTES),
+    *(("pauses by the switch", PAUSED), ("less traffic", BYTES)),
 )
-_MARKED, _LESS = 1, 3
-"""Kinds of congestion, and of traffic that is lost on one leaf alone though its ports count nothing."""
-_FLOORS = (1e4, 1.0, 1.0)
-"""Ticks of waiting, marks and lost packets per second of a port at _USUAL_BYTES below which nothing waits or is lost:
-1e4 ticks are below a percent of a second at every known length of tick; one packet a second is one in a million, and
-RoCE loses throughput from one in 10,000 on (Mittal et al., IRN, SIGCOMM 2018)."""
+_MARKED, _PAUSED, _LESS = 1, 3, 4
+"""Kinds of congestion, of Ethernet's pauses, and of traffic that is lost on one leaf alone though its ports count
+nothing."""
+_FLOORS = (1e4, 1.0, 1.0, 1e-3)
+"""Ticks of waiting, marks and lost packets per second of a port at _USUAL_BYTES, and the share of the time for which it
+is paused, below which nothing waits or is lost: 1e4 ticks are below a percent of a second at every known length of
+tick; one packet a second is one in a million, and RoCE loses throughput from one in 10,000 on (Mittal et al., IRN,
+SIGCOMM 2018); pauses are rare, since marks slow senders before buffers are full (DCQCN, SIGCOMM 2015)."""
 _USUAL_BYTES = 5e9  # By/s: a tenth of a port of 400 Gb/s, to which the floors are scaled
-_READ = (*WAIT, *MARKS, *LOSSES, *ERRORS, *PAUSES, *BYTES)
+_READ = (*WAIT, *MARKS, *LOSSES, *ERRORS, *PAUSES, *PAUSED, *BYTES)
 MINUTE_S = 60.0  # s between two judgements
 _MAX_GAP_S = 300.0  # s between two readings above which growth is an average over too much; chosen
 _MIN_OTHERS = 3  # ports on other leaves from which the median of a job, or of a node, is not that of the leaf; chosen
@@ -117,7 +120,10 @@ class PortTraffic(State):
         carries = self.share[:n] >= least
         per = np.where(carries, sent, np.nan) / _USUAL_BYTES
         for kind, (_, names) in enumerate(_KINDS[:_LESS]):
-            amount = _sum_known(np.stack([rate[name] for name in names]))
+            if kind == _PAUSED:
+                amount = _paused_share(rate, names, speed)
+            else:
+                amount = _sum_known(np.stack([rate[name] for name in names]))
             self._update_excess(kind, np.log(np.maximum(amount, 0) / per + _FLOORS[kind]), groups, doubled)
         self._update_excess(_LESS, -np.log(per), groups, -float(np.log1p(-_SLOWER)))
         self.excess[_LESS, :n][self.alone[_LESS, :n]] = np.nan  # a job that does less
@@ -165,9 +171,7 @@ class PortTraffic(State):
     ) -> None:
         """Compares for which share of the time hosts pause their switches; only a port whose bytes move counts."""
         n, (jobs, _, hosts) = len(moves), groups
-        frames = rate[PAUSES[1]] * (_PAUSE_QUANTA / (8 * speed))
-        paused = np.minimum(np.where(np.isfinite(rate[PAUSES[0]]), rate[PAUSES[0]] / 1e6, frames), 1.0)
-        paused = np.where(moves & hosts, paused, np.nan)
+        paused = np.where(moves & hosts, _paused_share(rate, PAUSES, speed), np.nan)
         usual, size = grouped_median(paused, jobs)
         spread, _ = grouped_mad(paused, jobs)
         everywhere, total = grouped_median(paused, np.zeros(n, np.int32))
@@ -206,6 +210,13 @@ def median_on_other_leaves(levels: Floats, jobs: Groups, leaves: Groups) -> tupl
     found[order] = np.where(several, (low + high) / 2, np.nan)
     others[order] = np.bincount(inverse, ports[order], len(first))[inverse] - ports[order]
     return found[pairs], others[pairs]
+
+
+def _paused_share(rate: Mapping[str, Floats], names: tuple[str, ...], speed: Floats) -> Floats:
+    """Returns (N,) the share of the time that pauses take: as counted, else of as many frames at most."""
+    duration, frames = (rate[name] for name in names)
+    counted = np.where(np.isfinite(duration), duration / 1e6, frames * (_PAUSE_QUANTA / (8 * speed)))
+    return np.asarray(np.minimum(counted, 1.0))
 
 
 def _sum_known(values: Floats) -> Floats:

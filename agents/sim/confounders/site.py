@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from agents.sim.effects import Effects
 from agents.sim.faults.facility import warm_air
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
+from agents.sim.faults.leaf import ports_of
 from agents.sim.faults.telemetry import EDGE_TAIL_S, distort_reading
 from agents.sim.layout import Layout
 from agents.sim.physics.gpus import EXPONENT
@@ -278,7 +279,7 @@ class EcmpCollision(Kind):
     def _ports(self, fault: Fault, layout: Layout) -> np.ndarray:
         """Returns the affected port and one to three others of its leaf."""
         rng = fault.rng()
-        others = np.flatnonzero(layout.leaf_of_port == layout.leaf_of_port[fault.device])
+        others = ports_of(int(layout.leaf_of_port[fault.device]), layout)
         others = others[others != fault.device]
         return np.append(rng.permutation(others)[: int(rng.integers(1, 4))], fault.device)
 

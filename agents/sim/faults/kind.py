@@ -131,6 +131,8 @@ class Kind(ABC):
     def candidates(self, layout: Layout) -> Sequence[str]:
         """Returns the entities that it may affect when the scenario names none."""
         places = layout.targets[self.target]
+        if self.target == "leaf" and not layout.port_used.all():
+            return [places[leaf] for leaf in np.unique(layout.leaf_of_port[layout.port_used]).tolist()]
         if self.target == "nic" and not layout.port_used.all():
             busy = layout.busy_count("nic") if self.loaded else len(places)
             return [name for name, used in zip(places[:busy], layout.port_used.tolist(), strict=False) if used]

@@ -24,8 +24,8 @@ _LEAST = 0.025  # share by which a step must be longer to count: 2 to 3 %, above
 
 
 def ports_of(leaf: int, layout: Layout) -> Index:
-    """Returns the numbers of the ports on a leaf."""
-    return np.flatnonzero(layout.leaf_of_port == leaf)
+    """Returns the numbers of the ports in use on a leaf."""
+    return np.flatnonzero((layout.leaf_of_port == leaf) & layout.port_used)
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,25 @@ class LeafCrash(Kind):
         return stops_at(fault, self.dies_after)
 
 
+class LeafSlows(Kind):
+    """What slows down the jobs on the ports of a leaf: the leaf is at fault, and its jobs show it."""
+
+    target = "leaf"
+    detectability = "soft"
+    attribution = "network"
+    loaded = True
+
+    def ports_below(self, fault: Fault, layout: Layout) -> Index:
+        """Returns the ports that it slows down."""
+        return ports_of(fault.device, layout)
+
+
 @dataclass(frozen=True)
-class GrayLeaf(Kind):
+class GrayLeaf(LeafSlows):
     """Leaf switch, or a line card of it, silently drops large packets: no counter shows it, but throughput falls."""
 
     name = "gray_leaf"
     row = 18
-    target = "leaf"
-    detectability = "soft"
-    attribution = "network"
     seen = (
         "less traffic and more credit waits on all ports of one leaf, or on half of them, without ECN marks or CNPs; "
         "a few timeouts in hours; longer collectives and steps of all jobs on these ports"
@@ -93,14 +103,13 @@ class GrayLeaf(Kind):
     choices: ClassVar = {"part": ("leaf", "leaf", "card")}  # assumed
     severe = "lost"
     effect_unit = "bandwidth"
-    loaded = True
     lost: float | None = None  # share of the goodput of its ports
     part: str | None = None  # "leaf": all its ports; "card": the first half of them, one line card of two
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.lost is not None
-        ports, port, lost = self._ports(fault, effects.layout), effects.port, np.float32(self.lost)
+        ports, port, lost = self.ports_below(fault, effects.layout), effects.port, np.float32(self.lost)
         when = effects.active(fault.onset, fault.end)
         weights = fault.rng().uniform(0.8, 1.0, len(ports)).astype(np.float32)  # not all packets are large; chosen
         weights[0] = 1.0
@@ -110,7 +119,8 @@ class GrayLeaf(Kind):
         port.timeouts.add(ports, _TIMEOUTS * gone * (effects.job_of_gpu[:, ports] >= 0))
         effects.slow_job(ports, 1 / (1 - lost * when))  # a collective ends with its slowest port
 
-    def _ports(self, fault: Fault, layout: Layout) -> Index:
+    def ports_below(self, fault: Fault, layout: Layout) -> Index:
+        """Returns the ports that it slows down."""
         ports = ports_of(fault.device, layout)
         return ports if self.part == "leaf" else ports[: -(-len(ports) // 2)]
 
@@ -154,14 +164,11 @@ class PauseStorm(Kind):
 
 
 @dataclass(frozen=True)
-class Congestion(Kind):
+class Congestion(LeafSlows):
     """Leaf is congested: data waits for credits, notifications rise on most ports, every rank's step takes longer."""
 
     name = "congestion"
     row = 20
-    target = "leaf"
-    detectability = "soft"
-    attribution = "network"
     seen = (
         "credit waits, ECN-marked packets and CNPs on most ports of one leaf, in proportion to traffic; longer "
         "collectives"
@@ -181,7 +188,6 @@ class Congestion(Kind):
     limits: ClassVar = {"slowdown": (0.0, 100.0), "rise": (0.0, 1e6)}
     severe = "slowdown"
     effect_unit = "time"
-    loaded = True
     slowdown: float | None = None  # share by which a step takes longer, on all ranks
     rise: float | None = None  # s until the full effect
 
