@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.kernel import compiled
+
 Floats = NDArray[np.float64]
 TOPS = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63, 2.0**64)
 """Readings without meaning: 8 to 32 bits full (classic IBTA counters stop there), or all bits set, as of a device that
@@ -13,7 +15,18 @@ does not respond; 2**64 is 2**64 - 1 as a float. A counter that passes through o
 
 def is_unreadable(values: Floats) -> NDArray[np.bool_]:
     """Returns (N,) readings that are not a value of a counter."""
-    return np.isin(values, TOPS) | (values < 0) | (values > TOPS[-1])
+    found = np.empty(np.shape(values), bool)
+    _mark_unreadable(np.ravel(values), found.ravel())
+    return found
+
+
+@compiled
+def _mark_unreadable(values: Floats, found: NDArray[np.bool_]) -> None:
+    for i in range(len(values)):
+        value = values[i]
+        found[i] = (value < 0) or (value > TOPS[-1])
+        for top in TOPS:
+            found[i] |= value == top
 
 
 def counter_increases(last: Floats, now: Floats, peak: Floats, fresh: NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -134,21 +134,57 @@ def _values_near_median(a: Numbers, n: int) -> tuple[Numbers, int, int]:
 
 
 @compiled
+def row_medians(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns (N,) the median of each row of (N, T) without NaN."""
+    found, row = np.empty(len(rows), np.float64), np.empty(rows.shape[1], np.float64)
+    for i in range(len(rows)):
+        row[:] = rows[i]
+        found[i] = _median(row, len(row))
+    return found
+
+
+@compiled
+def split_by_group(
+    values: NDArray[np.float64], groups: NDArray[np.int32], total: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Returns the finite values of each group one after another, and (total,) how many each has. groups: -1 none."""
+    size = np.zeros(total, np.int64)
+    for i in range(len(values)):
+        if groups[i] >= 0 and math.isfinite(values[i]):
+            size[groups[i]] += 1
+    end = np.cumsum(size)
+    members = np.empty(size.sum(), np.float64)
+    for i in range(len(values)):
+        if groups[i] >= 0 and math.isfinite(values[i]):
+            end[groups[i]] -= 1
+            members[end[groups[i]]] = values[i]
+    return members, size
+
+
+@compiled
 def group_medians(
     values: NDArray[np.float64], groups: NDArray[np.int32], median: NDArray[np.float64], size: NDArray[np.int64]
 ) -> None:
     """Computes the median and the number of the finite values of each group; NaN and 0 without one. groups: -1 none."""
-    for i in range(len(values)):
-        if groups[i] >= 0 and math.isfinite(values[i]):
-            size[groups[i]] += 1
-    first = np.cumsum(size)  # the end of each group, until its values are filled in from there
-    sorted_by_group = np.empty(first[-1] if len(first) else 0, np.float64)
-    for i in range(len(values)):
-        if groups[i] >= 0 and math.isfinite(values[i]):
-            first[groups[i]] -= 1
-            sorted_by_group[first[groups[i]]] = values[i]
+    members, count = split_by_group(values, groups, len(size))
+    size[:] = count
+    first = 0
     for g in range(len(size)):
-        median[g] = _median(sorted_by_group[first[g] : first[g] + size[g]], size[g]) if size[g] else np.nan
+        median[g] = _median(members[first : first + size[g]], size[g]) if size[g] else np.nan
+        first += size[g]
+
+
+@compiled
+def sort_by_group(
+    values: NDArray[np.float64], groups: NDArray[np.int32], total: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Returns the finite values of each group one after another, each sorted, and (total,) how many each has."""
+    members, size = split_by_group(values, groups, total)
+    first = 0
+    for g in range(total):
+        members[first : first + size[g]].sort()
+        first += size[g]
+    return members, size
 
 
 @compiled
@@ -188,6 +224,29 @@ def cohorts(
                 scratch[n] = abs(value - middle - baseline[i])
                 n += 1
         median[g], spread[g] = middle, _NORMAL * _median(scratch, n)
+
+
+@compiled
+def read_samples(values: NDArray[np.float64], gate: NDArray[np.bool_] | None, absurd: float, sample: F4) -> None:
+    """Fills in the samples (N,): NaN for what is missing, as large as `absurd`, or not let through by the gate."""
+    for i in range(len(sample)):
+        value = values[i]
+        counts = abs(value) < absurd  # False for NaN too
+        if gate is not None:
+            counts &= gate[i]
+        sample[i] = value if counts else np.nan
+
+
+@compiled
+def find_sides(words: U4, effects: F4, least: F4, off: NDArray[np.int8]) -> bool:
+    """Fills in on which side each stream is off, by a condition or its effect: 1 more, -1 less; returns whether any."""
+    any_off = False
+    for i in range(len(words)):
+        up, down = (words[i] & ON_UP) != 0, (words[i] & ON_DOWN) != 0
+        more, less = up | (effects[i] >= least[i]), (down & (not up)) | (effects[i] <= -least[i])
+        off[i] = np.int8(more) - np.int8(less)
+        any_off |= off[i] != 0
+    return any_off
 
 
 @compiled

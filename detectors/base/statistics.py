@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.kernel import group_medians
+from detectors.base.kernel import group_medians, sort_by_group
 
 Floats = NDArray[np.float64]
 
@@ -24,15 +24,20 @@ def grouped_median(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, N
     return median[groups], size[groups]
 
 
+def median_of(values: Floats) -> tuple[float, int]:
+    """Returns the median of the finite values, NaN without one, and how many they are."""
+    median, size = np.empty(1), np.empty(1, np.int64)
+    group_medians(values, np.zeros(len(values), np.int32), median, size)
+    return float(median[0]), int(size[0])
+
+
 def group_quantiles(
     values: Floats | NDArray[np.float32], groups: NDArray[np.int32], count: int, share: float
 ) -> Floats:
     """Returns (count,) quantile of the finite values of each group, between the two nearest ranks (Hyndman and Fan
     1996, The American Statistician 50, definition 7); NaN for an empty one."""
-    member = np.flatnonzero(np.isfinite(values) & (groups >= 0))
-    member = member[np.lexsort((values[member], groups[member]))]
-    size = np.bincount(groups[member], minlength=count)[:count]
-    full, ordered = np.flatnonzero(size), values[member].astype(np.float64)
+    ordered, size = sort_by_group(np.asarray(values, np.float64), groups, count)
+    full = np.flatnonzero(size)
     place = share * (size[full] - 1)
     low = place.astype(np.int64)
     first, part = (np.cumsum(size) - size)[full], place - low

@@ -132,10 +132,9 @@ class Step:
     @property
     def off(self) -> NDArray[np.int8]:
         """(N,) see the class."""
-        effect = self.effect
-        more = (effect >= self.least) | (self.on & ~self.below)
-        less = (effect <= -self.least) | self.below
-        return np.asarray(more.astype(np.int8) - less.astype(np.int8))
+        off = np.empty(len(self._words), np.int8)
+        kernel.find_sides(self._words, self._cells[kernel.EFFECT], self.least, off)
+        return off
 
     @property
     def effect(self) -> Singles:
@@ -310,9 +309,7 @@ class Streams(State):
         self.grow(size)
         sample, residual, scale, wide = self._room[:, :size]
         seconds = self._tick_seconds(time)
-        measured = np.abs(values) < _ABSURD  # False for NaN too
-        sample[:] = np.where(measured, values, np.nan)
-        sample[~(measured if gate is None else measured & gate)] = np.nan
+        kernel.read_samples(np.asarray(values, np.float64), gate, _ABSURD, sample)
         if seconds is None:
             sample[:] = np.nan
         cohort = self._order_by_cohort(groups, size)

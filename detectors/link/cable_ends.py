@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.state import N, State, memory
+from detectors.base.statistics import median_of
 from detectors.base.topology_index import JobIndex, per_device_topology
 from detectors.link.counters import Floats
 from pipeline.model.links import PEER
@@ -52,8 +53,8 @@ class OpticalModules(State):
         """Returns the median of all modules; NaN if few report."""
         if signal not in self._medians:
             known = self.newest[MODULE_SIGNALS.index(signal)]
-            reported = known[np.isfinite(known) & (known != 0)]
-            self._medians[signal] = float(np.median(reported)) if len(reported) >= _MIN_MODULES else np.nan
+            median, reported = median_of(np.where(known != 0, known, np.nan))
+            self._medians[signal] = median if reported >= _MIN_MODULES else np.nan
         return self._medians[signal]
 
     def has_low_light(self, signal: str, port: int) -> bool | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.event_data import read_duration
-from detectors.base.kernel import compiled
+from detectors.base.kernel import compiled, row_medians
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
 from detectors.straggler.rank_slots import RankSlots
@@ -134,7 +134,7 @@ class StepSamples(State):
 
     def typical(self, slots: NDArray[np.intp]) -> Floats:
         """Returns the median of the newest departures of some slots; NaN where there are fewer than ten."""
-        return np.where(self.count[slots] >= RING, np.median(self.recent[slots], axis=1), np.nan)
+        return np.where(self.count[slots] >= RING, row_medians(self.recent[slots]), np.nan)
 
     def newest(self, slots: NDArray[np.intp], count: int) -> Floats:
         """Returns the least of the newest departures of some slots."""

@@ -93,16 +93,12 @@ class SeenDevices(State):
         lives = self.seen, self.since, self.missed, self.count
         _count_missed(values, time, MISSED, *lives, self.holes, self.gaps)
 
-    def follow_rhythm(self, last: bool) -> None:
-        """Updates how far apart the samples of each device are. last: only the last two count."""
-        self.usual = self.rhythm
-        sampled = self.gaps > 0
-        sampled[sampled] = self.count[sampled] > 1
-        gaps, known = self.gaps, self.usual
-        if not last:
-            limited = np.where(known > 0, np.minimum(gaps, LONGEST_GAP * known), gaps)
-            gaps = np.where(known > 0, known + FOLLOWS * (limited - known), limited).astype(np.int64)
-        self.rhythm = np.where(sampled, gaps, known)
+    def follow_rhythm(self, last: bool) -> tuple[float, float]:
+        """Updates how far apart the samples of each device are; returns how many readings were lost before those of
+        this instant, and how many those are. last: only the last two count."""
+        self.usual, self.rhythm = self.rhythm, np.empty(len(self.seen), np.int64)
+        lost, there = _follow_gaps(self.gaps, self.usual, self.count, last, self.rhythm)
+        return float(lost), float(there)
 
     @property
     def reporting(self) -> Bools:
@@ -144,20 +140,10 @@ class LastSamples(State):
             if device_class in self.classes:
                 self.classes[device_class].update(values if values is not None else _NO_VALUES, time, back)
         for device_class, devices in self.classes.items():
-            devices.follow_rhythm(last=device_class == "node")
-            self._count_lost(device_class, devices, passed)
-
-    def _count_lost(self, device_class: str, devices: SeenDevices, passed: float) -> None:
-        """Counts the readings that were lost before those of this instant, by the usual time between two."""
-        there = (devices.gaps > 0) & (devices.usual > 0)
-        if not there.any():
-            return
-        lost = np.clip(np.rint(devices.gaps[there] / devices.usual[there]) - 1, 0, READINGS).sum()
-        known = self.lost.get(device_class, [_LOST, _GIVEN])
-        kept = np.exp(-passed / _FORGETS_S)
-        self.lost[device_class] = [
-            float(kept * before + now) for before, now in zip(known, (lost, lost + there.sum()), strict=True)
-        ]
+            lost, there = devices.follow_rhythm(last=device_class == "node")
+            if there:
+                known, kept = self.lost.get(device_class, [_LOST, _GIVEN]), np.exp(-passed / _FORGETS_S)
+                self.lost[device_class] = [float(kept * known[0] + lost), float(kept * known[1] + lost + there)]
 
     def readings(self, device_class: str) -> int:
         """Returns how many readings must be missing in a row before a device is silent, as often as single ones are."""
@@ -239,6 +225,22 @@ def _count_missed(
                 since[i] = time
             seen[i], missed[i] = time, 0
             count[i] += 1
+
+
+@compiled
+def _follow_gaps(gaps: Times, usual: Times, count: Counts, last: bool, rhythm: Times) -> tuple[int, int]:
+    """Fills in the rhythm after the gaps of an instant; returns readings that were lost before it, and its own."""
+    lost = there = 0
+    for i in range(len(gaps)):
+        gap, known = gaps[i], usual[i]
+        rhythm[i] = known
+        if gap > 0 and known > 0:
+            there += 1
+            lost += min(max(int(np.rint(gap / known)) - 1, 0), READINGS)
+        if gap > 0 and count[i] > 1:
+            followed = known + FOLLOWS * (min(float(gap), LONGEST_GAP * known) - known)
+            rhythm[i] = gap if last or known <= 0 else int(followed)
+    return lost, there
 
 
 def shared_ancestors(
