@@ -58,6 +58,7 @@ ln(0.5 / (LEAST_RATE WINDOW / 8)) / ln 2 = 21 for one of eight GPUs."""
 _COUNTED_KINDS = frozenset(_CHILD_KIND.values())  # kinds that are counted as children of a shared cause
 _INDEPENDENT_DETECTORS = frozenset({"telemetry_sensor", "telemetry_clock"})
 """Instruments fail independently: several faulty ones do not make their parent the suspect."""
+_INSTRUMENTS = "telemetry"  # family of suspects that corroborate none: wrong readings explain others, and prove nothing
 _NEVER_SYMPTOMS = frozenset({"sdc"})  # wrong results do not follow from heat, power or links
 
 
@@ -209,7 +210,7 @@ class CauseRules:
         """Returns the log odds of one fault against two; minus infinity without a path from one to the other."""
         one, other = self.find_suspect(a.entity), self.find_suspect(b.entity)
         first, second = detector_family(a.detector), detector_family(b.detector)
-        if a.detector == b.detector or set(a.signals) & set(b.signals):
+        if a.detector == b.detector or _INSTRUMENTS in (first, second) or set(a.signals) & set(b.signals):
             return -math.inf
         if one in self.list_suspects(other):
             root = one

@@ -127,6 +127,15 @@ def test_a_change_does_not_corroborate_a_suspect(case: Case) -> None:
     assert {i.severity for i in case.desk.incidents.values()} == {"watch"}
 
 
+@pytest.mark.parametrize("detector", ["telemetry", "telemetry_clock", "telemetry_sensor"])
+def test_a_suspect_about_an_instrument_or_an_agent_corroborates_none(case: Case, detector: str) -> None:
+    case.report_findings(found("node:n1", "memory", level="suspect"))
+    case.report_findings(found("node:n1", detector, level="suspect"))
+    assert {i.severity for i in case.desk.incidents.values()} == {"watch"}
+    case.report_findings(found("node:n1", "xid", level="suspect"))
+    assert {i.severity for i in case.desk.incidents.values()} == {"ticket"}
+
+
 def test_findings_that_leave_an_incident_get_a_new_id_also_after_a_restart(case: Case) -> None:
     """The id comes from the first finding, which here is the one that leaves."""
     suspect = found("node:n1", "straggler", "suspect")
