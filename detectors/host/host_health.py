@@ -50,7 +50,11 @@ _SHARED, _ALIKE = 3, 0.01
 _HOLDS = 600 * SECOND  # us for which a shortage holds after it was found last: the quiet time of the Desk; chosen
 SOON = 30 * DAY
 """us of rated life left from which a disk is to be replaced: what a spare part may take; chosen, as for spare rows."""
-_LEAST_LIFE = 0.8  # share of the rated life used before its pace counts: a new disk is written at another pace; chosen
+_LEAST_LIFE = 0.8  # share of the rated life used before its mean pace counts: a new disk is written otherwise; chosen
+_RISES = 4
+"""Newest rises of a disk's used life, by a hundredth each as the log rounds it, that give its pace now. Chosen."""
+WASTED = 60 * DAY
+"""us of rated life left at the pace now from which something wears the disk out: it is rated for years; chosen."""
 LOOKS = 2
 """Readings in a row of a flag, or without it: one may be wrong."""
 _LAPSES = 4 * HOUR  # us without a reading after which a flag is not known any more: 24 readings of 10 min; chosen
@@ -174,6 +178,24 @@ class Flags(State):
         return np.asarray(on >= LOOKS)
 
 
+@dataclass
+class Wear(State):
+    """When the used life of each disk rose by a hundredth, newest last (us); a value that fell is another disk's."""
+
+    level: Floats = memory(np.nan)
+    rises: Floats = memory(np.nan, shape=(_RISES, N))
+
+    def update(self, used: Floats, time: int) -> Floats:
+        """Returns (N,) share of the rated life that is used in a us now; 0 before there are enough rises."""
+        self.grow(n := len(used))
+        level, rises, now = self.level[:n], self.rises[:, :n], np.floor(100 * used + 0.5)
+        rises[:, now < level] = np.nan
+        rose = now > level
+        rises[:, rose] = np.vstack((rises[1:, rose], np.full(np.count_nonzero(rose), float(time))))
+        np.copyto(level, now, where=np.isfinite(now))
+        return np.asarray(np.nan_to_num(0.01 * (_RISES - 1) / np.maximum(time - rises[0], 1.0)))
+
+
 @dataclass(frozen=True, slots=True)
 class HostTrouble:
     """One thing that is wrong with an entity. harm: work is lost now or within the hour, if a job runs there.
@@ -195,8 +217,9 @@ class HostTrouble:
 class HostHealth(Detector):
     """Hosts that will stop. Ticket: memory, or the space or inodes of a file system, that falls steadily and will be
     used up, with the time left; a file system that is 97 % full; an NVMe disk that warns, has new media errors, is
-    dead, or whose rated life ends within 30 days; a chassis fault that the BMC reports. Page, where a job runs on
-    the node: memory or space that is used up within the hour, a disk that is read-only or dead.
+    dead, or whose rated life ends within 30 days, or within 60 at its pace of late; a chassis fault that the BMC
+    reports. Page, where a job runs on the node: memory or space that is used up within the hour, a disk that is
+    read-only or dead.
 
     A trend is steady if Mann's test says so and its last third goes on at half of the slope or more; it is extrapolated
     to three times the time for which it was watched, and pages only as far as it was watched. Shared file systems,
@@ -231,6 +254,7 @@ class HostHealth(Detector):
 
     trends: dict[str, Shortage] = parts(Shortage, kept=True)
     flags: Flags = part(lambda: Flags(len(DISK_FLAGS)), of="disk", kept=True)
+    wear: Wear = part(Wear, of="disk", kept=True)
     chassis: Flags = part(lambda: Flags(1), kept=True)
     errors: dict[str, float] = notes()  # disk -> its media errors, as last read
     grown: dict[str, list[float]] = notes()  # disk -> when media errors grew last, and by how many since the onset
@@ -304,7 +328,9 @@ class HostHealth(Detector):
         bits = np.nan_to_num(warning).astype(np.int64)
         hours, state = frame["disk.power_on_time"], frame["disk.state"]
         pace = np.where((used >= _LEAST_LIFE) & (hours > 0), used / np.maximum(hours, 1.0), 0.0)
-        soon = (used >= 1) | ((1 - used) * HOUR < SOON * pace)
+        recent = self.wear.update(used, time)
+        soon = (used >= 1) | ((1 - used) * HOUR < SOON * pace) | (1 - used < WASTED * recent)
+        left = (1 - used) / np.maximum(np.maximum(pace / HOUR, recent), 1e-30) / SECOND
         self._count_errors(frame)
         lost = np.array([e in self.grown for e in frame.entities], bool)
         rows = [((bits & bit) > 0, ~np.isnan(warning), text, harm) for bit, (text, harm) in _WARNINGS.items()]
@@ -317,7 +343,7 @@ class HostHealth(Detector):
             on = self.flags.update(row, flags, known, time)
             for i in np.flatnonzero(on).tolist():
                 entity, since = frame.entities[i], int(self.flags.since[row, i])
-                text_of = {"worn": _wear(float(used[i])), "errors": self._errors_text(entity)}
+                text_of = {"worn": _wear(float(used[i]), float(left[i])), "errors": self._errors_text(entity)}
                 words = text or text_of[str(DISK_FLAGS[row])]
                 yield HostTrouble(entity, since, harm, words, _signal_of(row))
 
@@ -363,8 +389,8 @@ class HostHealth(Detector):
         )
 
 
-def _wear(used: float) -> str:
-    return f"{used:.0%} of its rated life used" + ("" if used >= 1 else ", less than 30 days left")
+def _wear(used: float, left: float) -> str:
+    return f"{used:.0%} of its rated life used" + ("" if used >= 1 else f", {short_duration(left)} left")
 
 
 def _signal_of(row: int) -> str:

@@ -39,7 +39,7 @@ from detectors.memory.error_rates import (
     update_row_history,
 )
 from detectors.xid.levels import UNCONTAINED, read_code, requires_reset
-from pipeline.model.entity_names import pager_title
+from pipeline.model.entity_names import pager_title, short_duration
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, to_json
 
 GPU_MEMORY = np.dtype(
@@ -90,7 +90,12 @@ HOTTER_K = 3.0
 """K that memory is hotter than its core, its peers and its past explain: three roundings of NVML."""
 HEAT_HOLDS, HEAT_EVERY = 600 * SECOND, 26 * SECOND
 """us for which it must be, twice the longest harmless swing; us between two readings. Chosen."""
-_ALIKE = 0.3  # share within which a GPU draws as much as the median of its peers; chosen
+_ALIKE = 0.3  # share within which a GPU draws as much as the median of its busy peers; chosen
+_OWN = 0.5  # share of it by which the memory itself must be hotter: else its core reads too low; chosen
+_BUSY = 0.4  # share of its highest power so far from which a GPU is busy: idle memory is as cold as ever; chosen
+_REPAIRED, _FORGOTTEN = 14_400 * SECOND, 3 * DAY
+"""us of load under which hot memory was as cold as before until it counts as repaired, and without any load: light jobs
+and pauses show nothing, and no pad comes back by itself. Chosen."""
 THERMAL = 0x60  # clock event reasons of heat: NVML, SwThermalSlowdown and HwThermalSlowdown
 
 
@@ -107,14 +112,20 @@ class Trouble:
 
 @dataclass
 class MemoryHeat(State):
-    """How much hotter the memory of each GPU is than its core explains, against the other GPUs of its node and its own
-    past.
+    """How much hotter the memory of each GPU is than its core explains, against the other busy GPUs of its node and its
+    own past; warm: the memory itself, which a core that reads too low does not change.
 
-    since: when (us) it became so; 0: it is not.   throttled: readings in a row in which heat slowed the GPU.
+    since: when (us) it became so; 0: it is not.   seen: when it was so last.   cold: us of load since then in which it
+    was not.   idle: when it was not busy last.   highest: power so far.   throttled: readings in a row with heat's bit.
     """
 
     shift: Streams = part(lambda: Streams(Channel(floor=0.7, delta=HOTTER_K, phi=0.6)))
+    warm: Streams = part(lambda: Streams(Channel(floor=0.7, delta=HOTTER_K, phi=0.6)))
     since: NDArray[np.int64] = memory(0, np.int64)
+    seen: NDArray[np.int64] = memory(0, np.int64)
+    cold: NDArray[np.int64] = memory(0, np.int64)
+    idle: NDArray[np.int64] = memory(0, np.int64)
+    highest: NDArray[np.float64] = memory(0.0)
     throttled: NDArray[np.int8] = memory(0, np.int8)
     newest: int = notes(int)
     _peers: Peers = field(default_factory=lambda: Peers(("node",), ("rack",), least=4), init=False, repr=False)
@@ -124,17 +135,34 @@ class MemoryHeat(State):
         self.grow(n := len(frame.entities))
         heat, power = frame["gpu.memory_temperature"], frame["gpu.power"]
         if frame.time - self.newest >= HEAT_EVERY and np.isfinite(heat).any():
-            self.newest = frame.time
+            passed, self.newest = min(frame.time - self.newest, 4 * HEAT_EVERY), frame.time
             groups = self._peers.groups(frame)
-            alike = np.abs(power - grouped_median(power, groups)[0]) <= _ALIKE * power  # idle memory is colder
+            np.fmax(self.highest[:n], power, out=self.highest[:n])
+            idle = self.idle[:n]
+            np.copyto(idle, frame.time, where=~(power > _BUSY * self.highest[:n]) | (idle > frame.time))
+            power = np.where(frame.time - idle >= HEAT_HOLDS, power, np.nan)  # memory warms up later than cores
+            alike = np.abs(power - grouped_median(power, groups)[0]) <= _ALIKE * power
             step = self.shift.step(heat - frame["gpu.temperature"], groups, frame.time, gate & alike, kinds)
-            on = step.on & ~step.moved
-            held = np.where(on, step.held, 0)
-            self.since[:n] = np.where(on, np.maximum(frame.time - held.astype(np.int64) * SECOND, 1), 0)
-            slowed = has_reason(read_reasons(frame["gpu.throttle_reasons"])[0], THERMAL)
+            warm = self.warm.step(heat, groups, frame.time, gate & alike, kinds)
+            seen, since = self.seen[:n], self.since[:n]
+            on = step.on | ((since > 0) & step.measured & (step.effect >= HOTTER_K))
+            on &= ~step.moved & (warm.effect >= _OWN * step.effect)
+            np.minimum(seen, frame.time, out=seen)  # the clock may have been set back
+            began = np.maximum(frame.time - step.held.astype(np.int64) * SECOND, 1)
+            seen[on] = frame.time
+            since[on] = np.where(since[on] > 0, np.minimum(since[on], began[on]), began[on])
+            self.cold[:n] = np.where(on, 0, self.cold[:n] + passed * step.measured)
+            over = (self.cold[:n] > _REPAIRED) | (frame.time - seen > _FORGOTTEN)
+            since[over | (~on & (seen - since < HEAT_HOLDS)) | ~gate] = 0
+            slowed = on & has_reason(read_reasons(frame["gpu.throttle_reasons"])[0], THERMAL)
             self.throttled[:n] = np.where(slowed, np.minimum(self.throttled[:n] + 1, 2), 0)
         self.newest = min(self.newest, frame.time)  # the clock may have been set back
-        return np.asarray((self.since[:n] > 0) & (frame.time - self.since[:n] >= HEAT_HOLDS))
+        return np.asarray(self.is_hot[:n])
+
+    @property
+    def is_hot(self) -> Bools:
+        """(N,) GPUs whose memory has been hotter for HEAT_HOLDS, or was of late."""
+        return np.asarray((self.since > 0) & (self.seen - self.since >= HEAT_HOLDS))
 
 
 @dataclass
@@ -338,12 +366,12 @@ class Memory(Detector):
         if is_positive(frame["gpu.banks_none"][i]):
             text, advice = f"{frame['gpu.banks_none'][i]:.0f} memory banks without spare rows", "plan a replacement"
             found.append(Trouble("ticket", time, text, advice, "gpu.banks_none"))
-        if self.heat.since[i] and time - self.heat.since[i] >= HEAT_HOLDS:
+        if self.heat.is_hot[i]:
             found.append(self._describe_heat(frame, i))
         burst = self.rates.cells[i]
         if burst["on"]:
-            hours = max((time - int(burst["since"])) / SECOND / HOUR, 1 / 60)
-            text = f"{_errors(burst['total'], 'corrected memory')} in {_duration(hours)}"
+            hours = max((time - int(burst["since"])) / SECOND / HOUR, 1 / 30)
+            text = f"{_errors(burst['total'], 'corrected memory')} in {short_duration(3600 * hours)}"
             text += f", usual {self.rates.usual[i]:.2g}/h"
             advice = "drain when its job ends, watch for uncorrected ones"
             found.append(Trouble("ticket", int(burst["since"]), text, advice, "gpu.dram_corrected"))
@@ -464,11 +492,6 @@ def describe_spare_rows(rows: float, before: float, days: float, limit: float) -
         return f"{used}; time left unknown: {grown:.0f} in the last {days:.1f} days"
     left = max(limit - rows, 0.0) / (grown / days)
     return f"{used}; at {grown / days:.2g} a day they last {left:,.0f} days, less if all are in one bank"
-
-
-def _duration(hours: float) -> str:
-    """`20 min`, `2.5 h`."""
-    return f"{max(hours * 60, 1):.0f} min" if hours < 1 else f"{hours:.1f} h"
 
 
 def _errors(count: float, what: str) -> str:

@@ -255,9 +255,8 @@ class TelemetrySensor(Detector):
     Source: the kinds of fault as in Ni et al., "Sensor network data fault types", ACM Transactions on Sensor Networks
     5(3), 2009.
 
-    linger_seconds: an instrument counts as faulty for this time after it was last wrong. Chosen: without load, as
-    between
-                    two jobs, or with a small bias, nothing shows the fault for hours, and it does not repair itself.
+    linger_seconds: an instrument counts as faulty for this time after it was last wrong. Chosen: a day; without load or
+                    with a small bias nothing shows the fault for hours, and it does not repair itself.
     """
 
     name: ClassVar[str] = "telemetry_sensor"
@@ -275,7 +274,7 @@ class TelemetrySensor(Detector):
         "not vary."
     )
 
-    linger_seconds: float = 14400.0
+    linger_seconds: float = 86400.0
 
     judged: dict[str, int] = notes()  # "at" -> when instruments were judged last
     known: dict[str, dict[str, Any]] = notes()  # entity and signal -> its newest fault, and when it was found last

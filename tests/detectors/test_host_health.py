@@ -146,7 +146,7 @@ def disks(ticks, job=False, step=600, **changed):
         ("critical_warning", 0x2, True, "ticket", "temperature beyond its limits"),
         ("spare", 0.05, True, "ticket", "spare blocks below the threshold"),
         ("endurance_used", 1.02, True, "ticket", "102% of its rated life used"),
-        ("endurance_used", 0.97, True, "ticket", "97% of its rated life used, less than 30 days left"),
+        ("endurance_used", 0.97, True, "ticket", "97% of its rated life used, 26 d left"),
         ("media_errors", 7.0, True, "ticket", "3 new media errors, data lost"),
         ("state", 5.0, True, "page", "dead"),
     ],
@@ -156,6 +156,21 @@ def test_each_sign_of_a_failing_disk_has_its_level(signal, value, job, level, wo
     assert {(f.entity, f.level) for f in found} == {(DISKS[2], level)}
     assert found[0].summary.endswith(words)
     assert found[0].time <= START + 21 * 600 * SECOND
+
+
+@pytest.mark.parametrize("step", [60, 600, 3600])
+@pytest.mark.parametrize("daily", [0.03, 0.12])
+def test_a_disk_that_is_written_far_beyond_its_rating_is_a_ticket_with_the_time_left(step, daily):
+    day = 86_400 // step
+    found = disks(int(3 * day), step=step, endurance_used=lambda tick: np.floor(20 + 100 * daily * tick / day) / 100)
+    assert {(f.entity, f.level) for f in found} == {(DISKS[2], "ticket")}
+    assert found[0].time - START <= (0.04 / daily * 86_400 + 2 * step) * SECOND
+    assert found[0].summary.endswith(" d left")
+
+
+def test_a_disk_that_is_worn_as_rated_or_replaced_by_an_older_one_is_silent():
+    assert disks(30 * 144, endurance_used=lambda tick: np.floor(20 + 0.1 * tick / 144) / 100) == []
+    assert disks(500, endurance_used=lambda tick: [0.1, 0.5, 0.3, 0.6, 0.7][tick // 100]) == []
 
 
 def test_worn_disks_with_years_left_and_glitches_are_silent():

@@ -234,6 +234,7 @@ class SlowCollectives(Kind):
 
 
 _USUAL_USED, _ALL_USED = 0.12, 0.98  # share of a host's memory in use at first, and when the kernel kills; chosen
+_WARNS = 0.40  # share left that needs attention: fsSpaceFillingUpWarningThreshold of the Prometheus node mixin
 
 
 @dataclass(frozen=True)
@@ -257,8 +258,8 @@ class MemoryLeak(Kind):
         return fault.end
 
     def detectable_from(self, fault: Fault) -> float:
-        """Returns the second from which on it can be detected: half of the memory is gone."""
-        return fault.onset + 0.4 * (fault.end - fault.onset)
+        """Returns the second from which on it matters: so little memory is left."""
+        return fault.onset + (1 - _WARNS - _USUAL_USED) / (_ALL_USED - _USUAL_USED) * (fault.end - fault.onset)
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
