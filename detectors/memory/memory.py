@@ -91,6 +91,7 @@ HOTTER_K = 3.0
 HEAT_HOLDS, HEAT_EVERY = 600 * SECOND, 26 * SECOND
 """us for which it must be, twice the longest harmless swing; us between two readings. Chosen."""
 _ALIKE = 0.3  # share within which a GPU draws as much as the median of its busy peers; chosen
+_SAME = 0.75  # least share of its node's GPUs: the median of a few depends on which they are; chosen
 _OWN = 0.5  # share of it by which the memory itself must be hotter: else its core reads too low; chosen
 _BUSY = 0.4  # share of its highest power so far from which a GPU is busy: idle memory is as cold as ever; chosen
 _REPAIRED, _FORGOTTEN = 14_400 * SECOND, 3 * DAY
@@ -138,21 +139,21 @@ class MemoryHeat(State):
             passed, self.newest = min(frame.time - self.newest, 4 * HEAT_EVERY), frame.time
             groups = self._peers.groups(frame)
             np.fmax(self.highest[:n], power, out=self.highest[:n])
-            idle = self.idle[:n]
+            seen, since, idle = self.seen[:n], self.since[:n], self.idle[:n]
             np.copyto(idle, frame.time, where=~(power > _BUSY * self.highest[:n]) | (idle > frame.time))
             power = np.where(frame.time - idle >= HEAT_HOLDS, power, np.nan)  # memory warms up later than cores
-            alike = np.abs(power - grouped_median(power, groups)[0]) <= _ALIKE * power
-            step = self.shift.step(heat - frame["gpu.temperature"], groups, frame.time, gate & alike, kinds)
-            warm = self.warm.step(heat, groups, frame.time, gate & alike, kinds)
-            seen, since = self.seen[:n], self.since[:n]
+            compared = gate & np.isfinite(heat) & (np.abs(power - grouped_median(power, groups)[0]) <= _ALIKE * power)
+            shares = np.bincount(groups + 1, compared) / np.maximum(np.bincount(groups + 1), 1)
+            compared &= shares[groups + 1] >= _SAME
+            step = self.shift.step(heat - frame["gpu.temperature"], groups, frame.time, compared, kinds)
+            warm = self.warm.step(heat, groups, frame.time, compared, kinds)
             on = step.on | ((since > 0) & step.measured & (step.effect >= HOTTER_K))
             on &= ~step.moved & (warm.effect >= _OWN * step.effect)
-            np.minimum(seen, frame.time, out=seen)  # the clock may have been set back
             began = np.maximum(frame.time - step.held.astype(np.int64) * SECOND, 1)
             seen[on] = frame.time
             since[on] = np.where(since[on] > 0, np.minimum(since[on], began[on]), began[on])
             self.cold[:n] = np.where(on, 0, self.cold[:n] + passed * step.measured)
-            over = (self.cold[:n] > _REPAIRED) | (frame.time - seen > _FORGOTTEN)
+            over = (self.cold[:n] > _REPAIRED) | (np.abs(frame.time - seen) > _FORGOTTEN)
             since[over | (~on & (seen - since < HEAT_HOLDS)) | ~gate] = 0
             slowed = on & has_reason(read_reasons(frame["gpu.throttle_reasons"])[0], THERMAL)
             self.throttled[:n] = np.where(slowed, np.minimum(self.throttled[:n] + 1, 2), 0)
@@ -198,7 +199,8 @@ class Memory(Detector):
     )
     cannot_see: ClassVar[str] = (
         "Errors that ECC does not see; a weak cell before its first error; the bank of a replaced row; a rate that "
-        "rises from a few errors a week; and, of a GPU that reports only totals, which errors were of its caches."
+        "rises from a few errors a week; of a GPU that reports only totals, which errors were of its caches; and the "
+        "heat of memory where jobs use less than three quarters of a node's GPUs."
     )
 
     ratio: float = 10.0
@@ -495,5 +497,4 @@ def describe_spare_rows(rows: float, before: float, days: float, limit: float) -
 
 
 def _errors(count: float, what: str) -> str:
-    """`1 corrected error`, `2 corrected errors`."""
     return f"{count:.0f} {what} error{'' if count == 1 else 's'}"
