@@ -3,9 +3,9 @@
 The reference is the coolant that reaches the GPU, else the air at its node's inlet. Where neither is measured, it is
 estimated from the GPUs that share coolant or air: the median of what each is warmer than it was at the same power.
 
-R depends on the load, since fans follow it: the usual R of a GPU is learnt for each band of its power. On air it also
-depends on the other GPUs of the node, which heat its intake and drive its fans: there a GPU is judged only while all
-GPUs of its node have a similar load.
+R depends on the load, since fans follow it: the usual R of a GPU is learnt for each band of its power, on its own and
+over the median of its peers, whom inlet and fans move alike. On air it also depends on the other GPUs of the node,
+which heat its intake and drive its fans: there a GPU is judged only while all GPUs of its node have a similar load.
 
 A die follows its power within 5 to 60 s (heat capacity times R), so the power goes through a first-order filter, and a
 sample counts only once the power has been steady. The reported power is checked against the board's energy counter,
@@ -46,6 +46,9 @@ _KNOWN, _LEARNT = 20, 360
 """Samples from which a band is used, and after which it no longer changes: what follows is wear. Chosen: an hour."""
 _REACH = 1  # bands on either side whose R still tells on air, where fans move it by 4 % a band; chosen
 _OUTLIERS = (0.3, 10.0)  # of ln R, and K of the memory, by which a sample is off at most while it is learnt; chosen
+_SHIFTED = 0.3
+"""ln of R by which the median of peers may be off: a reference wrong by a third of the rise makes peers that lie 22 %
+apart (Sinha et al., SC 2022) differ by 8 % more. Beyond that none of them is judged by the others."""
 _WORKS = 0.3  # of the way from its lowest load to the highest of its peers; below it is idle; chosen
 _BUSY = 0.4  # share of that highest load from which it works if it has never been idle; idle GPUs draw 0.1 to 0.4
 LEAST_RISE = 10.0  # K; NVML rounds to 1 K, which is then at most 5 %: below it a GPU cannot be judged
@@ -61,7 +64,7 @@ _ROWS = 17
 _POWER, _LOAD, _PEAK, _IDLE, _REFERENCE, _CLIMATE, _ENERGY, _READ, _COUNTED, _USUAL, _SAMPLES = range(11)
 _CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT, _MOVED_AT = range(11, 17)
 """Rows of the state, one cell per GPU each; NaN where not known yet."""
-_VALUE, _ABOVE, _RISE, _WATTS, _FLUID, _POWER_ERROR, _KELVIN, _LASTING = range(8)
+_VALUE, _ABOVE, _RISE, _WATTS, _FLUID, _POWER_ERROR, _KELVIN, _LASTING, _OWN, _LN_R = range(10)
 """Rows of the result."""
 
 
@@ -124,7 +127,7 @@ def _departure(level: Singles, count: NDArray[np.int16], cell: int, value: float
     return value - usual if n >= _KNOWN else np.nan
 
 
-@compiled
+@inlined
 def _nearest(levels: Singles, cell: int, reach: int) -> float:
     """Returns the known level of the nearest band; NaN if none is within reach."""
     for away in range(reach + 1):
@@ -161,62 +164,24 @@ def _follow_reference(
     return now if measured else _LOWEST_C + (0.0 if math.isnan(rows[_CLIMATE, i]) else rows[_CLIMATE, i]), fresh
 
 
-@inlined
-def _compare_with_usual(
-    rows: Floats,
-    levels: Singles,
-    counts: NDArray[np.int16],
-    before: Singles,
-    i: int,
-    above: float,
-    highest: float,
-    learns: Bools,
-    reach: int,
-    out: Floats,
-) -> bool:
-    """Fills in how core and memory depart from their usual values at this load; returns whether R may be judged.
-
-    reach: bands on either side that may stand for one whose value before the last work on the GPU is not known.
-    """
-    power, peak, rise = rows[_POWER, i], rows[_PEAK, i], out[_RISE, i]
-    cell, climate = min(int(_EIGHTHS * power / peak + 0.5), _BANDS - 1), rows[_CLIMATE, i]
-    if counts[0, i, cell] >= _KNOWN:
-        warmer = rise - math.exp(levels[0, i, cell]) * power
-        out[_KELVIN, i] = warmer if math.isnan(climate) else warmer + climate
-    ln_r = math.log(rise / power)
-    out[_VALUE, i] = _departure(levels[0, i], counts[0, i], cell, ln_r, _OUTLIERS[0], learns[0, i])
-    out[_ABOVE, i] = _departure(levels[1, i], counts[1, i], cell, above, _OUTLIERS[1], learns[1, i])
-    idle, top = rows[_IDLE, i], max(peak, highest)
-    works = rows[_LOAD, i] >= (idle + _WORKS * (top - idle) if 2 * idle <= top else _BUSY * top)
-    if not (works and (rise >= LEAST_RISE)):
-        return False
-    usual = _nearest(before[i], cell, reach)
-    out[_LASTING, i] = out[_VALUE, i] if math.isnan(usual) else ln_r - usual
-    return math.isfinite(out[_VALUE, i])
-
-
 @compiled
 def _measure_all(
     rows: Floats,
-    levels: Singles,
     counts: NDArray[np.int16],
     before: Singles,
     reported: Floats,
     core: Floats,
-    above: Floats,
     counter: Floats,
     fluid: Floats,
     alike: Bools,
-    plates: Bools,
     highest: Floats,
-    learns: Bools,
     now: float,
     seconds: float,
     out: Floats,
-    usable: Bools,
+    works: Bools,
     fresh: Bools,
 ) -> None:
-    """Adds one sample of every GPU to the state; fills `out` (8, N), `usable` and `fresh`. now, seconds: in s."""
+    """Adds one sample of every GPU to the state; fills most rows of `out`, `works` and `fresh`. now, seconds: in s."""
     lag, slow = 1 - math.exp(-seconds / _LAG_S), 1 - math.exp(-seconds / _LOAD_S)
     mixed = 1 - math.exp(-seconds / _COOLANT_S)
     for i in range(len(reported)):
@@ -233,8 +198,43 @@ def _measure_all(
             rows[_MOVED_AT, i] = now
         calm = not (now - rows[_MOVED_AT, i] < _CALM_S) and math.isfinite(power_now) and not stuck
         if calm and alike[i] and (rise > 0):
-            reach = _BANDS if plates[i] else _REACH
-            usable[i] = _compare_with_usual(rows, levels, counts, before, i, above[i], highest[i], learns, reach, out)
+            idle, top = rows[_IDLE, i], max(rows[_PEAK, i], highest[i])
+            least = idle + _WORKS * (top - idle) if 2 * idle <= top else _BUSY * top
+            works[i] = (rows[_LOAD, i] >= least) and (rise >= LEAST_RISE)
+            out[_LN_R, i] = math.log(rise / power)
+
+
+@compiled
+def _compare_all(
+    rows: Floats,
+    levels: Singles,
+    counts: NDArray[np.int16],
+    before: Singles,
+    above: Floats,
+    peers: Floats,
+    alone: Bools,
+    plates: Bools,
+    works: Bools,
+    learns: Bools,
+    out: Floats,
+) -> None:
+    """Fills in how core and memory depart from their usual values at this load. peers: (N,) median of ln R of the
+    peers, NaN without; alone: compared with the own past only."""
+    for i in range(len(above)):
+        ln_r, power, climate = out[_LN_R, i], rows[_POWER, i], rows[_CLIMATE, i]
+        if not math.isfinite(ln_r):
+            continue
+        cell = min(int(_EIGHTHS * power / rows[_PEAK, i] + 0.5), _BANDS - 1)
+        if counts[0, i, cell] >= _KNOWN:
+            warmer = out[_RISE, i] - math.exp(levels[0, i, cell]) * power
+            out[_KELVIN, i] = warmer if math.isnan(climate) else warmer + climate
+        own = _departure(levels[0, i], counts[0, i], cell, ln_r, _OUTLIERS[0], learns[0, i] and learns[2, i])
+        out[_ABOVE, i] = _departure(levels[1, i], counts[1, i], cell, above[i], _OUTLIERS[1], learns[1, i])
+        beside = _departure(levels[2, i], counts[2, i], cell, ln_r - peers[i], _OUTLIERS[0], learns[0, i])
+        if works[i]:
+            usual = _nearest(before[i], cell, _BANDS if plates[i] else _REACH)
+            out[_LASTING, i] = own if math.isnan(usual) else ln_r - usual
+            out[_OWN, i], out[_VALUE, i] = own, own if alone[i] else beside
 
 
 _SPARE = 24  # cells between two rows: rows a power of two apart evict each other from the cache; measured
@@ -245,11 +245,13 @@ _SET_BACK = 600 * SECOND  # us by which the clock must go back to be followed; l
 class ResistanceSample:
     """One instant: (N,) each; NaN where not known.
 
-    value:  ln of R over the usual one at this load.   lasting: the same over what was usual before the last work on
-    the GPU, if there was any.   above: K of the memory above the core, less the usual ones.
-    rise:   K above the reference.   power: W, as the die follows it.   reference: Cel of coolant or air.
+    value:  ln of R over that of its peers, or over its own where it has none, less the usual one at this load.
+    lasting: ln of R over its own usual one, before the last work on the GPU if there was any.
+    above:  K of the memory above the core, less the usual ones.   rise: K above the reference.   power: W, as the die
+    follows it.   reference: Cel of coolant or air.
     power_error: ln of the energy counter over the power readings, against its usual value; 0 without a counter.
     usable: whether R may be judged.   fresh: learns again, since its load or its reference is another one.
+    shifted: its peers moved so much that what each is over the others is another one.
     """
 
     value: Floats
@@ -261,11 +263,13 @@ class ResistanceSample:
     power_error: Floats
     usable: Bools
     fresh: Bools
+    shifted: Bools
 
 
 @dataclass
 class ThermalResistance(State):
-    """The filters behind it, and the usual values: levels and samples of core and memory by GPU and band.
+    """The filters behind it, and the usual values by GPU and band: levels and samples of core, memory, and core over
+    its peers. On air all GPUs of a node have one inlet and one fan speed, which move R by more than a fault does.
 
     liquid: (N,) its coolant has been measured, so that its node's air is not its reference.   before: (N, bands) usual
     ln R of its core before the last work on it.
@@ -273,8 +277,8 @@ class ThermalResistance(State):
 
     rows: Floats = memory(np.nan, shape=(_ROWS, N), kept=True)
     liquid: Bools = memory(False, np.bool_, kept=True)
-    levels: Singles = memory(0.0, np.float32, shape=(2, N, _BANDS))
-    counts: NDArray[np.int16] = memory(0, np.int16, shape=(2, N, _BANDS))
+    levels: Singles = memory(0.0, np.float32, shape=(3, N, _BANDS))
+    counts: NDArray[np.int16] = memory(0, np.int16, shape=(3, N, _BANDS))
     before: Singles = memory(np.nan, np.float32, shape=(N, _BANDS), kept=True)
     last: int = notes(int)
     _climates: Peers = field(
@@ -283,11 +287,13 @@ class ThermalResistance(State):
         repr=False,
     )
 
-    def measure(self, frame: Frame, supply: Floats, inlet: Floats, learns: Bools) -> ResistanceSample:
+    def measure(
+        self, frame: Frame, supply: Floats, inlet: Floats, learns: Bools, groups: NDArray[np.int32]
+    ) -> ResistanceSample:
         """Adds a frame and returns its resistances.
 
         supply, inlet: (N,) Cel of coolant and air, NaN = not measured now.   learns: (2, N) core and memory of each GPU
-        are not suspected.
+        are not suspected.   groups: (N,) its peers, -1 none.
         """
         n, time = len(frame.entities), frame.time
         if n > self.rows.shape[1]:
@@ -302,20 +308,28 @@ class ThermalResistance(State):
         fluid = np.where(liquid, supply, inlet)
         seconds = (time - self.last) / SECOND if self.last and not back else 10.0
         self.last = time if back else max(self.last, time)
-        found, usable, fresh = np.full((_LASTING + 1, n), np.nan), np.zeros(n, bool), np.zeros(n, bool)
+        found, works, fresh = np.full((_LN_R + 1, n), np.nan), np.zeros(n, bool), np.zeros(n, bool)
+        usable, shifted = np.zeros((2, n), bool)
         if seconds > 0:
             power, core, counter = frame["gpu.power"], frame["gpu.temperature"], frame["gpu.energy"]
-            above, loads = frame["gpu.memory_temperature"] - core, self._compare_loads(frame)
-            readings, state = (power, core, above, counter, fluid), (self.rows, self.levels, self.counts, self.before)
-            _measure_all(*state, *readings, *loads, learns, time / SECOND, seconds, found, usable, fresh)
-            usable &= self._follow_climate(frame, found[_KELVIN], seconds)
-        value, memories, rise, watts, reference, error, _, lasting = found
-        return ResistanceSample(value, lasting, memories, rise, watts, reference, error, usable, fresh)
+            alike, plates, highest = self._compare_loads(frame)
+            state, clock = (self.rows, self.counts, self.before), (time / SECOND, seconds)
+            _measure_all(*state, power, core, counter, fluid, alike, highest, *clock, found, works, fresh)
+            peers, _ = grouped_median(np.where(works, found[_LN_R], np.nan), groups)
+            above = frame["gpu.memory_temperature"] - core
+            usual = self.rows, self.levels, self.counts, self.before
+            _compare_all(*usual, above, peers, groups < 0, plates, works, learns, found)
+            usable = np.isfinite(found[_VALUE]) & self._follow_climate(frame, found[_KELVIN], seconds)
+            moved, count = grouped_median(found[_OWN], groups)
+            shifted = (np.abs(moved) > _SHIFTED) & (count > 1)
+        value, memories, rise, watts, reference, error, _, lasting, _, _ = found
+        usable &= ~shifted
+        return ResistanceSample(value, lasting, memories, rise, watts, reference, error, usable, fresh, shifted)
 
-    def learn_again(self, mask: Bools) -> None:
+    def learn_again(self, mask: Bools, learns: Bools) -> None:
         """Learns the usual values of GPUs again, since work on them may have changed them, and keeps the former ones:
-        of a node whose GPUs all cool worse since, it is the work that did it."""
-        known = mask[:, None] & (self.counts[0, : len(mask)] >= _KNOWN)
+        of a node whose GPUs all cool worse since, it is the work that did it. learns: see `measure`."""
+        known = (mask & learns)[:, None] & (self.counts[0, : len(mask)] >= _KNOWN)
         self.before[: len(mask)][known] = self.levels[0, : len(mask)][known]
         self.reset(mask)
 

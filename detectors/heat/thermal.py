@@ -162,6 +162,7 @@ class Thermal(Detector):
     normal_at: Times = memory(0, np.int64)
     wearing: Bools = memory(False, np.bool_)
     doubted: Bools = memory(False, np.bool_)
+    shifted: Bools = memory(False, np.bool_)
     in_maintenance: Bools = memory(False, np.bool_)
     accepted: list[str] = notes(list)
     conditions: OpenConditions = notes()
@@ -186,13 +187,16 @@ class Thermal(Detector):
         self.grow(n)
         self.throttling.grow(n)
         in_maintenance = self.gates.maintenance_mask(frame)
-        self._relearn_changed(frame, index, in_maintenance)
+        unsuspected = self._find_unsuspected(n, index)
+        self._relearn_changed(frame, index, in_maintenance, unsuspected[2])
         references = self._references.read(frame, frames.get("coolant"), frames.get("sensor"))
-        sample = self.resistance.measure(frame, *references, self._find_unsuspected(n))
+        groups = self._peers.groups(frame)
+        sample = self.resistance.measure(frame, *references, unsuspected, groups)
+        self.shifted[:n] = sample.shifted
         if sample.fresh.any():
             self.cores.reset(sample.fresh)
             self.memories.reset(sample.fresh)
-        gate, groups = sample.usable & ~in_maintenance, self._peers.groups(frame)
+        gate = sample.usable & ~in_maintenance
         kinds = self.kinds(frame)
         step = self.cores.step(sample.value, groups, frame.time, gate, kinds)
         memory_step = self.memories.step(sample.above, groups, frame.time, gate, kinds)
@@ -205,7 +209,7 @@ class Thermal(Detector):
         found = self._find_blamed(heat, members)
         found |= self._find_throttling(heat, found, members)
         found = units | found
-        close_ended(self.conditions, {*found, *self.throttling.units})
+        close_ended(self.conditions, {*found, *self.throttling.units, *self._find_unmeasured(heat)})
         return list(self._report(frame, found))
 
     def budget(self) -> list[str]:
@@ -222,8 +226,12 @@ class Thermal(Detector):
 
     # --- measurements
 
-    def _relearn_changed(self, frame: Frame, index: NodeIndex, in_maintenance: Bools) -> None:
-        """Resets GPUs after work on them, new software or feedback: plates, sensors and fan curves may be others."""
+    def _relearn_changed(self, frame: Frame, index: NodeIndex, in_maintenance: Bools, calm: Bools) -> None:
+        """Resets GPUs after work on them, new software or feedback: plates, sensors and fan curves may be others.
+
+        Also what could not be judged for _LATCHED, since its load did not return or its peers moved as one. calm: (N,)
+        GPUs whose nodes are not suspected.
+        """
         n = len(in_maintenance)
         changed = self.in_maintenance[:n] & ~in_maintenance
         self.in_maintenance[:n] = in_maintenance
@@ -239,10 +247,10 @@ class Thermal(Detector):
         latched = (self.judged_at[:n] > 0) & (np.abs(frame.time - self.judged_at[:n]) > _LATCHED)
         known = np.zeros(n, bool)
         known[: self.cores.cells.shape[1]] = self._read_on(self.cores)[:n]
-        changed |= latched & known
+        changed |= latched & (known | self.shifted[:n])
         if not changed.any():
             return
-        self.resistance.learn_again(changed)
+        self.resistance.learn_again(changed, calm)
         for piece in (self.cores, self.memories, self.trends, self.minutes):
             piece.reset(changed)
         for times in (self.since, self.judged_at, self.normal_at):
@@ -255,12 +263,15 @@ class Thermal(Detector):
         words = streams.cells[kernel.WORD].view(np.uint32)
         return np.asarray((words & (kernel.ON_UP | kernel.ON_DOWN)) != 0)
 
-    def _find_unsuspected(self, n: int) -> Bools:
-        """Returns (2, N) cores and memories whose usual values may be learnt."""
-        found = np.ones((2, n), bool)
-        for mine, streams in zip(found, (self.cores, self.memories), strict=True):
+    def _find_unsuspected(self, n: int, index: NodeIndex) -> Bools:
+        """Returns (3, N) cores and memories whose usual values may be learnt, and GPUs whose nodes have no
+        condition."""
+        found = np.ones((3, n), bool)
+        for mine, streams in zip(found, (self.cores, self.memories), strict=False):
             cells = streams.cells[:, :n]
             mine[: cells.shape[1]] = np.maximum(cells[kernel.UP], cells[kernel.DOWN]) <= 2.0
+        found[0] &= ~self.shifted[:n]
+        found[2] = ~np.isin(index.node, np.flatnonzero(self._read_on(self.nodes)))
         return found
 
     def _step_nodes(self, sample: ResistanceSample, index: NodeIndex, time: int, gate: Bools) -> Step:
@@ -428,6 +439,12 @@ class Thermal(Detector):
 
     def _cohort(self, heat: GpuHeat, i: int) -> str:
         return "own past" if heat.step.alone[i] else self._peers.cohort_name(heat.frame, i)
+
+    def _find_unmeasured(self, heat: GpuHeat) -> Iterator[str]:
+        """Yields GPUs and nodes with a condition that cannot be judged now, as while they idle: it is not over."""
+        names, nodes = heat.index.names, heat.nodes
+        yield from (names[m] for m in np.flatnonzero(nodes.on & ~nodes.judged).tolist())
+        yield from (heat.frame.entities[i] for i in np.flatnonzero(heat.step.on & ~heat.step.judged).tolist())
 
     def _find_throttling(
         self, heat: GpuHeat, found: Mapping[str, HeatVerdict], members: Bools

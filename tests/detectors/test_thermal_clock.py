@@ -28,11 +28,11 @@ def gpus(tick, events=(), ahead=0):
     return {name: replace(frame, time=frame.time + ahead) for name, frame in frames.items()}
 
 
-LEARNS = np.ones((2, len(GPUS)), bool)
+LEARNS, GROUPS = np.ones((3, len(GPUS)), bool), np.zeros(len(GPUS), np.int32)
 
 
 def measure(resistance, frame):
-    return resistance.measure(frame, np.full(len(GPUS), SUPPLY), np.full(len(GPUS), np.nan), LEARNS)
+    return resistance.measure(frame, np.full(len(GPUS), SUPPLY), np.full(len(GPUS), np.nan), LEARNS, GROUPS)
 
 
 @pytest.mark.parametrize("wrong", [lambda tick: DAY * (tick == 40), lambda tick: 2 * HOUR * (tick < 40)])

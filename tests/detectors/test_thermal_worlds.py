@@ -76,6 +76,17 @@ def test_all_gpus_of_a_node_that_cool_worse_are_one_ticket_on_the_node(settings)
     assert {(f.entity, f.level) for f in found} == {("node:n1", "ticket")}
 
 
+@pytest.mark.parametrize("kelvin", [8.0, -10.0])
+def test_gpus_are_judged_again_an_hour_after_their_supply_sensor_stepped(kelvin):
+    world, detector = HeatWorld(nodes=2, faults=[(11, 4.0, 1.6)], limit=150.0), Thermal()
+    found = []
+    for frames in world.frames(6.0):
+        if (frames["gpu"].time - START) / SECOND > 7200:
+            frames["coolant"].values["coolant.supply_temperature"][:] += kelvin
+        found += detector.observe(frames)
+    assert {f.entity for f in found if f.level == "ticket"} == {"gpu:n1.3"}
+
+
 def test_a_condition_whose_load_never_returns_is_learnt_anew():
     world, detector = HeatWorld(nodes=2, faults=[(11, 0.7, 1.6)]), Thermal()
     for frames in world.frames(1.0):
