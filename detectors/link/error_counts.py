@@ -200,8 +200,10 @@ class ErrorCounter(State):
         return np.asarray(capped)
 
     def max_sum(self, limit: float) -> float:
-        """Returns the highest sum: no page before the counter was read for _KNOWN_S."""
-        return limit if self.read < _KNOWN_S or not self.usual.whole.any() else 2 * limit
+        """Returns the highest sum: no suspect before a minute has shown what is usual here, no page before _KNOWN_S."""
+        if self.read >= _KNOWN_S and self.usual.whole.any():
+            return 2 * limit
+        return limit if self.usual.whole.any() or self.usual.exposure.any() else limit / 2
 
     def open_moments(self, active: Indices) -> ErrorMoments:
         """Returns the moments with episodes that are still open: bunches show before the sums of their ports are 0."""

@@ -232,12 +232,12 @@ class LinkCongestion(Detector):
     these is `factor` times the normal of each, or traffic is 10 % below it, for `hold` s; a suspect after two minutes,
     or five of traffic alone.
     Normal is the port's own past, after the median of the ports of its job (without one: of its node) on other leaves
-    has removed what the job does; where fewer than three of them are on other leaves, another job would look the same,
-    and it stays a suspect. Page: the same without more congestion marks, while these ports have lost 10 % of their
-    traffic: a leaf that loses packets or holds up data without a cause, and slows its jobs; where nothing but traffic
-    shows it, two jobs at least. A leaf on which a tenth of the ports have errors, and more than elsewhere, is left to
-    the detector `link`. Ends when a third of the ports are left. Two to four ports whose flows were hashed onto one
-    uplink are not a finding.
+    has removed what the job does; where fewer than three of them are on other leaves, another phase of the job may look
+    the same, and it stays a suspect unless the job's traffic is 10 % lower too. Page: the same without more congestion
+    marks, while these ports have lost 10 % of their traffic: a leaf that loses packets or holds up data without a
+    cause, and slows its jobs; where nothing but traffic shows it, two jobs at least, else it is a suspect. A leaf on
+    which a tenth of the ports have errors, and more than elsewhere, is left to the detector `link`. Ends when a third
+    of the ports are left. Two to four ports whose flows were hashed onto one uplink are not a finding.
 
     A host's port that pauses its switch for more than 1 % of the time and ten times as long as the ports of its job,
     while bytes move, receives too slowly: suspect after two minutes, ticket after `pause_hold` s, page where its
@@ -396,11 +396,11 @@ class LinkCongestion(Detector):
         return [finding for finding in found if finding is not None]
 
     def _leaf_finding(self, frame: Frame, leaf: str, known: dict[str, Any]) -> Finding | None:
-        held = (frame.time - known["onset"]) / SECOND
-        level: Level = "ticket" if held >= self.hold and known["beside"] else "suspect"
-        slows = known["lost"] >= _SLOWER and not known["marked"] and (known["kind"] != _LESS or known["jobs"] > 1)
-        if level == "ticket" and slows:
-            level = "page"
+        held, harms = (frame.time - known["onset"]) / SECOND, known["lost"] >= _SLOWER
+        slows, shared = harms and not known["marked"], known["kind"] != _LESS or known["jobs"] > 1
+        level: Level = "suspect"
+        if held >= self.hold and shared and (known["beside"] or harms):
+            level = "page" if slows else "ticket"
         due = due_report(self.conditions, leaf, frame.time, known["onset"], level)
         if due is None:
             return None

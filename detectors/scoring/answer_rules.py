@@ -104,6 +104,7 @@ SOFT_RULES: Mapping[str, AnswerRule] = {
     # of a port or a GPU that no job uses: it is mended before the next job needs it
     "link_down": _rule("ticket", "link", "port node leaf rail"),
     "link_flap": _rule("ticket", "link", "port node leaf rail"),
+    "nic_stall": _rule("ticket", f"{_LINK} straggler", "port node"),
     "pcie_downgrade": _rule("ticket", f"link_pcie {_SLOW} xid", "port rank gpu node"),
 }
 """Rules instead of ANSWER_RULES where an event is `soft`; otherwise its kind is a logged fact."""

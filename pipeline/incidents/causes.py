@@ -436,9 +436,9 @@ class CauseRules:
         return self.find_suspect(unit)
 
     def network_around(self, entity: str) -> frozenset[str]:
-        """Returns the leaves and rails of the devices on the entity's node."""
+        """Returns the leaves and rails of the devices on the entity's node, or on all nodes of a job or its stage."""
         self._refresh_index()
-        return self._around.get(self.topology.ancestor_of_kind(entity, "node") or "", frozenset())
+        return self._around.get(self.topology.ancestor_of_kind(entity, "node") or entity, frozenset())
 
     def _refresh_index(self) -> None:
         if self._version == self.topology.version:
@@ -446,6 +446,7 @@ class CauseRules:
         self._version = self.topology.version
         units: dict[str, set[str]] = {}
         around: dict[str, set[str]] = {}
+        ran: dict[str, set[str]] = {}  # job or stage -> its nodes
         alike = set()  # parents already seen: a node's sensors, links and services share them
         for entity, parents in self.topology.parents.items():
             if kind_of(entity) not in _COUNTED_KINDS:
@@ -459,11 +460,14 @@ class CauseRules:
                 unit = self.topology.ancestor_of_kind(entity, child) if child else None
                 if unit is not None:
                     units.setdefault(factor, set()).add(self.find_suspect(unit))
-                if kind in ("leaf", "rail") and node is not None:
+                if node is not None and kind in ("leaf", "rail"):
                     around.setdefault(node, set()).add(factor)
+                elif node is not None and kind in ("job", "stage"):
+                    ran.setdefault(factor, set()).add(node)
         self._units = units
         self._number = Counter(kind_of(e) for e in {*self.topology.parents, *units})
-        self._around = {node: frozenset(found) for node, found in around.items()}
+        around |= {work: {e for node in nodes for e in around.get(node, ())} for work, nodes in ran.items()}
+        self._around = {entity: frozenset(found) for entity, found in around.items()}
 
 
 def _began(condition: Condition) -> int:

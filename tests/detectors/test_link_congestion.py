@@ -7,14 +7,19 @@ import pytest
 
 from detectors.link.link_congestion import LinkCongestion
 from pipeline.model.records import SECOND, Finding, Frame
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START
-from tests.detectors.cases.link_congestion import CONGESTED, FAULT, PORTS, RAILS, TICKS, counted, topology
+from tests.detectors.cases.link_congestion import CONGESTED, FAULT, LOAD, PORTS, RAILS, TICKS, counted, topology
 
 
 def run_detector(
-    change=lambda tick, values: values, ticks: int = TICKS, congested=CONGESTED, times: float = 8.0
+    change=lambda tick, values: values,
+    ticks: int = TICKS,
+    congested=CONGESTED,
+    times: float = 8.0,
+    site: Topology | None = None,
 ) -> list[Finding]:
-    detector, site, found = LinkCongestion(), topology(), []
+    detector, site, found = LinkCongestion(), site or topology(), []
     for tick in range(ticks):
         values = change(tick, counted(tick, FAULT, congested, times))
         found += detector.observe({"nic": Frame(START + tick * 10 * SECOND, "nic", PORTS, values, site)})
@@ -65,6 +70,48 @@ def test_with_few_ports_per_node_congestion_stays_a_suspect() -> None:
         return values
 
     assert {(f.entity, f.level) for f in run_detector(alone)} == {("leaf:l1", "suspect")}
+
+
+@pytest.mark.parametrize(("lost", "level"), [(0.05, "suspect"), (0.3, "page")])
+def test_a_job_on_one_leaf_alone_pages_once_it_waits_more_and_sends_less(lost: float, level: str) -> None:
+    """No other leaf shows what the job does, but more waiting and less traffic together are no phase of a job."""
+
+    def alone(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values["nic.tx_bytes"] -= np.floor(lost * LOAD * 10.0 * max(0, tick - FAULT))
+        values["nic.tx_bytes"][np.arange(len(PORTS)) % RAILS != 1] = 1e12  # the other rails are idle
+        return {name: v for name, v in values.items() if not name.startswith(("nic.cnp", "nic.ecn"))}
+
+    found = run_detector(alone)
+    assert {f.entity for f in found} == {"leaf:l1"}
+    assert found[-1].level == level
+
+
+@pytest.mark.parametrize("signal", ["nic.rx_pause_duration", "nic.rx_pause"])
+def test_pauses_by_the_switch_are_the_waiting_of_ethernet(signal: str) -> None:
+    """Of a leaf that loses packets: 2 % of the time on six ports, as counted or in frames of 84 us."""
+    each = 1.0 if signal == "nic.rx_pause_duration" else 1 / 84
+
+    def paused(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        counted = np.full(len(PORTS), 1e6)
+        counted[CONGESTED] += np.floor(2e4 * each * 10.0 * max(0, tick - FAULT))
+        values["nic.tx_bytes"][CONGESTED] -= np.floor(0.3 * LOAD * 10.0 * max(0, tick - FAULT))
+        return {name: values[name] for name in ("nic.tx_bytes", "nic.speed")} | {signal: counted}
+
+    found = run_detector(paused)
+    assert {f.entity for f in found} == {"leaf:l1"}
+    assert found[-1].level == "page"
+    assert "pauses by the switch" in found[-1].summary
+
+
+def test_less_traffic_of_a_single_job_and_nothing_else_stays_a_suspect() -> None:
+    def less(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values["nic.tx_bytes"][CONGESTED] -= np.floor(0.3 * LOAD * 10.0 * max(0, tick - FAULT))
+        return {name: values[name] for name in ("nic.tx_bytes", "nic.speed")}
+
+    parents = {**topology().parents, **{f"gpu:n{n}.0": (f"node:n{n}",) for n in range(8)}}
+    ranks = {f"rank:a.{n}": ("job:a", f"gpu:n{n}.0") for n in range(8)}
+    assert {f.level for f in run_detector(less, site=Topology({**parents, **ranks}))} <= {"suspect"}
+    assert run_detector(less)[-1].level == "page"  # nodes without a known job are work of their own
 
 
 def test_idle_ports_are_not_judged() -> None:

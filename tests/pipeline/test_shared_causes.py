@@ -299,6 +299,20 @@ def test_the_conditions_that_are_weighed_do_not_count_against_themselves() -> No
     assert case.causes() == {"leaf:l0"}
 
 
+@pytest.mark.parametrize("job_first", [True, False])
+@pytest.mark.parametrize("work", ["job:a", "stage:a.0"])
+def test_a_job_that_a_leaf_slows_down_is_in_the_incident_of_the_leaf(work: str, job_first: bool) -> None:
+    parents = dict(hall(loops=1).parents)
+    parents |= {f"rank:a.{n}": ("stage:a.0", "job:a", f"gpu:n{n}.0") for n in (2, 11)}
+    case = site(Topology(parents))
+    both = [found(work, "straggler_job", onset=START + 60), found("leaf:l1", "link_congestion")]
+    for finding in both if job_first else both[::-1]:
+        case.report_findings(finding, seconds=60)
+    assert case.causes() == {"leaf:l1"}
+    case.report_findings(found("job:b", "straggler_job"))
+    assert case.causes() == {"leaf:l1", "job:b"}
+
+
 SITE = {"node": 1000, "gpu": 8000, "rack": 50}
 
 

@@ -156,6 +156,7 @@ class NicStall(Kind):
     unseen = "what the firmware was doing"
     rate = Rate(0.33, "1M GPU-hours", "Llama 3: 7 interruptions by NICs in 21.2M GPU-hours")
     lasts = Span(300.0, 1800.0, 4 * HOUR)
+    idle_soft = True
     signals = ("nic.rx_bytes", "nic.tx_bytes", "nic.req_cqe_errors", "nic.ack_timeouts", "event:kernel")
     ranges: ClassVar = {"dies_after": (30.0, 300.0), "cqe_rate": (1.0, 20.0)}
     limits: ClassVar = {"dies_after": (0.1, 1e5), "cqe_rate": (0.0, 1e6)}
