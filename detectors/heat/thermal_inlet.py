@@ -23,8 +23,8 @@ from pipeline.model.records import SECOND, Finding, Frame, Level
 _FEWEST = 3  # inlets of a rack, or racks, from which a median is valid; chosen
 _MOST = 0.6  # share of a rack's inlets, and of a row's racks, with one cause; chosen
 _COOLEST = 0.25  # quantile of the racks' departures that is the weather: a row may be most of a hall; chosen
-_HOUR_S = 3600.0  # s of the mean that a hall as a whole is compared with; chosen
-_WEATHER_K = 4.0  # K above the mean of an hour: outdoor air moves by 3 K an hour, ASHRAE TC 9.9 allows 20; chosen
+_MEAN_S = 1800.0  # s of the mean that a hall as a whole is compared with; chosen
+_WEATHER_K = 2.75  # K above that mean: outdoor air moves by 3 K an hour and is 1.5 above it; ASHRAE TC 9.9 allows 20
 _UNITS = ("row", "hall", "facility")  # what racks with warm air share
 
 
@@ -37,8 +37,8 @@ class ThermalInlet(Detector):
     Ticket after `hold` s if its fans run `fans` faster than usual, if the air is `calm` K warmer, or, where the fans of
     less than half of its nodes are measured, `alone` K. Fans that run up by less mean two warm afternoons together, or
     fans at their limit: then `alone` K are a ticket after `lasts` s. One warm inlet alone is a sensor, and not reported
-    here. Where all racks warm together, as in a hall of one row, it is reported once they are 4 K above the mean of the
-    last hour: outdoor air does not move as fast.
+    here. Where three in four racks warm together, as in a hall of one row, all are reported once they are 2.75 K above
+    the mean of half an hour: outdoor air does not move as fast.
 
     Source: 3 K are what ASHRAE's classes leave between recommended (27 Cel) and usual supply air (24); delta leaves
     half a step of a BMC's rounding. A fan that runs 0.7 faster takes 4.9 times the power (fan laws): it needs to.
@@ -92,7 +92,7 @@ class ThermalInlet(Detector):
         step = self.warmth.step(air, own, frame.time)
         speed = frame["sensor.fan_speed"]
         fans = self.speeds.step(np.log(np.where(speed > 0, speed, np.nan)), own, frame.time, gate)
-        sudden = self._follow_hour(air, frame.time)
+        sudden = self._follow_mean(air, frame.time)
         up, found = self._find_warm_racks(inlets, step, sudden)
         joined = self._join(frame, inlets, up, found)
         self.warm = {e: self.warm.get(e, {"since": frame.time}) | {"racks": racks} for e, racks in joined.items()}
@@ -117,16 +117,16 @@ class ThermalInlet(Detector):
     def _own_past(self, frame: Frame) -> NDArray[np.int32]:
         return np.full(len(frame.entities), -1, np.int32)
 
-    def _follow_hour(self, air: Floats, time: int) -> Floats:
-        """Returns (N,) K above the mean of the last hour."""
+    def _follow_mean(self, air: Floats, time: int) -> Floats:
+        """Returns (N,) K above the mean of the last half hour."""
         self.grow(len(air))
         hour = self.hour[: len(air)]
-        seconds = min(max((time - self.last) / SECOND, 0.0), _HOUR_S) if self.last else 0.0
+        seconds = min(max((time - self.last) / SECOND, 0.0), _MEAN_S) if self.last else 0.0
         self.last = time
         fresh = np.isnan(hour) & np.isfinite(air)
         hour[fresh] = air[fresh]
         above = air - hour
-        hour += np.nan_to_num((1 - np.exp(-seconds / _HOUR_S)) * above)
+        hour += np.nan_to_num((1 - np.exp(-seconds / _MEAN_S)) * above)
         return above
 
     def _find_warm_racks(self, inlets: Inlets, step: Step, sudden: Floats) -> tuple[Floats, list[int]]:
@@ -143,8 +143,8 @@ class ThermalInlet(Detector):
         held = self._held()
         least = np.where([name in held for name in inlets.racks], self.delta / 2, self.delta)
         warm = [r for r in known.tolist() if up[r] >= least[r] and most[r] - max(weather, 0.0) >= least[r] / 2]
-        whole = bool((raw[known] >= self.delta).all() and np.median(lately[known]) >= _WEATHER_K)
-        if not warm and (whole or (self._is_whole() and bool((raw[known] >= self.delta / 2).all()))):
+        whole = weather >= self.delta and float(np.median(lately[known])) >= _WEATHER_K
+        if whole or (self._is_whole() and not warm and weather >= self.delta / 2):
             return raw, known.tolist()
         return up, warm
 

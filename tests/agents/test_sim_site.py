@@ -161,7 +161,7 @@ def test_a_leak_empties_the_reservoir_before_its_rope_is_wet() -> None:
     assert leaks == [("leak_detector:sim-r2", "active", 1650.0), ("leak_detector:sim-r2", "cleared", 2401.0)]
     assert run.events("leak")[0].data["since"] == run.simulator.time_at(1650.0)
     assert not run.events("flow_collapse", "pressure_collapse")
-    assert run.simulator.truth()[0]["entities"] == ["rack:sim-r2", "leak_detector:sim-r2"]
+    assert run.simulator.truth()[0]["entities"] == ["rack:sim-r2", "leak_detector:sim-r2", "cdu:sim-c1"]
 
 
 def test_recirculation_warms_the_inlets_of_a_row_and_runs_up_its_fans() -> None:

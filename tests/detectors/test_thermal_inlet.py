@@ -67,12 +67,12 @@ def test_a_hall_that_warms_with_the_weather_gives_no_finding():
     assert run_detector(lambda t: grown(t, every, 5.0, 600), lambda t: grown(t, every, 0.5, 600), 900) == []
 
 
-@pytest.mark.parametrize("unit", ["hall", ""])
-def test_a_hall_that_warms_within_minutes_is_one_ticket(unit):
+@pytest.mark.parametrize(("unit", "kelvin", "ramp"), [("hall", 8.0, 60), ("", 8.0, 60), ("hall", 5.0, 90)])
+def test_a_hall_that_warms_within_minutes_is_one_ticket(unit, kelvin, ramp):
     every, graph = RACK >= 0, topology()
     if unit:
         graph.merge({f"rack:r{r}": (f"{unit}:h",) for r in range(4)})
-    found = run_detector(lambda t: grown(t, every, 8.0, 60), lambda t: grown(t, every, 0.5, 60), graph=graph)
+    found = run_detector(lambda t: grown(t, every, kelvin, ramp), lambda t: grown(t, every, 0.5, ramp), graph=graph)
     assert len({f.entity for f in found}) == 1
     assert found[-1].level == "ticket"
     assert found[-1].entity == f"{unit}:h" if unit else found[-1].entity.startswith("rack:")

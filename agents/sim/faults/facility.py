@@ -166,8 +166,9 @@ class CoolantLeak(Kind):
         return min(fallen, self.rope_wet_time(fault))
 
     def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
-        """Returns the faulty entities."""
-        return fault.entity, layout.entities["leak"][fault.device]
+        """Returns the faulty entities: until the rope is wet, only the loop that loses coolant can be known."""
+        loop = layout.entities["coolant"][int(layout.loop_of_rack[fault.device])]
+        return fault.entity, layout.entities["leak"][fault.device], loop
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
