@@ -228,7 +228,7 @@ def _sum_known(values: Floats) -> Floats:
 class LinkCongestion(Detector):
     """Waits, congestion marks and lost packets of each port for the bytes it sends, each minute, leaf by leaf; pauses.
 
-    Ticket: on more than `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, one of
+    Ticket: on `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, one of
     these is `factor` times the normal of each, or traffic is 10 % below it, for `hold` s; a suspect after two minutes,
     or five of traffic alone.
     Normal is the port's own past, after the median of the ports of its job (without one: of its node) on other leaves
@@ -360,7 +360,7 @@ class LinkCongestion(Detector):
         counts = np.stack([np.bincount(groups, kind, total) for kind in over])
         most = counts.max(axis=0)
         elsewhere = (errs.sum() - errs) / np.maximum(size.sum() - size, 1)  # a site may have errors everywhere
-        begins = (most > self.share * size) & (most >= self.ports) & (errs <= (0.1 + 2 * elsewhere) * size)
+        begins = (most >= self.share * size) & (most >= self.ports) & (errs <= (0.1 + 2 * elsewhere) * size)
         stays = (most > self.share / 1.5 * size) & (most >= self.ports / 1.5)
         for leaf, group in self._leaf_numbers(frame).items() if (begins | stays)[1:].any() or self.crowded else ():
             if stays[group] and (begins[group] or leaf in self.crowded):

@@ -36,6 +36,7 @@ class LinkDegradation(Kind):
     unseen = "which end of the cable it is, from one end's counters"
     rate = Rate(0.001, "link-month", "assumed: 0.5 % of optical links a month degrade, a fifth of them abruptly")
     lasts = Span(600.0, 2 * HOUR)
+    idle_soft = True
     signals = (
         *("nic.carrier_changes", "nic.symbol_errors", "nic.crc_errors", "nic.rx_errors", "nic.state"),
         "nic.phy_corrected_bits",
