@@ -252,12 +252,19 @@ class SilentJobs(State):
 
     def _stops(self, job: str, since: int, time: int, places: _RankPlaces) -> bool:
         """Returns whether the other nodes of a job without steps stopped work and traffic as a node fell silent."""
+        mine = np.array(self._reporting_nodes(job, places), np.intp)
+        return self.activity.stopped(mine, since, time, self._last.interval())
+
+    def reports_elsewhere(self, job: str, topology: Topology) -> bool:
+        """Returns whether a node of a job reports: what a silent one did to the job would show there."""
+        return bool(self._reporting_nodes(job, self._places(self._ranks or self._all_ranks(topology), topology)))
+
+    def _reporting_nodes(self, job: str, places: _RankPlaces) -> list[int]:
         nodes = set(self._jobs.get(job, {"nodes": {}})["nodes"]) or {
             n for n, jobs in places.jobs.items() if job in jobs
         }
         reporting = self._last.reporting("node")
-        mine = [i for i, name in enumerate(self._last.names("node")) if name in nodes and reporting[i]]
-        return self.activity.stopped(np.array(mine, np.intp), since, time, self._last.interval())
+        return [i for i, name in enumerate(self._last.names("node")) if name in nodes and reporting[i]]
 
     def ended_since(self, node: str, time: int) -> bool:
         """Returns whether a job on a node ended at `time` or later, within the last hour."""

@@ -39,6 +39,9 @@ from pipeline.model.topology import Topology
 BOOT = 900 * SECOND
 """us that a reboot takes at most: servers with 8 GPUs need 5 to 10 min. For so long a node without a job is a suspect,
 as no work is lost. Chosen."""
+DEAD = 600 * SECOND
+"""us after which a silent node pages whose job has no other node to show that it goes on: systemd restarts agents ten
+times as soon, and a network that fails takes more than one node. Chosen."""
 DIES_WITH_IT = 60 * SECOND
 """us before a fatal error within which the end of a job belongs to it; chosen: launchers end a job within seconds."""
 SETTLES = 120 * SECOND
@@ -333,8 +336,9 @@ class SilentNodes(State):
         host = self._host_state(node, since, context) if jobs.job else ""
         if host == "dead":
             return "page", "host", f"host dead, {entity_name(jobs.job)} ran on it"
-        if jobs.job and age > context.dead_seconds * SECOND and host != "alive":
-            level = "page"
+        if jobs.job and age > DEAD and host != "alive":
+            alone_in_job = not context.jobs.reports_elsewhere(jobs.job, context.topology)
+            level = "page" if alone_in_job or age > context.dead_seconds * SECOND else level
         if rules := context.facts.rejected_by(node, since):
             return level, "rejected", f"its messages are rejected ({rules})"
         if not jobs.job:

@@ -276,7 +276,8 @@ class Telemetry(Detector):
                    alert for a lost node comes within 60 s, with a frame of 10 s before it and what agents hold
                    back (5 s) after it; chosen.
     dead_seconds:  a node with a job, or a group, that fell silent without any report counts as dead after this time,
-                   and pages; chosen: no unannounced reboot or new image takes longer.
+                   and pages, after ten minutes where no other node of its job would show that it goes on; chosen: no
+                   unannounced reboot or new image takes longer.
     """
 
     name: ClassVar[str] = "telemetry"

@@ -127,11 +127,14 @@ def test_a_fatal_error_of_a_host_pages_if_a_job_died_with_it(site, ended, level)
     assert site.reported() == {("node:r0n1", level)}
 
 
-def test_a_node_without_a_sign_of_life_pages_after_half_an_hour_if_a_job_ran_on_it(site):
-    site.run(190, silent=["node:r0n1"], first=[JOB], without=("rank",))
+@pytest.mark.parametrize(("nodes", "after"), [(1, 610.0), (8, 1810.0)])
+def test_a_node_without_a_sign_of_life_pages_after_ten_minutes_if_no_other_node_of_its_job_reports(site, nodes, after):
+    ranks = {rank: place for rank, place in JOB.data["ranks"].items() if nodes > 1 or place["gpu"] == "gpu:r0n1.0"}
+    site.topology.remove_entities(NAMES["rank"])
+    site.run(190, silent=["node:r0n1"], first=[event("job:j", "job_start", 0, ranks=ranks)], without=("rank",))
     assert site.reported() == {("node:r0n1", "suspect"), ("node:r0n1", "ticket"), ("node:r0n1", "page")}
     levels = {f.level: f.evidence["silent_s"] for f in reversed(site.findings)}
-    assert levels == {"suspect": 40.0, "ticket": 70.0, "page": 1810.0}
+    assert levels == {"suspect": 40.0, "ticket": 70.0, "page": after}
 
 
 def test_a_node_without_a_job_is_a_ticket_once_no_reboot_takes_as_long_and_never_pages(site):

@@ -258,8 +258,8 @@ class MemoryLeak(Kind):
         return fault.end
 
     def detectable_from(self, fault: Fault) -> float:
-        """Returns the second from which on it matters: so little memory is left."""
-        return fault.onset + (1 - _WARNS - _USUAL_USED) / (_ALL_USED - _USUAL_USED) * (fault.end - fault.onset)
+        """Returns the second from which on it matters: so little memory is left, also of a host that used none."""
+        return fault.onset + (1 - _WARNS) / (_ALL_USED - _USUAL_USED) * (fault.end - fault.onset)
 
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
