@@ -71,6 +71,11 @@ class Condition:
     summary: str
     signals: tuple[str, ...]
 
+    @property
+    def began(self) -> int:
+        """When it began; a later onset of one that is known already is no new coincidence."""
+        return min(self.onset, self.first)
+
     def update(self, finding: Finding, time: int) -> bool:
         """Adds a finding. Returns whether the onset is a new one or the level rose."""
         new = self.onset != finding.onset
@@ -217,6 +222,15 @@ class Case:
     def is_generic(self) -> bool:
         """Whether only generic detectors report it; such an incident takes in no finding of another detector."""
         return bool(self.conditions) and all(c.detector in GENERIC_DETECTORS for c in self.conditions.values())
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether it has a finding above suspect from a specific detector."""
+        return any(c.level != "suspect" and c.detector not in GENERIC_DETECTORS for c in self.conditions.values())
+
+    def is_less_severe(self, severity: str) -> bool:
+        """Returns whether its severity is below another one."""
+        return SEVERITIES.index(severity) > SEVERITIES.index(self.incident.severity)
 
     def deciding_conditions(self) -> list[Condition]:
         """Returns the conditions that decide the cause. Generic detectors and suspects count only without others."""
@@ -381,3 +395,18 @@ class ResolveMutes:
             (row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1], row[4] if len(row) > 4 else row[2])
             for row in rows
         }
+
+
+def detector_family(detector: str) -> str:
+    """Returns a detector's name up to the first underscore: `link` for `link_stall`."""
+    return detector.split("_", 1)[0]
+
+
+def families_of(case: Case) -> set[str]:
+    """Returns the families of the detectors that report a case."""
+    return {detector_family(c.detector) for c in case.conditions.values()}
+
+
+def age_order(case: Case) -> tuple[int, str]:
+    """Sorts by onset, then id."""
+    return (case.incident.onset, case.incident.id)

@@ -8,13 +8,22 @@ it. It needs no finding: it becomes the suspect if one fault of it is more likel
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from pipeline.incidents.cases import GENERIC_DETECTORS, PAIR_WINDOW, SEVERITIES, Case, Condition
+import numpy as np
+
+from pipeline.incidents.cases import (
+    GENERIC_DETECTORS,
+    PAIR_WINDOW,
+    Case,
+    Condition,
+    age_order,
+    detector_family,
+    families_of,
+)
 from pipeline.incidents.likelihood import (
     BaseRates,
     GroupOdds,
@@ -27,7 +36,7 @@ from pipeline.incidents.likelihood import (
 )
 from pipeline.model.links import PEER
 from pipeline.model.records import SECOND, Finding
-from pipeline.model.topology import Topology, kind_of
+from pipeline.model.topology import WORK, Topology, kind_of
 
 REFINE_WINDOW = 120 * SECOND
 """Time after an incident became a ticket or page in which its suspected cause may change. Chosen: slow detectors join,
@@ -62,11 +71,6 @@ _INSTRUMENTS = "telemetry"  # family of suspects that corroborate none: wrong re
 _NEVER_SYMPTOMS = frozenset({"sdc"})  # wrong results do not follow from heat, power or links
 
 
-def detector_family(detector: str) -> str:
-    """Returns a detector's name up to the first underscore: `link` for `link_stall`."""
-    return detector.split("_", 1)[0]
-
-
 @dataclass(frozen=True, slots=True)
 class MergeProposal:
     """Cases to merge, since `cause` explains all of them. reason: why, where no finding names the cause."""
@@ -88,6 +92,9 @@ class CauseRules:
     rates: BaseRates = field(default_factory=BaseRates)
     is_monitored: Callable[[str], bool] | None = None
     _version: int = -1
+    _devices: int = -1
+    _chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _shared: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     _units: dict[str, set[str]] = field(default_factory=dict)
     _around: dict[str, frozenset[str]] = field(default_factory=dict)
     _number: Counter[str] = field(default_factory=Counter)
@@ -114,8 +121,11 @@ class CauseRules:
 
     def list_suspects(self, entity: str) -> tuple[str, ...]:
         """Returns the suspect of a finding and everything above it, nearest first."""
-        base = self.find_suspect(entity)
-        return (base, *self.topology.ancestors(base))
+        self._refresh_index()
+        if (known := self._chains.get(entity)) is None:
+            base = self.find_suspect(entity)
+            known = self._chains[entity] = (base, *self.topology.ancestors(base))
+        return known
 
     def explains(self, cause: str, detector: str, entity: str) -> bool:
         """Returns whether a fault of `cause` can have this finding as a symptom."""
@@ -143,8 +153,8 @@ class CauseRules:
         family = detector_family(detector)
         if family in _NEVER_SYMPTOMS and not self._is_inferred(case):
             return False
-        if _is_more_severe(severity, case) and not (
-            family == SYMPTOM_FAMILY and (_is_firm(case) or self.has_enough_children(case, detector))
+        if case.is_less_severe(severity) and not (
+            family == SYMPTOM_FAMILY and (case.is_firm or self.has_enough_children(case, detector))
         ):
             return False
         return self.explains(case.incident.cause, detector, entity)
@@ -191,7 +201,7 @@ class CauseRules:
 
         Two conditions are related if one device has both, one is part of the other, or a slow rank is a symptom.
         """
-        shared = [self._weigh_case(case, f) for f in sorted(_families_of(case))] if self._is_inferred(case) else []
+        shared = [self._weigh_case(case, f) for f in sorted(families_of(case))] if self._is_inferred(case) else []
         found = max((s for s in shared if s is not None), key=lambda s: s.safe, default=None)
         if found is not None and found.safe > self._least_odds():
             return found.describe()
@@ -203,7 +213,7 @@ class CauseRules:
         if best is None:
             return ""
         odds, a, b = best
-        apart = describe_span(abs(_began(a) - _began(b)))
+        apart = describe_span(abs(a.began - b.began))
         return f"{a.detector} and {b.detector} within {apart}: one fault is {describe_odds(odds)} as likely as two"
 
     def _weigh_pair(self, a: Condition, b: Condition) -> float:
@@ -223,47 +233,57 @@ class CauseRules:
         else:
             return -math.inf
         rates = self._rate(first, (one,), 1), self._rate(second, (other,), 1)
-        return weigh_pair(kind_of(root), abs(_began(a) - _began(b)), *rates)
+        return weigh_pair(kind_of(root), abs(a.began - b.began), *rates)
 
-    def propose_merge(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> MergeProposal | None:
-        """Returns the merge that explains most cases; None if no two cases belong together.
+    def propose_merges(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> list[MergeProposal]:
+        """Returns merges that are independent of each other, the first to be done first; none if no two cases belong
+        together.
 
         fresh:     cases whose cause may still change.
         absorbing: open cases that may absorb others.
         """
-        return self._propose_below_cause(fresh, absorbing) or self._propose_shared_cause(fresh)
+        return self._propose_below_causes(fresh, absorbing) or self._propose_shared_cause(fresh)
 
-    def _propose_below_cause(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> MergeProposal | None:
-        """Returns a case with the cases below its cause or the slow ranks on its node; the earliest onset comes
-        first."""
+    def _propose_below_causes(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> list[MergeProposal]:
+        """Returns cases with the cases below their cause or the slow ranks on their node; the earliest onset comes
+        first. It ends before a case that one of the merges may concern: so a flood of findings takes few passes."""
         of_cause = {c.incident.cause: c for c in absorbing}
         of_node: dict[str | None, list[Case]] = {}
         for case in absorbing:
             of_node.setdefault(self._node_of(case), []).append(case)
         taken: dict[str, list[Case]] = {}
         for other in fresh:
-            entity = other.incident.entity
-            over = [of_cause[e] for e in (*self.list_suspects(entity), *self.network_around(entity)) if e in of_cause]
+            over = [of_cause[e] for e in self._over(other) if e in of_cause]
             beside = of_node.get(node, []) if (node := self._node_of(other)) else []
             for case in {c.incident.id: c for c in (*over, *beside)}.values():
                 if case is not other and self._can_absorb_case(case, other):
                     taken.setdefault(case.incident.id, []).append(other)
-        takers = [c for c in absorbing if c.incident.id in taken]
-        if not takers:
-            return None
-        first = min(takers, key=_age_order)
-        return MergeProposal(first.incident.cause, (first, *taken[first.incident.id]))
+        found, done = list[MergeProposal](), set[str]()
+        for first in sorted((c for c in absorbing if c.incident.id in taken), key=age_order):
+            cases = (first, *taken[first.incident.id])
+            near = {e for c in cases for e in self._over(c) if e in of_cause} | {first.incident.cause}
+            near |= {node for c in cases if (node := self._node_of(c)) is not None}
+            if not done.isdisjoint(near):
+                break
+            done |= near | {c.incident.cause for c in cases}
+            found.append(MergeProposal(first.incident.cause, cases))
+        return found
+
+    def _over(self, case: Case) -> tuple[str, ...]:
+        """Returns what may be the cause of a case: its suspect, what is above, and the network around it."""
+        entity = case.incident.entity
+        return (*self.list_suspects(entity), *self.network_around(entity))
 
     def _can_absorb_case(self, case: Case, other: Case) -> bool:
         severity = other.incident.severity
-        if all(self.can_absorb(case, c.detector, c.entity, severity, _began(c)) for c in other.deciding_conditions()):
+        if all(self.can_absorb(case, c.detector, c.entity, severity, c.began) for c in other.deciding_conditions()):
             return True
         symptoms = all(detector_family(c.detector) == SYMPTOM_FAMILY for c in other.deciding_conditions())
         node = self._node_of(case)
         return (
             symptoms
-            and bool(_families_of(case) - {SYMPTOM_FAMILY} - _NEVER_SYMPTOMS - GENERIC_DETECTORS)
-            and (_is_firm(case) or not _is_more_severe(other.incident.severity, case))
+            and bool(families_of(case) - {SYMPTOM_FAMILY} - _NEVER_SYMPTOMS - GENERIC_DETECTORS)
+            and (case.is_firm or not case.is_less_severe(other.incident.severity))
             and node is not None
             and node == self._node_of(other)
         )
@@ -271,7 +291,7 @@ class CauseRules:
     def _node_of(self, case: Case) -> str | None:
         return self.topology.ancestor_of_kind(case.incident.cause, "node")
 
-    def _propose_shared_cause(self, fresh: Sequence[Case]) -> MergeProposal | None:
+    def _propose_shared_cause(self, fresh: Sequence[Case]) -> list[MergeProposal]:
         """Returns the shared cause with the highest odds that is more likely than the causes below it together."""
         found = self._weigh_shared_causes(fresh)
         by_case: dict[str, list[SharedCause]] = {}
@@ -285,7 +305,7 @@ class CauseRules:
             if len(shared.cases) > 1 and shared.safe > least and shared.log_odds > self._odds_of_parts(shared, by_case)
         ]
         best = min(good, key=lambda s: (-round(s.log_odds, 6), s.size, s.cause), default=None)
-        return None if best is None else MergeProposal(best.cause, tuple(best.cases.values()), best.describe())
+        return [] if best is None else [MergeProposal(best.cause, tuple(best.cases.values()), best.describe())]
 
     def _odds_of_parts(self, shared: SharedCause, by_case: Mapping[str, Sequence[SharedCause]]) -> float:
         """Returns the log odds of the best separate causes of parts of the same cases: two loops instead of a row.
@@ -316,7 +336,7 @@ class CauseRules:
                     if (unit := self._child_of(cause, c.entity)) is not None:
                         key = cause, detector_family(c.detector)
                         at = began.setdefault(key, {})
-                        at[unit] = min(at.get(unit, _began(c)), _began(c))
+                        at[unit] = min(at.get(unit, c.began), c.began)
                         cases.setdefault(key, {}).setdefault(unit, []).append(case)
         onsets: dict[tuple[str, str], dict[str, list[int]]] = {}
         for (cause, family), at in began.items():
@@ -333,7 +353,7 @@ class CauseRules:
         for c in case.conditions.values():
             unit = self._child_of(case.incident.cause, c.entity) if detector_family(c.detector) == family else None
             if unit is not None:
-                units[unit] = min(units.get(unit, _began(c)), _began(c))
+                units[unit] = min(units.get(unit, c.began), c.began)
         if len(units) < 2 or kind_of(case.incident.cause) not in EXPLAINED_FAMILIES:
             return None
         return self._weigh_units(case.incident.cause, family, units, {unit: [case] for unit in units}, lambda _: 0.0)
@@ -382,26 +402,30 @@ class CauseRules:
 
     def _share_of_others(self, cause: str, onsets: Mapping[str, Sequence[int]]) -> Callable[[int], float]:
         """Returns the median share of affected units since a time among the other causes of its kind."""
-        kind = kind_of(cause)
         self._refresh_index()
-        others = max(self._number[kind], len(onsets)) - 1  # parents may be in no inventory of their own
+        others = max(self._number[kind_of(cause)], len(onsets)) - 1  # parents may be in no inventory of their own
+        if 2 * (len(onsets) - 1) <= others:
+            return lambda _: 0.0
+        began = np.array([at for times in onsets.values() for at in times])
+        owner = np.repeat(np.arange(len(onsets)), [len(times) for times in onsets.values()])
+        size = np.array([max(1, len(self._units.get(other, times))) for other, times in onsets.items()])
+        own = list(onsets).index(cause)
 
         def share(since: int) -> float:
-            if 2 * (len(onsets) - 1) <= others:
-                return 0.0
-            shares = [
-                (len(times) - bisect_left(times, since)) / max(1, len(self._units.get(other, times)))
-                for other, times in onsets.items()
-                if other != cause
-            ]
-            return sorted([*shares, *[0.0] * (others - len(shares))])[others // 2]
+            shares = np.bincount(owner[began >= since], minlength=len(onsets)) / size
+            known = np.append(np.delete(shares, own), np.zeros(others - len(onsets) + 1))
+            return float(np.sort(known)[others // 2])
 
         return share
 
     def _rate(self, family: str, units: Iterable[str], own: int) -> Rate:
         """Returns how often a condition of the family begins on such a unit; of several kinds the most frequent."""
         self._refresh_index()
-        rates = [self.rates.rate(family, kind, self._number, own) for kind in {kind_of(unit) for unit in units}]
+        kinds = {kind_of(unit) for unit in units}
+        number = {kind: self._number[kind] for kind in (*kinds - WORK, "node")}
+        if work := kinds & WORK:
+            number.update(Counter(k for e in self.topology.parents if (k := kind_of(e)) in work))
+        rates = [self.rates.rate(family, kind, number, own) for kind in kinds]
         return max(rates, key=lambda rate: rate.per_day)
 
     def _least_odds(self) -> float:
@@ -412,15 +436,16 @@ class CauseRules:
 
     def _possible_causes(self, conditions: Sequence[Condition]) -> set[str]:
         """Returns the shared causes that explain all these conditions."""
-        over = [
-            {
-                f
-                for f in (*self.list_suspects(c.entity), *self.network_around(c.entity))
-                if kind_of(f) in EXPLAINED_FAMILIES and self.explains(f, c.detector, c.entity)
-            }
-            for c in conditions
-        ]
-        return set.intersection(*over)
+        return set(frozenset.intersection(*(self._causes_over(c.entity, c.detector) for c in conditions)))
+
+    def _causes_over(self, entity: str, detector: str) -> frozenset[str]:
+        """Returns the shared causes that explain a finding."""
+        self._refresh_index()
+        if (known := self._shared.get((entity, detector))) is None:
+            over = (*self.list_suspects(entity), *self.network_around(entity))
+            found = (f for f in over if kind_of(f) in EXPLAINED_FAMILIES and self.explains(f, detector, entity))
+            known = self._shared[entity, detector] = frozenset(found)
+        return known
 
     def _is_inferred(self, case: Case) -> bool:
         return all(self.find_suspect(c.entity) != case.incident.cause for c in case.conditions.values())
@@ -443,7 +468,10 @@ class CauseRules:
     def _refresh_index(self) -> None:
         if self._version == self.topology.version:
             return
-        self._version = self.topology.version
+        self._version, self._chains, self._shared = self.topology.version, {}, {}
+        if self._devices == self.topology.device_version:
+            return
+        self._devices = self.topology.device_version
         units: dict[str, set[str]] = {}
         around: dict[str, set[str]] = {}
         ran: dict[str, set[str]] = {}  # job or stage -> its nodes
@@ -468,26 +496,3 @@ class CauseRules:
         self._number = Counter(kind_of(e) for e in {*self.topology.parents, *units})
         around |= {work: {e for node in nodes for e in around.get(node, ())} for work, nodes in ran.items()}
         self._around = {entity: frozenset(found) for entity, found in around.items()}
-
-
-def _began(condition: Condition) -> int:
-    """Returns when a condition began; a later onset of one that is known already is no new coincidence."""
-    return min(condition.onset, condition.first)
-
-
-def _families_of(case: Case) -> set[str]:
-    return {detector_family(c.detector) for c in case.conditions.values()}
-
-
-def _is_firm(case: Case) -> bool:
-    """Returns whether the case has a finding above suspect from a specific detector."""
-    return any(c.level != "suspect" and c.detector not in GENERIC_DETECTORS for c in case.conditions.values())
-
-
-def _is_more_severe(severity: str, case: Case) -> bool:
-    return SEVERITIES.index(severity) > SEVERITIES.index(case.incident.severity)
-
-
-def _age_order(case: Case) -> tuple[int, str]:
-    """Sorts by onset, then id."""
-    return (case.incident.onset, case.incident.id)

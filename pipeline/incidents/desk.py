@@ -421,10 +421,11 @@ class Desk:
         while True:
             open_ = [c for c in self._cases.values() if c.is_open]
             fresh = [c for c in open_ if c.incident.severity == "watch" or self.time - c.raised_at <= REFINE_WINDOW]
-            fold = self._causes.propose_merge(fresh, [c for c in open_ if self._causes.can_absorb_at(c, self.time)])
-            if fold is None:
+            folds = self._causes.propose_merges(fresh, [c for c in open_ if self._causes.can_absorb_at(c, self.time)])
+            if not folds:
                 return
-            self._merge_cases(fold)
+            for fold in folds:
+                self._merge_cases(fold)
 
     def _merge_cases(self, proposal: MergeProposal) -> None:
         """Merges cases into the case of that cause, else into the one that people saw first."""

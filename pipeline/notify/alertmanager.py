@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.config.sections import Webhook
-from pipeline.incidents.cases import Change
-from pipeline.incidents.causes import detector_family
+from pipeline.incidents.cases import Change, detector_family
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import Incident, iso
 
