@@ -230,7 +230,10 @@ class SilentJobs(State):
             return JobVerdict("ended", ended[-1])
         mine = [job for job in mine if self._jobs[job]["ended"] is None]
         places = self._places(self._ranks or self._all_ranks(topology), topology)
-        mine += [job for job in places.jobs.get(node, []) if job not in mine]
+        here = places.jobs.get(node, [])
+        if moved := [job for job in mine if job in places.ranks and job not in here]:
+            return JobVerdict("ended", moved[-1])  # its ranks run elsewhere since, though no end was reported
+        mine += [job for job in here if job not in mine]
         if not mine:
             return JobVerdict("none")
         newest = {job: self._newest_step(job, places) for job in mine}

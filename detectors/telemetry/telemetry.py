@@ -259,8 +259,9 @@ class Telemetry(Detector):
 
     The cause is derived if possible. If all nodes of a shared feed, rack or loop fell silent together, that entity is
     the cause, in one finding. A node whose job ended or stopped at the same time, or whose kernel logged a fatal error
-    that killed its job, is dead (page), as is one with a job whose links are down at their far ends or whose supplies
-    give little since; one whose job still makes steps has a dead agent or no network (ticket). A job stopped if its
+    that killed its job, is dead (page), as is one whose ranks were started elsewhere since, or one with a job whose
+    links are down at their far ends or whose supplies give little since;
+    one whose job still makes steps has a dead agent or no network (ticket). A job stopped if its
     other nodes make no step for two of its usual ones and 20 s; without steps, if nearly all of them draw and send far
     less than usual. A node without a job never pages, and is a suspect for the 15 min that a reboot takes.
     Announced maintenance, reboots that an XID required and ranks whose job ended do not count as silence. Messages that

@@ -137,6 +137,17 @@ def test_a_node_without_a_sign_of_life_pages_after_ten_minutes_if_no_other_node_
     assert levels == {"suspect": 40.0, "ticket": 70.0, "page": after}
 
 
+def test_a_silent_node_whose_ranks_were_started_again_elsewhere_pages(site):
+    first = event("job:j", "job_start", 0, ranks={"rank:j.1": {"gpu": "gpu:r0n1.0"}})
+    site.topology.remove_entities([rank for rank in NAMES["rank"] if rank != "rank:j.1"])
+    site.run(20, silent=["node:r0n1"], first=[first], without=("rank",))
+    assert {f.level for f in site.findings} == {"suspect", "ticket"}
+    site.topology = Topology({**site.topology.parents, "rank:j.1": ["job:j", "gpu:r1n3.0"]})
+    again = event("job:j", "job_start", FAULT + 20, ranks={"rank:j.1": {"gpu": "gpu:r1n3.0"}})
+    site.tick(FAULT + 20, ["node:r0n1"], events=[again], without=("rank",))
+    assert site.findings[-1].level == "page"
+
+
 def test_a_node_without_a_job_is_a_ticket_once_no_reboot_takes_as_long_and_never_pages(site):
     site.topology.remove_entities(NAMES["rank"])
     assert site.run(300, silent=["node:r0n1"]) == {("node:r0n1", "suspect"), ("node:r0n1", "ticket")}
