@@ -123,7 +123,7 @@ def all_unchanged(now: Floats, last: Floats, missing_since: NDArray[np.int64]) -
 _LEAST_DEVICES = 8  # devices from which their median counts: the bad one would be half of a smaller cohort
 _DAY = 86_400 * SECOND
 _SPAN = 600 * SECOND  # us of errors that become part of the usual ones, or do not, together; chosen
-_FIRST_SPAN = 360 * SECOND  # us of the first one: known in the first ten minutes of readings of 10 s
+_FIRST_SPAN = 300 * SECOND  # us of the first one: known in the first ten minutes of readings of 10 s
 _EVENT = 3600 * SECOND  # us for which far more errors than usual are an event: it is reported in minutes. Chosen
 _TIMES, _MORE = 3.0, 0.05  # times the usual errors, and as many more of each device, that are still usual; chosen
 _CUT = 0.05  # share of the devices, and two at least, whose errors are cut to those of the next: they may be faulty

@@ -340,9 +340,11 @@ class PortErrors(State):
         """
         if 0 <= time - counter.exposed < _MINUTE:
             return
+        known, size = up & np.isfinite(counter.readings.last[: len(up)]), len(up)
+        if not known.any():  # the first minute begins with the first ports whose errors count
+            return
         passed = min(max((time - counter.exposed) / SECOND, 0.0), _LONGEST_S) if counter.exposed else 0.0
-        counter.exposed, size = time, len(up)
-        known = up & np.isfinite(counter.readings.last[:size])
+        counter.exposed = time
         bits = np.where(known, self.bits_per_second(np.arange(size)) * passed, 0.0)
         changed = counter.usual.add(np.empty(0, np.int64), np.empty(0), bits, time)
         if not changed and counter.usual.whole.any():

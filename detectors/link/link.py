@@ -214,7 +214,7 @@ class Link(Detector):
         """Returns (N,) ports below a leaf that is down."""
         groups = self._leaf.groups(frame)  # numbered when the fleet changes, not first when a leaf goes down
         if not self.states.down.any():
-            self.leaves.mark_all_up(frame.time)
+            self.leaves.replace_fallen({}, frame.time)
             return np.zeros(len(frame.entities), np.bool_)
         limits = LeafLimits(self.leaf_ports, self.leaf_share, self.leaf_within)
         return self.leaves.find_ports_below(self.states, groups, lambda i: self._leaf_of(frame, i), limits, frame.time)
@@ -235,13 +235,12 @@ class Link(Detector):
         holding = {*self.leaves.fallen, *self.storms.standing}
         shared = frozenset(self._port_indices(frame).get(port, -1) for port in self.storms.shared)
         records = self._records(frame, shared, slow) if bad else None
+        disabled = frame["nic.phys_state"] == _DISABLED
         for i in bad:
             port = frame.entities[i]
-            if below_down_leaf[i] or not self.states.has_enough_samples(i):
+            if below_down_leaf[i] or disabled[i] or not self.states.has_enough_samples(i):
                 continue
             if self.gates.in_maintenance(port, frame.topology, frame.time):
-                continue
-            if frame["nic.phys_state"][i] == _DISABLED:
                 continue
             if self.leaves.back and self.leaves.explains_port(self._leaf_of(frame, i), frame.time):
                 continue
@@ -262,8 +261,8 @@ class Link(Detector):
 
     @property
     def _port_limits(self) -> PortLimits:
-        drops = self.drop, self.busy_drop
-        return PortLimits(self.flaps, self.flap_window, self.flap_quiet, *drops, self.healthy_ber, errors=self.limit)
+        waits = self.flap_window, self.flap_quiet, self.drop, self.busy_drop
+        return PortLimits(self.flaps, *waits, self.healthy_ber, errors=self.limit)
 
     def _was_just_reported(self, frame: Frame, i: int) -> bool:
         """Returns whether a port was reported within REPEAT at the highest level that it may have."""

@@ -57,7 +57,7 @@ _PAUSE_QUANTA = 65_535 * 512  # bits for which one frame pauses at most (IEEE 80
 _LEAST_PAUSED = 0.01  # share of the time below which pauses slow nothing that matters: a percent. Chosen
 _TIMES_PEERS = 10.0  # times the pauses of the median port of its job; chosen
 _SLOWER = 0.1  # share of its traffic that a job has lost where it is slowed: Greyhound's check of a change of the mean
-_LOOKS, _LOOKS_AT_LESS = 2, 5
+_LOOKS = (2, 2, 2, 2, 5)
 """Minutes in a row before a suspect; of less traffic half of the hold, since bursts last a minute or two. Chosen."""
 _STALE_AFTER = 120 * SECOND  # us without a reading of a leaf after which its condition is over; two readings
 
@@ -120,10 +120,8 @@ class PortTraffic(State):
         carries = self.share[:n] >= least
         per = np.where(carries, sent, np.nan) / _USUAL_BYTES
         for kind, (_, names) in enumerate(_KINDS[:_LESS]):
-            if kind == _PAUSED:
-                amount = _paused_share(rate, names, speed)
-            else:
-                amount = _sum_known(np.stack([rate[name] for name in names]))
+            amounts = [rate[name] for name in names]
+            amount = _paused_share(rate, names, speed) if kind == _PAUSED else _sum_known(np.stack(amounts))
             self._update_excess(kind, np.log(np.maximum(amount, 0) / per + _FLOORS[kind]), groups, doubled)
         self._update_excess(_LESS, -np.log(per), groups, -float(np.log1p(-_SLOWER)))
         self.excess[_LESS, :n][self.alone[_LESS, :n]] = np.nan  # a job that does less
@@ -387,7 +385,7 @@ class LinkCongestion(Detector):
         known["jobs"] = len(np.unique(self._work(frame)[0][mine]))
 
     def _findings(self, frame: Frame, pausing: list[int]) -> list[Finding]:
-        crowded = {leaf: known for leaf, known in self.crowded.items() if known["looks"] >= _looks_needed(known)}
+        crowded = {leaf: known for leaf, known in self.crowded.items() if known["looks"] >= _LOOKS[known["kind"]]}
         gated = self.gates.maintenance_mask(frame)
         ports = {frame.entities[i]: i for i in pausing if not gated[i]}
         close_ended(self.conditions, {*crowded, *ports})
@@ -444,8 +442,3 @@ class LinkCongestion(Detector):
             compared=Comparison(paused, usual, None, "ports of its job", 0, paused - usual, ""),
             lost_traffic=round(lost, 3),
         )
-
-
-def _looks_needed(known: Mapping[str, Any]) -> int:
-    """Returns the minutes after which a crowded leaf is a suspect."""
-    return _LOOKS_AT_LESS if known["kind"] == _LESS else _LOOKS

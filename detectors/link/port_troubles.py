@@ -339,11 +339,8 @@ class DownLeaves(State):
         """Returns whether the state of a leaf's ports is due to the leaf: it is down, or came back just now."""
         return leaf in self.fallen or time - self.back.get(leaf, -RETURN_TIME) <= RETURN_TIME
 
-    def mark_all_up(self, time: int) -> None:
-        """Ends all of them, as no port is down."""
-        self._replace({}, time)
-
-    def _replace(self, fallen: dict[str, int], time: int) -> None:
+    def replace_fallen(self, fallen: dict[str, int], time: int) -> None:
+        """Sets the leaves that are down now, and notes which of the former ones are back."""
         if self.fallen or self.back:
             self.back |= {leaf: time for leaf in self.fallen if leaf not in fallen}
             self.back = {leaf: at for leaf, at in self.back.items() if 0 <= time - at <= RETURN_TIME}
@@ -373,7 +370,7 @@ class DownLeaves(State):
                 fallen[leaf] = self.fallen.get(leaf, int(since[group]))
                 self.ports[leaf] = int(lost[group]), int(below[group])
                 fell[group] = True
-        self._replace(fallen, time)
+        self.replace_fallen(fallen, time)
         return np.asarray(fell[groups])
 
 
