@@ -92,7 +92,6 @@ class CauseRules:
     rates: BaseRates = field(default_factory=BaseRates)
     is_monitored: Callable[[str], bool] | None = None
     _version: int = -1
-    _devices: int = -1
     _chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _shared: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     _units: dict[str, set[str]] = field(default_factory=dict)
@@ -469,9 +468,6 @@ class CauseRules:
         if self._version == self.topology.version:
             return
         self._version, self._chains, self._shared = self.topology.version, {}, {}
-        if self._devices == self.topology.device_version:
-            return
-        self._devices = self.topology.device_version
         units: dict[str, set[str]] = {}
         around: dict[str, set[str]] = {}
         ran: dict[str, set[str]] = {}  # job or stage -> its nodes
