@@ -101,7 +101,8 @@ def test_a_leaf_that_loses_traffic_of_several_jobs_without_any_count_pages(rails
 
     jobs = (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
     assert levels(run(Fabric(roce=True, rails=rails, jobs=jobs), gray)) == {"leaf:l2": "page"}
-    assert levels(run(Fabric(roce=True, rails=rails, jobs=(tuple(range(16)),)), gray)) == {"leaf:l2": "ticket"}
+    # of one job alone it may be the job's uneven traffic: in a drawn world without faults it varied by 24 %
+    assert levels(run(Fabric(roce=True, rails=rails, jobs=(tuple(range(16)),)), gray)) == {"leaf:l2": "suspect"}
 
 
 def test_a_job_on_two_leaves_is_enough_to_compare() -> None:
