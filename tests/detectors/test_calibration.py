@@ -107,6 +107,21 @@ def test_the_effect_needed_is_never_less_than_the_physical_one():
     assert (site.last.least >= np.float32(CHANNEL.delta)).all()
 
 
+def test_a_noisy_site_of_8_nodes_stays_quiet_and_finds_a_fault_of_a_fifth_within_hours():
+    """Its first hours alone would ask for nine times the least effect, two days show that four are enough."""
+    site = Site(slow, seed=2, size=64, phi=0.9)
+    site.groups = (np.arange(64) // 8).astype(np.int32)
+    assert site.run(2) == 0
+    assert site.factor() < 5
+
+    def change(values, _):
+        values[7] += 0.2
+        return values
+
+    site.run(1, change)
+    assert np.flatnonzero(site.on).tolist() == [7]
+
+
 def test_a_clear_fault_is_found_before_anything_was_calibrated():
     """Four times the least effect, 10 minutes after the start."""
     site = Site(white, step=10)
