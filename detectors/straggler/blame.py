@@ -22,7 +22,11 @@ from pipeline.model.records import Level
 HARM, CORROBORATED = 0.08, 0.04
 """ln of the slowdown that is harm by itself, and that is with a physical cause: 10 and 5 % (SuperBench, ATC 2024: 5 %
 below its baseline is defective), less two standard errors of a median of ten steps of 3 %."""
-_SLIGHT = 0.03  # ln of the slowdown below which statistics alone mean nothing; as delta of the detectors
+TENTH = float(np.log(1.1))  # ln of 10 %, of clocks, which are exact
+STARTED = 2 * HARM
+"""ln of the slowdown since the first sample that is worth a ticket: half of that is within the spread of manufacture
+(identical GPUs differ by at most 22 %; Sinha et al., SC 2022), and more work for experts or embeddings is common."""
+SLIGHT = 0.03  # ln of the slowdown below which statistics alone mean nothing; as delta of the detectors
 _PART = 0.5  # share of a node's members that are slow together from which the node is blamed; chosen
 _SOME = 0.25  # the same share that keeps it blamed, so that the blame does not flicker; chosen
 _ALIKE = 0.4  # share of the slowest one's slowdown from which others of its node are slow with it; chosen
@@ -123,25 +127,30 @@ class Weight:
 def decide_level(
     suspicion: Suspicion, causes: Sequence[Cause], weight: Weight, hold: float, ticket_hold: float
 ) -> Level:
-    """Returns page for harm: 10 % that lasts for `hold` s and for which the job waits, or 5 % with a physical cause.
+    """Returns page for harm: 10 % that lasts for `hold` s and for which the job waits; 5 % with a fact of the device;
+    10 % at once with a clock that is as low.
 
-    Ticket after `ticket_hold` s for a slow rank or GPU, after `hold` s for a node. A power cap is a ticket where it
-    covers a part of a node, else intended.
+    Ticket after `ticket_hold` s for a slow rank or GPU, after `hold` s for a node. A power cap is intended: suspect. A
+    clock that is not as low does not explain the slowdown.
     """
-    keys, cost, held = {cause.key for cause in causes}, weight.cost, weight.held
+    cost, held = weight.cost, weight.held
     quick = suspicion.single and cost >= HARM and held >= ticket_hold
-    if POLICY in keys:
-        return "ticket" if not suspicion.whole and cost >= HARM and held >= ticket_hold else "suspect"
+    if any(cause.key == POLICY for cause in causes):
+        return "suspect"
+    clock = max((cause.value for cause in causes if cause.physical and cause.is_clock), default=0.0)
+    if any(cause.physical and not cause.is_clock for cause in causes) and cost >= CORROBORATED:
+        return "page"
+    if min(cost, -np.log1p(-min(clock, 0.99))) >= TENTH:
+        return "page"
     if any(cause.physical for cause in causes):
-        if cost >= CORROBORATED:
-            return "page"
-        return "ticket" if held >= hold and cost >= _SLIGHT else "suspect"
+        return "ticket" if held >= hold and cost >= SLIGHT else "suspect"
     if weight.started:
-        return "ticket" if weight.alone and held >= ticket_hold else "suspect"
+        return "ticket" if weight.alone and held >= ticket_hold and cost >= STARTED else "suspect"
     if not causes and (suspicion.doubt or not weight.alone):
         return "suspect"
-    if held >= hold and cost >= (CORROBORATED if causes else HARM):
-        return "page" if causes or (weight.waits and weight.peers + 1 >= LEAST_PEERS) else "ticket"
+    told = any(not cause.is_clock for cause in causes)  # what people set explains a clock, so that it proves nothing
+    if held >= hold and cost >= (CORROBORATED if told else HARM):
+        return "page" if told or (weight.waits and weight.peers + 1 >= LEAST_PEERS) else "ticket"
     return "ticket" if quick or (held >= hold and cost >= CORROBORATED) else "suspect"
 
 

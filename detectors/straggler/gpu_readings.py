@@ -33,7 +33,7 @@ SLOW_CLOCK = 0.8
 """Share of its peers' SM clock below which a GPU is slow whatever it was before: identical ones differ by at most 22 %
 (Sinha et al., SC 2022)."""
 POLICY = "power_cap"
-_SETTINGS = CAPPED | 0x2 | 0x10  # NVML: power cap, application clocks, sync boost: set by people. A fact of NVML
+SETTINGS = CAPPED | 0x2 | 0x10  # NVML: power cap, application clocks, sync boost: set by people. A fact of NVML
 _FRESH = 60 * SECOND  # us for which a throttle bit explains slowness: six samples at 10 s; chosen
 _AGO = 600 * SECOND
 """us within which GPUs of a loop begin to throttle together: plates heat one by one, single faults do not coincide so
@@ -45,7 +45,7 @@ _MISSED = 3  # readings in a row that are missing after which the power is not k
 _SMOOTH = 0.15  # gain, as of the kernel's effect
 _NODES = 3  # nodes that throttle: two may coincide; chosen
 _LESS = 0.97  # share of the peers' power or limit below which a cap is lower: beyond the 1 % of NVML's power; chosen
-_PRESSED, _TIMES = 0.10, 3.0
+PRESSED, TIMES = 0.10, 3.0
 """Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
 slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
 _QUEUE = 1.0  # tasks per processor from which they wait, where the kernel has no pressure counters
@@ -61,6 +61,11 @@ class Cause:
     signal: str
     physical: bool
     value: float
+
+    @property
+    def is_clock(self) -> bool:
+        """Whether it is a low clock, and nothing says why."""
+        return self.key.startswith("sm_clock")
 
 
 @dataclass
@@ -159,14 +164,17 @@ class GpuReadings(State):
         recent = (self.throttled_at > time - _AGO) & (self.throttled_at <= time)
         return np.asarray(recent | (self.capped >= 0.5))
 
-    def under_cap(self, mine: Slots, peers: Slots) -> bool:
-        """Returns whether a power cap slows these GPUs, and not their peers or not as much.
+    def _are_capped(self, mine: Slots) -> bool:
+        """Returns whether most of these GPUs are under a power cap, as their newest reading or most of the last say."""
+        newest = has_reason(self.bits[mine], CAPPED) & self.known[mine]
+        return bool(np.median(np.maximum(self.capped[mine], newest)) >= 0.5)
+
+    def _cap_differs(self, mine: Slots, peers: Slots) -> bool:
+        """Returns whether a power cap slows these GPUs, which are under one, and not their peers or not as much.
 
         At the same limit a slow GPU draws as much as the others; at a lower one it draws less. Where neither is known,
         or where it has no peers, nothing tells them apart.
         """
-        if np.median(self.capped[mine]) < 0.5:
-            return False
         if not len(peers) or np.median(self.capped[peers]) < 0.5:
             return True
         values = ((_median(values[mine]), _median(values[peers])) for values in (self.limit, self.watts))
@@ -183,16 +191,15 @@ class GpuReadings(State):
             return []
         throttled = np.abs(time - self.throttled_at[mine]) <= _FRESH
         throttled &= self.throttled_at[mine] > 0
-        found = []
+        found, clock = [], self._clock_causes(slots, mine, others, clocks)
         if 2 * np.count_nonzero(throttled) >= len(mine):
             bits = int(np.bitwise_or.reduce(self.bits[mine])) & THROTTLE or THROTTLE
             text = f"throttle bit of its GPU: {reason_names(bits)}"
             found.append(Cause("throttled", reason_title(bits), text, "gpu.throttle_reasons", True, bits))
-        elif self.under_cap(mine, others):
+        elif self._are_capped(mine) and self._cap_differs(mine, others):
             text = "a power cap, which is policy"
             return [Cause(POLICY, "power cap", text, "gpu.throttle_reasons", False, CAPPED)]
-        found += self._clock_causes(slots, mine, others, clocks)
-        return found + self._link_causes(mine, others)
+        return [*found, *clock, *self._link_causes(mine, others)]
 
     def _clock_causes(self, slots: Slots, mine: Slots, others: Slots, clocks: ClockWatch) -> list[Cause]:
         cells = clocks.streams.cells
@@ -202,7 +209,7 @@ class GpuReadings(State):
         effect, score = np.median(cells[[kernel.EFFECT, kernel.UP]][:, slots], axis=1).tolist()
         below, low = float(np.median(clocks.below[slots])), -np.log(SLOW_CLOCK)
         below = below if effect < CLOCK.delta else 0.0  # slower than before is not slow since its start
-        facts = self.known[mine] & ~has_reason(self.bits[mine], _SETTINGS) & (self.capped[mine] < 0.5)
+        facts = self.known[mine] & ~has_reason(self.bits[mine], SETTINGS) & (self.capped[mine] < 0.5)
         physical = bool(2 * np.count_nonzero(facts) >= len(mine))
         if below >= low:
             since, key, less = " since start", "sm_clock_below_stage", -float(np.expm1(-below))
@@ -210,7 +217,9 @@ class GpuReadings(State):
             now = 1 - _median(self.clock[mine]) / _median(self.clock[others])
             since, key = "", "sm_clock_below_peers"
             less = float(np.fmax(-np.expm1(-effect), now))  # of half a cohort the median is between both
-            physical &= now >= CLOCK.delta  # False without peers; the smoothed effect outlives its cause for minutes
+            if now < CLOCK.delta:  # the smoothed effect outlives its cause for minutes
+                return []
+            physical &= now >= CLOCK.delta  # False without peers
         else:
             return []
         text = f"SM clock {100 * less:.0f} % below that of its peers{since}"
@@ -248,7 +257,7 @@ def find_host_cause(
     node: str | None, others: Sequence[str], pressure: Pressure, frames: Mapping[str, Frame]
 ) -> list[Cause]:
     """Returns that tasks of a node wait for a processor, unlike on the other nodes of its job."""
-    share, usual, least = pressure.share_of(node or ""), pressure.median_share(others), _PRESSED
+    share, usual, least = pressure.share_of(node or ""), pressure.median_share(others), PRESSED
     signal, nodes = "node.cpu_pressure", frames.get("node")
     title, text = "tasks wait for CPU {:.0%}", "tasks on {} wait for a processor {:.0%} of the time"
     if not np.isfinite(share) and nodes is not None and node in nodes.entities:
@@ -260,7 +269,7 @@ def find_host_cause(
             _QUEUE,
         )
         signal, title, text = ("node.load1", "{:.1f} tasks per CPU", "{1:.1f} tasks runnable on {0} for each processor")
-    if not share >= least or share < _TIMES * usual:
+    if not share >= least or share < TIMES * usual:
         return []
     said = title.format(share).replace("%", " %"), text.format(node, share).replace("%", " %")
     return [Cause("cpu_pressure", *said, signal, False, round(share, 3))]

@@ -20,6 +20,7 @@ STILL_SLOWER = 0.05
 """Share by which a job must be slower now, too: half of what matters, so that a finding ends with its cause. Chosen."""
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
 _LEARNING = 0.02  # gain of the usual value: memory of 50 updates; chosen
+_SWINGING = 1 / 240  # gain of the swings: memory of two hours; chosen
 _STALE = 300 * SECOND  # us without a judged update after which sums restart: the job rested; chosen
 _STAYS = 4 * 3600 * SECOND
 """us after which a slower job is at its usual pace: its owner changed it, or accepts it. Chosen: half a shift."""
@@ -37,12 +38,14 @@ class JobMeasure(State):
 class JobPace(State):
     """By job slot. streams: ln of the time per step, or of its stand-in.   count: updates learned from.
 
-    since: since when it is slow.   judged_at: last judged update.   source: number of the stand-in.   jobs: slots.
+    swing: mean square of its smoothed departure while it is not slow.   since: since when it is slow.
+    judged_at: last judged update.   source: number of the stand-in.   jobs: slots.
     """
 
     streams: Streams = part(lambda: Streams(Channel(0.02, 0.10)))
     measures: dict[str, JobMeasure] = parts(JobMeasure)
     count: Ints = memory(0, np.int64)
+    swing: Floats = memory(0.0)
     since: Ints = memory(0, np.int64)
     judged_at: Ints = memory(0, np.int64)
     source: NDArray[np.int8] = memory(0, np.int8)
@@ -89,6 +92,8 @@ class JobPace(State):
         learns = gate & (up <= 2)
         self.count += learns
         gain = np.maximum(1 / np.maximum(self.count, 1), _LEARNING) * learns
+        square = np.square(self.streams.cells[kernel.EFFECT, :size].astype(np.float64))
+        self.swing += np.maximum(1 / np.maximum(self.count, 1), _SWINGING) * learns * (square - self.swing)
         for measure in self.measures.values():
             moved = np.where(np.isfinite(measure.usual), measure.usual, measure.now)
             moved = moved + gain * (measure.now - moved)
@@ -123,6 +128,7 @@ class JobPace(State):
             for piece in self.measures.values():
                 piece.reset(mask)
             self.count[mask] = self.since[mask] = self.judged_at[mask] = 0
+            self.swing[mask] = 0.0
 
 
 def median_by_job(values: Floats, job: NDArray[np.integer], jobs: int) -> Floats:

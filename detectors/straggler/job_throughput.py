@@ -8,7 +8,7 @@ slowdown.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +18,10 @@ from detectors.base import kernel
 from detectors.base.findings import Comparison, OpenConditions, build_finding, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.state import N, State, memory, notes, part
-from detectors.base.streams import Bools, Floats
+from detectors.base.streams import LEARN, Bools, Floats
 from detectors.base.topology_index import JobIndex, per_topology
 from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
+from detectors.straggler.gpu_readings import PRESSED, TIMES
 from detectors.straggler.job_pace import STILL_SLOWER, JobPace, mean_by_job, median_by_job
 from detectors.straggler.pressure import Pressure
 from pipeline.model.entity_names import entity_name, pager_title
@@ -42,8 +43,8 @@ QUIET = 50e6
 _DOUBLED = float(np.log(2.0))  # ln of the excess of a port, as in link_congestion
 _PORT_LEARN = 20  # updates before a port is judged: the replay contract
 _GAIN = 1 / 240  # of the normal value: memory of two hours; chosen
-_KNOWN = 10  # updates while it sends until the usual power of a job is known: 5 min; chosen
-_NEW = 2 * 3600 * SECOND  # us; chosen: twice the usual time between two checkpoints or evaluations
+_LEARNED = 10  # updates while it sends until the usual power of a job is known: 5 min; chosen
+NEW = 2 * 3600 * SECOND  # us; chosen: twice the usual time between two checkpoints or evaluations
 _RECENT = 0.05  # gain of the usual power of a job: memory of 20 updates; chosen
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
 _LONGEST = 300.0  # s between two updates beyond which growth is an average of too much; chosen
@@ -60,6 +61,8 @@ _PAUSES = 1 / 3  # share of its throughput below which a job saves, evaluates or
 _SPINS = 0.3
 """Share of its load that a GPU shows while it waits in a collective: a hang leaves 20 to 40 % of the power (traces of
 MegaScale and Minder)."""
+_KNOWN, _SWINGS = 40, 4.0
+"""Updates, 20 min, after which the swings of a job are known; and standard deviations that are no swing. Chosen."""
 _SEVERE = 0.45  # share of what it sends that a job loses: a page without a visible cause, twice as slow less the noise
 
 
@@ -174,9 +177,9 @@ class JobTraffic(State):
             if rate[i] > QUIET and np.isfinite(watts[i]):
                 known[1] += max(1 / (known[2] + 1), _RECENT) * (float(watts[i]) - known[1])
                 known[2] += 1
-            if known[2] >= _KNOWN:
+            if known[2] >= _LEARNED:
                 now = float(busy[i]), float(watts[i]), known[1], float(rate[i])
-                found.append(JobNow(name, nodes[i], int(known[0]), nics.time - known[3] < _NEW, *now))
+                found.append(JobNow(name, nodes[i], int(known[0]), nics.time - known[3] < NEW, *now))
         return found
 
     def _rates(self, nics: Frame) -> Floats:
@@ -212,7 +215,7 @@ class JobReason:
     """
 
     entity: str
-    cause: Literal["network", "congestion", "io", "clock", "waits"]
+    cause: Literal["network", "congestion", "io", "host", "clock", "waits"]
     title: str
     text: str
     signals: tuple[str, ...]
@@ -226,7 +229,10 @@ _SOURCES = (("sent", SENT), ("active", "gpu.sm_active"), ("power", "gpu.power"))
 
 @dataclass
 class JobThroughput(State):
-    """Follows whole jobs without step times. first: entity blamed for a slow job -> since when, and the job."""
+    """Follows whole jobs without step times. first: entity blamed for a slow job -> since when, and the job.
+
+    node_of_job: slot of a job on one node -> that node.
+    """
 
     ports: JobPorts = part(JobPorts, of="nic")
     io: Pressure = part(lambda: Pressure("node.io_pressure"), of="node")
@@ -234,6 +240,7 @@ class JobThroughput(State):
     conditions: OpenConditions = notes()
     first: dict[str, list[int | str]] = notes()
     updated_at: int = notes(int)
+    node_of_job: dict[int, str] = field(default_factory=dict, init=False, repr=False)
 
     def is_due(self, time: int) -> bool:
         """Returns whether it is time for an update."""
@@ -248,19 +255,19 @@ class JobThroughput(State):
         throttled: Bools,
         barred: Bools,
         gates: Gates,
+        cpu: Pressure,
     ) -> None:
-        """Adds the numbers of an instant.
+        """Adds an instant.
 
         shown: (N,) measures of the GPUs.   at_work: working GPUs.   throttled: left out.   barred: of jobs that may not
-        be judged.
+        be judged.   cpu: how long tasks wait for a processor.
         """
         pace, gpus = self.pace, frames["gpu"]
         pace.reset_jobs(s for job, s in pace.jobs.items() if (gates.job_started_at(job) or 0) > self.updated_at)
         slots, _ = pace.assign_slots(placement.entities["job"])
         job, size, self.updated_at = slots[placement.numbers["job"]], len(pace.count), gpus.time
         job_of_node = _job_by_node(placement, job)
-        nics = frames.get("nic")
-        at = np.empty(0, np.int64)
+        nics, at = frames.get("nic"), np.empty(0, np.int64)
         if nics is not None:
             at = self._node_by_port(nics, gpus, placement.entities["node"])
             self.ports.update(nics, job_of_node[at], pace.streams.cells[kernel.UP, :size] <= 2)
@@ -272,8 +279,9 @@ class JobThroughput(State):
         found["sent"] = self.ports.sent_by_job(at, size) if nics is not None else np.full(size, np.nan)
         several = np.bincount(job_of_node[job_of_node >= 0], minlength=size) > 1
         found["sent"][~several] = np.nan  # a job on one node shows on no port
-        shares = np.array([self.io.share_of(node) for node in placement.entities["node"]])
-        found["io"] = median_by_job(shares, job_of_node[:-1], size)
+        homes = zip(job_of_node.tolist(), placement.entities["node"], strict=False)
+        self.node_of_job = {job: node for job, node in homes if job >= 0 and not several[job]}
+        found |= self._measure_waiting(cpu, placement.entities["node"], job_of_node[:-1], size)
         known = np.stack([np.isfinite(found[name]) for name, _ in _SOURCES])
         source = known.argmax(axis=0).astype(np.int8)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -283,6 +291,12 @@ class JobThroughput(State):
         gate = (total >= LEAST_PEERS) & (busy > _MOST * total) & (out == 0) & (hot <= _LEFT_OUT * total)
         gate &= ~(found["sent"] < QUIET)  # a job that sends nothing makes no step: straggler_job reports that
         pace.update(found, slower, source, gate, gpus.time)
+
+    def _measure_waiting(self, cpu: Pressure, nodes: Sequence[str], job: Ints, size: int) -> dict[str, Floats]:
+        """Returns (jobs,) shares of the time in which tasks wait for I/O and for a processor. job: (nodes,) slots."""
+        waits = {"io": self.io, "cpu": cpu}
+        shares = {name: np.array([pressure.share_of(node) for node in nodes]) for name, pressure in waits.items()}
+        return {name: median_by_job(share, job, size) for name, share in shares.items()}
 
     def losses(self, names: Sequence[str], sources: int = 3) -> Floats:
         """Returns (jobs + 1,) ln of the throughput that each job has lost against its past; NaN where it is unknown, as
@@ -297,6 +311,11 @@ class JobThroughput(State):
             now[:-1] = np.where((self.pace.source == number) & (share >= _PAUSES), share, now[:-1])
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(-np.log(now[[*(self.pace.jobs.get(job, -1) for job in names), -1]]))
+
+    def slow_since(self, job: str | None) -> int | None:
+        """Returns since when a job is slower than before, now if it is not (us); None if that is not known."""
+        slot = self.pace.jobs.get(job or "", -1)
+        return int(self.pace.since[slot]) if slot >= 0 and self.pace.count[slot] >= LEARN else None
 
     def report(
         self,
@@ -321,11 +340,12 @@ class JobThroughput(State):
         for entity, (job, slot, reason) in sorted(slow.items()):
             since, first = int(self.pace.since[slot]), int(self.first[entity][0])
             onset = since if first - since <= holds[0] * SECOND else first
-            if time - onset >= holds[reason.cause not in _NETWORK] * SECOND:
+            of_node = reason.entity == self.node_of_job.get(slot)
+            if time - onset >= holds[reason.cause not in _NETWORK and not of_node] * SECOND:
                 holding.add(entity)
                 # the network fails silently, or half is lost for no visible cause
                 lost = reason.cause == "waits" and self.pace.source[slot] == 0 and self._loss(slot) >= _SEVERE
-                level: Level = "page" if reason.cause == "network" or lost else "ticket"
+                level: Level = "page" if reason.cause == "network" or of_node or lost else "ticket"
                 if due := due_report(self.conditions, entity, time, onset, level):
                     found.append(self._finding(time, job, slot, reason, due, detector))
         close_ended(self.conditions, holding)
@@ -351,7 +371,7 @@ class JobThroughput(State):
             clears=f"it is less than {100 * STILL_SLOWER:.0f} % slower than before",
             compared=Comparison(now[name], usual[name], None, "own past", 0, effect, _UNITS[name]),
             job=job,
-            attribution="NETWORK" if (reason.cause in _NETWORK) else "JOB",
+            attribution="NETWORK" if reason.cause in _NETWORK else "JOB" if reason.entity == job else "NODE",
             cause=reason.text,
             **shares,
         )
@@ -368,13 +388,22 @@ class JobThroughput(State):
         if now["io"] >= _IO and not now["io"] < _TIMES * usual["io"]:
             text = f"tasks on its nodes wait for I/O {100 * now['io']:.0f} % of the time"
             return JobReason(job, "io", f"tasks wait for I/O {100 * now['io']:.0f} %", text, ("node.io_pressure",))
+        node = self.node_of_job.get(slot, job)
+        if node != job and now["cpu"] >= PRESSED and not now["cpu"] < TIMES * usual["cpu"]:
+            title = f"tasks wait for CPU {100 * now['cpu']:.0f} %"
+            return JobReason(node, "host", title, f"{title} of the time", ("node.cpu_pressure",))
         if less["clock"] >= _CLOCK:
             title = f"SM clocks {100 * less['clock']:.0f} % lower"
-            return JobReason(job, "clock", title, f"{title}, all alike", ("gpu.sm_clock",))
-        if less["active"] >= _ACTIVE or less["power"] >= _POWER:
+            return JobReason(node, "clock", title, f"{title}, all alike", ("gpu.sm_clock",))
+        if measure == "sent" and self._is_steady(slot) and (less["active"] >= _ACTIVE or less["power"] >= _POWER):
             text = "its GPUs wait, the cause is not visible"
             return JobReason(job, "waits", "GPUs wait, cause not visible", text, ("gpu.sm_active",))
         return None
+
+    def _is_steady(self, slot: int) -> bool:
+        """Returns whether what a job lost is beyond its own swings, as those of requests to a service."""
+        swing, loss = float(self.pace.swing[slot]), float(self.pace.streams.cells[kernel.EFFECT, slot])
+        return bool(self.pace.count[slot] >= _KNOWN and loss >= _SWINGS * swing**0.5)
 
     def relearn(self, entity: str) -> None:
         """Relearns a job, or the job of a blamed entity, after feedback that it is not a fault."""

@@ -87,15 +87,16 @@ class Straggler(Detector):
     theirs; `ratio` where there are fewer than 8 ranks. A rank is judged from its tenth step on.
 
     Page: 10 % slower than before and than its stage for `hold` s, its job waits for it, and no other part of the job is
-    slow; or 5 % slower with a cause that its device shows: a throttle bit, a narrower PCIe link, or a clock below its
-    peers' that no policy explains. Tasks of its node that wait for processors count after `hold` s.
+    slow; 5 % slower with a cause that its device shows: a throttle bit or a narrower PCIe link; 10 % with a clock that
+    is as low and that no policy explains. Tasks of its node that wait for processors count after `hold` s.
 
     Ticket: a rank 10 % slower for `ticket_hold` s; a node, or a rank 5 % slower than before, after `hold` s. One that
-    is slow since its first sample has more work or a slow device: it pages only if the device shows the cause.
+    is slow since its first sample has more work or a slow device: a ticket from 17 %, a page only if the device shows
+    the cause.
 
     If most GPUs of a node are slow, the node is the cause. If over 30 % of a stage's nodes are slow, none of them is:
-    see straggler_job. A lower power cap is policy: a ticket where it covers a part of a node, else a suspect. GPUs of a
-    loop or rack that throttle together are left to the detectors of heat and power.
+    see straggler_job. A lower power cap is policy: a suspect. GPUs of a loop or rack that throttle together are left to
+    the detectors of heat and power.
 
     Announced maintenance is not judged. After a software change a rank learns again; after a pause it restarts without
     suspicion. A stage that is too small is compared with the whole job.

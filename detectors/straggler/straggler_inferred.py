@@ -15,7 +15,7 @@ from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
-from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason
+from detectors.base.throttle import IDLE, THROTTLE, has_reason
 from detectors.base.topology_index import members_mask, pop_members_mask
 from detectors.straggler.alarm_budget import gpu_budget
 from detectors.straggler.blame import (
@@ -30,8 +30,11 @@ from detectors.straggler.blame import (
 from detectors.straggler.gpu_placement import GpuPlacement
 from detectors.straggler.gpu_readings import (
     POLICY,
+    PRESSED,
+    SETTINGS,
     SIGNALS,
     SLOW_CLOCK,
+    TIMES,
     Cause,
     ClockWatch,
     GpuReadings,
@@ -48,7 +51,16 @@ _STALE = 120 * SECOND  # us after its last judged sample until a GPU is not repo
 _WORKS = 0.1
 """Least share of the time in which a kernel runs, or SMs are active, of a GPU that works, where NVML does not report
 whether it idles. Chosen: below, its clock depends on the moment of the reading."""
+_COARSE = 0.2
+"""SM activity below which half a percent, the error of a rounded share, is more than the 2 % that are looked for."""
 _LIGHT = 0.005  # least activity that differs from none
+_EXPLAINS = 5.0
+"""Times its departure from its peers that a part of a job makes the job slower, at most. Peers that wait for it draw a
+share w of their power: it departs by 1 - w of the loss if it is busy, and by w if it waits. Traces show a w of 0.2 to
+0.4 (MegaScale, Minder). A greater loss is a pause, or another load of the job."""
+_HOST = 0.75
+"""Share of `hold` for a slow host: two measurements agree, but smoothed they outlast a benign slowdown of 300 s by four
+samples."""
 _TOGETHER = Quantity(("gpu.sm_clock",), "run at lower clocks", "run at higher clocks")
 _SIDES = ("clock", "busy", "waiting")
 """What GPUs show: a low clock; busier than their peers, which wait for them; less busy, as they wait for their host."""
@@ -96,18 +108,22 @@ class StragglerInferred(Detector):
 
     - SM clock `delta` below normal, or below 0.8 of its peers' whatever it was before, by which the job loses 5 %: at
       once with a throttle bit, or without any event reason that explains it; else after `hold` s.
-    - One GPU or node busier or less busy than its peers for `hold` s, since which the job has lost 10 %, and no other
-      part of it differs. 5 % with a narrower PCIe link, or with tasks of its node that wait for processors.
+    - One GPU or node busier or less busy than its peers for `hold` s, since which the job has lost 10 %, no more than
+      five times what the part departs by, and no other part of it differs. 5 % with a narrower PCIe link, or after
+      three quarters of `hold` with tasks of its node that wait for processors.
 
-    Ticket: the same for half of that loss; a lower power cap on some GPUs of a node, which is policy. Suspect: any
-    other GPU or node that differs from its peers. GPUs of a job that reports compute times are left to the detector
-    `straggler`; GPUs of a loop that throttle together are left to the detectors of coolant and power.
+    Ticket: the same for half of that loss. Suspect: any other GPU or node that differs from its peers. A power cap is
+    what people set, so that it is no finding. GPUs of a job that reports compute times are left to the detector
+    `straggler`; GPUs of a loop that throttle together are left to the detectors of coolant and power. Power counts
+    where SM activity is not reported.
 
-    A whole job that sends 10 % less than before, or is less active if traffic is not measured, while no part of it
-    stands out: after `hold` s the cause is the leaf or rail on which its ports wait, else the job with its network.
-    That is a page if no congestion marks explain it. After `job_hold` s it is the job, if its SMs wait or all clocks
-    fell alike: a page if it sends half for no visible cause. Nothing is reported for a new power cap, for a job
-    that is as busy as before (more work in each step), or for one that restarted or sends nothing (no steps).
+    A whole job that sends 10 % less than before while no part of it stands out: after `hold` s the cause is the leaf or
+    rail on which its ports wait, else the job with its network. That is a page if no congestion marks explain it. After
+    `job_hold` s it is the job, if its SMs wait, and by more than four times its own swings, or all clocks fell alike: a
+    page if it sends half for no visible cause. A job on one node is judged by its activity or power; its node pages
+    after `hold` s where tasks wait for processors, or clocks fell for no visible reason. Nothing is reported for a new
+    power cap, for a job that is as busy as before (more work in each step), or for one that restarted or sends nothing
+    (no steps).
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
     activity (chosen); 0.8: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
@@ -185,7 +201,8 @@ class StragglerInferred(Detector):
         groups, clock, kinds = self.placement.groups, frame["gpu.sm_clock"], self.kinds(frame)
         step = self.clocks.step(clock, groups, time, gate, kinds)
         placed = gate & self.placement.job_known & (groups >= 0)
-        power = np.where(frame["gpu.power"] > 0, frame["gpu.power"], np.nan)
+        power = np.where((frame["gpu.power"] > 0) & np.isnan(self.active[:n]), frame["gpu.power"], np.nan)
+        placed &= ~(activity < _COARSE)
         duty = self.duty.step(np.log(activity), groups, time, placed, kinds)
         draw = self.draw.step(np.log(power), groups, time, placed, kinds)
         now = self._find_symptoms(frames, gate & np.isfinite(clock), maintained, step, (duty, draw))
@@ -257,9 +274,11 @@ class StragglerInferred(Detector):
         counted = fresh & ~(maintained | readings.together) & ~self.placement.reports_compute_time(time)
         bits = known & has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
         below, apart = self.clocks.below[:n], ~step.alone & ~step.moved
-        low = np.maximum(np.where(step.judged, step.effect, 0), np.where(below >= -np.log(SLOW_CLOCK), below, 0))
-        throttled = bits & (low >= self.delta) | (below >= -np.log(SLOW_CLOCK) / 2)
-        clock = (step.on | throttled | (below >= -np.log(SLOW_CLOCK))) & apart
+        least, changed = -float(np.log(SLOW_CLOCK)), np.where(step.judged, step.effect, 0)
+        low = np.maximum(changed, np.where(below >= least, below, 0))
+        throttled = bits & (low >= self.delta)
+        far = (below >= least) | (np.minimum(below, changed) >= least / 2)
+        clock = (step.on | throttled | far) & apart
         of_job = self.placement.job_known & ~clock
         busy, waiting = np.zeros(n, bool), np.zeros(n, bool)
         departs = np.zeros(n)
@@ -268,6 +287,7 @@ class StragglerInferred(Detector):
             busy |= unequal & ~one.below
             waiting |= unequal & one.below
             departs = np.where(np.abs(one.effect) > np.abs(departs), one.effect, departs)
+        waiting |= self._find_pressed() & of_job & (departs <= -2 * self.duty_delta)
         on = np.stack([clock, busy, waiting]) & counted
         effect = np.stack([np.where(throttled, np.maximum(low, below), low), departs, -departs])
         since = history.since[:, :n]
@@ -277,10 +297,17 @@ class StragglerInferred(Detector):
         since[:] = np.where(still, np.where((since == 0) & on, began, since), 0)
         return Instant(frames, step, activity, on, effect, counted, self.jobs.losses(self.placement.entities["job"]))
 
+    def _find_pressed(self) -> Bools:
+        """Returns (N,) GPUs of nodes whose tasks wait for a processor, and far longer than those of most nodes."""
+        nodes = self.placement.entities["node"]
+        shares = np.array([*map(self.pressure.share_of, nodes), np.nan])
+        pressed = shares >= max(PRESSED, TIMES * float(np.nan_to_num(self.pressure.median_share(nodes))))
+        return np.asarray(pressed[self.placement.numbers["node"]])
+
     def _find_suspicions(self, now: Instant) -> list[tuple[Suspicion, int]]:
         """Returns the GPUs and nodes that are blamed, with what they show: a number of _SIDES.
 
-        Where a clock is low, the activity of the rest of its node and job follows from it.
+        Where a clock is low, the activity of the rest of its node follows from it.
         """
         placement, found = self.placement, list[tuple[Suspicion, int]]()
         explained, node = np.zeros(len(now.counted), bool), placement.numbers["node"]
@@ -292,15 +319,15 @@ class StragglerInferred(Detector):
             effect = np.where(counted, now.effect[side], 0.0)
             found += [(s, side) for s in find_suspicions(on, effect, counted, placement, least, self.conditions)]
             if side == 0:
-                jobs, of = placement.numbers["job"], np.flatnonzero(on)
-                explained |= (np.isin(jobs, jobs[of]) & (jobs >= 0)) | (np.isin(node, node[of]) & (node >= 0))
+                explained |= np.isin(node, node[on]) & (node >= 0)
         return found
 
     def _report(self, now: Instant, suspicions: list[tuple[Suspicion, int]]) -> list[Finding]:
         """Returns the findings that are due."""
         time, jobs = now.frames["gpu"].time, self.placement.numbers["job"]
         causes = [self._find_causes(now, s, side) for s, side in suspicions]
-        named = [int(jobs[s.slots[0]]) for (s, _), known in zip(suspicions, causes, strict=True) if known]
+        pairs = zip(suspicions, causes, strict=True)
+        named = [int(jobs[s.slots[0]]) for (s, side), known in pairs if known or side == 0]
         found = []
         for (suspicion, side), known in zip(suspicions, causes, strict=True):
             job = int(jobs[suspicion.slots[0]])
@@ -308,6 +335,8 @@ class StragglerInferred(Detector):
             alone = others == 0 and (bool(known) or job not in named)
             if side and not known and (job in named and job >= 0):
                 continue  # the rest of a job waits for the part that is known to be slow
+            if any(cause.key == POLICY for cause in known):
+                continue  # people set it
             level = self._decide(now, suspicion, side, known, alone)
             since = self.symptoms.since[side][suspicion.slots]
             onset = int(since[since > 0].min(initial=time))
@@ -323,13 +352,18 @@ class StragglerInferred(Detector):
         loss, cost = float(now.losses[self.placement.numbers["job"][mine[0]]]), float(now.effect[side][mine].max())
         if side == 0:
             sent = float(self.jobs.losses(self.placement.entities["job"], 1)[self.placement.numbers["job"][mine[0]]])
-            if cost < HARM and sent < CORROBORATED / 2:  # False of NaN: then it is not known
-                cost = min(cost, CORROBORATED / 2)  # the job does not wait for it
+            told = any(cause.physical and not cause.is_clock for cause in causes)
+            if cost < HARM and not (sent >= CORROBORATED / 2 or (told and np.isnan(sent))):
+                cost = min(cost, CORROBORATED / 2)  # the job does not wait for it, as far as is known
         else:
-            cost = max(np.nan_to_num(loss), cost if causes else 0.0)
+            began = self.jobs.slow_since(self.placement.ancestor("job", int(mine[0])))
+            together = began is None or abs(held - (time - began) / SECOND) <= self.hold
+            loss = loss if together and loss <= _EXPLAINS * cost else 0.0
+            cost = max(loss, cost if causes else 0.0)
         peers = len(self.placement.others(mine, now.counted))
         weight = Weight(cost, held, peers, alone, waits=True)
-        return decide_level(suspicion, causes, weight, self.hold, self.ticket_hold)
+        hold = _HOST * self.hold if any(cause.key == "cpu_pressure" for cause in causes) else self.hold
+        return decide_level(suspicion, causes, weight, hold, self.ticket_hold)
 
     def _find_causes(self, now: Instant, suspicion: Suspicion, side: int) -> list[Cause]:
         """Returns what GPUs and node show: of low clocks why, of waiting GPUs the link or host for which they wait."""
@@ -396,8 +430,8 @@ class StragglerInferred(Detector):
         throttled = has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
         barred = maintained | placement.reports_compute_time(frame.time)
         shown = {"active": self.active[:n], "power": readings.watts[:n], "clock": readings.clock[:n]}
-        shown["capped"] = has_reason(readings.bits[:n], CAPPED).astype(np.float64)
-        self.jobs.update(frames, placement, shown, busy, throttled, barred, self.gates)
+        shown["capped"] = has_reason(readings.bits[:n], SETTINGS).astype(np.float64)
+        self.jobs.update(frames, placement, shown, busy, throttled, barred, self.gates, self.pressure)
         jobs, names = placement.numbers["job"], placement.entities["job"]
         blamed = {names[k] for k in np.unique(jobs[now.on.any(axis=0)]).tolist() if k >= 0}
         blamed |= {job for e in self.group.conditions for job in (e, *frame.topology.ancestors(e))}
@@ -413,7 +447,7 @@ def _write_title(suspicion: Suspicion, side: int, compared: Comparison, causes: 
     else:
         what = "SM clock" if side == 0 else "power"
         text = f"{what} {compared.value:.0f} {compared.unit}, peers {compared.expected:.0f}"
-    if causes and not (side == 0 and causes[0].key.startswith("sm_clock")):
+    if causes and not (side == 0 and causes[0].is_clock):
         why = causes[0].title
     elif side == 0:
         why = "no throttle bit"

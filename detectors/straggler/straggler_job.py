@@ -23,7 +23,7 @@ from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import job_budget
 from detectors.straggler.job_pace import STILL_SLOWER, JobPace, mean_by_job
-from detectors.straggler.job_throughput import QUIET, SENT, JobNow, JobTraffic
+from detectors.straggler.job_throughput import NEW, QUIET, SENT, JobNow, JobTraffic
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import Checkpoints
@@ -46,6 +46,9 @@ _BUSY = 0.9  # utilization of a GPU on which a kernel spins; NVML counts it as b
 _LOW = 0.5
 """Share of its usual power below which a GPU does not compute: a hang leaves 20 to 40 % (MegaScale and Minder show such
 traces), evaluations more than half. Chosen."""
+_SPINNING = 0.35
+"""The same share for a job that is watched for less than two hours, of which no pause is known yet: rollouts draw more.
+Chosen."""
 _PAUSING = 32  # newest jobs whose pauses are kept; chosen
 _NORMAL_SHARE = 0.8
 """Share of jobs whose longest pause a new job's may reach before it hangs: a split conformal quantile (Vovk et al.,
@@ -308,6 +311,10 @@ class StragglerJob(Detector):
         self.pace.update(found, slower, np.zeros(jobs, np.int8), gate, frame.time)
         self.paced_at = frame.time
 
+    def _is_new(self, job: str) -> bool:
+        """Returns whether a job on several nodes is watched for less than two hours."""
+        return job in self.traffic.jobs and self.seen_at - self.traffic.jobs[job][3] < NEW
+
     def _judge_stuck(self, frame: Frame, job: JobNow, state: dict[str, Any]) -> JobFindings:
         """Returns why one job makes no step, once it has looked the same for a while; `state` says since when."""
         time, onset, pressure = frame.time, job.moved_at, self.io.median_share(list(job.nodes))
@@ -321,7 +328,8 @@ class StragglerJob(Detector):
         explanation = self._find_explanation(frame, job.name, job.nodes, onset)
         level: Level = "suspect"
         patience = self._hangs_after(job.name) if kind == "hang" else self.stall
-        if time - onset >= patience * SECOND and not explanation and not job.new:
+        surely = not job.new or job.watts <= _SPINNING * job.usual_watts
+        if time - onset >= patience * SECOND and not explanation and surely:
             level = "page" if kind == "hang" and len(job.nodes) > 1 else "ticket"
         key = f"{kind} {job.name}"
         due = due_report(self.conditions, key, time, onset, level)
@@ -358,7 +366,7 @@ class StragglerJob(Detector):
         busy, watts = (float(self._gpu_means(frames, s, job)[slot]) for s in ("gpu.utilization", "gpu.power"))
         traffic = self._port_traffic(frames, name, nodes, frames["rank"].time)
         usual = float(self.watts[slot])
-        return JobNow(name, tuple(nodes), int(self.stepped_at[slot]), False, busy, watts, usual, traffic)
+        return JobNow(name, tuple(nodes), int(self.stepped_at[slot]), self._is_new(name), busy, watts, usual, traffic)
 
     def _job_nodes(self, slot: int, job: NDArray[np.int64]) -> list[str]:
         numbers = np.unique(self.slots.numbers["node"][job == slot]).tolist()

@@ -288,7 +288,7 @@ def test_a_pause_of_the_job_does_not_count_as_slow_time():
 
 def test_a_rank_that_is_slow_from_its_first_step_on_another_gpu_is_a_ticket():
     def change(tick, values, topology):
-        slow_down(GUILTY, 1.1)(tick, values, topology)
+        slow_down(GUILTY, 1.2)(tick, values, topology)
         if tick == SINCE:
             topology.merge({"gpu:n9.0": ["node:n9"], RANKS[GUILTY]: ["stage:7.0", "job:7", "gpu:n9.0"]})
 

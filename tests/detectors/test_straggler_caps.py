@@ -17,7 +17,7 @@ SLOW = 5
 
 @pytest.mark.parametrize("gpus", [[5], [5, 6], [5, 9, 14]])
 @pytest.mark.parametrize("cause", ["bit", "limit", "power"])
-def test_a_lower_cap_on_one_to_three_gpus_is_a_ticket_that_names_it(gpus, cause):
+def test_a_lower_cap_on_one_to_three_gpus_is_policy_and_a_suspect_that_names_it(gpus, cause):
     def instant(tick, broken, rng):
         values = site.healthy_values(tick, rng)
         gpu = values["gpu"]
@@ -34,13 +34,12 @@ def test_a_lower_cap_on_one_to_three_gpus_is_a_ticket_that_names_it(gpus, cause)
 
     case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=60)
     found = case.run_detector(Straggler(), range(160))
-    worst = {f.entity: f for f in found if f.level != "suspect"}
-    assert {f.level for f in worst.values()} == {"ticket"}
-    assert all("power cap" in f.summary for f in worst.values())
+    assert {f.level for f in found} == {"suspect"}
+    assert "power cap" in found[-1].summary
 
 
 @pytest.mark.parametrize("gpus", [[5], [5, 9]])
-def test_a_cap_on_single_gpus_of_a_job_without_compute_times_is_a_ticket_that_names_it(gpus):
+def test_a_cap_on_single_gpus_of_a_job_without_compute_times_is_what_people_set(gpus):
     def instant(tick, broken, rng):
         values = unhooked.healthy_values(tick, rng)
         if broken:
@@ -50,10 +49,7 @@ def test_a_cap_on_single_gpus_of_a_job_without_compute_times_is_a_ticket_that_na
         return values, []
 
     case = Case(StragglerInferred, unhooked.NAMES, unhooked.topology, instant, frozenset(), fault=60)
-    found = case.run_detector(StragglerInferred(), range(160))
-    assert {f.level for f in found} == {"suspect", "ticket"}
-    assert {f.entity for f in found} == {unhooked.GPUS[i] for i in gpus}
-    assert "power cap" in found[-1].summary
+    assert case.run_detector(StragglerInferred(), range(160)) == []
 
 
 def found(share, change, ticks=300):

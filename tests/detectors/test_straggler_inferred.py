@@ -63,11 +63,11 @@ def test_a_low_clock_under_a_throttle_bit_pages_within_two_minutes(bit):
 
 
 def test_a_low_clock_that_no_event_reason_explains_pages_within_two_minutes():
-    found = findings(low_clocks([5], 0.92), detector=at_known_site(StragglerInferred()))
+    found = findings(low_clocks([5], 0.86), detector=at_known_site(StragglerInferred()))
     page = next(f for f in found if f.level == "page")
     assert {f.entity for f in found} == {"gpu:n1.1"}
     assert minutes(page) <= 2
-    assert page.evidence["effect"] == pytest.approx(0.08, abs=0.02)
+    assert page.evidence["effect"] == pytest.approx(0.14, abs=0.02)
     assert page.evidence["cohort"] == "stage:7.0"
 
 
@@ -113,21 +113,19 @@ def test_a_node_whose_clocks_fall_is_one_finding():
     assert "Node n1: 4 GPUs, SM clock" in found[-1].summary
 
 
-def test_a_power_cap_that_is_new_to_many_is_policy():
-    found = findings(low_clocks(slice(4, 8), 0.9, 0x4))
-    assert entities(found, "page") == set()
-    assert "policy" in found[-1].evidence["cause"]
+def test_a_power_cap_is_what_people_set_and_gives_no_finding():
+    assert findings(low_clocks(slice(4, 8), 0.9, 0x4)) == []
 
 
 def test_a_power_cap_of_all_gives_no_finding():
     assert findings(low_clocks(slice(None), 0.88, 0x4)) == []
 
 
-def test_a_host_that_keeps_its_gpus_waiting_pages_the_node_after_ten_minutes():
+def test_a_host_that_keeps_its_gpus_waiting_pages_the_node_after_eight_minutes():
     found = findings(idle_sms(slice(4, 8), 0.9, node=1), 150)
     page = next(f for f in found if f.level == "page")
     assert entities(found, "page") == {"node:n1"}
-    assert 10 <= minutes(page) <= 12
+    assert 7 <= minutes(page) <= 9
     assert "tasks wait for CPU 40 %" in page.summary
     assert page.evidence["attribution"] == "HOST"
 

@@ -106,12 +106,12 @@ def test_two_slow_clocks_on_two_nodes_are_two_pages():
     assert {e: level for e, (level, _) in loudest(run(job, HOUR)).items()} == {"rank:7.1": "page", "rank:7.9": "page"}
 
 
-def test_a_power_cap_explains_a_low_clock_so_that_it_is_a_ticket():
+def test_a_power_cap_explains_a_low_clock_so_that_it_is_a_suspect():
     job = Job(6, 4, 2)
     job.times[9] /= 0.75
     job.clock[9] *= 0.75
     job.bits[9] = 4
-    assert {level for level, _ in loudest(run(job, HOUR)).values()} == {"ticket"}
+    assert {level for level, _ in loudest(run(job, HOUR)).values()} == {"suspect"}
 
 
 @pytest.mark.parametrize("share", ["stage", "expert", "first and last"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -88,10 +90,23 @@ def test_a_job_that_sends_less_while_its_gpus_wait_is_a_ticket_on_the_job_after_
     assert "cause not visible" in found[0].summary
 
 
-def test_without_port_counters_a_less_active_job_is_a_ticket_on_the_job_too():
-    found = findings(slower(active=0.8), traffic=False)
-    assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "JOB")}
-    assert found[0].signals == ("gpu.sm_active",)
+def test_without_port_counters_a_less_active_job_may_do_other_work():
+    assert findings(slower(active=0.8), traffic=False) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_service_whose_requests_swing_gives_no_finding(seed):
+    rng = np.random.default_rng(seed)
+    swing = np.zeros(TICKS + 1)
+    for tick in range(1, TICKS + 1):  # bursts of a quarter of an hour
+        swing[tick] = 0.967 * swing[tick - 1] + 0.25 * 0.3 * rng.standard_normal()
+
+    def change(tick, values, rates):
+        share = np.exp(swing[tick])
+        rates["nic.tx_bytes"] *= share
+        values["gpu"]["gpu.sm_active"] *= min(share, 1.0)
+
+    assert replace(case(change), fault=0).run_detector(at_known_site(StragglerInferred()), range(TICKS)) == []
 
 
 def test_a_job_that_sends_less_with_unchanged_activity_gives_no_finding():
