@@ -38,12 +38,18 @@ GPU_CELL = np.dtype(
         ("total", "<f8"),  # errors since the onset
         ("errors", "<f8"),  # learned from: errors and hours of the same GPU's past
         ("hours", "<f8"),
+        ("past_errors", "<f8"),  # the same at the onset
+        ("past_hours", "<f8"),
+        ("more", "<f8"),  # errors after the first one of the sum, bursts capped
         ("on", "?"),
+        ("risen", "?"),  # its own past had fewer
     ]
 )
 _FROZEN = 0.5  # share of the limit above which a sum teaches nothing, so that a burst does not become usual
 _CLUMP = 2.0  # errors that one reading counts for at most: one row that is read again and again is one weak row; chosen
 _PRIOR_RATE, _PRIOR_HOURS = 0.01, 100.0  # errors an hour of a GPU before a fleet was watched, and its weight; chosen
+_OWN_HOURS = 24.0  # watched hours from which a GPU's own past outweighs its cohort; chosen: a day of its load
+_CHANCE = 0.01  # that a steady rate seems to rise; chosen: few GPUs err at all
 _QUIET = DAY  # us without an error that end a burst; chosen: as long as mcelog looks back
 
 
@@ -73,10 +79,15 @@ class GpuErrorRates(State):
         if grown is not None and erred.any():
             begins = erred & (cells["total"] == 0)
             cells["since"][begins] = time
+            cells["past_errors"][begins] = cells["errors"][begins]
+            cells["past_hours"][begins] = (cells["hours"] + cells["seconds"] / HOUR)[begins]
+            cells["more"][erred] += np.minimum(grown[erred], _CLUMP) - begins[erred]
             cells["newest"][erred] = time
             cells["total"][erred] += grown[erred]
             cells["count"][erred] += np.minimum(grown[erred], _CLUMP)
             cells["on"] |= erred & (self.scores(n) > self.limit)
+            for i in np.flatnonzero(erred & cells["on"] & ~cells["risen"]).tolist():
+                cells["risen"][i] = _has_risen(cells[i], time)
         return np.asarray(cells["on"])
 
     def budget(self) -> str:
@@ -97,7 +108,7 @@ class GpuErrorRates(State):
     def end_bursts(self, which: Bools) -> None:
         """Ends the bursts of some GPUs, such as those that were reset."""
         cells = self.cells[: len(which)]
-        for name in ("sum", "total", "count", "on"):
+        for name in ("sum", "total", "count", "more", "on", "risen"):
             cells[name][which] = 0
 
     def _likelihood_gain(self, cells: NDArray[Any]) -> Floats:
@@ -112,16 +123,32 @@ class GpuErrorRates(State):
         if len(self.usual):
             known = cells[: len(self.usual)]
             known["sum"] = np.clip(known["sum"] + self._likelihood_gain(known), 0.0, 2 * self.limit)
-        learns = (cells["sum"] <= _FROZEN * self.limit) & ~cells["on"]
+        self.end_bursts(cells["on"] & ~cells["risen"] & (cells["sum"] <= 0))
+        learns = np.where(cells["on"], ~cells["risen"], cells["sum"] <= _FROZEN * self.limit)
         cells["errors"] += np.where(learns, cells["count"], 0.0)
         cells["hours"] += np.where(learns, cells["seconds"] / HOUR, 0.0)
         cells["count"] = cells["seconds"] = 0.0
-        cells["total"][(cells["sum"] <= 0) & ~cells["on"]] = 0.0
+        over = (cells["sum"] <= 0) & ~cells["on"]
+        cells["total"][over] = cells["more"][over] = 0.0
         wide = int(groups.max(initial=-1)) + 2
         errors, hours = (np.bincount(groups + 1, cells[name], wide) for name in ("errors", "hours"))
         rate = ((errors + _PRIOR_RATE * _PRIOR_HOURS) / (hours + _PRIOR_HOURS))[groups + 1]
-        # a device's own rate is gamma distributed about its cohort's, with shape 1/a: its own past counts too
-        self.usual = (1 / self.a + cells["errors"]) / (1 / (self.a * rate) + cells["hours"])
+        # a device's own rate is gamma distributed about its cohort's, with shape 1/a or less: its own past counts too
+        weight = np.minimum(1 / (self.a * rate), _OWN_HOURS)
+        self.usual = (weight * rate + cells["errors"]) / (weight + cells["hours"])
+
+
+def _has_risen(cell: Any, time: int) -> bool:
+    """Returns whether the rate since the onset is higher than the same GPU's past explains."""
+    hours, past = max((time - int(cell["since"])) / SECOND / HOUR, 1 / 60), float(cell["past_hours"])
+    before, after = round(float(cell["past_errors"])), round(float(cell["more"]))
+    if past <= 0:
+        return False
+    share = past / (past + hours)
+    total = before + after
+    choose = (math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1) for k in range(before + 1))
+    chances = (c + k * math.log(share) + (total - k) * math.log(1 - share) for k, c in enumerate(choose))
+    return sum(map(math.exp, chances)) < _CHANCE
 
 
 ROW_FIELDS = [

@@ -80,11 +80,10 @@ CLEARS: Mapping[str, str] = {
     "gpu.rows_pending": "a GPU reset, which replaces the row",
     "gpu.sram_threshold": "replacement of the GPU",
     "gpu.banks_none": "replacement of the GPU",
-    "gpu.dram_corrected": "a day without a corrected error, or a GPU reset",
+    "gpu.dram_corrected": "a day without a corrected error, a GPU reset, or as many errors in its past",
     "host": "the reboot after the module was replaced; else a day without corrected errors, or after uncorrected ones",
 }
 """What ends a condition, by the signal of its worst trouble."""
-
 
 HOTTER_K = 3.0
 """K that memory is hotter than its core, its peers and its past explain: three roundings of NVML."""
@@ -171,14 +170,14 @@ class Memory(Detector):
     """Memory errors by ECC. Page: a row that cannot be replaced, an uncorrected error in caches or registers, one of
     device memory that was neither contained nor had its row replaced within `wait` s, `sram_limit` corrected errors
     of caches, an uncorrected error of a server's memory. Ticket: a contained uncorrected error, a row that waits for a
-    reset, a rate of corrected errors of device memory that is too high for its cohort, a bank without spare rows,
+    reset, a rate of corrected errors of device memory too high for cohort and own past, a bank without spare rows,
     `row_limit` replaced rows or less than a month to it, the maker's threshold for caches, too many corrected errors of
     a server or a module, memory that is 3 K hotter than core and peers explain for ten minutes; a page if heat slows
     that GPU.
 
     The rate is judged by a CUSUM of negative binomial counts (variance mean (1 + `overdispersion` mean) an hour) for
     `ratio` times the usual rate, learned from the cohort (GPUs of one SKU) and from the GPU's own past; exp(`limit`)
-    GPU-hours pass between false alarms.
+    GPU-hours pass between false alarms. A GPU whose own past explains it is a suspect; its rate becomes its usual one.
 
     Source: any uncorrected and 10,000 corrected errors of SRAM fail a node, 512 replaced rows too
     (Azure/azurehpc-health-checks; DCGM); replacing rows: NVIDIA, GPU memory error management; 100 corrected errors a
@@ -199,8 +198,8 @@ class Memory(Detector):
     )
     cannot_see: ClassVar[str] = (
         "Errors that ECC does not see; a weak cell before its first error; the bank of a replaced row; a rate that "
-        "rises from a few errors a week; of a GPU that reports only totals, which errors were of its caches; and the "
-        "heat of memory where jobs use less than three quarters of a node's GPUs."
+        "rises from a few errors a week, or rose before the GPU was watched for long; of a GPU that reports only "
+        "totals, which errors were of its caches; heat of memory where jobs use under three quarters of a node's GPUs."
     )
 
     ratio: float = 10.0
@@ -375,8 +374,9 @@ class Memory(Detector):
             hours = max((time - int(burst["since"])) / SECOND / HOUR, 1 / 30)
             text = f"{_errors(burst['total'], 'corrected memory')} in {short_duration(3600 * hours)}"
             text += f", usual {self.rates.usual[i]:.2g}/h"
-            advice = "drain when its job ends, watch for uncorrected ones"
-            found.append(Trouble("ticket", int(burst["since"]), text, advice, "gpu.dram_corrected"))
+            level: Level = "ticket" if burst["risen"] else "suspect"
+            advice = "drain when its job ends, watch for uncorrected ones" if burst["risen"] else "watch for a rise"
+            found.append(Trouble(level, int(burst["since"]), text, advice, "gpu.dram_corrected"))
         return found
 
     def _describe_heat(self, frame: Frame, i: int) -> Trouble:

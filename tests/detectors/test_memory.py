@@ -153,6 +153,29 @@ def test_a_gpu_with_a_high_usual_rate_gives_no_finding():
     assert found == []
 
 
+@pytest.mark.parametrize(("per_hour", "step"), [(0.5, 60), (2.0, 30), (3.5, 60)])
+def test_steady_errors_since_the_first_sample_are_a_suspect_at_most_and_become_usual(per_hour, step):
+    site, rng = Site(step=step), np.random.default_rng(5)
+    found = []
+    for _ in range(4 * 24 * 3600 // step):
+        site.values["gpu.dram_corrected"][3] += rng.poisson(per_hour * step / 3600)
+        found += site.show()
+    assert {finding.level for finding in found} <= {"suspect"}
+    assert not site.detector.rates.cells["on"][3]
+    assert site.detector.rates.usual[3] == pytest.approx(per_hour, rel=0.5)
+
+
+def test_a_weak_gpu_whose_rate_rises_is_a_ticket():
+    site, rng = Site(step=60), np.random.default_rng(6)
+    quiet, found = [], []
+    for tick in range(5 * 24 * 60):
+        rate = 0.5 if tick < 4 * 24 * 60 else 20.0
+        site.values["gpu.dram_corrected"][3] += rng.poisson(rate / 60)
+        (quiet if tick < 4 * 24 * 60 else found).extend(site.show())
+    assert "ticket" not in {finding.level for finding in quiet}
+    assert levels(found) == {GPU: "ticket"}
+
+
 def test_errors_during_announced_work_give_no_finding(site):
     site.show(site.event("maintenance_start", "node:n0", seconds=3600.0))
     site.add("gpu.sram_uncorrected")
