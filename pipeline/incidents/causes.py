@@ -68,6 +68,8 @@ _COUNTED_KINDS = frozenset(_CHILD_KIND.values())  # kinds that are counted as ch
 _INDEPENDENT_DETECTORS = frozenset({"telemetry_sensor", "telemetry_clock"})
 """Instruments fail independently: several faulty ones do not make their parent the suspect."""
 _INSTRUMENTS = "telemetry"  # family of suspects that corroborate none: wrong readings explain others, and prove nothing
+_SLOW_NOTHING = frozenset({"memory"})  # corrected errors cost no time, and others end the job
+_SUPPLIES, _REASONS = frozenset({"rack", "row", "cdu", "pdu"}), "gpu.throttle_reasons"  # heat or lost power sets these
 _NEVER_SYMPTOMS = frozenset({"sdc"})  # wrong results do not follow from heat, power or links
 
 
@@ -140,23 +142,24 @@ class CauseRules:
         reached = cause in chain or (family == SYMPTOM_FAMILY and cause in self.network_around(entity))
         return reached and (allowed is None or family in allowed)
 
-    def can_absorb(self, case: Case, detector: str, entity: str, severity: str, began: int) -> bool:
-        """Returns whether an open case absorbs a finding below its cause. A change of unknown meaning absorbs none. One
-        that began long before the cause is no symptom; one of higher severity is only a symptom of a firm cause."""
-        if case.is_generic and detector not in GENERIC_DETECTORS:
+    def can_absorb(self, case: Case, symptom: Finding | Condition, severity: str, began: int) -> bool:
+        """Returns whether an open case absorbs a finding below its cause: not what began long before, what is more
+        severe than a cause that is not firm, or what is slow long after coolant or power failed and says not why."""
+        cause, family = case.incident.cause, detector_family(symptom.detector)
+        if case.is_generic and symptom.detector not in GENERIC_DETECTORS:
             return False
-        if case.incident.cause == self.find_suspect(entity):
+        if cause == self.find_suspect(symptom.entity):
             return True
-        if began < case.incident.onset - ABSORB_WINDOW:
+        if began < case.incident.onset - ABSORB_WINDOW or (family in _NEVER_SYMPTOMS and not self._is_inferred(case)):
             return False
-        family = detector_family(detector)
-        if family in _NEVER_SYMPTOMS and not self._is_inferred(case):
+        late = kind_of(cause) in _SUPPLIES and began > case.incident.onset + ABSORB_WINDOW
+        if family == SYMPTOM_FAMILY and late and _REASONS not in symptom.signals:
             return False
         if case.is_less_severe(severity) and not (
-            family == SYMPTOM_FAMILY and (case.is_firm or self.has_enough_children(case, detector))
+            family == SYMPTOM_FAMILY and (case.is_firm or self.has_enough_children(case, symptom.detector))
         ):
             return False
-        return self.explains(case.incident.cause, detector, entity)
+        return self.explains(cause, symptom.detector, symptom.entity)
 
     def can_absorb_at(self, case: Case, time: int) -> bool:
         """Returns whether new conditions may still be caused by the case: while shared plant fails, else for a time."""
@@ -275,13 +278,15 @@ class CauseRules:
 
     def _can_absorb_case(self, case: Case, other: Case) -> bool:
         severity = other.incident.severity
-        if all(self.can_absorb(case, c.detector, c.entity, severity, c.began) for c in other.deciding_conditions()):
+        deciding = other.deciding_conditions()
+        if all(self.can_absorb(case, c, severity, c.began) for c in deciding):
             return True
-        symptoms = all(detector_family(c.detector) == SYMPTOM_FAMILY for c in other.deciding_conditions())
-        node = self._node_of(case)
+        node, newest = self._node_of(case), max((c.onset for c in case.conditions.values()), default=0)
         return (
-            symptoms
-            and bool(families_of(case) - {SYMPTOM_FAMILY} - _NEVER_SYMPTOMS - GENERIC_DETECTORS)
+            all(detector_family(c.detector) == SYMPTOM_FAMILY for c in deciding)
+            and min(c.began for c in deciding) <= newest + ABSORB_WINDOW
+            and bool(families_of(case) - {SYMPTOM_FAMILY} - _NEVER_SYMPTOMS - GENERIC_DETECTORS - _SLOW_NOTHING)
+            and not {"gpu"} >= {kind_of(case.incident.cause), kind_of(other.incident.cause)}
             and (case.is_firm or not case.is_less_severe(other.incident.severity))
             and node is not None
             and node == self._node_of(other)

@@ -319,7 +319,7 @@ class Desk:
             if case.incident.cause in near
             and case.is_open
             and (case.incident.cause == chain[0] or self._causes.can_absorb_at(case, self.time))
-            and self._causes.can_absorb(case, finding.detector, finding.entity, severity, finding.onset)
+            and self._causes.can_absorb(case, finding, severity, finding.onset)
         ]
         distance = {entity: place for place, entity in enumerate(chain)}
 
@@ -399,10 +399,7 @@ class Desk:
         if case.incident.cause == base or self._causes.has_enough_children(case, finding.detector):
             return
         case.incident.cause = base
-        self._drop_conditions(case, lambda c: not self._explains(case, c))
-
-    def _explains(self, case: Case, condition: Condition) -> bool:
-        return self._causes.explains(case.incident.cause, condition.detector, condition.entity)
+        self._drop_conditions(case, lambda c: not self._causes.explains(base, c.detector, c.entity))
 
     def _drop_conditions(self, case: Case, leaves: Callable[[Condition], bool]) -> None:
         """Drops conditions that are not held; their next findings open their own incidents."""
@@ -438,7 +435,9 @@ class Desk:
         for case in cases if holder is None or holder in cases else (*cases, holder):
             if case is not kept:
                 self._absorb_case(kept, case)
-        self._drop_conditions(kept, lambda c: c.detector in GENERIC_DETECTORS and not self._explains(kept, c))
+        self._drop_conditions(
+            kept, lambda c: c.detector in GENERIC_DETECTORS and not self._causes.explains(cause, c.detector, c.entity)
+        )
         kept.incident.simulated = kept.incident.simulated or self._is_simulated(cause)
         kept.refresh_incident(self._causes, self._before[kept.incident.id], self.time)
 

@@ -313,6 +313,27 @@ def test_a_job_that_a_leaf_slows_down_is_in_the_incident_of_the_leaf(work: str, 
     assert case.causes() == {"leaf:l1", "job:b"}
 
 
+@pytest.mark.parametrize("hours", [0, 12])
+def test_a_slow_gpu_is_no_symptom_of_a_ticket_about_another_gpu_of_its_node(hours: int) -> None:
+    case = site(hall(loops=1))
+    for _ in range(hours * 6 + 1):
+        case.report_findings(found("gpu:n1.0", "memory", "ticket"), seconds=600)
+    case.report_findings(found("gpu:n1.1", onset=START + hours * 3600 * SECOND))
+    assert case.causes() == {"gpu:n1.0", "gpu:n1.1"}
+
+
+@pytest.mark.parametrize(("cause", "detector"), [("cdu:c0", "coolant"), ("row:a", "thermal")])
+@pytest.mark.parametrize(("signals", "apart"), [(("gpu.sm_clock",), True), (("gpu.throttle_reasons",), False)])
+def test_what_is_slow_long_after_its_supply_failed_shows_it_in_its_event_reasons(
+    cause: str, detector: str, signals: tuple[str, ...], apart: bool
+) -> None:
+    case = site(hall(loops=1))
+    for _ in range(9):
+        case.report_findings(found(cause, detector, onset=START), seconds=600)
+    case.report_findings(found("gpu:n1.1", onset=START + 5000 * SECOND, signals=signals))
+    assert case.causes() == ({cause, "gpu:n1.1"} if apart else {cause})
+
+
 SITE = {"node": 1000, "gpu": 8000, "rack": 50}
 
 
