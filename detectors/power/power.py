@@ -52,7 +52,8 @@ class Power(Detector):
 
     The same supply lost in all nodes of a rack or unit at the same time is a loss of its shelf or feed, reported once.
     A unit without voltage (or with a tripped breaker) whose nodes fell silent pages in the same frame; while they
-    report it is a ticket: they run on another feed, or the meter is wrong. The brake bit without a lost supply is a
+    report it is a ticket: they run on another feed, or the meter is wrong. A node is silent by its own usual interval,
+    and a chassis without load whose host is dead is left to `telemetry`. The brake bit without a lost supply is a
     ticket, after `brake_seconds` a page. The power cap bit (0x4) is policy, and load swings of whole jobs are work:
     neither is reported.
 
@@ -192,15 +193,20 @@ class Power(Detector):
 
     def _report_dark(self, topology: Topology, time: int) -> Iterator[Finding]:
         """Yields a finding for each feed without power."""
+        names, seen = self.nodes.names("node"), self.nodes.of_class("node").seen
+        lost = self.nodes.known("node") & ~self.nodes.reporting("node")
         for entity, known in sorted(self.feeds.dark.items()):
             if known["looks"] < _LOOKS or self.gates.in_maintenance(entity, topology, time):
                 continue
-            names = self.nodes.names("node")
+            host = topology.ancestor_of_kind(entity, "node")
+            if host in names and seen[names.index(host)] <= known["since"]:
+                continue  # the chassis of a host that is dead: the host's own finding says so
             self._node_index.update(names, topology)
             below = self._node_index.devices_below(entity)
-            silent = [i for i in below if self.nodes.of_class("node").missed[i] >= _LOOKS]
+            silent = [i for i in below if lost[i]]
             level: Level = "page" if len(silent) > len(below) / 2 and kind_of(entity) in _SHARED else "ticket"
             effect = f"{len(silent)} of {len(below)} nodes silent" if below else "no node below it is known"
+            effect = "its node reports" if host in names else effect
             why = known["why"].removeprefix("a ").partition(" (")[0]
             yield self.finding(
                 time,

@@ -61,7 +61,8 @@ class SeenDevices(State):
 
     seen:   last sample.              since: reporting without a silence since.
     missed: instants since then.      count: samples so far.
-    rhythm: usual time between two samples, 0 if not known; of nodes between the last two.   usual: before this instant.
+    mean:   usual time between two samples, 0 if not known.
+    rhythm: the same; of nodes at least between the last two.   usual: before this instant.
     gaps, holes: for devices with a sample at this instant: time since the one before, and instants missed in between.
     names:  entities; after a restart only if none of them reported, else they come with the next frame.
     """
@@ -70,6 +71,7 @@ class SeenDevices(State):
     since: Times = memory(0, np.int64)
     missed: Counts = memory(0, np.int32)
     count: Counts = memory(0, np.int32)
+    mean: Times = memory(0, np.int64)
     rhythm: Times = memory(0, np.int64)
     _lost_names: list[str] = notes(list)
     names: Sequence[str] = field(default=(), init=False)
@@ -95,9 +97,9 @@ class SeenDevices(State):
 
     def follow_rhythm(self, last: bool) -> tuple[float, float]:
         """Updates how far apart the samples of each device are; returns how many readings were lost before those of
-        this instant, and how many those are. last: only the last two count."""
+        this instant, and how many those are. last: a longer time between the last two counts at once."""
         self.usual, self.rhythm = self.rhythm, np.empty(len(self.seen), np.int64)
-        lost, there = _follow_gaps(self.gaps, self.usual, self.count, last, self.rhythm)
+        lost, there = _follow_gaps(self.gaps, self.usual, self.count, last, self.mean, self.rhythm)
         return float(lost), float(there)
 
     @property
@@ -228,8 +230,12 @@ def _count_missed(
 
 
 @compiled
-def _follow_gaps(gaps: Times, usual: Times, count: Counts, last: bool, rhythm: Times) -> tuple[int, int]:
-    """Fills in the rhythm after the gaps of an instant; returns readings that were lost before it, and its own."""
+def _follow_gaps(gaps: Times, usual: Times, count: Counts, last: bool, mean: Times, rhythm: Times) -> tuple[int, int]:
+    """Fills in the rhythm after the gaps of an instant; returns readings that were lost before it, and its own.
+
+    A frame has the time of its newest sample, so the gaps of samples 30 s apart can be 21 and 39 s in turn: only their
+    mean is the interval.
+    """
     lost = there = 0
     for i in range(len(gaps)):
         gap, known = gaps[i], usual[i]
@@ -238,8 +244,9 @@ def _follow_gaps(gaps: Times, usual: Times, count: Counts, last: bool, rhythm: T
             there += 1
             lost += min(max(int(np.rint(gap / known)) - 1, 0), READINGS)
         if gap > 0 and count[i] > 1:
-            followed = known + FOLLOWS * (min(float(gap), LONGEST_GAP * known) - known)
-            rhythm[i] = gap if last or known <= 0 else int(followed)
+            at = mean[i]
+            mean[i] = gap if at <= 0 else int(at + FOLLOWS * (min(float(gap), LONGEST_GAP * at) - at))
+            rhythm[i] = max(gap, mean[i]) if last else mean[i]
     return lost, there
 
 

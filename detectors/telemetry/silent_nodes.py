@@ -444,7 +444,8 @@ class Gaps(State):
         """Returns whether all of a node's data had the gap, no ticket reported it, and it was not in maintenance."""
         nodes, gpus = context.last.of_class("node"), context.last.of_class("gpu")
         node, seconds = nodes.names[i], float(nodes.gaps[i]) / SECOND
-        if seconds <= 1.5 * nodes.usual[i] / SECOND:  # that is how often it reports
+        # that is how often it reports; the time of a frame is that of its newest sample, so a gap may be shorter by one
+        if seconds - context.frame_s <= LATE * nodes.usual[i] / SECOND:
             return False
         if node in returned:
             return not context.in_maintenance(node)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.base.power_feeds import PowerFeeds
+from detectors.base.power_feeds import _OPEN, PowerFeeds
+from detectors.power.power import Power
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.topology import Topology
 
@@ -70,3 +71,48 @@ def test_a_restart_in_the_middle_of_learning_changes_nothing():
     run_detector(lambda t: 230.0, ticks=18, feeds=other, first=12)
     one, two = (feeds.snapshot()["usual"]["power.voltage"] for feeds in (other, whole))
     assert all(np.array_equal(one[name], two[name], True) for name in one)
+
+
+@pytest.mark.parametrize("interval", [10, 30, 60])
+def test_a_tripped_unit_whose_nodes_report_at_their_own_interval_has_no_silent_node(interval):
+    found = run_chassis(interval, dies=False)
+    assert {(f.entity, f.level) for f in found} == {("pdu:p0", "ticket")}
+    assert {f.summary for f in found} == {"PDU p0: tripped breaker, 0 of 4 nodes silent"}
+
+
+@pytest.mark.parametrize("interval", [10, 60])
+def test_a_tripped_unit_whose_nodes_are_silent_pages_whatever_their_interval(interval):
+    found = run_chassis(interval, dies=True)
+    assert ("pdu:p0", "page") in {(f.entity, f.level) for f in found}
+    assert found[-1].summary == "PDU p0: tripped breaker, 4 of 4 nodes silent"
+
+
+@pytest.mark.parametrize("interval", [10, 60])
+def test_the_chassis_of_a_dead_host_is_not_reported_beside_it(interval):
+    assert run_chassis(interval, dies=True, idle="chassis:n0") == []
+    found = run_chassis(interval, dies=False, idle="chassis:n0")
+    assert {(f.entity, f.level) for f in found} == {("chassis:n0", "ticket")}
+    assert "its node reports" in found[0].summary
+
+
+def run_chassis(interval, dies, idle=""):
+    """Four nodes on a PDU, read each `interval` s; after an hour it trips, or a chassis has no load."""
+    nodes = tuple(f"node:n{n}" for n in range(4))
+    units = ("pdu:p0", *(f"chassis:n{n}" for n in range(4)))
+    graph = Topology({n: ["pdu:p0"] for n in nodes} | {f"chassis:{n[5:]}": [n] for n in nodes})
+    detector, found = Power(), []
+    for tick in range(450):
+        broken, frames = tick >= 361, {}
+        draw, breaker = np.full(5, 8e3), np.zeros(5)
+        if broken and idle:
+            draw[units.index(idle)] = 60.0
+        breaker[0] = _OPEN if broken and not idle else 0
+        columns = {"power.draw": draw, "power.breaker": breaker}
+        time = T0 + tick * 10 * SECOND
+        frames["power"] = Frame(time, "power", units, columns, graph)
+        if tick * 10 % interval == 0 and not (broken and dies and not idle):
+            load = np.where([broken and dies and n[5:] == idle[8:] for n in nodes], np.nan, 20.0)
+            frames["node"] = Frame(time, "node", nodes, {"node.load1": load}, graph)
+            frames["gpu"] = Frame(time, "gpu", ("gpu:n0.0",), {"gpu.throttle_reasons": np.zeros(1)}, graph)
+        found += detector.observe(frames)
+    return found

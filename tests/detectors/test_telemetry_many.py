@@ -281,3 +281,21 @@ def test_a_topology_index_is_kept_when_jobs_start_and_rebuilt_when_a_device_move
     index.update(BELOW["gpu"], site.topology)
     assert len(index.positions_below("rack:r0")) == len(kept) - 1
     assert index.node_positions(NODES)[0] == 9
+
+
+@pytest.mark.parametrize("interval", [20, 30, 60])
+@pytest.mark.parametrize("jitter", [0.02, 2.0])
+def test_a_node_whose_samples_lie_at_the_edge_of_a_frame_has_no_gap(interval, jitter):
+    """The time of a frame is that of its newest sample, so its gaps differ by up to a frame."""
+    detector, found, random = Telemetry(), [], np.random.default_rng(interval)
+    graph = Topology({"gpu:n0.0": ["node:n0"], "gpu:n1.0": ["node:n1"]})
+    own = {int(at // 10): at for at in (i + random.uniform(-jitter, jitter) for i in range(interval, 7200, interval))}
+    for cell in range(720):
+        newest = max(own.get(cell, 0.0), 10 * cell + 8.7)  # the other node is read in each frame
+        time, here = T0 + int(newest * SECOND), np.array([0.0 if cell in own else np.nan, 0.0])
+        frames = {
+            "node": Frame(time, "node", ("node:n0", "node:n1"), {"node.load1": here + 20 + cell % 7}, graph),
+            "gpu": Frame(time, "gpu", ("gpu:n0.0", "gpu:n1.0"), {"gpu.power": here + 600 + cell % 5}, graph),
+        }
+        found += detector.observe(frames)
+    assert found == []
