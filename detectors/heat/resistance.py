@@ -335,7 +335,8 @@ class ThermalResistance(State):
 
     def forget(self, mask: Bools) -> None:
         """Learns the usual values of GPUs again without the former ones, after feedback "no fault"."""
-        self.before[: len(mask)][mask] = np.nan
+        known = mask[: len(self.before)]
+        self.before[: len(known)][known] = np.nan
         self.reset(mask)
 
     def powers(self, n: int) -> tuple[Floats, Floats]:

@@ -43,7 +43,9 @@ _HEAT_GAIN, _WARMER = 0.01, 5.0
 NVML's rounding. Chosen."""
 _MISSED = 3  # readings in a row that are missing after which the power is not known; chosen
 _SMOOTH = 0.15  # gain, as of the kernel's effect
+_UNDER_CAP = 0.9  # smoothed share of its time that a GPU spends under a cap that does not come and go; chosen
 _NODES = 3  # nodes that throttle: two may coincide; chosen
+_SEVERAL = 3  # GPUs of a node whose clocks fall alike: single faults do not coincide; chosen
 _LESS = 0.97  # share of the peers' power or limit below which a cap is lower: beyond the 1 % of NVML's power; chosen
 PRESSED, TIMES = 0.10, 3.0
 """Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
@@ -53,7 +55,10 @@ _QUEUE = 1.0  # tasks per processor from which they wait, where the kernel has n
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One visible cause. title: in few words; text: in full; physical: a fact of the device, which needs no hold."""
+    """One visible cause. title: in few words; text: in full; physical: a fact of the device, which needs no hold.
+
+    shared: most GPUs of the node have it alike: firmware, a setting or their silicon, no broken device.
+    """
 
     key: str
     title: str
@@ -61,6 +66,7 @@ class Cause:
     signal: str
     physical: bool
     value: float
+    shared: bool = False
 
     @property
     def is_clock(self) -> bool:
@@ -92,7 +98,7 @@ class GpuReadings(State):
     limit: power limit.   bits, known: event reasons.
 
     throttled_at, began: when a throttle bit was last set, and since when again and again.   capped: share of the time
-    under a power cap, smoothed.   heat: usual temperature (Cel).
+    under a power cap, smoothed; capped_at: when it was under one last for all of it.   heat: usual temperature (Cel).
     together: GPUs that throttle with others of their loop, rack or fleet.
     """
 
@@ -108,6 +114,7 @@ class GpuReadings(State):
     began: NDArray[np.int64] = memory(0, np.int64)
     heat: Floats = memory(np.nan)
     capped: Floats = memory(0.0)
+    capped_at: NDArray[np.int64] = memory(0, np.int64)
     together: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
     _loops: SpanningCohorts = field(
         default_factory=lambda: SpanningCohorts("loop", "cdu", "rack", least=_NODES), init=False, repr=False
@@ -135,6 +142,8 @@ class GpuReadings(State):
         capped = self.capped[:n]
         works = known & ~has_reason(bits, IDLE)  # an idle GPU reports no cap
         capped += np.where(works, _SMOOTH * (has_reason(bits, CAPPED) - capped), 0.0)
+        capped_at = self.capped_at[:n]
+        capped_at[:] = np.where(capped >= _UNDER_CAP, gpus.time, np.minimum(capped_at, gpus.time))
         self.together = self._find_together(gpus)
 
     def _find_together(self, gpus: Frame) -> Bools:
@@ -162,12 +171,14 @@ class GpuReadings(State):
     def is_excused(self, time: int) -> Bools:
         """Returns (N,) GPUs that are slow by heat, lost power or policy, as far as their event reasons show."""
         recent = (self.throttled_at > time - _AGO) & (self.throttled_at <= time)
-        return np.asarray(recent | (self.capped >= 0.5))
+        return np.asarray(recent | (self._under_caps(slice(None), time) >= 0.5))
 
-    def _are_capped(self, mine: Slots) -> bool:
-        """Returns whether most of these GPUs are under a power cap, as their newest reading or most of the last say."""
+    def _under_caps(self, mine: Slots | slice, time: int) -> Floats:
+        """Returns the share of its time that each of these GPUs spends under a power cap: 1 if one has just begun, as
+        the newest reading says, or just ended: steps of ten minutes outlive it."""
         newest = has_reason(self.bits[mine], CAPPED) & self.known[mine]
-        return bool(np.median(np.maximum(self.capped[mine], newest)) >= 0.5)
+        ended = (self.capped_at[mine] > 0) & (time - self.capped_at[mine] <= _AGO)
+        return np.asarray(np.maximum(self.capped[mine], newest | ended))
 
     def _cap_differs(self, mine: Slots, peers: Slots) -> bool:
         """Returns whether a power cap slows these GPUs, which are under one, and not their peers or not as much.
@@ -191,17 +202,27 @@ class GpuReadings(State):
             return []
         throttled = np.abs(time - self.throttled_at[mine]) <= _FRESH
         throttled &= self.throttled_at[mine] > 0
-        found, clock = [], self._clock_causes(slots, mine, others, clocks)
+        nodes = units.numbers["node"]
+        beside = nodes[peers[column[peers] >= 0]] == (nodes[slots[0]] if nodes[slots[0]] >= 0 else -2)
+        found, clock = [], self._clock_causes(slots, mine, others, clocks, beside)
         if 2 * np.count_nonzero(throttled) >= len(mine):
             bits = int(np.bitwise_or.reduce(self.bits[mine])) & THROTTLE or THROTTLE
             text = f"throttle bit of its GPU: {reason_names(bits)}"
             found.append(Cause("throttled", reason_title(bits), text, "gpu.throttle_reasons", True, bits))
-        elif self._are_capped(mine) and self._cap_differs(mine, others):
+        elif np.median(self._under_caps(mine, time)) >= 0.5 and self._cap_differs(mine, others):
             text = "a power cap, which is policy"
             return [Cause(POLICY, "power cap", text, "gpu.throttle_reasons", False, CAPPED)]
         return [*found, *clock, *self._link_causes(mine, others)]
 
-    def _clock_causes(self, slots: Slots, mine: Slots, others: Slots, clocks: ClockWatch) -> list[Cause]:
+    def _are_alike(self, mine: Slots, others: Slots, beside: Bools) -> bool:
+        """Returns whether most GPUs of the node have as low a clock as these. beside: others on their node."""
+        elsewhere = _median(self.clock[others[~beside]])
+        low, mates = self.clock[mine] < (1 - CLOCK.delta) * elsewhere, self.clock[others[beside]]
+        alike = (mates < (1 - CLOCK.delta) * elsewhere) & (mates < (1 + CLOCK.delta) * _median(self.clock[mine]))
+        count = np.count_nonzero(low) + np.count_nonzero(alike)
+        return bool(count >= _SEVERAL and 2 * count > len(mine) + len(mates))
+
+    def _clock_causes(self, slots: Slots, mine: Slots, others: Slots, clocks: ClockWatch, beside: Bools) -> list[Cause]:
         cells = clocks.streams.cells
         slots = slots[slots < cells.shape[1]]
         if not len(slots):
@@ -223,7 +244,8 @@ class GpuReadings(State):
         else:
             return []
         text = f"SM clock {100 * less:.0f} % below that of its peers{since}"
-        return [Cause(key, f"SM clock {100 * less:.0f} % low{since}", text, "gpu.sm_clock", physical, round(less, 4))]
+        title, shared = f"SM clock {100 * less:.0f} % low{since}", self._are_alike(mine, others, beside)
+        return [Cause(key, title, text, "gpu.sm_clock", physical, round(less, 4), shared)]
 
     def _link_causes(self, mine: Slots, others: Slots) -> list[Cause]:
         found = []

@@ -7,7 +7,7 @@ import pytest
 
 from detectors.straggler.straggler import Straggler
 from detectors.straggler.straggler_inferred import StragglerInferred
-from pipeline.model.records import SECOND
+from pipeline.model.records import LEVELS, SECOND
 from tests.detectors.cases import straggler as site
 from tests.detectors.cases import straggler_inferred as unhooked
 from tests.detectors.cases.case import Case
@@ -75,6 +75,53 @@ def test_a_slow_rank_pages_where_all_power_cap_bits_flicker(share):
     assert {f.entity for f in findings} == {site.RANKS[SLOW]}
     page = next(f for f in findings if f.level == "page")
     assert 300 <= (page.time - page.onset) / SECOND <= 400
+
+
+def watch_from(fault, change, ticks):
+    """Findings of a job that change(tick, values) touches; `fault` is the tick from which on it is told so."""
+
+    def instant(tick, broken, rng):
+        values = site.healthy_values(tick, rng)
+        values["gpu"]["gpu.throttle_reasons"] = np.zeros(site.SIZE)
+        change(tick, values)
+        return values, []
+
+    case = Case(Straggler, site.NAMES, site.topology, instant, frozenset(), fault=fault)
+    return case.run_detector(Straggler(), range(ticks))
+
+
+@pytest.mark.parametrize("gpus", [[5], [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_a_cap_that_has_just_ended_is_still_policy(gpus):
+    """The median of ten steps is slow for minutes after it."""
+
+    def change(tick, values):
+        if 60 <= tick < 160:
+            values["gpu"]["gpu.throttle_reasons"][gpus] = 4.0
+            values["gpu"]["gpu.sm_clock"][gpus] /= 1.12
+        if 60 <= tick < 190:
+            values["rank"]["rank.compute_time"][gpus] *= 1.12
+
+    assert {f.level for f in watch_from(60, change, 260)} <= {"suspect"}
+
+
+def test_a_few_percent_of_clock_on_all_gpus_of_a_node_is_no_broken_device():
+    node = np.arange(site.SIZE) < site.WIDTH
+
+    def change(tick, values):
+        if tick >= 80:
+            values["gpu"]["gpu.sm_clock"][node] /= 1.07
+            values["rank"]["rank.compute_time"][node] *= 1.07
+
+    assert {f.level for f in watch_from(80, change, 300)} == {"suspect"}
+
+
+def test_a_few_percent_of_clock_on_one_gpu_is_a_ticket():
+    def change(tick, values):
+        if tick >= 80:
+            values["gpu"]["gpu.sm_clock"][SLOW] /= 1.07
+            values["rank"]["rank.compute_time"][SLOW] *= 1.07
+
+    assert max((f.level for f in watch_from(80, change, 300)), key=LEVELS.index) == "ticket"
 
 
 @pytest.mark.slow
