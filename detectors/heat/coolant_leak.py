@@ -158,8 +158,8 @@ class CoolantLeak(Detector):
     dry: int = 2
     """Frames in a row with a dry detector that end a leak without an end event; chosen."""
 
-    empty: float = 72.0
-    """Hours; a ticket may wait for a weekend, and coolant that nobody looks for drips on something; chosen."""
+    empty: float = 24.0
+    """Hours; a ticket is read by the next morning; chosen."""
 
     leaks: dict[str, dict[str, Any]] = notes()
     levels: Reservoirs = part(Reservoirs, of="coolant", kept=True)

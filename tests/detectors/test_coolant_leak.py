@@ -34,7 +34,7 @@ def run_detector(level, hours, events=(), wet=None, step=30):
 
 @pytest.mark.parametrize(
     ("per_hour", "within", "level"),
-    [(0.6, 0.4, "page"), (0.05, 1.6, "page"), (0.02, 2.5, "page"), (0.004, 15, "ticket")],
+    [(0.6, 0.4, "page"), (0.05, 1.6, "page"), (0.02, 2.5, "ticket"), (0.004, 15, "ticket")],
 )
 def test_a_reservoir_that_sinks_is_reported_before_its_rope_is_wet(per_hour, within, level):
     found = run_detector(lambda hour: 0.85 - per_hour * max(hour - 3, 0), 3 + within)
