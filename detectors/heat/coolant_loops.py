@@ -342,10 +342,16 @@ class LoopVerdict:
         if self.low:
             flow, usual = float(steps.frame["coolant.flow"][i]), float(np.exp(-steps.expected[i]))
             why = "; likely its meter" if self.meter else ", as its load" if self.follows else ""
-            parts.append(f"flow {flow:.3g} L/min, usual {usual:.3g}{why}")
+            now = (
+                f"flow {flow:.3g} L/min, usual {usual:.3g}"
+                if np.isfinite(flow)
+                else f"flow low, usual {usual:.3g} L/min"
+            )
+            parts.append(now + why)
         if self.warm:
             supply = float(steps.frame["coolant.supply_temperature"][i])
-            parts.append(f"supply {supply:.0f} °C, {self.rise:.1f} K above usual{'; likely its sensor' * self.sensor}")
+            warm = f" {supply:.0f} °C," if np.isfinite(supply) else ""  # not read at this instant
+            parts.append(f"supply{warm} {self.rise:.1f} K above usual{'; likely its sensor' * self.sensor}")
         return parts
 
 
@@ -369,7 +375,7 @@ class LoopJudge:
         score = float(max(steps.flow.score[i], steps.warmth.score[i]))
         began, levels = list[int](), list[Level]()
         low, warm = bool(steps.flow.on[i] or flows.low[i] >= 2), bool(steps.warmth.on[i] or self.supplies.quick_at[i])
-        rise = max(float(steps.warmth.effect[i]), self.supplies.risen(i))
+        rise = float(np.fmax(steps.warmth.effect[i], self.supplies.risen(i)))
         low = low and not (flows.back[i] or flows.well[i])
         others, meter, follows, sensor = tuple[str, ...](), False, False, False
         if low:

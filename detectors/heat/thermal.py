@@ -118,7 +118,7 @@ class Thermal(Detector):
     A GPU that reports thermal throttling for two frames is a suspect at any R, a ticket after `patience` s, a page
     after `hold` s unless R is known to be normal: then it is one ticket until a day without throttling. A loop, CDU or
     rack is one finding when GPUs of most of its nodes throttle: a ticket at once if they are 30 % of its working GPUs,
-    a page once they did for `hold` s.
+    a page once they did for `hold` s. A hardware slowdown alone (0x8) is named so: it may be a power brake as well.
 
     Source: R = dT/P, published lags of 5 to 60 s (resistance.py); delta: three times what 1 K of NVML's rounding is at
     40 K over the coolant; limits: NVML's T.limit and clock event reasons; hold: twice the longest
@@ -358,7 +358,7 @@ class Thermal(Detector):
 
     def _judge_unit(self, heat: GpuHeat, unit: str, nodes: list[int], gpus: Times) -> HeatVerdict:
         """Returns the verdict on a node or rack whose GPUs moved together."""
-        shared = [m for m in nodes if heat.nodes.on[m]]
+        shared = [m for m in nodes if heat.nodes.on[m] and heat.nodes.judged[m]]
         if shared:
             effect = float(np.median(heat.nodes.effect[shared]))
             held, score = int(heat.nodes.held[shared].max()), float(heat.nodes.score[shared].max())
@@ -449,7 +449,7 @@ class Thermal(Detector):
     def _find_throttling(
         self, heat: GpuHeat, found: Mapping[str, HeatVerdict], members: Bools
     ) -> dict[str, HeatVerdict]:
-        """Returns nodes and GPUs that report thermal throttling and are not part of a verdict, or of a unit."""
+        """Returns nodes and GPUs that report throttling and are not part of a verdict, or of a unit."""
         frame, n, streaks, node = heat.frame, len(heat.on), self.throttling, heat.index.node
         other = heat.throttled & ~members
         for verdict in found.values():
@@ -476,8 +476,9 @@ class Thermal(Detector):
 
 
 def _describe(heat: GpuHeat, i: int) -> str:
-    """Returns how hot the (hottest) GPU is."""
-    warm = f", {heat.frame['gpu.temperature'][i]:.0f} °C at {heat.sample.power[i]:.0f} W"
+    """Returns how hot the (hottest) GPU is, if it is read at this instant."""
+    now, power = float(heat.frame["gpu.temperature"][i]), float(heat.sample.power[i])
+    warm = f", {now:.0f} °C at {power:.0f} W" if np.isfinite(now + power) else ""
     return f"{warm}, throttles" if heat.throttled[i] else warm
 
 

@@ -196,6 +196,7 @@ class ThermalInlet(Detector):
         if due is None:
             return None
         value = float(np.nanmedian(frame["sensor.temperature"][inside])) if len(inside) else float("nan")
+        warm = f" {value:.0f} °C," if np.isfinite(value) else ""
         quicker = "" if np.isnan(faster) else f", fans {100 * faster:.0f} % faster"
         others = 0 if everywhere else int(np.count_nonzero(step.judged & inlets.inlet)) - len(inside)
         cohort = "own past" if everywhere else "inlets elsewhere"
@@ -203,7 +204,7 @@ class ThermalInlet(Detector):
         return self.finding(
             *(frame.time, entity, due),
             score=kelvin,
-            summary=pager_title(entity, f"{where}intake air {value:.0f} °C, {kelvin:.1f} K above usual{quicker}"),
+            summary=pager_title(entity, f"{where}intake air{warm} {kelvin:.1f} K above usual{quicker}"),
             signals=("sensor.temperature", "sensor.fan_speed") if faster >= self.fans else ("sensor.temperature",),
             clears=f"ends when less than {self.delta / 2:.2g} K is left of it",
             compared=Comparison(value, value - kelvin, None, cohort, others, kelvin, "K"),

@@ -18,12 +18,15 @@ from detectors.base.findings import Comparison
 from detectors.base.kernel import compiled
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
+from detectors.base.throttle import has_reason, read_reasons
 from pipeline.model.entity_names import pager_title, short_duration
 from pipeline.model.records import SECOND, Frame, Level
 
 Times = NDArray[np.int64]
 HEAT = np.uint64(0x20 | 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
-_SLOWDOWN, _BRAKE = np.uint64(0x8), np.uint64(0x80)  # hardware slowdown: by heat, unless the power brake is set too
+_SLOWDOWN, _BRAKE = np.uint64(0x8), np.uint64(0x80)
+"""Hardware slowdown, which NVML sets for heat, for the power brake and for an external signal alike: without the bit of
+the brake it counts here, and is called heat only beside a bit of HEAT."""
 _HELD = 2  # frames in a row; one may be a reading of a moment; chosen
 MOST, FEWEST = 0.6, 3  # share and number of a node's GPUs from which the node is named; half may be chance; chosen
 _NODES = 3  # on which a unit's GPUs throttle: two coincide, or share a fault of their own; chosen
@@ -52,7 +55,7 @@ class HeatVerdict:
 
 @compiled
 def is_throttled_by_heat(reasons: Floats) -> Bools:
-    """Returns (N,) GPUs that heat slows down."""
+    """Returns (N,) GPUs that heat slows down, or their hardware for a reason that no other bit names."""
     found = np.zeros(len(reasons), np.bool_)
     for i in range(len(reasons)):
         if (reasons[i] >= 0) and (reasons[i] < 2.0**63):  # False for NaN
@@ -79,6 +82,7 @@ def _count_frames(count: Times, since: Times, last: Times, known: Bools, throttl
 class ThermalThrottling(State):
     """(N,) each. count: frames in a row with thermal throttling.   since: of the first of them.   last: newest of them.
 
+    by_heat: whether a bit of heat was set when it last throttled, not only that of a hardware slowdown.
     well_at: last throttling with a normal resistance, 0 never.   accepted: a person called the present one no fault.
     units:   unit -> onset, last, many, many_last: the units that throttle, and since when so many of one do.
     """
@@ -86,6 +90,7 @@ class ThermalThrottling(State):
     count: Times = memory(0, np.int64)
     since: Times = memory(0, np.int64)
     last: Times = memory(0, np.int64)
+    by_heat: Bools = memory(False, np.bool_)
     well_at: Times = memory(0, np.int64)
     accepted: Bools = memory(False, np.bool_)
     units: dict[str, dict[str, int]] = notes()
@@ -99,6 +104,7 @@ class ThermalThrottling(State):
         n = len(reasons)
         self.grow(n)
         throttled = is_throttled_by_heat(reasons)
+        np.copyto(self.by_heat[:n], has_reason(read_reasons(reasons)[0], int(HEAT)), where=throttled)
         _count_frames(self.count[:n], self.since[:n], self.last[:n], np.isfinite(reasons), throttled, time)
         if self.accepted[:n].any():
             self.accepted[:n] &= np.abs(time - self.last[:n]) <= _GAP
@@ -140,7 +146,8 @@ class ThermalThrottling(State):
             if on >= _NODES and (many or on > _WIDE * every) and not self.accepted[: len(hot)][hot].all():
                 unit = self._cohorts.names[group]
                 state = self._update_unit(unit, int(self.since[: len(hot)][hot].min()), many, time, int(hold))
-                found[unit] = _judge_unit(frame, unit, state, hot, working, on, many, hold)
+                what = "thermal throttle" if self.by_heat[: len(hot)][hot].any() else "in HW slowdown"
+                found[unit] = _judge_unit(frame, unit, state, hot, working, on, many, hold, what)
         members = np.isin(groups, [g for g, name in enumerate(self._cohorts.names) if name in self.units])
         self.since[: len(members)][members] = time  # what throttles after its unit is judged from then on
         self.well_at[: len(members)][members] = 0
@@ -186,8 +193,9 @@ class ThermalThrottling(State):
             known = reported.get(entity)
             if known is not None and known["level"] != "suspect" and frame.time - at <= RECURS:
                 ago = f"last {(frame.time - at) / 60 / SECOND:.0f} min ago"
-                title = pager_title(entity, f"recurring thermal throttle, {ago}, cools normally")
-                clears = f"ends {RECURS // SECOND // 3600} h after the last thermal throttling"
+                what = "thermal throttle" if self.by_heat[i] else "HW slowdown"
+                title = pager_title(entity, f"recurring {what}, {ago}, cools normally")
+                clears = f"ends {RECURS // SECOND // 3600} h after the last throttling"
                 more = {"throttled": False, "gpus": [entity], "resistance_known": True}
                 found[entity] = HeatVerdict("ticket", at, title, clears, 0.0, np.array([i]), more)
         return found
@@ -214,7 +222,8 @@ class ThermalThrottling(State):
         heat = frame["gpu.temperature"][at]
         warm = f" at {np.nanmax(heat):.0f} °C" if np.isfinite(heat).any() else ""
         subject = "" if len(at) == 1 else f"{len(at)} GPUs, "
-        title = pager_title(entity, f"{subject}thermal throttle for {short_duration(held)}{warm}")
+        what = "thermal throttle" if self.by_heat[at].any() else "HW slowdown"
+        title = pager_title(entity, f"{subject}{what} for {short_duration(held)}{warm}")
         nearest = float(np.min(left[at][np.isfinite(left[at])], initial=np.inf))
         more = {
             "throttled": True,
@@ -223,19 +232,27 @@ class ThermalThrottling(State):
             "kelvin_left": round(nearest, 1) if np.isfinite(nearest) else None,
             "resistance_known": bool(normal[at].any()),
         }
-        return HeatVerdict(level, onset, title, "ends when no heat slows it down", held, at, more)
+        return HeatVerdict(level, onset, title, "ends when no such bit slows it down", held, at, more)
 
 
 def _judge_unit(
-    frame: Frame, unit: str, state: Mapping[str, int], hot: Bools, working: Bools, nodes: int, many: bool, hold: float
+    frame: Frame,
+    unit: str,
+    state: Mapping[str, int],
+    hot: Bools,
+    working: Bools,
+    nodes: int,
+    many: bool,
+    hold: float,
+    what: str,
 ) -> HeatVerdict:
     level: Level = "ticket" if many or frame.time - state["onset"] >= _GAP else "suspect"
     if many and frame.time - state["many"] >= hold * SECOND:
         level = "page"
     gpus, every = np.flatnonzero(hot), int(np.count_nonzero(working))
     held = (frame.time - state["onset"]) / SECOND
-    title = pager_title(unit, f"{len(gpus)} of {every} GPUs thermal throttle on {nodes} nodes")
-    clears = f"ends when for {_GAP // SECOND} s heat slows down fewer of them"
+    title = pager_title(unit, f"{len(gpus)} of {every} GPUs {what} on {nodes} nodes")
+    clears = f"ends when for {_GAP // SECOND} s fewer of them are slowed down"
     shown = sorted(frame.entities[i] for i in gpus.tolist())[:16]
     more = {"throttled": True, "gpus": shown, "slowed": len(gpus), "at_work": every, "nodes": nodes}
     return HeatVerdict(level, state["onset"], title, clears, held, gpus, more)

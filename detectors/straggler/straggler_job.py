@@ -62,8 +62,8 @@ _FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
 _USUAL = 0.05  # gain of the usual power, and of the tick: about 20 samples of memory; chosen
 _KEPT = 24 * 3600 * SECOND  # us after which a fault explains nothing; chosen
 _TITLES = {
-    "hang": "hangs, no {what} for {minutes:.0f} min, GPUs at {share:.0f} % of usual power",
-    "stall": "waits for data, no {what} for {minutes:.0f} min, I/O wait {io:.0f} %",
+    "hang": ("hangs", ", GPUs at {:.0f} % of usual power"),
+    "stall": ("waits for data", ", I/O wait {:.0f} %"),
 }
 JobFindings = list[tuple[str, Finding | None]]
 """Conditions that hold, by key, with the finding that is due, if any."""
@@ -339,7 +339,9 @@ class StragglerJob(Detector):
         self, time: int, job: JobNow, kind: str, pressure: float, explanation: str, due: tuple[int, Level]
     ) -> Finding:
         share, reports = job.watts / job.usual_watts, job.name not in self.quiet
-        numbers = {"minutes": (time - job.moved_at) / (60 * SECOND), "share": 100 * share, "io": 100 * pressure}
+        (state, shows), number = _TITLES[kind], share if kind == "hang" else pressure
+        title = f"{state}, no {'step' if reports else 'traffic'} for {(time - job.moved_at) / (60 * SECOND):.0f} min"
+        title += shows.format(100 * number) if np.isfinite(number) else ""  # else not read at this instant
         shown = {"utilization": job.utilization, "power_share": share, "io_pressure": pressure}
         shown["bytes_per_second"] = job.bytes_per_second
         return self.finding(
@@ -347,7 +349,7 @@ class StragglerJob(Detector):
             job.name,
             due,
             score=(time - job.moved_at) / SECOND,
-            summary=pager_title(job.name, _TITLES[kind].format(what="step" if reports else "traffic", **numbers)),
+            summary=pager_title(job.name, title),
             signals=(
                 *("rank.step" if reports else SENT, "gpu.power"),
                 "gpu.utilization" if kind == "hang" else "node.io_pressure",

@@ -56,6 +56,22 @@ def test_the_same_frames_give_the_same_findings(case):
 
 
 @every
+@pytest.mark.parametrize("missing", ["instants", "cells"])
+def test_no_title_shows_a_number_that_is_missing(case, missing):
+    """Once the fault is there, it is read each 30 s only, or four of ten readings are lost."""
+    detector, topology, found = at_known_site(case.detector()), case.topology(), []
+    lost = np.random.default_rng(1)
+    for tick in range(case.ticks):
+        values, events = case.instant(tick, tick >= case.fault, np.random.default_rng([tick, 7]))
+        unread = missing == "instants" and tick >= case.fault + 10 and tick % 3 > 0
+        share = 1.0 if unread else 0.4 if missing == "cells" and tick >= case.fault else 0.0
+        for columns in values.values():
+            columns |= {name: np.where(lost.random(len(v)) < share, np.nan, v) for name, v in columns.items()}
+        found += detector.observe(case.frames_of(tick, values, events, topology))
+    assert not [f.summary for f in found if {"nan", "inf"} & set(f.summary.lower().replace("%", " ").split())]
+
+
+@every
 def test_findings_keep_to_the_contract(case):
     found = run_case(case)
     assert [f.time for f in found] == sorted(f.time for f in found)

@@ -204,6 +204,10 @@ def test_a_gpu_that_reports_thermal_throttling_is_a_suspect_then_a_ticket_at_any
     assert (found[0].time, found[0].onset, found[0].level) == (CASE.time(61), CASE.time(60), "suspect")
     assert next(f for f in found if f.level == "ticket").time == CASE.time(84)
     assert "page" not in levels(found)
+    named = (
+        "HW slowdown for" if bits == 0x8 else "thermal throttle for"
+    )  # 0x8 is set for power and external signals, too
+    assert all(named in f.summary for f in found)
 
 
 def test_a_gpu_that_throttles_for_a_minute_while_its_fans_follow_the_load_is_no_ticket():

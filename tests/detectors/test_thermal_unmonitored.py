@@ -55,6 +55,12 @@ def test_an_unmonitored_loop_is_a_ticket_in_the_first_frames_a_page_after_ten_mi
     assert found[0].evidence["gpus"] == [GPUS[i] for i in SOME]
 
 
+def test_gpus_of_a_loop_in_hardware_slowdown_without_a_bit_of_heat_are_not_said_to_be_hot():
+    found = run_detector(hot(bits=0x8))
+    assert found
+    assert all("12 of 32 GPUs in HW slowdown on 3 nodes" in f.summary for f in found)
+
+
 def test_most_nodes_with_one_such_gpu_each_are_a_ticket_and_no_page():
     found = run_detector(hot([0, WIDTH, 2 * WIDTH]))
     assert {f.entity for f in found} == {LOOP}
