@@ -131,10 +131,10 @@ class GpuReadings(State):
         power, watts = gpus["gpu.power"], self.watts[:n]
         smooth = np.where(np.isfinite(watts), watts + _SMOOTH * (power - watts), power)
         np.copyto(watts, smooth, where=np.isfinite(power))
-        missed = self.missed[:n]
-        missed[:] = np.where(np.isfinite(power), 0, np.minimum(missed + 1, _MISSED))
-        watts[missed >= _MISSED] = np.nan
         bits, known = read_reasons(gpus["gpu.throttle_reasons"])
+        missed, read = self.missed[:n], known | np.isfinite(clock)
+        missed[:] = np.where(np.isfinite(power), 0, np.minimum(missed + read, _MISSED))
+        watts[missed >= _MISSED] = np.nan
         self.bits[:n][known], self.known[:n] = bits[known], known
         throttled = has_reason(bits, THROTTLE) & ~has_reason(bits, IDLE)
         self.began[:n][throttled & (gpus.time - self.throttled_at[:n] > _AGO)] = gpus.time

@@ -13,7 +13,7 @@ from detectors.base.state import State, memory, notes, part, parts
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.straggler.gpu_readings import clear_conditions
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, Frame
 
 Ints = NDArray[np.int64]
 STILL_SLOWER = 0.05
@@ -21,9 +21,35 @@ STILL_SLOWER = 0.05
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
 _LEARNING = 0.02  # gain of the usual value: memory of 50 updates; chosen
 _SWINGING = 1 / 240  # gain of the swings: memory of two hours; chosen
+OLD = 300 * SECOND
+"""us after which a reading is missing: five times the longest usual interval, a minute. Chosen."""
 _STALE = 300 * SECOND  # us without a judged update after which sums restart: the job rested; chosen
 _STAYS = 4 * 3600 * SECOND
 """us after which a slower job is at its usual pace: its owner changed it, or accepts it. Chosen: half a shift."""
+
+
+@dataclass
+class Newest(State):
+    """Newest reading of a signal by column of its frames. Nodes are read at different moments and intervals, so that an
+    instant holds some of a job's devices only.   value, at: the reading, and when it was taken (us), 0 never.
+    """
+
+    signal: str
+    value: Floats = memory(np.nan)
+    at: Ints = memory(0, np.int64)
+
+    def update(self, frame: Frame) -> None:
+        """Adds the readings of an instant."""
+        if (now := frame.values.get(self.signal)) is not None:
+            self.grow(len(now))
+            known = np.isfinite(now)
+            np.copyto(self.value[: len(now)], now, where=known)
+            self.at[: len(now)][known] = frame.time
+
+    def read(self, size: int, time: int, longest: float = OLD) -> Floats:
+        """Returns (size,) readings that are at most `longest` us old; NaN without."""
+        self.grow(size)
+        return np.where(time - self.at[:size] <= longest, self.value[:size], np.nan)
 
 
 @dataclass
@@ -81,6 +107,8 @@ class JobPace(State):
             mean = np.where(np.isfinite(measure.now), measure.now + _SMOOTH * (values - measure.now), values)
             np.copyto(measure.now, mean, where=np.isfinite(mean))
         gate = gate & np.isfinite(slower)
+        recent = (self.count > 0) & (time - self.judged_at <= _STALE)
+        gate &= ~(recent & (source > self.source))  # a reading of the better measure is only late
         self.reset_jobs(np.flatnonzero(gate & (self.source != source) & (self.count > 0)))
         self.source[gate] = source[gate]
         rested = np.flatnonzero(gate & (self.judged_at > 0) & (time - self.judged_at > _STALE))

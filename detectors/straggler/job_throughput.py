@@ -22,7 +22,7 @@ from detectors.base.streams import LEARN, Bools, Floats
 from detectors.base.topology_index import JobIndex, per_topology
 from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
 from detectors.straggler.gpu_readings import PRESSED, TIMES
-from detectors.straggler.job_pace import STILL_SLOWER, JobPace, mean_by_job, median_by_job
+from detectors.straggler.job_pace import OLD, STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
 from detectors.straggler.pressure import Pressure
 from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -47,7 +47,6 @@ _LEARNED = 10  # updates while it sends until the usual power of a job is known:
 NEW = 2 * 3600 * SECOND  # us; chosen: twice the usual time between two checkpoints or evaluations
 _RECENT = 0.05  # gain of the usual power of a job: memory of 20 updates; chosen
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
-_LONGEST = 300.0  # s between two updates beyond which growth is an average of too much; chosen
 JOB_EVERY = 30 * SECOND
 """us between two updates: some steps of a large job. Chosen."""
 _MOST = 0.5  # share of a job's GPUs that must work for it to be judged, or of its ports that must wait; chosen
@@ -68,38 +67,45 @@ _SEVERE = 0.45  # share of what it sends that a job loses: a page without a visi
 
 @dataclass
 class JobPorts(State):
-    """Arrays by port of the frame. last: newest counters.   normal: ln of waits and marks per byte, as learned.
+    """Arrays by port of the frame. newest: counters as read.   last, last_at: those of the last update, and when they
+    were read (us).   normal: ln of waits and marks per byte, as learned.
 
     excess: (2, N) of waits and marks, ln above normal, smoothed.   sent: newest bytes/s.   job: slot, -1 none.
     count: updates learned from.
     """
 
+    newest: tuple[Newest, ...] = part(lambda: tuple(Newest(name) for name in _READ))
     last: Floats = memory(np.nan, shape=(len(_READ), N))
+    last_at: Ints = memory(0, np.int64)
     normal: Floats = memory(0.0, shape=(2, N))
     excess: Floats = memory(0.0, shape=(2, N))
     sent: Floats = memory(np.nan)
     job: Ints = memory(-1, np.int64)
     count: Ints = memory(0, np.int64)
-    time: int = notes(int)
 
-    def update(self, frame: Frame, job: Ints, calm: Bools) -> None:
-        """Adds all counters. job: (N,) slot of each port's job, -1 none; calm: (slots,) jobs that are not slow."""
-        n, seconds = len(frame.entities), (frame.time - self.time) / SECOND
+    def read(self, frame: Frame) -> None:
+        """Adds the counters of an instant."""
+        for newest in self.newest:
+            newest.update(frame)
+
+    def update(self, n: int, time: int, job: Ints, calm: Bools) -> None:
+        """Judges all ports by what they counted since the last update. job: (n,) slot of each port's job, -1 none;
+        calm: (slots,) jobs that are not slow."""
         self.grow(n)
         self.count[:n][job != self.job[:n]] = 0  # the normal of one job is not that of another
         self.job[:n] = job
-        now = np.stack([frame[name] for name in _READ])
-        growth = np.where(now >= self.last[:, :n], now - self.last[:, :n], np.nan)
-        self.last[:, :n] = now
-        first, self.time = not self.time, frame.time
-        if first or not 0 < seconds <= _LONGEST:
-            self.sent[:n] = np.nan
-            return
-        rate = growth / seconds
-        self.sent[:n] = rate[0]
-        self._judge(rate, np.append(calm, True)[job])
+        now = np.stack([newest.read(n, time) for newest in self.newest])
+        at = self.newest[0].at[:n]
+        fresh, seconds = at > self.last_at[:n], (at - self.last_at[:n]) / SECOND
+        known = fresh & (seconds <= OLD / SECOND)
+        growth = np.where(known & (now >= self.last[:, :n]), now - self.last[:, :n], np.nan)
+        np.copyto(self.last[:, :n], now, where=fresh)
+        self.last_at[:n][fresh] = at[fresh]
+        rate = growth / np.where(known, seconds, 1.0)
+        np.copyto(self.sent[:n], rate[0], where=fresh | (time - at > OLD))
+        self._judge(rate, np.append(calm, True)[job], known)
 
-    def _judge(self, rate: Floats, calm: Bools) -> None:
+    def _judge(self, rate: Floats, calm: Bools, fresh: Bools) -> None:
         """Compares waits and marks per byte with their normal value; learns nothing of a job that is slow."""
         n, count = rate.shape[1], self.count[: rate.shape[1]]
         sends = rate[0] >= QUIET
@@ -112,7 +118,7 @@ class JobPorts(State):
             normal, excess = self.normal[row, :n], self.excess[row, :n]
             above = level - normal
             now = np.where(known & (count >= _PORT_LEARN), above, 0.0)
-            excess += _SMOOTH * (now - excess)
+            excess += np.where(fresh, _SMOOTH * (now - excess), 0.0)
             learns = known & calm & ((count < _PORT_LEARN) | (above < _DOUBLED / 2))
             normal += np.where(learns, np.maximum(1 / (count + 1), _GAIN) * above, 0.0)
         count += sends
@@ -151,23 +157,36 @@ class JobNow:
 class JobTraffic(State):
     """When each job on several nodes last sent data, which stands for its steps where it reports none.
 
-    sent: newest counters by port, read at `read_at` (us).   jobs: name -> when it last sent (us), usual power of its
+    ports, watts, busy: newest readings of ports and GPUs.   sent, sent_at, rate: by port, counters of the last update,
+    when they were read (us), and bytes/s.   updated_at: us.   jobs: name -> when it last sent (us), usual power of its
     GPUs, updates from which that is learned, and since when it is watched (us).
     """
 
+    ports: Newest = part(lambda: Newest(SENT), of="nic")
+    watts: Newest = part(lambda: Newest("gpu.power"), of="gpu")
+    busy: Newest = part(lambda: Newest("gpu.utilization"), of="gpu")
     sent: Floats = memory(np.nan)
-    read_at: int = notes(int)
+    sent_at: Ints = memory(0, np.int64)
+    rate: Floats = memory(np.nan)
+    updated_at: int = notes(int)
     jobs: dict[str, list[float]] = notes()
+
+    def read(self, frames: Mapping[str, Frame]) -> None:
+        """Adds the readings of an instant."""
+        for device_class, newest in (("nic", self.ports), ("gpu", self.watts), ("gpu", self.busy)):
+            if (frame := frames.get(device_class)) is not None:
+                newest.update(frame)
 
     def is_due(self, time: int) -> bool:
         """Returns whether it is time for an update."""
-        return not 0 <= time - self.read_at < JOB_EVERY
+        return not 0 <= time - self.updated_at < JOB_EVERY
 
     def update(self, gpus: Frame, nics: Frame) -> list[JobNow]:
         """Adds an instant; returns the jobs of which enough is known. Without a reading of its ports, one sends."""
         names, nodes, of_gpu, of_port = self._places(gpus, nics)
         size, rate = len(names), median_by_job(self._rates(nics), of_port, len(names))
-        watts, busy = (mean_by_job(gpus[signal], of_gpu, size) for signal in ("gpu.power", "gpu.utilization"))
+        readings = (newest.read(len(of_gpu), gpus.time) for newest in (self.watts, self.busy))
+        watts, busy = (mean_by_job(values, of_gpu, size) for values in readings)
         fresh = ([nics.time, float(power), 0, nics.time] for power in watts)
         self.jobs = {name: self.jobs.get(name, new) for name, new in zip(names, fresh, strict=True)}
         found = list[JobNow]()
@@ -184,12 +203,16 @@ class JobTraffic(State):
 
     def _rates(self, nics: Frame) -> Floats:
         """Returns (N,) bytes/s since the last update."""
-        n, now, seconds = len(nics.entities), nics[SENT], (nics.time - self.read_at) / SECOND
+        n, self.updated_at = len(nics.entities), nics.time
         self.grow(n)
-        grown, known = now - self.sent[:n], self.read_at > 0 and 0 < seconds <= _LONGEST
-        np.copyto(self.sent[:n], now, where=np.isfinite(now))
-        self.read_at = nics.time
-        return np.where(grown >= 0, grown / seconds, np.nan) if known else np.full(n, np.nan)
+        now, at = self.ports.read(n, nics.time), self.ports.at[:n]
+        fresh, seconds = at > self.sent_at[:n], (at - self.sent_at[:n]) / SECOND
+        known = fresh & (seconds <= OLD / SECOND) & (now >= self.sent[:n])
+        rate = np.where(known, now - self.sent[:n], np.nan) / np.where(known, seconds, 1.0)
+        np.copyto(self.rate[:n], rate, where=fresh | (nics.time - at > OLD))
+        np.copyto(self.sent[:n], now, where=fresh)
+        self.sent_at[:n][fresh] = at[fresh]
+        return self.rate[:n]
 
     @per_topology
     def _places(self, gpus: Frame, nics: Frame) -> tuple[list[str], list[tuple[str, ...]], Ints, Ints]:
@@ -241,6 +264,15 @@ class JobThroughput(State):
     first: dict[str, list[int | str]] = notes()
     updated_at: int = notes(int)
     node_of_job: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+    nics: Frame | None = field(default=None, init=False, repr=False)  # newest, for its columns and topology
+
+    def read(self, frames: Mapping[str, Frame]) -> None:
+        """Adds the counters of an instant."""
+        if "node" in frames:
+            self.io.update(frames["node"])
+        if (nics := frames.get("nic")) is not None:
+            self.ports.read(nics)
+            self.nics = nics
 
     def is_due(self, time: int) -> bool:
         """Returns whether it is time for an update."""
@@ -267,12 +299,11 @@ class JobThroughput(State):
         slots, _ = pace.assign_slots(placement.entities["job"])
         job, size, self.updated_at = slots[placement.numbers["job"]], len(pace.count), gpus.time
         job_of_node = _job_by_node(placement, job)
-        nics, at = frames.get("nic"), np.empty(0, np.int64)
+        nics, at = self.nics, np.empty(0, np.int64)
         if nics is not None:
             at = self._node_by_port(nics, gpus, placement.entities["node"])
-            self.ports.update(nics, job_of_node[at], pace.streams.cells[kernel.UP, :size] <= 2)
-        if "node" in frames:
-            self.io.update(frames["node"])
+            calm = pace.streams.cells[kernel.UP, :size] <= 2
+            self.ports.update(len(at), gpus.time, job_of_node[at], calm)
         counted = np.where(at_work & ~throttled, job, -1)
         found = {name: median_by_job(shown[name], counted, size) for name in ("active", "clock")}
         found |= {name: mean_by_job(shown[name], counted, size) for name in ("power", "capped")}
@@ -327,12 +358,12 @@ class JobThroughput(State):
     ) -> list[Finding]:
         """Returns the findings that are due on slow jobs; none of which a part is blamed already.
 
-        doubted: jobs that may wait for GPUs that throttle.   holds: s, where the network is the cause, and elsewhere. A
-        cause that appears long after the job became slow is a second one.
+        doubted: jobs that may wait for GPUs that throttle.   holds: s, where the network or I/O is the cause, and
+        elsewhere. A cause that appears long after the job became slow is a second one.
         """
         time, slow = frames["gpu"].time, dict[str, tuple[str, int, JobReason]]()
         for job, slot in self.pace.slow_jobs():
-            reason = None if job in blamed else self._find_reason(job, slot, frames.get("nic"))
+            reason = None if job in blamed else self._find_reason(job, slot, self.nics)
             if reason is not None and ((reason.cause in _NETWORK) or reason.cause == "io" or job not in doubted):
                 slow[reason.entity] = job, slot, reason
         self.first = {entity: self.first.get(entity, [time, job]) for entity, (job, _, _) in slow.items()}
@@ -341,7 +372,7 @@ class JobThroughput(State):
             since, first = int(self.pace.since[slot]), int(self.first[entity][0])
             onset = since if first - since <= holds[0] * SECOND else first
             of_node = reason.entity == self.node_of_job.get(slot)
-            if time - onset >= holds[reason.cause not in _NETWORK and not of_node] * SECOND:
+            if time - onset >= holds[reason.cause not in (*_NETWORK, "io") and not of_node] * SECOND:
                 holding.add(entity)
                 # the network fails silently, or half is lost for no visible cause
                 lost = reason.cause == "waits" and self.pace.source[slot] == 0 and self._loss(slot) >= _SEVERE
@@ -383,11 +414,11 @@ class JobThroughput(State):
         less = {name: 1 - now[name] / usual[name] if usual[name] > 0 else 0.0 for name in now}
         if not less[measure] >= STILL_SLOWER or now["capped"] - usual["capped"] >= _POLICY:
             return None
-        if measure == "sent" and nics is not None and (network := _find_network_cause(self.ports, job, slot, nics)):
-            return network
         if now["io"] >= _IO and not now["io"] < _TIMES * usual["io"]:
             text = f"tasks on its nodes wait for I/O {100 * now['io']:.0f} % of the time"
             return JobReason(job, "io", f"tasks wait for I/O {100 * now['io']:.0f} %", text, ("node.io_pressure",))
+        if measure == "sent" and nics is not None and (network := _find_network_cause(self.ports, job, slot, nics)):
+            return network
         node = self.node_of_job.get(slot, job)
         if node != job and now["cpu"] >= PRESSED and not now["cpu"] < TIMES * usual["cpu"]:
             title = f"tasks wait for CPU {100 * now['cpu']:.0f} %"

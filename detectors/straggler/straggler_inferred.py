@@ -166,6 +166,8 @@ class StragglerInferred(Detector):
     readings: GpuReadings = part(GpuReadings, kept=True)
     symptoms: GpuSymptoms = part(GpuSymptoms)
     active: Floats = memory(np.nan)  # newest SM activity, else tensor activity
+    works: Bools = memory(False, np.bool_)  # whether it worked at its newest reading
+    read_at: NDArray[np.int64] = memory(0, np.int64)  # when that was (us)
     conditions: OpenConditions = notes()
     accepted: list[str] = notes(list)
 
@@ -184,6 +186,7 @@ class StragglerInferred(Detector):
         self.gates.update(frames)
         if "node" in frames:
             self.pressure.update(frames["node"])
+        self.jobs.read(frames)
         frame = frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
@@ -209,7 +212,7 @@ class StragglerInferred(Detector):
         suspicions = self._find_suspicions(now) if now.on.any() else []
         alike = self._group_findings(frame, step)
         if self.jobs.is_due(time):
-            alike += self._follow_jobs(frames, busy, maintained, now)
+            alike += self._follow_jobs(frames, maintained, now)
         close_ended(self.conditions, {s.entity for s, _ in suspicions})
         return [*self._report(now, suspicions), *alike]
 
@@ -221,7 +224,10 @@ class StragglerInferred(Detector):
         np.copyto(self.active[:n], activity, where=np.isfinite(activity))
         shares = np.fmax(sm, frame["gpu.utilization"])
         idle = has_reason(self.readings.bits[:n], IDLE) & self.readings.known[:n]
-        return activity, ~idle & ~(shares < _WORKS) & (np.isfinite(shares) | self.readings.known[:n])
+        known = np.isfinite(shares) | self.readings.known[:n]
+        busy = ~idle & ~(shares < _WORKS) & known
+        self.works[:n][known], self.read_at[:n][known] = busy[known], frame.time
+        return activity, busy
 
     def _group_findings(self, frame: Frame, step: Step) -> list[Finding]:
         """Returns what many of a stage or rack have in common; not of jobs that report compute times, no throttling and
@@ -357,9 +363,10 @@ class StragglerInferred(Detector):
                 cost = min(cost, CORROBORATED / 2)  # the job does not wait for it, as far as is known
         else:
             began = self.jobs.slow_since(self.placement.ancestor("job", int(mine[0])))
-            together = began is None or abs(held - (time - began) / SECOND) <= self.hold
-            loss = loss if together and loss <= _EXPLAINS * cost else 0.0
+            slow_for = held if began is None else (time - began) / SECOND
+            loss = loss if abs(held - slow_for) <= self.hold and loss <= _EXPLAINS * cost else 0.0
             cost = max(loss, cost if causes else 0.0)
+            held = held if causes else min(held, slow_for)  # the end of a phase is no loss that lasts
         peers = len(self.placement.others(mine, now.counted))
         weight = Weight(cost, held, peers, alone, waits=True)
         hold = _HOST * self.hold if any(cause.key == "cpu_pressure" for cause in causes) else self.hold
@@ -424,14 +431,15 @@ class StragglerInferred(Detector):
             **{cause.key: cause.value for cause in causes},
         )
 
-    def _follow_jobs(self, frames: Mapping[str, Frame], busy: Bools, maintained: Bools, now: Instant) -> list[Finding]:
+    def _follow_jobs(self, frames: Mapping[str, Frame], maintained: Bools, now: Instant) -> list[Finding]:
         """Returns the findings that are due on whole jobs; none on a job of which a part stands out."""
-        n, placement, readings, frame = len(busy), self.placement, self.readings, frames["gpu"]
-        throttled = has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
+        n, placement, readings, frame = len(maintained), self.placement, self.readings, frames["gpu"]
+        at_work = self.works[:n] & (frame.time - self.read_at[:n] <= _STALE)  # nodes are read at different moments
+        throttled = has_reason(readings.bits[:n], THROTTLE) & at_work
         barred = maintained | placement.reports_compute_time(frame.time)
         shown = {"active": self.active[:n], "power": readings.watts[:n], "clock": readings.clock[:n]}
         shown["capped"] = has_reason(readings.bits[:n], SETTINGS).astype(np.float64)
-        self.jobs.update(frames, placement, shown, busy, throttled, barred, self.gates, self.pressure)
+        self.jobs.update(frames, placement, shown, at_work, throttled, barred, self.gates, self.pressure)
         jobs, names = placement.numbers["job"], placement.entities["job"]
         blamed = {names[k] for k in np.unique(jobs[now.on.any(axis=0)]).tolist() if k >= 0}
         blamed |= {job for e in self.group.conditions for job in (e, *frame.topology.ancestors(e))}

@@ -22,7 +22,7 @@ from detectors.base.gates import Gates
 from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import job_budget
-from detectors.straggler.job_pace import STILL_SLOWER, JobPace, mean_by_job
+from detectors.straggler.job_pace import STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
 from detectors.straggler.job_throughput import NEW, QUIET, SENT, JobNow, JobTraffic
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
@@ -57,24 +57,34 @@ _OWN_PAUSE = 1.5  # times its own longest pause that a job may pause again; chos
 _LONGEST_HANG = 3600.0
 """s from which no step is a hang wherever jobs pause: twice the longest default of PyTorch's watchdog, 30 min."""
 _WAITING = 0.2  # share of the time in which tasks wait for I/O, on half of the nodes; chosen
+_MORE = 3.0  # times its usual share that it is more; chosen
 _BEFORE = 120 * SECOND  # us before the last step in which a logged fault may have stopped the job: NCCL retries; chosen
 _FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
-_USUAL = 0.05  # gain of the usual power, and of the tick: about 20 samples of memory; chosen
+_USUAL = 0.05  # gain of the usual power, and loss of the longest tick: about 20 samples of memory; chosen
+_TIMES = ("rank.step_time", "rank.compute_time", "rank.communication_time")
 _KEPT = 24 * 3600 * SECOND  # us after which a fault explains nothing; chosen
 _TITLES = {
     "hang": ("hangs", ", GPUs at {:.0f} % of usual power"),
     "stall": ("waits for data", ", I/O wait {:.0f} %"),
 }
+_SLOW = {
+    "data": ("waits for data", "node.io_pressure", "tasks wait for I/O"),
+    "network": ("in collectives", "rank.communication_time", "network"),
+    "job": ("in its slowest stage", "rank.compute_time", "a stage computes longer"),
+}
+"""By cause of longer steps: the title's end, the signal that shows it, and the cause in the evidence."""
 JobFindings = list[tuple[str, Finding | None]]
 """Conditions that hold, by key, with the finding that is due, if any."""
 
 
 def find_pace_cause(now: Mapping[str, float], usual: Mapping[str, float]) -> str:
-    """Returns why steps are longer: the network if collectives take the time, the job if a stage does; else "", as by a
-    power cap or a single rank."""
+    """Returns why steps are longer: data if tasks wait for I/O, the network if collectives take the time, the job if a
+    stage does; else "", as by a power cap or a single rank."""
     longer = {name: now[name] - usual[name] for name in now}
     if not longer["step"] >= STILL_SLOWER * usual["step"] or longer["capped"] >= _POLICY:
         return ""
+    if now["io"] >= _WAITING and not now["io"] < _MORE * usual["io"]:
+        return "data"  # a hook books waiting for the slowest loader as communication
     if longer["network"] >= _HALF * longer["step"]:
         return "network"
     return "job" if longer["compute"] >= _HALF * longer["step"] else ""
@@ -103,7 +113,8 @@ class StragglerJob(Detector):
     Neither if maintenance, an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends
     without help, and other detectors report the cause. Stall: no step for `stall` s while GPUs idle and tasks wait for
     I/O on half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause:
-    collectives (the network) or a stage (the job itself). Page after `hold` s if its collectives take nearly twice as
+    waiting for data, collectives (the network) or a stage (the job itself). A ticket after `hold` s if tasks wait for
+    I/O on half of its nodes, three times as long as usual. Page after `hold` s if its collectives take nearly twice as
     long as before. Else a suspect, since other detectors report the leaf or port, and the job's owner decides how it
     divides work; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left to other detectors.
     Evaluations and checkpoints draw more power than a hang, and show no I/O pressure.
@@ -144,8 +155,10 @@ class StragglerJob(Detector):
     watts: NDArray[np.float64] = memory(np.nan)  # usual mean power of its GPUs
     paced_at: int = notes(int)
     seen_at: int = notes(int)
-    tick: float = notes(float)  # us between two frames, smoothed
+    ranks: tuple[Newest, ...] = part(lambda: tuple(map(Newest, _TIMES)), of="rank")
+    tick: NDArray[np.float64] = memory(0.0)  # us between two samples of a job, at most
     faults: dict[str, dict[str, Any]] = notes()  # entity -> newest fatal event: time, said
+    slower: dict[str, dict[str, Any]] = notes()  # job with longer steps -> cause, since when that is it
     stuck: dict[str, dict[str, Any]] = notes()  # job without a step -> kind, since, sent
     traffic: JobTraffic = part(JobTraffic, of="nic")
     quiet: dict[str, dict[str, Any]] = notes()  # job that reports no steps and sends nothing -> kind, since, moved_at
@@ -164,6 +177,7 @@ class StragglerJob(Detector):
         self._record_faults(frames)
         if "node" in frames:
             self.io.update(frames["node"])
+        self.traffic.read(frames)
         frame = frames.get("rank")
         if frame is not None and len(frame.entities):
             holds = self._judge_ranks(frames, frame)
@@ -177,6 +191,8 @@ class StragglerJob(Detector):
         """Returns jobs that report steps, and make none or slower ones."""
         self.saving.update(frames, frame.time)
         self.slots.update_slots(frame)
+        for newest in self.ranks:
+            newest.update(frame)
         if (gpus := frames.get("gpu")) is not None:
             self.slots.locate_gpus(gpus)
         job = self._assign_slots(frame.time)
@@ -229,6 +245,7 @@ class StragglerJob(Detector):
         slots, fresh = self.pace.assign_slots(named)
         self.grow(len(self.pace.count))
         self.step[fresh] = self.watts[fresh] = np.nan
+        self.tick[fresh] = 0.0
         self.stepped_at[fresh], self.sampled_at[fresh] = time, time
         self.stuck = {job: state for job, state in self.stuck.items() if job in self.pace.jobs}
         return slots[self.slots.numbers["job"]]
@@ -236,17 +253,18 @@ class StragglerJob(Detector):
     def _follow_steps(self, frames: Mapping[str, Frame], frame: Frame, job: NDArray[np.int64]) -> list[tuple[str, int]]:
         """Follows steps and usual power; returns jobs that have made no step for a while."""
         jobs, time, known = len(self.step), frame.time, job >= 0
-        since = min(max(time - self.seen_at, 0), 2 * self.tick or time) if self.seen_at else 0
-        self.tick += since if not self.tick else _USUAL * (since - self.tick)
         self.seen_at = time
-        silent = max(_SILENT, _TICKS * self.tick)
         top = np.full(jobs, -np.inf)
         np.fmax.at(top, job[known], self.slots.read_ranks(frame, "rank.step")[known])
         sampled = np.isfinite(top)
+        since = np.maximum(time - self.sampled_at, 0).astype(np.float64)
+        longest = np.where(self.tick > 0, np.minimum(since, 2 * self.tick), since)
+        silent = np.maximum(_SILENT, _TICKS * self.tick)
         self._learn_pauses(top, time)
         # a lower step than before: the job started again
         moved = sampled & ((top != self.step) | (time - self.sampled_at > silent))
         self.sampled_at[sampled] = time
+        self.tick[sampled] = np.maximum(longest, (1 - _USUAL) * self.tick)[sampled]
         self.step[moved], self.stepped_at[moved] = top[moved], time
         power = self._gpu_means(frames, "gpu.power", job)
         learns = moved & np.isfinite(power)
@@ -291,9 +309,9 @@ class StragglerJob(Detector):
     def _follow_pace(self, frames: Mapping[str, Frame], frame: Frame, job: NDArray[np.int64]) -> None:
         """Adds the steps of an instant to the pace of the jobs that have made one since the last time."""
         jobs, known, ranks, gpus = len(self.step), job >= 0, self.slots, frames.get("gpu")
-        step = mean_by_job(ranks.read_ranks(frame, "rank.step_time"), job, jobs)
-        compute = ranks.team_medians(ranks.read_ranks(frame, "rank.compute_time"))
-        network = ranks.read_ranks(frame, "rank.communication_time")
+        size = len(frame.entities)
+        steps, computes, network = (np.append(n.read(size, frame.time), np.nan)[ranks.column] for n in self.ranks)
+        step, compute = mean_by_job(steps, job, jobs), ranks.team_medians(computes)
         longest, least = np.full(jobs, np.nan), np.full(jobs, np.nan)
         np.fmax.at(longest, job[known], compute[known])
         np.fmin.at(least, job[known], network[known])
@@ -302,7 +320,9 @@ class StragglerJob(Detector):
             reasons = ranks.of_gpus(gpus["gpu.throttle_reasons"])
             capped = has_reason(read_reasons(reasons)[0], CAPPED).astype(np.float64)
         least = np.where(np.isfinite(least), least, step - longest)
+        waits = np.array([*map(self.io.share_of, ranks.entities["node"]), np.nan])[ranks.numbers["node"]]
         found = {"step": step, "compute": longest, "network": least, "capped": mean_by_job(capped, job, jobs)}
+        found["io"] = median_by_job(waits, job, jobs)
         with np.errstate(divide="ignore", invalid="ignore"):
             slower = np.log(step)
         working = ~np.append(self.gates.maintenance_mask(frame), True)[ranks.column]
@@ -406,36 +426,38 @@ class StragglerJob(Detector):
 
     def _judge_slow(self, frame: Frame) -> JobFindings:
         """Returns jobs that step slower than before because of the network or a stage."""
-        found: JobFindings = []
+        found, causes = JobFindings(), dict[str, dict[str, Any]]()
         for name, slot in self.pace.slow_jobs():
             now, usual = self.pace.values(slot)
             cause, since = find_pace_cause(now, usual), int(self.pace.since[slot])
             if not cause or frame.time - self.stepped_at[slot] >= self._still()[slot]:
                 continue
+            known = self.slower.get(name, {"cause": cause, "since": since})
+            causes[name] = known if known["cause"] == cause else {"cause": cause, "since": frame.time}
             level: Level = "suspect"
-            if frame.time - since >= self.hold * SECOND:
+            if frame.time - max(since, causes[name]["since"]) >= self.hold * SECOND:
                 harm = cause == "network" and now["network"] >= _COLLECTIVES * usual["network"]
-                level = "page" if harm else "ticket" if self.tickets else "suspect"
+                level = "page" if harm else "ticket" if self.tickets or cause == "data" else "suspect"
             key = f"slow {name}"
             due = due_report(self.conditions, key, frame.time, since, level)
             found.append((key, self._slow_finding(frame, name, slot, due) if due else None))
+        self.slower = causes
         return found
 
     def _slow_finding(self, frame: Frame, name: str, slot: int, due: tuple[int, Level]) -> Finding:
         effect, (now, usual) = float(np.expm1(self.pace.streams.cells[kernel.EFFECT, slot])), self.pace.values(slot)
-        network = find_pace_cause(now, usual) == "network"
-        part = "collectives" if network else "its slowest stage"
+        part, signal, cause = _SLOW[find_pace_cause(now, usual)]
         return self.finding(
             frame.time,
             name,
             due,
             score=float(self.pace.streams.cells[kernel.UP, slot]),
-            summary=pager_title(name, f"steps {100 * effect:.0f} % slower than before, in {part}"),
-            signals=("rank.step_time", "rank.communication_time" if network else "rank.compute_time"),
+            summary=pager_title(name, f"steps {100 * effect:.0f} % slower than before, {part}"),
+            signals=("rank.step_time", signal),
             clears=f"they are under {100 * STILL_SLOWER:.0f} % longer than before",
             compared=Comparison(now["step"], usual["step"], None, "own past", 0, effect, "s"),
-            cause="network" if network else "a stage computes longer",
-            attribution="NETWORK" if network else "JOB",
+            cause=cause,
+            attribution="NETWORK" if cause == "network" else "JOB",
             compute=now["compute"],
             communication=now["network"],
         )

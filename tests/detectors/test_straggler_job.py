@@ -344,3 +344,45 @@ def test_an_xid_without_a_number_still_explains_a_hang(xid):
         return [Event(CASE.time(SINCE), "gpu:n2.1", "xid", {"xid": xid})] if tick == SINCE else []
 
     assert findings(change, 160)[-1].evidence["explained_by"] == "xid of gpu:n2.1"
+
+
+def in_turn(turns, change, apart=1):
+    """The same change on nodes of which every `turns`-th is read at a tick; apart 0: all of them at every such tick."""
+
+    def changed(tick, values):
+        events = change(tick, values)
+        for found in values.values():
+            for name, column in found.items():
+                node = np.arange(len(column)) * NODES // len(column)
+                found[name] = np.where(apart * node % turns == tick % turns, column, np.nan)
+        return events
+
+    return changed
+
+
+@pytest.mark.parametrize("reports", [True, False])
+@pytest.mark.parametrize(("turns", "apart"), [(2, 1), (4, 1), (4, 0), (6, 0)])
+def test_a_hang_pages_though_the_nodes_are_read_at_different_moments(turns, apart, reports):
+    change = in_turn(turns, lambda tick, values: stop_steps(tick, values, 180.0), apart)
+    found = findings(change if reports else without_steps(change), 180)
+    page = next(f for f in found if f.level == "page")
+    assert page.entity == "job:7"
+    assert 330 <= (page.time - CASE.time(SINCE - 1)) / SECOND <= 480
+
+
+@pytest.mark.parametrize(("turns", "apart"), [(4, 1), (4, 0)])
+def test_longer_collectives_page_though_the_nodes_are_read_at_different_moments(turns, apart):
+    found = findings(in_turn(turns, lambda tick, values: slow_steps(tick, values, 0.0, 1.5), apart), 420)
+    assert ("job:7", "page") in levels(found)
+
+
+def test_steps_that_became_far_longer_while_tasks_wait_for_data_are_a_ticket():
+    def change(tick, values):
+        slow_steps(tick, values, 0.0, 15.0)
+        values["node"]["node.io_pressure"] += 6e6 * min(max(0, tick - 200), 120)
+
+    found = findings(change, 360)
+    assert levels(found) == {("job:7", "suspect"), ("job:7", "ticket")}
+    ticket = next(f for f in found if f.level == "ticket")
+    assert "waits for data" in ticket.summary
+    assert ticket.evidence["attribution"] == "JOB"

@@ -254,3 +254,35 @@ def test_a_gpu_that_always_throttles_does_not_hide_a_network_that_slows_its_job(
 )
 def test_a_job_that_its_throttled_gpus_may_slow_gives_no_finding(change):
     assert findings(change) == []
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+def test_a_slow_job_is_found_though_its_nodes_are_read_at_different_moments(turns):
+    def change(tick, values, rates):
+        slower(0.5, active=0.8)(tick, values, rates)
+
+    run = case(change)
+    steady = run.instant
+
+    def in_turn(tick, broken, rng):
+        values, events = steady(tick, broken, rng)
+        for found in values.values():
+            for name, column in found.items():
+                node = np.arange(len(column)) * site.NODES // len(column)
+                found[name] = np.where(node % turns == tick % turns, column, np.nan)
+        return values, events
+
+    found = replace(run, instant=in_turn).run_detector(at_known_site(StragglerInferred()), range(240))
+    assert {(f.entity, f.level) for f in found} == {("job:7", "page")}
+    assert 29 <= minutes(found[0]) <= 36
+
+
+def test_a_job_that_waits_for_data_is_a_ticket_on_the_job_whatever_its_ports_show():
+    def change(tick, values, rates):
+        slower(0.15, active=0.3, power=0.6)(tick, values, rates)
+        values["node"]["node.io_pressure"] += 0.5e6 * STEP * (tick - SINCE)
+
+    found = findings(change)
+    assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "JOB")}
+    assert 9 <= minutes(found[0]) <= 14
+    assert "tasks wait for I/O" in found[0].summary
