@@ -60,10 +60,11 @@ class Coolant(Detector):
     a restricted branch. Flow that falls with the power of its GPUs, or of all where its own are not known, follows the
     load: a suspect.
 
-    Supply: suspect from `temperature_delta` K; page if it rose faster than any change of a set-point or of the weather,
-    or GPUs of the loop throttle by heat; ticket once it is `warm` K above usual for `hold` s, and rose faster than
-    weather or alone. What jumps within one sample is the sensor's unless the return follows; what rises on top of a
-    jump is judged as any other rise, and after an hour the new level is the usual one.
+    Supply: suspect from `temperature_delta` K; page if GPUs of the loop throttle by heat, or it rose faster than its
+    noise and any change of a set-point or of the weather, and as much again would bring one of its GPUs to its limit;
+    ticket after `hold` s if none is near, or once it is `warm` K above usual and rose faster than weather or alone.
+    What jumps within one sample is the sensor's unless the return follows; what rises on top of a jump is judged as any
+    other rise, and after an hour the new level is the usual one.
 
     Three or more comparable loops, and 60 % of them, that depart within ten minutes are one finding on what they share
     (hall, facility, else site:all).
@@ -79,7 +80,8 @@ class Coolant(Detector):
     needs: ClassVar[tuple[str, ...]] = ("coolant.flow",)
     wants: ClassVar[tuple[str, ...]] = (
         *("coolant.supply_temperature", "coolant.return_temperature", "coolant.pressure", "pump.speed"),
-        *("gpu.power", "gpu.throttle_reasons", "event:maintenance_start", "event:maintenance_end"),
+        *("gpu.power", "gpu.throttle_reasons", "gpu.temperature", "gpu.thermal_margin", "gpu.slowdown_margin"),
+        *("gpu.operating_max_margin", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
         "A single node's cold plate; fouling over weeks; whether water, valve or heat exchanger warms the supply; and "

@@ -30,15 +30,18 @@ from pipeline.model.records import LEVELS, SECOND, Frame, Level
 Ints = NDArray[np.int64]
 LEAST = 1e-3  # of a unit: the logarithm of a standstill; chosen
 _LEAST_FLOW = 1.0  # L/min; a loop with less is idle; chosen
-_BACK, _WELL = (
-    0.02,
-    5,
-)  # share that a flow may lack, the error of meters, and samples for which, until it is back; chosen
+_BACK, _WELL = 0.02, 5  # share that a flow may lack, the error of meters, and samples until it is back; chosen
 _FAST_S, _SLOW_S, _HOUR_S = 30.0, 120.0, 3600.0  # s of means of the supply, whose differences give its slope; chosen
 _RAPID = 0.5  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: half as much again, as two moves may meet; chosen
+_NOISE = (
+    4.0  # standard deviations of a loop's own slope that a rapid rise must exceed; its noise is seldom white; chosen
+)
 _BRISK_K = 3.5  # K above the mean of an hour: weather moves water by 3 K an hour at most; chosen
 _JUMP_K, _JUMP_K_S = 1.5, 0.1  # K in one sample, and K/s: litres of coolant warm within minutes; chosen
 _BEFORE = 600 * SECOND  # us before a condition in which a rapid rise belongs to it: the statistics need time; chosen
+_LIMIT_C = 80.0  # Cel of a GPU that reports no limit: NVML gives 83 to 92 for data-center GPUs; less 3 K of rounding
+_FIRST_S = 600.0  # s after which a loop's noise is known; chosen: as many samples as the statistics learn from
+_QUIET_K = 0.2  # K by which the means of a calm loop differ: the resolution of its sensor; chosen
 _SETTLES = 3600 * SECOND  # us after which a jump that nothing confirms is the sensor's new normal; chosen
 _FOLLOWED = 0.5  # share of a jump by which the return must have moved too, minutes later; chosen
 _SAME = 0.5  # share of the lost flow by which the GPUs' power fell too: valves and pumps follow the load; chosen
@@ -162,7 +165,8 @@ class SupplyState(State):
 
     quick_at: since when it is `least` K above the mean of an hour after a rapid rise, 0 not: plain fact, no statistics.
 
-    fast, slow, hour: means.   rapid_at, brisk_at: when it last rose faster than a set-point, or than weather.
+    fast, slow, hour: means.   noise: variance of fast less slow.   watched: s.
+    rapid_at, brisk_at: when it last rose faster than a set-point, or than weather.
     jump, jumped_at: K by which it jumped within one sample since its condition began, and when.   back: slow mean of
     the return, from before a jump.
     """
@@ -173,6 +177,8 @@ class SupplyState(State):
     fast: Floats = memory(np.nan)
     slow: Floats = memory(np.nan)
     hour: Floats = memory(np.nan)
+    noise: Floats = memory(0.0)
+    watched: Floats = memory(0.0)
     quick_at: Ints = memory(0, np.int64)
     rapid_at: Ints = memory(0, np.int64)
     brisk_at: Ints = memory(0, np.int64)
@@ -240,8 +246,14 @@ class SupplyState(State):
         if math.isfinite(returned) and self.jump[i] == 0:
             before = returned if math.isnan(self.back[i]) else float(self.back[i])
             self.back[i] = before + (1 - math.exp(-seconds / _SLOW_S)) * (returned - before)
-        if (self.fast[i] - self.slow[i]) * 60 / (_SLOW_S - _FAST_S) >= _RAPID:
+        slope, noise = float(self.fast[i] - self.slow[i]), math.sqrt(self.noise[i])
+        if slope * 60 / (_SLOW_S - _FAST_S) >= _RAPID and slope >= _NOISE * noise and self.watched[i] >= _FIRST_S:
             self.rapid_at[i] = time
+        # a rise of minutes is not noise
+        usual = min(slope * slope, max(2 * noise, _QUIET_K) ** 2)
+        self.watched[i] += seconds if self.at[i] else 0.0
+        gain = min(max(seconds / max(self.watched[i], _SLOW_S), 1 - math.exp(-seconds / _HOUR_S)), 1.0)
+        self.noise[i] += gain * (usual - self.noise[i])
         if self.fast[i] - self.hour[i] >= _BRISK_K:
             self.brisk_at[i] = time
         self.last[i], self.at[i] = now, time
@@ -398,13 +410,26 @@ class LoopJudge:
         real = self.supplies.unexplained(i, rise, float(steps.frame["coolant.return_temperature"][i]))
         since = time - held - _BEFORE
         rapid, brisk = (int(at[i]) > max(since, 0) for at in (self.supplies.rapid_at, self.supplies.brisk_at))
-        if hot or (rapid and real >= rules.temperature_delta):
+        swings = 3 * _NOISE * math.sqrt(self.supplies.noise[i])  # of the level: thrice those of the slope
+        sudden = rapid and real >= max(rules.temperature_delta, swings)
+        if hot or (sudden and not self._is_far(steps, i, rise)):
             return "page", False
         like = (self.groups == self.groups[i]) & steps.warmth.judged
         like[i] = False
         apart = like.sum() < _OTHERS or rise - np.median(steps.warmth.effect[like]) >= rules.temperature_delta
-        warm = real >= rules.warm and held >= rules.hold * SECOND and (brisk or bool(apart))
+        warm = held >= rules.hold * SECOND and (sudden or (real >= rules.warm and (brisk or bool(apart))))
         return "ticket" if warm else "suspect", real < rules.temperature_delta / 2
+
+    def _is_far(self, steps: LoopSteps, i: int, rise: float) -> bool:
+        """Returns whether as large a rise again would slow none of the loop's GPUs; False where nothing is known."""
+        gpus, mine = steps.gpus, self.gpus.find(steps.frame.entities[i], steps.gpus)
+        if gpus is None or not len(mine):
+            return False
+        limits = np.fmax(gpus["gpu.slowdown_margin"], gpus["gpu.operating_max_margin"])[mine]
+        left = gpus["gpu.thermal_margin"][mine] - np.nan_to_num(limits)
+        left = np.where(np.isfinite(left), left, _LIMIT_C - gpus["gpu.temperature"][mine])
+        known = left[np.isfinite(left)]
+        return bool(2 * len(known) >= len(mine) and known.min(initial=np.inf) > rise)
 
     def _judge_flow(self, steps: LoopSteps, i: int, hot: bool) -> tuple[Level, tuple[str, ...], bool, bool]:
         """Returns the level of low flow, what else moved, and whether its meter or the load explains it."""

@@ -374,6 +374,32 @@ def test_water_that_warms_by_three_kelvin_within_minutes_pages(site, watch):
     assert page.time - page.onset <= 600 * SECOND
 
 
+@pytest.mark.parametrize(("core", "level"), [(50.0, "ticket"), (78.0, "page")])
+@pytest.mark.parametrize("margin", [False, True])
+def test_a_warm_supply_pages_only_where_gpus_are_near_their_limit(site, watch, core, level, margin):
+    def change(tick, values):
+        values["gpu"]["gpu.temperature"] = np.full(16, 50.0 if margin else core)
+        if margin:
+            values["gpu"]["gpu.thermal_margin"] = np.full(16, 80.0 - core)
+        values["coolant"]["coolant.supply_temperature"][0] += min(max(tick - 60, 0) / 30, 1) * 4.5
+
+    found = watch(at_known_site(Coolant()), site, 300, change)
+    assert max((f.level for f in found), key=LEVELS.index) == level
+
+
+@pytest.mark.parametrize(("spread", "step"), [(0.8, 0.5), (1.0, 0.1), (0.5, 1.0)])
+def test_noise_of_a_supply_that_lasts_for_minutes_does_not_page(site, watch, spread, step):
+    """First-order noise of 95 s, as of a valve that hunts, in steps of the sensor."""
+    rng, state = np.random.default_rng(4), np.zeros(8)
+
+    def change(tick, values):
+        supply, kept = values["coolant"]["coolant.supply_temperature"], np.exp(-10 / 95)
+        state[:] = kept * state + spread * np.sqrt(1 - kept**2) * rng.standard_normal(8)
+        supply[:] = np.round((32.0 + state[: len(supply)]) / step) * step
+
+    assert {f.level for f in watch(Coolant(), site, 4000, change)} <= {"suspect"}
+
+
 def test_maintenance_of_a_loop_does_not_page(site, watch):
     def change(tick, values):
         lost(0.3)(tick, values) if tick < 100 else None
