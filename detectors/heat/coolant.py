@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from detectors.base.budget import DAY_S, rule_line
 from detectors.base.calibration import arl0
 from detectors.base.cohorts import comparable_attributes
-from detectors.base.detector import Detector, notes, part
+from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.state import State
 from detectors.base.streams import ALONE, USUAL_STEP, Bools, Channel, Floats, Streams
 from detectors.base.topology_index import EVERYTHING, per_device_topology, pop_members_mask
 from detectors.heat.coolant_loops import (
@@ -37,7 +38,7 @@ from detectors.heat.coolant_loops import (
     measure_heat,
 )
 from pipeline.model.entity_names import pager_title
-from pipeline.model.records import LEVELS, SECOND, Finding, Frame, to_json
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, to_json
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import kind_of
 
@@ -45,7 +46,33 @@ _SIGNALS = ("coolant.flow", "coolant.supply_temperature", "coolant.pressure", "p
 _VALID = np.array([CATALOGUE[signal].valid for signal in _SIGNALS])[:, :, None]
 _LOGARITHMS = (0, 2, 3)  # rows judged as -ln: a fall is harm
 _TOGETHER, _MOST = 3, 0.6  # comparable loops, and share of them, that have one cause: two coincide too often; chosen
+_CRITICAL = CATALOGUE["coolant.status"].states.index("critical")
+_LOOKS = 2  # readings in a row of a status: one may be that of a BMC that starts; chosen
 _DURING = 600 * SECOND  # us within which departures of one cause begin: coolant mixes within minutes; chosen
+
+
+@dataclass
+class FailedUnits(State):
+    """CDUs, pumps and other units that their BMC reports as critical. (N,) each.
+
+    count: readings of that in a row.   since: of the first of them.
+    """
+
+    count: NDArray[np.int32] = memory(0, np.int32)
+    since: NDArray[np.int64] = memory(0, np.int64)
+
+    def find(self, frame: Frame, gate: Bools) -> list[int]:
+        """Returns the units with such a status; of a unit and its parts only the parts. gate: those not in
+        maintenance."""
+        n, status = len(frame.entities), frame["coolant.status"]
+        self.grow(n)
+        count, since = self.count[:n], self.since[:n]
+        since[(status == _CRITICAL) & (count == 0)] = frame.time
+        np.minimum(since, frame.time, out=since)  # the clock may have been set back
+        count[:] = np.where(np.isnan(status), count, np.where(status == _CRITICAL, count + 1, 0))
+        failed = np.flatnonzero((count >= _LOOKS) & gate).tolist()
+        above = {e for i in failed for e in frame.topology.ancestors(frame.entities[i])}
+        return [i for i in failed if frame.entities[i] not in above]
 
 
 @dataclass
@@ -69,9 +96,13 @@ class Coolant(Detector):
     Three or more comparable loops, and 60 % of them, that depart within ten minutes are one finding on what they share
     (hall, facility, else site:all).
 
+    A pump, CDU or other unit that its BMC reports as critical is a ticket, whatever the flow: another pump may still
+    carry the loop.
+
     Source: heat balance dT = 15.1 * kW / (L/min) for 25 % propylene glycol: a lost pump spends a GPU's margin in about
     12 s, so flow under 70 % of the loop's own past pages without waiting for statistics; CUSUM of Page (1954); pressure
-    goes with the square of the flow, speed with it (affinity laws of pumps); 20 K/h is the most that ASHRAE allows.
+    goes with the square of the flow, speed with it (affinity laws of pumps); 20 K/h is the most that ASHRAE allows;
+    Redfish Status, Critical: "requires immediate attention" (DSP0268).
     """
 
     name: ClassVar[str] = "coolant"
@@ -80,6 +111,7 @@ class Coolant(Detector):
     needs: ClassVar[tuple[str, ...]] = ("coolant.flow",)
     wants: ClassVar[tuple[str, ...]] = (
         *("coolant.supply_temperature", "coolant.return_temperature", "coolant.pressure", "pump.speed"),
+        "coolant.status",
         *("gpu.power", "gpu.throttle_reasons", "gpu.temperature", "gpu.thermal_margin", "gpu.slowdown_margin"),
         *("gpu.operating_max_margin", "event:maintenance_start", "event:maintenance_end"),
     )
@@ -108,6 +140,7 @@ class Coolant(Detector):
     gates: Gates = part(Gates)
     flows: FlowState = part(FlowState)
     supplies: SupplyState = part(SupplyState)
+    failed: FailedUnits = part(FailedUnits, kept=True)
     accepted: list[str] = notes(list)
     conditions: OpenConditions = notes()
     _gpus: LoopGpus = field(default_factory=LoopGpus, init=False, repr=False)
@@ -150,6 +183,7 @@ class Coolant(Detector):
         return [
             *(f"{name}: {loop_budget_line(s.channel)}" for name, s in (("flow", self.flow), ("warmth", self.warmth))),
             f"witnesses: {rule_line('pressure, pump speed and power, which report nothing by themselves')}",
+            f"status: {rule_line('what BMCs report as critical, twice in a row')}",
             f"collapse: {rule_line(f'two samples in a row under {self.collapse:.0%} of the usual flow')}",
         ]
 
@@ -185,8 +219,9 @@ class Coolant(Detector):
         frame, n = steps.frame, len(gate)
         low = (steps.flow.on | (self.flows.low[:n] >= 2)) & ~self.flows.back[:n]
         warm = steps.warmth.on | (self.supplies.quick_at[:n] > 0)
-        bad, found = low | warm, list[Finding]()
+        bad, found, failed = low | warm, list[Finding](), self.failed.find(frame, gate)
         holding = {frame.entities[i] for i in np.flatnonzero(bad).tolist()}
+        holding |= {f"{frame.entities[i]}|status" for i in failed}
         measured = np.isfinite(frame["coolant.flow"]) | np.isfinite(frame["coolant.supply_temperature"])
         rules = CoolantRules(self.flow_delta, self.temperature_delta, self.warm, self.hold)
         groups = self._find_comparable(frame)
@@ -203,7 +238,23 @@ class Coolant(Detector):
             now = due_report(self.conditions, frame.entities[i], frame.time, verdict.onset, verdict.level)
             if now is not None:
                 found.append(self._loop_finding(steps, i, now, verdict))
+        for i in failed:
+            key, since = f"{frame.entities[i]}|status", int(self.failed.since[i])
+            due_now = due_report(self.conditions, key, frame.time, since, "ticket")
+            if due_now is not None and np.isfinite(frame["coolant.status"][i]):
+                found.append(self._failed_finding(frame, i, due_now))
         return found
+
+    def _failed_finding(self, frame: Frame, i: int, due: tuple[int, Level]) -> Finding:
+        speed = float(frame["pump.speed"][i])
+        return self.finding(
+            *(frame.time, frame.entities[i], due),
+            score=1.0,
+            summary=pager_title(frame.entities[i], f"failed, status critical{f', {speed:.0f} rpm' * (speed >= 0)}"),
+            signals=("coolant.status", "pump.speed") if speed >= 0 else ("coolant.status",),
+            clears="ends when its BMC does not report it as critical any more",
+            speed=to_json(speed),
+        )
 
     def _find_shared(
         self, verdicts: Mapping[int, LoopVerdict], groups: NDArray[np.int32], time: int

@@ -8,6 +8,7 @@ import pytest
 from detectors.base.cohorts import comparable_attributes
 from detectors.heat.coolant import Coolant
 from pipeline.model.records import LEVELS, SECOND, Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import at_known_site
 from tests.detectors.conftest import Site
 
@@ -424,3 +425,61 @@ def test_nan_constants_and_absurd_values_are_accepted(site, watch):
             column[(tick + number) % 5] = (np.nan, -1.0, 0.0, 1e12, np.inf)[tick % 7 % 5]
 
     assert "page" not in {f.level for f in watch(Coolant(), site, 300, change)}
+
+
+def units(status, interval=1, speed=0.0, since=60):
+    """Two pumps of cdu:c0 beside the loops, read each `interval` frames; the first one, and its CDU, get a status."""
+
+    def change(tick, values):
+        columns = {signal: np.append(v, [np.nan, np.nan]) for signal, v in values["coolant"].items()}
+        columns["pump.speed"][5:] = 3200.0
+        columns["coolant.status"] = np.zeros(7)
+        if tick >= since:
+            columns["coolant.status"][[0, 5]], columns["pump.speed"][5] = status, speed
+        if tick % interval:
+            columns["coolant.status"][:] = np.nan
+        values["coolant"] = columns
+
+    return change
+
+
+@pytest.fixture
+def pumps(site):
+    site.names["coolant"] += ["pump:c0.1", "pump:c0.2"]
+    site.topology = Topology({**site.topology.parents, "pump:c0.1": ["cdu:c0"], "pump:c0.2": ["cdu:c0"]})
+    return site
+
+
+@pytest.mark.parametrize("interval", [1, 3, 6])
+def test_a_pump_that_its_bmc_reports_as_critical_is_a_ticket_and_its_cdu_is_not_named_beside_it(pumps, watch, interval):
+    found = watch(Coolant(), pumps, 120, units(2, interval))
+    assert {(f.entity, f.level, f.summary) for f in found} == {
+        ("pump:c0.1", "ticket", "Pump 1 of c0: failed, status critical, 0 rpm")
+    }
+    assert found[0].onset == START + 60 * STEP
+    assert found[0].time == START + (60 + interval) * STEP
+
+
+@pytest.mark.parametrize("status", [0, 1, 5])
+def test_a_warning_or_a_pump_in_standby_is_no_failed_pump(pumps, watch, status):
+    assert watch(Coolant(), pumps, 120, units(status)) == []
+
+
+def test_a_critical_status_in_one_reading_or_during_maintenance_is_not_reported(pumps, watch):
+    def once(tick, values):
+        units(2 if tick == 70 else 0)(tick, values)
+
+    assert watch(Coolant(), pumps, 120, once) == []
+
+    def announced(tick, values):
+        units(2)(tick, values)
+        return [Event(START, "cdu:c0", "maintenance_start", {"seconds": 7200.0})] if tick == 0 else None
+
+    assert watch(Coolant(), pumps, 120, announced) == []
+
+
+def test_a_failed_pump_ends_with_its_status(pumps, watch):
+    detector = Coolant()
+    assert watch(detector, pumps, 100, units(2))
+    assert watch(detector, pumps, 40, units(0), first=100) == []
+    assert not detector.conditions
