@@ -382,7 +382,8 @@ class Thermal(Detector):
         if heat.on[i]:
             effect, held = float(step.effect[i]), (heat.frame.time - int(self.since[i])) // SECOND
             harm = hot and (not step.alone[i] or bool(heat.throttled[i]))
-            level = self._level(harm, held, float(heat.excess[i]))
+            kelvin = float(heat.excess[i]) if effect >= self.delta else 0.0  # what fades opens no ticket
+            level = self._level(harm, held, kelvin)
             how = "worse"
         else:
             _, grown = self.trends.test()
@@ -404,7 +405,7 @@ class Thermal(Detector):
         """Returns page with harm; else ticket once it is held and at least two steps of a thermometer."""
         if harm:
             return "page"
-        return "ticket" if held >= self.patience and not kelvin < _LEAST_K else "suspect"
+        return "ticket" if held >= self.patience and kelvin >= _LEAST_K else "suspect"  # not measured now: NaN
 
     def _minutes_left(self, heat: GpuHeat, i: int) -> float | None:
         """Returns minutes to its limit at the present slope; None if it does not warm, or its limit is not known."""
