@@ -94,7 +94,7 @@ _SAME = 0.75  # least share of its node's GPUs: the median of a few depends on w
 _OWN = 0.5  # share of it by which the memory itself must be hotter: else its core reads too low; chosen
 _BUSY = 0.4  # share of its highest power so far from which a GPU is busy: idle memory is as cold as ever; chosen
 _REPAIRED, _FORGOTTEN = 14_400 * SECOND, 3 * DAY
-"""us of load under which hot memory was cold again until it is repaired, and without load: pauses prove nothing. Chosen."""
+"""us of load at which hot memory was cold until it is repaired, and without load: pauses prove nothing. Chosen."""
 THERMAL = 0x60  # clock event reasons of heat: NVML, SwThermalSlowdown and HwThermalSlowdown
 
 
