@@ -25,7 +25,7 @@ _CLEAN_S, _FIRST_S = 10_800.0, 1800.0  # length without faults; when the first f
 _STEP_S = {"job": 1200.0}  # from fault to fault; elsewhere 360: a job that hung is back 10 min after its end
 _LONGEST_S, _SHORTEST_S = 1800.0, 300.0  # shortest and longest duration. Chosen: found by then
 _AFTER_S = 900.0  # behind the last one: a late answer counts for 10 minutes
-_NODES = {"facility": 64, "clean": 64}  # two coolant loops; elsewhere 32
+_NODES = {"facility": 64, "power": 64, "clean": 64}  # two coolant loops, four PDUs; elsewhere 32
 _CONFOUNDERS = 15.0  # times their rate, so that each of them comes in 3 h of 64 nodes; chosen
 VISIBLE: Mapping[str, Mapping[str, Any]] = {
     "cold_plate": {"rise": 0.5, "days": 0.01},
