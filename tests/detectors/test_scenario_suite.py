@@ -42,9 +42,10 @@ def happens(kind):
 
 
 def test_the_table_is_based_on_three_events_of_each_kind():
-    stored = {name.removesuffix(" (soft)") for name in small.stored()["kinds"]}
-    assert {name for name, kind in KINDS.items() if happens(kind)} == stored
-    assert {block["events"] for block in small.stored()["kinds"].values()} == {small.EACH}
+    events: Counter[str] = Counter()
+    for name, block in small.stored()["kinds"].items():  # a kind has two rows where some of its devices have no job
+        events[name.removesuffix(" (soft)")] += block["events"]
+    assert events == {name: small.EACH for name, kind in KINDS.items() if happens(kind)}
 
 
 def test_parameters_that_make_a_kind_visible_are_allowed_in_scenarios():
