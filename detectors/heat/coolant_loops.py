@@ -1,8 +1,7 @@
 """One coolant loop: how its flow and supply depart, whether that is real, and what it means.
 
-Measured: compiled loops over all coolant loops, which are few, so that NumPy calls would cost more. Checked: the heat
-balance shows whether the flow fell or its meter is wrong. Decided: lost flow, a broken meter or less load; warm water,
-a new set-point or weather.
+Loops are few, so that compiled code costs less than NumPy calls. The heat balance shows whether the flow fell or its
+meter is wrong; decided is lost flow, a broken meter or less load; warm water, a new set-point or weather.
 
 Heat balance: kW = L/min * K / 15.1 for 25 % propylene glycol. Where less flows, it warms by more and carries the same
 heat; where only the meter shows less, the heat computed from it falls too. The share of the GPUs' power that a loop or
