@@ -62,7 +62,6 @@ _SPINS = 0.3
 MegaScale and Minder)."""
 _KNOWN, _SWINGS = 40, 4.0
 """Updates, 20 min, after which the swings of a job are known; and standard deviations that are no swing. Chosen."""
-_SEVERE = 0.45  # share of what it sends that a job loses: a page without a visible cause, twice as slow less the noise
 
 
 @dataclass
@@ -374,9 +373,8 @@ class JobThroughput(State):
             of_node = reason.entity == self.node_of_job.get(slot)
             if time - onset >= holds[reason.cause not in (*_NETWORK, "io") and not of_node] * SECOND:
                 holding.add(entity)
-                # the network fails silently, or half is lost for no visible cause
-                lost = reason.cause == "waits" and self.pace.source[slot] == 0 and self._loss(slot) >= _SEVERE
-                level: Level = "page" if reason.cause == "network" or of_node or lost else "ticket"
+                # without a visible cause it may be a phase of less work: nobody is woken for that
+                level: Level = "page" if reason.cause == "network" or of_node else "ticket"
                 if due := due_report(self.conditions, entity, time, onset, level):
                     found.append(self._finding(time, job, slot, reason, due, detector))
         close_ended(self.conditions, holding)

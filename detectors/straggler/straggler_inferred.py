@@ -120,10 +120,9 @@ class StragglerInferred(Detector):
     A whole job that sends 10 % less than before while no part of it stands out: after `hold` s the cause is the leaf or
     rail on which its ports wait, else the job with its network. That is a page if no congestion marks explain it. After
     `job_hold` s it is the job, if its SMs wait, and by more than four times its own swings, or all clocks fell alike: a
-    page if it sends half for no visible cause. A job on one node is judged by its activity or power; its node pages
-    after `hold` s where tasks wait for processors, or clocks fell for no visible reason. Nothing is reported for a new
-    power cap, for a job that is as busy as before (more work in each step), or for one that restarted or sends nothing
-    (no steps).
+    ticket. A job on one node is judged by its activity or power; its node pages after `hold` s where tasks wait for
+    processors, or clocks fell for no visible reason. Nothing is reported for a new power cap, for a job that is as busy
+    as before (more work in each step), or for one that restarted or sends nothing (no steps).
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
     activity (chosen); 0.8: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest

@@ -332,8 +332,10 @@ class StragglerJob(Detector):
         self.paced_at = frame.time
 
     def _is_new(self, job: str) -> bool:
-        """Returns whether a job on several nodes is watched for less than two hours."""
-        return job in self.traffic.jobs and self.seen_at - self.traffic.jobs[job][3] < NEW
+        """Returns whether a job is watched for less than two hours."""
+        if job in self.traffic.jobs:
+            return self.seen_at - self.traffic.jobs[job][3] < NEW
+        return int(self.pace.count[self.pace.jobs[job]]) * PACE_EVERY < NEW
 
     def _judge_stuck(self, frame: Frame, job: JobNow, state: dict[str, Any]) -> JobFindings:
         """Returns why one job makes no step, once it has looked the same for a while; `state` says since when."""

@@ -273,7 +273,7 @@ def test_a_slow_job_is_found_though_its_nodes_are_read_at_different_moments(turn
         return values, events
 
     found = replace(run, instant=in_turn).run_detector(at_known_site(StragglerInferred()), range(240))
-    assert {(f.entity, f.level) for f in found} == {("job:7", "page")}
+    assert {(f.entity, f.level) for f in found} == {("job:7", "ticket")}
     assert 29 <= minutes(found[0]) <= 36
 
 
