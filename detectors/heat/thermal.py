@@ -319,10 +319,11 @@ class Thermal(Detector):
     def _find_blamed(self, heat: GpuHeat, throttling: Bools) -> dict[str, HeatVerdict]:
         """Returns entity -> verdict; GPUs of a unit that is to blame are not named too.
 
-        throttling: (N,) GPUs of units that throttle as a whole: what makes them hot is not their own resistance, so
-        only those reported before stay reported.
+        throttling: (N,) GPUs of units that throttle as a whole: what makes them hot is not their own resistance or
+        their node's, so only those reported before stay reported.
         """
-        found = self._find_nodes(heat)
+        named = self._find_nodes(heat)
+        found = {name: v for name, v in named.items() if name in self.conditions or not throttling[v.gpus].all()}
         covered = np.zeros(len(heat.on), bool)
         for verdict in found.values():
             covered[verdict.gpus] = True

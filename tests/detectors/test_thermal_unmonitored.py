@@ -221,7 +221,8 @@ def test_simulated_warm_water_of_an_unmonitored_unit_is_one_page_on_its_loop_aft
     assert mine["page"] - mine["ticket"] <= 660
     thermal = [f for f in judged.findings if f.detector == "thermal"]
     assert {f.entity for f in thermal if f.level == "page"} == {"cdu:sim-c1"}
-    assert all(seconds(f.time) <= mine["ticket"] for f in thermal if f.entity != "cdu:sim-c1")
+    beside = [f for f in thermal if f.entity != "cdu:sim-c1" and f.level != "suspect"]
+    assert all(seconds(f.time) <= mine["ticket"] for f in beside)
     paged = [i for i in judged.incidents if i.severity == "page"]
     assert [i.cause for i in paged] == ["cdu:sim-c1"]
     assert paged[0].resolved is not None
