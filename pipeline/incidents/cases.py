@@ -30,6 +30,8 @@ PAIR_WINDOW = 120 * SECOND
 """Findings further apart than this do not corroborate each other; equal to the time to refine a cause. Chosen."""
 GENERIC_DETECTORS = frozenset({"anomaly"})
 """Detectors that report a change without its meaning: they neither corroborate nor explain other findings."""
+_INTENDED = "power_cap"
+"""Evidence of a slow device whose power somebody limited: caps of many are one decision, so they prove no fault."""
 _SEVERITY_OF_LEVEL: dict[Level, Severity] = {"suspect": "watch", "ticket": "ticket", "page": "page"}
 
 
@@ -59,7 +61,10 @@ class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - a plain name
 
 @dataclass(slots=True)
 class Condition:
-    """The findings of one detector about one entity: newest summary, highest level, strongest score and its signals."""
+    """The findings of one detector about one entity: newest summary, highest level, strongest score and its signals.
+
+    intended: somebody set what it shows, so that it corroborates no other.
+    """
 
     detector: str
     entity: str
@@ -70,6 +75,7 @@ class Condition:
     score: float
     summary: str
     signals: tuple[str, ...]
+    intended: bool = False
 
     @property
     def began(self) -> int:
@@ -80,7 +86,7 @@ class Condition:
         """Adds a finding. Returns whether the onset is a new one or the level rose."""
         new = self.onset != finding.onset
         rises = LEVELS.index(finding.level) > LEVELS.index(self.level)
-        self.summary = finding.summary
+        self.summary, self.intended = finding.summary, _INTENDED in finding.evidence
         if rises or new or (self.level == finding.level and finding.score >= self.score):
             self.score, self.signals = finding.score, finding.signals
         if rises:
@@ -162,7 +168,7 @@ class Case:
         if known is None:
             f = finding
             self.conditions[key] = Condition(
-                f.detector, f.entity, f.onset, f.level, time, time, f.score, f.summary, f.signals
+                f.detector, f.entity, f.onset, f.level, time, time, f.score, f.summary, f.signals, _INTENDED in f.evidence
             )
         is_new = known is None or known.update(finding, time)
         if finding.evidence.get("holds") is True and key not in self.held:

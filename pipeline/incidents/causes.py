@@ -208,7 +208,7 @@ class CauseRules:
         if found is not None and found.safe > self._least_odds():
             return found.describe()
         newest = max((c.last for c in case.conditions.values()), default=0)
-        known = [c for c in case.conditions.values() if c.detector not in GENERIC_DETECTORS]
+        known = [c for c in case.conditions.values() if c.detector not in GENERIC_DETECTORS and not c.intended]
         fresh = [c for c in known if newest - c.last <= PAIR_WINDOW]
         pairs = [(self._weigh_pair(a, b), a, b) for i, a in enumerate(fresh) for b in fresh[:i]]
         best = max(((odds, a, b) for odds, a, b in pairs if odds > 0), key=lambda p: p[0], default=None)
@@ -334,8 +334,8 @@ class CauseRules:
         began: dict[tuple[str, str], dict[str, int]] = {}
         cases: dict[tuple[str, str], dict[str, list[Case]]] = {}
         for case in fresh:
-            conditions = case.deciding_conditions()
-            for cause in self._possible_causes(conditions):
+            conditions = [c for c in case.deciding_conditions() if not c.intended]
+            for cause in self._possible_causes(conditions) if conditions else ():
                 for c in conditions:
                     if (unit := self._child_of(cause, c.entity)) is not None:
                         key = cause, detector_family(c.detector)
@@ -354,7 +354,7 @@ class CauseRules:
     def _weigh_case(self, case: Case, family: str) -> SharedCause | None:
         """Returns the case's own cause, weighed by its conditions of a family; None if it has no two units."""
         units: dict[str, int] = {}
-        for c in case.conditions.values():
+        for c in (c for c in case.conditions.values() if not c.intended):
             unit = self._child_of(case.incident.cause, c.entity) if detector_family(c.detector) == family else None
             if unit is not None:
                 units[unit] = min(units.get(unit, c.began), c.began)

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -277,6 +278,15 @@ def test_two_suspects_where_such_suspects_are_frequent_or_began_hours_apart_stay
     (change, *_) = case.changes
     assert change.comment.startswith("thermal and power_draw within 1 s: one fault is ")
     assert change.comment.endswith(" times as likely as two")
+
+
+@pytest.mark.parametrize(("capped", "severity"), [(True, "watch"), (False, "ticket")])
+def test_power_caps_set_on_many_nodes_at_once_prove_no_fault_of_what_they_share(capped: bool, severity: str) -> None:
+    case, evidence = site(hall()), {"power_cap": 400.0} if capped else {}
+    slow = nodes(range(8), "straggler", "suspect")
+    case.report_findings(*(replace(finding, evidence=evidence) for finding in slow))
+    assert {i.severity for i in case.desk.incidents.values() if i.state == "open"} == {severity}
+    assert len({i.cause for i in case.desk.incidents.values() if i.state == "open"}) == (8 if capped else 1)
 
 
 def test_rates_are_measured_from_conditions_with_a_cause_of_their_own() -> None:
