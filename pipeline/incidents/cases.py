@@ -168,7 +168,16 @@ class Case:
         if known is None:
             f = finding
             self.conditions[key] = Condition(
-                f.detector, f.entity, f.onset, f.level, time, time, f.score, f.summary, f.signals, _INTENDED in f.evidence
+                f.detector,
+                f.entity,
+                f.onset,
+                f.level,
+                time,
+                time,
+                f.score,
+                f.summary,
+                f.signals,
+                _INTENDED in f.evidence,
             )
         is_new = known is None or known.update(finding, time)
         if finding.evidence.get("holds") is True and key not in self.held:
