@@ -271,7 +271,7 @@ One line per fault or benign event:
 | `id`, `kind`, `onset`, `end` | the event |
 | `signals` | signals and events that show the kind |
 | `entity`, `entities` | the entity; all faulty ones, if they are not just that one (may be empty) |
-| `class` | `hard`: a logged fact; `soft`: visible only in statistics; `invisible`: not visible, also a soft fault on a GPU without a job; `benign` |
+| `class` | `hard`: a logged fact, or harm that needs a page; `soft`: visible only in statistics; `invisible`: not visible, also a soft fault on a GPU without a job; `benign` |
 | `parameters` | those of the kind, `row` (of the table below), `attribution`, `severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), for slowly growing faults `detectable`, for soft faults without a job `idle` |
 
 """

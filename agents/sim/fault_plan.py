@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -329,23 +329,37 @@ def _draw_entity(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
 
 
 _FEW_PORTS = 6  # ports of a leaf that must be in use to show it: flows that collide on an uplink are two to four
+_LONG_S = 1200.0  # s for which a job must be slowed to need a page: twice the hold of one. Chosen
 _SAMPLES = 16  # times within a fault at which a running job is searched; chosen
 
 
+CollectiveShare = Callable[[Job], float]
+
+
 def truth_lines(
-    faults: Iterable[Fault], schedule: Schedule, layout: Layout, start: int, horizon: float
+    faults: Iterable[Fault], schedule: Schedule, layout: Layout, start: int, horizon: float, waits: CollectiveShare
 ) -> list[dict[str, Any]]:
-    """Returns a line per fault or benign event that began before `horizon` s, in order of their numbers."""
-    return [_truth_line(fault, schedule, layout, start, horizon) for fault in faults if fault.onset < horizon]
+    """Returns a line per fault or benign event that began before `horizon` s, in order of their numbers.
+
+    waits: share of its step for which a job is in collectives.
+    """
+    return [_truth_line(fault, schedule, layout, start, horizon, waits) for fault in faults if fault.onset < horizon]
 
 
-def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon: float) -> dict[str, Any]:
+def _truth_line(
+    fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon: float, waits: CollectiveShare
+) -> dict[str, Any]:
     kind, unused = fault.kind, _unused(fault, schedule, layout)
     idle = unused and kind.loaded and kind.detectability == "soft"  # hard faults are logged in any case
     harmless = unused and kind.idle_soft
     guilty = kind.faulty_entities(fault, layout)
+    grade, effect = _visible_class(fault, schedule, layout), kind.effect()
     if isinstance(kind, LeafSlows):
-        guilty = (*guilty, *_slowed_jobs(fault, kind.ports_below(fault, layout).tolist(), schedule))
+        slowed = _slowed_jobs(fault, kind.ports_below(fault, layout).tolist(), schedule, horizon)
+        guilty = (*guilty, *(job.entity for job in slowed))
+        longer = {job: kind.lengthening(waits(job)) for job in slowed}
+        effect = max(longer.values(), default=0.0)
+        grade = kind.slowing_class(max((longer[job] for job, s in slowed.items() if s >= _LONG_S), default=0.0))
     detectable = kind.detectable_from(fault)
     unread = kind.detectability != "benign" and not _shown(fault, schedule, layout)
     unseen = idle or unread or detectable >= min(fault.end, horizon)
@@ -355,13 +369,13 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
         "entity": fault.entity,
         "onset": _timestamp(start, fault.onset),
         "end": _timestamp(start, min(fault.end, horizon)),
-        "class": "invisible" if unseen else "soft" if harmless else _visible_class(fault, schedule, layout),
+        "class": "invisible" if unseen else "soft" if harmless else grade,
         "signals": list(kind.signals),
         "parameters": {**kind.parameters(), "row": kind.row, "attribution": kind.attributed_part()},
     }
     if guilty != (fault.entity,):
         line["entities"] = list(guilty)
-    more = {"severity": kind.severity(), "effect": kind.effect(), "effect_unit": kind.effect_unit}
+    more = {"severity": kind.severity(), "effect": effect, "effect_unit": kind.effect_unit}
     line["parameters"] |= {name: value for name, value in more.items() if value is not None}
     if fault.onset < detectable < fault.end:
         line["parameters"]["detectable"] = _timestamp(start, min(detectable, horizon))
@@ -422,10 +436,15 @@ def _unused(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     return used < _SAMPLES / 2
 
 
-def _slowed_jobs(fault: Fault, ports: Sequence[int], schedule: Schedule) -> Iterator[str]:
-    """Yields the jobs that send through some ports during a fault: each is a right name for what slows it."""
-    found = schedule.allocations_within(fault.onset, fault.end)
-    yield from dict.fromkeys(s.job.entity for s in found if s.job.networked and np.isin(ports, s.gpus).any())
+def _slowed_jobs(fault: Fault, ports: Sequence[int], schedule: Schedule, horizon: float) -> dict[Job, float]:
+    """Returns the jobs that send through some ports during a fault, each a right name for what slows it, and for how
+    many seconds until the horizon."""
+    found, seconds = schedule.allocations_within(fault.onset, fault.end), dict[Job, float]()
+    for s in found:
+        if s.job.networked and np.isin(ports, s.gpus).any():
+            within = min(s.end, fault.end, horizon) - max(s.begin, fault.onset)
+            seconds[s.job] = seconds.get(s.job, 0.0) + within
+    return seconds
 
 
 def _timestamp(start: int, seconds: float) -> str:

@@ -7,6 +7,7 @@ Values are in wire type: files contain exactly the sent values. The calendar add
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from agents.sim.fault_plan import FaultPlan, truth_lines
 from agents.sim.layout import FACILITY, Layout
 from agents.sim.physics.canary import Canaries
 from agents.sim.physics.instruments import Instruments
+from agents.sim.physics.jobs import collective_share
 from agents.sim.physics.plant import Plant
 from agents.sim.physics.state import State
 from agents.sim.scenario import DEFAULT_START, Scenario
@@ -202,7 +204,8 @@ class FleetSimulator:
     def truth(self, until: float | None = None) -> list[dict[str, Any]]:
         """Returns the lines of truth.jsonl for events before `until` seconds (default: the scenario's duration)."""
         horizon = self.scenario.duration if until is None else until
-        return truth_lines(self.faults, self.schedule, self.layout, self.start, horizon)
+        waits = partial(collective_share, self.seed, self.layout.world.work)
+        return truth_lines(self.faults, self.schedule, self.layout, self.start, horizon, waits)
 
     def time_at(self, seconds: float) -> int:
         """Returns UTC microseconds of a second of the scenario."""

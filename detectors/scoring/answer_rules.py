@@ -30,6 +30,7 @@ _SENSOR = f"{_BLIND} telemetry_sensor"
 _HEAT = "thermal thermal_edge"
 _LOOP = "coolant coolant_edge"
 _LINK = "link link_stall"
+_GRAY = f"{_LINK} link_congestion straggler_inferred straggler_job"
 _SLOW = "straggler straggler_inferred"
 ANSWER_RULES: Mapping[str, AnswerRule] = {
     # GPU and memory. Ticket where NVIDIA's catalogue of XIDs has "ignore" or "restart app" (13, 31, 63, 94), page
@@ -58,9 +59,7 @@ ANSWER_RULES: Mapping[str, AnswerRule] = {
     "link_flap": _rule("page", "link", "port node leaf rail"),
     "leaf_crash": _rule("page", f"link {_BLIND}", "leaf pod fabric"),
     # no port has errors, the switch is at fault: its waiting ports or its slow jobs may be named too
-    "gray_leaf": _rule(
-        "page", f"{_LINK} link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"
-    ),
+    "gray_leaf": _rule("page", _GRAY, "job stage leaf rail pod fabric"),
     "pause_storm": _rule("ticket", f"{_LINK} link_congestion", "port node"),
     "nic_stall": _rule("page", f"{_LINK} straggler", "port node"),
     # no link fault: the job or the switch is named, never a port
@@ -97,6 +96,8 @@ SOFT_RULES: Mapping[str, AnswerRule] = {
     # warm GPUs that do not throttle slow no job: that waits for office hours, as cold plates do
     "node_restriction": _rule("ticket", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
     "facility_water": _rule("ticket", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
+    # no job is slowed by a tenth for long: the switch is drained when its jobs end
+    "gray_leaf": _rule("ticket", _GRAY, "job stage leaf rail pod fabric"),
     # a job of one node
     "job_hang": _rule("ticket", "straggler_job", "job"),
     # no job ran on it, so no work is lost

@@ -11,6 +11,7 @@ from agents.sim.faults.slow import ClockStuck
 from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
+from detectors.scoring.matching import answer_rule
 from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, simulate_fault, simulate_quiet_hour
 
 GPU, DEVICE = "gpu:sim-n002.3", 11
@@ -121,8 +122,16 @@ def test_a_gray_leaf_makes_the_collectives_of_all_its_jobs_longer_by_the_same_fa
     begin, more = 0.8 * LOST / (1 - LOST), run.column("rank.step_time") - simulate_quiet_hour().column("rank.step_time")
     assert np.allclose(np.nanmedian(more[WITHIN], axis=0), begin, atol=0.06)
     (line,) = run.simulator.truth()
-    assert (line["entity"], line["class"], line["parameters"]["attribution"]) == (LEAF, "soft", "network")
-    assert (line["parameters"]["effect"], line["parameters"]["effect_unit"]) == (LOST, "bandwidth")
+    assert (line["entity"], line["class"], line["parameters"]["attribution"]) == (LEAF, "hard", "network")
+    longer = np.nanmedian(run.column("rank.step_time")[WITHIN] / simulate_quiet_hour().column("rank.step_time")[WITHIN])
+    assert line["parameters"]["effect"] == pytest.approx(longer - 1, abs=0.02)
+    assert line["parameters"]["effect_unit"] == "time"
+
+
+def test_a_gray_leaf_needs_a_page_only_if_a_job_is_slowed_by_a_tenth_for_long() -> None:
+    for lost, level in ((0.6, "page"), (0.3, "ticket")):  # of collectives that take a sixth of a step
+        (line,) = simulate_fault(GrayLeaf(lost=lost, part="leaf"), LEAF).simulator.truth()
+        assert answer_rule("gray_leaf", line["class"]).level == level
 
 
 def test_a_line_card_affects_half_of_the_ports_and_their_jobs() -> None:

@@ -219,5 +219,5 @@ def test_a_hang_shows_in_traffic_or_in_the_steps_that_ranks_report(ranks: int, h
     simulator, _ = simulate_fault(JobHang())
     job = replace(simulator.schedule.jobs[0], ranks=ranks, hooked=hooked)
     schedule = replace(simulator.schedule, jobs=(job,))
-    (line,) = truth_lines(simulator.faults, schedule, simulator.layout, 0, 1e9)
+    (line,) = truth_lines(simulator.faults, schedule, simulator.layout, 0, 1e9, lambda job: 0.0)
     assert line["class"] == wanted

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
+from agents.sim.faults.kind import DAY, HOUR, Detectability, Fault, Kind, Rate, Span
 from agents.sim.faults.link import DARK, stall_job_at_port, stops_at, take_link_down
 from agents.sim.layout import Index, Layout
 
@@ -20,6 +21,7 @@ _TRAINS, _LARGEST = 7 / 8, 0.6  # share of the nodes that train; of them in the 
 _REACHED, _CNPS = 0.8, 2000.0  # share of a leaf's ports; notifications/s of each where steps double. Chosen
 _TIMEOUTS = 2e-4  # per second, port and share that is lost: one in some hours, since most is resent in time. Chosen
 _PAUSES_PER_S = 50_000.0  # pause frames of 20 us with which a port is paused all the time
+_HARMS = 0.10  # share by which a job is slowed that needs a page: Greyhound's change of the mean (Wu et al. 2024)
 _LEAST = 0.025  # share by which a step must be longer to count: 2 to 3 %, above the noise of unpadded batches
 
 
@@ -77,6 +79,14 @@ class LeafSlows(Kind):
         """Returns the ports that it slows down."""
         return ports_of(fault.device, layout)
 
+    @abstractmethod
+    def lengthening(self, collectives: float) -> float:
+        """Returns the share by which it lengthens the steps of a job that spends a share of them in collectives."""
+
+    def slowing_class(self, longer: float) -> Detectability:
+        """Returns its class in the truth where the steps of a job are longer by a share, for long."""
+        return self.detectability
+
 
 @dataclass(frozen=True)
 class GrayLeaf(LeafSlows):
@@ -102,7 +112,7 @@ class GrayLeaf(LeafSlows):
     limits: ClassVar = {"lost": (0.0, 0.99)}
     choices: ClassVar = {"part": ("leaf", "leaf", "card")}  # assumed
     severe = "lost"
-    effect_unit = "bandwidth"
+    effect_unit = "time"
     lost: float | None = None  # share of the goodput of its ports
     part: str | None = None  # "leaf": all its ports; "card": the first half of them, one line card of two
 
@@ -123,6 +133,15 @@ class GrayLeaf(LeafSlows):
         """Returns the ports that it slows down."""
         ports = ports_of(fault.device, layout)
         return ports if self.part == "leaf" else ports[: -(-len(ports) // 2)]
+
+    def lengthening(self, collectives: float) -> float:
+        """Returns the share by which steps of a job get longer: what is lost is sent again within its collectives."""
+        assert self.lost is not None
+        return collectives * self.lost / (1 - self.lost)
+
+    def slowing_class(self, longer: float) -> Detectability:
+        """Returns "hard", which needs a page, if a job is slowed by a tenth, else "soft"."""
+        return "hard" if longer >= _HARMS else "soft"
 
 
 @dataclass(frozen=True)
@@ -196,6 +215,11 @@ class Congestion(LeafSlows):
         """Draws the duration: three times as long if the largest job has 512 GPUs or more."""
         large = layout.gpus * _TRAINS * _LARGEST >= _LARGE_JOB
         return Span(cls.lasts.low, _LARGE_MEAN if large else cls.lasts.mean, cls.lasts.high).draw(rng)
+
+    def lengthening(self, collectives: float) -> float:
+        """Returns the share by which steps of a job get longer."""
+        assert self.slowdown is not None
+        return self.slowdown
 
     def detectable_from(self, fault: Fault) -> float:
         """Returns the second from which on it can be detected."""

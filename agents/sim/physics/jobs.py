@@ -120,6 +120,12 @@ def _in_pause(work: Workload, effects: Effects) -> NDArray[np.bool_] | np.bool_:
     return np.asarray(np.mod(effects.time - first, every) < length)
 
 
+def collective_share(seed: int, work: Work, job: Job) -> float:
+    """Returns the share of a usual step for which a job is in collectives."""
+    mine = Workload(job, seed, np.ones(1, np.float32), work)
+    return float(mine.step[1] / (mine.base.max() + mine.step[1]))
+
+
 class Jobs:
     """State of all jobs of the fleet; advances block by block."""
 
