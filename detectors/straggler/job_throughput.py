@@ -65,27 +65,56 @@ _KNOWN, _SWINGS = 40, 4.0
 
 
 @dataclass
-class JobPorts(State):
-    """Arrays by port of the frame. newest: counters as read.   last, last_at: those of the last update, and when they
-    were read (us).   normal: ln of waits and marks per byte, as learned.
-
-    excess: (2, N) of waits and marks, ln above normal, smoothed.   sent: newest bytes/s.   job: slot, -1 none.
-    count: updates learned from.
+class PortRates(State):
+    """Counts a second by port of the frame, of `signals`. newest: counters as read.   last, last_at: those of the last
+    update, and when they were read (us).   rate: since then; NaN where none of the last five minutes is known.
     """
 
-    newest: tuple[Newest, ...] = part(lambda: tuple(Newest(name) for name in _READ))
+    signals: tuple[str, ...] = _READ
+    newest: tuple[Newest, ...] = part(tuple)
     last: Floats = memory(np.nan, shape=(len(_READ), N))
     last_at: Ints = memory(0, np.int64)
-    normal: Floats = memory(0.0, shape=(2, N))
-    excess: Floats = memory(0.0, shape=(2, N))
-    sent: Floats = memory(np.nan)
-    job: Ints = memory(-1, np.int64)
-    count: Ints = memory(0, np.int64)
+    rate: Floats = memory(np.nan, shape=(len(_READ), N))
+
+    def __post_init__(self) -> None:
+        self.newest = tuple(map(Newest, self.signals))
 
     def read(self, frame: Frame) -> None:
         """Adds the counters of an instant."""
         for newest in self.newest:
             newest.update(frame)
+
+    def update(self, n: int, time: int) -> tuple[Floats, Bools]:
+        """Returns (signals, n) counts a second, and (n,) ports whose counts are new."""
+        self.grow(n)
+        last, rate = self.last[: len(self.newest), :n], self.rate[: len(self.newest), :n]
+        now, at = np.stack([newest.read(n, time) for newest in self.newest]), self.newest[0].at[:n]
+        fresh, seconds = at > self.last_at[:n], (at - self.last_at[:n]) / SECOND
+        known = fresh & (seconds <= OLD / SECOND)
+        growth = np.where(known & (now >= last), now - last, np.nan) / np.where(known, seconds, 1.0)
+        np.copyto(rate, growth, where=fresh | (time - at > OLD))
+        np.copyto(last, now, where=fresh)
+        self.last_at[:n][fresh] = at[fresh]
+        return rate, known
+
+
+@dataclass
+class JobPorts(State):
+    """Arrays by port of the frame. normal: ln of waits and marks per byte, as learned.
+
+    excess: (2, N) of waits and marks, ln above normal, smoothed.   job: slot, -1 none.   count: updates learned from.
+    """
+
+    counts: PortRates = part(PortRates)
+    normal: Floats = memory(0.0, shape=(2, N))
+    excess: Floats = memory(0.0, shape=(2, N))
+    job: Ints = memory(-1, np.int64)
+    count: Ints = memory(0, np.int64)
+
+    @property
+    def sent(self) -> Floats:
+        """(N,) newest bytes/s."""
+        return np.asarray(self.counts.rate[0])
 
     def update(self, n: int, time: int, job: Ints, calm: Bools) -> None:
         """Judges all ports by what they counted since the last update. job: (n,) slot of each port's job, -1 none;
@@ -93,21 +122,13 @@ class JobPorts(State):
         self.grow(n)
         self.count[:n][job != self.job[:n]] = 0  # the normal of one job is not that of another
         self.job[:n] = job
-        now = np.stack([newest.read(n, time) for newest in self.newest])
-        at = self.newest[0].at[:n]
-        fresh, seconds = at > self.last_at[:n], (at - self.last_at[:n]) / SECOND
-        known = fresh & (seconds <= OLD / SECOND)
-        growth = np.where(known & (now >= self.last[:, :n]), now - self.last[:, :n], np.nan)
-        np.copyto(self.last[:, :n], now, where=fresh)
-        self.last_at[:n][fresh] = at[fresh]
-        rate = growth / np.where(known, seconds, 1.0)
-        np.copyto(self.sent[:n], rate[0], where=fresh | (time - at > OLD))
-        self._judge(rate, np.append(calm, True)[job], known)
+        rate, fresh = self.counts.update(n, time)
+        self._judge(rate, np.append(calm, True)[job], fresh)
 
     def _judge(self, rate: Floats, calm: Bools, fresh: Bools) -> None:
         """Compares waits and marks per byte with their normal value; learns nothing of a job that is slow."""
         n, count = rate.shape[1], self.count[: rate.shape[1]]
-        sends = rate[0] >= QUIET
+        sends = fresh & (rate[0] >= QUIET)
         for row, (rows, floor) in enumerate(zip(_ROWS, _FLOORS, strict=True)):
             amounts = rate[rows]
             finite = np.isfinite(amounts)
@@ -137,14 +158,17 @@ class JobPorts(State):
 class JobNow:
     """A job at one instant, from outside; nan is unknown.
 
-    moved_at: its last step, or when its ports last sent data (us).   new: watched for less than two hours, in which
-    most jobs save, evaluate or roll out once: whether it pauses is not known.   utilization: mean of its GPUs.
-    watts, usual_watts: mean power of its GPUs now, and while it moves.   bytes_per_second: median of its ports.
+    moved_at: its last step, or when its ports last sent data (us).   seen_at: newest reading of either (us).
+    reports: whether it reports steps.   new: watched for less than two hours, in which most jobs save, evaluate or roll
+    out once: whether it pauses is not known.   utilization: mean of its GPUs.   watts, usual_watts: mean power of its
+    GPUs now, and while it moves.   bytes_per_second: median of its ports.
     """
 
     name: str
     nodes: tuple[str, ...]
     moved_at: int
+    seen_at: int
+    reports: bool
     new: bool
     utilization: float
     watts: float
@@ -153,79 +177,63 @@ class JobNow:
 
 
 @dataclass
-class JobTraffic(State):
-    """When each job on several nodes last sent data, which stands for its steps where it reports none.
+class JobActivity(State):
+    """When each job last moved: made a step or, on several nodes and without step reports, sent data.
 
-    ports, watts, busy: newest readings of ports and GPUs.   sent, sent_at, rate: by port, counters of the last update,
-    when they were read (us), and bytes/s.   updated_at: us.   jobs: name -> when it last sent (us), usual power of its
+    ports, watts, busy: newest readings of ports and GPUs.   jobs: name -> when it last moved (us), usual power of its
     GPUs, updates from which that is learned, and since when it is watched (us).
     """
 
-    ports: Newest = part(lambda: Newest(SENT), of="nic")
+    ports: PortRates = part(lambda: PortRates((SENT,)), of="nic")
     watts: Newest = part(lambda: Newest("gpu.power"), of="gpu")
     busy: Newest = part(lambda: Newest("gpu.utilization"), of="gpu")
-    sent: Floats = memory(np.nan)
-    sent_at: Ints = memory(0, np.int64)
-    rate: Floats = memory(np.nan)
-    updated_at: int = notes(int)
     jobs: dict[str, list[float]] = notes()
 
     def read(self, frames: Mapping[str, Frame]) -> None:
         """Adds the readings of an instant."""
-        for device_class, newest in (("nic", self.ports), ("gpu", self.watts), ("gpu", self.busy)):
-            if (frame := frames.get(device_class)) is not None:
-                newest.update(frame)
+        if (nics := frames.get("nic")) is not None:
+            self.ports.read(nics)
+        if (gpus := frames.get("gpu")) is not None:
+            self.watts.update(gpus)
+            self.busy.update(gpus)
 
-    def is_due(self, time: int) -> bool:
-        """Returns whether it is time for an update."""
-        return not 0 <= time - self.updated_at < JOB_EVERY
+    def update(self, time: int, gpus: Frame, nics: Frame | None, steps: Mapping[str, tuple[int, int]]) -> list[JobNow]:
+        """Adds an instant; returns the jobs of which enough is known. Without a reading of its ports, one sends.
 
-    def update(self, gpus: Frame, nics: Frame) -> list[JobNow]:
-        """Adds an instant; returns the jobs of which enough is known. Without a reading of its ports, one sends."""
+        steps: job that reports steps -> when it made the last, and the newest report (us)."""
         names, nodes, of_gpu, of_port = self._places(gpus, nics)
-        size, rate = len(names), median_by_job(self._rates(nics), of_port, len(names))
-        readings = (newest.read(len(of_gpu), gpus.time) for newest in (self.watts, self.busy))
+        size, rate = len(names), np.full(len(names), np.nan)
+        if nics is not None:
+            rate = median_by_job(self.ports.update(len(of_port), time)[0][0], of_port, size)
+        readings = (newest.read(len(of_gpu), time) for newest in (self.watts, self.busy))
         watts, busy = (mean_by_job(values, of_gpu, size) for values in readings)
-        fresh = ([nics.time, float(power), 0, nics.time] for power in watts)
-        self.jobs = {name: self.jobs.get(name, new) for name, new in zip(names, fresh, strict=True)}
+        self.jobs = {name: self.jobs.get(name, [0, 0.0, 0, time]) for name in names}
         found = list[JobNow]()
         for i, (name, known) in enumerate(self.jobs.items()):
-            if not rate[i] <= QUIET:
-                known[0] = nics.time
-            if rate[i] > QUIET and np.isfinite(watts[i]):
+            rests, reports = rate[i] <= QUIET and len(nodes[i]) > 1, name in steps
+            moved_at, seen_at = steps.get(name, (int(known[0]) if rests else time, time))
+            if moved_at > known[0] and (reports or rate[i] > QUIET) and np.isfinite(watts[i]):
                 known[1] += max(1 / (known[2] + 1), _RECENT) * (float(watts[i]) - known[1])
                 known[2] += 1
+            known[0] = moved_at
             if known[2] >= _LEARNED:
                 now = float(busy[i]), float(watts[i]), known[1], float(rate[i])
-                found.append(JobNow(name, nodes[i], int(known[0]), nics.time - known[3] < NEW, *now))
+                found.append(JobNow(name, nodes[i], moved_at, seen_at, reports, time - known[3] < NEW, *now))
         return found
 
-    def _rates(self, nics: Frame) -> Floats:
-        """Returns (N,) bytes/s since the last update."""
-        n, self.updated_at = len(nics.entities), nics.time
-        self.grow(n)
-        now, at = self.ports.read(n, nics.time), self.ports.at[:n]
-        fresh, seconds = at > self.sent_at[:n], (at - self.sent_at[:n]) / SECOND
-        known = fresh & (seconds <= OLD / SECOND) & (now >= self.sent[:n])
-        rate = np.where(known, now - self.sent[:n], np.nan) / np.where(known, seconds, 1.0)
-        np.copyto(self.rate[:n], rate, where=fresh | (nics.time - at > OLD))
-        np.copyto(self.sent[:n], now, where=fresh)
-        self.sent_at[:n][fresh] = at[fresh]
-        return self.rate[:n]
-
     @per_topology
-    def _places(self, gpus: Frame, nics: Frame) -> tuple[list[str], list[tuple[str, ...]], Ints, Ints]:
-        """Returns jobs that have several nodes alone, their nodes, and the (N,) job of each GPU and port, -1 none."""
+    def _places(self, gpus: Frame, nics: Frame | None) -> tuple[list[str], list[tuple[str, ...]], Ints, Ints]:
+        """Returns jobs, their nodes, and the (N,) job of each GPU and of each port of a node with one job, -1 none."""
         topology, index, above = gpus.topology, JobIndex(), gpus.topology.ancestor_of_kind
-        nodes: dict[str, list[str]] = {}
-        for node in dict.fromkeys(above(e, "node") or "" for e in gpus.entities):
-            if job := index.job_of_node(node, topology):
-                nodes.setdefault(job, []).append(node)
-        several = [job for job, found in nodes.items() if len(found) > 1]
-        number = {node: i for i, job in enumerate(several) for node in nodes[job]}
-        frames = gpus, nics
-        of = [np.array([number.get(above(e, "node") or "", -1) for e in f.entities], np.int64) for f in frames]
-        return several, [tuple(nodes[job]) for job in several], of[0], of[1]
+        nodes: dict[str, dict[str, None]] = {}
+        on = [index.job_on(gpu, topology) or "" for gpu in gpus.entities]
+        for gpu, job in zip(gpus.entities, on, strict=True):
+            nodes.setdefault(job, {})[above(gpu, "node") or ""] = None
+        nodes.pop("", None)
+        number = {job: i for i, job in enumerate(nodes)}
+        of_port = (index.job_of_node(above(e, "node") or "", topology) for e in (nics.entities if nics else ()))
+        of = [np.array([number.get(job or "", -1) for job in jobs], np.int64) for jobs in (on, of_port)]
+        return list(nodes), [tuple(found) for found in nodes.values()], of[0], of[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +278,7 @@ class JobThroughput(State):
         if "node" in frames:
             self.io.update(frames["node"])
         if (nics := frames.get("nic")) is not None:
-            self.ports.read(nics)
+            self.ports.counts.read(nics)
             self.nics = nics
 
     def is_due(self, time: int) -> bool:

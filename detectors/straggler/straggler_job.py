@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,23 +22,19 @@ from detectors.base.gates import Gates
 from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import job_budget
-from detectors.straggler.job_pace import STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
-from detectors.straggler.job_throughput import NEW, QUIET, SENT, JobNow, JobTraffic
+from detectors.straggler.job_pace import OLD, STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
+from detectors.straggler.job_throughput import JOB_EVERY, QUIET, SENT, JobActivity, JobNow
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import Checkpoints
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
-PACE_EVERY = 30 * SECOND
-"""us between two evaluations of the pace: some steps of a large job. Chosen."""
 _HALF = 0.5  # share of the longer step that must be found in one part to blame that part; chosen
 _POLICY = 0.25  # share of GPUs newly under a power cap from which the cap explains the rest; chosen
 _COLLECTIVES = 1.8
 """Times its usual that collectives take, from which the network is at fault and not a little more congested: twice
 (half of its links or of their rate are lost), less the error of a smoothed mean. Chosen."""
-_SILENT, _TICKS = 30 * SECOND, 3
-"""us, and usual ticks, without any sample after which a job is not judged: it may have ended. Chosen."""
 _STILL, _STEPS = 60 * SECOND, 3
 """us, and usual steps, without a step before a job is judged. Chosen."""
 _LASTS = 60 * SECOND  # us for which it must look the same: a single reading proves little; chosen
@@ -60,7 +56,6 @@ _WAITING = 0.2  # share of the time in which tasks wait for I/O, on half of the 
 _MORE = 3.0  # times its usual share that it is more; chosen
 _BEFORE = 120 * SECOND  # us before the last step in which a logged fault may have stopped the job: NCCL retries; chosen
 _FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
-_USUAL = 0.05  # gain of the usual power, and loss of the longest tick: about 20 samples of memory; chosen
 _TIMES = ("rank.step_time", "rank.compute_time", "rank.communication_time")
 _KEPT = 24 * 3600 * SECOND  # us after which a fault explains nothing; chosen
 _TITLES = {
@@ -149,77 +144,69 @@ class StragglerJob(Detector):
     saving: Checkpoints = part(Checkpoints)
     pace: JobPace = part(JobPace, of="job")
     io: Pressure = part(lambda: Pressure("node.io_pressure"), of="node")
+    activity: JobActivity = part(JobActivity, of="nic")
     step: NDArray[np.float64] = memory(np.nan)  # newest step, by job slot
     stepped_at: NDArray[np.int64] = memory(0, np.int64)
     sampled_at: NDArray[np.int64] = memory(0, np.int64)
-    watts: NDArray[np.float64] = memory(np.nan)  # usual mean power of its GPUs
-    paced_at: int = notes(int)
-    seen_at: int = notes(int)
+    updated_at: int = notes(int)
     ranks: tuple[Newest, ...] = part(lambda: tuple(map(Newest, _TIMES)), of="rank")
-    tick: NDArray[np.float64] = memory(0.0)  # us between two samples of a job, at most
+    reasons: Newest = part(lambda: Newest("gpu.throttle_reasons"), of="gpu")
     faults: dict[str, dict[str, Any]] = notes()  # entity -> newest fatal event: time, said
     slower: dict[str, dict[str, Any]] = notes()  # job with longer steps -> cause, since when that is it
-    stuck: dict[str, dict[str, Any]] = notes()  # job without a step -> kind, since, sent
-    traffic: JobTraffic = part(JobTraffic, of="nic")
-    quiet: dict[str, dict[str, Any]] = notes()  # job that reports no steps and sends nothing -> kind, since, moved_at
-    quiet_keys: list[str] = notes(list)  # conditions of those
+    stuck: dict[str, dict[str, Any]] = notes()  # job that does not move -> kind, since, moved_at
     pauses: dict[str, int] = notes()  # job -> us of its longest pause that looked like a hang and ended by itself
     conditions: OpenConditions = notes()
+    newest: dict[str, Frame] = field(default_factory=dict, init=False, repr=False)  # by class: columns and topology
 
     def budget(self) -> list[str]:
         """Returns the false alarm rate of its test of step time, and its rules."""
         rules = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
-        return job_budget("step time", self.pace.streams.channel, PACE_EVERY, rules)
+        return job_budget("step time", self.pace.streams.channel, JOB_EVERY, rules)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Returns findings on jobs that hang, stall or slow down."""
-        self.gates.update(frames)
+        time = self.gates.update(frames)
         self._record_faults(frames)
         if "node" in frames:
             self.io.update(frames["node"])
-        self.traffic.read(frames)
-        frame = frames.get("rank")
-        if frame is not None and len(frame.entities):
-            holds = self._judge_ranks(frames, frame)
-        else:
-            holds = [(key, None) for key in self.conditions if key not in self.quiet_keys]
-        holds += self._judge_unreported(frames)
+        self.activity.read(frames)
+        self.newest |= frames
+        if (gpus := frames.get("gpu")) is not None:
+            self.reasons.update(gpus)
+        if (ranks := frames.get("rank")) is not None:
+            self._follow_steps(ranks)
+        if time is None:
+            return []
+        self.saving.update(frames, time)
+        if 0 <= time - self.updated_at < JOB_EVERY:
+            return []
+        self._follow_pace(time)
+        self.updated_at = time
+        holds = [*self._judge_stuck_jobs(time), *self._judge_slow(time)]
         close_ended(self.conditions, {key for key, _ in holds})
         return [finding for _, finding in holds if finding is not None]
 
-    def _judge_ranks(self, frames: Mapping[str, Frame], frame: Frame) -> JobFindings:
-        """Returns jobs that report steps, and make none or slower ones."""
-        self.saving.update(frames, frame.time)
-        self.slots.update_slots(frame)
-        for newest in self.ranks:
-            newest.update(frame)
-        if (gpus := frames.get("gpu")) is not None:
-            self.slots.locate_gpus(gpus)
-        job = self._assign_slots(frame.time)
-        holds: JobFindings = []
-        for name, slot in self._follow_steps(frames, frame, job):
-            stuck = self._read_stuck(frames, name, slot, job)
-            holds += self._judge_stuck(frame, stuck, self.stuck.setdefault(name, {}))
-        if not 0 <= frame.time - self.paced_at < PACE_EVERY:
-            self._follow_pace(frames, frame, job)
-        return [*holds, *self._judge_slow(frame)]
-
-    def _judge_unreported(self, frames: Mapping[str, Frame]) -> JobFindings:
-        """Returns jobs that report no steps, and send nothing."""
-        gpus, nics = frames.get("gpu"), frames.get("nic")
-        if gpus is None or nics is None or SENT not in nics.values or not self.traffic.is_due(nics.time):
-            return [(key, None) for key in self.quiet_keys]
-        holds, quiet = JobFindings(), dict[str, dict[str, Any]]()
-        for job in self.traffic.update(gpus, nics):
-            slot, before = self.pace.jobs.get(job.name), self.quiet.get(job.name)
-            if slot is not None and np.isfinite(self.step[slot]):
-                continue
-            if gpus.time - job.moved_at >= _STILL:
-                quiet[job.name] = before or {"moved_at": job.moved_at}
-                holds += self._judge_stuck(gpus, job, quiet[job.name])
-            elif before is not None and before.get("kind") == "hang":
-                self._learn_pause(job.name, job.moved_at - before["moved_at"])
-        self.quiet, self.quiet_keys = quiet, [key for key, _ in holds]
+    def _judge_stuck_jobs(self, time: int) -> JobFindings:
+        """Returns jobs that make no step or, where none is reported, send nothing."""
+        holds, stuck = JobFindings(), dict[str, dict[str, Any]]()
+        if (gpus := self.newest.get("gpu")) is None:
+            return holds
+        slots, still = self.pace.jobs, self._still()
+        steps = {
+            job: (int(self.stepped_at[slot]), int(self.sampled_at[slot]))
+            for job, slot in slots.items()
+            if np.isfinite(self.step[slot])
+        }
+        for job in self.activity.update(time, gpus, self.newest.get("nic"), steps):
+            before = self.stuck.get(job.name, {"kind": "", "since": time, "moved_at": job.moved_at})
+            if before["kind"] == "hang" and job.moved_at > before["moved_at"]:
+                longest = max(job.moved_at - before["moved_at"], self.pauses.pop(job.name, 0))
+                self.pauses = dict([*self.pauses.items(), (job.name, longest)][-_PAUSING:])
+            least = still[slots[job.name]] if job.reports else _STILL
+            if time - job.moved_at >= least and time - job.seen_at <= OLD:
+                stuck[job.name] = before | {"moved_at": job.moved_at}
+                holds += self._judge_stuck(gpus, time, job, stuck[job.name])
+        self.stuck = stuck
         return holds
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
@@ -239,52 +226,24 @@ class StragglerJob(Detector):
             now = max(frame.time for frame in frames.values())
             self.faults = {e: fault for e, fault in self.faults.items() if now - fault["time"] <= _KEPT}
 
-    def _assign_slots(self, time: int) -> NDArray[np.int64]:
-        """Returns (S,) job slot of each rank; new jobs take the slots of those that are gone."""
-        named = self.slots.entities["job"]
-        slots, fresh = self.pace.assign_slots(named)
+    def _follow_steps(self, frame: Frame) -> None:
+        """Follows ranks, jobs and their newest step; new jobs take the slots of those that are gone."""
+        time = frame.time
+        self.slots.update_slots(frame)
+        for newest in self.ranks:
+            newest.update(frame)
+        slots, fresh = self.pace.assign_slots(self.slots.entities["job"])
         self.grow(len(self.pace.count))
-        self.step[fresh] = self.watts[fresh] = np.nan
-        self.tick[fresh] = 0.0
-        self.stepped_at[fresh], self.sampled_at[fresh] = time, time
-        self.stuck = {job: state for job, state in self.stuck.items() if job in self.pace.jobs}
-        return slots[self.slots.numbers["job"]]
-
-    def _follow_steps(self, frames: Mapping[str, Frame], frame: Frame, job: NDArray[np.int64]) -> list[tuple[str, int]]:
-        """Follows steps and usual power; returns jobs that have made no step for a while."""
-        jobs, time, known = len(self.step), frame.time, job >= 0
-        self.seen_at = time
-        top = np.full(jobs, -np.inf)
+        self.step[fresh] = np.nan
+        job = slots[self.slots.numbers["job"]]
+        top, known = np.full(len(self.step), -np.inf), job >= 0
         np.fmax.at(top, job[known], self.slots.read_ranks(frame, "rank.step")[known])
         sampled = np.isfinite(top)
-        since = np.maximum(time - self.sampled_at, 0).astype(np.float64)
-        longest = np.where(self.tick > 0, np.minimum(since, 2 * self.tick), since)
-        silent = np.maximum(_SILENT, _TICKS * self.tick)
-        self._learn_pauses(top, time)
-        # a lower step than before: the job started again
-        moved = sampled & ((top != self.step) | (time - self.sampled_at > silent))
+        moved = sampled & ((top != self.step) | (time - self.sampled_at > OLD))
+        again = {name for name, slot in self.pace.jobs.items() if moved[slot] and top[slot] < self.step[slot]}
+        self.stuck = {name: state for name, state in self.stuck.items() if name not in again}  # it ended and restarted
         self.sampled_at[sampled] = time
-        self.tick[sampled] = np.maximum(longest, (1 - _USUAL) * self.tick)[sampled]
         self.step[moved], self.stepped_at[moved] = top[moved], time
-        power = self._gpu_means(frames, "gpu.power", job)
-        learns = moved & np.isfinite(power)
-        usual = np.where(np.isnan(self.watts), power, self.watts)
-        self.watts[learns] = (usual + _USUAL * (power - usual))[learns]
-        waits = (time - self.stepped_at >= self._still()) & (time - self.sampled_at <= silent)
-        found = [(name, slot) for name, slot in self.pace.jobs.items() if waits[slot]] if waits.any() else []
-        self.stuck = {name: self.stuck[name] for name, _ in found if name in self.stuck}
-        return found
-
-    def _learn_pauses(self, top: Floats, time: int) -> None:
-        """Records pauses that looked like a hang and that ended with the next step. top: (jobs,) newest step."""
-        for name, state in self.stuck.items():
-            slot = self.pace.jobs[name]
-            if state.get("kind") == "hang" and top[slot] > self.step[slot]:
-                self._learn_pause(name, time - int(self.stepped_at[slot]))
-
-    def _learn_pause(self, name: str, lasted: int) -> None:
-        longest = max(lasted, self.pauses.pop(name, 0))
-        self.pauses = dict([*self.pauses.items(), (name, longest)][-_PAUSING:])
 
     def _hangs_after(self, name: str) -> float:
         """Returns the s without a step after which a job hangs, given pauses of this site."""
@@ -299,25 +258,22 @@ class StragglerJob(Detector):
         step = self.pace.measures["step"].usual if "step" in self.pace.measures else np.full(len(self.step), np.nan)
         return np.asarray(np.fmax(_STEPS * SECOND * step[: len(self.step)], _STILL))
 
-    def _gpu_means(self, frames: Mapping[str, Frame], signal: str, job: NDArray[np.int64]) -> Floats:
-        """Returns (jobs,) mean of a signal over the GPUs of each job."""
-        gpus, jobs = frames.get("gpu"), len(self.step)
-        if gpus is None or signal not in gpus.values:
-            return np.full(jobs, np.nan)
-        return mean_by_job(self.slots.of_gpus(gpus[signal]), job, jobs)
-
-    def _follow_pace(self, frames: Mapping[str, Frame], frame: Frame, job: NDArray[np.int64]) -> None:
-        """Adds the steps of an instant to the pace of the jobs that have made one since the last time."""
-        jobs, known, ranks, gpus = len(self.step), job >= 0, self.slots, frames.get("gpu")
-        size = len(frame.entities)
-        steps, computes, network = (np.append(n.read(size, frame.time), np.nan)[ranks.column] for n in self.ranks)
+    def _follow_pace(self, time: int) -> None:
+        """Adds an instant to the pace of the jobs that have made a step since the last time."""
+        frame, ranks, jobs = self.newest.get("rank"), self.slots, len(self.step)
+        if frame is None or not jobs:
+            return
+        job = np.array([*map(self.pace.jobs.__getitem__, ranks.entities["job"]), -1])[ranks.numbers["job"]]
+        known, size = job >= 0, len(frame.entities)
+        steps, computes, network = (np.append(n.read(size, time), np.nan)[ranks.column] for n in self.ranks)
         step, compute = mean_by_job(steps, job, jobs), ranks.team_medians(computes)
         longest, least = np.full(jobs, np.nan), np.full(jobs, np.nan)
         np.fmax.at(longest, job[known], compute[known])
         np.fmin.at(least, job[known], network[known])
         capped = np.zeros(len(job))
-        if gpus is not None and "gpu.throttle_reasons" in gpus.values:
-            reasons = ranks.of_gpus(gpus["gpu.throttle_reasons"])
+        if (gpus := self.newest.get("gpu")) is not None:
+            ranks.locate_gpus(gpus)
+            reasons = ranks.of_gpus(self.reasons.read(len(gpus.entities), time))
             capped = has_reason(read_reasons(reasons)[0], CAPPED).astype(np.float64)
         least = np.where(np.isfinite(least), least, step - longest)
         waits = np.array([*map(self.io.share_of, ranks.entities["node"]), np.nan])[ranks.numbers["node"]]
@@ -327,31 +283,22 @@ class StragglerJob(Detector):
             slower = np.log(step)
         working = ~np.append(self.gates.maintenance_mask(frame), True)[ranks.column]
         barred = np.bincount(job[known & ~working & (ranks.column >= 0)], minlength=jobs) > 0
-        gate = ~barred & (self.stepped_at > self.paced_at)
-        self.pace.update(found, slower, np.zeros(jobs, np.int8), gate, frame.time)
-        self.paced_at = frame.time
+        gate = ~barred & (self.stepped_at > self.updated_at)
+        self.pace.update(found, slower, np.zeros(jobs, np.int8), gate, time)
 
-    def _is_new(self, job: str) -> bool:
-        """Returns whether a job is watched for less than two hours."""
-        if job in self.traffic.jobs:
-            return self.seen_at - self.traffic.jobs[job][3] < NEW
-        return int(self.pace.count[self.pace.jobs[job]]) * PACE_EVERY < NEW
-
-    def _judge_stuck(self, frame: Frame, job: JobNow, state: dict[str, Any]) -> JobFindings:
+    def _judge_stuck(self, frame: Frame, time: int, job: JobNow, state: dict[str, Any]) -> JobFindings:
         """Returns why one job makes no step, once it has looked the same for a while; `state` says since when."""
-        time, onset, pressure = frame.time, job.moved_at, self.io.median_share(list(job.nodes))
+        onset, pressure = job.moved_at, self.io.median_share(job.nodes)
         kind = "" if job.name in self.saving.until else find_stuck_kind(job, pressure)
-        measured = np.isfinite(job.watts / job.usual_watts) or not state.get("kind")
-        if measured and state.get("kind") != kind:
+        if state["kind"] != kind:
             state |= {"kind": kind, "since": time}
-        kind = state["kind"]
         if not kind or time - state["since"] < _LASTS:
             return []
         explanation = self._find_explanation(frame, job.name, job.nodes, onset)
         level: Level = "suspect"
         patience = self._hangs_after(job.name) if kind == "hang" else self.stall
         surely = not job.new or job.watts <= _SPINNING * job.usual_watts
-        if time - onset >= patience * SECOND and not explanation and surely:
+        if job.seen_at - onset >= patience * SECOND and not explanation and surely:
             level = "page" if kind == "hang" and len(job.nodes) > 1 else "ticket"
         key = f"{kind} {job.name}"
         due = due_report(self.conditions, key, time, onset, level)
@@ -360,23 +307,22 @@ class StragglerJob(Detector):
     def _stuck_finding(
         self, time: int, job: JobNow, kind: str, pressure: float, explanation: str, due: tuple[int, Level]
     ) -> Finding:
-        share, reports = job.watts / job.usual_watts, job.name not in self.quiet
-        (state, shows), number = _TITLES[kind], share if kind == "hang" else pressure
-        title = f"{state}, no {'step' if reports else 'traffic'} for {(time - job.moved_at) / (60 * SECOND):.0f} min"
-        title += shows.format(100 * number) if np.isfinite(number) else ""  # else not read at this instant
+        share, (state, shows) = job.watts / job.usual_watts, _TITLES[kind]
+        missing, rests = "step" if job.reports else "traffic", (time - job.moved_at) / SECOND
+        title = f"{state}, no {missing} for {rests / 60:.0f} min"
         shown = {"utilization": job.utilization, "power_share": share, "io_pressure": pressure}
         shown["bytes_per_second"] = job.bytes_per_second
         return self.finding(
             time,
             job.name,
             due,
-            score=(time - job.moved_at) / SECOND,
-            summary=pager_title(job.name, title),
+            score=rests,
+            summary=pager_title(job.name, title + shows.format(100 * (share if kind == "hang" else pressure))),
             signals=(
-                *("rank.step" if reports else SENT, "gpu.power"),
+                *("rank.step" if job.reports else SENT, "gpu.power"),
                 "gpu.utilization" if kind == "hang" else "node.io_pressure",
             ),
-            clears="it makes a step" if reports else "it sends data",
+            clears="it makes a step" if job.reports else "it sends data",
             compared=Comparison(job.watts, job.usual_watts, None, "own past", 0, 1 - share, "W"),
             cause=kind,
             attribution="JOB",
@@ -384,34 +330,6 @@ class StragglerJob(Detector):
             explained_by=explanation,
             **{name: value if np.isfinite(value) else None for name, value in shown.items()},
         )
-
-    def _read_stuck(self, frames: Mapping[str, Frame], name: str, slot: int, job: NDArray[np.int64]) -> JobNow:
-        nodes = self._job_nodes(slot, job)
-        busy, watts = (float(self._gpu_means(frames, s, job)[slot]) for s in ("gpu.utilization", "gpu.power"))
-        traffic = self._port_traffic(frames, name, nodes, frames["rank"].time)
-        usual = float(self.watts[slot])
-        return JobNow(name, tuple(nodes), int(self.stepped_at[slot]), self._is_new(name), busy, watts, usual, traffic)
-
-    def _job_nodes(self, slot: int, job: NDArray[np.int64]) -> list[str]:
-        numbers = np.unique(self.slots.numbers["node"][job == slot]).tolist()
-        return [self.slots.entities["node"][n] for n in numbers if n >= 0]
-
-    def _port_traffic(self, frames: Mapping[str, Frame], name: str, nodes: Sequence[str], time: int) -> float:
-        """Returns the median bytes/s that a port of the job's nodes has sent since the job made no step."""
-        nics = frames.get("nic")
-        if nics is None or "nic.tx_bytes" not in nics.values:
-            return float("nan")
-        above, wanted = nics.topology.ancestor_of_kind, set(nodes)
-        values = zip(nics.entities, nics["nic.tx_bytes"], strict=False)
-        sent = np.array([v for e, v in values if above(e, "node") in wanted])
-        state = self.stuck.setdefault(name, {})
-        before = state.get("sent")
-        if before is None or len(before) != len(sent):
-            state["sent"], state["sent_at"] = sent, time
-            return float("nan")
-        growth = (sent - before) / max((time - state["sent_at"]) / SECOND, 1.0)
-        growth = growth[growth >= 0]
-        return float(np.median(growth)) if len(growth) else float("nan")
 
     def _find_explanation(self, frame: Frame, name: str, nodes: Sequence[str], onset: int) -> str:
         """Returns announced maintenance, or a fault logged on its nodes about when it stopped; empty if there is
@@ -426,31 +344,31 @@ class StragglerJob(Detector):
                 return f"{fault['said']} of {entity}"
         return ""
 
-    def _judge_slow(self, frame: Frame) -> JobFindings:
+    def _judge_slow(self, time: int) -> JobFindings:
         """Returns jobs that step slower than before because of the network or a stage."""
         found, causes = JobFindings(), dict[str, dict[str, Any]]()
         for name, slot in self.pace.slow_jobs():
             now, usual = self.pace.values(slot)
             cause, since = find_pace_cause(now, usual), int(self.pace.since[slot])
-            if not cause or frame.time - self.stepped_at[slot] >= self._still()[slot]:
+            if not cause or time - self.stepped_at[slot] >= self._still()[slot]:
                 continue
             known = self.slower.get(name, {"cause": cause, "since": since})
-            causes[name] = known if known["cause"] == cause else {"cause": cause, "since": frame.time}
+            causes[name] = known if known["cause"] == cause else {"cause": cause, "since": time}
             level: Level = "suspect"
-            if frame.time - max(since, causes[name]["since"]) >= self.hold * SECOND:
+            if time - max(since, causes[name]["since"]) >= self.hold * SECOND:
                 harm = cause == "network" and now["network"] >= _COLLECTIVES * usual["network"]
                 level = "page" if harm else "ticket" if self.tickets or cause == "data" else "suspect"
             key = f"slow {name}"
-            due = due_report(self.conditions, key, frame.time, since, level)
-            found.append((key, self._slow_finding(frame, name, slot, due) if due else None))
+            due = due_report(self.conditions, key, time, since, level)
+            found.append((key, self._slow_finding(time, name, slot, due) if due else None))
         self.slower = causes
         return found
 
-    def _slow_finding(self, frame: Frame, name: str, slot: int, due: tuple[int, Level]) -> Finding:
+    def _slow_finding(self, time: int, name: str, slot: int, due: tuple[int, Level]) -> Finding:
         effect, (now, usual) = float(np.expm1(self.pace.streams.cells[kernel.EFFECT, slot])), self.pace.values(slot)
         part, signal, cause = _SLOW[find_pace_cause(now, usual)]
         return self.finding(
-            frame.time,
+            time,
             name,
             due,
             score=float(self.pace.streams.cells[kernel.UP, slot]),
