@@ -103,6 +103,12 @@ class Placement(State):
         nodes = self.numbers["node"][members]
         return float(np.bincount(nodes[nodes >= 0], minlength=1).max()) / len(members)
 
+    def nodes_of_job(self, i: int) -> tuple[str, list[str]]:
+        """Returns the node of a member, "" unknown, and the other nodes of its job."""
+        nodes, jobs, mine = self.numbers["node"], self.numbers["job"], self.ancestor("node", i) or ""
+        names = (self.entities["node"][k] for k in np.unique(nodes[(jobs == jobs[i]) & (nodes >= 0)]).tolist())
+        return mine, [name for name in names if name != mine]
+
     def ancestor(self, kind: str, i: int) -> str | None:
         """Returns the stage, job, GPU or node of a member, if it is known."""
         number = int(self.numbers[kind][i]) if kind in self.numbers else -1

@@ -6,7 +6,7 @@ is policy: the GPU is under a cap of which its peers are not, or a lower one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,7 +50,6 @@ _LESS = 0.97  # share of the peers' power or limit below which a cap is lower: b
 PRESSED, TIMES = 0.10, 3.0
 """Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
 slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
-_QUEUE = 1.0  # tasks per processor from which they wait, where the kernel has no pressure counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +167,6 @@ class GpuReadings(State):
                 found[mine] = (near >= _NODES) | (_median(warmer[loops == loop]) >= _WARMER)
         return found
 
-    def is_excused(self, time: int) -> Bools:
-        """Returns (N,) GPUs that are slow by heat, lost power or policy, as far as their event reasons show."""
-        recent = (self.throttled_at > time - _AGO) & (self.throttled_at <= time)
-        return np.asarray(recent | (self._under_caps(slice(None), time) >= 0.5))
-
     def _under_caps(self, mine: Slots | slice, time: int) -> Floats:
         """Returns the share of its time that each of these GPUs spends under a power cap: 1 if one has just begun, as
         the newest reading says, or just ended: steps of ten minutes outlive it."""
@@ -275,23 +269,10 @@ def _median(values: Floats) -> float:
     return float(np.median(known)) if len(known) else float("nan")
 
 
-def find_host_cause(
-    node: str | None, others: Sequence[str], pressure: Pressure, frames: Mapping[str, Frame]
-) -> list[Cause]:
+def find_host_cause(node: str, others: Sequence[str], pressure: Pressure) -> list[Cause]:
     """Returns that tasks of a node wait for a processor, unlike on the other nodes of its job."""
-    share, usual, least = pressure.share_of(node or ""), pressure.median_share(others), PRESSED
-    signal, nodes = "node.cpu_pressure", frames.get("node")
-    title, text = "tasks wait for CPU {:.0%}", "tasks on {} wait for a processor {:.0%} of the time"
-    if not np.isfinite(share) and nodes is not None and node in nodes.entities:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            queue = dict(zip(nodes.entities, nodes["node.load1"] / nodes["node.cpu_count"], strict=True))
-        share, usual, least = (
-            float(queue[node or ""]),
-            _median(np.array([queue.get(e, np.nan) for e in others])),
-            _QUEUE,
-        )
-        signal, title, text = ("node.load1", "{:.1f} tasks per CPU", "{1:.1f} tasks runnable on {0} for each processor")
-    if not share >= least or share < TIMES * usual:
+    share = pressure.share_of(node)
+    if not share >= PRESSED or share < TIMES * pressure.median_share(others):
         return []
-    said = title.format(share).replace("%", " %"), text.format(node, share).replace("%", " %")
-    return [Cause("cpu_pressure", *said, signal, False, round(share, 3))]
+    title = f"tasks wait for CPU {100 * share:.0f} %"
+    return [Cause("cpu_pressure", title, f"{title} of the time on {node}", pressure.signal, False, round(share, 3))]

@@ -12,12 +12,16 @@ from detectors.base.state import State, memory, notes
 from detectors.base.streams import Floats
 from pipeline.model.records import Frame
 
+CPU, IO = "node.cpu_pressure", "node.io_pressure"
 _SMOOTH = 0.3  # about 3 samples of memory; chosen
 
 
 @dataclass
 class Pressure(State):
-    """One pressure counter (`signal`) of all nodes, by column of the frame. last, at: newest reading and its time."""
+    """One pressure counter (`signal`) of all nodes, by column of the frame. last, at: newest reading and its time.
+
+    A kernel without counters (RHEL 9 has them off): of more runnable tasks than processors, the rest wait.
+    """
 
     signal: str
     last: Floats = memory(np.nan)
@@ -28,8 +32,6 @@ class Pressure(State):
     def update(self, nodes: Frame) -> None:
         """Adds the counters of an instant."""
         size = len(nodes.entities)
-        if self.signal not in nodes.values:
-            return
         self.grow(size)
         if size != len(self._nodes):
             self._nodes = {e: i for i, e in enumerate(nodes.entities)}
@@ -39,6 +41,10 @@ class Pressure(State):
             growth = (now - self.last) / (nodes.time - self.at)
         growth[~((growth >= 0) & (growth <= 2))] = np.nan  # the counter was reset, or time went back
         growth = np.minimum(growth, 1.0)
+        if self.signal == CPU and "node.load1" in nodes.values:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                queue = np.maximum(1 - nodes["node.cpu_count"] / nodes["node.load1"], 0.0)
+            growth[:size] = np.where(np.isnan(self.last[:size]), queue, growth[:size])
         mean = self.share + _SMOOTH * (growth - self.share)
         self.share = np.where(np.isfinite(mean), mean, np.where(np.isfinite(growth), growth, self.share))
         known = np.isfinite(now)

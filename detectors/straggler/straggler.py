@@ -13,7 +13,6 @@ from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.straggler.alarm_budget import rank_budget
@@ -41,7 +40,6 @@ from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import RING, Checkpoints, StepSamples, find_relearned
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
-_TOGETHER = Quantity(("rank.compute_time",), "compute slower", "compute faster")
 _LASTS = 120 * SECOND  # us without a sample after which a rank is silent, not slow; chosen: two repeats
 _SPREADS = 4.0  # peers' standard deviations by which a rank that has no past must be slower: one in 30,000 is by chance
 _LONGEST = 0.02  # ln by which a rank may be quicker than the slowest stage and still be what the job waits for; chosen
@@ -135,7 +133,6 @@ class Straggler(Detector):
     clocks: ClockWatch = part(ClockWatch)
     pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"), of="node")
     streams: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
-    group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     slow: SlowTimes = part(SlowTimes)
     conditions: OpenConditions = notes()
     accepted: list[str] = notes(list)
@@ -176,11 +173,10 @@ class Straggler(Detector):
         silent |= np.append(self.readings.together, False)[slots.gpu_column]
         late = self._measure_lateness(step, (near | (self.slow.since[: len(slots)] > 0)) & ~silent)
         slow = self._follow(step, late, silent, time)
-        alike = self._group_findings(frame, step)
         if slow.any():
-            return [*self._report(frames, step, slow, late, ~silent), *alike]
+            return self._report(frames, step, slow, late, ~silent)
         close_ended(self.conditions, set())
-        return alike
+        return []
 
     def _follow_ranks(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
         """Follows moves, software and feedback; returns (S,) ranks that may be judged."""
@@ -197,16 +193,6 @@ class Straggler(Detector):
         if jobs := self.saving.update(frames, frame.time):
             working &= ~slots.mask(jobs, frame)
         return np.asarray(working)
-
-    def _group_findings(self, frame: Frame, step: Step) -> list[Finding]:
-        """Returns what many ranks of a stage have in common; no throttling or power cap, which the detectors of heat
-        and power report or people intend, and no whole stage of a job, which is the job's own."""
-        slots, readings = self.slots, self.readings
-        excused = np.append(readings.is_excused(frame.time), False)[slots.gpu_column]
-        counted = ~(slots.pooled | excused)
-        gates, blamed = self.gates, self.conditions
-        found = self.group.update(frame, slots.names, step, slots.cohort_name, gates, self.name, counted, blamed)
-        return [f for f in found if f.evidence["direction"] == "more"]  # the others are quicker: no harm
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Learns the ranks of an entity again with the next frame of ranks."""
@@ -313,7 +299,7 @@ class Straggler(Detector):
         effect = np.where(present, np.fmax(late.cost, late.effect), 0.0)
         found = find_suspicions(slow, effect, present, slots, self.delta, self.conditions)
         close_ended(self.conditions, {s.entity for s in found})
-        blamed = [(s, self._find_causes(frames, s, present, time)) for s in found]
+        blamed = [(s, self._find_causes(s, present, time)) for s in found]
         unexplained = [slots.ancestor("job", int(s.slots[0])) for s, causes in blamed if not causes]
         reports = []
         for suspicion, causes in blamed:
@@ -345,14 +331,11 @@ class Straggler(Detector):
         started = bool(2 * np.count_nonzero(late.started[mine]) > len(mine))
         return Weight(cost, lasted, int(step.size[mine].max()) - 1, alone, waits, started)
 
-    def _find_causes(self, frames: Mapping[str, Frame], suspicion: Suspicion, counted: Bools, time: int) -> list[Cause]:
+    def _find_causes(self, suspicion: Suspicion, counted: Bools, time: int) -> list[Cause]:
         slots, mine = self.slots, suspicion.slots
         peers = slots.others(mine, counted)
         found = self.readings.find_causes(slots, mine, peers, slots.gpu_column, self.clocks, time)
-        node, nodes = slots.ancestor("node", int(mine[0])), slots.numbers["node"]
-        of_job = np.unique(nodes[slots.numbers["job"] == slots.numbers["job"][mine[0]]]).tolist()
-        others = [slots.entities["node"][n] for n in of_job if n >= 0 and slots.entities["node"][n] != node]
-        return [*found, *find_host_cause(node, others, self.pressure, frames)]
+        return [*found, *find_host_cause(*slots.nodes_of_job(int(mine[0])), self.pressure)]
 
     def _slow_finding(
         self,

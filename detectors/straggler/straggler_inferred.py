@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import IDLE, THROTTLE, has_reason
@@ -61,7 +60,6 @@ share w of their power: it departs by 1 - w of the loss if it is busy, and by w 
 _HOST = 0.75
 """Share of `hold` for a slow host: two measurements agree, but smoothed they outlast a benign slowdown of 300 s by four
 samples."""
-_TOGETHER = Quantity(("gpu.sm_clock",), "run at lower clocks", "run at higher clocks")
 _SIDES = ("clock", "busy", "waiting")
 """What GPUs show: a low clock; busier than their peers, which wait for them; less busy, as they wait for their host."""
 
@@ -159,7 +157,6 @@ class StragglerInferred(Detector):
     draw: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
     placement: GpuPlacement = part(GpuPlacement)
     gates: Gates = part(Gates)
-    group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"), of="node")
     jobs: JobThroughput = part(JobThroughput, of="job")
     readings: GpuReadings = part(GpuReadings, kept=True)
@@ -209,11 +206,9 @@ class StragglerInferred(Detector):
         draw = self.draw.step(np.log(power), groups, time, placed, kinds)
         now = self._find_symptoms(frames, gate & np.isfinite(clock), maintained, step, (duty, draw))
         suspicions = self._find_suspicions(now) if now.on.any() else []
-        alike = self._group_findings(frame, step)
-        if self.jobs.is_due(time):
-            alike += self._follow_jobs(frames, maintained, now)
         close_ended(self.conditions, {s.entity for s, _ in suspicions})
-        return [*self._report(now, suspicions), *alike]
+        found = self._report(now, suspicions)
+        return [*found, *self._follow_jobs(frames, maintained, now)] if self.jobs.is_due(time) else found
 
     def _read_activity(self, frame: Frame) -> tuple[Floats, Bools]:
         """Returns (N,) SM activity, else tensor activity, NaN where not measured; and which GPUs work."""
@@ -227,15 +222,6 @@ class StragglerInferred(Detector):
         busy = ~idle & ~(shares < _WORKS) & known
         self.works[:n][known], self.read_at[:n][known] = busy[known], frame.time
         return activity, busy
-
-    def _group_findings(self, frame: Frame, step: Step) -> list[Finding]:
-        """Returns what many of a stage or rack have in common; not of jobs that report compute times, no throttling and
-        no power cap."""
-        time = frame.time
-        counted = ~(self.readings.is_excused(time)[: len(frame.entities)] | self.placement.reports_compute_time(time))
-        cohort, blamed = self.placement.cohort_name, self.conditions
-        found = self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
-        return [f for f in found if f.evidence["direction"] == "more"]  # the others are faster: no harm
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Learns the GPUs of an entity again with the next frame of GPUs, and a whole job now."""
@@ -384,11 +370,7 @@ class StragglerInferred(Detector):
         found = [cause for cause in found if cause.key.startswith("pcie") or cause.key == POLICY]
         if suspicion.single:
             return found
-        jobs, nodes = placement.numbers["job"], placement.numbers["node"]
-        of_job = np.unique(nodes[jobs == jobs[mine[0]]]).tolist()
-        names = placement.entities["node"]
-        others = [names[k] for k in of_job if k >= 0 and names[k] != suspicion.entity]
-        return [*found, *find_host_cause(suspicion.entity, others, self.pressure, now.frames)]
+        return [*found, *find_host_cause(*placement.nodes_of_job(int(mine[0])), self.pressure)]
 
     def _describe(
         self, now: Instant, suspicion: Suspicion, side: int, causes: list[Cause], due: tuple[int, Level]
@@ -441,7 +423,6 @@ class StragglerInferred(Detector):
         self.jobs.update(frames, placement, shown, at_work, throttled, barred, self.gates, self.pressure)
         jobs, names = placement.numbers["job"], placement.entities["job"]
         blamed = {names[k] for k in np.unique(jobs[now.on.any(axis=0)]).tolist() if k >= 0}
-        blamed |= {job for e in self.group.conditions for job in (e, *frame.topology.ancestors(e))}
         doubted = {names[k] for k in np.unique(jobs[throttled]).tolist() if k >= 0}
         return self.jobs.report(frames, blamed, doubted, (self.hold, self.job_hold), self.name)
 

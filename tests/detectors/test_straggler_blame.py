@@ -63,7 +63,7 @@ def test_cpu_pressure_is_named_as_the_cause_and_pages_after_the_hold():
 
     page = first(findings(change))
     assert page.entity == "node:n1"
-    assert "node:n1 wait for a processor 40 % of the time" in page.evidence["cause"]
+    assert "tasks wait for CPU 40 % of the time on node:n1" in page.evidence["cause"]
     assert 300 <= delay(page) <= 360
 
 
