@@ -9,13 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.state import State, memory, notes, part, parts
+from detectors.base.state import N, State, memory, notes, part, parts
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.straggler.gpu_readings import clear_conditions
 from pipeline.model.records import SECOND, Frame
 
 Ints = NDArray[np.int64]
+SENT = "nic.tx_bytes"
+WAITS = ("nic.port_tx_wait", "nic.rx_pause_duration")
+MARKS = ("nic.cnp_sent", "nic.cnp_handled", "nic.ecn_marked")
+READ = (SENT, *WAITS, *MARKS)
+"""What ports count: bytes, and what shows that a network is slow."""
 STILL_SLOWER = 0.05
 """Share by which a job must be slower now, too: half of what matters, so that a finding ends with its cause. Chosen."""
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
@@ -50,6 +55,40 @@ class Newest(State):
         """Returns (size,) readings that are at most `longest` us old; NaN without."""
         self.grow(size)
         return np.where(time - self.at[:size] <= longest, self.value[:size], np.nan)
+
+
+@dataclass
+class PortRates(State):
+    """Counts a second by port of the frame, of `signals`. newest: counters as read.   last, last_at: those of the last
+    update, and when they were read (us).   rate: since then; NaN where none of the last five minutes is known.
+    """
+
+    signals: tuple[str, ...] = READ
+    newest: tuple[Newest, ...] = part(tuple)
+    last: Floats = memory(np.nan, shape=(len(READ), N))
+    last_at: Ints = memory(0, np.int64)
+    rate: Floats = memory(np.nan, shape=(len(READ), N))
+
+    def __post_init__(self) -> None:
+        self.newest = tuple(map(Newest, self.signals))
+
+    def read(self, frame: Frame) -> None:
+        """Adds the counters of an instant."""
+        for newest in self.newest:
+            newest.update(frame)
+
+    def update(self, n: int, time: int) -> tuple[Floats, Bools]:
+        """Returns (signals, n) counts a second, and (n,) ports whose counts are new."""
+        self.grow(n)
+        last, rate = self.last[: len(self.newest), :n], self.rate[: len(self.newest), :n]
+        now, at = np.stack([newest.read(n, time) for newest in self.newest]), self.newest[0].at[:n]
+        fresh, seconds = at > self.last_at[:n], (at - self.last_at[:n]) / SECOND
+        known = fresh & (seconds <= OLD / SECOND)
+        growth = np.where(known & (now >= last), now - last, np.nan) / np.where(known, seconds, 1.0)
+        np.copyto(rate, growth, where=fresh | (time - at > OLD))
+        np.copyto(last, now, where=fresh)
+        self.last_at[:n][fresh] = at[fresh]
+        return rate, known
 
 
 @dataclass

@@ -22,19 +22,26 @@ from detectors.base.streams import LEARN, Bools, Floats
 from detectors.base.topology_index import JobIndex, per_topology
 from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
 from detectors.straggler.gpu_readings import PRESSED, TIMES
-from detectors.straggler.job_pace import OLD, STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
+from detectors.straggler.job_pace import (
+    MARKS,
+    READ,
+    SENT,
+    STILL_SLOWER,
+    WAITS,
+    JobPace,
+    Newest,
+    PortRates,
+    mean_by_job,
+    median_by_job,
+)
 from detectors.straggler.pressure import Pressure
 from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 Ints = NDArray[np.int64]
-SENT = "nic.tx_bytes"
-WAITS = ("nic.port_tx_wait", "nic.rx_pause_duration")
-MARKS = ("nic.cnp_sent", "nic.cnp_handled", "nic.ecn_marked")
 KINDS = (("wait for credits or under pause", WAITS), ("see congestion marks", MARKS))
 """What shows that a network is slow, in words, and its signals."""
-_READ = (SENT, *WAITS, *MARKS)
-_ROWS = (slice(1, 1 + len(WAITS)), slice(1 + len(WAITS), len(_READ)))
+_ROWS = (slice(1, 1 + len(WAITS)), slice(1 + len(WAITS), len(READ)))
 _FLOORS = (2e-6, 2e-10)
 """Waits and marks per byte that count as none: at a tenth of 400 Gb/s 1e4 ticks a second, which is less than a percent
 of the time at every known length of a tick, and one packet marked a second. Chosen."""
@@ -62,40 +69,6 @@ _SPINS = 0.3
 MegaScale and Minder)."""
 _KNOWN, _SWINGS = 40, 4.0
 """Updates, 20 min, after which the swings of a job are known; and standard deviations that are no swing. Chosen."""
-
-
-@dataclass
-class PortRates(State):
-    """Counts a second by port of the frame, of `signals`. newest: counters as read.   last, last_at: those of the last
-    update, and when they were read (us).   rate: since then; NaN where none of the last five minutes is known.
-    """
-
-    signals: tuple[str, ...] = _READ
-    newest: tuple[Newest, ...] = part(tuple)
-    last: Floats = memory(np.nan, shape=(len(_READ), N))
-    last_at: Ints = memory(0, np.int64)
-    rate: Floats = memory(np.nan, shape=(len(_READ), N))
-
-    def __post_init__(self) -> None:
-        self.newest = tuple(map(Newest, self.signals))
-
-    def read(self, frame: Frame) -> None:
-        """Adds the counters of an instant."""
-        for newest in self.newest:
-            newest.update(frame)
-
-    def update(self, n: int, time: int) -> tuple[Floats, Bools]:
-        """Returns (signals, n) counts a second, and (n,) ports whose counts are new."""
-        self.grow(n)
-        last, rate = self.last[: len(self.newest), :n], self.rate[: len(self.newest), :n]
-        now, at = np.stack([newest.read(n, time) for newest in self.newest]), self.newest[0].at[:n]
-        fresh, seconds = at > self.last_at[:n], (at - self.last_at[:n]) / SECOND
-        known = fresh & (seconds <= OLD / SECOND)
-        growth = np.where(known & (now >= last), now - last, np.nan) / np.where(known, seconds, 1.0)
-        np.copyto(rate, growth, where=fresh | (time - at > OLD))
-        np.copyto(last, now, where=fresh)
-        self.last_at[:n][fresh] = at[fresh]
-        return rate, known
 
 
 @dataclass

@@ -40,7 +40,8 @@ from detectors.straggler.gpu_readings import (
     clear_conditions,
     find_host_cause,
 )
-from detectors.straggler.job_throughput import JOB_EVERY, MARKS, SENT, WAITS, JobThroughput
+from detectors.straggler.job_pace import MARKS, SENT, WAITS
+from detectors.straggler.job_throughput import JOB_EVERY, JobThroughput
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.step_samples import find_relearned
 from pipeline.model.entity_names import pager_title

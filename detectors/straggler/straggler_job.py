@@ -22,8 +22,8 @@ from detectors.base.gates import Gates
 from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import job_budget
-from detectors.straggler.job_pace import OLD, STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
-from detectors.straggler.job_throughput import JOB_EVERY, QUIET, SENT, JobActivity, JobNow
+from detectors.straggler.job_pace import OLD, SENT, STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
+from detectors.straggler.job_throughput import JOB_EVERY, QUIET, JobActivity, JobNow
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import Checkpoints
