@@ -25,6 +25,8 @@ from detectors.base.topology_index import EVERYTHING, per_device_topology, pop_m
 from detectors.heat.coolant_loops import (
     DOUBTED,
     LEAST,
+    LEAST_DT,
+    PG25,
     CoolantRules,
     FlowState,
     HeatBalance,
@@ -35,7 +37,6 @@ from detectors.heat.coolant_loops import (
     SupplyState,
     count_collapsed,
     follow_flow,
-    measure_heat,
 )
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, to_json
@@ -93,8 +94,8 @@ class Coolant(Detector):
     What jumps within one sample is the sensor's unless the return follows; what rises on top of a jump is judged as any
     other rise, and after an hour the new level is the usual one.
 
-    Three or more comparable loops, and 60 % of them, that depart within ten minutes are one finding on what they share
-    (hall, facility, else site:all).
+    Three or more comparable loops, and 60 % of them, that lose flow within ten minutes, or that become warm, are one
+    finding on what they share (hall, facility, else site:all); a failed pump here and a warm supply there are not.
 
     A pump, CDU or other unit that its BMC reports as critical is a ticket, whatever the flow: another pump may still
     carry the loop.
@@ -259,11 +260,11 @@ class Coolant(Detector):
     def _find_shared(
         self, verdicts: Mapping[int, LoopVerdict], groups: NDArray[np.int32], time: int
     ) -> list[tuple[list[int], list[int]]]:
-        """Returns loops that depart together, and others that begin to. groups: (N,) comparable loops that are
-        measured, else -1."""
+        """Returns loops that depart together, and others that begin to: loops with less flow, or with enough flow that
+        is warm, but not both as one. groups: (N,) comparable loops that are measured, else -1."""
         found, rising = [], self.supplies.find_rising(len(groups), self.temperature_delta, time)
-        for group in sorted({int(groups[i]) for i in verdicts}):
-            mine = [i for i in verdicts if groups[i] == group]
+        for group, low in sorted({(int(groups[i]), v.low) for i, v in verdicts.items()}, reverse=True):
+            mine = [i for i, v in verdicts.items() if groups[i] == group and v.low is low]
             began = float(np.median([verdicts[i].onset for i in mine]))
             mine = [i for i in mine if abs(verdicts[i].onset - began) <= _DURING]
             warm = any(verdicts[i].warm for i in mine)
@@ -313,7 +314,7 @@ class Coolant(Detector):
         if verdict.warm:
             more |= {"supply_rise": round(verdict.rise, 2)}
             more |= {"supply_temperature": to_json(float(steps.frame["coolant.supply_temperature"][i]))}
-        more |= measure_heat(steps, i, self._gpus)
+        more |= _measure_heat(steps, i, self._gpus)
         return self.finding(
             *(steps.frame.time, entity, now),
             score=verdict.score,
@@ -361,6 +362,19 @@ def _compare(steps: LoopSteps, i: int, verdict: LoopVerdict) -> Comparison:
         return Comparison(flow, usual, None, "own past", 0, 1 - flow / usual, "L/min")
     supply = float(steps.frame["coolant.supply_temperature"][i])
     return Comparison(supply, supply - verdict.rise, None, "own past", 0, verdict.rise, "K")
+
+
+def _measure_heat(steps: LoopSteps, i: int, loops: LoopGpus) -> dict[str, Any]:
+    """Returns the heat that the coolant carries, and its share of the GPUs' power: evidence, no level depends on it."""
+    frame = steps.frame
+    warmed = float(frame["coolant.return_temperature"][i] - frame["coolant.supply_temperature"][i])
+    flow = float(frame["coolant.flow"][i])
+    if not (warmed >= LEAST_DT and flow > 0):
+        return {}
+    carried = flow * warmed / PG25
+    below = loops.find(frame.entities[i], steps.gpus)
+    power = float(np.nansum(steps.gpus["gpu.power"][below])) / 1000 if steps.gpus is not None and len(below) else 0.0
+    return {"heat_kw": round(carried, 1), "heat_share": round(carried / power, 2) if power > 1 else None}
 
 
 def _read_values(frame: Frame) -> Floats:

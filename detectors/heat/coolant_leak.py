@@ -6,7 +6,7 @@ Reservoirs: slopes of the level over minutes, hours and days, in bounded state.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ _BINS = 60  # two hours
 _WINDOWS = (8, 20, 60)  # bins over which a line is fitted: a burst hose, a coupling, a weeping seal; chosen
 _SIGMAS = 8.0  # standard errors of the slope; chosen: three windows are tested all the time
 _LINEAR = 0.9  # share of the variance that the line must explain: a refill or a jump of the float is not a leak; chosen
+_KEPT = 0.5  # share of these limits at which a loss that is reported goes on: noise at a limit is no end; chosen
 _FALLEN = 0.03  # share of the reservoir; 10 K of warming change water and glycol by half a percent; chosen
 _SIGNAL = "leak.state"
 _STATES = CATALOGUE[_SIGNAL].states
@@ -60,8 +61,11 @@ class Reservoirs(State):
     number: int = notes(int)
     days: SlowTrends = part(SlowTrends)
 
-    def add(self, level: Floats, time: int) -> dict[int, CoolantLoss] | None:
-        """Adds one sample each, NaN = none; every two minutes returns loop number -> its loss, else None."""
+    def add(self, level: Floats, time: int, held: Collection[int]) -> dict[int, CoolantLoss] | None:
+        """Adds one sample each, NaN = none; every two minutes returns loop number -> its loss, else None.
+
+        held: loops whose loss is reported, which ends at half of the limits.
+        """
         self.grow(len(level))
         now, due = time // (_BIN_S * SECOND), False
         if now > self.number:
@@ -73,7 +77,7 @@ class Reservoirs(State):
         self.sums[0, : len(level)][known] += level[known]
         self.sums[1, : len(level)] += known
         self.days.add(-level, time)
-        return self._find_losses() if due else None
+        return self._find_losses(held) if due else None
 
     def restart(self, i: int) -> None:
         """Drops the past level of a loop after maintenance."""
@@ -89,21 +93,21 @@ class Reservoirs(State):
         self.bins[:, -passed] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
         self.sums[:] = 0.0
 
-    def _find_losses(self) -> dict[int, CoolantLoss]:
+    def _find_losses(self, held: Collection[int]) -> dict[int, CoolantLoss]:
         found: dict[int, CoolantLoss] = {}
         z, grown = self.days.test()
         for i, row in enumerate(self.bins):
-            fits = [loss for window in _WINDOWS if (loss := _fit_loss(row[-window:])) is not None]
+            share = _KEPT if i in held else 1.0
+            fits = [loss for window in _WINDOWS if (loss := _fit_loss(row[-window:], share)) is not None]
             if fits:
                 found[i] = max(fits, key=lambda loss: loss.per_hour)
             elif z[i] > SURE and grown[i] >= _FALLEN and (slope := self.days.slope(i)) > 0 and np.isfinite(row[-1]):
-                seconds = float(grown[i]) / slope * 3600
-                found[i] = CoolantLoss(float(row[-1]), float(grown[i]), slope, seconds)
+                found[i] = CoolantLoss(float(row[-1]), float(grown[i]), slope, float(grown[i]) / slope * 3600)
         return found
 
 
-def _fit_loss(row: Floats) -> CoolantLoss | None:
-    """Returns the loss that a straight line through the bins shows, if it is one."""
+def _fit_loss(row: Floats, share: float) -> CoolantLoss | None:
+    """Returns the loss that a straight line through the bins shows, if it is one. share: of the limits."""
     at = np.flatnonzero(np.isfinite(row))
     if len(at) < max(4, len(row) // 2):
         return None
@@ -114,7 +118,8 @@ def _fit_loss(row: Floats) -> CoolantLoss | None:
     whole = float(((y - y.mean()) ** 2).sum())
     error = float(np.sqrt((rest * rest).sum() / (len(at) - 2) / (x * x).sum()))
     fallen = -slope * (at[-1] - at[0])
-    if slope >= 0 or fallen < _FALLEN or -slope < _SIGMAS * error or (rest * rest).sum() > (1 - _LINEAR) * whole:
+    explained = whole - float((rest * rest).sum())
+    if fallen < share * _FALLEN or -slope < share * _SIGMAS * error or explained < share * _LINEAR * whole:
         return None
     per_hour = -slope * 3600 / _BIN_S
     return CoolantLoss(float(y[-1]), float(fallen), per_hour, float((at[-1] - at[0]) * _BIN_S))
@@ -212,7 +217,8 @@ class CoolantLeak(Detector):
             return
         for i in np.flatnonzero(self.gates.maintenance_mask(frame)).tolist():
             self.levels.restart(i)
-        losses = self.levels.add(frame["reservoir.level"], frame.time)
+        held = [i for i, entity in enumerate(frame.entities) if entity in self.losses]
+        losses = self.levels.add(frame["reservoir.level"], frame.time, held)
         if losses is None:
             return
         before, self.losses = self.losses, {}

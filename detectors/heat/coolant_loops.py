@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +43,7 @@ _QUIET_K = 0.2  # K by which the means of a calm loop differ: the resolution of 
 _SETTLES = 3600 * SECOND  # us after which a jump that nothing confirms is the sensor's new normal; chosen
 _FOLLOWED = 0.5  # share of a jump by which the return must have moved too, minutes later; chosen
 _SAME = 0.5  # share of the lost flow by which the GPUs' power fell too: valves and pumps follow the load; chosen
+_NODES = 3  # nodes of a loop whose GPUs show what it does: two coincide, or have a fault of their own; chosen
 _OTHERS = 3  # comparable loops that show what the weather does; chosen
 MOVED = 0.05  # ln by which pressure or speed must move to confirm a flow; above the noise of both; chosen
 SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
@@ -92,6 +92,12 @@ class LoopGpus:
             return _NONE
         self._index.update(gpus.entities, gpus.topology)
         return self._index.positions_below(loop)
+
+    @per_device_topology
+    def find_nodes(self, gpus: Frame) -> NDArray[np.int32]:
+        """Returns (N,) number of each GPU's node; without a node each is one itself."""
+        nodes = gpus.topology.group_numbers(gpus.entities, "node")
+        return np.where(nodes < 0, -1 - np.arange(len(nodes), dtype=np.int32), nodes)
 
     def sum_power(self, frame: Frame, gpus: Frame | None) -> Floats:
         """Returns (N,) W that the GPUs of each loop draw, or all of the site where a loop has none that is known."""
@@ -427,8 +433,11 @@ class LoopJudge:
         limits = np.fmax(gpus["gpu.slowdown_margin"], gpus["gpu.operating_max_margin"])[mine]
         left = gpus["gpu.thermal_margin"][mine] - np.nan_to_num(limits)
         left = np.where(np.isfinite(left), left, _LIMIT_C - gpus["gpu.temperature"][mine])
-        known = left[np.isfinite(left)]
-        return bool(2 * len(known) >= len(mine) and known.min(initial=np.inf) > rise)
+        known, nodes = np.isfinite(left), self.gpus.find_nodes(gpus)[mine]
+        if 2 * np.count_nonzero(known) < len(mine):
+            return False
+        near = np.unique(nodes[known & (left <= rise)])
+        return len(near) < min(_NODES, len(np.unique(nodes)))
 
     def _judge_flow(self, steps: LoopSteps, i: int, hot: bool) -> tuple[Level, tuple[str, ...], bool, bool]:
         """Returns the level of low flow, what else moved, and whether its meter or the load explains it."""
@@ -478,22 +487,11 @@ def _has_moved(step: Step, streams: Streams, values: Floats, i: int, need: float
 
 
 def gpus_throttle(gpus: Frame | None, loop: str, loops: LoopGpus) -> bool:
-    """Returns whether at least two GPUs of the loop throttle by heat."""
+    """Returns whether heat throttles GPUs of the loop, on several of its nodes: those of one node have a cause of their
+    own, such as a coupling that is half open."""
     below = loops.find(loop, gpus)
     if gpus is None or not len(below):
         return False
     bits, _ = read_reasons(gpus["gpu.throttle_reasons"][below])
-    return int(np.count_nonzero(has_reason(bits, int(HEAT)))) >= 2
-
-
-def measure_heat(steps: LoopSteps, i: int, loops: LoopGpus) -> dict[str, Any]:
-    """Returns the heat that the coolant carries, and its share of the GPUs' power: evidence, no level depends on it."""
-    frame = steps.frame
-    warmed = float(frame["coolant.return_temperature"][i] - frame["coolant.supply_temperature"][i])
-    flow = float(frame["coolant.flow"][i])
-    if not (warmed >= LEAST_DT and flow > 0):
-        return {}
-    carried = flow * warmed / PG25
-    below = loops.find(frame.entities[i], steps.gpus)
-    power = float(np.nansum(steps.gpus["gpu.power"][below])) / 1000 if steps.gpus is not None and len(below) else 0.0
-    return {"heat_kw": round(carried, 1), "heat_share": round(carried / power, 2) if power > 1 else None}
+    hot, nodes = has_reason(bits, int(HEAT)), loops.find_nodes(gpus)[below]
+    return len(np.unique(nodes[hot])) >= min(_NODES, len(np.unique(nodes)))

@@ -42,8 +42,9 @@ _EIGHTHS, _BANDS = 8, 10
 """Bands of the power: eighths of the highest one, which is the middle of its band. Chosen: in an eighth
 R moves by less than 4 % where fans move it by 30 % from idle to full load."""
 _ALIKE = 0.15  # standard deviation of the loads of a node over their mean, up to which they are similar; chosen
-_KNOWN, _LEARNT = 20, 360
-"""Samples from which a band is used, and after which it no longer changes: what follows is wear. Chosen: an hour."""
+_KNOWN, _LEARNT_S = 20, 3600.0
+"""Samples from which a band is used, and s at its load after which it no longer changes: what follows is wear. Chosen:
+an hour, however often the GPUs are read, since wear of three percent a day must not be learnt."""
 _REACH = 1  # bands on either side whose R still tells on air, where fans move it by 4 % a band; chosen
 _OUTLIERS = (0.3, 10.0)  # of ln R, and K of the memory, by which a sample is off at most while it is learnt; chosen
 _SHIFTED = 0.3
@@ -51,7 +52,9 @@ _SHIFTED = 0.3
 apart (Sinha et al., SC 2022) differ by 8 % more. Beyond that none of them is judged by the others."""
 _WORKS = 0.3  # of the way from its lowest load to the highest of its peers; below it is idle; chosen
 _BUSY = 0.4  # share of that highest load from which it works if it has never been idle; idle GPUs draw 0.1 to 0.4
-LEAST_RISE = 10.0  # K; NVML rounds to 1 K, which is then at most 5 %: below it a GPU cannot be judged
+LEAST_RISE = 10.0
+"""K; NVML rounds to 1 K, which is then at most 5 %: at a load that usually warms it by less, a GPU cannot be judged.
+Usually, and not now: of readings around the limit only the warm ones would be judged."""
 _COOLANT_S = 60.0  # s; coolant and air move within minutes: faster changes are sensor noise; chosen
 _LOWEST_C = 15.0  # Cel; below any supply (ASHRAE W17, A1): where no reference is measured, its departure is estimated
 _METERED_S, _METERED_MOST, _FADES_S = 120.0, 60.0, 7 * 86_400.0
@@ -117,10 +120,11 @@ def _is_stuck(rows: Floats, i: int, core: float, power_now: float, rise: float, 
 
 
 @inlined
-def _departure(level: Singles, count: NDArray[np.int16], cell: int, value: float, most: float, learns: bool) -> float:
-    """Returns how far a value is from the usual one of a band, NaN until that is known, and learns it."""
+def _departure(level: Singles, count: NDArray[np.int16], cell: int, value: float, most: float, learnt: float) -> float:
+    """Returns how far a value is from the usual one of a band, NaN until that is known, and learns it. learnt: samples
+    after which it no longer changes, 0 while nothing is learnt."""
     usual, n = level[cell], count[cell]
-    if learns and (n < _LEARNT) and math.isfinite(value):
+    if (n < learnt) and math.isfinite(value):
         off = value - usual if n < 3 else min(max(value - usual, -most), most)
         count[cell] = n + 1
         level[cell] = usual + off / (n + 1)
@@ -135,6 +139,12 @@ def _nearest(levels: Singles, cell: int, reach: int) -> float:
             if (0 <= band < len(levels)) and not math.isnan(levels[band]):
                 return float(levels[band])
     return math.nan
+
+
+@inlined
+def _band(rows: Floats, i: int) -> int:
+    """Returns the band of the power that the die follows."""
+    return min(int(_EIGHTHS * rows[_POWER, i] / rows[_PEAK, i] + 0.5), _BANDS - 1)
 
 
 @inlined
@@ -167,6 +177,7 @@ def _follow_reference(
 @compiled
 def _measure_all(
     rows: Floats,
+    levels: Singles,
     counts: NDArray[np.int16],
     before: Singles,
     reported: Floats,
@@ -200,7 +211,9 @@ def _measure_all(
         if calm and alike[i] and (rise > 0):
             idle, top = rows[_IDLE, i], max(rows[_PEAK, i], highest[i])
             least = idle + _WORKS * (top - idle) if 2 * idle <= top else _BUSY * top
-            works[i] = (rows[_LOAD, i] >= least) and (rise >= LEAST_RISE)
+            cell = _band(rows, i)
+            usual = math.exp(levels[0, i, cell]) * power if counts[0, i, cell] >= _KNOWN else rise
+            works[i] = (rows[_LOAD, i] >= least) and (usual >= LEAST_RISE)
             out[_LN_R, i] = math.log(rise / power)
 
 
@@ -216,21 +229,22 @@ def _compare_all(
     plates: Bools,
     works: Bools,
     learns: Bools,
+    learnt: float,
     out: Floats,
 ) -> None:
     """Fills in how core and memory depart from their usual values at this load. peers: (N,) median of ln R of the
-    peers, NaN without; alone: compared with the own past only."""
+    peers, NaN without; alone: compared with the own past only; learnt: samples that are learnt in a band."""
     for i in range(len(above)):
         ln_r, power, climate = out[_LN_R, i], rows[_POWER, i], rows[_CLIMATE, i]
         if not math.isfinite(ln_r):
             continue
-        cell = min(int(_EIGHTHS * power / rows[_PEAK, i] + 0.5), _BANDS - 1)
+        cell = _band(rows, i)
         if counts[0, i, cell] >= _KNOWN:
             warmer = out[_RISE, i] - math.exp(levels[0, i, cell]) * power
             out[_KELVIN, i] = warmer if math.isnan(climate) else warmer + climate
-        own = _departure(levels[0, i], counts[0, i], cell, ln_r, _OUTLIERS[0], learns[0, i] and learns[2, i])
-        out[_ABOVE, i] = _departure(levels[1, i], counts[1, i], cell, above[i], _OUTLIERS[1], learns[1, i])
-        beside = _departure(levels[2, i], counts[2, i], cell, ln_r - peers[i], _OUTLIERS[0], learns[0, i])
+        own = _departure(levels[0, i], counts[0, i], cell, ln_r, _OUTLIERS[0], learnt * (learns[0, i] and learns[2, i]))
+        out[_ABOVE, i] = _departure(levels[1, i], counts[1, i], cell, above[i], _OUTLIERS[1], learnt * learns[1, i])
+        beside = _departure(levels[2, i], counts[2, i], cell, ln_r - peers[i], _OUTLIERS[0], learnt * learns[0, i])
         if works[i]:
             usual = _nearest(before[i], cell, _BANDS if plates[i] else _REACH)
             out[_LASTING, i] = own if math.isnan(usual) else ln_r - usual
@@ -313,12 +327,13 @@ class ThermalResistance(State):
         if seconds > 0:
             power, core, counter = frame["gpu.power"], frame["gpu.temperature"], frame["gpu.energy"]
             alike, plates, highest = self._compare_loads(frame)
-            state, clock = (self.rows, self.counts, self.before), (time / SECOND, seconds)
+            state, clock = (self.rows, self.levels, self.counts, self.before), (time / SECOND, seconds)
             _measure_all(*state, power, core, counter, fluid, alike, highest, *clock, found, works, fresh)
             peers, _ = grouped_median(np.where(works, found[_LN_R], np.nan), groups)
             above = frame["gpu.memory_temperature"] - core
             usual = self.rows, self.levels, self.counts, self.before
-            _compare_all(*usual, above, peers, groups < 0, plates, works, learns, found)
+            learnt = max(_LEARNT_S / seconds, _KNOWN)
+            _compare_all(*usual, above, peers, groups < 0, plates, works, learns, learnt, found)
             usable = np.isfinite(found[_VALUE]) & self._follow_climate(frame, found[_KELVIN], seconds)
             moved, count = grouped_median(found[_OWN], groups)
             shifted = (np.abs(moved) > _SHIFTED) & (count > 1)

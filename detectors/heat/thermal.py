@@ -92,8 +92,8 @@ class GpuHeat:
 
     @property
     def excess(self) -> Floats:
-        """(N,) see the class."""
-        return np.asarray(self.sample.rise * -np.expm1(-self.step.effect))
+        """(N,) see the class; NaN where it cannot be judged now, as while a load settles."""
+        return np.where(self.sample.usable, self.sample.rise * -np.expm1(-self.step.effect), np.nan)
 
     def is_hot(self, at: Times) -> bool:
         """Returns whether one of these GPUs is slowed down by heat, or is about to be."""

@@ -98,6 +98,8 @@ SOFT_RULES: Mapping[str, AnswerRule] = {
     "facility_water": _rule("ticket", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
     # no job is slowed by a tenth for long: the switch is drained when its jobs end
     "gray_leaf": _rule("ticket", _GRAY, "job stage leaf rail pod fabric"),
+    # no rope is wet and the reservoir lasts for a day: it is filled up, and the leak is searched in office hours
+    "coolant_leak": _rule("ticket", f"coolant_leak {_LOOP}", "leak_detector rack cdu loop"),
     # a job of one node
     "job_hang": _rule("ticket", "straggler_job", "job"),
     # no job ran on it, so no work is lost
@@ -172,6 +174,8 @@ def fault_class(attribution: str | None) -> str:
 
 
 def alert_class(detector: str, cause: str) -> str:
-    """Returns the column of the confusion matrix for an alert."""
-    family = detector.split("_", 1)[0]
-    return BY_FAMILY.get(detector) or BY_FAMILY.get(family) or BY_CAUSE.get(kind_of(cause), "OTHER")
+    """Returns the column of the confusion matrix for an alert: silence that a feed explains is a fault of power."""
+    family, by_cause = detector.split("_", 1)[0], BY_CAUSE.get(kind_of(cause), "OTHER")
+    if family == "telemetry" and by_cause == "POWER":
+        return by_cause
+    return BY_FAMILY.get(detector) or BY_FAMILY.get(family) or by_cause

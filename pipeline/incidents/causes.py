@@ -67,6 +67,7 @@ ln(0.5 / (LEAST_RATE WINDOW / 8)) / ln 2 = 21 for one of eight GPUs."""
 _COUNTED_KINDS = frozenset(_CHILD_KIND.values())  # kinds that are counted as children of a shared cause
 _INDEPENDENT_DETECTORS = frozenset({"telemetry_sensor", "telemetry_clock"})
 """Instruments fail independently: several faulty ones do not make their parent the suspect."""
+_AIR = "thermal_inlet"  # intake air, which no coolant loop warms
 _INSTRUMENTS = "telemetry"  # family of suspects that corroborate none: wrong readings explain others, and prove nothing
 _SLOW_NOTHING = frozenset({"memory"})  # corrected errors cost no time, and others end the job
 _SUPPLIES, _REASONS = frozenset({"rack", "row", "cdu", "pdu"}), "gpu.throttle_reasons"  # heat or lost power sets these
@@ -134,7 +135,7 @@ class CauseRules:
         if cause == chain[0]:
             return True
         kind = kind_of(cause)
-        if detector in _INDEPENDENT_DETECTORS:
+        if detector in _INDEPENDENT_DETECTORS or (detector == _AIR and kind == "cdu"):
             return kind == "node" and cause in chain
         if kind not in EXPLAINED_FAMILIES:
             return cause in chain and family == SYMPTOM_FAMILY

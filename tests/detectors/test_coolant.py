@@ -92,6 +92,27 @@ def test_less_flow_while_gpus_of_the_loop_throttle_by_heat_pages(site, watch):
     assert next(f for f in found if f.level == "page").time == START + 100 * STEP
 
 
+@pytest.mark.parametrize(("nodes", "level"), [(1, "suspect"), (2, "suspect"), (3, "page")])
+def test_gpus_that_throttle_on_one_node_or_two_are_no_harm_of_their_loop(site, watch, nodes, level):
+    def change(tick, values):
+        scaled("coolant.flow", 0.83)(tick, values)
+        if tick >= 100:
+            values["gpu"]["gpu.throttle_reasons"][: 4 * nodes] = 0x40
+
+    found = watch(Coolant(), site, 200, change)
+    assert max((f.level for f in found), key=LEVELS.index) == level
+
+
+@pytest.mark.parametrize(("hot", "level"), [(4, "suspect"), (8, "suspect"), (12, "page")])
+def test_a_warm_supply_is_as_near_to_a_limit_as_gpus_of_several_nodes(site, watch, hot, level):
+    def change(tick, values):
+        values["coolant"]["coolant.supply_temperature"][0] += min(max(tick - 60, 0) / 30, 1) * 3.6
+        values["gpu"]["gpu.temperature"] = np.where(np.arange(16) < hot, 79.0, 55.0)
+
+    found = watch(Coolant(), site, 110, change)
+    assert max((f.level for f in found), key=LEVELS.index) == level
+
+
 def test_a_warm_supply_is_found(site, watch):
     def change(tick, values):
         values["coolant"]["coolant.supply_temperature"][3] += min(max(tick - 60, 0) / 30, 1) * 5
@@ -149,6 +170,21 @@ def test_of_four_loops_only_those_that_fail_are_blamed(site, watch, failing):
     site.names["coolant"] = site.names["coolant"][:4]
     found = watch(Coolant(), site, 300, change)
     assert {(f.entity, f.level) for f in found} == {(f"cdu:c{i}", "page") for i in failing}
+
+
+@pytest.mark.parametrize("rise", [4.0, 9.0])
+def test_failed_pumps_and_the_warm_supply_of_another_loop_are_not_one_cause(site, watch, rise):
+    def change(tick, values):
+        values["coolant"] = {name: column[:4].copy() for name, column in values["coolant"].items()}
+        for loop in (0, 1) if tick >= 60 else ():
+            for signal, share in {"coolant.flow": 0.4, "coolant.pressure": 0.16, "pump.speed": 0.4}.items():
+                values["coolant"][signal][loop] *= share
+        values["coolant"]["coolant.supply_temperature"][2] += min(max(tick - 60, 0) / 30, 1) * rise
+
+    site.names["coolant"] = site.names["coolant"][:4]
+    found = watch(Coolant(), site, 300, change)
+    assert {f.entity for f in found} == {"cdu:c0", "cdu:c1", "cdu:c2"}
+    assert all("supply" in f.summary for f in found if f.entity == "cdu:c2")
 
 
 @pytest.mark.parametrize("hour", [3.0, -3.0])

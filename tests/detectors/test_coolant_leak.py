@@ -43,6 +43,14 @@ def test_a_reservoir_that_sinks_is_reported_before_its_rope_is_wet(per_hour, wit
     assert found[0].evidence["hours_to_empty"] == pytest.approx(0.8 / per_hour, rel=0.4)
 
 
+@pytest.mark.parametrize("per_hour", [0.0155, 0.02])
+def test_a_leak_at_the_limit_stays_one_finding_until_it_is_filled_up(per_hour):
+    found = run_detector(lambda hour: 0.85 - per_hour * max(min(hour, 13) - 3, 0) + 0.1 * (hour > 13), 16)
+    assert {(f.entity, f.level) for f in found} == {("cdu:c0", "ticket")}
+    assert len({f.onset for f in found}) == 1
+    assert found[-1].time <= START + 13.2 * 3600 * SECOND
+
+
 def test_a_level_that_swings_with_the_temperature_is_not_a_leak():
     assert run_detector(lambda hour: 0.85 + 0.01 * np.sin(hour * np.pi / 12), 30) == []
 

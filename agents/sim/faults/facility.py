@@ -137,7 +137,10 @@ class CoolantLeak(Kind):
     target = "rack"
     detectability = "hard"
     attribution = "cooling"
-    seen = "falling level of the loop's reservoir and pressure, slowly, then suddenly the rack's leak rope"
+    seen = (
+        "falling level of the loop's reservoir and pressure, slowly, then suddenly the rack's leak rope; soft if the "
+        "reservoir lasts longer than a day"
+    )
     unseen = "which rack leaks, before its rope is wet"
     rate = Rate(0.02, "rack-year", "assumed")
     lasts = Span(HOUR, 6 * HOUR, 3 * DAY)
@@ -153,6 +156,11 @@ class CoolantLeak(Kind):
     def exists(cls, layout: Layout) -> bool:
         """Returns whether the site has coolant."""
         return bool(layout.entities["leak"])
+
+    def truth_class(self, fault: Fault, layout: Layout) -> Detectability:
+        """Returns "hard" if the reservoir would be empty within a day of its onset, else "soft"."""
+        assert self.loss is not None
+        return "hard" if fault.end - fault.onset <= self.loss * DAY else "soft"
 
     def rope_wet_time(self, fault: Fault) -> float:
         """Returns the second at which the rope gets wet."""

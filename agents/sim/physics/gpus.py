@@ -155,7 +155,9 @@ class Gpus:
             "gpu.throttle_reasons": self._reasons(busy, limit, effects),
             **self._read_heat(heat, activity.load, sensor, effects),
             "gpu.power": stepped(power * self._watts, self.world.instruments.power_step),
-            "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), restarted),
+            "gpu.energy": self._energy.add(
+                (self._mean_power(power, noise) * (1000 * self.interval)).astype(np.int64), restarted
+            ),
             **self._ecc.step(block, effects, restarted),
             "gpu.pcie_generation": np.broadcast_to(effects.gpu.pcie_generation.values, shape),
             "gpu.pcie_width": np.broadcast_to(effects.gpu.pcie_width.values, shape),
@@ -227,7 +229,6 @@ class Gpus:
         power, heat, limits = np.empty_like(clock), np.empty_like(clock), np.empty_like(clock)
         swing = (self._busy_w - self._idle_w) * load * clock ** np.float32(EXPONENT)
         cooler.begin(*coolant, effects)
-        steady = np.float32(min(1.0, (_MEAN_S / self.interval) ** 0.5))  # noise that is left in a tick's mean power
         hot = np.broadcast_to(effects.gpu.hot.values, clock.shape)
         highest = np.broadcast_to(np.minimum(effects.gpu.watts.values, np.float32(part.board_w)), clock.shape)
         if effects.node.dead:
@@ -242,9 +243,7 @@ class Gpus:
                 limit, wanted = np.where(shut, self._shut, limit), np.where(shut, np.float32(0), wanted)
             power[k] = noise[k] * np.minimum(self._idle_w + wanted, highest[k])
             inlet, resistance, share = cooler.at(k, now, power[k])
-            target = inlet + resistance * (
-                power[k] if steady == 1 else power[k] * (1 - (1 - steady) * (1 - 1 / noise[k]))
-            )
+            target = inlet + resistance * self._mean_power(power[k], noise[k])
             target = target + hot[k] * load[k] * np.maximum(part.slowdown - 0.5 - target, 0)
             last = now  # a GPU that gets too hot within a tick is shut down in it, and gets no hotter
             now = np.minimum(now + share * (target - now), np.float32(part.shutdown))
@@ -254,6 +253,12 @@ class Gpus:
         self.state["gpu.shut"], self.state["gpu.heat_last"] = shut, last.astype(np.float32)
         self.state["gpu.heat"], self.state["gpu.limit"] = now.astype(np.float32), limit.astype(np.float32)
         return power, heat, limits
+
+    def _mean_power(self, power: Floats, noise: Floats) -> Floats:
+        """Returns the mean power of a tick, which heats and which the energy counter counts: of the noise in a reading
+        less is left than in that reading."""
+        left = np.float32(min(1.0, (_MEAN_S / self.interval) ** 0.5))
+        return power if left == 1 else np.asarray(power * (1 - (1 - left) * (1 - 1 / noise)), np.float32)
 
     def _edge(self, heat: Floats, power: Floats, effects: Effects) -> None:
         """Keeps the state before each loss of flow, and adds the agents' events; `heat` starts one tick before the
