@@ -23,6 +23,8 @@ from pipeline.model.records import SECOND, Finding, Frame, Level
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Groups = NDArray[np.int32]
+Members = tuple[Groups, Groups, Bools, Bools]
+"""(N,) number of each port's job or node and of its leaf, whether it is a host's, and whether its job is known."""
 
 WAIT = ("nic.port_tx_wait",)
 BYTES, _SPEED = ("nic.tx_bytes", "nic.rx_bytes"), "nic.speed"
@@ -56,10 +58,11 @@ _RECENT = 1 / 5  # learning rate of the present traffic: five minutes
 _PAUSE_QUANTA = 65_535 * 512  # bits for which one frame pauses at most (IEEE 802.1Qbb, 802.3 annex 31B)
 _LEAST_PAUSED = 0.01  # share of the time below which pauses slow nothing that matters: a percent. Chosen
 _TIMES_PEERS = 10.0  # times the pauses of the median port of its job; chosen
-_SLOWER = 0.1  # share of its traffic that a job has lost where it is slowed: Greyhound's check of a change of the mean
+_SLOWER = 0.1  # share of its time by which a job is slowed, or of a port's traffic lost: Greyhound's change of the mean
 _LOOKS = (2, 2, 2, 2, 5)
 """Minutes in a row before a suspect; of less traffic half of the hold, since bursts last a minute or two. Chosen."""
-_STALE_AFTER = 120 * SECOND  # us without a reading of a leaf after which its condition is over; two readings
+_STALE_AFTER = 600 * SECOND
+"""us after which the condition of a leaf ends whose ports send nothing, since jobs pause: as long as the Desk waits."""
 
 
 @dataclass
@@ -101,10 +104,9 @@ class PortTraffic(State):
         seconds = (time - self.time) / SECOND
         return not 0 <= seconds < MINUTE_S - 0.5
 
-    def add_minute(self, frame: Frame, groups: tuple[Groups, Groups, Bools], least: float, doubled: float) -> None:
+    def add_minute(self, frame: Frame, groups: Members, least: float, doubled: float) -> None:
         """Judges the growth of all counters since the last minute.
 
-        groups: (N,) number of each port's job or node and of its leaf, and whether it is a host's port.
         least:  share of the line that a busy port sends.   doubled: excess above which hardly anything is learnt.
         """
         n = len(frame.entities)
@@ -127,11 +129,14 @@ class PortTraffic(State):
         self.excess[_LESS, :n][self.alone[_LESS, :n]] = np.nan  # a job that does less
         self._update_pauses(rate, np.fmax(sent, received) >= least * speed, speed, groups)
         troubled = (self.excess[:, :n] > doubled / 2).any(axis=0) | (self.pausing[:n] > 0)
+        # several troubled ports slow their whole job
+        slowed = np.bincount(groups[0] + 1, troubled, int(groups[0].max(initial=-1)) + 2)[groups[0] + 1] >= _MIN_OTHERS
+        troubled |= slowed & (groups[0] >= 0)
         self._update_load(np.where(carries, np.fmax(sent, received), np.nan), troubled)
 
-    def _update_excess(self, kind: int, levels: Floats, groups: tuple[Groups, Groups, Bools], doubled: float) -> None:
+    def _update_excess(self, kind: int, levels: Floats, groups: Members, doubled: float) -> None:
         """Removes what the rest of the job does, then the port's own normal; learns little while it is in excess."""
-        n, (jobs, leaves, _) = len(levels), groups
+        n, (jobs, leaves, *_) = len(levels), groups
         common, others = median_on_other_leaves(levels, jobs, leaves)
         alone = others < _MIN_OTHERS
         count, normal, odd = self.counts[kind, :n], self.normal[kind, :n], self.odd[kind, :n]
@@ -158,17 +163,25 @@ class PortTraffic(State):
             mean += np.where(known, gain * (level - mean), 0.0)
         count += known
 
-    def lost_traffic(self, at: NDArray[np.intp]) -> float:
-        """Returns the share of its usual traffic that the median of some ports has lost in the last minutes; 0: none
-        or not known."""
-        known = at[self.loads[at] >= LEARN]
-        return float(-np.expm1(np.median(self.load[known] - self.usual_load[known]))) if len(known) else 0.0
+    def slowing(self, at: NDArray[np.intp], groups: Members) -> float:
+        """Returns the share by which the job of some ports that is slowed most takes longer than usual in the last
+        minutes; 0: none or not known.
 
-    def _update_pauses(
-        self, rate: Mapping[str, Floats], moves: Bools, speed: Floats, groups: tuple[Groups, Groups, Bools]
-    ) -> None:
+        What a job does is the median of its ports on other leaves, if it has enough: those here may send less alone.
+        """
+        n, (jobs, leaves, _, known) = len(groups[0]), groups
+        change = np.where(self.loads[:n] >= LEARN, self.usual_load[:n] - self.load[:n], np.nan)
+        elsewhere, others = median_on_other_leaves(change, jobs, leaves)
+        mine = np.where(known & (others >= _MIN_OTHERS), elsewhere, change)[at]
+        found, size = grouped_median(mine, jobs[at])
+        several = np.isfinite(found) & (size >= min(_MIN_OTHERS, len(at)))
+        # ports of nodes without a known job are one
+        alone = float(np.nanmedian(mine)) if np.isfinite(mine).any() else 0.0
+        return float(np.expm1(np.max(found, where=several, initial=alone)))
+
+    def _update_pauses(self, rate: Mapping[str, Floats], moves: Bools, speed: Floats, groups: Members) -> None:
         """Compares for which share of the time hosts pause their switches; only a port whose bytes move counts."""
-        n, (jobs, _, hosts) = len(moves), groups
+        n, (jobs, _, hosts, _) = len(moves), groups
         paused = np.where(moves & hosts, _paused_share(rate, PAUSES, speed), np.nan)
         usual, size = grouped_median(paused, jobs)
         spread, _ = grouped_mad(paused, jobs)
@@ -228,18 +241,18 @@ class LinkCongestion(Detector):
 
     Ticket: on `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, one of
     these is `factor` times the normal of each, or traffic is 10 % below it, for `hold` s; a suspect after two minutes,
-    or five of traffic alone.
+    or five of traffic alone. Three ports are enough while their jobs are 10 % slower: flows that collide slow none.
     Normal is the port's own past, after the median of the ports of its job (without one: of its node) on other leaves
     has removed what the job does; where fewer than three of them are on other leaves, another phase of the job may look
     the same, and it stays a suspect unless the job's traffic is 10 % lower too. Page: the same without more congestion
-    marks, while these ports have lost 10 % of their traffic: a leaf that loses packets or holds up data without a
-    cause, and slows its jobs; where nothing but traffic shows it, two jobs at least, else it is a suspect. A leaf on
-    which a tenth of the ports have errors, and more than elsewhere, is left to the detector `link`. Ends when a third
-    of the ports are left. Two to four ports whose flows were hashed onto one uplink are not a finding.
+    marks, while a job of these ports is 10 % slower, as its ports on other leaves show: a leaf that loses packets or
+    holds up data without a cause; where nothing but traffic shows it, two jobs at least, else it is a suspect. A leaf
+    on which a tenth of the ports have errors, and more than elsewhere, is left to the detector `link`. Ends when a
+    third of the ports are left, or none sends for ten minutes.
 
     A host's port that pauses its switch for more than 1 % of the time and ten times as long as the ports of its job,
     while bytes move, receives too slowly: suspect after two minutes, ticket after `pause_hold` s, page where its
-    traffic has fallen by 10 % since.
+    job is 10 % slower since.
 
     Source: errors and load distinguish corruption from congestion, as in CorrOpt (SIGCOMM 2017); half of a leaf's
     ports as for a leaf that is down; six ports, since flows that collide on an uplink are two to four; the hold is
@@ -256,7 +269,7 @@ class LinkCongestion(Detector):
         *("nic.generation", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "Congestion that is as strong on all leaves of a job, leaves with fewer than six busy ports, which flow"
+        "Congestion that is as strong on all leaves of a job, leaves with fewer than three busy ports, which flow"
         " or job causes it, congestion of spines that no port reports, and receivers that are slow without pauses."
     )
 
@@ -290,11 +303,10 @@ class LinkCongestion(Detector):
             return []
         self.traffic.readings.update(frame, (*_READ, _SPEED))
         if self.traffic.is_due(frame.time):
-            jobs, hosts = self._work(frame)
             self._note_moved(frame)
-            groups = (jobs, self._leaf.groups(frame), hosts)
+            groups = self._groups(frame)
             self.traffic.add_minute(frame, groups, self.least_load, float(np.log(self.factor)))
-            self._update_leaves(frame)
+            self._update_leaves(frame, groups)
             for leaf in [e for e, known in self.crowded.items() if abs(frame.time - known["seen"]) > _STALE_AFTER]:
                 del self.crowded[leaf]
         pausing = np.flatnonzero(self.traffic.pausing[: len(frame.entities)] >= 2).tolist()
@@ -303,15 +315,20 @@ class LinkCongestion(Detector):
         return self._findings(frame, pausing)
 
     @per_topology
-    def _work(self, frame: Frame) -> tuple[Groups, Bools]:
-        """Returns (N,) number of the job of each port's node, else of the node, and whether the port is of a host."""
+    def _work(self, frame: Frame) -> tuple[Groups, Bools, Bools]:
+        """Returns (N,) number of the job of each port's node, else of the node; whether it is of a host, with a job."""
         topology, numbers = frame.topology, dict[str, int]()
-        jobs, hosts = np.full(len(frame.entities), -1, np.int32), np.zeros(len(frame.entities), np.bool_)
+        jobs, (hosts, known) = np.full(len(frame.entities), -1, np.int32), np.zeros((2, len(frame.entities)), np.bool_)
         for i, port in enumerate(frame.entities):
             if node := topology.ancestor_of_kind(port, "node"):
-                jobs[i] = numbers.setdefault(self._job_of(frame, node), len(numbers))
-                hosts[i] = True
-        return jobs, hosts
+                job = self._job_of(frame, node)
+                jobs[i], hosts[i], known[i] = numbers.setdefault(job, len(numbers)), True, job != node
+        return jobs, hosts, known
+
+    def _groups(self, frame: Frame) -> Members:
+        """Returns what each port belongs to."""
+        jobs, hosts, known = self._work(frame)
+        return jobs, self._leaf.groups(frame), hosts, known
 
     def _job_of(self, frame: Frame, node: str) -> str:
         """Returns the job of all ranks of a node; the node itself if it has none, or several."""
@@ -343,9 +360,10 @@ class LinkCongestion(Detector):
         found = zip(groups.tolist(), first.tolist(), strict=True)
         return {above(frame.entities[i], "leaf") or "": g + 1 for g, i in found if g >= 0}
 
-    def _update_leaves(self, frame: Frame) -> None:
-        """Counts the ports of each leaf in excess; a leaf is crowded from the first minute in which most are."""
-        n, groups = len(frame.entities), self._leaf.groups(frame) + 1  # 0: on no leaf
+    def _update_leaves(self, frame: Frame, of: Members) -> None:
+        """Counts the ports of each leaf in excess; a leaf is crowded from the first minute in which most are, fewer
+        where their jobs are slower, which flows that collide do not cause."""
+        n, groups = len(frame.entities), of[1] + 1  # 0: on no leaf
         excess, total = self.traffic.excess[:, :n], int(groups.max(initial=0)) + 1
         judged = np.isfinite(excess).any(axis=0)
         limits = np.log([*[self.factor] * _LESS, 1 / (1 - _SLOWER)])
@@ -358,46 +376,51 @@ class LinkCongestion(Detector):
         counts = np.stack([np.bincount(groups, kind, total) for kind in over])
         most = counts.max(axis=0)
         elsewhere = (errs.sum() - errs) / np.maximum(size.sum() - size, 1)  # a site may have errors everywhere
-        begins = (most >= self.share * size) & (most >= self.ports) & (errs <= (0.1 + 2 * elsewhere) * size)
-        stays = (most > self.share / 1.5 * size) & (most >= self.ports / 1.5)
+        least = np.maximum(self.share * size, _MIN_OTHERS)
+        begins = (most >= least) & (errs <= (0.1 + 2 * elsewhere) * size)
+        stays = most > least / 1.5
         for leaf, group in self._leaf_numbers(frame).items() if (begins | stays)[1:].any() or self.crowded else ():
             if stays[group] and (begins[group] or leaf in self.crowded):
-                self._update_leaf(frame, leaf, np.flatnonzero(groups == group), over)
+                self._update_leaf(frame, leaf, np.flatnonzero(groups == group), over, of)
             elif size[group] >= self.ports:
                 self.crowded.pop(leaf, None)
 
-    def _update_leaf(self, frame: Frame, leaf: str, ports: NDArray[np.intp], over: Bools) -> None:
+    def _update_leaf(self, frame: Frame, leaf: str, ports: NDArray[np.intp], over: Bools, groups: Members) -> None:
         """Notes how crowded a leaf is in this minute."""
-        began = frame.time - int(MINUTE_S * SECOND)  # within the minute that was read
-        known = self.crowded.setdefault(leaf, {"onset": began, "looks": 0, "beside": False})
         traffic, counts = self.traffic, over[:, ports].sum(axis=1)
         kind = int(np.argmax(counts[:_LESS])) if counts[:_LESS].max() * 2 >= counts[_LESS] else _LESS
-        mine = ports[over[kind, ports]]
-        judged = ports[np.isfinite(traffic.excess[kind, ports])]
-        known |= {"seen": frame.time, "kind": kind, "ports": len(mine), "of": len(judged)}
-        known["looks"] += 1
-        known["factor"] = float(np.exp(np.median(traffic.excess[kind, mine]))) if len(mine) else 1.0
-        known["load"] = float(np.nanmedian(traffic.share[judged])) if len(judged) else 0.0
-        known["beside"] = bool(traffic.alone[kind, mine].mean() < 0.5) if len(mine) else known["beside"]
+        mine, excess = ports[over[kind, ports]], traffic.excess[:, ports]
+        judged, beside = ports[np.isfinite(excess[kind])], bool(traffic.alone[kind, mine].mean() < 0.5)
+        slower = traffic.slowing(judged, groups)
+        # marks for each byte rise also where nothing but bytes are lost
+        marked = (excess[_MARKED] - np.fmax(excess[_LESS], 0) > np.log(self.factor)).sum() * 2 > len(judged)
+        few = len(mine) < self.ports and not (beside and slower >= _SLOWER)
+        if few and leaf not in self.crowded:
+            return
+        began = frame.time - int(MINUTE_S * SECOND)  # within the minute that was read
+        known = self.crowded.setdefault(leaf, {"onset": began, "looks": 0})
+        known |= {"seen": frame.time, "looks": known["looks"] + 1, "kind": kind, "few": few, "beside": beside}
+        known |= {"ports": len(mine), "of": len(judged), "slower": slower, "marked": bool(marked)}
+        known["factor"] = float(np.exp(np.median(traffic.excess[kind, mine])))
+        known["load"] = float(np.nanmedian(traffic.share[judged]))
         known["errors"] = int(np.nansum(traffic.errors[ports]))
-        known["lost"] = traffic.lost_traffic(judged)
-        known["marked"] = bool(counts[_MARKED] * 2 > len(judged))
-        known["jobs"] = len(np.unique(self._work(frame)[0][mine]))
+        known["jobs"] = len(np.unique(groups[0][mine]))
 
     def _findings(self, frame: Frame, pausing: list[int]) -> list[Finding]:
         crowded = {leaf: known for leaf, known in self.crowded.items() if known["looks"] >= _LOOKS[known["kind"]]}
+        seen = {leaf: known for leaf, known in crowded.items() if known["seen"] == self.traffic.time}
         gated = self.gates.maintenance_mask(frame)
         ports = {frame.entities[i]: i for i in pausing if not gated[i]}
         close_ended(self.conditions, {*crowded, *ports})
-        found = [self._leaf_finding(frame, leaf, known) for leaf, known in sorted(crowded.items())]
+        found = [self._leaf_finding(frame, leaf, known) for leaf, known in sorted(seen.items())]
         found += [self._pause_finding(frame, port, i) for port, i in sorted(ports.items())]
         return [finding for finding in found if finding is not None]
 
     def _leaf_finding(self, frame: Frame, leaf: str, known: dict[str, Any]) -> Finding | None:
-        held, harms = (frame.time - known["onset"]) / SECOND, known["lost"] >= _SLOWER
+        held, harms = (frame.time - known["onset"]) / SECOND, known["slower"] >= _SLOWER
         slows, shared = harms and not known["marked"], known["kind"] != _LESS or known["jobs"] > 1
         level: Level = "suspect"
-        if held >= self.hold and shared and (known["beside"] or harms):
+        if held >= self.hold and shared and not known["few"] and (known["beside"] or harms):
             level = "page" if slows else "ticket"
         due = due_report(self.conditions, leaf, frame.time, known["onset"], level)
         if due is None:
@@ -407,7 +430,7 @@ class LinkCongestion(Detector):
         if known["kind"] == _LESS:
             title = f"{100 - 100 / known['factor']:.0f} % {what} on {known['ports']} of {known['of']} busy ports"
         else:
-            title = f"jobs {100 * known['lost']:.0f} % slower, {title}" if slows else f"congested, {title}"
+            title = f"jobs {100 * known['slower']:.0f} % slower, {title}" if slows else f"congested, {title}"
         return self.finding(
             *(frame.time, leaf, due),
             score=known["factor"],
@@ -417,22 +440,22 @@ class LinkCongestion(Detector):
             compared=Comparison(known["factor"], 1.0, None, "own past", 0, known["factor"] - 1, "share"),
             **{name: known[name] for name in ("ports", "of", "errors")},
             load=round(known["load"], 3),
-            lost_traffic=round(known["lost"], 3),
+            slower=round(known["slower"], 3),
             minutes=round(held / 60, 1),
         )
 
     def _pause_finding(self, frame: Frame, port: str, i: int) -> Finding | None:
         traffic = self.traffic
         held, paused, usual = traffic.pausing[i] * MINUTE_S, float(traffic.paused[i]), float(traffic.usual_pause[i])
-        lost = traffic.lost_traffic(np.array([i]))
-        level: Level = "suspect" if held < self.pause_hold else "page" if lost >= _SLOWER else "ticket"
+        slower = traffic.slowing(np.array([i]), self._groups(frame))
+        level: Level = "suspect" if held < self.pause_hold else "page" if slower >= _SLOWER else "ticket"
         if not np.isfinite(paused):  # nothing was read in this minute
             return None
         due = due_report(self.conditions, port, frame.time, traffic.time - int(held * SECOND), level)
         if due is None:
             return None
         title = f"pauses its switch {100 * paused:.1f} % of the time, peers {100 * usual:.1f} %"
-        title += f"; {100 * lost:.0f} % less traffic" if lost >= _SLOWER else ""
+        title += f"; its job {100 * slower:.0f} % slower" if slower >= _SLOWER else ""
         return self.finding(
             *(frame.time, port, due),
             score=paused / _LEAST_PAUSED,
@@ -440,5 +463,5 @@ class LinkCongestion(Detector):
             signals=PAUSES,
             clears="it pauses its switch for less than 1 % of the time, or as long as its peers, for some minutes",
             compared=Comparison(paused, usual, None, "ports of its job", 0, paused - usual, ""),
-            lost_traffic=round(lost, 3),
+            slower=round(slower, 3),
         )

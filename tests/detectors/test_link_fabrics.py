@@ -87,22 +87,29 @@ def test_a_leaf_that_loses_packets_and_slows_its_jobs_pages() -> None:
     assert levels(found) == {"leaf:l2": "page"}
     page = next(f for f in found if f.level == "page")
     assert page.time - (START + AT * STEP * SECOND) <= 780 * SECOND
-    assert "25 % slower" in found[-1].summary
+    assert "33 % slower" in found[-1].summary
 
 
 @pytest.mark.parametrize("rails", [False, True])
-def test_a_leaf_that_loses_traffic_of_several_jobs_without_any_count_pages(rails: bool) -> None:
-    def gray(fabric: Fabric, tick: int, growth: Values) -> None:
+def test_a_leaf_that_loses_traffic_pages_once_it_slows_several_jobs_by_a_tenth(rails: bool) -> None:
+    jobs = (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
+    assert levels(run(Fabric(roce=True, rails=rails, jobs=jobs), gray(0.85))) == {"leaf:l2": "page"}
+    assert levels(run(Fabric(roce=True, rails=rails, jobs=jobs), gray(0.95))) == {"leaf:l2": "ticket"}
+    # of one job alone it may be the job's uneven traffic: in a drawn world without faults it varied by 24 %
+    assert levels(run(Fabric(roce=True, rails=rails, jobs=(tuple(range(16)),)), gray(0.85))) == {"leaf:l2": "suspect"}
+
+
+def gray(pace: float) -> Change:
+    """A leaf loses 40 % of its traffic without any count, and all ports send at another pace."""
+
+    def change(fabric: Fabric, tick: int, growth: Values) -> None:
         if tick >= AT:
             for name in ("nic.tx_bytes", "nic.rx_bytes"):
-                growth[name] *= np.where(fabric.leaf == 2, 0.6, 0.95)
+                growth[name] *= np.where(fabric.leaf == 2, 0.6 * pace / 0.95, pace)
                 for other in [n for n in growth if n not in ("nic.state", "nic.speed")]:
                     growth[other] = growth[other] if "bytes" in other else growth[other] * 0.8
 
-    jobs = (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
-    assert levels(run(Fabric(roce=True, rails=rails, jobs=jobs), gray)) == {"leaf:l2": "page"}
-    # of one job alone it may be the job's uneven traffic: in a drawn world without faults it varied by 24 %
-    assert levels(run(Fabric(roce=True, rails=rails, jobs=(tuple(range(16)),)), gray)) == {"leaf:l2": "suspect"}
+    return change
 
 
 def test_a_job_on_two_leaves_is_enough_to_compare() -> None:
