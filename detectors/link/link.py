@@ -179,7 +179,7 @@ class Link(Detector):
             and not self._is_excused(frame, i, started)
             and not self.leaves.explains_port(self._leaf_of(frame, i), time)
         ):
-            self.states.record_flap(port, times, time)
+            self.states.record_flap(port, times, time, self.states.loads.is_idle(i, time, _IDLE_FOR))
 
     def _is_excused(self, frame: Frame, i: int, started: Floats) -> bool:
         """Returns whether a port is in maintenance, or its counters have just started."""

@@ -80,6 +80,7 @@ class PortStates(State):
     flapped: dict[str, list[int]] = notes()  # port -> times at which it came up again
     readings: CounterReadings = part(CounterReadings)
     changes: CounterReadings = part(CounterReadings)
+    idle_flaps: dict[str, int] = notes()  # port -> its last flap, if it carried no traffic then
     returned: dict[str, int] = notes()  # port -> when it last came up again, counted as a flap or not
     leaps: dict[str, list[float]] = notes()  # port -> [transitions, s] that no link can make
     loads: PortLoads = part(PortLoads)
@@ -144,10 +145,14 @@ class PortStates(State):
         """Drops what `record_return` noted more than `window` s ago."""
         for port in [p for p, at in self.returned.items() if time - at > window * SECOND]:
             del self.returned[port]
+            self.idle_flaps.pop(port, None)
             self.leaps.pop(port, None)
 
-    def record_flap(self, port: str, times: int, time: int) -> None:
-        """Adds flaps of a port."""
+    def record_flap(self, port: str, times: int, time: int, idle: bool) -> None:
+        """Adds flaps of a port. idle: it carried no traffic, so that they slowed no job."""
+        self.idle_flaps.pop(port, None)
+        if idle:
+            self.idle_flaps[port] = time
         self.flapped[port] = [*self.flapped.get(port, []), *[time] * min(times, _MAX_FLAPS)][-_MAX_FLAPS:]
 
     def has_enough_samples(self, i: int) -> bool:

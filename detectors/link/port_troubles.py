@@ -177,6 +177,8 @@ def _flap_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) ->
     times = records.states.recent_flaps(cable.near_name, time, limits.flap_window, limits.flap_quiet)
     if times:
         level: Level = "page" if len(times) >= limits.flaps else "suspect"
+        if level == "page" and records.states.idle_flaps.get(cable.near_name) == times[-1]:
+            level = "ticket"  # no job has lost work, though one may have begun since
         over = max((times[-1] - times[0]) / SECOND, 1.0)
         leap = records.leaps.get(cable.near_name)
         title = "1 flap" if len(times) == 1 else f"{len(times)} flaps in {short_duration(over)}"

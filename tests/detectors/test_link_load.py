@@ -64,6 +64,19 @@ def test_an_idle_port_is_a_ticket_after_four_minutes() -> None:
     assert 240 <= delay(found, "ticket") <= 250
 
 
+@pytest.mark.parametrize(("again", "level"), [(False, "ticket"), (True, "page")])
+def test_a_job_that_begins_on_a_port_that_flapped_before_pages_once_it_flaps_again(again: bool, level: str) -> None:
+    flaps = [LATE, LATE + 6, LATE + 12, *([LATE + 60] if again else [])]
+
+    def change(fabric: Fabric, tick: int, growth: Values) -> None:
+        i = fabric.port(PORT)
+        if tick < LATE + 30:
+            growth["nic.tx_bytes"][i] = growth["nic.rx_bytes"][i] = 1e3
+        growth["nic.state"][i] = not any(at <= tick < at + 2 for at in flaps)
+
+    assert run(Fabric(), change, ticks=LATE + 90)[-1].level == level
+
+
 def test_a_port_of_a_job_that_pauses_pages_after_four_minutes() -> None:
     found = run(Fabric(jobs=JOB), down(rests=10))
     assert 240 <= delay(found, "page") <= 250
