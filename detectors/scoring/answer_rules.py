@@ -87,7 +87,7 @@ ANSWER_RULES: Mapping[str, AnswerRule] = {
     "telemetry_gap": _rule("ticket", f"{_BLIND} telemetry_site", "gpu node rack site"),
     # caused by the job
     "job_hang": _rule("page", "straggler_job", "job"),
-    "data_stall": _rule("ticket", "straggler_job", "job"),
+    "data_stall": _rule("ticket", "straggler_job straggler_inferred", "job"),
     "slow_collectives": _rule("page", "straggler_job straggler_inferred link_congestion", "job stage"),
 }
 SOFT_RULES: Mapping[str, AnswerRule] = {

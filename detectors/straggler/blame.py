@@ -23,9 +23,11 @@ HARM, CORROBORATED = 0.08, 0.04
 """ln of the slowdown that is harm by itself, and that is with a physical cause: 10 and 5 % (SuperBench, ATC 2024: 5 %
 below its baseline is defective), less two standard errors of a median of ten steps of 3 %."""
 _TENTH = float(np.log(1.1))  # ln of 10 %, of clocks, which are exact
-_STARTED = 2 * HARM
-"""ln of the slowdown since the first sample that is worth a ticket: half of that is within the spread of manufacture
+STARTED = 2 * HARM
+"""ln of the slowdown since the first sample that is worth a finding: half of that is within the spread of manufacture
 (identical GPUs differ by at most 22 %; Sinha et al., SC 2022), and more work for experts or embeddings is common."""
+_UNLIKE = float(np.log(1.22))
+"""ln of the slowdown since the first sample that no spread of manufacture explains (Sinha et al., SC 2022)."""
 _SLIGHT = 0.03  # ln of the slowdown below which statistics alone mean nothing; as delta of the detectors
 _PART = 0.5  # share of a node's members that are slow together from which the node is blamed; chosen
 _SOME = 0.25  # the same share that keeps it blamed, so that the blame does not flicker; chosen
@@ -146,8 +148,8 @@ def decide_level(
         return "suspect"
     if any(cause.physical for cause in causes):
         return "ticket" if held >= hold and cost >= _SLIGHT else "suspect"
-    if weight.started:
-        return "ticket" if weight.alone and held >= ticket_hold and cost >= _STARTED else "suspect"
+    if weight.started and cost < _UNLIKE:
+        return "ticket" if weight.alone and held >= ticket_hold else "suspect"
     if not causes and (suspicion.doubt or not weight.alone):
         return "suspect"
     told = any(not cause.is_clock for cause in causes)  # what people set explains a clock, so that it proves nothing

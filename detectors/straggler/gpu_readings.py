@@ -1,7 +1,7 @@
 """What GPUs and hosts show of the cause of slowness: visible causes are named, none is guessed.
 
-A fact of the device (a throttle bit, a low clock that no policy explains, a narrow PCIe link) is physical. A power cap
-is policy: the GPU is under a cap of which its peers are not, or a lower one.
+A fact of the device (a throttle bit, a low clock that no policy explains) is physical; PCIe links are for link_pcie. A
+power cap is policy: the GPU is under a cap of which its peers are not, or a lower one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.model.records import SECOND, Frame
 
 Slots = NDArray[np.intp]
 SIGNALS = (
-    *("gpu.sm_clock", "gpu.throttle_reasons", "gpu.power", "gpu.power_limit", "gpu.pcie_width", "gpu.pcie_generation"),
+    *("gpu.sm_clock", "gpu.throttle_reasons", "gpu.power", "gpu.power_limit"),
     *("gpu.temperature", "node.cpu_pressure", "node.load1", "node.cpu_count"),
 )
 CLOCK = Channel(floor=0.01, delta=0.03)
@@ -105,8 +105,6 @@ class GpuReadings(State):
     watts: Floats = memory(np.nan)
     missed: NDArray[np.int8] = memory(0, np.int8)
     limit: Floats = memory(np.nan)
-    width: Floats = memory(np.nan)
-    generation: Floats = memory(np.nan)
     bits: NDArray[np.uint64] = memory(0, np.uint64)
     known: Bools = memory(False, np.bool_)
     throttled_at: NDArray[np.int64] = memory(0, np.int64)
@@ -124,8 +122,7 @@ class GpuReadings(State):
         n = len(gpus.entities)
         self.grow(n)
         clock = np.where(gpus["gpu.sm_clock"] > 0, gpus["gpu.sm_clock"], np.nan)
-        newest = ((self.clock, clock), (self.limit, gpus["gpu.power_limit"]), (self.width, gpus["gpu.pcie_width"]))
-        for last, now in (*newest, (self.generation, gpus["gpu.pcie_generation"])):
+        for last, now in ((self.clock, clock), (self.limit, gpus["gpu.power_limit"])):
             np.copyto(last[:n], now, where=np.isfinite(now))
         power, watts = gpus["gpu.power"], self.watts[:n]
         smooth = np.where(np.isfinite(watts), watts + _SMOOTH * (power - watts), power)
@@ -206,7 +203,7 @@ class GpuReadings(State):
         elif np.median(self._under_caps(mine, time)) >= 0.5 and self._cap_differs(mine, others):
             text = "a power cap, which is policy"
             return [Cause(POLICY, "power cap", text, "gpu.throttle_reasons", False, CAPPED)]
-        return [*found, *clock, *self._link_causes(mine, others)]
+        return [*found, *clock]
 
     def _are_alike(self, mine: Slots, others: Slots, beside: Bools) -> bool:
         """Returns whether most GPUs of the node have as low a clock as these. beside: others on their node."""
@@ -240,19 +237,6 @@ class GpuReadings(State):
         text = f"SM clock {100 * less:.0f} % below that of its peers{since}"
         title, shared = f"SM clock {100 * less:.0f} % low{since}", self._are_alike(mine, others, beside)
         return [Cause(key, title, text, "gpu.sm_clock", physical, round(less, 4), shared)]
-
-    def _link_causes(self, mine: Slots, others: Slots) -> list[Cause]:
-        found = []
-        for name, last, short, unit in (
-            ("gpu.pcie_width", self.width, "x{:.0f}", "{:.0f} lanes"),
-            ("gpu.pcie_generation", self.generation, "gen {:.0f}", "generation {:.0f}"),
-        ):
-            value, usual = _median(last[mine]), _median(last[others])
-            if value < usual:
-                title, own = f"PCIe {short.format(value)}", unit.format(value)
-                text = f"PCIe link at {own}, its peers' at {usual:.0f}"
-                found.append(Cause(name.split(".")[1], title, text, name, True, value))
-        return found
 
 
 def clear_conditions(streams: Streams, slots: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.state import N, State, memory, notes, part, parts
+from detectors.base.state import State, memory, notes, part, parts
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.straggler.gpu_readings import clear_conditions
@@ -17,10 +17,6 @@ from pipeline.model.records import SECOND, Frame
 
 Ints = NDArray[np.int64]
 SENT = "nic.tx_bytes"
-WAITS = ("nic.port_tx_wait", "nic.rx_pause_duration")
-MARKS = ("nic.cnp_sent", "nic.cnp_handled", "nic.ecn_marked")
-READ = (SENT, *WAITS, *MARKS)
-"""What ports count: bytes, and what shows that a network is slow."""
 STILL_SLOWER = 0.05
 """Share by which a job must be slower now, too: half of what matters, so that a finding ends with its cause. Chosen."""
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
@@ -59,36 +55,26 @@ class Newest(State):
 
 @dataclass
 class PortRates(State):
-    """Counts a second by port of the frame, of `signals`. newest: counters as read.   last, last_at: those of the last
-    update, and when they were read (us).   rate: since then; NaN where none of the last five minutes is known.
+    """Bytes/s that each port of the frame sends. newest: counters as read.   last, last_at: those of the last update,
+    and when they were read (us).   rate: since then; NaN where none of the last five minutes is known.
     """
 
-    signals: tuple[str, ...] = READ
-    newest: tuple[Newest, ...] = part(tuple)
-    last: Floats = memory(np.nan, shape=(len(READ), N))
+    newest: Newest = part(lambda: Newest(SENT))
+    last: Floats = memory(np.nan)
     last_at: Ints = memory(0, np.int64)
-    rate: Floats = memory(np.nan, shape=(len(READ), N))
+    rate: Floats = memory(np.nan)
 
-    def __post_init__(self) -> None:
-        self.newest = tuple(map(Newest, self.signals))
-
-    def read(self, frame: Frame) -> None:
-        """Adds the counters of an instant."""
-        for newest in self.newest:
-            newest.update(frame)
-
-    def update(self, n: int, time: int) -> tuple[Floats, Bools]:
-        """Returns (signals, n) counts a second, and (n,) ports whose counts are new."""
+    def update(self, n: int, time: int) -> Floats:
+        """Returns (n,) bytes/s."""
         self.grow(n)
-        last, rate = self.last[: len(self.newest), :n], self.rate[: len(self.newest), :n]
-        now, at = np.stack([newest.read(n, time) for newest in self.newest]), self.newest[0].at[:n]
+        now, at, last = self.newest.read(n, time), self.newest.at[:n], self.last[:n]
         fresh, seconds = at > self.last_at[:n], (at - self.last_at[:n]) / SECOND
-        known = fresh & (seconds <= OLD / SECOND)
-        growth = np.where(known & (now >= last), now - last, np.nan) / np.where(known, seconds, 1.0)
-        np.copyto(rate, growth, where=fresh | (time - at > OLD))
+        known = fresh & (seconds <= OLD / SECOND) & (now >= last)
+        growth = np.where(known, now - last, np.nan) / np.where(known, seconds, 1.0)
+        np.copyto(self.rate[:n], growth, where=fresh | (time - at > OLD))
         np.copyto(last, now, where=fresh)
         self.last_at[:n][fresh] = at[fresh]
-        return rate, known
+        return self.rate[:n]
 
 
 @dataclass
@@ -134,11 +120,17 @@ class JobPace(State):
             measure.grow(len(self.count))
 
     def update(
-        self, found: Mapping[str, Floats], slower: Floats, source: NDArray[np.int8], gate: Bools, time: int
+        self,
+        found: Mapping[str, Floats],
+        slower: Floats,
+        source: NDArray[np.int8],
+        gate: Bools,
+        time: int,
+        calm: Bools | None = None,
     ) -> None:
         """Adds an update. found: (slots,) by name.   slower: ln of the time per step.   source: what it is from.
 
-        gate: jobs that may be judged, and learn."""
+        gate: jobs that may be judged, and learn; calm: learn what is usual."""
         size = len(self.count)
         for name, values in found.items():
             measure = self.measures.setdefault(name, JobMeasure())
@@ -156,7 +148,7 @@ class JobPace(State):
         self.streams.step(slower, np.full(size, -1, np.int32), time, gate)
         up = self.streams.cells[kernel.UP, :size]
         self.since[up <= 0] = time
-        learns = gate & (up <= 2)
+        learns = gate & (up <= 2) & (True if calm is None else calm)
         self.count += learns
         gain = np.maximum(1 / np.maximum(self.count, 1), _LEARNING) * learns
         square = np.square(self.streams.cells[kernel.EFFECT, :size].astype(np.float64))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.gates import Gates
 from detectors.base.state import notes
 from detectors.base.streams import Bools
 from detectors.base.topology_index import members_mask
@@ -44,14 +45,18 @@ class RankSlots(Placement):
     def __len__(self) -> int:
         return len(self.names)
 
-    def update_slots(self, frame: Frame) -> list[int]:
-        """Updates the slots from the topology; returns those with another rank, or a rank on another GPU."""
+    def update_slots(self, frame: Frame, gates: Gates | None = None) -> list[int]:
+        """Updates the slots from the topology; returns those with another rank, a rank on another GPU or, by `gates`,
+        one whose device changed while it was gone."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
         if key == self._key:
             return []
         self._key = key
         living = {e: i for i, e in enumerate(frame.entities) if e in frame.topology.parents}
+        back = {rank: since for rank, since in self._left.items() if rank in living} if gates else {}
         fresh = self._assign_slots(living, frame.time)
+        changed = {rank: gates.last_change(rank, frame.topology) or 0 for rank in back} if gates else {}
+        fresh += [self._slots[rank] for rank, at in changed.items() if at >= back[rank]]
         size = max(len(self.names), 1 + max(self._slots.values(), default=-1))  # state by slot never shrinks
         names, found = [""] * size, [dict[str, str]() for _ in range(size)]
         self.column = np.full(size, -1, np.int64)

@@ -18,6 +18,7 @@ from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.straggler.alarm_budget import rank_budget
 from detectors.straggler.blame import (
     HARM,
+    STARTED,
     Suspicion,
     Weight,
     decide_level,
@@ -81,16 +82,16 @@ class Straggler(Detector):
     """Compares ln(compute time) of each rank with its pipeline stage: stages differ by design.
 
     Changed: a CUSUM against stage and own past exceeds `threshold` and the slowdown `delta` (natural logarithm). Slow
-    since its first sample: the median of ten steps is 10 % above that of its peers, and four standard deviations of
+    since its first sample: the median of ten steps is 17 % above that of its peers, and four standard deviations of
     theirs; `ratio` where there are fewer than 8 ranks. A rank is judged from its tenth step on.
 
     Page: 10 % slower than before and than its stage for `hold` s, its job waits for it, and no other part of the job is
-    slow; 5 % slower with a cause that its device shows: a throttle bit or a narrower PCIe link; 10 % with a clock that
+    slow; 5 % slower with a cause that its device shows: a throttle bit; 10 % with a clock that
     is as low and that no policy explains. Tasks of its node that wait for processors count after `hold` s.
 
     Ticket: a rank 10 % slower for `ticket_hold` s; a node, or a rank 5 % slower than before, after `hold` s. One that
-    is slow since its first sample has more work or a slow device: a ticket from 17 %, a page only if the device shows
-    the cause.
+    is slow since its first sample has more work or a slow device: a ticket from 17 %, a page after `hold` s from 22 %,
+    which no spread of manufacture explains, or if the device shows the cause.
 
     If most GPUs of a node are slow, the node is the cause. If over 30 % of a stage's nodes are slow, none of them is:
     see straggler_job. A lower power cap is policy: a suspect. GPUs of a loop or rack that throttle together are left to
@@ -113,7 +114,7 @@ class Straggler(Detector):
         *("event:job_start", "event:version", "event:maintenance_start"),
     )
     cannot_see: ClassVar[str] = (
-        "A rank that is slow from its first sample by less than 10 %, four standard deviations of its peers, or "
+        "A rank that is slow from its first sample by less than 17 %, four standard deviations of its peers, or "
         "`ratio` among fewer than 8. A node of a two-node job that is slow by less than 7 %. "
         "All nodes of a stage that are slow together. Ranks that throttle with others of their loop. Jobs without "
         "compute times: see straggler_inferred."
@@ -181,7 +182,7 @@ class Straggler(Detector):
     def _follow_ranks(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
         """Follows moves, software and feedback; returns (S,) ranks that may be judged."""
         slots = self.slots
-        fresh = slots.update_slots(frame)
+        fresh = slots.update_slots(frame, self.gates)
         if "gpu" in frames:
             slots.locate_gpus(frames["gpu"])
         self.slow.grow(len(slots))
@@ -258,7 +259,7 @@ class Straggler(Detector):
             usual = float(np.median(others))
             limit = float(np.log(self.ratio))
             if len(others) + 1 >= LEAST_PEERS:
-                limit = min(limit, max(HARM, _SPREADS * _NORMAL * float(np.median(np.abs(others - usual)))))
+                limit = min(limit, max(STARTED, _SPREADS * _NORMAL * float(np.median(np.abs(others - usual)))))
             at = members[mine]
             behind[at] = typical[mine] - usual
             late[at] = behind[at] >= np.where(self.slow.since[at] > 0, limit / 2, limit)

@@ -40,9 +40,9 @@ from detectors.straggler.gpu_readings import (
     clear_conditions,
     find_host_cause,
 )
-from detectors.straggler.job_pace import MARKS, SENT, WAITS
+from detectors.straggler.job_pace import SENT
 from detectors.straggler.job_throughput import JOB_EVERY, JobThroughput
-from detectors.straggler.pressure import Pressure
+from detectors.straggler.pressure import CPU, Pressure
 from detectors.straggler.step_samples import find_relearned
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -99,7 +99,7 @@ class StragglerInferred(Detector):
 
     In synchronous training all GPUs of a job share the step time. A slow GPU computes all the time while its peers wait
     in collectives, where SMs are less active and power falls: it is busier than its peers. A GPU that waits for its
-    host or PCIe link is less busy. Utilization does not show this: NVML counts a GPU that waits in a collective as
+    host is less busy. Utilization does not show this: NVML counts a GPU that waits in a collective as
     busy. How much the job loses shows in the bytes that it sends, else in the activity or power of all its GPUs,
     against its own past.
 
@@ -108,7 +108,7 @@ class StragglerInferred(Detector):
     - SM clock `delta` below normal, or below 0.8 of its peers' whatever it was before, by which the job loses 5 %: at
       once with a throttle bit, or without any event reason that explains it; else after `hold` s.
     - One GPU or node busier or less busy than its peers for `hold` s, since which the job has lost 10 %, no more than
-      five times what the part departs by, and no other part of it differs. 5 % with a narrower PCIe link, or after
+      five times what the part departs by, and no other part of it differs. 5 % after
       three quarters of `hold` with tasks of its node that wait for processors.
 
     Ticket: the same for half of that loss. Suspect: any other GPU or node that differs from its peers. A power cap is
@@ -116,12 +116,13 @@ class StragglerInferred(Detector):
     `straggler`; GPUs of a loop that throttle together are left to the detectors of coolant and power. Power counts
     where SM activity is not reported.
 
-    A whole job that sends 10 % less than before while no part of it stands out: after `hold` s the cause is the leaf or
-    rail on which its ports wait, else the job with its network. That is a page if no congestion marks explain it. After
-    `job_hold` s it is the job, if its SMs wait, and by more than four times its own swings, or all clocks fell alike: a
-    ticket. A job on one node is judged by its activity or power; its node pages after `hold` s where tasks wait for
-    processors, or clocks fell for no visible reason. Nothing is reported for a new power cap, for a job that is as busy
-    as before (more work in each step), or for one that restarted or sends nothing (no steps).
+    A whole job that sends 10 % less than before while no part of it stands out, its SMs wait, and that is more than
+    four times its own swings, or all clocks fell alike: a ticket after `job_hold` s; a page after `hold` s if it is
+    nearly twice as slow. A ticket after `hold` s if tasks of its nodes wait for I/O. A job on one node is judged by its
+    activity or power; its node pages after `hold` s where tasks wait for processors, or clocks fell for no visible
+    reason. Nothing is reported for a new power cap, for a job some of whose GPUs began to throttle, that is as busy as
+    before (more work in each step), or that restarted or sends nothing (no steps). Ports that wait, and the leaf that
+    slows a job, are left to link_congestion.
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
     activity (chosen); 0.8: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
@@ -135,7 +136,7 @@ class StragglerInferred(Detector):
     needs: ClassVar[tuple[str, ...]] = ("gpu.sm_clock",)
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.sm_active", "gpu.tensor_active", "gpu.utilization", *SIGNALS[1:], "node.io_pressure"),
-        *(SENT, *WAITS, *MARKS),
+        SENT,
         *("rank.compute_time", "event:job_start", "event:job_end", "event:version"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
@@ -158,7 +159,7 @@ class StragglerInferred(Detector):
     draw: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
     placement: GpuPlacement = part(GpuPlacement)
     gates: Gates = part(Gates)
-    pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"), of="node")
+    pressure: Pressure = part(lambda: Pressure(CPU), of="node")
     jobs: JobThroughput = part(JobThroughput, of="job")
     readings: GpuReadings = part(GpuReadings, kept=True)
     symptoms: GpuSymptoms = part(GpuSymptoms)
@@ -359,19 +360,16 @@ class StragglerInferred(Detector):
         return decide_level(suspicion, causes, weight, hold, self.ticket_hold)
 
     def _find_causes(self, now: Instant, suspicion: Suspicion, side: int) -> list[Cause]:
-        """Returns what GPUs and node show: of low clocks why, of waiting GPUs the link or host for which they wait."""
+        """Returns what GPUs and node show: of low clocks why, of waiting GPUs the host for which they wait."""
         mine, placement = suspicion.slots, self.placement
         peers, time = placement.others(mine, now.counted), now.frames["gpu"].time
         column = np.arange(len(now.counted))
         found = self.readings.find_causes(placement, mine, peers, column, self.clocks, time)
-        if side == 0:
-            return [cause for cause in found if not cause.key.startswith("pcie")]
-        if side == 1:
-            return [cause for cause in found if cause.key == POLICY]
-        found = [cause for cause in found if cause.key.startswith("pcie") or cause.key == POLICY]
-        if suspicion.single:
-            return found
-        return [*found, *find_host_cause(*placement.nodes_of_job(int(mine[0])), self.pressure)]
+        if side:
+            found = [cause for cause in found if cause.key == POLICY]
+        if side == 2 and not suspicion.single:
+            found += find_host_cause(*placement.nodes_of_job(int(mine[0])), self.pressure)
+        return found
 
     def _describe(
         self, now: Instant, suspicion: Suspicion, side: int, causes: list[Cause], due: tuple[int, Level]
@@ -424,8 +422,7 @@ class StragglerInferred(Detector):
         self.jobs.update(frames, placement, shown, at_work, throttled, barred, self.gates, self.pressure)
         jobs, names = placement.numbers["job"], placement.entities["job"]
         blamed = {names[k] for k in np.unique(jobs[now.on.any(axis=0)]).tolist() if k >= 0}
-        doubted = {names[k] for k in np.unique(jobs[throttled]).tolist() if k >= 0}
-        return self.jobs.report(frames, blamed, doubted, (self.hold, self.job_hold), self.name)
+        return self.jobs.report(frames, blamed, (self.hold, self.job_hold), self.name)
 
 
 def _write_title(suspicion: Suspicion, side: int, compared: Comparison, causes: list[Cause], loss: float) -> str:

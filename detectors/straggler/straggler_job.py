@@ -23,7 +23,7 @@ from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import job_budget
 from detectors.straggler.job_pace import OLD, SENT, STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
-from detectors.straggler.job_throughput import JOB_EVERY, QUIET, JobActivity, JobNow
+from detectors.straggler.job_throughput import COLLECTIVES, JOB_EVERY, QUIET, JobActivity, JobNow
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import Checkpoints
@@ -32,9 +32,6 @@ from pipeline.model.records import SECOND, Finding, Frame, Level
 
 _HALF = 0.5  # share of the longer step that must be found in one part to blame that part; chosen
 _POLICY = 0.25  # share of GPUs newly under a power cap from which the cap explains the rest; chosen
-_COLLECTIVES = 1.8
-"""Times its usual that collectives take, from which the network is at fault and not a little more congested: twice
-(half of its links or of their rate are lost), less the error of a smoothed mean. Chosen."""
 _STILL, _STEPS = 60 * SECOND, 3
 """us, and usual steps, without a step before a job is judged. Chosen."""
 _LASTS = 60 * SECOND  # us for which it must look the same: a single reading proves little; chosen
@@ -356,7 +353,7 @@ class StragglerJob(Detector):
             causes[name] = known if known["cause"] == cause else {"cause": cause, "since": time}
             level: Level = "suspect"
             if time - max(since, causes[name]["since"]) >= self.hold * SECOND:
-                harm = cause == "network" and now["network"] >= _COLLECTIVES * usual["network"]
+                harm = cause == "network" and now["network"] >= COLLECTIVES * usual["network"]
                 level = "page" if harm else "ticket" if self.tickets or cause == "data" else "suspect"
             key = f"slow {name}"
             due = due_report(self.conditions, key, time, since, level)

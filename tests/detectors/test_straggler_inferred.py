@@ -157,16 +157,6 @@ def test_a_short_slowdown_of_a_host_does_not_page():
     assert entities(findings(change, 140), "page") == set()
 
 
-def test_a_gpu_that_waits_behind_a_narrow_pcie_link_pages():
-    def change(tick, values):
-        idle_sms([5], 0.9)(tick, values)
-        values["gpu"]["gpu.pcie_width"][5] = 8
-
-    found = findings(change, 90)
-    assert entities(found, "page") == {"gpu:n1.1"}
-    assert "8 lanes" in found[-1].evidence["cause"]
-
-
 def test_a_gpu_that_is_more_active_than_its_peers_is_a_suspect_only():
     def change(tick, values):
         values["gpu"]["gpu.sm_active"][np.arange(site.SIZE) != 5] *= 0.92

@@ -66,24 +66,27 @@ def loudest(found):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [101, 102])
 @pytest.mark.parametrize(("nodes", "stages", "slowdown"), [(4, 1, 1.4), (6, 2, 2.0), (16, 4, 1.3), (9, 3, 3.0)])
-def test_a_rank_that_is_slow_from_its_first_sample_is_a_ticket_after_its_first_samples(seed, nodes, stages, slowdown):
+def test_a_rank_that_is_far_slower_from_its_first_sample_pages(seed, nodes, stages, slowdown):
     job = Job(seed, nodes, stages)
     guilty = int(job.rng.integers(job.size))
     job.times[guilty] *= slowdown
     found = run(job, HOUR)
     (only,) = loudest(found).items()
-    assert only == (f"rank:7.{guilty}", ("ticket", pytest.approx(3.5, abs=0.5)))
+    assert only == (f"rank:7.{guilty}", ("page", pytest.approx(5.5, abs=0.7)))
     ticket = next(f for f in found if f.level == "ticket")
+    assert (ticket.time - START) / 60 / SECOND == pytest.approx(3.5, abs=0.5)
     assert ticket.onset == START
     assert "slow since it started: more work or a slow device" in ticket.evidence["cause"]
     assert ticket.evidence["slowdown"] == pytest.approx(slowdown, rel=0.1)
     assert ticket.signals == ("rank.compute_time",)
 
 
-def test_a_node_that_is_slow_from_its_first_sample_is_one_ticket():
+@pytest.mark.parametrize(("slower", "level"), [(1.2, "ticket"), (1.8, "page")])
+def test_a_node_that_is_slow_from_its_first_sample_is_one_finding(slower, level):
+    """Identical GPUs differ by 22 % at most: up to there it may be the spread of manufacture, or more work."""
     job = Job(5, 6)
-    job.times[16:24] *= 1.8
-    assert {e: level for e, (level, _) in loudest(run(job, HOUR)).items()} == {"node:n2": "ticket"}
+    job.times[16:24] *= slower
+    assert {e: level for e, (level, _) in loudest(run(job, HOUR)).items()} == {"node:n2": level}
 
 
 @pytest.mark.parametrize("clock", [0.5, 0.75])
@@ -133,12 +136,12 @@ def test_healthy_jobs_have_no_finding(seed):
     assert run(Job(seed, 4 + seed % 5, 1 + seed % 3), HOUR) == []
 
 
-def test_a_gap_in_which_the_job_made_steps_does_not_restart_the_wait_for_a_ticket():
+def test_a_gap_in_which_the_job_made_steps_does_not_restart_the_wait_for_a_page():
     job, detector = Job(11, 4), Straggler()
     job.times[3] *= 2
     run(job, 120, detector)
     found = run(job, HOUR, detector, 200)
-    assert loudest(found)["rank:7.3"] == ("ticket", pytest.approx(200 / 6, abs=1))
+    assert loudest(found)["rank:7.3"] == ("page", pytest.approx(200 / 6, abs=1))
 
 
 def test_a_slow_rank_accepted_as_normal_gives_no_finding_also_after_a_restart():
