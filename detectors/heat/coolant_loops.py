@@ -421,8 +421,9 @@ class LoopJudge:
             return "page", False
         like = (self.groups == self.groups[i]) & steps.warmth.judged
         like[i] = False
-        apart = like.sum() < _OTHERS or rise - np.median(steps.warmth.effect[like]) >= rules.temperature_delta
-        warm = held >= rules.hold * SECOND and (sudden or (real >= rules.warm and (brisk or bool(apart))))
+        shared = float(np.median(steps.warmth.effect[like])) if like.sum() >= _OTHERS else 0.0
+        large = real - max(shared, 0.0) >= rules.warm or (min(real, shared) >= rules.warm and brisk)
+        warm = held >= rules.hold * SECOND and (sudden or large)
         return "ticket" if warm else "suspect", real < rules.temperature_delta / 2
 
     def _is_far(self, steps: LoopSteps, i: int, rise: float) -> bool:

@@ -195,6 +195,17 @@ def test_weather_that_moves_all_loops_by_three_kelvin_an_hour_is_no_ticket(site,
     assert {f.level for f in watch(Coolant(), site, 1300, change)} <= {"suspect"}
 
 
+@pytest.mark.parametrize(("own", "level"), [(2.5, "suspect"), (5.5, "ticket")])
+def test_a_set_point_of_one_loop_counts_above_the_morning_rise_of_all(site, watch, own, level):
+    def change(tick, values):
+        share = min(max(tick - 300, 0) / 180, 1)
+        values["coolant"]["coolant.supply_temperature"] += share * np.where(np.arange(5) == 2, 3 + own, 3)
+
+    found = watch(Coolant(), site, 700, change)
+    assert max((f.level for f in found if f.entity == "cdu:c2"), key=LEVELS.index) == level
+    assert {f.level for f in found if f.entity != "cdu:c2"} <= {"suspect"}
+
+
 def test_a_loop_whose_flow_follows_its_own_load_does_not_page(site, watch):
     def change(tick, values):
         values["gpu"]["gpu.power"] = np.full(16, 300.0 if tick >= 58 else 700.0)
