@@ -139,8 +139,8 @@ def reservoir_budget() -> str:
 class CoolantLeak(Detector):
     """A leak detector at critical pages, at warning it is a ticket; both last until it is OK again.
 
-    A reservoir that sinks along a line, by at least 3 %, is a leak that no rope has reached yet: page if it is empty
-    within `empty` h at that rate, else ticket. After maintenance of the loop its level is learned again.
+    A reservoir that sinks along a line, by at least 3 %, is a leak, mostly before a rope is wet: page if it is empty
+    within `empty` h at that rate or a rope below it is wet, else ticket. After maintenance of the loop its level is learned again.
 
     From the agents' event `leak`, as it arrives, and from leak.state, so a lost event delays the finding by one frame
     only. No statistics: the controller has debounced the rope, and water beside 100 kW is urgent.
@@ -183,15 +183,16 @@ class CoolantLeak(Detector):
         self._measure_levels(frames)
         close_ended(self.conditions, set(self.leaks) | set(self.losses))
         above = next(iter(frames.values())).topology.ancestors
+        wet = {e for leak, now in self.leaks.items() if now["leak"] == "critical" for e in above(leak)}
+        for entity, loss in sorted(self.losses.items()):
+            level: Level = "page" if loss["hours"] <= self.empty or entity in wet else "ticket"
+            if entity not in self.leaks and (due := due_report(self.conditions, entity, time, loss["onset"], level)):
+                found.append(self._loss_finding(entity, time, due, loss, entity in wet))
         for entity, leak in sorted(self.leaks.items()):
             sank = [self.losses[e]["onset"] for e in above(entity) if e in self.losses]  # it leaked before it was wet
             onset = min([leak["onset"], *sank])
             if due := due_report(self.conditions, entity, time, onset, _LEVELS[leak["leak"]]):
                 found.append(self._leak_finding(entity, time, due, leak))
-        for entity, loss in sorted(self.losses.items()):
-            level: Level = "page" if loss["hours"] <= self.empty else "ticket"
-            if entity not in self.leaks and (due := due_report(self.conditions, entity, time, loss["onset"], level)):
-                found.append(self._loss_finding(entity, time, due, loss))
         return found
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
@@ -229,14 +230,17 @@ class CoolantLeak(Detector):
             numbers = {"level": loss.level, "fallen": loss.fallen, "per_hour": loss.per_hour, "hours": loss.hours_left}
             self.losses[entity] = {"onset": onset, "pressure": float(pressure[i]), **numbers}
 
-    def _loss_finding(self, entity: str, time: int, due: tuple[int, Level], loss: Mapping[str, float]) -> Finding:
+    def _loss_finding(
+        self, entity: str, time: int, due: tuple[int, Level], loss: Mapping[str, float], wet: bool
+    ) -> Finding:
+        rope = "rope wet" if wet else "no rope wet yet"
         left = f"{loss['hours']:.0f} h" if loss["hours"] >= 2 else f"{loss['hours'] * 60:.0f} min"
         return self.finding(
             time,
             entity,
             due,
             score=loss["per_hour"] * 24,
-            summary=pager_title(entity, f"reservoir at {100 * loss['level']:.0f} %, empty in {left}, no rope wet yet"),
+            summary=pager_title(entity, f"reservoir at {100 * loss['level']:.0f} %, empty in {left}, {rope}"),
             signals=("reservoir.level", "coolant.pressure"),
             clears="ends when the level stops falling, or it is refilled",
             compared=Comparison(

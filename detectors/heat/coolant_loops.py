@@ -417,12 +417,13 @@ class LoopJudge:
         rapid, brisk = (int(at[i]) > max(since, 0) for at in (self.supplies.rapid_at, self.supplies.brisk_at))
         swings = 3 * _NOISE * math.sqrt(self.supplies.noise[i])  # of the level: thrice those of the slope
         sudden = rapid and real >= max(rules.temperature_delta, swings)
-        if hot or (sudden and not self._is_far(steps, i, rise)):
+        far = not hot and self._is_far(steps, i, rise)
+        if hot or (sudden and not far):
             return "page", False
         like = (self.groups == self.groups[i]) & steps.warmth.judged
         like[i] = False
         shared = float(np.median(steps.warmth.effect[like])) if like.sum() >= _OTHERS else 0.0
-        large = real - max(shared, 0.0) >= rules.warm or (min(real, shared) >= rules.warm and brisk)
+        large = real - max(shared, 0.0) >= rules.warm or (min(real, shared) >= (1 + far) * rules.warm and brisk)
         warm = held >= rules.hold * SECOND and (sudden or large)
         return "ticket" if warm else "suspect", real < rules.temperature_delta / 2
 

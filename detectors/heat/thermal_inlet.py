@@ -67,6 +67,8 @@ class ThermalInlet(Detector):
     speeds: Streams = part(lambda: Streams(Channel(floor=0.05, delta=0.2, phi=0.9)))
     hour: Floats = memory(np.nan)
     last: int = notes(int)
+    before: float = notes(float)
+    """K by which the weather was above its own past before the whole hall warmed; back at it, that is over."""
     gates: Gates = part(Gates)
     conditions: OpenConditions = notes()
     warm: dict[str, dict[str, Any]] = notes()  # entity -> since, racks
@@ -92,8 +94,7 @@ class ThermalInlet(Detector):
         step = self.warmth.step(air, own, frame.time)
         speed = frame["sensor.fan_speed"]
         fans = self.speeds.step(np.log(np.where(speed > 0, speed, np.nan)), own, frame.time, gate)
-        sudden = self._follow_mean(air, frame.time)
-        up, found = self._find_warm_racks(inlets, step, sudden)
+        up, found = self._find_warm_racks(inlets, step, *self._follow_mean(air, frame.time))
         joined = self._join(frame, inlets, up, found)
         self.warm = {e: self.warm.get(e, {"since": frame.time}) | {"racks": racks} for e, racks in joined.items()}
         close_ended(self.conditions, set(joined))
@@ -117,20 +118,21 @@ class ThermalInlet(Detector):
     def _own_past(self, frame: Frame) -> NDArray[np.int32]:
         return np.full(len(frame.entities), -1, np.int32)
 
-    def _follow_mean(self, air: Floats, time: int) -> Floats:
-        """Returns (N,) K above the mean of the last half hour."""
+    def _follow_mean(self, air: Floats, time: int) -> tuple[Floats, float]:
+        """Returns (N,) K above the mean of the last half hour, and the share of this sample in that mean."""
         self.grow(len(air))
         hour = self.hour[: len(air)]
         seconds = min(max((time - self.last) / SECOND, 0.0), _MEAN_S) if self.last else 0.0
         self.last = time
         fresh = np.isnan(hour) & np.isfinite(air)
         hour[fresh] = air[fresh]
-        above = air - hour
-        hour += np.nan_to_num((1 - np.exp(-seconds / _MEAN_S)) * above)
-        return above
+        above, share = air - hour, float(1 - np.exp(-seconds / _MEAN_S))
+        hour += np.nan_to_num(share * above)
+        return above, share
 
-    def _find_warm_racks(self, inlets: Inlets, step: Step, sudden: Floats) -> tuple[Floats, list[int]]:
-        """Returns (R,) K by which each rack is warm, NaN unknown, and the racks where most inlets are."""
+    def _find_warm_racks(self, inlets: Inlets, step: Step, sudden: Floats, share: float) -> tuple[Floats, list[int]]:
+        """Returns (R,) K by which each rack is warm, NaN unknown, and the racks where most inlets are. sudden, share:
+        see `_follow_mean`."""
         rack, count = np.where(step.judged, inlets.rack, -1), len(inlets.racks)
         raw, most = (group_quantiles(step.effect, rack, count, share) for share in (0.5, 1 - _MOST))  # of most inlets
         lately = group_quantiles(sudden, rack, count, 0.5)
@@ -143,8 +145,10 @@ class ThermalInlet(Detector):
         held = self._held()
         least = np.where([name in held for name in inlets.racks], self.delta / 2, self.delta)
         warm = [r for r in known.tolist() if up[r] >= least[r] and most[r] - max(weather, 0.0) >= least[r] / 2]
-        whole = weather >= self.delta and float(np.median(lately[known])) >= _WEATHER_K
-        if whole or (self._is_whole() and not warm and weather >= self.delta / 2):
+        whole, reported = weather >= self.delta and float(np.median(lately[known])) >= _WEATHER_K, self._is_whole()
+        if not (whole or reported):
+            self.before += share * (weather - self.before)
+        if whole or (reported and not warm and weather - self.before >= self.delta / 2):
             return raw, known.tolist()
         return up, warm
 

@@ -72,3 +72,11 @@ def test_the_finding_on_the_rope_has_the_onset_of_the_falling_level():
     found = run_detector(lambda hour: 0.85 - 0.3 * max(hour - 3, 0), 4, wet=3.7)
     rope = next(f for f in found if f.entity == "leak_detector:r1")
     assert (rope.level, rope.onset) == ("page", found[0].onset)
+
+
+def test_a_slow_leak_pages_on_its_loop_too_once_a_rope_is_wet():
+    found = run_detector(lambda hour: 0.85 - 0.02 * max(hour - 3, 0), 7, wet=6)
+    loop = [f for f in found if f.entity == "cdu:c0"]
+    assert {f.level for f in loop if f.time < START + 6 * 3600 * SECOND} == {"ticket"}
+    assert {f.level for f in loop if f.time >= START + 6 * 3600 * SECOND} == {"page"}
+    assert "rope wet" in loop[-1].summary

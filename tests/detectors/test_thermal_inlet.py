@@ -78,6 +78,17 @@ def test_a_hall_that_warms_within_minutes_is_one_ticket(unit, kelvin, ramp):
     assert found[-1].entity == f"{unit}:h" if unit else found[-1].entity.startswith("rack:")
 
 
+@pytest.mark.parametrize("afternoon", [0.0, 2.3])
+def test_a_hall_that_is_as_warm_as_before_ends_its_finding_and_may_open_another(afternoon):
+    def warmer(tick):
+        failed = 6.0 * (1000 <= tick < 1250) + 6.0 * (tick >= 1600)
+        return np.full(NODES, afternoon * min(max(tick - 240, 0) / 700, 1) + failed)
+
+    found = run_detector(warmer, lambda t: np.zeros(NODES), 1720)
+    onsets = {f.onset for f in found if f.level == "ticket"}
+    assert len(onsets) == 2
+
+
 def test_racks_of_a_row_that_the_topology_does_not_name_are_one_finding():
     graph = topology(PER_RACK // 2)
     mine = np.arange(NODES) // (PER_RACK // 2) < 4
