@@ -140,7 +140,8 @@ class CoolantLeak(Detector):
     """A leak detector at critical pages, at warning it is a ticket; both last until it is OK again.
 
     A reservoir that sinks along a line, by at least 3 %, is a leak, mostly before a rope is wet: page if it is empty
-    within `empty` h at that rate or a rope below it is wet, else ticket. After maintenance of the loop its level is learned again.
+    within `empty` h at that rate or a rope below it is wet, else ticket. After maintenance of the loop its level is
+    learned again.
 
     From the agents' event `leak`, as it arrives, and from leak.state, so a lost event delays the finding by one frame
     only. No statistics: the controller has debounced the rope, and water beside 100 kW is urgent.

@@ -420,7 +420,7 @@ class LoopJudge:
         far = not hot and self._is_far(steps, i, rise)
         if hot or (sudden and not far):
             return "page", False
-        like = (self.groups == self.groups[i]) & steps.warmth.judged
+        like = self.groups == self.groups[i]  # also those that are not read at this instant
         like[i] = False
         shared = float(np.median(steps.warmth.effect[like])) if like.sum() >= _OTHERS else 0.0
         large = real - max(shared, 0.0) >= rules.warm or (min(real, shared) >= (1 + far) * rules.warm and brisk)

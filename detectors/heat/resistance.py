@@ -248,7 +248,8 @@ def _compare_all(
         if works[i]:
             usual = _nearest(before[i], cell, _BANDS if plates[i] else _REACH)
             out[_LASTING, i] = own if math.isnan(usual) else ln_r - usual
-            out[_OWN, i], out[_VALUE, i] = own, own if alone[i] else beside
+            both = min(own, beside) if plates[i] and not math.isnan(own) else beside
+            out[_OWN, i], out[_VALUE, i] = own, own if alone[i] else both
 
 
 _SPARE = 24  # cells between two rows: rows a power of two apart evict each other from the cache; measured
@@ -259,7 +260,8 @@ _SET_BACK = 600 * SECOND  # us by which the clock must go back to be followed; l
 class ResistanceSample:
     """One instant: (N,) each; NaN where not known.
 
-    value:  ln of R over that of its peers, or over its own where it has none, less the usual one at this load.
+    value:  ln of R over that of its peers, or over its own where it has none, less the usual one at this load; on a
+    plate the lower of the two: peers at another load, or a few of them, move the one, a wrong reference the other.
     lasting: ln of R over its own usual one, before the last work on the GPU if there was any.
     above:  K of the memory above the core, less the usual ones.   rise: K above the reference.   power: W, as the die
     follows it.   reference: Cel of coolant or air.
@@ -343,9 +345,11 @@ class ThermalResistance(State):
 
     def learn_again(self, mask: Bools, learns: Bools) -> None:
         """Learns the usual values of GPUs again, since work on them may have changed them, and keeps the former ones:
-        of a node whose GPUs all cool worse since, it is the work that did it. learns: see `measure`."""
-        known = (mask & learns)[:, None] & (self.counts[0, : len(mask)] >= _KNOWN)
-        self.before[: len(mask)][known] = self.levels[0, : len(mask)][known]
+        of a node whose GPUs all cool worse since, it is the work that did it. learns: (N,) GPUs whose node is not
+        suspected; those of others are learnt before it was, and kept where there are none yet."""
+        kept = self.before[: len(mask)]
+        known = mask[:, None] & (self.counts[0, : len(mask)] >= _KNOWN) & (learns[:, None] | np.isnan(kept))
+        kept[known] = self.levels[0, : len(mask)][known]
         self.reset(mask)
 
     def forget(self, mask: Bools) -> None:

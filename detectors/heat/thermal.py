@@ -324,7 +324,7 @@ class Thermal(Detector):
         """
         named = self._find_nodes(heat)
         found = {name: v for name, v in named.items() if name in self.conditions or not throttling[v.gpus].all()}
-        covered = np.zeros(len(heat.on), bool)
+        covered = self._find_parts_of_reported(heat)
         for verdict in found.values():
             covered[verdict.gpus] = True
         for i in np.flatnonzero(((heat.on & ~heat.step.moved) | self.wearing[: len(covered)]) & ~covered).tolist():
@@ -332,6 +332,11 @@ class Thermal(Detector):
             if not throttling[i] or entity in self.conditions:
                 found[entity] = self._judge_gpu(heat, i)
         return found
+
+    def _find_parts_of_reported(self, heat: GpuHeat) -> Bools:
+        """Returns (N,) GPUs of nodes that are reported and still cool worse, measured at this instant or not."""
+        nodes = [m for m in np.flatnonzero(heat.nodes.on).tolist() if heat.index.names[m] in self.conditions]
+        return np.isin(heat.index.node, nodes)
 
     def _find_nodes(self, heat: GpuHeat) -> dict[str, HeatVerdict]:
         """Returns node or rack -> verdict where its GPUs moved together."""
@@ -453,7 +458,7 @@ class Thermal(Detector):
     ) -> dict[str, HeatVerdict]:
         """Returns nodes and GPUs that report throttling and are not part of a verdict, or of a unit."""
         frame, n, streaks, node = heat.frame, len(heat.on), self.throttling, heat.index.node
-        other = heat.throttled & ~members
+        other = heat.throttled & ~members & ~self._find_parts_of_reported(heat)
         for verdict in found.values():
             other[verdict.gpus] = False
         recent = (self.normal_at[:n] > 0) & (frame.time - self.normal_at[:n] <= self.hold * SECOND)

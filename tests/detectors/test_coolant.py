@@ -200,6 +200,8 @@ def test_a_set_point_of_one_loop_counts_above_the_morning_rise_of_all(site, watc
     def change(tick, values):
         share = min(max(tick - 300, 0) / 180, 1)
         values["coolant"]["coolant.supply_temperature"] += share * np.where(np.arange(5) == 2, 3 + own, 3)
+        values["coolant"]["coolant.supply_temperature"][tick % 7 % 5] = np.nan  # some are not read at each instant
+        values["coolant"]["coolant.supply_temperature"][(tick + 3) % 7 % 5] = np.nan
 
     found = watch(Coolant(), site, 700, change)
     assert max((f.level for f in found if f.entity == "cdu:c2"), key=LEVELS.index) == level

@@ -58,7 +58,7 @@ def test_hours_and_levels_continue_after_a_frame_that_is_a_day_ahead():
     for minute in range(6 * 60):
         time = CASE.time(0) + minute * 60 * SECOND + (DAY if minute == 30 else 0)
         closed += drifts.add(np.array([0.1]), time)
-        judged += levels.add(np.array([0.8]), time) is not None
+        judged += levels.add(np.array([0.8]), time, ()) is not None
     assert closed >= 5
     assert judged >= 170
 

@@ -76,6 +76,16 @@ def test_all_gpus_of_a_node_that_cool_worse_are_one_ticket_on_the_node(settings)
     assert {(f.entity, f.level) for f in found} == {("node:n1", "ticket")}
 
 
+@pytest.mark.parametrize("settings", [{}, {"interval": 60.0}, {"load": "mixed"}], ids=str)
+def test_a_node_whose_coolant_is_lost_over_hours_is_followed_to_its_limit(settings):
+    steps = [(1, 2.5 + 0.5 * k, 1.15) for k in range(8)]  # factor 3 in all
+    found, _ = run_world(8.0, node_faults=steps, limit=75.0, seed=3, **settings)
+    assert {f.entity for f in found} == {"node:n1"}
+    page = next(f for f in found if f.level == "page")
+    assert "GPUs cool" in page.summary
+    assert (page.time - START) / SECOND / 3600 < 7.0
+
+
 @pytest.mark.parametrize("kelvin", [8.0, -10.0])
 def test_gpus_are_judged_again_an_hour_after_their_supply_sensor_stepped(kelvin):
     world, detector = HeatWorld(nodes=2, faults=[(11, 4.0, 1.6)], limit=150.0), Thermal()
