@@ -255,8 +255,8 @@ class TelemetrySensor(Detector):
     Source: the kinds of fault as in Ni et al., "Sensor network data fault types", ACM Transactions on Sensor Networks
     5(3), 2009.
 
-    linger_seconds: an instrument counts as faulty for this time after it was last wrong. Chosen: a day; without load or
-                    with a small bias nothing shows the fault for hours, and it does not repair itself.
+    linger_seconds: an instrument counts as faulty for this time after it was last wrong. Chosen: three days; without
+                    load or with a small bias nothing shows the fault, and it does not repair itself; work ends it.
     """
 
     name: ClassVar[str] = "telemetry_sensor"
@@ -274,7 +274,7 @@ class TelemetrySensor(Detector):
         "not vary."
     )
 
-    linger_seconds: float = 86400.0
+    linger_seconds: float = 259200.0
 
     judged: dict[str, int] = notes()  # "at" -> when instruments were judged last
     known: dict[str, dict[str, Any]] = notes()  # entity and signal -> its newest fault, and when it was found last
@@ -305,7 +305,11 @@ class TelemetrySensor(Detector):
             if fault.signal == "gpu.memory_temperature" and f"{fault.entity}|gpu.temperature" in self.known:
                 continue  # compared with a core temperature that is known to be wrong
             self.known[f"{fault.entity}|{fault.signal}"] = {"wrong": asdict(fault), "last": time}
-        self.known = {k: v for k, v in self.known.items() if 0 <= time - v["last"] <= self.linger_seconds * SECOND}
+        topology, lingers = next(iter(frames.values())).topology, self.linger_seconds * SECOND
+        for key, known in list(self.known.items()):
+            served = self.gates.in_maintenance(known["wrong"]["entity"], topology, time, settles=0)
+            if served or not 0 <= time - known["last"] <= lingers:
+                del self.known[key]
         by_entity: dict[str, list[InstrumentFault]] = {}
         for _, known in sorted(self.known.items()):
             by_entity.setdefault(known["wrong"]["entity"], []).append(InstrumentFault(**known["wrong"]))

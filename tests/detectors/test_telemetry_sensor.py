@@ -277,6 +277,18 @@ def test_after_announced_service_a_small_offset_is_learned(plant):
     assert plant.run(offset, work) == set()
 
 
+def test_a_fault_that_shows_no_more_is_known_until_work_on_it_begins(plant):
+    def biased(values, tick):
+        values["gpu"]["gpu.temperature"][9] += 8 if tick < 300 else 0
+
+    begin, done = START + 500 * 10 * SECOND, START + 540 * 10 * SECOND
+    node = GPUS[9]
+    work = [Event(begin, node, "maintenance_start", {"seconds": 300.0}), Event(done, node, "maintenance_end", {})]
+    plant.run(biased, work, 700)
+    assert max(f.time for f in plant.findings) == pytest.approx(begin, abs=90 * SECOND)
+    assert {f.entity for f in plant.findings} == {GPUS[9]}
+
+
 def test_idle_gpus_with_constant_readings_are_not_reported(plant):
     def idle(values, tick):
         values["gpu"]["gpu.power"][:] = 80.0
