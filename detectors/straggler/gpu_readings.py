@@ -45,7 +45,6 @@ _MISSED = 3  # readings in a row that are missing after which the power is not k
 _SMOOTH = 0.15  # gain, as of the kernel's effect
 _UNDER_CAP = 0.9  # smoothed share of its time that a GPU spends under a cap that does not come and go; chosen
 _NODES = 3  # nodes that throttle: two may coincide; chosen
-_SEVERAL = 3  # GPUs of a node whose clocks fall alike: single faults do not coincide; chosen
 _LESS = 0.97  # share of the peers' power or limit below which a cap is lower: beyond the 1 % of NVML's power; chosen
 PRESSED, TIMES = 0.10, 3.0
 """Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
@@ -54,10 +53,7 @@ slowness. The kernel's own averages are of 10 s; oomd's default acts on several 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One visible cause. title: in few words; text: in full; physical: a fact of the device, which needs no hold.
-
-    shared: most GPUs of the node have it alike: firmware, a setting or their silicon, no broken device.
-    """
+    """One visible cause. title: in few words; text: in full; physical: a fact of the device, which needs no hold."""
 
     key: str
     title: str
@@ -65,7 +61,6 @@ class Cause:
     signal: str
     physical: bool
     value: float
-    shared: bool = False
 
     @property
     def is_clock(self) -> bool:
@@ -193,9 +188,7 @@ class GpuReadings(State):
             return []
         throttled = np.abs(time - self.throttled_at[mine]) <= _FRESH
         throttled &= self.throttled_at[mine] > 0
-        nodes = units.numbers["node"]
-        beside = nodes[peers[column[peers] >= 0]] == (nodes[slots[0]] if nodes[slots[0]] >= 0 else -2)
-        found, clock = [], self._clock_causes(slots, mine, others, clocks, beside)
+        found, clock = [], self._clock_causes(slots, mine, others, clocks)
         if 2 * np.count_nonzero(throttled) >= len(mine):
             bits = int(np.bitwise_or.reduce(self.bits[mine])) & THROTTLE or THROTTLE
             text = f"throttle bit of its GPU: {reason_names(bits)}"
@@ -205,15 +198,7 @@ class GpuReadings(State):
             return [Cause(POLICY, "power cap", text, "gpu.throttle_reasons", False, CAPPED)]
         return [*found, *clock]
 
-    def _are_alike(self, mine: Slots, others: Slots, beside: Bools) -> bool:
-        """Returns whether most GPUs of the node have as low a clock as these. beside: others on their node."""
-        elsewhere = _median(self.clock[others[~beside]])
-        low, mates = self.clock[mine] < (1 - CLOCK.delta) * elsewhere, self.clock[others[beside]]
-        alike = (mates < (1 - CLOCK.delta) * elsewhere) & (mates < (1 + CLOCK.delta) * _median(self.clock[mine]))
-        count = np.count_nonzero(low) + np.count_nonzero(alike)
-        return bool(count >= _SEVERAL and 2 * count > len(mine) + len(mates))
-
-    def _clock_causes(self, slots: Slots, mine: Slots, others: Slots, clocks: ClockWatch, beside: Bools) -> list[Cause]:
+    def _clock_causes(self, slots: Slots, mine: Slots, others: Slots, clocks: ClockWatch) -> list[Cause]:
         cells = clocks.streams.cells
         slots = slots[slots < cells.shape[1]]
         if not len(slots):
@@ -235,8 +220,8 @@ class GpuReadings(State):
         else:
             return []
         text = f"SM clock {100 * less:.0f} % below that of its peers{since}"
-        title, shared = f"SM clock {100 * less:.0f} % low{since}", self._are_alike(mine, others, beside)
-        return [Cause(key, title, text, "gpu.sm_clock", physical, round(less, 4), shared)]
+        title = f"SM clock {100 * less:.0f} % low{since}"
+        return [Cause(key, title, text, "gpu.sm_clock", physical, round(less, 4))]
 
 
 def clear_conditions(streams: Streams, slots: Sequence[int]) -> None:

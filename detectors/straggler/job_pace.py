@@ -109,15 +109,10 @@ class JobPace(State):
             del self.jobs[job]
         free = iter(sorted(set(range(len(names) + len(self.count))) - set(self.jobs.values())))
         fresh = [self.jobs.setdefault(job, next(free)) for job in names if job not in self.jobs]
-        self._grow_all(1 + max(self.jobs.values(), default=-1))
+        self.grow(1 + max(self.jobs.values(), default=-1))
+        self.streams.grow(len(self.count))
         self.reset_jobs(fresh)
         return np.array([*(self.jobs[job] for job in names), -1], np.int64), np.array(fresh, np.intp)
-
-    def _grow_all(self, size: int) -> None:
-        self.grow(size)
-        self.streams.grow(len(self.count))
-        for measure in self.measures.values():
-            measure.grow(len(self.count))
 
     def update(
         self,
@@ -183,11 +178,7 @@ class JobPace(State):
         mask = np.zeros(len(self.count), bool)
         mask[list(slots)] = True
         if mask.any():
-            self.streams.reset(mask)
-            for piece in self.measures.values():
-                piece.reset(mask)
-            self.count[mask] = self.since[mask] = self.judged_at[mask] = 0
-            self.swing[mask] = 0.0
+            self.reset(mask)
 
 
 def median_by_job(values: Floats, job: NDArray[np.integer], jobs: int) -> Floats:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from detectors.base.gates import Gates
 from detectors.base.state import State, notes, part
 from detectors.base.streams import LEARN, Bools, Floats
 from detectors.base.topology_index import JobIndex, per_topology
-from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
+from detectors.straggler.gpu_placement import LEAST_PEERS
 from detectors.straggler.gpu_readings import PRESSED, TIMES
 from detectors.straggler.job_pace import (
     SENT,
@@ -57,9 +56,28 @@ COLLECTIVES = 1.8
 """Times its usual that collectives take, from which the network is at fault and not a little more congested: twice
 (half of its links or of their rate are lost), less the error of a smoothed mean. Chosen."""
 _HOTTER, _COOL = 1.5, 2e-4  # times the usual share of its GPUs that throttle, and the share that is none; chosen
-_KNOWN, _SWINGS, _STEADY = 40, 4.0, 20.0
+_KNOWN, _SWINGS, _STEADY = 40, 4.0, 12.0
 """Updates, 20 min, after which the swings of a job are known; standard deviations that are no swing; and those by which
 training (3 %) that is twice as slow differs from a service with fewer requests. Chosen."""
+
+
+class JobPlaces:
+    """Finds where jobs run."""
+
+    @per_topology
+    def find(self, gpus: Frame, nics: Frame | None) -> tuple[dict[str, tuple[str, ...]], Ints, Ints]:
+        """Returns jobs with their nodes, and the (N,) number of the job of each GPU, and of each port of a node with
+        one job; -1 none."""
+        topology, index, above = gpus.topology, JobIndex(), gpus.topology.ancestor_of_kind
+        nodes: dict[str, dict[str, None]] = {}
+        on = [index.job_on(gpu, topology) or "" for gpu in gpus.entities]
+        for gpu, job in zip(gpus.entities, on, strict=True):
+            nodes.setdefault(job, {})[above(gpu, "node") or ""] = None
+        nodes.pop("", None)
+        number = {job: i for i, job in enumerate(nodes)}
+        of_port = (index.job_of_node(above(e, "node") or "", topology) for e in (nics.entities if nics else ()))
+        of = [np.array([number.get(job or "", -1) for job in jobs], np.int64) for jobs in (on, of_port)]
+        return {job: tuple(found) for job, found in nodes.items()}, of[0], of[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +110,11 @@ class JobActivity(State):
     GPUs, updates from which that is learned, and since when it is watched (us).
     """
 
-    ports: PortRates = part(lambda: PortRates(), of="nic")
+    ports: PortRates = part(PortRates, of="nic")
     watts: Newest = part(lambda: Newest("gpu.power"), of="gpu")
     busy: Newest = part(lambda: Newest("gpu.utilization"), of="gpu")
     jobs: dict[str, list[float]] = notes()
+    places: JobPlaces = field(default_factory=JobPlaces, init=False, repr=False)
 
     def read(self, frames: Mapping[str, Frame]) -> None:
         """Adds the readings of an instant."""
@@ -109,16 +128,16 @@ class JobActivity(State):
         """Adds an instant; returns the jobs of which enough is known. Without a reading of its ports, one sends.
 
         steps: job that reports steps -> when it made the last, and the newest report (us)."""
-        names, nodes, of_gpu, of_port = self._places(gpus, nics)
-        size, rate = len(names), np.full(len(names), np.nan)
+        nodes, of_gpu, of_port = self.places.find(gpus, nics)
+        size, rate = len(nodes), np.full(len(nodes), np.nan)
         if nics is not None:
             rate = median_by_job(self.ports.update(len(of_port), time), of_port, size)
         readings = (newest.read(len(of_gpu), time) for newest in (self.watts, self.busy))
         watts, busy = (mean_by_job(values, of_gpu, size) for values in readings)
-        self.jobs = {name: self.jobs.get(name, [0, 0.0, 0, time]) for name in names}
+        self.jobs = {name: self.jobs.get(name, [0, 0.0, 0, time]) for name in nodes}
         found = list[JobNow]()
         for i, (name, known) in enumerate(self.jobs.items()):
-            rests, reports = rate[i] <= QUIET and len(nodes[i]) > 1, name in steps
+            rests, reports = rate[i] <= QUIET and len(nodes[name]) > 1, name in steps
             moved_at, seen_at = steps.get(name, (int(known[0]) if rests else time, time))
             if moved_at > known[0] and (reports or rate[i] > QUIET) and np.isfinite(watts[i]):
                 known[1] += max(1 / (known[2] + 1), _RECENT) * (float(watts[i]) - known[1])
@@ -126,22 +145,8 @@ class JobActivity(State):
             known[0] = moved_at
             if reports or known[2] >= _LEARNED:
                 now = float(busy[i]), float(watts[i]), known[1], float(rate[i])
-                found.append(JobNow(name, nodes[i], moved_at, seen_at, reports, time - known[3] < NEW, *now))
+                found.append(JobNow(name, nodes[name], moved_at, seen_at, reports, time - known[3] < NEW, *now))
         return found
-
-    @per_topology
-    def _places(self, gpus: Frame, nics: Frame | None) -> tuple[list[str], list[tuple[str, ...]], Ints, Ints]:
-        """Returns jobs, their nodes, and the (N,) job of each GPU and of each port of a node with one job, -1 none."""
-        topology, index, above = gpus.topology, JobIndex(), gpus.topology.ancestor_of_kind
-        nodes: dict[str, dict[str, None]] = {}
-        on = [index.job_on(gpu, topology) or "" for gpu in gpus.entities]
-        for gpu, job in zip(gpus.entities, on, strict=True):
-            nodes.setdefault(job, {})[above(gpu, "node") or ""] = None
-        nodes.pop("", None)
-        number = {job: i for i, job in enumerate(nodes)}
-        of_port = (index.job_of_node(above(e, "node") or "", topology) for e in (nics.entities if nics else ()))
-        of = [np.array([number.get(job or "", -1) for job in jobs], np.int64) for jobs in (on, of_port)]
-        return list(nodes), [tuple(found) for found in nodes.values()], of[0], of[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +160,27 @@ class JobReason:
     quick: bool
 
 
-_UNITS = {"sent": "By/s", "active": "1", "power": "W", "clock": "MHz"}
-_SOURCES = (("sent", SENT), ("active", "gpu.sm_active"), ("power", "gpu.power"))
-"""What shows the pace of a job from outside, the best first, and its signal."""
+_SOURCES = (("sent", SENT, "By/s"), ("active", "gpu.sm_active", "1"), ("power", "gpu.power", "W"))
+"""What shows the pace of a job from outside, the best first, its signal and unit."""
 
 
 @dataclass
 class JobThroughput(State):
-    """Follows whole jobs without step times. first: entity blamed for a slow job -> since when, and the job.
+    """Follows whole jobs without step times. first: entity blamed for a slow job -> since when.
 
     node_of_job: slot of a job on one node -> that node.   pressed: (slots,) tasks of its nodes began to wait for
     processors.
     """
 
-    ports: PortRates = part(lambda: PortRates(), of="nic")
+    ports: PortRates = part(PortRates, of="nic")
     io: Pressure = part(lambda: Pressure(IO), of="node")
     pace: JobPace = part(JobPace)
     conditions: OpenConditions = notes()
-    first: dict[str, list[int | str]] = notes()
+    first: dict[str, int] = notes()
     updated_at: int = notes(int)
     node_of_job: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     pressed: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
+    places: JobPlaces = field(default_factory=JobPlaces, init=False, repr=False)
     nics: Frame | None = field(default=None, init=False, repr=False)  # newest, for its columns and topology
 
     def read(self, frames: Mapping[str, Frame]) -> None:
@@ -193,7 +198,6 @@ class JobThroughput(State):
     def update(
         self,
         frames: Mapping[str, Frame],
-        placement: GpuPlacement,
         shown: Mapping[str, Floats],
         at_work: Bools,
         throttled: Bools,
@@ -208,23 +212,25 @@ class JobThroughput(State):
         """
         pace, gpus = self.pace, frames["gpu"]
         pace.reset_jobs(s for job, s in pace.jobs.items() if (gates.job_started_at(job) or 0) > self.updated_at)
-        slots, _ = pace.assign_slots(placement.entities["job"])
-        job, size, self.updated_at = slots[placement.numbers["job"]], len(pace.count), gpus.time
-        job_of_node = _job_by_node(placement, job)
+        nodes, of_gpu, of_port = self.places.find(gpus, self.nics)
+        slots, _ = pace.assign_slots(list(nodes))
+        job, size, self.updated_at = slots[of_gpu], len(pace.count), gpus.time
         counted = np.where(at_work & ~throttled, job, -1)
         found = {name: median_by_job(shown[name], counted, size) for name in ("active", "clock")}
         found |= {name: mean_by_job(shown[name], counted, size) for name in ("power", "capped")}
         found["hot"] = mean_by_job(throttled.astype(np.float64), np.where(at_work, job, -1), size)
-        found["sent"] = self._measure_sent(gpus, placement.entities["node"], job_of_node, size)
-        several = np.bincount(job_of_node[job_of_node >= 0], minlength=size) > 1
-        found["sent"][~several] = np.nan  # a job on one node shows on no port
-        homes = zip(job_of_node.tolist(), placement.entities["node"], strict=False)
-        self.node_of_job = {job: node for job, node in homes if job >= 0 and not several[job]}
-        found |= self._measure_waiting(cpu, placement.entities["node"], job_of_node[:-1], size)
-        known = np.stack([np.isfinite(found[name]) for name, _ in _SOURCES])
+        found["sent"], found["io"], found["cpu"] = np.full((3, size), np.nan)
+        if self.nics is not None:
+            found["sent"] = median_by_job(self.ports.update(len(of_port), gpus.time), slots[of_port], size)
+        self.node_of_job = {pace.jobs[name]: at[0] for name, at in nodes.items() if len(at) == 1}
+        found["sent"][[*self.node_of_job]] = np.nan  # a job on one node shows on no port
+        for name, at in nodes.items():
+            slot = pace.jobs[name]
+            found["io"][slot], found["cpu"][slot] = self.io.median_share(at), cpu.median_share(at)
+        known = np.stack([np.isfinite(found[name]) for name, *_ in _SOURCES])
         source = known.argmax(axis=0).astype(np.int8)
         with np.errstate(divide="ignore", invalid="ignore"):
-            slower = -np.log(np.stack([found[name] for name, _ in _SOURCES])[source, np.arange(size)])
+            slower = -np.log(np.stack([found[name] for name, *_ in _SOURCES])[source, np.arange(size)])
         total, busy, out = (np.bincount(job[(job >= 0) & mask], minlength=size) for mask in (job >= 0, at_work, barred))
         gate = (total >= LEAST_PEERS) & (busy > _MOST * total) & (out == 0)
         gate &= ~(found["sent"] < QUIET)  # a job that sends nothing makes no step: straggler_job reports that
@@ -232,27 +238,11 @@ class JobThroughput(State):
         self.pressed = (found["cpu"] >= PRESSED) & ~(found["cpu"] < TIMES * usual)
         pace.update(found, slower, source, gate, gpus.time, ~self.pressed)
 
-    def _measure_sent(self, gpus: Frame, nodes: Sequence[str], job_of_node: Ints, size: int) -> Floats:
-        """Returns (jobs,) bytes/s of a port of each job: the median of its nodes, each the mean of its ports."""
-        if self.nics is None:
-            return np.full(size, np.nan)
-        at = self._node_by_port(self.nics, gpus, nodes)
-        return median_by_job(mean_by_job(self.ports.update(len(at), gpus.time), at, len(nodes)), job_of_node[:-1], size)
-
-    def _measure_waiting(self, cpu: Pressure, nodes: Sequence[str], job: Ints, size: int) -> dict[str, Floats]:
-        """Returns (jobs,) shares of the time in which tasks wait for I/O and for a processor. job: (nodes,) slots."""
-        waits = {"io": self.io, "cpu": cpu}
-        shares = {name: np.array([pressure.share_of(node) for node in nodes]) for name, pressure in waits.items()}
-        return {name: median_by_job(share, job, size) for name, share in shares.items()}
-
-    def losses(self, names: Sequence[str], sources: int = 3) -> Floats:
+    def losses(self, names: Sequence[str]) -> Floats:
         """Returns (jobs + 1,) ln of the throughput that each job has lost against its past; NaN where it is unknown, as
-        of a job that started since the last update, and in the last cell.
-
-        sources: number of the measures that count, the best first; 1: only what it sends.
-        """
+        of a job that started since the last update, and in the last cell."""
         now = np.full(len(self.pace.count) + 1, np.nan)
-        for number, (name, _) in enumerate(_SOURCES[:sources]):
+        for number, (name, *_) in enumerate(_SOURCES):
             share = self.pace.shares(name)
             share = share if number == 0 else 1 - (1 - share) / (1 - _SPINS)
             now[:-1] = np.where((self.pace.source == number) & (share >= _PAUSES), share, now[:-1])
@@ -283,10 +273,10 @@ class JobThroughput(State):
             reason = self._find_reason(job, slot)
             if reason is not None and (job in pressed or job not in blamed):
                 slow[reason.entity] = job, slot, reason
-        self.first = {entity: self.first.get(entity, [time, job]) for entity, (job, _, _) in slow.items()}
+        self.first = {entity: self.first.get(entity, time) for entity in slow}
         found, holding = list[Finding](), set[str]()
         for entity, (job, slot, reason) in sorted(slow.items()):
-            since, first = int(self.pace.since[slot]), int(self.first[entity][0])
+            since, first = int(self.pace.since[slot]), self.first[entity]
             onset = first if job in pressed or first - since > holds[0] * SECOND else since
             if time - onset >= holds[not reason.quick] * SECOND:
                 holding.add(entity)
@@ -302,28 +292,25 @@ class JobThroughput(State):
         self, time: int, job: str, slot: int, reason: JobReason, due: tuple[int, Level], detector: str
     ) -> Finding:
         now, usual = self.pace.values(slot)
-        name, signal = _SOURCES[int(self.pace.source[slot])]
+        name, signal, unit = _SOURCES[int(self.pace.source[slot])]
         subject = "" if reason.entity == job else f"{entity_name(job)} "
         effect = self._loss(slot)
-        known = [k for k in _UNITS if usual[k] > 0 and np.isfinite(now[k])]
-        shares: dict[str, Any] = {f"{k}_share": round(now[k] / usual[k], 4) for k in known}
         return build_finding(
             *(detector, time, reason.entity, due),
             score=float(self.pace.streams.cells[kernel.UP, slot]),
             summary=pager_title(reason.entity, f"{subject}{100 * effect:.0f} % slower than before, {reason.title}"),
             signals=tuple(dict.fromkeys((signal, reason.signal))),
             clears=f"it is less than {100 * STILL_SLOWER:.0f} % slower than before",
-            compared=Comparison(now[name], usual[name], None, "own past", 0, effect, _UNITS[name]),
+            compared=Comparison(now[name], usual[name], None, "own past", 0, effect, unit),
             job=job,
             attribution="JOB" if reason.entity == job else "NODE",
             cause=reason.title,
-            **shares,
         )
 
     def _find_reason(self, job: str, slot: int) -> JobReason | None:
         """Returns why a job is slower; None if it no longer is, is under a new power cap, or does more in each step."""
         now, usual = self.pace.values(slot)
-        measure, _ = _SOURCES[int(self.pace.source[slot])]
+        measure, *_ = _SOURCES[int(self.pace.source[slot])]
         less = {name: 1 - now[name] / usual[name] if usual[name] > 0 else 0.0 for name in now}
         if not less[measure] >= STILL_SLOWER or now["capped"] - usual["capped"] >= _POLICY:
             return None
@@ -353,23 +340,5 @@ class JobThroughput(State):
 
     def relearn(self, entity: str) -> None:
         """Relearns a job, or the job of a blamed entity, after feedback that it is not a fault."""
-        job = str(self.first[entity][1]) if entity in self.first else entity
-        self.pace.reset_jobs([self.pace.jobs[job]] if job in self.pace.jobs else [])
-
-    @per_topology
-    def _node_by_port(self, nics: Frame, gpus: Frame, nodes: Sequence[str]) -> Ints:
-        """Returns (ports,) number of each port's node, -1 none."""
-        number = {name: i for i, name in enumerate(nodes)}
-        above = nics.topology.ancestor_of_kind
-        return np.array([number.get(above(e, "node") or "", -1) for e in nics.entities], np.int64)
-
-
-def _job_by_node(placement: GpuPlacement, job: Ints) -> Ints:
-    """Returns (nodes + 1,) slot of the job that has a node alone, -1 none; the last is for GPUs without a node."""
-    nodes = len(placement.entities["node"])
-    least, most = np.full(nodes + 1, np.iinfo(np.int64).max), np.full(nodes + 1, -1)
-    np.minimum.at(least, placement.numbers["node"], np.where(job >= 0, job, least[0]))
-    np.maximum.at(most, placement.numbers["node"], job)
-    most[most != least] = -1
-    most[-1] = -1
-    return most
+        jobs = self.pace.jobs.items()
+        self.pace.reset_jobs([slot for job, slot in jobs if entity in (job, self.node_of_job.get(slot))])

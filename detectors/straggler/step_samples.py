@@ -55,7 +55,7 @@ class Checkpoints(State):
 
 @dataclass
 class StepSamples(State):
-    """By slot, times in us. step, tokens: newest step, and the counter of tokens then.   sampled: newest sample.
+    """By slot, times in us. step: newest step.   sampled: newest sample.
 
     gap: usual time between two.   steps: samples so far.   recent: newest departures from the median of the team, from
     `count` samples; over: bits of those that exceed a limit, the newest lowest.   team: ln of the median of the team at
@@ -64,7 +64,6 @@ class StepSamples(State):
     """
 
     step: Floats = memory(np.nan)
-    tokens: Floats = memory(np.nan)
     sampled: Ints = memory(0, np.int64)
     gap: Ints = memory(0, np.int64)
     steps: Ints = memory(0, np.int64)
@@ -84,8 +83,6 @@ class StepSamples(State):
             times = np.where((compute > 0) & (compute < _ABSURD_S), np.log(compute), np.nan)
         last = self.step[:size]
         times[step == last] = np.nan  # the same step reported twice counts once
-        if "rank.tokens" in frame.values:
-            times -= self._extra_work(ranks.read_ranks(frame, "rank.tokens"), step - last, ranks)
         made = step - last
         known = np.isfinite(step)
         last[known] = step[known]
@@ -106,19 +103,6 @@ class StepSamples(State):
         new = gap > 0
         known = np.where(usual > 0, usual + _GAIN * (bounded - usual), gap)
         usual[new] = known[new]
-
-    def _extra_work(self, tokens: Floats, steps: Floats, ranks: RankSlots) -> Floats:
-        """Returns ln of the tokens of a rank's last steps over its team's; 0 where they are not reported.
-
-        Packed sequences make the work uneven, and time is nearly proportional to the tokens (ResiHP).
-        """
-        last = self.tokens[: len(tokens)]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            work = np.log((tokens - last) / steps)
-        work[~np.isfinite(work)] = np.nan
-        known = np.isfinite(tokens)
-        last[known] = tokens[known]
-        return np.asarray(np.nan_to_num(work - ranks.team_medians(work)))
 
     def record(self, times: Floats, team: Floats, limit: float) -> Bools:
         """Adds the steps of an instant; returns (S,) ranks most of whose newest ten steps depart by over `limit`."""

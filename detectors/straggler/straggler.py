@@ -15,7 +15,7 @@ from detectors.base.findings import Comparison, OpenConditions, close_ended, due
 from detectors.base.gates import Gates
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
-from detectors.straggler.alarm_budget import rank_budget
+from detectors.straggler.alarm_budget import list_alarms
 from detectors.straggler.blame import (
     HARM,
     STARTED,
@@ -110,14 +110,12 @@ class Straggler(Detector):
     device_class: ClassVar[str] = "rank"
     needs: ClassVar[tuple[str, ...]] = ("rank.compute_time",)
     wants: ClassVar[tuple[str, ...]] = (
-        *("rank.step", "rank.tokens", *SIGNALS),
+        *("rank.step", *SIGNALS),
         *("event:job_start", "event:version", "event:maintenance_start"),
     )
     cannot_see: ClassVar[str] = (
-        "A rank that is slow from its first sample by less than 17 %, four standard deviations of its peers, or "
-        "`ratio` among fewer than 8. A node of a two-node job that is slow by less than 7 %. "
-        "All nodes of a stage that are slow together. Ranks that throttle with others of their loop. Jobs without "
-        "compute times: see straggler_inferred."
+        "A rank slow from its first sample by less than 17 %, or `ratio` among fewer than 8. A node of a "
+        "two-node job slow by less than 7 %. All nodes of a stage that are slow together, or throttle with their loop."
     )
 
     threshold: float = 18.5
@@ -143,7 +141,8 @@ class Straggler(Detector):
 
     def budget(self) -> list[str]:
         """Returns the false alarm rates of its tests."""
-        return rank_budget(self.streams.channel, CLOCK, self.ratio, RING)
+        streams = {"compute time": self.streams.channel, "SM clock": CLOCK}
+        return list_alarms(streams, None, f"the median of {RING} steps, {self.ratio:g} times the stage's")
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Returns findings on ranks that compute slower than their stage."""
@@ -259,7 +258,7 @@ class Straggler(Detector):
             usual = float(np.median(others))
             limit = float(np.log(self.ratio))
             if len(others) + 1 >= LEAST_PEERS:
-                limit = min(limit, max(STARTED, _SPREADS * _NORMAL * float(np.median(np.abs(others - usual)))))
+                limit = min(limit, max(HARM, _SPREADS * _NORMAL * float(np.median(np.abs(others - usual)))))
             at = members[mine]
             behind[at] = typical[mine] - usual
             late[at] = behind[at] >= np.where(self.slow.since[at] > 0, limit / 2, limit)
@@ -268,6 +267,8 @@ class Straggler(Detector):
         own = slots.lone | (slots.groups < 0) | ~np.isfinite(behind)
         changed = step.on & (own | (behind >= self.delta / 2))  # else it has only lost a lead
         started = late & (effect < behind / 3)  # of half a cohort the median is between both
+        late &= ~started | (behind >= np.where(self.slow.since[:size] > 0, STARTED / 2, STARTED))
+        started &= late
         effect = np.where(own | started | slots.pooled, effect, np.fmax(effect, behind - normal))
         cost = np.where(started, behind, np.where(own, effect, np.fmin(effect, behind)))
         return Lateness(behind, effect, started, np.where(changed | late, cost, 0.0))
@@ -305,7 +306,8 @@ class Straggler(Detector):
         reports = []
         for suspicion, causes in blamed:
             alone = unexplained.count(slots.ancestor("job", int(suspicion.slots[0]))) <= 1
-            level = self.decide_level(suspicion, causes, self._weigh(suspicion, step, late, alone))
+            weight = self._weigh(suspicion, step, late, alone)
+            level = self.decide_level(suspicion, causes, weight)
             since = int(self.slow.since[suspicion.slots][slow[suspicion.slots]].min())
             if due := due_report(self.conditions, suspicion.entity, time, since, level):
                 reports.append(self._slow_finding(time, suspicion, causes, due, step, late))

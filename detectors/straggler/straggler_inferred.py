@@ -16,7 +16,7 @@ from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import IDLE, THROTTLE, has_reason
 from detectors.base.topology_index import members_mask, pop_members_mask
-from detectors.straggler.alarm_budget import gpu_budget
+from detectors.straggler.alarm_budget import list_alarms
 from detectors.straggler.blame import (
     CORROBORATED,
     HARM,
@@ -67,12 +67,11 @@ _SIDES = ("clock", "busy", "waiting")
 
 @dataclass
 class GpuSymptoms(State):
-    """(N,) by GPU. judged_at: last judged sample (us).   samples: judged so far.
+    """(N,) by GPU. judged_at: last judged sample (us).
     since: by number of _SIDES, since when it shows that (us), 0 not.
     """
 
     judged_at: NDArray[np.int64] = memory(0, np.int64)
-    samples: NDArray[np.int64] = memory(0, np.int64)
     since: NDArray[np.int64] = memory(0, np.int64, shape=(len(_SIDES), -1))
 
 
@@ -141,10 +140,8 @@ class StragglerInferred(Detector):
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "A GPU that is slow from the first sample by less than 20 %, or whose loop throttles too. A slow GPU for which "
-        "its job does not wait is a suspect only. GPUs of unknown jobs, except for their clocks. Which step or "
-        "collective is slow. Whole jobs that are slow by less than 10 %, or while their GPUs are as busy as before, "
-        "which looks like more work in each step."
+        "A GPU slow from the first sample by less than 20 %, or whose loop throttles too; one for which its job "
+        "does not wait is a suspect. Whole jobs slow by less than 10 %, or while their GPUs are as busy as before."
     )
 
     threshold: float = 18.5
@@ -176,8 +173,9 @@ class StragglerInferred(Detector):
 
     def budget(self) -> list[str]:
         """Returns the false alarm rates of its tests of clock and activity."""
-        channels = self.jobs.pace.streams.channel, JOB_EVERY
-        return gpu_budget(self.clocks.streams.channel, self.duty.channel, channels, SLOW_CLOCK, self.hold)
+        activity, jobs = self.duty.channel, ("throughput", self.jobs.pace.streams.channel, JOB_EVERY)
+        streams = {"SM clock": self.clocks.streams.channel, "SM activity": activity, "power": activity}
+        return list_alarms(streams, jobs, f"an SM clock below {SLOW_CLOCK:g} of the peers' for {self.hold:g} s")
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Returns findings on GPUs whose clock, activity or power differs from their peers', and on slow jobs."""
@@ -262,8 +260,7 @@ class StragglerInferred(Detector):
         """Returns what each GPU shows. known: (N,) judged now."""
         n, time, history, readings = len(known), frames["gpu"].time, self.symptoms, self.readings
         history.judged_at[:n][known] = time
-        history.samples[:n] += known
-        fresh = (np.abs(time - history.judged_at[:n]) <= _STALE) & (history.samples[:n] > LEARN)
+        fresh = (np.abs(time - history.judged_at[:n]) <= _STALE) & (self.clocks.streams.counts[:n] > LEARN)
         counted = fresh & ~(maintained | readings.together) & ~self.placement.reports_compute_time(time)
         bits = known & has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
         below, apart = self.clocks.below[:n], ~step.alone & ~step.moved
@@ -344,9 +341,8 @@ class StragglerInferred(Detector):
         held = (time - float(np.median(since[since > 0]))) / SECOND if (since > 0).any() else 0.0
         loss, cost = float(now.losses[self.placement.numbers["job"][mine[0]]]), float(now.effect[side][mine].max())
         if side == 0:
-            sent = float(self.jobs.losses(self.placement.entities["job"], 1)[self.placement.numbers["job"][mine[0]]])
             told = any(cause.physical and not cause.is_clock for cause in causes)
-            if cost < HARM and not (sent >= CORROBORATED / 2 or (told and np.isnan(sent))):
+            if cost < HARM and not (loss >= CORROBORATED / 2 or (told and np.isnan(loss))):
                 cost = min(cost, CORROBORATED / 2)  # the job does not wait for it, as far as is known
         else:
             began = self.jobs.slow_since(self.placement.ancestor("job", int(mine[0])))
@@ -419,7 +415,7 @@ class StragglerInferred(Detector):
         barred = maintained | placement.reports_compute_time(frame.time)
         shown = {"active": self.active[:n], "power": readings.watts[:n], "clock": readings.clock[:n]}
         shown["capped"] = has_reason(readings.bits[:n], SETTINGS).astype(np.float64)
-        self.jobs.update(frames, placement, shown, at_work, throttled, barred, self.gates, self.pressure)
+        self.jobs.update(frames, shown, at_work, throttled, barred, self.gates, self.pressure)
         jobs, names = placement.numbers["job"], placement.entities["job"]
         blamed = {names[k] for k in np.unique(jobs[now.on.any(axis=0)]).tolist() if k >= 0}
         return self.jobs.report(frames, blamed, (self.hold, self.job_hold), self.name)

@@ -16,17 +16,16 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import read_integer
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
-from detectors.straggler.alarm_budget import job_budget
+from detectors.straggler.alarm_budget import list_alarms
 from detectors.straggler.job_pace import OLD, SENT, STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
 from detectors.straggler.job_throughput import COLLECTIVES, JOB_EVERY, QUIET, JobActivity, JobNow
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
-from detectors.straggler.step_samples import Checkpoints
+from detectors.straggler.step_samples import Checkpoints, find_events
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
@@ -52,7 +51,7 @@ _LONGEST_HANG = 3600.0
 _WAITING = 0.2  # share of the time in which tasks wait for I/O, on half of the nodes; chosen
 _MORE = 3.0  # times its usual share that it is more; chosen
 _BEFORE = 120 * SECOND  # us before the last step in which a logged fault may have stopped the job: NCCL retries; chosen
-_FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
+_FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state", "link_state"})
 _TIMES = ("rank.step_time", "rank.compute_time", "rank.communication_time")
 _KEPT = 24 * 3600 * SECOND  # us after which a fault explains nothing; chosen
 _TITLES = {
@@ -158,12 +157,11 @@ class StragglerJob(Detector):
     def budget(self) -> list[str]:
         """Returns the false alarm rate of its test of step time, and its rules."""
         rules = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
-        return job_budget("step time", self.pace.streams.channel, JOB_EVERY, rules)
+        return list_alarms({}, ("step time", self.pace.streams.channel, JOB_EVERY), rules)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Returns findings on jobs that hang, stall or slow down."""
         time = self.gates.update(frames)
-        self._record_faults(frames)
         if "node" in frames:
             self.io.update(frames["node"])
         self.activity.read(frames)
@@ -174,6 +172,7 @@ class StragglerJob(Detector):
             self._follow_steps(ranks)
         if time is None:
             return []
+        self._record_faults(frames, time)
         self.saving.update(frames, time)
         if 0 <= time - self.updated_at < JOB_EVERY:
             return []
@@ -210,18 +209,12 @@ class StragglerJob(Detector):
         """Learns the pace of a job again: a person said that it is not a fault."""
         self.pace.reset_jobs([slot for job, slot in self.pace.jobs.items() if job == entity])
 
-    def _record_faults(self, frames: Mapping[str, Frame]) -> None:
+    def _record_faults(self, frames: Mapping[str, Frame], time: int) -> None:
         """Records logged faults that stop jobs, by node or switch."""
-        for frame in frames.values():
-            for event in frame.events:
-                down = event.kind == "link_state" and event.data.get("state") == "down"
-                if down or event.kind in _FATAL:
-                    number = read_integer(event.data.get("xid"))
-                    said = event.kind if number is None else f"{event.kind} {number}"
-                    self.faults[event.entity] = {"time": event.time, "said": said}
-        if self.faults:
-            now = max(frame.time for frame in frames.values())
-            self.faults = {e: fault for e, fault in self.faults.items() if now - fault["time"] <= _KEPT}
+        for event in find_events(frames, _FATAL):
+            if event.kind != "link_state" or event.data.get("state") == "down":
+                self.faults[event.entity] = {"time": event.time, "said": event.kind}
+        self.faults = {e: fault for e, fault in self.faults.items() if time - fault["time"] <= _KEPT}
 
     def _follow_steps(self, frame: Frame) -> None:
         """Follows ranks, jobs and their newest step; new jobs take the slots of those that are gone."""

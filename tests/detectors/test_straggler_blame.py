@@ -99,18 +99,6 @@ def test_other_slow_ranks_in_each_step_do_not_page():
     assert entities(findings(change, 900)) == set()
 
 
-def test_a_rank_with_more_tokens_is_not_slow():
-    share = np.where(np.arange(SIZE) == GUILTY, 1.2, 1.0)
-
-    def change(tick, values, topology):
-        values["rank"]["rank.tokens"] = (
-            1e9 + 1e6 * tick * np.ones(SIZE) + 1e6 * np.maximum(0, tick - SINCE) * (share - 1)
-        )
-        slow_down(GUILTY, 1.2, SINCE + 1)(tick, values, topology)
-
-    assert findings(change) == []
-
-
 @pytest.mark.parametrize("share", [0.02, 0.08])
 def test_a_node_a_little_slower_since_a_new_driver_does_not_page(share):
     def change(tick, values, topology):
