@@ -23,8 +23,8 @@ from pipeline.model.records import SECOND, Finding, Frame, Level
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Groups = NDArray[np.int32]
-Members = tuple[Groups, Groups, Bools, Bools]
-"""(N,) number of each port's job or node and of its leaf, whether it is a host's, and whether its job is known."""
+Members = tuple[Groups, Groups, Groups, Bools, Bools]
+"""(N,) number of each port's job or node, of its leaf and of both, whether it is a host's, and its job known."""
 
 WAIT = ("nic.port_tx_wait",)
 BYTES, _SPEED = ("nic.tx_bytes", "nic.rx_bytes"), "nic.speed"
@@ -136,8 +136,8 @@ class PortTraffic(State):
 
     def _update_excess(self, kind: int, levels: Floats, groups: Members, doubled: float) -> None:
         """Removes what the rest of the job does, then the port's own normal; learns little while it is in excess."""
-        n, (jobs, leaves, *_) = len(levels), groups
-        common, others = median_on_other_leaves(levels, jobs, leaves)
+        n, (jobs, _, pairs, *_) = len(levels), groups
+        common, others = median_on_other_leaves(levels, jobs, pairs)
         alone = others < _MIN_OTHERS
         count, normal, odd = self.counts[kind, :n], self.normal[kind, :n], self.odd[kind, :n]
         known, other = np.isfinite(levels), (alone != self.alone[kind, :n]) & (count > 0)
@@ -169,9 +169,9 @@ class PortTraffic(State):
 
         What a job does is the median of its ports on other leaves, if it has enough: those here may send less alone.
         """
-        n, (jobs, leaves, _, known) = len(groups[0]), groups
+        n, (jobs, _, pairs, _, known) = len(groups[0]), groups
         change = np.where(self.loads[:n] >= LEARN, self.usual_load[:n] - self.load[:n], np.nan)
-        elsewhere, others = median_on_other_leaves(change, jobs, leaves)
+        elsewhere, others = median_on_other_leaves(change, jobs, pairs)
         mine = np.where(known & (others >= _MIN_OTHERS), elsewhere, change)[at]
         found, size = grouped_median(mine, jobs[at])
         several = np.isfinite(found) & (size >= min(_MIN_OTHERS, len(at)))
@@ -181,7 +181,7 @@ class PortTraffic(State):
 
     def _update_pauses(self, rate: Mapping[str, Floats], moves: Bools, speed: Floats, groups: Members) -> None:
         """Compares for which share of the time hosts pause their switches; only a port whose bytes move counts."""
-        n, (jobs, _, hosts, _) = len(moves), groups
+        n, (jobs, _, _, hosts, _) = len(moves), groups
         paused = np.where(moves & hosts, _paused_share(rate, PAUSES, speed), np.nan)
         usual, size = grouped_median(paused, jobs)
         spread, _ = grouped_mad(paused, jobs)
@@ -201,10 +201,9 @@ class PortTraffic(State):
         self.loads[: len(moved)][moved] = 0.0
 
 
-def median_on_other_leaves(levels: Floats, jobs: Groups, leaves: Groups) -> tuple[Floats, NDArray[np.int64]]:
+def median_on_other_leaves(levels: Floats, jobs: Groups, pairs: Groups) -> tuple[Floats, NDArray[np.int64]]:
     """Returns (N,) the median of the medians of the other leaves that have ports of the same job, and how many ports
-    these are; NaN and 0 without any."""
-    pairs = pair_numbers(jobs, leaves)
+    these are; NaN and 0 without any. pairs: (N,) number of each port's job and leaf."""
     of_port, size = grouped_median(levels, pairs)
     total, mine = int(pairs.max(initial=-1)) + 1, pairs >= 0
     median, job, ports = np.full(total, np.nan), np.zeros(total, np.int64), np.zeros(total, np.int64)
@@ -314,7 +313,6 @@ class LinkCongestion(Detector):
             return []
         return self._findings(frame, pausing)
 
-    @per_topology
     def _work(self, frame: Frame) -> tuple[Groups, Bools, Bools]:
         """Returns (N,) number of the job of each port's node, else of the node; whether it is of a host, with a job."""
         topology, numbers = frame.topology, dict[str, int]()
@@ -325,10 +323,11 @@ class LinkCongestion(Detector):
                 jobs[i], hosts[i], known[i] = numbers.setdefault(job, len(numbers)), True, job != node
         return jobs, hosts, known
 
+    @per_topology
     def _groups(self, frame: Frame) -> Members:
         """Returns what each port belongs to."""
-        jobs, hosts, known = self._work(frame)
-        return jobs, self._leaf.groups(frame), hosts, known
+        (jobs, hosts, known), leaves = self._work(frame), self._leaf.groups(frame)
+        return jobs, leaves, pair_numbers(jobs, leaves), hosts, known
 
     def _job_of(self, frame: Frame, node: str) -> str:
         """Returns the job of all ranks of a node; the node itself if it has none, or several."""

@@ -32,6 +32,7 @@ _DRIVER_ERRORS = frozenset(
     ("mlx5_health", "mlx5_unrecoverable", "mlx5_internal_error", "mlx5_command_timeout", "transmit_timeout")
 )
 """Lines of the kernel log in which a driver reports that its NIC does not respond."""
+_WAITS_FOR = 600 * SECOND  # us without traffic in which data that waits is first looked for; chosen
 _CONFIRM = 3  # equal readings in a row: a counter may be refreshed less often than it is read. Chosen
 _MIN_COHORT = 4  # ports of a cohort, itself among them, from which the others show anything; chosen
 _LOG_LIFETIME = 600 * SECOND  # us for which a line of the kernel log counts; chosen
@@ -54,12 +55,15 @@ class PendingData(State):
     counters: dict[str, CounterReadings] = part(lambda: {signal: CounterReadings() for signal in WAITS})
 
     def update(self, frame: Frame, stands: NDArray[np.bool_], far: Indices, restarted: Indices) -> None:
-        """Reads an instant. stands: (N,) ports without traffic. far: (N,) index of the far end, -1: not known.
+        """Reads an instant. stands: (N,) ports that just lost steady traffic.
 
-        restarted: ports whose counters started again.
+        far: (N,) index of the far end, -1: not known.   restarted: ports whose counters started again.
         """
         n = len(stands)
         self.grow(n)
+        if not stands.any():  # the readings of the first instant without traffic count nothing
+            self.readings[:n], self.stood[:n] = 0, False
+            return
         grew = np.zeros(n, np.bool_)
         if theirs := self._grown_ports(FAR_WAIT, frame, restarted):
             waits = np.zeros(n + 1, np.bool_)  # the last cell is for a far end that is not known
@@ -146,13 +150,16 @@ class LinkStall(Detector):
             return []
         n = len(frame.entities)
         self.grow(n)
+        self.pending.grow(n)
         self._read_kernel_log(frame)
         state = frame["nic.state"]
         np.copyto(self.up[:n], state >= 1, where=np.isfinite(state))
         rates = self._update_rates(frame)
         restarted, _ = self.generations.find_restarted(frame["nic.generation"])
         self._count_failed_work(frame, restarted)
-        self.pending.update(frame, self.since[:n] > 0, self._ends.find_far_ends(frame), restarted)
+        young = (frame.time - self.since[:n] < _WAITS_FOR) | (self.pending.readings[:n] > 0)
+        still = (self.since[:n] > 0) & (self.moves[:n] >= self.steady) & young
+        self.pending.update(frame, still, self._ends.find_far_ends(frame), restarted)
         stands = (self.since[:n] > 0) & (self.moves[:n] >= self.steady) & self.up[:n]
         stands &= (self.seen[:n] - self.since[:n] >= self.hold * SECOND) & (self.equal[:n] >= _CONFIRM)
         if not stands.any():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.kernel import compiled
 from detectors.base.state import State, memory, notes, part
 from detectors.base.streams import LEARN
 from detectors.link.counters import CounterReadings, Floats, Indices
@@ -42,19 +43,8 @@ class PortLoads(State):
         """Reads the byte counters of an instant; one of the two directions is enough. mbits: (N,) speeds, NaN."""
         n = len(received)
         self.grow(n)
-        one, other = np.isfinite(received), np.isfinite(sent)
-        now, known = np.where(one, received, 0.0) + np.where(other, sent, 0.0), one | other
-        if not known.any():
-            return
-        total, read = self.total[:n], self.read[:n]
-        line = np.where(mbits > 0, mbits, _DEFAULT_MBITS) * 125_000
-        measured = known & (read > 0) & (time > read) & (now >= total)  # false for NaN
-        seconds = np.where(measured, (time - read) / SECOND, 1.0)
-        moved = measured & ((now - np.where(measured, total, now)) / seconds >= LEAST_LOAD * line)
-        self.busy[:n][moved] = time
-        self.first[:n][measured & (self.first[:n] == 0)] = time
-        np.copyto(total, now, where=known)
-        np.copyto(read, time, where=known)
+        seen = self.total[:n], self.read[:n], self.busy[:n], self.first[:n]
+        update_loads(received, sent, mbits, seen, time)
 
     def carried(self, i: int, time: int, within: int) -> bool:
         """Returns whether a port carried traffic in the last `within` us before `time`."""
@@ -91,7 +81,8 @@ class PortStates(State):
     def update(self, state: Floats, changes: Floats, time: int, restarted: Indices) -> list[tuple[int, int]]:
         """Reads an instant; returns (port, times) of the ports that came up again since the last one."""
         self.grow(len(state))
-        self._count_samples(state, time)
+        n = len(state)
+        count_samples(state, self.count[:n], self.read[:n], self.step[:n], time)
         at, _, _ = self.readings.find_changed(state, time)
         moving, growth, seconds = self.changes.measure_growth(changes, time, restarted)
         self.has_counter[np.flatnonzero(~self.has_counter[: len(changes)] & np.isfinite(changes))] = True
@@ -185,17 +176,43 @@ class PortStates(State):
         """Returns whether the state was read after `time`."""
         return bool(self.read[i] > time)
 
-    def _count_samples(self, state: Floats, time: int) -> None:
-        known = np.isfinite(state)
-        young = self.count[: len(state)] <= LEARN
-        if young.any():
-            self.count[: len(state)][young & known] += 1
-        read, step = self.read[: len(state)], self.step[: len(state)]
-        passed = (time - read) / SECOND
-        # a gap in the telemetry is no longer interval: the step follows slowly upwards
-        change = np.where(step > 0, np.clip(passed - step, -step / 2, step / 10), passed)
-        step += np.where(known & (read > 0) & (passed > 0), change, 0.0)
-        np.copyto(read, time, where=known)
+
+@compiled
+def update_loads(
+    received: Floats,
+    sent: Floats,
+    mbits: Floats,
+    seen: tuple[Floats, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    time: int,
+) -> None:
+    """Adds one reading of the bytes of each port. seen: total, read, busy, first; see `PortLoads`."""
+    total, read, busy, first = seen
+    for i in range(len(received)):
+        one, other = np.isfinite(received[i]), np.isfinite(sent[i])
+        if not one and not other:
+            continue
+        now = (received[i] if one else 0.0) + (sent[i] if other else 0.0)
+        if read[i] > 0 and time > read[i] and now >= total[i]:
+            line = (mbits[i] if mbits[i] > 0 else _DEFAULT_MBITS) * 125_000
+            if (now - total[i]) / ((time - read[i]) / SECOND) >= LEAST_LOAD * line:
+                busy[i] = time
+            if first[i] == 0:
+                first[i] = time
+        total[i], read[i] = now, time
+
+
+@compiled
+def count_samples(state: Floats, count: NDArray[np.int64], read: NDArray[np.int64], step: Floats, time: int) -> None:
+    """Counts one reading of the state of each port, and follows the interval: slowly upwards, since a gap in the
+    telemetry is no longer interval."""
+    for i in range(len(state)):
+        if np.isfinite(state[i]):
+            if count[i] <= LEARN:
+                count[i] += 1
+            passed = (time - read[i]) / SECOND
+            if read[i] > 0 and passed > 0:
+                step[i] += min(max(passed - step[i], -step[i] / 2), step[i] / 10) if step[i] > 0 else passed
+            read[i] = time
 
 
 def burst_onset(times: list[int], quiet: float) -> int:
