@@ -55,6 +55,7 @@ _BUSY = 0.4  # share of that highest load from which it works if it has never be
 LEAST_RISE = 10.0
 """K; NVML rounds to 1 K, which is then at most 5 %: at a load that usually warms it by less, a GPU cannot be judged.
 Usually, and not now: of readings around the limit only the warm ones would be judged."""
+_DAY_S = 86_400.0  # s of the mean that a reference is compared with: its daily swing is in it
 _COOLANT_S = 60.0  # s; coolant and air move within minutes: faster changes are sensor noise; chosen
 _LOWEST_C = 15.0  # Cel; below any supply (ASHRAE W17, A1): where no reference is measured, its departure is estimated
 _METERED_S, _METERED_MOST, _FADES_S = 120.0, 60.0, 7 * 86_400.0
@@ -63,9 +64,9 @@ difference is known, and s in which that follows later. Chosen."""
 _STUCK_K = 3.0  # K that a temperature must have moved with its power: three steps of rounding; chosen
 _STUCK_S = 300.0  # s; no working board reports the same power to the last digit for that long; chosen
 
-_ROWS = 17
+_ROWS = 18
 _POWER, _LOAD, _PEAK, _IDLE, _REFERENCE, _CLIMATE, _ENERGY, _READ, _COUNTED, _USUAL, _SAMPLES = range(11)
-_CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT, _MOVED_AT = range(11, 17)
+_CORE, _LOWEST, _LARGEST, _REPORTED, _REPORTED_AT, _MOVED_AT, _MEAN_FLUID = range(11, 18)
 """Rows of the state, one cell per GPU each; NaN where not known yet."""
 _VALUE, _ABOVE, _RISE, _WATTS, _FLUID, _POWER_ERROR, _KELVIN, _LASTING, _OWN, _LN_R = range(10)
 """Rows of the result."""
@@ -194,13 +195,14 @@ def _measure_all(
 ) -> None:
     """Adds one sample of every GPU to the state; fills most rows of `out`, `works` and `fresh`. now, seconds: in s."""
     lag, slow = 1 - math.exp(-seconds / _LAG_S), 1 - math.exp(-seconds / _LOAD_S)
-    mixed = 1 - math.exp(-seconds / _COOLANT_S)
+    mixed, daily = 1 - math.exp(-seconds / _COOLANT_S), 1 - math.exp(-seconds / _DAY_S)
     for i in range(len(reported)):
         power_now = reported[i] if (reported[i] > 0) and (reported[i] < HIGHEST) else np.nan
         grown = _follow_load(rows, i, power_now, lag, slow)
         out[_FLUID, i], fresh[i] = _follow_reference(rows, counts, i, fluid[i], mixed, grown)
         if fresh[i]:
             before[i] = math.nan
+        rows[_MEAN_FLUID, i] = _low_pass(rows[_MEAN_FLUID, i], out[_FLUID, i], daily)
         rise, power = core[i] - out[_FLUID, i], rows[_POWER, i]
         out[_RISE, i], out[_WATTS, i] = rise, power
         out[_POWER_ERROR, i] = _power_error(rows, i, counter[i], power_now, seconds)
@@ -357,6 +359,10 @@ class ThermalResistance(State):
         known = mask[: len(self.before)]
         self.before[: len(known)][known] = np.nan
         self.reset(mask)
+
+    def warmer_references(self, reference: Floats) -> Floats:
+        """Returns (N,) K by which the references are above their means of a day."""
+        return np.asarray(reference - self.rows[_MEAN_FLUID, : len(reference)])
 
     def powers(self, n: int) -> tuple[Floats, Floats]:
         """Returns (N,) the power of each GPU as its die follows it, and its highest load so far; NaN where unknown."""

@@ -25,6 +25,7 @@ from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 CLOSE_K = 3.0  # K below its limit at which a GPU is as good as throttled: three steps of NVML's rounding; chosen
+_WARM_K = 3.0  # K from which warm coolant or air is reported by itself, as by `coolant` and `thermal_inlet`
 _LEAST_K = 2.0  # K of a ticket at least: two steps of NVML's rounding
 _FOLLOWS = 0.3  # share of a core's excess by which the memory on the same plate warms at least; chosen
 _CERTAIN, _CERTAIN_SUM = 0.2, 30.0
@@ -116,7 +117,8 @@ class Thermal(Detector):
     its core is reported by `memory`.
 
     A GPU that reports thermal throttling for two frames is a suspect at any R, a ticket after `patience` s, a page
-    after `hold` s unless R is known to be normal: then it is one ticket until a day without throttling. A loop, CDU or
+    after `hold` s unless R is known to be normal: then it is one ticket until a day without throttling, and none while
+    its coolant or air is 3 K above the mean of a day. A loop, CDU or
     rack is one finding when GPUs of most of its nodes throttle: a ticket at once if they are 30 % of its working GPUs,
     a page once they did for `hold` s. A hardware slowdown alone (0x8) is named so: it may be a power brake as well.
 
@@ -464,7 +466,8 @@ class Thermal(Detector):
         recent = (self.normal_at[:n] > 0) & (frame.time - self.normal_at[:n] <= self.hold * SECOND)
         nodes = node, heat.index.names
         recurring = streaks.find_recurring(frame, self.conditions, recent | ~heat.step.judged)
-        single = streaks.find_nodes_and_gpus(frame, other, heat.left, nodes, recent, self.patience, self.hold)
+        warm = self.resistance.warmer_references(heat.sample.reference) >= _WARM_K
+        single = streaks.find_nodes_and_gpus(frame, other, heat.left, nodes, recent, warm, self.patience, self.hold)
         return {e: v for e, v in {**recurring, **single}.items() if e not in found}
 
     def _report(self, frame: Frame, found: Mapping[str, HeatVerdict]) -> Iterator[Finding]:

@@ -160,6 +160,7 @@ class ThermalThrottling(State):
         left: Floats,
         nodes: tuple[NDArray[np.int32], list[str]],
         normal: Bools,
+        warm: Bools,
         patience: float,
         hold: float,
     ) -> dict[str, HeatVerdict]:
@@ -167,7 +168,8 @@ class ThermalThrottling(State):
         `patience` s (fans take a minute to follow a load that starts), a page after `hold` s.
 
         throttled: (N,) without those of units.   left: (N,) K to the GPU's own limit, NaN unknown.   normal: (N,) known
-        to have a normal resistance: a ticket at most, since a job that they slow down is the stragglers' page.
+        to have a normal resistance: a ticket at most, since a job that they slow down is the stragglers' page.   warm:
+        (N,) whose coolant or air is warm: with a normal resistance a suspect, since that is the ticket.
         """
         numbers, names = nodes
         throttled = throttled & ~self.accepted[: len(throttled)]
@@ -176,13 +178,11 @@ class ThermalThrottling(State):
         for node in np.unique(numbers[throttled & (numbers >= 0)]).tolist():
             members = throttled & (numbers == node)
             if members.sum() >= max(FEWEST, MOST * np.count_nonzero(numbers == node)):
-                found[names[node]] = self._judge(
-                    frame, names[node], np.flatnonzero(members), left, normal, (patience, hold)
-                )
+                found[names[node]] = self._judge(frame, names[node], np.flatnonzero(members), left, normal, warm, times)
                 covered |= members
         for i in np.flatnonzero(throttled & ~covered).tolist():
             entity = frame.entities[i]
-            found[entity] = self._judge(frame, entity, np.array([i]), left, normal, times)
+            found[entity] = self._judge(frame, entity, np.array([i]), left, normal, warm, times)
         return found
 
     def find_recurring(self, frame: Frame, reported: Mapping[str, Any], well: Bools) -> dict[str, HeatVerdict]:
@@ -212,18 +212,25 @@ class ThermalThrottling(State):
         return state
 
     def _judge(
-        self, frame: Frame, entity: str, at: Times, left: Floats, normal: Bools, times: tuple[float, float]
+        self,
+        frame: Frame,
+        entity: str,
+        at: Times,
+        left: Floats,
+        normal: Bools,
+        warm: Bools,
+        times: tuple[float, float],
     ) -> HeatVerdict:
         onset = int(self.since[at].min())
         held = (frame.time - onset) / SECOND
-        level: Level = "ticket" if held >= times[0] else "suspect"
+        level: Level = "ticket" if held >= times[0] and not (normal & warm)[at].all() else "suspect"
         if held >= times[1] and not normal[at].all():
             level = "page"
         heat = frame["gpu.temperature"][at]
-        warm = f" at {np.nanmax(heat):.0f} °C" if np.isfinite(heat).any() else ""
+        degrees = f" at {np.nanmax(heat):.0f} °C" if np.isfinite(heat).any() else ""
         subject = "" if len(at) == 1 else f"{len(at)} GPUs, "
         what = "thermal throttle" if self.by_heat[at].any() else "HW slowdown"
-        title = pager_title(entity, f"{subject}{what} for {short_duration(held)}{warm}")
+        title = pager_title(entity, f"{subject}{what} for {short_duration(held)}{degrees}")
         nearest = float(np.min(left[at][np.isfinite(left[at])], initial=np.inf))
         more = {
             "throttled": True,

@@ -86,6 +86,22 @@ def test_a_node_whose_coolant_is_lost_over_hours_is_followed_to_its_limit(settin
     assert (page.time - START) / SECOND / 3600 < 7.0
 
 
+@pytest.mark.parametrize(("kelvin", "levels"), [(8.0, {"suspect"}), (1.0, {"suspect", "ticket"})])
+def test_a_gpu_that_throttles_in_warm_coolant_is_the_ticket_of_that_coolant(kelvin, levels):
+    world, detector = HeatWorld(nodes=2, faults=[(11, 0.0, 1.5)], load="steady"), Thermal()
+    limit, found = None, []
+    for frames in world.frames(5.0):
+        heat, supply = frames["gpu"].values["gpu.temperature"], frames["coolant"].values["coolant.supply_temperature"]
+        if (frames["gpu"].time - START) / SECOND > 3 * 3600:
+            limit = limit or heat[11] + kelvin - 1
+            heat += kelvin
+            supply += kelvin
+            frames["gpu"].values["gpu.throttle_reasons"][11] = 64.0 * (heat[11] > limit - 1)
+        found += detector.observe(frames)
+    assert {f.entity for f in found} == {"gpu:n1.3"}
+    assert {f.level for f in found} == levels
+
+
 @pytest.mark.parametrize("kelvin", [8.0, -10.0])
 def test_gpus_are_judged_again_an_hour_after_their_supply_sensor_stepped(kelvin):
     world, detector = HeatWorld(nodes=2, faults=[(11, 4.0, 1.6)], limit=150.0), Thermal()
