@@ -173,9 +173,10 @@ def fault_class(attribution: str | None) -> str:
     return _CLASS_OF_ATTRIBUTION.get(attribution or "", "OTHER")
 
 
-def alert_class(detector: str, cause: str) -> str:
-    """Returns the column of the confusion matrix for an alert: silence that a feed explains is a fault of power."""
+def alert_class(detector: str, cause: str, paged: bool = False) -> str:
+    """Returns the column of the confusion matrix for an alert. Silence that a feed explains is a fault of power, and a
+    page on silence is about what died, not about its telemetry."""
     family, by_cause = detector.split("_", 1)[0], BY_CAUSE.get(kind_of(cause), "OTHER")
-    if family == "telemetry" and by_cause == "POWER":
+    if family == "telemetry" and (by_cause == "POWER" or (paged and by_cause in ("NODE", "NETWORK"))):
         return by_cause
     return BY_FAMILY.get(detector) or BY_FAMILY.get(family) or by_cause

@@ -215,7 +215,7 @@ def _event_record(place: int, case: MatchedRun, recording_end: int | None) -> Ev
     if place in case.answers:
         return replace(record, **_answer(place, end, case))
     blamed = case.first_blaming_alert(event)
-    return replace(record, said=alert_class(blamed.detector, blamed.cause) if blamed else NOT_FOUND)
+    return replace(record, said=_party(blamed) if blamed else NOT_FOUND)
 
 
 def _answer(place: int, end: int, case: MatchedRun) -> dict[str, Any]:
@@ -233,8 +233,12 @@ def _answer(place: int, end: int, case: MatchedRun) -> dict[str, Any]:
         "incident": alert.incident,
         "top1": places[0],
         "top3": any(places),
-        "said": alert_class(alert.detector, alert.cause),
+        "said": _party(alert),
     }
+
+
+def _party(alert: Alert) -> str:
+    return alert_class(alert.detector, alert.cause, alert.paged is not None)
 
 
 def _level(place: int, case: MatchedRun) -> str | None:
@@ -298,7 +302,7 @@ def _is_free(alert: Alert, answered: int, event: Truth, world: Placement) -> boo
 def _false_record(alert: Alert, level: str, case: MatchedRun) -> FalseRecord:
     why, event = _reason(alert, case)
     beside = (event.kind, event.id) if event else (None, None)
-    said = alert_class(alert.detector, alert.cause)
+    said = _party(alert)
     return FalseRecord(0, level, iso(alert.time), alert.detector, alert.cause, said, why, *beside)
 
 

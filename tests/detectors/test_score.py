@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from detectors.scoring.answer_rules import BY_CAUSE, BY_FAMILY, DELTA_MIN
+from detectors.scoring.answer_rules import BY_CAUSE, BY_FAMILY, DELTA_MIN, alert_class
 from detectors.scoring.score import (
     ANSWER_RULES,
     Alert,
@@ -442,6 +442,22 @@ def test_the_page_on_scoring_shows_no_kind_that_is_not_in_the_table():
 @pytest.mark.parametrize("unit", DELTA_MIN)
 def test_the_page_on_scoring_shows_the_least_effects(unit):
     assert float(cells_of(unit)[0]) == DELTA_MIN[unit]
+
+
+@pytest.mark.parametrize(
+    ("detector", "cause", "paged", "party"),
+    [
+        ("telemetry", "pdu:p1", False, "POWER"),
+        ("telemetry", "node:n1", True, "NODE"),
+        ("telemetry", "node:n1", False, "TELEMETRY"),
+        ("telemetry", "leaf:l1", True, "NETWORK"),
+        ("telemetry", "site:all", True, "TELEMETRY"),
+        ("telemetry_sensor", "gpu:n1.0", False, "TELEMETRY"),
+        ("coolant", "rack:r1", True, "COOLING"),
+    ],
+)
+def test_a_page_on_silence_is_about_what_died(detector, cause, paged, party):
+    assert alert_class(detector, cause, paged) == party
 
 
 @pytest.mark.parametrize("name", sorted({*BY_FAMILY, *BY_CAUSE}))
