@@ -31,6 +31,7 @@ _MIN_COHORT = 8  # similar devices from which a median counts
 _COMPARE_EVERY = 600 * SECOND  # us between two comparisons with peers: a value that was always lower is not urgent
 _AT_REST = 600 * SECOND  # us without load after which a slower link slows no job: twice the longest pause. Chosen
 _AER_LIFETIME = 1800 * SECOND  # us for which an AER event is shown beside a link that lost lanes or speed; chosen
+_AER_BESIDE = 300 * SECOND  # us between replays and an AER event of the same errors: the agent's cooldown of events
 _MAX_ERROR_NAME = 40  # characters of a name of an AER error
 _UNITS = {"width": "PCIe lanes", "generation": "PCIe generation", "speed": "GT/s per PCIe lane"}
 _ORDER = {"page": 0, "ticket": 1, "suspect": 2}
@@ -45,8 +46,9 @@ class LinkPcie(Detector):
     same of a GPU that has been idle for ten minutes, or if it has not been at its best since new software or firmware
     of the last day, which may cause it; a device that has had less than its peers, and than those of its node, since it
     was first seen; or packets sent again (replays) at the rate that breaks PCIe's error budget, in two windows of a
-    minute. Suspect: one burst of replays. A lower value is the normal one after a day. The cause is the GPU or the
-    NIC's port; slot, riser and device look the same. The evidence has the node's AER events.
+    minute, or in one if its node has an AER event then. Suspect: one burst of replays. A lower value is the normal one
+    after a day. The cause is the GPU or the NIC's port; slot, riser and device look the same. The evidence has the
+    node's AER events.
 
     Source: replays above 1.92 per minute and lane are beyond a bit error rate of 1e-12 at generation 5 (DCGM's health
     check; 16 lanes: 1,843 per hour) against 10 per hour (chosen). NVML: the generation is lower while the GPU is idle.
@@ -211,11 +213,18 @@ class LinkPcie(Detector):
         self.replays.update(frame, lambda: ~self.gates.maintenance_mask(frame) & self.gpu_width.has_enough_samples(n))
         for i in np.flatnonzero(self.replays.is_suspect(n)).tolist():
             count = self.replays.errors_by_counter(i).get(_REPLAYS[0], 0)
-            level: Level = "ticket" if self.replays.is_alarm(n)[i] else "suspect"
+            since = int(self.replays.since[i])
+            logged = self._node_logged_errors(frame, i, since)
+            level: Level = "ticket" if logged or self.replays.is_alarm(n)[i] else "suspect"
             score = float(self.replays.sums_of(n)[i]) / self.limit
-            trouble: dict[str, Any] = {"level": level, "since": int(self.replays.since[i]), "compared": None}
+            trouble: dict[str, Any] = {"level": level, "since": since, "compared": None}
             trouble |= {"title": f"{short_number(count)} PCIe replays", "signal": _REPLAYS[0], "score": score}
             troubles.setdefault(frame.entities[i], []).append(trouble)
+
+    def _node_logged_errors(self, frame: Frame, i: int, since: int) -> bool:
+        """Returns whether the node of a device reported PCIe errors when its replays began."""
+        aer = self.aer.get(frame.topology.ancestor_of_kind(frame.entities[i], "node") or "")
+        return aer is not None and abs(aer["time"] - since) <= _AER_BESIDE
 
     def _finding(
         self, entity: str, time: int, mine: list[dict[str, Any]], frames: Mapping[str, Frame]

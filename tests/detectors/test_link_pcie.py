@@ -198,6 +198,9 @@ def test_replays_above_the_error_budget_are_a_ticket_and_one_burst_a_suspect() -
         shown["gpu"]["gpu.pcie_replays"][6] += 5000.0 * (tick >= 60)
 
     assert {(f.entity, f.level) for f in run_detector(burst)} == {("gpu:n1.2", "suspect")}
+    for node, level in (("node:n1", "ticket"), ("node:n0", "suspect")):  # the kernel counted them too
+        aer = Event(time_at(60), node, "aer", {"device": "0000:1b:00.0", "kind": "correctable", "growth": 5000})
+        assert run_detector(burst, [aer])[-1].level == level
 
     def stream(tick: int, shown: Values) -> None:
         shown["gpu"]["gpu.pcie_replays"][6] += 10.0 * max(0, tick - 60)
