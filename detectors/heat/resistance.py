@@ -250,7 +250,7 @@ def _compare_all(
         if works[i]:
             usual = _nearest(before[i], cell, _BANDS if plates[i] else _REACH)
             out[_LASTING, i] = own if math.isnan(usual) else ln_r - usual
-            both = min(own, beside) if plates[i] and not math.isnan(own) else beside
+            both = min(beside, max(own, 0.0)) if plates[i] and (beside > 0) and not math.isnan(own) else beside
             out[_OWN, i], out[_VALUE, i] = own, own if alone[i] else both
 
 
@@ -263,7 +263,7 @@ class ResistanceSample:
     """One instant: (N,) each; NaN where not known.
 
     value:  ln of R over that of its peers, or over its own where it has none, less the usual one at this load; on a
-    plate the lower of the two: peers at another load, or a few of them, move the one, a wrong reference the other.
+    plate no more than its own past shows: peers at another load, or a few of them, move the other.
     lasting: ln of R over its own usual one, before the last work on the GPU if there was any.
     above:  K of the memory above the core, less the usual ones.   rise: K above the reference.   power: W, as the die
     follows it.   reference: Cel of coolant or air.
