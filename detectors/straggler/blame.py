@@ -22,7 +22,7 @@ from pipeline.model.records import Level
 HARM, CORROBORATED = 0.08, 0.04
 """ln of the slowdown that is harm by itself, and that is with a physical cause: 10 and 5 % (SuperBench, ATC 2024: 5 %
 below its baseline is defective), less two standard errors of a median of ten steps of 3 %."""
-_TENTH = float(np.log(1.1))  # ln of 10 %, of clocks, which are exact
+TENTH = float(np.log(1.1))  # ln of 10 %, of clocks, which are exact
 STARTED = 2 * HARM
 """ln of the slowdown since the first sample that is worth a finding: half of that is within the spread of manufacture
 (identical GPUs differ by at most 22 %; Sinha et al., SC 2022), and more work for experts or embeddings is common."""
@@ -142,7 +142,7 @@ def decide_level(
     clock = max((cause.value for cause in causes if cause.physical and cause.is_clock), default=0.0)
     if any(cause.physical and not cause.is_clock for cause in causes) and cost >= CORROBORATED:
         return "page"
-    if min(cost, -np.log1p(-min(clock, 0.99))) >= _TENTH:
+    if min(cost, -np.log1p(-min(clock, 0.99))) >= TENTH:
         return "page"
     if any(cause.physical for cause in causes):
         return "ticket" if held >= hold and cost >= _SLIGHT else "suspect"

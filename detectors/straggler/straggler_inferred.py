@@ -19,7 +19,7 @@ from detectors.base.topology_index import members_mask, pop_members_mask
 from detectors.straggler.alarm_budget import list_alarms
 from detectors.straggler.blame import (
     CORROBORATED,
-    HARM,
+    TENTH,
     Suspicion,
     Weight,
     decide_level,
@@ -342,7 +342,7 @@ class StragglerInferred(Detector):
         loss, cost = float(now.losses[self.placement.numbers["job"][mine[0]]]), float(now.effect[side][mine].max())
         if side == 0:
             told = any(cause.physical and not cause.is_clock for cause in causes)
-            if cost < HARM and not (loss >= CORROBORATED / 2 or (told and np.isnan(loss))):
+            if cost < TENTH and not (loss >= CORROBORATED or (told and np.isnan(loss))):
                 cost = min(cost, CORROBORATED / 2)  # the job does not wait for it, as far as is known
         else:
             began = self.jobs.slow_since(self.placement.ancestor("job", int(mine[0])))
