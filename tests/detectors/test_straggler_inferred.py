@@ -88,7 +88,7 @@ def test_a_clock_that_is_low_from_the_first_sample_on_is_found():
 
 def test_a_low_clock_with_unknown_event_reasons_pages_after_the_hold():
     def change(tick, values):
-        values["gpu"]["gpu.sm_clock"][5] *= 0.92
+        values["gpu"]["gpu.sm_clock"][5] *= 0.88
 
     def instant(tick, broken, rng):
         values = site.healthy_values(tick, rng)
