@@ -147,7 +147,7 @@ def decide_level(
     if any(cause.physical for cause in causes):
         return "ticket" if held >= hold and cost >= _SLIGHT else "suspect"
     if weight.started and cost < _UNLIKE:
-        return "ticket" if weight.alone and held >= ticket_hold else "suspect"
+        return "ticket" if weight.alone and held >= ticket_hold and cost >= STARTED else "suspect"
     if not causes and (suspicion.doubt or not weight.alone):
         return "suspect"
     told = any(not cause.is_clock for cause in causes)  # what people set explains a clock, so that it proves nothing

@@ -56,9 +56,9 @@ COLLECTIVES = 1.8
 """Times its usual that collectives take, from which the network is at fault and not a little more congested: twice
 (half of its links or of their rate are lost), less the error of a smoothed mean. Chosen."""
 _HOTTER, _COOL = 1.5, 2e-4  # times the usual share of its GPUs that throttle, and the share that is none; chosen
-_KNOWN, _SWINGS, _STEADY = 40, 4.0, 12.0
-"""Updates, 20 min, after which the swings of a job are known; standard deviations that are no swing; and those by which
-training (3 %) that is twice as slow differs from a service with fewer requests. Chosen."""
+_KNOWN, _SWINGS = NEW // JOB_EVERY, 20.0
+"""Updates after which the swings of a job are known; and standard deviations by which training (3 %) that is a third
+slower differs from a service with fewer requests. Chosen."""
 
 
 class JobPlaces:
@@ -325,18 +325,15 @@ class JobThroughput(State):
             alone = node != job
             title = f"SM clocks {100 * less['clock']:.0f} % lower"
             return JobReason(node, title, "gpu.sm_clock", "page" if alone else "ticket", alone)
-        steady = self._steadiness(slot)
-        if measure == "sent" and steady >= _SWINGS and (less["active"] >= _ACTIVE or less["power"] >= _POWER):
-            # half of a steady pace is no phase; with less lost nobody is woken for what may be one
-            twice = less["sent"] >= 1 - 1 / COLLECTIVES and steady >= _STEADY
+        if measure == "sent" and self._was_steady(slot) and (less["active"] >= _ACTIVE or less["power"] >= _POWER):
+            twice = less["sent"] >= 1 - 1 / COLLECTIVES  # with less lost nobody is woken for what may be a phase
             return JobReason(job, "GPUs wait, cause not visible", "gpu.sm_active", "page" if twice else "ticket", twice)
         return None
 
-    def _steadiness(self, slot: int) -> float:
-        """Returns by how many of its own standard deviations a job is slower; those of a service's requests are large.
-        0 while they are not known."""
+    def _was_steady(self, slot: int) -> bool:
+        """Returns whether what a job lost is far beyond its own swings, as those of requests to a service."""
         swing, loss = float(self.pace.swing[slot]), float(self.pace.streams.cells[kernel.EFFECT, slot])
-        return loss / max(swing, 1e-9) ** 0.5 if self.pace.count[slot] >= _KNOWN else 0.0
+        return bool(self.pace.count[slot] >= _KNOWN and loss >= _SWINGS * swing**0.5)
 
     def relearn(self, entity: str) -> None:
         """Relearns a job, or the job of a blamed entity, after feedback that it is not a fault."""

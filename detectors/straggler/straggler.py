@@ -267,7 +267,7 @@ class Straggler(Detector):
         own = slots.lone | (slots.groups < 0) | ~np.isfinite(behind)
         changed = step.on & (own | (behind >= self.delta / 2))  # else it has only lost a lead
         started = late & (effect < behind / 3)  # of half a cohort the median is between both
-        late &= ~started | (behind >= np.where(self.slow.since[:size] > 0, STARTED / 2, STARTED))
+        late &= ~started | (behind >= np.where(self.slow.since[:size] > 0, 0.75, 1.0) * STARTED)
         started &= late
         effect = np.where(own | started | slots.pooled, effect, np.fmax(effect, behind - normal))
         cost = np.where(started, behind, np.where(own, effect, np.fmin(effect, behind)))

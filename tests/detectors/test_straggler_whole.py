@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from detectors.straggler import job_throughput
 from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
@@ -26,6 +27,12 @@ def topology():
     return Topology(
         {**known, **leaves, **{p: [f"node:n{i // LEAVES}", f"leaf:l{LEAF[i]}"] for i, p in enumerate(PORTS)}}
     )
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch):
+    """Jobs are known after 20 min, not after two hours."""
+    monkeypatch.setattr(job_throughput, "_KNOWN", 40)
 
 
 class Site:
