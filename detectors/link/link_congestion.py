@@ -238,9 +238,10 @@ def _sum_known(values: Floats) -> Floats:
 class LinkCongestion(Detector):
     """Waits, congestion marks and lost packets of each port for the bytes it sends, each minute, leaf by leaf; pauses.
 
-    Ticket: on `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, one of
-    these is `factor` times the normal of each, or traffic is 10 % below it, for `hold` s; a suspect after two minutes,
-    or five of traffic alone. Three ports are enough while their jobs are 10 % slower: flows that collide slow none.
+    Ticket: on `share` of the ports of a leaf that carry traffic, and on `ports` of them at least, one of these is
+    `factor` times the normal of each, or traffic is 10 % below it, for `hold` s, or half of it where a job is 10 %
+    slower; a suspect after two minutes, or five of traffic alone. Three ports are enough while their jobs are 10 %
+    slower: flows that collide slow none.
     Normal is the port's own past, after the median of the ports of its job (without one: of its node) on other leaves
     has removed what the job does; where fewer than three of them are on other leaves, another phase of the job may look
     the same, and it stays a suspect unless the job's traffic is 10 % lower too. Page: the same without more congestion
@@ -419,8 +420,8 @@ class LinkCongestion(Detector):
         held, harms = (frame.time - known["onset"]) / SECOND, known["slower"] >= _SLOWER
         slows, shared = harms and not known["marked"], known["kind"] != _LESS or known["jobs"] > 1
         level: Level = "suspect"
-        if held >= self.hold and shared and not known["few"] and (known["beside"] or harms):
-            level = "page" if slows else "ticket"
+        if held >= self.hold / (2 if harms else 1) and shared and not known["few"] and (known["beside"] or harms):
+            level = "page" if slows and held >= self.hold else "ticket"
         due = due_report(self.conditions, leaf, frame.time, known["onset"], level)
         if due is None:
             return None

@@ -122,6 +122,12 @@ def test_waits_without_marks_that_slow_the_jobs_of_a_leaf_page_and_congestion_wi
     assert levels(run(Fabric(roce=True), congested(1, lost=0.3))) == {"leaf:l1": "ticket"}
 
 
+def test_congestion_that_slows_a_job_is_a_ticket_after_half_of_the_hold() -> None:
+    for lost, seconds in ((0.3, 300), (0.0, 600)):
+        ticket = next(f for f in run(Fabric(roce=True), congested(1, lost=lost)) if f.level == "ticket")
+        assert seconds <= (ticket.time - START) / SECOND - AT * STEP + 60 <= seconds + 180
+
+
 def pausing(port: str, share: float, lost: float = 0.0, since: int = AT, frames_only: bool = False) -> Change:
     """A host pauses its switch for a share of the time; all ports of its job lose traffic."""
 
