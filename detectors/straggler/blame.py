@@ -132,8 +132,8 @@ def decide_level(
     """Returns page for harm: 10 % that lasts for `hold` s and for which the job waits; 5 % with a fact of the device;
     10 % at once with a clock that is as low.
 
-    Ticket after `ticket_hold` s for a slow rank or GPU, after `hold` s for a node. A power cap is intended: suspect.
-    A clock that is not as low does not explain the slowdown.
+    Ticket after `ticket_hold` s for a slow rank or GPU, after `hold` s for a node. A power cap is intended: suspect,
+    and so are a few percent of clock of a whole node. A clock that is not as low does not explain the slowdown.
     """
     cost, held = weight.cost, weight.held
     quick = suspicion.single and cost >= HARM and held >= ticket_hold
@@ -144,6 +144,8 @@ def decide_level(
         return "page"
     if min(cost, -np.log1p(-min(clock, 0.99))) >= TENTH:
         return "page"
+    if max(cost, clock) < TENTH and clock and not suspicion.single:
+        return "suspect"  # of a whole node: another firmware or setting
     if any(cause.physical for cause in causes):
         return "ticket" if held >= hold and cost >= _SLIGHT else "suspect"
     if weight.started and cost < _UNLIKE:

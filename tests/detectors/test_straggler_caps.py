@@ -104,7 +104,7 @@ def test_a_cap_that_has_just_ended_is_still_policy(gpus):
     assert {f.level for f in watch_from(60, change, 260)} <= {"suspect"}
 
 
-def test_a_few_percent_of_clock_on_all_gpus_of_a_node_is_a_ticket_and_no_page():
+def test_a_few_percent_of_clock_on_all_gpus_of_a_node_is_no_broken_device():
     node = np.arange(site.SIZE) < site.WIDTH
 
     def change(tick, values):
@@ -112,7 +112,7 @@ def test_a_few_percent_of_clock_on_all_gpus_of_a_node_is_a_ticket_and_no_page():
             values["gpu"]["gpu.sm_clock"][node] /= 1.07
             values["rank"]["rank.compute_time"][node] *= 1.07
 
-    assert {f.level for f in watch_from(80, change, 300)} == {"ticket"}
+    assert {f.level for f in watch_from(80, change, 300)} == {"suspect"}
 
 
 def test_a_few_percent_of_clock_on_one_gpu_is_a_ticket():
