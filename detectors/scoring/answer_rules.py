@@ -96,6 +96,8 @@ SOFT_RULES: Mapping[str, AnswerRule] = {
     # warm GPUs that do not throttle slow no job: that waits for office hours, as cold plates do
     "node_restriction": _rule("ticket", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
     "facility_water": _rule("ticket", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
+    # no job is slowed by a tenth: the GPU is reset when its job ends
+    "clock_stuck": _rule("ticket", _SLOW, "rank gpu node"),
     # no job is slowed by a tenth for long: the switch is drained when its jobs end
     "gray_leaf": _rule("ticket", _GRAY, "job stage leaf rail pod fabric"),
     # no rope is wet and the reservoir lasts for a day: it is filled up, and the leak is searched in office hours

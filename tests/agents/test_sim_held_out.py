@@ -77,8 +77,14 @@ def test_a_stuck_clock_ends_with_a_reset_after_its_job_is_drained() -> None:
     assert {e.entity for e in run.events("counter_reset")} == {GPU, GPU.replace("gpu", "nvlink") + ".0"}
     assert min(stay.end for stay in run.simulator.schedule.allocations) == END
     (line,) = run.simulator.truth()
-    assert (line["class"], line["parameters"]["attribution"]) == ("soft", "gpu")
+    assert (line["class"], line["parameters"]["attribution"]) == ("hard", "gpu")
     assert (line["parameters"]["effect"], line["parameters"]["effect_unit"]) == (0.3, "clock")
+
+
+@pytest.mark.parametrize(("lost", "expected"), [(0.05, "soft"), (0.09, "soft"), (0.10, "hard"), (0.4, "hard")])
+def test_a_stuck_clock_needs_a_page_where_it_makes_steps_longer_by_a_tenth(lost: float, expected: str) -> None:
+    (line,) = simulate_fault(ClockStuck(lost=lost, extent="gpu"), GPU).simulator.truth()
+    assert line["class"] == expected
 
 
 # --- a leaf that silently loses packets -------------------------------------------------------------------------------

@@ -240,6 +240,8 @@ def test_a_weak_nvlink_slows_its_nodes_ranks_and_is_logged() -> None:
     node = made.layout.node_of_gpu[made.schedule.allocations[0].gpus] == 1
     assert np.all(ratio[node] > 1.07)
     assert np.all(ratio[~node] < 1.05)
+    (line,) = made.truth()
+    assert line["entities"] == ["nvlink:sim-n002.1.0", "gpu:sim-n002.1"], "its counters do not tell which failed"
     xids = events(made, chunks, "xid")
     assert {(e, d["xid"]) for _, e, d in xids} == {("gpu:sim-n002.1", 74)}
     assert [(e, d["sxid"]) for _, e, d in events(made, chunks, "sxid")] == [("node:sim-n002", 20001)]

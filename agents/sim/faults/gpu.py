@@ -235,6 +235,10 @@ class NvlinkError(Kind):
     crc_rate: float | None = None  # packets with a wrong checksum per second
     dies_after: float | None = None  # s until the job has died, if it does
 
+    def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        """Returns the link and its GPU: its counters do not tell which of them failed."""
+        return fault.entity, layout.entities["gpu"][fault.device]
+
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         assert self.loss is not None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HOUR, DAY = 3600.0, 86_400.0
 MONTH, YEAR = 30.44 * DAY, 365.25 * DAY
+HARMS = 0.10  # share by which a job is slowed that needs a page: Greyhound's change of the mean (Wu et al. 2024)
 
 Detectability = Literal["hard", "soft", "invisible", "benign"]
 """hard: a logged fact; soft: visible only in statistics; invisible: not visible; benign: no fault."""

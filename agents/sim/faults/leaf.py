@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import DAY, HOUR, Detectability, Fault, Kind, Rate, Span
+from agents.sim.faults.kind import DAY, HARMS, HOUR, Detectability, Fault, Kind, Rate, Span
 from agents.sim.faults.link import DARK, stall_job_at_port, stops_at, take_link_down
 from agents.sim.layout import Index, Layout
 
@@ -21,7 +21,6 @@ _TRAINS, _LARGEST = 7 / 8, 0.6  # share of the nodes that train; of them in the 
 _REACHED, _CNPS = 0.8, 2000.0  # share of a leaf's ports; notifications/s of each where steps double. Chosen
 _TIMEOUTS = 2e-4  # per second, port and share that is lost: one in some hours, since most is resent in time. Chosen
 _PAUSES_PER_S = 50_000.0  # pause frames of 20 us with which a port is paused all the time
-_HARMS = 0.10  # share by which a job is slowed that needs a page: Greyhound's change of the mean (Wu et al. 2024)
 _LEAST = 0.025  # share by which a step must be longer to count: 2 to 3 %, above the noise of unpadded batches
 
 
@@ -141,7 +140,7 @@ class GrayLeaf(LeafSlows):
 
     def slowing_class(self, longer: float) -> Detectability:
         """Returns "hard", which needs a page, if a job is slowed by a tenth, else "soft"."""
-        return "hard" if longer >= _HARMS else "soft"
+        return "hard" if longer >= HARMS else "soft"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from agents.sim.effects import Effects
 from agents.sim.faults.gpu import node_of, reset
-from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
+from agents.sim.faults.kind import DAY, HARMS, HOUR, Detectability, Fault, Kind, Rate, Span
 from agents.sim.layout import Index, Layout
 from agents.sim.physics.kernel_log import address
 from agents.sim.schedule import Stop
@@ -248,6 +248,11 @@ class ClockStuck(Kind):
     loaded = True
     lost: float | None = None  # share of the SM clock
     extent: str | None = None  # "gpu": this one; "node": all GPUs of its node by the same share
+
+    def truth_class(self, fault: Fault, layout: Layout) -> Detectability:
+        """Returns "hard", which needs a page, if steps are longer by a tenth, else "soft"."""
+        assert self.lost is not None
+        return "hard" if 1 / (1 - self.lost) - 1 >= HARMS else "soft"
 
     def faulty_entities(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         """Returns the faulty entities."""
