@@ -433,8 +433,7 @@ class Thermal(Detector):
         gpus: Times,
         more: dict[str, Any],
     ) -> HeatVerdict:
-        """Returns a verdict with the evidence of its (hottest) GPU `i`. how_bad: level, s held, score, ln of R above
-        usual."""
+        """Returns a verdict with the evidence of its (hottest) GPU `i`. how_bad: level, s held, score, ln of R."""
         level, held, score, effect = how_bad
         now, excess = float(heat.frame["gpu.temperature"][i]), float(heat.sample.rise[i] * -np.expm1(-effect))
         compared = Comparison(

@@ -434,8 +434,7 @@ class CauseRules:
         return max(rates, key=lambda rate: rate.per_day)
 
     def _least_odds(self) -> float:
-        """Returns the log odds from which a shared cause is believed: half the logarithm of the number of
-        candidates."""
+        """Returns the log odds from which a shared cause is believed: half the logarithm of how many there are."""
         self._refresh_index()
         return math.log(1 + len(self._units) + self._number["node"]) / 2
 
