@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SCORE_DIR ?= .score
-SCALE ?= full
+SCALE ?= certified
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 HASHED := --require-hashes --constraint constraints.txt
 UPGRADE ?=
@@ -42,7 +42,7 @@ soak: .venv/.tests-installed ## run for hours: a day of faults against the agent
 bench: .venv/.installed ## print the figures of the README
 	@for name in ingest kafka; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-score: .venv/.installed ## judge the simulated suites and write docs/detection.md: hours, goes on where it was stopped (SCALE=small or certified, HOURS=n)
+score: .venv/.installed ## judge the simulated suites and write docs/detection.md: hours, goes on where it was stopped (SCALE=training or small, HOURS=n)
 	@test -f $(SCORE_DIR)/trials.json || $(BIN)/python -m benchmarks.detection.trials --results $(SCORE_DIR)
 	@$(BIN)/python -m benchmarks.detection.suite --scale $(SCALE) $(if $(HOURS),--hours $(HOURS)) --results $(SCORE_DIR)
 
