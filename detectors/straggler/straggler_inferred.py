@@ -108,7 +108,8 @@ class StragglerInferred(Detector):
       once with a throttle bit, or without any event reason that explains it; else after `hold` s.
     - One GPU or node busier or less busy than its peers for `hold` s, since which the job has lost 10 %, no more than
       five times what the part departs by, and no other part of it differs. 5 % after
-      three quarters of `hold` with tasks of its node that wait for processors.
+      three quarters of `hold` with tasks of its node that wait for processors. A busier node is a ticket: it is slow or
+      a stage with more work.
 
     Ticket: the same for half of that loss. Suspect: any other GPU or node that differs from its peers. A power cap is
     what people set, so that it is no finding. GPUs of a job that reports compute times are left to the detector
@@ -351,7 +352,8 @@ class StragglerInferred(Detector):
             cost = max(loss, cost if causes else 0.0)
             held = held if causes else min(held, slow_for)  # the end of a phase is no loss that lasts
         peers = len(self.placement.others(mine, now.counted))
-        weight = Weight(cost, held, peers, alone, waits=True)
+        busier = side == 1 and not suspicion.single  # a whole node: a slow one, or a stage with more work
+        weight = Weight(cost, held, peers, alone, waits=not busier)
         hold = _HOST * self.hold if any(cause.key == "cpu_pressure" for cause in causes) else self.hold
         return decide_level(suspicion, causes, weight, hold, self.ticket_hold)
 

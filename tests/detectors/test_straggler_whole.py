@@ -181,6 +181,18 @@ def test_a_slow_gpu_explains_its_slow_job():
     assert {f.entity for f in findings(change)} == {"gpu:n1.1"}
 
 
+def test_a_busier_node_for_which_its_job_waits_is_a_ticket_since_it_may_have_more_work():
+    busier = np.arange(site.SIZE) // (site.SIZE // site.NODES) == 1
+
+    def change(tick, values, rates):
+        slower(0.86)(tick, values, rates)
+        values["gpu"]["gpu.sm_active"][~busier] *= 0.86
+
+    levels = {(f.entity, f.level) for f in findings(change)}
+    assert ("node:n1", "ticket") in levels
+    assert "page" not in {level for _, level in levels}
+
+
 def test_a_job_that_reports_compute_times_is_left_to_the_detectors_of_jobs():
     def change(tick, values, rates):
         slower(0.8, active=0.85)(tick, values, rates)
