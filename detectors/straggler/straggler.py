@@ -45,18 +45,23 @@ _LASTS = 120 * SECOND  # us without a sample after which a rank is silent, not s
 _SPREADS = 4.0  # peers' standard deviations by which a rank that has no past must be slower: one in 30,000 is by chance
 _LONGEST = 0.02  # ln by which a rank may be quicker than the slowest stage and still be what the job waits for; chosen
 _NEWEST = 3  # newest steps that must be slow: else the person on call would find nothing. Chosen
+_BURST = 0.6
+"""Share of what a slowdown costs now below which it cost so far: it grew, and counts for as long as the same loss takes at
+the present cost. Chosen: medians of ten steps lag."""
 _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal distribution
 
 
 @dataclass
 class SlowTimes(State):
-    """By slot. since: since when it is slow, 0 not (us).   lasted: s of steps in that time.   rose: last time (us) at
-    which its sum was 0.   offset: own normal where ranks of several stages are compared.
-    accepted: ln of the slowdown that a person called no fault.   newest: departures from cohort and own past.
+    """By slot. since: since when it is slow, 0 not (us).   lasted: s of steps in that time.   lost: s that it cost in
+    them.   rose: last time (us) at which its sum was 0.   offset: own normal where ranks of several stages are
+    compared.   accepted: ln of the slowdown that a person called no fault.   newest: departures from cohort and own
+    past.
     """
 
     since: NDArray[np.int64] = memory(0, np.int64)
     lasted: Floats = memory(0.0)
+    lost: Floats = memory(0.0)
     rose: NDArray[np.int64] = memory(0, np.int64)
     offset: Floats = memory(0.0)
     accepted: Floats = memory(0.0)
@@ -277,9 +282,10 @@ class Straggler(Detector):
         """Returns (S,) the slow ranks; follows for how long each has been slow."""
         size, slow = len(silent), self.slow
         now = (late.cost > 0) & (self.slots.column >= 0)
-        since, lasted = slow.since[:size], slow.lasted[:size]
+        since, lasted, lost = slow.since[:size], slow.lasted[:size], slow.lost[:size]
         since[~now & ~silent] = 0
         lasted += self.samples.passed * now
+        lost += self.samples.passed * late.cost
         new = np.flatnonzero(now & (since == 0))
         if len(new):
             gap = self.samples.gap[new]
@@ -287,6 +293,7 @@ class Straggler(Detector):
             first = time - np.maximum(counted - 1, 0) * gap
             since[new] = np.where(step.on[new], np.minimum(slow.rose[new], first), first)
             lasted[new] = np.maximum(time - since[new] - gap, 0) / SECOND
+            lost[new] = lasted[new] * late.cost[new]
             steps = self.samples.steps[new]  # found as soon as it is judged: slow in all of its steps
             early = late.started[new] & (steps <= LEARN + 2)
             since[new] = np.where(early, np.minimum(since[new], time - (steps - 1) * gap), since[new])
@@ -320,8 +327,10 @@ class Straggler(Detector):
     def _weigh(self, suspicion: Suspicion, step: Step, late: Lateness, alone: bool) -> Weight:
         mine, samples = suspicion.slots, self.samples
         own = mine[self.slow.since[mine] > 0]
-        lasted = float(np.median(self.slow.lasted[own])) if len(own) else 0.0  # one of a node may have paused before
         cost = float(late.cost[mine].max())
+        held, at_this_cost = self.slow.lasted[own], self.slow.lost[own] / np.maximum(late.cost[own], 1e-9)
+        held = np.where(at_this_cost < _BURST * held, at_this_cost, held)  # it began with a little
+        lasted = float(np.median(held)) if len(own) else 0.0  # one of a node may have paused before
         # of half a cohort the median is between both; and slower than the others, not than the median of all
         own = late.started[mine] | (self.slow.newest[mine].min(axis=1) >= cost / 3)
         apart = samples.newest(mine, _NEWEST) + late.behind[mine] - samples.typical(mine)

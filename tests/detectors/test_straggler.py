@@ -40,6 +40,15 @@ def test_a_slowdown_of_five_minutes_does_not_page_at_any_strength(site, watch, f
     assert "page" not in {f.level for f in watch(Straggler(), site, 200, slowed(3, factor, 60, 90))}
 
 
+@pytest.mark.parametrize("minutes", [3, 4])
+def test_minutes_of_a_slightly_slow_rank_do_not_count_for_the_page_of_a_short_strong_slowdown(site, watch, minutes):
+    def change(tick, values):
+        strong = 60 + 6 * minutes
+        values["rank"]["rank.compute_time"][3] *= 1.07 if 60 <= tick < strong else 1.4 if 0 <= tick - strong < 18 else 1
+
+    assert "page" not in {f.level for f in watch(Straggler(), site, 160, change)}
+
+
 def test_a_rank_ten_percent_slow_is_a_ticket_within_two_minutes_and_a_page_within_five(site, watch):
     found = watch(Straggler(), site, 160, slowed(11, 1.1))
     fault = START + 60 * STEP
