@@ -46,8 +46,8 @@ _SPREADS = 4.0  # peers' standard deviations by which a rank that has no past mu
 _LONGEST = 0.02  # ln by which a rank may be quicker than the slowest stage and still be what the job waits for; chosen
 _NEWEST = 3  # newest steps that must be slow: else the person on call would find nothing. Chosen
 _BURST = 0.6
-"""Share of what a slowdown costs now below which it cost so far: it grew, and counts for as long as the same loss takes at
-the present cost. Chosen: medians of ten steps lag."""
+"""Share of what a slowdown costs now below which it cost so far: it grew, and counts for as long as the same loss takes
+at the present cost. Chosen: medians of ten steps lag."""
 _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal distribution
 
 
@@ -314,15 +314,11 @@ class Straggler(Detector):
         for suspicion, causes in blamed:
             alone = unexplained.count(slots.ancestor("job", int(suspicion.slots[0]))) <= 1
             weight = self._weigh(suspicion, step, late, alone)
-            level = self.decide_level(suspicion, causes, weight)
+            level = decide_level(suspicion, causes, weight, self.hold, self.ticket_hold)
             since = int(self.slow.since[suspicion.slots][slow[suspicion.slots]].min())
             if due := due_report(self.conditions, suspicion.entity, time, since, level):
                 reports.append(self._slow_finding(time, suspicion, causes, due, step, late))
         return reports
-
-    def decide_level(self, suspicion: Suspicion, causes: Sequence[Cause], weight: Weight) -> Level:
-        """Returns the level of a condition; see blame.decide_level."""
-        return decide_level(suspicion, causes, weight, self.hold, self.ticket_hold)
 
     def _weigh(self, suspicion: Suspicion, step: Step, late: Lateness, alone: bool) -> Weight:
         mine, samples = suspicion.slots, self.samples

@@ -352,8 +352,8 @@ class StragglerInferred(Detector):
             cost = max(loss, cost if causes else 0.0)
             held = held if causes else min(held, slow_for)  # the end of a phase is no loss that lasts
         peers = len(self.placement.others(mine, now.counted))
-        busier = side == 1 and not suspicion.single  # a whole node: a slow one, or a stage with more work
-        weight = Weight(cost, held, peers, alone, waits=not busier)
+        # a busier node is slow, or a stage with more work
+        weight = Weight(cost, held, peers, alone, waits=side != 1 or suspicion.single)
         hold = _HOST * self.hold if any(cause.key == "cpu_pressure" for cause in causes) else self.hold
         return decide_level(suspicion, causes, weight, hold, self.ticket_hold)
 
