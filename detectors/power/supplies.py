@@ -122,7 +122,7 @@ class Supplies(State):
         n = len(read)
         before, every = self.read_at[:n], self.every[:n]
         gap = np.where(read & (before > 0) & (before < time), time - before, np.nan)
-        gap = np.fmin(gap, 3 * every)  # a BMC that restarts does not make readings rare
+        gap = np.where(gap > 3 * every, 3 * every, gap)  # a BMC that restarts does not make readings rare
         every[:] = np.where(np.isnan(every), gap, every + _FOLLOWS * np.nan_to_num(gap - every))
         before[read] = time
 

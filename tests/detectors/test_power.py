@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.power.power import Power, _merge_by_entity
+from detectors.power.supplies import Supplies
 from pipeline.model.records import SECOND, Event, Finding, Frame
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
@@ -263,3 +264,13 @@ def test_two_conditions_of_one_entity_are_one_finding():
     assert (joined.level, joined.onset, joined.summary) == ("page", START - 9, "a loss (+1 more)")
     assert joined.evidence["also"] == ["a brake"]
     assert joined.signals == ("b", "a")
+
+
+@pytest.mark.parametrize("every", [1, 3, 6])
+def test_the_usual_time_between_readings_is_that_of_supplies_read_less_often_than_others(every):
+    supplies, names = Supplies(), NAMES["psu"][:4]
+    for tick in range(400):
+        output = np.where(np.arange(4) < 2, 1500.0, 1500.0 if tick % every == 0 else np.nan)
+        frame = Frame(START + tick * 10 * SECOND, "psu", names, {"psu.output_power": output}, Topology({}))
+        supplies.update(frame, frame.time)
+    assert supplies.every[:4] == pytest.approx(np.array([10, 10, 10 * every, 10 * every]) * SECOND, rel=0.05)
