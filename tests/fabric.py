@@ -180,7 +180,7 @@ class SimulatedFabric:
                 found = self.ask(tool, *arguments)
             except (
                 subprocess.TimeoutExpired
-            ):  # asked while the fabric comes up, a tool waits for an answer that is lost
+            ):  # while the fabric comes up, an answer may be lost
                 return False
             return holds(found)
 
