@@ -178,9 +178,7 @@ class SimulatedFabric:
             nonlocal found
             try:
                 found = self.ask(tool, *arguments)
-            except (
-                subprocess.TimeoutExpired
-            ):  # while the fabric comes up, an answer may be lost
+            except subprocess.TimeoutExpired:  # while the fabric comes up, an answer may be lost
                 return False
             return holds(found)
 
