@@ -116,14 +116,14 @@ def _no_peers(frame: Frame) -> NDArray[np.int32]:
 def no_corroboration(detectors: list[Detector]) -> None:
     """Removes second signals that waive a hold: throttle bit, lanes or clock of a rank, pump or pressure of a loop."""
     for straggler in pieces(detectors, Straggler):
-        vars(straggler)["decide_level"] = _without_witness(straggler.decide_level)  # an experiment on this one object
+        vars(straggler)["_find_causes"] = _no_causes  # an experiment on this one object
     for coolant in pieces(detectors, Coolant):
         for witness in (coolant.pressure, coolant.speed):
             vars(witness)["step"] = _unmeasured(witness.step)  # likewise
 
 
-def _without_witness(level: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda suspicion, _, *rest: level(suspicion, (), *rest)
+def _no_causes(*_: object) -> list[object]:
+    return []
 
 
 def _unmeasured(step: Callable[..., Any]) -> Callable[..., Any]:
