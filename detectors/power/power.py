@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -51,11 +51,11 @@ class Power(Detector):
     """A lost supply is a ticket, and a page if the rest cannot carry the load or the power brake slows the GPUs.
 
     The same supply lost in all nodes of a rack or unit at the same time is a loss of its shelf or feed, reported once.
-    A unit without voltage (or with a tripped breaker) whose nodes fell silent pages in the same frame; while they
-    report it is a ticket: they run on another feed, or the meter is wrong. A node is silent by its own usual interval,
-    and a chassis without load whose host is dead is left to `telemetry`. The brake bit without a lost supply is a
-    ticket, after `brake_seconds` a page. The power cap bit (0x4) is policy, and load swings of whole jobs are work:
-    neither is reported.
+    A unit without voltage (or with a tripped breaker) pages in the same frame if most of its nodes fell silent or have
+    supplies that lost their input, one finding with these; else it is a ticket: the meter may be wrong. A node is
+    silent by its own usual interval, and a chassis without load whose host is dead is left to `telemetry`. The brake
+    bit without a lost supply is a ticket, after `brake_seconds` a page. The power cap bit (0x4) is policy, and load
+    swings of whole jobs are work: neither is reported.
 
     A voltage is off when it differs from its usual by a tenth twice in a row (a 12 V rail by 5 %), or is reported out
     of range: a ticket; many below one feed, rack or row are one of that entity. It pages where it is off by more than a
@@ -118,7 +118,14 @@ class Power(Detector):
         losses = list(self._report_lost(lost, braked, time))
         paged = (each for each, finding in zip(lost, losses, strict=True) if finding.level == "page")
         explained = {node for each in paged for node in each.chassis} | find_explained_brakes(braked, off, topology)
-        found = [*losses, *self._report_dark(topology, time), *off]
+        starved = {node for each in lost if each.why == INPUT for node in each.chassis}
+        dark = list(self._report_dark(starved, topology, time))
+        tripped = {finding.entity for finding in dark if finding.level == "page"}
+        fed = {node for node in starved if not tripped.isdisjoint(topology.ancestors(node))}
+        losses = [
+            f for each, f in zip(lost, losses, strict=True) if each.why != INPUT or not fed.issuperset(each.chassis)
+        ]
+        found = [*losses, *dark, *off]
         found += self._report_brake(explained, braked, topology, time)
         if not found and not self.conditions:
             return []
@@ -191,8 +198,8 @@ class Power(Detector):
                 why=_WHY[each.why],
             )
 
-    def _report_dark(self, topology: Topology, time: int) -> Iterator[Finding]:
-        """Yields a finding for each feed without power."""
+    def _report_dark(self, starved: Collection[str], topology: Topology, time: int) -> Iterator[Finding]:
+        """Yields a finding for each feed without power. starved: nodes of which a supply has lost its input."""
         names, seen = self.nodes.names("node"), self.nodes.of_class("node").seen
         lost = self.nodes.known("node") & ~self.nodes.reporting("node")
         for entity, known in sorted(self.feeds.dark.items()):
@@ -204,19 +211,22 @@ class Power(Detector):
             self._node_index.update(names, topology)
             below = self._node_index.devices_below(entity)
             silent = [i for i in below if lost[i]]
-            level: Level = "page" if len(silent) > len(below) / 2 and kind_of(entity) in _SHARED else "ticket"
+            left = [i for i in below if names[i] in starved and not lost[i]]
+            hit = sorted(silent + left)
+            level: Level = "page" if len(hit) > len(below) / 2 and kind_of(entity) in _SHARED else "ticket"
             effect = f"{len(silent)} of {len(below)} nodes silent" if below else "no node below it is known"
+            effect = f"{len(left)} of {len(below)} nodes on their other feed" if len(left) > len(silent) else effect
             effect = "its node reports" if host in names else effect
             why = known["why"].removeprefix("a ").partition(" (")[0]
             yield self.finding(
                 time,
                 entity,
                 (known["since"], level),
-                score=float(max(1, len(silent))),
+                score=float(max(1, len(hit))),
                 summary=pager_title(entity, f"{why}, {effect}"),
                 signals=("power.voltage", "power.draw"),
                 clears="clears when its voltage is back",
-                nodes=[names[i] for i in silent][:64],
+                nodes=[names[i] for i in hit][:64],
                 why=known["why"],
             )
 

@@ -193,6 +193,22 @@ def test_a_unit_without_voltage_whose_nodes_are_silent_pages(site):
     assert "no voltage, 4 of 4 nodes silent" in site.findings[-1].summary
 
 
+@pytest.mark.parametrize(
+    ("nodes", "found"), [(4, {("pdu:p0", "page")}), (1, {("pdu:p0", "ticket"), ("node:r0n0", "ticket")})]
+)
+def test_a_tripped_unit_pages_while_its_nodes_run_on_their_other_feed_and_names_their_supplies(site, nodes, found):
+    def tripped(values):
+        values["power"]["power.voltage"][0] = values["power"]["power.draw"][0] = 0
+        values["psu"]["psu.input_status"] = np.zeros(32)
+        values["psu"]["psu.input_status"][: 4 * nodes : 2] = 1
+        values["psu"]["psu.output_power"][: 4 * nodes : 2] = 0.0
+        values["psu"]["psu.output_power"][1 : 4 * nodes : 2] *= 2
+
+    assert site.run(tripped) == found
+    if nodes == 4:
+        assert site.findings[-1].summary == "PDU p0: no voltage, 4 of 4 nodes on their other feed"
+
+
 def test_a_meter_that_reads_nothing_while_its_nodes_report_is_a_ticket(site):
     def dead(values):
         values["power"]["power.voltage"][0] = 0
