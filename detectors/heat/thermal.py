@@ -206,10 +206,10 @@ class Thermal(Detector):
         self._update_trends(sample, step, gate, frame.time)
         throttled = self.throttling.update(frame["gpu.throttle_reasons"], frame.time) & ~in_maintenance
         heat = self._collect_heat(frame, sample, (step, memory_step, nodes), index, throttled)
-        powers = self.resistance.powers(len(throttled))
+        powers, reported = self.resistance.powers(len(throttled)), self._find_parts_of_reported(heat)
         units, members = self.throttling.find_units(frame, throttled, powers, index.node, self.hold)
-        found = self._find_blamed(heat, members)
-        found |= self._find_throttling(heat, found, members)
+        found = self._find_blamed(heat, members, reported)
+        found |= self._find_throttling(heat, found, members | reported)
         found = units | found
         close_ended(self.conditions, {*found, *self.throttling.units, *self._find_unmeasured(heat)})
         return list(self._report(frame, found))
@@ -318,15 +318,15 @@ class Thermal(Detector):
 
     # --- verdicts
 
-    def _find_blamed(self, heat: GpuHeat, throttling: Bools) -> dict[str, HeatVerdict]:
+    def _find_blamed(self, heat: GpuHeat, throttling: Bools, reported: Bools) -> dict[str, HeatVerdict]:
         """Returns entity -> verdict; GPUs of a unit that is to blame are not named too.
 
         throttling: (N,) GPUs of units that throttle as a whole: what makes them hot is not their own resistance or
-        their node's, so only those reported before stay reported.
+        their node's, so only those reported before stay reported.   reported: (N,) GPUs of nodes that are.
         """
         named = self._find_nodes(heat)
         found = {name: v for name, v in named.items() if name in self.conditions or not throttling[v.gpus].all()}
-        covered = self._find_parts_of_reported(heat)
+        covered = reported.copy()
         for verdict in found.values():
             covered[verdict.gpus] = True
         for i in np.flatnonzero(((heat.on & ~heat.step.moved) | self.wearing[: len(covered)]) & ~covered).tolist():
@@ -459,7 +459,7 @@ class Thermal(Detector):
     ) -> dict[str, HeatVerdict]:
         """Returns nodes and GPUs that report throttling and are not part of a verdict, or of a unit."""
         frame, n, streaks, node = heat.frame, len(heat.on), self.throttling, heat.index.node
-        other = heat.throttled & ~members & ~self._find_parts_of_reported(heat)
+        other = heat.throttled & ~members
         for verdict in found.values():
             other[verdict.gpus] = False
         recent = (self.normal_at[:n] > 0) & (frame.time - self.normal_at[:n] <= self.hold * SECOND)

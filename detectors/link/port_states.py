@@ -44,7 +44,7 @@ class PortLoads(State):
         n = len(received)
         self.grow(n)
         seen = self.total[:n], self.read[:n], self.busy[:n], self.first[:n]
-        update_loads(received, sent, mbits, seen, time)
+        _update_loads(received, sent, mbits, seen, time)
 
     def carried(self, i: int, time: int, within: int) -> bool:
         """Returns whether a port carried traffic in the last `within` us before `time`."""
@@ -82,7 +82,7 @@ class PortStates(State):
         """Reads an instant; returns (port, times) of the ports that came up again since the last one."""
         self.grow(len(state))
         n = len(state)
-        count_samples(state, self.count[:n], self.read[:n], self.step[:n], time)
+        _count_samples(state, self.count[:n], self.read[:n], self.step[:n], time)
         at, _, _ = self.readings.find_changed(state, time)
         moving, growth, seconds = self.changes.measure_growth(changes, time, restarted)
         self.has_counter[np.flatnonzero(~self.has_counter[: len(changes)] & np.isfinite(changes))] = True
@@ -178,7 +178,7 @@ class PortStates(State):
 
 
 @compiled
-def update_loads(
+def _update_loads(
     received: Floats,
     sent: Floats,
     mbits: Floats,
@@ -202,7 +202,7 @@ def update_loads(
 
 
 @compiled
-def count_samples(state: Floats, count: NDArray[np.int64], read: NDArray[np.int64], step: Floats, time: int) -> None:
+def _count_samples(state: Floats, count: NDArray[np.int64], read: NDArray[np.int64], step: Floats, time: int) -> None:
     """Counts one reading of the state of each port, and follows the interval: slowly upwards, since a gap in the
     telemetry is no longer interval."""
     for i in range(len(state)):

@@ -179,7 +179,7 @@ class Straggler(Detector):
         late = self._measure_lateness(step, (near | (self.slow.since[: len(slots)] > 0)) & ~silent)
         slow = self._follow(step, late, silent, time)
         if slow.any():
-            return self._report(frames, step, slow, late, ~silent)
+            return self._report(time, step, slow, late, ~silent)
         close_ended(self.conditions, set())
         return []
 
@@ -299,11 +299,9 @@ class Straggler(Detector):
             since[new] = np.where(early, np.minimum(since[new], time - (steps - 1) * gap), since[new])
         return np.asarray(now & ~silent)
 
-    def _report(
-        self, frames: Mapping[str, Frame], step: Step, slow: Bools, late: Lateness, counted: Bools
-    ) -> list[Finding]:
+    def _report(self, time: int, step: Step, slow: Bools, late: Lateness, counted: Bools) -> list[Finding]:
         """Returns the findings that are due on slow ranks."""
-        time, slots = frames["rank"].time, self.slots
+        slots = self.slots
         present = counted & (slots.column >= 0) & (self.samples.steps[: len(slow)] > 0)
         effect = np.where(present, np.fmax(late.cost, late.effect), 0.0)
         found = find_suspicions(slow, effect, present, slots, self.delta, self.conditions)

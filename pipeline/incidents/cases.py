@@ -166,18 +166,9 @@ class Case:
         self.quiet_from = time
         known = self.conditions.get(key)
         if known is None:
-            f = finding
+            f, intended = finding, _INTENDED in finding.evidence
             self.conditions[key] = Condition(
-                f.detector,
-                f.entity,
-                f.onset,
-                f.level,
-                time,
-                time,
-                f.score,
-                f.summary,
-                f.signals,
-                _INTENDED in f.evidence,
+                *(f.detector, f.entity, f.onset, f.level, time, time, f.score, f.summary, f.signals, intended)
             )
         is_new = known is None or known.update(finding, time)
         if finding.evidence.get("holds") is True and key not in self.held:
