@@ -193,4 +193,4 @@ def planned(scale: str, first: int = FIRST_REPORTED) -> list[tuple[Run, int]]:
     if scale == "training":
         return training
     later = numbers(REPORT, CLEAN_WORLDS, first)
-    return [*_clean(later, 512, 2.0), *_faulty(later[:RAISED_WORLDS], SLOW_WORLDS), *training]
+    return [*_clean(later, 1024, 1.0), *_faulty(later[:RAISED_WORLDS], SLOW_WORLDS), *training]

@@ -64,6 +64,7 @@ class PacketLosses(State):
     """Errors and traffic per minute of the ports that have errors."""
 
     followed: dict[str, dict[str, Any]] = notes()
+    closed: int = notes(int)  # when minutes were closed last: one minute for all ports, as healthy fabrics have errors on many
 
     def add_errors(self, port: str, packets: bool, count: float, time: int) -> None:
         """Adds errors of a port and follows it from now on. packets: whether they are of whole packets."""
@@ -74,11 +75,14 @@ class PacketLosses(State):
 
     def close_minutes(self, index: Mapping[str, int], traffic: Floats, time: int) -> None:
         """Adds a point for each minute that is over, and drops ports without errors for an hour. traffic: bytes."""
+        if 0 <= time - self.closed < _MINUTE:
+            return
+        self.closed = time
         for port in list(self.followed):
             known, i = self.followed[port], index.get(port, -1)
             if time - known["newest"] > _POINTS * _MINUTE or time < known["since"]:
                 del self.followed[port]
-            elif time - known["since"] >= _MINUTE and i >= 0 and np.isfinite(traffic[i]):
+            elif time > known["since"] and i >= 0 and np.isfinite(traffic[i]):
                 bytes_read, before = float(traffic[i]), known["read"]
                 seconds = (time - known["since"]) / SECOND
                 if before is not None and bytes_read > before:

@@ -57,6 +57,7 @@ class Pressure(State):
 
     def median_share(self, nodes: Sequence[str]) -> float:
         """Returns the median of some nodes; NaN if all are unknown."""
-        shares = np.array([self.share_of(node) for node in nodes])
+        known = [at for node in nodes if (at := self._nodes.get(node, -1)) >= 0]
+        shares = self.share[known]
         shares = shares[np.isfinite(shares)]
         return float(np.median(shares)) if len(shares) else float("nan")
