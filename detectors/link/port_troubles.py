@@ -64,7 +64,9 @@ class PacketLosses(State):
     """Errors and traffic per minute of the ports that have errors."""
 
     followed: dict[str, dict[str, Any]] = notes()
-    closed: int = notes(int)  # when minutes were closed last: one minute for all ports, as healthy fabrics have errors on many
+    closed: int = notes(
+        int
+    )  # when minutes were closed last: one minute for all ports, as healthy fabrics have errors on many
 
     def add_errors(self, port: str, packets: bool, count: float, time: int) -> None:
         """Adds errors of a port and follows it from now on. packets: whether they are of whole packets."""
