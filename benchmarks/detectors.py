@@ -1,6 +1,6 @@
-"""The cost of the common kernel: a tick of a whole fleet, its state, and its speed compared with memcpy.
+"""The cost of the common kernel and of the state of all detectors: a tick of a whole fleet, memcpy, a snapshot.
 
-    python -m benchmarks.detectors [--gpus 100000] [--metrics 20] [--cohort 256] [--ticks 15]
+    python -m benchmarks.detectors [--gpus 100000] [--metrics 20] [--cohort 256] [--ticks 15] [--nodes 4096]
 
 CPU time of one process; all figures of one run, so that they compare. Timed once all streams have learnt, as before it
 the kernel has less to do. Its bytes are those that it has to read and write once: sample, cohort and state.
@@ -12,15 +12,22 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from agents.sim.scenario import Fleet, Scenario
+from benchmarks.detection.judge import Trial
 from detectors.base import kernel
 from detectors.base.streams import LEARN, Channel, Streams
+from pipeline.engine.engine import SNAPSHOT_EVERY
 from pipeline.model.records import SECOND
+from pipeline.store.detector_state import delete_other_states, state_folder, write_state
 
 _STATE_BYTES = 24  # of a stream, read and written
 _INPUT_BYTES = 20  # residual, scale, widening, limit and least effect, float32 each, read
+_SNAPSHOT_S = 600.0  # simulated s before the snapshot; longer, and it has no other size
 _WARM = 2 * LEARN  # ticks before the measurement, so that all streams have learned
 
 
@@ -73,12 +80,30 @@ def kernel_speed(streams: int, ticks: int) -> tuple[float, float]:
     return mine, 2 * cells.nbytes / seconds(lambda _: np.copyto(other, cells), ticks)
 
 
+def snapshot_cost(nodes: int) -> tuple[float, float, int]:
+    """Returns CPU and wall seconds of writing the state of all detectors to disk, and its bytes: median of five."""
+    trial = Trial(Scenario(_SNAPSHOT_S, 10.0, None, Fleet(nodes, 8)), 1)
+    for _ in trial.run():
+        pass
+    spent = []
+    with TemporaryDirectory() as folder:
+        store = Path(folder) / "store.duckdb"
+        for number in range(5):
+            cpu, wall = time.process_time(), time.monotonic()
+            name = write_state(store, number, trial.runner.snapshot())
+            spent.append((time.process_time() - cpu, time.monotonic() - wall))
+            size = (state_folder(store) / name).stat().st_size
+            delete_other_states(store, name)
+    return *(statistics.median(values) for values in zip(*spent, strict=True)), size
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="what the common kernel of the detectors costs")
     parser.add_argument("--gpus", type=int, default=100_000)
     parser.add_argument("--metrics", type=int, default=20)
     parser.add_argument("--cohort", type=int, default=256, help="members of a cohort")
     parser.add_argument("--ticks", type=int, default=15)
+    parser.add_argument("--nodes", type=int, default=4096, help="simulated nodes whose detectors' state is written")
     options = parser.parse_args()
     spent, state, kept = fleet_tick(options.gpus, options.metrics, options.cohort, options.ticks)
     samples = options.gpus * options.metrics
@@ -88,6 +113,11 @@ def main() -> None:
     print(f"  {state / 1e6:.0f} MB of state, {per}; expected <= 250 MB")
     mine, copy = kernel_speed(samples, options.ticks)
     print(f"  kernel {mine / 1e9:.1f} GB/s, memcpy {copy / 1e9:.1f} GB/s: {mine / copy:.2f}; expected >= 0.25")
+    cpu, wall, size = snapshot_cost(options.nodes)
+    rate = cpu * 60 * SECOND / SNAPSHOT_EVERY
+    print(f"state of all detectors, {options.nodes:,} nodes:")
+    print(f"  {size / 1e6:.0f} MB written in {cpu:.2f} s of CPU, {wall:.1f} s")
+    print(f"  every {SNAPSHOT_EVERY // SECOND} s: {rate:.2f} s of CPU a minute; expected <= 0.4 s")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from detectors.base.detector import Detector
 from detectors.base.findings import OpenConditions, build_finding, close_ended, due_report
-from detectors.base.state import FORMAT, check_axes, from_json, to_json
+from detectors.base.state import FORMAT, Buffer, check_axes, pack_state, unpack_state
 from detectors.calibrations import apply_calibration_events, export_calibration, list_calibration
 from detectors.corroboration import Corroboration
 from pipeline.judging.frames import Framer
@@ -26,6 +25,8 @@ from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level,
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal
 from pipeline.model.topology import Topology
 
+SHARED = "shared"
+"""Name of the piece of a snapshot that is of no single detector."""
 PATIENCE_S = 3600.0
 """s without a value after which a signal counts as missing; chosen: the reboot of a node or a pause between jobs takes
 less."""
@@ -199,9 +200,7 @@ class Runner:
 
     def listing(self) -> list[dict[str, Any]]:
         """Returns a row of plain data per detector, also those that are off: description, missing signals, errors."""
-        return [
-            {**to_json(d.describe()), "off": self._missing_signals(d), "errors": self.errors[d.name]} for d in self._all
-        ]
+        return [{**d.describe(), "off": self._missing_signals(d), "errors": self.errors[d.name]} for d in self._all]
 
     def _missing_signals(self, detector: Detector) -> list[str]:
         """Returns the signals that it needs and the input never had, or has not had for long; it still runs."""
@@ -331,26 +330,29 @@ class Runner:
         self.errors[detector.name] += 1
         self.failures.add(detector, error, time)
 
-    def snapshot(self) -> str:
-        """Returns all state as JSON text."""
-        state = {
+    def snapshot(self) -> Iterator[tuple[str, list[Buffer]]]:
+        """Yields all state in named pieces, one of each detector, to be read before the next instant: nothing of it is
+        copied."""
+        shared = {
             "format": FORMAT,
-            "detectors": {d.name: to_json(d.snapshot()) for d in self.detectors},
             "active": self.corroboration.snapshot(),
             "measured": self.presence.snapshot(),
             "failures": self.failures.snapshot(),
         }
-        return json.dumps(to_json(state), separators=(",", ":"))
+        yield SHARED, pack_state(shared)
+        for detector in self.detectors:
+            yield detector.name, pack_state(detector.snapshot(copied=False))
 
-    def restore(self, text: str) -> None:
+    def restore(self, pieces: Mapping[str, bytes]) -> None:
         """Continues from a snapshot; a detector whose state has another layout starts with empty state (logged).
 
         Errors are counted from the start of the process, so that a detector that fails after an upgrade is logged.
+        Raises KeyError or ValueError where the state that they share is missing or unreadable.
         """
-        state = json.loads(text)
+        shared = unpack_state(pieces[SHARED])
         self._early, self._unframed = {}, {}
-        self._restore_shared(state)
-        if (found := state.get("format", 1)) != FORMAT:
+        self._restore_shared(shared)
+        if (found := shared.get("format", 1)) != FORMAT:
             _log.warning(
                 "all detectors start with empty state: their snapshot has format %s, this version reads %s",
                 found,
@@ -358,22 +360,24 @@ class Runner:
             )
             return
         for detector in self.detectors:
-            fresh = self._fresh[detector.name]
-            saved = state["detectors"].get(detector.name)
+            self._restore_detector(detector, pieces.get(detector.name))
+        self._tries = _TRIES
+
+    def _restore_detector(self, detector: Detector, piece: bytes | None) -> None:
+        fresh = self._fresh[detector.name]
+        try:
+            saved = None if piece is None else unpack_state(piece)
             if not isinstance(saved, dict) or set(saved) != set(fresh):
                 _log.warning("detector %s starts with empty state: the snapshot is of another version", detector.name)
-                continue
-            try:
-                decoded = from_json(saved)
-                check_axes(decoded, fresh, detector.name)
-                detector.restore(decoded)
-                self._restored.add(detector.name)
-            except _BAD_STATE as error:
-                self._start_empty(detector)
-                _log.warning(
-                    "detector %s starts with empty state: its snapshot has another layout: %r", detector.name, error
-                )
-        self._tries = _TRIES
+                return
+            check_axes(saved, fresh, detector.name)
+            detector.restore(saved)
+            self._restored.add(detector.name)
+        except _BAD_STATE as error:
+            self._start_empty(detector)
+            _log.warning(
+                "detector %s starts with empty state: its snapshot has another layout: %r", detector.name, error
+            )
 
     def _restore_shared(self, state: Mapping[str, Any]) -> None:
         """Restores the state that detectors share; they also work without it."""

@@ -29,10 +29,13 @@ A new detector does not need that: it starts without a snapshot.
 
 from __future__ import annotations
 
-import base64
 import copy
+import json
+import math
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +46,7 @@ FORMAT = 3
 N = -1
 """In the shape of a memory(): the axis with one cell per entity."""
 _STATE = "fleetpulse.state"
+Buffer = bytes | memoryview
 
 
 class Part(Protocol):
@@ -168,17 +172,20 @@ class State:
                     yield below, piece
                     yield from piece.pieces(below)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Returns all state as plain data by field name; later changes do not show in it."""
-        layout = _layout(type(self))
-        state = {key: getattr(self, name).copy() for name, key, _ in layout.cells}
-        state |= {key: copy.deepcopy(getattr(self, name)) for name, key in layout.notes}
+    def snapshot(self, copied: bool = True) -> dict[str, Any]:
+        """Returns all state as plain data by field name.
+
+        copied: later changes do not show in it; without, it is only for a reader that is done before the next change.
+        """
+        layout, keep = _layout(type(self)), copy.deepcopy if copied else _unchanged
+        state = {key: keep(getattr(self, name)) for name, key, _ in layout.cells}
+        state |= {key: keep(getattr(self, name)) for name, key in layout.notes}
         for name, key, _ in layout.pieces:
             value = getattr(self, name)
             if isinstance(value, (dict, list, tuple)):
-                state[key] = {k: _snapshot(piece) for k, piece in _walk(value)}
+                state[key] = {k: _snapshot(piece, copied) for k, piece in _walk(value)}
             else:
-                state[key] = _snapshot(value)
+                state[key] = _snapshot(value, copied)
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -243,8 +250,12 @@ def _walk(value: Any) -> Iterator[tuple[str, Any]]:
         yield "", value
 
 
-def _snapshot(piece: Part) -> Any:
-    return piece.snapshot() if isinstance(piece, State) else copy.deepcopy(piece.snapshot())
+def _snapshot(piece: Part, copied: bool) -> Any:
+    return piece.snapshot(copied) if isinstance(piece, State) else copy.deepcopy(piece.snapshot())
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _restore_pieces(value: Any, state: Any, pieces: _Pieces, name: str) -> None:
@@ -296,28 +307,46 @@ def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:
     return new
 
 
-def to_json(value: Any) -> Any:
-    """Returns state as JSON data; an array becomes its dtype and its bytes in base64."""
-    if isinstance(value, np.ndarray):
-        content = base64.b64encode(value.tobytes()).decode()
-        described = value.dtype.str if value.dtype.names is None else [list(line) for line in value.dtype.descr]
-        return {"dtype": described, "shape": list(value.shape), "base64": content}
+def pack_state(state: Any) -> list[Buffer]:
+    """Returns state as buffers: the length of a text, the text (JSON; an array as dtype, shape, place), the arrays.
+
+    They are views of the arrays, so only for a reader that is done before the next change.
+    """
+    arrays: list[NDArray[Any]] = []
+    text = json.dumps(state, default=partial(_describe, arrays), separators=(",", ":")).encode()
+    views = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays if array.nbytes)
+    return [_LENGTH.pack(len(text)), text, *views]
+
+
+def unpack_state(packed: bytes) -> Any:
+    """Returns state from the bytes of `pack_state`; arrays are views of them. Raises ValueError if they are cut."""
+    if len(packed) < _LENGTH.size:
+        raise ValueError(f"{len(packed)} bytes of state, at least {_LENGTH.size} expected")
+    (size,) = _LENGTH.unpack_from(packed)
+    arrays = memoryview(packed)[_LENGTH.size + size :]
+    return _read_described(json.loads(packed[_LENGTH.size : _LENGTH.size + size]), arrays)
+
+
+_LENGTH = struct.Struct("<Q")
+_ARRAY = frozenset({"dtype", "shape", "at"})
+
+
+def _describe(arrays: list[NDArray[Any]], value: Any) -> Any:
+    """Returns what JSON has no form for as JSON data; adds an array to `arrays`."""
     if isinstance(value, np.generic):
         return value.item()
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"state holds a {type(value).__name__}: {value!r}; only plain data and arrays can be kept")
+    described = value.dtype.str if value.dtype.names is None else [list(line) for line in value.dtype.descr]
+    arrays.append(value)
+    return {"dtype": described, "shape": list(value.shape), "at": sum(array.nbytes for array in arrays[:-1])}
+
+
+def _read_described(value: Any, arrays: memoryview) -> Any:
     if isinstance(value, dict):
-        return {k: to_json(v) for k, v in value.items()}
-    return [to_json(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def from_json(value: Any) -> Any:
-    """Returns state from the JSON data of `to_json`."""
-    if isinstance(value, dict):
-        if set(value) == {"dtype", "base64", "shape"}:
-            return _decoded_array(value["dtype"], value["base64"]).reshape(value["shape"])
-        return {k: from_json(v) for k, v in value.items()}
-    return [from_json(v) for v in value] if isinstance(value, list) else value
-
-
-def _decoded_array(described: Any, text: str) -> NDArray[Any]:
-    lines = described if isinstance(described, str) else [(n, t, *map(tuple, shape)) for n, t, *shape in described]
-    return np.frombuffer(base64.b64decode(text), np.dtype(lines)).copy()
+        if set(value) != _ARRAY:
+            return {k: _read_described(v, arrays) for k, v in value.items()}
+        described, shape, at = value["dtype"], value["shape"], value["at"]
+        lines = described if isinstance(described, str) else [(n, t, *map(tuple, size)) for n, t, *size in described]
+        return np.frombuffer(arrays, np.dtype(lines), math.prod(shape), at).reshape(shape)
+    return [_read_described(v, arrays) for v in value] if isinstance(value, list) else value

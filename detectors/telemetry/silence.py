@@ -107,10 +107,10 @@ class SeenDevices(State):
         """(N,) devices with a sample within the last MISSED instants."""
         return self.missed < MISSED
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, copied: bool = True) -> dict[str, Any]:
         """See `State.snapshot`; with names if no device reports."""
         self._lost_names = list(self.names) if len(self.names) and not self.reporting.any() else []
-        return super().snapshot()
+        return super().snapshot(copied)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `State.restore`."""

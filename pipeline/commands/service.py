@@ -113,7 +113,7 @@ class PipelineService:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.clock, self.judge = config, clock, judge
-        self._initial_state = judge.snapshot()
+        self._initial_state = {name: b"".join(buffers) for name, buffers in judge.snapshot()}
         self.database = Database(config.store.path, config.store.memory_limit, free_bytes=config.store.free_bytes)
         self._must_stop: Callable[[], bool] = lambda: False
         self._must_reload = False  # the parts belong to the store before it was reopened

@@ -5,7 +5,9 @@ ahead.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
@@ -15,6 +17,9 @@ import pyarrow as pa
 from pipeline.model.records import SECOND, Event, Rows
 from pipeline.model.signals import CATALOGUE, column_of
 from pipeline.store.database import Database
+from pipeline.store.detector_state import Piece, state_folder, write_state
+
+log = logging.getLogger("fleetpulse.engine")
 
 CHUNK = 60 * SECOND
 """Event time per read (us): 0.6 MB for a node of 8 GPUs and 10 ports. Chosen: a restart rarely has more."""
@@ -99,3 +104,30 @@ def count_later_rows(database: Database, latest: int) -> int:
             query = f'SELECT count(*) FROM "{table}" WHERE time > make_timestamptz({latest})'
             count += connection.execute(query).fetchall()[0][0]
     return count
+
+
+@dataclass(slots=True)
+class EngineProgress:
+    """End of the last evaluated cell (`judged`), and of the last cell in the detectors' snapshot.
+
+    tried: end of the last cell of which a snapshot was tried; on a full disk none is written.
+    """
+
+    judged: int = -(1 << 62)
+    snapshot: int = -(1 << 62)
+    tried: int = -(1 << 62)
+
+
+def keep_state(database: Database, end: int, pieces: Iterable[Piece]) -> str:
+    """Writes the detectors' state and returns the name of its file; "" if the disk refuses it, which is logged.
+
+    Without it evaluation goes on, and a restart evaluates more frames again.
+    """
+    try:
+        return write_state(database.path, end, pieces)
+    except OSError as error:
+        log.warning(
+            "the state of the detectors was not written to %s: %s; the newest one written stays valid",
+            *(state_folder(database.path), error.strerror or error),
+        )
+        return ""

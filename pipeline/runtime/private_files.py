@@ -68,10 +68,10 @@ def find_open_secrets(config: Config) -> list[str]:
 
 
 def list_state_roots(config: Config) -> Iterator[Path]:
-    """Yields folder, file, log and temporary files of the store, and the folder of the spool."""
+    """Yields folder, file, log, temporary and state files of the store, and the folder of the spool."""
     store = config.store.path
     yield store.parent
-    for suffix in ("", ".wal", ".tmp"):
+    for suffix in ("", ".wal", ".tmp", ".state"):
         yield store.with_name(store.name + suffix)
     yield config.spool.directory
 

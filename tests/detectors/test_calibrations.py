@@ -21,6 +21,7 @@ from detectors.runner import Runner
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed
 
 SIZE = 64
 
@@ -76,7 +77,7 @@ def test_an_event_pins_releases_and_rolls_back_also_after_a_restart():
     pinned = happen(SECOND, "pin")
     assert pinned > START
     again = Runner([Thermal()])
-    again.restore(runner.snapshot())
+    again.restore(packed(runner))
     assert factor(again.detectors[0]) == pinned
     assert happen(2 * SECOND, "unpin") == START
     assert happen(3 * SECOND, "rollback") == pinned

@@ -16,6 +16,7 @@ from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import LEVELS, SECOND, Event, Frame
 from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, at_known_site, cases
+from tests.detectors.snapshots import packed
 
 CASES = cases()
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.detector.name)
@@ -131,11 +132,11 @@ def test_a_snapshot_resumes_midway_as_if_nothing_had_stopped(case):
 
 
 @every
-def test_a_runner_restores_its_state_from_json(case):
+def test_a_runner_restores_its_state_from_bytes(case):
     first, second = Runner([case.detector()]), Runner([case.detector()])
     topology, stop = case.topology(), (case.fault + case.ticks) // 2
     found = [f for t in range(stop) for f in first.observe(case.frames(t, True, topology))]
-    second.restore(first.snapshot())
+    second.restore(packed(first))
     found += [f for t in range(stop, case.ticks) for f in second.observe(case.frames(t, True, topology))]
     uninterrupted = Runner([case.detector()])
     wanted = [f for t in range(case.ticks) for f in uninterrupted.observe(case.frames(t, True, topology))]
@@ -296,7 +297,7 @@ def test_a_finding_of_an_event_depends_on_the_event_alone_and_changes_no_state(c
     detector, topology = case.detector(), case.topology()
     for tick in range(0, case.fault, max(1, case.fault // 10)):
         detector.observe(case.frames(tick, True, topology))
-    before = Runner([detector]).snapshot()
+    before = packed(Runner([detector]))
     fresh, time = case.detector(), case.time(case.fault)
     datas = ({}, {"state": "active"}, {"state": [], "since": "x"}, {"xid": 79, "present": 3}, {"xid": {}, "leak": 1})
     more = {"state": "active", "since": time - 1, "signal": "coolant.flow", "leak": "critical", "xid": 79, "present": 3}
@@ -306,7 +307,7 @@ def test_a_finding_of_an_event_depends_on_the_event_alone_and_changes_no_state(c
             found = detector.judge_event(event, topology)
             assert found == fresh.judge_event(event, topology)
             assert found is None or (found.time, found.entity, found.onset <= time) == (time, event.entity, True)
-    assert Runner([detector]).snapshot() == before
+    assert packed(Runner([detector])) == before
     waits = [Event(time, "gpu:stranger.0", kind, more) for kind in ("inventory", "digest", "unheard_of")]
     assert Runner([detector]).judge_events(waits, topology) == []
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from detectors.link.link import Link
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed, read, written
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 PORT = "port:n1.p2"  # index 6
@@ -229,9 +228,9 @@ def test_a_snapshot_of_an_older_version_is_ignored_and_logged(site, watch, caplo
     change = errors(site, 0.4)
     runner, again = Runner([Link()]), Runner([Link()])
     watch(runner, type(site)(), 100, change)
-    state = json.loads(runner.snapshot())
+    state = read(packed(runner))
     del state["detectors"]["link"]["errors"]
-    again.restore(json.dumps(state))
+    again.restore(written(state))
     assert "starts with empty state" in caplog.text
     assert again.detectors[0].errors.counters == {}
 
@@ -241,7 +240,7 @@ def test_a_restart_through_the_store_changes_nothing(site, watch):
     reset_counters = watch(Runner([Link()]), site, 200, change)
     runner, again = Runner([Link()]), Runner([Link()])
     found = watch(runner, type(site)(), 65, change)
-    again.restore(runner.snapshot())
+    again.restore(packed(runner))
     assert found + watch(again, type(site)(), 135, change, 65) == reset_counters
     assert [f for f in reset_counters if f.level == "page"]
 

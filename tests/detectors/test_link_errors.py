@@ -14,6 +14,7 @@ from detectors.link.port_troubles import PacketLosses
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 PORT, FAR = "port:n1.p2", "port:n2.p2"  # indices 6 and 10: FAR plays the other end of the cable
@@ -101,7 +102,7 @@ def test_a_fabric_with_bunched_errors_does_not_page_after_a_cold_start():
 def test_a_restart_is_not_a_cold_start(site, watch):
     runner, again = Runner([Link()]), Runner([Link()])
     watch(runner, site, 61, erring())
-    again.restore(runner.snapshot())
+    again.restore(packed(runner))
     found = watch(again, site, 20, erring(6, since=62), first=61)
     assert pages(found)[0].time < START + 66 * STEP
 

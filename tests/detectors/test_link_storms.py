@@ -9,6 +9,7 @@ from detectors.link.link import Link
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Finding, Frame
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 NODES, RAILS = 10, 4
@@ -95,7 +96,7 @@ def test_a_restart_during_a_storm_changes_nothing():
     whole = run_detector(erring(LEAF[:5]), 150)
     runner, again = Runner([Link()]), Runner([Link()])
     found = run_detector(erring(LEAF[:5]), 70, runner)
-    again.restore(runner.snapshot())
+    again.restore(packed(runner))
     for tick in range(70, 150):
         found += again.observe(frames_at(tick, erring(LEAF[:5])(tick)))
     assert [(f.time, f.entity, f.level) for f in found] == [(f.time, f.entity, f.level) for f in whole]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from detectors.power.power import Power
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed
 
 START, FAULT = 1_790_000_000 * SECOND, 30
 NAMES = {
@@ -209,9 +208,9 @@ def _power(site, volts):
 
 def test_a_restart_midway_keeps_the_condition(site):
     site.run(sag(0, 0.86))
-    state = Runner([site.detector]).snapshot()
+    state = packed(Runner([site.detector]))
     again = Runner([Power()])
-    again.restore(json.dumps(json.loads(state)))
+    again.restore(state)
     assert again.detectors[0].snapshot()["voltages"]["off"] == site.detector.snapshot()["voltages"]["off"]
     assert again.detectors[0].conditions == site.detector.conditions
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import MappingProxyType
 
 import numpy as np
@@ -13,6 +12,7 @@ from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed, read, written
 
 START = 1_790_000_000 * SECOND
 
@@ -81,15 +81,15 @@ def test_fault_events_are_never_missing_and_digests_are():
 def test_a_restart_keeps_which_signals_were_measured_and_an_older_snapshot_starts_afresh():
     runner, other, old = (Runner(configured()) for _ in range(3))
     show(runner, 0, {"node.load1": 3.0})
-    state = runner.snapshot()
+    state = packed(runner)
     other.restore(state)
     show(other, 3600, {"gpu.power": 600.0})
     assert off(other)["telemetry"] == []
     show(other, 3610, {"gpu.power": 600.0})
     assert off(other)["telemetry"] == ["node.load1"]
-    kept = json.loads(state)
+    kept = read(state)
     del kept["measured"]
-    old.restore(json.dumps(kept))
+    old.restore(written(kept))
     show(old, HOUR, {"gpu.power": 600.0})
     assert off(old)["telemetry"] == []
     show(old, 2 * HOUR, {"gpu.power": 600.0})

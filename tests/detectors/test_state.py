@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -13,12 +12,13 @@ import pytest
 
 from detectors.base.detector import Detector
 from detectors.base.findings import Comparison, build_finding
-from detectors.base.state import FORMAT, N, State, from_json, memory, notes, part, parts, to_json
+from detectors.base.state import FORMAT, N, State, memory, notes, pack_state, part, parts, unpack_state
 from detectors.base.streams import Channel, Streams
 from detectors.base.topology_index import JobIndex, per_device_topology, per_topology
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed, read, written
 
 CELL = np.dtype([("count", np.int64), ("since", np.int64)])
 
@@ -93,12 +93,12 @@ def test_a_snapshot_names_fields_and_holds_no_configuration():
     assert set(state["on_demand"]) == {"job:7"}
 
 
-def test_a_snapshot_through_json_restores_everything():
+def test_a_snapshot_through_bytes_restores_everything():
     first, second = filled(), Piece(1.0)
     second.on_demand["job:8"] = Inner()
-    text = json.dumps(to_json(first.snapshot()))
-    second.restore(from_json(json.loads(text)))
-    assert json.dumps(to_json(second.snapshot())) == text
+    packed = b"".join(pack_state(first.snapshot()))
+    second.restore(unpack_state(packed))
+    assert b"".join(pack_state(second.snapshot())) == packed
     assert set(second.on_demand) == {"job:7"}
     assert second.derived == 0
 
@@ -209,18 +209,18 @@ def test_feedback_resets_parts_by_the_members_of_their_class():
 def test_a_snapshot_of_another_format_is_ignored_and_logged_once(caplog):
     runner, other = Runner([Learning()]), Runner([Learning()])
     runner.observe(frames(1))
-    state = json.loads(runner.snapshot())
+    state = read(packed(runner))
     assert state["format"] == FORMAT
     for old in ({**state, "format": FORMAT + 1}, {k: v for k, v in state.items() if k != "format"}):
         caplog.clear()
-        other.restore(json.dumps(old))
+        other.restore(written(old))
         (record,) = caplog.records
         found = old.get("format", 1)
         assert record.getMessage() == (
             f"all detectors start with empty state: their snapshot has format {found}, this version reads {FORMAT}"
         )
         assert len(other.detectors[0].own) == 0
-    other.restore(json.dumps(state))
+    other.restore(written(state))
     assert other.detectors[0].own.tolist() == [1.0] * 4
 
 

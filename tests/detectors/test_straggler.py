@@ -8,6 +8,7 @@ import pytest
 from detectors.runner import Runner
 from detectors.straggler.straggler import Straggler
 from pipeline.model.records import SECOND, Event
+from tests.detectors.snapshots import packed
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 
@@ -168,7 +169,7 @@ def test_a_slow_node_accepted_as_normal_is_learned_again_also_right_after_a_rest
                 Event(START + tick * STEP, "node:n1", "feedback", {"detector": "straggler", "verdict": "not_a_fault"})
             ]
             if restart:
-                snapshot, runner = runner.snapshot(), Runner([Straggler()])
+                snapshot, runner = packed(runner), Runner([Straggler()])
                 runner.restore(snapshot)
         reports += [(tick, f.entity, f.level) for f in runner.observe(site.frames(tick, values, events))]
     assert ("node:n1", "page") in {(entity, level) for tick, entity, level in reports if tick < 200}

@@ -9,6 +9,7 @@ from detectors.runner import Runner
 from detectors.straggler.straggler import Straggler
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 HOUR = 360  # ticks
@@ -150,7 +151,7 @@ def test_a_slow_rank_accepted_as_normal_gives_no_finding_also_after_a_restart():
     assert "ticket" in {f.level for f in run(job, HOUR, runner)}
     feedback = Event(START + HOUR * STEP, "rank:7.3", "feedback", {"detector": "straggler", "verdict": "not_a_fault"})
     assert run(job, 60, runner, HOUR, {HOUR: (feedback,)}) == []
-    state, runner = runner.snapshot(), Runner([Straggler()])
+    state, runner = packed(runner), Runner([Straggler()])
     runner.restore(state)
     assert run(job, 2 * HOUR, runner, HOUR + 60) == []
     job.times[3] *= 1.5
@@ -164,5 +165,5 @@ def test_a_restart_during_the_wait_gives_the_same_findings():
     expected = run(whole, HOUR, Runner([Straggler()]))
     first, second = Runner([Straggler()]), Runner([Straggler()])
     found = run(parts, 100, first)
-    second.restore(first.snapshot())
+    second.restore(packed(first))
     assert [*found, *run(parts, HOUR - 100, second, 100)] == expected

@@ -62,10 +62,10 @@ class EmptyJudge:
     def observe(self, frames: object) -> list[object]:
         return []
 
-    def snapshot(self) -> str:
-        return "{}"
+    def snapshot(self) -> tuple[()]:
+        return ()
 
-    def restore(self, state: str) -> None: ...
+    def restore(self, pieces: object) -> None: ...
 
 
 def wait_until(holds: Callable[[], object], seconds: float, what: str) -> float:

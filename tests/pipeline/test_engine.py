@@ -61,10 +61,10 @@ class HotForThree:
         return out
 
     def snapshot(self):
-        return json.dumps([self.since, self.count])
+        yield "hot", [json.dumps([self.since, self.count]).encode()]
 
     def restore(self, state):
-        self.since, self.count = json.loads(state)
+        self.since, self.count = json.loads(state["hot"])
 
 
 class Running:

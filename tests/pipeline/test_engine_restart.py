@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -14,13 +13,16 @@ from numpy.typing import NDArray
 
 from detectors import configured
 from detectors.runner import Runner
+from pipeline.engine import restart
 from pipeline.engine.engine import Engine
 from pipeline.incidents import ledger
 from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.model.signals import CATALOGUE
+from pipeline.store.detector_state import read_state, state_folder, write_state
 from pipeline.transport import wire
 from tests.detectors.cases import link, straggler
 from tests.detectors.cases.case import Case
+from tests.detectors.snapshots import read, written
 
 TICKS = 130
 TICKS_PER_MESSAGE = 5
@@ -150,11 +152,13 @@ def test_a_restart_long_after_the_fault_reports_nothing_again(site: Any) -> None
 def rewrite_snapshot(running: CaseRun, change: Callable[[dict[str, Any]], Any]) -> None:
     """Rewrites the judge's snapshot in the store as another version would have written it."""
     connection = running.site.database.connection
-    time, text = ledger.load_snapshot(connection, "judge")
-    state = json.loads(text)
+    store = running.site.database.path
+    time, name = ledger.load_snapshot(connection, "judge")
+    state = read(read_state(store, name))
     change(state)
+    pieces = ((name, [piece]) for name, piece in written(state).items())
     with running.site.database.transaction() as held:
-        ledger.save_snapshot(held, "judge", time, json.dumps(state))
+        ledger.save_snapshot(held, "judge", time, write_state(store, time, pieces))
 
 
 @pytest.mark.slow
@@ -185,4 +189,37 @@ def test_a_snapshot_of_another_version_is_reported_and_neither_repeats_nor_close
     assert said in caplog.text
     for first in range(100, TICKS, TICKS_PER_MESSAGE):
         running.run_ticks(range(first, min(first + TICKS_PER_MESSAGE, TICKS)))
+    assert running.incidents() == before
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_older_state_valid_and_evaluation_goes_on(
+    site: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    running = run_case(site, straggler.CASE, last=80)
+    monkeypatch.setattr(restart, "write_state", refuse)
+    for first in range(80, TICKS, TICKS_PER_MESSAGE):
+        running.run_ticks(range(first, min(first + TICKS_PER_MESSAGE, TICKS)))
+    assert "the newest one written stays valid" in caplog.text
+    found = running.results()
+    assert found[1]
+    running.start()
+    assert running.results() == found
+
+
+@pytest.mark.slow
+def test_a_state_file_that_is_gone_or_damaged_makes_the_detectors_learn_again_and_repeats_nothing(
+    site: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = run_case(site, straggler.CASE, last=100)
+    before = running.incidents()
+    (path,) = state_folder(site.database.path).iterdir()
+    path.write_bytes(path.read_bytes()[:-5])
+    running.start()
+    assert "has a wrong checksum or is cut" in caplog.text
+    path.unlink(missing_ok=True)
+    running.start()
     assert running.incidents() == before

@@ -49,10 +49,10 @@ class EmptyJudge:
         return []
 
     def snapshot(self):
-        return "{}"
+        return ()
 
     def restore(self, state):
-        assert state == "{}"
+        assert state == {}
 
 
 @pytest.fixture
