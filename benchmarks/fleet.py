@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from pipeline.ingest.ingest import COMMIT_ROWS
 from pipeline.model.records import SECOND, Batch, Block, Origin, Rows
-from pipeline.model.signals import Signal
 from pipeline.store import schema
-from pipeline.store.append import append_rows
+from pipeline.store.hot_tables import HotTables
 from pipeline.transport import wire
 
 GPUS = 8
@@ -126,12 +125,11 @@ def _plain(rows: Rows) -> pa.Table:
 def _append(store: Path, fleet: Fleet, commits: Sequence[Rows]) -> float:
     connection = duckdb.connect(str(store))
     schema.create_tables(connection)
-    kinds = {name: f"{v.dtype.kind}{v.dtype.itemsize}" for name, v in fleet.columns.items()}
-    schema.ensure_class(connection, "gpu", [Signal(n, "1", "gauge", "gpu", k, "benchmark") for n, k in kinds.items()])
+    tables = HotTables(connection)
     start = cpu()
     for rows in commits:
         connection.execute("BEGIN")
-        append_rows(connection, rows)
+        tables.append(connection, [rows])
         connection.execute("COMMIT")
     connection.execute("CHECKPOINT")
     used = cpu() - start

@@ -83,7 +83,9 @@ TABLES = frozenset(CLASSES) | {
     "entities", "links", "events", "findings", "incidents", "history", "mutes", "wrong_pages", "gaps", "dead_letter",
     "losses", "ingest_commit", "outbox",
 }  # fmt: skip
-INTERNAL = frozenset({"meta", "device", "entity", "owner", "producer_mark", "sender", "snapshot", "calibrations"})
+INTERNAL = frozenset(
+    {"meta", "device", "entity", "owner", "partition_offset", "producer_mark", "sender", "snapshot", "calibrations"}
+)
 """Tables of the store that are not served: internal state, or tables behind a served view."""
 QUERY_CHARACTERS = 64 * 1024
 """Longest query text (chosen: enough for any query by hand; the parsed tree stays below some tens of MB)."""

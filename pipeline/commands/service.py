@@ -112,7 +112,7 @@ class PipelineService:
         clock: Callable[[], int] = now,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.clock, self.judge = config, clock, judge
+        self.config, self.clock, self.judge, self._monotonic = config, clock, judge, monotonic
         self._initial_state = {name: b"".join(buffers) for name, buffers in judge.snapshot()}
         self.database = Database(config.store.path, config.store.memory_limit, free_bytes=config.store.free_bytes)
         self._must_stop: Callable[[], bool] = lambda: False
@@ -133,7 +133,7 @@ class PipelineService:
         self.notifier = self._notifier(config)
         self._last_commit = clock()
         self.evaluated = self.evaluating = 0  # event time evaluated up to; span being evaluated now (us)
-        self._retention_at, self._monotonic = 0, monotonic
+        self._retention_at = 0
         self._started = clock(), monotonic()
         self._reported_newer: set[str] = set()  # newer agents that were logged
         self._fault: str | None = None
@@ -167,7 +167,19 @@ class PipelineService:
         owners, check = load_owners(database, config.admission), SenderCheck(config.kafka.node_keys)
         admission = Admission(config.limits, stored, owners, check)
         letters = config.store.dead_letter_bytes
-        self.ingest = Ingest(database, self.transport, self.devices, self.clock, lateness, bound, admission, letters)
+        wait = config.pipeline.commit_wait
+        self.ingest = Ingest(
+            database,
+            self.transport,
+            self.devices,
+            self.clock,
+            lateness,
+            bound,
+            admission,
+            letters,
+            wait,
+            self._monotonic,
+        )
         self.engine: Engine | None = None
 
     def _reopen(self) -> None:

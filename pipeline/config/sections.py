@@ -38,6 +38,7 @@ PREFIX = "FLEETPULSE__"
 """Environment variables PREFIX + SECTION__KEY override keys."""
 
 _SECONDS = constraint("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
+_WAIT = constraint("seconds, from 0 to 5", lambda value: 0 <= value <= 5)
 _POSITIVE = constraint("a number above 0", lambda value: 0 < value < math.inf)
 _WINDOW = constraint("days, from 1 to 366", lambda value: 1 <= value <= 366)
 _SHARES = constraint("numbers of at least 0", lambda value: all(0 <= n < math.inf for n in value.values()))
@@ -221,12 +222,15 @@ class Dashboard:
 class Pipeline:
     """[pipeline]: transport, length of a frame (s), and how long a frame waits for late rows (s).
 
+    commit_wait: how long telemetry waits for more before it is committed (s); events never wait.
+
     clock_bound: a clock error above this (s) is corrected and reported.
     """
 
     transport: typing.Literal["spool", "kafka"] = "spool"
     frame: float = field(default=10.0, metadata=_POSITIVE)
     lateness: float = 30.0
+    commit_wait: float = field(default=2.0, metadata=_WAIT)
     clock_bound: float = field(default=5.0, metadata=_SECONDS)
 
 

@@ -18,6 +18,7 @@ from pipeline.model.records import SECOND, Event, Rows
 from pipeline.model.signals import CATALOGUE, column_of
 from pipeline.store.database import Database
 from pipeline.store.detector_state import Piece, state_folder, write_state
+from pipeline.store.schema import class_of_table, list_hot_tables
 
 log = logging.getLogger("fleetpulse.engine")
 
@@ -36,7 +37,8 @@ def read_since(database: Database, start: int, end: int, refill: Refill) -> None
     cursor = database.cursor()
     try:
         classes = [c for (c,) in cursor.execute("SELECT DISTINCT class FROM device ORDER BY ALL").fetchall()]
-        tables = [(f"hot_{c}", "time") for c in classes] + [("events", _JUDGED)]
+        hot = [table for table in list_hot_tables(cursor) if class_of_table(table) in classes]
+        tables = [(table, "time") for table in hot] + [("events", _JUDGED)]
         query = " UNION ALL ".join(
             f'SELECT DISTINCT epoch_us({time}) // {CHUNK} AS chunk FROM "{table}" '
             f"WHERE {time} >= make_timestamptz({start}) AND {time} < make_timestamptz({end})"
@@ -44,15 +46,16 @@ def read_since(database: Database, start: int, end: int, refill: Refill) -> None
         )
         for (chunk,) in cursor.execute(f"SELECT DISTINCT chunk FROM ({query}) ORDER BY 1").fetchall():
             first, until = max(start, chunk * CHUNK), min(end, (chunk + 1) * CHUNK)
-            rows = [block for c in classes if (block := _read_rows(cursor, c, first, until)) is not None]
+            rows = [block for table in hot if (block := _read_rows(cursor, table, first, until)) is not None]
             refill(rows, _read_events(cursor, first, until), until)
     finally:
         cursor.close()
 
 
-def _read_rows(cursor: duckdb.DuckDBPyConnection, device_class: str, first: int, until: int) -> Rows | None:
+def _read_rows(cursor: duckdb.DuckDBPyConnection, hot: str, first: int, until: int) -> Rows | None:
+    device_class = class_of_table(hot)
     table = cursor.sql(
-        f'SELECT epoch_us(time) AS "time", * EXCLUDE (time, late) FROM "hot_{device_class}" '
+        f'SELECT epoch_us(time) AS "time", * EXCLUDE (time, late) FROM "{hot}" '
         f"WHERE time >= make_timestamptz({first}) AND time < make_timestamptz({until}) AND late IS NOT TRUE"
     ).to_arrow_table()
     if not table.num_rows:
@@ -100,7 +103,8 @@ def count_later_rows(database: Database, latest: int) -> int:
         connection: duckdb.DuckDBPyConnection = database.connection
         classes = [c for (c,) in connection.execute("SELECT DISTINCT class FROM device ORDER BY ALL").fetchall()]
         count = 0
-        for table in (*(f"hot_{c}" for c in classes), "events"):
+        hot = [table for table in list_hot_tables(connection) if class_of_table(table) in classes]
+        for table in (*hot, "events"):
             query = f'SELECT count(*) FROM "{table}" WHERE time > make_timestamptz({latest})'
             count += connection.execute(query).fetchall()[0][0]
     return count

@@ -2,12 +2,16 @@
 
 Messages of all partitions are merged by event time, so that few rows wait for their peers. A commit has whole messages
 of up to COMMIT_ROWS rows of the fullest table. The state in memory advances only when the commit is durable.
+
+A commit costs milliseconds, however few rows it has. Telemetry that is read to its end is therefore read again only
+after `wait`, all of it in one commit. Events are read and committed in every step.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,11 +28,12 @@ from pipeline.ingest.rejections import LetterLimits, Rejections, count_letter_by
 from pipeline.ingest.senders import CatchUp, Senders
 from pipeline.ingest.transaction import TransactionWrites
 from pipeline.model.errors import GapError, Retryable, WireError
-from pipeline.model.records import SECOND, Event, EventBatch, Rows
+from pipeline.model.records import EVENTS, SECOND, Event, EventBatch, Rows
 from pipeline.store.append import NEVER
 from pipeline.store.database import Database, explain_error, is_message_fault
 from pipeline.store.devices import Devices
-from pipeline.store.retention import clamp_latest
+from pipeline.store.hot_tables import HotTables
+from pipeline.store.latest import LatestRows
 from pipeline.transport import Message, Partition, Transport, wire
 
 log = logging.getLogger("fleetpulse.ingest")
@@ -85,6 +90,7 @@ class Ingest:
     """Reads one transport into one database. For one thread.
 
     `clock` returns UTC microseconds; `lateness` and `bound` (clock_bound) are those of [pipeline], in microseconds.
+    `wait`: how long telemetry waits for more (s), measured by `monotonic`; 0: a step commits what it reads.
     `step` raises Retryable if nothing can be committed now (disk full, out of memory, invalid store): nothing is lost,
     and everything is read again.
     """
@@ -99,11 +105,14 @@ class Ingest:
         bound: int = BOUND,
         admission: Admission | None = None,
         letter_bytes: int = 256 << 20,
+        wait: float = 0.0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.database, self.transport, self.devices, self.clock = database, transport, devices, clock
         with database.lock:
             self.offsets = Offsets(database.connection)
             self.letter_limits = LetterLimits.from_store(database.connection, letter_bytes)
+            self.tables = HotTables(database.connection)
         self.admission = admission or Admission(owners=load_owners(database))
         self.counters: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()  # dead letters by admission rule
@@ -111,7 +120,9 @@ class Ingest:
         self._queues: dict[Partition, deque[Item]] = {}
         self._at_end: dict[Partition, bool] = {}
         self._newest: dict[Partition, int] = {}  # newest event time of each telemetry partition
-        clamp_latest(database, clock(), clock() + bound)
+        self._latest = LatestRows(database, clock(), clock() + bound)
+        self._wait, self._monotonic = wait, monotonic
+        self._is_reading, self._read_at = True, 0.0  # telemetry is read until all its queues are empty; start of that
         self.senders = Senders(database, clock(), bound)
         self._catch_up, self._lateness = CatchUp(lateness), lateness
         self._passed_time: int | None = None
@@ -119,10 +130,8 @@ class Ingest:
         self._gaps: dict[Partition, GapError] = {}
         self._unanswered_since: dict[Partition, int] = {}  # transport does not know whether there is more
         self._all_unanswered_at = 0  # when last no partition responded
-        self._fetch_bytes, self._closed = _FETCH_BYTES, NEVER
-        self._valid_shapes: set[wire.Shape] = set()
-        self._columns = ColumnLimits(self._types_of)
-        self._committed = Committed()
+        self._fetch_bytes, self._closed, self._committed = _FETCH_BYTES, NEVER, Committed()
+        self._valid_shapes, self._columns = set[wire.Shape](), ColumnLimits(self.tables.types_of)
         self._letters_reread, self._last_letter = False, -1  # all letters were read again; row of the last one
         self._has_stepped = False  # whether a step succeeded; before that, the backlog is unknown
         self._publish()
@@ -157,7 +166,7 @@ class Ingest:
     # --- one commit -------------------------------------------------------------------------------------------------
 
     def step(self, closed: int = NEVER) -> Committed | None:
-        """Commits available messages, at most one full commit; None if there are none.
+        """Commits available messages, at most one full commit; None if there are none, or none but those that wait.
 
         closed: frames before it are closed; stored with each row and event that came too late.
 
@@ -172,6 +181,9 @@ class Ingest:
             items = self._merge()
             if items or self._gaps:
                 self._commit(items, {p: gap for p, gap in self._gaps.items() if not self._queues.get(p)})
+            self._latest.write_due(self.database, self.clock())
+            if not any(self._queues.values()):
+                self._is_reading = False
             self._has_stepped = True
         except (duckdb.Error, MemoryError) as error:
             self._discard_fetched()
@@ -198,9 +210,10 @@ class Ingest:
         )
 
     def apply_retention(self, before: int) -> None:
-        """Updates memory after retention removed gaps found before `before` (us) and dead letters."""
+        """Updates memory after retention removed gaps found before `before` (us), dead letters and empty tables."""
         self.offsets.drop_gaps(before)
         with self.database.lock:
+            self.tables.load(self.database.connection)
             self.letter_limits.stored = count_letter_bytes(self.database.connection)
 
     def _check_disk_space(self) -> None:
@@ -227,9 +240,20 @@ class Ingest:
         self._unanswered_since.clear()
         self.offsets.fetched.clear()
         self._last_letter = -1
+        self._is_reading = True
 
     def _fetch(self) -> None:
-        """Fills the queue of every partition whose queue is empty."""
+        """Fills the empty queues: those of events, and at most every `wait` those of all partitions."""
+        now = self._monotonic()
+        if not self._is_reading and now - self._read_at < self._wait:
+            for partition, queue in self._queues.items():
+                if partition.topic == EVENTS and not queue:
+                    self._fetch_partition(partition)
+            return
+        self._is_reading, self._read_at = True, now
+        self._fetch_all()
+
+    def _fetch_all(self) -> None:
         partitions = self.transport.partitions()
         if len(self._valid_shapes) > _SHAPES:
             self._valid_shapes.clear()
@@ -288,11 +312,6 @@ class Ingest:
         return Arrival(
             time, time + self.senders.bound, lambda node, sent: self.senders.measure_clock(node, sent, time, exact)
         )
-
-    def _types_of(self, device_class: str) -> dict[str, str]:
-        """Wire type of each existing column of a class."""
-        with self.database.lock:
-            return TransactionWrites.column_types(self.database.connection, device_class)
 
     def _merge(self) -> list[Item]:
         """Removes whole messages from the queues, in order of event time, up to one commit."""
@@ -359,10 +378,14 @@ class Ingest:
         writes.counters["samples"] += sum(len(block.time) * len(block.columns) for block in rows)
         with self.database.transaction() as connection:
             writes.check_offsets(connection)
+            self.tables.begin(connection)
             self.devices.save(connection)
             self.admission.save_owners(connection)
-            writes.write_all(connection, rows, events, self._closed)
+            writes.write_all(connection, self.tables, rows, events, self._closed)
+            self._latest.cover(connection, rows)
             saved = self.senders.save(connection, writes.now)
+        self.tables.commit()
+        self._latest.commit(rows)
         self.devices.mark_saved()
         self.admission.commit()
         self.senders.mark_reported(clocks)

@@ -120,7 +120,5 @@ class Offsets:
 
 def load_offsets(connection: duckdb.DuckDBPyConnection) -> dict[Partition, int]:
     """Next offset of every partition, from the store."""
-    rows = connection.execute(
-        "SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP BY ALL"
-    ).fetchall()
+    rows = connection.execute("SELECT topic, partition, incarnation, next_offset FROM partition_offset").fetchall()
     return {Partition(topic, name, incarnation): offset for topic, name, incarnation, offset in rows}

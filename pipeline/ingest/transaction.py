@@ -16,21 +16,19 @@ from pipeline.ingest.messages import DeadLetter, Item
 from pipeline.ingest.offsets import Offsets, load_offsets
 from pipeline.ingest.rejections import LetterLimits, remove_letters
 from pipeline.ingest.sequences import RecentMessages
-from pipeline.model.errors import GapError, Retryable, WireError
+from pipeline.model.errors import GapError, Retryable
 from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Rows
-from pipeline.model.signals import Signal, column_of
-from pipeline.store import schema
-from pipeline.store.append import append_rows, insert_columns, register_columns, to_timestamps
+from pipeline.store.append import insert_columns, register_columns, to_timestamps
 from pipeline.store.events import write_events
 from pipeline.store.gaps import UNEXPLAINED, Gap, Sender, explain_gaps, insert_gaps, replace_gaps
+from pipeline.store.hot_tables import HotTables
 from pipeline.transport import Message, Partition, wire
 
 _MAX_SEQUENCE = 1 << 62  # maximum sequence number in the store
 _REASON = 1000  # maximum characters of a dead letter's reason, which may quote the message; chosen
 _TOPICS = (TELEMETRY, EVENTS)
 _MAX_AHEAD = 30 * SECOND  # sender clocks further ahead do not order messages; chosen: the lateness
-_TYPE_OF_SQL = {sql: code for code, sql in schema.SQL_TYPES.items()}
 
 
 @dataclass(slots=True)
@@ -226,34 +224,42 @@ class TransactionWrites:
             )
 
     def write_all(
-        self, connection: duckdb.DuckDBPyConnection, rows: Iterable[Rows], events: list[EventBatch], closed: int
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        tables: HotTables,
+        rows: Iterable[Rows],
+        events: list[EventBatch],
+        closed: int,
     ) -> None:
         """Writes rows, events, inventory, letters, gaps, marks and offsets. closed: frames before it are closed."""
-        total = 0
-        for block in rows:
-            TransactionWrites.ensure_columns(connection, block)
-            append_rows(connection, block, closed)
-            total += len(block.time)
+        total = tables.append(connection, rows, closed)
         if events:
             write_events(connection, events, closed)
         self._write_losses(connection)
         if self.gaps or self.has_reported_loss:
             explain_gaps(connection)
         self._write_marks(connection)
+        self._write_offsets(connection, total)
+
+    def _write_offsets(self, connection: duckdb.DuckDBPyConnection, rows: int) -> None:
+        """Writes the commit, whose first offsets no other commit may have, and the next offset of each partition."""
         partitions = list(self.next_offsets)
-        insert_columns(
-            connection,
-            "ingest_commit",
-            {
-                "topic": [p.topic for p in partitions],
-                "partition": [p.name for p in partitions],
-                "incarnation": [p.incarnation for p in partitions],
-                "first_offset": [self.first_offsets[p] for p in partitions],
-                "next_offset": [self.next_offsets[p] for p in partitions],
-                "rows": [total] * len(partitions),
-                "committed": to_timestamps([self.now] * len(partitions)),
-            },
-        )
+        if not partitions:
+            return
+        names = {
+            "topic": [p.topic for p in partitions],
+            "partition": [p.name for p in partitions],
+            "incarnation": [p.incarnation for p in partitions],
+        }
+        after = {"next_offset": [self.next_offsets[p] for p in partitions]}
+        commit = {
+            "first_offset": [self.first_offsets[p] for p in partitions],
+            "rows": [rows] * len(partitions),
+            "committed": to_timestamps([self.now] * len(partitions)),
+        }
+        insert_columns(connection, "ingest_commit", names | after | commit)
+        renew = "ON CONFLICT (topic, partition, incarnation) DO UPDATE SET next_offset = excluded.next_offset"
+        insert_columns(connection, "partition_offset", names | after, renew)
 
     def _write_marks(self, connection: duckdb.DuckDBPyConnection) -> None:
         self.dropped_spools = self.offsets.spools_over_limit(self.marks)
@@ -301,25 +307,3 @@ class TransactionWrites:
                     "signature": pa.array([letter.message.signature for letter in letters], pa.binary()),
                 },
             )
-
-    @staticmethod
-    def column_types(connection: duckdb.DuckDBPyConnection, device_class: str) -> dict[str, str]:
-        """Wire type of every signal column in the table of a class; {} without a table."""
-        rows = connection.execute(
-            "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ?", [f"hot_{device_class}"]
-        ).fetchall()
-        return {name: _TYPE_OF_SQL[kind] for name, kind in rows if name not in schema.RESERVED}
-
-    @staticmethod
-    def ensure_columns(connection: duckdb.DuckDBPyConnection, rows: Rows) -> None:
-        """Adds columns for new signals."""
-        known = TransactionWrites.column_types(connection, rows.device_class)
-        new = []
-        for name, values in rows.columns.items():
-            code, column = f"{values.dtype.kind}{values.dtype.itemsize}", column_of(name, rows.device_class)
-            if known.get(column, code) != code:
-                raise WireError(f"{name}: values of type {code}, expected {known[column]}: senders disagree")
-            if column not in known:
-                new.append(Signal(name, "1", "gauge", rows.device_class, code, "not in the catalogue"))
-        if new or not known:
-            schema.ensure_class(connection, rows.device_class, new)

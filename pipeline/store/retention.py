@@ -15,6 +15,7 @@ import duckdb
 from pipeline.config.sections import Store
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CLASSES
+from pipeline.store import schema
 from pipeline.store.database import Database
 
 HOUR = 3600 * SECOND
@@ -80,7 +81,7 @@ BOUNDS: Mapping[str, Bound] = {
         "entities claimed by senders, limited by admission; removed after a week without a claim, ranks after an hour"
     ),
     "events": Bound(_HOT),
-    **{f"hot_{c}": Bound(_HOT) for c in CLASSES},
+    **{f"hot_{c}": Bound(_HOT) for c in CLASSES},  # and its narrow tables hot_CLASS_N, MAX_TABLES of a class
     **{f"latest_{c}": Bound("one row per row of device") for c in CLASSES},
     "ingest_commit": Bound(
         "commits of [store] hot_hours, and the newest of each partition; partitions that were replaced or silent for "
@@ -89,6 +90,13 @@ BOUNDS: Mapping[str, Bound] = {
             """DELETE FROM ingest_commit WHERE (topic, partition, incarnation) IN (
                 SELECT (topic, partition, incarnation) FROM ingest_commit GROUP BY topic, partition, incarnation
                 HAVING max(committed) < make_timestamptz({history}))""",
+        ),
+    ),
+    "partition_offset": Bound(
+        "one row per partition, as long as it has a commit",
+        (
+            """DELETE FROM partition_offset WHERE (topic, partition, incarnation) NOT IN (
+                SELECT (topic, partition, incarnation) FROM ingest_commit)""",
         ),
     ),
     "producer_mark": Bound(
@@ -186,17 +194,23 @@ def delete_old_rows(database: Database, before: int) -> int:
     """
     removed = 0
     with database.transaction() as connection:
-        for table in (f"hot_{c}" for c in CLASSES):
+        for table in schema.list_hot_tables(connection):
             removed += connection.execute(f'DELETE FROM "{table}" WHERE time < make_timestamptz({before})').fetchall()[
                 0
             ][0]
+        schema.drop_hot_tables(connection, _find_empty_tables(connection))
         connection.execute(f"DELETE FROM events WHERE time < make_timestamptz({before})")
         connection.execute(f"""
             DELETE FROM ingest_commit WHERE committed < make_timestamptz({before}) AND
             (topic, partition, incarnation, next_offset) NOT IN (
-                SELECT (topic, partition, incarnation, max(next_offset)) FROM ingest_commit
-                GROUP BY topic, partition, incarnation)""")
+                SELECT (topic, partition, incarnation, next_offset) FROM partition_offset)""")
     return removed
+
+
+def _find_empty_tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Hot tables of sets of signals that none reports any more."""
+    narrow = (t for t in schema.list_hot_tables(connection) if t != f"hot_{schema.class_of_table(t)}")
+    return [t for t in narrow if not connection.execute(f'SELECT 1 FROM "{t}" LIMIT 1').fetchall()]
 
 
 def clamp_latest(database: Database, now: int, latest: int) -> int:
@@ -237,7 +251,9 @@ def drop_silent_devices(database: Database, keep: int, share: float, now: int) -
                 old = f"FROM latest_{device_class} WHERE time < make_timestamptz({before})"
                 connection.execute(f"DELETE FROM device WHERE class = '{device_class}' AND id IN (SELECT device {old})")
                 connection.execute(f"DELETE {old}")
-                connection.execute(f"DELETE FROM hot_{device_class} WHERE time < make_timestamptz({before})")
+                for table in schema.list_hot_tables(connection):
+                    if schema.class_of_table(table) == device_class:
+                        connection.execute(f'DELETE FROM "{table}" WHERE time < make_timestamptz({before})')
         connection.execute("UPDATE snapshot SET state = '' WHERE key = 'judge'")
     return sum(silent for _, silent, _ in counts)
 

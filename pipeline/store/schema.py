@@ -1,23 +1,27 @@
 """Tables and views of the store, and the schema version, which migrates forward, never back.
 
-Telemetry is wide: per device class, `hot_CLASS` has one row per device and tick, `latest_CLASS` the newest row of each
-device, and the view with the name of the class shows `time, entity, signals...` of all rows.
+Telemetry is wide: one row per device and tick. Each device class has hot tables `hot_CLASS_N`, one per set of signals
+that senders report together, and `hot_CLASS` with all signals of the class, for sets without an own table
+(pipeline/store/hot_tables.py). `latest_CLASS` has the newest row of each device. The view with the name of the class
+shows `time, entity, signals...` of all its hot tables.
 
-Evaluated frames can be rebuilt from the store: `late` in `hot_CLASS` marks a row that arrived after its frame had
+Evaluated frames can be rebuilt from the store: `late` in a hot table marks a row that arrived after its frame had
 closed and was not evaluated (view `late_rows`); `judged` in `events` is the event time of the frame in which a late
 event was evaluated, null for an event that was evaluated in its own frame.
+
+Versions: 1 had one hot table per class, and no `partition_offset`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import duckdb
 
 from pipeline.model.errors import DamagedStore, UsageError
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 RESERVED = ("time", "entity", "device", "late")  # columns of class tables and views that are not signals
 SQL_TYPES: Mapping[str, str] = {
     "u1": "UTINYINT",
@@ -46,6 +50,9 @@ CREATE TABLE IF NOT EXISTS ingest_commit (
     topic VARCHAR NOT NULL, partition VARCHAR NOT NULL, incarnation VARCHAR NOT NULL, first_offset BIGINT NOT NULL,
     next_offset BIGINT NOT NULL, rows BIGINT NOT NULL, committed TIMESTAMPTZ NOT NULL,
     PRIMARY KEY (topic, partition, incarnation, first_offset));
+CREATE TABLE IF NOT EXISTS partition_offset (
+    topic VARCHAR NOT NULL, partition VARCHAR NOT NULL, incarnation VARCHAR NOT NULL, next_offset BIGINT NOT NULL,
+    PRIMARY KEY (topic, partition, incarnation));
 CREATE TABLE IF NOT EXISTS producer_mark (
     topic VARCHAR NOT NULL, node VARCHAR NOT NULL, epoch VARCHAR NOT NULL, sequence BIGINT NOT NULL,
     PRIMARY KEY (topic, node, epoch));
@@ -112,10 +119,18 @@ UNION SELECT a.entity, b.entity FROM port a JOIN port b ON a.far = b.switch AND 
 """The ends of each cable, one row per end, paired by GUID as in pipeline/model/links.py."""
 
 
+_FROM_1 = """
+INSERT INTO partition_offset
+SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP BY ALL
+"""
+
+
 def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
     """Creates missing tables, columns and views. Raises UsageError if the file has a newer schema."""
-    check_version(connection)
+    found = check_version(connection)
     connection.execute(_TABLES)
+    if found == 1:
+        connection.execute(_FROM_1)
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
     have = _signal_columns(connection)
     for table in (name for name in have if name.startswith("hot_")):
@@ -123,12 +138,12 @@ def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str,
     for device_class in CLASSES:
         _ensure_class(connection, device_class, signals_of_class(device_class, catalogue), have)
     _create_entities_view(connection)
-    _create_late_rows_view(connection)
+    _create_late_rows_view(connection, list_hot_tables(connection))
     connection.execute(_LINKS)
 
 
-def check_version(connection: duckdb.DuckDBPyConnection) -> None:
-    """Raises UsageError if a newer schema, or another program, wrote the file."""
+def check_version(connection: duckdb.DuckDBPyConnection) -> int:
+    """The schema version of the file, 0 if it is empty. Raises UsageError if it is newer or of another program."""
     tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     columns = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'meta'"
     ours = {("key",), ("value",)} <= set(connection.execute(columns).fetchall())
@@ -146,6 +161,7 @@ def check_version(connection: duckdb.DuckDBPyConnection) -> None:
         raise UsageError(
             f"store: schema version {version}, expected at most {SCHEMA_VERSION}: a newer fleetpulse wrote it"
         )
+    return int(version)
 
 
 def ensure_class(connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal]) -> None:
@@ -168,11 +184,69 @@ def _ensure_class(
             connection.execute(
                 f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL {key}{mark}{more})'
             )
-    names = "".join(f', h."{column}"' for column in dict.fromkeys([*have.get(hot, ()), *types]))
+    have = {**have, hot: list(dict.fromkeys([*have.get(hot, ()), *types]))}
+    _create_class_view(connection, device_class, have)
+
+
+def create_hot_table(connection: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, str]) -> None:
+    """Creates a hot table of a class with these columns (SQL types), or adds them to it. The class has them already."""
+    have, device_class = _signal_columns(connection), class_of_table(table)
+    if table in have:
+        new = [f'ALTER TABLE "{table}" ADD COLUMN "{c}" {columns[c]};' for c in columns if c not in have[table]]
+        connection.execute("".join(new) or "SELECT 1")
+    else:
+        more = "".join(f', "{column}" {kind}' for column, kind in columns.items())
+        connection.execute(
+            f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL, late BOOLEAN{more})'
+        )
+    have[table] = list(dict.fromkeys([*have.get(table, ()), *columns]))
+    _create_class_view(connection, device_class, have)
+    _create_late_rows_view(connection, have)
+
+
+def drop_hot_tables(connection: duckdb.DuckDBPyConnection, tables: Iterable[str]) -> None:
+    """Drops hot tables of sets of signals; their rows are lost."""
+    dropped = sorted(tables)
+    left = {table: columns for table, columns in _signal_columns(connection).items() if table not in dropped}
+    for device_class in {class_of_table(table) for table in dropped}:
+        _create_class_view(connection, device_class, left)
+    if dropped:
+        _create_late_rows_view(connection, left)
+    for table in dropped:
+        connection.execute(f'DROP TABLE "{table}"')
+
+
+def class_of_table(table: str) -> str:
+    """The device class of a hot table; no name of a class has an underscore."""
+    return table.removeprefix("hot_").partition("_")[0]
+
+
+def list_hot_tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """All hot tables, by name."""
+    rows = connection.execute(
+        "SELECT table_name FROM duckdb_tables() WHERE starts_with(table_name, 'hot_') ORDER BY ALL"
+    ).fetchall()
+    return [table for (table,) in rows]
+
+
+def _create_class_view(
+    connection: duckdb.DuckDBPyConnection, device_class: str, have: Mapping[str, Sequence[str]]
+) -> None:
+    """Creates the view of a class over all its hot tables. have: columns of each table."""
+    columns = have[f"hot_{device_class}"]
+    each = " UNION ALL BY NAME ".join(
+        f'SELECT time, device{"".join(f", {chr(34)}{c}{chr(34)}" for c in have[table])} FROM "{table}"'
+        for table in [f"hot_{device_class}", *_narrow_tables(device_class, have)]
+    )
+    names = "".join(f', h."{column}"' for column in columns)
     connection.execute(
         f'CREATE OR REPLACE VIEW "{device_class}" AS SELECT h.time, d.entity{names} '
-        f"FROM \"{hot}\" h JOIN device d ON d.id = h.device AND d.class = '{device_class}'"
+        f"FROM ({each}) h JOIN device d ON d.id = h.device AND d.class = '{device_class}'"
     )
+
+
+def _narrow_tables(device_class: str, tables: Iterable[str]) -> list[str]:
+    return sorted(table for table in tables if table.startswith(f"hot_{device_class}_"))
 
 
 def _signal_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
@@ -188,12 +262,14 @@ def _signal_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str
     return found
 
 
-def _create_late_rows_view(connection: duckdb.DuckDBPyConnection) -> None:
+def _create_late_rows_view(connection: duckdb.DuckDBPyConnection, tables: Iterable[str]) -> None:
     """Creates the view `late_rows`: class, time and entity of rows that were stored but not evaluated."""
     each = " UNION ALL ".join(
-        f"SELECT '{c}' AS class, h.time, d.entity FROM \"hot_{c}\" h JOIN device d ON d.id = h.device "
+        f"SELECT '{c}' AS class, h.time, d.entity FROM \"{table}\" h JOIN device d ON d.id = h.device "
         f"AND d.class = '{c}' WHERE h.late"
-        for c in CLASSES
+        for table in sorted(tables)
+        if table.startswith("hot_")
+        for c in (class_of_table(table),)
     )
     connection.execute(f"CREATE OR REPLACE VIEW late_rows AS {each}")
 

@@ -38,7 +38,8 @@ def test_a_restart_continues_at_the_stored_offset(site):
 def test_a_repeated_message_is_counted_and_not_stored_again(site):
     site.send("n1", T0)
     site.drain()
-    site.database.connection.execute("DELETE FROM ingest_commit")  # as if the offset had been lost
+    for table in ("ingest_commit", "partition_offset"):  # as if the offset had been lost
+        site.database.connection.execute(f"DELETE FROM {table}")
     ingest = site.drain()
     assert ingest.counters["duplicates"] == 1
     assert site.rows("SELECT count(*) FROM gpu") == [(2,)]
@@ -192,9 +193,7 @@ def test_a_second_writer_on_the_same_offsets_is_refused(site):
     site.send("n1", T0)
     ingest = site.open()
     incarnation = site.transport.partitions()[0].incarnation
-    site.database.connection.execute(
-        f"INSERT INTO ingest_commit VALUES ('{TELEMETRY}', 'n1', '{incarnation}', 0, 1, 2, now())"
-    )
+    site.database.connection.execute(f"INSERT INTO partition_offset VALUES ('{TELEMETRY}', 'n1', '{incarnation}', 1)")
     with pytest.raises(Retryable, match="another pipeline"):
         ingest.step()
     assert site.rows("SELECT count(*) FROM gpu") == [(0,)]

@@ -6,7 +6,7 @@ from pipeline.engine.engine import Engine
 from pipeline.incidents import ledger
 from pipeline.model.records import SECOND, Batch, Block, Event, Origin
 from pipeline.model.topology import Topology
-from pipeline.store import append, retention
+from pipeline.store import latest, retention
 from pipeline.store.devices import Devices
 from pipeline.store.retention import DAY
 from pipeline.transport import wire
@@ -110,10 +110,10 @@ def test_entities_without_an_inventory_are_dropped(site):
     assert site.rows("SELECT entity FROM entity ORDER BY ALL") == [("gpu:n1.1",), ("gpu:old",)]
 
 
-def test_the_last_row_of_each_device_is_found_for_any_ids():
-    device = np.array([3, 1, 3, 2, 1], np.int32)
-    for more in (0, 10_000_000):
-        assert sorted(append._last_rows(device + np.int32(more)).to_pylist()) == [2, 3, 4]
+def test_the_newest_row_of_each_device_is_found_in_any_order_of_time():
+    time, device = np.array([5, 1, 6, 2, 0, 6]), np.array([3, 1, 3, 2, 1, 3], np.int32)
+    for more in (0, 100_000):
+        assert sorted(latest.find_newest_rows(time, device + np.int32(more)).tolist()) == [1, 3, 5]
 
 
 def test_rows_of_a_renumbered_device_reach_its_slot_in_frames_and_learned_state_is_reset(site, monkeypatch):

@@ -58,6 +58,7 @@ class EmptyJudge:
 @pytest.fixture
 def service(site):
     table = {"store": {"path": str(site.folder / "store.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
+    table["pipeline"] = {"commit_wait": 0.0}
     made = PipelineService(
         build_section(configuration.Config, table, "test"), EmptyJudge(), clock=lambda: T0 + 600 * SECOND
     )

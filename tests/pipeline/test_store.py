@@ -14,10 +14,10 @@ from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, EventBatch, Origin, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
 from pipeline.store import schema
-from pipeline.store.append import append_rows
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
+from pipeline.store.hot_tables import HotTables
 from pipeline.store.retention import delete_old_rows
 
 T0 = 1_780_000_000 * SECOND
@@ -118,7 +118,7 @@ def insert_rows(database, *samples):
     with database.transaction() as connection:
         devices.save(connection)
         rows = Rows("gpu", stamps, np.zeros(len(time), np.int32), {"gpu.temperature": np.array(value, "f4")})
-        append_rows(connection, rows)
+        HotTables(connection).append(connection, [rows])
 
 
 def test_mutes_from_before_the_column_ended_by_are_kept(tmp_path):
@@ -142,6 +142,7 @@ def test_retention_removes_old_rows_and_keeps_the_newest_offset(database):
     database.connection.execute(
         f"INSERT INTO ingest_commit VALUES ('t', 'n1', 'e', 0, 5, 1, {old}), ('t', 'n1', 'e', 5, 9, 1, {new})"
     )
+    database.connection.execute("INSERT INTO partition_offset VALUES ('t', 'n1', 'e', 9)")
     assert delete_old_rows(database, T0 + 50 * SECOND) == 1
     assert database.connection.execute("SELECT temperature FROM gpu").fetchall() == [(41.0,)]
     assert database.connection.execute("SELECT next_offset FROM ingest_commit").fetchall() == [(9,)]
