@@ -137,16 +137,14 @@ def _shift_event(event: Event, shift: int, latest: int) -> Event:
 
 def _build_telemetry_item(message: Message, body: wire.Body, arrival: Arrival) -> Item:
     """An item of telemetry; all ticks are shifted by the same amount, to keep their distances."""
-    shape = body.layout.shape
     stamps = np.frombuffer(body.data, "<i8", body.ticks)
     first, last = int(stamps.min()), int(stamps.max())
     shift = max(arrival.measure(body.layout.node, body.envelope.sent), last - arrival.latest)
     if shift:
         body = replace(body, data=memoryview((stamps - shift).tobytes() + body.data[stamps.nbytes :]))
     _check_times(first - shift)
-    rows = {device_class: devices * body.ticks for device_class, devices, _ in shape.blocks}
-    samples = shape.samples * body.ticks
-    return Item(message, body, first - shift, last - shift, rows, samples, arrival.time, shift)
+    plan = body.plan
+    return Item(message, body, first - shift, last - shift, plan.rows, plan.samples, arrival.time, shift)
 
 
 def _check_times(first: int) -> None:

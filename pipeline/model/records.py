@@ -59,16 +59,20 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One device class of a batch. columns: signal -> (ticks, devices), in the signal's wire type."""
+    """One device class of a batch. columns: signal -> (ticks, devices), in the signal's wire type.
+
+    ticks: numbers of the batch's ticks in which these signals were read; None: in all.
+    """
 
     device_class: str
     entities: tuple[str, ...]
     columns: Mapping[str, NDArray[Any]]
+    ticks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One node, one or more ticks. times: (ticks,) int64, ascending."""
+    """One node, one or more ticks. times: (ticks,) int64, ascending. Blocks of one class may have different ticks."""
 
     origin: Origin
     times: NDArray[np.int64]

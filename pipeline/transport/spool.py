@@ -408,9 +408,12 @@ class SpoolTransport:
         return False
 
     def _raise_gap(self, partition: Partition, place: _ReadPosition, first: int, after: int, otherwise: str) -> None:
-        """Raises GapError for [first, after), with the cause from gaps.json. Reading continues at `after`."""
+        """Raises GapError for [first, after), with the cause from gaps.json; if there are several, for the first of
+        them. Reading continues at its end."""
         gaps = segments.read_gaps(place.folder)
-        cause = next((why for start, end, why in gaps if start < after and end > first), otherwise)
+        start, end, cause = next((gap for gap in gaps if gap[0] < after and gap[1] > first), (first, after, otherwise))
+        if start <= first:
+            after = min(after, end)
         place.sequence = -1
         raise GapError(partition.topic, partition.name, first, after, cause)
 

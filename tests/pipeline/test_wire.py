@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import struct
 import time
 import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from hypothesis.extra import numpy as npst
 
 from pipeline.model.errors import WireError
 from pipeline.model.records import Batch, Block, Event, EventBatch, Origin
-from pipeline.transport import wire
+from pipeline.transport import packing, wire
+from tests.pipeline import wire_v1
 
 GOLDEN = Path(__file__).parent / "golden"
 EPOCH = bytes(range(16))
@@ -46,6 +49,24 @@ def golden_batch() -> Batch:
     return Batch(ORIGIN, np.array([1_700_000_000_000_000, 1_700_000_001_000_000], np.int64), (gpu, node))
 
 
+def joined_batch() -> Batch:
+    """Returns blocks of one class with different ticks, decimals, counters, ranges of names, and a class of its own."""
+    ticks, ports = np.arange(5), tuple(f"port:n042.mlx5_{i}" for i in range(9))
+    fast = {
+        "nic.rx_bytes": (10**15 + 3_000_000_007 * ticks[:, None] + np.arange(9)).astype("u8"),
+        "nic.state": np.ones((5, 9), "u1"),
+    }
+    slow = {
+        "nic.pcie_stalled_writes": np.linspace(0, 1, 9, dtype="f4").reshape(1, 9),
+        "nic.speed": np.full((1, 9), 4e5, "f4"),
+    }
+    power = np.round(300 + np.sin(ticks)[:, None], 3).astype("f4")
+    gpu = Block("gpu", ("gpu:n042.0",), {"gpu.power": power, "=odd": np.arange(5, dtype="u2").reshape(5, 1)})
+    rare = Block("gpu", ("gpu:n042.0",), {".energy": np.array([[7], [2**64 - 1]], "u8")}, (1, 3))
+    times = 1_700_000_000_000_000 + 1_000_000 * ticks
+    return Batch(ORIGIN, times, (Block("nic", ports, fast), Block("nic", ports, slow, (3,)), gpu, rare))
+
+
 def golden_events() -> EventBatch:
     return EventBatch(
         Origin("oslo-1", "n042", ORIGIN.boot_id, True),
@@ -60,6 +81,14 @@ def telemetry_message(batch: Batch | None = None) -> bytes:
     return wire.seal(wire.encode(batch or golden_batch()), wire.TELEMETRY_KIND, EPOCH, 41, 1_700_000_002_000_000)
 
 
+def joined_message() -> bytes:
+    return telemetry_message(joined_batch())
+
+
+def old_message() -> bytes:
+    return wire_v1.seal(wire_v1.encode(golden_batch()), 1, EPOCH, 41, 1_700_000_002_000_000)
+
+
 def events_message() -> bytes:
     body = wire.encode_events(golden_events())
     return wire.seal(body, wire.EVENTS_KIND, EPOCH, 42, 1_700_000_002_000_001, simulated=True)
@@ -67,6 +96,8 @@ def events_message() -> bytes:
 
 MESSAGES: dict[str, tuple[Callable[[], bytes], Callable[[bytes], Any]]] = {
     "telemetry": (telemetry_message, wire.decode),
+    "joined telemetry": (joined_message, wire.decode),
+    "telemetry of version 1": (old_message, wire.decode),
     "events": (events_message, wire.decode_events),
 }
 
@@ -77,6 +108,7 @@ def assert_same(found: Batch, wanted: Batch) -> None:
     assert [(b.device_class, b.entities) for b in found.blocks] == [(b.device_class, b.entities) for b in wanted.blocks]
     for a, b in zip(found.blocks, wanted.blocks, strict=True):
         assert list(a.columns) == list(b.columns)
+        assert a.ticks == b.ticks
         for name in b.columns:
             assert a.columns[name].dtype == b.columns[name].dtype
             np.testing.assert_array_equal(a.columns[name], b.columns[name])
@@ -97,15 +129,40 @@ def test_golden_events_of_version_1_still_decode() -> None:
     assert wire.decode_events(message) == golden_events()
 
 
+def test_golden_telemetry_of_version_2_still_decodes() -> None:
+    for name, wanted in (("telemetry", golden_batch()), ("joined", joined_batch())):
+        message = (GOLDEN / f"wire-v2-{name}.bin").read_bytes()
+        assert wire.open_envelope(message) == wire.Envelope(1, False, EPOCH, 41, 1_700_000_002_000_000)
+        assert_same(wire.decode(message), wanted)
+
+
+GOLDEN_OF = {
+    "telemetry": "wire-v2-telemetry",
+    "joined telemetry": "wire-v2-joined",
+    "telemetry of version 1": "wire-v1-telemetry",
+    "events": "wire-v1-events",
+}
+
+
 @pytest.mark.parametrize("name", MESSAGES)
 def test_current_messages_differ_from_the_golden_bytes_at_most_in_compression(name: str) -> None:
-    golden, today = (GOLDEN / f"wire-v1-{name}.bin").read_bytes(), MESSAGES[name][0]()
+    golden, today = (GOLDEN / f"{GOLDEN_OF[name]}.bin").read_bytes(), MESSAGES[name][0]()
     assert today[:40] == golden[:40]  # all of the envelope before length and checksum of the compressed body
     assert raw_of(today) == raw_of(golden)
 
 
+def test_the_dictionary_of_version_2_never_changes() -> None:
+    digest = hashlib.sha256(DICTIONARY).hexdigest()
+    assert digest == "0a27656b25300de9e86097a37036a65e4c6323c5d0636745fd25eba7def65c7a"
+
+
+DICTIONARY = Path(wire.__file__).with_name("wire-2.dictionary").read_bytes()
+CONTENT = zstandard.ZstdCompressionDict(DICTIONARY, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
 def raw_of(message: bytes) -> bytes:
-    return zstandard.ZstdDecompressor().decompress(message[wire.ENVELOPE_BYTES :])
+    known = {"dict_data": CONTENT} if message[3] == 2 else {}
+    return zstandard.ZstdDecompressor(**known).decompress(message[wire.ENVELOPE_BYTES :])
 
 
 # --- round trips -----------------------------------------------------------------------------------------------------
@@ -120,9 +177,10 @@ def batches(draw: st.DrawFn) -> Batch:
     blocks = []
     for _ in range(draw(st.integers(0, 3))):
         entities = tuple(f"gpu:{name}" for name in draw(st.lists(NAMES, min_size=0, max_size=4, unique=True)))
-        shape = (ticks, len(entities))
+        own = tuple(sorted(draw(st.sets(st.integers(0, ticks - 1), min_size=1))))
+        shape = (len(own), len(entities))
         columns = {n: draw(npst.arrays(draw(TYPES), shape)) for n in draw(st.lists(NAMES, max_size=4, unique=True))}
-        blocks.append(Block(draw(NAMES), entities, columns))
+        blocks.append(Block(draw(NAMES), entities, columns, None if len(own) == ticks else own))
     times = sorted(draw(st.lists(st.integers(0, 2**57), min_size=ticks, max_size=ticks)))
     origin = Origin(draw(NAMES), draw(NAMES), draw(st.binary(min_size=16, max_size=16)), draw(st.booleans()))
     return Batch(origin, np.array(times, np.int64), tuple(blocks))
@@ -154,24 +212,106 @@ def test_any_events_are_decoded_unchanged(events: list[Event]) -> None:
     assert wire.decode_events(message) == batch
 
 
-@settings(max_examples=50, deadline=None)
-@given(found=st.lists(batches(), min_size=1, max_size=6))
-def test_joined_messages_have_the_same_values_as_each_alone(found: list[Batch]) -> None:
-    bodies = [
-        wire.open_telemetry(wire.seal(wire.encode(batch), wire.TELEMETRY_KIND, EPOCH, i, 2))
-        for i, batch in enumerate(found)
-    ]
-    seen = 0
-    for joined in wire.decode_together(bodies):
-        for m, body in enumerate(joined.bodies):
-            batch = found[body.envelope.sequence]
-            np.testing.assert_array_equal(joined.times[m], batch.times)
-            for (_, entities, columns), block in zip(joined.blocks, batch.blocks, strict=True):
-                assert entities[m] == block.entities
-                for name, values in block.columns.items():
-                    np.testing.assert_array_equal(columns[name][m], values.ravel())
-            seen += 1
-    assert seen == len(found)
+Samples = dict[tuple[int, int, str, str], Any]
+
+
+def samples_of(batch: Batch, key: int) -> Samples:
+    """Returns (key, number of the tick, entity, signal) -> value; classes and ticks may have a signal once."""
+    return {
+        (key, tick, entity, name): values[row, i]
+        for block in batch.blocks
+        for name, values in block.columns.items()
+        for row, tick in enumerate(range(len(batch.times)) if block.ticks is None else block.ticks)
+        for i, entity in enumerate(block.entities)
+    }
+
+
+def samples_of_group(group: wire.DecodedGroup, ticks: dict[tuple[int, int], int]) -> Iterator[tuple[Any, Any]]:
+    """Yields the samples of a decoded group. ticks: (key, time) -> number of the tick."""
+    for _, entities, columns in group.blocks:
+        for name, values in columns.items():
+            for m, body in enumerate(group.bodies):
+                key = body.envelope.sequence
+                rows = values[m].reshape(group.times.shape[1], -1)
+                for row, at in enumerate(group.times[m].tolist()):
+                    yield from (((key, ticks[key, at], e, name), rows[row, i]) for i, e in enumerate(entities[m]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(found=st.lists(batches(), min_size=1, max_size=6), old=st.booleans())
+def test_joined_messages_have_the_same_values_as_each_alone(found: list[Batch], old: bool) -> None:
+    wanted: Samples = {}
+    ticks: dict[tuple[int, int], int] = {}
+    bodies = []
+    for i, batch in enumerate(found):
+        times = 1_000_000 * np.arange(len(batch.times))
+        whole = all(block.ticks is None for block in batch.blocks)
+        named = tuple(replace(block, device_class=f"c{b}") for b, block in enumerate(batch.blocks))
+        batch = replace(batch, times=times, blocks=named)
+        # a signal of one entity in two classes would be one key here
+        batch = replace(
+            batch,
+            blocks=tuple(
+                replace(b, columns={f"{b.device_class}.{n}": v for n, v in b.columns.items()}) for b in batch.blocks
+            ),
+        )
+        message = (
+            wire_v1.seal(wire_v1.encode(batch), 1, EPOCH, i)
+            if old and whole
+            else wire.seal(wire.encode(batch), 1, EPOCH, i, 2)
+        )
+        bodies.append(wire.open_telemetry(message))
+        wanted |= samples_of(batch, i)
+        ticks |= {(i, int(time)): tick for tick, time in enumerate(times)}
+    got = [pair for group in wire.decode_together(bodies) for pair in samples_of_group(group, ticks)]
+    assert len(got) == len(dict(got)) == len(wanted)
+    for key, value in got:
+        np.testing.assert_array_equal(value, wanted[key])
+
+
+def test_a_row_has_the_signals_of_all_blocks_of_its_class_and_tick() -> None:
+    body = wire.open_telemetry(joined_message())
+    rows: dict[str, list[tuple[list[int], list[str]]]] = {}
+    for group in wire.decode_together([body]):
+        for device_class, _, columns in group.blocks:
+            seconds = [int(t) % 1_000_000_000 // 1_000_000 for t in group.times[0]]
+            rows.setdefault(device_class, []).append((seconds, sorted(columns)))
+    fast, slow = ["nic.rx_bytes", "nic.state"], ["nic.pcie_stalled_writes", "nic.speed"]
+    assert rows["nic"] == [([3], sorted(fast + slow)), ([0, 1, 2, 4], fast)]  # the newest tick is the last
+    assert rows["gpu"] == [([1, 3], [".energy", "=odd", "gpu.power"]), ([0, 2, 4], ["=odd", "gpu.power"])]
+    assert body.plan.rows == {"nic": 45, "gpu": 5}
+    assert body.plan.samples == 5 * 18 + 18 + 10 + 2
+
+
+def test_blocks_with_the_same_column_make_rows_of_their_own() -> None:
+    def block(value: float) -> Block:
+        return Block("gpu", ("gpu:a",), {"gpu.power": np.full((1, 1), value, "f4")})
+
+    message = telemetry_message(Batch(ORIGIN, np.array([1]), (block(1.0), block(2.0))))
+    groups = list(wire.decode_together([wire.open_telemetry(message)]))
+    assert [float(group.blocks[0][2]["gpu.power"][0, 0]) for group in groups] == [1.0, 2.0]
+
+
+def test_an_encoder_gives_the_same_values_whatever_it_remembers() -> None:
+    encoder = wire.Encoder(layouts=1)
+    for step in range(6):
+        noise = step % 2 == 1  # decimals that fit the message before no longer do
+        power = np.array([[0.1 + step], [np.pi if noise else np.nan]], "f4")
+        name = "gpu:a" if step < 3 else "gpu:b"
+        batch = Batch(ORIGIN, np.array([step, step + 1]), (Block("gpu", (name,), {"gpu.power": power}),))
+        assert_same(wire.decode(wire.seal(encoder.encode(batch), 1, EPOCH, step, 2)), batch)
+
+
+@settings(max_examples=200, deadline=None)
+@given(values=npst.arrays(st.sampled_from(["f4", "f8"]), (1, 3, 2)), mode=st.integers(1, len(packing.SCALES) - 1))
+def test_decimals_are_exact_or_not_used(values: Any, mode: int) -> None:
+    packed, modes = packing.pack_columns(list(values), [mode])
+    size = values.itemsize
+    raw = np.frombuffer(packed, np.uint8).reshape(1, size, 1, 6)
+    found = packing.unpack_columns(raw, values.dtype.str[1:], np.array([modes], np.uint8), 3)
+    np.testing.assert_array_equal(found[0, 0], values[0])
+    there = ~np.isnan(values[0])
+    np.testing.assert_array_equal(np.signbit(found[0, 0])[there], np.signbit(values[0])[there])
 
 
 def test_decoded_arrays_are_read_only() -> None:
@@ -188,6 +328,10 @@ def test_a_batch_of_unequal_shapes_or_unknown_types_is_refused_by_the_writer() -
         wire.encode(of(np.zeros((1, 2), "f4")))
     with pytest.raises(WireError, match="type int32"):
         wire.encode(of(np.zeros((1, 1), "i4")))
+    for ticks in ((), (1,), (-1,), (0, 0)):
+        block = Block("gpu", ("gpu:a",), {"gpu.power": np.zeros((len(ticks), 1), "f4")}, ticks)
+        with pytest.raises(WireError, match="expected ascending numbers of the 1 of the batch"):
+            wire.encode(Batch(ORIGIN, np.array([1], np.int64), (block,)))
 
 
 # --- hostile input ---------------------------------------------------------------------------------------------------
@@ -223,9 +367,10 @@ def test_any_bytes_are_refused(data: bytes) -> None:
             decode(data)
 
 
-def seal(raw: bytes, kind: int = wire.TELEMETRY_KIND) -> bytes:
+def seal(raw: bytes, kind: int = wire.TELEMETRY_KIND, version: int = 1) -> bytes:
     """Returns a message with a valid envelope and checksum around any body, as a hostile or broken sender can make."""
-    return wire.seal(zstandard.ZstdCompressor().compress(raw), kind, EPOCH, 1, 2)
+    known = {"dict_data": CONTENT} if version == 2 else {}
+    return wire_v1.seal(zstandard.ZstdCompressor(**known).compress(raw), kind, EPOCH, version=version)
 
 
 def body(layout: Any, ticks: int, data: bytes, length: int | None = None) -> bytes:
@@ -237,20 +382,29 @@ def body(layout: Any, ticks: int, data: bytes, length: int | None = None) -> byt
 @given(raw=st.binary(max_size=200))
 def test_any_body_under_a_valid_envelope_is_refused_as_a_wire_error(raw: bytes) -> None:
     for kind, decode in ((wire.TELEMETRY_KIND, wire.decode), (wire.EVENTS_KIND, wire.decode_events)):
-        with pytest.raises(WireError):
-            decode(seal(raw, kind))
+        for version in (1, 2):
+            with pytest.raises(WireError):
+                decode(seal(raw, kind, version))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_a_changed_body_is_decoded_or_is_a_wire_error(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(MESSAGES)))
     make, decode = MESSAGES[name]
     raw = bytearray(raw_of(make()))
     for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        place, other = data.draw(st.integers(0, len(raw) - 1)), data.draw(st.integers(0, len(raw) - 1))
+        raw[place], raw[other] = data.draw(st.sampled_from([raw[other], 0, 1, 0xFF, raw[place] ^ 1])), raw[place]
+    if data.draw(st.booleans()):
+        raw = raw[: data.draw(st.integers(0, len(raw)))]
+    message = seal(bytes(raw), wire.EVENTS_KIND if name == "events" else wire.TELEMETRY_KIND, make()[3])
     with contextlib.suppress(WireError):
-        decode(seal(bytes(raw), wire.TELEMETRY_KIND if name == "telemetry" else wire.EVENTS_KIND))
+        decode(message)
+    if name != "events":
+        with contextlib.suppress(WireError):
+            for group in wire.decode_together([wire.open_telemetry(message)]):
+                assert group.times.shape[0] == 1
 
 
 TIME = struct.pack("<q", 1)
@@ -291,6 +445,55 @@ HOSTILE: dict[str, bytes] = {
 }
 
 
+LISTED = {"site": "s", "node": "n", "entities": [[["gpu:a0", 2]]], "blocks": [["gpu", 0, [[".power", "f4"]]]]}
+TWO = TIME + b"\x01" + b"\x00" + bytes(8)  # one tick: time, mask, mode, two values
+
+
+def with_lists(entities: Any, *blocks: Any) -> dict[str, Any]:
+    return {"site": "s", "node": "n", "entities": entities, "blocks": list(blocks)}
+
+
+HOSTILE_2: dict[str, bytes] = {
+    "no mask": body(LISTED, 1, TIME),
+    "a mask without a tick": body(LISTED, 1, TIME + bytes(10)),
+    "a mask with a tick too many": body(LISTED, 1, TIME + b"\x03\x00" + bytes(8)),
+    "a mode that does not exist": body(LISTED, 1, TIME + b"\x01\xff" + bytes(8)),
+    "a byte too few": body(LISTED, 1, TWO[:-1]),
+    "a byte too many": body(LISTED, 1, TWO + b"\0"),
+    "more ticks than bytes": body(LISTED, 2**32 - 1, TWO),
+    "no tick": body(LISTED, 0, b""),
+    "a list of entities that does not exist": body(with_lists([], ["gpu", 0, []]), 1, TIME + b"\x01"),
+    "a list with a negative number": body(with_lists([["gpu:a"]], ["gpu", -1, []]), 1, TIME + b"\x01"),
+    "a list with a number that is true": body(with_lists([["gpu:a"], []], ["gpu", True, []]), 1, TIME + b"\x01"),
+    "lists that are a number": body(with_lists(5), 1, TIME),
+    "a run of four billion": body(with_lists([[["gpu:a0", 2**32]]]), 1, TIME),
+    "a run of no entity": body(with_lists([[["gpu:a0", 0]]]), 1, TIME),
+    "a run without a number": body(with_lists([[["gpu:a", 2]]]), 1, TIME),
+    "a long name 30,000 times": body(with_lists([[["gpu:" + "a" * 200_000 + "0", 30_000]]]), 1, TIME),
+    "10,000 runs of 30,000": body(with_lists([[["gpu:a0", 30_000]]] * 10_000), 1, TIME),
+    "an entity twice in runs": body(with_lists([[["gpu:a0", 2], "gpu:a1"]], ["gpu", 0, []]), 1, TIME + b"\x01"),
+    "a list of entities that no block has": body(with_lists([["gpu:a"], []], ["gpu", 0, []]), 1, TIME + b"\x01"),
+    "a class of 100,000 characters in 1,000 names": body(
+        with_lists([[]], ["g" * 100_000, 0, [[f".{i}", "u1"] for i in range(1000)]]), 1, TIME + b"\x01"
+    ),
+    "a class that is a number": body(with_lists([[]], [5, 0, [[".power", "f4"]]]), 1, TIME + b"\x01\x00"),
+    "a name that is a number": body(with_lists([[]], ["gpu", 0, [[5, "f4"]]]), 1, TIME + b"\x01\x00"),
+    "a name twice, with and without its class": body(
+        with_lists([[]], ["gpu", 0, [[".a", "u1"], ["gpu.a", "u1"]]]), 1, TIME + b"\x01"
+    ),
+    "masks of 10,000 blocks and 100,000 ticks": body(
+        with_lists([[]], *[["gpu", 0, []]] * 10_000), 100_000, struct.pack("<q", 1) * 100_000
+    ),
+    "ticks with 8,192 combinations of blocks": body(
+        with_lists([["gpu:a"]], *[["gpu", 0, [[f".s{i}", "u1"]]] for i in range(13)]),
+        8192,
+        TIME * 8192
+        + np.packbits(np.arange(8192) >> np.arange(13)[:, None] & 1, axis=1, bitorder="little").tobytes()
+        + bytes(8192 // 2 * 13),
+    ),
+}
+
+
 def peak_of_refusal(message: bytes) -> int:
     """Returns the peak memory of Python in bytes while it refused a message."""
     tracemalloc.start()
@@ -304,7 +507,19 @@ def peak_of_refusal(message: bytes) -> int:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_body_is_refused_at_bounded_cost(name: str) -> None:
-    message = seal(HOSTILE[name])
+    assert_refused_at_bounded_cost(seal(HOSTILE[name]))
+
+
+@pytest.mark.parametrize("name", HOSTILE_2)
+def test_a_hostile_body_of_version_2_is_refused_at_bounded_cost(name: str) -> None:
+    assert_refused_at_bounded_cost(seal(HOSTILE_2[name], version=2))
+
+
+def test_the_smallest_body_of_version_2_is_accepted() -> None:
+    assert wire.decode(seal(body(LISTED, 1, TWO), version=2)).blocks[0].entities == ("gpu:a0", "gpu:a1")
+
+
+def assert_refused_at_bounded_cost(message: bytes) -> None:
     began = time.process_time()
     assert peak_of_refusal(message) < 64 << 20
     assert time.process_time() - began < 2.0
@@ -367,7 +582,9 @@ def test_a_body_larger_than_the_bound_is_refused_by_the_writer() -> None:
     ("change", "complaint"),
     [
         ({"magic": b"XYZ"}, "not written by Fleetpulse"),
-        ({"version": 2}, "wire version 2, expected at most 1: the agent is newer; upgrade the pipeline"),
+        ({"version": 3}, "wire version 3, expected at most 2: the agent is newer; upgrade the pipeline"),
+        ({"version": 0}, "wire version 0 of kind 1, expected 1 to 2"),
+        ({"version": 2, "kind": 2}, "wire version 2 of kind 2"),
         ({"kind": 3}, "kind 3"),
         ({"flags": 2}, "flags 2"),
     ],
