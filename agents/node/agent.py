@@ -1,11 +1,14 @@
 """The agent's loop: read the collectors every interval, pack their readings into one Batch, write it to the spool.
 
+Events are written at once; the batches of [agent] linger seconds are joined into one message.
+
 Only a signal stops the loop. A collector that hangs or fails is reported once and skipped; a full disk costs the oldest
 data. Every change of state is one line on stderr and, for collectors, an event of kind `collector`.
 """
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 import threading
@@ -20,6 +23,7 @@ from agents.node.batches import build_batch, build_inventory_event, clean_event,
 from agents.node.counter_generations import CounterGenerations
 from agents.node.edge.rules import EdgeRules
 from agents.node.health.report import open_health
+from agents.node.joining import TickJoiner
 from agents.node.self_metrics import SelfMetrics
 from agents.node.snapshot import CollectorResult, Snapshot
 from agents.node.spool import disk
@@ -30,7 +34,7 @@ from agents.node.workers.pool import ReadResult, Worker, WorkerPool
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
 from pipeline.model.names import clean_text
-from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
+from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event, EventBatch, Origin, iso
 from pipeline.runtime.supervise import Stop
 from pipeline.transport import wire
 from pipeline.transport.segments import folder_name
@@ -154,6 +158,8 @@ class Agent:
         self._worker_states: dict[Worker, tuple[str, str]] = {}
         self._inventory = InventoryTracker()
         self._last_tick = self._late_ticks = self._gaps = 0
+        self._joiner = TickJoiner(round(config.agent.linger * SECOND), round(interval * SECOND))
+        self._encoder = wire.Encoder()
         self._stop: threading.Event | None = None
         self.pool = WorkerPool(collectors, node, interval, self.clock.monotonic, self._stop_requested)  # forks: first
         self.uplink: SpoolSender | None = None
@@ -224,7 +230,7 @@ class Agent:
         self._put_events([*edges, *seen, *changes, *resets, *inventory, *gaps, *disk_events])
         self._health.update(readings, [*edges, *seen, *resets, *disk_events], self.pool.workers, time)
         if found := build_batch(self._origin, time, [*readings, *generations]):
-            self.spools.put(TELEMETRY, lambda: wire.encode(found), wire.TELEMETRY_KIND)
+            self._put_telemetry(self._joiner.add_tick(found))
         if self._telemetry:
             if found:
                 self._telemetry.add_batch(found)
@@ -237,6 +243,7 @@ class Agent:
             self.uplink.stop()
         self.pool.close(STOP_S)
         self._put_events(self._xid_events.flush())
+        self._put_telemetry(self._joiner.flush())
         self._generations.save()
         self.spools.close()
         self._systemd.close()
@@ -244,6 +251,11 @@ class Agent:
             self._telemetry.close(max(0.0, until - self.clock.monotonic()))
         if self.uplink:
             self.uplink.close(max(0.0, until + UPLINK_S - self.clock.monotonic()))
+
+    def _put_telemetry(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            self.spools.put(TELEMETRY, functools.partial(self._encoder.encode, batch), wire.TELEMETRY_KIND)
+        self.spools.set_joining(TELEMETRY, self._joiner.count)
 
     def _put_events(self, events: list[Event]) -> None:
         if events:

@@ -72,6 +72,7 @@ _USERS = constraint(
     "Kafka principals, such as ['User:fleetpulse-agent']",
     lambda value: all(re.fullmatch(r"User:\S+", user) for user in value),
 )
+_LINGER = constraint("seconds, 0 to 10", lambda value: 0 <= value <= 10)
 _TAKEOVER = constraint("seconds, 60 to 86400", lambda value: 60 <= value <= 86400)
 _RECEIVER = constraint(
     "1 to 64 of A-Z a-z 0-9 _ . - (it goes into an HTTP header)",
@@ -93,11 +94,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Agent:
-    """[agent]: name of this node, interval of readings (s), and the collectors to use (empty: all)."""
+    """[agent]: name of this node, interval of readings (s), and the collectors to use (empty: all).
+
+    linger: readings of so many seconds are sent as one message, which is smaller and cheaper; 0: each at once. Events
+    are always sent at once. Chosen: a frame is two of them; more than 10 s would look like silence.
+    """
 
     node: str = field(default_factory=lambda: socket.gethostname().split(".")[0], metadata=_NAME)
     interval: float = field(default=1.0, metadata=_SECONDS)
     collectors: tuple[str, ...] = ()
+    linger: float = field(default=5.0, metadata=_LINGER)
 
 
 @dataclass(frozen=True)

@@ -440,4 +440,5 @@ class Ingest:
         if item.message.appended:
             self._catch_up.record_message(node, newest, item.message.appended, now, self.senders.newest)
         self._newest[partition] = max(self._newest.get(partition, newest), newest)
-        self.senders.record_message(node, item.arrived, newest)
+        tick = (newest - item.time) // (item.body.ticks - 1) if item.body.ticks > 1 else 0
+        self.senders.record_message(node, item.arrived, newest, tick)

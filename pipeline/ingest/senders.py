@@ -25,8 +25,11 @@ from pipeline.store.events import load_clock_errors
 MAX_SENDERS = 100_000
 """Maximum senders; above it, those with the oldest message are dropped. Chosen: eight times a fleet of 12,500 nodes,
 100 MB."""
-ALIVE = 10 * SECOND
-"""A sender with a message within this time is alive: agents send at least every 5 s, plus 5 s transit."""
+TRANSIT = 5 * SECOND
+"""How long a message may take after its sender's linger (us); chosen."""
+ALIVE = 5 * SECOND + TRANSIT
+"""A sender with a message within this time is alive, or within its own linger and TRANSIT: agents join the ticks of 5 s
+([agent] linger), at most 10 s."""
 INTERVALS = 3
 """Slower senders are alive for so many of their intervals; chosen: one message may be late, one lost."""
 KIND = "clock_error"
@@ -60,6 +63,7 @@ class Senders:
         self.arrivals: dict[str, int] = {}
         self.newest: dict[str, int] = {}
         self._intervals: dict[str, int] = {}  # event time between the last two messages of telemetry
+        self._ticks: dict[str, int] = {}  # event time between the ticks of the last message that had several
         self._telemetry_at: dict[str, int] = {}  # arrival of the newest telemetry
         self._clocks: dict[str, SenderClock] = {}
         self._slow_disks: dict[str, int] = {}  # senders with a slow disk, and since when
@@ -123,14 +127,19 @@ class Senders:
             if event.data.get("state") == "active":
                 self._slow_disks[node] = arrived
 
-    def record_message(self, node: str, arrived: int, newest: int | None) -> None:
-        """Records a stored message of `node`. newest: event time of its last telemetry, None for events."""
+    def record_message(self, node: str, arrived: int, newest: int | None, tick: int = 0) -> None:
+        """Records a stored message of `node`. newest: event time of its last telemetry, None for events.
+
+        tick: event time between its ticks, 0 if it has one.
+        """
         self.arrivals[node] = arrived  # not the maximum: if our clock was set back, that would hide all arrivals
         if newest is not None:
             before = self.newest.get(node, newest)
             if newest > before or node not in self._intervals:
                 self._intervals[node] = newest - before if node in self._telemetry_at else self._intervals.get(node, 0)
             self.newest[node], self._telemetry_at[node] = max(newest, before), arrived
+            if tick:
+                self._ticks[node] = tick
         self._changed.add(node)
 
     def find_passed_time(self, now: int, lateness: int) -> int | None:
@@ -156,7 +165,12 @@ class Senders:
     def _is_alive(self, node: str, now: int) -> bool:
         """Whether a sender is alive. An arrival in the future is from before our clock was set back."""
         last = self._telemetry_at.get(node)
-        return last is not None and -ALIVE <= now - last <= max(ALIVE, INTERVALS * self._intervals.get(node, 0))
+        if last is None:
+            return False
+        apart, tick = self._intervals.get(node, 0), self._ticks.get(node, 0)
+        joins = 0 < tick < apart  # then messages are apart by its linger, not by its interval
+        longest = max(INTERVALS * tick, apart + TRANSIT) if joins else INTERVALS * apart
+        return -ALIVE <= now - last <= max(ALIVE, longest)
 
     def _witness_time(self, node: str) -> int:
         """How long after its last message (us) a sender counts in the majority about our clock."""
@@ -170,6 +184,7 @@ class Senders:
                 self.arrivals,
                 self.newest,
                 self._intervals,
+                self._ticks,
                 self._telemetry_at,
                 self._slow_disks,
             ):

@@ -24,6 +24,7 @@ from pipeline.config.sections import Spool as SpoolSection
 from pipeline.model.errors import ConfigError, SpoolError
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event
 from pipeline.transport import Message, wire
+from tests.agents.ticks import split_ticks
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
 ROOT = Path(__file__).parents[2]
@@ -110,14 +111,16 @@ class AbsentAtFirst(Hanging):
             raise NoData("not yet")
 
 
-def config_at(folder: Path, interval: float = 1.0, free_bytes: int = 0) -> Config:
-    return Config(agent=AgentSection("n1", interval), spool=SpoolSection(folder, 1 << 30, free_bytes=free_bytes))
+def config_at(folder: Path, interval: float = 1.0, free_bytes: int = 0, linger: float = 5.0) -> Config:
+    spool = SpoolSection(folder, 1 << 30, free_bytes=free_bytes)
+    return Config(agent=AgentSection("n1", interval, linger=linger), spool=spool)
 
 
 @dataclass
 class Ran:
-    """The result of a run of the agent."""
+    """The result of a run of the agent. batches: one per tick; messages: as they were sent."""
 
+    messages: list[Batch]
     batches: list[Batch]
     events: list[Event]
     log: list[str]
@@ -135,9 +138,9 @@ def loop(tmp_path: Path, drain: Drain) -> Callable[..., Ran]:
         Agent(config_at(tmp_path, interval), collectors, SteppedClock(ticks), log, collect_share).run(threading.Event())
         messages, gaps = drain(tmp_path)
         assert gaps == []
-        batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
+        sent = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
         events = [e for m in messages if m.partition.topic == EVENTS for e in wire.decode_events(m.value).events]
-        return Ran(batches, events, [line.split(" ", 1)[1] for line in log.getvalue().splitlines()])
+        return Ran(sent, split_ticks(sent), events, [line.split(" ", 1)[1] for line in log.getvalue().splitlines()])
 
     return run_it
 
@@ -148,6 +151,13 @@ def test_every_tick_is_one_batch_at_a_whole_multiple_of_the_interval(loop: Calla
     assert ran.values("node.load1") == [1, 2, 3, 4, 5]
     assert {b.origin.node for b in ran.batches} == {"n1"}
     assert {len(b.origin.boot_id) for b in ran.batches} == {16}
+
+
+def test_the_ticks_of_a_window_are_one_message(loop: Callable[..., Ran]) -> None:
+    ran = loop(Node(), ticks=13)
+    assert START % (5 * SECOND) == 0
+    assert [len(message.times) for message in ran.messages] == [1, 5, 5, 2]  # the last as the agent ends
+    assert [int(message.times[-1]) - START for message in ran.messages[:3]] == [0, 5 * SECOND, 10 * SECOND]
 
 
 def test_values_are_sent_in_their_catalogue_type_and_invalid_ones_are_missing(loop: Callable[..., Ran]) -> None:
@@ -191,7 +201,7 @@ def test_a_collector_that_hung_continues_without_its_old_reading(tmp_path: Path,
         hanging.release.set()
     agent.close()
     messages, _ = drain(tmp_path)
-    batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
+    batches = split_ticks(wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY)
     powers = [float(b.columns["gpu.power"][0, 0]) for t in batches for b in t.blocks if "gpu.power" in b.columns]
     assert powers
     assert 101.0 not in powers
@@ -299,7 +309,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_does_not_stop_the_agent_and_is_logged_once(full_disk: Path, drain: Drain) -> None:
     (full_disk / "hog").write_bytes(bytes(60 << 10))
     log, clock = io.StringIO(), SteppedClock(400)
-    agent = Agent(config_at(full_disk), [Node()], clock, log, 5.0)
+    agent = Agent(config_at(full_disk, linger=0.0), [Node()], clock, log, 5.0)
     agent.run(threading.Event())
     assert log.getvalue().count("losing data") == 1
     assert "No space left" in log.getvalue()

@@ -30,6 +30,7 @@ from pipeline.model.records import SECOND, TELEMETRY, Event
 from pipeline.recording.reader import Recording
 from pipeline.recording.text_files import read_events, read_topology
 from pipeline.transport import wire
+from tests.agents.ticks import split_ticks
 
 ROOT = Path(__file__).parents[2]
 T0 = 1_767_225_600 * SECOND
@@ -236,7 +237,8 @@ def test_the_agent_plays_a_recording_and_ends_with_it(
     began = clock_time.time_ns() // 1000
     assert fleetpulse.main(["agent", *words, "--speed", "10"]) == 0
     assert "has ended" in capsys.readouterr().err
-    batches = [wire.decode(m.value) for m in drain(tmp_path / "spool")[0] if m.partition.topic == TELEMETRY]
+    sent = [wire.decode(m.value) for m in drain(tmp_path / "spool")[0] if m.partition.topic == TELEMETRY]
+    batches = split_ticks(sent)
     seen = [b for batch in batches for b in batch.blocks if b.device_class == "gpu"]
     assert all(batch.origin.simulated and batch.origin.node == "n7" for batch in batches)
     assert all(began - SECOND < batch.times[0] < began + 10 * SECOND for batch in batches)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -16,7 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.spool.writer import DISK_SLOW, WRITE_BYTES, AcceptedCount, MessageQueue, TopicWriter, memory_folder
+from agents.node.spool.writer import (
+    DISK_SLOW,
+    WRITE_BYTES,
+    AcceptedCount,
+    MessageQueue,
+    PreviousCount,
+    TopicWriter,
+    memory_folder,
+)
 from pipeline.config.sections import Spool as Settings
 from pipeline.model.records import EVENTS, TELEMETRY, Event, Origin
 from pipeline.transport import Message, wire
@@ -31,7 +40,7 @@ from agents.node.agent import run
 from agents.collectors.host.host import Host
 from pipeline.config.sections import Agent, Config, Spool
 settings = Spool(Path(sys.argv[1]), free_bytes=0, queue_bytes=int(sys.argv[2]))
-sys.exit(run(Config(agent=Agent("n1", 0.1), spool=settings), collectors=[Host()]))
+sys.exit(run(Config(agent=Agent("n1", 0.1, linger=0.0), spool=settings), collectors=[Host()]))
 """
 
 
@@ -247,7 +256,13 @@ def test_the_accepted_count_outlives_the_process_and_belongs_to_one_epoch(tmp_pa
     first, epoch = AcceptedCount(tmp_path / "spool", tmp_path), bytes(range(16))
     first.start_count(epoch, 100, 0)
     first.set_accepted(7)
-    assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() == (epoch, 107)
+    assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() == PreviousCount(epoch, 107, 0)
+    first.set_joining(3)
+    assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() == PreviousCount(epoch, 107, 3)
+    first.start_count(epoch, 99, 6)  # the writing thread read the number before the loop added one
+    assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() == PreviousCount(epoch, 106, 3)
+    first.set_accepted(8)
+    assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() == PreviousCount(epoch, 107, 0)
     assert AcceptedCount(tmp_path / "other", tmp_path).read_previous() is None
     first.close(keep=False)
     assert list(tmp_path.iterdir()) == []
@@ -275,7 +290,16 @@ def test_messages_waiting_for_an_epoch_that_cannot_continue_are_a_gap_of_the_nex
     assert again.lost == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"FPA1", bytes(64), bytes(range(200, 236))])
+def test_the_count_of_an_agent_that_did_not_join_ticks_is_read(tmp_path: Path) -> None:
+    count = AcceptedCount(tmp_path / "spool", tmp_path)
+    count.start_count(bytes(16), 0, 0)
+    count.close(keep=True)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(struct.pack("<4s16sqQ", b"FPA1", bytes(range(16)), 100, 7))
+    assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() == PreviousCount(bytes(range(16)), 107, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"FPA1", b"FPA2", bytes(64), bytes(range(200, 236))])
 def test_a_damaged_count_is_ignored(tmp_path: Path, content: bytes) -> None:
     count = AcceptedCount(tmp_path / "spool", tmp_path)
     count.start_count(bytes(16), 1 << 40, 0)

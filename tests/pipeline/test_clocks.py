@@ -321,6 +321,21 @@ def test_a_silent_sender_delays_frames_for_ten_seconds_at_most(harness: ClockHar
     assert run_senders(harness, 2, ("a", 0)) == harness.clock - SECOND
 
 
+@pytest.mark.parametrize(("linger", "holds"), [(1, 10), (5, 10), (10, 15)])
+def test_a_silent_sender_that_joined_ticks_delays_frames_for_its_linger_and_five_seconds(
+    harness: ClockHarness, linger: int, holds: int
+) -> None:
+    """Not for three times its linger: its interval is that of its ticks."""
+    for second in range(1, 31):
+        if second % linger == 0:
+            harness.send("dead", ticks=linger)
+        run_senders(harness, 1, ("a", 0))
+    fell = harness.clock - SECOND
+    assert harness.ingest.senders.newest["dead"] == fell
+    assert run_senders(harness, holds - 1, ("a", 0)) == fell
+    assert run_senders(harness, 2, ("a", 0)) == harness.clock - SECOND
+
+
 def test_a_late_sender_is_waited_for_no_longer_than_the_lateness(harness: ClockHarness) -> None:
     assert run_senders(harness, 5, ("a", 0), ("b", 100 * SECOND)) == harness.clock - SECOND - 30 * SECOND
 

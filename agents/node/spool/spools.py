@@ -91,12 +91,17 @@ class NodeSpools:
             body = encode()
         except Exception as error:  # noqa: BLE001 - a message that cannot be encoded must not end the agent
             self._refused += 1
+            self.set_joining(topic, 0)
             self._log(f"spool {topic}", f"a message is lost: {error}")
             return
         writer = self._writer.topics[topic]
         writer.queue.add(body, kind, self._clock.now())
         writer.accepted.set_accepted(writer.queue.accepted)
         self._writer.wake()
+
+    def set_joining(self, topic: str, ticks: int) -> None:
+        """Sets how many ticks wait for the next message of a topic; if the agent is killed they are a counted gap."""
+        self._writer.topics[topic].accepted.set_joining(ticks)
 
     def write_later(self, path: Path, write: Callable[[], object]) -> None:
         """Lets the writing thread write a small file beside the spools."""

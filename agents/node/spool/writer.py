@@ -5,8 +5,10 @@ before telemetry. Each topic has a queue of at most `max_bytes` and `max_seconds
 messages are dropped and counted. They keep their sequence numbers, as a gap, so that readers of the spool count them.
 
 The number of accepted messages is kept in memory that outlives the process but needs no disk. If an agent is killed
-while its disk is slow, the next one reads there how many messages were waiting, and counts them as a gap. A reboot
-clears it: then only the silence of the node shows the loss.
+while its disk is slow, the next one reads there how many messages were waiting, and counts them as a gap. So it does
+with the ticks that were being joined (agents/node/joining.py): they would have been the next message. A reboot clears
+it: then only the silence of the node shows the loss. A container that is restarted has new memory: RUNTIME_DIRECTORY
+must then be on a volume of the pod.
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ SHARED_MEMORY = Path("/dev/shm")
 """Files in memory on Linux; used if the service manager sets no RUNTIME_DIRECTORY."""
 MAX_WAITING = 10_000_000
 """Messages that may have waited; a greater number is not ours. Chosen: four months of ticks of one second."""
-_LAYOUT = struct.Struct("<4s16sqQ")
-_MAGIC = b"FPA1"
+_LAYOUT = struct.Struct("<4s4x16sqQ")
+"""Magic, epoch, base, and in one aligned word, which a kill cannot tear, accepted messages and ticks being joined."""
+_MAGIC = b"FPA2"
+_OLD_LAYOUT, _OLD_MAGIC = struct.Struct("<4s16sqQ"), b"FPA1"  # of agents that did not join ticks
+_TICK_BITS = 16
+_MAX_TICKS = (1 << _TICK_BITS) - 1
 
 
 def memory_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -47,8 +53,17 @@ def memory_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     return found if found.is_dir() else None
 
 
+@dataclass(frozen=True, slots=True)
+class PreviousCount:
+    """What the previous process accepted. end: the sequence after its last message; ticks: those it was joining."""
+
+    epoch: bytes
+    end: int
+    ticks: int
+
+
 class AcceptedCount:
-    """The counter of the spool at `home`. Its calls never wait for a disk and never raise.
+    """The counter of the spool at `home`. Its calls never wait for a disk and never raise. For any thread.
 
     epoch and base: the sequence that message number 0 of this process would have in that epoch of the spool.
     """
@@ -57,31 +72,53 @@ class AcceptedCount:
         name = hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:24]
         self._path = None if folder is None else folder / f"fleetpulse-{name}.accepted"
         self._memory: mmap.mmap | None = None
+        self._accepted = self._ticks = 0
+        self._lock = threading.Lock()
 
-    def read_previous(self) -> tuple[bytes, int] | None:
-        """Epoch, and the sequence after the last message that the previous process accepted in it; None if unknown."""
+    def read_previous(self) -> PreviousCount | None:
+        """What the previous process accepted; None if unknown."""
         if self._path is None:
             return None
         try:
             handle = _open_own_file(self._path, os.O_RDONLY)
             with os.fdopen(handle, "rb") as file:
-                magic, epoch, base, accepted = _LAYOUT.unpack(file.read(_LAYOUT.size))
+                data = file.read(_LAYOUT.size)
+            if data[:4] == _OLD_MAGIC:
+                _, epoch, base, accepted = _OLD_LAYOUT.unpack_from(data)
+                return PreviousCount(epoch, base + accepted, 0)
+            magic, epoch, base, word = _LAYOUT.unpack(data)
         except (OSError, struct.error):
             return None
-        return (epoch, base + accepted) if magic == _MAGIC else None
+        return PreviousCount(epoch, base + (word >> _TICK_BITS), word & _MAX_TICKS) if magic == _MAGIC else None
 
     def start_count(self, epoch: bytes, base: int, accepted: int) -> None:
         """Counts in `epoch` from now on."""
-        if self._memory is None and self._path is not None:
-            with contextlib.suppress(OSError, ValueError):  # no such memory: only silence then shows what a kill lost
-                self._memory = _map_file(self._path)
-        if self._memory is not None:
-            _LAYOUT.pack_into(self._memory, 0, _MAGIC, epoch, base, accepted)
+        with self._lock:
+            if self._memory is None and self._path is not None:
+                with contextlib.suppress(OSError, ValueError):  # no such memory: only silence shows what a kill lost
+                    self._memory = _map_file(self._path)
+            self._accepted = max(self._accepted, accepted)  # another thread may have set more since it was read
+            if self._memory is not None:
+                _LAYOUT.pack_into(self._memory, 0, _MAGIC, epoch, base, self._word())
 
     def set_accepted(self, accepted: int) -> None:
-        """Sets how many messages this process has accepted."""
+        """Sets how many messages this process has accepted; no tick is being joined then."""
+        with self._lock:
+            self._accepted, self._ticks = accepted, 0
+            self._write_word()
+
+    def set_joining(self, ticks: int) -> None:
+        """Sets how many ticks this process is joining into its next message."""
+        with self._lock:
+            self._ticks = min(ticks, _MAX_TICKS)
+            self._write_word()
+
+    def _word(self) -> int:
+        return self._accepted << _TICK_BITS | self._ticks
+
+    def _write_word(self) -> None:
         if self._memory is not None:
-            struct.pack_into("<Q", self._memory, _LAYOUT.size - 8, accepted)
+            struct.pack_into("<Q", self._memory, _LAYOUT.size - 8, self._word())
 
     def close(self, keep: bool) -> None:
         """Releases the memory. `keep` leaves the file for the next process, if a message was not written."""
@@ -118,6 +155,8 @@ WRITE_BYTES = 1 << 20
 TOPICS = (EVENTS, TELEMETRY)
 DISK_SLOW = "the disk was too slow"
 AGENT_KILLED = "the agent ended while its disk was slow"
+KILLED_JOINING = "the agent was killed while it joined ticks"
+"""Cause of a gap of one message, which would have had up to [agent] linger seconds of telemetry."""
 RETRY_S = 1.0
 """Pause before a spool that cannot be opened or written is tried again; chosen: the agent's interval."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -239,23 +278,28 @@ class TopicWriter:
             segment_bytes=settings.segment_bytes,
             free_bytes=settings.free_bytes,
         )
-        unwritten = self._count_unwritten(spool)
+        unwritten, joining = self._count_unwritten(spool)
         if 0 < unwritten <= MAX_WAITING:
             spool.skip_sequences(unwritten, AGENT_KILLED)
+        if joining:
+            spool.skip_sequences(1, KILLED_JOINING)
         self.spool, self.problem = spool, ""
         self._save_accepted(spool)
 
-    def _count_unwritten(self, spool: Spool) -> int:
-        """Messages that the previous agent accepted and did not write; its epoch may not be the current one."""
+    def _count_unwritten(self, spool: Spool) -> tuple[int, bool]:
+        """Messages that the previous agent accepted and did not write, and whether it was joining ticks then.
+
+        Its epoch may not be the current one.
+        """
         previous = self.accepted.read_previous()
         if previous is None:
-            return 0
-        epoch, end = previous
-        if epoch == spool.epoch:
-            return end - spool.next
-        folder = next((f for f in segments.epoch_folders(spool.home) if segments.parse_epoch(f) == epoch), None)
+            return 0, False
+        if previous.epoch == spool.epoch:
+            return previous.end - spool.next, previous.ticks > 0
+        folders = segments.epoch_folders(spool.home)
+        folder = next((f for f in folders if segments.parse_epoch(f) == previous.epoch), None)
         mark = None if folder is None else segments.read_mark(folder)
-        return 0 if mark is None else end - mark.sequence
+        return (0, False) if mark is None else (previous.end - mark.sequence, previous.ticks > 0)
 
     def write_queued(self, spool: Spool) -> None:
         """Writes up to WRITE_BYTES of the queue, and waits for the disk."""
