@@ -172,7 +172,7 @@ def _open_spools(
         "simulate",
     )
     broker = BrokerFlush(sender, config.spool, wait) if sender else None
-    return NodeSpools(simulator, config.spool, config.site.name, now, broker)
+    return NodeSpools(simulator, config.spool, config.site.name, now, broker, config.agent.linger)
 
 
 def _run(
@@ -198,7 +198,7 @@ def _run(
         if wait(max(0, schedule.due(last) - now()) / SECOND):
             return
         if spools:
-            spools.send(chunk)
+            spools.send(chunk, history)
         if sink:
             _write(sink, chunk)
         counts.add(chunk)

@@ -1,7 +1,8 @@
 """Sends chunks of a simulated fleet to spools and Kafka: telemetry and events of each node, at a chosen speed.
 
-A tick is due at `begin + max(0, seconds - backfill) / speed`; the back-fill is due immediately. Messages hold
-about a second of real time, at most BLOCK ticks, so that a fast stream is not a flood of small ones.
+A tick is due at `begin + max(0, seconds - backfill) / speed`; the back-fill is due immediately. A chunk has about a
+second of real time, at most BLOCK ticks. Events are sent with their chunk; telemetry as agents send it, at any speed: a
+message per node and window of [agent] linger. Only the back-fill is sent in messages of whole chunks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.node.joining import join_batches, window_of
 from agents.node.spool import disk
 from agents.node.spool.spool import Spool
 from agents.sim.chunk import Chunk
@@ -68,6 +70,8 @@ class BrokerFlush:
         return self.sender.is_flushed(ticket)
 
 
+LAYOUTS_PER_NODE = 4
+"""Layouts of a node that are remembered; chosen: its job changes its ranks a few times."""
 SYNC_EVERY = SECOND
 """Minimum time between two syncs of all spools (us): each costs a disk flush per spool. Chosen."""
 _FILES_PER_NODE, _FILES_BESIDE = 8, 64  # open files: two spools with lock, mark, segment and folder; chosen with room
@@ -110,8 +114,13 @@ class NodeSpools:
         site: str,
         now: Callable[[], int],
         broker: BrokerFlush | None = None,
+        linger: float = 0.0,
     ) -> None:
         self._simulator, self._now, self._broker = simulator, now, broker
+        self._interval = round(simulator.scenario.interval * SECOND)
+        self._window = max(round(linger * SECOND), self._interval)
+        self._waiting: list[Chunk] = []
+        self._encoder = wire.Encoder(LAYOUTS_PER_NODE * len(simulator.layout.sender_names))
         sender_names = simulator.layout.sender_names
         _allow_files(_FILES_PER_NODE * len(sender_names) + _FILES_BESIDE)
         self._origins = [Origin(site, node, _boot_id(simulator, node), True) for node in sender_names]
@@ -135,21 +144,37 @@ class NodeSpools:
         """Number of messages that the brokers refused."""
         return self._broker.sender.dispatcher.refused if self._broker else 0
 
-    def send(self, chunk: Chunk) -> None:
-        """Appends a chunk as one telemetry and one events message per node; syncs at most every SYNC_EVERY."""
+    def send(self, chunk: Chunk, bulk: bool = False) -> None:
+        """Appends a chunk: its events at once, its telemetry when its window ends; syncs at most every SYNC_EVERY.
+
+        bulk: one message per node, whatever its windows.
+        """
         sent = self._now()
         events: dict[int, list[Event]] = defaultdict(list)
         for number, event in (*chunk.events, *self._gaps()):
             events[number].append(event)
         self._append(events, sent)
-        for batch, number in batches(chunk, self._origins):
-            body = wire.encode(batch)
-            self._telemetry[number].append(body, wire.TELEMETRY_KIND, sent, True)
-            self._written += len(body)
+        for piece in [chunk] if bulk else split_windows(chunk, self._window):
+            self._waiting.append(piece)
+            last = int(piece.times[-1])
+            if bulk or window_of(last + self._interval, self._window) != window_of(last, self._window):
+                self._send_waiting(sent)
         if self._broker and self._written > self._broker.backlog:
-            self.flush()
+            self._wait_for_broker()
         elif self._now() - self._synced >= SYNC_EVERY:
             self.sync()
+
+    def _send_waiting(self, sent: int) -> None:
+        """Appends the telemetry of the chunks that wait, one message per node."""
+        found: dict[int, list[Batch]] = defaultdict(list)
+        for chunk in self._waiting:
+            for batch, number in batches(chunk, self._origins):
+                found[number].append(batch)
+        self._waiting.clear()
+        for number, parts in found.items():
+            body = self._encoder.encode(join_batches(parts))
+            self._telemetry[number].append(body, wire.TELEMETRY_KIND, sent, True)
+            self._written += len(body)
 
     def sync(self) -> None:
         """Makes everything sent durable, events first: a reader then knows the entities before their rows."""
@@ -160,6 +185,11 @@ class NodeSpools:
             self._broker.sender.wake()
 
     def flush(self) -> bool:
+        """Sends what waits and syncs; with Kafka waits until the brokers have everything. False if it was stopped."""
+        self._send_waiting(self._now())
+        return self._wait_for_broker()
+
+    def _wait_for_broker(self) -> bool:
         """Syncs, and with Kafka waits until the brokers have everything; False if it was stopped."""
         self.sync()
         self._written = 0
@@ -203,6 +233,14 @@ class NodeSpools:
             ) from error
         self._stack.callback(spool.close)
         return spool
+
+
+def split_windows(chunk: Chunk, window: int) -> Iterator[Chunk]:
+    """Yields the parts of a chunk that are in different windows of `window` us, without events."""
+    windows = window_of(chunk.times, window)
+    bounds = [0, *(np.flatnonzero(np.diff(windows)) + 1).tolist(), len(windows)]
+    for begin, end in pairwise(bounds):
+        yield chunk.between(begin, end, int(chunk.times[-1]))
 
 
 def batches(chunk: Chunk, origins: Sequence[Origin]) -> Iterator[tuple[Batch, int]]:
