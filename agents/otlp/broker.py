@@ -10,8 +10,8 @@ from typing import Any
 from agents.node.uplink.client import is_permanent
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import Permanent, Retryable
+from pipeline.model.records import OTLP
 from pipeline.transport import kafka_clients
-from pipeline.transport.topics import OTLP
 
 ACK_TIMEOUT_S = 30.0
 """Longest wait for the brokers' acknowledgement, as in the telemetry's own producer."""

@@ -104,14 +104,13 @@ def _wait_for_leaders(admin: KafkaAdminClient, kafka: Kafka, wanted: Iterable[To
 
 
 def _describe_topic(kafka: Kafka, topic: Topic, state: topic_state.TopicState, made: bool) -> Iterable[str]:
-    note = "; this version does not read it yet" if topic.name == topics.OTLP else ""
     if made:
         hours = int(topic.settings["retention.ms"]) / 3_600_000
         what = f"{_count(state.partitions, 'partition')}, {_count(state.replicas, 'replica')}"
-        yield f"topic {topic.name}: created: {what}, retention {hours:g} h{note}"
+        yield f"topic {topic.name}: created: {what}, retention {hours:g} h"
         return
     different = topic_state.find_differences(kafka, topic, state)
-    yield f"topic {topic.name}: already exists{'' if different else ', as configured'}{note}"
+    yield f"topic {topic.name}: already exists{'' if different else ', as configured'}"
     for difference in different:
         yield f"topic {topic.name}: differs: {difference}; fix: {difference.remedy}"
 
@@ -146,7 +145,7 @@ def list_roles() -> tuple[Role, ...]:
         (ResourceType.GROUP, GROUP, ACLOperation.READ),
     )
     return (
-        Role("agents", "agent_users", _on_topics(topics.READ, ACLOperation.WRITE)),
+        Role("agents", "agent_users", _on_topics(topics.AGENT_TOPICS, ACLOperation.WRITE)),
         Role("pipeline", "pipeline_users", pipeline),
     )
 
@@ -226,7 +225,7 @@ def _describe_other_writers(known: Iterable[ACL], wanted: dict[Role, list[ACL]])
     telemetry = {
         pattern
         for pattern in {rule.resource_pattern for rule in known}
-        if pattern.resource_type == ResourceType.TOPIC and any(_covers(pattern, name) for name in topics.READ)
+        if pattern.resource_type == ResourceType.TOPIC and any(_covers(pattern, name) for name in topics.AGENT_TOPICS)
     }
     others = {
         (rule.principal, rule.resource_pattern.resource_name)

@@ -19,6 +19,7 @@ from pipeline.config.sections import Config, Notify
 from pipeline.engine.engine import Engine, Judge
 from pipeline.ingest.admission import Admission, StoredState
 from pipeline.ingest.entities import StoredEntities, load_entities
+from pipeline.ingest.foreign import ForeignDecoder
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.messages import NEWER
 from pipeline.ingest.offsets import load_offsets
@@ -179,6 +180,7 @@ class PipelineService:
             letters,
             wait,
             self._monotonic,
+            ForeignDecoder(config.site.name, config.otlp.node),
         )
         self.engine: Engine | None = None
 

@@ -73,6 +73,9 @@ _USERS = constraint(
     lambda value: all(re.fullmatch(r"User:\S+", user) for user in value),
 )
 _LINGER = constraint("seconds, 0 to 10", lambda value: 0 <= value <= 10)
+_ATTRIBUTES = constraint(
+    "at least one name of an attribute, such as host.name", lambda value: bool(value) and all(value)
+)
 _TAKEOVER = constraint("seconds, 60 to 86400", lambda value: 60 <= value <= 86400)
 _RECEIVER = constraint(
     "1 to 64 of A-Z a-z 0-9 _ . - (it goes into an HTTP header)",
@@ -326,6 +329,16 @@ class Opentelemetry:
 
 
 @dataclass(frozen=True)
+class Otlp:
+    """[otlp]: telemetry of other senders, on the topic otlp_metrics.
+
+    node: attributes of a resource; the first one that is present names the node.
+    """
+
+    node: tuple[str, ...] = field(default=("host.id", "host.name", "k8s.node.name"), metadata=_ATTRIBUTES)
+
+
+@dataclass(frozen=True)
 class Budget:
     """[budget]: how many wrong pages a detector may cost before it opens tickets instead; see
     pipeline/judging/page_budget.py.
@@ -357,6 +370,7 @@ class Config:
     notify: Notify = field(default_factory=Notify)
     topology: TopologyFile = field(default_factory=TopologyFile)
     opentelemetry: Opentelemetry = field(default_factory=Opentelemetry)
+    otlp: Otlp = field(default_factory=Otlp)
     budget: Budget = field(default_factory=Budget)
     modes: tuple[ModeRule, ...] = ()
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

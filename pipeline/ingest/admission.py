@@ -73,6 +73,7 @@ RULES: Mapping[str, Rule] = {
         ),
         Rule("signals", f"Signals without a column, over {MAX_PER_SENDER} of one sender or {MAX_NEW} of one class"),
         Rule("entities", "More entities than [limits] allows for one sender or one kind"),
+        Rule("otlp", "Values of another sender without a node, or with times outside the years 2000 to 9999"),
     )
 }
 
@@ -152,7 +153,13 @@ class Admission:
     # --- telemetry --------------------------------------------------------------------------------------------------
 
     def _admit_telemetry(self, body: wire.Body, time: int) -> Admitted:
-        layout, owners = body.layout, self.owners
+        excluded, rejected = self.admit_layout(body.layout, time)
+        left = any(entity not in excluded for block in body.layout.blocks for entity in block.entities)
+        return Admitted(body if left or not rejected else None, rejected, excluded)
+
+    def admit_layout(self, layout: wire.Layout, time: int) -> tuple[frozenset[str], tuple[Rejected, ...]]:
+        """(entities whose telemetry is not stored, the first rejection of each rule). Raises Rejected for none."""
+        owners = self.owners
         excluded: dict[str, Rejected] = {}
         if layout in self._checked_layouts:
             owners.record_message(layout.node, time)
@@ -161,9 +168,7 @@ class Admission:
             excluded = self._find_excluded(layout, time)
         if not excluded:
             self._checked_layouts.add(layout)
-            return Admitted(body)
-        left = any(entity not in excluded for block in layout.blocks for entity in block.entities)
-        return Admitted(body if left else None, _first_of_each_rule(excluded), frozenset(excluded))
+        return frozenset(excluded), _first_of_each_rule(excluded)
 
     def _find_excluded(self, layout: wire.Layout, time: int) -> dict[str, Rejected]:
         """Entities of an unchecked layout whose telemetry is not stored; the others are claimed."""
@@ -182,6 +187,11 @@ class Admission:
         return excluded
 
     # --- events -----------------------------------------------------------------------------------------------------
+
+    def admit_inventories(self, batches: Iterable[EventBatch], now: int) -> list[EventBatch]:
+        """The admitted part of inventories that the pipeline makes for senders without an agent."""
+        found = [self._admit_events(batch, now).body for batch in batches]
+        return [body for body in found if isinstance(body, EventBatch)]
 
     def _admit_events(self, batch: EventBatch, arrived: int) -> Admitted:
         _reject_if("name", find_name_fault((batch.origin.site, batch.origin.node)))

@@ -21,14 +21,15 @@ import duckdb
 from pipeline.ingest.admission import Admission
 from pipeline.ingest.clocks import BOUND
 from pipeline.ingest.columns import ColumnLimits
-from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, Item, build_rows, decode_item
+from pipeline.ingest.foreign import AgentPresence, ForeignDecoder, ForeignInventory, build_foreign_rows
+from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, ForeignBatch, Item, build_rows, decode_item
 from pipeline.ingest.offsets import Offsets
 from pipeline.ingest.ownership import load_owners
 from pipeline.ingest.rejections import LetterLimits, Rejections, count_letter_bytes, load_newer_letters
 from pipeline.ingest.senders import CatchUp, Senders
 from pipeline.ingest.transaction import TransactionWrites
 from pipeline.model.errors import GapError, Retryable, WireError
-from pipeline.model.records import EVENTS, SECOND, Event, EventBatch, Rows
+from pipeline.model.records import EVENTS, OTLP, SECOND, Event, EventBatch, Rows
 from pipeline.store.append import NEVER
 from pipeline.store.database import Database, explain_error, is_message_fault
 from pipeline.store.devices import Devices
@@ -107,6 +108,7 @@ class Ingest:
         letter_bytes: int = 256 << 20,
         wait: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
+        foreign: ForeignDecoder | None = None,
     ) -> None:
         self.database, self.transport, self.devices, self.clock = database, transport, devices, clock
         with database.lock:
@@ -114,11 +116,10 @@ class Ingest:
             self.letter_limits = LetterLimits.from_store(database.connection, letter_bytes)
             self.tables = HotTables(database.connection)
         self.admission = admission or Admission(owners=load_owners(database))
-        self.counters: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()  # dead letters by admission rule
-        self.rejections = Rejections()
-        self._queues: dict[Partition, deque[Item]] = {}
-        self._at_end: dict[Partition, bool] = {}
+        self._foreign, self._inventory = foreign or ForeignDecoder(), ForeignInventory()
+        self._agents, self.rejections = AgentPresence.load(database), Rejections()
+        self.counters, self.rejected = Counter[str](), Counter[str]()  # rejected: dead letters by admission rule
+        self._queues, self._at_end = dict[Partition, deque[Item]](), dict[Partition, bool]()
         self._newest: dict[Partition, int] = {}  # newest event time of each telemetry partition
         self._latest = LatestRows(database, clock(), clock() + bound)
         self._wait, self._monotonic = wait, monotonic
@@ -128,7 +129,7 @@ class Ingest:
         self._passed_time: int | None = None
         self._newer_spools: set[Partition] = set()  # spools blocked by a message of a newer version
         self._gaps: dict[Partition, GapError] = {}
-        self._unanswered_since: dict[Partition, int] = {}  # transport does not know whether there is more
+        self._unanswered_since = dict[Partition, int]()  # transport does not know whether there is more
         self._all_unanswered_at = 0  # when last no partition responded
         self._fetch_bytes, self._closed, self._committed = _FETCH_BYTES, NEVER, Committed()
         self._valid_shapes, self._columns = set[wire.Shape](), ColumnLimits(self.tables.types_of)
@@ -304,6 +305,8 @@ class Ingest:
 
     def _decode(self, message: Message, now: int, live: bool) -> Item:
         arrival, confirm = self._arrival_of(message, now, live), self.admission.sender_check.check_sender
+        if message.partition.topic == OTLP:
+            return self._foreign.decode(message, arrival)
         return decode_item(message, self._columns, self._valid_shapes, arrival, confirm)
 
     def _arrival_of(self, message: Message, now: int, live: bool) -> Arrival:
@@ -365,7 +368,7 @@ class Ingest:
         )
 
     def _write_transaction(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> None:
-        writes = TransactionWrites(self.offsets, self.clock(), self.letter_limits)
+        writes = TransactionWrites(self.offsets, self.clock(), self.letter_limits, self._agents, self._inventory)
         self.letter_limits.begin(writes.now)
         self.admission.begin(writes.now)
         fresh = [kept for item in items if (kept := writes.accept_item(item, self.admission)) is not None]
@@ -373,7 +376,8 @@ class Ingest:
             writes.record_lost(partition, gap)
         events = [item.body for item in fresh if isinstance(item.body, EventBatch)]
         clocks, refused = self.senders.clock_events(writes.now), self.rejections.due_events(writes.now)
-        events += clocks + refused
+        found = self._inventory.due_events(writes.now)
+        events += clocks + refused + self.admission.admit_inventories(found, writes.now)
         rows = self._build_rows(fresh)
         writes.counters["samples"] += sum(len(block.time) * len(block.columns) for block in rows)
         with self.database.transaction() as connection:
@@ -390,6 +394,7 @@ class Ingest:
         self.admission.commit()
         self.senders.mark_reported(clocks)
         self.rejections.mark_reported(refused)
+        self._inventory.mark_reported(found)
         self.letter_limits.commit()
         if saved:
             self.senders.mark_saved(writes.now)
@@ -408,7 +413,8 @@ class Ingest:
         for item in fresh:
             if isinstance(item.body, wire.Body):
                 alike[item.excluded].append(item.body)
-        return [rows for excluded, bodies in alike.items() for rows in build_rows(bodies, self.devices, excluded)]
+        found = [rows for excluded, bodies in alike.items() for rows in build_rows(bodies, self.devices, excluded)]
+        return found + build_foreign_rows([i.body for i in fresh if isinstance(i.body, ForeignBatch)], self.devices)
 
     def _update_memory(self, fresh: list[Item], writes: TransactionWrites) -> None:
         """Updates the state in memory after a durable commit."""
@@ -434,9 +440,15 @@ class Ingest:
         if isinstance(item.body, EventBatch):
             self.senders.record_disk_events(item.body.origin.node, item.arrived, item.body.events)
             self.senders.record_message(item.body.origin.node, item.arrived, None)
+        if isinstance(item.body, ForeignBatch):
+            for samples in item.body.nodes:
+                self.senders.record_message(samples.part.layout.node, item.arrived, int(samples.times[-1]))
+            if newest is not None:
+                self._newest[partition] = max(self._newest.get(partition, newest), newest)
         if newest is None or not isinstance(item.body, wire.Body):
             return
         node = item.body.layout.node
+        self._agents.record(node, item.arrived)
         if item.message.appended:
             self._catch_up.record_message(node, newest, item.message.appended, now, self.senders.newest)
         self._newest[partition] = max(self._newest.get(partition, newest), newest)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +14,11 @@ from pipeline.model.records import Event, EventBatch, Rows, select_rows
 from pipeline.store.devices import EXCLUDED, Devices
 from pipeline.transport import Message, wire
 
-_EARLIEST = 946_684_800_000_000  # year 2000; an earlier clock is broken
+if TYPE_CHECKING:
+    from pipeline.foreign.plan import NodeSamples
+
+EARLIEST = 946_684_800_000_000
+"""Year 2000 (us); an earlier clock is broken."""
 NEWER = "newer"  # rule of messages that only an upgraded pipeline can read
 
 
@@ -40,6 +45,16 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignBatch:
+    """The samples of one message. faults: reasons for what is rejected.  counts: of what was not kept."""
+
+    nodes: tuple[NodeSamples, ...]
+    faults: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[int, frozenset[str]] = field(default_factory=dict)  # by position in `nodes`
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """A fetched message: its content, and what the merge needs.
 
@@ -48,7 +63,7 @@ class Item:
     """
 
     message: Message
-    body: wire.Body | EventBatch | DeadLetter
+    body: wire.Body | EventBatch | ForeignBatch | DeadLetter
     time: int
     newest: int | None
     rows: Mapping[str, int]
@@ -119,7 +134,7 @@ def _build_event_item(message: Message, batch: EventBatch, sent: int, arrival: A
     """An item of events; each event time is limited to `latest`, since an event may announce a future time."""
     shift = arrival.measure(batch.origin.node, sent)
     events = tuple(_shift_event(event, shift, arrival.latest) for event in batch.events)
-    stamps = [event.time for event in events] or [_EARLIEST]
+    stamps = [event.time for event in events] or [EARLIEST]
     _check_times(min(stamps))
     batch = replace(batch, events=events)
     return Item(message, batch, stamps[0], None, {"events": len(events)}, 0, arrival.time, shift)
@@ -148,7 +163,7 @@ def _build_telemetry_item(message: Message, body: wire.Body, arrival: Arrival) -
 
 
 def _check_times(first: int) -> None:
-    if first < _EARLIEST:
+    if first < EARLIEST:
         raise WireError(f"event time {first} us, expected the year 2000 or later: the node's clock is broken")
 
 

@@ -12,11 +12,12 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.ingest.admission import Admission
-from pipeline.ingest.messages import DeadLetter, Item
+from pipeline.ingest.foreign import AgentPresence, ForeignInventory, reject_faults
+from pipeline.ingest.messages import DeadLetter, ForeignBatch, Item
 from pipeline.ingest.offsets import Offsets, load_offsets
 from pipeline.ingest.rejections import LetterLimits, remove_letters
 from pipeline.ingest.sequences import RecentMessages
-from pipeline.model.errors import GapError, Retryable
+from pipeline.model.errors import GapError, Rejected, Retryable
 from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Rows
 from pipeline.store.append import insert_columns, register_columns, to_timestamps
@@ -38,6 +39,8 @@ class TransactionWrites:
     offsets: Offsets
     now: int
     limits: LetterLimits
+    agents: AgentPresence = field(default_factory=AgentPresence)
+    inventory: ForeignInventory = field(default_factory=ForeignInventory)
     first_offsets: dict[Partition, int] = field(default_factory=dict)
     next_offsets: dict[Partition, int] = field(default_factory=dict)
     marks: dict[Sender, int] = field(default_factory=dict)
@@ -77,6 +80,8 @@ class TransactionWrites:
             if message.partition.spooled:
                 self._advance_mark(message.partition, message.offset)
             return None
+        if isinstance(body, ForeignBatch):
+            return self._accept_foreign(item, body, admission)
         node = body.layout.node if isinstance(body, wire.Body) else body.origin.node
         if not self._is_first_copy(message, node, admission.sequences):
             return None
@@ -93,6 +98,32 @@ class TransactionWrites:
                 self._record_reported_loss(node, event)
         whole = admitted.body is body and not admitted.excluded
         return item if whole else replace(item, body=admitted.body, excluded=admitted.excluded)
+
+    def _accept_foreign(self, item: Item, batch: ForeignBatch, admission: Admission) -> Item | None:
+        """The admitted part of a message of another sender. Of a node with an agent only custom signals are kept."""
+        rejected = reject_faults(batch)
+        excluded: dict[int, frozenset[str]] = {}
+        for i, samples in enumerate(batch.nodes):
+            layout = samples.part.layout
+            try:
+                out, refused = admission.admit_layout(layout, min(int(samples.times[-1]), item.arrived))
+            except Rejected as error:
+                out, refused = frozenset(samples.part.inventory), (error,)
+            rejected += refused
+            if self.agents.has_agent(layout.node, self.now):
+                self.counters["foreign_shadowed"] += len(samples.part.measured)
+                out |= samples.part.measured
+            else:
+                self.inventory.add_part(samples.part, out)
+            if out:
+                excluded[i] = out
+        for one in rejected:
+            self._keep_letter(DeadLetter(item.message, str(one), one.rule))
+        self.counters["messages"] += 1
+        self.counters["foreign_messages"] += 1
+        for what, number in batch.counts.items():
+            self.counters[f"foreign_{what}"] += number
+        return replace(item, body=replace(batch, excluded=excluded)) if excluded else item
 
     def _keep_letter(self, letter: DeadLetter) -> bool:
         """Counts a letter; returns whether it is kept."""

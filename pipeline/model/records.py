@@ -22,6 +22,7 @@ Severity = Literal["watch", "ticket", "page"]
 State = Literal["open", "acknowledged", "silenced", "resolved"]
 TELEMETRY = "telemetry.v1"
 EVENTS = "events.v1"
+OTLP = "otlp_metrics"
 
 
 def iso(time: int) -> str:

@@ -17,6 +17,7 @@ from kafka.structs import OffsetAndMetadata
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
+from pipeline.model.records import OTLP
 from pipeline.transport import Partition, diagnosis, kafka_clients
 
 log = logging.getLogger("fleetpulse.kafka")
@@ -152,6 +153,8 @@ class BrokerWatch:
         for name in self._read:
             answer = answers.get(name, {"error_code": 3})
             if answer["error_code"]:
+                if name == OTLP:  # an installation without other senders' telemetry needs neither topic nor right
+                    continue
                 bad.append(_describe_topic_error(name, for_code(answer["error_code"])))
                 continue
             headless = [p["partition_index"] for p in answer["partitions"] if p["leader_id"] < 0]

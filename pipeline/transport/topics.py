@@ -11,12 +11,13 @@ from kafka.admin import ConfigResource
 from kafka.errors import NoError, UnknownTopicOrPartitionError, for_code
 
 from pipeline.config.sections import Kafka
-from pipeline.model.records import EVENTS, TELEMETRY
+from pipeline.model.records import EVENTS, OTLP, TELEMETRY
 from pipeline.transport import wire
 
-READ = (TELEMETRY, EVENTS)
-"""Topics that the pipeline reads."""
-OTLP = "otlp_metrics"
+AGENT_TOPICS = (TELEMETRY, EVENTS)
+"""Topics of our agents."""
+READ = (*AGENT_TOPICS, OTLP)
+"""Topics that the pipeline reads. Without OTLP, or without the right to read it, it reads the others."""
 PROBE = "fleetpulse.probe"
 """Topic to which doctor writes a small record, to check that the brokers store it, and their clock."""
 DEAD_LETTER_BYTES = 1 << 30
@@ -60,7 +61,7 @@ def configured_topics(kafka: Kafka) -> tuple[Topic, ...]:
         "retention.ms": str(7 * 24 * hour),
         "retention.bytes": str(DEAD_LETTER_BYTES),
     }
-    found = [Topic(name, kafka.partitions, zstd_inside) for name in READ]
+    found = [Topic(name, kafka.partitions, zstd_inside) for name in AGENT_TOPICS]
     found.append(Topic(OTLP, kafka.partitions, text_inside))
     found += [Topic(dead_letter_topic(topic.name), 1, week) for topic in list(found)]
     found.append(Topic(PROBE, 1, common | {"compression.type": "producer", "retention.ms": str(hour)}))

@@ -16,8 +16,7 @@ from agents.node.agent import open_telemetry
 from agents.otlp.broker import KafkaDelivery
 from pipeline.config.sections import Config, Opentelemetry, Pipeline
 from pipeline.model.errors import Retryable
-from pipeline.model.records import SECOND, Batch, Block, Origin
-from pipeline.transport.topics import OTLP
+from pipeline.model.records import OTLP, SECOND, Batch, Block, Origin
 from tests.kafka_broker import Address, reserve_port
 from tests.kafka_clients import delete_topics, make_topics, read
 

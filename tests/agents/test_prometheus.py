@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from agents.collector import Reading
 from agents.collectors.exporters import scraper as fetching
-from agents.collectors.exporters.mapping import MappedMetric, MetricMapping, list_shipped, load_mapping
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
 from agents.collectors.exporters.scraper import EndpointScraper, PageFetcher, ScrapeError
 from agents.collectors.exporters.translation import merge_values, parse_page, translate_page
 from agents.collectors.registry import configured_collectors
+from pipeline.foreign.mapping import MappedMetric, MetricMapping, list_shipped, load_mapping
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE
 from tests.parts import do_without

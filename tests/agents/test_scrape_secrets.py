@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agents.collector import Reading
-from agents.collectors.exporters.mapping import load_mapping
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
 from agents.collectors.exporters.scraper import PageFetcher, ScrapeError
 from agents.collectors.registry import configured_collectors
+from pipeline.foreign.mapping import load_mapping
 from pipeline.model.errors import ConfigError
 from tests.agents.exporter_double import OK, peer
 

@@ -13,9 +13,9 @@ import pytest
 
 from agents.collectors.exporters import scraper as fetching
 from agents.collectors.exporters import scraper as scraping
-from agents.collectors.exporters.mapping import load_mapping
 from agents.collectors.exporters.prometheus import Endpoint, Prometheus
 from agents.collectors.exporters.scraper import EndpointScraper, PageFetcher, ScrapeError, ScrapeResult
+from pipeline.foreign.mapping import load_mapping
 from tests.agents.exporter_double import OK, peer, read_until_reported
 
 GIVEN = {"target": "t1", "node": "n1"}

@@ -14,6 +14,7 @@ import pytest
 from pipeline.commands import init, init_kafka
 from pipeline.config.sections import Config, Kafka, Pipeline, Spool, Store
 from pipeline.model.errors import Unreachable, UsageError
+from pipeline.model.records import OTLP
 from pipeline.transport import topics
 from pipeline.transport import topics as topic_state
 from tests.kafka_broker import Address, Broker
@@ -54,7 +55,7 @@ def test_topics_are_created_with_their_settings_and_leaders(empty_brokers: Addre
 
 def test_a_topic_without_a_reader_is_reported_as_such(empty_brokers: Address) -> None:
     for lines in (init_lines(kafka_of(empty_brokers)), init_lines(kafka_of(empty_brokers))):
-        (line,) = [line for line in lines if line.startswith(f"topic {topics.OTLP}:")]
+        (line,) = [line for line in lines if line.startswith(f"topic {OTLP}:")]
         assert line.endswith("this version does not read it yet")
 
 

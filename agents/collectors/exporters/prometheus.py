@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from agents.collector import Collector, Device, Reading, wall_clock
 from agents.collectors.columns import readings_by_signals
-from agents.collectors.exporters.mapping import load_mapping
 from agents.node.batches import merge_inventories
 from pipeline.config.settings import constraint
+from pipeline.foreign.mapping import load_mapping
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from agents.collector import HANG_S
-from agents.collectors.exporters.mapping import MetricMapping
 from agents.collectors.exporters.translation import Translation, parse_page, translate_page
+from pipeline.foreign.mapping import MetricMapping
 from pipeline.model.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,13 +6,12 @@ An invalid line costs only itself.
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agents.collector import Device
-from agents.collectors.exporters.mapping import MappedMetric, MetricMapping
+from pipeline.foreign.mapping import MappedMetric, MetricMapping, fill_template
 from pipeline.model.signals import CATALOGUE
 
 
@@ -97,11 +96,8 @@ def _family_type(name: str, kinds: Mapping[str, str]) -> str:
     return next((kinds[stem] for stem in stems if stem in kinds), "unknown")
 
 
-MAX_ENTITY_CHARS = 200
-"""Most characters of an entity built from labels. Chosen: longer ones are not device names."""
 MAX_CUSTOM_CHARS = 400
 """Most characters of a custom signal's name with its labels. Chosen."""
-_FORMATTER = string.Formatter()
 
 
 @dataclass(slots=True)
@@ -151,15 +147,6 @@ def merge_values(metric: MappedMetric, values: list[float]) -> float:
     if metric.merge in ("sum", "mean"):
         return math.fsum(values) / (len(values) if metric.merge == "mean" else 1)
     return min(values) if metric.merge == "min" else max(values)
-
-
-def fill_template(template: str, labels: Mapping[str, str]) -> str | None:
-    """Returns the template with labels filled in; None if a label is missing, or the result is not a device name."""
-    wanted = [name for _, name, _, _ in _FORMATTER.parse(template) if name]
-    if not all(labels.get(name) for name in wanted):
-        return None
-    text = template.format_map(labels) if wanted else template
-    return text if len(text) <= MAX_ENTITY_CHARS and text.isprintable() else None
 
 
 def _build_lookups(series: Iterable[ExporterSeries], names: MetricMapping) -> Mapping[str, Mapping[str, str]]:

@@ -45,6 +45,9 @@ from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
 SHIPPED_FOLDER = Path(__file__).with_name("mappings")
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # Prometheus data model, label names
 MergeRule = Literal["", "sum", "mean", "min", "max", "count"]
+MAX_ENTITY_CHARS = 200
+"""Most characters of an entity built from labels. Chosen: longer ones are not device names."""
+_FORMATTER = string.Formatter()
 
 
 @dataclass(frozen=True)
@@ -197,3 +200,12 @@ def _check_state(signal: Signal, value: Any, state: str, where: str) -> None:
         float(value)
     except ValueError:
         raise ConfigError(f"{where}: states {value!r}; expected the number that the exporter gives") from None
+
+
+def fill_template(template: str, labels: Mapping[str, str]) -> str | None:
+    """Returns the template with labels filled in; None if a label is missing, or the result is not a device name."""
+    wanted = [name for _, name, _, _ in _FORMATTER.parse(template) if name]
+    if not all(labels.get(name) for name in wanted):
+        return None
+    text = template.format_map(labels) if wanted else template
+    return text if len(text) <= MAX_ENTITY_CHARS and text.isprintable() else None
