@@ -22,6 +22,13 @@ class Partition:
     name: str
     incarnation: str
     spooled: bool = field(default=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.topic, self.name, self.incarnation)))
+
+    def __hash__(self) -> int:  # ingest looks up each partition twenty times per read
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,10 +235,13 @@ def pack_mark(mark: Mark) -> bytes:
 def read_mark(folder: Path) -> Mark | None:
     """The mark of a folder; None if it is missing or damaged (readers then keep the last known mark)."""
     try:
-        with open(folder / "mark", "rb", buffering=0) as file:
-            data = file.read(_MARK.size + _MARK_CRC.size)
+        handle = os.open(f"{folder}/mark", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    try:
+        data = os.read(handle, _MARK.size + _MARK_CRC.size)
+    finally:
+        os.close(handle)
     if len(data) < _MARK.size + _MARK_CRC.size or _MARK_CRC.unpack_from(data, _MARK.size)[0] != crc32c(data[:28]):
         return None
     magic, boot_id, sequence = _MARK.unpack_from(data)

@@ -24,8 +24,11 @@ from pipeline.model.errors import GapError
 from pipeline.transport import Message, Partition, segments
 from pipeline.transport.salvage import SegmentCheck, find_end, find_valid_record
 
-CURSOR_S = 1.0
-"""Minimum time between two writes of a cursor file, which lets the writer unlink; `write_all` writes immediately."""
+CURSOR_S = 10.0
+"""Minimum time between two writes of a cursor file (s); `write_all` writes immediately. Chosen: without it, a restarted
+reader skips nothing, and the writer counts at most so much as dropped that is stored."""
+SOON_S = 1.0
+"""The same when a segment was passed, which the writer may then unlink, or after a failure (s)."""
 
 
 class CursorFiles:
@@ -39,6 +42,7 @@ class CursorFiles:
         self._folder_of, self._monotonic = folder_of, monotonic
         self._stored: dict[Partition, int] = {}
         self._written: dict[Partition, tuple[int, float]] = {}
+        self._behind: set[Partition] = set()  # whose file is out of date
 
     def read_stored(self, partition: Partition) -> int | None:
         """The stored offset in the file; None without a file."""
@@ -47,16 +51,24 @@ class CursorFiles:
             return None
         return segments.read_cursor(folder / self._name)
 
-    def advance(self, partition: Partition, next_offset: int) -> None:
-        """Records that everything before `next_offset` is stored; writes the file at most every CURSOR_S."""
+    def advance(self, partition: Partition, next_offset: int, segment: int = 0) -> None:
+        """Records that everything before `next_offset` is stored; writes the file at most every CURSOR_S, or SOON_S.
+
+        segment: the first offset of the segment that is read.
+        """
         self._stored[partition] = next_offset
         written, at = self._written.get(partition, (-1, -CURSOR_S))
-        if next_offset != written and self._monotonic() - at >= CURSOR_S:
+        if next_offset == written:
+            return
+        soon = partition in self.failures or written < segment <= next_offset
+        if self._monotonic() - at >= (SOON_S if soon else CURSOR_S):
             self._write(partition)
+        else:
+            self._behind.add(partition)
 
-    def retry_failed(self) -> None:
-        """Retries cursor files that could not be written."""
-        for partition in self.failures.keys() & self._stored.keys():
+    def write_due(self) -> None:
+        """Writes the cursor files that had to wait or could not be written, if it is time."""
+        for partition in self._behind & self._stored.keys():
             self.advance(partition, self._stored[partition])
 
     def write_all(self) -> None:
@@ -70,11 +82,13 @@ class CursorFiles:
         self.failures.pop(partition, None)
         self._stored.pop(partition, None)
         self._written.pop(partition, None)
+        self._behind.discard(partition)
 
     def _write(self, partition: Partition) -> None:
-        """Writes without fsync; a failure is recorded in `failures` and retried after CURSOR_S."""
+        """Writes without fsync; a failure is recorded in `failures` and retried after SOON_S."""
         folder, stored, now = self._folder_of(partition), self._stored[partition], self._monotonic()
         self._written[partition] = (-1, now)
+        self._behind.add(partition)
         if folder is None:
             return
         path = folder / self._name
@@ -87,6 +101,7 @@ class CursorFiles:
             )
             return
         self._written[partition] = (stored, now)
+        self._behind.discard(partition)
         self.failures.pop(partition, None)
 
 
@@ -137,7 +152,8 @@ class SpoolTransport:
         self._selected = None if nodes is None else {segments.folder_name(node) for node in nodes}
         self._cursors, self._monotonic = CursorFiles(reader, self._folder_of, monotonic), monotonic
         self._segment_check = SegmentCheck()
-        self._listed: dict[Path, tuple[int, list[str]]] = {}
+        self._listed: dict[Path, tuple[int, list[Path]]] = {}
+        self._partitions: dict[Path, Partition] = {}  # by folder
         self._positions: dict[Partition, _ReadPosition] = {}
         self._files = segments.OpenSegments(MAX_OPEN)
         self._unlisted: dict[Path, str] = {}
@@ -150,18 +166,25 @@ class SpoolTransport:
         found: dict[Partition, Path] = {}
         self._unlisted = {}
         for node in self._nodes():
-            for topic in self._names(self._directory / node):
-                home = self._directory / node / topic
-                for name in filter(segments.is_epoch_folder, self._names(home)):
-                    epoch = name.partition("-")[2]
-                    found[Partition(segments.decode_name(topic), segments.decode_name(node), epoch, True)] = home / name
+            for topic in self._folders(node):
+                for folder in self._folders(topic):
+                    if folder in self._partitions or segments.is_epoch_folder(folder.name):
+                        found[self._partition_of(folder)] = folder
         for partition in self._positions.keys() - found.keys():
             self._drop_partition(partition)
         for partition, folder in found.items():
             if partition not in self._positions:
                 self._positions[partition] = _ReadPosition(folder, segments.parse_epoch(folder))
-        self._cursors.retry_failed()
+        self._cursors.write_due()
         return tuple(found)
+
+    def _partition_of(self, folder: Path) -> Partition:
+        """The partition of the folder NODE/TOPIC/ORDINAL-EPOCH."""
+        if folder not in self._partitions:
+            topic, epoch = folder.parent, folder.name.partition("-")[2]
+            names = segments.decode_name(topic.name), segments.decode_name(topic.parent.name)
+            self._partitions[folder] = Partition(*names, epoch, True)
+        return self._partitions[folder]
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """See `Transport.bounds`."""
@@ -205,7 +228,8 @@ class SpoolTransport:
 
     def commit_offset(self, partition: Partition, next_offset: int) -> None:
         """See `Transport.commit_offset`."""
-        self._cursors.advance(partition, next_offset)
+        place = self._positions.get(partition)
+        self._cursors.advance(partition, next_offset, place.first if place else 0)
 
     def stored_offset(self, partition: Partition) -> int | None:
         """The offset in this reader's cursor file; None if it never stored anything."""
@@ -245,19 +269,19 @@ class SpoolTransport:
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
-    def _nodes(self) -> list[str]:
-        found = self._names(self._directory)
-        return found if self._selected is None else [name for name in found if name in self._selected]
+    def _nodes(self) -> list[Path]:
+        found = self._folders(self._directory)
+        return found if self._selected is None else [folder for folder in found if folder.name in self._selected]
 
-    def _names(self, folder: Path) -> list[str]:
-        """Names of the folders in a folder, sorted; listed again only if the folder changed."""
+    def _folders(self, folder: Path) -> list[Path]:
+        """The folders in a folder, sorted; listed again only if the folder changed."""
         try:
-            changed = folder.stat().st_mtime_ns
+            changed = os.stat(folder).st_mtime_ns
             known = self._listed.get(folder)
             if known and known[0] == changed:
                 return known[1]
             with os.scandir(folder) as entries:
-                names = sorted(entry.name for entry in entries if self._is_folder(entry))
+                found = [folder / name for name in sorted(entry.name for entry in entries if self._is_folder(entry))]
         except (FileNotFoundError, NotADirectoryError):
             self._listed.pop(folder, None)
             return []
@@ -266,8 +290,8 @@ class SpoolTransport:
             self._cannot_list(folder, error)
             return []
         settled = time.time_ns() - changed > _SETTLED_NS
-        self._listed[folder] = (changed if settled else -1, names)
-        return names
+        self._listed[folder] = (changed if settled else -1, found)
+        return found
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
         try:
@@ -299,6 +323,7 @@ class SpoolTransport:
     def _drop_partition(self, partition: Partition) -> None:
         """Drops a partition that disappeared; its open file would keep the disk space of an unlinked segment."""
         folder = self._positions.pop(partition).folder
+        self._partitions.pop(folder, None)
         self._files.close(folder)
         self._segment_check.drop_folder(folder)
         self._unread.pop(partition, None)

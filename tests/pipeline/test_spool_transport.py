@@ -28,7 +28,7 @@ def read_cursor(folder: Path) -> int | None:
     return json.loads(found[0].read_text())["next"] if found else None
 
 
-def test_a_cursor_is_written_at_most_once_a_second_and_in_full_at_close(tmp_path: Path) -> None:
+def test_a_cursor_is_written_at_most_every_ten_seconds_and_in_full_at_close(tmp_path: Path) -> None:
     fill_spool(tmp_path)
     now = 100.0
     transport = SpoolTransport(tmp_path, monotonic=lambda: now)
@@ -37,12 +37,31 @@ def test_a_cursor_is_written_at_most_once_a_second_and_in_full_at_close(tmp_path
     assert read_cursor(tmp_path) == 1
     transport.commit_offset(partition, 2)
     assert read_cursor(tmp_path) == 1
-    now += 1.0
+    now += 10.0
     transport.commit_offset(partition, 3)
     assert read_cursor(tmp_path) == 3
+    transport.commit_offset(partition, 4)
+    now += 10.0
+    transport.partitions()  # nothing more was stored
+    assert read_cursor(tmp_path) == 4
     transport.commit_offset(partition, 5)
     transport.close()
     assert read_cursor(tmp_path) == 5
+
+
+def test_a_cursor_that_passed_a_segment_is_written_after_a_second(tmp_path: Path) -> None:
+    fill_spool(tmp_path, count=500, segment_bytes=1000)
+    now = 100.0
+    transport = SpoolTransport(tmp_path, monotonic=lambda: now)
+    (partition,) = transport.partitions()
+    read = 0
+    for wanted in (1, 100, 200):
+        while read < wanted:
+            read += len(transport.read(partition, read, 1, 1 << 20))
+        transport.commit_offset(partition, read)
+        assert read_cursor(tmp_path) == read
+        now += 1.0
+    transport.close()
 
 
 def test_a_damaged_cursor_keeps_segments_instead_of_losing_them(tmp_path: Path) -> None:
