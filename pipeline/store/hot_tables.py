@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
@@ -18,14 +19,25 @@ from pipeline.model.errors import WireError
 from pipeline.model.records import Rows
 from pipeline.model.signals import CLASSES, Signal, column_of
 from pipeline.store import schema
-from pipeline.store.append import NEVER, insert_columns, to_nullable, to_timestamps
+from pipeline.store.append import NEVER, to_nullable, to_timestamps
 
 MAX_TABLES = 16
 """Narrow tables per class. Chosen: three intervals of five products; a query of the class reads all of them."""
 _SHARE, _SPARE = 1.5, 8
 """A table may have so many times the signals of each set in it, plus so many. Chosen: few signals share a table."""
 _PLACED = 4096  # cached sets of signals; chosen: as many as shapes of messages
+_MAX_SOURCES = 256  # registered sources, each without rows between commits; chosen: ten classes of 16 tables
 _TYPE_OF_SQL = {sql: code for code, sql in schema.SQL_TYPES.items()}
+
+
+@dataclass(slots=True)
+class _Source:
+    """Rows that DuckDB reads under a registered name; each statement reads the present `table`."""
+
+    table: pa.Table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
 
 
 class HotTables:
@@ -43,6 +55,7 @@ class HotTables:
         self._narrow: defaultdict[str, dict[str, frozenset[str]]] = defaultdict(dict)
         self._placed: dict[tuple[object, ...], str] = {}
         self._changed = False
+        self._sources: dict[tuple[str, pa.Schema], tuple[str, _Source]] = {}
         found: defaultdict[str, dict[str, str]] = defaultdict(dict)
         rows = connection.execute(
             """SELECT table_name, column_name, data_type FROM duckdb_columns()
@@ -75,12 +88,28 @@ class HotTables:
 
         closed: frames before it are closed; earlier rows are marked as late.
         """
+        self._changed = True
         parts: defaultdict[str, list[pa.Table]] = defaultdict(list)
         for rows in blocks:
             parts[self._find_table(connection, rows)].append(_to_arrow(rows, closed))
         for table, found in parts.items():
-            insert_columns(connection, table, found[0] if len(found) == 1 else _join(found))
+            self._insert(connection, table, found[0] if len(found) == 1 else _join(found))
         return sum(part.num_rows for found in parts.values() for part in found)
+
+    def _insert(self, connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+        """Inserts rows through a source that stays registered: to register one costs a third of a small insert."""
+        key = table, rows.schema
+        if key not in self._sources:
+            if len(self._sources) >= _MAX_SOURCES:
+                _, (name, _) = self._sources.popitem()
+                connection.unregister(name)
+            name, source = f"incoming_{len(self._sources)}", _Source(rows)
+            connection.register(name, source)
+            self._sources[key] = name, source
+        name, source = self._sources[key]
+        source.table = rows
+        connection.execute(f'INSERT INTO "{table}" BY NAME SELECT * FROM {name}')
+        source.table = rows.slice(0, 0)
 
     def _find_table(self, connection: duckdb.DuckDBPyConnection, rows: Rows) -> str:
         key = (rows.device_class, *((name, values.dtype) for name, values in rows.columns.items()))
@@ -104,7 +133,6 @@ class HotTables:
             if column not in known:
                 new.append(Signal(name, "1", "gauge", device_class, code, "not in the catalogue"))
         if new:
-            self._changed = True
             schema.ensure_class(connection, device_class, new)
             known |= {signal.column: signal.type for signal in new}
 
@@ -123,7 +151,6 @@ class HotTables:
         if not wanted or (not near and len(tables) >= MAX_TABLES):
             return f"hot_{device_class}"
         table = near[0][1] if near else _new_name(device_class, tables)
-        self._changed = True
         types = {column: schema.SQL_TYPES[self._types[device_class][column]] for column in columns}
         schema.create_hot_table(connection, table, types)
         tables[table] = tables.get(table, frozenset()) | wanted

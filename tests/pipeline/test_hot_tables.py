@@ -102,11 +102,8 @@ def test_sets_that_differ_by_few_signals_share_a_table(database):
 
 
 def test_all_rows_of_a_commit_for_one_table_are_one_statement(database, monkeypatch):
-    made = []
-    from pipeline.store import hot_tables
-
-    insert = hot_tables.insert_columns
-    monkeypatch.setattr(hot_tables, "insert_columns", lambda *a: (made.append(a[1]), insert(*a)))
+    made, insert = [], HotTables._insert
+    monkeypatch.setattr(HotTables, "_insert", lambda self, *a: (made.append(a[1]), insert(self, *a)))
     append(database, *(gpu_rows(*numbered(0, 20 - i), device=i) for i in range(5)), gpu_rows(*numbered(50, 60)))
     assert sorted(made) == ["hot_gpu_1", "hot_gpu_2"]
     assert database.connection.execute("SELECT count(*), count(s0), count(s19) FROM hot_gpu_1").fetchall() == [
