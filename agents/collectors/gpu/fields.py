@@ -175,8 +175,10 @@ def decode_fields(raw: NDArray[np.uint64], types: NDArray[np.int32]) -> tuple[ND
 
     All bits set is NVML_VALUE_NOT_AVAILABLE. The driver does not clear the unused bytes of the union.
     """
-    width = np.where(types == _USHORT, 0xFFFF, np.where((types == _UINT) | (types == _INT), 0xFFFFFFFF, MISSING))
-    cut = raw & width.astype(np.uint64)
+    width = np.full(types.shape, MISSING, np.uint64)
+    width[types == _USHORT] = 0xFFFF
+    width[(types == _UINT) | (types == _INT)] = 0xFFFFFFFF
+    cut = raw & width
     signed = np.where(types == _INT, cut.astype(np.uint32).view(np.int32).astype(np.int64), cut.view(np.int64))
     has_sign = (types == _INT) | (types == _LONGLONG)
     floats = np.where(has_sign, signed.astype(np.float64), cut.astype(np.float64))
@@ -273,7 +275,23 @@ class FieldReader:
         code = self._function(handle, count, pointer)
         if code:
             self._code[part] = UNREAD_CODE
+        elif self._code[part].any():
+            self._ask_again(handle, part)
         return code
+
+    def _ask_again(self, handle: Any, part: slice) -> None:
+        """Asks in a second call for the fields that failed beside refused ones.
+
+        On an H100 (driver 580.159.04) the counters of a link to a CPU, which it lacks, make eleven others fail.
+        """
+        refused = np.isin(self._code[part], self._unsupported)
+        failed = part.start + np.flatnonzero((self._code[part] != 0) & ~refused)
+        if not failed.size or not refused.any():
+            return
+        entries = self._entries[failed]
+        array = (self._entry_type * failed.size).from_buffer(entries.view(np.uint8))
+        if self._function(handle, ctypes.c_int32(failed.size), array) == 0:
+            self._entries[failed] = entries
 
     def decode_into(self, due: int, requested: Iterable[int], values: GpuValues, latency: NDArray[np.float64]) -> None:
         """Decodes the fields of the GPUs `asked` and stores them in `values`."""
@@ -321,6 +339,7 @@ class FieldReader:
         view = np.frombuffer(self._array, FIELD_VALUE_LAYOUT)
         view["id"][: len(self._active)] = [w.number for w in self._active]
         view["scope"][: len(self._active)] = [w.scope for w in self._active]
+        self._entries = view
         self._code, self._type, self._value, self._latency = (view[n] for n in ("code", "type", "value", "latency"))
         self._plans: dict[int, _ReadPlan] = {}
 
