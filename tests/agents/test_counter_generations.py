@@ -72,6 +72,17 @@ def test_a_counter_that_restarts_by_design_was_not_reset(tmp_path: Path) -> None
         assert generations.update(START + second * SECOND, [reading])[1] == []
 
 
+def test_bytes_over_pcie_wrap_at_32_bits_from_anywhere_and_hide_no_other_counter(tmp_path: Path) -> None:
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
+    since = []
+    for second, sent in enumerate((2_892_719_224, 1_100_000_000, 4_000_000_000, 5)):  # 0.4 GB/s and more between two
+        columns = {"gpu.pcie_rx_bytes": np.array([sent], np.uint64), "gpu.ecc_corrected": np.array([7], np.uint64)}
+        (found,), events = generations.update(START + second * SECOND, [Reading("gpu", ("gpu:n1.0",), columns)])
+        since.append(int(found.columns["gpu.generation"][0]) - START // SECOND)
+        assert events == []
+    assert since == [0] * 4
+
+
 def test_a_decrease_from_more_than_32_bits_is_a_reset(tmp_path: Path) -> None:
     generations = CounterGenerations(tmp_path / "g.json", BOOT)
     update_at(generations, 0, nic_reading((1 << 32) + 10, 7))

@@ -125,8 +125,8 @@ GPU_SIGNALS: tuple[Signal, ...] = (
     Signal("gpu.pcie_unsupported", "{error}", "counter", "gpu", "u8", "PCIe requests that were not supported", "NVML field 181", "hw.errors", harm="up", interval=10),
     Signal("gpu.pcie_lcrc_errors", "{error}", "counter", "gpu", "u8", "PCIe link checksum errors", "NVML field 182", "hw.errors", harm="up", interval=10),
     Signal("gpu.pcie_lane_errors", "{error}", "counter", "gpu", "u8", "PCIe lane errors", "NVML field 183", "hw.errors", harm="up", interval=10),
-    Signal("gpu.pcie_tx_bytes", "By", "counter", "gpu", "u8", "Bytes sent over PCIe", "NVML field 197", "hw.gpu.io", interval=10),
-    Signal("gpu.pcie_rx_bytes", "By", "counter", "gpu", "u8", "Bytes received over PCIe", "NVML field 198", "hw.gpu.io", interval=10),
+    Signal("gpu.pcie_tx_bytes", "By", "counter", "gpu", "u8", "Bytes sent over PCIe; 32 bits of NVIDIA, which start again at 0 every 4 GiB: gpu.pcie_tx_rate has the traffic", "NVML field 197", "hw.gpu.io", interval=10, wraps=True),
+    Signal("gpu.pcie_rx_bytes", "By", "counter", "gpu", "u8", "Bytes received over PCIe; 32 bits of NVIDIA, which start again at 0 every 4 GiB: gpu.pcie_rx_rate has the traffic", "NVML field 198", "hw.gpu.io", interval=10, wraps=True),
     # fabric and the link to the CPU
     Signal("gpu.fabric_state", "1", "state", "gpu", "u1", "Progress of joining the NVLink fabric", "nvmlDeviceGetGpuFabricInfoV", "hw.status", (0, 3), states=("not supported", "not started", "in progress", "completed"), normal=("not supported", "completed"), interval=10),
     Signal("gpu.fabric_status", "1", "state", "gpu", "u2", "NVML's return code of joining the NVLink fabric; 0 is success", "nvmlDeviceGetGpuFabricInfoV", "hw.status", (0, 999), interval=10),
