@@ -15,6 +15,8 @@
  *   fail FUNCTION CODE [GPU]      the call returns CODE
  *   field ID CODE [GPU]           nvmlReturn of one field
  *   set NAME VALUE [GPU]          what a call or a field (by number) answers in place of its usual value
+ *   spoils 1                      as on an H100: counters of a link to a CPU that it lacks make others of their call fail
+ *   chassis 0                     there is no chassis serial number and no GUID, as in a virtual machine
  *   garbage SEED [FUNCTION]       random bytes in place of answers
  * FUNCTION is the exported name, without its _v2 if one likes, or * for all.
  *
@@ -303,6 +305,7 @@ int nvmlDeviceGetPlatformInfo(device *d, platform *found) {
     platform value = {found->version, "\x0a\x1b\x2c\x3d\x4e\x5f\x60\x71\x82\x93\xa4\xb5\xc6\xd7\xe8", "SN1234567890", 5, 3, 1, 1, 0};
     value.guid[15] = (char)d->index;
     value.module = (unsigned char)(d->index + 1);
+    if (!number("chassis", 1)) value = (platform){found->version, "", "", 0, 0, 1, 0, value.module};
     return PUT(found, value);
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *count, void *list) {
@@ -474,10 +477,16 @@ static int there(unsigned id, unsigned scope) {
     return 1;
 }
 
+static int is_spoilt(unsigned id) {
+    return (id >= 187 && id <= 189) || (id >= 192 && id <= 196) || id == 258 || id == 270 || id == 271;
+}
+
 int nvmlDeviceGetFieldValues(device *d, int count, field_value *values) {
     int code = enter_n(__func__, d->index, count);
     if (code) return code;
     rule *mess = told("garbage", __func__, -1);
+    int spoilt = 0;
+    for (int i = 0; number("spoils", 0) && i < count; i++) spoilt |= values[i].id == 231 && !there(231, 0);
     for (int i = 0; i < count; i++) {
         field_value *v = &values[i];
         char name[16];
@@ -487,6 +496,7 @@ int nvmlDeviceGetFieldValues(device *d, int count, field_value *values) {
         v->time = 1;
         v->latency = 4;
         v->code = r ? (int)r->value : there(v->id, v->scope) ? SUCCESS : NOT_SUPPORTED;
+        if (spoilt && is_spoilt(v->id)) v->code = 999;
         if (v->code == SUCCESS) {
             v->value = 0xffffffffffffffffULL; /* what a driver leaves in the part of the union that it does not write */
             memcpy(&v->value, &value, v->type == 1 || v->type == 5 ? 4 : 8);

@@ -235,6 +235,12 @@ def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
     ]
 
 
+def test_a_gpu_in_no_known_chassis_has_a_module_and_no_slot(machine: Machine) -> None:
+    attributes = machine.run([("open", "n1"), ("inventory", None)], "gpus 1", "chassis 0")[1]["gpu:n1.0"][1]
+    assert attributes["module_id"] == 1
+    assert attributes.keys().isdisjoint({"slot", "tray", "host_id", "peer_type", "chassis_serial", "ib_guid"})
+
+
 # --- values that a GPU lacks -----------------------------------------------------------------------------------------
 
 
@@ -266,6 +272,15 @@ def test_a_passing_error_costs_one_value_of_one_gpu(machine: Machine, code: int)
     assert last["gpu.power"] == ["512.345", "512.345"]
     assert last["gpu.power_instant"] == ["512.345", "513.345"]
     assert last["gpu.tensor_active"] == ["0.25", "0.26"]
+
+
+def test_fields_that_fail_beside_refused_ones_are_asked_for_again_at_once(machine: Machine) -> None:
+    found = machine.run([("open", "n1"), ("read", 0), ("read", 10), ("read", 3600)], "gpus 2", "spoils 1")
+    whole = machine.read_first("gpus 2")["columns"]
+    for signal in ("gpu.power_limit_max", "gpu.slowdown_margin", "gpu.hardware_thermal_time"):
+        assert found[1]["columns"][signal] == found[3]["columns"][signal] == whole[signal] != [MISSING] * 2
+    assert found[2]["columns"]["gpu.power_brake_time"] == whole["gpu.power_brake_time"]
+    assert found[3]["columns"]["gpu.smoothing_life"] == ["nan"] * 2
 
 
 def test_no_earlier_value_remains_when_the_field_call_fails(machine: Machine) -> None:

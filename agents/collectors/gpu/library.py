@@ -186,19 +186,21 @@ class GpuAttributes:
             return {}
         kind = type(found)
         raw = bytes(found)  # char arrays of the binding end at the first zero, and a GUID contains zeros
-        numbers = {
-            "slot": raw[kind.slotNumber.offset],
-            "tray": raw[kind.trayIndex.offset],
-            "host_id": raw[kind.hostId.offset],
-            "peer_type": raw[kind.peerType.offset],
-            "module_id": raw[kind.moduleId.offset],
-        }
         guid = raw[kind.ibGuid.offset : kind.ibGuid.offset + kind.ibGuid.size]
         serial = printable_text(
             raw[kind.chassisSerialNumber.offset :][: kind.chassisSerialNumber.size].partition(b"\0")[0]
         )
         texts = {"ib_guid": guid.hex() if any(guid) else "", "chassis_serial": serial}
-        return numbers | {key: text for key, text in texts.items() if text}
+        module = {"module_id": raw[kind.moduleId.offset]}
+        if not any(texts.values()):  # outside of a known chassis the other numbers mean nothing; nvidia-smi omits them
+            return module
+        numbers = {
+            "slot": raw[kind.slotNumber.offset],
+            "tray": raw[kind.trayIndex.offset],
+            "host_id": raw[kind.hostId.offset],
+            "peer_type": raw[kind.peerType.offset],
+        }
+        return numbers | module | {key: text for key, text in texts.items() if text}
 
     def _fabric_attributes(self, handle: Any) -> dict[str, Any]:
         found = self._nvml.c_nvmlGpuFabricInfo_v2_t()
