@@ -31,9 +31,10 @@ IDLE_POLL_S = 1.0
 """Seconds between two checks of GPUs until they count as idle. Chosen."""
 IDLE_MEMORY_BYTES = 2 << 30
 """A GPU with so much memory in use is busy even if no process is visible, as in another container. Chosen: driver and
-firmware of an idle H100 hold less than 1 GiB."""
+firmware of an idle H100 hold 480 MiB."""
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 LOAD_S = 120.0
-"""Seconds for a worker to load torch and start the GPU, beside its computing. Chosen: it takes 5 to 20."""
+"""Seconds for a worker to load torch and start the GPU, beside its computing. Chosen: an H100 takes 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,13 @@ class CanaryGpu:
 class NvmlGpus:
     """The node's GPUs as NVIDIA's driver lists them."""
 
-    def __init__(self, seen: Path | None) -> None:
+    def __init__(self, seen: Path | None, pci: Path = PCI_DEVICES) -> None:
         """Raises NoData where there is no driver."""
         self._driver = NvmlLibrary()
         self._nvml = self._driver.nvml
         handles = [(self._slot_key(i, h), h) for i, h in enumerate(self._driver.gpu_handles())]
         places = GpuSlots()
-        places.assign(handles, gpus_on_bus(Path("/sys/bus/pci/devices")), load_gpus(seen))
+        places.assign(handles, gpus_on_bus(pci), load_gpus(seen))
         self.gpus = [
             CanaryGpu(p.index, self._read_uuid(p.handle), p.handle) for p in places.slots if p.handle is not None
         ]
@@ -145,8 +146,12 @@ def supervise_worker(gpus: NvmlGpus, gpu: CanaryGpu, worker: CanaryProcess, seco
         time.sleep(POLL_S)
 
 
-def main(words: list[str] | None = None, work: Callable[[CanaryGpu, list[str]], list[str]] | None = None) -> int:
-    """Runs the program. `work` is for tests: returns the command that starts a worker."""
+def main(
+    words: list[str] | None = None,
+    work: Callable[[CanaryGpu, list[str]], list[str]] | None = None,
+    pci: Path = PCI_DEVICES,
+) -> int:
+    """Runs the program. `work` is for tests: returns the command that starts a worker; so is `pci`: the PCI bus."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=20.0, help="time on each GPU")
     parser.add_argument("--variant", type=int, default=0, help="which set of inputs")
@@ -155,7 +160,7 @@ def main(words: list[str] | None = None, work: Callable[[CanaryGpu, list[str]], 
     options = parser.parse_args(words)
     set_parent_death_signal(signal.SIGKILL)
     try:
-        gpus = NvmlGpus(options.seen)
+        gpus = NvmlGpus(options.seen, pci)
     except NoData as error:
         write_line({"absent": str(error)})
         return 3
