@@ -182,6 +182,14 @@ class JobIndex:
 
     _found: ClassVar[WeakKeyDictionary[Topology, tuple[int, _Jobs]]] = WeakKeyDictionary()
 
+    def jobs_by_gpu(self, topology: Topology) -> Mapping[str, str]:
+        """Returns GPU -> job on it, where one is known."""
+        return self._jobs(topology).on
+
+    def jobs_by_node(self, topology: Topology) -> Mapping[str, str]:
+        """Returns node -> the job of all its ranks, where there is one."""
+        return self._jobs(topology).of_node
+
     def job_on(self, gpu: str, topology: Topology) -> str | None:
         """Returns the job on a GPU; None if none is known."""
         return self._jobs(topology).on.get(gpu)

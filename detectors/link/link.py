@@ -176,15 +176,15 @@ class Link(Detector):
         self.states.record_return(i, port, time)
         if (
             self.states.has_enough_samples(i)
-            and not self._is_excused(frame, i, started)
+            and not self._excused(frame, started)[i]
             and not self.leaves.explains_port(self._leaf_of(frame, i), time)
         ):
             self.states.record_flap(port, times, time, self.states.loads.is_idle(i, time, _IDLE_FOR))
 
-    def _is_excused(self, frame: Frame, i: int, started: Floats) -> bool:
-        """Returns whether a port is in maintenance, or its counters have just started."""
-        young = 0 <= frame.time - started[i] * SECOND < _BRING_UP_S * SECOND  # a clock ahead is no reason
-        return bool(young) or self.gates.in_maintenance(frame.entities[i], frame.topology, frame.time)
+    def _excused(self, frame: Frame, started: Floats) -> NDArray[np.bool_]:
+        """Returns (N,) ports in maintenance, and those whose counters have just started."""
+        age = frame.time - started[: len(frame.entities)] * SECOND
+        return np.asarray(((age >= 0) & (age < _BRING_UP_S * SECOND)) | self.gates.maintenance_mask(frame))
 
     def _update_errors(self, frame: Frame, restarted: Indices, started: Floats) -> None:
         """Adds the growth of the error counters, of ports whose errors count now."""
@@ -196,8 +196,8 @@ class Link(Detector):
             if signal in frame.values:
                 at, growth = self.errors.measure_growth(signal, frame.values[signal], frame.time, restarted)
                 if len(at):
-                    counted = (self._errors_count(frame, i, started) for i in at.tolist())
-                    kept = np.fromiter(counted, bool, len(at))
+                    kept = np.fromiter((self._errors_count(frame, i) for i in at.tolist()), bool, len(at))
+                    kept &= ~self._excused(frame, started)[at]
                     at, growth = at[kept], growth[kept]
                 for i, count in zip(at.tolist(), growth.tolist(), strict=True):
                     self.losses.add_errors(frame.entities[i], signal in PACKET_COUNTERS, count, frame.time)
@@ -205,10 +205,10 @@ class Link(Detector):
         if self.losses.followed:
             self.losses.close_minutes(self._port_indices(frame), frame["nic.rx_bytes"], frame.time)
 
-    def _errors_count(self, frame: Frame, i: int, started: Floats) -> bool:
+    def _errors_count(self, frame: Frame, i: int) -> bool:
         returned = self.states.returned.get(frame.entities[i], 0)
         training = 0 <= frame.time - returned <= _TRAINING_S * SECOND or self.states.down[i] > 0
-        return self.states.has_enough_samples(i) and not training and not self._is_excused(frame, i, started)
+        return self.states.has_enough_samples(i) and not training
 
     def _ports_below_down_leaves(self, frame: Frame) -> NDArray[np.bool_]:
         """Returns (N,) ports below a leaf that is down."""

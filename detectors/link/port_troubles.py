@@ -11,6 +11,7 @@ or its supply; where several switches are affected, it is what they share, or th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,7 @@ CORRUPTION, CONGESTION = 0.2, 0.5
 """Rank correlation of losses with load below which it is corruption, and above which congestion; chosen."""
 _MINUTE = 60 * SECOND  # of one point of errors and load; chosen
 _POINTS = 60  # kept: an hour
+_NUMBERS = 5  # of a point, all points of a port in one list: rates of both kinds of errors, load, errors of both kinds
 _MIN_POINTS = 20  # with fewer a correlation of 0.5 comes by chance more than once in 50; chosen
 _MIN_ERRORS = 5.0  # per minute on average: with fewer, minutes without errors correlate with the load. Chosen
 _STEADY_LOAD = 0.05  # standard deviation, as a share of the mean, below which load shows nothing; chosen
@@ -79,25 +81,25 @@ class PacketLosses(State):
         """Adds a point for each minute that is over, and drops ports without errors for an hour. traffic: bytes."""
         if 0 <= time - self.closed < _MINUTE:
             return
-        self.closed = time
+        self.closed, read = time, traffic.tolist()
         for port in list(self.followed):
             known, i = self.followed[port], index.get(port, -1)
             if time - known["newest"] > _POINTS * _MINUTE or time < known["since"]:
                 del self.followed[port]
-            elif time > known["since"] and i >= 0 and np.isfinite(traffic[i]):
-                bytes_read, before = float(traffic[i]), known["read"]
+            elif time > known["since"] and i >= 0 and math.isfinite(read[i]):
+                bytes_read, before = read[i], known["read"]
                 seconds = (time - known["since"]) / SECOND
                 if before is not None and bytes_read > before:
                     below, packets = known["now"]
                     load = (bytes_read - before) / seconds
                     # of packets the share that is lost: with more packets more are lost, whatever the reason
-                    point = [below / seconds, packets / (bytes_read - before), load, below, packets]
-                    known["points"] = [*known["points"], point][-_POINTS:]
-                known |= {"since": time, "now": [0.0, 0.0], "read": bytes_read}
+                    known["points"] += (below / seconds, packets / (bytes_read - before), load, below, packets)
+                    del known["points"][: -_POINTS * _NUMBERS]
+                known["since"], known["now"], known["read"] = time, [0.0, 0.0], bytes_read
 
     def load_correlation(self, port: str, packets: bool) -> float | None:
         """Returns the rank correlation of error rate and traffic over the last hour; None: not known yet."""
-        points = np.array(self.followed.get(port, {}).get("points", []))
+        points = np.array(self.followed.get(port, {}).get("points", [])).reshape(-1, _NUMBERS)
         if len(points) < _MIN_POINTS or points[:, 3 + int(packets)].mean() < _MIN_ERRORS:
             return None
         errors, load = points[:, int(packets)], points[:, 2]

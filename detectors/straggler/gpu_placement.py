@@ -17,7 +17,7 @@ from detectors.base.cohorts import AncestorIndex
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
 from pipeline.model.records import SECOND, Frame
-from pipeline.model.topology import Topology, kind_of
+from pipeline.model.topology import Topology
 
 Ints = NDArray[np.int32]
 LEAST_PEERS = 8
@@ -201,12 +201,7 @@ class GpuPlacement(Placement):
         return np.asarray((self.reported_at > 0) & (time - self.reported_at <= _REPORTS_FOR))
 
 
-def find_around(entity: str, topology: Topology) -> dict[str, str]:
-    """Returns kind -> nearest ancestor of that kind."""
-    return {kind_of(above): above for above in reversed(topology.ancestors(entity))}
-
-
-def _ranks_by_gpu(topology: Topology) -> dict[str, dict[str, str]]:
+def _ranks_by_gpu(topology: Topology) -> dict[str, Mapping[str, str]]:
     """Returns GPU -> ancestors by kind of the rank on it; of several ranks on one GPU the last named."""
-    ranks = (find_around(entity, topology) for entity in topology.parents if kind_of(entity) == "rank")
+    ranks = (topology.nearest_ancestors(entity) for entity in topology.parents if entity.startswith("rank:"))
     return {around["gpu"]: around for around in ranks if "gpu" in around}

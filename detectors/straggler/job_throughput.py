@@ -68,14 +68,15 @@ class JobPlaces:
     def find(self, gpus: Frame, nics: Frame | None) -> tuple[dict[str, tuple[str, ...]], Ints, Ints]:
         """Returns jobs with their nodes, and the (N,) number of the job of each GPU, and of each port of a node with
         one job; -1 none."""
-        topology, index, above = gpus.topology, JobIndex(), gpus.topology.ancestor_of_kind
+        above, index = gpus.topology.ancestor_of_kind, JobIndex()
+        by_gpu, by_node = index.jobs_by_gpu(gpus.topology), index.jobs_by_node(gpus.topology)
         nodes: dict[str, dict[str, None]] = {}
-        on = [index.job_on(gpu, topology) or "" for gpu in gpus.entities]
+        on = [by_gpu.get(gpu, "") for gpu in gpus.entities]
         for gpu, job in zip(gpus.entities, on, strict=True):
             nodes.setdefault(job, {})[above(gpu, "node") or ""] = None
         nodes.pop("", None)
         number = {job: i for i, job in enumerate(nodes)}
-        of_port = (index.job_of_node(above(e, "node") or "", topology) for e in (nics.entities if nics else ()))
+        of_port = (by_node.get(above(e, "node") or "") for e in (nics.entities if nics else ()))
         of = [np.array([number.get(job or "", -1) for job in jobs], np.int64) for jobs in (on, of_port)]
         return {job: tuple(found) for job, found in nodes.items()}, of[0], of[1]
 

@@ -13,7 +13,7 @@ from detectors.base.gates import Gates
 from detectors.base.state import notes
 from detectors.base.streams import Bools
 from detectors.base.topology_index import members_mask
-from detectors.straggler.gpu_placement import Placement, find_around
+from detectors.straggler.gpu_placement import Placement
 from pipeline.model.records import SECOND, Frame
 
 _KEPT = 3600 * SECOND
@@ -58,12 +58,12 @@ class RankSlots(Placement):
         changed = {rank: gates.last_change(rank, frame.topology) or 0 for rank in back} if gates else {}
         fresh += [self._slots[rank] for rank, at in changed.items() if at >= back[rank]]
         size = max(len(self.names), 1 + max(self._slots.values(), default=-1))  # state by slot never shrinks
-        names, found = [""] * size, [dict[str, str]() for _ in range(size)]
+        names, found = [""] * size, list[Mapping[str, str]]([{}]) * size
         self.column = np.full(size, -1, np.int64)
         for rank, i in living.items():
             slot = self._slots[rank]
             self.column[slot], names[slot] = i, rank
-            found[slot] = around = find_around(rank, frame.topology)
+            found[slot] = around = frame.topology.nearest_ancestors(rank)
             if (gpu := around.get("gpu")) is not None:
                 if self._gpus.get(rank, gpu) != gpu:
                     fresh.append(slot)

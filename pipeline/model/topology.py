@@ -142,7 +142,7 @@ def _circle(path: list[str], again: str) -> str:
 
 def kind_of(entity: str) -> str:
     """The kind of an entity, before the first colon: `gpu` of `gpu:n042.3`."""
-    return entity.split(":", 1)[0]
+    return entity.partition(":")[0]
 
 
 WORK = frozenset({"job", "stage", "rank"})
@@ -167,7 +167,7 @@ class Topology:
         self.pinned = frozenset[str](), frozenset[str]()
         # keyed by parents, which the many sensors, links and services of a node share
         self._ancestors: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._nearest: dict[tuple[str, ...], dict[str, str | None]] = {}  # parents -> kind -> nearest ancestor
+        self._nearest: dict[tuple[str, ...], dict[str, str]] = {}  # parents -> kind -> nearest ancestor
         self._cached_ancestors: set[str] = (
             set()
         )  # entities in any cached line; a change of others does not affect the cache
@@ -252,12 +252,15 @@ class Topology:
 
     def ancestor_of_kind(self, entity: str, kind: str) -> str | None:
         """Nearest ancestor of a kind, or the entity itself if it is of that kind; None if there is none."""
-        if kind_of(entity) == kind:
-            return entity
-        nearest = self._nearest.setdefault(self.parents.get(entity, ()), {})
-        if kind not in nearest:
-            nearest[kind] = next((e for e in self.ancestors(entity) if kind_of(e) == kind), None)
-        return nearest[kind]
+        return entity if kind_of(entity) == kind else self.nearest_ancestors(entity).get(kind)
+
+    def nearest_ancestors(self, entity: str) -> Mapping[str, str]:
+        """Kind -> nearest ancestor of that kind. Shared by all with the same parents: not to be modified."""
+        parents = self._graph.parents.get(entity, ())
+        nearest = self._nearest.get(parents)
+        if nearest is None:
+            nearest = self._nearest[parents] = {kind_of(e): e for e in reversed(self.ancestors(entity))}
+        return nearest
 
     def descendants(self, *entities: str) -> tuple[str, ...]:
         """All descendants of `entities`, nearest first, each once."""
