@@ -34,13 +34,14 @@ types: .venv/.tests-installed ## check types strictly
 docs: .venv/.installed ## write docs/{signals,events,detectors,simulator}.md anew from the code
 	@PYTHONPATH=. $(BIN)/python -P docs/generate.py
 
-soak: .venv/.tests-installed ## run for hours: a day of faults against the agent, a killed and a frozen broker (HOURS=n MINUTES=n)
+soak: .venv/.tests-installed ## run for hours: a day of faults against the agent, a killed and a frozen broker, a million hostile messages (HOURS=n MINUTES=n)
 	@$(BIN)/python -m benchmarks.storm --hours $(or $(HOURS),24)
 	@$(BIN)/python -m benchmarks.outage --minutes $(or $(MINUTES),10)
 	@$(BIN)/python -m benchmarks.outage --minutes $(or $(MINUTES),10) --freeze
+	@$(BIN)/python -m benchmarks.hostile_messages
 
 bench: .venv/.installed ## print the figures of the README
-	@for name in ingest kafka; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in ingest kafka agent_stream; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 score: .venv/.installed ## judge the simulated suites and write docs/detection.md: hours, goes on where it was stopped (SCALE=training or small, HOURS=n)
 	@test -f $(SCORE_DIR)/trials.json || $(BIN)/python -m benchmarks.detection.trials --results $(SCORE_DIR)

@@ -92,7 +92,7 @@ def write_config(folder: Path, more: str) -> tuple[Path, dict[str, str]]:
 
 
 def read_batches(folder: Path, first: int, behind: int) -> list[Batch]:
-    """Returns the batches that the agent spooled from tick time `first` to before `behind`."""
+    """Returns the batches that the agent spooled whose first tick is at `first` or later, and before `behind`."""
     transport, found = SpoolTransport(folder / "spool"), []
     for partition in transport.partitions():
         offset, end = transport.bounds(partition)
@@ -161,7 +161,8 @@ def measure_run(folder: Path, title: str, more: str, seconds: float, settle: flo
     found = read_batches(folder, started, ended)
     spooled = sum(p.stat().st_size for p in (folder / "spool").rglob("*.seg"))
     values = sum(map(count_samples, found)) / took
-    print(f"\n{title}: {took:.0f} s, {len(found)} ticks, {values:.0f} samples/s")
+    ticks = sum(len(batch.times) for batch in found)
+    print(f"\n{title}: {took:.0f} s, {ticks} ticks in {len(found)} messages, {values:.0f} samples/s")
     print(f"{'':34s} {'CPU of one core':>16s} {'PSS MiB':>8s} {'processes':>10s} {'bytes/s':>8s}")
     _line("fleetpulse agent", before, after, took, spooled / (took + settle))
     if other:

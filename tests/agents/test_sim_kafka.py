@@ -112,7 +112,7 @@ def test_messages_that_brokers_refuse_permanently_give_exit_code_1(
     kafka: Address, scenario: str, tmp_path: Path
 ) -> None:
     settings = make_topics(kafka)
-    make_topic(kafka, TELEMETRY, max_message_bytes="2000")
+    make_topic(kafka, TELEMETRY, max_message_bytes="600")
     log_lines: list[str] = []
     order = SimulateOptions(scenario, 3, "kafka", 0.0)
     assert (
