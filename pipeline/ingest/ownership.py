@@ -58,6 +58,9 @@ KEEP_RANKS, KEEP_CLAIMS = 3600 * SECOND, 7 * 24 * 3600 * SECOND
 """How long unrenewed claims are kept; chosen: job ids are not reused, facilities may be off for a week."""
 MAX_SENDERS = 200_000
 """Most recent senders known by name: 40 MB. Chosen: twice those of senders.py, which a start loads."""
+RENEW_CLAIMS = 5 * SECOND
+"""How often the claims of a layout are renewed (us) while no claim of any sender changes. Chosen: a twelfth of the least
+silence after which an entity may have another owner."""
 Verdict = Literal["own", "claim"]
 
 
@@ -106,6 +109,9 @@ class Owners:
         for entity, claim in self.claims.items():
             self._by_owner[claim.owner].add(entity)
         self._layouts: WeakKeyDictionary[wire.Layout, _LayoutOwners] = WeakKeyDictionary()
+        # layouts of which all claims were renewed: event time, and number of changes of claims then
+        self._renewed: WeakKeyDictionary[wire.Layout, tuple[int, int]] = WeakKeyDictionary()
+        self._changes = 0
         self.changed: set[str] = set()
         self.dropped: set[str] = set()
 
@@ -127,10 +133,15 @@ class Owners:
             known = self._layouts[layout] = self._classify_layout(layout)
         if not known.claimed:
             return known.refused
+        renewed, changes = self._renewed.get(layout, (0, -1))
+        if changes == self._changes and 0 <= time - renewed < RENEW_CLAIMS:
+            return known.refused
         found = dict(known.refused)
         for entity in known.claimed:
             if reason := self._claim(layout.node, entity, time, measured=True):
                 found[entity] = reason
+        if len(found) == len(known.refused):
+            self._renewed[layout] = time, self._changes
         return found
 
     def _classify_layout(self, layout: wire.Layout) -> _LayoutOwners:
@@ -237,6 +248,7 @@ class Owners:
         return time - last > patience
 
     def _hand_over(self, sender: str, entity: str, before: Claim | None, now: Claim) -> None:
+        self._changes += before is not None
         if before is not None:
             now.former = before.owner if before.former != sender else ""
             self._by_owner[before.owner].discard(entity)
@@ -254,6 +266,7 @@ class Owners:
         for entity in entities:
             claim = self.claims.get(entity)
             if claim is not None and claim.owner == sender and not claim.released:
+                self._changes += 1
                 claim.released = True
                 self.changed.add(entity)
 
@@ -270,6 +283,7 @@ class Owners:
         """Drops claims that were not renewed for KEEP_RANKS or KEEP_CLAIMS."""
         for entity in [e for e, claim in self.claims.items() if now - self._renewed_at(claim) > _keep_time(e)]:
             claim = self.claims.pop(entity)
+            self._changes += 1
             self._by_owner[claim.owner].discard(entity)
             self.changed.discard(entity)
             self.dropped.add(entity)
