@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pipeline.config.sections import Config
 
 ON_NODES = ("agent", "once", "record", "doctor")
-SERVICES = ("agent", "pipeline", "dashboard", "up", "demo", "simulate")
-KEEP_STATE = ("agent", "pipeline", "dashboard", "up", "demo", "init")
+SERVICES = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "simulate")
+KEEP_STATE = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "init")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,6 +141,15 @@ def _agent(given: argparse.Namespace) -> int:
     from agents.recording import playback
 
     return playback.play(config, given.replay_recording, given.speed)
+
+
+def _gateway(given: argparse.Namespace) -> int:
+    from agents.gateway import gateway
+    from pipeline.runtime.supervise import Stop
+
+    config, stop = _load_service_config(given), Stop()
+    _call_on_signals(stop.set)
+    return gateway.run(config, stop)
 
 
 def _pipeline(given: argparse.Namespace) -> int:
@@ -323,6 +332,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "demo": _demo,
     "up": _up,
     "agent": _agent,
+    "gateway": _gateway,
     "pipeline": _pipeline,
     "dashboard": _dashboard,
     "init": _init,

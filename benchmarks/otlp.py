@@ -117,7 +117,10 @@ def pure_append(store: Path, values: Sequence[bytes], folder: Path) -> tuple[flo
     tables: list[tuple[str, pa.Table]] = []
     samples = 0
     for first in range(0, len(values), 1000):
-        items = [decoder.decode(Message(PARTITION, i, v), arrival) for i, v in enumerate(values[first : first + 1000])]
+        items = [
+            decoder.decode(Message(PARTITION, i, v), arrival, lambda *_: None)
+            for i, v in enumerate(values[first : first + 1000])
+        ]
         for rows in build_foreign_rows([item.body for item in items], devices):  # type: ignore[misc]
             columns = {"time": pa.array(rows.time), "device": pa.array(rows.device)}
             tables.append(

@@ -9,7 +9,7 @@ import re
 import secrets
 from pathlib import Path
 
-from pipeline.config.sections import Api
+from pipeline.config.sections import Api, Gateway
 from pipeline.http.addresses import is_loopback
 from pipeline.model.errors import ConfigError
 
@@ -38,16 +38,16 @@ class Tokens:
         return found if scheme.lower() == "bearer" else None
 
 
-def read_tokens(api: Api) -> Tokens:
-    """Reads [api] token_file. Raises ConfigError, also if the host is not loopback and no file is set."""
+def read_tokens(api: Api | Gateway, section: str = "api") -> Tokens:
+    """Reads the token_file of [api] or [gateway]. Raises ConfigError, also beyond loopback without a file."""
     if api.token_file is None:
         if not is_loopback(api.host):
             raise ConfigError(
-                f"[api] host = {api.host!r}: listens beyond loopback without tokens; "
-                "set [api] token_file to a file of name:token lines, or host = '127.0.0.1'"
+                f"[{section}] host = {api.host!r}: listens beyond loopback without tokens; "
+                f"set [{section}] token_file to a file of name:token lines, or host = '127.0.0.1'"
             )
         return Tokens({})
-    return Tokens(_users(api.token_file))
+    return Tokens(_users(api.token_file, section))
 
 
 def create_token_file(path: Path) -> None:
@@ -57,12 +57,12 @@ def create_token_file(path: Path) -> None:
         file.write(text)
 
 
-def _users(path: Path) -> dict[str, str]:
+def _users(path: Path, section: str) -> dict[str, str]:
     """Returns name -> token of each line; skips blank lines and lines that begin with #."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"[api] token_file = {str(path)!r}: cannot be read: {error}") from error
+        raise ConfigError(f"[{section}] token_file = {str(path)!r}: cannot be read: {error}") from error
     users: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):

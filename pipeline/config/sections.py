@@ -339,6 +339,21 @@ class Otlp:
 
 
 @dataclass(frozen=True)
+class Gateway:
+    """[gateway]: `fleetpulse gateway`, which receives OTLP over HTTP.
+
+    node: the name of its spool. `token_file` has one `name:token` per line; required beyond loopback.
+    connections: maximum connections; further ones get 503.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = field(default=4318, metadata=_PORT)
+    node: str = field(default_factory=lambda: f"gateway-{socket.gethostname().split('.')[0]}", metadata=_NAME)
+    token_file: Path | None = None
+    connections: int = field(default=256, metadata=_POSITIVE)
+
+
+@dataclass(frozen=True)
 class Budget:
     """[budget]: how many wrong pages a detector may cost before it opens tickets instead; see
     pipeline/judging/page_budget.py.
@@ -371,6 +386,7 @@ class Config:
     topology: TopologyFile = field(default_factory=TopologyFile)
     opentelemetry: Opentelemetry = field(default_factory=Opentelemetry)
     otlp: Otlp = field(default_factory=Otlp)
+    gateway: Gateway = field(default_factory=Gateway)
     budget: Budget = field(default_factory=Budget)
     modes: tuple[ModeRule, ...] = ()
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -8,7 +8,7 @@ bound is moved back, but never forward, since nothing tells a late message from 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -16,8 +16,8 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.ingest.messages import EARLIEST, Arrival, DeadLetter, ForeignBatch, Item
-from pipeline.model.errors import Rejected, WireError
+from pipeline.ingest.messages import EARLIEST, NEWER, Arrival, DeadLetter, ForeignBatch, Item, reject_newer
+from pipeline.model.errors import NewerWireError, Rejected, WireError
 from pipeline.model.records import SECOND, TELEMETRY, Event, EventBatch, Origin, Rows, select_rows
 from pipeline.store.database import Database
 from pipeline.store.devices import EXCLUDED, Devices
@@ -41,14 +41,18 @@ class ForeignDecoder:
         self._site, self._node_attributes = site, node_attributes
         self._otlp: OtlpDecoder | None = None
 
-    def decode(self, message: Message, arrival: Arrival) -> Item:
-        """An item with the samples of a message; a DeadLetter if it is malformed."""
-        if self._otlp is None:
-            from pipeline.foreign.otlp import OtlpDecoder
+    def decode(self, message: Message, arrival: Arrival, confirm: Callable[[Message, str | None], None]) -> Item:
+        """An item with the samples of a message; a DeadLetter if it is malformed.
 
-            self._otlp = OtlpDecoder(self._site, self._node_attributes)
+        confirm: raises Rejected unless a gateway's message comes from that node.
+        """
         try:
-            found = list(self._otlp.decode(message.value))
+            request = self._open(message, confirm)
+            found = list(self._decoder().decode(message.value if request is None else request.data))
+        except NewerWireError as error:
+            return Item.from_dead_letter(DeadLetter(message, str(error), NEWER))
+        except Rejected as error:
+            return Item.from_dead_letter(DeadLetter(message, str(error), error.rule))
         except WireError as error:
             return Item.from_dead_letter(DeadLetter(message, str(error)))
         faults = [fault for samples in found for fault in samples.faults]
@@ -62,7 +66,30 @@ class ForeignDecoder:
                     nodes.append(_limit_times(node, arrival))
                 else:
                     faults.append(f"times of node {node.part.layout.node!a} outside the years 2000 to 9999")
-        return _build_item(message, ForeignBatch(tuple(nodes), tuple(faults), counts), arrival)
+        gateway = "" if request is None else request.node
+        return _build_item(message, ForeignBatch(tuple(nodes), tuple(faults), counts, gateway=gateway), arrival)
+
+    def _decoder(self) -> OtlpDecoder:
+        if self._otlp is None:
+            from pipeline.foreign.otlp import OtlpDecoder
+
+            self._otlp = OtlpDecoder(self._site, self._node_attributes)
+        return self._otlp
+
+    @staticmethod
+    def _open(message: Message, confirm: Callable[[Message, str | None], None]) -> wire.Request | None:
+        """The request in a gateway's message; None if the message is a request itself, as a Collector writes it.
+
+        No request begins as an envelope does: its first byte would be a field of a wire type that does not exist.
+        """
+        if message.value[: len(wire.MAGIC)] != wire.MAGIC:
+            return None
+        reject_newer(message, confirm)
+        request = wire.open_request(message.value)
+        confirm(message, request.node)
+        if request.format != "otlp":
+            raise WireError(f"request of format {request.format!a}, expected otlp: upgrade the pipeline")
+        return request
 
 
 def _limit_times(node: NodeSamples, arrival: Arrival) -> NodeSamples:

@@ -306,7 +306,7 @@ class Ingest:
     def _decode(self, message: Message, now: int, live: bool) -> Item:
         arrival, confirm = self._arrival_of(message, now, live), self.admission.sender_check.check_sender
         if message.partition.topic == OTLP:
-            return self._foreign.decode(message, arrival)
+            return self._foreign.decode(message, arrival, confirm)
         return decode_item(message, self._columns, self._valid_shapes, arrival, confirm)
 
     def _arrival_of(self, message: Message, now: int, live: bool) -> Arrival:

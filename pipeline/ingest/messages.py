@@ -46,12 +46,16 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class ForeignBatch:
-    """The samples of one message. faults: reasons for what is rejected.  counts: of what was not kept."""
+    """The samples of one message. faults: reasons for what is rejected.  counts: of what was not kept.
+
+    gateway: the node whose spool it comes from; "" for a message without an envelope.
+    """
 
     nodes: tuple[NodeSamples, ...]
     faults: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     excluded: Mapping[int, frozenset[str]] = field(default_factory=dict)  # by position in `nodes`
+    gateway: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def decode_item(
     confirm: raises Rejected unless the message comes from that node; None if the node is unreadable.
     """
     try:
-        _reject_newer(message, confirm)
+        reject_newer(message, confirm)
         envelope = wire.unpack_envelope(message.value)
         if envelope.kind == wire.EVENTS_KIND:
             batch = wire.decode_events(message.value)
@@ -121,7 +125,7 @@ def decode_item(
         return Item.from_dead_letter(DeadLetter(message, str(error)))
 
 
-def _reject_newer(message: Message, confirm: Callable[[Message, str | None], None]) -> None:
+def reject_newer(message: Message, confirm: Callable[[Message, str | None], None]) -> None:
     """Raises NewerWireError for a message of a newer version, after its sender is confirmed: it is kept whole."""
     try:
         wire.check_not_newer(message.value)

@@ -59,8 +59,8 @@ KEEP_RANKS, KEEP_CLAIMS = 3600 * SECOND, 7 * 24 * 3600 * SECOND
 MAX_SENDERS = 200_000
 """Most recent senders known by name: 40 MB. Chosen: twice those of senders.py, which a start loads."""
 RENEW_CLAIMS = 5 * SECOND
-"""How often the claims of a layout are renewed (us) while no claim of any sender changes. Chosen: a twelfth of the least
-silence after which an entity may have another owner."""
+"""How often the claims of a layout are renewed (us) while no claim of any sender changes. Chosen: a twelfth of the
+least silence after which an entity may have another owner."""
 Verdict = Literal["own", "claim"]
 
 

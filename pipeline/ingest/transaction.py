@@ -19,7 +19,7 @@ from pipeline.ingest.rejections import LetterLimits, remove_letters
 from pipeline.ingest.sequences import RecentMessages
 from pipeline.model.errors import GapError, Rejected, Retryable
 from pipeline.model.names import clean_text
-from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Rows
+from pipeline.model.records import EVENTS, OTLP, SECOND, TELEMETRY, Event, EventBatch, Rows
 from pipeline.store.append import insert_columns, register_columns, to_timestamps
 from pipeline.store.events import write_events
 from pipeline.store.gaps import UNEXPLAINED, Gap, Sender, explain_gaps, insert_gaps, replace_gaps
@@ -28,7 +28,7 @@ from pipeline.transport import Message, Partition, wire
 
 _MAX_SEQUENCE = 1 << 62  # maximum sequence number in the store
 _REASON = 1000  # maximum characters of a dead letter's reason, which may quote the message; chosen
-_TOPICS = (TELEMETRY, EVENTS)
+_TOPICS = (TELEMETRY, EVENTS, OTLP)
 _MAX_AHEAD = 30 * SECOND  # sender clocks further ahead do not order messages; chosen: the lateness
 
 
@@ -101,6 +101,8 @@ class TransactionWrites:
 
     def _accept_foreign(self, item: Item, batch: ForeignBatch, admission: Admission) -> Item | None:
         """The admitted part of a message of another sender. Of a node with an agent only custom signals are kept."""
+        if batch.gateway and not self._is_first_copy(item.message, batch.gateway, admission.sequences):
+            return None
         rejected = reject_faults(batch)
         excluded: dict[int, frozenset[str]] = {}
         for i, samples in enumerate(batch.nodes):

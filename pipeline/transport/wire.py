@@ -3,7 +3,7 @@
 A message is an envelope and one zstd frame:
 
     envelope (48 bytes, little endian)
-      magic "FPW"  version u8  kind u8 (1 telemetry, 2 events)  flags u8 (bit 0: simulated)  zero u16
+      magic "FPW"  version u8  kind u8 (1 telemetry, 2 events, 3 request)  flags u8 (bit 0: simulated)  zero u16
       epoch 16 bytes  sequence u64  sent i64 (UTC us)  length u32 of the zstd frame  crc u32 (zlib.crc32 of all else)
     zstd frame, decompressed at most MAX_BODY bytes
       boot id 16 bytes  layout length u32  ticks u32
@@ -13,9 +13,10 @@ A message is an envelope and one zstd frame:
         version 2: per block a bit mask of its ticks, (ticks + 7) // 8 bytes
                    per block per signal with floats its mode u8, then per block per type the packed columns (packing.py)
       events:    one JSON object per line: time, entity, kind, data
+      request:   the bytes of another sender's request, as a gateway received it; the layout has its format
 
 Telemetry is written as version 2, whose frame is compressed with the dictionary wire-2.dictionary, which must never
-change. Events are written as version 1, so that an older pipeline reads the events of a newer agent.
+change. Events are written as version 1, so that an older pipeline reads the events of a newer agent; so are requests.
 
 In version 2 the blocks of one class may have different ticks: a message joins what was read at several intervals. It
 has the rows of one message per tick: a device has one row per tick, with the signals of all blocks of that tick.
@@ -56,7 +57,7 @@ from pipeline.transport.layouts import Shape as Shape
 
 VERSION, EVENTS_VERSION = 2, 1
 """Versions in which telemetry and events are written; all from 1 on are read."""
-TELEMETRY_KIND, EVENTS_KIND = 1, 2
+TELEMETRY_KIND, EVENTS_KIND, REQUEST_KIND = 1, 2, 3
 MAX_MESSAGE = 4 << 20
 """Maximum message; also Kafka's max_request_size."""
 MAX_TIME = 253_402_300_800_000_000
@@ -165,9 +166,15 @@ def encode_events(batch: EventBatch) -> bytes:
     return _compress(_HEAD.pack(batch.origin.boot_id, len(names), len(lines)) + names + b"\n".join(lines))
 
 
+def encode_request(request: bytes, format_: str, origin: Origin) -> bytes:
+    """Body of a message with another sender's request, compressed. origin: of the gateway that received it."""
+    names = format_json({"site": origin.site, "node": origin.node, "format": format_})
+    return _compress(_HEAD.pack(origin.boot_id, len(names), 1) + names + request)
+
+
 def seal(body: bytes, kind: int, epoch: bytes, sequence: int, sent: int, simulated: bool = False) -> bytes:
     """The message: envelope with checksum, then the body."""
-    version = EVENTS_VERSION if kind == EVENTS_KIND else VERSION
+    version = VERSION if kind == TELEMETRY_KIND else EVENTS_VERSION
     head = _ENVELOPE.pack(MAGIC, version, kind, int(simulated), 0, epoch, sequence, sent, len(body))
     return head + _CRC.pack(zlib.crc32(body, zlib.crc32(head))) + body
 
@@ -197,7 +204,7 @@ def open_envelope(message: bytes | memoryview) -> Envelope:
     if magic != b"FPW":
         raise WireError(f"message begins with {magic!r}, expected b'FPW': not written by Fleetpulse")
     check_not_newer(message)
-    if not 0 < version <= (EVENTS_VERSION if kind == EVENTS_KIND else VERSION):
+    if not 0 < version <= (VERSION if kind == TELEMETRY_KIND else EVENTS_VERSION):
         raise WireError(f"wire version {version} of kind {kind}, expected 1 to {VERSION}: upgrade the older side")
     if length != len(message) - ENVELOPE_BYTES:
         raise WireError(f"body of {len(message) - ENVELOPE_BYTES} bytes, expected {length}: truncated or joined")
@@ -205,8 +212,8 @@ def open_envelope(message: bytes | memoryview) -> Envelope:
     view = memoryview(message)
     if zlib.crc32(view[ENVELOPE_BYTES:], zlib.crc32(view[: _ENVELOPE.size])) != wanted:
         raise WireError("checksum does not match: the message was damaged in transit")
-    if kind not in (TELEMETRY_KIND, EVENTS_KIND) or flags > 1:
-        raise WireError(f"kind {kind} with flags {flags}, expected kind 1 or 2 with flags 0 or 1")
+    if kind not in (TELEMETRY_KIND, EVENTS_KIND, REQUEST_KIND) or flags > 1:
+        raise WireError(f"kind {kind} with flags {flags}, expected kind 1 to 3 with flags 0 or 1")
     if not 0 <= sent < MAX_TIME or sequence > MAX_SEQUENCE:
         raise WireError(f"sent {sent} us, sequence {sequence}: expected years 1970 to 9999 and at most {MAX_SEQUENCE}")
     return Envelope(kind, bool(flags & 1), epoch, sequence, sent)
@@ -285,6 +292,31 @@ def decode_events(message: bytes | memoryview) -> EventBatch:
     for event in events:
         check_text(event.entity + event.kind + json.dumps(event.data, ensure_ascii=False))
     return EventBatch(Origin(layout.site, layout.node, boot_id, envelope.simulated), events)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Another sender's request, as the gateway `node` received it. format: otlp."""
+
+    node: str
+    format: str
+    data: memoryview
+
+
+def open_request(message: bytes | memoryview) -> Request:
+    """A checked message with a request. Raises WireError."""
+    envelope = open_envelope(message)
+    if envelope.kind != REQUEST_KIND:
+        raise WireError(f"message of kind {envelope.kind}, expected {REQUEST_KIND} (request)")
+    _, names, _, data = _decompress(message)
+    try:
+        found = json.loads(names)
+        node, form = found["node"], found["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WireError(f"request without node and format: {error}") from error
+    if not isinstance(node, str) or not isinstance(form, str):
+        raise WireError("request whose node and format are not text")
+    return Request(node, form, data)
 
 
 def _is_valid_event(event: Event) -> bool:
