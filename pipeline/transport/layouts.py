@@ -8,6 +8,7 @@ entities once, in `entities`, and per block [class, number of its list, [[signal
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -29,14 +30,19 @@ MAX_NAMES = 1 << 20
 MAX_ENTITIES = 1 << 15
 """Maximum entities of a layout; chosen: those of the largest layout of version 1 with names of five characters."""
 LAYOUTS_BYTES = 512 << 20
-"""Maximum total text of cached layouts, which take about twice as much when parsed. A node of 8 GPUs has 18 kB (the
-signals of each interval have their own layout), 12,500 such nodes 226 MB. Without the cache each message is parsed
-again: 0.2 ms instead of 0.02 ms for a layout of 10 kB."""
+"""Maximum total text of cached layouts, which take about as much when parsed. A node of 8 GPUs has 28 kB of layouts
+that come each minute (the intervals that a message joins have their own layout), 12,500 such nodes 350 MB. Without the
+cache each message is parsed again: 1 ms instead of 0.02 ms for a layout of 10 kB."""
 _TOO_MANY = f"layout has more than {MAX_ENTITIES} entities or {MAX_NAMES} characters of names"
 _SHAPES = 4096  # cached; nodes with equal hardware and the same agent share a shape
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.DOTALL)
 
+_SIGNALS, _SIGNALS_BYTES = 512, 64 << 10  # parsed signals kept, and their longest text: at most 32 MiB of text
+_BLOCKS = b',"blocks":'
+
 Signals = tuple[tuple[str, str], ...]
+Numbered = tuple[tuple[str, int, Signals], ...]
+Lists = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +168,10 @@ def _expand_runs(listed: Iterable[Any]) -> tuple[str, ...]:
 def _parse_layout(text: bytes) -> tuple[Layout, int]:
     """The layout, and its size with all names. Entity names are interned, shapes cached: many layouts share them."""
     try:
-        found = json.loads(text)
+        found, signals_of = _read_layout(text)
         site, node = found["site"], found["node"]
-        if "entities" in found:
-            blocks, lists = _parse_numbered(found)
+        if signals_of is not None:
+            blocks, lists = _parse_numbered(found, signals_of)
         else:
             blocks = [
                 (c, tuple(map(sys.intern, entities)), tuple((name, code) for name, code in signals))
@@ -185,7 +191,7 @@ def _parse_layout(text: bytes) -> tuple[Layout, int]:
     return layout, max(len(text), sum(len(entity) for entities in distinct for entity in entities))
 
 
-def _parse_numbered(found: Any) -> tuple[list[tuple[str, tuple[str, ...], Signals]], tuple[int, ...]]:
+def _parse_numbered(found: Any, signals_of: Numbered) -> tuple[list[tuple[str, tuple[str, ...], Signals]], Lists]:
     """The blocks of version 2, and the number of each one's list. Raises WireError and what _parse_layout catches."""
     listed: list[tuple[str, ...]] = []
     names = total = 0
@@ -194,19 +200,39 @@ def _parse_numbered(found: Any) -> tuple[list[tuple[str, tuple[str, ...], Signal
         names, total = names + sum(map(len, listed[-1])), total + len(listed[-1])
         if names > MAX_NAMES or total > MAX_ENTITIES:
             raise WireError(_TOO_MANY)
-    blocks, lists = [], []
-    for device_class, number, signals in found["blocks"]:
-        if type(number) is not int or not 0 <= number < len(listed):
-            raise WireError(f"layout has list of entities {number!r:.20}, expected 0 to {len(listed) - 1}")
+    lists = tuple(number for _, number, _ in signals_of)
+    if any(number >= len(listed) for number in lists) or len(set(lists)) != len(listed):
+        raise WireError(f"layout has {len(listed)} lists of entities, its blocks use {sorted(set(lists))!r:.80}")
+    return [(device_class, listed[number], signals) for device_class, number, signals in signals_of], lists
+
+
+def _parse_signals(listed: Iterable[Any]) -> Numbered:
+    """Class, number of the list of entities, and signals of each block of version 2."""
+    found = []
+    for device_class, number, signals in listed:
         check_texts([device_class])
+        if type(number) is not int or number < 0:
+            raise WireError(f"layout has list of entities {number!r:.20}, expected a number from 0")
         if len(device_class) > MAX_NAME:  # it is repeated in each name
             raise WireError(f"layout has a class of {len(device_class)} characters, expected at most {MAX_NAME}")
-        named = tuple((_add_class(name, device_class), code) for name, code in signals)
-        blocks.append((device_class, listed[number], named))
-        lists.append(number)
-    if len(set(lists)) != len(listed):
-        raise WireError(f"layout has {len(listed)} lists of entities, of which its blocks use {len(set(lists))}")
-    return blocks, tuple(lists)
+        found.append((device_class, number, tuple((_add_class(name, device_class), code) for name, code in signals)))
+    return tuple(found)
+
+
+@lru_cache(_SIGNALS)
+def _parse_signals_text(text: bytes) -> Numbered:
+    return _parse_signals(json.loads(text))
+
+
+def _read_layout(text: bytes) -> tuple[Any, Numbered | None]:
+    """The object of a layout, and its blocks if they are of version 2; nodes of equal hardware share their text."""
+    head, key, tail = text.rpartition(_BLOCKS)
+    if key and b'"entities":' in head and len(tail) <= _SIGNALS_BYTES:
+        with contextlib.suppress(ValueError):  # not as our writer writes it
+            found = json.loads(head + b"}")
+            return found, _parse_signals_text(tail[:-1])
+    found = json.loads(text)
+    return found, _parse_signals(found["blocks"]) if "entities" in found else None
 
 
 def _add_class(name: str, device_class: str) -> str:

@@ -153,6 +153,27 @@ def test_no_sample_is_sent_before_its_time(scenario: str, tmp_path: Path, drain:
                 assert max(e.time for e in wire.decode_events(message.value).events) <= sent
 
 
+@pytest.mark.parametrize("speed", [1.0, 3.0, 0.0])
+def test_at_any_speed_telemetry_is_one_message_per_node_and_window_and_events_do_not_wait(
+    scenario: str, tmp_path: Path, drain: Callable[[Path], Any], speed: float
+) -> None:
+    Path(scenario).write_text("version = 1\nduration = 30\ninterval = 1\n[fleet]\nnodes = 2\ngpus_per_node = 2\n")
+    clock = Clock()
+    run(SimulateOptions(scenario, 7, "spool", speed), tmp_path, clock)
+    windows = []
+    for message in drain(tmp_path / "spool")[0]:
+        sent = wire.open_envelope(message.value).sent
+        if message.partition.topic == "events.v1":
+            late = sent - max(event.time for event in wire.decode_events(message.value).events)
+            assert speed != 1.0 or late < 2 * SECOND
+        elif message.partition.name == "sim-n001":
+            windows.append((wire.decode(message.value).times // SECOND).tolist())
+    seconds = [second for window in windows for second in window]
+    assert seconds == list(range(seconds[0], seconds[0] + 30))
+    assert all(window[-1] % 5 == 0 for window in windows[:-1])  # the last ends with the stream
+    assert {len(window) for window in windows[1:-1]} == {5}
+
+
 def test_inventory_is_sent_first_and_names_every_entity(
     scenario: str, tmp_path: Path, drain: Callable[[Path], Any]
 ) -> None:
