@@ -1,4 +1,4 @@
 """`fleetpulse gateway`: receives other senders' telemetry over HTTP, and spools and sends it as an agent does.
 
-`intake` makes requests durable, `server` speaks HTTP, `gateway` is the process.
+`intake` makes requests durable, `gateway` is the HTTP server and the process.
 """

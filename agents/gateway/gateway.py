@@ -1,20 +1,226 @@
-"""The process `fleetpulse gateway`: server, intake, spool and uplink, until it is stopped."""
+"""The gateway: an HTTP server for OTLP metrics on /v1/metrics, with health and metrics, and its process.
+
+200 only after the request is durable. 400 for what can never be read, 401 without a token, 413 above the size limit,
+415 for another encoding, 429 if too much waits, 503 if nothing can be stored now, both with Retry-After.
+"""
 
 from __future__ import annotations
 
+import http.server
+import json
+import socket
 import sys
 import threading
+import time
+import zlib
+from collections import Counter
 from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
 
-from agents.gateway.intake import DurableIntake
-from agents.gateway.server import GatewayServer
+from agents.gateway.intake import DurableIntake, Overloaded, TooLarge
 from agents.node.spool import disk
 from agents.node.spool.spool import Spool
 from agents.node.uplink.uplink import open_uplink
-from pipeline.api.tokens import read_tokens
+from agents.protobuf import MalformedMessage, ProtobufMessage
+from pipeline.api.tokens import Tokens, read_tokens
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import OTLP, Origin
+
+MAX_REQUEST = 16 << 20
+"""Largest request, compressed or not: the largest body of the wire format."""
+IDLE_S = 60.0
+"""How long a connection may be silent; chosen: clients send at least once a minute, and connect again otherwise."""
+RETRY_S = 5
+"""Retry-After of a refusal; chosen."""
+_GZIP = 16 + zlib.MAX_WBITS  # zlib manual, inflateInit2: 16 more than the window's size is gzip alone
+PROTOBUF = "application/x-protobuf"
+
+
+class RequestError(Exception):
+    """A request that is refused with an HTTP status."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class GatewayServer(http.server.ThreadingHTTPServer):
+    """Accepts at most `connections` at a time; further ones get 503 at once.
+
+    answers: number of answers by status.
+    """
+
+    daemon_threads, request_queue_size, allow_reuse_address = True, 128, True
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        intake: DurableIntake,
+        origin: Origin,
+        tokens: Tokens,
+        connections: int,
+        find_problem: Callable[[], str | None],
+    ) -> None:
+        self.intake, self.origin, self.tokens, self.find_problem = intake, origin, tokens, find_problem
+        self.answers: Counter[int] = Counter()
+        self._free = threading.BoundedSemaphore(connections)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, GatewayHandler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See `socketserver`."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        self.answers[503] += 1
+        request.settimeout(1.0)
+        try:
+            request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n")
+        except OSError:
+            self.answers[503] -= 1
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """See `socketserver`."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Connections that break are the clients' matter."""
+        self.answers[0] += 1
+
+
+class GatewayHandler(http.server.BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version, timeout, server_version, sys_version = "HTTP/1.1", IDLE_S, "fleetpulse-gateway", ""
+    server: GatewayServer
+
+    def do_POST(self) -> None:
+        """A request with telemetry."""
+        try:
+            self._check_token()
+            if self.path.partition("?")[0] != "/v1/metrics":
+                raise RequestError(HTTPStatus.NOT_FOUND, "expected POST /v1/metrics")
+            body = self._read_body()
+            check_request(body)
+            self.server.intake.store(body, "otlp", self.server.origin, time.time_ns() // 1000)
+        except RequestError as error:
+            return self._refuse(error.status, str(error))
+        except TooLarge as error:
+            return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
+        except Overloaded as error:
+            busy = HTTPStatus.TOO_MANY_REQUESTS if error.busy else HTTPStatus.SERVICE_UNAVAILABLE
+            return self._refuse(busy, str(error), retry=True)
+        return self._answer(HTTPStatus.OK, b"", PROTOBUF)
+
+    def do_GET(self) -> None:
+        """Health and metrics."""
+        if self.path == "/healthz":
+            self._answer(HTTPStatus.OK, b"ok\n", "text/plain")
+        elif self.path == "/readyz":
+            problem = self.server.find_problem()
+            status = HTTPStatus.OK if problem is None else HTTPStatus.SERVICE_UNAVAILABLE
+            reasons = [] if problem is None else [problem]
+            self._answer(status, json.dumps({"reasons": reasons}).encode(), "application/json")
+        elif self.path == "/metrics":
+            self._answer(HTTPStatus.OK, format_metrics(self.server).encode(), "text/plain; version=0.0.4")
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "expected /healthz, /readyz, /metrics, or POST /v1/metrics")
+
+    def _check_token(self) -> None:
+        tokens = self.server.tokens
+        if tokens and tokens.find_user(self.headers.get("Authorization", "")) is None:
+            raise RequestError(HTTPStatus.UNAUTHORIZED, "expected a bearer token of [gateway] token_file")
+
+    def _read_body(self) -> bytes:
+        """The decompressed body. Raises RequestError."""
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if kind != PROTOBUF:
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type {kind!a}; expected {PROTOBUF}")
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or len(length) > 12:
+            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
+        if int(length) > MAX_REQUEST:
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_REQUEST} bytes are accepted")
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise RequestError(HTTPStatus.BAD_REQUEST, "the connection closed before the end of the body")
+        return decompress_body(body, self.headers.get("Content-Encoding", "").strip().lower())
+
+    def _refuse(self, status: HTTPStatus, why: str, retry: bool = False) -> None:
+        """An error. What was not read of the body would be taken for the next request, so the connection ends."""
+        self.close_connection = True
+        self._answer(status, f"{why}\n".encode(), "text/plain", retry)
+
+    def _answer(self, status: HTTPStatus, body: bytes, kind: str, retry: bool = False) -> None:
+        self.server.answers[int(status)] += 1
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if retry:
+            self.send_header("Retry-After", str(RETRY_S))
+        if status == HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """One line per request would fill the log; /metrics counts them."""
+
+
+def decompress_body(body: bytes, encoding: str) -> bytes:
+    """The body without its Content-Encoding. Raises RequestError."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "x-gzip"):
+        wanted = "expected none, or gzip"
+        raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Encoding {encoding!a}; {wanted}")
+    unpacker = zlib.decompressobj(_GZIP)
+    try:
+        found = unpacker.decompress(body, MAX_REQUEST + 1)
+    except zlib.error as error:
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is not gzip: {error}") from error
+    if len(found) > MAX_REQUEST:
+        why = f"at most {MAX_REQUEST} bytes are accepted after decompression"
+        raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
+    if not unpacker.eof or unpacker.unused_data:
+        raise RequestError(HTTPStatus.BAD_REQUEST, "the body is not one whole gzip member")
+    return found
+
+
+def check_request(body: bytes) -> None:
+    """Raises RequestError unless the body has resources and scopes; the pipeline checks what is in them."""
+    try:
+        for resource in ProtobufMessage(body).messages(1):
+            resource.messages(2)
+    except MalformedMessage as error:
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"not an OTLP metrics request: {error}") from error
+
+
+def format_metrics(server: GatewayServer) -> str:
+    """The gateway's own metrics, as Prometheus text."""
+    intake = server.intake
+    lines = [
+        "# TYPE fleetpulse_gateway_requests_total counter",
+        *(f'fleetpulse_gateway_requests_total{{status="{s}"}} {n}' for s, n in sorted(server.answers.items())),
+        "# TYPE fleetpulse_gateway_stored_total counter",
+        f"fleetpulse_gateway_stored_total {intake.stored}",
+        "# TYPE fleetpulse_gateway_repeated_total counter",
+        f"fleetpulse_gateway_repeated_total {intake.repeated}",
+        "# TYPE fleetpulse_gateway_refused_total counter",
+        f"fleetpulse_gateway_refused_total {intake.refused}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
 
 CLOSE_S = 2.0
 """How long the end waits for acknowledgements of Kafka; what is left is in the spool."""

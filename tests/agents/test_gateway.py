@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from agents.gateway import intake as intakes
-from agents.gateway.gateway import start_gateway
+from agents.gateway.gateway import MAX_REQUEST, GatewayServer, start_gateway
 from agents.gateway.intake import DurableIntake, Overloaded
-from agents.gateway.server import MAX_REQUEST, GatewayServer
 from agents.node.spool.spool import Spool
 from pipeline.config import sections
 from pipeline.config.sections import Config
@@ -217,7 +216,7 @@ def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from agents.gateway.gateway import start_gateway
+from agents.gateway.gateway import MAX_REQUEST, GatewayServer, start_gateway
 from pipeline.config import sections
 from pipeline.config.sections import Config
 spool = sections.Spool(Path(sys.argv[1]), free_bytes=0)

@@ -15,7 +15,7 @@ from pipeline.ingest.ingest import Ingest
 from pipeline.model.records import OTLP, SECOND
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.transport import Partition
+from pipeline.transport import Partition, wire
 from tests.pipeline.otlp_requests import T0_NS, Request, gpu_request
 from tests.pipeline.shared_log import ONE, SharedLog, one_row
 
@@ -178,3 +178,20 @@ def test_nodes_of_other_senders_are_seen_and_their_times_move_the_watermark(stor
     store.drain()
     assert store.ingest.progress.nodes == {"n1": T0}
     assert store.ingest.counters["foreign_messages"] == 1
+
+
+def test_a_gateways_message_of_the_first_version_is_read(store: Harness) -> None:
+    """Golden bytes: kind 3, version 1, an OTLP request that the gateway gw received."""
+    message = (Path(__file__).parent / "golden" / "wire-v1-request.bin").read_bytes()
+    request = wire.open_request(message)
+    assert (request.node, request.format, bytes(request.data)) == ("gw", "otlp", gpu_request())
+    store.log.add(PART, [message, message], key=b"gw")
+    assert store.rows("SELECT count(*) FROM gpu") == [(2,)]
+    assert store.ingest.counters["duplicates"] == 1
+
+
+def test_a_gateways_message_under_another_key_or_damaged_is_a_dead_letter(store: Harness) -> None:
+    message = (Path(__file__).parent / "golden" / "wire-v1-request.bin").read_bytes()
+    store.log.add(PART, [message, message[:-1], message[:60] + b"\xff" + message[61:]], key=b"n1")
+    assert store.rows("SELECT rule FROM dead_letter ORDER BY ALL") == [("sender",), ("wire",), ("wire",)]
+    assert store.rows("SELECT count(*) FROM gpu") == [(0,)]
