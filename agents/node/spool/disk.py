@@ -100,7 +100,7 @@ def free_bytes(path: Path) -> int:
 def default_max_bytes(path: Path) -> int:
     """Size limit of one spool unless configured: 1 GiB, or 5 % of its file system if that is less.
 
-    Chosen: about a day of a node with 8 GPUs, and not enough to fill a small system disk.
+    Chosen: about ten days of a node with 8 GPUs, and not enough to fill a small system disk.
     """
     found = os.statvfs(next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()))
     return max(_MIN_CAP, min(1 << 30, found.f_blocks * found.f_frsize // 20))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 256 << 10
 """Of one batch: about 40 messages of a node with 8 GPUs. The default of 16 KiB would send larger ones singly."""
 LINGER_MS = 5
-"""How long a batch waits for more messages. Short: a node makes one message a second, which any wait only delays; long
+"""How long a batch waits for more messages. Short: a node makes one message in 5 s, which any wait only delays; long
 enough for messages of a backlog, which follow each other directly, to share batches."""
 FORCED_CLOSE_S = 1.0
 """Timeout of ending a client by force; chosen: half of the 2 s in which an agent must end."""
