@@ -83,6 +83,10 @@ class ProtobufMessage:
         """Whether the field is present, in any wire type."""
         return any(known == number for known, _ in self._fields)
 
+    def count(self, number: int) -> int:
+        """How many messages, texts or byte fields there are of that number."""
+        return len(self._bodies(number))
+
     def unsigned(self, number: int, default: int = 0) -> int:
         """Returns a uint32, uint64, bool or enum."""
         found = self._last(number, VARINT)

@@ -1,7 +1,8 @@
-"""The gateway: an HTTP server for OTLP metrics on /v1/metrics, with health and metrics, and its process.
+"""The gateway: an HTTP server with its process, spool and uplink.
 
-200 only after the request is durable. 400 for what can never be read, 401 without a token, 413 above the size limit,
-415 for another encoding, 429 if too much waits, 503 if nothing can be stored now, both with Retry-After.
+OTLP metrics on /v1/metrics, Prometheus remote write on /api/v1/write, health and metrics. 200 (204 for remote write)
+only after the request is durable. 400 for what can never be read, 401 without a token, 413 above the size limit, 415
+for another encoding, 429 if too much waits, 503 if nothing can be stored now, both with Retry-After.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from agents.gateway import snappy
 from agents.gateway.intake import DurableIntake, Overloaded, TooLarge
 from agents.node.spool import disk
 from agents.node.spool.spool import Spool
@@ -36,6 +38,8 @@ RETRY_S = 5
 """Retry-After of a refusal; chosen."""
 _GZIP = 16 + zlib.MAX_WBITS  # zlib manual, inflateInit2: 16 more than the window's size is gzip alone
 PROTOBUF = "application/x-protobuf"
+V1, V2 = "prometheus.WriteRequest", "io.prometheus.write.v2.Request"
+"""Messages of remote write 1.0 and 2.0."""
 
 
 class RequestError(Exception):
@@ -104,11 +108,12 @@ class GatewayHandler(http.server.BaseHTTPRequestHandler):
         """A request with telemetry."""
         try:
             self._check_token()
-            if self.path.partition("?")[0] != "/v1/metrics":
-                raise RequestError(HTTPStatus.NOT_FOUND, "expected POST /v1/metrics")
+            path = self.path.partition("?")[0]
+            if path not in ("/v1/metrics", "/api/v1/write"):
+                raise RequestError(HTTPStatus.NOT_FOUND, "expected POST /v1/metrics or /api/v1/write")
             body = self._read_body()
-            check_request(body)
-            self.server.intake.store(body, "otlp", self.server.origin, time.time_ns() // 1000)
+            form, written = check_request(body) if path == "/v1/metrics" else self._check_remote_write(body)
+            self.server.intake.store(body, form, self.server.origin, time.time_ns() // 1000)
         except RequestError as error:
             return self._refuse(error.status, str(error))
         except TooLarge as error:
@@ -116,7 +121,9 @@ class GatewayHandler(http.server.BaseHTTPRequestHandler):
         except Overloaded as error:
             busy = HTTPStatus.TOO_MANY_REQUESTS if error.busy else HTTPStatus.SERVICE_UNAVAILABLE
             return self._refuse(busy, str(error), retry=True)
-        return self._answer(HTTPStatus.OK, b"", PROTOBUF)
+        if form == "otlp":
+            return self._answer(HTTPStatus.OK, b"", PROTOBUF)
+        return self._answer(HTTPStatus.NO_CONTENT, b"", "", more=written)
 
     def do_GET(self) -> None:
         """Health and metrics."""
@@ -130,7 +137,16 @@ class GatewayHandler(http.server.BaseHTTPRequestHandler):
         elif self.path == "/metrics":
             self._answer(HTTPStatus.OK, format_metrics(self.server).encode(), "text/plain; version=0.0.4")
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "expected /healthz, /readyz, /metrics, or POST /v1/metrics")
+            self._refuse(
+                HTTPStatus.NOT_FOUND, "expected /healthz, /readyz, /metrics, or POST /v1/metrics or /api/v1/write"
+            )
+
+    def _check_remote_write(self, body: bytes) -> tuple[str, dict[str, str]]:
+        """(format, headers of the answer). Raises RequestError."""
+        kind = self.headers.get("Content-Type", "").replace(" ", "").partition(";proto=")[2] or V1
+        if kind not in (V1, V2):
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"proto={kind!a}; expected {V1} or {V2}")
+        return check_remote_write(body, kind == V2)
 
     def _check_token(self) -> None:
         tokens = self.server.tokens
@@ -157,11 +173,16 @@ class GatewayHandler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
         self._answer(status, f"{why}\n".encode(), "text/plain", retry)
 
-    def _answer(self, status: HTTPStatus, body: bytes, kind: str, retry: bool = False) -> None:
+    def _answer(
+        self, status: HTTPStatus, body: bytes, kind: str, retry: bool = False, more: Mapping[str, str] = {}
+    ) -> None:
         self.server.answers[int(status)] += 1
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        for name, text in more.items():
+            self.send_header(name, text)
+        if status != HTTPStatus.NO_CONTENT:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
         if retry:
             self.send_header("Retry-After", str(RETRY_S))
         if status == HTTPStatus.UNAUTHORIZED:
@@ -179,8 +200,13 @@ def decompress_body(body: bytes, encoding: str) -> bytes:
     """The body without its Content-Encoding. Raises RequestError."""
     if encoding in ("", "identity"):
         return body
+    if encoding == "snappy":
+        try:
+            return snappy.decompress(body, MAX_REQUEST)
+        except snappy.MalformedSnappy as error:
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is not snappy: {error}") from error
     if encoding not in ("gzip", "x-gzip"):
-        wanted = "expected none, or gzip"
+        wanted = "expected none, gzip or snappy"
         raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Encoding {encoding!a}; {wanted}")
     unpacker = zlib.decompressobj(_GZIP)
     try:
@@ -195,13 +221,29 @@ def decompress_body(body: bytes, encoding: str) -> bytes:
     return found
 
 
-def check_request(body: bytes) -> None:
+def check_request(body: bytes) -> tuple[str, dict[str, str]]:
     """Raises RequestError unless the body has resources and scopes; the pipeline checks what is in them."""
     try:
         for resource in ProtobufMessage(body).messages(1):
             resource.messages(2)
     except MalformedMessage as error:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"not an OTLP metrics request: {error}") from error
+    return "otlp", {}
+
+
+def check_remote_write(body: bytes, second: bool) -> tuple[str, dict[str, str]]:
+    """(format, headers with what was written, which version 2.0 requires). Raises RequestError."""
+    samples = histograms = 0
+    try:
+        for series in ProtobufMessage(body).messages(5 if second else 1):
+            samples += series.count(2)
+            histograms += series.count(3 if second else 4)
+    except MalformedMessage as error:
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"not a remote write request: {error}") from error
+    if not second:
+        return "prometheus1", {}
+    counts = {"Samples": samples, "Histograms": histograms, "Exemplars": 0}
+    return "prometheus2", {f"X-Prometheus-Remote-Write-{what}-Written": str(n) for what, n in counts.items()}
 
 
 def format_metrics(server: GatewayServer) -> str:

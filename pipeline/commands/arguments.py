@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "demo": ("run the whole system with a simulated fleet, in a temporary directory", ()),
     "up": ("run agent, pipeline and dashboard on this host, without a broker", ()),
     "agent": ("collect, spool and send this node's telemetry", (RECORDING, SPEED)),
-    "gateway": ("receive OTLP over HTTP, spool and send it", ()),
+    "gateway": ("receive OTLP and Prometheus remote write, spool and send it", ()),
     "pipeline": ("ingest, store, detect, manage incidents, notify and serve the API", ()),
     "dashboard": ("serve the dashboard", ()),
     "init": (

@@ -340,7 +340,7 @@ class Otlp:
 
 @dataclass(frozen=True)
 class Gateway:
-    """[gateway]: `fleetpulse gateway`, which receives OTLP over HTTP.
+    """[gateway]: `fleetpulse gateway`, which receives OTLP and Prometheus remote write over HTTP.
 
     node: the name of its spool. `token_file` has one `name:token` per line; required beyond loopback.
     connections: maximum connections; further ones get 503.

@@ -111,15 +111,15 @@ def _read_resource(message: bytes, at: int, end: int) -> tuple[dict[str, str], l
     """(attributes of the resource, name of each scope)."""
     about: dict[str, str] = {}
     scopes = []
-    for tag, start, after in _fields(message, at, end):
+    for tag, start, after in iterate_fields(message, at, end):
         if tag == 10:
             about |= _read_attributes(message, start, after, 1)
         elif tag == 18:
             names = [
-                _text(message, a, z)
-                for t, s, e in _fields(message, start, after)
+                decode_text(message, a, z)
+                for t, s, e in iterate_fields(message, start, after)
                 if t == 10
-                for t2, a, z in _fields(message, s, e)
+                for t2, a, z in iterate_fields(message, s, e)
                 if t2 == 10
             ]
             scopes.append(names[-1] if names else "")
@@ -128,8 +128,8 @@ def _read_resource(message: bytes, at: int, end: int) -> tuple[dict[str, str], l
 
 def _read_head(message: bytes, at: int, end: int) -> tuple[str, str]:
     """(name, unit) of a metric."""
-    found = {tag: (start, after) for tag, start, after in _fields(message, at, end) if tag in (10, 26)}
-    name, unit = (_text(message, *found[tag]) if tag in found else "" for tag in (10, 26))
+    found = {tag: (start, after) for tag, start, after in iterate_fields(message, at, end) if tag in (10, 26)}
+    name, unit = (decode_text(message, *found[tag]) if tag in found else "" for tag in (10, 26))
     if not name:
         raise WireError(f"metric without a name at byte {at}")
     return name, unit
@@ -138,13 +138,13 @@ def _read_head(message: bytes, at: int, end: int) -> tuple[str, str]:
 def _read_attributes(message: bytes, at: int, end: int, number: int) -> dict[str, str]:
     """The attributes in field `number`, with values as text."""
     found: dict[str, str] = {}
-    for tag, start, after in _fields(message, at, end):
+    for tag, start, after in iterate_fields(message, at, end):
         if tag != number << 3 | 2:
             continue
         key, value = "", ""
-        for inner, a, z in _fields(message, start, after):
+        for inner, a, z in iterate_fields(message, start, after):
             if inner == 10:
-                key = _text(message, a, z)
+                key = decode_text(message, a, z)
             elif inner == 18:
                 value = _read_value(message, a, z)
         found[key] = value
@@ -154,13 +154,13 @@ def _read_attributes(message: bytes, at: int, end: int, number: int) -> dict[str
 def _read_value(message: bytes, at: int, end: int) -> str:
     """AnyValue as text: string = 1, bool = 2, int = 3, double = 4; a hash for arrays, lists of pairs and bytes."""
     value = ""
-    for tag, start, after in _fields(message, at, end):
+    for tag, start, after in iterate_fields(message, at, end):
         if tag == 10:
-            value = _text(message, start, after)
+            value = decode_text(message, start, after)
         elif tag == 16:
             value = "true" if message[start] else "false"
         elif tag == 24:
-            number, _ = _varint(message, start, after)
+            number, _ = decode_varint(message, start, after)
             value = str(number - (1 << 64) if number >> 63 else number)
         elif tag == 33:
             value = f"{struct.unpack_from('<d', message, start)[0]:g}"
@@ -169,32 +169,32 @@ def _read_value(message: bytes, at: int, end: int) -> str:
     return value
 
 
-def _text(message: bytes, at: int, end: int) -> str:
+def decode_text(message: bytes, at: int, end: int) -> str:
     try:
         return message[at:end].decode()
     except UnicodeDecodeError as error:
         raise WireError(f"text at byte {at} is not UTF-8: {error.reason}") from error
 
 
-def _fields(message: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def iterate_fields(message: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """(tag, start, end) of each field between two positions. Raises WireError."""
     while at < end:
-        tag, start = _varint(message, at, end)
+        tag, start = decode_varint(message, at, end)
         kind, after = tag & 7, start
         if kind == 0:
-            _, after = _varint(message, start, end)
+            _, after = decode_varint(message, start, end)
         elif kind == 2:
-            size, start = _varint(message, start, end)
+            size, start = decode_varint(message, start, end)
             after = start + size
         elif kind in (1, 5):
             after = start + (8 if kind == 1 else 4)
         if tag < 8 or kind in (3, 4, 6, 7) or after > end:
-            raise WireError(f"not an OTLP metrics request: malformed at byte {at}")
+            raise WireError(f"not a valid request: malformed at byte {at}")
         yield tag, start, after
         at = after
 
 
-def _varint(message: bytes, at: int, end: int) -> tuple[int, int]:
+def decode_varint(message: bytes, at: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while at < end and shift < 70:
         byte = message[at]
@@ -202,4 +202,4 @@ def _varint(message: bytes, at: int, end: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value & (1 << 64) - 1, at
-    raise WireError(f"not an OTLP metrics request: malformed at byte {at}")
+    raise WireError(f"not a valid request: malformed at byte {at}")

@@ -154,8 +154,13 @@ class Plan:
 # --- building -------------------------------------------------------------------------------------------------------
 
 
-def build_plan(series: Sequence[tuple[Series, str]], site: str, node_attributes: Sequence[str]) -> Plan:
-    """The plan for a resource with these (series, scope), one per value."""
+def build_plan(
+    series: Sequence[tuple[Series, str]], site: str, node_attributes: Sequence[str], merge: bool = True
+) -> Plan:
+    """The plan for a resource with these (series, scope), one per value.
+
+    merge: whether all series are here whose values are merged.
+    """
     targets: dict[str, list[tuple[int, Target]]] = {}
     inventory: dict[str, Mapping[str, object]] = {}
     claimed: dict[tuple[str, str], object] = {}
@@ -166,7 +171,8 @@ def build_plan(series: Sequence[tuple[Series, str]], site: str, node_attributes:
             without += 1
             continue
         identity = (one.name, one.delta, frozenset(one.labels.items()), scope)
-        found = [t for t in map_series(one, node) if _may_claim(claimed, t, identity)]
+        mapped = [t for t in map_series(one, node) if merge or t.merge in (SET, MATCH)]
+        found = [t for t in mapped if _may_claim(claimed, t, identity)]
         if not found:
             target = map_custom(one, node)
             if not _may_claim(claimed, target, identity):

@@ -25,12 +25,15 @@ from pipeline.transport import Message, wire
 
 if TYPE_CHECKING:
     from pipeline.foreign.otlp import OtlpDecoder
-    from pipeline.foreign.plan import NodeSamples, PartPlan, RowShape
+    from pipeline.foreign.plan import NodeSamples, PartPlan, RowShape, Samples
+    from pipeline.foreign.remote_write import RemoteWriteDecoder
 
 INVENTORY_EVERY = 60 * SECOND
 """Least time between two inventories of a node (us). Chosen: a sender that adds series all the time costs no more."""
 TAKEOVER = 600 * SECOND
 """How long after its last telemetry a node counts as having an agent; chosen: as [admission] takeover."""
+REMOTE_WRITE: Mapping[str, int] = {"prometheus1": 1, "prometheus2": 2}
+"""Format of a gateway's request -> version of remote write."""
 NODE_ATTRIBUTES = ("host.id", "host.name", "k8s.node.name")
 
 
@@ -40,6 +43,7 @@ class ForeignDecoder:
     def __init__(self, site: str = "local", node_attributes: Sequence[str] = NODE_ATTRIBUTES) -> None:
         self._site, self._node_attributes = site, node_attributes
         self._otlp: OtlpDecoder | None = None
+        self._remote_write: RemoteWriteDecoder | None = None
 
     def decode(self, message: Message, arrival: Arrival, confirm: Callable[[Message, str | None], None]) -> Item:
         """An item with the samples of a message; a DeadLetter if it is malformed.
@@ -48,7 +52,7 @@ class ForeignDecoder:
         """
         try:
             request = self._open(message, confirm)
-            found = list(self._decoder().decode(message.value if request is None else request.data))
+            found = list(self._decode_values(message) if request is None else self._decode_request(request))
         except NewerWireError as error:
             return Item.from_dead_letter(DeadLetter(message, str(error), NEWER))
         except Rejected as error:
@@ -69,12 +73,26 @@ class ForeignDecoder:
         gateway = "" if request is None else request.node
         return _build_item(message, ForeignBatch(tuple(nodes), tuple(faults), counts, gateway=gateway), arrival)
 
-    def _decoder(self) -> OtlpDecoder:
-        if self._otlp is None:
-            from pipeline.foreign.otlp import OtlpDecoder
+    def _decode_values(self, message: Message) -> Iterable[Samples]:
+        """The samples of a message that is an OTLP request."""
+        return self._decode_request(wire.Request("", "otlp", memoryview(message.value)))
 
-            self._otlp = OtlpDecoder(self._site, self._node_attributes)
-        return self._otlp
+    def _decode_request(self, request: wire.Request) -> Iterable[Samples]:
+        if request.format == "otlp":
+            if self._otlp is None:
+                from pipeline.foreign.otlp import OtlpDecoder
+
+                self._otlp = OtlpDecoder(self._site, self._node_attributes)
+            return self._otlp.decode(request.data)
+        version = REMOTE_WRITE.get(request.format)
+        if version is None:
+            known = ", ".join(["otlp", *REMOTE_WRITE])
+            raise WireError(f"request of format {request.format!a}, expected {known}: upgrade the pipeline")
+        if self._remote_write is None:
+            from pipeline.foreign.remote_write import RemoteWriteDecoder
+
+            self._remote_write = RemoteWriteDecoder(self._site, self._node_attributes)
+        return self._remote_write.decode(bytes(request.data), version)
 
     @staticmethod
     def _open(message: Message, confirm: Callable[[Message, str | None], None]) -> wire.Request | None:
@@ -87,8 +105,6 @@ class ForeignDecoder:
         reject_newer(message, confirm)
         request = wire.open_request(message.value)
         confirm(message, request.node)
-        if request.format != "otlp":
-            raise WireError(f"request of format {request.format!a}, expected otlp: upgrade the pipeline")
         return request
 
 

@@ -296,7 +296,7 @@ def decode_events(message: bytes | memoryview) -> EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Another sender's request, as the gateway `node` received it. format: otlp."""
+    """Another sender's request, as the gateway `node` received it. format: otlp, prometheus1 or prometheus2."""
 
     node: str
     format: str
