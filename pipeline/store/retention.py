@@ -32,8 +32,8 @@ LOSS_CAUSES = 1_000  # causes come from senders; more are counted as one; chosen
 class Bound:
     """The bound of a table, as in docs/store.md.  sql: statements that remove rows over it, in order.
 
-    {now}, {gaps}, {letters}, {history} are the times (us) before which rows are too old; {bytes} is the limit of the
-    payloads of dead letters.
+    {now}, {commits}, {gaps}, {letters}, {history} are the times (us) before which rows are too old; {bytes} is the
+    limit of the payloads of dead letters.
     """
 
     text: str
@@ -84,9 +84,12 @@ BOUNDS: Mapping[str, Bound] = {
     **{f"hot_{c}": Bound(_HOT) for c in CLASSES},  # and its narrow tables hot_CLASS_N, MAX_TABLES of a class
     **{f"latest_{c}": Bound("one row per row of device") for c in CLASSES},
     "ingest_commit": Bound(
-        "commits of [store] hot_hours, and the newest of each partition; partitions that were replaced or silent for "
+        "commits of the last hour, and the newest of each partition; partitions that were replaced or silent for "
         "[store] history_days are removed",
         (
+            """DELETE FROM ingest_commit WHERE committed < make_timestamptz({commits}) AND NOT EXISTS (
+                FROM partition_offset o WHERE o.topic = ingest_commit.topic AND o.partition = ingest_commit.partition
+                AND o.incarnation = ingest_commit.incarnation AND o.next_offset = ingest_commit.next_offset)""",
             """DELETE FROM ingest_commit WHERE (topic, partition, incarnation) IN (
                 SELECT (topic, partition, incarnation) FROM ingest_commit GROUP BY topic, partition, incarnation
                 HAVING max(committed) < make_timestamptz({history}))""",
@@ -161,6 +164,7 @@ def apply_bounds(database: Database, store: Store, now: int) -> None:
     """Removes rows over the bounds, in one transaction; telemetry and events: see `delete_old_rows`."""
     values = {
         "now": now,
+        "commits": now - HOUR,
         "gaps": now - int(store.gap_days * DAY),
         "letters": now - int(store.dead_letter_hours * HOUR),
         "history": now - int(store.history_days * DAY),
@@ -187,10 +191,9 @@ MIN_SILENT_DEVICES = 4096
 
 
 def delete_old_rows(database: Database, before: int) -> int:
-    """Removes telemetry and events older than `before` (us), and superseded commit rows; returns the telemetry rows.
+    """Removes telemetry and events older than `before` (us); returns the number of telemetry rows.
 
-    Incidents, history, gaps and dead letters are kept. The newest commit row of each partition is never removed: it is
-    the offset, and the fence against a suspended writer.
+    Incidents, history, gaps and dead letters are kept.
     """
     removed = 0
     with database.transaction() as connection:
@@ -200,10 +203,6 @@ def delete_old_rows(database: Database, before: int) -> int:
             ][0]
         schema.drop_hot_tables(connection, _find_empty_tables(connection))
         connection.execute(f"DELETE FROM events WHERE time < make_timestamptz({before})")
-        connection.execute(f"""
-            DELETE FROM ingest_commit WHERE committed < make_timestamptz({before}) AND
-            (topic, partition, incarnation, next_offset) NOT IN (
-                SELECT (topic, partition, incarnation, next_offset) FROM partition_offset)""")
     return removed
 
 

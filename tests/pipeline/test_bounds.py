@@ -137,10 +137,12 @@ def test_marks_and_offsets_of_spools_that_were_silent_for_long_are_deleted(datab
     for epoch, age in (("old", 91), ("new", 1)):
         run(database, f"INSERT INTO producer_mark VALUES ('t', 'n1', '{epoch}', 7, NULL, {time_ago(age * DAY)})")
         run(database, f"INSERT INTO ingest_commit VALUES ('t', 'n1', '{epoch}', 0, 8, 8, {time_ago(age * DAY)})")
+        run(database, f"INSERT INTO partition_offset VALUES ('t', 'n1', '{epoch}', 8)")
     run(database, "INSERT INTO producer_mark VALUES ('t', 'n2', 'before it was kept', 7, NULL, NULL)")
     apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT epoch FROM producer_mark ORDER BY 1") == [("before it was kept",), ("new",)]
     assert run(database, "SELECT incarnation FROM ingest_commit") == [("new",)]
+    assert run(database, "SELECT incarnation FROM partition_offset") == [("new",)]
 
 
 def test_mutes_are_deleted_long_after_their_end(database: Database) -> None:

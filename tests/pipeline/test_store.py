@@ -7,6 +7,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from pipeline.config.sections import Store
 from pipeline.engine.restart import CHUNK, read_since
 from pipeline.incidents import ledger
 from pipeline.judging.mutes import Mute
@@ -18,7 +19,7 @@ from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
 from pipeline.store.hot_tables import HotTables
-from pipeline.store.retention import delete_old_rows
+from pipeline.store.retention import HOUR, apply_bounds, delete_old_rows
 
 T0 = 1_780_000_000 * SECOND
 
@@ -136,7 +137,7 @@ def test_mutes_from_before_the_column_ended_by_are_kept(tmp_path):
     new.close()
 
 
-def test_retention_removes_old_rows_and_keeps_the_newest_offset(database):
+def test_retention_removes_old_rows_and_commits_and_keeps_the_newest_offset(database):
     insert_rows(database, (0, 40.0), (100, 41.0))
     old, new = f"make_timestamptz({T0})", f"make_timestamptz({T0 + SECOND})"
     database.connection.execute(
@@ -145,7 +146,11 @@ def test_retention_removes_old_rows_and_keeps_the_newest_offset(database):
     database.connection.execute("INSERT INTO partition_offset VALUES ('t', 'n1', 'e', 9)")
     assert delete_old_rows(database, T0 + 50 * SECOND) == 1
     assert database.connection.execute("SELECT temperature FROM gpu").fetchall() == [(41.0,)]
+    apply_bounds(database, Store(), T0 + HOUR)
+    assert database.connection.execute("SELECT next_offset FROM ingest_commit ORDER BY 1").fetchall() == [(5,), (9,)]
+    apply_bounds(database, Store(), T0 + 2 * HOUR)
     assert database.connection.execute("SELECT next_offset FROM ingest_commit").fetchall() == [(9,)]
+    assert database.connection.execute("SELECT next_offset FROM partition_offset").fetchall() == [(9,)]
 
 
 def test_a_restart_reads_rows_and_events_again_in_chunks_of_time(database):
