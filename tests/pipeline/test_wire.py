@@ -269,6 +269,40 @@ def test_joined_messages_have_the_same_values_as_each_alone(found: list[Batch], 
         np.testing.assert_array_equal(value, wanted[key])
 
 
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_many_messages_of_one_plan_are_decoded_together(data: st.DataObject) -> None:
+    """Nodes of equal hardware: other names and values, some of them with decimals and some without."""
+    ticks, types = data.draw(st.integers(1, 9)), data.draw(st.lists(TYPES, min_size=1, max_size=5))
+    rare = tuple(sorted(data.draw(st.sets(st.integers(0, ticks - 1), min_size=1))))
+    wanted: Samples = {}
+    bodies, numbers = [], {}
+    for message in range(data.draw(st.integers(2, 5))):
+        entities = (f"gpu:n{message}.0", f"gpu:n{message}.1")
+
+        def columns(prefix: str, rows: int, node: int = message) -> dict[str, Any]:
+            found = {}
+            for i, code in enumerate(types):
+                drawn = data.draw(npst.arrays(code, (rows, 2), elements=None if node % 2 else st.integers(0, 200)))
+                found[f"gpu.{prefix}{i}"] = drawn
+            return found
+
+        blocks = (
+            Block("gpu", entities, columns("fast", ticks)),
+            Block("gpu", entities, columns("rare", len(rare)), rare),
+        )
+        batch = Batch(ORIGIN, 1_000_000 * np.arange(ticks), blocks)
+        bodies.append(wire.open_telemetry(wire.seal(wire.encode(batch), 1, EPOCH, message, 2)))
+        wanted |= samples_of(batch, message)
+        numbers |= {(message, 1_000_000 * tick): tick for tick in range(ticks)}
+    groups = list(wire.decode_together(bodies))
+    assert len(groups) == (1 if len(rare) == ticks else 2)
+    got = dict(pair for group in groups for pair in samples_of_group(group, numbers))
+    assert got.keys() == wanted.keys()
+    for key, value in got.items():
+        np.testing.assert_array_equal(value, wanted[key])
+
+
 def test_a_row_has_the_signals_of_all_blocks_of_its_class_and_tick() -> None:
     body = wire.open_telemetry(joined_message())
     rows: dict[str, list[tuple[list[int], list[str]]]] = {}
