@@ -111,7 +111,7 @@ def main() -> int:
     rng, messages = np.random.default_rng(options.seed), valid_messages()
     sealers = [Sealer(message[3], message[4]) for message in messages]
     bodies = [sealer.open(message) for sealer, message in zip(sealers, messages, strict=True)]
-    counts, longest = Counter[str](), 0.0
+    counts, longest, slowest = Counter[str](), 0.0, 0
     for number in range(options.inputs):
         which = int(rng.integers(len(bodies)))
         message = sealers[which].seal(change(bodies[which], rng))
@@ -121,8 +121,9 @@ def main() -> int:
         except Exception as error:  # noqa: BLE001 - whatever it is, it would have ended the pipeline
             print(f"input {number} of seed {options.seed}: {type(error).__name__}: {error}\n{message.hex()[:2000]}")
             return 1
-        longest = max(longest, time.process_time() - start)
-    print(f"{options.inputs} hostile messages: {dict(counts)}, longest {1e3 * longest:.1f} ms")
+        if (took := time.process_time() - start) > longest:
+            longest, slowest = took, number
+    print(f"{options.inputs} hostile messages: {dict(counts)}, longest {1e3 * longest:.1f} ms (input {slowest})")
     return int(longest > MAX_S)
 
 
