@@ -314,6 +314,19 @@ def test_a_frame_closes_as_soon_as_every_sender_has_passed_it(harness: ClockHarn
     assert run_senders(harness, 5, ("a", 0), ("b", 3 * SECOND)) == harness.clock - SECOND - 3 * SECOND
 
 
+@pytest.mark.parametrize("linger", [1, 5, 10])
+def test_joined_ticks_close_a_frame_with_the_tick_at_its_end(harness: ClockHarness, linger: int) -> None:
+    """Windows of agents end at multiples of the linger (agents/node/joining.py), frames at multiples of 10 s."""
+    assert T0 % (10 * SECOND) == 0
+    for second in range(1, 41):
+        harness.clock += SECOND
+        for node in ("a", "b") if second % linger == 0 else ():
+            harness.send(node, ticks=linger)
+        harness.drain()
+        if second % 10 == 0:
+            assert harness.ingest.senders.find_passed_time(harness.clock, 30 * SECOND) == harness.clock
+
+
 def test_a_silent_sender_delays_frames_for_ten_seconds_at_most(harness: ClockHarness) -> None:
     run_senders(harness, 5, ("a", 0), ("b", 0))
     fell = harness.clock - SECOND
