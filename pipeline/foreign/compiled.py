@@ -123,6 +123,8 @@ def hash_span(b: Bytes, at: int, end: int, salt: int, h: Words) -> None:
     while i < end:
         if i + 8 <= end:
             word = read_word(b, i)
+        elif end - at >= 8:
+            word = read_word(b, end - 8)  # the last 8 bytes, some of them a second time
         else:
             word = np.uint64(0)
             for j in range(i, end):

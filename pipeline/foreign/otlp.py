@@ -6,6 +6,7 @@ has the plan for it, which tells where each value goes. A new layout costs a pas
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections import OrderedDict
@@ -137,18 +138,25 @@ def _read_head(message: bytes, at: int, end: int) -> tuple[str, str]:
 
 def _read_attributes(message: bytes, at: int, end: int, number: int) -> dict[str, str]:
     """The attributes in field `number`, with values as text."""
-    found: dict[str, str] = {}
-    for tag, start, after in iterate_fields(message, at, end):
-        if tag != number << 3 | 2:
-            continue
-        key, value = "", ""
-        for inner, a, z in iterate_fields(message, start, after):
-            if inner == 10:
-                key = decode_text(message, a, z)
-            elif inner == 18:
-                value = _read_value(message, a, z)
-        found[key] = value
-    return found
+    tag = number << 3 | 2
+    pairs = (message[start:after] for found, start, after in iterate_fields(message, at, end) if found == tag)
+    return dict(_read_short_pair(pair) if len(pair) <= _SHORT else _read_pair(pair) for pair in pairs)
+
+
+def _read_pair(pair: bytes) -> tuple[str, str]:
+    """(key, value as text) of a KeyValue: key = 1, value = 2."""
+    key, value = "", ""
+    for tag, at, end in iterate_fields(pair, 0, len(pair)):
+        if tag == 10:
+            key = decode_text(pair, at, end)
+        elif tag == 18:
+            value = _read_value(pair, at, end)
+    return key, value
+
+
+_SHORT = 128
+"""Bytes of pairs that are remembered, 16 MB in all; most series of a node share theirs."""
+_read_short_pair = functools.lru_cache(65_536)(_read_pair)
 
 
 def _read_value(message: bytes, at: int, end: int) -> str:

@@ -147,10 +147,13 @@ def _walk_number(b: Bytes, at: int, end: int, v: Table, c: Table, h: Words) -> b
             return _fail(c, _MALFORMED, p)
         p = after
     hash_span(b, run, run_end, _POINT, h)
-    first = c[VALUES]
-    if not _add_value(v, c, VALUE, form, bits):
+    n = c[VALUES]
+    if n >= len(v):
         return _fail(c, _FULL, at)
-    _end_point(v, c, first, at, end, time, flags)
+    row = v[n]
+    row[AT], row[END], row[BITS], row[FORM] = at, end, np.int64(bits), NO_VALUE if flags & 1 else form
+    row[TIME], row[PART], row[METRIC] = np.int64(time), VALUE, c[METRICS] - 1
+    c[VALUES] = n + 1
     return True
 
 

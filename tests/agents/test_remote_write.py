@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import protobuf
-from agents.gateway.snappy import MalformedSnappy, decompress
+from agents.gateway.gateway import MalformedSnappy, decompress_snappy
 from pipeline.foreign.remote_write import RemoteWriteDecoder
 from pipeline.model.errors import WireError
 from pipeline.store.database import Database
@@ -24,7 +24,7 @@ from tests.pipeline.test_otlp_decoder import read
 
 FIXTURES = Path(__file__).parent / "fixtures"
 GOLDEN = {version: (FIXTURES / f"remote_write_v{version}.snappy").read_bytes() for version in (1, 2)}
-RAW = {version: decompress(data, 1 << 20) for version, data in GOLDEN.items()}
+RAW = {version: decompress_snappy(data, 1 << 20) for version, data in GOLDEN.items()}
 V2 = "application/x-protobuf;proto=io.prometheus.write.v2.Request"
 MS = 1_780_000_000_000
 
@@ -144,20 +144,20 @@ def test_version_2_reports_what_was_written(gateway: Gateway) -> None:
 def test_every_truncation_of_a_block_is_malformed() -> None:
     for length in range(len(GOLDEN[1])):
         with pytest.raises(MalformedSnappy):
-            decompress(GOLDEN[1][:length], 1 << 20)
+            decompress_snappy(GOLDEN[1][:length], 1 << 20)
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_decompress_to_more_than_allowed(data: bytes) -> None:
     with contextlib.suppress(MalformedSnappy):
-        assert len(decompress(data, 1000)) <= 1000
+        assert len(decompress_snappy(data, 1000)) <= 1000
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=500))
 def test_literals_decompress_to_themselves(raw: bytes) -> None:
-    assert decompress(literal(raw), 1000) == raw
+    assert decompress_snappy(literal(raw), 1000) == raw
 
 
 @pytest.mark.parametrize("version", [1, 2])
