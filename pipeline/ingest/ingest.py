@@ -380,6 +380,7 @@ class Ingest:
         events += clocks + refused + self.admission.admit_inventories(found, writes.now)
         rows = self._build_rows(fresh)
         writes.counters["samples"] += sum(len(block.time) * len(block.columns) for block in rows)
+        writes.counters["commits"] += 1
         with self.database.transaction() as connection:
             writes.check_offsets(connection)
             self.tables.begin(connection)
