@@ -53,8 +53,10 @@ ON CONFLICT (detector, entity, onset) DO UPDATE SET
 )
 _INCIDENT = """
 INSERT INTO incidents
-SELECT $1, $2, make_timestamptz($3::BIGINT), make_timestamptz($4::BIGINT), make_timestamptz($5::BIGINT), $6,
-       $7::VARCHAR[], $8::DOUBLE, $9, $10, $11::BOOLEAN, $12, $13, make_timestamptz($14::BIGINT)
+SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[]), make_timestamptz(unnest($3::BIGINT[])),
+       make_timestamptz(unnest($4::BIGINT[])), make_timestamptz(unnest($5::BIGINT[])), unnest($6::VARCHAR[]),
+       unnest($7::VARCHAR[][]), unnest($8::DOUBLE[]), unnest($9::VARCHAR[]), unnest($10::VARCHAR[]),
+       unnest($11::BOOLEAN[]), unnest($12::VARCHAR[]), unnest($13::VARCHAR[]), make_timestamptz(unnest($14::BIGINT[]))
 ON CONFLICT (id) DO UPDATE SET
     cause = excluded.cause, opened = excluded.opened, onset = excluded.onset, resolved = excluded.resolved,
     severity = excluded.severity, members = excluded.members, confidence = excluded.confidence, state = excluded.state,
@@ -63,7 +65,12 @@ ON CONFLICT (id) DO UPDATE SET
 """
 _HISTORY = """
 INSERT INTO history
-SELECT $1, coalesce(max(number), 0) + 1, make_timestamptz($2::BIGINT), $3, $4, $5, $6 FROM history WHERE incident = $1
+SELECT n.incident, coalesce(h.number, 0) + n.place, make_timestamptz(n.time), n.kind, n.actor, n.comment, n.content
+FROM (SELECT unnest($1::VARCHAR[]) AS incident, unnest($2::INTEGER[]) AS place, unnest($3::BIGINT[]) AS time,
+             unnest($4::VARCHAR[]) AS kind, unnest($5::VARCHAR[]) AS actor, unnest($6::VARCHAR[]) AS comment,
+             unnest($7::VARCHAR[]) AS content) n
+LEFT JOIN (SELECT incident, max(number) AS number FROM history WHERE incident IN (SELECT unnest($1::VARCHAR[]))
+           GROUP BY incident) h USING (incident)
 """
 _PAYLOAD = """
 INSERT INTO outbox
@@ -92,8 +99,11 @@ def write_changes(
 ) -> None:
     """Writes findings, changes in their order, and the payloads for receivers."""
     _write_findings(connection, findings, changes)
+    if changes:
+        _write_incidents(connection, changes)
+        _write_history(connection, changes)
     for change in changes:
-        _write_change(connection, change)
+        _apply_end(connection, change)
     for p in payloads:
         connection.execute(_PAYLOAD, [p.incident, p.receiver, p.kind, p.body, p.created])
 
@@ -206,13 +216,35 @@ def _finding_row(f: Finding, incident_id: str | None) -> tuple[Any, ...]:
     )
 
 
-def _write_change(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
+def _write_incidents(connection: duckdb.DuckDBPyConnection, changes: Sequence[Change]) -> None:
+    """Upserts the newest state of each incident, in one statement: one by one, 1,000 took 6 s of CPU."""
+    newest = {change.incident.id: change.incident for change in changes}
+    rows = [
+        (
+            *(i.id, i.cause, i.opened, i.onset, i.resolved, i.severity, list(i.members), to_json(i.confidence)),
+            *(i.state, i.summary, i.simulated, i.detector, i.entity, i.updated),
+        )
+        for i in newest.values()
+    ]
+    connection.execute(_INCIDENT, [list(column) for column in zip(*rows, strict=True)])
+
+
+def _write_history(connection: duckdb.DuckDBPyConnection, changes: Sequence[Change]) -> None:
+    """Adds a row for each change but a new title, numbered on from the newest of its incident."""
+    places: Counter[str] = Counter()
+    rows = []
+    for change in (c for c in changes if c.kind != "retitled"):
+        i = change.incident
+        places[i.id] += 1
+        content = json.dumps(i.as_json())
+        rows.append((i.id, places[i.id], change.time, change.kind, change.actor, change.comment, content))
+    if rows:
+        connection.execute(_HISTORY, [list(column) for column in zip(*rows, strict=True)])
+
+
+def _apply_end(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
+    """Moves the findings of an incident that was merged; counts a page that ended without harm or action."""
     i = change.incident
-    row: list[Any] = [i.id, i.cause, i.opened, i.onset, i.resolved, i.severity, list(i.members), to_json(i.confidence)]
-    connection.execute(_INCIDENT, [*row, i.state, i.summary, i.simulated, i.detector, i.entity, i.updated])
-    history = [i.id, change.time, change.kind, change.actor, change.comment, json.dumps(i.as_json())]
-    if change.kind != "retitled":
-        connection.execute(_HISTORY, history)
     if change.folded_into is not None:
         connection.execute("UPDATE findings SET incident = $1 WHERE incident = $2", [change.folded_into, i.id])
     elif change.kind == "resolved" and change.actor == ACTOR and _is_unneeded_page(connection, i):
