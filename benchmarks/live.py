@@ -96,7 +96,9 @@ def inventory(number: int, entities: dict[str, tuple[str, ...]], time: int) -> E
     known: dict[str, dict[str, object]] = {node: {"parents": [f"rack:r{number // 16}"], "attributes": {}}}
     for names in entities.values():
         for entity in (e.replace("NODE", name) for e in names):
-            parents = [f"gpu:{'.'.join(entity.partition(':')[2].split('.')[:2])}"] if entity.startswith("nvlink") else []
+            parents = (
+                [f"gpu:{'.'.join(entity.partition(':')[2].split('.')[:2])}"] if entity.startswith("nvlink") else []
+            )
             known.setdefault(entity, {"parents": [*parents, node], "attributes": {}})
     for gpu in range(GPUS):
         rank = f"rank:{job}.{number % NODES_PER_JOB * GPUS + gpu}"
@@ -182,7 +184,11 @@ def measure(nodes: int, options: argparse.Namespace, folder: Path) -> Cost:
                 send(kafka, messages)
                 os._exit(0)
             time.sleep(max(0.0, first + WARM_S - time.time()))
-            (before, _), start, commits = usage(session), time.monotonic(), api.metric("fleetpulse_ingest_commits_total")
+            (before, _), start, commits = (
+                usage(session),
+                time.monotonic(),
+                api.metric("fleetpulse_ingest_commits_total"),
+            )
             time.sleep(options.seconds)
             (after, memory), span = usage(session), time.monotonic() - start
             rate = (api.metric("fleetpulse_ingest_commits_total") - commits) / span
