@@ -80,6 +80,11 @@ GAUGES: Sequence[tuple[str, float, float, float]] = (
     (r"agent\.(spool_bytes|memory)", 6e7, 1e5, 1),
     (r"nic\.pcie_stalled_writes", 3, 1, 1),
 )
+_HEALTHY = re.compile(
+    r"gpu\.(throttle_reasons|recovery_action|rows_failed|\w+_pending|memory_unrepairable|sram_threshold)"
+    r"|filesystem\.read_only|sensor\.alarm|node\.(kernel_tainted|tasks_blocked\w*)"
+)
+"""States and gauges that are 0 on a healthy node; others are 1."""
 _CONSTANTS = {"MHz": 2619.0, "W": 700.0, "Cel": -8.0, "By": 8.5e10, "Mbit/s": 4e5, "GT/s": 32.0}
 
 
@@ -189,7 +194,7 @@ def _make_values(
     elif signal.name == "node.uptime":
         values[...] = _UPTIME + every * np.arange(len(values))[:, None]
     else:
-        values[...] = _CONSTANTS.get(signal.unit, 1.0)
+        values[...] = 0 if _HEALTHY.fullmatch(signal.name) else _CONSTANTS.get(signal.unit, 1.0)
     return values
 
 

@@ -73,7 +73,8 @@ class Cost:
         kept = "in real time" if self.lag <= LATE_S and not self.missing else f"LATE: {self.missing} rows missing"
         return (
             f"{self.nodes:6d} nodes: {self.milliseconds:7.3f} ms of CPU per node and second, {per_core:6.0f} nodes a "
-            f"core, {self.memory:6.0f} MiB, {self.commits:.2f} commits a second, newest row {self.lag:.1f} s old, {kept}"
+            f"core, {self.memory:6.0f} MiB, {self.commits:.2f} commits a second, newest row {self.lag:.1f} s old, "
+            f"{kept}"
         )
 
 
@@ -155,7 +156,8 @@ def configure(folder: Path, kafka: Kafka, port: int) -> Path:
     """Writes the configuration of the pipeline."""
     path = folder / "fleetpulse.toml"
     path.write_text(
-        f"[site]\nname = 'bench'\n[pipeline]\ntransport = 'kafka'\n[kafka]\nbootstrap_servers = '{kafka.bootstrap_servers}'\n"
+        f"[site]\nname = 'bench'\n[pipeline]\ntransport = 'kafka'\n"
+        f"[kafka]\nbootstrap_servers = '{kafka.bootstrap_servers}'\n"
         f"partitions = {kafka.partitions}\n[api]\nport = {port}\n[store]\npath = '{folder / 'store.duckdb'}'\n"
     )
     return path
