@@ -76,6 +76,8 @@ GAUGES: Sequence[tuple[str, float, float, float]] = (
     (r"nvlink\.raw_ber", 1e-9, 1e-10, 0),
     (r"node\.load\d", 12, 1, 0.01),
     (r"node\.memory_(available|cached|dirty)|node\.numa_free_min|filesystem\.(used|available)", 4e11, 1e7, 4096),
+    (r"filesystem\.files_total", 6e7, 0, 1),
+    (r"filesystem\.files_used", 1e6, 10, 1),
     (r"sensor\.temperature", 48, 1, 0.25),
     (r"agent\.(spool_bytes|memory)", 6e7, 1e5, 1),
     (r"nic\.pcie_stalled_writes", 3, 1, 1),
@@ -202,7 +204,7 @@ def _count(signal: Signal, every: int, shape: tuple[int, int], rng: np.random.Ge
     """Returns the values of a counter: of traffic with its rate, else of rare errors."""
     rate = next((row for row in RATES if re.fullmatch(row[0], signal.name)), None)
     if rate is None:
-        start = np.where(rng.random(shape[1]) < 0.1, rng.integers(0, 1000, shape[1]), 0)
+        start = np.where(rng.random(shape[1]) < 0.1, rng.integers(0, 20, shape[1]), 0)
         return (start + np.cumsum(rng.random(shape) < 1e-4, axis=0)).astype(np.uint64)
     _, per_second, scatter = rate
     added = np.maximum(0, rng.normal(per_second * every, scatter * per_second * every**0.5, shape))
