@@ -67,7 +67,8 @@ def find_node(series: Series, attributes: Sequence[str]) -> str:
     for key in attributes:
         if found := series.resource.get(key):
             return found
-    for key in (*attributes, *NODE_LABELS):
+    named = (key.replace(".", "_") for key in attributes)  # as attributes of a resource are labels in Prometheus
+    for key in (*attributes, *named, *NODE_LABELS):
         if found := series.labels.get(key):
             return found
     for key in _ADDRESSES:

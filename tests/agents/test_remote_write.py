@@ -103,6 +103,11 @@ def test_names_of_exporters_become_signals_of_the_node_that_was_scraped() -> Non
     }
 
 
+def test_an_attribute_of_the_host_that_became_a_label_names_the_node() -> None:
+    found = read(write_request(({"__name__": "m", "host_name": "n9", "instance": "pod-1"}, 1.0)), Decoder())
+    assert [entity for entity, _, _ in found] == ["custom:n9.m{host_name=n9,instance=pod-1}"]
+
+
 def test_native_histograms_become_counts_and_sums() -> None:
     histogram = protobuf.encode_unsigned(1, 7) + protobuf.encode_double(3, 2.5) + protobuf.encode_unsigned(15, MS)
     labels = {"__name__": "h", "instance": "n1:1"}
