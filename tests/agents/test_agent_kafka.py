@@ -30,7 +30,7 @@ pytestmark = pytest.mark.refusals
 
 
 def config(folder: Path, kafka: Kafka, **spool: int) -> Config:
-    section = AgentSection("n1", 0.05)
+    section = AgentSection("n1", 0.05, linger=0.0)  # many small messages
     return Config(agent=section, spool=Spool(folder, **spool), kafka=kafka, pipeline=Pipeline(transport="kafka"))
 
 
