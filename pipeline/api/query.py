@@ -32,6 +32,9 @@ from pipeline.api.query_process import ERROR_KINDS, NO_PROCESS
 from pipeline.api.sandbox import TABLES
 from pipeline.config.sections import Api
 from pipeline.model.errors import OverLimit, Refused, Retryable
+from pipeline.model.records import from_iso
+from pipeline.model.signals import CLASSES
+from pipeline.store import schema
 
 _ROOT = Path(__file__).parents[2]
 _ENVIRON = {
@@ -130,6 +133,7 @@ MAX_SCANS = 32
 """Scans that one query may have open (chosen: the longest documented query reads 4 tables; each takes a thread)."""
 SCAN_BYTES = 1 << 20
 """Rough size of one batch of rows on its way (chosen: larger batches were no faster, and each scan holds about two)."""
+_Scan = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 _COMPARISONS = frozenset({"=", ">", ">=", "<", "<="})
 _END_SECONDS = 0.5
 """How long the end of a query waits for all its scans. Chosen: an interrupted scan ends within one vector of rows."""
@@ -157,14 +161,15 @@ class TableScans:
         """Sends the rows of one scan as an Arrow stream to the open file `handle`, then closes it."""
         target = socket.socket(fileno=handle)
         try:
-            text = build_select(self._schemas, request["scan"], request["columns"], request["where"])
+            wanted = request["scan"], request["columns"], request["where"]
+            build_select(self._schemas, *wanted)
             with self._lock:
                 if len(self._running) >= MAX_SCANS:
                     raise OverLimit(f"the query has more than {MAX_SCANS} table scans open")
                 cursor = self._cursor()
                 columns = len(request["columns"])
                 thread = threading.Thread(
-                    target=self._send, args=(cursor, text, columns, target), name="query scan", daemon=True
+                    target=self._send, args=(cursor, wanted, columns, target), name="query scan", daemon=True
                 )
                 self._running[thread] = cursor
             thread.start()
@@ -183,10 +188,11 @@ class TableScans:
         for thread in running:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _send(self, cursor: duckdb.DuckDBPyConnection, text: str, columns: int, target: socket.socket) -> None:
+    def _send(self, cursor: duckdb.DuckDBPyConnection, wanted: _Scan, columns: int, target: socket.socket) -> None:
         try:
             with target, target.makefile("wb", buffering=0) as file:
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
+                text = build_select(self._schemas, *wanted, source=find_source(cursor, *wanted))
                 rows = max(2048, SCAN_BYTES // (8 * columns))
                 batches = cursor.sql(text).to_arrow_reader(rows)
                 with pa.ipc.new_stream(file, batches.schema) as writer:
@@ -205,15 +211,55 @@ class TableScans:
 
 
 def build_select(
-    schemas: Mapping[str, pa.Schema], table: str, columns: Sequence[str], where: Iterable[Sequence[str]]
+    schemas: Mapping[str, pa.Schema],
+    table: str,
+    columns: Sequence[str],
+    where: Iterable[Sequence[str]],
+    source: str | None = None,
 ) -> str:
-    """Returns the SELECT of one scan. Raises Refused for anything but columns of a table that the query named."""
+    """Returns the SELECT of one scan. Raises Refused for anything but columns of a table that the query named.
+
+    source: SQL after FROM that has these columns of the table.
+    """
     known = set(schemas[table].names) if table in schemas else set()
     conditions = [_condition(*term) for term in where]
     if not columns or not known.issuperset(columns) or not known.issuperset(term[0] for term in where):
         raise Refused(f"{table}: no such table or column")
     names = ", ".join(map(_quoted, columns))
-    return f"SELECT {names} FROM {_quoted(table)}" + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+    return f"SELECT {names} FROM {source or _quoted(table)}" + (
+        f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    )
+
+
+def find_source(
+    cursor: duckdb.DuckDBPyConnection, table: str, columns: Sequence[str], where: Iterable[Sequence[str]]
+) -> str:
+    """Returns SQL after FROM for the scan of a checked table: of a class only the sealed files of the time asked for.
+
+    Run it in the transaction of the scan.
+    """
+    if table not in CLASSES:
+        return _quoted(table)
+    start, end = find_time_range(where)
+    needed = dict.fromkeys([*columns, *(term[0] for term in where)])
+    return f"({schema.select_class(cursor, table, needed, start, end)})"
+
+
+def find_time_range(where: Iterable[Sequence[str]]) -> tuple[int | None, int | None]:
+    """Returns [start, end) in UTC us that comparisons with the column `time` allow; None: without limit."""
+    start: int | None = None
+    end: int | None = None
+    for column, comparison, kind, value in where:
+        if column == "time" and kind == "time":
+            try:
+                moment = from_iso(value)
+            except ValueError:  # the year 0
+                continue
+            if comparison in ("=", ">=", ">"):
+                start = moment if start is None else max(start, moment)
+            if comparison in ("=", "<=", "<"):
+                end = moment + 1 if end is None else min(end, moment + 1)
+    return start, end
 
 
 def _condition(column: str, comparison: str, kind: str, value: str) -> str:

@@ -84,7 +84,18 @@ TABLES = frozenset(CLASSES) | {
     "losses", "ingest_commit", "outbox",
 }  # fmt: skip
 INTERNAL = frozenset(
-    {"meta", "device", "entity", "owner", "partition_offset", "producer_mark", "sender", "snapshot", "calibrations"}
+    {
+        "meta",
+        "device",
+        "entity",
+        "owner",
+        "partition_offset",
+        "producer_mark",
+        "sealed",
+        "sender",
+        "snapshot",
+        "calibrations",
+    }
 )
 """Tables of the store that are not served: internal state, or tables behind a served view."""
 QUERY_CHARACTERS = 64 * 1024
@@ -214,7 +225,7 @@ class _QueryChecker:
 
     def _exists(self, name: str) -> bool:
         """Returns whether a bare name is a file, a table of the database, or a table that is not served."""
-        if not re.fullmatch(r"\w+", name) or name in INTERNAL or name.startswith(("hot_", "latest_")):
+        if not re.fullmatch(r"\w+", name) or name in INTERNAL or name.startswith(("hot_", "latest_", "recent_")):
             return True
         return self._known("duckdb_views() WHERE view_name = ?", name)
 

@@ -352,7 +352,7 @@ def _find_holder(path: Path) -> str | None:
     from pipeline.store import database, schema
 
     try:
-        with database.open_file(path, {"enable_external_access": "false"}, read_only=True) as connection:
+        with database.open_file(path, {}, read_only=True) as connection:
             schema.check_version(connection)
     except duckdb.Error as error:
         raise database.explain_error(path, error) from error

@@ -164,6 +164,8 @@ class PipelineBackend:
             payloads = ledger.count_payloads(cursor)
         for (receiver, state), number in sorted(payloads.items()):
             out[f'fleetpulse_outbox{{receiver="{receiver}",state="{state}"}}'] = float(number)
+        out["fleetpulse_store_sealed_rows_total"] = float(service.sealer.sealed_rows)
+        out["fleetpulse_store_sealed_values_lost_total"] = float(service.sealer.lost_values)
         out["fleetpulse_store_entities_skipped"] = float(service.skipped)
         out["fleetpulse_ready"] = float(not self.list_unready_reasons())
         out["fleetpulse_lag_seconds"] = health["lag_s"] or 0.0

@@ -35,6 +35,7 @@ from pipeline.store import events
 from pipeline.store.database import Database, explain_error
 from pipeline.store.devices import Devices
 from pipeline.store.retention import DAY, apply_bounds, delete_old_rows, drop_silent_devices, drop_unnamed_entities
+from pipeline.store.sealing import Sealer
 from pipeline.transport import Transport
 from pipeline.transport.signatures import SenderCheck
 from pipeline.transport.spool import SpoolTransport
@@ -46,6 +47,8 @@ IDLE_FACTOR, MAX_IDLE_S = 10.0, 0.5  # at least this multiple of the time of the
 STALL_LIMIT = 15 * SECOND  # without a commit, and with a problem: stalled; chosen: agents send more often
 COMMIT_LIMIT = 30 * SECOND  # pending input without a commit: not ready
 SILENCE_LIMIT = 60 * SECOND  # an agent without a message counts as silent
+MAX_UNSEALED = DAY
+"""Age beyond hot_hours at which hours are sealed although they are not evaluated (us). Chosen: the store is bounded."""
 _HOUR = 3600 * SECOND
 _START_SHARE, _LATER_SHARE = 0.25, 4.0
 """Silent devices per active one above which they are dropped, at the start and later. Chosen: dropping later restarts
@@ -117,6 +120,7 @@ class PipelineService:
         self._initial_state = {name: b"".join(buffers) for name, buffers in judge.snapshot()}
         self.database = Database(config.store.path, config.store.memory_limit, free_bytes=config.store.free_bytes)
         self._must_stop: Callable[[], bool] = lambda: False
+        self.sealer = Sealer(self.database, config.store, clock)
         self._must_reload = False  # the parts belong to the store before it was reopened
         try:
             self._assemble()
@@ -188,6 +192,7 @@ class PipelineService:
         """Reopens the store after a fatal error of DuckDB. Raises Retryable while it cannot be opened."""
         self._must_reload, self.engine = True, None
         self.progress.heartbeat.beat("reopening the store")
+        self.sealer.stop()
         self.database.reopen()
         self._reload("reopened after a fatal error")
 
@@ -260,13 +265,30 @@ class PipelineService:
         """Applies retention and size limits of the store; before ingest, which may need the space."""
         now = self._retention_time()
         if now - self._retention_at >= _HOUR:
-            delete_old_rows(self.database, now - int(self.config.store.hot_hours * _HOUR))
+            store = self.config.store
+            delete_old_rows(self.database, now - int(store.hot_hours * _HOUR), now - int(store.telemetry_days * DAY))
+            self.sealer.expire(now)
             apply_bounds(self.database, self.config.store, now)
             self.ingest.apply_retention(now - int(self.config.store.gap_days * DAY))
             self._retention_at = now
             if self._drop_silent(_LATER_SHARE):
                 self.devices.load(self.database.connection)
                 self.engine = None  # continues as after a restart
+        if self.engine is not None:
+            self._seal(self.engine, now)
+
+    def _seal(self, engine: Engine, now: int) -> None:
+        """Seals full hours older than [store] hot_hours which a restart need not evaluate again. A problem is logged,
+        and the rows stay hot until it is over."""
+        before = now - int(self.config.store.hot_hours * _HOUR)
+        if 0 < engine.progress.snapshot < before:
+            before = max(engine.progress.snapshot, before - MAX_UNSEALED)
+        try:
+            self.sealer.advance(before, self.ingest.write_latest)
+        except (duckdb.Error, OSError) as error:
+            if self.database.broken is not None:
+                raise
+            log.warning("history: not sealed, tried again later: %s", error)
 
     def _retention_time(self) -> int:
         """Returns the clock, but at most one hour ahead of the time since the start, so that a clock set forward by
@@ -377,6 +399,7 @@ class PipelineService:
 
     def close(self) -> None:
         """Closes transport and store."""
+        self.sealer.stop()
         self.transport.close()
         self.database.close()
 

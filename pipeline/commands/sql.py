@@ -27,14 +27,11 @@ def _from_file(config: Config, text: str, unreachable: Unreachable) -> tuple[lis
     if not path.exists():
         raise Unreachable(f"{unreachable}; and there is no store {path}") from unreachable
     try:
-        connection = open_file(path, {"enable_external_access": "false"}, read_only=True)
+        connection = open_file(path, {}, read_only=True)
     except FleetpulseError as error:
         raise Unreachable(f"{unreachable}; and {error}") from error
-    with connection:
-        connection.execute("SET GLOBAL TimeZone = 'UTC'")
-        connection.execute("SET GLOBAL lock_configuration = true")
-        with contextlib.closing(QueryRunner(connection.cursor, config.api)) as queries:
-            found = json.loads(queries.run(text).body)
+    with connection, contextlib.closing(QueryRunner(connection.cursor, config.api)) as queries:
+        found = json.loads(queries.run(text).body)
     return (
         found["columns"],
         [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]],

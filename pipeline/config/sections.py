@@ -173,7 +173,10 @@ class Kafka:
 
 @dataclass(frozen=True)
 class Store:
-    """[store]: the DuckDB file and how long it keeps rows (docs/store.md).
+    """[store]: the DuckDB file, the sealed files beside it, and how long they keep rows (docs/store.md).
+
+    hot_hours: full hours older than that are sealed. telemetry_days: a quarter, rollup_days: a year and a month.
+    telemetry_bytes: all sealed files, at most half of the disk.
 
     forget_days: how long a silent device is kept beyond hot_hours. free_bytes: kept free on the disk, at most 5 % of
     it: space for the largest commit and for what DuckDB rewrites at a checkpoint. dead_letter_hours: a week, as in the
@@ -182,6 +185,9 @@ class Store:
 
     path: Path = field(default_factory=lambda: state_directory() / "store.duckdb")
     hot_hours: float = field(default=24.0, metadata=_POSITIVE)
+    telemetry_days: float = field(default=90.0, metadata=_POSITIVE)
+    telemetry_bytes: int = field(default=100 << 30, metadata=_NOT_NEGATIVE)
+    rollup_days: float = field(default=400.0, metadata=_POSITIVE)
     forget_days: float = field(default=7.0, metadata=_POSITIVE)
     memory_limit: str = "2GB"
     free_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)

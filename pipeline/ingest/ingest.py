@@ -217,6 +217,10 @@ class Ingest:
             self.tables.load(self.database.connection)
             self.letter_limits.stored = count_letter_bytes(self.database.connection)
 
+    def write_latest(self) -> None:
+        """Writes the newest row of each device now; afterwards committed rows may leave the hot tables."""
+        self._latest.write_now(self.database, self.clock())
+
     def _check_disk_space(self) -> None:
         """Raises Retryable if the disk has no space for a commit; input then stays in the transport."""
         if trouble := self.database.find_space_problem():

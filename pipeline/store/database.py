@@ -1,7 +1,7 @@
 """The DuckDB file: opened by one process, written under one lock, read through cursors.
 
-It is opened without file-system access and with a locked configuration: no query can read files, attach or
-reconfigure. The file is checked before it is opened, so that a wrong path is not reported as damage.
+It is opened with a locked configuration and access to no files but the sealed ones beside it: no query can read other
+files or reconfigure. The file is checked before it is opened, so that a wrong path is not reported as damage.
 
 What an error of the store means:
 
@@ -27,7 +27,7 @@ import duckdb
 from pipeline.model.errors import DamagedStore, FleetpulseError, Retryable, Unreachable, UsageError, WireError
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.runtime import private_files
-from pipeline.store import schema
+from pipeline.store import history_files, schema
 
 RECOVERY = "docs/store.md, section Recovery"
 _OF_MESSAGE = (
@@ -97,12 +97,18 @@ _FOREIGN = {b"SQLite format 3\0": "an SQLite database", b"PAR1": "a Parquet file
 
 
 def open_file(path: Path, settings: Mapping[str, str], read_only: bool = False) -> duckdb.DuckDBPyConnection:
-    """Opens a connection to the store's file. Raises the errors listed in the module docstring."""
+    """Opens a connection to the store's file and its sealed files, no others. Raises as in the module docstring."""
     _check_file(path)
     try:
-        return duckdb.connect(str(path), read_only=read_only, config=dict(settings))
+        connection = duckdb.connect(str(path), read_only=read_only, config=dict(settings))
     except duckdb.Error as error:
         raise explain_error(path, error) from error
+    try:
+        history_files.restrict_access(connection, path)
+    except duckdb.Error as error:
+        connection.close()
+        raise explain_error(path, error) from error
+    return connection
 
 
 def _check_file(path: Path) -> None:
@@ -164,24 +170,12 @@ class Database:
         except duckdb.Error as error:
             self.connection.close()
             raise explain_error(path, error) from error
-        except FleetpulseError:
+        except (FleetpulseError, OSError):
             self.connection.close()
             raise
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        settings = {
-            "enable_external_access": "false",
-            "python_enable_replacements": "false",
-            "memory_limit": self._memory_limit,
-        }
-        connection = open_file(self.path, settings)
-        try:
-            connection.execute("SET GLOBAL TimeZone = 'UTC'")
-            connection.execute("SET GLOBAL lock_configuration = true")
-        except duckdb.Error as error:
-            connection.close()
-            raise explain_error(self.path, error) from error
-        return connection
+        return open_file(self.path, {"python_enable_replacements": "false", "memory_limit": self._memory_limit})
 
     def reopen(self) -> None:
         """Opens the file again after a fatal error; everything in memory about it must be loaded again.

@@ -181,7 +181,12 @@ class LatestRows:
 
     def write_due(self, database: Database, now: int) -> None:
         """Writes the rows that changed, in a transaction of its own, unless the last write was just before."""
-        if self._since is not None and (self._written is None or abs(now - self._written) >= WRITE_EVERY):
+        if self._written is None or abs(now - self._written) >= WRITE_EVERY:
+            self.write_now(database, now)
+
+    def write_now(self, database: Database, now: int) -> None:
+        """Writes the rows that changed; afterwards a start needs no hot rows."""
+        if self._since is not None:
             self._write(database, now)
 
     def _write(self, database: Database, now: int) -> None:

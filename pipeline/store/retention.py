@@ -71,6 +71,7 @@ def _add_losses(kind: str, cause: str, messages: str, table: str, condition: str
 
 
 _HOT = "rows older than [store] hot_hours"
+_SEALED = "full hours older than [store] hot_hours move to sealed files; rows older than [store] telemetry_days"
 BOUNDS: Mapping[str, Bound] = {
     "meta": Bound("a fixed set of keys"),
     "snapshot": Bound("a fixed set of keys; the newest state of each"),
@@ -81,7 +82,11 @@ BOUNDS: Mapping[str, Bound] = {
         "entities claimed by senders, limited by admission; removed after a week without a claim, ranks after an hour"
     ),
     "events": Bound(_HOT),
-    **{f"hot_{c}": Bound(_HOT) for c in CLASSES},  # and its narrow tables hot_CLASS_N, MAX_TABLES of a class
+    "sealed": Bound(
+        "files of [store] telemetry_days, rollups of [store] rollup_days, and the newest [store] telemetry_bytes of "
+        "both, at most half of the disk; rows go before rollups"
+    ),
+    **{f"hot_{c}": Bound(_SEALED) for c in CLASSES},  # and its narrow tables hot_CLASS_N, MAX_TABLES of a class
     **{f"latest_{c}": Bound("one row per row of device") for c in CLASSES},
     "ingest_commit": Bound(
         "commits of the last hour, and the newest of each partition; partitions that were replaced or silent for "
@@ -190,17 +195,18 @@ MIN_SILENT_DEVICES = 4096
 """Silent devices of a class that are not worth renumbering (chosen: they cost the detectors about 20 MB)."""
 
 
-def delete_old_rows(database: Database, before: int) -> int:
-    """Removes telemetry and events older than `before` (us); returns the number of telemetry rows.
+def delete_old_rows(database: Database, before: int, telemetry: int | None = None) -> int:
+    """Removes events older than `before` (us) and telemetry older than `telemetry`; returns the rows of telemetry.
+
+    telemetry: None: `before`.
 
     Incidents, history, gaps and dead letters are kept.
     """
     removed = 0
     with database.transaction() as connection:
         for table in schema.list_hot_tables(connection):
-            removed += connection.execute(f'DELETE FROM "{table}" WHERE time < make_timestamptz({before})').fetchall()[
-                0
-            ][0]
+            old = f"time < make_timestamptz({before if telemetry is None else telemetry})"
+            removed += connection.execute(f'DELETE FROM "{table}" WHERE {old}').fetchall()[0][0]
         schema.drop_hot_tables(connection, _find_empty_tables(connection))
         connection.execute(f"DELETE FROM events WHERE time < make_timestamptz({before})")
     return removed

@@ -9,7 +9,10 @@ Evaluated frames can be rebuilt from the store: `late` in a hot table marks a ro
 closed and was not evaluated (view `late_rows`); `judged` in `events` is the event time of the frame in which a late
 event was evaluated, null for an event that was evaluated in its own frame.
 
-Versions: 1 had one hot table per class, and no `partition_offset`.
+Full hours leave the hot tables for Parquet files (pipeline/store/sealing.py), which the view of the class shows too.
+`recent_CLASS` is the part of the view in hot tables.
+
+Versions: 1 had one hot table per class, and no `partition_offset`. 2 had no sealed files.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import duckdb
 
 from pipeline.model.errors import DamagedStore, UsageError
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
+from pipeline.store import history_files
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 RESERVED = ("time", "entity", "device", "late")  # columns of class tables and views that are not signals
 SQL_TYPES: Mapping[str, str] = {
     "u1": "UTINYINT",
@@ -128,7 +132,9 @@ SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP 
 def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
     """Creates missing tables, columns and views. Raises UsageError if the file has a newer schema."""
     found = check_version(connection)
-    connection.execute(_TABLES)
+    connection.execute(_TABLES + history_files.TABLE)
+    if (folder := history_files.folder_of(connection)) is not None:
+        history_files.match_files(connection, folder, new=not found)
     if found == 1:
         connection.execute(_FROM_1)
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
@@ -240,9 +246,44 @@ def _create_class_view(
     )
     names = "".join(f', h."{column}"' for column in columns)
     connection.execute(
-        f'CREATE OR REPLACE VIEW "{device_class}" AS SELECT h.time, d.entity{names} '
+        f'CREATE OR REPLACE VIEW "recent_{device_class}" AS SELECT h.time, d.entity{names} '
         f"FROM ({each}) h JOIN device d ON d.id = h.device AND d.class = '{device_class}'"
     )
+    show_sealed(connection, device_class)
+
+
+def show_sealed(connection: duckdb.DuckDBPyConnection, device_class: str) -> None:
+    """Creates the view of a class over its hot tables and the files that `sealed` names now."""
+    sealed = history_files.list_files(connection, device_class)
+    source = select_class(connection, device_class) if sealed else f'FROM "recent_{device_class}"'
+    connection.execute(f'CREATE OR REPLACE VIEW "{device_class}" AS {source}')
+
+
+def select_class(
+    connection: duckdb.DuckDBPyConnection,
+    device_class: str,
+    columns: Iterable[str] | None = None,
+    start: int | None = None,
+    end: int | None = None,
+) -> str:
+    """SQL for columns of the view of a class (None: all), with only the files that may have rows in [start, end).
+
+    Run it in the transaction in which it was made: a file may be sealed in between.
+    """
+    types = column_types(connection, f"recent_{device_class}")
+    names = list(types if columns is None else columns)
+    hot = f'SELECT {", ".join(f"{chr(34)}{c}{chr(34)}" for c in names)} FROM "recent_{device_class}"'
+    files = history_files.list_files(connection, device_class, 0, start, end)
+    folder = history_files.folder_of(connection) if files else None
+    if folder is None:
+        return hot
+    return f"{hot} UNION ALL {history_files.select_files(folder, files, {c: types[c] for c in names})}"
+
+
+def column_types(connection: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
+    """Column -> SQL type of a table or view, in order."""
+    found = connection.sql(f'FROM "{table}" LIMIT 0')
+    return dict(zip(found.columns, map(str, found.types), strict=True))
 
 
 def _narrow_tables(device_class: str, tables: Iterable[str]) -> list[str]:

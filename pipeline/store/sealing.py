@@ -1,0 +1,420 @@
+"""Sealing: moves each full hour of the hot tables to Parquet files, and merges the files of a day.
+
+An hour of a class is sealed in one transaction on a connection of its own:
+
+    copied    the rows that its snapshot sees are written to PATH.partial, sorted by entity and time
+    synced    the file is on the disk
+    renamed   it has its name
+    deleted   the same rows are deleted from the hot tables
+    named     the file is in the table `sealed`, and the view of the class shows it
+    committed
+
+A kill before `committed` leaves the rows hot and a file without a name, which the next start removes; after it, the
+rows are in the file only. Rows that arrive meanwhile are not in the snapshot: they stay hot until the next pass, which
+writes another file for the hour. The copy runs in a thread and takes no lock; the rest takes milliseconds in the loop
+of the pipeline. A conflict (a column was added meanwhile) ends the transaction, and a later pass tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import duckdb
+
+from pipeline.config.sections import Store
+from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CLASSES
+from pipeline.runtime import private_files
+from pipeline.store import history_files, schema
+from pipeline.store.database import Database
+from pipeline.store.history_files import PARTIAL, SealedFile
+from pipeline.store.rollups import select_rollup
+
+log = logging.getLogger("fleetpulse.store")
+
+HOUR = 3600 * SECOND
+DAY = 24 * HOUR
+EVERY = 600 * SECOND
+"""Time between two searches for full hours (us). Chosen: the late rows of so long make a file of their own."""
+MAX_MERGED = 1 << 30
+"""Bytes of files that are merged into one. Chosen: larger ones cost no query a noticeable time to open."""
+SIGNED: Mapping[str, str] = {
+    "UTINYINT": "INTEGER",
+    "USMALLINT": "INTEGER",
+    "UINTEGER": "BIGINT",
+    "UBIGINT": "BIGINT",
+}
+"""Type in a hot table -> type in a sealed file."""
+_INTERRUPT_EVERY = 0.1
+"""Seconds until a thread that must stop is interrupted again: between two statements an interrupt has no effect."""
+_OPTIONS = "FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2"
+Step = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Job:
+    """One transaction that exchanges rows or files for new files.
+
+    replaced: paths of files whose rows are in the new ones.  span: the hour whose hot rows are, if any.  lost: values
+    that do not fit the signed type.
+    """
+
+    cursor: duckdb.DuckDBPyConnection
+    device_class: str
+    span: tuple[int, int] | None = None
+    replaced: list[str] = field(default_factory=list)
+    files: list[SealedFile] = field(default_factory=list)
+    lost: int = 0
+
+
+def _ignore(_: str) -> None:
+    """No step is observed."""
+
+
+class Sealer:
+    """Seals hours, merges days and removes expired files. For the loop of the pipeline, which calls `advance`.
+
+    step: called after each step of a transaction with its name; tests let it fail.
+    """
+
+    def __init__(self, database: Database, store: Store, clock: Callable[[], int], step: Step = _ignore) -> None:
+        self._database, self._store, self._clock, self._step = database, store, clock, step
+        self._folder = history_files.history_folder(database.path)
+        self._running: Future[_Job | None] | None = None
+        self._cursor: duckdb.DuckDBPyConnection | None = None  # of the newest transaction
+        self._searched: int | None = None
+        self._unnamed: list[tuple[int, str]] = []
+        self.sealed_rows = self.lost_values = 0
+
+    # --- called by the loop -----------------------------------------------------------------------------------------
+
+    def advance(self, before: int, cover_latest: Callable[[], None] = lambda: None) -> bool:
+        """Starts or finishes one transaction; returns whether one was committed. Raises duckdb.Error, OSError.
+
+        before: rows from then on stay hot.  cover_latest: writes the newest row of each device, which a start would
+        search in the hot tables only.
+        """
+        now = self._clock()
+        if self._running is None and (self._searched is None or abs(now - self._searched) >= EVERY):
+            self._remove_replaced(now)
+            self._running = Future()
+            threading.Thread(target=self._work, args=(self._running, before), name="sealing", daemon=True).start()
+        if self._running is None or not self._running.done():
+            return False
+        done, self._running = self._running, None
+        self._searched = now
+        job = done.result()
+        if job is None:
+            return False
+        self._searched = None  # there may be more
+        self._commit(job, cover_latest)
+        return True
+
+    def stop(self) -> None:
+        """Ends a transaction that runs, without effect, and waits for its thread."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        while True:
+            if self._cursor is not None:
+                with contextlib.suppress(duckdb.Error):  # it has ended meanwhile
+                    self._cursor.interrupt()
+            try:
+                job = running.result(_INTERRUPT_EVERY)
+            except TimeoutError:
+                continue
+            except (duckdb.Error, OSError):
+                return
+            if job is not None:
+                self._abandon(job.cursor, job)
+            return
+
+    def seal(self, before: int) -> int:
+        """Seals and merges everything that is due, in this thread; returns the number of transactions."""
+        number = 0
+        while (job := self._prepare(before)) is not None:
+            self._commit(job, lambda: None)
+            number += 1
+        return number
+
+    def expire(self, now: int) -> None:
+        """Drops files over [store] telemetry_days, rollup_days and telemetry_bytes; they are removed a little later."""
+        days = int(self._store.telemetry_days * DAY), int(self._store.rollup_days * DAY)
+        most = min(self._store.telemetry_bytes, shutil.disk_usage(self._database.path.parent).total // 2)
+        with self._database.transaction() as connection:
+            paths = history_files.find_expired(connection, now - days[0], now - days[1], most)
+            if paths:
+                self._exchange(connection, paths, ())
+                for device_class in {path.partition("/")[0] for path in paths} & set(CLASSES):
+                    schema.show_sealed(connection, device_class)
+        if paths:
+            log.info("store: %d sealed files expired", len(paths))
+            self._unnamed += ((self._clock(), path) for path in paths)
+
+    def _remove_replaced(self, now: int) -> None:
+        """Removes files that were replaced a while ago: no reader has them in a plan any more."""
+        due = [path for since, path in self._unnamed if abs(now - since) >= history_files.KEEP_UNNAMED]
+        for path in due:
+            (self._folder / path).unlink(missing_ok=True)
+        self._unnamed = [entry for entry in self._unnamed if entry[1] not in due]
+
+    # --- a transaction ----------------------------------------------------------------------------------------------
+
+    def _work(self, outcome: Future[_Job | None], before: int) -> None:
+        try:
+            outcome.set_result(self._prepare(before))
+        except BaseException as error:  # noqa: BLE001 - raised in the loop
+            outcome.set_exception(error)
+
+    def _prepare(self, before: int) -> _Job | None:
+        """Begins the transaction of the next job and writes its files; None if nothing is due."""
+        self._cursor = cursor = self._database.cursor()
+        job: _Job | None = None
+        try:
+            cursor.execute("BEGIN")
+            job = self._find_hour(cursor, before) or self._find_day(cursor, before)
+            if job is None:
+                cursor.close()
+                return None
+            for file in self._write_hour(job) if job.span is not None else self._write_day(job):
+                job.files.append(file)
+            return job
+        except BaseException:
+            self._abandon(cursor, job)
+            raise
+
+    def _commit(self, job: _Job, cover_latest: Callable[[], None]) -> None:
+        """Deletes the copied rows and names the files, in the transaction that copied them."""
+        try:
+            cover_latest()
+            with self._database.lock:
+                if job.span is not None:
+                    self._delete_rows(job, sum(file.rows for file in job.files if not file.step))
+                self._exchange(job.cursor, job.replaced, job.files)
+                schema.show_sealed(job.cursor, job.device_class)
+                self._step("named")
+                self._end(job.cursor)
+        except BaseException:
+            self._abandon(job.cursor, job)
+            raise
+        self._step("committed")
+        self._unnamed += ((self._clock(), path) for path in job.replaced)
+        self.sealed_rows += sum(file.rows for file in job.files if not file.step) if job.span else 0
+        self.lost_values += job.lost
+        log.info("store: sealed %s: %d files", job.device_class, len(job.files))
+
+    def _end(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        try:
+            cursor.execute("COMMIT")
+        except duckdb.FatalException as error:
+            self._database.broken = str(error)
+            raise
+        finally:
+            cursor.close()
+
+    def _abandon(self, cursor: duckdb.DuckDBPyConnection, job: _Job | None) -> None:
+        """Ends a transaction that failed, and removes its files unless they are named.
+
+        A failed checkpoint makes COMMIT fail although it is durable: then only the next start knows.
+        """
+        cursor.close()  # rolls back
+        if job is None or self._database.broken is not None:
+            return
+        with contextlib.closing(self._database.cursor()) as reader:
+            for file in job.files:
+                if not reader.execute("SELECT 1 FROM sealed WHERE path = ?", [file.path]).fetchall():
+                    (self._folder / file.path).unlink(missing_ok=True)
+
+    def _exchange(self, connection: duckdb.DuckDBPyConnection, old: Iterable[str], new: Iterable[SealedFile]) -> None:
+        for path in old:
+            connection.execute("DELETE FROM sealed WHERE path = ?", [path])
+        for file in new:
+            file.insert(connection)
+
+    def _delete_rows(self, job: _Job, copied: int) -> None:
+        first, until = job.span or (0, 0)
+        known = f"device IN (SELECT id FROM device WHERE class = '{job.device_class}')"
+        deleted = sum(
+            job.cursor.execute(
+                f'DELETE FROM "{table}" WHERE time >= make_timestamptz({first}) AND time < make_timestamptz({until}) '
+                f"AND {known}"
+            ).fetchall()[0][0]
+            for table in _hot_tables(job.cursor, job.device_class)
+        )
+        if deleted != copied:
+            raise duckdb.DataError(f"{job.device_class}: {copied} rows were copied, {deleted} deleted: not sealed")
+        if job.lost:
+            job.cursor.execute(
+                """INSERT INTO losses VALUES ('value', ?, 'counter of 2^63 or more in a sealed hour', ?, 0,
+                       make_timestamptz(?), make_timestamptz(?))
+                   ON CONFLICT (kind, topic, cause) DO UPDATE SET number = losses.number + excluded.number,
+                       first = least(losses.first, excluded.first), last = greatest(losses.last, excluded.last)""",
+                [job.device_class, job.lost, first, until],
+            )
+        self._step("deleted")
+
+    # --- hours ------------------------------------------------------------------------------------------------------
+
+    def _find_hour(self, cursor: duckdb.DuckDBPyConnection, before: int) -> _Job | None:
+        """The oldest full hour before that has rows of known devices."""
+        until = before // HOUR * HOUR
+        oldest: tuple[int, str] | None = None
+        for table in schema.list_hot_tables(cursor):
+            device_class = schema.class_of_table(table)
+            [(first,)] = cursor.execute(
+                f'SELECT epoch_us(min(time)) FROM "{table}" WHERE time < make_timestamptz({until}) '
+                f"AND device IN (SELECT id FROM device WHERE class = '{device_class}')"
+            ).fetchall()
+            if first is not None and (oldest is None or (first, device_class) < oldest):
+                oldest = first, device_class
+        if oldest is None:
+            return None
+        hour = oldest[0] // HOUR * HOUR
+        return _Job(cursor, oldest[1], (hour, hour + HOUR))
+
+    def _write_hour(self, job: _Job) -> Iterator[SealedFile]:
+        """Writes the hour, a file for each site and its rollups."""
+        first, until = job.span or (0, 0)
+        source, types = _select_hot(job.cursor, job.device_class, first, until)
+        device = f"FROM device WHERE class = '{job.device_class}'"
+        big = [f'coalesce(("{c}" >= 9223372036854775808)::INTEGER, 0)' for c, t in types.items() if t == "UBIGINT"]
+        if big:
+            [(lost,)] = job.cursor.execute(f"SELECT sum({' + '.join(big)}) FROM ({source})").fetchall()
+            job.lost = int(lost or 0)
+        columns = "".join(f", {_signed(c, t)}" for c, t in types.items())
+        for (site,) in job.cursor.execute(f"SELECT DISTINCT site {device} ORDER BY ALL").fetchall():
+            query = (
+                f"SELECT h.time, d.entity, d.node, d.simulated, h.late{columns} FROM ({source}) h "
+                "JOIN (SELECT id, entity, node, simulated, row_number() OVER (ORDER BY entity) AS place "
+                f"{device} AND site = {_text(site)}) d ON d.id = h.device ORDER BY d.place, h.time"
+            )
+            yield from self._write_files(job, site, first, query)
+
+    def _write_files(self, job: _Job, site: str, first: int, query: str) -> Iterator[SealedFile]:
+        """Writes rows and their rollups; nothing if the query has no rows."""
+        rows = self._write(job, 0, site, first, query)
+        if rows is None:
+            return
+        yield rows
+        source = rows
+        for step in history_files.STEPS:
+            columns = _columns_of(job.cursor, self._folder / source.path)
+            read = history_files.select_files(self._folder, [source.path], columns)
+            rollup = self._write(
+                job, step, site, first, select_rollup(read, columns, step, job.device_class, source.step > 0)
+            )
+            assert rollup is not None
+            yield rollup
+            source = rollup
+
+    def _write(self, job: _Job, step: int, site: str, first: int, query: str) -> SealedFile | None:
+        day, hour = iso(first)[:10], iso(first)[11:13] if job.span is not None else "day"
+        parts = [f"rollup_{step}"] if step else []
+        parts += [
+            job.device_class,
+            f"site={quote(site, safe='')}",
+            f"day={day}",
+            f"{hour}-{secrets.token_hex(4)}.parquet",
+        ]
+        path = "/".join(parts)
+        target = self._folder / path
+        private_files.make_folder(target.parent)
+        partial = target.with_name(target.name + PARTIAL)
+        try:
+            copied = job.cursor.execute(f"COPY ({query}) TO {_text(str(partial.absolute()))} ({_OPTIONS})").fetchall()
+            self._step("copied")
+            if not copied[0][0]:
+                return None
+            partial.chmod(0o600)
+            _sync(partial)
+            self._step("synced")
+            partial.rename(target)
+            _sync(target.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+        [(oldest, newest)] = job.cursor.execute(
+            f"SELECT epoch_us(min(time)), epoch_us(max(time)) FROM read_parquet({_text(str(target.absolute()))})"
+        ).fetchall()
+        self._step("renamed")
+        size = target.stat().st_size
+        return SealedFile(path, job.device_class, step, site, day, oldest, newest, copied[0][0], size)
+
+    # --- days -------------------------------------------------------------------------------------------------------
+
+    def _find_day(self, cursor: duckdb.DuckDBPyConnection, before: int) -> _Job | None:
+        """The next day of a class and site, of rows or a rollup, that is over and has several files to merge."""
+        found = cursor.execute(
+            """SELECT class, list(path ORDER BY first, path) FROM sealed WHERE bytes < $most // 2
+               GROUP BY class, step, site, day
+               HAVING count(*) > 1 AND sum(bytes) <= $most AND day < make_timestamptz($until)::DATE
+               ORDER BY day, class, step, site LIMIT 1""",
+            {"most": MAX_MERGED, "until": before},
+        ).fetchall()
+        return _Job(cursor, found[0][0], None, found[0][1]) if found else None
+
+    def _write_day(self, job: _Job) -> Iterator[SealedFile]:
+        """Writes the rows of several files of one day into one."""
+        [(step, site, first)] = job.cursor.execute(
+            "SELECT step, site, epoch_us(day::TIMESTAMPTZ) FROM sealed WHERE path = ?", [job.replaced[0]]
+        ).fetchall()
+        columns: dict[str, str] = {}
+        for path in job.replaced:
+            columns = _columns_of(job.cursor, self._folder / path) | columns
+        query = history_files.select_files(self._folder, job.replaced, columns)
+        if step:
+            query = select_rollup(query, columns, step, job.device_class, again=True)
+        else:
+            query += " ORDER BY entity, time"
+        file = self._write(job, step, site, first, query)
+        assert file is not None
+        yield file
+
+
+def _hot_tables(connection: duckdb.DuckDBPyConnection, device_class: str) -> list[str]:
+    return [t for t in schema.list_hot_tables(connection) if schema.class_of_table(t) == device_class]
+
+
+def _select_hot(
+    connection: duckdb.DuckDBPyConnection, device_class: str, first: int, until: int
+) -> tuple[str, dict[str, str]]:
+    """SQL for the hot rows of a class in [first, until), and the SQL types of their signals."""
+    span = f"WHERE time >= make_timestamptz({first}) AND time < make_timestamptz({until})"
+    types: dict[str, str] = {}
+    parts = []
+    for table in _hot_tables(connection, device_class):
+        if connection.execute(f'SELECT 1 FROM "{table}" {span} LIMIT 1').fetchall():
+            types |= schema.column_types(connection, table)
+            parts.append(f'SELECT * FROM "{table}" {span}')
+    return " UNION ALL BY NAME ".join(parts), {c: t for c, t in types.items() if c not in schema.RESERVED}
+
+
+def _signed(column: str, kind: str) -> str:
+    return f'TRY_CAST("{column}" AS {SIGNED[kind]}) AS "{column}"' if kind in SIGNED else f'"{column}"'
+
+
+def _columns_of(connection: duckdb.DuckDBPyConnection, path: Path) -> dict[str, str]:
+    found = connection.sql(f"FROM read_parquet({_text(str(path.absolute()))}, hive_partitioning = false) LIMIT 0")
+    return dict(zip(found.columns, map(str, found.types), strict=True))
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or the names in a folder are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
