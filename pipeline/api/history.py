@@ -15,6 +15,8 @@ from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of_class
 from pipeline.model.topology import Topology, kind_of
+from pipeline.store import history_files, rollups, schema
+from pipeline.store.history_files import STEPS
 
 Peers = Literal["auto", "rack", "stage", "loop", "class"]
 MAX_PEERS = 512
@@ -97,21 +99,18 @@ def _read(
     cursor: duckdb.DuckDBPyConnection, signal: Signal, entity: str, others: list[str], span: Span
 ) -> list[tuple[Any, ...]]:
     """Returns (bucket, value, median, low, high) of every bucket in which the entity or a peer has a sample."""
+    step = choose_step(cursor, signal, span)
     per_row, per_bucket = {
         "counter": (_RATE, "avg(x)"),
         "state": ("v", "arg_max(x, time)"),
-        "gauge": ("v", "avg(x)"),
+        "gauge": ("v", "sum(x * n) / sum(n)" if step else "avg(x)"),
     }[signal.kind]
-    column, life = f'"{signal.column}"', f"{signal.device_class}.generation"
-    life = CATALOGUE[life].column if life in CATALOGUE else "NULL"
-    if signal.type.startswith("f"):
-        column = f"CASE WHEN isfinite({column}) THEN {column} END"
     return cursor.execute(
         f"""
-        WITH raw AS (SELECT time, entity, {column} AS v, {life} AS life FROM "{signal.device_class}"
+        WITH raw AS (SELECT * FROM ({_select_values(cursor, signal, step, span)})
                      WHERE time >= make_timestamptz($start) AND time < make_timestamptz($end)
                        AND entity IN (SELECT unnest($entities))),
-             measured AS (SELECT time, entity, {per_row} AS x FROM raw WHERE v IS NOT NULL
+             measured AS (SELECT time, entity, n, {per_row} AS x FROM raw WHERE v IS NOT NULL
                           WINDOW w AS (PARTITION BY entity ORDER BY time)),
              bucketed AS (SELECT (epoch_us(time) - $start) // $width AS bucket, entity, ({per_bucket})::DOUBLE AS x
                           FROM measured WHERE x IS NOT NULL GROUP BY ALL)
@@ -126,6 +125,36 @@ def _read(
             "entity": entity,
         },
     ).fetchall()
+
+
+def choose_step(cursor: duckdb.DuckDBPyConnection, signal: Signal, span: Span) -> int:
+    """Returns the seconds of the coarsest rollup with a row in each bucket, two of a counter; 0 for rows.
+
+    Without files in the range all rows are recent, and are read as they are. Of the oldest times only rollups are left.
+    """
+    device_class, least = signal.device_class, 2 if signal.kind == "counter" else 1
+    fitting = [step for step in STEPS if least * step * SECOND <= span.width]
+    if history_files.list_files(cursor, device_class, 0, span.start, span.end):
+        return max(fitting, default=0)
+    rolled = history_files.list_files(cursor, device_class, STEPS[0], span.start, span.end)
+    return max(fitting, default=STEPS[0]) if rolled else 0
+
+
+def _select_values(cursor: duckdb.DuckDBPyConnection, signal: Signal, step: int, span: Span) -> str:
+    """Returns SQL for time, entity, value v, number of values n and generation `life` of all devices of the class."""
+    column, life = signal.column, f"{signal.device_class}.generation"
+    life = CATALOGUE[life].column if life in CATALOGUE else ""
+    if not step:
+        names = dict.fromkeys(["time", "entity", column, *([life] if life else [])])
+        value = f'CASE WHEN isfinite("{column}") THEN "{column}" END' if signal.type.startswith("f") else f'"{column}"'
+        rows = schema.select_class(cursor, signal.device_class, names, span.start, span.end)
+        return f"SELECT time, entity, {value} AS v, 1 AS n, {life or 'NULL'} AS life FROM ({rows})"
+    value = f"{column}_mean" if signal.kind == "gauge" else f"{column}_last"
+    names = dict.fromkeys(["time", "entity", value, f"{column}_count", *([f"{life}_last"] if life else [])])
+    view = f"rollup_{step}_{signal.device_class}"
+    rows = rollups.select_view(cursor, view, names, span.start, span.end)
+    newest = f'"{life}_last"' if life else "NULL"
+    return f'SELECT time, entity, "{value}" AS v, "{column}_count" AS n, {newest} AS life FROM ({rows})'
 
 
 def _point(time: int, found: tuple[Any, ...] | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from pipeline.config.sections import Api
 from pipeline.model.errors import OverLimit, Refused, Retryable
 from pipeline.model.records import from_iso
 from pipeline.model.signals import CLASSES
-from pipeline.store import schema
+from pipeline.store import rollups, schema
 
 _ROOT = Path(__file__).parents[2]
 _ENVIRON = {
@@ -154,7 +154,8 @@ class TableScans:
         """Returns the Arrow schema of each table, serialized, in base64."""
         with contextlib.closing(self._cursor()) as cursor:
             for table in TABLES.intersection(tables):
-                self._schemas[table] = cursor.sql(f'FROM "{table}" LIMIT 0').to_arrow_reader(1).schema
+                source = f"({rollups.select_view(cursor, table)})" if table in rollups.VIEWS else _quoted(table)
+                self._schemas[table] = cursor.sql(f"FROM {source} LIMIT 0").to_arrow_reader(1).schema
         return {name: base64.b64encode(schema.serialize()).decode() for name, schema in self._schemas.items()}
 
     def start(self, request: Mapping[str, Any], handle: int) -> None:
@@ -238,11 +239,11 @@ def find_source(
 
     Run it in the transaction of the scan.
     """
-    if table not in CLASSES:
-        return _quoted(table)
     start, end = find_time_range(where)
     needed = dict.fromkeys([*columns, *(term[0] for term in where)])
-    return f"({schema.select_class(cursor, table, needed, start, end)})"
+    if table in rollups.VIEWS:
+        return f"({rollups.select_view(cursor, table, needed, start, end)})"
+    return f"({schema.select_class(cursor, table, needed, start, end)})" if table in CLASSES else _quoted(table)
 
 
 def find_time_range(where: Iterable[Sequence[str]]) -> tuple[int | None, int | None]:

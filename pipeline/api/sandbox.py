@@ -26,6 +26,7 @@ import duckdb
 
 from pipeline.model.errors import InvalidQuery, OverLimit, Refused
 from pipeline.model.signals import CLASSES
+from pipeline.store.rollups import VIEWS
 
 _OPERATORS = "+ - * / // % ^ ** & | << >> ~ ~~ !~~ ~~* !~~* ~~~ || @ @> <@ && ^@ -> ->> <-> <=>"
 _AGGREGATES = """any_value approx_count_distinct approx_quantile approx_top_k arbitrary arg_max arg_max_null arg_min
@@ -79,10 +80,12 @@ SCALARS = frozenset(
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 
 
-TABLES = frozenset(CLASSES) | {
+TABLES = frozenset(CLASSES) | VIEWS | {
     "entities", "links", "events", "findings", "incidents", "history", "mutes", "wrong_pages", "gaps", "dead_letter",
     "losses", "ingest_commit", "outbox",
 }  # fmt: skip
+SHOWN = (*sorted(TABLES - VIEWS), "rollup_60_CLASS", "rollup_600_CLASS")
+"""Names of all tables for people."""
 INTERNAL = frozenset(
     {
         "meta",
@@ -220,7 +223,7 @@ class _QueryChecker:
         if len(path) == 1 and name in TABLES - ctes:
             self.tables.add(name)
         elif len(path) != 1 or name not in ctes:
-            reason = f"{'.'.join(path)!r} is not a table that is served; there are: {', '.join(sorted(TABLES))}"
+            reason = f"{'.'.join(path)!r} is not a table that is served; there are: {', '.join(SHOWN)}"
             raise Refused(reason) if len(path) != 1 or self._exists(name) else InvalidQuery(reason)
 
     def _exists(self, name: str) -> bool:

@@ -27,6 +27,13 @@ log = logging.getLogger("fleetpulse.store")
 
 STEPS = (60, 600)
 """Seconds of a row of each rollup."""
+SIGNED: Mapping[str, str] = {
+    "UTINYINT": "INTEGER",
+    "USMALLINT": "INTEGER",
+    "UINTEGER": "BIGINT",
+    "UBIGINT": "BIGINT",
+}
+"""Type in a hot table -> type in a sealed file."""
 KEEP_UNNAMED = 600 * SECOND
 """How long a replaced file stays (us); chosen: sixty times the time limit of a query."""
 PARTIAL = ".partial"
@@ -119,6 +126,11 @@ def select_files(folder: Path, paths: Iterable[str], columns: Mapping[str, str])
     names = ", ".join(map(_quoted, columns))
     files = ", ".join(_text(str(folder.absolute() / path)) for path in paths)
     return f"SELECT {names} FROM read_parquet([{files}], schema = MAP {{{fields}}}, hive_partitioning = false)"
+
+
+def select_signed(column: str, kind: str) -> str:
+    """SQL expression for a column of a hot table (kind: its SQL type) as it is sealed; NULL if it does not fit."""
+    return f'TRY_CAST("{column}" AS {SIGNED[kind]}) AS "{column}"' if kind in SIGNED else f'"{column}"'
 
 
 def _text(value: str) -> str:

@@ -6,14 +6,73 @@ Columns are `time` (start of the interval), `entity`, and of each signal `NAME_m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+import duckdb
 
 from pipeline.model.records import SECOND
-from pipeline.model.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE, CLASSES
+from pipeline.store import history_files, schema
+from pipeline.store.history_files import SIGNED, STEPS
 
 _FIXED = ("time", "entity", "node", "simulated", "late")
 _WITH_LAST = frozenset((s.device_class, s.column) for s in CATALOGUE.values() if s.kind != "gauge")
+_ORDER = " ORDER BY entity, 1"
 _EXACT = frozenset({"BIGINT", "UBIGINT", "UINTEGER", "DOUBLE"})  # a mean as FLOAT would lose digits
+
+VIEWS = frozenset(f"rollup_{step}_{device_class}" for step in STEPS for device_class in CLASSES)
+"""Tables that queries can read: the rollups of sealed rows, and of recent rows, which are summarized when read."""
+
+
+def select_view(
+    connection: duckdb.DuckDBPyConnection,
+    view: str,
+    columns: Iterable[str] | None = None,
+    start: int | None = None,
+    end: int | None = None,
+) -> str:
+    """SQL for columns of one of VIEWS (None: all), from only the files that may have rows in [start, end).
+
+    Rows of an interval that are in several files, or partly recent, are added up. Run it in the transaction in which it
+    was made.
+    """
+    _, step, device_class = view.split("_")
+    types = schema.column_types(connection, f"recent_{device_class}")
+    parts = {
+        c: part for name, kind in types.items() if name not in _FIXED for c, part in _parts(device_class, name, kind)
+    }
+    names = ["time", "entity", *parts] if columns is None else list(columns)
+    wanted = {parts[c][0]: types[parts[c][0]] for c in names if c in parts}
+    stored = {c: kind for c, (name, kind) in parts.items() if name in wanted}
+    recent = _select_recent(device_class, wanted, int(step), start, end)
+    files = history_files.list_files(connection, device_class, int(step), start, end)
+    folder = history_files.folder_of(connection) if files else None
+    if folder is not None:
+        sealed = history_files.select_files(folder, files, {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **stored})
+        values = "".join(f", {merge_signal(name, f'{name}_last' in stored)}" for name in wanted)
+        recent = f'SELECT "time", entity{values} FROM ({recent} UNION ALL BY NAME {sealed}) GROUP BY ALL'
+    return f"SELECT {', '.join(f'{chr(34)}{c}{chr(34)}' for c in names)} FROM ({recent})"
+
+
+def _parts(device_class: str, name: str, kind: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """(column of the rollup, (signal, SQL type)) of one signal."""
+    value, mean = SIGNED.get(kind, kind), _mean_type(SIGNED.get(kind, kind))
+    parts = {"min": value, "max": value, "mean": mean, "count": "INTEGER"}
+    parts |= {"last": value} if (device_class, name) in _WITH_LAST else {}
+    for part, sql in parts.items():
+        yield f"{name}_{part}", (name, sql)
+
+
+def _select_recent(device_class: str, types: Mapping[str, str], step: int, start: int | None, end: int | None) -> str:
+    """SQL for the rollup of the rows in hot tables. types: SQL types of the signals."""
+    signed = {name: SIGNED.get(kind, kind) for name, kind in types.items()}
+    columns = "".join(f", {history_files.select_signed(name, kind)}" for name, kind in types.items())
+    limits = [] if start is None else [f'"time" >= make_timestamptz({start})']
+    limits += [] if end is None else [f'"time" < make_timestamptz({end + step * SECOND})']
+    where = f" WHERE {' AND '.join(limits)}" if limits else ""
+    rows = f'SELECT "time", entity{columns} FROM "recent_{device_class}"{where}'
+    rollup = select_rollup(rows, {"time": "", "entity": "", **signed}, step, device_class, again=False)
+    return rollup.removesuffix(_ORDER)
 
 
 def select_rollup(source: str, columns: Mapping[str, str], step: int, device_class: str, again: bool) -> str:
@@ -34,7 +93,7 @@ def select_rollup(source: str, columns: Mapping[str, str], step: int, device_cla
     width = step * SECOND
     return (
         f'SELECT make_timestamptz(epoch_us("time") // {width} * {width}) AS "time", entity{labels}'
-        f"{''.join(f', {value}' for value in values)} FROM ({source}) GROUP BY ALL ORDER BY 2, 1"
+        f"{''.join(f', {value}' for value in values)} FROM ({source}) GROUP BY ALL{_ORDER}"
     )
 
 
@@ -52,12 +111,16 @@ def find_signals(columns: Iterable[str]) -> list[str]:
 def summarize_signal(name: str, kind: str, with_last: bool) -> str:
     """SQL expressions for one signal of rows. kind: its SQL type."""
     value = f'CASE WHEN isfinite("{name}") THEN "{name}" END' if kind in ("FLOAT", "DOUBLE") else f'"{name}"'
-    mean = "DOUBLE" if kind in _EXACT else "FLOAT"
+    mean = _mean_type(kind)
     last = f', arg_max({value}, "time") AS "{name}_last"' if with_last else ""
     return (
         f'min({value}) AS "{name}_min", max({value}) AS "{name}_max", avg({value})::{mean} AS "{name}_mean", '
         f'count({value})::INTEGER AS "{name}_count"{last}'
     )
+
+
+def _mean_type(kind: str) -> str:
+    return "DOUBLE" if kind in _EXACT else "FLOAT"
 
 
 def merge_signal(name: str, with_last: bool) -> str:

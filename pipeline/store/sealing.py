@@ -23,7 +23,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,13 +48,6 @@ EVERY = 600 * SECOND
 """Time between two searches for full hours (us). Chosen: the late rows of so long make a file of their own."""
 MAX_MERGED = 1 << 30
 """Bytes of files that are merged into one. Chosen: larger ones cost no query a noticeable time to open."""
-SIGNED: Mapping[str, str] = {
-    "UTINYINT": "INTEGER",
-    "USMALLINT": "INTEGER",
-    "UINTEGER": "BIGINT",
-    "UBIGINT": "BIGINT",
-}
-"""Type in a hot table -> type in a sealed file."""
 _INTERRUPT_EVERY = 0.1
 """Seconds until a thread that must stop is interrupted again: between two statements an interrupt has no effect."""
 _OPTIONS = "FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2"
@@ -291,7 +284,7 @@ class Sealer:
         if big:
             [(lost,)] = job.cursor.execute(f"SELECT sum({' + '.join(big)}) FROM ({source})").fetchall()
             job.lost = int(lost or 0)
-        columns = "".join(f", {_signed(c, t)}" for c, t in types.items())
+        columns = "".join(f", {history_files.select_signed(c, t)}" for c, t in types.items())
         for (site,) in job.cursor.execute(f"SELECT DISTINCT site {device} ORDER BY ALL").fetchall():
             query = (
                 f"SELECT h.time, d.entity, d.node, d.simulated, h.late{columns} FROM ({source}) h "
@@ -396,10 +389,6 @@ def _select_hot(
             types |= schema.column_types(connection, table)
             parts.append(f'SELECT * FROM "{table}" {span}')
     return " UNION ALL BY NAME ".join(parts), {c: t for c, t in types.items() if c not in schema.RESERVED}
-
-
-def _signed(column: str, kind: str) -> str:
-    return f'TRY_CAST("{column}" AS {SIGNED[kind]}) AS "{column}"' if kind in SIGNED else f'"{column}"'
 
 
 def _columns_of(connection: duckdb.DuckDBPyConnection, path: Path) -> dict[str, str]:
