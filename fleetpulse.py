@@ -144,12 +144,12 @@ def _agent(given: argparse.Namespace) -> int:
 
 
 def _gateway(given: argparse.Namespace) -> int:
-    from agents.gateway import gateway
+    from agents.gateway.gateway import run
     from pipeline.runtime.supervise import Stop
 
     config, stop = _load_service_config(given), Stop()
     _call_on_signals(stop.set)
-    return gateway.run(config, stop)
+    return run(config, stop)
 
 
 def _pipeline(given: argparse.Namespace) -> int:

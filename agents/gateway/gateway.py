@@ -22,6 +22,7 @@ from typing import Any
 from agents.gateway.intake import DurableIntake, Overloaded, TooLarge
 from agents.node.spool import disk
 from agents.node.spool.spool import Spool
+from agents.node.systemd import SystemdNotifier
 from agents.node.uplink.uplink import open_uplink
 from agents.protobuf import MalformedMessage, ProtobufMessage
 from pipeline.api.tokens import Tokens, read_tokens
@@ -332,6 +333,8 @@ def _copy(out: bytearray, offset: int, length: int) -> None:
 
 # --- the process ----------------------------------------------------------------------------------------------------
 
+BEAT_S = 1.0
+"""Time between two messages to a watchdog of the service manager; chosen, as of the agent."""
 CLOSE_S = 2.0
 """How long the end waits for acknowledgements of Kafka; what is left is in the spool."""
 
@@ -375,12 +378,17 @@ def start_gateway(config: Config, log: Callable[[str], object]) -> tuple[Gateway
 
 
 def run(config: Config, stop: threading.Event) -> int:
-    """`fleetpulse gateway`: runs until `stop` is set."""
+    """`fleetpulse gateway`: runs until `stop` is set. The service manager hears when it listens and when it ends."""
+    manager = SystemdNotifier()
     server, close = start_gateway(config, _log)
     host, port = server.server_address[:2]
     _log(f"listening on http://{host!s}:{port}/v1/metrics, sends by {config.pipeline.transport}")
-    stop.wait()
+    manager.notify_ready(BEAT_S)
+    while not stop.wait(BEAT_S):
+        manager.notify_alive()
+    manager.notify_stopping()
     close()
+    manager.close()
     _log("stopped")
     return 0
 

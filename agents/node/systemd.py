@@ -1,4 +1,4 @@
-"""Notifies the service manager that the agent is ready, alive or stopping: systemd's notification protocol.
+"""Notifies the service manager that agent or gateway is ready, alive or stopping: the notification protocol of systemd.
 
 One datagram per message to the socket that NOTIFY_SOCKET names (sd_notify(3)); without that variable nothing happens.
 The agent's loop itself sends the watchdog messages: if it is stuck, they stop, and systemd restarts the agent.

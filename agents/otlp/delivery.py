@@ -1,7 +1,7 @@
-"""Delivery of OTLP requests over HTTP: a bounded queue, and one thread that sends, with exponential backoff.
+"""Delivery of OTLP requests over HTTP and to Kafka: a bounded queue, and one thread that sends, with backoff.
 
 Nothing here makes the agent wait: if the queue is full, the oldest request is dropped. Bodies are compressed; failures
-are classified as retryable or permanent. `broker` delivers to Kafka with the same queue.
+are classified as retryable or permanent.
 """
 
 from __future__ import annotations
@@ -15,17 +15,25 @@ import urllib.request
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from agents.otlp import messages
-from pipeline.config.sections import Opentelemetry
+from pipeline.config.sections import Kafka, Opentelemetry
 from pipeline.http.addresses import is_loopback_url, make_opener
 from pipeline.model.errors import ConfigError, Permanent, Retryable
+from pipeline.model.records import OTLP
 
 MAX_BYTES = 4 << 20
 """Most bytes in the queue. Chosen: of a node with 8 GPUs about 15 requests, 2.5 minutes at the usual interval."""
 PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
 """Backoff after the first failure, and its maximum; it doubles, and is reduced at random by up to half, so that a fleet
 does not call a recovered collector all at the same time. Chosen; OTLP requires exponential backoff with jitter."""
+
+ACK_TIMEOUT_S = 30.0
+"""Longest wait for the brokers' acknowledgement, as in the telemetry's own producer."""
+BLOCK_MS = 5000
+"""Longest wait for the topic's metadata; this thread has nothing else to do. Chosen."""
+CLOSE_S = 0.5
 
 
 class Outbox:
@@ -207,3 +215,54 @@ def _tls_context(settings: Opentelemetry, source: str) -> ssl.SSLContext:
         raise ConfigError(
             f"{source}: [opentelemetry] ca_file: {settings.ca_file}: {error}; expected certificates in PEM"
         ) from error
+
+
+class KafkaDelivery:
+    """Delivers requests to Kafka's topic `otlp_metrics`, keyed by node, for the OpenTelemetry Collector.
+
+    Best effort, beside the spool with the same telemetry: one request is in flight and waits for its acknowledgement.
+    Raises ConfigError on bad credentials; the broker may be down. The client is imported only here.
+    """
+
+    def __init__(self, kafka: Kafka, node: str) -> None:
+        from pipeline.transport import kafka_clients
+
+        self._kafka, self._key = kafka, node.encode()
+        self._producer: Any = None
+        kafka_clients.client_settings(kafka, "agent")
+
+    def __call__(self, request: bytes) -> None:
+        """Sends a request. Raises Retryable or Permanent with the reason."""
+        from kafka.errors import KafkaError
+
+        from agents.node.uplink.client import is_permanent
+
+        if self._producer is None:
+            self._producer = self._make_producer()
+        try:
+            self._producer.send(OTLP, request, self._key).get(timeout=ACK_TIMEOUT_S)
+        except KafkaError as error:
+            if is_permanent(error):
+                raise Permanent(f"topic {OTLP}: {error}") from error
+            why = self._producer.explain_error(OTLP, error)
+            self.close()  # a failed client may be unusable; the next one reads the credentials again
+            raise Retryable(f"topic {OTLP}: {type(why).__name__}: {why}") from error
+
+    def close(self) -> None:
+        """Closes the client; the next request creates another one."""
+        if self._producer is not None:
+            self._producer.shut_down(CLOSE_S, force=True)
+            self._producer = None
+
+    def _make_producer(self) -> Any:
+        from pipeline.transport import kafka_clients
+
+        return kafka_clients.create_producer(
+            self._kafka,
+            "agent",
+            compression_type="zstd",
+            linger_ms=0,
+            delivery_timeout_ms=round(ACK_TIMEOUT_S * 1000),
+            max_block_ms=BLOCK_MS,
+            metrics_enabled=False,
+        )

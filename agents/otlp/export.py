@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from agents.collector import Device
 from agents.node.snapshot import Snapshot
-from agents.otlp.delivery import HttpDelivery, Outbox
+from agents.otlp.delivery import HttpDelivery, KafkaDelivery, Outbox
 from agents.otlp.request_layout import Group, RequestLayout, SignalColumn
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
@@ -174,8 +174,6 @@ def build_opentelemetry(config: Config, origin: Origin, log: Callable[[str, str]
         post = HttpDelivery(settings, config.source)
         outboxes["http"] = Outbox("otlp-http", post, functools.partial(log, "otlp"))
     if settings.kafka:
-        from agents.otlp.broker import KafkaDelivery
-
         broker = KafkaDelivery(config.kafka, origin.node)
         outboxes["kafka"] = Outbox("otlp-kafka", broker, functools.partial(log, "otlp kafka"), broker.close)
     ways = [outboxes["kafka"].enqueue] if settings.kafka else []

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agents.gateway import intake as intakes
-from agents.gateway.gateway import MAX_REQUEST, GatewayServer, start_gateway
+from agents.gateway.gateway import MAX_REQUEST, GatewayServer, run, start_gateway
 from agents.gateway.intake import DurableIntake, Overloaded
 from agents.node.spool.spool import Spool
 from pipeline.config import sections
@@ -216,7 +216,7 @@ def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from agents.gateway.gateway import MAX_REQUEST, GatewayServer, start_gateway
+from agents.gateway.gateway import MAX_REQUEST, GatewayServer, run, start_gateway
 from pipeline.config import sections
 from pipeline.config.sections import Config
 spool = sections.Spool(Path(sys.argv[1]), free_bytes=0)
@@ -257,3 +257,20 @@ def test_the_gateway_loads_no_database_and_no_compiler() -> None:
     program = f"import agents.gateway.gateway, sys; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_service_manager_hears_when_the_gateway_listens_and_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "manager"))
+        manager.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "manager"))
+        stop, gateway = threading.Event(), sections.Gateway(port=0, node="gw")
+        config = Config(spool=sections.Spool(tmp_path / "spool", free_bytes=0), gateway=gateway)
+        thread = threading.Thread(target=run, args=(config, stop))
+        thread.start()
+        assert manager.recv(100) == b"READY=1"
+        stop.set()
+        assert manager.recv(100) == b"STOPPING=1"
+        thread.join()

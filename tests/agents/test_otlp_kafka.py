@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from agents.node.agent import open_telemetry
-from agents.otlp.broker import KafkaDelivery
+from agents.otlp.delivery import KafkaDelivery
 from pipeline.config.sections import Config, Opentelemetry, Pipeline
 from pipeline.model.errors import Retryable
 from pipeline.model.records import OTLP, SECOND, Batch, Block, Origin
@@ -59,7 +59,7 @@ def test_a_missing_topic_is_named_in_the_error(kafka: Address) -> None:
 
 def test_unreachable_brokers_are_retried_later() -> None:
     program = (
-        "import sys; from agents.otlp.broker import KafkaDelivery; from pipeline.config.sections import Kafka\n"
+        "import sys; from agents.otlp.delivery import KafkaDelivery; from pipeline.config.sections import Kafka\n"
         "from pipeline.model.errors import Retryable\n"
         "broker = KafkaDelivery(Kafka(bootstrap_servers=sys.argv[1]), 'n1')\n"
         "try: broker(b'x')\n"
