@@ -37,7 +37,7 @@ def select_view(
     was made.
     """
     _, step, device_class = view.split("_")
-    types = schema.column_types(connection, f"recent_{device_class}")
+    types = schema.class_types(connection, device_class)
     parts = {
         c: part for name, kind in types.items() if name not in _FIXED for c, part in _parts(device_class, name, kind)
     }

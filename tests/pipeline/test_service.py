@@ -393,3 +393,31 @@ def test_the_detectors_are_listed_with_their_modes(site):
         assert len(PipelineBackend(made).list_modes()) == 3
     finally:
         made.close()
+
+
+def test_the_loop_seals_hours_older_than_hot_hours_and_the_view_stays_the_same(site):
+    table = {
+        "store": {"path": str(site.folder / "store.duckdb"), "hot_hours": 1.0},
+        "spool": {"directory": str(site.folder / "spool")},
+        "pipeline": {"commit_wait": 0.0},
+    }
+    config = build_section(configuration.Config, table, "test")
+    clock = [T0 + 3 * 3600 * SECOND]
+    service = PipelineService(config, EmptyJudge(), clock=lambda: clock[0])
+    try:
+        site.send("n1", T0, ticks=5)
+        for ago in (600, 60):  # the frame of the first closes with the second, and is in the snapshot
+            site.send("n1", clock[0] - ago * SECOND, ticks=5)
+        service.start_engine()
+        drain(service)
+        read = service.database.connection.execute
+        before = read("SELECT epoch_us(time), entity, temperature FROM gpu ORDER BY ALL").fetchall()
+        clock[0] += 600 * SECOND
+        until(
+            lambda: not service.run_step() and read("SELECT count(*) FROM sealed WHERE step = 0").fetchall() == [(1,)]
+        )
+        assert read("SELECT epoch_us(time), entity, temperature FROM gpu ORDER BY ALL").fetchall() == before
+        assert read("SELECT count(*) FROM recent_gpu").fetchall() == [(20,)]
+        assert PipelineBackend(service).read_counters()["fleetpulse_store_sealed_rows_total"] == 10
+    finally:
+        service.close()
