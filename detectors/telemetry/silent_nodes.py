@@ -320,7 +320,7 @@ class SilentNodes(State):
         dark, since = context.dark_feed(node), alone["since"]
         age, fact = context.time - since, context.facts.last_fatal(node, since + TOGETHER)
         # systemd ends a hung agent after 30 s and starts it anew: what lasts longer does not end by itself
-        level: Level = "ticket" if age > context.seconds * SECOND else "suspect"
+        level: Level = "ticket" if age >= context.seconds * SECOND else "suspect"
         if dark is not None:
             return "page", "power", f"no power at {entity_name(dark)}"
         if alone["lives"]:
