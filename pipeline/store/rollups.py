@@ -1,7 +1,8 @@
 """Rollups: of each signal the minimum, maximum, mean and number of values per device in 60 s and 600 s.
 
 Columns are `time` (start of the interval), `entity`, and of each signal `NAME_min`, `NAME_max`, `NAME_mean`,
-`NAME_count`; of counters and states also `NAME_last`, the newest value, since a mean of them means nothing.
+`NAME_count`; of counters and states also `NAME_last`, the newest value, since a mean of them means nothing. In files it
+is NULL where it equals `NAME_max`, as that of a counter nearly always does: a quarter fewer bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ def select_view(
         sealed = history_files.select_files(folder, files, {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **stored})
         values = "".join(f", {merge_signal(name, f'{name}_last' in stored)}" for name in wanted)
         recent = f'SELECT "time", entity{values} FROM ({recent} UNION ALL BY NAME {sealed}) GROUP BY ALL'
-    return f"SELECT {', '.join(f'{chr(34)}{c}{chr(34)}' for c in names)} FROM ({recent})"
+    lasts = {f"{name}_last": f'{_last(name)} AS "{name}_last"' for name in wanted}
+    return f"SELECT {', '.join(lasts.get(c, _quoted(c)) for c in names)} FROM ({recent})"
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
 
 
 def _parts(device_class: str, name: str, kind: str) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -112,11 +118,16 @@ def summarize_signal(name: str, kind: str, with_last: bool) -> str:
     """SQL expressions for one signal of rows. kind: its SQL type."""
     value = f'CASE WHEN isfinite("{name}") THEN "{name}" END' if kind in ("FLOAT", "DOUBLE") else f'"{name}"'
     mean = _mean_type(kind)
-    last = f', arg_max({value}, "time") AS "{name}_last"' if with_last else ""
+    last = f', nullif(arg_max({value}, "time"), max({value})) AS "{name}_last"' if with_last else ""
     return (
         f'min({value}) AS "{name}_min", max({value}) AS "{name}_max", avg({value})::{mean} AS "{name}_mean", '
         f'count({value})::INTEGER AS "{name}_count"{last}'
     )
+
+
+def _last(name: str) -> str:
+    """SQL for the newest value of a signal of a rollup."""
+    return f'coalesce("{name}_last", "{name}_max")'
 
 
 def _mean_type(kind: str) -> str:
@@ -125,7 +136,7 @@ def _mean_type(kind: str) -> str:
 
 def merge_signal(name: str, with_last: bool) -> str:
     """SQL expressions for one signal of a rollup."""
-    last = f', arg_max("{name}_last", "time") AS "{name}_last"' if with_last else ""
+    last = f', nullif(arg_max({_last(name)}, "time"), max("{name}_max")) AS "{name}_last"' if with_last else ""
     return (
         f'min("{name}_min") AS "{name}_min", max("{name}_max") AS "{name}_max", '
         f'sum("{name}_mean"::DOUBLE * "{name}_count") / nullif(sum("{name}_count"), 0) AS "{name}_mean", '
