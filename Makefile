@@ -41,7 +41,7 @@ soak: .venv/.tests-installed ## run for hours: a day of faults against the agent
 	@$(BIN)/python -m benchmarks.hostile_messages
 
 bench: .venv/.installed ## print the figures of the README
-	@for name in ingest kafka agent_stream history; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in ingest kafka agent_stream otlp history live; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 score: .venv/.installed ## judge the simulated suites and write docs/detection.md: hours, goes on where it was stopped (SCALE=training or small, HOURS=n)
 	@test -f $(SCORE_DIR)/trials.json || $(BIN)/python -m benchmarks.detection.trials --results $(SCORE_DIR)
