@@ -15,6 +15,7 @@ from pipeline.model.signals import extend_catalogue
 from pipeline.model.signals.signal import Signal
 from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START
+from tests.detectors.snapshots import packed
 
 GAUGES = [Signal(f"m{i}", "1", "gauge", "node", "f8", f"metric {i}") for i in range(4)]
 ERRORS = Signal("node.oddities", "1", "counter", "node", "f8", "errors", harm="up")
@@ -291,5 +292,5 @@ def test_a_level_that_a_person_accepts_is_normal_from_then_on():
 def test_a_restart_with_other_signals_begins_again():
     first, second = runner("m0", "m1", "m2"), runner("m0", "m1", "m2", "m3")
     run_detector(first, range(50), lambda t, r: noisy(r))
-    second.restore(first.snapshot())
+    second.restore(packed(first))
     assert run_detector(second, range(50, 80), lambda t, r: noisy(r)) == []

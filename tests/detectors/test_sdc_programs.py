@@ -14,6 +14,7 @@ from detectors.sdc.sdc_replica import SdcReplica
 from detectors.sdc.votes import MAX_POLLED, AnswerPoll, CanaryVerdict, FalseMismatch
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
+from tests.detectors.snapshots import packed
 
 ROUND, DAY = 1800 * SECOND, 86_400 * SECOND
 BAD = (None, "x", [], ["a"], {}, {"a": 1}, True, -1, 10**30, 10**5000, math.nan, math.inf, 1.5, "")
@@ -228,7 +229,7 @@ def test_a_restart_keeps_the_last_right_answers():
 
     first.observe(instant(0, *(result(g, START, "right") for g in names)))
     first.observe(instant(1, result(names[3], START + 60 * SECOND, "bad")))
-    second.restore(first.snapshot())
+    second.restore(packed(first))
     changed = Event(START + 150 * SECOND, "node:n0", "version", {})
     again = result(names[3], START + 240 * SECOND, "worse", again=3)
     right = result(names[4], START + 300 * SECOND, "right")
@@ -237,7 +238,7 @@ def test_a_restart_keeps_the_last_right_answers():
         assert found == second.observe(instant(k, *events))
         if k == 2:
             assert found[0].evidence["last_right"] != "unknown"
-    assert first.snapshot() == second.snapshot()
+    assert packed(first) == packed(second)
 
 
 def test_restarted_agents_repeat_results_without_effect():
