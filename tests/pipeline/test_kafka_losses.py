@@ -213,13 +213,14 @@ def test_a_damaged_record_on_the_brokers_disk_is_a_gap(own_broker: Broker, new_p
     pipeline.wait_until_healthy()
     pipeline.finish()
     pipeline.stop_service()
+    segment = max(own_broker.log_dirs.glob(f"{TELEMETRY}-*/*.log"), key=lambda path: path.stat().st_size)
+    consumed = segment.stat().st_size
     for _ in range(20):
         pipeline.write(5)
         pipeline.wait_until_sent()
     own_broker.stop()
-    segment = max(own_broker.log_dirs.glob(f"{TELEMETRY}-*/*.log"), key=lambda path: path.stat().st_size)
     data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 0xFF
+    data[(consumed + len(data)) // 2] ^= 0xFF  # among those that are still to be read
     segment.write_bytes(data)
     own_broker.start()
     pipeline.start_service()

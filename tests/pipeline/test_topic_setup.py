@@ -53,10 +53,12 @@ def test_topics_are_created_with_their_settings_and_leaders(empty_brokers: Addre
         assert {key: found.settings[key] for key in topic.settings} == dict(topic.settings)
 
 
-def test_a_topic_without_a_reader_is_reported_as_such(empty_brokers: Address) -> None:
-    for lines in (init_lines(kafka_of(empty_brokers)), init_lines(kafka_of(empty_brokers))):
-        (line,) = [line for line in lines if line.startswith(f"topic {OTLP}:")]
-        assert line.endswith("this version does not read it yet")
+def test_the_topic_of_other_senders_is_created_once_like_the_others(empty_brokers: Address) -> None:
+    first, second = init_lines(kafka_of(empty_brokers)), init_lines(kafka_of(empty_brokers))
+    (created,) = [line for line in first if line.startswith(f"topic {OTLP}:")]
+    (known,) = [line for line in second if line.startswith(f"topic {OTLP}:")]
+    assert created == f"topic {OTLP}: created: 4 partitions, 1 replica, retention 72 h"
+    assert known == f"topic {OTLP}: already exists, as configured"
 
 
 def test_a_second_run_finds_all_topics_and_keeps_their_messages(empty_brokers: Address) -> None:
