@@ -220,7 +220,11 @@ def test_a_damaged_record_on_the_brokers_disk_is_a_gap(own_broker: Broker, new_p
         pipeline.wait_until_sent()
     own_broker.stop()
     data = bytearray(segment.read_bytes())
-    data[(consumed + len(data)) // 2] ^= 0xFF  # among those that are still to be read
+    starts = [consumed]  # of the batches that are still to be read
+    while starts[-1] < len(data):
+        starts.append(starts[-1] + 12 + int.from_bytes(data[starts[-1] + 8 : starts[-1] + 12], "big"))
+    first, after = starts[len(starts) // 2 - 1 : len(starts) // 2 + 1]
+    data[(first + after) // 2] ^= 0xFF  # in its records: the checksum does not cover the first 16 bytes
     segment.write_bytes(data)
     own_broker.start()
     pipeline.start_service()
