@@ -32,6 +32,7 @@ class Payload:
 
 
 _DAY = 86_400 * SECOND
+_HELD = ("muted", "mode")  # evidence of suppression, always that of the newest finding
 _FINDINGS = """
 INSERT INTO findings
 SELECT make_timestamptz(time), make_timestamptz(onset), * EXCLUDE (time, onset) FROM (
@@ -185,15 +186,25 @@ def count_payloads(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], i
 def _write_findings(
     connection: duckdb.DuckDBPyConnection, findings: Iterable[Finding], changes: Sequence[Change]
 ) -> None:
-    """Upserts by (detector, entity, onset); keeps the row with the highest level and score."""
+    """Upserts by (detector, entity, onset); keeps the newest of the rows with the highest level and score."""
     home = {key: change.incident.id for change in changes for key in change.finding_keys}
     newest: dict[tuple[str, str, int], Finding] = {}
     for f in findings:
-        known = newest.get(f.key, f)
-        newest[f.key] = replace(max(known, f, key=_strength), time=max(known.time, f.time))
+        newest[f.key] = _merge_finding(newest.get(f.key, f), f)
     if newest:
         rows = [_finding_row(f, home.get(key)) for key, f in newest.items()]
         connection.execute(_FINDINGS, [list(column) for column in zip(*rows, strict=True)])
+
+
+def _merge_finding(known: Finding, f: Finding) -> Finding:
+    """Merges a finding with a later one as _FINDINGS does: what is written together must not change the row."""
+    time = max(known.time, f.time)
+    if _strength(f) >= _strength(known):
+        return replace(f, time=time)
+    evidence = {name: value for name, value in known.evidence.items() if name not in _HELD}
+    return replace(
+        known, time=time, evidence=evidence | {name: f.evidence[name] for name in _HELD if name in f.evidence}
+    )
 
 
 def _strength(f: Finding) -> tuple[int, float]:

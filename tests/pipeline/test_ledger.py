@@ -162,3 +162,23 @@ def test_a_large_number_of_findings_is_one_statement(database: Database) -> None
     record_changes(database, storm)
     record_changes(database, storm)
     assert database.cursor().execute("SELECT count(*) FROM findings").fetchall() == [(5000,)]
+
+
+def test_the_row_of_a_finding_does_not_depend_on_what_is_written_together(tmp_path: Path) -> None:
+    found = [
+        finding(time=START, score=8.0, evidence={"errors": 1}),
+        finding(time=START + 1, score=8.0, evidence={"errors": 2}),
+        finding("ticket", time=START + 2, evidence={"errors": 3, "mode": "shadow"}),
+    ]
+    stored = []
+    for i, groups in enumerate(([found], [found[:1], found[1:]], [found[:2], found[2:]], [[f] for f in found])):
+        made = Database(tmp_path / f"{i}.duckdb")
+        for group in groups:
+            with made.transaction() as connection:
+                ledger.write_changes(connection, group, [], [], START)
+        query = "SELECT epoch_us(time), level, score, summary, evidence FROM findings"
+        [(*row, evidence)] = made.connection.execute(query).fetchall()
+        stored.append((row, json.loads(evidence)))
+        made.close()
+    row = [START + 2, "page", 8.0, "page at 1"]
+    assert stored == [(row, {"errors": 2, "mode": "shadow"})] * 4
