@@ -63,6 +63,7 @@ def body_of(number: int, block: np.ndarray) -> bytes:
 
 def service_over(folder: Path, store: Path, free_bytes: int) -> PipelineService:
     table = {"store": {"path": str(store), "free_bytes": free_bytes}, "spool": {"directory": str(folder / "spool")}}
+    table["pipeline"] = {"commit_wait": 0.0}  # a step of the script is a look at the spools
     return PipelineService(
         build_section(configuration.Config, table, "test"), EmptyJudge(), clock=lambda: T0 + 20_000 * SECOND
     )
