@@ -286,6 +286,8 @@ class PipelineService:
         try:
             self.sealer.advance(before, self.ingest.write_latest)
         except (duckdb.Error, OSError) as error:
+            if isinstance(error, duckdb.FatalException):
+                self.database.broken = str(error)
             if self.database.broken is not None:
                 raise
             log.warning("history: not sealed, tried again later: %s", error)

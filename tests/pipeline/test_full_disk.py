@@ -250,3 +250,31 @@ def test_no_error_of_the_disk_or_of_memory_loses_a_message(
         assert service.ingest.counters["messages"] == 40
     finally:
         service.close()
+
+
+@pytest.mark.slow
+def test_a_fatal_error_that_sealing_meets_first_reopens_the_store(
+    tmp_path: Path, senders: NodeSenders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without new telemetry no commit would meet it."""
+    service = service_over(tmp_path, tmp_path / "store.duckdb", 0)
+
+    def failing(*_: object) -> bool:
+        raise duckdb.FatalException("FATAL Error: database has been invalidated")
+
+    def steps() -> Iterator[object]:
+        senders.send(MESSAGES)
+        yield from range(20)
+        with monkeypatch.context() as patch:
+            patch.setattr(service.sealer, "advance", failing)
+            yield
+            assert service.database.broken is not None
+            assert service.list_unready_reasons()
+        yield from range(3)
+        assert service.database.broken is None
+
+    try:
+        check_all_stored(steps(), service)
+        assert service.list_unready_reasons() == []
+    finally:
+        service.close()
