@@ -192,12 +192,13 @@ class Link(Detector):
         limits = ErrorLimits(self.healthy_ber, self.faulty_ber, self.limit, self.error_cap)
         n = len(frame.entities)
         up, young = self.states.state[:n] == UP, self.states.count[:n] <= LEARN
+        excused = self._excused(frame, started)
         for signal in (*PHYSICAL, *PACKETS):
             if signal in frame.values:
                 at, growth = self.errors.measure_growth(signal, frame.values[signal], frame.time, restarted)
                 if len(at):
                     kept = np.fromiter((self._errors_count(frame, i) for i in at.tolist()), bool, len(at))
-                    kept &= ~self._excused(frame, started)[at]
+                    kept &= ~excused[at]
                     at, growth = at[kept], growth[kept]
                 for i, count in zip(at.tolist(), growth.tolist(), strict=True):
                     self.losses.add_errors(frame.entities[i], signal in PACKET_COUNTERS, count, frame.time)

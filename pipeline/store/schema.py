@@ -17,7 +17,7 @@ Versions: 1 had one hot table per class, and no `partition_offset`. 2 had no sea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import duckdb
 
@@ -180,31 +180,35 @@ def _ensure_class(
 ) -> None:
     hot, latest = f"hot_{device_class}", f"latest_{device_class}"
     types = {signal.column: SQL_TYPES[signal.type] for signal in signals}
-    for table, key in ((hot, ""), (latest, "PRIMARY KEY")):
-        mark = ", late BOOLEAN" if table == hot else ""
-        if table in have:
-            new = [f'ALTER TABLE "{table}" ADD COLUMN "{c}" {types[c]};' for c in types if c not in have[table]]
-            connection.execute("".join(new) or "SELECT 1")
-        else:
-            more = "".join(f', "{column}" {kind}' for column, kind in types.items())
-            connection.execute(
-                f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL {key}{mark}{more})'
-            )
+    _create_or_widen(connection, hot, _HOT_KEY, types, have)
+    _create_or_widen(connection, latest, _LATEST_KEY, types, have)
     have = {**have, hot: list(dict.fromkeys([*have.get(hot, ()), *types]))}
     _create_class_view(connection, device_class, have)
 
 
-def create_hot_table(connection: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, str]) -> None:
-    """Creates a hot table of a class with these columns (SQL types), or adds them to it. The class has them already."""
-    have, device_class = _signal_columns(connection), class_of_table(table)
+_HOT_KEY, _LATEST_KEY = "device INTEGER NOT NULL, late BOOLEAN", "device INTEGER NOT NULL PRIMARY KEY"
+
+
+def _create_or_widen(
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    key: str,
+    columns: Mapping[str, str],
+    have: Mapping[str, Collection[str]],
+) -> None:
+    """Creates a table of rows by time with these columns (SQL types), or adds those that it lacks."""
     if table in have:
         new = [f'ALTER TABLE "{table}" ADD COLUMN "{c}" {columns[c]};' for c in columns if c not in have[table]]
         connection.execute("".join(new) or "SELECT 1")
     else:
         more = "".join(f', "{column}" {kind}' for column, kind in columns.items())
-        connection.execute(
-            f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL, late BOOLEAN{more})'
-        )
+        connection.execute(f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, {key}{more})')
+
+
+def create_hot_table(connection: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, str]) -> None:
+    """Creates a hot table of a class with these columns (SQL types), or adds them to it. The class has them already."""
+    have, device_class = _signal_columns(connection), class_of_table(table)
+    _create_or_widen(connection, table, _HOT_KEY, columns, have)
     have[table] = list(dict.fromkeys([*have.get(table, ()), *columns]))
     _create_class_view(connection, device_class, have)
     _create_late_rows_view(connection, have)
