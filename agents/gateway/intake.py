@@ -67,14 +67,14 @@ class DurableIntake:
         self._thread = threading.Thread(target=self._run, name="gateway-spool", daemon=True)
         self._thread.start()
 
-    def store(self, request: bytes, format_: str, origin: Origin, made: int) -> None:
-        """Returns when the request is durable. Raises Overloaded or TooLarge.
+    def store(self, request: bytes, format_: str, origin: Origin, made: int, local: bool = False) -> None:
+        """Returns when the request is durable. Raises Overloaded or TooLarge. local: it is of `origin.node` itself.
 
         A request that was acknowledged before is not stored again: its sender did not get the answer.
         """
         digest = hashlib.blake2b(request, digest_size=16).digest()
         try:
-            item = _Waiting(wire.encode_request(request, format_, origin), made, digest)
+            item = _Waiting(wire.encode_request(request, format_, origin, local), made, digest)
         except WireError as error:
             raise TooLarge(str(error)) from error
         with self._work:
@@ -94,12 +94,12 @@ class DurableIntake:
             self.refused += 1
             raise item.failure
 
-    def close(self) -> None:
-        """Makes everything that waits durable, and closes the spool."""
+    def close(self, seconds: float = WAIT_S) -> None:
+        """Makes everything that waits durable, and closes the spool; waits at most `seconds` for the disk."""
         with self._work:
             self._stop = True
             self._work.notify()
-        self._thread.join(WAIT_S)
+        self._thread.join(seconds)
 
     def find_problem(self) -> str | None:
         """Why nothing can be stored; None if it can."""

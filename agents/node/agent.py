@@ -40,6 +40,7 @@ from pipeline.transport import wire
 from pipeline.transport.segments import folder_name
 
 if TYPE_CHECKING:
+    from agents.gateway.gateway import LocalReceiver
     from agents.node.uplink.sender import SpoolSender
     from agents.otlp.export import OpenTelemetry
 
@@ -53,6 +54,9 @@ STOP_S = 1.0
 """How long stopping waits for the collectors to close; with the last sync the agent ends within 2 s."""
 UPLINK_S = 0.8
 """How much longer stopping waits for the sender to Kafka, which had all that time too: the rest of the 2 s."""
+RECEIVER_S = 0.2
+"""How long stopping waits for the receiver of other programs' telemetry; chosen: they send again what was not
+acknowledged."""
 LOGGED_EVENTS = frozenset(
     (
         *("gpu_lost", "gpu_back", "gpu_count", "recovery_action", "xid", "sxid", "nvml_refused", "slow_call"),
@@ -172,6 +176,7 @@ class Agent:
         self._telemetry = open_telemetry(config, self._origin, self._log)
         self._systemd = systemd or SystemdNotifier({})
         self.uplink = open_uplink(config, config.pipeline.transport, [node], self._log_uplink, "agent", self.spools)
+        self.receiver = open_receiver(config, self._origin, self._wake_sender, self._log)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -241,6 +246,8 @@ class Agent:
         until = self.clock.monotonic() + STOP_S
         if self.uplink:
             self.uplink.stop()
+        if self.receiver:
+            self.receiver.close(RECEIVER_S)
         self.pool.close(STOP_S)
         self._put_events(self._xid_events.flush())
         self._put_telemetry(self._joiner.flush())
@@ -351,6 +358,17 @@ def open_telemetry(config: Config, origin: Origin, log: Callable[[str, str], obj
     from agents.otlp.export import build_opentelemetry
 
     return build_opentelemetry(config, origin, log)
+
+
+def open_receiver(
+    config: Config, origin: Origin, on_durable: Callable[[], object], log: Callable[[str, str], object]
+) -> LocalReceiver | None:
+    """What receives OTLP from programs of this node; None, and nothing loaded, without [agent] otlp_port."""
+    if not config.agent.otlp_port:
+        return None
+    from agents.gateway.gateway import LocalReceiver
+
+    return LocalReceiver(config, origin, on_durable, log)
 
 
 def run(

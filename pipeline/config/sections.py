@@ -101,12 +101,14 @@ class Agent:
 
     linger: readings of so many seconds are sent as one message, which is smaller and cheaper; 0: each at once. Events
     are always sent at once. Chosen: a frame is two of them; more than 10 s would look like silence.
+    otlp_port: port on 127.0.0.1 on which the agent receives OTLP over HTTP from programs of its node; 0: off.
     """
 
     node: str = field(default_factory=lambda: socket.gethostname().split(".")[0], metadata=_NAME)
     interval: float = field(default=1.0, metadata=_SECONDS)
     collectors: tuple[str, ...] = ()
     linger: float = field(default=5.0, metadata=_LINGER)
+    otlp_port: int = field(default=0, metadata=_PORT)
 
 
 @dataclass(frozen=True)
@@ -346,14 +348,19 @@ class Otlp:
 
 @dataclass(frozen=True)
 class Gateway:
-    """[gateway]: `fleetpulse gateway`, which receives OTLP and Prometheus remote write over HTTP.
+    """[gateway]: `fleetpulse gateway`, which receives OTLP over HTTP and gRPC, and Prometheus remote write.
 
     node: the name of its spool. `token_file` has one `name:token` per line; required beyond loopback.
-    connections: maximum connections; further ones get 503.
+    connections: maximum connections over HTTP; further ones get 503.  grpc: requires the extra `grpc`.
+    certificate_file: chain in PEM, which turns TLS on.  key_file: its private key, if it is in another file.
     """
 
     host: str = "127.0.0.1"
     port: int = field(default=4318, metadata=_PORT)
+    grpc: bool = False
+    grpc_port: int = field(default=4317, metadata=_PORT)
+    certificate_file: Path | None = None
+    key_file: Path | None = None
     node: str = field(default_factory=lambda: f"gateway-{socket.gethostname().split('.')[0]}", metadata=_NAME)
     token_file: Path | None = None
     connections: int = field(default=256, metadata=_POSITIVE)

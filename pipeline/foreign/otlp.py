@@ -44,16 +44,19 @@ class OtlpDecoder:
     def __init__(self, site: str, node_attributes: Sequence[str]) -> None:
         self._site, self._node_attributes = site, tuple(node_attributes)
         self._walker = Walker()
-        self._plans: OrderedDict[tuple[int, int, int], Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, int, int, str], Plan] = OrderedDict()
         self._cached = 0
 
-    def decode(self, message: bytes | memoryview) -> Iterator[Samples]:
-        """The samples of each resource of a message. Raises WireError if any part of it is malformed."""
+    def decode(self, message: bytes | memoryview, node: str = "") -> Iterator[Samples]:
+        """The samples of each resource of a message. Raises WireError if any part of it is malformed.
+
+        node: the one that all of it belongs to; "" if its attributes give the node.
+        """
         flat = self._walker.walk(message)
         resources, values = flat.resources, flat.values
         for r in range(int(flat.counts[walker.RESOURCES])):
             first, after = int(resources[r, walker.FIRST]), int(resources[r + 1, walker.FIRST])
-            key = (int(resources[r, walker.HASH]), int(resources[r, walker.HASH + 1]), after - first)
+            key = (int(resources[r, walker.HASH]), int(resources[r, walker.HASH + 1]), after - first, node)
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._add_plan(key, message, flat, r)
@@ -64,10 +67,10 @@ class OtlpDecoder:
             dropped={"exemplars": int(flat.counts[walker.EXEMPLARS]), "buckets": int(flat.counts[walker.BUCKETS])}
         )
 
-    def _add_plan(self, key: tuple[int, int, int], message: bytes | memoryview, flat: Flat, resource: int) -> Plan:
+    def _add_plan(self, key: tuple[int, int, int, str], message: bytes | memoryview, flat: Flat, resource: int) -> Plan:
         series = list(read_series(bytes(message), flat, resource))
         own = bool(series) and series[0][0].resource.get("service.name") == OWN_SERVICE
-        plan = build_plan([] if own else series, self._site, self._node_attributes)
+        plan = build_plan([] if own else series, self._site, self._node_attributes, node=key[-1])
         if own:
             plan.skipped = "own"
         self._plans[key] = plan

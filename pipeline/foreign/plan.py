@@ -155,35 +155,39 @@ class Plan:
 
 
 def build_plan(
-    series: Sequence[tuple[Series, str]], site: str, node_attributes: Sequence[str], merge: bool = True
+    series: Sequence[tuple[Series, str]],
+    site: str,
+    node_attributes: Sequence[str],
+    merge: bool = True,
+    node: str = "",
 ) -> Plan:
     """The plan for a resource with these (series, scope), one per value.
 
-    merge: whether all series are here whose values are merged.
+    merge: whether all series are here whose values are merged.  node: of all series; "" if each names its own.
     """
     targets: dict[str, list[tuple[int, Target]]] = {}
     inventory: dict[str, Mapping[str, object]] = {}
     claimed: dict[tuple[str, str], object] = {}
     without = 0
     for i, (one, scope) in enumerate(series):
-        node = find_node(one, node_attributes)
-        if not node:
+        owner = node or find_node(one, node_attributes)
+        if not owner:
             without += 1
             continue
         identity = (one.name, one.delta, frozenset(one.labels.items()), scope)
-        mapped = [t for t in map_series(one, node) if merge or t.merge in (SET, MATCH)]
+        mapped = [t for t in map_series(one, owner) if merge or t.merge in (SET, MATCH)]
         found = [t for t in mapped if _may_claim(claimed, t, identity)]
         if not found:
-            target = map_custom(one, node)
+            target = map_custom(one, owner)
             if not _may_claim(claimed, target, identity):
-                target = map_custom(one, node, scope or "-")
+                target = map_custom(one, owner, scope or "-")
             inventory.setdefault(target.entity, describe_series(one))
             found = [target]
-        targets.setdefault(node, []).extend((i, target) for target in found)
+        targets.setdefault(owner, []).extend((i, target) for target in found)
     wanted = ", ".join(node_attributes)
     faults = (f"{without} values without a node: expected one of the resource attributes {wanted}",) if without else ()
     simulated = bool(series) and series[0][0].resource.get("fleetpulse.simulated") == "true"
-    parts = tuple(_build_part(site, node, simulated, found, inventory) for node, found in targets.items())
+    parts = tuple(_build_part(site, owner, simulated, found, inventory) for owner, found in targets.items())
     return Plan(parts, max(1, len(series)), faults)
 
 

@@ -83,7 +83,7 @@ class ForeignDecoder:
                 from pipeline.foreign.otlp import OtlpDecoder
 
                 self._otlp = OtlpDecoder(self._site, self._node_attributes)
-            return self._otlp.decode(request.data)
+            return self._otlp.decode(request.data, request.node if request.local else "")
         version = REMOTE_WRITE.get(request.format)
         if version is None:
             known = ", ".join(["otlp", *REMOTE_WRITE])

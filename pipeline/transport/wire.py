@@ -13,7 +13,8 @@ A message is an envelope and one zstd frame:
         version 2: per block a bit mask of its ticks, (ticks + 7) // 8 bytes
                    per block per signal with floats its mode u8, then per block per type the packed columns (packing.py)
       events:    one JSON object per line: time, entity, kind, data
-      request:   the bytes of another sender's request, as a gateway received it; the layout has its format
+      request:   the bytes of another sender's request, as a gateway received it; the layout has its format, and whether
+                 it is telemetry of that very node
 
 Telemetry is written as version 2, whose frame is compressed with the dictionary wire-2.dictionary, which must never
 change. Events are written as version 1, so that an older pipeline reads the events of a newer agent; so are requests.
@@ -166,9 +167,13 @@ def encode_events(batch: EventBatch) -> bytes:
     return _compress(_HEAD.pack(batch.origin.boot_id, len(names), len(lines)) + names + b"\n".join(lines))
 
 
-def encode_request(request: bytes, format_: str, origin: Origin) -> bytes:
-    """Body of a message with another sender's request, compressed. origin: of the gateway that received it."""
-    names = format_json({"site": origin.site, "node": origin.node, "format": format_})
+def encode_request(request: bytes, format_: str, origin: Origin, local: bool = False) -> bytes:
+    """Body of a message with another sender's request, compressed. origin: of the gateway that received it.
+
+    local: an agent received it from its own node. Pipelines that do not know this look for the node in the request.
+    """
+    about = {"site": origin.site, "node": origin.node, "format": format_}
+    names = format_json({**about, "local": True} if local else about)
     return _compress(_HEAD.pack(origin.boot_id, len(names), 1) + names + request)
 
 
@@ -296,11 +301,15 @@ def decode_events(message: bytes | memoryview) -> EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Another sender's request, as the gateway `node` received it. format: otlp, prometheus1 or prometheus2."""
+    """Another sender's request, as the gateway `node` received it. format: otlp, prometheus1 or prometheus2.
+
+    local: `node` is an agent's, which received it from its own node.
+    """
 
     node: str
     format: str
     data: memoryview
+    local: bool = False
 
 
 def open_request(message: bytes | memoryview) -> Request:
@@ -316,7 +325,7 @@ def open_request(message: bytes | memoryview) -> Request:
         raise WireError(f"request without node and format: {error}") from error
     if not isinstance(node, str) or not isinstance(form, str):
         raise WireError("request whose node and format are not text")
-    return Request(node, form, data)
+    return Request(node, form, data, found.get("local") is True)
 
 
 def _is_valid_event(event: Event) -> bool:

@@ -8,18 +8,22 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from agents.gateway import intake as intakes
-from agents.gateway.gateway import MAX_REQUEST, GatewayServer, run, start_gateway
+from agents.gateway.gateway import RunningGateway, run
 from agents.gateway.intake import DurableIntake, Overloaded
+from agents.gateway.receiver import MAX_REQUEST, MAX_SENDERS, Receiver
 from agents.node.spool.spool import Spool
+from pipeline.api.tokens import Tokens
 from pipeline.config import sections
 from pipeline.config.sections import Config
 from pipeline.ingest.ingest import Ingest
@@ -39,16 +43,16 @@ class Gateway:
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.folder = folder
-        gateway = sections.Gateway(port=0, node="gw", **settings)  # type: ignore[arg-type]
+        gateway = sections.Gateway(port=0, grpc_port=0, node="gw", **settings)  # type: ignore[arg-type]
         self.config = Config(spool=sections.Spool(folder / "spool", free_bytes=0), gateway=gateway)
-        self.server: GatewayServer
-        self.server, self.stop = start_gateway(self.config, lambda text: None)
+        self.running = RunningGateway(self.config, lambda text: None)
+        self.port, self.stop = self.running.port, self.running.close
 
     def post(self, body: bytes, path: str = "/v1/metrics", **headers: str) -> tuple[int, bytes]:
-        return send(self.server.server_address[1], "POST", path, body, {**TYPE, **headers})
+        return send(self.port, "POST", path, body, {**TYPE, **headers})
 
-    def get(self, path: str) -> tuple[int, bytes]:
-        return send(self.server.server_address[1], "GET", path, None, {})
+    def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        return send(self.port, "GET", path, None, headers)
 
 
 def send(port: int, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -119,9 +123,8 @@ def test_what_can_never_be_read_is_refused_for_good(
 def test_another_path_is_not_found_and_a_body_needs_a_length_within_the_limit(gateway: Gateway) -> None:
     assert gateway.post(gpu_request(), "/v1/traces")[0] == 404
     assert gateway.get("/")[0] == 404
-    port = gateway.server.server_address[1]
     for header, status in ((f"Content-Length: {MAX_REQUEST + 1}", b"413"), ("Transfer-Encoding: chunked", b"411")):
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as sock:
             head = f"POST /v1/metrics HTTP/1.1\r\nHost: x\r\nContent-Type: {TYPE['Content-Type']}\r\n{header}\r\n\r\n"
             sock.sendall(head.encode())
             assert sock.recv(100).split()[1] == status
@@ -201,10 +204,75 @@ def test_too_many_waiting_bytes_are_refused_as_busy(tmp_path: Path, monkeypatch:
     intake.close()
 
 
+def test_refusals_are_counted_by_reason_and_listed_by_sender(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("collector:0123456789abcdef\n")
+    gateway = Gateway(tmp_path, token_file=file)
+    valid = {"Authorization": "Bearer 0123456789abcdef"}
+    try:
+        assert gateway.post(gpu_request(), **valid)[0] == 200
+        for _ in range(2):
+            gateway.post(b"\xff\xff", **valid)
+        gateway.post(gpu_request())
+        metrics = gateway.get("/metrics")[1].decode()
+        assert 'fleetpulse_gateway_accepted_total{format="otlp",protocol="http"} 1' in metrics
+        assert 'fleetpulse_gateway_accepted_total{format="prometheus2",protocol="http"} 0' in metrics
+        assert 'fleetpulse_gateway_refused_total{reason="malformed"} 2' in metrics
+        assert 'fleetpulse_gateway_refused_total{reason="token"} 1' in metrics
+        assert gateway.get("/senders")[0] == 401
+        listed = json.loads(gateway.get("/senders", **valid)[1])["refused"]
+        assert [(s["sender"], s["reason"], s["count"]) for s in listed] == [
+            ("127.0.0.1", "token", 2),
+            ("collector (127.0.0.1)", "malformed", 2),
+        ]
+        assert "not an OTLP metrics request" in listed[1]["why"]
+    finally:
+        gateway.stop()
+
+
+def test_only_the_newest_refused_senders_are_kept(tmp_path: Path) -> None:
+    intake = DurableIntake(Spool(tmp_path, "gw", OTLP, free_bytes=0))
+    receiver = Receiver(intake, Origin("site", "gw", bytes(16)), Tokens({}))
+    for i in range(MAX_SENDERS + 10):
+        receiver.record_refusal(f"10.0.{i // 256}.{i % 256}", HTTPStatus.BAD_REQUEST, "why\x00" * 200)
+    listed = receiver.list_refused()
+    assert len(listed) == MAX_SENDERS
+    assert listed[0]["sender"] == f"10.0.1.{9}"
+    assert len(listed[0]["why"]) == 200
+    intake.close()
+
+
+def test_with_a_certificate_only_tls_is_answered(tmp_path: Path, certificate: Path) -> None:
+    gateway = Gateway(tmp_path, certificate_file=certificate)
+    try:
+        context = ssl.create_default_context(cafile=str(certificate))
+        connection = http.client.HTTPSConnection("127.0.0.1", gateway.port, timeout=20, context=context)
+        for second in range(2):
+            connection.request("POST", "/v1/metrics", gpu_request(time=T0_NS + second * 10**9), TYPE)
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (200, b"")
+        connection.close()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            gateway.post(gpu_request())
+        assert len(stored(tmp_path)) == 2
+    finally:
+        gateway.stop()
+
+
+def test_a_certificate_that_cannot_be_read_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="certificate_file"):
+        Gateway(tmp_path, certificate_file=tmp_path / "none.pem")
+    with pytest.raises(ConfigError, match="expected certificate_file"):
+        Gateway(tmp_path, key_file=tmp_path / "none.pem")
+    (tmp_path / "empty.pem").write_text("")
+    with pytest.raises(ConfigError, match="certificate_file"):
+        Gateway(tmp_path, certificate_file=tmp_path / "empty.pem")
+
+
 def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path, connections=1)
     try:
-        with socket.create_connection(("127.0.0.1", gateway.server.server_address[1]), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as sock:
             sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b"200" in sock.recv(1000)
             assert gateway.get("/healthz")[0] == 503
@@ -216,12 +284,11 @@ def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from agents.gateway.gateway import MAX_REQUEST, GatewayServer, run, start_gateway
+from agents.gateway.gateway import RunningGateway
 from pipeline.config import sections
 from pipeline.config.sections import Config
 spool = sections.Spool(Path(sys.argv[1]), free_bytes=0)
-server, stop = start_gateway(Config(spool=spool, gateway=sections.Gateway(port=0, node="gw")), print)
-print(server.server_address[1], flush=True)
+print(RunningGateway(Config(spool=spool, gateway=sections.Gateway(port=0, node="gw")), print).port, flush=True)
 threading.Event().wait()
 """
 
@@ -252,8 +319,8 @@ def test_a_kill_loses_no_acknowledged_request_and_doubles_none(tmp_path: Path, r
     assert {count for _, count in rows} == {2}
 
 
-def test_the_gateway_loads_no_database_and_no_compiler() -> None:
-    heavy = "{'duckdb', 'numba', 'pyarrow', 'fastapi'}"
+def test_the_gateway_loads_no_database_no_compiler_and_grpc_only_where_it_is_used() -> None:
+    heavy = "{'duckdb', 'numba', 'pyarrow', 'fastapi', 'grpc'}"
     program = f"import agents.gateway.gateway, sys; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import protobuf
-from agents.gateway.gateway import MalformedSnappy, decompress_snappy
+from agents.gateway.http_server import MalformedSnappy, decompress_snappy
 from pipeline.foreign.remote_write import RemoteWriteDecoder
 from pipeline.model.errors import WireError
 from pipeline.store.database import Database
@@ -137,13 +137,13 @@ def test_what_can_never_be_read_is_refused(gateway: Gateway, body: bytes, header
 def test_version_2_reports_what_was_written(gateway: Gateway) -> None:
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.server_address[1], timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
     connection.request("POST", "/api/v1/write", GOLDEN[2], {"Content-Encoding": "snappy", "Content-Type": V2})
     answer = connection.getresponse()
     answer.read()
     assert answer.getheader("X-Prometheus-Remote-Write-Samples-Written") == "58"
     connection.close()
-    assert send(gateway.server.server_address[1], "GET", "/readyz", None, {})[0] == 200
+    assert send(gateway.port, "GET", "/readyz", None, {})[0] == 200
 
 
 def test_every_truncation_of_a_block_is_malformed() -> None:

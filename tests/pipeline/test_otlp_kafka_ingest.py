@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.gateway.gateway import start_gateway
+from agents.gateway.gateway import RunningGateway
 from pipeline.config import sections
 from pipeline.config.sections import Config, Kafka
 from pipeline.ingest.ingest import Ingest
@@ -88,9 +88,9 @@ def test_what_the_gateway_acknowledged_arrives_through_kafka_once(kafka: Address
         pipeline=sections.Pipeline(transport="kafka"),
         kafka=settings,
     )
-    server, stop = start_gateway(config, lambda text: None)
+    gateway = RunningGateway(config, lambda text: None)
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
         for second in range(3):
             connection.request("POST", "/v1/metrics", request(second), {"Content-Type": "application/x-protobuf"})
             answer = connection.getresponse()
@@ -100,4 +100,4 @@ def test_what_the_gateway_acknowledged_arrives_through_kafka_once(kafka: Address
             reader.wait_for([(0, 2), (1, 2), (2, 2)])
             assert reader.database.connection.execute("SELECT count(*) FROM gaps").fetchall() == [(0,)]
     finally:
-        stop()
+        gateway.close()
