@@ -5,6 +5,7 @@
 #   infiniband a simulated InfiniBand fabric: ibsim, opensm and the management tools
 #   lldp       lldpd, which tells what an Ethernet port is cabled to
 #   kafka      Java 17 or newer, Maven and openssl, then the jars of a real Apache Kafka
+#   kerberos   a KDC (MIT krb5), and the Python package gssapi, built for this Python
 #   slurm      slurmctld, slurmd and munge
 #   kubernetes a real control plane and kwok, built from Go modules
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
@@ -75,6 +76,21 @@ part_kafka() {
     have openssl || get openssl openssl
     "$PYTHON" tests/kafka_broker.py fetch
     echo "parts: Java, Maven and the jars of Apache Kafka are there"
+}
+
+GSSAPI=1.12.0 # kept in a cache folder, where tests find it: it is no dependency of ours
+part_kerberos() { # the wheels of the package index are for other systems: it is built here, 40 s
+    local at="${XDG_CACHE_HOME:-$HOME/.cache}/fleetpulse/gssapi/$GSSAPI"
+    if ! have_command krb5kdc || ! have_command kadmin.local || ! have kinit; then
+        get Kerberos krb5-kdc krb5-admin-server krb5-user
+    fi
+    if [ ! -d "$at/gssapi" ]; then
+        have krb5-config && have gcc || get "what builds gssapi" libkrb5-dev gcc libc6-dev python3-dev
+        "$PYTHON" -m venv "$at.build"
+        "$at.build/bin/pip" install -q --target "$at" "gssapi==$GSSAPI"
+        rm -r "$at.build"
+    fi
+    echo "parts: Kerberos is there"
 }
 
 part_node_exporter() {
@@ -158,6 +174,7 @@ part_infiniband
 part_lldp
 part_node_exporter
 part_kafka
+part_kerberos
 part_slurm
 part_kubernetes
 part_helm

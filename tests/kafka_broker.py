@@ -252,7 +252,8 @@ class Broker:
 
     def _java(self, *words: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"
-        return [*self.prefix, "java", *JVM, f"-Xmx{self._heap}", logging, "-cp", self._jars, *words]
+        own = self.security.java_words() if self.security else []
+        return [*self.prefix, "java", *JVM, *own, f"-Xmx{self._heap}", logging, "-cp", self._jars, *words]
 
     def _shared(self) -> str:
         """Returns the option to load the class archive (saves 1 s of a start), or to write it at the first stop."""

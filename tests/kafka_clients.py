@@ -15,7 +15,6 @@ from kafka.errors import KafkaError
 from pipeline.config.sections import Kafka
 from pipeline.transport import kafka_clients, topics
 from tests.kafka_broker import Address
-from tests.kafka_security import MECHANISM
 
 SECONDS = 20.0
 """Longest wait for a running broker; chosen: answers take milliseconds, a test machine may stall for seconds."""
@@ -26,16 +25,8 @@ PARTITIONS = 4
 def kafka_of(address: Address, **more: Any) -> Kafka:
     """Returns section [kafka] for these brokers; `more` overrides single keys."""
     found: dict[str, Any] = {"bootstrap_servers": address.bootstrap, "partitions": PARTITIONS}
-    if security := address.security:
-        found |= {
-            "security_protocol": "SASL_SSL",
-            "sasl_mechanism": MECHANISM,
-            "username": security.username,
-            "password_file": security.password_file,
-            "ca_file": security.ca_file,
-        }
-        if security.mutual:
-            found |= {"certificate_file": security.certificate_file, "key_file": security.key_file}
+    if address.security:
+        found |= address.security.keys()
     return Kafka(**(found | more))
 
 

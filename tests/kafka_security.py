@@ -8,6 +8,7 @@ import ssl
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 OPENSSL = """\
 [req]
@@ -102,6 +103,23 @@ class Security:
         words += ["-config", "openssl.cnf", "-extensions", kind]
         words += ["-CA", f"{by}.pem", "-CAkey", f"{by}.key"] if by else []
         subprocess.run(words, cwd=self.folder, check=True, capture_output=True)
+
+    def keys(self) -> dict[str, Any]:
+        """Returns the keys of [kafka] with which a client logs in."""
+        found: dict[str, Any] = {
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": MECHANISM,
+            "username": self.username,
+            "password_file": self.password_file,
+            "ca_file": self.ca_file,
+        }
+        if self.mutual:
+            found |= {"certificate_file": self.certificate_file, "key_file": self.key_file}
+        return found
+
+    def java_words(self) -> list[str]:
+        """Returns further arguments of the brokers' JVM."""
+        return []
 
     def properties(self, listener: str) -> dict[str, str]:
         """Returns the lines of server.properties for the listener with this name."""

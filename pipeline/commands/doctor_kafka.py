@@ -16,7 +16,7 @@ from kafka.errors import KafkaError
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config, Kafka
 from pipeline.model.errors import ConfigError
-from pipeline.transport import diagnosis, kafka_clients, topics
+from pipeline.transport import diagnosis, kafka_clients, kerberos, oauth_tokens, topics
 from pipeline.transport import topics as topic_state
 from pipeline.transport.broker_errors import MISSING, BrokerProblem, classify_error
 
@@ -83,14 +83,26 @@ def _credential(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
     if trouble is not None and trouble.kind == "unreachable":
         return _not_tried("credential")
     if trouble is not None:
-        return Check("credential", "fail", trouble.text, WORKING, trouble.remedy)
-    secret = [path for path in (kafka.password_file, kafka.key_file) if path is not None]
+        away = trouble.kind == "login server"
+        return Check("credential", "fail", trouble.text, WORKING, trouble.remedy, unreachable=away)
+    files = (kafka.password_file, kafka.key_file, kafka.token_file, kafka.keytab_file)
+    secret = [path for path in files if path is not None]
     if exposed := [path for path in secret if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH)]:
         names = " ".join(map(str, exposed))
         return Check("credential", "warn", f"{names}: readable by all users of this host", fix=f"chmod o-rwx {names}")
-    signed_in = kafka.security_protocol.startswith("SASL")
-    user = f"user {kafka.username!r}, {kafka.sasl_mechanism}" if signed_in else "no user"
-    return Check("credential", "ok", f"{kafka.security_protocol}: {user}")
+    return Check("credential", "ok", f"{kafka.security_protocol}: {_describe_user(kafka)}")
+
+
+def _describe_user(kafka: Kafka) -> str:
+    """Returns as whom, and how, the handshake logged in."""
+    if not kafka.security_protocol.startswith("SASL"):
+        return "no user"
+    if kafka.sasl_mechanism == "OAUTHBEARER":
+        source = oauth_tokens.token_source(kafka)
+        return f"OAUTHBEARER: token of {source.where}: {source.describe()}"
+    if kafka.sasl_mechanism == "GSSAPI":
+        return f"GSSAPI: {kerberos.describe_ticket(kafka)}"
+    return f"user {kafka.username!r}, {kafka.sasl_mechanism}"
 
 
 def _topics(kafka: Kafka, state: dict[str, topic_state.TopicState]) -> Check:

@@ -63,6 +63,13 @@ _SERVERS = constraint(
 _HTTP = constraint(
     "nothing, or http://host:port or https://host", lambda v: not v or re.match(r"https?://[^/\s]", v) is not None
 )
+_ENDPOINT = constraint(
+    "nothing, or https://host/path (http:// only of this host: the secret would be readable on the way)",
+    lambda v: not v or re.match(r"https://[^/\s]|http://(localhost|127(\.\d+){3}|\[::1\])[:/]", v) is not None,
+)
+_SERVICE = constraint(
+    "the first part of the brokers' principal, such as kafka", lambda v: re.fullmatch(r"[^\s/@]+", v) is not None
+)
 _BOUNDS = constraint("numbers of entities, each above 0", lambda value: all(number > 0 for number in value.values()))
 _ENTITIES = constraint(
     'patterns of entities, each kind:name, such as "cdu:row3-*"',
@@ -151,6 +158,8 @@ class Kafka:
     """[kafka]: the brokers, our credentials, and settings of the topics that `fleetpulse init` creates (-1: default).
 
     Certificates and keys are PEM files. A password is only read from its file, never from here.
+    username, password_file: with OAUTHBEARER the id and secret of a client at token_endpoint, unless another program
+    renews token_file; with GSSAPI our principal, whose key is in keytab_file, or in the ticket cache of kinit.
     node_keys: a folder with a file NODE.key per node; that key signs the node's messages.
     agent_users, pipeline_users: principals to which `fleetpulse init --acls` grants access.
     """
@@ -160,9 +169,16 @@ class Kafka:
     replication_factor: int = field(default=-1, metadata=_REPLICAS)
     retention_hours: float = field(default=72.0, metadata=_POSITIVE)
     security_protocol: typing.Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: typing.Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    sasl_mechanism: typing.Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER", "GSSAPI"] = "SCRAM-SHA-512"
     username: str = ""
     password_file: Path | None = None
+    token_endpoint: str = field(default="", metadata=_ENDPOINT)
+    token_scope: str = ""
+    token_audience: str = ""
+    token_ca_file: Path | None = None
+    token_file: Path | None = None
+    keytab_file: Path | None = None
+    kerberos_service: str = field(default="kafka", metadata=_SERVICE)
     ca_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None

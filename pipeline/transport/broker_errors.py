@@ -8,10 +8,14 @@ from typing import Literal
 
 from pipeline.config.sections import Kafka
 
-Kind = Literal["unreachable", "credential", "certificate", "protocol", "forbidden", "missing topic"]
+Kind = Literal["unreachable", "login server", "credential", "certificate", "protocol", "forbidden", "missing topic"]
+"""login server: a token endpoint or KDC that cannot be used, so that no login is possible."""
 
 UNREACHABLE = "start the broker, or correct [kafka] bootstrap_servers"
 CREDENTIAL = "correct [kafka] username and password_file, or the user on the brokers"
+TOKEN = "compare issuer and audience with the brokers' sasl.oauthbearer settings, and the clocks of all hosts"
+TICKET = "compare the brokers' principal and keytab with those of the KDC, and the clocks of all hosts"
+CLOCKS = "timedatectl  # on this host, the login server and the brokers: are the clocks synchronized?"
 PROTOCOL = "correct [kafka] security_protocol: it must be that of the listener at this address"
 FORBIDDEN = "grant our user the rights listed in docs/kafka.md"
 MISSING = "fleetpulse init"
@@ -34,15 +38,17 @@ class BrokerProblem:
         return f"{self.text}; {self.remedy}"
 
 
-def classify_tls_error(error: BaseException, where: str) -> BrokerProblem | None:
-    """The problem behind a failed TLS handshake; None for other errors."""
+def classify_tls_error(error: BaseException, where: str, ca_key: str = "ca_file") -> BrokerProblem | None:
+    """The problem behind a failed TLS handshake; None for other errors. ca_key: the key of [kafka] with the CA."""
+    server = "broker" if ca_key == "ca_file" else "server"
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NAME_MISMATCH:
-            remedy = "name the broker in [kafka] bootstrap_servers as its certificate does, or add the name there"
+            key = "bootstrap_servers" if server == "broker" else "token_endpoint"
+            remedy = f"name the {server} in [kafka] {key} as its certificate does, or add the name there"
         else:
-            remedy = "correct [kafka] ca_file: it must contain the CA that signed the broker's certificate"
+            remedy = f"correct [kafka] {ca_key}: it must contain the CA that signed the {server}'s certificate"
         return BrokerProblem(
-            "certificate", f"{where}: the broker's certificate is refused: {error.verify_message.rstrip('.')}", remedy
+            "certificate", f"{where}: the {server}'s certificate is refused: {error.verify_message.rstrip('.')}", remedy
         )
     if isinstance(error, ssl.SSLError) and any(alert in (error.reason or "") for alert in _ALERTS):
         return BrokerProblem(
@@ -61,9 +67,13 @@ def classify_error(kafka: Kafka, error: BaseException) -> BrokerProblem | None:
 
     where = f"kafka {kafka.bootstrap_servers}"
     for cause in _causes_of(error):
+        if isinstance(problem := getattr(cause, "problem", None), BrokerProblem):  # no token, no ticket
+            return problem
         if found := classify_tls_error(cause, where):
             return found
     if isinstance(error, errors.SaslAuthenticationFailedError):
+        if kafka.sasl_mechanism in ("OAUTHBEARER", "GSSAPI"):  # a handshake finds which side is wrong
+            return None
         return BrokerProblem("credential", f"{where}: user {kafka.username!r} is refused", CREDENTIAL)
     if isinstance(error, errors.IllegalSaslStateError | errors.UnsupportedSaslMechanismError):
         return BrokerProblem("protocol", f"{where}: {error.description}", PROTOCOL)

@@ -20,10 +20,12 @@ from typing import Any
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
-from pipeline.transport import kafka_clients
+from pipeline.transport import kafka_clients, kerberos, oauth_tokens
 from pipeline.transport.broker_errors import (
     CREDENTIAL,
     PROTOCOL,
+    TICKET,
+    TOKEN,
     UNREACHABLE,
     BrokerProblem,
     Kind,
@@ -91,12 +93,11 @@ def _list_brokers(kafka: Kafka, settings: dict[str, Any], host: str, port: int, 
         except _ConnectionClosed as error:
             raise _explain_first_close(kafka, host, port, end) from error
         if kafka.security_protocol.startswith("SASL"):
-            _authenticate(kafka, settings, link, where)
+            _authenticate(kafka, settings, link, host, where)
         try:
             answer = link.request(MetadataRequest(topics=[], version=1))
         except _ConnectionClosed as error:
-            text = f"{where}: the broker closes connections without authentication; [kafka] security_protocol = "
-            raise _HandshakeFailed("protocol", f"{text}{kafka.security_protocol!r}", PROTOCOL) from error
+            raise _explain_last_close(kafka, where) from error
     return [(broker.host, broker.port) for broker in answer.brokers]
 
 
@@ -151,6 +152,15 @@ def _explain_first_close(kafka: Kafka, host: str, port: int, end: float) -> _Han
     )
 
 
+def _explain_last_close(kafka: Kafka, where: str) -> _HandshakeFailed:
+    """Explains a connection that the broker closed after all steps."""
+    if kafka.sasl_mechanism == "GSSAPI" and kafka.security_protocol.startswith("SASL"):
+        text = f"{where}: the broker accepts our ticket, but has no user for it ({kerberos.describe_ticket(kafka)})"
+        return _HandshakeFailed("credential", text, "correct sasl.kerberos.principal.to.local.rules on the brokers")
+    text = f"{where}: the broker closes connections without authentication; [kafka] security_protocol = "
+    return _HandshakeFailed("protocol", f"{text}{kafka.security_protocol!r}", PROTOCOL)
+
+
 def _accepts_tls(host: str, port: int, end: float) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only checks for TLS; sends nothing
@@ -161,13 +171,12 @@ def _accepts_tls(host: str, port: int, end: float) -> bool:
         return False
 
 
-def _authenticate(kafka: Kafka, settings: dict[str, Any], link: _Connection, where: str) -> None:
+def _authenticate(kafka: Kafka, settings: dict[str, Any], link: _Connection, host: str, where: str) -> None:
     """Authenticates by SASL. Raises _HandshakeFailed."""
     from kafka.errors import IllegalSaslStateError, NoError, for_code
     from kafka.net.sasl import get_sasl_mechanism
     from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-    refused = f"{where}: user {kafka.username!r} is refused ({kafka.sasl_mechanism})"
     try:
         answer = link.request(SaslHandshakeRequest(mechanism=kafka.sasl_mechanism, version=1))
         if for_code(answer.error_code) is IllegalSaslStateError:
@@ -178,17 +187,35 @@ def _authenticate(kafka: Kafka, settings: dict[str, Any], link: _Connection, whe
         if kafka.sasl_mechanism not in answer.mechanisms:
             text = f"{where}: offers {', '.join(answer.mechanisms)}; [kafka] sasl_mechanism = {kafka.sasl_mechanism!r}"
             raise _HandshakeFailed("protocol", text, "correct [kafka] sasl_mechanism")
-        mechanism = get_sasl_mechanism(kafka.sasl_mechanism)(host="", **settings)
+        mechanism = get_sasl_mechanism(kafka.sasl_mechanism)(host=host, **settings)
         while not mechanism.is_done():
             answer = link.request(SaslAuthenticateRequest(mechanism.auth_bytes(), version=1))
             if for_code(answer.error_code) is not NoError:
-                raise _HandshakeFailed("credential", refused, CREDENTIAL)
+                raise _explain_refusal(kafka, where, answer.error_message)
             mechanism.receive(answer.auth_bytes)
+    except oauth_tokens.LoginError as error:
+        raise _HandshakeFailed(error.problem.kind, error.problem.text, error.problem.remedy) from error
     except (
         _ConnectionClosed,
         ValueError,
     ) as error:  # ValueError: the broker failed to prove that it has the password
-        raise _HandshakeFailed("credential", refused, CREDENTIAL) from error
+        raise _explain_refusal(kafka, where) from error
+
+
+def _explain_refusal(kafka: Kafka, where: str, reason: str | None = None) -> _HandshakeFailed:
+    """Explains that the broker refused our login; `reason`: its own words."""
+    words = " ".join((reason or "").split())[:200]
+    said = f"; the broker's reason: {words}" if words else ""
+    if kafka.sasl_mechanism == "OAUTHBEARER":
+        source = oauth_tokens.token_source(kafka)
+        text = f"{where}: the broker refuses our token ({source.describe()}; from {source.where}){said}"
+        return _HandshakeFailed("credential", text, TOKEN)
+    if kafka.sasl_mechanism == "GSSAPI":
+        text = f"{where}: the broker refuses our Kerberos ticket ({kerberos.describe_ticket(kafka)}){said}"
+        return _HandshakeFailed("credential", text, TICKET)
+    return _HandshakeFailed(
+        "credential", f"{where}: user {kafka.username!r} is refused ({kafka.sasl_mechanism})", CREDENTIAL
+    )
 
 
 class _Connection:

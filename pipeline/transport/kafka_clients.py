@@ -18,7 +18,7 @@ from kafka.net.compat import KafkaNetClient
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
-from pipeline.transport import topics, wire
+from pipeline.transport import kerberos, oauth_tokens, topics, wire
 
 RECONNECT_MS = 1000
 """Maximum pause between two connection attempts. The client's default of 30 s keeps agents silent for half a minute
@@ -66,7 +66,8 @@ def broker_addresses(kafka: Kafka) -> list[str]:
 
 def credential_files_state(kafka: Kafka) -> tuple[tuple[int, int, int] | None, ...]:
     """(inode, time, size) of each credential file, to detect that one was replaced; None for an unreadable file."""
-    named = (kafka.password_file, kafka.ca_file, kafka.certificate_file, kafka.key_file)
+    files = (kafka.password_file, kafka.ca_file, kafka.certificate_file, kafka.key_file)
+    named = (*files, kafka.token_file, kafka.token_ca_file, kafka.keytab_file)
     return tuple(_file_state(path) for path in named if path is not None)
 
 
@@ -90,24 +91,39 @@ def _tls(kafka: Kafka) -> dict[str, Any]:
 
 
 def _sasl(kafka: Kafka) -> dict[str, Any]:
+    own = {"OAUTHBEARER": _oauth, "GSSAPI": kerberos.kerberos_settings}.get(kafka.sasl_mechanism, _password)
+    return {"sasl_mechanism": kafka.sasl_mechanism, **own(kafka)}
+
+
+def _password(kafka: Kafka) -> dict[str, Any]:
     if not kafka.username or kafka.password_file is None:
         raise ConfigError(
             f"[kafka] security_protocol = {kafka.security_protocol!r}: expected username and password_file, "
             f"found username = {kafka.username!r}, password_file = {str(kafka.password_file or '')!r}"
         )
-    password = _read_credential("password_file", kafka.password_file).rstrip("\r\n")
-    if not password:
-        raise ConfigError(f"[kafka] password_file = {str(kafka.password_file)!r}: is empty; expected the password")
-    return {
-        "sasl_mechanism": kafka.sasl_mechanism,
-        "sasl_plain_username": kafka.username,
-        "sasl_plain_password": password,
-    }
+    password = oauth_tokens.read_secret("password_file", kafka.password_file)
+    return {"sasl_plain_username": kafka.username, "sasl_plain_password": password}
 
 
-def _read_credential(key: str, path: Path) -> str:
+def _oauth(kafka: Kafka) -> dict[str, Any]:
+    if bool(kafka.token_endpoint) == (kafka.token_file is not None):
+        raise ConfigError(
+            "[kafka] sasl_mechanism = 'OAUTHBEARER': expected either token_endpoint or token_file, "
+            f"found token_endpoint = {kafka.token_endpoint!r}, token_file = {str(kafka.token_file or '')!r}"
+        )
+    if kafka.token_file is None:
+        if kafka.token_ca_file is not None:
+            _read_credential("token_ca_file", kafka.token_ca_file)
+        _password(kafka)  # the id and secret of a client
+    else:
+        oauth_tokens.read_secret("token_file", kafka.token_file)
+    return {"sasl_oauth_token_provider": oauth_tokens.token_source(kafka)}
+
+
+def _read_credential(key: str, path: Path) -> None:
+    """Raises ConfigError unless the file is text that can be read."""
     try:
-        return path.read_text()
+        path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
         raise ConfigError(f"[kafka] {key} = {str(path)!r}: {why}; expected a readable file") from error
