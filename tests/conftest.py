@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -125,3 +126,17 @@ def _started(stack: ExitStack, folder: Path, name: str = "broker", **keywords: A
 def own_broker(new_broker: Callable[..., Broker]) -> Broker:
     """A started separate broker for this test: it may be killed, frozen, or its disk filled."""
     return new_broker()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of loopback's own with its key, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    key, made, both = folder / "key.pem", folder / "made.pem", folder / "both.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=loopback", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
+    subprocess.run(words, check=True, capture_output=True)
+    both.write_text(made.read_text() + key.read_text())
+    return both

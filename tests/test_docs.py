@@ -17,12 +17,14 @@ import pytest
 
 from agents.collector import Collector
 from agents.collectors.registry import COLLECTORS
+from agents.gateway.receiver import REASONS
 from detectors import DETECTORS
 from detectors.base.detector import Detector
 from detectors.base.state import State
 from pipeline.api import routes
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
+from pipeline.ingest.foreign import FOREIGN_COUNTERS
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import signals_of_class
 from pipeline.model.topology import Topology
@@ -256,3 +258,12 @@ def test_every_admission_rule_is_documented_with_its_help() -> None:
 
     page = text("docs/admission.md")
     assert [f"| `{rule.name}` | {rule.help} |" in page for rule in RULES.values()] == [True] * len(RULES)
+
+
+def test_every_counter_of_other_senders_is_documented() -> None:
+    page = text("docs/otlp.md")
+    for name in (*FOREIGN_COUNTERS, "foreign_rejected"):
+        assert f"fleetpulse_ingest_{name}_total" in page
+    families = {"accepted", "refused", "stored", "repeated", "requests"}
+    assert all(f"fleetpulse_gateway_{name}_total" in page for name in families)
+    assert all(f"`{reason}`" in page for reason in REASONS.values())

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands import doctor_senders
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config
 from pipeline.http import client
@@ -276,6 +277,8 @@ CHECKS: tuple[CheckFunction, ...] = (
     transport,
     api,
     webhooks,
+    doctor_senders.check_gateway,
+    doctor_senders.check_rejected,
 )
 
 

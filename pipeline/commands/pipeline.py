@@ -160,6 +160,8 @@ class PipelineBackend:
         ingest, engine = service.ingest, service.engine
         out = {f"fleetpulse_ingest_{name}_total": float(n) for name, n in list(ingest.counters.items())}
         out |= {f'fleetpulse_ingest_rejected_total{{rule="{name}"}}': float(ingest.rejected[name]) for name in RULES}
+        foreign = "fleetpulse_ingest_foreign_rejected_total"
+        out |= {f'{foreign}{{rule="{name}"}}': float(ingest.foreign_rejected[name]) for name in RULES}
         with contextlib.closing(self.cursor()) as cursor:
             payloads = ledger.count_payloads(cursor)
         for (receiver, state), number in sorted(payloads.items()):

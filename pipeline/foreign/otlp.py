@@ -63,9 +63,8 @@ class OtlpDecoder:
             else:
                 self._plans.move_to_end(key)
             yield plan.read(values[first:after])
-        yield Samples(
-            dropped={"exemplars": int(flat.counts[walker.EXEMPLARS]), "buckets": int(flat.counts[walker.BUCKETS])}
-        )
+        dropped = {"exemplars": walker.EXEMPLARS, "buckets": walker.BUCKETS, "stale": walker.STALE}
+        yield Samples(dropped={what: int(flat.counts[position]) for what, position in dropped.items()})
 
     def _add_plan(self, key: tuple[int, int, int, str], message: bytes | memoryview, flat: Flat, resource: int) -> Plan:
         series = list(read_series(bytes(message), flat, resource))

@@ -5,7 +5,7 @@ Values of one message whose times are within JOIN_NS are one tick: scrapers and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -113,7 +113,7 @@ class PartPlan:
     """The plan for the values of one node.
 
     layout: names, as admission checks them.  inventory: entity -> what is reported about it.
-    measured: entities that are not custom signals.
+    measured: entities that are not custom signals.  counted: the last answer of `count_values`.
     """
 
     layout: layouts.Layout
@@ -122,6 +122,18 @@ class PartPlan:
     inventory: Mapping[str, Mapping[str, object]]
     measured: frozenset[str]
     pattern: Pattern | None = None
+    counted: tuple[Collection[str], tuple[int, int, int]] | None = None
+
+    def count_values(self, excluded: Collection[str]) -> tuple[int, int, int]:
+        """(values of signals of the catalogue, of custom signals, and of excluded entities) in each message."""
+        if self.counted is None or self.counted[0] != excluded:
+            e, found = self.entries, [0, 0, 0]
+            for b, block in enumerate(self.layout.blocks):
+                values = np.bincount(e.entity[e.block == b], minlength=len(block.entities)).tolist()
+                for entity, number in zip(block.entities, values, strict=True):
+                    found[2 if entity in excluded else block.device_class == CUSTOM] += number
+            self.counted = excluded, (found[0], found[1], found[2])
+        return self.counted[1]
 
     def read(self, values: NDArray[np.int64]) -> NodeSamples:
         """The samples of this node among the values of a resource."""

@@ -21,6 +21,9 @@ from pipeline.model.errors import WireError
 
 MAX_SAMPLES = 200_000
 """Most samples of a request. Chosen: a hundred of Prometheus' largest by default (2,000)."""
+STALE = 0x7FF0000000000002
+"""Bits of the NaN with which Prometheus ends a series (its package model/value, StaleNaN)."""
+_STALE_NAN = struct.unpack("<d", struct.pack("<Q", STALE))[0]
 _DOUBLE, _TIME = walker.DOUBLE, walker.TIME
 Point = tuple[str, float, int]
 """(suffix of the metric's name, value, Unix ms)."""
@@ -54,8 +57,12 @@ class RemoteWriteDecoder:
         values[:, walker.BITS] = np.array([value for value, _ in rows], np.float64).view(np.int64)
         values[:, walker.FORM] = _DOUBLE
         values[:, _TIME] = np.array([time for _, time in rows], np.int64) * 1_000_000
+        ended = values[:, walker.BITS] == STALE
+        if stale := int(ended.sum()):
+            digest.update(ended.tobytes())
+            values, series = values[~ended], [one for one, end in zip(series, ended.tolist(), strict=True) if not end]
         plan = self._find_plan(digest.digest(), series)
-        return [plan.read(values), Samples(dropped={"exemplars": exemplars})]
+        return [plan.read(values), Samples(dropped={"exemplars": exemplars, "stale": stale})]
 
     def _find_plan(self, key: bytes, series: Sequence[Series]) -> Plan:
         plan = self._plans.get(key)
@@ -145,6 +152,8 @@ def _read_histogram(data: bytes, at: int, end: int) -> list[Point]:
             count, total = (number, total) if tag == 17 else (count, number)
         elif tag == 120:
             time = decode_varint(data, start, after)[0]
+    if total is not None and struct.pack("<d", total) == struct.pack("<Q", STALE):
+        count = _STALE_NAN  # a histogram that ends has the count 0
     found = (("_count", count), ("_sum", total))
     return [(suffix, value, _limit_time(time)) for suffix, value in found if value is not None]
 

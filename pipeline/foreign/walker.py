@@ -37,7 +37,7 @@ NO_VALUE, DOUBLE, INTEGER = range(3)
 """Forms of a value."""
 GAUGE_KIND, SUM_KIND, HISTOGRAM_KIND, EXPONENTIAL_KIND, SUMMARY_KIND = 5, 7, 9, 10, 11
 """Kinds of metric: the number of the field of Metric that has the points."""
-VALUES, METRICS, RESOURCES, EXEMPLARS, BUCKETS, ERROR, WHERE = range(7)
+VALUES, METRICS, RESOURCES, EXEMPLARS, BUCKETS, ERROR, WHERE, STALE = range(8)
 AT, END, BITS, FORM, TIME, PART, QUANTILE, METRIC = range(8)  # columns of values
 KIND, DELTA, RESOURCE, SCOPE = range(2, 6)  # columns of metrics, after AT and END
 FIRST, HASH = 2, 3  # columns of resources, after AT and END
@@ -119,6 +119,7 @@ def _end_point(v: Table, c: Table, first: int, at: int, end: int, time: Any, fla
         v[n, METRIC], v[n, TIME], v[n, AT], v[n, END] = c[METRICS] - 1, np.int64(time), at, end
         if flags & 1:
             v[n, FORM] = NO_VALUE
+            c[STALE] += 1
 
 
 @inlined
@@ -153,6 +154,7 @@ def _walk_number(b: Bytes, at: int, end: int, v: Table, c: Table, h: Words) -> b
     row = v[n]
     row[AT], row[END], row[BITS], row[FORM] = at, end, np.int64(bits), NO_VALUE if flags & 1 else form
     row[TIME], row[PART], row[METRIC] = np.int64(time), VALUE, c[METRICS] - 1
+    c[STALE] += flags & 1
     c[VALUES] = n + 1
     return True
 

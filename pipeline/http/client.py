@@ -58,7 +58,7 @@ def post(config: Config, path: str, body: Mapping[str, Any], timeout: float = 10
 
 def _send(config: Config, request: urllib.request.Request, timeout: float) -> tuple[int, Any]:
     if config.api.token_file is not None:
-        request.add_header("Authorization", f"Bearer {_token(config.api.token_file)}")
+        request.add_header("Authorization", f"Bearer {read_token(config.api.token_file)}")
     try:
         with _OPENER.open(request, timeout=timeout) as answer:
             return answer.status, json.loads(answer.read())
@@ -98,8 +98,8 @@ def make_error(status: int, answer: Any, url: str, bad: type[FleetpulseError] = 
     return Refused(text) if status in (401, 403) else UsageError(text) if status < 500 else FleetpulseError(text)
 
 
-def _token(path: Path) -> str:
-    """Returns the first token of a file with one `name:token` per line."""
+def read_token(path: Path) -> str:
+    """Returns the first token of a file with one `name:token` per line. Raises UsageError."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     except OSError as error:

@@ -34,6 +34,20 @@ TAKEOVER = 600 * SECOND
 """How long after its last telemetry a node counts as having an agent; chosen: as [admission] takeover."""
 REMOTE_WRITE: Mapping[str, int] = {"prometheus1": 1, "prometheus2": 2}
 """Format of a gateway's request -> version of remote write."""
+FOREIGN_COUNTERS: Mapping[str, int] = dict.fromkeys(
+    (
+        "foreign_messages",
+        "foreign_values",
+        "foreign_custom",
+        "foreign_shadowed",
+        "foreign_own",
+        "foreign_stale",
+        "foreign_exemplars",
+        "foreign_buckets",
+    ),
+    0,
+)
+"""Counters of ingest, from the start on 0; docs/otlp.md explains them."""
 NODE_ATTRIBUTES = ("host.id", "host.name", "k8s.node.name")
 
 

@@ -21,7 +21,13 @@ import duckdb
 from pipeline.ingest.admission import Admission
 from pipeline.ingest.clocks import BOUND
 from pipeline.ingest.columns import ColumnLimits
-from pipeline.ingest.foreign import AgentPresence, ForeignDecoder, ForeignInventory, build_foreign_rows
+from pipeline.ingest.foreign import (
+    FOREIGN_COUNTERS,
+    AgentPresence,
+    ForeignDecoder,
+    ForeignInventory,
+    build_foreign_rows,
+)
 from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, ForeignBatch, Item, build_rows, decode_item
 from pipeline.ingest.offsets import Offsets
 from pipeline.ingest.ownership import load_owners
@@ -118,14 +124,14 @@ class Ingest:
         self.admission = admission or Admission(owners=load_owners(database))
         self._foreign, self._inventory = foreign or ForeignDecoder(), ForeignInventory()
         self._agents, self.rejections = AgentPresence.load(database), Rejections()
-        self.counters, self.rejected = Counter[str](), Counter[str]()  # rejected: dead letters by admission rule
+        # rejected: dead letters by admission rule; of them those of other senders
+        self.counters, self.rejected, self.foreign_rejected = Counter(FOREIGN_COUNTERS), Counter[str](), Counter[str]()
         self._queues, self._at_end = dict[Partition, deque[Item]](), dict[Partition, bool]()
-        self._newest: dict[Partition, int] = {}  # newest event time of each telemetry partition
+        self._newest = dict[Partition, int]()  # newest event time of each telemetry partition
         self._latest = LatestRows(database, clock(), clock() + bound)
         self._wait, self._monotonic = wait, monotonic
         self._is_reading, self._read_at = True, 0.0  # telemetry is read until all its queues are empty; start of that
-        self.senders = Senders(database, clock(), bound)
-        self._catch_up, self._lateness = CatchUp(lateness), lateness
+        self.senders, self._catch_up, self._lateness = Senders(database, clock(), bound), CatchUp(lateness), lateness
         self._passed_time: int | None = None
         self._newer_spools: set[Partition] = set()  # spools blocked by a message of a newer version
         self._gaps: dict[Partition, GapError] = {}
@@ -425,6 +431,7 @@ class Ingest:
         """Updates the state in memory after a durable commit."""
         self.counters.update(writes.counters)
         self.rejected.update(writes.rejected)
+        self.foreign_rejected.update(writes.foreign_rejected)
         admitted = {item.body.layout.node for item in fresh if isinstance(item.body, wire.Body) and not item.is_letter}
         self.rejections.record_commit(writes.rejected_messages, admitted, self.senders.arrivals.keys(), writes.now)
         for letter, _ in writes.letters:

@@ -52,6 +52,7 @@ class TransactionWrites:
     reread_letters: list[Message] = field(default_factory=list)  # letters to delete, because they can be read now
     counters: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)  # letters by admission rule
+    foreign_rejected: Counter[str] = field(default_factory=Counter)  # those of the topic otlp_metrics
     dropped_spools: list[Sender] = field(default_factory=list)  # spools dropped above the limit per node
     rejected_messages: list[tuple[Message, str]] = field(default_factory=list)  # messages rejected whole, with the rule
     has_reported_loss: bool = False  # whether an agent reported dropped messages
@@ -113,10 +114,13 @@ class TransactionWrites:
                 out, refused = frozenset(samples.part.inventory), (error,)
             rejected += refused
             if self.agents.has_agent(layout.node, self.now):
-                self.counters["foreign_shadowed"] += len(samples.part.measured)
+                self.counters["foreign_shadowed"] += samples.part.count_values(samples.part.measured)[2]
                 out |= samples.part.measured
             else:
                 self.inventory.add_part(samples.part, out)
+            mapped, custom, _ = samples.part.count_values(out)
+            self.counters["foreign_values"] += mapped + custom
+            self.counters["foreign_custom"] += custom
             if out:
                 excluded[i] = out
         for one in rejected:
@@ -130,6 +134,8 @@ class TransactionWrites:
     def _keep_letter(self, letter: DeadLetter) -> bool:
         """Counts a letter; returns whether it is kept."""
         self.rejected[letter.rule] += 1
+        if letter.message.partition.topic == OTLP:
+            self.foreign_rejected[letter.rule] += 1
         self.counters["dead_letters"] += 1
         payload = self.limits.payload_to_keep(letter)
         if payload is not None:

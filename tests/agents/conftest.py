@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,20 +65,6 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def machine(nvml_library: Path, tmp_path: Path) -> Machine:
     """A machine of stub GPUs."""
     return Machine(nvml_library, tmp_path)
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of loopback's own with its key, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key, made, both = folder / "key.pem", folder / "made.pem", folder / "both.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=loopback", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
-    subprocess.run(words, check=True, capture_output=True)
-    both.write_text(made.read_text() + key.read_text())
-    return both
 
 
 HAS_TORCH = "import sys; from importlib.util import find_spec as f; sys.exit(not (f('torch') and f('numpy')))"

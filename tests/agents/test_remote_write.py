@@ -6,6 +6,7 @@ The golden bytes are of the OpenTelemetry Collector 0.165, whose exporter compre
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,33 @@ def test_references_beyond_the_symbols_are_refused() -> None:
     series = protobuf.encode_nested(1, bytes([0, 9]))
     with pytest.raises(WireError, match="references to 1 symbols"):
         read(protobuf.encode_text(4, "") + protobuf.encode_nested(5, series), Decoder(2))
+
+
+STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
+
+
+def dropped(request: bytes, version: int = 1) -> dict[str, int]:
+    return {what: n for one in Decoder(version).decode(request) for what, n in one.dropped.items()}
+
+
+def test_a_staleness_marker_is_counted_and_neither_a_value_nor_a_row() -> None:
+    ended = ({"__name__": "a", "instance": "n1:1"}, STALE), ({"__name__": "b", "instance": "n1:1"}, 2.0)
+    using = Decoder()
+    assert list(read(write_request(*ended), using).values()) == [2.0]
+    assert dropped(write_request(*ended))["stale"] == 1
+    other = ({"__name__": "a", "instance": "n1:1"}, 1.0), ({"__name__": "b", "instance": "n1:1"}, STALE)
+    assert list(read(write_request(*other), using).values()) == [1.0]
+    assert read(write_request(ended[0]), using) == {}
+
+
+def test_any_other_nan_does_not_end_a_series() -> None:
+    assert dropped(write_request(({"__name__": "a", "instance": "n1:1"}, float("nan"))))["stale"] == 0
+
+
+def test_the_end_of_a_native_histogram_is_no_count_of_zero() -> None:
+    ended = protobuf.encode_unsigned(1, 0) + protobuf.encode_double(3, STALE) + protobuf.encode_unsigned(15, MS)
+    label = protobuf.encode_nested(1, protobuf.encode_text(1, "__name__") + protobuf.encode_text(2, "h"))
+    node = protobuf.encode_nested(1, protobuf.encode_text(1, "instance") + protobuf.encode_text(2, "n1:1"))
+    request = protobuf.encode_nested(1, label + node + protobuf.encode_nested(4, ended))
+    assert read(request, Decoder()) == {}
+    assert dropped(request)["stale"] == 2

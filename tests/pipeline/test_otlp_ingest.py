@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.sections import Limits
 from pipeline.ingest.admission import Admission
-from pipeline.ingest.foreign import INVENTORY_EVERY, TAKEOVER
+from pipeline.ingest.foreign import FOREIGN_COUNTERS, INVENTORY_EVERY, TAKEOVER
 from pipeline.ingest.ingest import Ingest
 from pipeline.model.records import OTLP, SECOND
 from pipeline.store.database import Database
@@ -195,3 +195,29 @@ def test_a_gateways_message_under_another_key_or_damaged_is_a_dead_letter(store:
     store.log.add(PART, [message, message[:-1], message[:60] + b"\xff" + message[61:]], key=b"n1")
     assert store.rows("SELECT rule FROM dead_letter ORDER BY ALL") == [("sender",), ("wire",), ("wire",)]
     assert store.rows("SELECT count(*) FROM gpu") == [(0,)]
+
+
+def test_what_is_kept_as_custom_signals_shadowed_or_dropped_is_counted(store: Harness) -> None:
+    request = Request("n1").gauge("hw.temperature", 40.0, hw__id="gpu:n1.0", unit="Cel").gauge("m", None)
+    point = request.message.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points[0]
+    point.exemplars.add().as_double = 1.0
+    store.send(request.encode(), gpu_request("n2"), Request("").gauge("m", 1.0).encode(), b"\xff" * 40)
+    store.drain()
+    counted = {name: store.ingest.counters[name] for name in FOREIGN_COUNTERS}
+    assert counted == {
+        "foreign_messages": 3,
+        "foreign_values": 2 + 6,
+        "foreign_custom": 1 + 2,
+        "foreign_shadowed": 0,
+        "foreign_own": 0,
+        "foreign_stale": 1,
+        "foreign_exemplars": 1,
+        "foreign_buckets": 0,
+    }
+    assert store.ingest.foreign_rejected == {"otlp": 1, "wire": 1}
+    store.log.add(ONE, [one_row("n1", EPOCH, 0, T0)])
+    store.drain()
+    store.send(gpu_request("n1", T0_NS + 10**9))
+    store.drain()
+    assert store.ingest.counters["foreign_shadowed"] == 4
+    assert store.ingest.counters["foreign_values"] == 8 + 2
