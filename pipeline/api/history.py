@@ -24,8 +24,10 @@ MAX_PEERS = 512
 _AUTO = {"rank": "stage", "gpu": "rack", "port": "rack", "node": "rack"}
 _KINDS = {"rack": ("rack",), "stage": ("stage",), "loop": ("loop", "cdu")}
 # rate per second of a counter between two rows; NULL across a reset: a decrease, or another generation
-_RATE = """CASE WHEN v >= lag(v) OVER w AND coalesce(life = lag(life) OVER w, true)
-                THEN (v - lag(v) OVER w)::DOUBLE * 1e6 / nullif(epoch_us(time) - lag(epoch_us(time)) OVER w, 0) END"""
+_RATE = """CASE WHEN {rises} AND coalesce(life = lag(life) OVER w, true)
+                THEN ({rise})::DOUBLE * 1e6 / nullif(epoch_us(time) - lag(epoch_us(time)) OVER w, 0) END"""
+WRAPS_AT = {"gpu.pcie_tx_bytes": 1 << 32, "gpu.pcie_rx_bytes": 1 << 32}
+"""Value at which a counter starts again at 0 (source: NVML fields 197 and 198 count 32 bits on an H100)."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _read(
     """Returns (bucket, value, median, low, high) of every bucket in which the entity or a peer has a sample."""
     step = choose_step(cursor, signal, span)
     per_row, per_bucket = {
-        "counter": (_RATE, "avg(x)"),
+        "counter": (_rate(signal), "avg(x)"),
         "state": ("v", "arg_max(x, time)"),
         "gauge": ("v", "sum(x * n) / sum(n)" if step else "avg(x)"),
     }[signal.kind]
@@ -127,11 +129,27 @@ def _read(
     ).fetchall()
 
 
+def _rate(signal: Signal) -> str:
+    """SQL for the rate of a counter. Of one that wraps, less than a whole wrap may pass between two rows."""
+    limit = WRAPS_AT.get(signal.name)
+    rise = "v - lag(v) OVER w"
+    if limit is None:
+        return _RATE.format(rises="v >= lag(v) OVER w", rise=rise)
+    low = f"v::BIGINT < {limit} AND (lag(v) OVER w)::BIGINT < {limit}"  # some products count 64 bits
+    return _RATE.format(
+        rises=f"(v >= lag(v) OVER w OR ({low}))",
+        rise=f"v::BIGINT - (lag(v) OVER w)::BIGINT + CASE WHEN v < lag(v) OVER w THEN {limit} ELSE 0 END",
+    )
+
+
 def choose_step(cursor: duckdb.DuckDBPyConnection, signal: Signal, span: Span) -> int:
     """Returns the seconds of the coarsest rollup with a row in each bucket, two of a counter; 0 for rows.
 
     Without files in the range all rows are recent, and are read as they are. Of the oldest times only rollups are left.
+    A counter that wraps is read as rows: it may wrap several times in an interval.
     """
+    if signal.wraps:
+        return 0
     device_class, least = signal.device_class, 2 if signal.kind == "counter" else 1
     fitting = [step for step in STEPS if least * step * SECOND <= span.width]
     if history_files.list_files(cursor, device_class, 0, span.start, span.end):

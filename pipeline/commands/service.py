@@ -266,7 +266,7 @@ class PipelineService:
         now = self._retention_time()
         if now - self._retention_at >= _HOUR:
             store = self.config.store
-            delete_old_rows(self.database, now - int(store.hot_hours * _HOUR), now - int(store.telemetry_days * DAY))
+            delete_old_rows(self.database, now - int(store.telemetry_days * DAY))
             self.sealer.expire(now)
             apply_bounds(self.database, self.config.store, now)
             self.ingest.apply_retention(now - int(self.config.store.gap_days * DAY))

@@ -27,10 +27,11 @@ def insert_columns(
 
 @contextlib.contextmanager
 def register_columns(
-    connection: duckdb.DuckDBPyConnection, name: str, columns: Mapping[str, Any] | pa.Table
+    connection: duckdb.DuckDBPyConnection, name: str, columns: Mapping[str, Any] | pa.Table | pa.RecordBatchReader
 ) -> Iterator[None]:
-    """Makes columns available as a table `name` within the block."""
-    connection.register(name, columns if isinstance(columns, pa.Table) else pa.table(dict(columns)))
+    """Makes columns available as a table `name` within the block; those of a reader can be read once."""
+    ready = isinstance(columns, pa.Table | pa.RecordBatchReader)
+    connection.register(name, columns if ready else pa.table(dict(columns)))
     try:
         yield
     finally:

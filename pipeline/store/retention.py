@@ -22,6 +22,7 @@ HOUR = 3600 * SECOND
 DAY = 24 * HOUR
 GAP_ROWS = 100_000  # as many as can heal (MAX_GAPS of gaps.py)
 LETTER_ROWS = 100_000  # chosen: far more than a person reads; bytes are bounded too
+EVENT_ROWS = 2_000_000  # chosen: one per minute and node of 1,000 nodes for a day, or a quarter of a calmer fleet
 FINDING_ROWS = 1_000_000  # chosen: a finding a minute for two years
 INCIDENT_ROWS = 100_000  # chosen: a thousand a day for a quarter
 MUTE_ROWS = 10_000  # chosen: a hundred a day for a quarter
@@ -32,8 +33,8 @@ LOSS_CAUSES = 1_000  # causes come from senders; more are counted as one; chosen
 class Bound:
     """The bound of a table, as in docs/store.md.  sql: statements that remove rows over it, in order.
 
-    {now}, {commits}, {gaps}, {letters}, {history} are the times (us) before which rows are too old; {bytes} is the
-    limit of the payloads of dead letters.
+    {now}, {commits}, {routine}, {gaps}, {letters}, {history} are the times (us) before which rows are too old; {bytes}
+    is the limit of the payloads of dead letters.
     """
 
     text: str
@@ -70,7 +71,19 @@ def _add_losses(kind: str, cause: str, messages: str, table: str, condition: str
             last = greatest(losses.last, excluded.last)"""
 
 
-_HOT = "rows older than [store] hot_hours"
+def bound_events(most: int) -> Bound:
+    """Returns the bound of `events` with at most so many rows."""
+    return Bound(
+        f"[store] history_days, and the newest {most:,} rows; inventories and digests for a day",
+        (
+            f"DELETE FROM events WHERE {_ROUTINE} AND time < make_timestamptz({{routine}})",
+            f"DELETE FROM events WHERE {_older_than('events', 'time', 'history', most)}",
+        ),
+    )
+
+
+_ROUTINE = "kind IN ('inventory', 'digest')"
+"""Events that are sent all the time; their newest content is in `entity` and in findings."""
 _SEALED = "full hours older than [store] hot_hours move to sealed files; rows older than [store] telemetry_days"
 BOUNDS: Mapping[str, Bound] = {
     "meta": Bound("a fixed set of keys"),
@@ -81,7 +94,7 @@ BOUNDS: Mapping[str, Bound] = {
     "owner": Bound(
         "entities claimed by senders, limited by admission; removed after a week without a claim, ranks after an hour"
     ),
-    "events": Bound(_HOT),
+    "events": bound_events(EVENT_ROWS),
     "sealed": Bound(
         "files of [store] telemetry_days, rollups of [store] rollup_days, and the newest [store] telemetry_bytes of "
         "both, at most half of the disk; rows go before rollups"
@@ -166,10 +179,11 @@ BOUNDS: Mapping[str, Bound] = {
 
 
 def apply_bounds(database: Database, store: Store, now: int) -> None:
-    """Removes rows over the bounds, in one transaction; telemetry and events: see `delete_old_rows`."""
+    """Removes rows over the bounds, in one transaction; telemetry: see `delete_old_rows`."""
     values = {
         "now": now,
         "commits": now - HOUR,
+        "routine": now - DAY,
         "gaps": now - int(store.gap_days * DAY),
         "letters": now - int(store.dead_letter_hours * HOUR),
         "history": now - int(store.history_days * DAY),
@@ -195,20 +209,14 @@ MIN_SILENT_DEVICES = 4096
 """Silent devices of a class that are not worth renumbering (chosen: they cost the detectors about 20 MB)."""
 
 
-def delete_old_rows(database: Database, before: int, telemetry: int | None = None) -> int:
-    """Removes events older than `before` (us) and telemetry older than `telemetry`; returns the rows of telemetry.
-
-    telemetry: None: `before`.
-
-    Incidents, history, gaps and dead letters are kept.
-    """
+def delete_old_rows(database: Database, before: int) -> int:
+    """Removes telemetry older than `before` (us) that was not sealed; returns the number of rows."""
     removed = 0
     with database.transaction() as connection:
         for table in schema.list_hot_tables(connection):
-            old = f"time < make_timestamptz({before if telemetry is None else telemetry})"
-            removed += connection.execute(f'DELETE FROM "{table}" WHERE {old}').fetchall()[0][0]
+            old = f'DELETE FROM "{table}" WHERE time < make_timestamptz({before})'
+            removed += connection.execute(old).fetchall()[0][0]
         schema.drop_hot_tables(connection, _find_empty_tables(connection))
-        connection.execute(f"DELETE FROM events WHERE time < make_timestamptz({before})")
     return removed
 
 

@@ -3,13 +3,23 @@
 Columns are `time` (start of the interval), `entity`, and of each signal `NAME_min`, `NAME_max`, `NAME_mean`,
 `NAME_count`; of counters and states also `NAME_last`, the newest value, since a mean of them means nothing. In files it
 is NULL where it equals `NAME_max`, as that of a counter nearly always does: a quarter fewer bytes.
+
+Files of an hour are sorted, so their rollups are sums of neighbouring rows (`roll_up_sorted`): half of the CPU of a
+GROUP BY. Recent rows and merged days are in no order, and are grouped by SQL (`select_rollup`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet
+from numpy.typing import NDArray
 
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE, CLASSES
@@ -142,3 +152,150 @@ def merge_signal(name: str, with_last: bool) -> str:
         f'sum("{name}_mean"::DOUBLE * "{name}_count") / nullif(sum("{name}_count"), 0) AS "{name}_mean", '
         f'coalesce(sum("{name}_count"), 0)::INTEGER AS "{name}_count"{last}'
     )
+
+
+# --- rollups of sorted files -----------------------------------------------------------------------------------------
+
+BATCH_VALUES = 4_000_000
+"""Values that are rolled up together. Chosen: 32 MB; smaller batches cost more calls per value."""
+_LABELS = ("entity", "node", "simulated")
+
+
+def roll_up_sorted(
+    path: Path, columns: Mapping[str, str], step: int, device_class: str, again: bool
+) -> pa.RecordBatchReader:
+    """Returns the rollup of a file that is sorted by entity and time, as it is read.
+
+    columns: those of the file with their SQL types. again: it is a rollup of shorter intervals. pyarrow reads the file
+    with a third of the CPU that DuckDB takes to return Arrow.
+    """
+    names = [name for name in columns if name not in _FIXED]
+    rolled = find_signals(columns) if again else []
+    labels = [name for name in _LABELS if name in columns]
+    file = pyarrow.parquet.ParquetFile(path)
+    rows = file.iter_batches(max(2048, BATCH_VALUES // len(columns)), use_threads=False)
+
+    def summarize(table: pa.Table, starts: NDArray[np.intp]) -> pa.RecordBatch:
+        out: dict[str, pa.Array] = {"time": _interval(table, step).take(pa.array(starts))}
+        out |= {name: table[name].combine_chunks().take(pa.array(starts)) for name in labels}
+        for name in rolled if again else names:
+            if again:
+                out |= _merge_sorted(table, name, starts, f"{name}_last" in columns)
+            else:
+                with_last = (device_class, name) in _WITH_LAST
+                out |= _summarize_sorted(table[name], name, starts, with_last, _mean_type(columns[name]))
+        return pa.record_batch(out)
+
+    batches = _split_intervals(rows, step, summarize)
+    first = next(batches)
+    return pa.RecordBatchReader.from_batches(first.schema, _with_first(first, batches))
+
+
+def _with_first(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _split_intervals(
+    rows: Iterable[pa.RecordBatch], step: int, summarize: Callable[[pa.Table, NDArray[np.intp]], pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yields the summary of each batch; the last interval of a batch may go on in the next, and waits for it."""
+    held: list[pa.RecordBatch] = []
+    for batch in rows:
+        table = pa.Table.from_batches([*held, batch])
+        starts = _find_starts(table, step)
+        if len(starts) > 1:
+            yield summarize(table.slice(0, starts[-1]), starts[:-1])
+        held = table.slice(starts[-1]).combine_chunks().to_batches()
+    if held:
+        yield summarize(pa.Table.from_batches(held), np.zeros(1, np.intp))
+
+
+def _interval(table: pa.Table, step: int) -> pa.Array:
+    """Start of the interval of each row."""
+    time = table["time"].combine_chunks()
+    width = step * SECOND
+    starts = np.asarray(time.cast(pa.int64())) // width * width
+    return pa.array(starts).cast(time.type)
+
+
+def _find_starts(table: pa.Table, step: int) -> NDArray[np.intp]:
+    """Positions at which an interval or an entity begins."""
+    interval = np.asarray(_interval(table, step).cast(pa.int64()))
+    entity = table["entity"].combine_chunks()
+    new = np.asarray(pa.compute.not_equal(entity[1:], entity[:-1]))
+    return np.flatnonzero(np.concatenate([[True], new | (interval[1:] != interval[:-1])]))
+
+
+def _summarize_sorted(
+    column: pa.ChunkedArray, name: str, starts: NDArray[np.intp], with_last: bool, mean: str
+) -> dict[str, pa.Array]:
+    """The parts of one signal. Without a value in an interval: count 0, and NULL."""
+    kinds = {"min": column.type, "max": column.type, "mean": pa.float64() if mean == "DOUBLE" else pa.float32()}
+    if column.null_count == len(column):
+        empty = {f"{name}_{part}": pa.nulls(len(starts), kind) for part, kind in kinds.items()}
+        empty[f"{name}_count"] = pa.array(np.zeros(len(starts), np.int32))
+        return empty | ({f"{name}_last": pa.nulls(len(starts), column.type)} if with_last else {})
+    values, valid = _to_values(column)
+    number = np.add.reduceat(valid, starts, dtype=np.int32)
+    at, ends = _find_parts(number)
+    values = values[valid]
+    parts = {"min": np.minimum, "max": np.maximum}
+    found = {part: reduce.reduceat(values, at) if len(at) else values for part, reduce in parts.items()}
+    sums = np.add.reduceat(values, at, dtype=np.float64) if len(at) else values
+    found["mean"] = sums / number[number > 0]
+    out = {f"{name}_{part}": _spread(found[part], number > 0, kinds[part]) for part in kinds}
+    out[f"{name}_count"] = pa.array(number)
+    if with_last:
+        newest = values[ends - 1] if len(at) else values
+        out[f"{name}_last"] = _spread(newest, number > 0, column.type, newest != found["max"])
+    return out
+
+
+def _merge_sorted(table: pa.Table, name: str, starts: NDArray[np.intp], with_last: bool) -> dict[str, pa.Array]:
+    """The parts of one signal of a rollup of shorter intervals."""
+    counts = np.asarray(table[f"{name}_count"].combine_chunks(), np.int64)
+    valid = counts > 0
+    number = np.add.reduceat(counts, starts)
+    at, ends = _find_parts(np.add.reduceat(valid, starts, dtype=np.int32))
+    have, out = number > 0, {}
+    parts = {part: _to_values(table[f"{name}_{part}"])[0][valid] for part in ("min", "max", "mean")}
+    weighted = parts["mean"].astype(np.float64) * counts[valid]
+    for part, reduce in (("min", np.minimum), ("max", np.maximum)):
+        kind = table[f"{name}_{part}"].type
+        parts[part + "s"] = reduce.reduceat(parts[part], at) if len(at) else parts[part]
+        out[f"{name}_{part}"] = _spread(parts[part + "s"], have, kind)
+    sums = np.add.reduceat(weighted, at) if len(at) else weighted
+    out[f"{name}_mean"] = _spread(sums / number[have], have, table[f"{name}_mean"].type)
+    out[f"{name}_count"] = pa.array(number.astype(np.int32))
+    if with_last:
+        last, stored = _to_values(table[f"{name}_last"])
+        newest = np.where(stored[valid], last[valid], parts["max"])[ends - 1] if len(at) else parts["max"]
+        out[f"{name}_last"] = _spread(newest, have, table[f"{name}_last"].type, newest != parts["maxs"])
+    return out
+
+
+def _to_values(column: pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """(values, which of them exist): neither NULL nor, of floats, NaN and infinities."""
+    array = column.combine_chunks()
+    valid = np.asarray(array.is_valid()) if array.null_count else np.ones(len(array), bool)
+    values = np.asarray(array.fill_null(0) if array.null_count else array)
+    return values, valid & np.isfinite(values) if values.dtype.kind == "f" else valid
+
+
+def _find_parts(number: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(begin, end) of each interval that has values, in the values that exist. number: of values per interval."""
+    ends = np.cumsum(number[number > 0], dtype=np.intp)
+    return ends - number[number > 0], ends
+
+
+def _spread(
+    values: NDArray[Any], have: NDArray[np.bool_], kind: pa.DataType, shown: NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """A column with the values where there are some. shown: NULL instead of the other values."""
+    out = np.zeros(len(have), kind.to_pandas_dtype())
+    out[have] = values
+    known = have.copy()
+    if shown is not None:
+        known[have] = shown
+    return pa.array(out, mask=~known)

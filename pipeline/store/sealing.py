@@ -36,9 +36,10 @@ from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CLASSES
 from pipeline.runtime import private_files
 from pipeline.store import history_files, schema
+from pipeline.store.append import register_columns
 from pipeline.store.database import Database
 from pipeline.store.history_files import PARTIAL, SealedFile
-from pipeline.store.rollups import select_rollup
+from pipeline.store.rollups import roll_up_sorted, select_rollup
 
 log = logging.getLogger("fleetpulse.store")
 
@@ -302,10 +303,9 @@ class Sealer:
         source = rows
         for step in history_files.STEPS:
             columns = _columns_of(job.cursor, self._folder / source.path)
-            read = history_files.select_files(self._folder, [source.path], columns)
-            rollup = self._write(
-                job, step, site, first, select_rollup(read, columns, step, job.device_class, source.step > 0)
-            )
+            rolled = roll_up_sorted(self._folder / source.path, columns, step, job.device_class, again=source.step > 0)
+            with register_columns(job.cursor, "rolled_up", rolled):
+                rollup = self._write(job, step, site, first, "FROM rolled_up")
             assert rollup is not None
             yield rollup
             source = rollup

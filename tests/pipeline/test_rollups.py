@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 
+import duckdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pipeline.api.history import Span, choose_step, read_series
 from pipeline.api.query import QueryRunner
@@ -135,3 +142,90 @@ def test_rows_are_read_for_points_finer_than_a_rollup_and_rollups_where_rows_hav
     assert sum(p["value"] is not None for p in series(store, "gpu.sm_clock", 240)) >= MINUTES - 60
     recent = Span(T0 + 3 * HOUR, T0 + 4 * HOUR, 10)
     assert choose_step(store.database.connection, CATALOGUE["gpu.sm_clock"], recent) == 0
+
+
+@pytest.fixture(scope="module")
+def wrapping(tmp_path_factory):
+    """An empty store for all examples, each in an hour of its own."""
+    made = Seal(tmp_path_factory.mktemp("wraps"))
+    yield made, itertools.count()
+    made.database.close()
+
+
+@settings(max_examples=15, deadline=None)
+@given(rises=st.lists(st.integers(0, (1 << 32) - 1), min_size=2, max_size=30), start=st.integers(0, (1 << 32) - 1))
+def test_the_rate_of_a_32_bit_counter_is_right_after_each_wrap(wrapping, rises, start):
+    made, examples = wrapping
+    begun = T0 + next(examples) * HOUR
+    total = start + np.concatenate([[0], np.cumsum(rises, dtype=np.int64)])
+    made.add(begun, len(total), pcie_tx_bytes=np.repeat(total % (1 << 32), GPUS).astype("u8"))
+    wanted = [None, *(pytest.approx(rise / 60) for rise in rises)]
+    span = Span(begun, begun + len(total) * 60 * SECOND, len(total))
+    found = read_series(made.database.cursor(), Topology(), "gpu:local.1", "gpu.pcie_tx_bytes", span, "class")
+    assert [p["value"] for p in found["points"]] == wanted
+    query = Path("docs/sql.md").read_text().split("an error\n")[1].split(";")[0]
+    query = query.replace("now() - INTERVAL '10 minutes'", f"make_timestamptz({begun - 1})")
+    rates = made.run(f"SELECT rate FROM ({query}) WHERE entity = 'gpu:local.1' ORDER BY time")
+    assert [rate for (rate,) in rates] == wanted
+
+
+def test_a_64_bit_counter_of_the_same_signal_that_falls_was_reset(tmp_path):
+    made = Seal(tmp_path)
+    values = np.repeat(np.array([5 << 32, 6 << 32, 1000], "u8"), GPUS)
+    made.add(T0, 3, pcie_rx_bytes=values)
+    span = Span(T0, T0 + 180 * SECOND, 3)
+    found = read_series(made.database.cursor(), Topology(), "gpu:local.1", "gpu.pcie_rx_bytes", span, "class")
+    assert [p["value"] for p in found["points"]] == [None, pytest.approx((1 << 32) / 60), None]
+    made.database.close()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_rollup_of_a_sorted_file_equals_the_one_that_sql_computes(tmp_path, monkeypatch, data):
+    """Any gaps, missing values, infinities and batch borders; both steps, and the longer one from the shorter."""
+    monkeypatch.setattr(rollups, "BATCH_VALUES", data.draw(st.integers(1, 4)) * 2048 * 5)
+    number = data.draw(st.sampled_from([1, 7, 3000]))
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    columns = {
+        "time": "TIMESTAMP WITH TIME ZONE",
+        "entity": "VARCHAR",
+        "energy": "BIGINT",
+        "power": "FLOAT",
+        "temperature": "FLOAT",
+    }
+    power = random.choice(np.array([1.5, -2, np.nan, np.inf, 7], "f4"), number)
+    rows = pa.table(
+        {
+            "time": pa.array(np.sort(random.integers(T0, T0 + HOUR, number))).cast(pa.timestamp("us", "UTC")),
+            "entity": np.sort(random.choice(["gpu:a.0", "gpu:a.1", "gpu:b.0"], number)),
+            "energy": pa.array(random.integers(0, 1 << 62, number), mask=random.random(number) < 0.3),
+            "power": pa.array(power, mask=random.random(number) < 0.3),
+            "temperature": pa.nulls(number, pa.float32()),
+        }
+    ).sort_by([("entity", "ascending"), ("time", "ascending")])
+    connection, source = duckdb.connect(), ""
+    connection.execute("SET TimeZone = 'UTC'")
+    for step, again in ((60, False), (600, True), (600, False)):
+        if not again:
+            pq.write_table(rows, tmp_path / "rows.parquet")
+            source, path, kinds = "rows", tmp_path / "rows.parquet", columns
+        wanted = connection.sql(rollups.select_rollup(f"FROM {source}", kinds, step, "gpu", again)).to_arrow_table()
+        found = rollups.roll_up_sorted(path, kinds, step, "gpu", again).read_all()
+        assert found.column_names == wanted.column_names
+        for name in wanted.column_names:
+            assert found[name].is_null().equals(wanted[name].is_null())
+            ours, theirs = (t[name].drop_null().to_pylist() for t in (found, wanted))
+            if name.endswith("_mean"):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+            else:
+                assert ours == theirs, name
+        sixty = wanted
+        path = tmp_path / "sixty.parquet"
+        pq.write_table(sixty, path)
+        source, kinds = "sixty", {n: str(t) for n, t in zip(*_described(connection, "sixty", sixty), strict=True)}
+
+
+def _described(connection, name, table):
+    connection.register(name, table)
+    found = connection.sql(f"FROM {name} LIMIT 0")
+    return found.columns, found.types

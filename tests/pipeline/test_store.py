@@ -14,12 +14,12 @@ from pipeline.judging.mutes import Mute
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, EventBatch, Origin, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
-from pipeline.store import schema
+from pipeline.store import retention, schema
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
 from pipeline.store.hot_tables import HotTables
-from pipeline.store.retention import HOUR, apply_bounds, delete_old_rows
+from pipeline.store.retention import DAY, HOUR, apply_bounds, delete_old_rows
 
 T0 = 1_780_000_000 * SECOND
 
@@ -192,3 +192,27 @@ def test_a_store_folder_that_cannot_be_created_is_reported_with_its_key(tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"\[store\] path = .*cannot be created"):
         Database(tmp_path / "file" / "store.duckdb")
+
+
+def test_events_are_kept_as_long_as_findings_and_routine_ones_for_a_day(database):
+    now = T0 + 100 * DAY
+    ages = {"xid": (1, 89, 91), "inventory": (0.9, 1.1), "digest": (0.9, 1.1)}
+    for kind, days in ages.items():
+        events = tuple(Event(now - int(age * DAY), "gpu:n1.0", kind, {}) for age in days)
+        write_events(database.connection, [EventBatch(Origin("local", "n1", b""), events)])
+    delete_old_rows(database, now)
+    apply_bounds(database, Store(hot_hours=1.0), now)
+    left = database.connection.execute("SELECT kind, count(*) FROM events GROUP BY ALL ORDER BY ALL").fetchall()
+    assert left == [("digest", 1), ("inventory", 1), ("xid", 2)]
+
+
+def test_of_more_events_than_the_bound_the_newest_are_kept(database, monkeypatch):
+    monkeypatch.setattr(retention, "BOUNDS", {"events": retention.bound_events(most=3)})
+    events = tuple(Event(T0 + i, "gpu:n1.0", "xid", {"code": i}) for i in range(5))
+    write_events(database.connection, [EventBatch(Origin("local", "n1", b""), events)])
+    apply_bounds(database, Store(), T0 + HOUR)
+    assert database.connection.execute("SELECT data FROM events ORDER BY time").fetchall() == [
+        ('{"code": 2}',),
+        ('{"code": 3}',),
+        ('{"code": 4}',),
+    ]
