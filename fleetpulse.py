@@ -286,6 +286,22 @@ def _budget(given: argparse.Namespace) -> int:
     return 0
 
 
+def _notify(given: argparse.Namespace) -> int:
+    from pipeline.commands import notify
+
+    rows, columns, code = notify.run_notify(_load_config(given), given, _print_message)
+    _print_rows(rows, columns, given.output)
+    return code
+
+
+def _routes(given: argparse.Namespace) -> int:
+    from pipeline.commands import notify
+
+    rows, columns = notify.run_routes(_load_config(given), given)
+    _print_rows(rows, columns, given.output)
+    return 0
+
+
 def _simulate(given: argparse.Namespace) -> int:
     from agents.sim.command import SimulateOptions, simulate
     from agents.sim.kinds import list_kinds
@@ -346,6 +362,8 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "mutes": _mutes,
     "calibration": _calibration,
     "budget": _budget,
+    "notify": _notify,
+    "routes": _routes,
     "simulate": _simulate,
     "replay": _replay,
     "score": _score,

@@ -21,10 +21,11 @@ from agents.gateway.receiver import REASONS
 from detectors import DETECTORS
 from detectors.base.detector import Detector
 from detectors.base.state import State
-from pipeline.api import routes
+from pipeline.api import notifications, routes
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
 from pipeline.ingest.foreign import FOREIGN_COUNTERS
+from pipeline.config.settings import KEY
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import signals_of_class
 from pipeline.model.topology import Topology
@@ -69,15 +70,20 @@ def keys(cls: Any, section: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield section, one
 
 
+RECEIVER_LISTS = ("webhooks", "alertmanagers", "pagerduty", "slack", "teams", "apprise", "inhibit_rules")
+
+
 @pytest.mark.parametrize(("section", "key"), [(s, f) for s, f in keys(sections.Config) if s])
 def test_every_key_is_documented_with_its_default(section: str, key: Field[Any]) -> None:
-    lists = {"notify.webhooks": "###", "admission.speaks_for": "###", "modes": "##"}
+    lists = {f"notify.{kind}": "###" for kind in RECEIVER_LISTS}
+    lists |= {"admission.speaks_for": "###", "modes": "##"}
     heading = f"{lists[section]} [[{section}]]" if section in lists else f"## [{section}]"
+    name = key.metadata.get(KEY, key.name)
     page = text("docs/configuration.md")
     assert f"\n{heading}\n" in page, f"docs/configuration.md has no section {heading}"
     part = page.split(f"\n{heading}\n")[1].split("\n## ")[0]
-    found = re.search(rf"^\| `{key.name}` \| (.*?) \|", part, re.M)
-    assert found, f"docs/configuration.md: {heading}: no line for {key.name}"
+    found = re.search(rf"^\| `{name}` \| (.*?) \|", part, re.M)
+    assert found, f"docs/configuration.md: {heading}: no line for {name}"
     written = found[1].strip("`")
     if key.default is not MISSING and isinstance(key.default, (bool, int, float)):
         assert written == str(key.default).lower()
@@ -91,7 +97,10 @@ def test_every_open_section_is_documented() -> None:
     assert "## [collector.NAME]" in page
 
 
-ROUTERS = (routes.process_router, routes.read_router, routes.incident_router, routes.mute_router)
+ROUTERS = (
+    *(routes.process_router, routes.read_router, routes.incident_router, routes.mute_router),
+    notifications.receiver_router,
+)
 
 
 @pytest.mark.parametrize("route", [r for router in ROUTERS for r in router.routes], ids=lambda r: str(r.path))

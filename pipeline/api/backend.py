@@ -98,6 +98,18 @@ class Backend(Protocol):
         """Forgets the wrong pages of a detector until now; returns the budgets."""
         ...
 
+    def list_receivers(self) -> Sequence[Mapping[str, Any]]:
+        """Returns one row per endpoint of a receiver, in the form of `notifications.ReceiverState`."""
+        ...
+
+    def replay_notifications(self, ids: Sequence[str], receiver: str | None, user: str) -> Sequence[Mapping[str, Any]]:
+        """Sends dead messages again; returns those that are."""
+        ...
+
+    def receive_pagerduty(self, name: str, signature: str, body: bytes) -> str:
+        """Applies an event of PagerDuty; returns what was done. Raises KeyError, PermissionError, ValueError."""
+        ...
+
     def list_modes(self) -> Sequence[Mapping[str, Any]]:
         """Returns the rules of [[modes]] in their order."""
         ...

@@ -89,6 +89,9 @@ SHOWN = (*sorted(TABLES - VIEWS), "rollup_60_CLASS", "rollup_600_CLASS")
 INTERNAL = frozenset(
     {
         "meta",
+        "notify_groups",
+        "notify_silences",
+        "notify_threads",
         "device",
         "entity",
         "owner",

@@ -18,6 +18,16 @@ CONFIG = (("--config",), {"metavar": "FILE", "help": "TOML (default: FLEETPULSE_
 INPUT = {"nargs": "+", "metavar": "FILE", "required": True}
 TARGET = {"metavar": "FILE"}
 COMPARED = (("--compare",), {"type": int, "metavar": "VERSION", "help": "beside those of an earlier version"})
+SENT = (
+    (
+        ("--state",),
+        {
+            "choices": ("pending", "held", "grouped", "delivered", "dead", "muted"),
+            "help": "only messages in this state",
+        },
+    ),
+    (("--incident",), {"metavar": "ID", "help": "only those of one incident"}),
+)
 RECORDING = (("--replay-recording",), {"metavar": "DIR", "help": "play this recording instead of reading the node"})
 SPEED = (
     ("--speed",),
@@ -90,6 +100,8 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         ((("--all",), {"action": "store_true", "help": "also expired mutes"}), OUTPUT),
     ),
     "budget": ("show how many wrong pages each detector had, or let it page again", (OUTPUT,)),
+    "notify": ("show what was sent to receivers, test one, or send dead messages again", (*SENT, OUTPUT)),
+    "routes": ("show the routes of alerts, or which one an alert takes", (OUTPUT,)),
     "calibration": (
         "show, pin or roll back the thresholds that the site has taught",
         (COMPARED, OUTPUT),
@@ -172,6 +184,42 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
         "reset": (
             "forget the wrong pages of a detector until now, so that it pages again",
             ((("detector",), {"metavar": "DETECTOR", "help": "its name"}), OUTPUT),
+        ),
+    },
+    "notify": {
+        "list": ("list messages, newest first (the default)", (*SENT, OUTPUT)),
+        "receivers": ("show which receivers accept messages", (OUTPUT,)),
+        "test": (
+            "send a marked alert and its end to a receiver; print what it answers",
+            (
+                (("name",), {"metavar": "NAME", "help": "name of the receiver"}),
+                (
+                    ("--severity",),
+                    {
+                        "choices": ("info", "warning", "critical"),
+                        "help": "label severity (default: info, which pages nobody)",
+                    },
+                ),
+                OUTPUT,
+            ),
+        ),
+        "replay": (
+            "send dead messages again",
+            (
+                (("ids",), {"nargs": "*", "metavar": "ID", "help": "ids from the list"}),
+                (("--receiver",), {"metavar": "NAME", "help": "all dead messages of this receiver"}),
+                OUTPUT,
+            ),
+        ),
+    },
+    "routes": {
+        "show": ("show the routes (the default)", (OUTPUT,)),
+        "test": (
+            "show the receivers, group and intervals of an alert",
+            (
+                (("labels",), {"nargs": "+", "metavar": "LABEL=VALUE", "help": "such as severity=critical rack=r12"}),
+                OUTPUT,
+            ),
         ),
     },
     "calibration": {

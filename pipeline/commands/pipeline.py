@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
@@ -20,11 +21,17 @@ from pipeline.incidents import ledger
 from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.cases import Change
 from pipeline.ingest.admission import RULES
-from pipeline.model.errors import Retryable
+from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
+from pipeline.notify.receivers import InboundEvent
+from pipeline.notify.routes import GROUP_PREFIX
 from pipeline.runtime.supervise import Stop
 from pipeline.store.retention import count_losses
+
+log = logging.getLogger("fleetpulse.pipeline")
+MOST_REPLAYED = 5000
+"""Messages among which those that are sent again are shown. Chosen: more than a receiver is refused in a day."""
 
 
 class PipelineBackend:
@@ -121,6 +128,58 @@ class PipelineBackend:
     def reset_budget(self, detector: str) -> Sequence[Mapping[str, Any]]:
         """Forgets the wrong pages of a detector until now. Raises UsageError if it is unknown."""
         return self._require_engine().reset_budget(detector)
+
+    # --- receivers ----------------------------------------------------------------------------------
+
+    def list_receivers(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the state of each endpoint of a receiver."""
+        with contextlib.closing(self.cursor()) as cursor:
+            return self._service.notifier.list_receivers(ledger.count_payloads(cursor))
+
+    def replay_notifications(self, ids: Sequence[str], receiver: str | None, user: str) -> Sequence[Mapping[str, Any]]:
+        """Sends dead messages again. Raises UsageError if the receiver is not configured."""
+        service = self._service
+        if receiver is not None and receiver not in service.notifier.receivers:
+            known = ", ".join(service.notifier.receivers) or "none"
+            raise UsageError(f"receiver {receiver!r} is not configured; known: {known}")
+        with service.database.transaction() as connection:
+            found = ledger.replay_payloads(connection, ids, receiver, user, service.clock())
+        log.info("%d dead messages are sent again, by %s", len(found), user)
+        service.notifier.wake()
+        with contextlib.closing(self.cursor()) as cursor:
+            rows = ledger.list_notifications(cursor, most=MOST_REPLAYED)
+        return [row for row in rows if row["id"] in found]
+
+    def receive_pagerduty(self, name: str, signature: str, body: bytes) -> str:
+        """Acknowledges what a person acknowledged in PagerDuty; everything else that a person did is a comment."""
+        event = self._service.notifier.receivers[name].read_webhook(signature, body)
+        if not event.person or not event.incident:
+            return "nothing: no person did this, or to no incident of ours"
+        incidents = [event.incident]
+        if event.incident.startswith(GROUP_PREFIX):
+            with contextlib.closing(self.cursor()) as cursor:
+                incidents = ledger.list_group_incidents(cursor, name, event.incident)
+        done = [one for one in incidents if self._apply_pagerduty(event, one)]
+        return f"{event.kind} by {event.person}: {', '.join(done) or 'nothing to change'}"
+
+    def _apply_pagerduty(self, event: InboundEvent, incident: str) -> bool:
+        """Returns whether the event changed an incident; a repeated one changes nothing."""
+        with contextlib.closing(self.cursor()) as cursor:
+            try:
+                known = ledger.read_incident(cursor, incident)
+            except KeyError:
+                return False
+        text = f"{event.kind} in PagerDuty"
+        if any(row["actor"] == event.person and event.id in row["comment"] for row in known["history"]):
+            return False
+        if event.kind == "acknowledged" and known["state"] == "open":
+            self.acknowledge(incident, event.person, f"{text} ({event.id})")
+        elif event.kind in ("acknowledged", "unacknowledged", "resolved", "reassigned", "escalated", "annotated"):
+            said = f": {event.comment}" if event.comment else ""
+            self.comment(incident, event.person, f"{text} ({event.id}){said}")
+        else:
+            return False
+        return True
 
     def list_modes(self) -> Sequence[Mapping[str, Any]]:
         """Returns the rules of [[modes]]."""

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 
 import duckdb
 
-from pipeline.config.sections import Config, Notify
+from pipeline.config.receivers import Notify
+from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine, Judge
 from pipeline.ingest.admission import Admission, StoredState
 from pipeline.ingest.entities import StoredEntities, load_entities
@@ -28,6 +29,7 @@ from pipeline.judging.site_silence import SiteSilenceWatch, describe_shared
 from pipeline.model.errors import ConfigError, Interrupted, Retryable, UsageError
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import ParentGraph, Topology
+from pipeline.notify.alertmanager import locate_entity
 from pipeline.notify.outbox import Notifier
 from pipeline.recording.reader import read_topology
 from pipeline.runtime.heartbeat import EvaluationProgress
@@ -208,7 +210,8 @@ class PipelineService:
     def _notifier(self, config: Config) -> Notifier:
         alive = lambda: not self._list_problems()  # noqa: E731 - called later by the notifier's thread
         try:
-            return Notifier(self.database, link_alerts(config), config.site.name, self.clock, alive)
+            locate = lambda entity: locate_entity(self.topology, entity)  # noqa: E731 - called for each new incident
+            return Notifier(self.database, link_alerts(config), config.site.name, self.clock, alive, locate=locate)
         except ConfigError as error:
             raise ConfigError(f"{config.source}: {error}") from error
 

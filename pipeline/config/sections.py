@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.config.receivers import Notify
 from pipeline.config.settings import EnvironmentText, build_section, constraint
 from pipeline.model.errors import ConfigError
 
@@ -84,10 +85,6 @@ _ATTRIBUTES = constraint(
     "at least one name of an attribute, such as host.name", lambda value: bool(value) and all(value)
 )
 _TAKEOVER = constraint("seconds, 60 to 86400", lambda value: 60 <= value <= 86400)
-_RECEIVER = constraint(
-    "1 to 64 of A-Z a-z 0-9 _ . - (it goes into an HTTP header)",
-    lambda value: re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value) is not None,
-)
 
 
 def state_directory() -> Path:
@@ -296,26 +293,6 @@ class Admission:
 
     takeover: float = field(default=600.0, metadata=_TAKEOVER)
     speaks_for: tuple[SpeaksFor, ...] = ()
-
-
-@dataclass(frozen=True)
-class Webhook:
-    """[[notify.webhooks]]: one receiver of alerts."""
-
-    name: str = field(metadata=_RECEIVER)
-    url: str
-    format: typing.Literal["alertmanager"] = "alertmanager"
-    allow_http: bool = False
-    allow_private: tuple[str, ...] = ()
-    send_watch: bool = False
-
-
-@dataclass(frozen=True)
-class Notify:
-    """[notify]: receivers of alerts, and the address of the dashboard for links in alerts."""
-
-    webhooks: tuple[Webhook, ...] = ()
-    external_url: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from pipeline.model.errors import ConfigError
 
 T = TypeVar("T")
+KEY = "fleetpulse.key"
+"""Field metadata: the key in the file, where it is not the field's name because Python reserves the word."""
 
 
 def constraint(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
@@ -48,7 +50,7 @@ class EnvironmentText(str):
 def build_section(cls: type[T], table: Mapping[str, Any], where: str, section: str = "") -> T:
     """An instance of dataclass `cls` from a TOML table. Raises ConfigError on unknown, missing or mistyped keys."""
     hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type] # T is a dataclass by contract
+    known = {f.metadata.get(KEY, f.name): f for f in fields(cls) if f.init}  # type: ignore[arg-type] # T is a dataclass by contract
     for key, value in table.items():
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
@@ -59,12 +61,17 @@ def build_section(cls: type[T], table: Mapping[str, Any], where: str, section: s
     for name, f in known.items():
         if name not in table and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{describe_key(where, section, name)}: missing; a value is required")
-    converted = {k: _convert(v, hints[k], where, f"{section}.{k}" if section else k) for k, v in table.items()}
+    converted = {
+        k: _convert(v, hints[known[k].name], where, f"{section}.{k}" if section else k) for k, v in table.items()
+    }
     for key, value in converted.items():
         text, holds = known[key].metadata.get("fleetpulse.constraint", ("", None))
         if holds is not None:
             check_value(describe_key(where, section, key, table[key]), value, text, holds)
-    return cls(**converted)
+    try:
+        return cls(**{known[key].name: value for key, value in converted.items()})
+    except ConfigError as error:  # keys that do not go together
+        raise ConfigError(f"{where}: [{section}] {error}") from None
 
 
 def check_value(where: str, value: Any, text: str, holds: Callable[[Any], bool]) -> None:

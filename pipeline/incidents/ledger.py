@@ -22,13 +22,18 @@ from pipeline.model.records import LEVELS, SECOND, Finding, Incident, iso, to_js
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One request body for one receiver. A resolved one is only for receivers that got a firing one."""
+    """One message for one receiver. Resolved ones and updates are only for receivers whose newest is a firing one.
+
+    incident: or the group of alerts that it is about.
+    state:    `held` until groups and inhibition decide about it; else `pending`, to be sent.
+    """
 
     incident: str
     receiver: str
-    kind: Literal["firing", "resolved"]
+    kind: Literal["firing", "resolved", "update"]
     body: str
     created: int
+    state: Literal["pending", "held"] = "pending"
 
 
 _DAY = 86_400 * SECOND
@@ -73,12 +78,25 @@ FROM (SELECT unnest($1::VARCHAR[]) AS incident, unnest($2::INTEGER[]) AS place, 
 LEFT JOIN (SELECT incident, max(number) AS number FROM history WHERE incident IN (SELECT unnest($1::VARCHAR[]))
            GROUP BY incident) h USING (incident)
 """
-_PAYLOAD = """
+_PAYLOADS = """
 INSERT INTO outbox
-SELECT concat($1, '.', number, '.', $2), $1, number, $2, $3, $4, time, 0, time, 'pending', ''
-FROM (SELECT coalesce(max(number), 0) + 1 AS number, count(*) FILTER (kind = 'firing') AS fired,
-             make_timestamptz($5::BIGINT) AS time FROM outbox WHERE incident = $1 AND receiver = $2)
-WHERE $3 = 'firing' OR fired > 0
+    (id, incident, number, receiver, kind, payload, created, attempts, next_attempt, state, answer)
+WITH n AS (
+    SELECT unnest($1::VARCHAR[]) AS incident, unnest($2::VARCHAR[]) AS receiver, unnest($3::VARCHAR[]) AS kind,
+           unnest($4::VARCHAR[]) AS payload, make_timestamptz(unnest($5::BIGINT[])) AS created,
+           unnest($6::VARCHAR[]) AS state, unnest($7::INTEGER[]) AS place),
+h AS (
+    SELECT incident, receiver, max(number) AS number, arg_max(kind, number) FILTER (kind <> 'update') AS newest
+    FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) GROUP BY ALL),
+k AS (
+    SELECT n.*, coalesce(h.number, 0) AS number, coalesce(last_value(nullif(n.kind, 'update') IGNORE NULLS) OVER (
+               PARTITION BY n.incident, n.receiver ORDER BY place
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), h.newest) AS newest
+    FROM n LEFT JOIN h ON h.incident = n.incident AND h.receiver = n.receiver)
+SELECT concat(incident, '.', place, '.', receiver), incident, place, receiver, kind, payload, created, 0, created,
+       state, ''
+FROM (SELECT * REPLACE (number + row_number() OVER (PARTITION BY incident, receiver ORDER BY place) AS place)
+      FROM k WHERE kind = 'firing' OR newest = 'firing')
 """
 _INCIDENTS = """
 SELECT id, cause, epoch_us(opened), epoch_us(onset), epoch_us(resolved), severity, members, confidence, state, summary,
@@ -105,8 +123,9 @@ def write_changes(
         _write_history(connection, changes)
     for change in changes:
         _apply_end(connection, change)
-    for p in payloads:
-        connection.execute(_PAYLOAD, [p.incident, p.receiver, p.kind, p.body, p.created])
+    if payloads:
+        rows = [(p.incident, p.receiver, p.kind, p.body, p.created, p.state, i) for i, p in enumerate(payloads)]
+        connection.execute(_PAYLOADS, [list(column) for column in zip(*rows, strict=True)])
 
 
 def save_snapshot(connection: duckdb.DuckDBPyConnection, key: str, time: int, state: str) -> None:
@@ -165,16 +184,53 @@ def list_incidents_near(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[dic
 
 
 def list_notifications(
-    cursor: duckdb.DuckDBPyConnection, id_: str | None = None, most: int = 500
+    cursor: duckdb.DuckDBPyConnection,
+    id_: str | None = None,
+    most: int = 500,
+    state: str | None = None,
+    receiver: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns payloads without bodies, newest first; `state` is pending, delivered or dead."""
+    """Returns payloads without bodies, newest first; `state` is pending, held, grouped, delivered, dead or muted.
+
+    remote: who silenced the alert at the receiver itself, until when and why.
+    """
     rows = cursor.execute(
-        "SELECT id, incident, receiver, kind, state, attempts, answer, epoch_us(created), epoch_us(next_attempt) "
-        "FROM outbox WHERE $1 IS NULL OR incident = $1 ORDER BY created DESC, number DESC, id LIMIT $2",
-        [id_, most],
+        """SELECT id, o.incident, o.receiver, kind, state, attempts, answer, part_of, s.text, epoch_us(created),
+                  epoch_us(next_attempt)
+           FROM outbox o LEFT JOIN notify_silences s ON s.receiver = o.receiver AND s.incident = o.incident
+           WHERE ($1 IS NULL OR o.incident = $1) AND ($3 IS NULL OR state = $3) AND ($4 IS NULL OR o.receiver = $4)
+           ORDER BY created DESC, number DESC, id LIMIT $2""",
+        [id_, most, state, receiver],
     ).fetchall()
-    names = ("id", "incident", "receiver", "kind", "state", "attempts", "answer")
-    return [{**dict(zip(names, r[:7], strict=True)), "created": iso(r[7]), "next_attempt": iso(r[8])} for r in rows]
+    names = ("id", "incident", "receiver", "kind", "state", "attempts", "answer", "part_of", "remote")
+    return [{**dict(zip(names, r[:9], strict=True)), "created": iso(r[9]), "next_attempt": iso(r[10])} for r in rows]
+
+
+def list_group_incidents(cursor: duckdb.DuckDBPyConnection, receiver: str, group: str) -> list[str]:
+    """Returns the incidents whose alerts a message of a group has."""
+    query = "SELECT DISTINCT incident FROM outbox WHERE receiver = $1 AND part_of = $2 ORDER BY incident"
+    return [incident for (incident,) in cursor.execute(query, [receiver, group]).fetchall()]
+
+
+_REPLAY = """
+UPDATE outbox SET state = 'pending', attempts = 0, answer = concat('sent again by ', $4), part_of = NULL,
+    created = make_timestamptz($3::BIGINT), next_attempt = make_timestamptz($3::BIGINT)
+WHERE state = 'dead' AND (list_contains($1::VARCHAR[], id) OR receiver = $2) RETURNING incident, receiver, number, id
+"""
+_END_AGAIN = """
+UPDATE outbox SET state = 'pending', attempts = 0, next_attempt = make_timestamptz($4::BIGINT)
+WHERE incident = $1 AND receiver = $2 AND number > $3 AND kind = 'resolved' AND state = 'delivered'
+"""
+
+
+def replay_payloads(
+    connection: duckdb.DuckDBPyConnection, ids: Sequence[str], receiver: str | None, user: str, time: int
+) -> list[str]:
+    """Makes dead payloads due, with those behind them that end the same alert; returns the ids of the dead ones."""
+    rows = connection.execute(_REPLAY, [list(ids), receiver, time, user]).fetchall()
+    for incident, name, number, _ in rows:
+        connection.execute(_END_AGAIN, [incident, name, number, time])
+    return [id_ for *_, id_ in rows]
 
 
 def count_payloads(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], int]:

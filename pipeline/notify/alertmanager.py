@@ -2,20 +2,24 @@
 
 Labels are the identity of an alert and do not change while it fires; everything else is in the annotations. An alert is
 sent when an incident opens, reopens or first reaches a severity that is sent. If its labels change, one body resolves
-the old alert and fires the new one. FORMATS has one line per payload format.
+the old alert and fires the new one. The outbox stores this body for every receiver, with the object `fleetpulse` of
+what it has no field for; receivers make their own requests of it when they are sent.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.config.sections import Webhook
 from pipeline.incidents.cases import Change, detector_family
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import Incident, iso
+from pipeline.model.topology import Topology
+from pipeline.notify.receivers import Endpoint
+from pipeline.notify.routes import Rules
 
 STILL_FIRING = "0001-01-01T00:00:00Z"
 """`endsAt` of every firing alert: Go's zero time, as Alertmanager sends it."""
@@ -42,15 +46,17 @@ class AlertSource:
     external_url: str = ""
 
 
+ALERT_FIELDS = ("status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
 RECEIVER_PREFIX = "receiver-"
 """Prefix of the label `incident` of alerts about a failing receiver."""
 Alert = dict[str, Any]
 
 
-def make_labels(incident: Incident, site: str) -> dict[str, str]:
-    """Returns the labels, which are the identity of the alert."""
+def make_labels(incident: Incident, site: str, place: Mapping[str, str] = {}) -> dict[str, str]:
+    """Returns the labels, which are the identity of the alert. place: where the entity is, such as node and rack."""
     family = detector_family(incident.detector)
     found = {
+        **place,
         "alertname": ALERT_NAMES.get(family) or "".join(word.capitalize() for word in incident.detector.split("_")),
         "severity": SEVERITY[incident.severity],
         "entity": incident.entity,
@@ -62,9 +68,9 @@ def make_labels(incident: Incident, site: str) -> dict[str, str]:
     return {**found, "simulated": "true"} if incident.simulated else found
 
 
-def make_alert(incident: Incident, site: str, external_url: str, ended: int | None = None) -> Alert:
-    """Returns one alert; with `ended` a resolved one. It never ends before it starts, which Alertmanager refuses."""
-    own = make_labels(incident, site)
+def make_alert(incident: Incident, own: Mapping[str, str], external_url: str, ended: int | None = None) -> Alert:
+    """Returns one alert with labels `own`; with `ended` a resolved one. It never ends before it starts, which
+    Alertmanager refuses."""
     link = f"{external_url}/incident?id={incident.id}" if external_url else ""
     notes = {
         "summary": incident.summary,
@@ -75,7 +81,7 @@ def make_alert(incident: Incident, site: str, external_url: str, ended: int | No
         notes["confidence"] = f"{incident.confidence:.2f}"
     return {
         "status": "firing" if ended is None else "resolved",
-        "labels": own,
+        "labels": dict(own),
         "annotations": {name: text for name, text in notes.items() if text},
         "startsAt": iso(incident.opened),
         "endsAt": STILL_FIRING if ended is None else iso(max(ended, incident.opened)),
@@ -84,38 +90,48 @@ def make_alert(incident: Incident, site: str, external_url: str, ended: int | No
     }
 
 
-def make_body(alerts: Sequence[Alert], group: str, receiver: str, external_url: str, reason: str) -> dict[str, Any]:
-    """Returns the request body with all alerts of one incident; it fires while one of them does."""
+def make_body(
+    alerts: Sequence[Mapping[str, Any]],
+    group: Mapping[str, str],
+    receiver: str,
+    external_url: str,
+    reason: str,
+    key: str = "",
+) -> dict[str, Any]:
+    """Returns the request body of a group of alerts; it fires while one of them does. key: `groupKey`, if the group is
+    that of a route."""
+    shown = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in group.items())
     return {
         "version": "4",
-        "groupKey": f'{{}}:{{incident="{group}"}}',
+        "groupKey": key or f"{{}}:{{{shown}}}",
         "truncatedAlerts": 0,
         "status": "firing" if any(a["status"] == "firing" for a in alerts) else "resolved",
         "receiver": receiver,
-        "groupLabels": {"incident": group},
+        "groupLabels": dict(group),
         "commonLabels": _common_items([a["labels"] for a in alerts]),
         "commonAnnotations": _common_items([a["annotations"] for a in alerts]),
         "externalURL": external_url,
         "notification_reason": reason,
-        "alerts": list(alerts),
+        "routeLabels": {},
+        "alerts": [{name: alert[name] for name in ALERT_FIELDS} for alert in alerts],
     }
 
 
-def make_watchdog(site: str, started: int, receiver: str, external_url: str) -> dict[str, Any]:
+def make_watchdog(source: AlertSource, started: int, receiver: str) -> dict[str, Any]:
     """Returns the Watchdog alert, which always fires while the pipeline works; its absence is the alarm."""
-    entity = f"site:{site}"
+    entity = f"site:{source.site}"
     own = {"alertname": WATCHDOG, "severity": "none", "entity": entity, "cause": entity, "detector": "watchdog"}
-    own |= {"incident": "watchdog", "site": site}
+    own |= {"incident": "watchdog", "site": source.site}
     one = {
         "status": "firing",
         "labels": own,
         "annotations": {"summary": f"Watchdog of {entity}: always firing; its absence is the alarm"},
         "startsAt": iso(started),
         "endsAt": STILL_FIRING,
-        "generatorURL": external_url,
+        "generatorURL": source.external_url,
         "fingerprint": compute_fingerprint(own),
     }
-    return make_body([one], "watchdog", receiver, external_url, "repeat interval elapsed")
+    return make_body([one], {"incident": "watchdog"}, receiver, source.external_url, "repeat interval elapsed")
 
 
 def make_receiver_down(
@@ -136,7 +152,7 @@ def make_receiver_down(
         "fingerprint": compute_fingerprint(own),
     }
     reason = "first notification" if ended is None else "all alerts resolved"
-    return make_body([one], incident, receiver, source.external_url, reason)
+    return make_body([one], {"incident": incident}, receiver, source.external_url, reason)
 
 
 def compute_fingerprint(own: Mapping[str, str]) -> str:
@@ -169,46 +185,160 @@ def _list_members(members: Sequence[str], most: int = 10) -> str:
     return ", ".join(members[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _make_alertmanager_body(
-    change: Change, was_sent: bool, receiver: Webhook, source: AlertSource
-) -> dict[str, Any] | None:
-    """Returns the body (version 4); None if the change is not reported to this receiver."""
-    now, before = change.incident, change.before
-    if now.resolved is not None:
-        alerts, reason = [_alert(now, source, now.resolved)], "all alerts resolved"
-    elif before is None or not was_sent or change.kind == "reopened":
-        alerts, reason = [_alert(now, source)], "first notification"
-    elif make_labels(before, source.site) != make_labels(now, source.site):
-        alerts, reason = [_alert(before, source, change.time), _alert(now, source)], "new alerts added"
-    else:
-        return None
-    return make_body(alerts, now.id, receiver.name, source.external_url, reason)
+EXTENSION = "fleetpulse"
+"""Object of a stored body with what Alertmanager's format has no field for."""
+PLACES = ("row", "rack", "node", "gpu", "leaf", "rail", "loop", "job")
+"""Labels that say where an entity is, by the kinds of its ancestors."""
+MAX_PLACED = 20_000
+"""Incidents whose place is remembered. Chosen: more than are ever open, 10 MB."""
 
 
-def _alert(incident: Incident, source: AlertSource, ended: int | None = None) -> Alert:
-    return make_alert(incident, source.site, source.external_url, ended)
+class PayloadPlanner:
+    """Makes the outbox rows of changes: for which receivers, with which alerts, and whether they are held.
+
+    locate:    entity -> where it is, as labels.   The place of an incident is fixed while its entity stays the same,
+               since labels are the identity of its alert.
+    read_sent: incident -> labels of its newest stored alert, after a restart.
+    """
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        rules: Rules,
+        source: AlertSource,
+        locate: Callable[[str], Mapping[str, str]],
+        read_sent: Callable[[str], Mapping[str, str] | None],
+    ) -> None:
+        self._endpoints, self._rules, self._source = endpoints, rules, source
+        self._locate, self._read_sent = locate, read_sent
+        self._places: OrderedDict[str, tuple[str, Mapping[str, str]]] = OrderedDict()
+
+    def plan(self, changes: Sequence[Change], now: int) -> list[Payload]:
+        """Returns the rows of changes, to be sent from `now` on."""
+        return [payload for change in changes if change.kind != "retitled" for payload in self._plan(change, now)]
+
+    def label(self, incident: Incident, is_new: bool = False) -> dict[str, str]:
+        """Returns the labels of an incident's alert."""
+        known = self._places.get(incident.id)
+        if known is None or known[0] != incident.entity:
+            sent = None if is_new or known is not None else self._read_sent(incident.id)
+            if sent is not None and sent.get("entity") == incident.entity:
+                place: Mapping[str, str] = {name: sent[name] for name in PLACES if name in sent}
+            else:
+                place = self._locate(incident.entity)
+            self._places[incident.id] = known = (incident.entity, place)
+            if len(self._places) > MAX_PLACED:
+                self._places.popitem(last=False)
+        return make_labels(incident, self._source.site, known[1])
+
+    def _plan(self, change: Change, now: int) -> Iterator[Payload]:
+        incident, before = change.incident, change.before
+        old = self.label(before) if before is not None else {}
+        labels = self.label(incident, is_new=before is None)
+        if incident.resolved is not None:
+            for name in self._endpoints:
+                yield from self._emit(name, change, [self._alert(incident, labels, incident.resolved)], "resolved", now)
+            return
+        told_only: tuple[str, ...] = getattr(change, "receivers", ())
+        if told_only:
+            for name in (n for n, endpoint in self._endpoints.items() if endpoint.receiver in told_only):
+                yield from self._emit(name, change, [self._alert(incident, labels)], "firing", now)
+            return
+        was_open = before is not None and before.resolved is None
+        had = self._find_receivers(before, old) if was_open and before is not None else set()
+        has = self._find_receivers(incident, labels)
+        for name in (n for n in self._endpoints if n in had | has):
+            firing = self._alert(incident, labels)
+            if name in has and (name not in had or change.kind in AGAIN):
+                yield from self._emit(name, change, [firing], "firing", now)
+            elif name in has and old != labels and before is not None:
+                yield from self._emit(name, change, [self._alert(before, old, change.time), firing], "firing", now)
+            elif name not in has and not is_held_back(incident) and before is not None:
+                yield from self._emit(name, change, [self._alert(before, old, change.time)], "resolved", now)
+            elif self._endpoints[name].reports(change.kind):
+                yield from self._emit(name, change, [firing], "update", now)
+
+    def _find_receivers(self, incident: Incident, labels: Mapping[str, str]) -> set[str]:
+        """Returns the endpoints that are sent this incident now; none while it is silenced."""
+        if is_held_back(incident):
+            return set()
+        chosen = None if self._rules.top is None else {node.receiver for node in self._rules.top.match(labels)}
+        return {
+            name
+            for name, endpoint in self._endpoints.items()
+            if (chosen is None or endpoint.receiver in chosen) and (incident.severity != "watch" or endpoint.send_watch)
+        }
+
+    def _alert(self, incident: Incident, labels: Mapping[str, str], ended: int | None = None) -> Alert:
+        return make_alert(incident, labels, self._source.external_url, ended)
+
+    def _emit(self, name: str, change: Change, alerts: Sequence[Alert], kind: Kind, now: int) -> Iterator[Payload]:
+        """Yields the rows of one receiver: one with all alerts, or one per route and alert where routes group."""
+        endpoint, top = self._endpoints[name], self._rules.top
+        extension = _make_extension(change)
+        if top is None or not endpoint.groups:
+            held = endpoint.groups and any(self._rules.is_target(alert["labels"]) for alert in alerts)
+            yield self._make_row(name, change.incident.id, alerts, kind, now, extension, held)
+            return
+        if kind == "update" and change.kind != "acknowledged":
+            return
+        for alert in alerts:
+            nodes = [node for node in top.match(alert["labels"]) if node.receiver == endpoint.receiver]
+            one: Kind = kind if kind == "update" else "firing" if alert["status"] == "firing" else "resolved"
+            for node in nodes:
+                labels = node.group_labels(alert["labels"])
+                key = node.group_key(alert["labels"])
+                extra = {**extension, "route": node.key}
+                yield self._make_row(name, change.incident.id, [alert], one, now, extra, True, labels, key)
+            if not nodes:  # the routes have changed since it was sent
+                yield self._make_row(name, change.incident.id, [alert], one, now, extension, False)
+
+    def _make_row(
+        self,
+        name: str,
+        incident: str,
+        alerts: Sequence[Alert],
+        kind: Kind,
+        now: int,
+        extension: Mapping[str, Any],
+        held: bool,
+        group: Mapping[str, str] | None = None,
+        key: str = "",
+    ) -> Payload:
+        reason = "first notification" if len(alerts) == 1 else "new alerts added"
+        reason = "all alerts resolved" if kind == "resolved" else "unknown" if kind == "update" else reason
+        labels = {"incident": incident} if group is None else group
+        receiver = self._endpoints[name].receiver
+        body = {**make_body(alerts, labels, receiver, self._source.external_url, reason, key), EXTENSION: extension}
+        state: Literal["pending", "held"] = "held" if held else "pending"
+        return Payload(incident, name, kind, json.dumps(body, separators=(",", ":")), now, state)
 
 
-Format = Callable[[Change, bool, Webhook, AlertSource], dict[str, Any] | None]
-FORMATS: Mapping[str, Format] = {"alertmanager": _make_alertmanager_body}
+Kind = Literal["firing", "resolved", "update"]
+AGAIN = frozenset({"reopened", "escalated", "acknowledgement_expired", "worsened"})
+"""Kinds of change that tell receivers again what they know already."""
 
 
-def make_payloads(change: Change, receivers: Sequence[Webhook], source: AlertSource, now: int) -> list[Payload]:
-    """Returns the payloads of one change for all receivers, to be sent from `now` on."""
-    incident, before = change.incident, change.before
-    if change.kind in ("acknowledged", "commented", "retitled"):
-        return []
-    found = []
-    for receiver in receivers:
-        if incident.resolved is None and not _is_sent(incident, receiver):
-            continue
-        was_sent = before is not None and _is_sent(before, receiver)
-        body = FORMATS[receiver.format](change, was_sent, receiver, source)
-        if body is not None:
-            kind: Literal["firing", "resolved"] = "firing" if incident.resolved is None else "resolved"
-            found.append(Payload(incident.id, receiver.name, kind, json.dumps(body, separators=(",", ":")), now))
+def is_held_back(incident: Incident) -> bool:
+    """Returns whether no receiver is told of an incident: it is silenced, or another incident stands for it."""
+    return incident.state == "silenced" or bool(getattr(incident, "is_held_back", False))
+
+
+def _make_extension(change: Change) -> dict[str, Any]:
+    return {
+        "event": change.kind,
+        "actor": change.actor,
+        "comment": change.comment,
+        "time": iso(change.time),
+        "incident": change.incident.as_json(),
+    }
+
+
+def locate_entity(topology: Topology, entity: str) -> dict[str, str]:
+    """Returns where an entity is: the names of its ancestors, and its own, by the kinds of PLACES."""
+    found = {}
+    for kind in PLACES:
+        ancestor = topology.ancestor_of_kind(entity, kind)
+        if ancestor is not None:
+            found[kind] = ancestor.partition(":")[2]
     return found
-
-
-def _is_sent(incident: Incident, receiver: Webhook) -> bool:
-    return incident.severity != "watch" or receiver.send_watch

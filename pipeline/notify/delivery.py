@@ -1,4 +1,4 @@
-"""One HTTP POST to one receiver: to a checked address, without redirects, within a deadline. Standard library only.
+"""One HTTP request to one receiver: to a checked address, without redirects, within a deadline. Standard library only.
 
 Destinations come only from the configuration. A host name is resolved once, all its addresses must be allowed, and the
 connection uses a checked address (DNS rebinding). Proxies of the environment are not used.
@@ -10,6 +10,7 @@ single message; a receiver that responds again gets everything that is due.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import email.utils
 import http.client
 import ipaddress
@@ -22,9 +23,8 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from pipeline.config.sections import Webhook
 from pipeline.model.errors import ConfigError, Refused
 from pipeline.model.records import SECOND, iso
 
@@ -41,25 +41,97 @@ Outcome = Literal["delivered", "retry"]
 Resolve = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
 
+class Destination(Protocol):
+    """Where requests go, and which addresses may be called. `section`: that of the configuration, for messages."""
+
+    @property
+    def section(self) -> str:
+        """Section of the configuration."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Name of the receiver."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """The URL, with its path and query."""
+        ...
+
+    @property
+    def allow_http(self) -> bool:
+        """Whether http beyond loopback is allowed."""
+        ...
+
+    @property
+    def allow_private(self) -> tuple[str, ...]:
+        """CIDRs of private addresses that may be called."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A destination. `key`: the configuration key of the URL; that of a file if the URL is a secret, never shown."""
+
+    section: str
+    name: str
+    url: str
+    allow_http: bool = False
+    allow_private: tuple[str, ...] = ()
+    key: str = "url"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. most: bytes of the response that are read."""
+
+    target: Destination
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    method: str = "POST"
+    most: int = MAX_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The response to one request. status: 0 if there was none; then `error` is the reason, in our words.
+
+    body: what was read of the response; it may be shown to the person who asked for it, never logged or stored.
+    """
+
+    status: int
+    error: str = ""
+    retry_after_s: float = 0.0
+    body: bytes = b""
+
+
+Call = Callable[[Request], Answer]
+
+
 @dataclass(frozen=True, slots=True)
 class PostResult:
-    """Result of a POST. `text` is for people and never contains text of the receiver."""
+    """Result of a delivery. `text` is for people and never contains text of the receiver.
+
+    reference: what the receiver calls the message, if later ones refer to it.
+    """
 
     outcome: Outcome
     text: str
     retry_after_s: float = 0.0
+    reference: str = ""
 
 
-def check_url(receiver: Webhook) -> urllib.parse.SplitResult:
+def check_url(receiver: Destination) -> urllib.parse.SplitResult:
     """Returns the parts of a receiver's URL. Raises ConfigError if it can never be called."""
-    where = f"[[notify.webhooks]] {receiver.name}: url"
+    where, shown = _locate_url(receiver), _locate_url(receiver, with_value=True)
     try:
         url = urllib.parse.urlsplit(receiver.url)
         port_is_number = url.port is None or url.port > 0
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}; expected https://HOST[:PORT]/PATH") from error
+        raise ConfigError(f"{where}: is not a URL; expected https://HOST[:PORT]/PATH") from error
     if url.scheme not in ("http", "https") or not url.hostname or not port_is_number:
-        raise ConfigError(f"{where} = {receiver.url!r}: expected https://HOST[:PORT]/PATH (or http, see allow_http)")
+        raise ConfigError(f"{shown}: expected https://HOST[:PORT]/PATH (or http, see allow_http)")
     if "@" in url.netloc:
         raise ConfigError(f"{where}: contains a user or password; expected none")
     if not receiver.url.isascii() or any(c <= " " or c == "\x7f" for c in receiver.url):
@@ -69,7 +141,7 @@ def check_url(receiver: Webhook) -> urllib.parse.SplitResult:
     return url
 
 
-def check_address(address: str, receiver: Webhook, host: str) -> None:
+def check_address(address: str, receiver: Destination, host: str) -> None:
     """Raises Refused if an address of the receiver's host may not be called."""
     ip = ipaddress.ip_address(address.split("%", 1)[0])
     where = f"receiver {receiver.name}: address {ip}"
@@ -86,32 +158,30 @@ def check_address(address: str, receiver: Webhook, host: str) -> None:
         )
 
 
-def _networks(receiver: Webhook) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+def _networks(receiver: Destination) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     try:
         return [ipaddress.ip_network(text) for text in receiver.allow_private]
     except ValueError as error:
-        raise ConfigError(f"[[notify.webhooks]] {receiver.name}: allow_private: {error}; expected CIDRs") from error
+        raise ConfigError(f"[[{receiver.section}]] {receiver.name}: allow_private: {error}; expected CIDRs") from error
 
 
-def check_receiver(receiver: Webhook) -> None:
+def check_receiver(receiver: Destination) -> None:
     """Raises ConfigError if the receiver can never be called; host names are resolved and checked at each call."""
     host = str(check_url(receiver).hostname)
     _networks(receiver)
     try:
         check_address(str(ipaddress.ip_address(host)), receiver, host)
     except Refused as error:
-        raise ConfigError(f"[[notify.webhooks]] {receiver.name}: url = {receiver.url!r}: {error}") from error
+        raise ConfigError(f"{_locate_url(receiver, with_value=True)}: {error}") from error
     except ValueError:
         return  # a host name
 
 
-def find_config_error(receiver: Webhook) -> str | None:
-    """Returns why the receiver can never be called, None if it can."""
-    try:
-        check_receiver(receiver)
-    except ConfigError as error:
-        return str(error)
-    return None
+def _locate_url(receiver: Destination, with_value: bool = False) -> str:
+    """Returns section, name and key of a URL; its value only if it is not that of a file, since those are secrets."""
+    key = getattr(receiver, "key", "url")
+    where = f"[[{receiver.section}]] {receiver.name}: {key}"
+    return f"{where} = {receiver.url!r}" if with_value and not key.endswith("_file") else where
 
 
 def _is_loopback_name(host: str) -> bool:
@@ -127,13 +197,19 @@ def _resolve(host: str, port: int) -> Sequence[tuple[Any, ...]]:
 
 
 def post(
-    receiver: Webhook,
+    receiver: Destination,
     body: bytes,
     headers: Mapping[str, str],
     timeout_s: float = TIMEOUT_S,
     resolve: Resolve = _resolve,
 ) -> PostResult:
     """Sends one POST and returns the result, within `timeout_s` after the name is resolved."""
+    return classify_answer(exchange(Request(receiver, body, headers), timeout_s, resolve))
+
+
+def exchange(request: Request, timeout_s: float = TIMEOUT_S, resolve: Resolve = _resolve) -> Answer:
+    """Sends one request and returns the response, within `timeout_s` after the name is resolved."""
+    receiver = request.target
     url = check_url(receiver)
     host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
     try:
@@ -141,11 +217,11 @@ def post(
         for *_, address in found:
             check_address(address[0], receiver, host)
     except Refused as error:
-        return PostResult("retry", str(error))
+        return Answer(0, str(error))
     except (OSError, UnicodeError) as error:
-        return PostResult("retry", f"{host} has no address: {_describe_error(error)}")
+        return Answer(0, f"{host} has no address: {_describe_error(error)}")
     addresses = tuple(dict.fromkeys(address[0] for *_, address in found))
-    return _exchange(_CheckedConnection(host, port, addresses, url.scheme == "https", timeout_s), url, body, headers)
+    return _exchange(_CheckedConnection(host, port, addresses, url.scheme == "https", timeout_s), url, request)
 
 
 class _CheckedConnection(http.client.HTTPConnection):
@@ -182,26 +258,35 @@ class _CheckedConnection(http.client.HTTPConnection):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
-def _exchange(
-    connection: _CheckedConnection, url: urllib.parse.SplitResult, body: bytes, headers: Mapping[str, str]
-) -> PostResult:
+def _exchange(connection: _CheckedConnection, url: urllib.parse.SplitResult, request: Request) -> Answer:
     # a socket timeout restarts with every byte: only a timer ends a slow receiver
     timer = threading.Timer(connection.timeout_s, connection.abort)
     timer.daemon = True
     timer.start()
     try:
         path = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
-        connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
+        headers = (
+            {"Content-Type": "application/json", **request.headers} if request.body is not None else request.headers
+        )
+        connection.request(request.method, path, request.body, dict(headers))
         response = connection.getresponse()
-        with contextlib.suppress(OSError, http.client.HTTPException):  # only the status counts
-            response.read(MAX_BODY_BYTES)
-        return classify_status(response.status, response.getheader("Retry-After"))
+        body = b""
+        with contextlib.suppress(OSError, http.client.HTTPException):  # a status without its body is an answer too
+            body = response.read(request.most)
+        return Answer(response.status, "", _parse_retry_after(response.getheader("Retry-After")), body)
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: an invalid header
         late = connection.aborted or isinstance(error, TimeoutError)
-        return PostResult("retry", f"no answer within {connection.timeout_s:g} s" if late else _describe_error(error))
+        return Answer(0, f"no answer within {connection.timeout_s:g} s" if late else _describe_error(error))
     finally:
         timer.cancel()
         connection.close()
+
+
+def classify_answer(answer: Answer) -> PostResult:
+    """Returns the result of a response: 2xx is delivered, everything else is retried."""
+    if not answer.status:
+        return PostResult("retry", answer.error)
+    return dataclasses.replace(classify_status(answer.status), retry_after_s=answer.retry_after_s)
 
 
 def classify_status(status: int, retry_after: str | None = None) -> PostResult:
@@ -218,6 +303,8 @@ def classify_status(status: int, retry_after: str | None = None) -> PostResult:
         text += ": the URL no longer exists"
     elif status in (401, 403):
         text += ": the receiver rejects the credentials"
+    elif status == 429:
+        text += ": the receiver limits the rate"
     return PostResult("retry", text, _parse_retry_after(retry_after))
 
 
@@ -256,6 +343,7 @@ class ReceiverHealth:
     """State of one receiver by its last POSTs. Times in UTC us.
 
     failures: consecutive POSTs that were not accepted.  since: time of the first.  answer: result of the last.
+    delivered: time of the last POST that was accepted; 0: none.
     probes: message -> number of probes with it, so that one message that is always refused cannot hide a recovery.
     """
 
@@ -263,6 +351,7 @@ class ReceiverHealth:
     since: int = 0
     answer: str = ""
     next_probe: int = 0
+    delivered: int = 0
     probes: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -270,10 +359,10 @@ class ReceiverHealth:
         """Whether the receiver is only probed, instead of sent everything that is due."""
         return self.failures >= MAX_FAILURES
 
-    def record_success(self) -> bool:
+    def record_success(self, now: int = 0) -> bool:
         """Records a 2xx. Returns whether the receiver was down."""
         recovered = self.is_down
-        self.failures, self.answer = 0, ""
+        self.failures, self.answer, self.delivered = 0, "", now
         self.probes.clear()
         return recovered
 
@@ -288,6 +377,12 @@ class ReceiverHealth:
     def must_report(self, now: int) -> bool:
         """Returns whether the other receivers must be notified."""
         return self.is_down and now - self.since >= REPORT_AFTER_S * SECOND
+
+    def as_json(self) -> dict[str, str | None]:
+        """Returns state, since when it fails, its last answer, and when it last accepted a message."""
+        state = "down" if self.is_down else "failing" if self.failures else "ok" if self.delivered else "unknown"
+        since, accepted = (iso(time) if time else None for time in (self.since * bool(self.failures), self.delivered))
+        return {"state": state, "since": since, "answer": self.answer, "delivered": accepted}
 
     def describe_trouble(self) -> str | None:
         """Returns the reason for /readyz, None while the receiver is not down."""

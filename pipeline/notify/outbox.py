@@ -14,22 +14,22 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import duckdb
 
-from pipeline.config.sections import Notify
+from pipeline.config.receivers import Notify
 from pipeline.incidents import ledger
 from pipeline.incidents.cases import Change
 from pipeline.incidents.ledger import Payload
-from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify import alertmanager, delivery
-from pipeline.notify.alertmanager import AlertSource, make_payloads
+from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.delivery import MAX_FAILURES, ReceiverHealth
+from pipeline.notify.receivers import Message, build_endpoints
+from pipeline.notify.routes import GROUP_PREFIX, HeldMessages, Labels, Store, build_rules
 from pipeline.runtime.heartbeat import Heartbeat
 
 log = logging.getLogger("fleetpulse.notify")
@@ -62,10 +62,11 @@ CLOCK_STEP_S = 5.0
 BATCH_SIZE = 100  # payloads read at a time
 
 _HEADS = """
-SELECT o.id, o.incident, o.body, o.attempts, epoch_us(o.created) FROM (
-    SELECT id, incident, payload AS body, attempts, next_attempt, created, number,
+SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coalesce(t.reference, '') FROM (
+    SELECT id, incident, kind, payload AS body, attempts, next_attempt, created, number,
            row_number() OVER (PARTITION BY incident ORDER BY number) AS place
     FROM outbox WHERE receiver = $1 AND state = 'pending') o LEFT JOIN incidents i ON i.id = o.incident
+    LEFT JOIN notify_threads t ON t.receiver = $1 AND t.thread = o.incident
 WHERE place = 1 AND epoch_us(next_attempt) <= $2
 ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, o.incident LIMIT $3
 """
@@ -92,19 +93,21 @@ _REPORTED = """
 SELECT incident, epoch_us(max(created)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 HAVING arg_max(kind, number) = 'firing'
 """
+_NEWEST_ALERT = """
+SELECT payload FROM outbox WHERE incident = $1 AND kind = 'firing' ORDER BY created DESC, number DESC LIMIT 1
+"""
+_RESENT = """
+SELECT arg_max(payload, number) FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind <> 'update'
+GROUP BY incident HAVING arg_max(kind, number) = 'firing' OR epoch_us(max(next_attempt)) >= $2
+"""
+_REFER = "INSERT OR REPLACE INTO notify_threads VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
+_SETTLE_PARTS = """
+UPDATE outbox SET state = $4, answer = $5
+WHERE receiver = $1 AND part_of = $2 AND state = 'grouped' AND epoch_us(created) <= $3
+"""
+RESEND_RESOLVED_S = 300
+"""Time for which a resolved alert is sent again (s), as Alertmanager asks its clients to."""
 _ANY_TIME = 1 << 62  # UTC us: any time of the next attempt
-
-
-class OutboxStore(Protocol):
-    """The part of the store that the notifier uses."""
-
-    def transaction(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
-        """See `Database.transaction`."""
-        ...
-
-    def cursor(self) -> duckdb.DuckDBPyConnection:
-        """See `Database.cursor`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,38 +116,51 @@ class DuePayload:
 
     id: str
     incident: str
+    kind: str
     body: str
     attempts: int
     created: int
+    reference: str = ""
+
+    def as_message(self, now: int) -> Message:
+        """Returns it as receivers read it."""
+        return Message(self.id, self.incident, self.kind, json.loads(self.body), self.reference, now)
 
 
 class Notifier:
     """Makes payloads from changes and delivers them. Raises ConfigError on receivers that can never be called.
 
     alive: returns whether the pipeline is ready; while it is not, the Watchdog is not sent.
+    locate: entity -> where it is, as labels of its alerts.
     """
 
     def __init__(
         self,
-        store: OutboxStore,
+        store: Store,
         notify: Notify,
         site: str,
         clock: Callable[[], int],
         alive: Callable[[], bool] = lambda: True,
         timeout_s: float = delivery.TIMEOUT_S,
         monotonic: Callable[[], float] = time.monotonic,
+        locate: Callable[[str], Mapping[str, str]] = lambda entity: {},
     ) -> None:
-        self.receivers = {w.name: w for w in notify.webhooks}
-        if len(self.receivers) < len(notify.webhooks):
-            raise ConfigError("[[notify.webhooks]] name: two receivers have the same name; expected unique names")
-        for receiver in notify.webhooks:
-            delivery.check_receiver(receiver)
+        self.receivers = build_endpoints(notify.receivers)
         self.health = {name: ReceiverHealth() for name in self.receivers}
         self.beats = {name: Heartbeat(monotonic) for name in self.receivers}
-        self._store, self._clock, self._alive, self._timeout_s = store, clock, alive, timeout_s
+        self._store, self._clock, self._alive = store, clock, alive
+        self._call = functools.partial(delivery.exchange, timeout_s=timeout_s)
         self._source = AlertSource(site, notify.external_url.rstrip("/"))
+        rules = build_rules(notify)
+        self._planner = PayloadPlanner(self.receivers, rules, self._source, locate, self._read_sent)
+        self._held = {
+            name: HeldMessages(store, name, rules, self._load_firing, functools.partial(self._make_group_body, name))
+            for name in self.receivers
+        }
+        self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
+        self._rules = rules
         self._started = clock()
-        self._watchdog_due = dict.fromkeys(self.receivers, self._started)
+        self._periodic_due = dict.fromkeys(self.receivers, self._started)  # Watchdog, resend or health check
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)
         self._random, self._running = random.Random(), False
         self._wake_events = {name: threading.Event() for name in self.receivers}
@@ -152,10 +168,27 @@ class Notifier:
         self._reported: dict[str, int] = {}  # failing receiver -> time of the report to the others (UTC us)
         self._faults: dict[str, str] = {}
         self._logged: set[str] = set()
+        self._silences: dict[str, dict[str, str]] = {}  # receiver -> incident -> text, as stored
 
     def make_payloads(self, changes: Sequence[Change], now: int) -> list[Payload]:
         """Returns the payloads of changes, to be written in the transaction of the changes."""
-        return [p for c in changes for p in make_payloads(c, tuple(self.receivers.values()), self._source, now)]
+        return self._planner.plan(changes, now)
+
+    def _make_group_body(
+        self, name: str, alerts: Sequence[Mapping[str, Any]], key: str, labels: Mapping[str, str], reason: str
+    ) -> dict[str, Any]:
+        return make_body(alerts, labels, self.receivers[name].receiver, self._source.external_url, reason, key)
+
+    def _read_sent(self, incident: str) -> Mapping[str, str] | None:
+        """Returns the labels of the newest stored alert of an incident, None if it has none."""
+        with contextlib.closing(self._store.cursor()) as cursor:
+            row = cursor.execute(_NEWEST_ALERT, [incident]).fetchone()
+        found: Mapping[str, str] | None = None if row is None else json.loads(row[0])["alerts"][-1]["labels"]
+        return found
+
+    def _load_firing(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, Labels]:
+        """Returns incident -> labels of all alerts that fire."""
+        return {incident.id: self._planner.label(incident) for incident in ledger.load_open_incidents(cursor)}
 
     def wake(self) -> None:
         """Wakes the threads after payloads were committed."""
@@ -177,6 +210,20 @@ class Notifier:
         if refused := list(self._refused[name].values()):
             found.append(f"{len(refused)} alert{'' if len(refused) == 1 else 's'} refused: {refused[-1][0]}")
         return found
+
+    def list_receivers(self, counts: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
+        """Returns the state of each endpoint. counts: (endpoint, state of its messages) -> number."""
+        return [
+            {
+                "name": name,
+                "receiver": endpoint.receiver,
+                "kind": endpoint.kind,
+                **self.health[name].as_json(),
+                **{state: counts.get((name, state), 0) for state in ("pending", "held", "dead")},
+                "silences": len(self._silences.get(name, ())),
+            }
+            for name, endpoint in self.receivers.items()
+        ]
 
     def run(self, stop: threading.Event) -> None:
         """Delivers payloads until `stop` is set."""
@@ -216,12 +263,12 @@ class Notifier:
         """
         health = self.health[name]
         self._handle_clock_step(name)
+        if self._holding[name]:
+            self._holding[name] = self._held[name].release(self._clock()) or self._rules.hold
         due = self._load_probe(name) if health.is_down else self._load_due(name, self._clock())
         for payload in due:
             self.beats[name].beat("POST")
-            answer = delivery.post(
-                self.receivers[name], payload.body.encode(), {"Idempotency-Key": payload.id}, self._timeout_s
-            )
+            answer = self._send(name, payload)
             if ended():
                 return len(due)
             self._store_result(name, payload, answer)
@@ -229,6 +276,14 @@ class Notifier:
                 break
         self._report_receiver(name)
         return len(due)
+
+    def _send(self, name: str, payload: DuePayload) -> delivery.PostResult:
+        """Sends one payload. An error in making the request is a failed attempt, so that it delays no other payload."""
+        try:
+            return self.receivers[name].send(payload.as_message(self._clock()), self._call)
+        except Exception as error:  # noqa: BLE001 - one message that cannot be made must not stop the others
+            self._record_fault(f"receiver {name}: {payload.id}", error)
+            return delivery.PostResult("retry", f"not sent: {type(error).__name__}")
 
     def _handle_clock_step(self, name: str) -> None:
         """Makes everything due after a backward clock step, since planned times may be hours ahead."""
@@ -238,21 +293,60 @@ class Notifier:
                 connection.execute(_ALL_DUE, [name, now])
             health = self.health[name]
             health.since, health.next_probe = min(health.since, now), min(health.next_probe, now)
-            self._watchdog_due[name] = min(self._watchdog_due[name], now + WATCHDOG_INTERVAL_S * SECOND)
+            self._periodic_due[name] = min(self._periodic_due[name], now + WATCHDOG_INTERVAL_S * SECOND)
         self._last_clock[name] = now
 
     def send_watchdog(self, name: str) -> None:
-        """Sends the Watchdog if it is due. It is never retried, since its absence is the alarm."""
-        now = self._clock()
-        if now < self._watchdog_due[name] or not self._alive():
+        """Sends what is due at intervals: the Watchdog, all firing alerts to what needs them, or a health check.
+
+        None of these is retried: the absence of the Watchdog is the alarm.
+        """
+        now, endpoint = self._clock(), self.receivers[name]
+        if now < self._periodic_due[name] or (endpoint.watchdog and not self._alive()):
             return
-        self._watchdog_due[name] = now + WATCHDOG_INTERVAL_S * SECOND
-        body = alertmanager.make_watchdog(self._source.site, self._started, name, self._source.external_url)
-        headers = {"Idempotency-Key": f"watchdog.{now}.{name}"}
-        answer = delivery.post(self.receivers[name], json.dumps(body).encode(), headers, self._timeout_s)
+        self._periodic_due[name] = now + int((endpoint.resend_s or WATCHDOG_INTERVAL_S) * SECOND)
+        answer = self._make_periodic_call(name, now)
+        if answer is None:
+            return
         self._record_result(name, answer)
-        if answer.outcome != "delivered":
-            log.warning("receiver %s: Watchdog not delivered: %s", name, answer.text)
+        if answer.outcome == "delivered":
+            if endpoint.resend_s:
+                self._read_silences(name)
+            return
+        if endpoint.resend_s:
+            self._periodic_due[name] = min(self._periodic_due[name], self.health[name].next_probe)
+        what = "Watchdog" if endpoint.watchdog else "firing alerts" if endpoint.resend_s else "health check"
+        log.warning("receiver %s: %s not delivered: %s", name, what, answer.text)
+
+    def _make_periodic_call(self, name: str, now: int) -> delivery.PostResult | None:
+        endpoint = self.receivers[name]
+        watchdog = alertmanager.make_watchdog(self._source, self._started, endpoint.receiver)
+        if endpoint.resend_s:
+            alerts = self._load_resent(name, now)
+            return endpoint.resend([*alerts, *(watchdog["alerts"] if self._alive() else [])], now, self._call)
+        if endpoint.watchdog:
+            return endpoint.send(Message(f"watchdog.{now}.{name}", "watchdog", "firing", watchdog, "", now), self._call)
+        return endpoint.probe(self._call)
+
+    def _load_resent(self, name: str, now: int) -> list[Mapping[str, Any]]:
+        """Returns the delivered alerts that fire, and those that ended within RESEND_RESOLVED_S."""
+        with contextlib.closing(self._store.cursor()) as cursor:
+            rows = cursor.execute(_RESENT, [name, now - RESEND_RESOLVED_S * SECOND]).fetchall()
+        return [alert for (body,) in rows for alert in json.loads(body)["alerts"]]
+
+    def _read_silences(self, name: str) -> None:
+        """Stores which alerts are silenced at the receiver, where a person reads it beside the incident."""
+        now = self._clock()
+        alerts = self._load_resent(name, now)
+        found = self.receivers[name].read_silences(alerts, now, self._call) if alerts else {}
+        if found != self._silences.get(name):
+            with self._store.transaction() as connection:
+                connection.execute("DELETE FROM notify_silences WHERE receiver = $1", [name])
+            with self._store.transaction() as connection:
+                for incident, text in found.items():
+                    row = [name, incident, text, now]
+                    connection.execute("INSERT INTO notify_silences VALUES ($1, $2, $3, make_timestamptz($4))", row)
+            self._silences[name] = found
 
     def _record_result(self, name: str, answer: delivery.PostResult) -> None:
         """Records the result of a POST. If a receiver that was down responds, all its payloads become due."""
@@ -263,8 +357,10 @@ class Notifier:
         if health.is_down:
             with self._store.transaction() as connection:
                 connection.execute(_ALL_DUE, [name, self._clock()])
+            if self.receivers[name].resend_s:
+                self._periodic_due[name] = self._clock()  # it may have forgotten what it was sent
             log.info("receiver %s responds again", name)
-        health.record_success()
+        health.record_success(self._clock())
 
     def _run_receiver(self, name: str, stop: threading.Event) -> None:
         step = functools.partial(self.send_due, name, stop.is_set)
@@ -321,6 +417,10 @@ class Notifier:
             state, text, later = self._plan_retry(name, payload, answer, probe)
         with self._store.transaction() as connection:
             connection.execute(_SETTLE, [payload.id, state, text, later, int(state == "delivered" or not probe)])
+            if answer.reference:
+                connection.execute(_REFER, [name, payload.incident, answer.reference, now])
+            if state != "pending" and payload.incident.startswith(GROUP_PREFIX):
+                connection.execute(_SETTLE_PARTS, [name, payload.incident, payload.created, state, text])
         if state == "delivered":
             self._refused[name].pop(payload.id, None)
         elif payload.attempts + 1 >= MAX_FAILURES and not probe:
@@ -375,9 +475,12 @@ class Notifier:
         with self._store.transaction() as connection:
             connection.execute(
                 "UPDATE outbox SET state = 'dead', answer = 'the receiver is no longer configured' "
-                "WHERE state = 'pending' AND NOT list_contains($1::VARCHAR[], receiver)",
+                "WHERE state IN ('pending', 'held') AND NOT list_contains($1::VARCHAR[], receiver)",
                 [list(self.receivers)],
             )
+            for table in ("notify_groups", "notify_silences"):
+                gone = f"DELETE FROM {table} WHERE NOT list_contains($1::VARCHAR[], receiver)"
+                connection.execute(gone, [list(self.receivers)])
             old = self._clock() - RETENTION_S * SECOND
             connection.execute(_EXPIRE, [old])
             connection.execute(_PRUNE, [old, [f"{alertmanager.RECEIVER_PREFIX}{name}" for name in self._reported]])

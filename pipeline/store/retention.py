@@ -163,6 +163,12 @@ BOUNDS: Mapping[str, Bound] = {
         "a week after their incident was resolved (notifier), or with the incident",
         ("DELETE FROM outbox WHERE incident NOT IN (SELECT id FROM incidents) AND state <> 'pending'",),
     ),
+    "notify_groups": Bound("groups of alerts that fire; removed when the last of them ended"),
+    "notify_threads": Bound(
+        "a week after their incident was resolved, with its messages",
+        ("DELETE FROM notify_threads WHERE thread NOT IN (SELECT incident FROM outbox)",),
+    ),
+    "notify_silences": Bound("alerts that fire; replaced at each reading of the receiver"),
     "wrong_pages": Bound(
         f"[store] history_days, and the newest {MUTE_ROWS:,} rows",
         (f"DELETE FROM wrong_pages WHERE {_older_than('wrong_pages', 'time', 'history', MUTE_ROWS)}",),

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from dashboards.serve import allowed_hosts
-from pipeline.config.sections import Config, Dashboard, Notify
+from pipeline.config.receivers import Notify
+from pipeline.config.sections import Config, Dashboard
 from pipeline.runtime.logs import MAX_LINES
 from tests.dashboards.test_dashboard_serve import free_port, is_healthy
 
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 from dashboards import serve
+from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config, Dashboard
 board = Dashboard(port=int(sys.argv[1]), api_url="http://127.0.0.1:9", names=("Fleet.example.org",))
 sys.exit(serve.run(Config(dashboard=board)))

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import Notify, Webhook
+from pipeline.config.receivers import Notify, Webhook
 from pipeline.incidents import ledger
 from pipeline.incidents.cases import Change
 from pipeline.model.records import SECOND, Incident

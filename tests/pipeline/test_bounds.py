@@ -114,7 +114,7 @@ def put_incident(database: Database, name: str, resolved: str) -> None:
     run(
         database,
         f"""INSERT INTO outbox VALUES ('{name}', '{name}', 1, 'r', 'firing', '', {time_ago(200 * DAY)}, 1,
-            {time_ago(200 * DAY)}, 'delivered', '')""",
+            {time_ago(200 * DAY)}, 'delivered', '', NULL)""",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.sections import Webhook
+from pipeline.config.receivers import Webhook
 from pipeline.model.errors import ConfigError, Refused
 from pipeline.notify.delivery import check_address, check_receiver, classify_status, post
 

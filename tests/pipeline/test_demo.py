@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.commands import demo
-from pipeline.config.sections import Agent, Api, Config, Dashboard, Notify, Store, Webhook, load_config
+from pipeline.config.receivers import Notify, Webhook
+from pipeline.config.sections import Agent, Api, Config, Dashboard, Store, load_config
 from pipeline.runtime.supervise import Supervisor
 
 

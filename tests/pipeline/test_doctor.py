@@ -18,7 +18,8 @@ import duckdb
 import pytest
 
 from pipeline.commands import doctor
-from pipeline.config.sections import Api, Config, Notify, Spool, Store, Webhook
+from pipeline.config.receivers import Notify, Webhook
+from pipeline.config.sections import Api, Config, Spool, Store
 from pipeline.model.errors import Unreachable
 
 
@@ -173,10 +174,10 @@ def test_without_a_pipeline_the_api_is_a_warning(config: Config) -> None:
 @pytest.mark.parametrize("url", ["alerts.example", "ftp://host/", "http://", "http://host:99999/", "http://[::1/"])
 def test_an_unusable_webhook_fails(config: Config, url: str) -> None:
     hooks = (Webhook("good", "https://alerts.example/x"), Webhook("bad", url))
-    found = doctor.webhooks(dataclasses.replace(config, notify=Notify(webhooks=hooks)))
-    assert found.state == "fail"
-    assert "bad" in found.found
-    assert "good" not in found.found
+    found = doctor.receivers(dataclasses.replace(config, notify=Notify(webhooks=hooks)))
+    assert isinstance(found, list)
+    assert [(check.name, check.state) for check in found] == [("receiver good", "info"), ("receiver bad", "fail")]
+    assert "bad" in found[1].found
 
 
 def test_unreachable_wins_over_a_failed_check() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.sections import Notify, Webhook
+from pipeline.config.receivers import Notify, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
@@ -154,7 +154,7 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(harness: NotifierHarn
         import os, signal, sys
         sys.path.insert(0, {str(ROOT)!r})
         from pipeline.incidents.cases import Change
-        from pipeline.config.sections import Notify, Webhook
+        from pipeline.config.receivers import Notify, Webhook
         from pipeline.model.records import Incident
         from pipeline.notify import delivery
         from pipeline.notify.outbox import Notifier

@@ -1,0 +1,196 @@
+"""Push into Alertmanagers: POST /api/v2/alerts at every change, and all firing alerts again at an interval.
+
+Each URL is an endpoint of its own, so that every replica gets every alert. The label set is the identity of an alert;
+`endsAt` lies three intervals ahead, so that alerts end by themselves if we do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.config.receivers import Alertmanager, ReceiverConfig, parse_duration
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import SECOND, iso
+from pipeline.notify.delivery import Answer, Call, PostResult, Request, Target, check_receiver, classify_answer
+from pipeline.notify.receivers import PIPELINE, Endpoint, Message, cut, read_auth
+
+log = logging.getLogger("fleetpulse.notify")
+INTERVALS_AHEAD = 3
+"""`endsAt` of a firing alert, in resend intervals. Chosen: two lost resends end no alert."""
+BATCH_ALERTS = 500
+"""Alerts of one request (0.2 MB). Chosen: 5,000 alerts took Alertmanager 0.13 s, so 500 never reach its timeout."""
+SPLIT = (400, 422)
+"""Statuses of a batch with a bad alert: 422 stored nothing, 400 stored the good ones. Then each half is sent alone."""
+MAX_READ_BYTES, MAX_SILENCES = 4 << 20, 50
+"""Bytes and silences that are read back at a time. Chosen: 2,000 suppressed alerts."""
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class AlertmanagerEndpoint(Endpoint):
+    """One Alertmanager."""
+
+    groups = False
+
+    def __init__(self, receiver: Alertmanager, url: str, name: str) -> None:
+        super().__init__(receiver, name)
+        self._receiver, self._url = receiver, url.rstrip("/")
+        self.resend_s = parse_duration(receiver.resend_interval)
+        self._silence_s = parse_duration(receiver.ack_as_silence)
+        self._refused: set[str] = set()
+
+    def reports(self, kind: str) -> bool:
+        """Reports acknowledgements if they are to be silences."""
+        return kind == "acknowledged" and self._silence_s > 0
+
+    def check(self) -> None:
+        """Raises ConfigError on a bad URL or an unreadable secret."""
+        if "/api/v" in self._url:
+            where = f"[[{self._receiver.section}]] {self.receiver}: urls"
+            raise ConfigError(f"{where}: {self._url!r} has the path of the API; expected the address before /api")
+        check_receiver(self._target(""))
+        read_auth(self._receiver)
+
+    def send(self, message: Message, call: Call) -> PostResult:
+        """Pushes the alerts of a change; an acknowledgement becomes a silence."""
+        try:
+            if message.kind == "update":
+                return self._silence(message, call)
+            refused, result = self._push(message.alerts, message.time, call)
+            return PostResult("retry", f"{result.text}: {len(refused)} alerts refused") if refused else result
+        except ConfigError as error:  # a secret that was readable at the start
+            return PostResult("retry", str(error))
+
+    def resend(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> PostResult:
+        """Pushes all alerts. One that is refused is logged once; the others are accepted."""
+        try:
+            refused, result = self._push(alerts, now, call)
+        except ConfigError as error:
+            return PostResult("retry", str(error))
+        for alert in refused:
+            fingerprint = str(alert["labels"].get("incident"))
+            if fingerprint not in self._refused and len(self._refused) < MAX_SILENCES:
+                self._refused.add(fingerprint)
+                log.error("receiver %s: alert of %s refused: %s", self.name, fingerprint, result.text)
+        return PostResult("delivered", result.text) if refused and len(refused) < len(alerts) else result
+
+    def probe(self, call: Call) -> PostResult | None:
+        """Reads /api/v2/status, which only an Alertmanager has."""
+        answer = self._request(call, "/api/v2/status")
+        if answer.status == 200 and not isinstance(_parse(answer), dict):
+            return PostResult("retry", "HTTP 200, but the answer is not that of an Alertmanager")
+        return classify_answer(answer)
+
+    def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str]:
+        """Returns incident -> by whom its alert is silenced here, until when and why, or that it is inhibited."""
+        sites = {str(a["labels"].get("site", "")) for a in alerts}
+        found: dict[str, str] = {}
+        known: dict[str, str] = {}
+        for site in sorted(sites):
+            wanted = urllib.parse.quote(f'site="{site}"')
+            path = f"/api/v2/alerts?active=false&unprocessed=false&silenced=true&inhibited=true&filter={wanted}"
+            rows = _parse(self._request(call, path))
+            for row in rows if isinstance(rows, list) else ():
+                status, incident = row.get("status", {}), str(row.get("labels", {}).get("incident", ""))
+                for silence in status.get("silencedBy", [])[:1]:
+                    if silence not in known and len(known) < MAX_SILENCES:
+                        known[silence] = self._describe_silence(str(silence), call)
+                    found[incident] = known.get(silence, "silenced")
+                if incident not in found and status.get("inhibitedBy"):
+                    found[incident] = "inhibited by another alert"
+        return found
+
+    def _describe_silence(self, silence: str, call: Call) -> str:
+        row = _parse(self._request(call, f"/api/v2/silence/{urllib.parse.quote(silence, safe='')}"))
+        if not isinstance(row, dict):
+            return "silenced"
+        by, until, why = (cut(str(row.get(key, "")), 200) for key in ("createdBy", "endsAt", "comment"))
+        return f"silenced by {by} until {until[:19]}Z: {why}"
+
+    def _silence(self, message: Message, call: Call) -> PostResult:
+        """Creates a silence for the incident, unless this message already did."""
+        actor, incident = str(message.change.get("actor", PIPELINE)), str(message.main["labels"]["incident"])
+        comment = cut(f"Acknowledged in Fleetpulse: {message.change.get('comment', '')} ({message.id})", 1000)
+        wanted = urllib.parse.quote(f'incident="{incident}"')
+        rows = _parse(self._request(call, f"/api/v2/silences?filter={wanted}"))
+        if isinstance(rows, list) and any(row.get("comment") == comment for row in rows):
+            return PostResult("delivered", "HTTP 200")
+        matcher = {"name": "incident", "value": incident, "isRegex": False, "isEqual": True}
+        until = message.time + int(self._silence_s * SECOND)
+        made = {"matchers": [matcher], "startsAt": iso(message.time), "endsAt": iso(until), "createdBy": actor}
+        return classify_answer(self._request(call, "/api/v2/silences", {**made, "comment": comment}))
+
+    def _push(
+        self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call
+    ) -> tuple[list[Mapping[str, Any]], PostResult]:
+        """Returns the alerts that were refused alone, and the last result that was not a success, if there is one."""
+        refused: list[Mapping[str, Any]] = []
+        result = PostResult("delivered", "HTTP 200")
+        for batch in _batches(alerts):
+            waiting = [batch]
+            while waiting:
+                part = waiting.pop()
+                answer = self._request(call, "/api/v2/alerts", [self._make_alert(alert, now) for alert in part])
+                if answer.status in SPLIT and len(part) > 1:
+                    waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
+                    continue
+                one = classify_answer(answer)
+                if one.outcome != "delivered":
+                    result = one
+                    if answer.status not in SPLIT:
+                        return [], one
+                    refused += part
+        return refused, result
+
+    def _make_alert(self, alert: Mapping[str, Any], now: int) -> dict[str, Any]:
+        """Returns an alert as /api/v2/alerts takes it: no empty labels, a valid URL or none."""
+        firing = alert["status"] == "firing"
+        ends = iso(now + int(INTERVALS_AHEAD * self.resend_s * SECOND)) if firing else alert["endsAt"]
+        made = {
+            "labels": {k: str(v) for k, v in alert["labels"].items() if _NAME.fullmatch(k) and str(v)},
+            "annotations": {k: str(v) for k, v in alert["annotations"].items() if _NAME.fullmatch(k) and str(v)},
+            "startsAt": alert["startsAt"],
+            "endsAt": ends,
+        }
+        url = str(alert.get("generatorURL", ""))
+        return {**made, "generatorURL": url} if re.match(r"https?://[^/\s]", url) else made
+
+    def _target(self, path: str) -> Target:
+        one = self._receiver
+        return Target(one.section, one.name, self._url + path, one.allow_http, one.allow_private, "urls")
+
+    def _request(self, call: Call, path: str, body: Any = None) -> Answer:
+        """Returns the answer to a GET, or to a POST with a body."""
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        method = "GET" if data is None else "POST"
+        most = MAX_READ_BYTES if data is None else 4096
+        return call(Request(self._target(path), data, read_auth(self._receiver), method, most))
+
+
+def build(receiver: ReceiverConfig) -> Sequence[Endpoint]:
+    """Returns one endpoint per Alertmanager: NAME, or NAME.1, NAME.2 and so on."""
+    assert isinstance(receiver, Alertmanager)
+    several = len(receiver.urls) > 1
+    return [
+        AlertmanagerEndpoint(receiver, url, f"{receiver.name}.{i}" if several else receiver.name)
+        for i, url in enumerate(receiver.urls, 1)
+    ]
+
+
+def _batches(alerts: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    for start in range(0, len(alerts), BATCH_ALERTS):
+        yield alerts[start : start + BATCH_ALERTS]
+
+
+def _parse(answer: Answer) -> Any:
+    """Returns the JSON of a successful answer, None if it is none."""
+    if answer.status != 200:
+        return None
+    try:
+        return json.loads(answer.body)
+    except ValueError:
+        return None

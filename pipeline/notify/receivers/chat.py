@@ -1,0 +1,317 @@
+"""Chats: one Slack message per incident, edited as it goes on; Adaptive Cards for Teams; everything else by apprise.
+
+Texts of alerts come from the fleet (names of jobs): they are escaped, and never choose where a message goes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.config.receivers import Apprise, ReceiverConfig, Slack, Teams
+from pipeline.model.errors import ConfigError
+from pipeline.notify.delivery import Answer, Call, PostResult, Request, Target, check_receiver, classify_answer
+from pipeline.notify.receivers import (
+    QUIET,
+    Endpoint,
+    Message,
+    cut,
+    describe_change,
+    make_lines,
+    make_template,
+    make_title,
+    read_secret,
+    render_text,
+)
+
+MAX_SECTION, MAX_TITLE = 3000, 150
+"""Characters of a section and of a title: Slack's limits. A message has two sections and a line, so it stays below the
+8,000 that we allow ourselves: Slack refuses about 13,200, Teams 28 kB."""
+COLORS = {
+    "critical": "#D55E00",
+    "warning": "#E69F00",
+    "info": "#56B4E9",
+    "resolved": "#009E73",
+    "acknowledged": "#0072B2",
+}
+"""Okabe and Ito's colours, which colour-blind people can tell apart; the text says the same."""
+CARD_STYLES = {"critical": "attention", "warning": "warning", "info": "accent", "resolved": "good"}
+GONE = frozenset({"message_not_found", "cant_update_message", "thread_not_found", "edit_window_closed"})
+"""Slack's errors for a message that cannot be edited any more: then a new one is posted."""
+ALIVE = frozenset({"no_text", "invalid_payload", "missing_text_or_fallback_or_attachments", "missing_text"})
+"""Answers of a working Slack webhook to a message without text, which is not shown to anybody."""
+_CODE = re.compile(r"[a-z_]{1,60}")
+
+
+def choose_color(message: Message) -> str:
+    """Returns the name of the state of a message: resolved, acknowledged, or the severity."""
+    if message.is_resolved:
+        return "resolved"
+    incident = message.change.get("incident")
+    state = incident.get("state") if isinstance(incident, Mapping) else ""
+    return "acknowledged" if state == "acknowledged" else str(message.main["labels"].get("severity", "info"))
+
+
+def make_headline(message: Message, title: str) -> str:
+    """Returns the title behind its state: `RESOLVED: ...`, `critical: ...`."""
+    state = choose_color(message)
+    return f"{state.upper() if state in ('resolved', 'acknowledged') else state}: {title}"
+
+
+class ChatEndpoint(Endpoint):
+    """A receiver that shows a title and a text, each from a template if there is one."""
+
+    def __init__(self, receiver: Slack | Teams | Apprise) -> None:
+        super().__init__(receiver)
+        self._title = make_template(receiver.title, receiver.section, receiver.name, "title")
+        self._text = make_template(receiver.text, receiver.section, receiver.name, "text")
+
+    def make_texts(self, message: Message) -> tuple[str, str]:
+        """Returns title and text, neither escaped."""
+        title = cut(make_headline(message, render_text(self._title, message, make_title(message))), MAX_TITLE)
+        return title, cut(render_text(self._text, message, "\n".join(make_lines(message))), MAX_SECTION)
+
+
+class SlackEndpoint(ChatEndpoint):
+    """A channel of Slack. With a token a message is edited; an incoming webhook can only post new ones."""
+
+    def __init__(self, receiver: Slack) -> None:
+        super().__init__(receiver)
+        self._receiver = receiver
+
+    def reports(self, kind: str) -> bool:
+        """Reports every change but new titles; an incoming webhook, which cannot edit, only acknowledgements."""
+        return kind not in QUIET if self._receiver.token_file else kind == "acknowledged"
+
+    def check(self) -> None:
+        """Raises ConfigError unless there is a token with a channel, or the URL of an incoming webhook."""
+        one = self._receiver
+        if (one.token_file is None) == (one.url_file is None) or bool(one.channel) != (one.token_file is not None):
+            raise ConfigError(f"[[{one.section}]] {one.name}: expected token_file and channel, or url_file")
+        check_receiver(self._target("chat.postMessage"))
+        if one.token_file is not None:
+            self._headers()
+
+    def send(self, message: Message, call: Call) -> PostResult:
+        """Posts the message, or edits the one of its thread and adds the change below it."""
+        try:
+            shown = make_slack_message(message, *self.make_texts(message))
+            if self._receiver.token_file is None:
+                return classify_answer(self._call("", shown, call))
+            if not message.reference:
+                return self._post(message, shown, call)
+            channel, _, time = message.reference.partition(":")
+            edited = _classify_slack(self._call("chat.update", {**shown, "channel": channel, "ts": time}, call))
+            if any(edited.text.endswith(error) for error in GONE):
+                return self._post(message, shown, call)
+            if edited.outcome != "delivered":
+                return edited
+            return self._reply(message, channel, time, call)
+        except ConfigError as error:  # a secret that was readable at the start
+            return PostResult("retry", str(error))
+
+    def probe(self, call: Call) -> PostResult | None:
+        """Runs auth.test; sends an incoming webhook a message without text, which it refuses in a known way."""
+        try:
+            if self._receiver.token_file is not None:
+                return _classify_slack(self._call("auth.test", {}, call))
+            answer = self._call("", {}, call)
+        except ConfigError as error:
+            return PostResult("retry", str(error))
+        if answer.status == 400 and answer.body.decode(errors="replace").strip() in ALIVE:
+            return PostResult("delivered", "HTTP 400 to an empty message, as expected")
+        return classify_answer(answer)
+
+    def _post(self, message: Message, shown: Mapping[str, Any], call: Call) -> PostResult:
+        return _classify_slack(self._call("chat.postMessage", {**shown, "channel": self._receiver.channel}, call), True)
+
+    def _reply(self, message: Message, channel: str, time: str, call: Call) -> PostResult:
+        """Adds what changed to the thread of the message."""
+        lines = describe_change(message) or [message.event.replace("_", " ").capitalize()]
+        text = escape_slack(cut("\n".join(lines), MAX_SECTION))
+        reply = {"channel": channel, "thread_ts": time, "text": text, "metadata": _metadata(message)}
+        result = _classify_slack(self._call("chat.postMessage", reply, call))
+        return PostResult(result.outcome, result.text, result.retry_after_s, f"{channel}:{time}")
+
+    def _call(self, method: str, body: Mapping[str, Any], call: Call) -> Answer:
+        data = json.dumps(body, separators=(",", ":")).encode()
+        return call(Request(self._target(method), data, self._headers(), most=65_536))
+
+    def _headers(self) -> dict[str, str]:
+        one = self._receiver
+        if one.token_file is None:
+            return {}
+        token = read_secret(one.section, one.name, "token_file", one.token_file)
+        return {"Content-Type": "application/json; charset=utf-8", "Authorization": f"Bearer {token}"}
+
+    def _target(self, method: str) -> Target:
+        one = self._receiver
+        if one.url_file is not None:
+            url = read_secret(one.section, one.name, "url_file", one.url_file)
+            return Target(one.section, one.name, url, one.allow_http, one.allow_private, "url_file")
+        url = f"{one.url.rstrip('/')}/{method}"
+        return Target(one.section, one.name, url, one.allow_http, one.allow_private)
+
+
+def make_slack_message(message: Message, title: str, text: str) -> dict[str, Any]:
+    """Returns text and one attachment, whose colour is the state; at most 8,000 characters."""
+    link = str(message.main.get("generatorURL", ""))
+    shown = escape_slack(title)
+    head = f"*<{link}|{shown.replace('|', '¦')}>*" if re.match(r"https?://[^\s<>|]+$", link) else f"*{shown}*"
+    blocks: list[dict[str, Any]] = [_section(head)]
+    if text:
+        blocks.append(_section(cut(escape_slack(text), MAX_SECTION)))
+    labels = message.main["labels"]
+    facts = [f"{name}: {labels[name]}" for name in ("site", "cause", "detector", "incident") if labels.get(name)]
+    blocks.append(
+        {"type": "context", "elements": [{"type": "mrkdwn", "text": escape_slack(cut(" · ".join(facts), 1000))}]}
+    )
+    color = COLORS.get(choose_color(message), COLORS["info"])
+    return {
+        "text": cut(shown, MAX_SECTION),
+        "attachments": [{"color": color, "fallback": cut(shown, MAX_TITLE), "blocks": blocks}],
+        "unfurl_links": False,
+        "metadata": _metadata(message),
+    }
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text}}
+
+
+def _metadata(message: Message) -> dict[str, Any]:
+    """Returns the idempotency key, by which a message that was sent twice is recognized."""
+    return {"event_type": "fleetpulse", "event_payload": {"key": message.id, "thread": message.thread}}
+
+
+def escape_slack(text: str) -> str:
+    """Returns text that Slack shows as it is: no mentions, links or formatting of names from the fleet."""
+    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"[*_~`]", lambda found: "\u200b" + found[0], plain)
+
+
+def _classify_slack(answer: Answer, is_new: bool = False) -> PostResult:
+    """Returns the result of a method of the Web API, which answers 200 also if it failed."""
+    if answer.status != 200:
+        return classify_answer(answer)
+    try:
+        body = json.loads(answer.body)
+        if body["ok"] is True:
+            reference = f"{body['channel']}:{body['ts']}" if is_new else ""
+            return PostResult("delivered", "HTTP 200, ok", reference=reference)
+        code = str(body.get("error", ""))
+    except (ValueError, KeyError, TypeError):
+        return PostResult("retry", "HTTP 200, but the answer is not that of Slack")
+    return PostResult("retry", f"Slack: {code if _CODE.fullmatch(code) else 'unknown error'}", answer.retry_after_s)
+
+
+class TeamsEndpoint(ChatEndpoint):
+    """A workflow of Teams, which posts a card; a card cannot be edited."""
+
+    def __init__(self, receiver: Teams) -> None:
+        super().__init__(receiver)
+        self._receiver = receiver
+
+    def reports(self, kind: str) -> bool:
+        """Reports acknowledgements, escalations and new owners, each as a card of its own."""
+        return kind in ("acknowledged", "escalated", "assigned")
+
+    def check(self) -> None:
+        """Raises ConfigError on an unreadable or bad URL."""
+        check_receiver(self._target())
+
+    def send(self, message: Message, call: Call) -> PostResult:
+        """Posts a card."""
+        try:
+            body = json.dumps(make_teams_card(message, *self.make_texts(message)), separators=(",", ":")).encode()
+            return classify_answer(call(Request(self._target(), body)))
+        except ConfigError as error:  # a secret that was readable at the start
+            return PostResult("retry", str(error))
+
+    def _target(self) -> Target:
+        one = self._receiver
+        url = read_secret(one.section, one.name, "url_file", one.url_file)
+        return Target(one.section, one.name, url, one.allow_http, one.allow_private, "url_file")
+
+
+def make_teams_card(message: Message, title: str, text: str) -> dict[str, Any]:
+    """Returns the envelope of a workflow around one Adaptive Card."""
+    labels, link = message.main["labels"], str(message.main.get("generatorURL", ""))
+    style = CARD_STYLES.get(choose_color(message), "accent")
+    facts = [
+        {"title": name.capitalize(), "value": escape_markdown(cut(str(labels[name]), 200))}
+        for name in ("severity", "site", "cause", "detector", "incident")
+        if labels.get(name)
+    ]
+    heading = {"type": "TextBlock", "text": escape_markdown(title), "weight": "Bolder", "size": "Medium", "wrap": True}
+    body: list[dict[str, Any]] = [{"type": "Container", "style": style, "bleed": True, "items": [heading]}]
+    body += [{"type": "TextBlock", "text": escape_markdown(line), "wrap": True} for line in text.splitlines()[:20]]
+    card: dict[str, Any] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "msteams": {"width": "Full"},
+        "fallbackText": title,
+        "body": [*body, {"type": "FactSet", "facts": facts}],
+    }
+    if re.match(r"https?://\S+$", link):
+        card["actions"] = [{"type": "Action.OpenUrl", "title": "Open incident", "url": link}]
+    content = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return {"type": "message", "attachments": [content]}
+
+
+def escape_markdown(text: str) -> str:
+    """Returns text that a card shows as it is."""
+    return re.sub(r"([\\`*_\[\]()<>#|~])", r"\\\1", text)
+
+
+class AppriseEndpoint(ChatEndpoint):
+    """Services of apprise. It reports no answer, follows the services' own rules of addresses, and resolves nothing."""
+
+    def __init__(self, receiver: Apprise) -> None:
+        super().__init__(receiver)
+        self._receiver = receiver
+
+    def check(self) -> None:
+        """Raises ConfigError if apprise is not installed, or knows none of the URLs."""
+        if importlib.util.find_spec("apprise") is None:
+            where = f"[[{self._receiver.section}]] {self.name}"
+            raise ConfigError(f"{where}: apprise is not installed; run: pip install 'fleetpulse[apprise]'")
+        self._open()
+
+    def send(self, message: Message, call: Call) -> PostResult:
+        """Notifies all services; if one fails, all are notified again."""
+        title, text = self.make_texts(message)
+        kinds = {"critical": "failure", "warning": "warning", "resolved": "success"}
+        kind = kinds.get(choose_color(message), "info")
+        link = str(message.main.get("generatorURL", ""))
+        try:
+            sent = self._open().notify(body=f"{text or title}\n{link}".strip(), title=title, notify_type=kind)
+        except (ConfigError, TypeError, OSError) as error:
+            return PostResult("retry", str(error) if isinstance(error, ConfigError) else type(error).__name__)
+        return PostResult("delivered", "apprise: sent") if sent else PostResult("retry", "apprise: not sent")
+
+    def _open(self) -> Any:
+        import apprise  # an extra
+
+        one = self._receiver
+        opened = apprise.Apprise()
+        for number, url in enumerate(read_secret(one.section, one.name, "urls_file", one.urls_file).splitlines(), 1):
+            if url.strip() and not url.startswith("#") and not opened.add(url.strip()):
+                raise ConfigError(f"[[{one.section}]] {one.name}: urls_file: line {number}: unknown to apprise")
+        if not len(opened):
+            raise ConfigError(f"[[{one.section}]] {one.name}: urls_file: has no URL")
+        return opened
+
+
+def build(receiver: ReceiverConfig) -> Sequence[Endpoint]:
+    """Returns the endpoint of a chat."""
+    if isinstance(receiver, Slack):
+        return [SlackEndpoint(receiver)]
+    if isinstance(receiver, Teams):
+        return [TeamsEndpoint(receiver)]
+    assert isinstance(receiver, Apprise)
+    return [AppriseEndpoint(receiver)]

@@ -1,0 +1,197 @@
+"""PagerDuty: Events API v2 (trigger, acknowledge, resolve), and its signed webhook v3 to us.
+
+The dedup_key is the incident, or the group of alerts, so that one incident here is one there for its whole life.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.config.receivers import PagerDuty, ReceiverConfig
+from pipeline.model.errors import ConfigError
+from pipeline.notify.delivery import Call, PostResult, Request, Target, check_receiver, classify_answer
+from pipeline.notify.receivers import (
+    MAX_LISTED,
+    Endpoint,
+    InboundEvent,
+    Message,
+    cut,
+    describe_change,
+    make_lines,
+    make_template,
+    make_title,
+    read_secret,
+    render_text,
+)
+
+HOSTS = {"us": "https://events.pagerduty.com", "eu": "https://events.eu.pagerduty.com"}
+MAX_SUMMARY, MAX_BYTES, ROUTING_KEY = 1024, 512_000, 32
+"""Characters of `summary`, bytes of a body, characters of a routing key: limits of Events API v2."""
+SEVERITY = {"critical": "critical", "warning": "warning", "info": "info"}
+HEALTH_KEY = "fleetpulse-health-check"
+"""dedup_key of the health check: to resolve what was never triggered changes nothing."""
+SIGNATURE_PREFIX = "v1="
+PREFIX = "pagerduty:"
+"""Before the name of a person of PagerDuty, who is no user of ours."""
+
+
+class PagerDutyEndpoint(Endpoint):
+    """One service of PagerDuty."""
+
+    def __init__(self, receiver: PagerDuty) -> None:
+        super().__init__(receiver)
+        self._receiver = receiver
+        self._title = make_template(receiver.title, receiver.section, receiver.name, "title")
+
+    def reports(self, kind: str) -> bool:
+        """Reports acknowledgements."""
+        return kind == "acknowledged"
+
+    def check(self) -> None:
+        """Raises ConfigError on a bad URL, or a routing key of the wrong form."""
+        check_receiver(self._target())
+        self._read_key()
+        if (path := self._receiver.webhook_secret_file) is not None:
+            read_secret(self._receiver.section, self.name, "webhook_secret_file", path)
+
+    def send(self, message: Message, call: Call) -> PostResult:
+        """Sends one event. An acknowledgement that came from PagerDuty is not sent back."""
+        if message.kind == "update" and str(message.change.get("actor", "")).startswith(PREFIX):
+            return PostResult("delivered", "made in PagerDuty, not sent back")
+        action = {"firing": "trigger", "resolved": "resolve"}.get(message.kind, "acknowledge")
+        if message.kind == "firing" and message.is_resolved:
+            action = "resolve"
+        event: dict[str, Any] = {"event_action": action, "dedup_key": message.thread}
+        if action == "trigger":
+            event |= self._make_trigger(message)
+        return self._post(event, call)
+
+    def probe(self, call: Call) -> PostResult | None:
+        """Resolves what was never triggered: PagerDuty checks the key and changes nothing."""
+        return self._post({"event_action": "resolve", "dedup_key": HEALTH_KEY}, call)
+
+    def read_webhook(self, signature: str, body: bytes) -> InboundEvent:
+        """Returns the event of PagerDuty's webhook. Raises KeyError without a secret, PermissionError on a wrong
+        signature, ValueError if it is no event."""
+        one = self._receiver
+        if one.webhook_secret_file is None:
+            raise KeyError(one.name)
+        secrets = read_secret(one.section, one.name, "webhook_secret_file", one.webhook_secret_file).split()
+        if not verify_signature(secrets, signature, body):
+            raise PermissionError("wrong signature")
+        return parse_event(body)
+
+    def _make_trigger(self, message: Message) -> dict[str, Any]:
+        main = message.main
+        labels, link = main["labels"], str(main.get("generatorURL", ""))
+        title = cut(render_text(self._title, message, make_title(message)), MAX_SUMMARY)
+        made: dict[str, Any] = {
+            "payload": {
+                "summary": title,
+                "source": labels.get("node") or labels.get("entity", "fleetpulse"),
+                "severity": SEVERITY.get(labels.get("severity", ""), "info"),
+                "timestamp": main["startsAt"],
+                "component": labels.get("entity", ""),
+                "group": labels.get("cause", ""),
+                "class": labels.get("alertname", ""),
+                "custom_details": _make_details(message),
+            },
+            "client": "Fleetpulse",
+        }
+        if link:
+            made |= {"client_url": link, "links": [{"href": link, "text": "Incident in Fleetpulse"}]}
+        return made
+
+    def _post(self, event: Mapping[str, Any], call: Call) -> PostResult:
+        try:
+            body = _encode({"routing_key": self._read_key(), **event})
+            return classify_answer(call(Request(self._target(), body)))
+        except ConfigError as error:  # a secret that was readable at the start
+            return PostResult("retry", str(error))
+
+    def _read_key(self) -> str:
+        one = self._receiver
+        key = read_secret(one.section, one.name, "routing_key_file", one.routing_key_file)
+        if len(key) != ROUTING_KEY or not key.isalnum():
+            raise ConfigError(
+                f"[[{one.section}]] {one.name}: routing_key_file: expected {ROUTING_KEY} letters and digits"
+            )
+        return key
+
+    def _target(self) -> Target:
+        one = self._receiver
+        url = f"{(one.url or HOSTS[one.region]).rstrip('/')}/v2/enqueue"
+        return Target(one.section, one.name, url, one.allow_http, one.allow_private)
+
+
+def build(receiver: ReceiverConfig) -> Sequence[Endpoint]:
+    """Returns the endpoint of a service."""
+    assert isinstance(receiver, PagerDuty)
+    return [PagerDutyEndpoint(receiver)]
+
+
+def _make_details(message: Message) -> dict[str, Any]:
+    """Returns what a responder reads first: what, where, and which alerts."""
+    alerts = [
+        {**a["labels"], "status": a["status"], "summary": a["annotations"].get("summary", "")} for a in message.alerts
+    ]
+    return {
+        "description": "\n".join(make_lines(message)),
+        "labels": dict(message.main["labels"]),
+        "annotations": dict(message.main["annotations"]),
+        "changes": describe_change(message),
+        "alerts": alerts,
+    }
+
+
+def _encode(event: Mapping[str, Any]) -> bytes:
+    """Returns the body; without the alerts, then without custom_details, if it is too long for PagerDuty."""
+    body = json.dumps(event, separators=(",", ":")).encode()
+    if len(body) <= MAX_BYTES:
+        return body
+    payload = dict(event["payload"])
+    details = dict(payload["custom_details"])
+    details["alerts"] = [*details["alerts"][:MAX_LISTED], f"and {len(details['alerts']) - MAX_LISTED} more, left out"]
+    for shorter in (details, {"note": f"left out: the event had {len(body)} bytes, at most {MAX_BYTES} are allowed"}):
+        body = json.dumps({**event, "payload": {**payload, "custom_details": shorter}}, separators=(",", ":")).encode()
+        if len(body) <= MAX_BYTES:
+            break
+    return body
+
+
+# --- the webhook v3 to us -------------------------------------------------------------------------
+
+
+def verify_signature(secrets: Sequence[str], header: str, body: bytes) -> bool:
+    """Returns whether one of the signatures of `X-PagerDuty-Signature` is of one of the secrets."""
+    given = [part.strip() for part in header.split(",")]
+    made = [SIGNATURE_PREFIX + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest() for secret in secrets]
+    matches = [hmac.compare_digest(one.encode(), other.encode()) for one in made for other in given]
+    return any(matches)  # all are compared, so that the time reveals nothing
+
+
+def parse_event(body: bytes) -> InboundEvent:
+    """Returns the event of a webhook v3. Raises ValueError if it is none."""
+    try:
+        event = json.loads(body)["event"]
+        kind, data = str(event["event_type"]), event.get("data") or {}
+        if kind == "pagey.ping":
+            return InboundEvent(str(event["id"]), "ping", "", "", "")
+        agent = event.get("agent") or {}
+        incident = str(data.get("incident_key") or (data.get("incident") or {}).get("incident_key") or "")
+        person = PREFIX + cut(str(agent.get("summary") or agent.get("id") or "unknown"), 100)
+        if agent.get("type") not in ("user_reference", "user"):
+            person = ""
+        return InboundEvent(
+            str(event["id"]),
+            kind.removeprefix("incident."),
+            incident,
+            person,
+            cut(str(data.get("content") or ""), 2000),
+        )
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not an event of PagerDuty's webhook v3: {type(error).__name__}") from error
