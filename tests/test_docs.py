@@ -24,8 +24,8 @@ from detectors.base.state import State
 from pipeline.api import notifications, routes
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
-from pipeline.ingest.foreign import FOREIGN_COUNTERS
 from pipeline.config.settings import KEY
+from pipeline.ingest.foreign import FOREIGN_COUNTERS
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import signals_of_class
 from pipeline.model.topology import Topology
