@@ -1,4 +1,4 @@
-"""What the API needs from the pipeline service: a cursor, notes and mutes of people, and its state."""
+"""What the API needs from the pipeline service: a cursor, notes and mutes of people, receivers, and its state."""
 
 from __future__ import annotations
 
