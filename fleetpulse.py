@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ON_NODES = ("agent", "once", "record", "doctor")
 SERVICES = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "simulate")
-KEEP_STATE = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "init")
+KEEP_STATE = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "init", "backup", "restore")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -258,6 +258,37 @@ def _detectors(given: argparse.Namespace) -> int:
     return 0
 
 
+def _backup(given: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from pipeline.commands import operation
+
+    rows = operation.run_backup(_load_config(given), Path(given.target), _print_progress)
+    _print_rows(rows, operation.COLUMNS, given.output)
+    return 0
+
+
+def _restore(given: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from pipeline.commands import operation
+
+    rows = operation.run_restore(_load_config(given), Path(given.source), given.replace, _print_progress)
+    _print_rows(rows, operation.COLUMNS, given.output)
+    return 0
+
+
+def _print_progress(line: str) -> None:
+    _print_message(f"fleetpulse: {line}")
+
+
+def _node(given: argparse.Namespace) -> int:
+    from pipeline.commands import operation
+
+    _print_rows(operation.run_node(_load_config(given), given), operation.NODE_COLUMNS, given.output)
+    return 0
+
+
 def _mutes(given: argparse.Namespace) -> int:
     from pipeline.commands import mutes
 
@@ -359,6 +390,9 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "sql": _sql,
     "signals": _signals,
     "detectors": _detectors,
+    "backup": _backup,
+    "restore": _restore,
+    "node": _node,
     "mutes": _mutes,
     "calibration": _calibration,
     "budget": _budget,

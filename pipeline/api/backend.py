@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypedDict
 import duckdb
 
 from pipeline.model.topology import Topology
+from pipeline.store.backup import Source
 
 
 class Sources(TypedDict):
@@ -50,6 +51,11 @@ class Backend(Protocol):
         """Returns a new cursor on the store, which the caller closes."""
         ...
 
+    @property
+    def backups(self) -> Source:
+        """The store as the source of a backup."""
+        ...
+
     def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         """Acknowledges an incident."""
         ...
@@ -72,6 +78,18 @@ class Backend(Protocol):
 
     def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
         """Ends a mute now."""
+        ...
+
+    def list_decommissioned(self) -> Sequence[Mapping[str, Any]]:
+        """Returns nodes that were taken out of service, also returned ones; newest first."""
+        ...
+
+    def decommission_node(self, node: str, user: str, reason: str) -> Mapping[str, Any]:
+        """Takes a node out of service for good; adds `incidents`, how many it resolved. Raises UsageError."""
+        ...
+
+    def return_node(self, node: str, user: str) -> Mapping[str, Any]:
+        """Puts a node back into service. Raises KeyError if it is not decommissioned."""
         ...
 
     def list_detectors(self) -> Sequence[Mapping[str, Any]]:

@@ -153,7 +153,11 @@ def _senders(cursor: duckdb.DuckDBPyConnection, incidents: Iterable[Row]) -> dic
 
 
 def _nodes(cursor: duckdb.DuckDBPyConnection) -> list[tuple[str, bool]]:
-    return cursor.execute("SELECT entity, simulated FROM entities WHERE kind = 'node' ORDER BY entity").fetchall()
+    """Returns (entity, simulated) of the nodes in service."""
+    return cursor.execute(
+        """SELECT entity, simulated FROM entities WHERE kind = 'node' AND entity NOT IN (
+               SELECT 'node:' || node FROM decommissioned WHERE returned IS NULL) ORDER BY entity"""
+    ).fetchall()
 
 
 def _last_seen(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:

@@ -173,6 +173,53 @@ class PageBudgets(_Strict):
     budgets: list[PageBudget]
 
 
+class NodeReason(_Strict):
+    """Why a node is taken out of service."""
+
+    reason: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
+
+
+class Decommissioned(_Strict):
+    """A node that was taken out of service; `incidents`: how many that resolved."""
+
+    node: str
+    since: Time
+    user: str
+    reason: str
+    returned: Time | None
+    returned_by: str | None
+    incidents: int = 0
+
+
+class DecommissionedNodes(_Strict):
+    """Nodes that were taken out of service, also returned ones; newest first."""
+
+    nodes: list[Decommissioned]
+
+
+class StoreMoment(_Strict):
+    """One moment of the store, for `fleetpulse backup`. time: UTC us; history: path and bytes of each sealed file;
+    offsets: topic, partition, incarnation and next offset."""
+
+    id: str
+    store: str
+    site: str
+    duckdb: str
+    time: int
+    schema_version: int
+    store_bytes: int
+    log_bytes: int
+    state: str
+    history: list[tuple[str, int]]
+    offsets: list[tuple[str, str, str, int]]
+
+
+class Held(_Strict):
+    """Whether checkpoints were held back until the end of a backup."""
+
+    held: bool
+
+
 class Query(_Strict):
     """One SELECT."""
 

@@ -3,6 +3,7 @@
     read       entities, the fleet, series, timelines, the catalogue, and SQL
     incidents  list and detail with blast radius, and the actions of people: acknowledge, comment, resolve
     mutes      detectors with their modes; list, add and end mutes
+    operation  nodes out of service, and what a backup needs
     process    liveness, readiness, version, and /metrics in the Prometheus text format, version 0.0.4
 
 The blast radius of an incident: everything below its cause and members, and the jobs that run there. A query's answer
@@ -16,7 +17,7 @@ import importlib.metadata
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query
@@ -344,6 +345,49 @@ def end(request: Request, mute: str) -> Response:
         return json_response(get_context(request).backend.end_mute(mute, cast(str, request.scope[USER])))
     except KeyError as error:
         raise HTTPException(404, f"mute {mute!r} is not known or has ended") from error
+
+
+operation_router = APIRouter(prefix="/api/v1")
+
+
+@operation_router.get("/nodes/decommissioned", response_model=models.DecommissionedNodes)
+def decommissioned(request: Request) -> Response:
+    """Nodes that were taken out of service for good, also returned ones; newest first."""
+    return json_response({"nodes": get_context(request).backend.list_decommissioned()})
+
+
+@operation_router.post("/nodes/{node}/decommission", response_model=models.Decommissioned)
+def decommission_node(request: Request, node: str, why: models.NodeReason) -> Response:
+    """Takes a node out of service for good and resolves its incidents; can be repeated."""
+    user = cast(str, request.scope[USER])
+    return json_response(get_context(request).backend.decommission_node(node, user, why.reason))
+
+
+@operation_router.post("/nodes/{node}/return", response_model=models.Decommissioned)
+def return_node(request: Request, node: str) -> Response:
+    """Puts a decommissioned node back into service."""
+    try:
+        return json_response(get_context(request).backend.return_node(node, cast(str, request.scope[USER])))
+    except KeyError as error:
+        raise HTTPException(404, f"node {node!r} is not decommissioned") from error
+
+
+@operation_router.get("/backup", response_model=models.StoreMoment)
+def describe_store(request: Request) -> Response:
+    """The present moment of the store, for `fleetpulse backup`."""
+    return json_response(asdict(get_context(request).backend.backups.describe()))
+
+
+@operation_router.post("/backup/begin", response_model=models.StoreMoment)
+def begin_backup(request: Request) -> Response:
+    """Holds checkpoints back and returns the moment that can be copied now; for one backup at a time."""
+    return json_response(asdict(get_context(request).backend.backups.begin()))
+
+
+@operation_router.post("/backup/{moment}/end", response_model=models.Held)
+def end_backup(request: Request, moment: str) -> Response:
+    """Lets checkpoints go on."""
+    return json_response({"held": get_context(request).backend.backups.end(moment)})
 
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -18,7 +18,14 @@ from pipeline.api import problem, tokens
 from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
 from pipeline.api.notifications import receiver_router
-from pipeline.api.routes import incident_router, mute_router, process_router, program_version, read_router
+from pipeline.api.routes import (
+    incident_router,
+    mute_router,
+    operation_router,
+    process_router,
+    program_version,
+    read_router,
+)
 from pipeline.api.service import ApiContext
 from pipeline.config.sections import Api, Config
 from pipeline.http.connections import limit_connections, make_protocol, raise_file_limit
@@ -51,7 +58,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         redoc_url=None,
     )
     app.state.service = ApiContext(backend, config, now)
-    for router in (process_router, read_router, incident_router, mute_router, receiver_router):
+    for router in (process_router, read_router, incident_router, mute_router, receiver_router, operation_router):
         app.include_router(router)
     problem.install_handlers(app)
     app.add_middleware(Guard, tokens=known, host=config.api.host)

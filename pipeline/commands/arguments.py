@@ -95,6 +95,25 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             OUTPUT,
         ),
     ),
+    "backup": (
+        "back up the store while the pipeline runs",
+        (
+            (("target",), {"metavar": "TARGET", "help": "a new folder; after a kill the same command goes on"}),
+            OUTPUT,
+        ),
+    ),
+    "restore": (
+        "make a backup the store, while no pipeline runs",
+        (
+            (("source",), {"metavar": "SOURCE", "help": "the folder of a backup"}),
+            (("--replace",), {"action": "store_true", "help": "move the store that exists to PATH.replaced"}),
+            OUTPUT,
+        ),
+    ),
+    "node": (
+        "list nodes out of service, decommission a node, or return it",
+        ((("--all",), {"action": "store_true", "help": "also returned nodes"}), OUTPUT),
+    ),
     "mutes": (
         "list, add or end mutes",
         ((("--all",), {"action": "store_true", "help": "also expired mutes"}), OUTPUT),
@@ -159,6 +178,24 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 
 
 VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
+    "node": {
+        "list": (
+            "list nodes out of service (the default)",
+            ((("--all",), {"action": "store_true", "help": "also returned nodes"}), OUTPUT),
+        ),
+        "decommission": (
+            "take a node out of service for good: its incidents are resolved, and nothing is expected of it",
+            (
+                (("node",), {"metavar": "NODE", "help": "its name, such as n042"}),
+                (("--reason",), {"metavar": "TEXT", "required": True, "help": "why, for the next person on call"}),
+                OUTPUT,
+            ),
+        ),
+        "return": (
+            "put a node back into service",
+            ((("node",), {"metavar": "NODE", "help": "its name, such as n042"}), OUTPUT),
+        ),
+    },
     "mutes": {
         "list": (
             "list active mutes (the default)",

@@ -67,7 +67,7 @@ def _store(config: Config, print_line: Callable[[str], None]) -> None:
 
     path, known = config.store.path, config.store.path.exists()
     try:
-        Database(path, config.store.memory_limit).close()
+        Database(path, config.store.memory_limit, keep_older=config.store.migration_backup).close()
     except Unreachable as error:
         if "lock on file" not in str(error):
             raise

@@ -16,17 +16,19 @@ from pipeline.api.backend import Health, Sources
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
+from pipeline.engine import decommission
 from pipeline.engine.engine import Calibrated, Engine, Judge
 from pipeline.incidents import ledger
 from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.cases import Change
 from pipeline.ingest.admission import RULES
 from pipeline.model.errors import Retryable, UsageError
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import InboundEvent
 from pipeline.notify.routes import GROUP_PREFIX
 from pipeline.runtime.supervise import Stop
+from pipeline.store.backup import Source
 from pipeline.store.retention import count_losses
 
 log = logging.getLogger("fleetpulse.pipeline")
@@ -49,6 +51,11 @@ class PipelineBackend:
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """See `Backend.cursor`."""
         return self._service.database.cursor()
+
+    @property
+    def backups(self) -> Source:
+        """See `Backend.backups`."""
+        return self._service.backups
 
     # --- notes and mutes ----------------------------------------------------------------------------
 
@@ -77,6 +84,38 @@ class PipelineBackend:
     def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
         """Ends a mute now. Raises KeyError if it is not active."""
         return self._require_engine().unmute(mute, user).as_json()
+
+    # --- nodes --------------------------------------------------------------------------------------
+
+    def list_decommissioned(self) -> Sequence[Mapping[str, Any]]:
+        """See `Backend.list_decommissioned`."""
+        with contextlib.closing(self.cursor()) as cursor:
+            return [row.as_json() for row in decommission.list_decommissions(cursor)]
+
+    def decommission_node(self, node: str, user: str, reason: str) -> Mapping[str, Any]:
+        """Takes a node out of service and resolves its incidents. If it was, resolves what a kill left open."""
+        engine, now = self._require_engine(), self._service.clock()
+        with engine.lock:
+            known = engine.decommissioned
+            if node not in known.nodes:
+                decommission.check_node(node, reason, engine.devices.has_device, len(known.nodes))
+                row = decommission.Decommission(node, now, user, reason.strip())
+                engine.change_service(row, decommission.announce(row, now), decommission.add_row(row))
+            why = f"node {node} decommissioned: {known.nodes[node].reason}"
+            concerned = known.find_concerned(engine.desk.incidents.values())
+            for incident in concerned:
+                engine.apply_note(lambda desk, id_=incident: desk.resolve(id_, user, why, now))  # type: ignore[misc]
+        self._service.site_silence.forget(node)
+        return {**known.nodes[node].as_json(), "incidents": len(concerned)}
+
+    def return_node(self, node: str, user: str) -> Mapping[str, Any]:
+        """See `Backend.return_node`."""
+        engine, now = self._require_engine(), self._service.clock()
+        with engine.lock:
+            row = decommission.end(engine.decommissioned.nodes[node], now, user)
+            over = Event(now, f"node:{node}", "maintenance_end", {"reason": f"returned by {user}"})
+            engine.change_service(row, over, decommission.end_row(row))
+        return {**row.as_json(), "incidents": 0}
 
     def _write_note(self, change: Callable[[LiveDesk], Change]) -> Mapping[str, Any]:
         return self._require_engine().apply_note(change).incident.as_json()
@@ -208,7 +247,8 @@ class PipelineBackend:
 
     def _count_sources(self) -> Sources:
         with contextlib.closing(self.cursor()) as cursor:
-            nodes = self._service.ingest.progress.nodes
+            nodes, engine = self._service.ingest.progress.nodes, self._service.engine
+            nodes = engine.decommissioned.keep_senders(nodes) if engine else nodes
             gaps, letters = count_losses(cursor)
         silent = sum(self._service.clock() - time > SILENCE_LIMIT for time in nodes.values())
         return {"agents": len(nodes), "silent": silent, "gaps": gaps, "dead_letters": letters}
@@ -242,6 +282,9 @@ class PipelineBackend:
             out |= {f'fleetpulse_rows_late_total{{class="{c}"}}': float(n) for c, n in sorted(late.items())}
             if engine.progress.judged > 0:
                 out["fleetpulse_judged_up_to_timestamp_seconds"] = engine.progress.judged / SECOND
+            out["fleetpulse_nodes_decommissioned"] = float(len(engine.decommissioned.nodes))
+            out["fleetpulse_decommissioned_rows_total"] = float(engine.decommissioned.rows)
+            out["fleetpulse_decommissioned_events_total"] = float(engine.decommissioned.events)
             out["fleetpulse_desk_faults_total"] = float(engine.faults)
             out["fleetpulse_rows_unjudged"] = float(engine.unjudged)
         for row in service.judge.listing():

@@ -34,6 +34,7 @@ from pipeline.notify.outbox import Notifier
 from pipeline.recording.reader import read_topology
 from pipeline.runtime.heartbeat import EvaluationProgress
 from pipeline.store import events
+from pipeline.store.backup import Checkpoints
 from pipeline.store.database import Database, explain_error
 from pipeline.store.devices import Devices
 from pipeline.store.retention import DAY, apply_bounds, delete_old_rows, drop_silent_devices, drop_unnamed_entities
@@ -120,9 +121,13 @@ class PipelineService:
     ) -> None:
         self.config, self.clock, self.judge, self._monotonic = config, clock, judge, monotonic
         self._initial_state = {name: b"".join(buffers) for name, buffers in judge.snapshot()}
-        self.database = Database(config.store.path, config.store.memory_limit, free_bytes=config.store.free_bytes)
+        store = config.store
+        self.database = Database(
+            store.path, store.memory_limit, free_bytes=store.free_bytes, keep_older=store.migration_backup
+        )
         self._must_stop: Callable[[], bool] = lambda: False
         self.sealer = Sealer(self.database, config.store, clock)
+        self.backups = Checkpoints(config.store.path, self.database.lock, self.database.cursor, config.site.name, clock)
         self._must_reload = False  # the parts belong to the store before it was reopened
         try:
             self._assemble()
@@ -195,6 +200,7 @@ class PipelineService:
         self._must_reload, self.engine = True, None
         self.progress.heartbeat.beat("reopening the store")
         self.sealer.stop()
+        self.backups.release()
         self.database.reopen()
         self._reload("reopened after a fatal error")
 
@@ -246,6 +252,7 @@ class PipelineService:
         if self.engine.is_ahead:
             self._reload("clock returned from far ahead")
             return True
+        self.backups.expire()
         self.progress.heartbeat.beat("ingest")
         committed = self.ingest.step(self.engine.framer.closed)
         self._warn_newer_agents()
@@ -260,7 +267,8 @@ class PipelineService:
         time_ = self.clock()
         self.progress.record(self.engine.framer.closed, None if newest is None else min(newest, time_), time_)
         self.site_silence.record_arrivals(
-            self.ingest.progress.arrivals, committed is not None and self.ingest.progress.backlog is not None
+            self.engine.decommissioned.keep_senders(self.ingest.progress.arrivals),
+            committed is not None and self.ingest.progress.backlog is not None,
         )
         return bool(committed or judged)
 
@@ -274,6 +282,8 @@ class PipelineService:
             apply_bounds(self.database, self.config.store, now)
             self.ingest.apply_retention(now - int(self.config.store.gap_days * DAY))
             self._retention_at = now
+            if self.engine is not None and (due := self.engine.decommissioned.due_announcements(self.clock())):
+                self.engine.report_events(due)
             if self._drop_silent(_LATER_SHARE):
                 self.devices.load(self.database.connection)
                 self.engine = None  # continues as after a restart
@@ -405,6 +415,7 @@ class PipelineService:
     def close(self) -> None:
         """Closes transport and store."""
         self.sealer.stop()
+        self.backups.release()
         self.transport.close()
         self.database.close()
 

@@ -196,6 +196,8 @@ class Store:
     forget_days: how long a silent device is kept beyond hot_hours. free_bytes: kept free on the disk, at most 5 % of
     it: space for the largest commit and for what DuckDB rewrites at a checkpoint. dead_letter_hours: a week, as in the
     dead-letter topics. history_days: a quarter, so that quarters can be compared. Chosen.
+
+    migration_backup: back the file up, beside it, before a newer version changes its schema (docs/backup.md).
     """
 
     path: Path = field(default_factory=lambda: state_directory() / "store.duckdb")
@@ -210,6 +212,7 @@ class Store:
     dead_letter_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)
     gap_days: float = field(default=30.0, metadata=_POSITIVE)
     history_days: float = field(default=90.0, metadata=_POSITIVE)
+    migration_backup: bool = True
 
 
 @dataclass(frozen=True)

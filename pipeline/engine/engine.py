@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from pipeline.config.sections import Budget, ModeRule
-from pipeline.engine.restart import MAX_FUTURE, EngineProgress, clamp_state, count_later_rows, keep_state, read_since
+from pipeline.engine.decommission import Decommission, Decommissioned, Write
+from pipeline.engine.restart import MAX_FUTURE, EngineProgress, keep_state, limit_to_now, read_since
 from pipeline.incidents import ledger
 from pipeline.incidents import ledger as mutes
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
@@ -176,31 +177,34 @@ class Engine:
         """Adds durable rows and events; evaluates single events on arrival."""
         for block in committed.rows:
             self.framer.add_rows(self._map_devices(block))
-        inventories = [event for event in committed.events if event.kind == "inventory"]
+        kept = self.decommissioned.keep_events(committed.events)
+        inventories = [event for event in kept if event.kind == "inventory"]
         if inventories:
             self._last_seen.end_entities(
                 self.membership.apply_inventories(inventories), max(event.time for event in inventories)
             )
-        events = [event for event in committed.events if event.kind != "inventory"]
+        events = [event for event in kept if event.kind != "inventory"]
         self.framer.add_events(events)
         self._evaluate_arrived(events)
 
     def _map_devices(self, block: Rows) -> Rows:
-        """Rows with slots instead of device ids, without dropped devices."""
+        """Rows with slots instead of device ids, without dropped devices and decommissioned nodes."""
         slots = self.devices.find_slots(block.device_class, block.device)
-        return block if slots is block.device else select_rows(replace(block, device=slots), slots >= 0)
+        mine = block if slots is block.device else select_rows(replace(block, device=slots), slots >= 0)
+        return self.decommissioned.keep_rows(mine, self.devices.names(block.device_class))
 
     def _add_stored(self, rows: Sequence[Rows], events: Sequence[tuple[int, Event]], until: int) -> None:
         """Adds a chunk of stored rows and events after the snapshot, at a restart; all before `until` is complete."""
         for block in rows:
             self.framer.add_rows(self._map_devices(block))
+        events = [(at, event) for at, event in events if not self.decommissioned.has_event(event)]
         self.framer.add_dated_events(events)
         self._stored_events += [event for judged, event in events if judged >= self.progress.judged]
         self.advance(min(until, self.progress.judged))
 
     def _evaluate_arrived(self, events: Sequence[Event], again: bool = False) -> None:
         """Evaluates events that need no frame. again: their findings may be written already."""
-        found = self.judge.judge_events(events, self.topology)
+        found = self.decommissioned.keep_findings(self.judge.judge_events(events, self.topology))
         if found and again:
             with self.database.lock:
                 written = ledger.find_known_findings(self.database.connection, [f.key for f in found])
@@ -275,7 +279,7 @@ class Engine:
 
     def _observe_instant(self, instant: Instant, found: list[Finding]) -> None:
         """Passes an instant and earlier arrivals to the Desk."""
-        found = [*self.desk.list_due(instant.end), *found]
+        found = [*self.desk.list_due(instant.end), *self.decommissioned.keep_findings(found)]
         found, passed = self.finding_filter.filter_findings(found, self.desk.open_level_by_frames, instant.time)
         time, end, seen = instant.time, instant.end, self._last_seen
         observe = lambda: self.desk.observe(time, end, passed, seen.is_present, self.clock(), seen.has_sample)  # noqa: E731
@@ -353,8 +357,9 @@ class Engine:
         events: Sequence[Event],
         findings: Sequence[Finding] = (),
         states: Mapping[str, str] = {},
+        more: Write = lambda _: None,
     ) -> list[Change]:
-        """Changes the Desk and writes the changes with alerts, events, findings and other states, or neither."""
+        """Changes the Desk and writes the changes with alerts, events, findings, states and `more`, or neither."""
         with self.lock:
             self._write()
             before = self.desk.snapshot()
@@ -363,6 +368,7 @@ class Engine:
                 with self.database.transaction() as connection:
                     payloads = self._enqueue(made, self.clock())
                     ledger.write_changes(connection, findings, made, payloads, self.clock())
+                    more(connection)
                     if events:
                         write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))], self.framer.closed)
                     if any(event.data.get("verdict") == "not_a_fault" for event in events):
@@ -412,6 +418,18 @@ class Engine:
             self.finding_filter.mutes[self.finding_filter.mutes.index(found)] = over
         return over
 
+    def change_service(self, row: Decommission, event: Event, write: Write) -> None:
+        """Decommissions or returns a node; the event and `write` are one transaction."""
+        with self.lock:
+            self._apply(lambda _: [], [event], more=write)
+            self.decommissioned.set(row)
+            self._expect_nothing()
+
+    def _expect_nothing(self) -> None:
+        """Makes devices of decommissioned nodes count as ended, so that incidents of others need not wait for them."""
+        names = (name for c in CLASSES for name in self.devices.names(c) if self.decommissioned.has(name))
+        self._last_seen.end_entities(names, self.clock())
+
     def resolve_as_not_a_fault(self, incident: str, user: str, comment: str) -> Change:
         """Resolves an incident as a false alarm: its detectors take the present values as normal and learn again.
 
@@ -449,22 +467,10 @@ class Engine:
         """Whether our clock was set back far behind the closed frames: nothing would be evaluated until then."""
         return self.framer.closed > self.clock() + MAX_FUTURE
 
-    def _limit_to_now(self, state: str) -> str:
-        """The state of the Desk; if it was made by a clock far ahead, limited to now, where evaluation continues."""
-        now, judged = self.clock(), self.progress.judged
-        if judged <= now + MAX_FUTURE:
-            return state
-        self.unjudged = count_later_rows(self.database, now)
-        log.warning(
-            "our clock was set back: judged up to %s, which is in the future; judging continues from %s. %d rows and "
-            "events with later times are not judged again; rows that came too late in between are in late_rows",
-            *(iso(judged), iso(now), self.unjudged),
-        )
-        self.progress.judged = now
-        return clamp_state(state, now)
-
     def _restore(self) -> None:
         with self.database.lock:
+            self.decommissioned = Decommissioned(self.database.connection, self.clock())
+            self._expect_nothing()
             self.finding_filter.mutes = mutes.load_active_mutes(self.database.connection, max(self.progress.judged, 0))
             desk = ledger.load_snapshot(self.database.connection, "desk")
             unheard = ledger.load_snapshot(self.database.connection, "unheard")
@@ -476,7 +482,8 @@ class Engine:
             self.finding_filter.held.restore(unheard[1])
         if desk is not None:
             self.progress.judged, state = desk
-            self.desk.restore(self._limit_to_now(state))
+            state, self.unjudged = limit_to_now(self.progress, self.database, state, self.clock())
+            self.desk.restore(state)
         if judge is not None:
             self.progress.snapshot, state = judge
             if self.progress.snapshot > self.clock() + MAX_FUTURE:

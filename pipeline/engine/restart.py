@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from pipeline.model.records import SECOND, Event, Rows
+from pipeline.model.records import SECOND, Event, Rows, iso
 from pipeline.model.signals import CATALOGUE, column_of
 from pipeline.store.database import Database
 from pipeline.store.detector_state import Piece, state_folder, write_state
@@ -120,6 +120,24 @@ class EngineProgress:
     judged: int = -(1 << 62)
     snapshot: int = -(1 << 62)
     tried: int = -(1 << 62)
+
+
+def limit_to_now(progress: EngineProgress, database: Database, state: str, now: int) -> tuple[str, int]:
+    """The state of the Desk, and how many rows are not evaluated again.
+
+    If it was made by a clock far ahead, it is limited to now, where evaluation continues.
+    """
+    judged = progress.judged
+    if judged <= now + MAX_FUTURE:
+        return state, 0
+    unjudged = count_later_rows(database, now)
+    log.warning(
+        "our clock was set back: judged up to %s, which is in the future; judging continues from %s. %d rows and "
+        "events with later times are not judged again; rows that came too late in between are in late_rows",
+        *(iso(judged), iso(now), unjudged),
+    )
+    progress.judged = now
+    return clamp_state(state, now), unjudged
 
 
 def keep_state(database: Database, end: int, pieces: Iterable[Piece]) -> str:

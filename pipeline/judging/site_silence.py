@@ -84,6 +84,10 @@ class SiteSilenceWatch:
             if known is None or known.mark != mark:
                 self._nodes[node] = _Node((known and known.site) or self._site_of(node) or "", mark, now)
 
+    def forget(self, node: str) -> None:
+        """Expects nothing of a node until its next message."""
+        self._nodes.pop(node, None)
+
     def _advance_clock(self) -> float:
         """Advances the watch's own clock and returns it (s)."""
         before, self._looked = self._looked, self._monotonic()

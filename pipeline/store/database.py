@@ -15,10 +15,12 @@ What an error of the store means:
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -27,7 +29,9 @@ import duckdb
 from pipeline.model.errors import DamagedStore, FleetpulseError, Retryable, Unreachable, UsageError, WireError
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.runtime import private_files
-from pipeline.store import history_files, schema
+from pipeline.store import backup, history_files, schema
+
+log = logging.getLogger("fleetpulse.store")
 
 RECOVERY = "docs/store.md, section Recovery"
 _OF_MESSAGE = (
@@ -91,6 +95,11 @@ def _describe_damage(path: Path, text: str) -> str:
     )
 
 
+def restore_marker(path: Path) -> Path:
+    """Returns the file that exists while a backup is restored to this path; the store cannot be opened then."""
+    return path.with_name(f"{path.name}.restoring")
+
+
 MAGIC, MAGIC_AT = b"DUCK", 8
 _HEAD = 64  # bytes read to identify the file
 _FOREIGN = {b"SQLite format 3\0": "an SQLite database", b"PAR1": "a Parquet file", b"\x1f\x8b": "a gzip file"}
@@ -114,6 +123,10 @@ def open_file(path: Path, settings: Mapping[str, str], read_only: bool = False) 
 def _check_file(path: Path) -> None:
     """Raises UsageError if the file at `path` cannot be a store; a missing file is fine."""
     where = f"[store] path = '{path}'"
+    if (marker := restore_marker(path)).exists():
+        raise UsageError(
+            f"{where}: a restore was interrupted ({marker} exists): run fleetpulse restore with the same backup again"
+        )
     try:
         if stat.S_ISFIFO(path.stat().st_mode):
             raise UsageError(f"{where}: is a pipe, which cannot be opened without waiting forever; set another path")
@@ -146,7 +159,8 @@ _FREE_SHARE = 20  # at most a twentieth of the disk is kept free, so that small 
 class Database:
     """The open store. Raises the errors listed in the module docstring, and UsageError if its schema is newer.
 
-    broken: why DuckDB needs `reopen`; None if it works. `free_bytes`: see `find_space_problem`.
+    broken: why DuckDB needs `reopen`; None if it works. `free_bytes`: see `find_space_problem`. An older schema is
+    migrated in one transaction; with `keep_older`, after a backup of the file.
     """
 
     def __init__(
@@ -155,6 +169,7 @@ class Database:
         memory_limit: str = "2GB",
         catalogue: Mapping[str, Signal] = CATALOGUE,
         free_bytes: int = 0,
+        keep_older: bool = True,
     ) -> None:
         try:
             private_files.make_folder(path.parent)
@@ -164,15 +179,34 @@ class Database:
         self.lock = threading.RLock()
         self.broken: str | None = None
         self.connection = self._connect()
+        self._copied: backup.BackupWriter | None = None  # has the file open: closing it would drop DuckDB's lock
         try:
+            if keep_older:
+                self._back_up_older()
             with self.transaction() as connection:
                 schema.create_tables(connection, catalogue)
         except duckdb.Error as error:
-            self.connection.close()
+            self.close()
             raise explain_error(path, error) from error
         except (FleetpulseError, OSError):
-            self.connection.close()
+            self.close()
             raise
+
+    def _back_up_older(self) -> None:
+        """Makes a backup if the schema is older than ours. Raises Unreachable if there is no space for it."""
+        found = schema.check_version(self.connection)
+        if not 0 < found < schema.SCHEMA_VERSION:
+            return
+        target = backup.migration_backup(self.path, found)
+        log.warning("store %s: schema %d becomes %d; backup first: %s", self.path, found, schema.SCHEMA_VERSION, target)
+        self.connection.execute("CHECKPOINT")
+        source = backup.Checkpoints(self.path, self.lock, self.cursor, "", lambda: time.time_ns() // 1000)
+        try:
+            self._copied = backup.back_up_before_migration(
+                source, self.path, found, self._free_bytes, lambda line: log.info("backup: %s", line)
+            )
+        except Unreachable as error:
+            raise Unreachable(f"{error}. [store] migration_backup = false migrates without a backup") from error
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         return open_file(self.path, {"python_enable_replacements": "false", "memory_limit": self._memory_limit})
@@ -239,3 +273,5 @@ class Database:
         """Checkpoints and closes the file; may be called twice."""
         with self.lock:
             self.connection.close()
+            if self._copied is not None:
+                self._copied.close()

@@ -173,6 +173,10 @@ BOUNDS: Mapping[str, Bound] = {
         f"[store] history_days, and the newest {MUTE_ROWS:,} rows",
         (f"DELETE FROM wrong_pages WHERE {_older_than('wrong_pages', 'time', 'history', MUTE_ROWS)}",),
     ),
+    "decommissioned": Bound(
+        "one row per node that is out of service, at most 100,000; [store] history_days after its return",
+        ("DELETE FROM decommissioned WHERE returned < make_timestamptz({history})",),
+    ),
     "calibrations": Bound("the newest 100 versions, and those that a person pinned or returned to"),
     "mutes": Bound(
         f"[store] history_days after their end, and the newest {MUTE_ROWS:,} ended ones",
