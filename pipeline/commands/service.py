@@ -19,19 +19,18 @@ from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine, Judge
 from pipeline.ingest.admission import Admission, StoredState
-from pipeline.ingest.entities import StoredEntities, load_entities
+from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.ingest.foreign import ForeignDecoder
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.messages import NEWER
 from pipeline.ingest.offsets import load_offsets
 from pipeline.ingest.ownership import load_owners
 from pipeline.judging.site_silence import SiteSilenceWatch, describe_shared
-from pipeline.model.errors import ConfigError, Interrupted, Retryable, UsageError
+from pipeline.model.errors import ConfigError, Interrupted, Retryable
 from pipeline.model.records import SECOND, iso
-from pipeline.model.topology import ParentGraph, Topology
+from pipeline.model.topology import ParentGraph
 from pipeline.notify.alertmanager import locate_entity
 from pipeline.notify.outbox import Notifier
-from pipeline.recording.reader import read_topology
 from pipeline.runtime.heartbeat import EvaluationProgress
 from pipeline.store import events
 from pipeline.store.backup import Checkpoints
@@ -86,27 +85,6 @@ def open_transport(config: Config, database: Database) -> Transport:
         return KafkaTransport(config.kafka, load_offsets(cursor))
     finally:
         cursor.close()
-
-
-def load_topology(entities: StoredEntities, config: Config) -> Topology:
-    """Returns the topology of the stored inventory, overridden by the [topology] file; inventory never replaces its
-    lines.
-
-    Stored lines that form a cycle with the file are skipped; the file itself must be valid.
-    """
-    topology = entities.build_topology()
-    if config.topology.path is None:
-        return topology
-    extra = read_topology(config.topology.path)
-    try:
-        topology.merge(extra.parents, extra.attributes)
-    except UsageError:
-        left = ParentGraph(extra.parents)
-        entities.skipped |= left.set_valid({e: p for e, p in entities.parents.items() if e not in extra.parents})
-        topology = Topology(left.parents, entities.attributes)
-        topology.merge({}, extra.attributes)
-    topology.pinned = frozenset(extra.parents), frozenset(e for e, facts in extra.attributes.items() if facts)
-    return topology
 
 
 class PipelineService:

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 import duckdb
 
-from pipeline.config.sections import Limits
+from pipeline.config.sections import Config, Limits
+from pipeline.model.errors import UsageError
 from pipeline.model.names import find_entity_fault, quote_text
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CLASS_OF_KIND, CLASSES
 from pipeline.model.topology import ParentGraph, Topology, kind_of
+from pipeline.recording.reader import read_topology
 from pipeline.store.retention import find_newest_row
 
 EXPIRY = 24 * 3600 * SECOND
@@ -209,3 +211,24 @@ def _load_devices(connection: duckdb.DuckDBPyConnection, now: int) -> list[Known
         for c in CLASSES
     )
     return connection.execute(each).fetchall()
+
+
+def load_topology(entities: StoredEntities, config: Config) -> Topology:
+    """Returns the topology of the stored inventory, overridden by the [topology] file; inventory never replaces its
+    lines.
+
+    Stored lines that form a cycle with the file are skipped; the file itself must be valid.
+    """
+    topology = entities.build_topology()
+    if config.topology.path is None:
+        return topology
+    extra = read_topology(config.topology.path)
+    try:
+        topology.merge(extra.parents, extra.attributes)
+    except UsageError:
+        left = ParentGraph(extra.parents)
+        entities.skipped |= left.set_valid({e: p for e, p in entities.parents.items() if e not in extra.parents})
+        topology = Topology(left.parents, entities.attributes)
+        topology.merge({}, extra.attributes)
+    topology.pinned = frozenset(extra.parents), frozenset(e for e, facts in extra.attributes.items() if facts)
+    return topology

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config, Limits
 from pipeline.ingest.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
 from pipeline.ingest.columns import MAX_NEW, MAX_PER_SENDER
-from pipeline.ingest.entities import EXPIRY, EntityCounts, load_entities
+from pipeline.ingest.entities import EXPIRY, EntityCounts, load_entities, load_topology
 from pipeline.model.names import MAX_NAME, MAX_TEXT
 from pipeline.model.records import SECOND, Batch, Block, Event, EventBatch, Origin
 from pipeline.model.topology import MAX_DEPTH

@@ -15,9 +15,8 @@ from agents.collectors.training.training import Training
 from agents.node.batches import build_inventory_event, merge_inventories
 from agents.training import Steps
 from pipeline.api.routes import compute_blast_radius
-from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
-from pipeline.ingest.entities import load_entities
+from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.model.membership import EndedRanks
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology

@@ -18,10 +18,9 @@ from agents.collector import Collector, NoData
 from agents.collectors.fabric.fabric import Fabric
 from agents.collectors.nic.infiniband import Infiniband
 from agents.node.batches import build_batch, build_inventory_event
-from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine
-from pipeline.ingest.entities import load_entities
+from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.model.records import SECOND, Origin
 from pipeline.model.topology import Topology
 from pipeline.transport import wire

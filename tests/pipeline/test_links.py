@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
 from pipeline.incidents.causes import CauseRules
 from pipeline.incidents.desk import Desk
-from pipeline.ingest.entities import load_entities
+from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.model.links import Links
 from pipeline.model.records import SECOND, Event, Finding, Level
 from pipeline.model.topology import Topology

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.commands.service import load_topology
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.engine.engine import Engine
 from pipeline.incidents.desk import QUIET_PERIOD, Desk
-from pipeline.ingest.entities import StoredEntities
+from pipeline.ingest.entities import StoredEntities, load_topology
 from pipeline.ingest.ingest import Committed
 from pipeline.judging.frames import Framer
 from pipeline.judging.presence import LastSeen
