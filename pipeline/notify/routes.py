@@ -216,7 +216,7 @@ class Group:
     acknowledged: bool = False
     sent_at: int = 0
 
-    def add(self, alert: Mapping[str, Any], incident: str, acknowledged: bool) -> None:
+    def add_alert(self, alert: Mapping[str, Any], incident: str, acknowledged: bool) -> None:
         """Adds an alert, or its new state."""
         self.alerts[alert["fingerprint"]] = {**alert, "incident": incident, "acknowledged": acknowledged}
 
@@ -413,7 +413,7 @@ class HeldMessages:
                 due = row[4] + int((node.wait_s if node is not None else 0.0) * SECOND)
                 group = Group(name_group(self._receiver, key), key, dict(body["groupLabels"]), due)
                 self._groups[key] = group
-            group.add(alert, row[1], (change.get("incident") or {}).get("state") == "acknowledged")
+            group.add_alert(alert, row[1], (change.get("incident") or {}).get("state") == "acknowledged")
             touched.append((row, group))
         return touched
 
