@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs the real parts that tests run against, each only if it is missing:
+#   alertmanager  the distribution's Alertmanager, and a newer one built from its Go module
 #   chromium   a headless browser with a font, for the dashboard
 #   node_exporter  the Prometheus project's exporter, which the collector for other exporters is tried on
 #   infiniband a simulated InfiniBand fabric: ibsim, opensm and the management tools
@@ -38,6 +39,16 @@ INDEX_IS_FRESH=
 fresh_index() {
     [ -n "$INDEX_IS_FRESH" ] || apt-get update -qq
     INDEX_IS_FRESH=yes
+}
+
+part_alertmanager() { # the newer one takes a CPU minute; kept in a cache folder
+    have prometheus-alertmanager || have alertmanager || get Alertmanager prometheus-alertmanager
+    if have go; then
+        "$PYTHON" tests/alertmanager.py >/dev/null
+    else
+        echo "parts: the newer Alertmanager is left out: no Go 1.25 or newer (https://go.dev/dl)" >&2
+    fi
+    echo "parts: Alertmanager is there"
 }
 
 have_browser() { have chromium || have chromium-browser || have google-chrome; }
@@ -168,6 +179,7 @@ part_torch() { # the wheels of the package index are for CUDA and take 3 GB; Deb
     echo "parts: PyTorch is there"
 }
 
+part_alertmanager
 part_chromium
 part_redfish
 part_infiniband

@@ -57,13 +57,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class NotifierHarness:
     """A store with an outbox, its notifier and a clock that the test moves."""
 
-    def __init__(self, folder: Path, urls: list[str]) -> None:
-        self.now = START
+    def __init__(self, folder: Path, urls: list[str], notify: Notify | None = None, now: int = START) -> None:
+        self.now, self.notify = now, notify
         self.folder, self.urls, self.alive = folder, urls, True
         self.broken, self.monotonic = "", 0.0
         self.hang, self.hung = threading.Event(), False
         self.hang.set()
         self.database: Database | None = None
+        self.incidents: dict[str, Incident] = {}  # by cause, if `notify` is given: a change follows the one before
+        self.actor, self.comment = "fleetpulse", ""
         self.restart()
 
     def restart(self) -> None:
@@ -84,12 +86,18 @@ class NotifierHarness:
         return self.alive
 
     def build_config(self) -> Notify:
+        if self.notify is not None:
+            return self.notify
         return Notify(tuple(Webhook(f"r{i}", url) for i, url in enumerate(self.urls)))
 
     def write_change(self, kind: Any, cause: str = "gpu:n1.0", **more: Any) -> None:
-        plain = Incident(f"inc-{cause}", cause, START, START, "page", "wrong", "sdc", cause, (cause,))
+        opened = START if self.notify is None else self.now
+        plain = Incident(f"inc-{cause}", cause, opened, opened, "page", "wrong", "sdc", cause, (cause,))
+        plain = self.incidents.get(cause, plain)
         now = dataclasses.replace(plain, **more)
-        made = Change(kind, now, self.now, "fleetpulse", before=None if kind == "opened" else plain)
+        made = Change(kind, now, self.now, self.actor, self.comment, before=None if kind == "opened" else plain)
+        if self.notify is not None:
+            self.incidents[cause] = now
         assert self.database is not None
         with self.database.transaction() as connection:
             ledger.write_changes(connection, [], [made], self.notifier.make_payloads([made], self.now), self.now)

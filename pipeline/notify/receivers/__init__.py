@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config import receivers as config
+import pipeline.config.receivers as config
 from pipeline.model.errors import ConfigError
 from pipeline.notify.delivery import Call, PostResult
 

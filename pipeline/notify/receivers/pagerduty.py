@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,7 +103,7 @@ class PagerDutyEndpoint(Endpoint):
             },
             "client": "Fleetpulse",
         }
-        if link:
+        if re.match(r"https?://", link):
             made |= {"client_url": link, "links": [{"href": link, "text": "Incident in Fleetpulse"}]}
         return made
 
