@@ -5,17 +5,13 @@ All integers are int64 or uint64: numba turns a mixture of both into a float.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numba.core.dispatcher import Dispatcher
+from pipeline.model.compiling import compiled, inlined
 
-_Loop = TypeVar("_Loop", bound=Callable[..., object])
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 KEYS = 512
@@ -26,19 +22,6 @@ _LOW = np.uint64(0xFFFFFFFF)
 _M1, _M2, _32, _29 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(32), np.uint64(29)
 _ONE = np.uint64(1)
 MAX_TAG = 1 << 32
-
-
-def compiled(loop: _Loop) -> Dispatcher[_Loop]:
-    """Compiles a loop; the machine code is kept on disk for the next start, if a folder can be written."""
-    try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(loop)
-    except RuntimeError:  # no folder can be written: beside the source, NUMBA_CACHE_DIR, home
-        return numba.njit(nogil=True, error_model="numpy")(loop)
-
-
-def inlined(part: _Loop) -> Dispatcher[_Loop]:
-    """Compiles a part of a loop into the loops that call it: a call with arrays costs as much as its arithmetic."""
-    return numba.njit(inline="always", nogil=True, error_model="numpy")(part)
 
 
 @compiled

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.foreign import walker
-from pipeline.foreign.compiled import compiled
 from pipeline.foreign.series import (
     COUNT,
     CUSTOM,
@@ -28,6 +27,7 @@ from pipeline.foreign.series import (
     map_custom,
     map_series,
 )
+from pipeline.model.compiling import compiled
 from pipeline.model.errors import WireError
 from pipeline.model.signals import CATALOGUE
 from pipeline.transport import layouts

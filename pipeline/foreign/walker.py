@@ -16,13 +16,12 @@ from pipeline.foreign.compiled import (
     HASH_KEYS,
     Bytes,
     Words,
-    compiled,
     hash_span,
-    inlined,
     mix,
     read_field,
     read_word,
 )
+from pipeline.model.compiling import compiled, inlined
 from pipeline.model.errors import WireError
 
 _LIMITS = (1 << 20, 1 << 18, 1 << 16)

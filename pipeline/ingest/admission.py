@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from weakref import WeakSet
 
 import duckdb
@@ -31,6 +32,7 @@ MAX_PARENTS = 16  # of one entity; chosen: a node has a rack, a PDU or two, a lo
 MAX_ATTRIBUTES = 64  # of one entity; chosen: four times what agents send of a GPU
 MAX_DATA = 64 << 10  # characters and values of an event's data, except inventory; chosen: 10 times the largest
 MAX_NESTING = 8  # levels of lists and objects in an event's data; chosen: twice that of agents
+_NOBODY = frozenset[str]()
 _ANY_KIND = frozenset({"canary", "custom"})  # device classes of entities of any kind
 
 
@@ -78,8 +80,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(NamedTuple):
     """The admitted part of a message. body: None if nothing.  excluded: entities whose telemetry is not stored."""
 
     body: wire.Body | EventBatch | None
@@ -154,6 +155,8 @@ class Admission:
 
     def _admit_telemetry(self, body: wire.Body, time: int) -> Admitted:
         excluded, rejected = self.admit_layout(body.layout, time)
+        if not excluded:
+            return Admitted(body)
         left = any(entity not in excluded for block in body.layout.blocks for entity in block.entities)
         return Admitted(body if left or not rejected else None, rejected, excluded)
 
@@ -163,11 +166,14 @@ class Admission:
         excluded: dict[str, Rejected] = {}
         if layout in self._checked_layouts:
             owners.record_message(layout.node, time)
-            excluded = {entity: Rejected("owner", fault) for entity, fault in owners.find_refused(layout, time).items()}
+            if refused := owners.find_refused(layout, time):
+                excluded = {entity: Rejected("owner", fault) for entity, fault in refused.items()}
         else:
             excluded = self._find_excluded(layout, time)
+            if not excluded:
+                self._checked_layouts.add(layout)
         if not excluded:
-            self._checked_layouts.add(layout)
+            return _NOBODY, ()
         return frozenset(excluded), _first_of_each_rule(excluded)
 
     def _find_excluded(self, layout: wire.Layout, time: int) -> dict[str, Rejected]:

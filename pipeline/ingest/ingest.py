@@ -331,17 +331,18 @@ class Ingest:
         heap = [(queue[0].time, i, queue) for i, queue in enumerate(self._queues.values()) if queue]
         heapq.heapify(heap)
         taken: list[Item] = []
-        rows: Counter[str] = Counter()
+        rows: dict[str, int] = {}
         samples = size = 0
         while heap and len(taken) < COMMIT_MESSAGES and size < COMMIT_BYTES:
             _, i, queue = heap[0]
             item = queue[0]
-            full = any(rows[c] + n > COMMIT_ROWS for c, n in item.rows.items())
+            with_it = {c: rows.get(c, 0) + n for c, n in item.rows.items()}
+            full = max(with_it.values(), default=0) > COMMIT_ROWS
             if taken and (full or samples + item.samples > COMMIT_SAMPLES):
                 break
             size += item.size
             taken.append(queue.popleft())
-            rows.update(item.rows)
+            rows |= with_it
             samples += item.samples
             if not queue:
                 self._fetch_partition(item.message.partition)

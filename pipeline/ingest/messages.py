@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ EARLIEST = 946_684_800_000_000
 NEWER = "newer"  # rule of messages that only an upgraded pipeline can read
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """Arrival time of a message (us), and the correction of its times.
 
     latest:  upper bound of its event times: arrival plus the clock bound.
@@ -58,8 +57,7 @@ class ForeignBatch:
     gateway: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """A fetched message: its content, and what the merge needs.
 
     rows: class -> number of rows.  excluded: entities whose rows are not stored (admission.py).
@@ -156,11 +154,11 @@ def _shift_event(event: Event, shift: int, latest: int) -> Event:
 
 def _build_telemetry_item(message: Message, body: wire.Body, arrival: Arrival) -> Item:
     """An item of telemetry; all ticks are shifted by the same amount, to keep their distances."""
-    stamps = np.frombuffer(body.data, "<i8", body.ticks)
-    first, last = int(stamps.min()), int(stamps.max())
+    first, last = body.oldest_time, body.newest_time
     shift = max(arrival.measure(body.layout.node, body.envelope.sent), last - arrival.latest)
     if shift:
-        body = replace(body, data=memoryview((stamps - shift).tobytes() + body.data[stamps.nbytes :]))
+        stamps = np.frombuffer(body.data, "<i8", body.ticks)
+        body = body._replace(data=memoryview((stamps - shift).tobytes() + body.data[stamps.nbytes :]))
     _check_times(first - shift)
     plan = body.plan
     return Item(message, body, first - shift, last - shift, plan.rows, plan.samples, arrival.time, shift)
@@ -183,7 +181,7 @@ def build_rows(bodies: Sequence[wire.Body], devices: Devices, excluded: Collecti
             width = len(names[0])
             if not width:
                 continue
-            ids = np.stack(
+            ids = np.concatenate(
                 [
                     devices.assign_ids(
                         device_class, b.layout.site, b.layout.node, b.envelope.simulated, entities, excluded
@@ -192,7 +190,7 @@ def build_rows(bodies: Sequence[wire.Body], devices: Devices, excluded: Collecti
                 ]
             )
             time = np.repeat(group.times.reshape(-1), width)
-            device = np.broadcast_to(ids[:, None, :], (messages, ticks, width)).reshape(-1)
+            device = np.broadcast_to(ids.reshape(messages, 1, width), (messages, ticks, width)).reshape(-1)
             rows = Rows(device_class, time, device, {n: v.reshape(-1) for n, v in columns.items()})
             out.append(rows if not excluded else select_rows(rows, device != EXCLUDED))
     return [rows for rows in out if len(rows.time)]

@@ -83,8 +83,11 @@ class TransactionWrites:
             return None
         if isinstance(body, ForeignBatch):
             return self._accept_foreign(item, body, admission)
-        node = body.layout.node if isinstance(body, wire.Body) else body.origin.node
-        if not self._is_first_copy(message, node, admission.sequences):
+        if isinstance(body, wire.Body):
+            node, envelope = body.layout.node, body.envelope
+        else:
+            node, envelope = body.origin.node, wire.unpack_envelope(message.value)
+        if not self._is_first_copy(message, envelope, node, admission.sequences):
             return None
         admitted = admission.admit(message, body, self.now)
         for rejected in admitted.rejected:
@@ -98,12 +101,14 @@ class TransactionWrites:
                 self.has_reported_loss = True
                 self._record_reported_loss(node, event)
         whole = admitted.body is body and not admitted.excluded
-        return item if whole else replace(item, body=admitted.body, excluded=admitted.excluded)
+        return item if whole else item._replace(body=admitted.body, excluded=admitted.excluded)
 
     def _accept_foreign(self, item: Item, batch: ForeignBatch, admission: Admission) -> Item | None:
         """The admitted part of a message of another sender. Of a node with an agent only custom signals are kept."""
-        if batch.gateway and not self._is_first_copy(item.message, batch.gateway, admission.sequences):
-            return None
+        if batch.gateway:
+            envelope = wire.unpack_envelope(item.message.value)
+            if not self._is_first_copy(item.message, envelope, batch.gateway, admission.sequences):
+                return None
         rejected = reject_faults(batch)
         excluded: dict[int, frozenset[str]] = {}
         for i, samples in enumerate(batch.nodes):
@@ -129,7 +134,7 @@ class TransactionWrites:
         self.counters["foreign_messages"] += 1
         for what, number in batch.counts.items():
             self.counters[f"foreign_{what}"] += number
-        return replace(item, body=replace(batch, excluded=excluded)) if excluded else item
+        return item._replace(body=replace(batch, excluded=excluded)) if excluded else item
 
     def _keep_letter(self, letter: DeadLetter) -> bool:
         """Counts a letter; returns whether it is kept."""
@@ -156,9 +161,8 @@ class TransactionWrites:
         self.lost_ranges.append((source, Gap(offset, offset + 1, cause, self.now)))
         self.counters["gaps"] += 1
 
-    def _is_first_copy(self, message: Message, node: str, sequences: RecentMessages) -> bool:
+    def _is_first_copy(self, message: Message, envelope: wire.Envelope, node: str, sequences: RecentMessages) -> bool:
         """Whether a message is not a duplicate. A different message with a known number is stored, and a letter."""
-        envelope = wire.unpack_envelope(message.value)
         sender, sequence = (message.partition.topic, node, envelope.epoch.hex()), envelope.sequence
         newest = self.sent.get(sender, self.offsets.sent.get(sender))
         latest = (message.appended or self.now) + _MAX_AHEAD

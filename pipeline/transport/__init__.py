@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,7 @@ class Partition:
         return self._hash
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One message of a partition. `value` should be a sealed message of wire.py, but may be anything.
 
     appended: when the broker appended it (UTC us, broker clock); 0 if unknown.

@@ -5,9 +5,10 @@ A plan describes all bodies with the same shape, number of ticks and, in version
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,12 @@ MAX_ROW_GROUPS = 4096
 """Maximum sets of rows with the same class, ticks and signals in one message; chosen: an agent's have 20."""
 _PLANS = 256  # kept per shape
 _TIME = np.dtype("<i8")
+I64 = struct.Struct("<q")
+"""A time or another whole number in a body."""
 _SIZES = {"u1": 1, "u2": 2, "u4": 4, "u8": 8, "f4": 4, "f8": 8}
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """Header of a message, before decompression. (topic, node, epoch, sequence) is the deduplication key."""
 
     kind: int
@@ -38,8 +40,7 @@ class Envelope:
     sent: int
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """A checked, decompressed telemetry message; its values are still bytes (`data` begins with the times)."""
 
     envelope: Envelope
@@ -50,9 +51,14 @@ class Body:
     plan: Plan
 
     @property
+    def oldest_time(self) -> int:
+        """Time of the first tick (UTC us); times ascend."""
+        return int(I64.unpack_from(self.data)[0])
+
+    @property
     def newest_time(self) -> int:
         """Time of the last tick (UTC us)."""
-        return int(np.frombuffer(self.data, _TIME, self.ticks)[-1])
+        return int(I64.unpack_from(self.data, 8 * self.ticks - 8)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +244,10 @@ class PackedPlan:
 
     def _unpack(self, part: _Part, data: NDArray[np.uint8]) -> NDArray[Any]:
         """(signals, messages, ticks, devices) values of a part of all bodies."""
-        packed = data[:, part.start : part.start + part.size]
-        packed = packed.reshape(len(data), _SIZES[part.code], len(part.names), part.ticks * part.devices)
-        return packing.unpack_columns(packed, part.code, data[:, part.modes], part.ticks)
+        from pipeline.transport import unpacking  # here: agents only encode, and need no compiler
+
+        shape = len(part.names), part.ticks, part.devices
+        return unpacking.unpack_columns(data, part.start, part.code, shape, part.modes.start)
 
     def read_blocks(self, body: Body) -> tuple[Block, ...]:
         """See `Plan.read_blocks`."""

@@ -1,4 +1,4 @@
-"""Columns as bytes that zstd compresses well, of the same size as the values. Agents pack, the pipeline unpacks.
+"""Columns as bytes that zstd compresses well, of the same size as the values. unpacking.py is the inverse.
 
 Columns of one type and block are packed together, (signals, ticks, devices):
 
@@ -44,19 +44,6 @@ def pack_columns(columns: Sequence[NDArray[Any]], modes: Sequence[int | None]) -
     return np.ascontiguousarray(values.reshape(-1).view(np.uint8).reshape(-1, values.itemsize).T).tobytes(), found
 
 
-def unpack_columns(packed: NDArray[np.uint8], code: str, modes: NDArray[np.uint8], ticks: int) -> NDArray[Any]:
-    """(signals, messages, ticks, devices) values of type `code` from packed (messages, signals, ticks * devices bytes).
-
-    packed: (messages, bytes per value, signals, ticks * devices).  modes: (messages, signals), of floats.
-    """
-    size = packed.shape[1]
-    values = packed.transpose(2, 0, 3, 1).copy(order="C").view(f"<u{size}")
-    values = values.reshape(values.shape[0], values.shape[1], ticks, -1)
-    if ticks > 1:
-        _add_deltas(values)
-    return values if code.startswith("u") else _from_decimals(values, code, modes.T)
-
-
 def _to_decimals(values: NDArray[Any], modes: Sequence[int | None]) -> tuple[Unsigned, list[int]]:
     """Columns (signals, ticks, devices) of floats as unsigned numbers of their size, and the mode of each."""
     bits: Unsigned = values.view(f"<u{values.itemsize}").copy()
@@ -96,19 +83,6 @@ def _scale_columns(
     return left
 
 
-def _from_decimals(values: Unsigned, code: str, modes: NDArray[np.uint8]) -> NDArray[Any]:
-    """The floats of type `code`. values: (signals, messages, ticks, devices), modes: (signals, messages)."""
-    whole = values.view(f"<i{values.itemsize}")
-    found: NDArray[Any] = (whole / SCALES[modes][:, :, None, None]).astype(f"<{code}")
-    missing = whole == np.iinfo(whole.dtype).min
-    if missing.any():
-        found[missing] = np.nan
-    raw = modes == 0
-    if raw.any():
-        found[raw] = values[raw].view(f"<{code}")
-    return found
-
-
 def _to_deltas(values: NDArray[Any]) -> Unsigned:
     """(signals, ticks, devices) unsigned numbers as zigzag deltas along the ticks; the first tick stays."""
     size = values.itemsize
@@ -120,11 +94,3 @@ def _to_deltas(values: NDArray[Any]) -> Unsigned:
     signed ^= negative
     found[:, 1:] = signed.view(found.dtype)
     return found
-
-
-def _add_deltas(values: Unsigned) -> None:
-    """Undoes _to_deltas in place. values: (signals, messages, ticks, devices)."""
-    rest = values[:, :, 1:]
-    one = values.dtype.type(1)
-    rest[...] = (rest >> one) ^ (~(rest & one) + one)
-    np.add.accumulate(values, axis=2, out=values)

@@ -14,10 +14,11 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from pipeline.model.errors import ConfigError, Rejected, Retryable
-from pipeline.model.names import find_name_fault
+from pipeline.model.names import MAX_NAME, find_name_fault
 from pipeline.transport import Message
 from pipeline.transport.segments import folder_name
 
@@ -126,7 +127,8 @@ class SenderCheck:
             if partition.spooled or self._keys is None:
                 return
             node = (message.sender or b"").decode(errors="replace")
-        if fault := find_name_fault((node,)):  # before anything about it is kept, such as its clock
+        # before anything about it is kept, such as its clock
+        if fault := _find_known_fault(node) if len(node) <= MAX_NAME else find_name_fault((node,)):
             raise Rejected("name", fault)
         if message.sender != node.encode():
             raise Rejected("sender", f"message of node {node!r} {_describe_sender(message)}")
@@ -134,6 +136,11 @@ class SenderCheck:
             return
         if wrong := self._keys.find_fault(node, partition.topic, message.value, message.signature):
             raise Rejected("signature", wrong)
+
+
+@lru_cache(MAX_NODES)
+def _find_known_fault(node: str) -> str | None:
+    return find_name_fault((node,))
 
 
 def _describe_sender(message: Message) -> str:

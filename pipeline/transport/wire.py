@@ -28,6 +28,7 @@ The layout is the same in every message of a sender, so decoders cache it by its
 from __future__ import annotations
 
 import json
+import operator
 import struct
 import threading
 import zlib
@@ -78,8 +79,8 @@ _ENVELOPE = struct.Struct("<3sBBBH16sQqI")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<16sII")
 ENVELOPE_BYTES = _ENVELOPE.size + _CRC.size
-_I64 = struct.Struct("<q")
 _TIME = np.dtype("<i8")
+_FEW_TICKS = 64  # up to so many, numbers are compared faster than arrays; measured
 _CODES = {np.dtype(order + code): code for code in TYPES for order in "<>"}
 _DICTIONARY = zstandard.ZstdCompressionDict(
     Path(__file__).with_name("wire-2.dictionary").read_bytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT
@@ -262,8 +263,9 @@ def open_telemetry(message: bytes | memoryview) -> Body:
 
 
 def _check_times(data: memoryview, ticks: int) -> None:
-    if ticks == 1:  # the usual message: avoids building an array
-        sound = 0 <= _I64.unpack_from(data)[0] < MAX_TIME
+    if ticks <= _FEW_TICKS:
+        few = struct.unpack_from(f"<{ticks}q", data)
+        sound = few[0] >= 0 and few[-1] < MAX_TIME and all(map(operator.le, few, few[1:]))
     else:
         times = np.frombuffer(data, _TIME, ticks)
         sound = bool(times[0] >= 0 and times[-1] < MAX_TIME and (times[1:] >= times[:-1]).all())

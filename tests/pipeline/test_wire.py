@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as npst
 
 from pipeline.model.errors import WireError
 from pipeline.model.records import Batch, Block, Event, EventBatch, Origin
-from pipeline.transport import packing, wire
+from pipeline.transport import packing, unpacking, wire
 from tests.pipeline import wire_v1
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -340,9 +340,8 @@ def test_an_encoder_gives_the_same_values_whatever_it_remembers() -> None:
 @given(values=npst.arrays(st.sampled_from(["f4", "f8"]), (1, 3, 2)), mode=st.integers(1, len(packing.SCALES) - 1))
 def test_decimals_are_exact_or_not_used(values: Any, mode: int) -> None:
     packed, modes = packing.pack_columns(list(values), [mode])
-    size = values.itemsize
-    raw = np.frombuffer(packed, np.uint8).reshape(1, size, 1, 6)
-    found = packing.unpack_columns(raw, values.dtype.str[1:], np.array([modes], np.uint8), 3)
+    raw = np.frombuffer(bytes(modes) + packed, np.uint8)[None]
+    found = unpacking.unpack_columns(raw, 1, values.dtype.str[1:], (1, 3, 2), 0)
     np.testing.assert_array_equal(found[0, 0], values[0])
     there = ~np.isnan(values[0])
     np.testing.assert_array_equal(np.signbit(found[0, 0])[there], np.signbit(values[0])[there])
