@@ -198,10 +198,18 @@ class Broker:
         key = hashlib.sha256((java_version() + self._jars).encode()).hexdigest()[:12]
         self._archive = _cache() / f"{key}.jsa"
         self._next_archive = _cache() / f"{key}.{os.getpid()}.{secrets.token_hex(4)}.part"
-        self._configure(properties or {})
+        # one that starts with "-" would be read as an option
+        self.cluster = "F" + base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")[1:]
+        self.configure(properties or {})
 
-    def _configure(self, more: Mapping[str, str]) -> None:
-        inside, controller = (f"{HOST}:{port.getsockname()[1]}" for port in self._ports[1:])
+    @property
+    def controller(self) -> str:
+        """Address of the broker's controller."""
+        return f"{HOST}:{self._ports[2].getsockname()[1]}"
+
+    def configure(self, more: Mapping[str, str]) -> None:
+        """Writes server.properties; `more` overrides."""
+        inside, controller = f"{HOST}:{self._ports[1].getsockname()[1]}", self.controller
         kind = "SASL_SSL" if self.security else "PLAINTEXT"
         lines = {
             **PROPERTIES,
@@ -262,10 +270,8 @@ class Broker:
         return f"-XX:ArchiveClassesAtExit={self._next_archive}"
 
     def _format(self) -> None:
-        # an id that starts with "-" would be read as an option
-        cluster = "F" + base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")[1:]
         shared = [self._shared()] if self._archive.exists() else []
-        words = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._properties)]
+        words = ["kafka.tools.StorageTool", "format", "-t", self.cluster, "-c", str(self._properties)]
         words += self.security.format_words() if self.security else []
         done = subprocess.run(self._java(*shared, *words), capture_output=True, text=True, cwd=self.folder)
         if done.returncode:

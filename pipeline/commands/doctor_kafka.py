@@ -5,7 +5,6 @@ A check that needs the result of a failed one is a warning "not checked", so tha
 
 from __future__ import annotations
 
-import dataclasses
 import stat
 import time
 from collections.abc import Callable
@@ -56,7 +55,7 @@ def _not_tried(name: str) -> Check:
 def _broker(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
     if trouble is not None and trouble.kind == "unreachable":
         return Check("broker", "fail", trouble.text, WORKING, trouble.remedy, unreachable=True)
-    away = _away(kafka)
+    away = diagnosis.find_absent_brokers(kafka, ANSWER_S)
     answering = ",".join(server for server in kafka_clients.broker_addresses(kafka) if server not in away)
     found = f"kafka: {answering or kafka.bootstrap_servers} answers"
     if not away:
@@ -64,18 +63,6 @@ def _broker(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
     found = "; ".join((found, *(trouble.text for trouble in away.values())))
     fixes = "; ".join(dict.fromkeys(trouble.remedy for trouble in away.values()))
     return Check("broker", "warn", found, "if the other addresses fail, the brokers cannot be found", fixes)
-
-
-def _away(kafka: Kafka) -> dict[str, BrokerProblem]:
-    """Returns the addresses at which no broker answers, each checked separately."""
-    servers = kafka_clients.broker_addresses(kafka)
-    asked = {
-        server: diagnosis.find_broker_problem(
-            dataclasses.replace(kafka, bootstrap_servers=server), ANSWER_S / len(servers)
-        )
-        for server in (servers if len(servers) > 1 else ())
-    }
-    return {server: trouble for server, trouble in asked.items() if trouble and trouble.kind == "unreachable"}
 
 
 def _credential(kafka: Kafka, trouble: BrokerProblem | None) -> Check:

@@ -34,7 +34,7 @@ from pipeline.ingest.ownership import load_owners
 from pipeline.ingest.rejections import LetterLimits, Rejections, count_letter_bytes, load_newer_letters
 from pipeline.ingest.senders import CatchUp, Senders
 from pipeline.ingest.transaction import TransactionWrites
-from pipeline.model.errors import GapError, Retryable, WireError
+from pipeline.model.errors import GapError, Offline, Retryable, WireError
 from pipeline.model.records import EVENTS, OTLP, SECOND, Event, EventBatch, Rows
 from pipeline.store.append import NEVER
 from pipeline.store.database import Database, explain_error, is_message_fault
@@ -57,6 +57,9 @@ _SHAPES = 4096  # cached shapes of valid messages
 MAX_UNANSWERED = 300 * SECOND
 """How long a partition without a response holds the watermark while others respond (us); then frames close without it,
 and its data will be late. Chosen: brokers elect a new leader within 30 s, so a longer outage needs a person."""
+MAX_OFFLINE = 10 * SECOND
+"""The same for a partition without a leader (us): its brokers may be away for hours. Chosen: as long as a silent sender
+holds the watermark; brokers with other replicas elect a leader at once."""
 _ATTEMPTS = 3  # of one commit before the poison message is searched for
 
 
@@ -135,7 +138,7 @@ class Ingest:
         self._passed_time: int | None = None
         self._newer_spools: set[Partition] = set()  # spools blocked by a message of a newer version
         self._gaps: dict[Partition, GapError] = {}
-        self._unanswered_since = dict[Partition, int]()  # transport does not know whether there is more
+        self._unanswered_since, self._offline = dict[Partition, int](), set[Partition]()  # the latter without a leader
         self._all_unanswered_at = 0  # when last no partition responded
         self._fetch_bytes, self._closed, self._committed = _FETCH_BYTES, NEVER, Committed()
         self._valid_shapes, self._columns = set[wire.Shape](), ColumnLimits(self.tables.types_of)
@@ -150,7 +153,7 @@ class Ingest:
 
         A sender that is catching up over Kafka counts as unread, from its newest event time. 0 until the first step
         succeeded, and while a partition that was never read does not respond: its data may be old. A partition without
-        a response while others respond is ignored after MAX_UNANSWERED.
+        a response while others respond is ignored after MAX_UNANSWERED, without a leader after MAX_OFFLINE.
         """
         if not self._has_stepped:
             return 0
@@ -159,7 +162,8 @@ class Ingest:
         unanswered = {
             p
             for p, since in self._unanswered_since.items()
-            if self.clock() - max(since, self._all_unanswered_at) > MAX_UNANSWERED
+            if self.clock() - max(since, self._all_unanswered_at)
+            > (MAX_OFFLINE if p in self._offline else MAX_UNANSWERED)
         }
         at_end = {p for p, ended in self._at_end.items() if ended} | unanswered | self._newer_spools
         unread = [t for p, t in self._newest.items() if p not in at_end and not self._queues.get(p)]
@@ -283,6 +287,7 @@ class Ingest:
             self._at_end.pop(partition, None)
         self._unanswered_since = {p: since for p, since in self._unanswered_since.items() if p in present}
         self._newer_spools &= present
+        self._offline &= present
 
     def _fetch_partition(self, partition: Partition) -> None:
         """Fetches and decodes the next messages of a partition; stops at a gap, which the next commit records."""
@@ -293,13 +298,17 @@ class Ingest:
         try:
             start = self.offsets.next_offset(partition, self.transport)
             messages = self.transport.read(partition, start, _FETCH_MESSAGES, self._fetch_bytes)
-        except Retryable:  # find_problem() reports why; the other partitions continue
+        except Retryable as error:  # find_problem() reports why; the other partitions continue
+            if isinstance(error, Offline):
+                self._offline.add(partition)  # until it responds
             return
         except GapError as gap:
             self._gaps[partition], self._unanswered_since[partition] = gap, self.clock()
+            self._offline.discard(partition)
             self.offsets.fetched[partition] = gap.next_offset
             return
         self._unanswered_since.pop(partition, None)
+        self._offline.discard(partition)
         self._at_end[partition] = not messages
         size, now = 0, self.clock()
         for message in messages:

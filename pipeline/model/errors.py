@@ -14,6 +14,7 @@ FleetpulseError
     Rejected          valid input that an admission rule (pipeline/ingest/admission.py) rejects; has `rule`
     SpoolError        a spool folder that cannot be used
   Retryable           a retry may help; has `after_s`
+    Offline             one partition of the input cannot be read until its brokers are repaired
   GapError            lost input; has its extent
   Ended               long work was interrupted because the process is stopping
 """
@@ -95,6 +96,10 @@ class Retryable(FleetpulseError):  # noqa: N818 - reads as the state it names
     def __init__(self, message: str, after_s: float = 0.0) -> None:
         super().__init__(message)
         self.after_s = after_s
+
+
+class Offline(Retryable):
+    """One partition has no leader: it cannot be read until its brokers are repaired, which may take hours."""
 
 
 class GapError(FleetpulseError):

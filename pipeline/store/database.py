@@ -228,11 +228,16 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The writing connection inside BEGIN ... COMMIT, under the write lock; ROLLBACK on any exception."""
+        """The writing connection inside BEGIN ... COMMIT, under the write lock; ROLLBACK on any exception.
+
+        Raises duckdb.Error if a statement failed and its error was caught: COMMIT would then report success and store
+        nothing (seen with DuckDB 2.0.0).
+        """
         with self.lock:
             try:
                 self.connection.execute("BEGIN")
                 yield self.connection
+                self.connection.execute("SELECT 1")  # raises in an aborted transaction; 0.05 ms
                 self.connection.execute("COMMIT")
             except BaseException as error:
                 if isinstance(error, duckdb.FatalException):

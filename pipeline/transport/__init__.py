@@ -64,7 +64,8 @@ class Transport(Protocol):
         """Messages from `offset` on, contiguous, at least one if there is one; [] at the end.
 
         Raises GapError if `offset` is lost or damaged (with the offset to continue at), Retryable if it is unknown
-        whether there is more: the broker is away or has not responded yet.
+        whether there is more: the broker is away or has not responded yet. Offline, without a wait, if the brokers
+        report that the partition has no leader.
         """
 
     def commit_offset(self, partition: Partition, next_offset: int) -> None:

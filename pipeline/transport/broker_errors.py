@@ -8,8 +8,10 @@ from typing import Literal
 
 from pipeline.config.sections import Kafka
 
-Kind = Literal["unreachable", "login server", "credential", "certificate", "protocol", "forbidden", "missing topic"]
-"""login server: a token endpoint or KDC that cannot be used, so that no login is possible."""
+Kind = Literal[
+    "unreachable", "replicas", "login server", "credential", "certificate", "protocol", "forbidden", "missing topic"
+]
+"""replicas: fewer in sync than a topic requires.  login server: a token endpoint or KDC that cannot be used."""
 
 UNREACHABLE = "start the broker, or correct [kafka] bootstrap_servers"
 CREDENTIAL = "correct [kafka] username and password_file, or the user on the brokers"
@@ -19,6 +21,7 @@ CLOCKS = "timedatectl  # on this host, the login server and the brokers: are the
 PROTOCOL = "correct [kafka] security_protocol: it must be that of the listener at this address"
 FORBIDDEN = "grant our user the rights listed in docs/kafka.md"
 MISSING = "fleetpulse init"
+REPLICAS = "start the brokers that hold the other replicas; until then the brokers refuse messages"
 OUR_CERTIFICATE = "correct [kafka] certificate_file and key_file: the brokers accept only certificates that they trust"
 
 _ALERTS = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED")
@@ -84,6 +87,9 @@ def classify_error(kafka: Kafka, error: BaseException) -> BrokerProblem | None:
         return BrokerProblem("forbidden", text, FORBIDDEN)
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return BrokerProblem("missing topic", f"{where}: a topic is missing", MISSING)
+    if isinstance(error, errors.NotEnoughReplicasError | errors.NotEnoughReplicasAfterAppendError):
+        text = f"{where}: fewer replicas are in sync than min.insync.replicas of the topic"
+        return BrokerProblem("replicas", text, REPLICAS)
     text = str(error)
     if "ECONNREFUSED" in text:
         return BrokerProblem("unreachable", f"{where}: connection refused", UNREACHABLE)

@@ -34,6 +34,8 @@ STUCK_S = 60.0
 """After this time a new thread with a new client takes over. Chosen: three times OVERDUE_S."""
 REFUSALS = 6
 """Consecutive refusals of offsets before a warning; chosen: new brokers refuse the first while they create a topic."""
+SHOWN = 5
+"""Partitions named in a message; chosen."""
 _TRUNCATED = "~"  # separates a topic's id from the number of truncations of the partition
 
 
@@ -46,6 +48,7 @@ class BrokerWatch:
         self._described: tuple[tuple[str, int, str], ...] = ()
         self._partitions: tuple[Partition, ...] = ()
         self._known: frozenset[Partition] = frozenset()
+        self._offline: frozenset[TopicPartition] = frozenset()
         self._answering = False
         self._stored: dict[TopicPartition, int] = {}
         self._published: dict[TopicPartition, int] = {}
@@ -69,6 +72,10 @@ class BrokerWatch:
     def has_partition(self, partition: Partition) -> bool:
         """Whether the partition exists, in this incarnation."""
         return partition in self._known
+
+    def is_offline(self, partition: TopicPartition) -> bool:
+        """Whether the partition had no leader at the last check."""
+        return partition in self._offline
 
     def mark_truncated(self, partition: Partition) -> None:
         """Restarts a partition as a new incarnation: its log ends before the stored offset, so messages were lost."""
@@ -149,7 +156,7 @@ class BrokerWatch:
     def _check_topics(self, admin: KafkaAdminClient) -> None:
         answers = {topic["name"]: topic for topic in admin.describe_topics(list(self._read))}
         self._client_errors.clear()
-        described, bad = [], []
+        described, bad, offline = [], [], list[TopicPartition]()
         for name in self._read:
             answer = answers.get(name, {"error_code": 3})
             if answer["error_code"]:
@@ -157,13 +164,14 @@ class BrokerWatch:
                     continue
                 bad.append(_describe_topic_error(name, for_code(answer["error_code"])))
                 continue
-            headless = [p["partition_index"] for p in answer["partitions"] if p["leader_id"] < 0]
-            if headless:
-                bad.append(f"topic {name}: {len(headless)} partitions have no leader: their brokers are down")
+            leaderless = [p["partition_index"] for p in answer["partitions"] if p["leader_id"] < 0]
+            if leaderless:
+                bad.append(_describe_leaderless(name, leaderless, len(answer["partitions"])))
+                offline += [TopicPartition(name, number) for number in leaderless]
             described += [(name, p["partition_index"], str(answer["topic_id"])) for p in answer["partitions"]]
         self._report_problem(f"kafka {self._kafka.bootstrap_servers}: {'; '.join(bad)}" if bad else None)
         with self._changed:
-            self._described = tuple(sorted(described))
+            self._described, self._offline = tuple(sorted(described)), frozenset(offline)
             self._update_partitions()
             self._has_answer = self._answering = True
             self._changed.notify_all()
@@ -209,6 +217,12 @@ class BrokerWatch:
     def _incarnation(self, topic: str, number: int, identity: str) -> str:
         cuts = self._truncations.get((topic, str(number), identity), 0)
         return f"{identity}{_TRUNCATED}{cuts}" if cuts else identity
+
+
+def _describe_leaderless(topic: str, numbers: Sequence[int], total: int) -> str:
+    shown = ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")
+    count = f"{len(numbers)} of {total} partitions ({shown})"
+    return f"topic {topic}: {count} have no leader: start the brokers that hold them; nodes in them look silent"
 
 
 def _describe_topic_error(topic: str, error: type[KafkaError]) -> str:

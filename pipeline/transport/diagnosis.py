@@ -8,6 +8,7 @@ frozen broker. Each step here has a deadline (except the system's name resolver:
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 import ssl
@@ -288,6 +289,19 @@ class ClientErrors(logging.Handler):
         super().__init__(logging.WARNING)
         self.errors: deque[BaseException] = deque(maxlen=MAX_ERRORS)
         self.handshake: tuple[float, BrokerProblem | None] | None = None
+        from kafka import errors  # loaded only if Kafka is used
+
+        named = (errors.NotEnoughReplicasError, errors.NotEnoughReplicasAfterAppendError)
+        self._replicas = {each.__name__: each for each in named}  # logged by name, when a batch is tried again
+
+    @property
+    def newest(self) -> BaseException | None:
+        """The last error that is a cause: that a request timed out is none. Too few replicas count before others."""
+        from kafka.errors import KafkaTimeoutError
+
+        found = [error for error in list(self.errors) if not isinstance(error, KafkaTimeoutError)]
+        refused = [error for error in found if type(error).__name__ in self._replicas]
+        return next(reversed(refused or found), None)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
@@ -295,6 +309,7 @@ class ClientErrors(logging.Handler):
         found = [item for item in values if isinstance(item, BaseException)]
         if record.exc_info and record.exc_info[1] is not None:
             found.append(record.exc_info[1])
+        found += [self._replicas[item]() for item in values if isinstance(item, str) and item in self._replicas]
         self.errors.extend(error.with_traceback(None) for error in found)  # a traceback would hold the client's frames
 
     def attach(self) -> None:
@@ -312,17 +327,17 @@ class ClientErrors(logging.Handler):
 
 
 def explain_failure(kafka: Kafka, causes: ClientErrors, error: BaseException) -> BrokerProblem:
-    """Explains why a running client fails with `error`. Runs a handshake (HANDSHAKE_S) only if its errors do not."""
-    from kafka.errors import KafkaTimeoutError  # loaded only if Kafka is used
+    """Explains why a running client fails with `error`. Runs a handshake (HANDSHAKE_S) only if its errors do not.
 
-    # the newest error; KafkaTimeoutError is only the timeout, not its cause
-    newest = next((e for e in reversed(list(causes.errors)) if not isinstance(e, KafkaTimeoutError)), error)
-    if found := classify_error(kafka, error) or classify_error(kafka, newest):
+    A refused connection explains nothing if there are several brokers: the others may work.
+    """
+    found = classify_error(kafka, error) or classify_error(kafka, causes.newest or error)
+    if found and (found.kind != "unreachable" or len(kafka_clients.broker_addresses(kafka)) == 1):
         return found
     last = causes.handshake
     if last is None or last[1] is None or time.monotonic() - last[0] > HANDSHAKE_EVERY_S:
         causes.handshake = last = (time.monotonic(), _try_handshake(kafka))
-    return last[1] or _unexplained(kafka, error)
+    return last[1] or found or _unexplained(kafka, error)
 
 
 def _unexplained(kafka: Kafka, error: BaseException) -> BrokerProblem:
@@ -337,6 +352,26 @@ def _unexplained(kafka: Kafka, error: BaseException) -> BrokerProblem:
 
 def _try_handshake(kafka: Kafka) -> BrokerProblem | None:
     try:
-        return find_broker_problem(kafka, HANDSHAKE_S)
+        if found := find_broker_problem(kafka, HANDSHAKE_S):
+            return found
+        away = find_absent_brokers(kafka, HANDSHAKE_S)
     except ConfigError as error:
         return BrokerProblem("credential", str(error), "correct the file")
+    if not away:
+        return None
+    text = f"{len(away)} of {len(kafka_clients.broker_addresses(kafka))} brokers cannot be used: "
+    return BrokerProblem("unreachable", text + "; ".join(problem.text for problem in away.values()), ABSENT)
+
+
+ABSENT = "start them; partitions with a replica elsewhere continue"
+
+
+def find_absent_brokers(kafka: Kafka, seconds: float) -> dict[str, BrokerProblem]:
+    """The addresses of bootstrap_servers at which no broker responds, with the reason; each is checked alone."""
+    servers = kafka_clients.broker_addresses(kafka)
+    found = {}
+    for server in servers if len(servers) > 1 else ():
+        problem = find_broker_problem(dataclasses.replace(kafka, bootstrap_servers=server), seconds / len(servers))
+        if problem is not None and problem.kind == "unreachable":
+            found[server] = problem
+    return found

@@ -20,7 +20,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CorruptRecordError, KafkaError, LogTruncationError, OffsetOutOfRangeError
 
 from pipeline.config.sections import Kafka
-from pipeline.model.errors import GapError, Retryable
+from pipeline.model.errors import GapError, Offline, Retryable
 from pipeline.transport import Message, Partition, kafka_clients, topics
 from pipeline.transport.broker_watch import BrokerWatch
 from pipeline.transport.dead_letter_topics import DeadLetterTopics
@@ -140,6 +140,7 @@ class KafkaTransport:
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """See `Transport.bounds`."""
         tp = _topic_partition(partition)
+        self._check_leader(tp)
         try:
             first = self._consumer.beginning_offsets([tp], timeout_ms=500)[tp]
             self._reported_end[tp] = end = self._consumer.end_offsets([tp], timeout_ms=500)[tp]
@@ -234,6 +235,8 @@ class KafkaTransport:
 
     def _wait_for(self, tp: TopicPartition, buffer: PartitionBuffer) -> None:
         """Polls until the buffer has records or is known to be at its end. Raises Retryable after READ_WAIT_S."""
+        if not buffer.stuck:
+            self._check_leader(tp)
         if self._at_end(tp, buffer):
             self._unanswered_since.pop(tp, None)
             # while others have records, those are read first: a poll costs more than a record
@@ -254,6 +257,12 @@ class KafkaTransport:
                 raise Retryable(f"kafka: {tp.topic}/{tp.partition}: no response")
             self._poll(SHORT_WAIT_MS)
         self._unanswered_since.pop(tp, None)
+
+    def _check_leader(self, tp: TopicPartition) -> None:
+        """Raises Offline, without a wait that the other partitions would pay for, if the partition has no leader."""
+        if self._watch.is_offline(tp):
+            self._unanswered_since.pop(tp, None)
+            raise Offline(f"kafka: {tp.topic}/{tp.partition}: has no leader")
 
     def _at_end(self, tp: TopicPartition, buffer: PartitionBuffer) -> bool:
         """Whether the brokers reported that there is nothing after the last record."""

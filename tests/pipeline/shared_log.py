@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from pipeline.model.errors import GapError, Retryable, WireError
+from pipeline.model.errors import GapError, Offline, Retryable, WireError
 from pipeline.model.records import EVENTS, TELEMETRY, Batch, Block, Origin
 from pipeline.transport import Message, Partition, wire
 
@@ -20,13 +20,15 @@ Record = tuple[bytes, int, bytes | None, bytes | None]
 class SharedLog:
     """Messages of each partition, with their append time (0: unknown).
 
-    starts: messages before it are deleted.  mute: partitions that do not answer.  letters: (offset, reason).
+    starts: messages before it are deleted.  mute: partitions that do not answer.  offline: partitions
+    without a leader.  letters: (offset, reason).
     """
 
     def __init__(self) -> None:
         self.held: dict[Partition, list[Record]] = {ONE: [], TWO: [], WORD: []}
         self.starts: dict[Partition, int] = {}
         self.mute: set[Partition] = set()
+        self.offline: set[Partition] = set()
         self.letters: list[tuple[int, str]] = []
 
     def add(
@@ -48,6 +50,8 @@ class SharedLog:
         return self.starts.get(partition, 0), len(self.held[partition])
 
     def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
+        if partition in self.offline:
+            raise Offline("no leader")
         if partition in self.mute:
             raise Retryable("no answer")
         if offset < (start := self.starts.get(partition, 0)):

@@ -9,7 +9,7 @@ from typing import NoReturn
 import duckdb
 import pytest
 
-from pipeline.ingest.ingest import MAX_UNANSWERED, Ingest
+from pipeline.ingest.ingest import MAX_OFFLINE, MAX_UNANSWERED, Ingest
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
@@ -87,6 +87,27 @@ def test_a_partition_that_does_not_answer_is_waited_for_up_to_a_limit(harness: B
     harness.clock += MAX_UNANSWERED + SECOND
     harness.send("a", harness.clock)
     assert harness.drain() is None
+
+
+def test_a_partition_without_a_leader_holds_the_others_for_a_short_time_only(harness: BacklogHarness) -> None:
+    for node, partition in (("a", ONE), ("b", TWO)):
+        harness.send(node, T0, partition)
+    assert harness.drain() is None
+    harness.log.offline = {TWO}
+    harness.send("a", T0 + SECOND)
+    assert harness.drain() == T0
+    harness.clock += MAX_OFFLINE + SECOND
+    harness.send("a", harness.clock)
+    assert harness.drain() is None
+    harness.log.offline = set()
+    harness.log.mute = {TWO}  # it has a leader again, which did not respond yet
+    assert harness.drain() is None
+    harness.log.mute = set()
+    harness.send("b", harness.clock, TWO)
+    assert harness.drain() is None
+    harness.log.mute = {TWO}  # another outage, of a partition with a leader
+    harness.clock += MAX_OFFLINE + SECOND
+    assert harness.drain() is not None
 
 
 def test_partitions_that_all_stopped_are_waited_for_again_when_the_first_answers(harness: BacklogHarness) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from pipeline.model.errors import GapError, Retryable
 from pipeline.model.records import TELEMETRY
-from pipeline.transport import Partition
+from pipeline.transport import Partition, broker_watch, topics
+from pipeline.transport.broker_watch import BrokerWatch
 from pipeline.transport.kafka import KafkaTransport
-from tests.kafka_broker import Broker
+from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import make_topics, untidy_refusals, write
+from tests.pipeline.kafka_pipeline import wait_until
 
 PATIENCE_S = 40.0
 
@@ -37,6 +39,35 @@ def read_all(transport: KafkaTransport, done: Callable[[list[bytes]], bool]) -> 
             at[partition] += len(found)
             values += [message.value for message in found]
     return values, gone
+
+
+def test_an_unexpected_error_while_watching_the_brokers_is_visible_and_the_checks_go_on(
+    kafka: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no consumer group, and so no listener whose failure a client could hide; this is what is left of it."""
+    monkeypatch.setattr(broker_watch, "CHECK_EVERY_S", 0.1)
+    check = BrokerWatch._check_topics
+    failures = [RuntimeError("a bug")] * 2
+
+    def fail(self: BrokerWatch, admin: object) -> None:
+        if failures:
+            raise failures.pop()
+        check(self, admin)
+
+    monkeypatch.setattr(BrokerWatch, "_check_topics", fail)
+    watch = BrokerWatch(make_topics(kafka), (), topics.READ)
+    wait_until(lambda: "RuntimeError: a bug" in str(watch.current_problem()), PATIENCE_S, "the error is reported")
+    wait_until(lambda: watch.current_problem() is None, PATIENCE_S, "a later check succeeds")
+    assert watch.is_answering
+    watch.close()
+
+
+def test_the_reader_joins_no_consumer_group(kafka: Address) -> None:
+    transport = KafkaTransport(make_topics(kafka))
+    wait_until(transport.partitions, PATIENCE_S, "the first answer")
+    assert transport._consumer.config["group_id"] is None
+    assert not transport._consumer.config["enable_auto_commit"]
+    transport.close()
 
 
 @pytest.mark.slow

@@ -240,6 +240,20 @@ def test_metrics_count_incoming_messages(site, service):
     assert counters['fleetpulse_detector_errors_total{detector="nothing"}'] == 2
 
 
+def test_the_number_of_metrics_does_not_depend_on_the_number_of_nodes(site, service):
+    service.start_engine()
+    site.send("n0", T0)
+    drain(service)
+    few = PipelineBackend(service).read_counters()
+    for number in range(1, 200):
+        site.send(f"n{number}", T0 + SECOND)
+    drain(service)
+    many = PipelineBackend(service).read_counters()
+    assert many["fleetpulse_agents"] == 200
+    assert many.keys() == few.keys()
+    assert not [name for name in many if "n199" in name]
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

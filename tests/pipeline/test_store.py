@@ -1,5 +1,6 @@
 """The store: one owner, one lock, migrated forward, and access to its own tables alone."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -55,6 +56,23 @@ def test_a_failed_transaction_leaves_nothing_behind(database):
     with database.transaction() as connection:
         connection.execute("INSERT INTO meta VALUES ('a', '3')")
     assert database.connection.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [("3",)]
+
+
+def test_a_caught_error_inside_a_transaction_is_not_a_silent_loss(database):
+    """COMMIT after a failed statement reports success and stores nothing."""
+    count = "SELECT count(*) FROM partition_offset"
+
+    def insert(times):
+        with database.transaction() as connection:
+            for _ in range(times):
+                with contextlib.suppress(duckdb.ConstraintException):
+                    connection.execute("INSERT INTO partition_offset VALUES ('t', '0', 'i', 1)")
+
+    with pytest.raises(duckdb.Error, match="aborted"):
+        insert(2)
+    assert database.connection.execute(count).fetchone() == (0,)
+    insert(1)
+    assert database.connection.execute(count).fetchone() == (1,)
 
 
 def test_a_second_process_gets_an_error_that_names_the_owner_of_the_store(database):
