@@ -9,6 +9,8 @@ import duckdb
 
 from pipeline.model.topology import Topology
 from pipeline.store.backup import Source
+from pipeline.store.devices import Devices
+from pipeline.store.latest import CurrentValues
 
 
 class Sources(TypedDict):
@@ -54,6 +56,19 @@ class Backend(Protocol):
     @property
     def backups(self) -> Source:
         """The store as the source of a backup."""
+        ...
+
+    @property
+    def devices(self) -> Devices:
+        """The devices of the store. The API only reads names and origins, which only grow."""
+        ...
+
+    def read_current(self, device_class: str, columns: Sequence[str] | None = None) -> CurrentValues:
+        """Returns the newest value of each device, from memory. columns: None: all."""
+        ...
+
+    def read_revision(self) -> object:
+        """Returns a value that differs after each change of the stored incidents."""
         ...
 
     def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:

@@ -1,18 +1,25 @@
-"""The state of each node, from its unresolved incidents and the age of its data; the topology for API threads."""
+"""The state of each node, from its unresolved incidents and the age of its data, which are in memory; the topology for
+API threads; the blast radius of an incident: everything below its cause and members, and the jobs that run there."""
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
+import numpy as np
 
 from pipeline.api.backend import Health
+from pipeline.api.heatmap import FleetNames
+from pipeline.incidents.causes import EXPLAINED_FAMILIES
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CLASSES
 from pipeline.model.topology import Topology, kind_of
+from pipeline.store.devices import Devices
+from pipeline.store.latest import CurrentValues
 
 
 class TopologyCopy:
@@ -42,11 +49,6 @@ def find_node(topology: Topology, entity: str, senders: Mapping[str, str] = {}) 
     return node if node is not None else senders.get(entity)
 
 
-def with_ancestors(topology: Topology, entity: str) -> tuple[str, ...]:
-    """Returns the entity and all its ancestors, nearest first."""
-    return (entity, *topology.ancestors(entity))
-
-
 SILENT = 60 * SECOND
 """Age of a node's newest row from which it counts as silent (chosen: six frames of 10 s)."""
 STATES = ("ok", "watch", "degraded", "critical", "no_data")
@@ -58,16 +60,34 @@ _NOT_ON_NODES = ["power", "coolant"]
 """Device classes outside the nodes, whichever agent sends them."""
 
 
-def build_fleet(
-    cursor: duckdb.DuckDBPyConnection, topology: Topology, health: Health, unready: list[str], now: int
-) -> dict[str, Any]:
-    """Returns the answer of GET /api/v1/fleet."""
+@dataclass(frozen=True, slots=True)
+class UnresolvedIncidents:
+    """affected: node -> ids of its incidents. severity: by id."""
+
+    affected: Mapping[str, Sequence[str]]
+    severity: Mapping[str, str]
+
+
+def read_unresolved(cursor: duckdb.DuckDBPyConnection, topology: Topology) -> UnresolvedIncidents:
+    """Returns the unresolved incidents and the nodes that they affect."""
     incidents = _unresolved(cursor)
     affected = find_affected_nodes(incidents, topology, _senders(cursor, incidents))
-    worst = {incident: severity for incident, severity, _, _ in incidents}
-    seen = _last_seen(cursor)
+    return UnresolvedIncidents(affected, {incident: severity for incident, severity, _, _ in incidents})
+
+
+def build_fleet(
+    nodes_known: Iterable[tuple[str, bool]],
+    unresolved: UnresolvedIncidents,
+    seen: Mapping[str, int],
+    topology: Topology,
+    health: Health,
+    unready: list[str],
+    now: int,
+) -> dict[str, Any]:
+    """Returns the answer of GET /api/v1/fleet. nodes_known: with `simulated`. seen: node -> time of its newest row."""
+    affected, worst = unresolved.affected, unresolved.severity
     nodes = []
-    for entity, simulated in _nodes(cursor):
+    for entity, simulated in nodes_known:
         own, last = affected.get(entity, []), seen.get(entity.partition(":")[2])
         nodes.append(
             {
@@ -152,7 +172,7 @@ def _senders(cursor: duckdb.DuckDBPyConnection, incidents: Iterable[Row]) -> dic
     return dict(rows)
 
 
-def _nodes(cursor: duckdb.DuckDBPyConnection) -> list[tuple[str, bool]]:
+def list_nodes(cursor: duckdb.DuckDBPyConnection) -> list[tuple[str, bool]]:
     """Returns (entity, simulated) of the nodes in service."""
     return cursor.execute(
         """SELECT entity, simulated FROM entities WHERE kind = 'node' AND entity NOT IN (
@@ -160,9 +180,61 @@ def _nodes(cursor: duckdb.DuckDBPyConnection) -> list[tuple[str, bool]]:
     ).fetchall()
 
 
-def _last_seen(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Returns name of the sending node -> time of the newest row of its devices."""
-    seen = " UNION ALL ".join(
-        f"SELECT d.node, l.time FROM latest_{c} l JOIN device d ON d.id = l.device AND d.class = '{c}'" for c in CLASSES
-    )
-    return dict(cursor.execute(f"SELECT node, epoch_us(max(time)) FROM ({seen}) GROUP BY node").fetchall())
+def find_last_seen(
+    devices: Devices, names: FleetNames, read: Callable[[str, Sequence[str]], CurrentValues]
+) -> dict[str, int]:
+    """Returns name of the sending node -> time of the newest row of its devices. read: newest rows of a class."""
+    seen: dict[str, int] = {}
+    for device_class in CLASSES:
+        found = read(device_class, ())
+        place, nodes = names.nodes(devices, device_class)
+        at = np.flatnonzero((found.slot >= 0) & (found.slot < len(place)))
+        newest = np.full(len(nodes), -1)
+        np.maximum.at(newest, place[found.slot[at]], found.time[at])
+        for i in np.flatnonzero(newest >= 0).tolist():
+            node = nodes[i].partition(":")[2]
+            seen[node] = max(int(newest[i]), seen.get(node, -1))
+    return seen
+
+
+MOST_CO_OCCURRING = 50
+"""Most co-occurring incidents that are listed. Chosen: what a person reads."""
+
+
+_PARTS = frozenset({"nvlink", "neuroncore", "sensor", "dimm", "disk", "filesystem", "service", "agent", "collector"})
+"""Parts without work of their own: a node has hundreds, which would hide the number of GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlastRadius:
+    """entities: kind -> number of affected entities. jobs: those with an affected rank, by name.
+
+    Affected: the cause, the members and all below them. Of the kinds in _PARTS only the cause and members count.
+    """
+
+    entities: dict[str, int]
+    jobs: tuple[str, ...]
+
+
+def compute_blast_radius(cause: str, members: Iterable[str], topology: Topology) -> BlastRadius:
+    """Counts the cause, the members and all entities below them, and finds their jobs."""
+    roots = {cause, *members}
+    reached = roots | {e for e in topology.descendants(*roots) if kind_of(e) not in _PARTS}
+    jobs = {job for e in reached if (job := topology.ancestor_of_kind(e, "job")) is not None}
+    return BlastRadius(dict(sorted(Counter(map(kind_of, reached)).items())), tuple(sorted(jobs)))
+
+
+def list_co_occurring(cause: str, others: Iterable[Mapping[str, Any]], topology: Topology) -> list[dict[str, Any]]:
+    """Returns those of other incidents whose causes have something in common with this one, at most MOST_CO_OCCURRING.
+
+    shared: what they have in common, the nearest first: one is part of the other, or both are part of it.
+    """
+    mine = (cause, *topology.ancestors(cause))
+    found = []
+    for other in others:
+        theirs = {other["cause"], *topology.ancestors(other["cause"])}
+        shared = next((e for e in mine if e in theirs and kind_of(e) in (kind_of(cause), *EXPLAINED_FAMILIES)), None)
+        if shared is not None:
+            keys = ("id", "cause", "severity", "summary", "onset")
+            found.append({**{key: other[key] for key in keys}, "shared": shared})
+    return found[:MOST_CO_OCCURRING]

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import duckdb
 
-from pipeline.api.fleet import with_ancestors
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of_class
@@ -19,6 +18,9 @@ from pipeline.store import history_files, rollups, schema
 from pipeline.store.history_files import STEPS
 
 Peers = Literal["auto", "rack", "stage", "loop", "class"]
+MAX_ROWS, LEAST_PEERS = 4_000_000, 8
+"""Rows that one series reads, with fewer peers if necessary, but these (chosen: 0.5 s of CPU; 2,000 points of readings
+each second of 512 peers would be 60 million rows)."""
 MAX_PEERS = 512
 """Maximum number of peers (chosen: a percentile of 512 is exact to about 2 points); of more, an even sample."""
 _AUTO = {"rank": "stage", "gpu": "rack", "port": "rack", "node": "rack"}
@@ -48,13 +50,16 @@ def read_series(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, name: str, span: Span, peers: Peers
 ) -> dict[str, Any]:
     """Returns the answer of GET /api/v1/series."""
-    signal = _signal(entity, name)
-    kind, others = find_peers(cursor, topology, entity, signal.device_class, peers)
-    found = {row[0]: row[1:] for row in _read(cursor, signal, entity, others, span)}
+    signal = find_signal(name, entity)
+    step = choose_step(cursor, signal, span)
+    rows = (span.end - span.start) // int((step or signal.interval or 1) * SECOND) + 1
+    most = max(LEAST_PEERS, min(MAX_PEERS, MAX_ROWS // rows))
+    kind, others = find_peers(cursor, topology, entity, signal.device_class, peers, most)
+    found = {row[0]: row[1:] for row in _read(cursor, signal, entity, others, span, step)}
     count = math.ceil((span.end - span.start) / span.width)
     return {
         "entity": entity,
-        "signal": {"name": name, "unit": _unit(signal), "help": signal.help, "kind": signal.kind},
+        "signal": signal_brief(signal),
         "peer_kind": kind,
         "peers": len(others),
         "points": [_point(span.start + i * span.width, found.get(i)) for i in range(count)],
@@ -62,35 +67,45 @@ def read_series(
 
 
 def find_peers(
-    cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, device_class: str, peers: Peers
+    cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, device_class: str, peers: Peers, most: int
 ) -> tuple[str, list[str]]:
-    """Returns (kind of peers, their entities without the entity itself). `auto` uses the class if there is no group."""
-    wanted = _AUTO.get(kind_of(entity), "class") if peers == "auto" else peers
-    group = _group(topology, entity, wanted)
+    """Returns (kind of peers, at most so many of them without the entity). `auto`: the class if there is no group."""
+    wanted = find_peer_kind(entity, peers)
+    group = find_group(topology, entity, wanted)
     if group is None and peers == "auto":
         wanted = "class"
     rows = cursor.execute("SELECT DISTINCT entity FROM device WHERE class = ? ORDER BY entity", [device_class])
     others = [e for (e,) in rows.fetchall() if e != entity]
     if wanted != "class":
-        others = [e for e in others if group is not None and _group(topology, e, wanted) == group]
-    step = max(1, math.ceil(len(others) / MAX_PEERS))
-    return wanted, others[::step]
+        others = [e for e in others if group is not None and find_group(topology, e, wanted) == group]
+    return wanted, others[:: max(1, math.ceil(len(others) / most))]
 
 
-def _group(topology: Topology, entity: str, wanted: str) -> str | None:
+def find_peer_kind(entity: str, peers: Peers) -> str:
+    """Returns the kind of peers of an entity: `auto` depends on its own kind."""
+    return _AUTO.get(kind_of(entity), "class") if peers == "auto" else peers
+
+
+def find_group(topology: Topology, entity: str, wanted: str) -> str | None:
     """Returns the ancestor whose children are peers."""
     found = (topology.ancestor_of_kind(entity, kind) for kind in _KINDS.get(wanted, ()))
     return next((e for e in found if e is not None), None)
 
 
-def _signal(entity: str, name: str) -> Signal:
+def find_signal(name: str, entity: str | None = None) -> Signal:
+    """Returns a signal of the catalogue, which is one of the entity. Raises UsageError."""
     signal = CATALOGUE.get(name)
     if signal is None:
         raise UsageError(f"signal {name!r} is not in the catalogue; GET /api/v1/signals lists all")
-    if CLASS_OF_KIND.get(kind_of(entity)) != signal.device_class:
+    if entity is not None and CLASS_OF_KIND.get(kind_of(entity)) != signal.device_class:
         wanted = " or ".join(kinds_of_class(signal.device_class))
         raise UsageError(f"signal {name!r} belongs to {wanted} entities, not to {entity!r}")
     return signal
+
+
+def signal_brief(signal: Signal) -> dict[str, str]:
+    """Returns name, unit, help and kind of a signal; a counter is shown as its rate."""
+    return {"name": signal.name, "unit": _unit(signal), "help": signal.help, "kind": signal.kind}
 
 
 def _unit(signal: Signal) -> str:
@@ -98,10 +113,9 @@ def _unit(signal: Signal) -> str:
 
 
 def _read(
-    cursor: duckdb.DuckDBPyConnection, signal: Signal, entity: str, others: list[str], span: Span
+    cursor: duckdb.DuckDBPyConnection, signal: Signal, entity: str, others: list[str], span: Span, step: int
 ) -> list[tuple[Any, ...]]:
     """Returns (bucket, value, median, low, high) of every bucket in which the entity or a peer has a sample."""
-    step = choose_step(cursor, signal, span)
     per_row, per_bucket = {
         "counter": (_rate(signal), "avg(x)"),
         "state": ("v", "arg_max(x, time)"),
@@ -205,7 +219,7 @@ def read_timeline(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, span: Span, limit: int
 ) -> dict[str, Any]:
     """Returns the answer of GET /api/v1/timeline."""
-    entities = with_ancestors(topology, entity)
+    entities = (entity, *topology.ancestors(entity))
     rows = cursor.execute(
         _ITEMS,
         {

@@ -391,6 +391,57 @@ class Series(_Strict):
     points: list[Point]
 
 
+class HeatmapSignal(_Strict):
+    """Values in the order of `entities`. low, high: of the devices of a node, by=node. missing: devices without one."""
+
+    signal: SignalBrief
+    missing: int
+    values: list[float | None]
+    low: list[float | None] | None
+    high: list[float | None] | None
+
+
+class Heatmap(_Strict):
+    """One value per device or node. from, to: null for current values; step: seconds of the rollup read, 0 for rows."""
+
+    model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
+    as_of: Time
+    start: Time | None = Field(alias="from")
+    to: Time | None
+    step: int | None
+    by: Literal["device", "node"]
+    entities: list[str]
+    signals: list[HeatmapSignal]
+
+
+class FurthestDevice(_Strict):
+    """A device beside its peers. deviation: from their median, in standard deviations that fit their quartiles."""
+
+    entity: str
+    node: str
+    value: float
+    median: float
+    low: float
+    high: float
+    deviation: float
+    peers: int
+
+
+class Furthest(_Strict):
+    """The devices furthest from their peers. compared: devices with a value and peers; missing: without a value."""
+
+    model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
+    as_of: Time
+    start: Time | None = Field(alias="from")
+    to: Time | None
+    step: int | None
+    signal: SignalBrief
+    peers: str
+    compared: int
+    missing: int
+    devices: list[FurthestDevice]
+
+
 class Item(_Strict):
     """One line of a timeline."""
 

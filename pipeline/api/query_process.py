@@ -26,6 +26,7 @@ import pyarrow.dataset
 
 from pipeline.api import result_formats, sandbox
 from pipeline.api.query_channel import Channel
+from pipeline.api.store_reads import lower_priority
 from pipeline.model.errors import FleetpulseError, InvalidQuery, OverLimit, Refused
 
 Term = tuple[str, str, str, str]
@@ -129,8 +130,6 @@ DUCKDB_SHARE = 0.5
 JSON of the answer; measured, these doubled the memory."""
 THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
 """Threads of one query. Chosen: half of the cores stay free for ingest; beyond 8 the Arrow scan is the limit."""
-NICENESS = 10
-"""nice(2) increment: ingest has priority. Chosen: a query gets a tenth of a busy core."""
 OUT_OF_MEMORY_FIRST = 1000
 """oom_score_adj, the maximum: if the machine runs out of memory, the kernel kills a query first."""
 NO_PROCESS = -1
@@ -181,6 +180,7 @@ def _fork(connection: duckdb.DuckDBPyConnection, parent: Channel, handle: int) -
 def _work(connection: duckdb.DuckDBPyConnection, channel: Channel) -> None:
     """Receives one query, runs it and sends the answer or the error."""
     request, _ = channel.receive()
+    lower_priority()  # before DuckDB starts threads, which inherit it
     try:
         connection.execute(f"SET GLOBAL memory_limit = '{int(request['memory'] * DUCKDB_SHARE)}B'")
         connection.execute(f"SET GLOBAL threads = {THREADS}")
@@ -234,7 +234,6 @@ def _limit(memory: int, seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OUT_OF_MEMORY_FIRST))
 

@@ -4,49 +4,64 @@
     incidents  list and detail with blast radius, and the actions of people: acknowledge, comment, resolve
     mutes      detectors with their modes; list, add and end mutes
     operation  nodes out of service, and what a backup needs
-    process    liveness, readiness, version, and /metrics in the Prometheus text format, version 0.0.4
+    process    liveness, readiness, version; /metrics and /federate for Prometheus
 
-The blast radius of an incident: everything below its cause and members, and the jobs that run there. A query's answer
-is sent in pieces and within a deadline; its slot is free only when it is sent.
+A query's answer is sent in pieces and within a deadline; its slot is free only when it is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar, cast
 
+import duckdb
 from fastapi import APIRouter, Query
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from pipeline.api import models
-from pipeline.api.fleet import build_fleet
+from pipeline.api import federate, models
+from pipeline.api.fleet import (
+    build_fleet,
+    compute_blast_radius,
+    find_last_seen,
+    list_co_occurring,
+    list_nodes,
+    read_unresolved,
+)
 from pipeline.api.guard import USER
-from pipeline.api.history import Peers, read_series, read_timeline
+from pipeline.api.heatmap import (
+    MAX_DEVICES,
+    MAX_SIGNALS,
+    RECENT,
+    By,
+    DeviceValues,
+    find_furthest,
+    find_signals,
+    read_range,
+    select_current,
+    write_heatmap,
+)
+from pipeline.api.history import Peers, Span, find_signal, read_series, read_timeline
 from pipeline.api.query import QueryAnswer
-from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
-from pipeline.api.service import get_context, json_response
+from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, encode_json, table_rows
+from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.incidents import ledger
-from pipeline.incidents.causes import EXPLAINED_FAMILIES
-from pipeline.model.records import State, iso
-from pipeline.model.signals import CATALOGUE
-from pipeline.model.topology import Topology, kind_of
+from pipeline.model.records import SECOND, State, iso
+from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.store.schema import SCHEMA_VERSION
 
+T = TypeVar("T")
+NODES_FOR = 10 * SECOND
+"""How long the list of nodes is kept (us). Chosen: as often as the newest rows are written."""
 SEND_SECONDS = 30.0
 """Time limit for sending an answer (s). Chosen: 64 MiB at 2.2 MB/s; slower callers would hold memory for longer."""
 PIECE = 256 * 1024
 """Bytes per write to the connection (chosen: between pieces it waits for a slow reader)."""
-
-MOST_CO_OCCURRING = 50
-"""Most co-occurring incidents that are listed. Chosen: what a person reads."""
 
 
 class QueryResponse(Response):
@@ -105,9 +120,19 @@ def entities(request: Request, kind: str | None = None) -> Response:
 def fleet_now(request: Request) -> Response:
     """One state per node, and the progress of the pipeline."""
     service = get_context(request)
-    health, unready = service.backend.read_health(), service.backend.list_unready_reasons()
-    with service.cursor() as cursor:
-        return json_response(build_fleet(cursor, service.topology_copy.get(), health, unready, service.now()))
+    backend, topology, now = service.backend, service.topology_copy.get(), service.now()
+    health, unready = backend.read_health(), backend.list_unready_reasons()
+
+    def read(what: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+        with service.cursor() as cursor:
+            return what(cursor)
+
+    known = (topology, backend.read_revision(), len(backend.devices.names("node")), now // NODES_FOR)
+    nodes = service.remember("nodes", known, lambda: read(list_nodes))
+    changed = (topology, backend.read_revision())
+    unresolved = service.remember("unresolved", changed, lambda: read(lambda c: read_unresolved(c, topology)))
+    seen = find_last_seen(backend.devices, service.names, backend.read_current)
+    return json_response(build_fleet(nodes, unresolved, seen, topology, health, unready, now))
 
 
 @read_router.get("/series", response_model=models.Series)
@@ -123,8 +148,62 @@ def one_series(
     """One signal of one device over time, against its peers. Counters are rates per second."""
     service = get_context(request)
     span = service.parse_span(start, to, points)
-    with service.cursor() as cursor:
-        return json_response(read_series(cursor, service.topology_copy.get(), entity, signal, span, peers))
+    topology = service.topology_copy.get()
+    return json_response(service.reads.run(lambda cursor: read_series(cursor, topology, entity, signal, span, peers)))
+
+
+Signals = Annotated[list[str], Query(description=f"signals of one device class, at most {MAX_SIGNALS}")]
+MaxAge = Annotated[float, Query(gt=0, le=86_400, description="seconds from which a current value counts as missing")]
+
+
+@read_router.get("/heatmap", response_model=models.Heatmap)
+def heatmap(
+    request: Request,
+    signal: Signals,
+    start: From = None,
+    to: To = None,
+    by: By = "device",
+    max_age: MaxAge = 60.0,
+) -> Response:
+    """One value per device or node of the fleet: current ones from memory, or over a time range."""
+    service = get_context(request)
+    found = [_read_values(service, s, start, to, max_age) for s in find_signals(signal)]
+    body = write_heatmap(found, service.names, service.backend.devices, by, service.now())
+    return Response(body, media_type="application/json")
+
+
+@read_router.get("/furthest", response_model=models.Furthest)
+def furthest(
+    request: Request,
+    signal: str,
+    start: From = None,
+    to: To = None,
+    peers: Peers = "auto",
+    k: Annotated[int, Query(ge=1, le=MAX_DEVICES)] = 50,
+    max_age: MaxAge = 60.0,
+) -> Response:
+    """The k devices that are furthest from the median of their peers, with the peers' band."""
+    service = get_context(request)
+    wanted = find_signal(signal)
+    if wanted.kind == "state":
+        raise HTTPException(400, f"signal {signal!r} is a state: it has no distance; expected a gauge or a counter")
+    found = _read_values(service, wanted, start, to, max_age)
+    topology, devices = service.topology_copy.get(), service.backend.devices
+    return json_response(
+        {"as_of": iso(service.now()), **find_furthest(found, service.names, devices, topology, peers, k)}
+    )
+
+
+def _read_values(
+    service: ApiContext, signal: Signal, start: str | None, to: str | None, max_age: float
+) -> DeviceValues:
+    """Returns current values from memory, or those over a time range; a counter has only rates."""
+    devices, now = service.backend.devices, service.now()
+    if start is None and to is None and signal.kind != "counter":
+        found = service.backend.read_current(signal.device_class, [signal.column])
+        return select_current(found, devices, signal, now, int(max_age * SECOND))
+    span = Span(now - RECENT, now, 1) if start is None and to is None else service.parse_span(start, to)
+    return service.reads.run(lambda cursor: read_range(cursor, devices, signal, span))
 
 
 @read_router.get("/timeline", response_model=models.Timeline)
@@ -137,9 +216,8 @@ def one_timeline(
 ) -> Response:
     """Events, findings and gaps of an entity, its node and all above it, newest first."""
     service = get_context(request)
-    span = service.parse_span(start, to)
-    with service.cursor() as cursor:
-        return json_response(read_timeline(cursor, service.topology_copy.get(), entity, span, limit))
+    span, topology = service.parse_span(start, to), service.topology_copy.get()
+    return json_response(service.reads.run(lambda cursor: read_timeline(cursor, topology, entity, span, limit)))
 
 
 @read_router.get("/signals", response_model=models.Signals)
@@ -163,45 +241,6 @@ def sql(request: Request, body: models.Query) -> Response:
     return QueryResponse(found, "application/json")
 
 
-_PARTS = frozenset({"nvlink", "neuroncore", "sensor", "dimm", "disk", "filesystem", "service", "agent", "collector"})
-"""Parts without work of their own: a node has hundreds, which would hide the number of GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlastRadius:
-    """entities: kind -> number of affected entities. jobs: those with an affected rank, by name.
-
-    Affected: the cause, the members and all below them. Of the kinds in _PARTS only the cause and members count.
-    """
-
-    entities: dict[str, int]
-    jobs: tuple[str, ...]
-
-
-def compute_blast_radius(cause: str, members: Iterable[str], topology: Topology) -> BlastRadius:
-    """Counts the cause, the members and all entities below them, and finds their jobs."""
-    roots = {cause, *members}
-    reached = roots | {e for e in topology.descendants(*roots) if kind_of(e) not in _PARTS}
-    jobs = {job for e in reached if (job := topology.ancestor_of_kind(e, "job")) is not None}
-    return BlastRadius(dict(sorted(Counter(map(kind_of, reached)).items())), tuple(sorted(jobs)))
-
-
-def list_co_occurring(cause: str, others: Iterable[Mapping[str, Any]], topology: Topology) -> list[dict[str, Any]]:
-    """Returns those of other incidents whose causes have something in common with this one, at most MOST_CO_OCCURRING.
-
-    shared: what they have in common, the nearest first: one is part of the other, or both are part of it.
-    """
-    mine = (cause, *topology.ancestors(cause))
-    found = []
-    for other in others:
-        theirs = {other["cause"], *topology.ancestors(other["cause"])}
-        shared = next((e for e in mine if e in theirs and kind_of(e) in (kind_of(cause), *EXPLAINED_FAMILIES)), None)
-        if shared is not None:
-            keys = ("id", "cause", "severity", "summary", "onset")
-            found.append({**{key: other[key] for key in keys}, "shared": shared})
-    return found[:MOST_CO_OCCURRING]
-
-
 incident_router = APIRouter(prefix="/api/v1/incidents")
 Write = Callable[[str, str, str], Mapping[str, Any]]
 
@@ -214,8 +253,15 @@ def incidents(request: Request, state: State | None = None) -> Response:
     health = service.backend.read_health()
     judged = None if health["watermark"] is None else iso(health["watermark"])
     known = {"judged": judged, "stalled": health["stalled"], "unready": service.backend.list_unready_reasons()}
+    found = service.remember(
+        f"incidents {state}", service.backend.read_revision(), lambda: _encode_incidents(service, state)
+    )
+    return Response(b'{"incidents":%b,%b' % (found, encode_json(known)[1:]), media_type="application/json")
+
+
+def _encode_incidents(service: ApiContext, state: State | None) -> bytes:
     with service.cursor() as cursor:
-        return json_response({"incidents": ledger.list_incidents(cursor, state), **known})
+        return encode_json(ledger.list_incidents(cursor, state))
 
 
 @incident_router.get("/{incident}", response_model=models.IncidentDetail)
@@ -390,38 +436,6 @@ def end_backup(request: Request, moment: str) -> Response:
     return json_response({"held": get_context(request).backend.backups.end(moment)})
 
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def render_metrics(counters: Mapping[str, float]) -> str:
-    """One HELP and one TYPE line per family, then its samples. A family named `..._total` is a counter."""
-    families: dict[str, list[tuple[str, float]]] = {}
-    for name, value in counters.items():
-        families.setdefault(name.partition("{")[0], []).append((name, value))
-    lines: list[str] = []
-    for family, samples in sorted(families.items()):
-        kind = "counter" if family.endswith("_total") else "gauge"
-        lines += [f"# HELP {family} {_help(family)}", f"# TYPE {family} {kind}"]
-        lines += [f"{name} {_number(value)}" for name, value in samples]
-    return "\n".join(lines) + "\n"
-
-
-def _help(family: str) -> str:
-    """Returns the family's name in words: fleetpulse_rows_total -> 'Rows, since the start.'"""
-    words = family.removeprefix("fleetpulse_").removesuffix("_total").replace("_", " ")
-    since = ", since the start." if family.endswith("_total") else ", now."
-    return words[:1].upper() + words[1:] + since
-
-
-def _number(value: float) -> str:
-    """Formats a sample: whole numbers without a point, infinities in Prometheus syntax."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) else repr(float(value))
-
-
 process_router = APIRouter()
 
 
@@ -441,7 +455,20 @@ def readyz(request: Request) -> Response:
 @process_router.get("/metrics", response_class=Response)
 def prometheus(request: Request) -> Response:
     """Counters of the pipeline in the Prometheus text format."""
-    return Response(render_metrics(get_context(request).backend.read_counters()), media_type=MEDIA_TYPE)
+    return Response(federate.render_metrics(get_context(request).backend.read_counters()), media_type=federate.TEXT)
+
+
+@process_router.get("/federate", response_class=Response)
+def federation(
+    request: Request,
+    match: Annotated[list[str] | None, Query(alias="match[]", description="selectors, at least one")] = None,
+) -> Response:
+    """The newest values of all devices as a Prometheus page; OpenMetrics for a caller that accepts it."""
+    service = get_context(request)
+    devices, now = service.backend.devices, service.now()
+    wide = "application/openmetrics-text" in request.headers.get("accept", "")
+    page = federate.write_page(match or [], devices, service.backend.read_current, now, wide)
+    return Response(page, media_type=federate.OPEN_METRICS if wide else federate.TEXT)
 
 
 @process_router.get("/api/v1/version", response_model=models.Version)

@@ -80,11 +80,13 @@ SCALARS = frozenset(
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 
 
-TABLES = frozenset(CLASSES) | VIEWS | {
+LATEST = frozenset(f"latest_{device_class}" for device_class in CLASSES)
+"""Tables with the newest values of each device of a class."""
+TABLES = frozenset(CLASSES) | LATEST | VIEWS | {
     "entities", "links", "events", "findings", "incidents", "history", "mutes", "wrong_pages", "gaps", "dead_letter",
     "losses", "ingest_commit", "outbox",
 }  # fmt: skip
-SHOWN = (*sorted(TABLES - VIEWS), "rollup_60_CLASS", "rollup_600_CLASS")
+SHOWN = (*sorted(TABLES - VIEWS - LATEST), "latest_CLASS", "rollup_60_CLASS", "rollup_600_CLASS")
 """Names of all tables for people."""
 INTERNAL = frozenset(
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 from starlette.requests import Request
@@ -12,13 +12,16 @@ from starlette.responses import Response
 
 from pipeline.api.backend import Backend
 from pipeline.api.fleet import TopologyCopy
+from pipeline.api.heatmap import FleetNames
 from pipeline.api.history import Span
 from pipeline.api.query import QueryRunner
 from pipeline.api.result_formats import encode_json
+from pipeline.api.store_reads import StoreReads
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso
 
+T = TypeVar("T")
 HOUR = 3600 * SECOND
 LONGEST = 366 * 24 * HOUR
 """Longest time range of a request (chosen: longer than any retention)."""
@@ -31,6 +34,9 @@ class ApiContext:
         self.backend, self.config, self.now = backend, config, now
         self.topology_copy = TopologyCopy(backend.topology)
         self.queries = QueryRunner(backend.cursor, config.api)
+        self.reads = StoreReads(backend.cursor, config.api.sql_seconds)
+        self.names = FleetNames()
+        self._kept: dict[str, tuple[object, Any]] = {}
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -41,6 +47,14 @@ class ApiContext:
             yield cursor
         finally:
             cursor.close()
+
+    def remember(self, what: str, state: object, find: Callable[[], T]) -> T:
+        """Returns what `find` returned for the same state; the newest of each kind is kept."""
+        known = self._kept.get(what)
+        if known is None or known[0] != state:
+            known = self._kept[what] = state, find()
+        found: T = known[1]
+        return found
 
     def parse_span(self, start: str | None, end: str | None, points: int = 300) -> Span:
         """Parses the time range of a request; by default the last hour. Raises UsageError."""

@@ -29,6 +29,8 @@ from pipeline.notify.receivers import InboundEvent
 from pipeline.notify.routes import GROUP_PREFIX
 from pipeline.runtime.supervise import Stop
 from pipeline.store.backup import Source
+from pipeline.store.devices import Devices
+from pipeline.store.latest import CurrentValues
 from pipeline.store.retention import count_losses
 
 log = logging.getLogger("fleetpulse.pipeline")
@@ -42,6 +44,7 @@ class PipelineBackend:
 
     def __init__(self, service: PipelineService) -> None:
         self._service = service
+        self._losses: tuple[object, tuple[int, int]] = (None, (0, 0))  # gaps and dead letters, and since when
 
     @property
     def topology(self) -> Topology:
@@ -56,6 +59,20 @@ class PipelineBackend:
     def backups(self) -> Source:
         """See `Backend.backups`."""
         return self._service.backups
+
+    @property
+    def devices(self) -> Devices:
+        """See `Backend.devices`."""
+        return self._service.devices
+
+    def read_current(self, device_class: str, columns: Sequence[str] | None = None) -> CurrentValues:
+        """See `Backend.read_current`."""
+        return self._service.ingest.read_current(device_class, columns)
+
+    def read_revision(self) -> object:
+        """See `Backend.read_revision`."""
+        engine = self._service.engine
+        return engine, 0 if engine is None else engine.revision, self._service.retention_at
 
     # --- notes and mutes ----------------------------------------------------------------------------
 
@@ -246,10 +263,14 @@ class PipelineBackend:
         }
 
     def _count_sources(self) -> Sources:
-        with contextlib.closing(self.cursor()) as cursor:
-            nodes, engine = self._service.ingest.progress.nodes, self._service.engine
-            nodes = engine.decommissioned.keep_senders(nodes) if engine else nodes
-            gaps, letters = count_losses(cursor)
+        ingest, engine = self._service.ingest, self._service.engine
+        nodes = ingest.progress.nodes
+        nodes = engine.decommissioned.keep_senders(nodes) if engine else nodes
+        state = ingest, ingest.counters["commits"], self._service.retention_at
+        if self._losses[0] != state:
+            with contextlib.closing(self.cursor()) as cursor:
+                self._losses = state, count_losses(cursor)
+        gaps, letters = self._losses[1]
         silent = sum(self._service.clock() - time > SILENCE_LIMIT for time in nodes.values())
         return {"agents": len(nodes), "silent": silent, "gaps": gaps, "dead_letters": letters}
 

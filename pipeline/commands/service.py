@@ -123,7 +123,7 @@ class PipelineService:
         self.notifier = self._notifier(config)
         self._last_commit = clock()
         self.evaluated = self.evaluating = 0  # event time evaluated up to; span being evaluated now (us)
-        self._retention_at = 0
+        self.retention_at = 0
         self._started = clock(), monotonic()
         self._reported_newer: set[str] = set()  # newer agents that were logged
         self._fault: str | None = None
@@ -253,13 +253,13 @@ class PipelineService:
     def _apply_retention(self) -> None:
         """Applies retention and size limits of the store; before ingest, which may need the space."""
         now = self._retention_time()
-        if now - self._retention_at >= _HOUR:
+        if now - self.retention_at >= _HOUR:
             store = self.config.store
             delete_old_rows(self.database, now - int(store.telemetry_days * DAY))
             self.sealer.expire(now)
             apply_bounds(self.database, self.config.store, now)
             self.ingest.apply_retention(now - int(self.config.store.gap_days * DAY))
-            self._retention_at = now
+            self.retention_at = now
             if self.engine is not None and (due := self.engine.decommissioned.due_announcements(self.clock())):
                 self.engine.report_events(due)
             if self._drop_silent(_LATER_SHARE):

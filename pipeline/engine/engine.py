@@ -141,6 +141,7 @@ class Engine:
         self.desk = LiveDesk(topology, self._is_simulated, self._site_of)
         self.progress = EngineProgress()
         self.faults = self.unjudged = self._budget_reviewed = 0
+        self.revision = 0  # of what is written of incidents
         self._enqueue = enqueue
         self._last_seen = LastSeen()
         self._ready_instants: deque[Instant] = deque()
@@ -331,6 +332,7 @@ class Engine:
                     ledger.save_snapshot(connection, "judge", done.end, name)
                     ledger.keep_calibration(connection, done.end, CALIBRATION_EVERY, self.judge.calibration)
             self.progress.judged = done.end
+            self.revision += bool(done.changes)
             if name:
                 self.progress.snapshot = done.end
                 delete_other_states(self.database.path, name)
@@ -383,6 +385,7 @@ class Engine:
                 self.desk.restore(before)
                 raise
             self._desk_state = after
+            self.revision += 1
             self.framer.add_events(events)
         if payloads:
             self._wake()

@@ -13,7 +13,7 @@ import heapq
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -40,7 +40,7 @@ from pipeline.store.append import NEVER
 from pipeline.store.database import Database, explain_error, is_message_fault
 from pipeline.store.devices import Devices
 from pipeline.store.hot_tables import HotTables
-from pipeline.store.latest import LatestRows
+from pipeline.store.latest import CurrentValues, LatestRows
 from pipeline.transport import Message, Partition, Transport, wire
 
 log = logging.getLogger("fleetpulse.ingest")
@@ -226,6 +226,10 @@ class Ingest:
         with self.database.lock:
             self.tables.load(self.database.connection)
             self.letter_limits.stored = count_letter_bytes(self.database.connection)
+
+    def read_current(self, device_class: str, columns: Sequence[str] | None = None) -> CurrentValues:
+        """Returns the newest value of each device, from memory; for any thread. columns: None: all."""
+        return self._latest.read(device_class, self.devices, columns)
 
     def write_latest(self) -> None:
         """Writes the newest row of each device now; afterwards committed rows may leave the hot tables."""

@@ -1,5 +1,8 @@
 """The DuckDB file: opened by one process, written under one lock, read through cursors.
 
+DuckDB has no threads of its own here: each statement runs in the thread that executes it, and with its priority, so
+that a heavy read never takes a core from ingest (pipeline/api/store_reads.py).
+
 It is opened with a locked configuration and access to no files but the sealed ones beside it: no query can read other
 files or reconfigure. The file is checked before it is opened, so that a wrong path is not reported as damage.
 
@@ -209,7 +212,8 @@ class Database:
             raise Unreachable(f"{error}. [store] migration_backup = false migrates without a backup") from error
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        return open_file(self.path, {"python_enable_replacements": "false", "memory_limit": self._memory_limit})
+        settings = {"python_enable_replacements": "false", "memory_limit": self._memory_limit, "threads": "1"}
+        return open_file(self.path, settings)
 
     def reopen(self) -> None:
         """Opens the file again after a fatal error; everything in memory about it must be loaded again.

@@ -34,6 +34,7 @@ class Devices:
         """Loads all devices from the store, and drops everything else."""
         self._ids: dict[tuple[str, str, str], int] = {}
         self._names: dict[str, list[str]] = defaultdict(list)
+        self._origins: dict[str, list[tuple[str, str, bool]]] = defaultdict(list)
         self._arrays: dict[tuple[str, str, tuple[str, ...]], NDArray[np.int32]] = {}
         self._cached = 0  # ids in _arrays
         self._next: Counter[str] = Counter()
@@ -46,6 +47,7 @@ class Devices:
         for device_class, number, site, entity, node, simulated in rows:
             self._sites[node] = site
             self._ids[device_class, site, entity] = number
+            self._origins[device_class].append((site, node, simulated))
             self._names[device_class].append(entity)
             self._simulated[entity] = simulated
             self._next[device_class] = number + 1
@@ -66,6 +68,10 @@ class Devices:
     def names(self, device_class: str) -> Sequence[str]:
         """Entities of a class by slot."""
         return self._names[device_class]
+
+    def origins(self, device_class: str) -> Sequence[tuple[str, str, bool]]:
+        """(site, node, simulated) of the devices of a class by slot; at least as many as `names`."""
+        return self._origins[device_class]
 
     def is_simulated(self, entity: str) -> bool:
         """Whether the telemetry of an entity is marked as simulated; False without telemetry."""
@@ -112,6 +118,7 @@ class Devices:
         if key not in self._ids:
             self._ids[key] = self._next[device_class]
             self._next[device_class] += 1
+            self._origins[device_class].append((site, node, simulated))
             self._names[device_class].append(entity)
             self._simulated[entity], self._sites[node] = simulated, site
             self._unsaved.append((device_class, self._ids[key], site, entity, node, simulated))

@@ -6,7 +6,8 @@ time of such rows (`latest_since`), written with the first of these commits. A s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline.model.signals import CLASSES, column_of
 from pipeline.store import schema
 from pipeline.store.append import insert_columns, register_columns, to_nullable, to_timestamps
 from pipeline.store.database import Database
+from pipeline.store.devices import Devices
 from pipeline.store.retention import clamp_latest
 
 WRITE_EVERY = 10 * SECOND
@@ -35,6 +37,20 @@ def _no_times() -> NDArray[np.int64]:
 
 def _no_devices() -> NDArray[np.bool_]:
     return np.zeros(0, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentValues:
+    """The newest value of each signal of a class, by device id. For any thread.
+
+    values, times: column -> value in wire type, missing as on the wire, and its event time (us).  time: of the newest
+    row.  slot: position of the device among those of its class, -1 without one.
+    """
+
+    values: dict[str, NDArray[Any]]
+    times: dict[str, NDArray[np.int64]]
+    time: NDArray[np.int64]
+    slot: NDArray[np.int32]
 
 
 @dataclass(slots=True)
@@ -114,7 +130,7 @@ def _missing(number: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class LatestRows:
-    """The newest row of each device. Memory: one value per device and column in use. For one thread.
+    """The newest row of each device. Memory: one value per device and column in use. For one thread, but `read`.
 
     `begin`, `cover` and `commit` belong to a transaction that stores rows; `write_due` is its own transaction.
     """
@@ -122,6 +138,7 @@ class LatestRows:
     def __init__(self, database: Database, now: int, latest: int) -> None:
         """Reads everything from the store; rows after `latest` (us) are of a wrong clock and count as seen now."""
         self._written: int | None = None
+        self._lock = threading.Lock()
         self._load(database)
         if self._since is not None:
             with database.lock:
@@ -174,8 +191,29 @@ class LatestRows:
     def commit(self, blocks: Iterable[Rows]) -> None:
         """Adds rows that are durable."""
         self._since = self._covering
-        for rows in blocks:
-            self._classes[rows.device_class].record(rows)
+        with self._lock:
+            for rows in blocks:
+                self._classes[rows.device_class].record(rows)
+
+    # --- in any thread ----------------------------------------------------------------------------------------------
+
+    def read(self, device_class: str, devices: Devices, columns: Sequence[str] | None = None) -> CurrentValues:
+        """Returns copies of the newest values of these columns (None: all) with their times.
+
+        The time of a value that no row since the start has is that of the newest row before it.
+        """
+        known = self._classes[device_class]
+        with self._lock:
+            wanted = known.columns if columns is None else [c for c in columns if c in known.columns]
+            values = {column: known.columns[column].copy() for column in wanted}
+            times = {column: known.loaded.copy() for column in wanted}
+            for names, newest in known.times.items():
+                for column in times.keys() & {column_of(name, device_class) for name in names}:
+                    np.maximum(times[column], newest, out=times[column])
+            time = known.time.copy()
+        slot = devices.find_slots(device_class, np.arange(len(time), dtype=np.int32))
+        slot = np.where((slot >= 0) & (slot < len(devices.names(device_class))) & (time > _UNKNOWN), slot, -1)
+        return CurrentValues(values, times, time, slot.astype(np.int32))
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,14 @@ def select_view(
     return f"SELECT {', '.join(lasts.get(c, _quoted(c)) for c in names)} FROM ({recent})"
 
 
+def view_types(connection: duckdb.DuckDBPyConnection, view: str) -> dict[str, str]:
+    """Column -> SQL type of one of VIEWS, in order."""
+    _, _, device_class = view.split("_")
+    types = schema.class_types(connection, device_class)
+    parts = (p for name, kind in types.items() if name not in _FIXED for p in _parts(device_class, name, kind))
+    return {"time": types["time"], "entity": "VARCHAR", **{column: kind for column, (_, kind) in parts}}
+
+
 def _quoted(name: str) -> str:
     return f'"{name}"'
 

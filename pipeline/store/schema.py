@@ -296,11 +296,32 @@ def select_class(
     return f"{hot} UNION ALL {history_files.select_files(folder, files, {c: types[c] for c in names})}"
 
 
+def select_latest(device_class: str, columns: Iterable[str]) -> str:
+    """SQL for columns of the newest row of each device of a class, with `entity` instead of its id."""
+    names = ", ".join('d.entity AS "entity"' if c == "entity" else f'l."{c}"' for c in columns)
+    return (
+        f"SELECT {names} FROM latest_{device_class} l JOIN device d ON d.id = l.device AND d.class = '{device_class}'"
+    )
+
+
 def class_types(connection: duckdb.DuckDBPyConnection, device_class: str) -> dict[str, str]:
     """Column -> SQL type of the view of a class, in order. `hot_CLASS` has them all, and is bound faster."""
     types = column_types(connection, f"hot_{device_class}")
     signals = {column: kind for column, kind in types.items() if column not in RESERVED}
     return {"time": types["time"], "entity": "VARCHAR", **signals}
+
+
+def list_tables_with(
+    connection: duckdb.DuckDBPyConnection, device_class: str, column: str
+) -> dict[str, frozenset[str]]:
+    """Hot tables of a class that have a column -> all columns of the table."""
+    rows = connection.execute(
+        """SELECT table_name, list(column_name) AS names FROM duckdb_columns()
+           WHERE starts_with(table_name, 'hot_' || $1) GROUP BY table_name
+           HAVING list_contains(names, $2) ORDER BY 1""",
+        [device_class, column],
+    ).fetchall()
+    return {table: frozenset(names) for table, names in rows if class_of_table(table) == device_class}
 
 
 def column_types(connection: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:

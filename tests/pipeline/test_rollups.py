@@ -163,7 +163,7 @@ def test_the_rate_of_a_32_bit_counter_is_right_after_each_wrap(wrapping, rises, 
     span = Span(begun, begun + len(total) * 60 * SECOND, len(total))
     found = read_series(made.database.cursor(), Topology(), "gpu:local.1", "gpu.pcie_tx_bytes", span, "class")
     assert [p["value"] for p in found["points"]] == wanted
-    query = Path("docs/sql.md").read_text().split("an error\n")[1].split(";")[0]
+    query = Path("docs/sql.md").read_text().split("every 4 GiB\n")[1].split(";")[0]
     query = query.replace("now() - INTERVAL '10 minutes'", f"make_timestamptz({begun - 1})")
     rates = made.run(f"SELECT rate FROM ({query}) WHERE entity = 'gpu:local.1' ORDER BY time")
     assert [rate for (rate,) in rates] == wanted
@@ -229,3 +229,24 @@ def _described(connection, name, table):
     connection.register(name, table)
     found = connection.sql(f"FROM {name} LIMIT 0")
     return found.columns, found.types
+
+
+@pytest.mark.slow
+def test_thirty_days_of_one_device_in_a_thousand_points_are_read_from_the_coarsest_rollup_and_show_gaps(tmp_path):
+    made = Seal(tmp_path)
+    begun = T0 // DAY * DAY
+    for day in range(0, 30, 3):
+        made.add(begun + day * DAY, 60, power=np.full(60 * GPUS, 300 + day, "f4"))
+    try:
+        made.sealer.seal(begun + 30 * DAY)
+        span = Span(begun, begun + 30 * DAY, 1000)
+        cursor = made.database.cursor()
+        assert choose_step(cursor, CATALOGUE["gpu.power"], span) == 600
+        points = read_series(cursor, Topology(), "gpu:local.1", "gpu.power", span, "class")["points"]
+        assert len(points) == 1000
+        measured = {p["time"][8:13]: p["value"] for p in points if p["value"] is not None}
+        assert len(measured) == 10
+        assert list(measured.values()) == [300 + day for day in range(0, 30, 3)]
+        assert sum(p["value"] is not None for p in points) <= 20  # an hour is two or three points of 43 minutes
+    finally:
+        made.database.close()

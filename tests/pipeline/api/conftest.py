@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
 from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.store.latest import CurrentValues, LatestRows
 
 NOW = 1_790_000_000 * SECOND
 TICKS = 60
@@ -68,9 +71,27 @@ class StoreBackend:
     counts: dict[str, float] = field(default_factory=dict)
     standing: Health = field(default_factory=lambda: STANDING)
     budget: PageBudget = field(default_factory=PageBudget)
+    clock: Callable[[], int] = field(default=lambda: NOW)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         return self.database.cursor()
+
+    def read_revision(self) -> object:
+        return object()  # tests write into the tables
+
+    @cached_property
+    def devices(self) -> Devices:
+        return Devices(self.database.cursor())
+
+    @cached_property
+    def latest(self) -> LatestRows:
+        return LatestRows(self.database, NOW, NOW)
+
+    def read_current(self, device_class: str, columns: Sequence[str] | None = None) -> CurrentValues:
+        found = self.latest.read(device_class, self.devices, columns)
+        shift = self.clock() - NOW
+        times = {name: np.where(time > 0, time + shift, time) for name, time in found.times.items()}
+        return replace(found, times=times)
 
     def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         return self._note(incident, user, comment, "acknowledged", "acknowledged")

@@ -413,7 +413,7 @@ def test_every_served_table_exists_and_is_documented(queries: QueryRunner) -> No
     text = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
     for table in sandbox.TABLES:
         columns, _, _ = run_query(queries, f"FROM {table}")
-        shown = re.sub(r"^(rollup_\d+)_.*", r"\1_CLASS", table)
+        shown = re.sub(r"^(rollup_\d+|latest)_.*", r"\1_CLASS", table)
         assert f"`{shown}`" in text
         assert columns
 
@@ -421,7 +421,7 @@ def test_every_served_table_exists_and_is_documented(queries: QueryRunner) -> No
 def test_the_examples_of_the_documentation_are_answered(queries: QueryRunner) -> None:
     text = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
     examples = [part.partition(";")[0] for part in text.split("    -- ")[1:]]
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         queries.run(example.partition("\n")[2])
 
