@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.api.routes import compute_blast_radius
+from pipeline.api.fleet import compute_blast_radius
 from pipeline.incidents.desk import MAX_RESOLVED, QUIET_PERIOD, REFINE_WINDOW, REOPEN_WINDOW, Change, Desk
 from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import SECOND, Finding, Incident, Level

@@ -14,7 +14,7 @@ from agents.collectors.jobs.jobs import Jobs
 from agents.collectors.training.training import Training
 from agents.node.batches import build_inventory_event, merge_inventories
 from agents.training import Steps
-from pipeline.api.routes import compute_blast_radius
+from pipeline.api.fleet import compute_blast_radius
 from pipeline.config.sections import Config
 from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.model.membership import EndedRanks
