@@ -140,8 +140,7 @@ class Engine:
         self.lock = threading.RLock()
         self.desk = LiveDesk(topology, self._is_simulated, self._site_of)
         self.progress = EngineProgress()
-        self.faults = self.unjudged = self._budget_reviewed = 0
-        self.revision = 0  # of what is written of incidents
+        self.faults = self.unjudged = self._budget_reviewed = self.revision = 0  # revision: of stored incidents
         self._enqueue = enqueue
         self._last_seen = LastSeen()
         self._ready_instants: deque[Instant] = deque()
@@ -331,8 +330,7 @@ class Engine:
                 if name:
                     ledger.save_snapshot(connection, "judge", done.end, name)
                     ledger.keep_calibration(connection, done.end, CALIBRATION_EVERY, self.judge.calibration)
-            self.progress.judged = done.end
-            self.revision += bool(done.changes)
+            self.progress.judged, self.revision = done.end, self.revision + bool(done.changes)
             if name:
                 self.progress.snapshot = done.end
                 delete_other_states(self.database.path, name)
@@ -384,8 +382,7 @@ class Engine:
             except BaseException:
                 self.desk.restore(before)
                 raise
-            self._desk_state = after
-            self.revision += 1
+            self._desk_state, self.revision = after, self.revision + 1
             self.framer.add_events(events)
         if payloads:
             self._wake()
