@@ -11,6 +11,7 @@
 #   kubernetes a real control plane and kwok, built from Go modules
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
 #   helm       Helm, built from its Go module
+#   prometheus, collector  a Prometheus server and an OpenTelemetry Collector, built from Go modules
 #   torch      a PyTorch for processors, for the training callback and the canary's GPU code: 150 MB, 650 MB installed
 # Debian or Ubuntu, as root; without root it says what is missing.
 set -euo pipefail
@@ -156,6 +157,15 @@ part_helm() { # cold a minute; kept in a cache folder
     echo "parts: Helm is there"
 }
 
+part_senders() { # cold 5 CPU minutes; kept in a cache folder
+    if ! have go; then
+        echo "parts: Prometheus and the Collector are left out: no Go 1.26 or newer (https://go.dev/dl)" >&2
+        return
+    fi
+    "$PYTHON" tests/sender_build.py >/dev/null
+    echo "parts: a Prometheus server and an OpenTelemetry Collector are built"
+}
+
 REDFISH=3.4.2 # of DMTF's library; the tools go with it
 part_redfish() { # kept in a cache folder: its twenty packages are no business of ours
     local at="${XDG_CACHE_HOME:-$HOME/.cache}/fleetpulse/redfish/$REDFISH"
@@ -190,4 +200,5 @@ part_kerberos
 part_slurm
 part_kubernetes
 part_helm
+part_senders
 part_torch

@@ -30,7 +30,10 @@ EXTERNAL = "FLEETPULSE_TEST_KAFKA"
 """host:port of brokers to use in place of the shared one. Tests that kill or freeze a broker always start their own."""
 FIX = "run 'make parts'"
 BROKERS = {"kafka", "own_broker", "new_broker", "secure_kafka"}
-RARE_PARTS = ("alertmanager", "infiniband", "lldp", "slurm", "kubernetes", "helm", "redfish", "torch", "gpu")
+RARE_PARTS = (
+    *("alertmanager", "collector", "gpu", "helm", "infiniband", "kubernetes", "lldp", "prometheus", "redfish", "slurm"),
+    "torch",
+)
 
 # tests run in parallel: the run time of an example shows nothing about it
 settings.register_profile("crowded", deadline=None, suppress_health_check=[HealthCheck.too_slow])

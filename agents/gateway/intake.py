@@ -6,6 +6,7 @@ tries again, which loses nothing; a spool that is full would drop its oldest mes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections import OrderedDict, deque
@@ -16,12 +17,15 @@ from agents.node.spool import disk
 from agents.node.spool.spool import Spool
 from pipeline.model.errors import SpoolError, WireError
 from pipeline.model.records import Origin
-from pipeline.transport import wire
+from pipeline.transport import segments, wire
 
 MAX_WAITING = 64 << 20
 """Most bytes that wait for the disk. Chosen: 16 of the largest messages."""
 REPEATS = 65_536
 """Digests of the newest acknowledged requests, 6 MB. Chosen: ten minutes of 100 requests a second."""
+REREAD_SEGMENTS = 2
+"""Newest segments whose requests are known again after a restart, 0.1 s. Chosen: a kill prevents the answers to the
+last requests only, and the newest segment may have just begun."""
 WAIT_S = 20.0
 """Longest wait of a request for the disk; chosen: below the timeout of OpenTelemetry's clients (30 s)."""
 
@@ -62,7 +66,7 @@ class DurableIntake:
         self._spool, self._on_durable, self._max_waiting = spool, on_durable, max_waiting
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._known: OrderedDict[bytes, None] = OrderedDict.fromkeys(read_newest_digests(spool))
         self._work, self._stop = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="gateway-spool", daemon=True)
         self._thread.start()
@@ -72,7 +76,7 @@ class DurableIntake:
 
         A request that was acknowledged before is not stored again: its sender did not get the answer.
         """
-        digest = hashlib.blake2b(request, digest_size=16).digest()
+        digest = _digest(request)
         try:
             item = _Waiting(wire.encode_request(request, format_, origin, local), made, digest)
         except WireError as error:
@@ -150,3 +154,23 @@ class DurableIntake:
             while len(self._known) > REPEATS:
                 self._known.popitem(last=False)
         self._on_durable()
+
+
+def read_newest_digests(spool: Spool) -> list[bytes]:
+    """Digests of the requests in the newest segments, oldest first: some of them may not have been answered."""
+    found: list[bytes] = []
+    for folder in segments.epoch_folders(spool.home)[-1:]:
+        for first in segments.list_segments(folder)[-REREAD_SEGMENTS:]:
+            try:
+                data = segments.segment_path(folder, first).read_bytes()
+            except OSError:  # unlinked, or not readable: its requests would only be stored again
+                continue
+            bodies, _, _ = segments.read_records(data, 0, first, len(data), len(data) + 1)
+            for body in bodies:
+                with contextlib.suppress(WireError):
+                    found.append(_digest(wire.open_request(body).data))
+    return found[-REPEATS:]
+
+
+def _digest(request: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(request, digest_size=16).digest()

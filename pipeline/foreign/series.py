@@ -57,6 +57,8 @@ class Target(NamedTuple):
 
 NODE_LABELS = ("Hostname", "kubernetes_node", "nodename", "node")
 """Labels that name the node of a series without attributes of a host: of dcgm-exporter, and of Kubernetes scrapes."""
+_NO_NODE = ("node_uname_info", "nodename")
+"""A metric and its own label, which is the kernel's host name: the other series of its page do not have it."""
 _ADDRESSES = ("server.address", "net.host.name", "service.instance.id", "instance")
 """Attributes and labels with the address of a scraped endpoint, its port perhaps included."""
 
@@ -69,7 +71,7 @@ def find_node(series: Series, attributes: Sequence[str]) -> str:
             return found
     named = (key.replace(".", "_") for key in attributes)  # as attributes of a resource are labels in Prometheus
     for key in (*attributes, *named, *NODE_LABELS):
-        if found := series.labels.get(key):
+        if (found := series.labels.get(key)) and (series.name, key) != _NO_NODE:
             return found
     for key in _ADDRESSES:
         if found := series.resource.get(key) or series.labels.get(key):

@@ -101,6 +101,14 @@ def test_a_request_that_is_sent_again_is_acknowledged_and_not_stored_again(gatew
     assert b"fleetpulse_gateway_repeated_total 2" in gateway.get("/metrics")[1]
 
 
+def test_a_request_that_is_sent_again_after_a_restart_is_not_stored_again(tmp_path: Path) -> None:
+    for _ in range(3):
+        gateway = Gateway(tmp_path)
+        assert gateway.post(gpu_request())[0] == 200
+        gateway.stop()
+    assert stored(tmp_path) == [(T0_NS // 1000, 2)]
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [

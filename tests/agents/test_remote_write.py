@@ -109,6 +109,15 @@ def test_an_attribute_of_the_host_that_became_a_label_names_the_node() -> None:
     assert [entity for entity, _, _ in found] == ["custom:n9.m{host_name=n9,instance=pod-1}"]
 
 
+def test_the_host_name_that_uname_reports_makes_no_second_node() -> None:
+    page = ({"__name__": name, "nodename": "kernel-name", "instance": "n1:9100"} for name in ("node_uname_info", "m"))
+    found = read(write_request(*((labels, 1.0) for labels in page)), Decoder())
+    assert sorted(entity.partition("{")[0] for entity, _, _ in found) == [
+        "custom:kernel-name.m",
+        "custom:n1.node_uname_info",
+    ]
+
+
 def test_native_histograms_become_counts_and_sums() -> None:
     histogram = protobuf.encode_unsigned(1, 7) + protobuf.encode_double(3, 2.5) + protobuf.encode_unsigned(15, MS)
     labels = {"__name__": "h", "instance": "n1:1"}
