@@ -17,10 +17,9 @@ from pipeline.api.server import create_app, start_server
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
 from pipeline.engine import decommission
-from pipeline.engine.engine import Calibrated, Engine, Judge
+from pipeline.engine.engine import Engine, Judge
+from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import ledger
-from pipeline.incidents.arrivals import LiveDesk
-from pipeline.incidents.cases import Change
 from pipeline.ingest.admission import RULES
 from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Event
@@ -78,29 +77,28 @@ class PipelineBackend:
 
     def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         """See `Desk.acknowledge`."""
-        return self._write_note(lambda desk: desk.acknowledge(incident, user, comment, self._service.clock()))
+        return self.people.acknowledge(incident, user, comment).as_json()
 
     def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         """See `Desk.comment`."""
-        return self._write_note(lambda desk: desk.comment(incident, user, comment, self._service.clock()))
+        return self.people.comment(incident, user, comment).as_json()
 
     def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         """See `Desk.resolve`."""
-        return self._write_note(lambda desk: desk.resolve(incident, user, comment, self._service.clock()))
+        return self.people.resolve(incident, user, comment).as_json()
 
     def mark_normal(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         """Resolves an incident; its learning detectors accept the state as normal."""
-        return self._require_engine().resolve_as_not_a_fault(incident, user, comment).incident.as_json()
+        return self.people.mark_normal(incident, user, comment).as_json()
 
     def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         """Adds a mute. Raises UsageError if it is invalid."""
-        engine = self._require_engine()
-        made = engine.mute(detector, scope, seconds, reason, user)
-        return {**made.as_json(), "warning": engine.describe_unknown_scope(scope)}
+        made = self.people.mute(detector, scope, seconds, reason, user)
+        return {**made.as_json(), "warning": self.people.describe_unknown_scope(scope)}
 
     def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
         """Ends a mute now. Raises KeyError if it is not active."""
-        return self._require_engine().unmute(mute, user).as_json()
+        return self.people.unmute(mute, user).as_json()
 
     # --- nodes --------------------------------------------------------------------------------------
 
@@ -119,9 +117,9 @@ class PipelineBackend:
                 row = decommission.Decommission(node, now, user, reason.strip())
                 engine.change_service(row, decommission.announce(row, now), decommission.add_row(row))
             why = f"node {node} decommissioned: {known.nodes[node].reason}"
-            concerned = known.find_concerned(engine.desk.incidents.values())
+            concerned = known.find_concerned(engine.life.shown.values())
             for incident in concerned:
-                engine.apply_note(lambda desk, id_=incident: desk.resolve(id_, user, why, now))  # type: ignore[misc]
+                self.people.resolve(incident, user, why)
         self._service.site_silence.forget(node)
         return {**known.nodes[node].as_json(), "incidents": len(concerned)}
 
@@ -134,8 +132,10 @@ class PipelineBackend:
             engine.change_service(row, over, decommission.end_row(row))
         return {**row.as_json(), "incidents": 0}
 
-    def _write_note(self, change: Callable[[LiveDesk], Change]) -> Mapping[str, Any]:
-        return self._require_engine().apply_note(change).incident.as_json()
+    @property
+    def people(self) -> People:
+        """What people do to incidents, silences and settings. Raises Retryable while the service starts."""
+        return People(self._require_engine())
 
     def _require_engine(self) -> Engine:
         """Returns the engine. Raises Retryable while the service starts."""
@@ -175,7 +175,7 @@ class PipelineBackend:
 
     def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
         """Pins, unpins or rolls back; returns the versions. Raises KeyError without that version."""
-        return self._require_engine().change_calibration(action, version, user)
+        return self.people.change_calibration(action, version, user)
 
     def list_budgets(self) -> Sequence[Mapping[str, Any]]:
         """Returns the page budget of each detector."""
@@ -183,7 +183,7 @@ class PipelineBackend:
 
     def reset_budget(self, detector: str) -> Sequence[Mapping[str, Any]]:
         """Forgets the wrong pages of a detector until now. Raises UsageError if it is unknown."""
-        return self._require_engine().reset_budget(detector)
+        return self.people.reset_budget(detector)
 
     # --- receivers ----------------------------------------------------------------------------------
 

@@ -218,6 +218,8 @@ class PipelineService:
             self.notifier.wake,
             lambda: self._must_stop(),
             self.config.budget,
+            self.config.incidents,
+            self.config.site.name,
         )
         self._trouble, self._last_commit = None, self.clock()
 
@@ -316,7 +318,7 @@ class PipelineService:
         """Runs the loop until `stop` is set; problems never end it. A backlog in evaluation does not delay the stop."""
         self._must_stop = stop.is_set
         while not stop.is_set():
-            pause = max(self._attempt(self._run_once), self._attempt(self.report_silence))
+            pause = max(map(self._attempt, (self._run_once, self.report_silence, self.advance_life)))
             if pause:
                 stop.wait(pause)
 
@@ -361,6 +363,12 @@ class PipelineService:
         except BaseException:
             self.site_silence.undo_changes(found)
             raise
+        return True
+
+    def advance_life(self) -> bool:
+        """Does to incidents what is due by the clock. Returns True: it never waits."""
+        if self.engine is not None:
+            self.engine.advance_life()
         return True
 
     def _read_problem(self) -> str | None:

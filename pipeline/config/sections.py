@@ -81,6 +81,7 @@ _USERS = constraint(
     lambda value: all(re.fullmatch(r"User:\S+", user) for user in value),
 )
 _LINGER = constraint("seconds, 0 to 10", lambda value: 0 <= value <= 10)
+_NAMES = constraint("at least one name of a receiver", lambda value: bool(value) and all(value))
 _ATTRIBUTES = constraint(
     "at least one name of an attribute, such as host.name", lambda value: bool(value) and all(value)
 )
@@ -195,7 +196,8 @@ class Store:
 
     forget_days: how long a silent device is kept beyond hot_hours. free_bytes: kept free on the disk, at most 5 % of
     it: space for the largest commit and for what DuckDB rewrites at a checkpoint. dead_letter_hours: a week, as in the
-    dead-letter topics. history_days: a quarter, so that quarters can be compared. Chosen.
+    dead-letter topics. history_days: a quarter, so that quarters can be compared. audit_days: a year and a month, as
+    auditors ask for. Chosen.
 
     migration_backup: back the file up, beside it, before a newer version changes its schema (docs/backup.md).
     """
@@ -212,6 +214,7 @@ class Store:
     dead_letter_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)
     gap_days: float = field(default=30.0, metadata=_POSITIVE)
     history_days: float = field(default=90.0, metadata=_POSITIVE)
+    audit_days: float = field(default=400.0, metadata=_POSITIVE)
     migration_backup: bool = True
 
 
@@ -376,6 +379,36 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class EscalationStep:
+    """[[incidents.escalation]]: receivers that are told of a page which waits for a person for so many minutes."""
+
+    after_minutes: float = field(metadata=_POSITIVE)
+    receivers: tuple[str, ...] = field(metadata=_NAMES)
+
+
+@dataclass(frozen=True)
+class Incidents:
+    """[incidents]: how incidents live: acknowledgements, storms, flaps, escalation, advice (docs/incidents.md).
+
+    acknowledge_hours: a page that nobody works on any more must not stay quiet for a shift; of tickets, 0: for ever.
+    storm_pages: more than a person reads, within storm_minutes.   flaps: returns within an hour after which an
+    incident is shown as open for flap_minutes after its findings end.   idle_hours: how long a slow GPU stays open
+    without a job that could show it again.   slurm_seconds: between readings of Slurm's reservations; 0: never. Chosen.
+    """
+
+    acknowledge_hours: float = field(default=2.0, metadata=_NOT_NEGATIVE)
+    acknowledge_ticket_hours: float = field(default=0.0, metadata=_NOT_NEGATIVE)
+    storm_pages: int = field(default=20, metadata=_POSITIVE)
+    storm_minutes: float = field(default=10.0, metadata=_POSITIVE)
+    flaps: int = field(default=3, metadata=_POSITIVE)
+    flap_minutes: float = field(default=30.0, metadata=_POSITIVE)
+    idle_hours: float = field(default=24.0, metadata=_NOT_NEGATIVE)
+    slurm_seconds: float = field(default=0.0, metadata=_NOT_NEGATIVE)
+    advice_file: Path | None = None
+    escalation: tuple[EscalationStep, ...] = ()
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole file. `detector` and `collector` are raw tables; their owners convert them with `build_section`."""
 
@@ -397,6 +430,7 @@ class Config:
     otlp: Otlp = field(default_factory=Otlp)
     gateway: Gateway = field(default_factory=Gateway)
     budget: Budget = field(default_factory=Budget)
+    incidents: Incidents = field(default_factory=Incidents)
     modes: tuple[ModeRule, ...] = ()
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     collector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

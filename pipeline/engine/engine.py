@@ -8,28 +8,32 @@ since then are evaluated again from the store, and the Desk, whose state is newe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
-import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from pipeline.config.sections import Budget, ModeRule
+import duckdb
+
+from pipeline.config.sections import Budget, Incidents, ModeRule
 from pipeline.engine.decommission import Decommission, Decommissioned, Write
 from pipeline.engine.restart import MAX_FUTURE, EngineProgress, keep_state, limit_to_now, read_since
 from pipeline.incidents import ledger
-from pipeline.incidents import ledger as mutes
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
+from pipeline.incidents.audit import AuditEntry, write_audit
 from pipeline.incidents.cases import Change
+from pipeline.incidents.life import KEPT, LifeBook
+from pipeline.incidents.silences import load_silences
 from pipeline.ingest.ingest import Committed
 from pipeline.judging.frames import Framer
-from pipeline.judging.mutes import MAX_MUTES, FindingFilter, Mute, check_mute, check_rules, warn_unknown_scope
+from pipeline.judging.mutes import FindingFilter, check_rules
 from pipeline.judging.page_budget import PageBudget
 from pipeline.judging.presence import LastSeen
-from pipeline.model.errors import Interrupted, UsageError
+from pipeline.model.errors import Interrupted
 from pipeline.model.membership import Membership
 from pipeline.model.records import SECOND, Event, EventBatch, Finding, Frame, Instant, Origin, Rows, iso, select_rows
 from pipeline.model.signals import CLASSES
@@ -44,7 +48,6 @@ log = logging.getLogger("fleetpulse.engine")
 SNAPSHOT_EVERY = 120 * SECOND  # chosen: a restart evaluates at most this much again; 0.4 s of CPU at 4,096 nodes
 REVIEW_EVERY = 600 * SECOND  # between reviews of the page budgets; chosen: as the Desk resolves
 CALIBRATION_EVERY = 86_400 * SECOND  # chosen: one version a day
-Calibrated = Literal["pin", "unpin", "rollback"]
 INSTANTS_PER_RESULT = 60  # maximum instants whose results are written in one transaction
 
 
@@ -126,6 +129,8 @@ class Engine:
         wake: Callable[[], None] = lambda: None,
         ended: Callable[[], bool] = lambda: False,
         budget: Budget | None = None,
+        rules: Incidents | None = None,
+        site: str = "local",
     ) -> None:
         """wake: called when payloads of `enqueue` are durable.  ended: whether the process is stopping; then
         Interrupted is raised before the next instant, here and by `advance`."""
@@ -139,6 +144,7 @@ class Engine:
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
         self.desk = LiveDesk(topology, self._is_simulated, self._site_of)
+        self.life = LifeBook(rules or Incidents(), topology, site)
         self.progress = EngineProgress()
         self.faults = self.unjudged = self._budget_reviewed = self.revision = 0  # revision: of stored incidents
         self._enqueue = enqueue
@@ -246,20 +252,7 @@ class Engine:
                 counts = ledger.count_wrong_pages(connection, now, budget.config.days, budget.resets)
             if found := budget.review(*counts, now):
                 state = {"page_budget": budget.snapshot()}
-                self._apply(lambda desk: desk.observe_own(now, found), [], found, state)
-
-    def reset_budget(self, detector: str) -> list[dict[str, Any]]:
-        """Forgets the wrong pages of a detector until now; returns the budgets. Raises UsageError if it is unknown."""
-        if detector not in self.judge.names:
-            known = ", ".join(self.judge.names)
-            raise UsageError(f"detector = {detector!r}: no such detector; expected one of {known}")
-        with self.lock:
-            budget = self.finding_filter.budget
-            budget.resets[detector] = self.clock()
-            with self.database.transaction() as connection:
-                ledger.save_snapshot(connection, "page_budget", self.clock(), budget.snapshot())
-            self.review_budget()
-        return self.list_budgets()
+                self.apply(lambda desk: desk.observe_own(now, found), [], found, state)
 
     def list_budgets(self) -> list[dict[str, Any]]:
         """Returns the page budget of each detector, in the form of the API."""
@@ -321,9 +314,11 @@ class Engine:
             name = ""
             if done.end - max(self.progress.snapshot, self.progress.tried) >= SNAPSHOT_EVERY:
                 name, self.progress.tried = keep_state(self.database, done.end, self.judge.snapshot()), done.end
-            with self.database.transaction() as connection:
-                payloads = self._enqueue(done.changes, self.clock())
-                ledger.write_changes(connection, done.findings, done.changes, payloads, done.end)
+            with self._changing_life(), self.database.transaction() as connection:
+                changes = self.life.publish(done.changes, self.clock())
+                payloads = self._enqueue(changes, self.clock())
+                ledger.write_changes(connection, done.findings, changes, payloads, done.end)
+                self._save_life(connection)
                 state = self.desk.snapshot()
                 ledger.save_snapshot(connection, "desk", done.end, state)
                 ledger.save_snapshot(connection, "unheard", done.end, self.finding_filter.held.snapshot())
@@ -338,9 +333,40 @@ class Engine:
         if payloads:
             self._wake()
 
-    def apply_note(self, change: Callable[[LiveDesk], Change], events: Sequence[Event] = ()) -> Change:
-        """Applies a note to the Desk and writes it with its alerts and events, or neither."""
-        return self._apply(lambda desk: [change(desk)], events)[0]
+    @contextlib.contextmanager
+    def _changing_life(self) -> Iterator[None]:
+        """Restores the life of the incidents if it was not written."""
+        before = self.life.copy_state()
+        try:
+            yield
+        except BaseException:
+            self.life.restore_state(before)
+            raise
+
+    def _save_life(self, connection: duckdb.DuckDBPyConnection) -> None:
+        ledger.save_snapshot(connection, "life", self.clock(), json.dumps({"pages": self.life.pages}))
+
+    def advance_life(self) -> list[Change]:
+        """Does what is due by the clock: see `LifeBook.advance`. Cheap if nothing is."""
+        with self.lock:
+            now = self.clock()
+            if now < self.life.due:
+                return []
+            self._write()
+            with self._changing_life():
+                made = self.life.advance(now)
+                payloads = self._store_changes(made) if made else ()
+        if payloads:
+            self._wake()
+        return made
+
+    def _store_changes(self, made: Sequence[Change]) -> Sequence[ledger.Payload]:
+        """Writes changes of the clock with their alerts."""
+        with self.database.transaction() as connection:
+            payloads = self._enqueue(made, self.clock())
+            ledger.write_changes(connection, [], made, payloads, self.clock())
+            self._save_life(connection)
+        return payloads
 
     def report_events(self, events: Sequence[Event]) -> list[Change]:
         """Evaluates events of the pipeline itself immediately: no telemetry would close their frames."""
@@ -349,36 +375,35 @@ class Engine:
             self._write()
             judged = self.judge.judge_events(events, self.topology, again=True)  # a failed report is repeated
             found, passed = self.finding_filter.filter_findings(judged, self.desk.open_level, now)
-            return self._apply(lambda desk: desk.observe_own(now, passed), events, found)
+            return self.apply(lambda desk: desk.observe_own(now, passed), events, found)
 
-    def _apply(
+    def apply(
         self,
         change: Callable[[LiveDesk], list[Change]],
-        events: Sequence[Event],
+        events: Sequence[Event] = (),
         findings: Sequence[Finding] = (),
         states: Mapping[str, str] = {},
-        more: Write = lambda _: None,
+        audit: Sequence[AuditEntry] = (),
+        also: Callable[[duckdb.DuckDBPyConnection, Sequence[Change]], object] = lambda connection, made: None,
     ) -> list[Change]:
-        """Changes the Desk and writes the changes with alerts, events, findings, states and `more`, or neither."""
-        with self.lock:
+        """Changes the Desk and writes the changes as people see them, with alerts, events, findings, states, the audit
+        and what `also` writes, or none of it."""
+        with self.lock, self._changing_life():
             self._write()
             before = self.desk.snapshot()
-            made = change(self.desk)
             try:
+                made = self.life.publish(change(self.desk), self.clock())
                 with self.database.transaction() as connection:
                     payloads = self._enqueue(made, self.clock())
                     ledger.write_changes(connection, findings, made, payloads, self.clock())
-                    more(connection)
                     if events:
                         write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))], self.framer.closed)
-                    if any(event.data.get("verdict") == "not_a_fault" for event in events):
-                        ledger.add_wrong_page(connection, made[0].incident, self.clock(), "marked as not a fault")
-                    after = self.desk.snapshot()
-                    for key, state in {"desk": after, **states}.items():
+                    also(connection, made)
+                    write_audit(connection, audit, self.clock())
+                    self._save_life(connection)
+                    after, held = self.desk.snapshot(), self.finding_filter.held.snapshot()
+                    for key, state in {"desk": after, "unheard": held, **states}.items():
                         ledger.save_snapshot(connection, key, self.progress.judged, state)
-                    ledger.save_snapshot(
-                        connection, "unheard", self.progress.judged, self.finding_filter.held.snapshot()
-                    )
             except BaseException:
                 self.desk.restore(before)
                 raise
@@ -388,40 +413,10 @@ class Engine:
             self._wake()
         return made
 
-    def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mute:
-        """Mutes a detector in a scope from now on. Raises UsageError on invalid arguments."""
-        check_mute(detector, scope, seconds, reason, self.judge.names)
-        with self.lock:
-            now = self.clock()
-            self.finding_filter.drop_expired(self.progress.judged)
-            if len(self.finding_filter.mutes) >= MAX_MUTES:
-                raise UsageError(f"mutes: {MAX_MUTES} are active, which is the maximum; end some of them")
-            mute = Mute(uuid.uuid4().hex[:12], detector, scope, now, now + int(seconds * SECOND), reason.strip(), user)
-            with self.database.transaction() as connection:
-                mutes.add_mute(connection, mute)
-            self.finding_filter.mutes.append(mute)
-        return mute
-
-    def describe_unknown_scope(self, scope: str) -> str:
-        """A warning for a mute with an unknown scope; "" if it is known."""
-        return warn_unknown_scope(scope, self.topology, self.devices.has_device)
-
-    def unmute(self, id_: str, user: str) -> Mute:
-        """Ends a mute now. Raises KeyError if there is no active mute of that id."""
-        with self.lock:
-            found = next((m for m in self.finding_filter.mutes if m.id == id_ and m.ended is None), None)
-            if found is None:
-                raise KeyError(id_)
-            over = replace(found, ended=min(self.clock(), found.until), ended_by=user)
-            with self.database.transaction() as connection:
-                mutes.end_mute(connection, id_, user, self.clock())
-            self.finding_filter.mutes[self.finding_filter.mutes.index(found)] = over
-        return over
-
     def change_service(self, row: Decommission, event: Event, write: Write) -> None:
         """Decommissions or returns a node; the event and `write` are one transaction."""
         with self.lock:
-            self._apply(lambda _: [], [event], more=write)
+            self.apply(lambda _: [], [event], also=lambda connection, _: write(connection))
             self.decommissioned.set(row)
             self._expect_nothing()
 
@@ -429,38 +424,6 @@ class Engine:
         """Makes devices of decommissioned nodes count as ended, so that incidents of others need not wait for them."""
         names = (name for c in CLASSES for name in self.devices.names(c) if self.decommissioned.has(name))
         self._last_seen.end_entities(names, self.clock())
-
-    def resolve_as_not_a_fault(self, incident: str, user: str, comment: str) -> Change:
-        """Resolves an incident as a false alarm: its detectors take the present values as normal and learn again.
-
-        The verdict is an event, so that a restart evaluates it too.
-        """
-        with self.lock:
-            time = max(self.clock(), self.framer.closed)
-            said = {"verdict": "not_a_fault", "incident": incident, "user": user, "comment": comment}
-            blamed = self.desk.list_conditions(incident)
-            events = [Event(time, entity, "feedback", {**said, "detector": name}) for name, entity in blamed]
-            change = self.apply_note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
-            self.review_budget()
-        return change
-
-    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> list[dict[str, Any]]:
-        """Pins a version, or what is in force now; unpins; or returns to a version. Returns the versions.
-
-        The decision is an event, so that a restart and a replay apply it too. Raises KeyError without that version.
-        """
-        with self.lock:
-            time = max(self.clock(), self.framer.closed)
-            with self.database.transaction() as connection:
-                if action == "pin" and version is None:
-                    document = json.dumps(self.judge.calibration())
-                    version = ledger.add_calibration(connection, time, "learned", user, None, document)
-                found = None if version is None else ledger.load_calibration(connection, version)
-                ledger.add_calibration(connection, time, action, user, version, None)
-                versions = ledger.list_calibrations(connection)
-            data = {"action": action, "version": version, "user": user, "calibration": found}
-            self._apply(lambda _: [], [Event(time, "site:all", "calibration", data)])
-        return versions
 
     @property
     def is_ahead(self) -> bool:
@@ -471,11 +434,17 @@ class Engine:
         with self.database.lock:
             self.decommissioned = Decommissioned(self.database.connection, self.clock())
             self._expect_nothing()
-            self.finding_filter.mutes = mutes.load_active_mutes(self.database.connection, max(self.progress.judged, 0))
+            self.finding_filter.mutes = ledger.load_active_mutes(self.database.connection, max(self.progress.judged, 0))
+            self.life.silences = load_silences(self.database.connection, self.clock())
+            lives = ledger.load_lives(self.database.connection, self.clock() - KEPT)
+            pages = ledger.load_snapshot(self.database.connection, "life")
             desk = ledger.load_snapshot(self.database.connection, "desk")
             unheard = ledger.load_snapshot(self.database.connection, "unheard")
             judge = ledger.load_snapshot(self.database.connection, "judge")
             spent = ledger.load_snapshot(self.database.connection, "page_budget")
+        self.life.shown = {incident.id: incident for incident in lives}
+        if pages is not None:
+            self.life.pages = tuple(json.loads(pages[1])["pages"])
         if spent is not None:
             self.finding_filter.budget.restore(spent[1])
         if unheard is not None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.incidents.cases import Change
-from pipeline.incidents.desk import Desk, HasTelemetry
+from pipeline.incidents.cases import Case, Change, ResolveMutes, classify_change, derive_id, is_only_retitled
+from pipeline.incidents.desk import ACTOR, QUIET_PERIOD, REOPEN_WINDOW, Desk, HasTelemetry
+from pipeline.model.errors import Refused
 from pipeline.model.records import SECOND, Finding, Incident, Level, to_json
 from pipeline.model.topology import Topology
 
@@ -53,13 +54,155 @@ class EarlyFinding:
         return cls(data["due"], _decode_finding(data["finding"]), admitted)
 
 
+class RunningDesk(Desk):
+    """A Desk that people correct, and that can be copied and compared with another one."""
+
+    def adopt(self, case: Case) -> None:
+        """Takes in an incident of the store that it no longer has, so that a person can reopen it."""
+        if case.incident.id not in self._cases:
+            self._cases[case.incident.id] = case
+            for key in case.conditions:
+                self._case_ids.setdefault(key, case.incident.id)
+
+    def reopen(self, incident_id: str, user: str, comment: str, time: int) -> Change:
+        """Reopens an incident until a person resolves it; ends what its resolution muted. Raises as `resolve`."""
+        case = self._find_case(incident_id)
+        if case.is_open:
+            raise Refused(f"incident {incident_id}: is not resolved")
+        if case.folded_into is not None or not case.conditions:
+            raise Refused(f"incident {incident_id}: was merged into {case.folded_into}; split it there")
+        before = replace(case.incident)
+        for key in case.conditions:
+            self._mutes.end(key[0], {case.incident.cause, self._causes.find_suspect(key[1])})
+            if key not in self._case_ids or not self._cases[self._case_ids[key]].is_open:
+                self._case_ids[key] = incident_id
+        case.resolved_by_person, case.stays, case.quiet_from = False, True, self.time
+        case.incident.resolved, case.incident.state, case.incident.updated = None, "open", time
+        return case.make_change("reopened", before, user, comment, time)
+
+    def merge(self, kept_id: str, others: Sequence[str], user: str, comment: str, time: int) -> list[Change]:
+        """Merges open incidents into one, which keeps its cause. Raises as `resolve`."""
+        kept, cases = self._find_case(kept_id), [self._find_case(id_) for id_ in others if id_ != kept_id]
+        for case in (kept, *cases):
+            case.require_open("merged")
+        self._start_instant()
+        self._now = time
+        self._mark_changed(kept)
+        for case in cases:
+            kept.adopted |= case.conditions.keys() | case.adopted
+            kept.stays, kept.apart = kept.stays or case.stays, (kept.apart | case.apart) - {*others}
+            self._absorb_case(kept, case)
+        kept.refresh_incident(self._causes, self._before[kept_id], self.time)
+        made = self._collect_changes()
+        kinds = {c.incident.id: "merged" if c.kind == "updated" else c.kind for c in made}
+        return [
+            replace(c, actor=user, kind=kinds[c.incident.id], comment=f"{c.comment}: {comment}".lstrip(": "))
+            for c in made
+        ]
+
+    def split(self, incident_id: str, entities: Collection[str], user: str, comment: str, time: int) -> list[Change]:
+        """Moves the findings about some members into an incident of their own, which is never merged back by itself.
+
+        Raises as `resolve`, and Refused unless some members stay.
+        """
+        case = self._find_case(incident_id)
+        case.require_open("split")
+        moved = {key: c for key, c in case.conditions.items() if key[1] in entities}
+        if not 0 < len(moved) < len(case.conditions):
+            members = ", ".join(case.list_members())
+            raise Refused(f"incident {incident_id}: expected some of its members, not all: {members}")
+        before, first = replace(case.incident), min(moved.values(), key=lambda c: (c.onset, c.detector, c.entity))
+        id_ = derive_id(first.entity, first.detector, str(first.onset), incident_id)
+        id_ = derive_id(id_, str(time)) if id_ in self._cases else id_
+        made = case.split_off(id_, moved, self._causes.find_suspect(first.entity), self.time, time)
+        self._cases[id_] = made
+        self._case_ids.update(dict.fromkeys(moved, id_))
+        made.refresh_incident(self._causes, None, self.time)
+        case.refresh_incident(self._causes, replace(before, cause=""), self.time)
+        keys = tuple((c.detector, c.entity, c.onset) for c in moved.values())
+        opened = Change("opened", made.public_incident(), time, user, f"split from {incident_id}: {comment}", keys)
+        left = case.make_change("split", before, user, f"{id_}: {comment}", time)
+        return [left, replace(opened, split_from=incident_id)]
+
+    def copy(self) -> RunningDesk:
+        """Returns an independent copy."""
+        other = RunningDesk(self.topology, self._is_simulated, self._site_of)
+        other.time, other._causes = self.time, self._causes
+        other._cases = {id_: case.copy() for id_, case in self._cases.items()}
+        other._case_ids = dict(self._case_ids)
+        other._mutes = ResolveMutes(QUIET_PERIOD, dict(self._mutes.entries))
+        return other
+
+    def sync_quiet_times(self, other: RunningDesk) -> None:
+        """Takes over the times of the last findings from another Desk, not its incidents."""
+        self.time, self._mutes = other.time, other._mutes
+        for id_, case in self._cases.items():
+            if (newer := other._cases.get(id_)) is not None:
+                case.quiet_from = max(case.quiet_from, newer.quiet_from)
+                for key in case.conditions.keys() & newer.conditions.keys():
+                    case.conditions[key].last = max(case.conditions[key].last, newer.conditions[key].last)
+
+    def keep_opened_times(self, before: RunningDesk) -> None:
+        """Keeps the times at which people first saw the incidents of `before`."""
+        for id_, case in self._cases.items():
+            if id_ in before._cases:
+                case.visible_since = before._cases[id_].visible_since
+
+    def changes_since(
+        self, before: RunningDesk, keys: Mapping[str, Sequence[tuple[str, str, int]]], now: int
+    ) -> list[Change]:
+        """Returns the changes from the incidents of `before` to these. keys: keys of new findings by incident id."""
+        changes = []
+        for id_, case in self._cases.items():
+            then = before._cases[id_].public_incident() if id_ in before._cases else None
+            shown, new_keys = case.public_incident(), tuple(keys.get(id_, ()))
+            if then is not None and then == replace(shown, updated=then.updated) and not new_keys:
+                continue
+            kind, comment = classify_change(then, case)
+            if kind == "updated" and then is not None and not new_keys and is_only_retitled(then, shown):
+                kind = "retitled"
+            into = case.folded_into if kind == "resolved" else None
+            changes.append(Change(kind or "updated", shown, now, ACTOR, comment, new_keys, then, into))
+        return [*changes, *(self._withdraw(case, now) for case in before._cases_missing_in(self) if case.is_open)]
+
+    def matches(self, incident: Incident) -> bool:
+        """Returns whether this Desk has the same incident, apart from its opened and updated times."""
+        case = self._cases.get(incident.id)
+        return case is not None and case.matches(incident)
+
+    def keep_resolved(self, before: RunningDesk) -> None:
+        """Keeps incidents that only `before` had, as resolved, so that they can be reopened."""
+        for case in before._cases_missing_in(self):
+            if case.is_open:
+                self._close_withdrawn(case)
+            if self.time - (case.incident.resolved or 0) <= REOPEN_WINDOW:
+                self._cases[case.incident.id] = case
+
+    def _cases_missing_in(self, other: RunningDesk) -> list[Case]:
+        """Returns copies of the cases that another Desk does not have."""
+        return [case.copy() for id_, case in self._cases.items() if id_ not in other._cases]
+
+    def _withdraw(self, case: Case, now: int) -> Change:
+        """Resolves an incident that people saw early and that the frames do not confirm as a separate incident."""
+        before = case.public_incident()
+        self._close_withdrawn(case)
+        comment = f"merged into {case.folded_into}" if case.folded_into else "not confirmed by its frame"
+        return Change("resolved", case.public_incident(), now, ACTOR, comment, (), before, case.folded_into)
+
+    def _close_withdrawn(self, case: Case) -> None:
+        homes = (self._case_ids.get(key) for key in case.conditions)
+        case.folded_into = next((home for home in homes if home in self._cases), None)
+        self._resolve_case(case, max(self.time, case.incident.onset))
+        case.conditions = {}
+
+
 class LiveDesk:
     """The frame Desk and the visible Desk; they are the same object while no finding waits for its frame."""
 
     def __init__(
         self, topology: Topology, is_simulated: Callable[[str], bool], site_of: Callable[[str], str | None]
     ) -> None:
-        self._frame_desk = self._visible_desk = Desk(topology, is_simulated, site_of)
+        self._frame_desk = self._visible_desk = RunningDesk(topology, is_simulated, site_of)
         self._waiting: list[EarlyFinding] = []
 
     def list_due(self, end: int) -> list[Finding]:
@@ -119,6 +262,26 @@ class LiveDesk:
         self._adopt_visible()
         return self._frame_desk.resolve(incident_id, user, comment, time)
 
+    def adopt(self, case: Case) -> None:
+        """See `Desk.adopt`."""
+        self._adopt_visible()
+        self._frame_desk.adopt(case)
+
+    def reopen(self, incident_id: str, user: str, comment: str, time: int) -> Change:
+        """See `Desk.reopen`."""
+        self._adopt_visible()
+        return self._frame_desk.reopen(incident_id, user, comment, time)
+
+    def merge(self, kept_id: str, others: Sequence[str], user: str, comment: str, time: int) -> list[Change]:
+        """See `Desk.merge`."""
+        self._adopt_visible()
+        return self._frame_desk.merge(kept_id, others, user, comment, time)
+
+    def split(self, incident_id: str, entities: Collection[str], user: str, comment: str, time: int) -> list[Change]:
+        """See `Desk.split`."""
+        self._adopt_visible()
+        return self._frame_desk.split(incident_id, entities, user, comment, time)
+
     @property
     def incidents(self) -> dict[str, Incident]:
         """Visible incidents, by id."""
@@ -175,7 +338,7 @@ class LiveDesk:
         visible = self._visible_desk
         return all(known >= set(change.finding_keys) and visible.matches(change.incident) for change in changes)
 
-    def _apply_early(self, now: int) -> tuple[Desk, list[Change]]:
+    def _apply_early(self, now: int) -> tuple[RunningDesk, list[Change]]:
         """Returns a copy of the frame Desk with all early findings applied in order of time, and the changes."""
         if not self._waiting:
             return self._frame_desk, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -24,8 +24,29 @@ ChangeKind = Literal[
     "commented",
     "resolved",
     "reopened",
+    "assigned",
+    "silenced",
+    "unsilenced",
+    "inhibited",
+    "uninhibited",
+    "escalated",
+    "acknowledgement_expired",
+    "worsened",
+    "held_open",
+    "returned",
+    "merged",
+    "split",
+    "feedback",
 ]
+NOTES: frozenset[ChangeKind] = frozenset(
+    "acknowledged commented retitled assigned silenced inhibited held_open returned merged split feedback".split()  # type: ignore[arg-type] # noqa: SIM905
+)
+"""Kinds that receivers of alerts are not told: what people did, and what changes no alert."""
+REPEATED: frozenset[ChangeKind] = frozenset({"escalated", "acknowledgement_expired", "worsened"})
+"""Kinds that tell receivers again what they know already."""
 _LINK_STATE_SIGNALS = frozenset({"nic.state", "nic.carrier_changes"})
+QUIET_END = "no findings for 10 min, telemetry present"
+"""Comment of an incident that resolved because its findings ended."""
 PAIR_WINDOW = 120 * SECOND
 """Findings further apart than this do not corroborate each other; equal to the time to refine a cause. Chosen."""
 GENERIC_DETECTORS = frozenset({"anomaly"})
@@ -41,6 +62,9 @@ class Change:
 
     before:      the incident before the change; None if it is new.
     folded_into: the incident into which this one was merged, if that resolved it.
+    split_from:  the incident that had the findings before.
+    life:        what a person set in the life of the incident.
+    receivers:   the only receivers that are told, by name; empty: all.
     """
 
     kind: ChangeKind
@@ -51,6 +75,9 @@ class Change:
     finding_keys: tuple[tuple[str, str, int], ...] = ()
     before: Incident | None = None
     folded_into: str | None = None
+    split_from: str | None = None
+    life: Mapping[str, Any] = field(default_factory=dict)
+    receivers: tuple[str, ...] = ()
 
 
 class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - a plain name
@@ -115,6 +142,9 @@ class Case:
     raised_at:     time when it became a ticket or page; 0 while it is a watch.
     visible_since: time when people could first see it: the clock when live, event time in replay.
     reason:        why its cause, or its severity, goes beyond its findings; shown in the history.
+    adopted:       conditions that a person merged into it: they belong to it whatever their cause.
+    apart:         incidents from which a person split it: they are never merged.
+    stays:         a person reopened it: only a person resolves it.
     """
 
     incident: Incident
@@ -126,6 +156,9 @@ class Case:
     raised_at: int = 0
     visible_since: int = 0
     reason: str = ""
+    adopted: set[tuple[str, str]] = field(default_factory=set)
+    apart: set[str] = field(default_factory=set)
+    stays: bool = False
 
     def public_incident(self) -> Incident:
         """Returns a copy with the time when people could first see it as `opened`."""
@@ -134,7 +167,9 @@ class Case:
     def copy(self) -> Case:
         """Returns an independent copy."""
         conditions = {key: replace(c) for key, c in self.conditions.items()}
-        return replace(self, incident=replace(self.incident), conditions=conditions, held=set(self.held))
+        made = replace(self, incident=replace(self.incident), conditions=conditions, held=set(self.held))
+        made.adopted, made.apart = set(self.adopted), set(self.apart)
+        return made
 
     @property
     def is_open(self) -> bool:
@@ -230,6 +265,11 @@ class Case:
         return bool(self.conditions) and all(c.detector in GENERIC_DETECTORS for c in self.conditions.values())
 
     @property
+    def is_slow_gpu(self) -> bool:
+        """Whether it is a GPU on which work is slow, which only a job shows."""
+        return kind_of(self.incident.cause) == "gpu" and detector_family(self.incident.detector) == "straggler"
+
+    @property
     def is_firm(self) -> bool:
         """Whether it has a finding above suspect from a specific detector."""
         return any(c.level != "suspect" and c.detector not in GENERIC_DETECTORS for c in self.conditions.values())
@@ -271,10 +311,24 @@ class Case:
         """Returns the change that a person made."""
         return Change(kind, self.public_incident(), time, user, comment, (), before)
 
+    def split_off(self, id_: str, moved: dict[tuple[str, str], Condition], cause: str, time: int, seen: int) -> Case:
+        """Moves conditions into a new case at event time `time`, which people see from `seen` on."""
+        first, own = min(moved.values(), key=lambda c: (c.onset, c.detector, c.entity)), self.incident
+        about = (first.summary, first.detector, first.entity, (first.entity,))
+        incident = Incident(id_, cause, time, first.onset, "watch", *about, simulated=own.simulated, updated=time)
+        made = Case(incident, moved, self.held & moved.keys(), self.quiet_from, visible_since=seen, apart={own.id})
+        self.held -= moved.keys()
+        self.adopted -= moved.keys()
+        self.conditions = {key: c for key, c in self.conditions.items() if key not in moved}
+        self.apart.add(id_)
+        return made
+
     def as_json(self) -> dict[str, Any]:
         """Returns all state as plain data."""
+        incident = asdict(self.incident)
+        del incident["life"]  # the store has it
         return {
-            "incident": asdict(self.incident),
+            "incident": incident,
             "conditions": [asdict(c) for c in self.conditions.values()],
             "holding": sorted(map(list, self.held)),
             "quiet_from": self.quiet_from,
@@ -283,6 +337,9 @@ class Case:
             "raised": self.raised_at,
             "visible": self.visible_since,
             "reason": self.reason,
+            "adopted": sorted(map(list, self.adopted)),
+            "apart": sorted(self.apart),
+            "stays": self.stays,
         }
 
     @classmethod
@@ -299,6 +356,9 @@ class Case:
             data.get("raised", data["incident"]["opened"]),
             data.get("visible", 0),
             data.get("reason", ""),
+            {(detector, entity) for detector, entity in data.get("adopted", ())},
+            set(data.get("apart", ())),
+            data.get("stays", False),
         )
 
 
@@ -307,7 +367,12 @@ def make_incident_id(finding: Finding, other_cause: str = "") -> str:
 
     other_cause: cause of the open incident with the same id from which the finding was dropped.
     """
-    text = "\x1f".join((finding.entity, finding.detector, str(finding.onset), *filter(None, (other_cause,))))
+    return derive_id(finding.entity, finding.detector, str(finding.onset), *filter(None, (other_cause,)))
+
+
+def derive_id(*words: str) -> str:
+    """Returns the id that words always give."""
+    text = "\x1f".join(words)
     return f"inc-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -337,7 +402,7 @@ def classify_change(before: Incident | None, case: Case) -> tuple[ChangeKind | N
         if before.resolved is not None:
             return None, ""
         into = case.folded_into
-        return "resolved", f"merged into {into}" if into else "no findings for 10 min, telemetry present"
+        return "resolved", f"merged into {into}" if into else QUIET_END
     if before.resolved is not None:
         return "reopened", "the condition returned"
     if now.cause != before.cause:
@@ -365,6 +430,11 @@ class ResolveMutes:
         """Adds a mute. Of several conditions of a detector below one suspect the highest level counts."""
         before = self.entries.get((suspect, detector), (0, level, 0))[1]
         self.entries[suspect, detector] = time, max(before, level, key=LEVELS.index), time
+
+    def end(self, detector: str, suspects: Iterable[str]) -> None:
+        """Ends the mutes of a detector on suspects."""
+        for suspect in suspects:
+            self.entries.pop((suspect, detector), None)
 
     def suppresses(self, chain: Sequence[str], detector: str, level: Level, time: int) -> bool:
         """Returns whether a finding is muted by its suspect, the first in the chain, or by anything above.
@@ -401,6 +471,12 @@ class ResolveMutes:
             (row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1], row[4] if len(row) > 4 else row[2])
             for row in rows
         }
+
+
+def are_apart(cases: Iterable[Case]) -> bool:
+    """Returns whether a person split one of the cases from another of them."""
+    ids = {case.incident.id for case in cases}
+    return any(not ids.isdisjoint(case.apart) for case in cases)
 
 
 def detector_family(detector: str) -> str:

@@ -20,13 +20,14 @@ from pipeline.incidents.cases import (
     Condition,
     NoSuchIncident,
     ResolveMutes,
+    are_apart,
     classify_change,
+    detector_family,
     instant_order,
-    is_only_retitled,
     make_incident_id,
     visibility_order,
 )
-from pipeline.incidents.causes import NODE_SILENCE, REFINE_WINDOW, CauseRules, MergeProposal
+from pipeline.incidents.causes import NODE_SILENCE, REFINE_WINDOW, SYMPTOM_FAMILY, CauseRules, MergeProposal
 from pipeline.incidents.likelihood import BaseRates
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology, kind_of
@@ -35,8 +36,10 @@ QUIET_PERIOD = 600 * SECOND
 """Time without a finding, with telemetry present, after which an incident resolves: ten repeats; chosen."""
 REOPEN_WINDOW = 1800 * SECOND
 """A condition that returns this soon after its incident resolved reopens it: flapping is one incident. Chosen."""
+SLOW_GPU_WINDOW = 86_400 * SECOND
+"""The same for a slow GPU, which only a job shows: the next job may begin hours later. Chosen: a day."""
 MAX_RESOLVED = 1000
-"""Resolved incidents kept in memory, at most for REOPEN_WINDOW; the store keeps all. Chosen."""
+"""Resolved incidents kept in memory, at most for these times; the store keeps all. Chosen."""
 ACTOR = "fleetpulse"
 HasTelemetry = Callable[[str], bool]
 __all__ = ["Change", "Desk", "NoSuchIncident"]
@@ -171,75 +174,6 @@ class Desk:
         self._mutes.restore(data["mutes"])
         self._causes.rates = BaseRates.from_json(data.get("rates"))
 
-    def copy(self) -> Desk:
-        """Returns an independent copy."""
-        other = Desk(self.topology, self._is_simulated, self._site_of)
-        other.time, other._causes = self.time, self._causes
-        other._cases = {id_: case.copy() for id_, case in self._cases.items()}
-        other._case_ids = dict(self._case_ids)
-        other._mutes = ResolveMutes(QUIET_PERIOD, dict(self._mutes.entries))
-        return other
-
-    def sync_quiet_times(self, other: Desk) -> None:
-        """Takes over the times of the last findings from another Desk, not its incidents."""
-        self.time, self._mutes = other.time, other._mutes
-        for id_, case in self._cases.items():
-            if (newer := other._cases.get(id_)) is not None:
-                case.quiet_from = max(case.quiet_from, newer.quiet_from)
-                for key in case.conditions.keys() & newer.conditions.keys():
-                    case.conditions[key].last = max(case.conditions[key].last, newer.conditions[key].last)
-
-    def keep_opened_times(self, before: Desk) -> None:
-        """Keeps the times at which people first saw the incidents of `before`."""
-        for id_, case in self._cases.items():
-            if id_ in before._cases:
-                case.visible_since = before._cases[id_].visible_since
-
-    def changes_since(self, before: Desk, keys: Mapping[str, Sequence[tuple[str, str, int]]], now: int) -> list[Change]:
-        """Returns the changes from the incidents of `before` to these. keys: keys of new findings by incident id."""
-        changes = []
-        for id_, case in self._cases.items():
-            then = before._cases[id_].public_incident() if id_ in before._cases else None
-            shown, new_keys = case.public_incident(), tuple(keys.get(id_, ()))
-            if then is not None and then == replace(shown, updated=then.updated) and not new_keys:
-                continue
-            kind, comment = classify_change(then, case)
-            if kind == "updated" and then is not None and not new_keys and is_only_retitled(then, shown):
-                kind = "retitled"
-            into = case.folded_into if kind == "resolved" else None
-            changes.append(Change(kind or "updated", shown, now, ACTOR, comment, new_keys, then, into))
-        return [*changes, *(self._withdraw(case, now) for case in before._cases_missing_in(self) if case.is_open)]
-
-    def matches(self, incident: Incident) -> bool:
-        """Returns whether this Desk has the same incident, apart from its opened and updated times."""
-        case = self._cases.get(incident.id)
-        return case is not None and case.matches(incident)
-
-    def keep_resolved(self, before: Desk) -> None:
-        """Keeps incidents that only `before` had, as resolved, so that they can be reopened."""
-        for case in before._cases_missing_in(self):
-            if case.is_open:
-                self._close_withdrawn(case)
-            if self.time - (case.incident.resolved or 0) <= REOPEN_WINDOW:
-                self._cases[case.incident.id] = case
-
-    def _cases_missing_in(self, other: Desk) -> list[Case]:
-        """Returns copies of the cases that another Desk does not have."""
-        return [case.copy() for id_, case in self._cases.items() if id_ not in other._cases]
-
-    def _withdraw(self, case: Case, now: int) -> Change:
-        """Resolves an incident that people saw early and that the frames do not confirm as a separate incident."""
-        before = case.public_incident()
-        self._close_withdrawn(case)
-        comment = f"merged into {case.folded_into}" if case.folded_into else "not confirmed by its frame"
-        return Change("resolved", case.public_incident(), now, ACTOR, comment, (), before, case.folded_into)
-
-    def _close_withdrawn(self, case: Case) -> None:
-        homes = (self._case_ids.get(key) for key in case.conditions)
-        case.folded_into = next((home for home in homes if home in self._cases), None)
-        self._resolve_case(case, max(self.time, case.incident.onset))
-        case.conditions = {}
-
     def _find_case(self, incident_id: str) -> Case:
         if incident_id not in self._cases:
             raise NoSuchIncident(f"incident {incident_id}: no such incident is open or recently resolved")
@@ -282,7 +216,9 @@ class Desk:
         if self._causes.outlasts_site(case, finding, self.time):
             return None
         blamed = case.incident.cause == self._causes.find_suspect(finding.entity)
-        return case if case.has_condition(finding) or blamed or self._causes.can_absorb_at(case, self.time) else None
+        adopted = (finding.detector, finding.entity) in case.adopted
+        goes_on = case.has_condition(finding) or blamed or adopted
+        return case if goes_on or self._causes.can_absorb_at(case, self.time) else None
 
     def _find_silent_site(self, finding: Finding) -> Case | None:
         """Returns the open case of a silent site to which a silent node belongs."""
@@ -334,11 +270,12 @@ class Desk:
         """Reopens and returns the resolved case that this finding continues: the same condition, or a flapping
         cause."""
         home = self._case_ids.get((finding.detector, finding.entity), "")
-        case = self._cases.get(home) or self._cases.get(make_incident_id(finding))
+        case = self._cases.get(home) or self._cases.get(make_incident_id(finding)) or self._find_same_slow_gpu(finding)
         if case is None or case.incident.resolved is None:
             return case if home else None  # an open case of this id dropped the condition: _take_over_cause
         blamed = case.incident.cause == self._causes.find_suspect(finding.entity)
-        flaps = blamed and not case.resolved_by_person and self.time - case.incident.resolved <= REOPEN_WINDOW
+        window = SLOW_GPU_WINDOW if case.is_slow_gpu else REOPEN_WINDOW
+        flaps = blamed and not case.resolved_by_person and self.time - case.incident.resolved <= window
         if not (flaps or case.has_condition(finding) or case.incident.id == make_incident_id(finding)):
             return None
         if (other := self._find_open_by_cause(case.incident.cause)) is not None and not other.is_generic:
@@ -347,6 +284,14 @@ class Desk:
         case.incident.resolved, case.incident.state = None, "open"
         case.resolved_by_person, case.folded_into = False, None
         return case
+
+    def _find_same_slow_gpu(self, finding: Finding) -> Case | None:
+        """Returns the newest resolved case of the same slow GPU: each job has other ranks, so other conditions."""
+        if detector_family(finding.detector) != SYMPTOM_FAMILY:
+            return None
+        cause = self._causes.find_suspect(finding.entity)
+        found = [c for c in self._cases.values() if c.incident.cause == cause and not c.is_open and c.is_slow_gpu]
+        return max(found, key=lambda c: (c.incident.resolved or 0, c.incident.id), default=None)
 
     def _find_open_by_cause(self, cause: str) -> Case | None:
         found = (c for c in self._cases.values() if c.is_open and c.incident.cause == cause)
@@ -419,6 +364,7 @@ class Desk:
             open_ = [c for c in self._cases.values() if c.is_open]
             fresh = [c for c in open_ if c.incident.severity == "watch" or self.time - c.raised_at <= REFINE_WINDOW]
             folds = self._causes.propose_merges(fresh, [c for c in open_ if self._causes.can_absorb_at(c, self.time)])
+            folds = [fold for fold in folds if not are_apart(fold.cases)]
             if not folds:
                 return
             for fold in folds:
@@ -472,14 +418,15 @@ class Desk:
                 continue
             if not all(sends_telemetry(member) for member in case.incident.members):
                 case.quiet_from = self.time
-            elif not case.held and self.time - case.quiet_from >= QUIET_PERIOD:
+            elif not case.held and not case.stays and self.time - case.quiet_from >= QUIET_PERIOD:
                 self._mark_changed(case)
                 self._resolve_case(case, self.time)
         self._mutes.expire(sends_telemetry, self.time)
 
     def _drop_old_resolved(self) -> None:
         resolved = sorted((c.incident.resolved, i) for i, c in self._cases.items() if c.incident.resolved is not None)
-        old = [i for resolved_at, i in resolved if self.time - resolved_at > REOPEN_WINDOW]
+        windows = {i: SLOW_GPU_WINDOW if self._cases[i].is_slow_gpu else REOPEN_WINDOW for _, i in resolved}
+        old = [i for resolved_at, i in resolved if self.time - resolved_at > windows[i]]
         for id_ in dict.fromkeys((*old, *(i for _, i in resolved[:-MAX_RESOLVED]))):
             if id_ not in self._before:
                 for key in self._cases.pop(id_).conditions:

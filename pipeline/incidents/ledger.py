@@ -5,6 +5,7 @@ An incident, its history row and its payloads are written in one transaction, so
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +14,12 @@ from typing import Any, Literal
 
 import duckdb
 
-from pipeline.incidents.cases import PAIR_WINDOW, Change
+from pipeline.incidents.cases import PAIR_WINDOW, Case, Change, Condition
 from pipeline.incidents.desk import ACTOR
+from pipeline.incidents.silences import expire, from_mute, load_silences, save_silence, to_mute
 from pipeline.judging.mutes import Mute
 from pipeline.judging.page_budget import LOGGED, family_of
-from pipeline.model.records import LEVELS, SECOND, Finding, Incident, iso, to_json
+from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Life, iso, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,13 @@ INSERT INTO incidents
 SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[]), make_timestamptz(unnest($3::BIGINT[])),
        make_timestamptz(unnest($4::BIGINT[])), make_timestamptz(unnest($5::BIGINT[])), unnest($6::VARCHAR[]),
        unnest($7::VARCHAR[][]), unnest($8::DOUBLE[]), unnest($9::VARCHAR[]), unnest($10::VARCHAR[]),
-       unnest($11::BOOLEAN[]), unnest($12::VARCHAR[]), unnest($13::VARCHAR[]), make_timestamptz(unnest($14::BIGINT[]))
+       unnest($11::BOOLEAN[]), unnest($12::VARCHAR[]), unnest($13::VARCHAR[]), make_timestamptz(unnest($14::BIGINT[])),
+       unnest($15::VARCHAR[])
 ON CONFLICT (id) DO UPDATE SET
     cause = excluded.cause, opened = excluded.opened, onset = excluded.onset, resolved = excluded.resolved,
     severity = excluded.severity, members = excluded.members, confidence = excluded.confidence, state = excluded.state,
     summary = excluded.summary, simulated = excluded.simulated, detector = excluded.detector, entity = excluded.entity,
-    updated = excluded.updated
+    updated = excluded.updated, life = excluded.life
 """
 _HISTORY = """
 INSERT INTO history
@@ -100,13 +103,14 @@ FROM (SELECT * REPLACE (number + row_number() OVER (PARTITION BY incident, recei
 """
 _INCIDENTS = """
 SELECT id, cause, epoch_us(opened), epoch_us(onset), epoch_us(resolved), severity, members, confidence, state, summary,
-       simulated, detector, entity, epoch_us(updated) FROM incidents
+       simulated, detector, entity, epoch_us(updated), life FROM incidents
 """
 _FINDING = ("time", "onset", "entity", "detector", "level", "score", "summary", "evidence", "signals")
 _NAMES = (
     *("id", "cause", "opened", "onset", "resolved", "severity", "members", "confidence", "state", "summary"),
-    *("simulated", "detector", "entity", "updated"),
+    *("simulated", "detector", "entity", "updated", "life"),
 )
+_FIELDS = {f.name: f.default for f in dataclasses.fields(Life)}
 
 
 def write_changes(
@@ -158,6 +162,47 @@ def find_known_findings(
 def load_open_incidents(connection: duckdb.DuckDBPyConnection) -> list[Incident]:
     """Returns the incidents that are not resolved, in order of opening."""
     return _load(connection, "WHERE resolved IS NULL ORDER BY opened, id", [])
+
+
+def load_lives(connection: duckdb.DuckDBPyConnection, since: int) -> list[Incident]:
+    """Returns the incidents that are not resolved, and those resolved after a time.
+
+    One that an older version acknowledged has no life: it is acknowledged without an end.
+    """
+    found = _load(connection, "WHERE resolved IS NULL OR updated >= make_timestamptz($1::BIGINT) ORDER BY id", [since])
+    for incident in found:
+        if incident.state == "acknowledged" and not incident.life.acknowledged_by:
+            row = connection.execute(
+                "SELECT arg_max(actor, number) FROM history WHERE incident = $1 AND kind = 'acknowledged'",
+                [incident.id],
+            ).fetchone()
+            incident.life = Life(acknowledged_by=str((row and row[0]) or ACTOR), told=len(incident.members))
+    return found
+
+
+def load_incident(connection: duckdb.DuckDBPyConnection, id_: str) -> Incident | None:
+    """Returns one incident, None if it is not stored."""
+    return next(iter(_load(connection, "WHERE id = $1", [id_])), None)
+
+
+def count_history(connection: duckdb.DuckDBPyConnection, id_: str) -> int:
+    """Returns the number of rows of the history of an incident: its version."""
+    row = connection.execute("SELECT coalesce(max(number), 0) FROM history WHERE incident = $1", [id_]).fetchone()
+    return int(row[0]) if row else 0
+
+
+def load_case(connection: duckdb.DuckDBPyConnection, incident: Incident) -> Case:
+    """Returns the case of a resolved incident from its findings, so that it can be reopened."""
+    rows = connection.execute(
+        """SELECT detector, entity, epoch_us(onset), level, epoch_us(time), coalesce(score, 0), summary, signals
+           FROM findings WHERE incident = $1 ORDER BY time, onset, detector, entity""",
+        [incident.id],
+    ).fetchall()
+    conditions = {
+        (detector, entity): Condition(detector, entity, onset, level, onset, time, score, summary, tuple(signals))
+        for detector, entity, onset, level, time, score, summary, signals in rows
+    }
+    return Case(replace(incident), conditions, raised_at=incident.opened, visible_since=incident.opened)
 
 
 def list_incidents(cursor: duckdb.DuckDBPyConnection, state: str | None = None) -> list[dict[str, Any]]:
@@ -289,7 +334,7 @@ def _write_incidents(connection: duckdb.DuckDBPyConnection, changes: Sequence[Ch
     rows = [
         (
             *(i.id, i.cause, i.opened, i.onset, i.resolved, i.severity, list(i.members), to_json(i.confidence)),
-            *(i.state, i.summary, i.simulated, i.detector, i.entity, i.updated),
+            *(i.state, i.summary, i.simulated, i.detector, i.entity, i.updated, encode_life(i.life)),
         )
         for i in newest.values()
     ]
@@ -303,7 +348,7 @@ def _write_history(connection: duckdb.DuckDBPyConnection, changes: Sequence[Chan
     for change in (c for c in changes if c.kind != "retitled"):
         i = change.incident
         places[i.id] += 1
-        content = json.dumps(i.as_json())
+        content = json.dumps({**i.as_json(), "life": json.loads(encode_life(i.life))})
         rows.append((i.id, places[i.id], change.time, change.kind, change.actor, change.comment, content))
     if rows:
         connection.execute(_HISTORY, [list(column) for column in zip(*rows, strict=True)])
@@ -312,7 +357,14 @@ def _write_history(connection: duckdb.DuckDBPyConnection, changes: Sequence[Chan
 def _apply_end(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
     """Moves the findings of an incident that was merged; counts a page that ended without harm or action."""
     i = change.incident
-    if change.folded_into is not None:
+    if change.split_from is not None:
+        names, entities = [k[0] for k in change.finding_keys], [k[1] for k in change.finding_keys]
+        connection.execute(
+            """UPDATE findings SET incident = $1 WHERE incident = $2
+               AND (detector, entity) IN (SELECT (unnest($3::VARCHAR[]), unnest($4::VARCHAR[])))""",
+            [i.id, change.split_from, names, entities],
+        )
+    elif change.folded_into is not None:
         connection.execute("UPDATE findings SET incident = $1 WHERE incident = $2", [change.folded_into, i.id])
     elif change.kind == "resolved" and change.actor == ACTOR and _is_unneeded_page(connection, i):
         add_wrong_page(connection, i, change.time, "ended without harm or action")
@@ -320,7 +372,7 @@ def _apply_end(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
 
 def _is_unneeded_page(connection: duckdb.DuckDBPyConnection, incident: Incident) -> bool:
     """Returns whether a page ended without an action of a person and without a second family that saw harm."""
-    if incident.severity != "page" or incident.simulated:
+    if incident.severity != "page" or incident.simulated or incident.is_held_back:
         return False
     acts = connection.execute(
         "SELECT count(*) FROM history WHERE incident = $1 AND actor <> $2", [incident.id, ACTOR]
@@ -339,6 +391,11 @@ def add_wrong_page(connection: duckdb.DuckDBPyConnection, incident: Incident, ti
             "INSERT OR IGNORE INTO wrong_pages VALUES ($1, $2, make_timestamptz($3::BIGINT), $4)",
             [incident.id, incident.detector, time, reason],
         )
+
+
+def remove_wrong_page(connection: duckdb.DuckDBPyConnection, id_: str) -> None:
+    """Forgets that an incident was counted as a wrong page."""
+    connection.execute("DELETE FROM wrong_pages WHERE incident = $1", [id_])
 
 
 def count_wrong_pages(
@@ -361,7 +418,22 @@ def count_wrong_pages(
 
 def _load(cursor: duckdb.DuckDBPyConnection, where: str, parameters: Sequence[Any]) -> list[Incident]:
     rows = cursor.execute(_INCIDENTS + where, parameters).fetchall()
-    return [Incident(**{**dict(zip(_NAMES, row, strict=True)), "members": tuple(row[6])}) for row in rows]
+    return [
+        Incident(**{**dict(zip(_NAMES, row, strict=True)), "members": tuple(row[6]), "life": decode_life(row[-1])})
+        for row in rows
+    ]
+
+
+def encode_life(life: Life) -> str:
+    """Returns the fields that differ from those of an incident that nobody touched, as JSON."""
+    return json.dumps({name: value for name, value in dataclasses.asdict(life).items() if value != _FIELDS[name]})
+
+
+def decode_life(text: str | None) -> Life:
+    """Restores a life; an incident of an older store has none."""
+    values: dict[str, Any] = json.loads(text) if text else {}
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in _FIELDS}
+    return Life(**known)
 
 
 def _findings_of(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[Mapping[str, Any]]:
@@ -393,41 +465,27 @@ def _history_of(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[Mapping[str
     ]
 
 
-_COLUMNS = 'id, detector, scope, epoch_us(since), epoch_us("until"), reason, "user", epoch_us(ended), ended_by'
-
-
 def add_mute(connection: duckdb.DuckDBPyConnection, mute: Mute) -> None:
-    """Stores a mute."""
-    connection.execute(
-        """INSERT INTO mutes VALUES ($1, $2, $3, make_timestamptz($4::BIGINT), make_timestamptz($5::BIGINT), $6, $7,
-           NULL, NULL)""",
-        [mute.id, mute.detector, mute.scope, mute.since, mute.until, mute.reason, mute.user],
-    )
+    """Stores a mute, as a silence."""
+    save_silence(connection, from_mute(mute))
 
 
 def end_mute(connection: duckdb.DuckDBPyConnection, id_: str, user: str, time: int) -> None:
     """Ends a mute now; an expired one stays unchanged."""
-    connection.execute(
-        """UPDATE mutes SET ended = make_timestamptz($2::BIGINT), ended_by = $3
-           WHERE id = $1 AND ended IS NULL AND "until" > make_timestamptz($2::BIGINT)""",
-        [id_, time, user],
-    )
+    found = next((s for s in load_silences(connection, time) if s.id == id_ and s.kind == "mute"), None)
+    if found is not None and found.end > time:
+        save_silence(connection, expire(found, user, time))
 
 
 def load_all_mutes(connection: duckdb.DuckDBPyConnection) -> list[Mute]:
     """Returns all mutes, also expired ones, newest first."""
-    rows = connection.execute(f"SELECT {_COLUMNS} FROM mutes ORDER BY since DESC, id").fetchall()
-    return [Mute(*row) for row in rows]
+    return [to_mute(s) for s in load_silences(connection) if s.kind == "mute"]
 
 
 def load_active_mutes(connection: duckdb.DuckDBPyConnection, time: int) -> list[Mute]:
     """Returns the mutes in force at `time`, oldest first."""
-    rows = connection.execute(
-        f"""SELECT {_COLUMNS} FROM mutes WHERE least("until", coalesce(ended, "until")) > make_timestamptz(?::BIGINT)
-            ORDER BY since, id""",
-        [time],
-    ).fetchall()
-    return [Mute(*row) for row in rows]
+    found = [s for s in load_silences(connection, time) if s.kind == "mute" and s.end > time]
+    return [to_mute(s) for s in reversed(found)]
 
 
 CALIBRATIONS_KEPT = 100

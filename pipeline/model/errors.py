@@ -62,6 +62,10 @@ class Refused(FleetpulseError):  # noqa: N818 - reads as the state it names
     exit_code = 4
 
 
+class Outdated(Refused):
+    """What is to be changed has changed since the caller read it."""
+
+
 class OverLimit(Refused):
     """A query exceeds its limit of time, memory or tables."""
 

@@ -191,6 +191,47 @@ class Finding:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What people and the clock have done to an incident, beside its findings. Times are those of the clock.
+
+    acknowledged_until: when the acknowledgement expires; None: never.   told: members when receivers were last told,
+    or when it was acknowledged.   silenced_by: ids of silences and maintenance windows.   inhibited_by: incidents that
+    stand for it, such as a storm.   waits_since: since when a page waits for a person.   escalation: steps done.
+    returned: times at which it returned in the last hour.   held_until: its findings ended, but it is shown until then.
+    represents: of a storm, the incidents that it stands for.
+    """
+
+    acknowledged_by: str = ""
+    acknowledged_until: int | None = None
+    assignee: str = ""
+    silenced_by: tuple[str, ...] = ()
+    inhibited_by: tuple[str, ...] = ()
+    escalation: int = 0
+    waits_since: int | None = None
+    told: int = 0
+    returned: tuple[int, ...] = ()
+    held_until: int | None = None
+    feedback: str = ""
+    merged_into: str = ""
+    represents: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of the API, a part of those of the incident."""
+        return {
+            "assignee": self.assignee or None,
+            "acknowledged_by": self.acknowledged_by or None,
+            "acknowledged_until": None if self.acknowledged_until is None else iso(self.acknowledged_until),
+            "silenced_by": list(self.silenced_by),
+            "inhibited_by": list(self.inhibited_by),
+            "escalation": self.escalation,
+            "flaps": len(self.returned),
+            "feedback": self.feedback or None,
+            "merged_into": self.merged_into or None,
+            "represents": list(self.represents),
+        }
+
+
 @dataclass(slots=True)
 class Incident:
     """Findings with one suspected cause. The id comes from the first entity, detector and onset and never changes."""
@@ -209,6 +250,12 @@ class Incident:
     state: State = "open"
     simulated: bool = False
     updated: int = 0
+    life: Life = field(default=Life(), compare=False)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether no receiver is told: it is silenced, or another incident stands for it."""
+        return bool(self.life.silenced_by or self.life.inhibited_by)
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object of incidents.jsonl and of the API."""
@@ -226,6 +273,7 @@ class Incident:
             "simulated": self.simulated,
             "detector": self.detector,
             "entity": self.entity,
+            **self.life.as_json(),
         }
 
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.incidents.cases import Change, detector_family
+from pipeline.incidents.cases import REPEATED, Change
 from pipeline.incidents.ledger import Payload
+from pipeline.incidents.silences import SEVERITY, alert_name
 from pipeline.model.records import Incident, iso
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import Endpoint
@@ -23,18 +24,6 @@ from pipeline.notify.routes import Rules
 
 STILL_FIRING = "0001-01-01T00:00:00Z"
 """`endsAt` of every firing alert: Go's zero time, as Alertmanager sends it."""
-SEVERITY = {"page": "critical", "ticket": "warning", "watch": "info"}
-ALERT_NAMES = {
-    "coolant": "CoolantFault",
-    "generic": "Anomaly",
-    "link": "LinkDegraded",
-    "memory": "MemoryFault",
-    "power": "PowerFault",
-    "sdc": "SilentDataCorruption",
-    "straggler": "Straggler",
-    "telemetry": "TelemetryGap",
-    "thermal": "ThermalFault",
-}
 WATCHDOG = "Watchdog"
 
 
@@ -54,10 +43,9 @@ Alert = dict[str, Any]
 
 def make_labels(incident: Incident, site: str, place: Mapping[str, str] = {}) -> dict[str, str]:
     """Returns the labels, which are the identity of the alert. place: where the entity is, such as node and rack."""
-    family = detector_family(incident.detector)
     found = {
         **place,
-        "alertname": ALERT_NAMES.get(family) or "".join(word.capitalize() for word in incident.detector.split("_")),
+        "alertname": alert_name(incident.detector),
         "severity": SEVERITY[incident.severity],
         "entity": incident.entity,
         "cause": incident.cause,
@@ -239,9 +227,12 @@ class PayloadPlanner:
             for name in self._endpoints:
                 yield from self._emit(name, change, [self._alert(incident, labels, incident.resolved)], "resolved", now)
             return
-        told_only: tuple[str, ...] = getattr(change, "receivers", ())
-        if told_only:
-            for name in (n for n, endpoint in self._endpoints.items() if endpoint.receiver in told_only):
+        if incident.is_held_back and before is not None and old != labels:  # else the old alert would fire for ever
+            for name in self._endpoints:
+                yield from self._emit(name, change, [self._alert(before, old, change.time)], "resolved", now)
+            return
+        if change.receivers:
+            for name in (n for n, endpoint in self._endpoints.items() if endpoint.receiver in change.receivers):
                 yield from self._emit(name, change, [self._alert(incident, labels)], "firing", now)
             return
         was_open = before is not None and before.resolved is None
@@ -249,18 +240,18 @@ class PayloadPlanner:
         has = self._find_receivers(incident, labels)
         for name in (n for n in self._endpoints if n in had | has):
             firing = self._alert(incident, labels)
-            if name in has and (name not in had or change.kind in AGAIN):
+            if name in has and (name not in had or change.kind in (*REPEATED, "reopened")):
                 yield from self._emit(name, change, [firing], "firing", now)
             elif name in has and old != labels and before is not None:
                 yield from self._emit(name, change, [self._alert(before, old, change.time), firing], "firing", now)
-            elif name not in has and not is_held_back(incident) and before is not None:
+            elif name not in has and not incident.is_held_back and before is not None:
                 yield from self._emit(name, change, [self._alert(before, old, change.time)], "resolved", now)
             elif self._endpoints[name].reports(change.kind):
                 yield from self._emit(name, change, [firing], "update", now)
 
     def _find_receivers(self, incident: Incident, labels: Mapping[str, str]) -> set[str]:
         """Returns the endpoints that are sent this incident now; none while it is silenced."""
-        if is_held_back(incident):
+        if incident.is_held_back:
             return set()
         chosen = None if self._rules.top is None else {node.receiver for node in self._rules.top.match(labels)}
         return {
@@ -315,13 +306,6 @@ class PayloadPlanner:
 
 
 Kind = Literal["firing", "resolved", "update"]
-AGAIN = frozenset({"reopened", "escalated", "acknowledgement_expired", "worsened"})
-"""Kinds of change that tell receivers again what they know already."""
-
-
-def is_held_back(incident: Incident) -> bool:
-    """Returns whether no receiver is told of an incident: it is silenced, or another incident stands for it."""
-    return incident.state == "silenced" or bool(getattr(incident, "is_held_back", False))
 
 
 def _make_extension(change: Change) -> dict[str, Any]:

@@ -26,6 +26,7 @@ EVENT_ROWS = 2_000_000  # chosen: one per minute and node of 1,000 nodes for a d
 FINDING_ROWS = 1_000_000  # chosen: a finding a minute for two years
 INCIDENT_ROWS = 100_000  # chosen: a thousand a day for a quarter
 MUTE_ROWS = 10_000  # chosen: a hundred a day for a quarter
+AUDIT_ROWS = 1_000_000  # chosen: two thousand writes a day for a year
 LOSS_CAUSES = 1_000  # causes come from senders; more are counted as one; chosen
 
 
@@ -33,8 +34,8 @@ LOSS_CAUSES = 1_000  # causes come from senders; more are counted as one; chosen
 class Bound:
     """The bound of a table, as in docs/store.md.  sql: statements that remove rows over it, in order.
 
-    {now}, {commits}, {routine}, {gaps}, {letters}, {history} are the times (us) before which rows are too old; {bytes}
-    is the limit of the payloads of dead letters.
+    {now}, {commits}, {routine}, {gaps}, {letters}, {history}, {audit} are the times (us) before which rows are too old;
+    {bytes} is the limit of the payloads of dead letters.
     """
 
     text: str
@@ -178,12 +179,16 @@ BOUNDS: Mapping[str, Bound] = {
         ("DELETE FROM decommissioned WHERE returned < make_timestamptz({history})",),
     ),
     "calibrations": Bound("the newest 100 versions, and those that a person pinned or returned to"),
-    "mutes": Bound(
+    "silences": Bound(
         f"[store] history_days after their end, and the newest {MUTE_ROWS:,} ended ones",
         (
-            f"""DELETE FROM mutes WHERE {_older_than("mutes", "since", "history", MUTE_ROWS)}
-                AND least("until", coalesce(ended, "until")) < make_timestamptz({{history}})""",
+            f"""DELETE FROM silences WHERE {_older_than("silences", "starts", "history", MUTE_ROWS)}
+                AND least(ends, coalesce(expired, ends)) < make_timestamptz({{history}})""",
         ),
+    ),
+    "audit": Bound(
+        f"[store] audit_days, and the newest {AUDIT_ROWS:,} rows",
+        (f"DELETE FROM audit WHERE {_older_than('audit', 'time', 'audit', AUDIT_ROWS)}",),
     ),
 }
 
@@ -197,6 +202,7 @@ def apply_bounds(database: Database, store: Store, now: int) -> None:
         "gaps": now - int(store.gap_days * DAY),
         "letters": now - int(store.dead_letter_hours * HOUR),
         "history": now - int(store.history_days * DAY),
+        "audit": now - int(store.audit_days * DAY),
         "bytes": store.dead_letter_bytes,
     }
     with database.transaction() as connection:

@@ -12,7 +12,8 @@ event was evaluated, null for an event that was evaluated in its own frame.
 Full hours leave the hot tables for Parquet files (pipeline/store/sealing.py), which the view of the class shows too.
 `recent_CLASS` is the part of the view in hot tables.
 
-Versions: 1 had one hot table per class, and no `partition_offset`. 2 had no sealed files.
+Versions: 1 had one hot table per class, and no `partition_offset`. 2 had no sealed files. 3 had mutes as a table
+instead of silences, and incidents without a life.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipeline.model.errors import DamagedStore, UsageError
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
 from pipeline.store import history_files
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 RESERVED = ("time", "entity", "device", "late")  # columns of class tables and views that are not signals
 SQL_TYPES: Mapping[str, str] = {
     "u1": "UTINYINT",
@@ -106,13 +107,19 @@ CREATE TABLE IF NOT EXISTS notify_threads (
 CREATE TABLE IF NOT EXISTS notify_silences (
     receiver VARCHAR NOT NULL, incident VARCHAR NOT NULL, text VARCHAR NOT NULL, time TIMESTAMPTZ NOT NULL,
     PRIMARY KEY (receiver, incident));
-CREATE TABLE IF NOT EXISTS mutes (
-    id VARCHAR PRIMARY KEY, detector VARCHAR NOT NULL, scope VARCHAR NOT NULL, since TIMESTAMPTZ NOT NULL,
-    "until" TIMESTAMPTZ NOT NULL, reason VARCHAR NOT NULL, "user" VARCHAR NOT NULL, ended TIMESTAMPTZ);
-ALTER TABLE mutes ADD COLUMN IF NOT EXISTS ended_by VARCHAR;
 CREATE TABLE IF NOT EXISTS decommissioned (
     node VARCHAR NOT NULL, since TIMESTAMPTZ NOT NULL, "user" VARCHAR NOT NULL, reason VARCHAR NOT NULL,
     returned TIMESTAMPTZ, returned_by VARCHAR, PRIMARY KEY (node, since));
+ALTER TABLE incidents ADD COLUMN IF NOT EXISTS life VARCHAR;
+CREATE TABLE IF NOT EXISTS silences (
+    id VARCHAR PRIMARY KEY, kind VARCHAR NOT NULL, matchers VARCHAR NOT NULL, starts TIMESTAMPTZ NOT NULL,
+    ends TIMESTAMPTZ NOT NULL, author VARCHAR NOT NULL, reason VARCHAR NOT NULL, created TIMESTAMPTZ NOT NULL,
+    updated TIMESTAMPTZ NOT NULL, updated_by VARCHAR NOT NULL, version INTEGER NOT NULL, expired TIMESTAMPTZ,
+    expired_by VARCHAR, source VARCHAR NOT NULL);
+CREATE TABLE IF NOT EXISTS audit (
+    number BIGINT PRIMARY KEY, time TIMESTAMPTZ NOT NULL, actor VARCHAR NOT NULL, role VARCHAR NOT NULL,
+    origin VARCHAR NOT NULL, action VARCHAR NOT NULL, target VARCHAR NOT NULL, reason VARCHAR NOT NULL,
+    outcome VARCHAR NOT NULL, before VARCHAR, after VARCHAR, id VARCHAR, hash VARCHAR NOT NULL);
 CREATE TABLE IF NOT EXISTS calibrations (
     version INTEGER PRIMARY KEY, time TIMESTAMPTZ NOT NULL, action VARCHAR NOT NULL, "of" INTEGER,
     "user" VARCHAR NOT NULL, document VARCHAR);
@@ -141,6 +148,27 @@ SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP 
 """
 
 
+_FROM_3 = """
+ALTER TABLE mutes ADD COLUMN IF NOT EXISTS ended_by VARCHAR;
+INSERT OR IGNORE INTO silences
+SELECT id, 'mute', to_json(list_filter([
+           {name: 'detector', value: detector, isRegex: false, isEqual: true},
+           {name: 'scope', value: scope, isRegex: false, isEqual: true}], lambda m: m.value <> '*')),
+       since, "until", "user", reason, since, coalesce(ended, since), coalesce(ended_by, "user"), 1, ended, ended_by,
+       'mutes'
+FROM mutes;
+DROP TABLE mutes"""
+"""Mutes became silences."""
+_MUTES = """
+CREATE OR REPLACE VIEW mutes AS
+SELECT id, coalesce(list_filter(m, lambda x: x.name = 'detector')[1].value, '*') AS detector,
+       coalesce(list_filter(m, lambda x: x.name = 'scope')[1].value, '*') AS scope, starts AS since, ends AS "until",
+       reason, author AS "user", expired AS ended, expired_by AS ended_by
+FROM (SELECT *, from_json(matchers, '[{"name": "VARCHAR", "value": "VARCHAR"}]') AS m FROM silences
+      WHERE kind = 'mute')"""
+"""The mutes as the table of version 3 had them."""
+
+
 def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
     """Creates missing tables, columns and views. Raises UsageError if the file has a newer schema."""
     found = check_version(connection)
@@ -149,6 +177,9 @@ def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str,
         history_files.match_files(connection, folder, new=not found)
     if found == 1:
         connection.execute(_FROM_1)
+    if 0 < found < 4 and "mutes" in {name for (name,) in connection.execute(_TABLE_NAMES).fetchall()}:
+        connection.execute(_FROM_3)
+    connection.execute(_MUTES)
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
     have = _signal_columns(connection)
     for table in (name for name in have if name.startswith("hot_")):
@@ -160,9 +191,12 @@ def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str,
     connection.execute(_LINKS)
 
 
+_TABLE_NAMES = "SELECT table_name FROM duckdb_tables()"
+
+
 def check_version(connection: duckdb.DuckDBPyConnection) -> int:
     """The schema version of the file, 0 if it is empty. Raises UsageError if it is newer or of another program."""
-    tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    tables = {name for (name,) in connection.execute(_TABLE_NAMES).fetchall()}
     columns = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'meta'"
     ours = {("key",), ("value",)} <= set(connection.execute(columns).fetchall())
     if tables and not ours:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.sections import Store
+from pipeline.incidents import ledger
+from pipeline.judging.mutes import Mute
 from pipeline.model.records import SECOND
 from pipeline.store import retention
 from pipeline.store.database import Database
@@ -103,7 +105,7 @@ def put_incident(database: Database, name: str, resolved: str) -> None:
     run(
         database,
         f"""INSERT INTO incidents VALUES ('{name}', 'c', {time_ago(200 * DAY)}, {time_ago(200 * DAY)}, {resolved},
-            'page', [], 1, 'open', 's', false, 'd', 'e', {time_ago(200 * DAY)})""",
+            'page', [], 1, 'open', 's', false, 'd', 'e', {time_ago(200 * DAY)}, NULL)""",
     )
     run(database, f"INSERT INTO history VALUES ('{name}', 1, {time_ago(200 * DAY)}, 'opened', 'a', '', '{{}}')")
     run(
@@ -146,10 +148,7 @@ def test_marks_and_offsets_of_spools_that_were_silent_for_long_are_deleted(datab
 
 
 def test_mutes_are_deleted_long_after_their_end(database: Database) -> None:
-    for name, until in (("old", time_ago(91 * DAY)), ("standing", f"make_timestamptz({NOW + DAY})")):
-        run(
-            database,
-            f"INSERT INTO mutes VALUES ('{name}', '*', '*', {time_ago(200 * DAY)}, {until}, '', 'u', NULL, NULL)",
-        )
+    for name, until in (("old", NOW - 91 * DAY), ("standing", NOW + DAY)):
+        ledger.add_mute(database.connection, Mute(name, "*", "rack:r1", NOW - 200 * DAY, until, "", "u"))
     apply_bounds(database, Store(), NOW)
     assert run(database, "SELECT id FROM mutes") == [("standing",)]

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine.engine import Engine
+from pipeline.engine.people import People
 from pipeline.incidents import ledger
 from pipeline.incidents.desk import Desk
 from pipeline.ingest.ingest import Committed
@@ -167,7 +168,7 @@ def test_a_note_and_its_history_are_stored_together_or_not_at_all(site, monkeypa
     running = play_temperatures(site, [95] * 5)
     engine = running.engine
     incident = min(i.id for i in engine.desk.incidents.values() if i.state == "open")
-    engine.apply_note(lambda desk: desk.acknowledge(incident, "ada", "mine", T0 + 60 * STEP))
+    People(engine).acknowledge(incident, "ada", "mine")
     assert {row[0]: row[4] for row in running.results()[1]}[incident] == "acknowledged"
 
     def broken(*_):
@@ -175,14 +176,14 @@ def test_a_note_and_its_history_are_stored_together_or_not_at_all(site, monkeypa
 
     monkeypatch.setattr("pipeline.engine.engine.ledger.write_changes", broken)
     with pytest.raises(OSError, match="no disk"):
-        engine.apply_note(lambda desk: desk.resolve(incident, "ada", "done", T0 + 61 * STEP))
+        People(engine).resolve(incident, "ada", "done")
     assert engine.desk.incidents[incident].state == "acknowledged"
 
 
 def test_a_note_on_an_unknown_incident_is_refused(site):
     engine = play_temperatures(site, [50]).engine
     with pytest.raises(UsageError, match="inc-nope"):
-        engine.apply_note(lambda desk: desk.comment("inc-nope", "ada", "?", T0))
+        People(engine).comment("inc-nope", "ada", "?")
 
 
 def test_rows_that_an_older_version_stored_in_the_future_are_not_evaluated_after_a_restart(site):

@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.config.sections import ModeRule
 from pipeline.engine.engine import Engine
+from pipeline.engine.people import People
 from pipeline.incidents import ledger
 from pipeline.judging.mutes import warn_unknown_scope
 from pipeline.model.errors import ConfigError, UsageError
@@ -69,7 +70,7 @@ def incidents(site):
 
 def test_a_muted_detector_opens_no_incident_and_its_findings_are_stored(site):
     running = start_engine(site)
-    running.engine.mute("hot", "*", 600, "new paste", "ann")
+    People(running.engine).mute("hot", "*", 600, "new paste", "ann")
     running.play(1, [95] * 6)
     assert incidents(site) == []
     (evidence,) = {row[0] for row in site.rows("SELECT evidence ->> '$.muted.reason' FROM findings")}
@@ -82,10 +83,10 @@ def test_a_finding_under_a_mute_has_the_mute_as_evidence_until_the_mute_ends(sit
     reason = "SELECT DISTINCT evidence ->> '$.muted.reason' FROM findings WHERE entity = 'gpu:n1.0'"
     running.play(1, [99] * 5)
     assert site.rows(reason) == [(None,)]
-    made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
+    made = People(running.engine).mute("hot", "*", 6000, "new paste", "ann")
     running.play(6, [95] * 3)
     assert site.rows(reason) == [("new paste",)]
-    running.engine.unmute(made.id, "bob")
+    People(running.engine).unmute(made.id, "bob")
     running.play(9, [94] * 3)
     assert site.rows(reason) == [(None,)]
     assert site.rows("SELECT max(score) FROM findings WHERE entity = 'gpu:n1.0'") == [(99.0,)], "the peak stays"
@@ -93,7 +94,7 @@ def test_a_finding_under_a_mute_has_the_mute_as_evidence_until_the_mute_ends(sit
 
 def test_a_mute_survives_a_restart_and_expires(site):
     running = start_engine(site)
-    running.engine.mute("hot", "gpu:n1.0", 60, "new paste", "ann")
+    People(running.engine).mute("hot", "gpu:n1.0", 60, "new paste", "ann")
     running.start()
     running.play(1, [95] * 5)
     assert [cause for cause, _ in incidents(site)] == ["gpu:n1.1"]
@@ -117,7 +118,7 @@ class ReportsOnce(HotWithFeedback):
 
 def test_a_finding_reported_once_under_a_mute_is_reported_when_the_mute_ends_also_after_a_restart(site):
     running = start_engine(site, judge=ReportsOnce)
-    running.engine.mute("hot", "*", 60, "new paste", "ann")
+    People(running.engine).mute("hot", "*", 60, "new paste", "ann")
     running.play(1, [95] * 3)
     assert incidents(site) == []
     running.start()
@@ -129,19 +130,19 @@ def test_a_finding_reported_once_under_a_mute_is_reported_when_the_mute_ends_als
 
 def test_a_mute_can_be_ended(site):
     running = start_engine(site)
-    made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
+    made = People(running.engine).mute("hot", "*", 6000, "new paste", "ann")
     running.now = T0 + STEP
-    assert running.engine.unmute(made.id, "bob").ended == T0 + STEP
+    assert People(running.engine).unmute(made.id, "bob").ended == T0 + STEP
     running.play(2, [95] * 5)
     assert incidents(site)
     assert ledger.load_active_mutes(site.database.connection, T0 + 3 * STEP) == []
     with pytest.raises(KeyError):
-        running.engine.unmute("nothing", "bob")
+        People(running.engine).unmute("nothing", "bob")
 
 
 def test_a_mute_of_an_unknown_detector_is_refused(site):
     with pytest.raises(UsageError, match="no such detector; expected one of hot"):
-        start_engine(site).engine.mute("cold", "*", 60, "x", "ann")
+        People(start_engine(site).engine).mute("cold", "*", 60, "x", "ann")
 
 
 def test_a_mode_of_an_unknown_detector_is_refused_at_the_start(site):
@@ -160,8 +161,8 @@ def test_not_a_fault_resolves_the_incident_and_reaches_the_detector_once(site):
     running = start_engine(site)
     running.play(0, [95] * 5)
     (id_,) = site.rows("SELECT id FROM incidents WHERE cause = 'gpu:n1.0'")[0]
-    change = running.engine.resolve_as_not_a_fault(id_, "ann", "always so")
-    assert change.incident.state == "resolved"
+    shown = People(running.engine).mark_normal(id_, "ann", "always so")
+    assert shown.state == "resolved"
     running.now += STEP
     running.play(6, [95] * 3)
     assert [(e.entity, e.data["detector"], e.data["verdict"]) for e in running.judge.feedback] == [
@@ -173,7 +174,7 @@ def test_feedback_survives_a_restart_before_it_was_evaluated(site):
     running = start_engine(site)
     running.play(0, [95] * 5)
     (id_,) = site.rows("SELECT id FROM incidents WHERE cause = 'gpu:n1.0'")[0]
-    running.engine.resolve_as_not_a_fault(id_, "ann", "always so")
+    People(running.engine).mark_normal(id_, "ann", "always so")
     running.start()
     running.play(6, [95] * 3)
     assert [e.entity for e in running.judge.feedback] == ["gpu:n1.0"]
@@ -183,7 +184,7 @@ def test_feedback_on_an_unknown_incident_changes_nothing(site):
     running = start_engine(site)
     running.play(0, [95] * 5)
     with pytest.raises(KeyError):
-        running.engine.resolve_as_not_a_fault("nothing", "ann", "x")
+        People(running.engine).mark_normal("nothing", "ann", "x")
     assert site.rows("SELECT count(*) FROM events WHERE kind = 'feedback'") == [(0,)]
     assert {state for _, state in incidents(site)} == {"open"}
 
@@ -192,7 +193,7 @@ def test_feedback_on_an_unknown_incident_changes_nothing(site):
 def test_muting_an_open_incident_keeps_it_open_without_further_changes(site):
     running = start_engine(site)
     running.play(0, [95] * 5)
-    running.engine.mute("hot", "*", 6000, "new paste", "ann")
+    People(running.engine).mute("hot", "*", 6000, "new paste", "ann")
     before = site.rows("SELECT count(*) FROM history")
     running.play(5, [95] * 80)
     assert {state for _, state in incidents(site)} == {"open"}
@@ -201,20 +202,20 @@ def test_muting_an_open_incident_keeps_it_open_without_further_changes(site):
 
 def test_a_mute_is_ended_once(site):
     running = start_engine(site)
-    made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
-    running.engine.unmute(made.id, "bob")
+    made = People(running.engine).mute("hot", "*", 6000, "new paste", "ann")
+    People(running.engine).unmute(made.id, "bob")
     with pytest.raises(KeyError):
-        running.engine.unmute(made.id, "bob")
+        People(running.engine).unmute(made.id, "bob")
 
 
 def test_a_mute_for_an_unknown_entity_is_accepted_with_a_warning(site):
     running = start_engine(site)
     running.play(0, [50] * 3)
-    said = running.engine.describe_unknown_scope("gpu:n1.o")
+    said = People(running.engine).describe_unknown_scope("gpu:n1.o")
     assert said.startswith("scope = 'gpu:n1.o': unknown entity")
-    assert running.engine.mute("hot", "gpu:n1.o", 600, "why", "ada").scope == "gpu:n1.o"
+    assert People(running.engine).mute("hot", "gpu:n1.o", 600, "why", "ada").scope == "gpu:n1.o"
     for known in ("gpu:n1.0", "*", "fleet:gpu", "site:all"):
-        assert running.engine.describe_unknown_scope(known) == ""
+        assert People(running.engine).describe_unknown_scope(known) == ""
 
 
 def test_a_scope_in_the_topology_is_known_and_a_typo_gets_a_suggestion():
@@ -247,7 +248,7 @@ def test_a_version_of_the_calibration_is_kept_every_day(site):
 def test_pinning_what_is_in_force_keeps_it_as_a_version_and_reaches_the_detectors_also_after_a_restart(site):
     running = start_engine(site, judge=Calibrated)
     running.play(0, [50] * 5)
-    versions = running.engine.change_calibration("pin", None, "ann")
+    versions = People(running.engine).change_calibration("pin", None, "ann")
     assert [(v["action"], v["user"], v["in_force"]) for v in versions[:2]] == [
         ("pin", "ann", False),
         ("learned", "ann", True),
@@ -263,5 +264,5 @@ def test_an_unknown_version_of_the_calibration_changes_nothing(site):
     running.play(0, [50] * 3)
     before = site.rows("SELECT count(*) FROM calibrations")
     with pytest.raises(KeyError):
-        running.engine.change_calibration("rollback", 77, "ann")
+        People(running.engine).change_calibration("rollback", 77, "ann")
     assert site.rows("SELECT count(*) FROM calibrations") == before

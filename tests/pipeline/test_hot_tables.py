@@ -183,7 +183,7 @@ def old_store(tmp_path):
 
 def test_a_store_of_version_1_is_read_in_the_same_views(old_store):
     run = old_store.connection.execute
-    assert run("SELECT value FROM meta WHERE key = 'schema_version'").fetchall() == [("3",)]
+    assert run("SELECT value FROM meta WHERE key = 'schema_version'").fetchall() == [("4",)]
     assert run("SELECT count(*), sum(temperature), sum(energy), sum(made_by_others) FROM gpu").fetchall() == [
         (26, 1122.0, 15, 3)
     ]

@@ -7,6 +7,7 @@ import pytest
 from pipeline.config.sections import Budget, Config
 from pipeline.config.settings import build_section
 from pipeline.engine.engine import Engine
+from pipeline.engine.people import People
 from pipeline.judging.mutes import FindingFilter
 from pipeline.judging.page_budget import LEAST, PageBudget, family_of, poisson_lower
 from pipeline.model.errors import ConfigError, UsageError
@@ -154,7 +155,7 @@ def test_a_page_that_somebody_acknowledged_costs_nothing(site):
     running = started(site)
     running.play(95.0, 4)
     for (id_,) in site.rows("SELECT id FROM incidents"):
-        running.engine.apply_note(lambda desk, id_=id_: desk.acknowledge(id_, "ann", "on it", running.now))
+        People(running.engine).acknowledge(id_, "ann", "on it")
     running.end()
     assert site.rows("SELECT DISTINCT state FROM incidents") == [("resolved",)]
     assert site.rows("SELECT count(*) FROM wrong_pages") == [(0,)]
@@ -165,15 +166,15 @@ def test_pages_marked_as_not_a_fault_count_at_once_and_a_reset_forgets_them(site
     for node in ("n1", "n2"):
         running.play(95.0, 4, node)
         for (id_,) in site.rows(f"SELECT id FROM incidents WHERE cause LIKE 'gpu:{node}.%'"):
-            running.engine.resolve_as_not_a_fault(id_, "ann", "always so")
+            People(running.engine).mark_normal(id_, "ann", "always so")
     assert site.rows("SELECT DISTINCT reason FROM wrong_pages") == [("marked as not a fault",)]
     (row,) = running.engine.list_budgets()
     assert (row["detector"], row["wrong_pages"], row["lowered"]) == ("hot", 4, True)
     running.now += SECOND
-    (row,) = running.engine.reset_budget("hot")
+    (row,) = People(running.engine).reset_budget("hot")
     assert (row["wrong_pages"], row["lowered"]) == (0, False)
     running.start()
     running.engine.review_budget()
     assert not running.engine.list_budgets()[0]["lowered"]
     with pytest.raises(UsageError, match="no such detector"):
-        running.engine.reset_budget("hott")
+        People(running.engine).reset_budget("hott")

@@ -17,6 +17,7 @@ from pipeline.commands.pipeline import PipelineBackend
 from pipeline.commands.service import PipelineService
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build_section
+from pipeline.engine.people import People
 from pipeline.judging.site_silence import SiteSilenceWatch
 from pipeline.model.records import SECOND, Batch, Block, Event, Frame, Origin
 from pipeline.model.topology import Topology
@@ -342,7 +343,7 @@ def test_the_page_names_an_unreadable_transport(line: SilencePipeline, monkeypat
 def test_a_mute_of_the_detector_suppresses_the_page(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     assert line.service.engine is not None
-    line.service.engine.mute("telemetry_site", "site:local", 3600, "moving", "ann")
+    People(line.service.engine).mute("telemetry_site", "site:local", 3600, "moving", "ann")
     line.run(60)
     assert line.incidents() == []
     assert line.evidence()["muted"]["reason"] == "moving"

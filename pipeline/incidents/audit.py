@@ -1,0 +1,128 @@
+"""The audit: one row per write of a person or program, and per attempt that was refused. Rows are never changed.
+
+Each row has the hash of the row before it, so that a removed or changed row is found (`check_chain`). A row is written
+in the transaction of what it records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import duckdb
+
+from pipeline.model.records import iso, to_json
+
+Role = Literal["viewer", "operator", "admin"]
+ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
+Outcome = Literal["done", "refused"]
+MAX_TEXT = 4000
+"""Characters of a reason or a target that are kept. Chosen: the longest comment."""
+MOST_ROWS = 10_000
+"""Most rows of one answer. Chosen: a day of a busy site."""
+
+
+class Caller(str):
+    """The name of who calls the API, with the role that the token gives and where the call comes from."""
+
+    __slots__ = ("origin", "role")
+    role: Role
+    origin: str
+
+    def __new__(cls, name: str, role: Role = "admin", origin: str = "") -> Caller:
+        made = super().__new__(cls, name)
+        made.role, made.origin = role, origin
+        return made
+
+    def may(self, role: Role) -> bool:
+        """Returns whether its role includes another one."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One row: who (with role), from where, what (action and target), why, and the values before and after."""
+
+    who: str
+    action: str
+    target: str
+    reason: str = ""
+    outcome: Outcome = "done"
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    id: str = ""
+    """Set where the same act may be recorded twice, such as one of another process: the second row is dropped."""
+
+
+_COLUMNS = ("number", "time", "actor", "role", "origin", "action", "target", "reason", "outcome", "before", "after")
+
+
+def write_audit(connection: duckdb.DuckDBPyConnection, entries: Sequence[AuditEntry], time: int) -> None:
+    """Adds rows at the end of the chain."""
+    for entry in entries:
+        if entry.id and connection.execute("SELECT 1 FROM audit WHERE id = $1", [entry.id]).fetchone():
+            continue
+        last = connection.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()
+        number, previous = (1, "") if last is None else (int(last[0]) + 1, str(last[1]))
+        who = entry.who
+        role, origin = (who.role, who.origin) if isinstance(who, Caller) else ("", "")
+        row = [number, time, str(who), role, origin, entry.action, entry.target[:MAX_TEXT], entry.reason[:MAX_TEXT]]
+        row += [entry.outcome, _encode(entry.before), _encode(entry.after)]
+        values = ", ".join(f"${place}" for place in range(3, len(row) + 3))
+        statement = f"INSERT INTO audit VALUES ($1, make_timestamptz($2::BIGINT), {values})"
+        connection.execute(statement, [*row, entry.id or None, _hash(previous, row)])
+
+
+def list_audit(
+    cursor: duckdb.DuckDBPyConnection,
+    since: int = 0,
+    actor: str | None = None,
+    target: str | None = None,
+    most: int = 500,
+) -> list[dict[str, Any]]:
+    """Returns the newest rows since a time, newest first, in the form of the API."""
+    rows = cursor.execute(
+        """SELECT number, epoch_us(time), actor, role, origin, action, target, reason, outcome, before, after FROM audit
+           WHERE time >= make_timestamptz($1::BIGINT) AND ($2 IS NULL OR actor = $2) AND ($3 IS NULL OR target = $3)
+           ORDER BY number DESC LIMIT $4""",
+        [since, actor, target, min(most, MOST_ROWS)],
+    ).fetchall()
+    return [
+        {
+            **dict(zip(_COLUMNS, row, strict=True)),
+            "time": iso(row[1]),
+            "before": None if row[9] is None else json.loads(row[9]),
+            "after": None if row[10] is None else json.loads(row[10]),
+        }
+        for row in rows
+    ]
+
+
+def check_chain(cursor: duckdb.DuckDBPyConnection) -> int | None:
+    """Returns the number of the first row that was changed or whose predecessor is missing; None if there is none.
+
+    The oldest row is taken as it is: retention removes rows only from that end.
+    """
+    rows = cursor.execute(
+        """SELECT number, epoch_us(time), actor, role, origin, action, target, reason, outcome, before, after, hash
+           FROM audit ORDER BY number"""
+    ).fetchall()
+    previous: str | None = "" if rows and rows[0][0] == 1 else None
+    for place, row in enumerate(rows):
+        if place and row[0] != rows[place - 1][0] + 1:
+            return int(row[0])
+        if previous is not None and _hash(previous, row[:-1]) != row[-1]:
+            return int(row[0])
+        previous = str(row[-1])
+    return None
+
+
+def _hash(previous: str, row: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps([previous, *row], separators=(",", ":")).encode()).hexdigest()
+
+
+def _encode(values: Mapping[str, Any] | None) -> str | None:
+    return None if values is None else json.dumps(to_json(dict(values)))

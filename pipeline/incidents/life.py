@@ -1,0 +1,356 @@
+"""The life of incidents: what people and the clock do to them, beside the findings that open and end them.
+
+The Desk decides which findings are one incident, by event time. This book adds, by the clock: acknowledgements that
+expire, silences, storms, escalation, and ends that are held back while an incident flaps or nothing could show it. It
+turns the changes of the Desk into those that people see. Each is a row of the history, whose incident has the life
+after it: the newest row is the state, so that a restart continues from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipeline.config.sections import Incidents
+from pipeline.incidents.cases import QUIET_END, Change, ChangeKind, derive_id
+from pipeline.incidents.desk import ACTOR, QUIET_PERIOD
+from pipeline.incidents.silences import Silence, collect_labels, find_matching
+from pipeline.model.errors import Refused
+from pipeline.model.records import SECOND, Incident, Life
+from pipeline.model.topology import Topology, kind_of
+
+FLAP_WINDOW = 3600 * SECOND
+"""Time in which returns of an incident are counted. Chosen: twice the time in which it reopens."""
+KEPT = 7200 * SECOND
+"""Time for which the life of a resolved incident is kept in memory. Chosen: longer than anything counts."""
+WORSE = 2
+"""Factor in the number of members at which an acknowledged incident is worse. Chosen."""
+MAX_REPRESENTED = 2000
+"""Most incidents that a storm lists. Chosen: it bounds the row; the count goes on in its title."""
+STORM = "alert_storm"
+_PAGING: frozenset[ChangeKind] = frozenset({"opened", "reopened", "severity_raised"})
+_MINUTE, _HOUR = 60 * SECOND, 3600 * SECOND
+
+
+def show(incident: Incident, life: Life) -> Incident:
+    """Returns the incident as people see it: resolved hides silenced, which hides acknowledged."""
+    state = "silenced" if life.silenced_by else "acknowledged" if life.acknowledged_by else "open"
+    return replace(incident, life=life, state="resolved" if incident.resolved is not None else state)  # type: ignore[arg-type]
+
+
+def unacknowledge(life: Life) -> Life:
+    """Returns the life without its acknowledgement."""
+    return replace(life, acknowledged_by="", acknowledged_until=None)
+
+
+@dataclass
+class LifeBook:
+    """The life of every open and recently resolved incident.
+
+    shown: incidents as people see them, by id.   silences: those that have not ended.   pages: times of the newest
+    pages.   due: when `advance` has something to do next.
+    """
+
+    rules: Incidents
+    topology: Topology
+    site: str = "local"
+    shown: dict[str, Incident] = field(default_factory=dict)
+    silences: list[Silence] = field(default_factory=list)
+    pages: tuple[int, ...] = ()
+    due: int = 0
+    _busy_since: dict[str, int] = field(default_factory=dict)
+
+    def copy_state(self) -> tuple[dict[str, Incident], list[Silence], tuple[int, ...], int]:
+        """Returns what `restore_state` needs. Incidents are replaced, never changed."""
+        return dict(self.shown), list(self.silences), self.pages, self.due
+
+    def restore_state(self, state: tuple[dict[str, Incident], list[Silence], tuple[int, ...], int]) -> None:
+        """Returns to an earlier state."""
+        self.shown, self.silences, self.pages, self.due = state
+
+    # --- changes of the Desk and of people ----------------------------------------------------------
+
+    def publish(self, changes: Iterable[Change], now: int) -> list[Change]:
+        """Returns the changes as people see them, with those that follow from them, in order."""
+        made: list[Change] = []
+        joined: list[str] = []
+        for change in changes:
+            made += self._publish_one(change, now, joined)
+        made += self._update_storm(joined, now)
+        self._forget(now)
+        self.due = min(self.due, self._next_due(now))  # what is due already stays due
+        return made
+
+    def _publish_one(self, change: Change, now: int, joined: list[str]) -> list[Change]:
+        before = None if change.before is None else self.shown.get(change.incident.id, change.before)
+        life = Life() if before is None else before.life
+        change = self._hold_open(change, life, now)
+        kind, life = self._next_life(change, before, life, now)
+        if change.split_from is not None and (left := self.shown.get(change.split_from)) is not None:
+            life = replace(life, acknowledged_by=left.life.acknowledged_by, assignee=left.life.assignee)
+            life = replace(life, acknowledged_until=left.life.acknowledged_until)
+        shown = self._suppress(show(change.incident, life), now)
+        if kind in _PAGING and self._joins_storm(shown, before, now):
+            joined.append(shown.id)
+            shown = show(shown, replace(shown.life, inhibited_by=(*shown.life.inhibited_by, self._storm_id(now))))
+        self.shown[shown.id] = shown
+        made = replace(change, kind=kind, incident=shown, before=before)
+        return [made, *self._explain_suppression(made, before, now)]
+
+    def _next_life(self, change: Change, before: Incident | None, life: Life, now: int) -> tuple[ChangeKind, Life]:
+        """Returns the kind of the change as people see it, and the life after it."""
+        incident, kind = change.incident, change.kind
+        members, page = len(incident.members), incident.severity == "page"
+        waits = now if page else None
+        if change.life:
+            life = replace(life, **change.life)
+        if kind in ("opened", "severity_raised"):
+            return kind, replace(unacknowledge(life), waits_since=waits, escalation=0, told=members)
+        if kind == "reopened":
+            returned = (*(t for t in life.returned if now - t <= FLAP_WINDOW), now)
+            life = replace(life, returned=returned, held_until=None)
+            if before is not None and before.resolved is None:
+                return "returned", life
+            return kind, replace(unacknowledge(life), waits_since=waits, escalation=0, told=members)
+        if kind == "acknowledged":
+            return kind, replace(life, waits_since=None, escalation=0, told=members)
+        if kind in ("updated", "cause_changed") and life.acknowledged_by and members >= max(WORSE * life.told, 2):
+            worse = replace(unacknowledge(life), waits_since=waits, escalation=0, told=members)
+            return ("worsened" if kind == "updated" else kind), worse
+        if kind == "resolved":
+            life = replace(life, waits_since=None, held_until=None, merged_into=change.folded_into or "")
+        return kind, life
+
+    # --- ends that are held back --------------------------------------------------------------------
+
+    def _hold_open(self, change: Change, life: Life, now: int) -> Change:
+        """Returns an end without findings as `held_open`, if the incident flaps, or no job could show it."""
+        if change.kind != "resolved" or change.actor != ACTOR or change.folded_into is not None:
+            return change
+        if change.comment != QUIET_END:
+            return change
+        recent = [t for t in life.returned if now - t <= FLAP_WINDOW]
+        if len(recent) >= self.rules.flaps:
+            until = now + int(self.rules.flap_minutes * _MINUTE)
+            why = f"flaps: returned {len(recent)} times within an hour, stays open until quiet for longer"
+        elif self.rules.idle_hours and self._lost_its_job(change.incident):
+            until = now + int(self.rules.idle_hours * _HOUR)
+            why = "its job ended: open until another job shows the GPU as normal"
+        else:
+            return change
+        open_ = replace(change.incident, resolved=None)
+        return replace(change, kind="held_open", incident=open_, comment=why, life={"held_until": until})
+
+    def _lost_its_job(self, incident: Incident) -> bool:
+        """Returns whether it is a slow GPU of which only ranks of ended jobs were slow."""
+        if kind_of(incident.cause) != "gpu" or not incident.members:
+            return False
+        return all(kind_of(m) == "rank" and m not in self.topology.parents for m in incident.members)
+
+    def _has_job(self, gpu: str) -> bool:
+        return any(kind_of(e) == "rank" for e in self.topology.descendants(gpu))
+
+    # --- silences -----------------------------------------------------------------------------------
+
+    def _suppress(self, incident: Incident, now: int) -> Incident:
+        """Returns the incident with the silences that match it now."""
+        if incident.resolved is not None:
+            return incident
+        ids: tuple[str, ...] = ()
+        if self.silences:
+            ids = find_matching(self.silences, collect_labels(incident, self.topology, self.site), now)
+        return incident if ids == incident.life.silenced_by else show(incident, replace(incident.life, silenced_by=ids))
+
+    def _explain_suppression(self, change: Change, before: Incident | None, now: int) -> Iterator[Change]:
+        """Yields rows of the history that say by what an incident is held back, or that it no longer is."""
+        shown = change.incident
+        if shown.resolved is not None:
+            return
+        was = Life() if before is None else before.life
+        yield from self._tell_silences(shown, was, now)
+        if shown.life.inhibited_by and not was.inhibited_by:
+            yield Change("inhibited", shown, now, ACTOR, f"part of {', '.join(shown.life.inhibited_by)}", (), shown)
+
+    def _tell_silences(self, shown: Incident, was: Life, now: int) -> Iterator[Change]:
+        if shown.life.silenced_by and shown.life.silenced_by != was.silenced_by:
+            known = {s.id: s for s in self.silences}
+            why = "; ".join(
+                f"{known[i].kind} {i} of {known[i].author}: {known[i].reason}" for i in shown.life.silenced_by
+            )
+            yield Change("silenced", shown, now, ACTOR, why, (), shown)
+        elif was.silenced_by and not shown.life.silenced_by:
+            held = show(shown, replace(shown.life, silenced_by=was.silenced_by))
+            yield Change("unsilenced", shown, now, ACTOR, f"{', '.join(was.silenced_by)} ended", (), held)
+
+    # --- storms -------------------------------------------------------------------------------------
+
+    def _joins_storm(self, incident: Incident, before: Incident | None, now: int) -> bool:
+        """Counts a page that receivers are told of; returns whether a storm stands for it."""
+        if incident.severity != "page" or incident.state != "open" or incident.life.inhibited_by:
+            return False
+        window = int(self.rules.storm_minutes * _MINUTE)
+        self.pages = (*(t for t in self.pages[-self.rules.storm_pages :] if 0 <= now - t < window), now)
+        return len(self.pages) > self.rules.storm_pages
+
+    def _open_storm(self) -> Incident | None:
+        return next((i for i in self.shown.values() if i.detector == STORM and i.resolved is None), None)
+
+    def _storm_id(self, now: int) -> str:
+        storm = self._open_storm()
+        return derive_id(STORM, self.site, str(now)) if storm is None else storm.id
+
+    def _update_storm(self, joined: Sequence[str], now: int) -> Iterator[Change]:
+        """Yields the change of the storm that some pages joined, or that ended with the last of them."""
+        before = self._open_storm()
+        if joined:
+            yield self._grow_storm(before, joined, now)
+        elif before is not None and not any(map(self._is_open, before.life.represents)):
+            ended = show(replace(before, resolved=now, updated=now), replace(before.life, waits_since=None))
+            self.shown[ended.id] = ended
+            yield Change("resolved", ended, now, ACTOR, "all its incidents are resolved", (), before)
+
+    def _is_open(self, id_: str) -> bool:
+        return id_ in self.shown and self.shown[id_].resolved is None
+
+    def _grow_storm(self, before: Incident | None, joined: Sequence[str], now: int) -> Change:
+        listed = tuple(dict.fromkeys((*(() if before is None else before.life.represents), *joined)))
+        told = 0 if before is None else before.life.told
+        count = len(listed) if before is None else int(before.summary.split()[2]) + len(joined)
+        pages = [self.shown[i] for i in listed if i in self.shown]
+        where = f"site:{self.site}"
+        incident = Incident(
+            id=self._storm_id(now),
+            cause=where,
+            opened=now if before is None else before.opened,
+            onset=min(i.onset for i in pages),
+            severity="page",
+            summary=f"Alert storm: {count} pages beyond {self.rules.storm_pages} in {self.rules.storm_minutes:g} min",
+            detector=STORM,
+            entity=where,
+            members=tuple(dict.fromkeys(i.cause for i in pages)),
+            simulated=all(i.simulated for i in pages),
+            updated=now,
+        )
+        life = replace(Life(waits_since=now) if before is None else before.life, represents=listed[:MAX_REPRESENTED])
+        kind: ChangeKind = "opened" if before is None else "updated"
+        if before is None or len(listed) >= WORSE * told:
+            life = replace(unacknowledge(life), told=len(listed))
+            kind = "opened" if before is None else "worsened"
+        shown = self._suppress(show(incident, life), now)
+        self.shown[shown.id] = shown
+        return Change(kind, shown, now, ACTOR, "", (), before)
+
+    # --- the clock ----------------------------------------------------------------------------------
+
+    def advance(self, now: int) -> list[Change]:
+        """Returns the changes that are due: acknowledgements and silences that ended, escalation, held-back ends."""
+        if now < self.due:
+            return []
+        self.silences = [s for s in self.silences if s.state(now) != "expired"] + [
+            s
+            for s in self.silences
+            if s.state(now) == "expired" and any(s.id in i.life.silenced_by for i in self._open())
+        ]
+        made = [change for incident in list(self._open()) for change in self._advance_one(incident, now)]
+        self.silences = [s for s in self.silences if s.state(now) != "expired"]
+        made += self._update_storm((), now)
+        self._forget(now)
+        self.due = self._next_due(now)
+        return made
+
+    def _open(self) -> Iterator[Incident]:
+        return (i for i in self.shown.values() if i.resolved is None)
+
+    def _advance_one(self, before: Incident, now: int) -> Iterator[Change]:
+        life = before.life
+        shown = self._suppress(before, now)
+        if shown is not before:
+            waits = (
+                now if shown.severity == "page" and not shown.life.silenced_by and not life.acknowledged_by else None
+            )
+            shown = show(shown, replace(shown.life, waits_since=waits))
+            self.shown[shown.id] = shown
+            yield from self._tell_silences(shown, life, now)
+        if shown.life.acknowledged_until is not None and shown.life.acknowledged_until <= now:
+            yield self._expire_acknowledgement(shown, now)
+        held_until = self._end_of_hold(self.shown[shown.id], now)
+        if held_until is not None and held_until <= now:
+            yield self._end_held(self.shown[shown.id], now)
+        yield from self._escalate(self.shown[shown.id], now)
+
+    def _expire_acknowledgement(self, before: Incident, now: int) -> Change:
+        waits = now if before.severity == "page" else None
+        life = replace(unacknowledge(before.life), waits_since=waits, escalation=0, told=len(before.members))
+        shown = self.shown[before.id] = show(replace(before, updated=now), life)
+        return Change(
+            "acknowledgement_expired", shown, now, ACTOR, f"that of {before.life.acknowledged_by}", (), before
+        )
+
+    def _end_of_hold(self, incident: Incident, now: int) -> int | None:
+        """Returns when a held-back end is due: as planned, or after a quiet time of another job on the slow GPU."""
+        until = incident.life.held_until
+        if until is None or not self._lost_its_job(incident) or not self._has_job(incident.cause):
+            return until
+        return min(until, self._busy_since.setdefault(incident.id, now) + QUIET_PERIOD)
+
+    def _end_held(self, before: Incident, now: int) -> Change:
+        life = replace(before.life, held_until=None, waits_since=None)
+        shown = self.shown[before.id] = show(replace(before, resolved=max(now, before.opened), updated=now), life)
+        return Change("resolved", shown, now, ACTOR, "quiet for long enough", (), before)
+
+    def _escalate(self, before: Incident, now: int) -> Iterator[Change]:
+        """Yields the steps of escalation that are due for a page that still waits for a person."""
+        life, steps = before.life, self.rules.escalation
+        while before.state == "open" and not before.is_held_back and life.waits_since is not None:
+            if life.escalation >= len(steps) or now < life.waits_since + self._wait_of(life.escalation):
+                return
+            step, life = steps[life.escalation], replace(life, escalation=life.escalation + 1)
+            shown = self.shown[before.id] = show(before, life)
+            why = f"step {life.escalation} after {step.after_minutes:g} min: {', '.join(step.receivers)}"
+            yield Change("escalated", shown, now, ACTOR, why, (), before, receivers=step.receivers)
+            before = shown
+
+    def _wait_of(self, step: int) -> int:
+        return int(self.rules.escalation[step].after_minutes * _MINUTE)
+
+    def _next_due(self, now: int) -> int:
+        """Returns the time of the next thing to do."""
+        times = [now + _HOUR]
+        times += [t for s in self.silences for t in (s.starts, s.end) if t > now]
+        for incident in self._open():
+            life = incident.life
+            times += [t for t in (life.acknowledged_until, life.held_until) if t is not None]
+            if life.held_until is not None:
+                times.append(now + _MINUTE)  # a job may begin
+            waits = incident.state == "open" and not incident.is_held_back
+            if waits and life.waits_since is not None and life.escalation < len(self.rules.escalation):
+                times.append(life.waits_since + self._wait_of(life.escalation))
+        return min(times)
+
+    def _forget(self, now: int) -> None:
+        """Drops what was resolved long ago; the store keeps it."""
+        old = [i.id for i in self.shown.values() if i.resolved is not None and now - max(i.resolved, i.updated) > KEPT]
+        for id_ in old:
+            del self.shown[id_]
+        self._busy_since = {id_: t for id_, t in self._busy_since.items() if self._is_open(id_)}
+
+    # --- what people do, beside the Desk ------------------------------------------------------------
+
+    def note(self, id_: str, kind: ChangeKind, user: str, comment: str, now: int, **life: object) -> Change:
+        """Returns the change of an open or recently resolved incident that a person made, for `publish`."""
+        before = self.shown[id_]
+        return Change(kind, replace(before, updated=now), now, user, comment, (), before, life=life)
+
+    def end(self, id_: str, user: str, comment: str, now: int) -> Change:
+        """Returns the end by a person of an incident of which the findings have ended. Raises Refused for a storm."""
+        before = self.shown[id_]
+        if before.detector == STORM:
+            raise Refused(f"incident {id_}: a storm ends with the incidents that it lists; acknowledge it")
+        ended = replace(before, resolved=max(now, before.opened), updated=now)
+        return Change("resolved", ended, now, user, comment, (), before)
+
+    def acknowledged_until(self, incident: Incident, now: int) -> int | None:
+        """Returns when an acknowledgement of now expires by default; None: never."""
+        page = incident.severity == "page"
+        hours = self.rules.acknowledge_hours if page else self.rules.acknowledge_ticket_hours
+        return now + int(hours * _HOUR) if hours else None

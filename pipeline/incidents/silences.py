@@ -1,0 +1,290 @@
+"""Silences: matchers over the labels of an incident, from a time until another. Semantics and names of Alertmanager.
+
+Three kinds are one record: a `silence` sends no alerts; a `maintenance` window likewise, and until MAINTENANCE_GRACE
+after its end, when what still holds is reported; a `mute` also keeps findings from opening incidents
+(pipeline.judging.mutes). A silence ends; it is never deleted before the store's retention.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.config.sections import ANY
+from pipeline.judging.mutes import MAX_MUTE_US, Mute
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, Incident, iso
+from pipeline.model.topology import Topology, kind_of
+
+SEVERITY = {"page": "critical", "ticket": "warning", "watch": "info"}
+ALERT_NAMES = {
+    "coolant": "CoolantFault",
+    "generic": "Anomaly",
+    "link": "LinkDegraded",
+    "memory": "MemoryFault",
+    "power": "PowerFault",
+    "sdc": "SilentDataCorruption",
+    "straggler": "Straggler",
+    "telemetry": "TelemetryGap",
+    "thermal": "ThermalFault",
+}
+MAINTENANCE_GRACE = 900 * SECOND
+"""After the end of a maintenance window, what is still found is judged: devices take minutes to settle. Chosen."""
+MAX_SILENCES = 1000
+"""Most silences that have not ended; each is compared with every incident that changes. Chosen."""
+MAX_MATCHERS, MAX_MATCHER_CHARACTERS = 20, 4000
+"""Of one silence; a maintenance window of 200 nodes fits. Chosen."""
+SCOPE = "scope"
+"""Label with every entity of which all members of the incident are a part, as kind:name; it has many values."""
+Kind = Literal["silence", "mute", "maintenance"]
+Labels = Mapping[str, tuple[str, ...]]
+_MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\]|\\.)*"|[^"]*?)\s*\Z', re.S)
+
+
+def alert_name(detector: str) -> str:
+    """Returns the label `alertname` of a detector's alerts: its family's, else its name in CamelCase."""
+    family = detector.split("_", 1)[0]
+    return ALERT_NAMES.get(family) or "".join(word.capitalize() for word in detector.split("_"))
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """A condition on one label. A missing label is empty; a label with several values matches if one of them does."""
+
+    name: str
+    value: str
+    is_regex: bool = False
+    is_equal: bool = True
+
+    def matches(self, labels: Labels) -> bool:
+        """Returns whether the labels fulfil it."""
+        values = labels.get(self.name) or ("",)
+        found = any(_fits(self.value, v) for v in values) if self.is_regex else self.value in values
+        return found == self.is_equal
+
+    def __str__(self) -> str:
+        sign = ("=~" if self.is_regex else "=") if self.is_equal else ("!~" if self.is_regex else "!=")
+        return f"{self.name}{sign}{json.dumps(self.value, ensure_ascii=False)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the matcher in the form of Alertmanager's API."""
+        return {"name": self.name, "value": self.value, "isRegex": self.is_regex, "isEqual": self.is_equal}
+
+
+@functools.lru_cache(65_536)
+def _fits(pattern: str, value: str) -> bool:
+    """Returns whether a whole value matches an RE2 pattern, as in Alertmanager; its time is linear in the value."""
+    return bool(pc.match_substring_regex(pa.scalar(value), f"^(?s:{pattern})$").as_py())
+
+
+def parse_matcher(given: str | Mapping[str, Any]) -> Matcher:
+    """Returns the matcher of `rack=~"r1|r2"`, or of Alertmanager's JSON. Raises UsageError."""
+    if isinstance(given, str):
+        found = _MATCHER.match(given)
+        if found is None:
+            raise UsageError(f'matcher {given!r}: expected LABEL=VALUE, or != =~ !~, such as rack=~"r1|r2"')
+        name, sign, text = found.groups()
+        value = json.loads(text) if text.startswith('"') else text
+        made = Matcher(name, value, "~" in sign, not sign.startswith("!"))
+    else:
+        made = Matcher(
+            str(given["name"]), str(given["value"]), bool(given.get("isRegex")), bool(given.get("isEqual", True))
+        )
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", made.name):
+            raise UsageError(f"matcher name = {made.name!r}: expected letters, digits and _")
+    if len(made.value) > MAX_MATCHER_CHARACTERS:
+        raise UsageError(f"matcher {made.name}: longer than {MAX_MATCHER_CHARACTERS} characters")
+    if made.is_regex:
+        try:
+            _fits(made.value, "")
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"matcher {made}: {error}") from error
+    return made
+
+
+def parse_matchers(given: Sequence[str | Mapping[str, Any]]) -> tuple[Matcher, ...]:
+    """Returns matchers of which at least one does not match everything, as Alertmanager requires. Raises UsageError."""
+    made = tuple(map(parse_matcher, given))
+    if not made or len(made) > MAX_MATCHERS:
+        raise UsageError(f"matchers: found {len(made)}, expected 1 to {MAX_MATCHERS}")
+    if all(m.matches({}) for m in made):
+        raise UsageError("matchers: all of them match an empty label, which silences everything; name a label")
+    return made
+
+
+def collect_labels(incident: Incident, topology: Topology, site: str) -> dict[str, tuple[str, ...]]:
+    """Returns the labels of an incident for matchers: those of its alert, and what all its members are part of.
+
+    A kind such as `rack` or `node` is a label, with the name in it, if all members are in one; `scope` has all of them.
+    """
+    labels: dict[str, tuple[str, ...]] = {
+        "alertname": (alert_name(incident.detector),),
+        "severity": (SEVERITY[incident.severity],),
+        "entity": (incident.entity,),
+        "cause": (incident.cause,),
+        "detector": (incident.detector,),
+        "incident": (incident.id,),
+        "site": (site,),
+    }
+    if incident.simulated:
+        labels["simulated"] = ("true",)
+    shared: dict[str, None] | None = None
+    for member in incident.members or (incident.cause,):
+        chain = dict.fromkeys((member, *topology.ancestors(member)))
+        shared = chain if shared is None else {e: None for e in shared if e in chain}
+        if not shared:
+            break
+    found = tuple(shared or ())
+    for entity in found:
+        kind = kind_of(entity)
+        if kind not in labels:
+            labels[kind] = tuple(e.partition(":")[2] for e in found if kind_of(e) == kind)
+    return {**labels, SCOPE: found}
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """One silence. ends: as planned; expired: when a person ended it earlier. source: cli, api, or slurm:NAME."""
+
+    id: str
+    kind: Kind
+    matchers: tuple[Matcher, ...]
+    starts: int
+    ends: int
+    author: str
+    reason: str
+    created: int
+    updated: int
+    updated_by: str
+    version: int = 1
+    expired: int | None = None
+    expired_by: str | None = None
+    source: str = "api"
+
+    @property
+    def end(self) -> int:
+        """When it no longer holds back alerts."""
+        end = self.ends if self.expired is None else max(self.starts, min(self.ends, self.expired))
+        return end + MAINTENANCE_GRACE if self.kind == "maintenance" and end > self.starts else end
+
+    def state(self, now: int) -> Literal["pending", "active", "expired"]:
+        """Returns Alertmanager's word for where `now` is."""
+        return "expired" if self.end <= now else "active" if self.starts <= now else "pending"
+
+    def matches(self, labels: Labels) -> bool:
+        """Returns whether all matchers match."""
+        return all(m.matches(labels) for m in self.matchers)
+
+    def as_json(self, now: int) -> dict[str, Any]:
+        """Returns the silence in the form of the API."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "state": self.state(now),
+            "matchers": [m.as_json() for m in self.matchers],
+            "text": " ".join(map(str, self.matchers)),
+            "starts": iso(self.starts),
+            "ends": iso(self.ends),
+            "until": iso(self.end),
+            "author": self.author,
+            "reason": self.reason,
+            "created": iso(self.created),
+            "updated": iso(self.updated),
+            "updated_by": self.updated_by,
+            "version": self.version,
+            "expired": None if self.expired is None else iso(self.expired),
+            "expired_by": self.expired_by,
+            "source": self.source,
+        }
+
+
+def check_silence(silence: Silence, now: int, longest: int = MAX_MUTE_US) -> Silence:
+    """Returns the silence. Raises UsageError if it ends before it starts or now, is too long, or has no reason."""
+    if not silence.reason.strip():
+        raise UsageError("reason: is empty; expected the reason, for the next person on call")
+    if silence.ends <= max(now, silence.starts):
+        raise UsageError(f"ends = {iso(silence.ends)}: expected a time after now and after starts")
+    if silence.ends - max(silence.starts, now) > longest:
+        days = longest // (86_400 * SECOND)
+        raise UsageError(f"ends = {iso(silence.ends)}: expected at most {days} days after its start; extend it later")
+    return silence
+
+
+def make_scope_matchers(scopes: Sequence[str]) -> tuple[Matcher, ...]:
+    """Returns the matcher of entities and all below them. Raises UsageError."""
+    for scope in scopes:
+        if ":" not in scope.strip(":"):
+            raise UsageError(f"scope = {scope!r}: expected an entity such as rack:r12")
+    if len(scopes) == 1:
+        return (Matcher(SCOPE, scopes[0]),)
+    return parse_matchers([{"name": SCOPE, "value": "|".join(map(re.escape, scopes)), "isRegex": True}])
+
+
+def from_mute(mute: Mute) -> Silence:
+    """Returns the silence that a mute is."""
+    named = (("detector", mute.detector), (SCOPE, mute.scope))
+    matchers = tuple(Matcher(name, value) for name, value in named if value != ANY)
+    changed, by = (mute.since, mute.user) if mute.ended is None else (mute.ended, mute.ended_by or "")
+    about = (mute.since, mute.until, mute.user, mute.reason, mute.since, changed, by, 1)
+    return Silence(mute.id, "mute", matchers, *about, mute.ended, mute.ended_by, "mutes")
+
+
+def to_mute(silence: Silence) -> Mute:
+    """Returns the mute that a silence of that kind is."""
+    value = {m.name: m.value for m in silence.matchers}
+    about = (silence.starts, silence.ends, silence.reason, silence.author, silence.expired, silence.expired_by)
+    return Mute(silence.id, value.get("detector", ANY), value.get(SCOPE, ANY), *about)
+
+
+_COLUMNS = """id, kind, matchers, epoch_us(starts), epoch_us(ends), author, reason, epoch_us(created),
+    epoch_us(updated), updated_by, version, epoch_us(expired), expired_by, source"""
+_END = "least(ends, coalesce(expired, ends)) + INTERVAL 15 MINUTE"
+
+
+def save_silence(connection: duckdb.DuckDBPyConnection, s: Silence) -> None:
+    """Stores a silence, in place of an earlier version of it."""
+    connection.execute(
+        """INSERT OR REPLACE INTO silences VALUES ($1, $2, $3, make_timestamptz($4::BIGINT),
+           make_timestamptz($5::BIGINT), $6, $7, make_timestamptz($8::BIGINT), make_timestamptz($9::BIGINT), $10, $11,
+           make_timestamptz($12::BIGINT), $13, $14)""",
+        [
+            *(s.id, s.kind, json.dumps([m.as_json() for m in s.matchers]), s.starts, s.ends, s.author, s.reason),
+            *(s.created, s.updated, s.updated_by, s.version, s.expired, s.expired_by, s.source),
+        ],
+    )
+
+
+def load_silences(connection: duckdb.DuckDBPyConnection, since: int | None = None) -> list[Silence]:
+    """Returns the silences, newest first; with `since` those that have not ended then, with any grace."""
+    rows = connection.execute(
+        f"""SELECT {_COLUMNS} FROM silences WHERE $1 IS NULL OR {_END} > make_timestamptz($1::BIGINT)
+            ORDER BY created DESC, id""",
+        [since],
+    ).fetchall()
+    names = [f.name for f in fields(Silence)]
+    return [
+        Silence(**{**dict(zip(names, row, strict=True)), "matchers": tuple(map(parse_matcher, json.loads(row[2])))})
+        for row in rows
+    ]
+
+
+def find_matching(silences: Iterable[Silence], labels: Labels, now: int) -> tuple[str, ...]:
+    """Returns the ids of the active silences that match, by id."""
+    return tuple(sorted(s.id for s in silences if s.state(now) == "active" and s.matches(labels)))
+
+
+def expire(silence: Silence, by: str, now: int) -> Silence:
+    """Returns the silence, ended now. Raises UsageError if it has ended."""
+    if silence.end <= now or silence.expired is not None:
+        raise UsageError(f"silence {silence.id}: has ended")
+    return replace(
+        silence, expired=min(now, silence.ends), expired_by=by, updated=now, updated_by=by, version=silence.version + 1
+    )
