@@ -435,7 +435,8 @@ class Engine:
             self.decommissioned = Decommissioned(self.database.connection, self.clock())
             self._expect_nothing()
             self.finding_filter.mutes = ledger.load_active_mutes(self.database.connection, max(self.progress.judged, 0))
-            self.life.silences = load_silences(self.database.connection, self.clock())
+            found = load_silences(self.database.connection, self.clock())
+            self.life.silences = [s for s in found if s.kind != "mute"]  # a mute leaves open incidents open
             lives = ledger.load_lives(self.database.connection, self.clock() - KEPT)
             pages = ledger.load_snapshot(self.database.connection, "life")
             desk = ledger.load_snapshot(self.database.connection, "desk")

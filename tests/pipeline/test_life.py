@@ -471,8 +471,9 @@ def make_version_3(path):
         CREATE TABLE mutes (id VARCHAR PRIMARY KEY, detector VARCHAR NOT NULL, scope VARCHAR NOT NULL,
             since TIMESTAMPTZ NOT NULL, "until" TIMESTAMPTZ NOT NULL, reason VARCHAR NOT NULL, "user" VARCHAR NOT NULL,
             ended TIMESTAMPTZ, ended_by VARCHAR);
-        INSERT INTO mutes VALUES ('m1', 'hot', '*', '2026-01-01', '2027-01-01', 'paste', 'ann', NULL, NULL),
-                                 ('m2', '*', 'rack:r9', '2026-01-01', '2027-01-01', 'it''s', 'bob', '2026-01-02', 'eve');
+        INSERT INTO mutes VALUES
+            ('m1', 'hot', '*', '2026-01-01', '2027-01-01', 'paste', 'ann', NULL, NULL),
+            ('m2', '*', 'rack:r9', '2026-01-01', '2027-01-01', 'it''s', 'bob', '2026-01-02', 'eve');
         UPDATE incidents SET state = 'acknowledged';
         INSERT INTO history SELECT id, 2, opened, 'acknowledged', 'ann', 'mine', '{}' FROM incidents;
         UPDATE meta SET value = '3' WHERE key = 'schema_version'""")
