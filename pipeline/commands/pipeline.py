@@ -19,7 +19,7 @@ from pipeline.config.sections import ANY, Config
 from pipeline.engine import decommission
 from pipeline.engine.engine import Engine, Judge
 from pipeline.engine.people import Calibrated, People
-from pipeline.incidents import ledger
+from pipeline.incidents import calibrations, ledger
 from pipeline.ingest.admission import RULES
 from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Event
@@ -156,8 +156,8 @@ class PipelineBackend:
         """Returns the calibration as rows with the pages of a week, beside those of version `other`; and versions."""
         week_ago = self._service.clock() - 7 * 86_400 * SECOND
         with contextlib.closing(self.cursor()) as cursor:
-            compared = None if other is None else ledger.load_calibration(cursor, other)
-            versions, pages = ledger.list_calibrations(cursor), ledger.list_pages(cursor, week_ago)
+            compared = None if other is None else calibrations.load_calibration(cursor, other)
+            versions, pages = calibrations.list_calibrations(cursor), calibrations.list_pages(cursor, week_ago)
         rows = self._service.judge.calibration_rows(compared)
         for row in rows:
             effects = [effect for name, effect in pages if name == row["detector"]]
@@ -171,7 +171,7 @@ class PipelineBackend:
         if version is None:
             return self._service.judge.calibration()
         with contextlib.closing(self.cursor()) as cursor:
-            return ledger.load_calibration(cursor, version)
+            return calibrations.load_calibration(cursor, version)
 
     def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
         """Pins, unpins or rolls back; returns the versions. Raises KeyError without that version."""

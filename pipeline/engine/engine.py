@@ -22,7 +22,7 @@ import duckdb
 from pipeline.config.sections import Budget, Incidents, ModeRule
 from pipeline.engine.decommission import Decommission, Decommissioned, Write
 from pipeline.engine.restart import MAX_FUTURE, EngineProgress, keep_state, limit_to_now, read_since
-from pipeline.incidents import ledger
+from pipeline.incidents import calibrations, ledger
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
 from pipeline.incidents.audit import AuditEntry, write_audit
 from pipeline.incidents.cases import Change
@@ -134,9 +134,8 @@ class Engine:
     ) -> None:
         """wake: called when payloads of `enqueue` are durable.  ended: whether the process is stopping; then
         Interrupted is raised before the next instant, here and by `advance`."""
-        self._is_stopping = ended
+        self._is_stopping, self._wake, self._enqueue = ended, wake, enqueue
         self._beat = judge.beat = beat
-        self._wake = wake
         self.database, self.devices, self.topology = database, devices, topology
         self.finding_filter = FindingFilter(topology, modes, budget=PageBudget(budget or Budget()))
         check_rules(modes, judge.names)
@@ -147,9 +146,7 @@ class Engine:
         self.life = LifeBook(rules or Incidents(), topology, site)
         self.progress = EngineProgress()
         self.faults = self.unjudged = self._budget_reviewed = self.revision = 0  # revision: of stored incidents
-        self._enqueue = enqueue
-        self._last_seen = LastSeen()
-        self._ready_instants: deque[Instant] = deque()
+        self._last_seen, self._ready_instants = LastSeen(), deque[Instant]()
         self._restore()
         self._pending, self._desk_state = PendingResults(self.progress.judged), self.desk.snapshot()
         for device_class in CLASSES:
@@ -324,7 +321,7 @@ class Engine:
                 ledger.save_snapshot(connection, "unheard", done.end, self.finding_filter.held.snapshot())
                 if name:
                     ledger.save_snapshot(connection, "judge", done.end, name)
-                    ledger.keep_calibration(connection, done.end, CALIBRATION_EVERY, self.judge.calibration)
+                    calibrations.keep_calibration(connection, done.end, CALIBRATION_EVERY, self.judge.calibration)
             self.progress.judged, self.revision = done.end, self.revision + bool(done.changes)
             if name:
                 self.progress.snapshot = done.end

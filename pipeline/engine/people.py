@@ -17,7 +17,7 @@ from typing import Any, Literal
 import duckdb
 
 from pipeline.engine.engine import Engine
-from pipeline.incidents import ledger
+from pipeline.incidents import calibrations, ledger
 from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
 from pipeline.incidents.cases import Change, ChangeKind, NoSuchIncident
@@ -409,10 +409,10 @@ class People:
             with engine.database.transaction() as connection:
                 if action == "pin" and version is None:
                     document = json.dumps(engine.judge.calibration())
-                    version = ledger.add_calibration(connection, time, "learned", str(user), None, document)
-                found = None if version is None else ledger.load_calibration(connection, version)
-                ledger.add_calibration(connection, time, action, str(user), version, None)
-                versions = ledger.list_calibrations(connection)
+                    version = calibrations.add_calibration(connection, time, "learned", str(user), None, document)
+                found = None if version is None else calibrations.load_calibration(connection, version)
+                calibrations.add_calibration(connection, time, action, str(user), version, None)
+                versions = calibrations.list_calibrations(connection)
             data = {"action": action, "version": version, "user": str(user), "calibration": found}
             entry = AuditEntry(user, f"{action} calibration", str(version or ""))
             engine.apply(lambda _: [], [Event(time, "site:all", "calibration", data)], audit=[entry])

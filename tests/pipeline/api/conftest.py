@@ -23,7 +23,7 @@ from detectors.runner import Runner
 from pipeline.api.backend import Calibrated, Health
 from pipeline.api.server import create_app
 from pipeline.config.sections import Api, Config
-from pipeline.incidents import ledger
+from pipeline.incidents import calibrations, ledger
 from pipeline.incidents import ledger as mutes
 from pipeline.judging.mutes import Mute, check_mute, warn_unknown_scope
 from pipeline.judging.page_budget import PageBudget
@@ -123,22 +123,22 @@ class StoreBackend:
 
     def read_calibration(self, other: int | None) -> Mapping[str, Any]:
         if other is not None:
-            ledger.load_calibration(self.database.connection, other)
+            calibrations.load_calibration(self.database.connection, other)
         rows = self._calibrated().calibration_rows(None if other is None else self.export_calibration(other))
         shown = [{"pages": 0, "other_pages": None, "other_least_effect": None, **row} for row in rows]
-        return {"rows": shown, "versions": ledger.list_calibrations(self.database.connection)}
+        return {"rows": shown, "versions": calibrations.list_calibrations(self.database.connection)}
 
     def export_calibration(self, version: int | None) -> Mapping[str, Any]:
         if version is None:
             return self._calibrated().calibration()
-        return ledger.load_calibration(self.database.connection, version)
+        return calibrations.load_calibration(self.database.connection, version)
 
     def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
         with self.database.transaction() as connection:
             if version is not None:
-                ledger.load_calibration(connection, version)
-            ledger.add_calibration(connection, NOW, action, user, version, None)
-        return ledger.list_calibrations(self.database.connection)
+                calibrations.load_calibration(connection, version)
+            calibrations.add_calibration(connection, NOW, action, user, version, None)
+        return calibrations.list_calibrations(self.database.connection)
 
     def _calibrated(self) -> Runner:
         thermal = Thermal()

@@ -15,7 +15,7 @@ import fleetpulse
 from pipeline.api import models
 from pipeline.api.server import create_app, start_server
 from pipeline.config.sections import Api, Config
-from pipeline.incidents import ledger
+from pipeline.incidents import calibrations
 
 PATH = "/api/v1/calibration"
 Call = Callable[..., tuple[int, str, str]]
@@ -26,7 +26,7 @@ def version(backend: Any) -> int:
     """A stored version."""
     document = json.dumps(backend.export_calibration(None))
     with backend.database.transaction() as connection:
-        return ledger.add_calibration(connection, 1_790_000_000_000_000, "learned", "", None, document)
+        return calibrations.add_calibration(connection, 1_790_000_000_000_000, "learned", "", None, document)
 
 
 @pytest.fixture
