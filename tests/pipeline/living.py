@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.sections import Incidents, Notify, Webhook
+from pipeline.config.receivers import Notify, Webhook
+from pipeline.config.sections import Incidents
 from pipeline.engine.engine import Engine
 from pipeline.engine.people import People
 from pipeline.incidents import ledger
@@ -41,7 +42,7 @@ class LivingSite:
 
     def start(self):
         self.database = Database(self.path)
-        self.notifier = Notifier(self.database, Notify(self.webhooks), "local", lambda: self.now)
+        self.notifier = Notifier(self.database, Notify(webhooks=self.webhooks), "local", lambda: self.now)
         devices, clock, step = Devices(self.database.connection), lambda: self.now, 10 * SECOND
         self.engine = Engine(
             self.database,
