@@ -363,6 +363,7 @@ class Engine:
             payloads = self._enqueue(made, self.clock())
             ledger.write_changes(connection, [], made, payloads, self.clock())
             self._save_life(connection)
+        self.revision += 1
         return payloads
 
     def report_events(self, events: Sequence[Event]) -> list[Change]:
