@@ -34,12 +34,13 @@ types: .venv/.tests-installed ## check types strictly
 docs: .venv/.installed ## write docs/{signals,events,detectors,simulator}.md anew from the code
 	@PYTHONPATH=. $(BIN)/python -P docs/generate.py
 
-soak: .venv/.tests-installed ## run for hours: a day of faults against the agent, a killed and a frozen broker, a million hostile inputs of each format (HOURS=n MINUTES=n)
+soak: .venv/.tests-installed ## run for hours: a day of faults against the agent, a killed and a frozen broker, a million hostile inputs of each format, 1,000 kills of the pipeline (HOURS=n MINUTES=n ROUNDS=n)
 	@$(BIN)/python -m benchmarks.storm --hours $(or $(HOURS),24)
 	@$(BIN)/python -m benchmarks.outage --minutes $(or $(MINUTES),10)
 	@$(BIN)/python -m benchmarks.outage --minutes $(or $(MINUTES),10) --freeze
 	@$(BIN)/python -m benchmarks.hostile_messages
 	@for form in otlp prometheus1 prometheus2; do $(BIN)/python -m benchmarks.hostile_requests $$form || exit 1; done
+	@$(BIN)/python -m benchmarks.kills --rounds $(or $(ROUNDS),1000)
 
 bench: .venv/.installed ## print the figures of the README
 	@for name in ingest kafka agent_stream otlp history live; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -186,6 +186,14 @@ def example(name: str) -> dict[str, Any]:
     return space
 
 
+def test_every_test_of_the_reliability_page_exists_and_no_bug_is_without_one() -> None:
+    rows = re.findall(r"^\| (\d+) \|.*$", text("docs/reliability.md"), re.MULTILINE)
+    assert [int(number) for number in rows] == list(range(1, 23))
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", text("docs/reliability.md"))
+    assert len(named) > len(rows)
+    assert [f"{file}::{name}" for file, name in named if f"def {name}(" not in text(f"tests/{file}")] == []
+
+
 def test_the_collector_of_the_readme_reads_this_host() -> None:
     collector: Collector = example("collector")["Uptime"]()
     collector.open("n1")
