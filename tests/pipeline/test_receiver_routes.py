@@ -1,0 +1,146 @@
+"""Routes of receivers on a real service: PagerDuty's webhook to us, delivery status, dead messages sent again."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline.api.server import create_app
+from pipeline.commands.pipeline import PipelineBackend
+from pipeline.commands.service import PipelineService
+from pipeline.config.sections import Config
+from pipeline.config.settings import build_section
+from pipeline.model.records import SECOND, Finding
+from tests.pipeline.api.conftest import InProcess
+from tests.pipeline.notifier_harness import Receiver
+from tests.pipeline.test_service import EmptyJudge
+
+NOW = 1_790_000_000 * SECOND
+TOKEN = "a-token-of-some-length"
+SECRET = "a-secret-of-pagerduty"
+
+
+class Served:
+    """A service with one PagerDuty receiver and one webhook, and a client of its API."""
+
+    def __init__(self, folder: Path, hook: Receiver) -> None:
+        for name, text in (("key", "k" * 32), ("secret", SECRET), ("tokens", f"ada:{TOKEN}")):
+            (folder / name).write_text(text)
+        url = f"http://127.0.0.1:{hook.server_port}"
+        pager = {"name": "pager", "routing_key_file": f"{folder}/key", "url": url}
+        table = {
+            "store": {"path": f"{folder}/store.duckdb"},
+            "spool": {"directory": f"{folder}/spool"},
+            "api": {"token_file": f"{folder}/tokens"},
+            "notify": {
+                "webhooks": [{"name": "hook", "url": url}],
+                "pagerduty": [{**pager, "webhook_secret_file": f"{folder}/secret"}, {**pager, "name": "deaf"}],
+            },
+        }
+        self.now = NOW
+        config = build_section(Config, table, "test")
+        self.service = PipelineService(config, EmptyJudge(), clock=lambda: self.now)
+        self.service.start_engine()
+        app = create_app(PipelineBackend(self.service), config)
+        self.client = httpx.Client(transport=InProcess(app), base_url="http://127.0.0.1:8600")
+
+    def open_incident(self, entity: str = "gpu:n1.0") -> str:
+        finding = Finding(self.now, self.now, entity, "sdc", "page", 9.0, "wrong results")
+        assert self.service.engine is not None
+        changes = self.service.engine._apply(lambda desk: desk.observe_own(self.now, [finding]), [], [finding])
+        return str(changes[0].incident.id)
+
+    def get(self, path: str) -> Any:
+        return self.client.get(path, headers={"Authorization": f"Bearer {TOKEN}"}).json()
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.client.post(path, json=body, headers={"Authorization": f"Bearer {TOKEN}"})
+
+    def report(self, kind: str, incident: str, secret: str = SECRET, name: str = "pager", **event: Any) -> Any:
+        """Posts an event as PagerDuty does, from another host's name and without a token."""
+        agent = {"id": "P1", "type": "user_reference", "summary": "Bo Berg"}
+        data = {"id": "PGR", "type": "incident", "incident_key": incident}
+        made = {"id": f"ev-{kind}", "event_type": f"incident.{kind}", "agent": agent, "data": data, **event}
+        body = json.dumps({"event": made}).encode()
+        signature = f"v1={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
+        headers = {"X-PagerDuty-Signature": signature, "Content-Type": "application/json", "Host": "fleet.example"}
+        return self.client.post(f"/api/v1/receivers/{name}/pagerduty", content=body, headers=headers)
+
+
+@pytest.fixture
+def hook(receivers: Callable[[], Receiver]) -> Receiver:
+    return receivers()
+
+
+@pytest.fixture
+def served(tmp_path: Path, hook: Receiver) -> Iterator[Served]:
+    made = Served(tmp_path, hook)
+    yield made
+    made.service.close()
+
+
+def test_an_acknowledgement_in_pagerduty_is_one_here_by_the_person_once(served: Served) -> None:
+    incident = served.open_incident()
+    assert served.report("acknowledged", incident).status_code == 200
+    assert served.report("acknowledged", incident).json()["done"].endswith("nothing to change")
+    detail = served.get(f"/api/v1/incidents/{incident}")
+    assert detail["state"] == "acknowledged"
+    rows = [(row["kind"], row["actor"]) for row in detail["history"]]
+    assert rows == [("opened", "fleetpulse"), ("acknowledged", "pagerduty:Bo Berg")]
+    served.report("resolved", incident)
+    assert served.get(f"/api/v1/incidents/{incident}")["history"][-1]["comment"].startswith("resolved in PagerDuty")
+    assert served.get(f"/api/v1/incidents/{incident}")["resolved"] is None, "the fault is still there"
+
+
+def test_only_pagerdutys_signature_opens_its_route_and_opens_nothing_else(served: Served) -> None:
+    incident = served.open_incident()
+    assert served.report("acknowledged", incident, secret="wrong").status_code == 401
+    assert served.report("acknowledged", incident, name="deaf").status_code == 404
+    assert served.report("acknowledged", incident, name="hook").status_code == 404
+    assert served.report("acknowledged", incident, name="nobody").status_code == 404
+    assert served.report("acknowledged", "inc-unknown").status_code == 200
+    assert served.report("acknowledged", incident, agent={"type": "service_reference"}).status_code == 200
+    assert served.get(f"/api/v1/incidents/{incident}")["state"] == "open"
+    for path in ("/api/v1/receivers", "/api/v1/receivers/pager/pagerduty/x", "/api/v1/notifications"):
+        assert served.client.get(path).status_code in (401, 404)
+    assert served.client.post("/api/v1/notifications/replay", json={"ids": ["a"]}).status_code == 401
+
+
+def test_receivers_and_messages_are_listed_and_dead_ones_sent_again(served: Served, hook: Receiver) -> None:
+    incident = served.open_incident()
+    notifier = served.service.notifier
+    notifier.send_due("hook")
+    with served.service.database.transaction() as connection:
+        connection.execute("UPDATE outbox SET state = 'dead', answer = 'HTTP 400, 9 times' WHERE receiver = 'hook'")
+    states = {row["name"]: row for row in served.get("/api/v1/receivers")["receivers"]}
+    assert (states["hook"]["state"], states["hook"]["dead"], states["hook"]["kind"]) == ("ok", 1, "webhooks")
+    assert (states["pager"]["state"], states["pager"]["pending"]) == ("unknown", 1)
+    (dead,) = served.get("/api/v1/notifications?state=dead")["notifications"]
+    assert (dead["incident"], dead["answer"]) == (incident, "HTTP 400, 9 times")
+    found = served.post("/api/v1/notifications/replay", {"ids": [dead["id"]]}).json()
+    assert (found["replayed"], found["notifications"][0]["answer"]) == (1, "sent again by ada")
+    before = len(hook.posts)
+    notifier.send_due("hook")
+    assert len(hook.posts) == before + 1
+    for body in ({}, {"ids": ["a"], "receiver": "hook"}, {"receiver": "nobody"}, {"id": "x"}):
+        assert served.post("/api/v1/notifications/replay", body).status_code == 400
+
+
+def test_an_alert_that_is_sent_again_after_its_incident_ended_is_ended_again(served: Served, hook: Receiver) -> None:
+    incident = served.open_incident()
+    served.service.notifier.send_due("hook")
+    served.post(f"/api/v1/incidents/{incident}/resolve", {"comment": "done"})
+    served.service.notifier.send_due("hook")
+    with served.service.database.transaction() as connection:
+        connection.execute("UPDATE outbox SET state = 'dead' WHERE receiver = 'hook' AND kind = 'firing'")
+    assert served.post("/api/v1/notifications/replay", {"receiver": "hook"}).json()["replayed"] == 1
+    for _ in range(2):
+        served.service.notifier.send_due("hook")
+    assert [body["status"] for _, body in hook.posts] == ["firing", "resolved", "firing", "resolved"]
