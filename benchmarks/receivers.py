@@ -1,0 +1,182 @@
+"""Alerts to receivers: what arrives, and when, after an outage of a receiver and in a storm of incidents.
+
+    python -m benchmarks.receivers outage     receivers away for 3 min, 30 min and 3 h; time is injected
+    python -m benchmarks.receivers storm      5,000 incidents in a minute: what people get, by receiver and route
+
+Receivers are HTTP servers of this program; the store, the outbox and the notifier are the real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import json
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.receivers import Notify, PagerDuty, Route, Slack, Webhook
+from pipeline.incidents import ledger
+from pipeline.incidents.cases import Change
+from pipeline.model.records import SECOND, Incident, Severity
+from pipeline.notify.outbox import Notifier
+from pipeline.store.database import Database
+
+START = 1_790_000_000 * SECOND
+OUTAGES_S = (180, 1800, 10_800)
+STORM = 5000
+
+
+class Service(http.server.ThreadingHTTPServer):
+    """Answers as a webhook, PagerDuty and Slack do, or 503 while it is away; keeps (time, path, body)."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.away, self.clock = False, lambda: 0
+        self.posts: list[tuple[int, str, Any]] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server: Any = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not server.away:
+            server.posts.append((server.clock(), self.path, body))
+        answer = json.dumps({"ok": True, "channel": "C1", "ts": str(len(server.posts))}).encode()
+        self.send_response(503 if server.away else 200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+class Bench:
+    """A store with a notifier, and a clock that the program moves."""
+
+    def __init__(self, folder: Path, notify: Notify) -> None:
+        self.now = START
+        self.database = Database(folder / "store.duckdb")
+        self.notifier = Notifier(self.database, notify, "bench", lambda: self.now)
+        self.opened: dict[str, Incident] = {}
+
+    def write(self, changes: list[Change]) -> None:
+        """Writes changes as the engine does, in one transaction."""
+        with self.database.transaction() as connection:
+            payloads = self.notifier.make_payloads(changes, self.now)
+            ledger.write_changes(connection, [], changes, payloads, self.now)
+
+    def open(self, number: int, severity: Severity = "page") -> Change:
+        """Returns the opening of one incident."""
+        entity = f"gpu:n{number // 8}.{number % 8}"
+        one = Incident(
+            f"inc-{number:05d}", entity, self.now, self.now, severity, f"GPU {number}", "sdc", entity, (entity,)
+        )
+        self.opened[one.id] = one
+        return Change("opened", one, self.now, "fleetpulse")
+
+
+def outage(seconds: int) -> None:
+    """Prints when the messages of an outage arrived: an incident every minute, every third a ticket."""
+    service = Service()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), Notify((Webhook("hook", service.url),)))
+        service.clock = lambda: bench.now
+        count = 0
+        service.away = True
+        for second in range(seconds + 1):
+            if second % 60 == 0 and second < seconds:
+                bench.write([bench.open(count, "ticket" if count % 3 == 0 else "page")])
+                count += 1
+            bench.notifier.send_due("hook")
+            bench.now += SECOND
+        back = bench.now
+        service.away = False
+        while len(service.posts) < count:
+            bench.notifier.send_due("hook")
+            bench.now += SECOND // 2
+            assert bench.now - back < 60 * SECOND
+        after = [(at - back) / SECOND for at, _, _ in service.posts]
+        order = [body["alerts"][0] for _, _, body in service.posts]
+        pages = [a["startsAt"] for a in order[1:] if a["labels"]["severity"] == "critical"]
+        print(
+            f"away {seconds:6d} s: {count} messages; first {after[0]:.1f} s after it was back (a probe), last "
+            f"{after[-1]:.1f} s, {after[-1] - after[0]:.1f} s after the first; "
+            f"pages oldest first: {pages == sorted(pages)}"
+        )
+
+
+def storm(name: str, notify: Notify, service: Service) -> None:
+    """Prints what one receiver got of STORM incidents in a minute, and what it cost."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), notify)
+        service.clock = lambda: bench.now
+        service.posts.clear()
+        began, cpu = time.monotonic(), time.process_time()
+        rows = 0.0
+        for second in range(60):
+            changes = [bench.open(i) for i in range(second * STORM // 60, (second + 1) * STORM // 60)]
+            wrote = time.process_time()
+            bench.write(changes)
+            rows += time.process_time() - wrote
+            bench.notifier.send_due(name)
+            bench.now += SECOND
+        for _ in range(20):
+            while bench.notifier.send_due(name):
+                pass
+            bench.now += 15 * SECOND
+        shown = Counter(path.rpartition("/")[2] or "post" for _, path, _ in service.posts)
+        last = max((at for at, _, _ in service.posts), default=START)
+        print(
+            f"storm {name:9s}: {dict(shown)} requests, last {(last - START) / SECOND:.0f} s after the first incident; "
+            f"{time.process_time() - cpu:.1f} s of CPU ({rows:.1f} for the rows of the outbox), "
+            f"{time.monotonic() - began:.0f} s elapsed"
+        )
+        bench.database.close()
+
+
+def storms() -> None:
+    """Runs the storm for each receiver."""
+    service = Service()
+    with tempfile.TemporaryDirectory() as folder:
+        key, token = Path(folder, "key"), Path(folder, "token")
+        key.write_text("k" * 32)
+        token.write_text("xoxb-t")
+        by_name = Route("grouped", group_by=("alertname",))
+        storm("single", Notify((Webhook("single", service.url),)), service)
+        storm("grouped", Notify((Webhook("grouped", service.url),), route=by_name), service)
+        pager = PagerDuty("pager", key, url=service.url)
+        storm(
+            "pager", Notify(pagerduty=(pager,), route=Route("pager", group_by=("alertname",), group_wait="5s")), service
+        )
+        slack = Slack("slack", "C1", token, url=service.url)
+        storm("slack", Notify(slack=(slack,), route=Route("slack", group_by=("alertname",))), service)
+
+
+def main() -> None:
+    """Runs what the arguments name."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", metavar="outage|storm")
+    chosen = parser.parse_args().what or ["outage", "storm"]
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if "outage" in chosen:
+        for seconds in OUTAGES_S:
+            outage(seconds)
+    if "storm" in chosen:
+        storms()
+
+
+if __name__ == "__main__":
+    main()
