@@ -22,7 +22,7 @@ from pipeline.notify.receivers import TEST, Endpoint, Message, build_receiver
 from pipeline.notify.routes import RouteNode, build_rules
 
 Rows = list[dict[str, Any]]
-LISTED = ("id", "incident", "receiver", "kind", "state", "attempts", "created", "answer")
+LISTED = ("id", "receiver", "kind", "state", "attempts", "created", "answer")
 RECEIVERS = ("name", "kind", "state", "delivered", "pending", "held", "dead", "answer")
 TESTED = ("receiver", "step", "result", "status", "answer")
 ROUTED = ("receiver", "route", "group", "group_wait", "group_interval", "repeat_interval", "inhibits")
@@ -49,7 +49,8 @@ def run_notify(
         say(f"{done['replayed']} messages are sent again")
         return list(done["notifications"]), LISTED, 0
     query = urllib.parse.urlencode({k: v for k in ("state", "incident") if (v := getattr(given, k, None))})
-    return list(_get(config, f"/api/v1/notifications?{query}")["notifications"]), LISTED, 0
+    found = _get(config, f"/api/v1/notifications?{query}")["notifications"]
+    return [{**row, "created": f"{row['created'][:19]}Z"} for row in found], LISTED, 0
 
 
 def _get(config: Config, path: str) -> Any:
@@ -149,7 +150,13 @@ def run_routes(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequenc
         rows = [{"receiver": name, "route": "(no routes: every receiver)"} for name in _names(config)]
         return [{**row, "group": "", **_timers(None), "inhibits": inhibits} for row in rows], ROUTED
     return [
-        {"receiver": n.receiver, "route": n.key, "group": n.group_key(labels), **_timers(n), "inhibits": inhibits}
+        {
+            "receiver": n.receiver,
+            "route": n.key,
+            "group": n.group_key(labels)[len(n.key) + 1 :],
+            **_timers(n),
+            "inhibits": inhibits,
+        }
         for n in rules.top.match(labels)
     ], ROUTED
 
@@ -168,7 +175,15 @@ def _timers(node: RouteNode | None) -> dict[str, str]:
     if node is None:
         return {"group_wait": "0s", "group_interval": "", "repeat_interval": ""}
     seconds = {"group_wait": node.wait_s, "group_interval": node.interval_s, "repeat_interval": node.repeat_s}
-    return {name: f"{value:g}s" for name, value in seconds.items()}
+    return {name: _shorten(value) for name, value in seconds.items()}
+
+
+def _shorten(seconds: float) -> str:
+    """Returns a duration in the longest unit that divides it: 5m, 4h."""
+    for unit, length in (("h", 3600), ("m", 60)):
+        if seconds and seconds % length == 0:
+            return f"{seconds / length:g}{unit}"
+    return f"{seconds:g}s"
 
 
 def _parse_labels(texts: Sequence[str]) -> dict[str, str]:

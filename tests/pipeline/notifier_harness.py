@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.server
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,32 @@ class NotifierHarness:
     def close(self) -> None:
         if self.database is not None:
             self.database.close()
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing after it runs, and memory is lost."""
+
+
+def cut_at(harness: NotifierHarness, step: int) -> None:
+    """Raises Killed once, before (even) or after (odd) the transaction number step // 2 of the notifier."""
+    assert harness.database is not None
+    real, count = harness.database.transaction, [0]
+
+    @contextlib.contextmanager
+    def transaction() -> Iterator[Any]:
+        count[0] += 1
+        if count[0] - 1 == step // 2 and step % 2 == 0:
+            raise Killed
+        with real() as connection:
+            yield connection
+        if count[0] - 1 == step // 2:
+            raise Killed
+
+    harness.notifier._store = _Cut(harness.database, transaction)  # type: ignore[assignment]
+    for held in harness.notifier._held.values():
+        held._store = harness.notifier._store
+
+
+class _Cut:
+    def __init__(self, database: Any, transaction: Any) -> None:
+        self.cursor, self.transaction = database.cursor, transaction

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.model.records import SECOND
 from pipeline.notify.outbox import RETENTION_S, RETRY_S
-from tests.pipeline.notifier_harness import NotifierHarness, Receiver
+from tests.pipeline.notifier_harness import Killed, NotifierHarness, Receiver, cut_at
 
 
 @pytest.mark.parametrize("status", [302, 307, 400, 401, 403, 404, 410, 413])
@@ -144,3 +144,46 @@ def test_the_resolve_of_a_delivered_alert_is_kept_for_a_receiver_longer_than_a_w
     assert [row[:2] for row in harness.rows()] == [("firing", "delivered"), ("resolved", "pending"), ("firing", "dead")]
     harness.send_due()
     assert receiver.alerts[-1] == ("resolved", "gpu:n1.0")
+
+
+@pytest.mark.parametrize("step", range(10))
+def test_a_kill_at_any_commit_loses_no_page_and_repeats_only_the_same_key(
+    harness: NotifierHarness, receiver: Receiver, step: int
+) -> None:
+    """The process ends before or after each transaction of the notifier; the receiver fails in between."""
+    receiver.statuses = [503, 503, 503]
+    harness.write_change("opened")
+    cut_at(harness, step)
+    for second in range(60):
+        try:
+            if second == 40:
+                harness.resolve()
+            harness.send_due(1)
+        except Killed:
+            harness.restart()
+            harness.notifier.load_state()
+    delivered = dict.fromkeys((key, body["status"]) for key, body in receiver.posts[3:])
+    assert list(delivered) == [("inc-gpu:n1.0.1.r0", "firing"), ("inc-gpu:n1.0.2.r0", "resolved")]
+    assert [row[:2] for row in harness.rows()] == [("firing", "delivered"), ("resolved", "delivered")]
+
+
+@pytest.mark.parametrize(("minutes", "most"), [(3, 8), (30, 33), pytest.param(180, 33, marks=pytest.mark.slow)])
+def test_after_an_outage_everything_due_arrives_within_five_seconds_of_the_first_response(
+    harness: NotifierHarness, receiver: Receiver, minutes: int, most: int
+) -> None:
+    receiver.statuses = [503] * 10_000
+    for minute in range(minutes):
+        harness.write_change("opened", f"gpu:n{minute:03d}.0", severity="page" if minute % 3 else "ticket")
+        for _ in range(12):
+            harness.send_due(5)
+    receiver.statuses = []
+    away, arrived = len(receiver.posts), list[tuple[int, str]]()
+    for second in range(40):
+        before = len(receiver.posts)
+        harness.send_due(1)
+        arrived += [(second, cause) for _, cause in receiver.alerts[before:]]
+    assert len(receiver.posts) - away == len(arrived) == minutes
+    assert arrived[0][0] <= most, "the next probe: 5 s, or 30 s after ten minutes"
+    assert arrived[-1][0] - arrived[0][0] <= 5
+    pages = [cause for _, cause in arrived[1:] if int(cause[5:8]) % 3]
+    assert pages == sorted(pages), "the oldest page first; the first message is the probe"
