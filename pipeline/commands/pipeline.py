@@ -288,6 +288,9 @@ class PipelineBackend:
             out[f'fleetpulse_outbox{{receiver="{receiver}",state="{state}"}}'] = float(number)
         out["fleetpulse_store_sealed_rows_total"] = float(service.sealer.sealed_rows)
         out["fleetpulse_store_sealed_values_lost_total"] = float(service.sealer.lost_values)
+        problems = (service.database.find_space_problem(), service.database.find_space_problem(events=True))
+        out["fleetpulse_ingest_shed_seconds_total"] = ingest.shed_seconds
+        out["fleetpulse_store_shedding"] = float(sum(map(bool, problems)))
         out["fleetpulse_store_entities_skipped"] = float(service.skipped)
         out["fleetpulse_ready"] = float(not self.list_unready_reasons())
         out["fleetpulse_lag_seconds"] = health["lag_s"] or 0.0

@@ -373,7 +373,7 @@ class PipelineService:
 
     def _read_problem(self) -> str | None:
         """Returns why the transport cannot be read, None if it can."""
-        return self._find_unreachable() or self._find_unanswered()
+        return self._find_unreachable() or self._find_unanswered() or self.database.find_space_problem()
 
     def _find_unreachable(self) -> str | None:
         """Returns why the transport is unreachable. On a new site the first agent creates the spool directory."""

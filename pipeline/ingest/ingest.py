@@ -133,6 +133,8 @@ class Ingest:
         self._newest = dict[Partition, int]()  # newest event time of each telemetry partition
         self._latest = LatestRows(database, clock(), clock() + bound)
         self._wait, self._monotonic = wait, monotonic
+        self.shed_seconds = 0.0
+        self._shed_since: float | None = None  # only events are stored; when the time since then was counted last
         self._is_reading, self._read_at = True, 0.0  # telemetry is read until all its queues are empty; start of that
         self.senders, self._catch_up, self._lateness = Senders(database, clock(), bound), CatchUp(lateness), lateness
         self._passed_time: int | None = None
@@ -186,7 +188,7 @@ class Ingest:
         """
         self._closed, self._passed_time = closed, self.senders.find_passed_time(self.clock(), self._lateness)
         try:
-            self._check_disk_space()
+            self._shed_telemetry(self._check_disk_space())
             self._reread_letters()
             self._fetch()
             items = self._merge()
@@ -235,10 +237,26 @@ class Ingest:
         """Writes the newest row of each device now; afterwards committed rows may leave the hot tables."""
         self._latest.write_now(self.database, self.clock())
 
-    def _check_disk_space(self) -> None:
-        """Raises Retryable if the disk has no space for a commit; input then stays in the transport."""
-        if trouble := self.database.find_space_problem():
+    def _check_disk_space(self) -> bool:
+        """Returns whether the disk has space for events only. Raises Retryable if it has none."""
+        trouble = self.database.find_space_problem()
+        if trouble and self.database.find_space_problem(events=True):
             raise Retryable(trouble, after_s=1.0)
+        return trouble is not None
+
+    def _shed_telemetry(self, shed: bool) -> None:
+        """Leaves telemetry in the transport while the disk has space for events only."""
+        now = self._monotonic()
+        if shed and self._shed_since is not None:
+            self.shed_seconds += now - self._shed_since
+        if self._shed_since is not None and not shed:
+            self._is_reading = True
+        self._shed_since = now if shed else None
+        for partition in [p for p in self._queues if shed and p.topic != EVENTS]:
+            self._queues[partition].clear()
+            self._gaps.pop(partition, None)
+            self.offsets.fetched.pop(partition, None)
+            self._at_end[partition] = False
 
     def _reread_letters(self) -> None:
         """Once after a start: stores dead letters of a newer version that this pipeline can read now."""
@@ -264,7 +282,7 @@ class Ingest:
     def _fetch(self) -> None:
         """Fills the empty queues: those of events, and at most every `wait` those of all partitions."""
         now = self._monotonic()
-        if not self._is_reading and now - self._read_at < self._wait:
+        if self._shed_since is None and not self._is_reading and now - self._read_at < self._wait:
             for partition, queue in self._queues.items():
                 if partition.topic == EVENTS and not queue:
                     self._fetch_partition(partition)
@@ -278,7 +296,7 @@ class Ingest:
             self._valid_shapes.clear()
         self._fetch_bytes = min(1 << 20, max(64 << 10, _FETCH_BYTES // max(1, len(partitions))))
         self._drop_partitions(set(partitions))
-        for partition in partitions:
+        for partition in [p for p in partitions if self._shed_since is None or p.topic == EVENTS]:
             if not self._queues.setdefault(partition, deque()):
                 self._fetch_partition(partition)
         if len(self._unanswered_since) == len(partitions):

@@ -156,6 +156,7 @@ def _check_file(path: Path) -> None:
     raise UsageError(f"{where}: {found}: set another path; if it was the store, it is damaged: {RECOVERY}")
 
 
+EVENTS_SHARE = 4  # events are stored down to a quarter of free_bytes; chosen: a day of them is a few MB
 _FREE_SHARE = 20  # at most a twentieth of the disk is kept free, so that small disks work; chosen
 
 
@@ -251,20 +252,22 @@ class Database:
                     self.connection.execute("ROLLBACK")
                 raise
 
-    def find_space_problem(self) -> str | None:
+    def find_space_problem(self, events: bool = False) -> str | None:
         """Describes why no telemetry is stored: less than `free_bytes` (at most 5 % of the disk) is free. None if
-        enough.
+        enough. events: why no events are stored either: less than a quarter of that.
 
-        Free blocks inside the file count as free. The reserve is for everything else: incidents, deletion by age, and
-        checkpoints, which DuckDB does not survive without space.
+        Free blocks inside the file count as free. The reserve is for everything else: events, incidents, alerts,
+        deletion by age, and checkpoints, which DuckDB does not survive without space.
         """
         disk = shutil.disk_usage(self.path.parent)
         least = min(self._free_bytes, disk.total // _FREE_SHARE)
-        if disk.free >= least or disk.free + self._free_block_bytes() >= least:
+        needed = least // EVENTS_SHARE if events else least
+        if disk.free >= needed or disk.free + self._free_block_bytes() >= needed:
             return None
         return (
             f"store {self.path}: {disk.free >> 20} MiB free on its disk, minimum {least >> 20} MiB ([store] "
-            "free_bytes): nothing is stored until there is space; free space or lower [store] hot_hours"
+            f"free_bytes): no telemetry is stored until there is space, below {least // EVENTS_SHARE >> 20} MiB no "
+            "events either; free space or lower [store] hot_hours"
         )
 
     def _free_block_bytes(self) -> int:

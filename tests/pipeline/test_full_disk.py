@@ -9,18 +9,20 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import numpy as np
 import pytest
 
 from agents.node.spool.spool import Spool
+from pipeline.commands.pipeline import PipelineBackend
 from pipeline.commands.service import PipelineService
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build_section
 from pipeline.ingest.ingest import Ingest
 from pipeline.model.errors import Retryable
-from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
+from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
 from pipeline.transport import wire
 from tests.pipeline.test_service import EmptyJudge
 
@@ -278,3 +280,82 @@ def test_a_fatal_error_that_sealing_meets_first_reopens_the_store(
         assert service.list_unready_reasons() == []
     finally:
         service.close()
+
+
+class NearlyFullDisk:
+    """A service over one spool folder, whose disk has as much free space as the test says."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = 1 << 40
+        monkeypatch.setattr(
+            "pipeline.store.database.shutil.disk_usage",
+            lambda path: SimpleNamespace(total=1 << 40, used=0, free=self.free),
+        )
+        self.spools = {topic: Spool(tmp_path / "spool", "n0", topic, free_bytes=0) for topic in (TELEMETRY, EVENTS)}
+        self.service = service_over(tmp_path, tmp_path / "store.duckdb", 1 << 30)
+        self.service.start_engine()
+        self.sent = 0
+
+    def send(self) -> None:
+        """Sends a message of each topic."""
+        block = np.full((TICKS, GPUS), self.sent, "f4")
+        self.spools[TELEMETRY].append(body_of(4 * self.sent, block), wire.TELEMETRY_KIND, T0)
+        event = Event(T0 + self.sent * SECOND, "node:n0", "collector", {"collector": "x", "state": "ok", "reason": ""})
+        batch = EventBatch(Origin("local", "n0", b"b" * 16), (event,))
+        self.spools[EVENTS].append(wire.encode_events(batch), wire.EVENTS_KIND, T0)
+        for spool in self.spools.values():
+            spool.sync()
+        self.sent += 1
+
+    def run(self) -> None:
+        for _ in range(4):
+            self.service.run_step()
+
+    def stored(self) -> tuple[int, int]:
+        """Returns the messages of telemetry and events that are stored."""
+        query = f"SELECT (SELECT count(*) FROM gpu) // {TICKS * GPUS}, (SELECT count(*) FROM events)"
+        [(rows, events)] = self.service.database.connection.execute(query).fetchall()
+        return int(rows), int(events)
+
+
+@pytest.fixture
+def nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NearlyFullDisk]:
+    made = NearlyFullDisk(tmp_path, monkeypatch)
+    yield made
+    made.service.close()
+    for spool in made.spools.values():
+        spool.close()
+
+
+def test_a_nearly_full_disk_stores_events_and_leaves_telemetry_in_the_transport(nearly_full: NearlyFullDisk) -> None:
+    nearly_full.send()
+    nearly_full.run()
+    assert nearly_full.stored() == (1, 1)
+    nearly_full.free = 900 << 20
+    for _ in range(3):
+        nearly_full.send()
+        nearly_full.run()
+    assert nearly_full.stored() == (1, 4)
+    counters = PipelineBackend(nearly_full.service).read_counters()
+    assert counters["fleetpulse_store_shedding"] == 1
+    assert counters["fleetpulse_ingest_shed_seconds_total"] > 0
+    assert "no telemetry is stored until there is space" in "".join(nearly_full.service.list_unready_reasons())
+    nearly_full.free = 1 << 40
+    nearly_full.run()
+    assert nearly_full.stored() == (4, 4)
+    assert nearly_full.service.database.connection.execute("SELECT * FROM gaps").fetchall() == []
+
+
+def test_below_a_quarter_of_the_reserve_nothing_is_stored_and_nothing_is_lost(nearly_full: NearlyFullDisk) -> None:
+    nearly_full.free = 200 << 20
+    nearly_full.send()
+    with pytest.raises(Retryable, match="no events either"):
+        nearly_full.run()
+    assert nearly_full.stored() == (0, 0)
+    assert PipelineBackend(nearly_full.service).read_counters()["fleetpulse_store_shedding"] == 2
+    nearly_full.free = 900 << 20
+    nearly_full.run()
+    assert nearly_full.stored() == (0, 1)
+    nearly_full.free = 1 << 40
+    nearly_full.run()
+    assert nearly_full.stored() == (1, 1)
