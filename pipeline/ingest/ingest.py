@@ -105,6 +105,9 @@ class Ingest:
     and everything is read again.
     """
 
+    shed_seconds = 0.0
+    _shed_since: float | None = None  # only events are stored; when the time since then was counted last
+
     def __init__(
         self,
         database: Database,
@@ -133,8 +136,6 @@ class Ingest:
         self._newest = dict[Partition, int]()  # newest event time of each telemetry partition
         self._latest = LatestRows(database, clock(), clock() + bound)
         self._wait, self._monotonic = wait, monotonic
-        self.shed_seconds = 0.0
-        self._shed_since: float | None = None  # only events are stored; when the time since then was counted last
         self._is_reading, self._read_at = True, 0.0  # telemetry is read until all its queues are empty; start of that
         self.senders, self._catch_up, self._lateness = Senders(database, clock(), bound), CatchUp(lateness), lateness
         self._passed_time: int | None = None
