@@ -189,7 +189,7 @@ class Ingest:
         """
         self._closed, self._passed_time = closed, self.senders.find_passed_time(self.clock(), self._lateness)
         try:
-            self._shed_telemetry(self._check_disk_space())
+            self._shed_telemetry(self.database.check_space())
             self._reread_letters()
             self._fetch()
             items = self._merge()
@@ -237,13 +237,6 @@ class Ingest:
     def write_latest(self) -> None:
         """Writes the newest row of each device now; afterwards committed rows may leave the hot tables."""
         self._latest.write_now(self.database, self.clock())
-
-    def _check_disk_space(self) -> bool:
-        """Returns whether the disk has space for events only. Raises Retryable if it has none."""
-        trouble = self.database.find_space_problem()
-        if trouble and self.database.find_space_problem(events=True):
-            raise Retryable(trouble, after_s=1.0)
-        return trouble is not None
 
     def _shed_telemetry(self, shed: bool) -> None:
         """Leaves telemetry in the transport while the disk has space for events only."""

@@ -270,6 +270,13 @@ class Database:
             "events either; free space or lower [store] hot_hours"
         )
 
+    def check_space(self) -> bool:
+        """Returns whether the disk has space for events only. Raises Retryable if it has none for them either."""
+        trouble = self.find_space_problem()
+        if trouble and self.find_space_problem(events=True):
+            raise Retryable(trouble, after_s=1.0)
+        return trouble is not None
+
     def _free_block_bytes(self) -> int:
         """Bytes of free blocks in the file; 0 if unknown, while the file is being reopened."""
         with contextlib.suppress(duckdb.Error), contextlib.closing(self.cursor()) as cursor:
