@@ -68,6 +68,7 @@ class Notification:
     created: int | None
     next_attempt: int | None
     answer: str
+    remote: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ def _notification(table: Mapping[str, Any]) -> Notification:
         created=parse_time(table.get("created")),
         next_attempt=parse_time(table.get("next_attempt")),
         answer=str(table.get("answer") or ""),
+        remote=str(table.get("remote") or ""),
     )
 
 

@@ -265,17 +265,24 @@ def delivery_rows(detail: IncidentDetail, now: int) -> list[tuple[str, str, str,
     """Returns (time, receiver, type, status) of the notifications, the newest first."""
     ordered = sorted(detail.notifications, key=lambda n: n.created or 0, reverse=True)
     return [
-        (_clock(n.created, now), n.receiver, n.kind, _delivery_status(n.state, n.attempts, n.answer)) for n in ordered
+        (_clock(n.created, now), n.receiver, n.kind, _delivery_status(n.state, n.attempts, n.answer, n.remote))
+        for n in ordered
     ]
+
+
+_STATES = {"held": "waits for its group or an inhibition", "grouped": "in its group's message", "muted": "not sent"}
+"""Delivery states in words; the others are words already."""
 
 
 def _clock(time: int | None, now: int) -> str:
     return "" if time is None else words.clock(time, now)
 
 
-def _delivery_status(state: str, attempts: int, answer: str) -> str:
+def _delivery_status(state: str, attempts: int, answer: str, remote: str) -> str:
+    """Returns what became of a message; `remote`: who silenced its alert at the receiver."""
     tries = "" if attempts <= 1 else f" after {attempts} attempts"
-    return f"{state}{tries}" + (f": {answer}" if answer else "")
+    shown = f"{_STATES.get(state, state)}{tries}" + (f": {answer}" if answer else "")
+    return f"{shown}; there {remote}" if remote else shown
 
 
 def timeline_rows(detail: IncidentDetail, items: Iterable[TimelineItem], now: int) -> list[tuple[str, str, str, str]]:

@@ -149,16 +149,9 @@ def run_routes(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequenc
     if rules.top is None:
         rows = [{"receiver": name, "route": "(no routes: every receiver)"} for name in _names(config)]
         return [{**row, "group": "", **_timers(None), "inhibits": inhibits} for row in rows], ROUTED
-    return [
-        {
-            "receiver": n.receiver,
-            "route": n.key,
-            "group": n.group_key(labels)[len(n.key) + 1 :],
-            **_timers(n),
-            "inhibits": inhibits,
-        }
-        for n in rules.top.match(labels)
-    ], ROUTED
+    found = [(node, node.group_key(labels)[len(node.key) + 1 :]) for node in rules.top.match(labels)]
+    rows = [{"receiver": node.receiver, "route": node.key, "group": group, **_timers(node)} for node, group in found]
+    return [{**row, "inhibits": inhibits} for row in rows], ROUTED
 
 
 def _names(config: Config) -> list[str]:

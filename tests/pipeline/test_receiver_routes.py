@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -13,8 +14,10 @@ import httpx
 import pytest
 
 from pipeline.api.server import create_app
+from pipeline.commands import notify
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.commands.service import PipelineService
+from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.records import SECOND, Finding
@@ -144,3 +147,21 @@ def test_an_alert_that_is_sent_again_after_its_incident_ended_is_ended_again(ser
     for _ in range(2):
         served.service.notifier.send_due("hook")
     assert [body["status"] for _, body in hook.posts] == ["firing", "resolved", "firing", "resolved"]
+
+
+def test_doctor_reports_what_the_running_pipeline_was_answered(
+    served: Served, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Alertmanager answers 400 to a webhook's body: every Watchdog shows it, also before the first page."""
+    served.service._trouble = None
+    hook.statuses = [400]
+    served.service.notifier._alive = lambda: True
+    served.service.notifier.send_watchdog("hook")
+    monkeypatch.setattr(notify.client, "get", lambda config, path: (200, served.get(path)))
+    config = dataclasses.replace(served.service.config, notify=Notify(served.service.config.notify.webhooks))
+    (found,) = notify.check_receivers(config)
+    assert (found.name, found.state, found.found[:8]) == ("receiver hook", "fail", "HTTP 400")
+    served.now += 300 * SECOND
+    served.service.notifier.send_watchdog("hook")
+    (found,) = notify.check_receivers(config)
+    assert (found.state, found.found[:21]) == ("ok", "last message accepted")
