@@ -13,6 +13,8 @@ WIRE_1 = "409170b"
 """The last version whose agents sent wire version 1, and whose store had schema 1."""
 SCHEMA_2 = "eb74ca1"
 """A version whose store had schema 2."""
+SCHEMA_3 = "6e5de3d"
+"""A version whose store had schema 3."""
 ROOT = Path(__file__).parents[1]
 
 

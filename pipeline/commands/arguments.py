@@ -103,7 +103,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         ),
     ),
     "restore": (
-        "make a backup the store, while no pipeline runs",
+        "restore the store from a backup, while no pipeline runs",
         (
             (("source",), {"metavar": "SOURCE", "help": "the folder of a backup"}),
             (("--replace",), {"action": "store_true", "help": "move the store that exists to PATH.replaced"}),

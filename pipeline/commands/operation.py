@@ -78,6 +78,8 @@ class ApiSource:
 
 def run_backup(config: Config, target: Path, report: Report, step: Report = lambda _: None) -> list[Mapping[str, Any]]:
     """Makes a backup of the running pipeline, or of its files if none runs; returns one row with COLUMNS."""
+    if target.exists():
+        raise UsageError(f"{target}: exists; expected a folder that does not: choose another name")
     writer = BackupWriter(target.absolute(), config.store.free_bytes, report=report, step=step)
     try:
         with _open_source(config, report) as source:
@@ -163,12 +165,12 @@ def run_restore(
             f"{source}: schema version {manifest['schema_version']}, expected at most {SCHEMA_VERSION}: a newer "
             "fleetpulse wrote it; upgrade"
         )
+    mark = _open_mark(store, source, replace)
+    _require_unused(store)
     report("checksums: every file is read")
     if damaged := find_damage(source, report):
         raise DamagedStore(f"{source}: damaged: {'; '.join(damaged[:3])}" + _and_more(damaged))
     private_files.make_folder(store.parent)
-    mark = _open_mark(store, source, replace)
-    _require_unused(store)
     _check_space(config, source, store)
     _write_mark(store, mark)
     step("marked")
@@ -311,7 +313,7 @@ def _what_next(config: Config, manifest: Mapping[str, Any]) -> str:
         f"restored as of {manifest['time']} ({age / _HOUR:.1f} h ago). Start the pipeline: fleetpulse pipeline. "
         + (f"It migrates schema {manifest['schema_version']} to {SCHEMA_VERSION}. " if older else "")
         + f"It reads {len(manifest['offsets'])} partitions on from the recorded offsets: what {kept} is stored again, "
-        "once; the rest is a gap in SELECT * FROM gaps. Alerts that waited then are sent; acknowledgements and mutes "
+        "once; the rest is counted in the table gaps. Alerts that waited then are sent; acknowledgements and mutes "
         "since then are lost."
     )
 

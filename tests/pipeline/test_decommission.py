@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import fleetpulse
+from pipeline.api.server import create_app, start_server
 from pipeline.commands.pipeline import PipelineBackend
+from pipeline.config import sections
 from pipeline.engine.decommission import ANNOUNCE_EVERY, Decommission, Decommissioned
+from pipeline.http import client
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, Finding
 from pipeline.store.database import Database
@@ -131,6 +138,38 @@ def test_a_site_whose_last_nodes_are_decommissioned_is_not_silent(fleet):
     fleet.run(300)
     assert fleet.incidents() == []
     assert backend(fleet).list_unready_reasons() == []
+
+
+def test_the_command_decommissions_lists_and_returns_over_the_api(fleet, tmp_path, capsys):
+    stop = threading.Event()
+    config = replace(fleet.service.config, api=sections.Api(port=0))
+    api = start_server(create_app(backend(fleet), config), config, stop)
+    file = tmp_path / "fleetpulse.toml"
+    file.write_text(f"[api]\nport = {api.port}\n")
+
+    def node(*words: str) -> tuple[int, str]:
+        code = fleetpulse.main(["node", *words, "--config", str(file)])
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    try:
+        assert node("decommission", "n5", "--reason", REASON)[0] == 0
+        code, shown = node("--output", "jsonl")
+        assert (code, json.loads(shown)["node"], json.loads(shown)["user"]) == (0, "n5", "local")
+        nodes = client.get(replace(config, api=sections.Api(port=api.port)), "/api/v1/fleet")[1]["nodes"]
+        assert [n["entity"] for n in nodes] == [f"node:{name}" for name in NODES[:4]]
+        assert node("return", "n5")[0] == 0
+        assert node("--output", "jsonl") == (0, "")
+        assert "n5" in node("--all")[1]
+        code, shown = node("return", "n5")
+        assert code == 2
+        assert "'n5' is not decommissioned" in shown
+        code, shown = node("decommission", "n9", "--reason", REASON)
+        assert code == 2
+        assert "'n9': is not known" in shown
+    finally:
+        stop.set()
+        api.join()
 
 
 class TestNames:

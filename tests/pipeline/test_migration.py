@@ -14,7 +14,7 @@ from pipeline.model.errors import Unreachable
 from pipeline.model.records import SECOND
 from pipeline.store import schema
 from pipeline.store.database import Database
-from tests.old_versions import SCHEMA_2, WIRE_1, check_out, run_old
+from tests.old_versions import SCHEMA_2, SCHEMA_3, WIRE_1, check_out, run_old
 from tests.pipeline.conftest import Site
 from tests.pipeline.test_backup import TOTALS, config_of
 
@@ -88,7 +88,7 @@ database.Database(Path(sys.argv[1])).close()
 """
 
 
-@pytest.fixture(scope="module", params=[(WIRE_1, "1"), (SCHEMA_2, "2")], ids=["schema-1", "schema-2"])
+@pytest.fixture(scope="module", params=[(WIRE_1, "1"), (SCHEMA_2, "2"), (SCHEMA_3, "3")], ids="schema-{0[1]}".format)
 def old(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     """Returns the tree of an earlier version, a folder with a store and spool of it, and its schema version."""
     commit, version = request.param
