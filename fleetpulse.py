@@ -333,6 +333,67 @@ def _routes(given: argparse.Namespace) -> int:
     return 0
 
 
+def _people(given: argparse.Namespace) -> int:
+    from pipeline.commands import people
+
+    run = people.run_incidents if given.command == "incidents" else people.run_act
+    if given.command in ("silences", "maintenance"):
+        run = people.run_silences
+    _print_for_people(*run(_load_config(given), given), given.output)
+    return 0
+
+
+def _print_for_people(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
+    """Prints rows: those for people with short times, cut to 120 columns; others with all fields."""
+    from pipeline.commands import people
+    from pipeline.commands.output import render_rows
+
+    if form == "table":
+        sys.stdout.write(render_rows(people.shorten_times(rows, columns), columns, "table", people.WIDTH))
+    else:
+        every = list(dict.fromkeys(name for row in rows for name in row)) or columns
+        sys.stdout.write(render_rows(rows, every if form != "csv" else columns, form))  # type: ignore[arg-type]
+
+
+def _handover(given: argparse.Namespace) -> int:
+    from pipeline.commands import people
+
+    rows, text = people.run_handover(_load_config(given), given)
+    if given.output == "table":
+        sys.stdout.write(text)
+    else:
+        _print_for_people(rows, list(rows[0]), given.output)
+    return 0
+
+
+def _audit(given: argparse.Namespace) -> int:
+    from pipeline.commands import people
+
+    rows, columns, broken = people.run_audit(_load_config(given), given)
+    _print_for_people(rows, columns, given.output)
+    if broken is not None:
+        _print_message(f"fleetpulse: row {broken} of the audit was changed, or the row before it is missing")
+    return 0 if broken is None else 1
+
+
+def _token(given: argparse.Namespace) -> int:
+    from pipeline.commands import people
+
+    rows, columns, text = people.run_token(_load_config(given), given)
+    _print_for_people([{**row, **({"token": text} if text else {})} for row in rows], columns, given.output)
+    if text and given.output == "table":
+        sys.stdout.write(f"\n{text}\n")
+        _print_message("fleetpulse: this token is shown once; keep it in a file that only its owner can read")
+    return 0
+
+
+def _completion(given: argparse.Namespace) -> int:
+    from pipeline.commands import completion
+
+    sys.stdout.write(completion.make_script(given.shell))
+    return 0
+
+
 def _simulate(given: argparse.Namespace) -> int:
     from agents.sim.command import SimulateOptions, simulate
     from agents.sim.kinds import list_kinds
@@ -393,6 +454,14 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "backup": _backup,
     "restore": _restore,
     "node": _node,
+    **dict.fromkeys(
+        ["incidents", "ack", "assign", "comment", "resolve", "reopen", "merge", "split", "feedback"], _people
+    ),
+    **dict.fromkeys(("silences", "maintenance"), _people),
+    "handover": _handover,
+    "audit": _audit,
+    "token": _token,
+    "completion": _completion,
     "mutes": _mutes,
     "calibration": _calibration,
     "budget": _budget,

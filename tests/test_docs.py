@@ -21,7 +21,7 @@ from agents.gateway.receiver import REASONS
 from detectors import DETECTORS
 from detectors.base.detector import Detector
 from detectors.base.state import State
-from pipeline.api import notifications, routes
+from pipeline.api import notifications, people_routes, routes
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
 from pipeline.config.settings import KEY
@@ -100,6 +100,7 @@ def test_every_open_section_is_documented() -> None:
 ROUTERS = (
     *(routes.process_router, routes.read_router, routes.incident_router, routes.mute_router),
     notifications.receiver_router,
+    people_routes.people_router,
 )
 
 

@@ -193,7 +193,10 @@ class LocalReceiver:
         """Opens the spool once, then the port. Raises ConfigError, SpoolError."""
         if self._intake is None:
             self._intake = DurableIntake(open_spool(self._config, self._origin.node), self._on_durable)
-        receiver, port = Receiver(self._intake, self._origin, Tokens({}), local=True), self._config.agent.otlp_port
+        receiver, port = (
+            Receiver(self._intake, self._origin, Tokens({}, None, lambda: 0), local=True),
+            self._config.agent.otlp_port,
+        )
         settings = Gateway(node=self._origin.node, connections=LOCAL_CONNECTIONS)
         try:
             self.http = open_http(LOCAL, port, receiver, settings, (OTLP_PATH,))

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 import duckdb
 
+from pipeline.model.records import Caller
 from pipeline.model.topology import Topology
 from pipeline.store.backup import Source
 from pipeline.store.devices import Devices
@@ -87,6 +88,28 @@ class Backend(Protocol):
         """Resolves an incident that is not a fault; learning detectors accept the state as normal."""
         ...
 
+    def act(
+        self, verb: str, incident: str, user: Caller, version: int | None, said: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Does what a person asked for to an incident, and returns it with its version. said: the body.
+
+        Raises Outdated if the version is another one."""
+        ...
+
+    def change_silence(
+        self, verb: str, kind: str, id_: str, user: Caller, version: int | None, said: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Adds, edits or expires a silence or maintenance window. said: the body, with times in us."""
+        ...
+
+    def preview_silence(self, matchers: Sequence[str | Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Returns the open incidents that matchers match now."""
+        ...
+
+    def record_refusal(self, user: Caller, action: str, reason: str) -> None:
+        """Adds an attempt without the right to the audit."""
+        ...
+
     def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         """Adds a mute."""
         ...
@@ -127,7 +150,7 @@ class Backend(Protocol):
         """Returns the page budget of each detector, in the form of `models.PageBudget`."""
         ...
 
-    def reset_budget(self, detector: str) -> Sequence[Mapping[str, Any]]:
+    def reset_budget(self, detector: str, user: str) -> Sequence[Mapping[str, Any]]:
         """Forgets the wrong pages of a detector until now; returns the budgets."""
         ...
 

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import logging
 import re
+import time
+from collections import deque
+from collections.abc import Callable
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.api.problem import ProblemResponse, make_problem
 from pipeline.api.tokens import Tokens
 from pipeline.http.addresses import is_loopback, is_same_origin, parse_host_header
+from pipeline.model.records import Caller, Role
 
 BODY_BYTES = 256 * 1024
 """Longest request body (chosen: four times the longest query; all other bodies are much shorter)."""
 OPEN_PATHS = frozenset({"/healthz"})
 SIGNED_PATHS = re.compile(r"/api/v1/receivers/[A-Za-z0-9_.-]{1,64}/pagerduty")
 """Routes that check the sender's signature themselves, under whichever name a proxy in front passes on."""
-USER = "fleetpulse.user"
+READING_PATHS = frozenset({"/api/v1/sql", "/api/v1/silences/preview"})
+ADMIN_PATHS = ("/api/v1/calibration", "/api/v1/budget", "/api/v1/nodes", "/api/v1/backup")
+"""Paths of which writes need the role admin: settings of the site, and what takes nodes out of service."""
+USER, REFUSED = "fleetpulse.user", "fleetpulse.refused"
+AUDITED = 60
+"""Attempts without the right that are written to the audit in a minute. Chosen: more than people make."""
 _LOG = logging.getLogger(__name__)
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -33,8 +43,12 @@ _HEADERS = {
 class Guard:
     """ASGI middleware. Sets the caller's name in the scope under `USER`."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, host: str) -> None:
-        self.app, self.tokens, self.loopback = app, tokens, is_loopback(host)
+    def __init__(
+        self, app: ASGIApp, tokens: Tokens, host: str, refused: Callable[[Caller, str, str], None] = lambda *_: None
+    ) -> None:
+        """refused: called with who tried what, and why it was refused, at most AUDITED times a minute."""
+        self.app, self.tokens, self.loopback, self._refused = app, tokens, is_loopback(host), refused
+        self._audited: deque[float] = deque(maxlen=AUDITED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,6 +56,8 @@ class Guard:
             return
         watched = _ResponseStart(send)
         refusal, messages = self._find_refusal(scope), _BodyReplay(receive, b"")
+        if REFUSED in scope:
+            await self._audit(scope, *scope[REFUSED])
         if refusal is None:
             body = await _read_body(receive)
             messages = _BodyReplay(receive, body or b"")
@@ -67,16 +83,45 @@ class Guard:
                 return make_problem(403, f"Origin {origin!r}: pages of other sites may not call this server")
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 return make_problem(415, "expected Content-Type: application/json")
-        scope[USER] = "local"
+        origin = (scope.get("client") or ("",))[0]
+        scope[USER] = Caller("local", "admin", origin)
         if self.tokens and not is_signed and scope["path"] not in OPEN_PATHS:
-            scope[USER] = self.tokens.find_user(headers.get("authorization", ""))
-            if scope[USER] is None:
-                return make_problem(
-                    401,
-                    "expected Authorization: Bearer with a token of [api] token_file",
-                    {"WWW-Authenticate": "Bearer"},
-                )
+            caller = self.tokens.find_user(headers.get("authorization", ""))
+            if caller is None:
+                why = "expected Authorization: Bearer with a token of [api] token_file or `fleetpulse token create`"
+                scope[REFUSED] = Caller("unknown", "viewer", origin), "no token, or an unknown, expired or revoked one"
+                return make_problem(401, why, {"WWW-Authenticate": "Bearer"})
+            scope[USER] = Caller(caller, caller.role, origin)
+            needed = find_role(scope["method"], scope["path"])
+            if not caller.may(needed):
+                why = f"{caller} is {caller.role}; {scope['method']} {scope['path']} needs the role {needed}"
+                scope[REFUSED] = scope[USER], why
+                return make_problem(403, why)
         return None
+
+    async def _audit(self, scope: Scope, caller: Caller, why: str) -> None:
+        """Records an attempt without the right; beyond AUDITED a minute only in the log, so that a flood fills no disk.
+
+        Reads without a token are not recorded: browsers and probes make them all the time.
+        """
+        if scope["method"] in ("GET", "HEAD") and caller == "unknown":
+            return
+        now = time.monotonic()
+        if len(self._audited) == AUDITED and now - self._audited[0] < 60:
+            _LOG.warning("%s from %s refused: %s", scope["path"], caller.origin, why)
+            return
+        self._audited.append(now)
+        try:
+            await run_in_threadpool(self._refused, caller, f"{scope['method']} {scope['path']}", why)
+        except Exception:  # the answer must not depend on it  # noqa: BLE001
+            _LOG.exception("an attempt without the right was not written to the audit")
+
+
+def find_role(method: str, path: str) -> Role:
+    """Returns the role that a request needs: reading and SQL viewer, settings and nodes admin, all else operator."""
+    if path.startswith(ADMIN_PATHS) and method not in ("GET", "HEAD"):
+        return "admin"
+    return "viewer" if method in ("GET", "HEAD") or path in READING_PATHS else "operator"
 
 
 async def _read_body(receive: Receive) -> bytes | None:

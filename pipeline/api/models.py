@@ -11,11 +11,13 @@ COMMENT_CHARACTERS = 4000
 Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$")]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A model without other fields."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class Note(_Strict):
+class Note(Strict):
     """The body of acknowledge and comment."""
 
     comment: str = Field("", max_length=COMMENT_CHARACTERS)
@@ -27,7 +29,7 @@ class Verdict(Note):
     not_a_fault: bool = False
 
 
-class NewMute(_Strict):
+class NewMute(Strict):
     """A mute to add: a detector (* for all) on a scope (an entity and all below it, * for all entities)."""
 
     detector: str = Field(max_length=64)
@@ -36,7 +38,7 @@ class NewMute(_Strict):
     reason: str = Field(max_length=COMMENT_CHARACTERS)
 
 
-class Mute(_Strict):
+class Mute(Strict):
     """One mute. ended: time at which a user ended it early. warning: set on creation if the scope is not known."""
 
     id: str
@@ -51,13 +53,13 @@ class Mute(_Strict):
     warning: str = ""
 
 
-class Mutes(_Strict):
+class Mutes(Strict):
     """All mutes, newest first."""
 
     mutes: list[Mute]
 
 
-class ModeRule(_Strict):
+class ModeRule(Strict):
     """An entry of [[modes]]: the mode of a detector (* for all) on a scope (* for all entities)."""
 
     detector: str
@@ -65,7 +67,7 @@ class ModeRule(_Strict):
     mode: Literal["record", "notify", "act"]
 
 
-class Detector(_Strict):
+class Detector(Strict):
     """One detector.
 
     settings: as configured. budget: expected false alarms, one line per metric. modes: rules that apply to it; without
@@ -87,14 +89,14 @@ class Detector(_Strict):
     errors: int
 
 
-class Detectors(_Strict):
+class Detectors(Strict):
     """All detectors, and the rules of [[modes]] in their order."""
 
     detectors: list[Detector]
     modes: list[ModeRule]
 
 
-class CalibrationRow(_Strict):
+class CalibrationRow(Strict):
     """A statistic of a detector on one kind of device (its product; empty: all).
 
     factor: on the shipped threshold and least effect, from quiet devices.   threshold, least_effect: in force.
@@ -120,7 +122,7 @@ class CalibrationRow(_Strict):
     other_pages: int | None
 
 
-class CalibrationVersion(_Strict):
+class CalibrationVersion(Strict):
     """A version of the calibration (`learned`, daily), or what a person did to version `of`."""
 
     version: int
@@ -131,27 +133,27 @@ class CalibrationVersion(_Strict):
     in_force: bool
 
 
-class Calibration(_Strict):
+class Calibration(Strict):
     """What is in force, and the versions, newest first."""
 
     rows: list[CalibrationRow]
     versions: list[CalibrationVersion]
 
 
-class CalibrationVersions(_Strict):
+class CalibrationVersions(Strict):
     """The versions, newest first."""
 
     versions: list[CalibrationVersion]
 
 
-class CalibrationChange(_Strict):
+class CalibrationChange(Strict):
     """pin keeps the thresholds of a version (null: of now), unpin follows the site again, rollback forgets the rest."""
 
     action: Literal["pin", "unpin", "rollback"]
     version: int | None = Field(None, ge=1)
 
 
-class PageBudget(_Strict):
+class PageBudget(Strict):
     """The page budget of a detector.
 
     budget: wrong pages per 1,000 node-days.   allowed: of those in the window.   wrong_pages: counted in it.
@@ -167,19 +169,19 @@ class PageBudget(_Strict):
     lowered: bool
 
 
-class PageBudgets(_Strict):
+class PageBudgets(Strict):
     """The page budgets of all detectors."""
 
     budgets: list[PageBudget]
 
 
-class NodeReason(_Strict):
+class NodeReason(Strict):
     """Why a node is taken out of service."""
 
     reason: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
 
 
-class Decommissioned(_Strict):
+class Decommissioned(Strict):
     """A node that was taken out of service; `incidents`: how many that resolved."""
 
     node: str
@@ -191,13 +193,13 @@ class Decommissioned(_Strict):
     incidents: int = 0
 
 
-class DecommissionedNodes(_Strict):
+class DecommissionedNodes(Strict):
     """Nodes that were taken out of service, also returned ones; newest first."""
 
     nodes: list[Decommissioned]
 
 
-class StoreMoment(_Strict):
+class StoreMoment(Strict):
     """One moment of the store, for `fleetpulse backup`. time: UTC us; history: path and bytes of each sealed file;
     offsets: topic, partition, incarnation and next offset."""
 
@@ -214,19 +216,19 @@ class StoreMoment(_Strict):
     offsets: list[tuple[str, str, str, int]]
 
 
-class Held(_Strict):
+class Held(Strict):
     """Whether checkpoints were held back until the end of a backup."""
 
     held: bool
 
 
-class Query(_Strict):
+class Query(Strict):
     """One SELECT."""
 
     query: str
 
 
-class Rows(_Strict):
+class Rows(Strict):
     """The answer of a query. truncated: rows at the end are missing."""
 
     columns: list[str]
@@ -234,20 +236,20 @@ class Rows(_Strict):
     truncated: bool
 
 
-class Readiness(_Strict):
+class Readiness(Strict):
     """Whether the pipeline is ready, and if not, the reasons."""
 
     ready: bool
     reasons: list[str]
 
 
-class Health(_Strict):
+class Health(Strict):
     """The process runs."""
 
     status: Literal["ok"]
 
 
-class Version(_Strict):
+class Version(Strict):
     """Program, store and site."""
 
     version: str
@@ -271,9 +273,19 @@ class Incident(BaseModel):
     simulated: bool
     detector: str
     entity: str
+    assignee: str | None = None
+    acknowledged_by: str | None = None
+    acknowledged_until: Time | None = None
+    silenced_by: list[str] = []
+    inhibited_by: list[str] = []
+    escalation: int = 0
+    flaps: int = 0
+    feedback: Literal["useful", "wrong", "known"] | None = None
+    merged_into: str | None = None
+    represents: list[str] = []
 
 
-class Incidents(_Strict):
+class Incidents(Strict):
     """Incidents, newest first. While `stalled`, no data after `judged` is evaluated; `unready` has the reasons."""
 
     incidents: list[Incident]
@@ -282,7 +294,7 @@ class Incidents(_Strict):
     unready: list[str]
 
 
-class CoOccurring(_Strict):
+class CoOccurring(Strict):
     """Another incident that began within two minutes. shared: the nearest entity that both causes are part of."""
 
     id: str
@@ -302,9 +314,11 @@ class IncidentDetail(Incident):
     blast_radius: dict[str, Any]
     above: list[str]
     co_occurring: list[CoOccurring]
+    version: int
+    similar: list[dict[str, Any]]
 
 
-class Entity(_Strict):
+class Entity(Strict):
     """One known entity. last_seen: null without telemetry (for a job: of its ranks)."""
 
     entity: str
@@ -314,13 +328,13 @@ class Entity(_Strict):
     last_seen: Time | None
 
 
-class Entities(_Strict):
+class Entities(Strict):
     """Entities by name."""
 
     entities: list[Entity]
 
 
-class FleetNode(_Strict):
+class FleetNode(Strict):
     """One node on the map."""
 
     entity: str
@@ -331,7 +345,7 @@ class FleetNode(_Strict):
     incidents: list[str]
 
 
-class Fleet(_Strict):
+class Fleet(Strict):
     """All nodes at one time, and the progress of the pipeline. newest: time of the newest stored row."""
 
     as_of: Time
@@ -346,7 +360,7 @@ class Fleet(_Strict):
     sources: dict[Literal["agents", "silent", "gaps", "dead_letters"], int]
 
 
-class SignalBrief(_Strict):
+class SignalBrief(Strict):
     """A signal as charts show it; the unit of a counter is per second."""
 
     name: str
@@ -365,13 +379,13 @@ class SignalFull(SignalBrief):
     states: list[str]
 
 
-class Signals(_Strict):
+class Signals(Strict):
     """The catalogue."""
 
     signals: list[SignalFull]
 
 
-class Point(_Strict):
+class Point(Strict):
     """A value of a device, and those of its peers; null where nothing was measured."""
 
     time: Time
@@ -381,7 +395,7 @@ class Point(_Strict):
     high: float | None
 
 
-class Series(_Strict):
+class Series(Strict):
     """One signal of one device against its peers."""
 
     entity: str
@@ -391,7 +405,7 @@ class Series(_Strict):
     points: list[Point]
 
 
-class HeatmapSignal(_Strict):
+class HeatmapSignal(Strict):
     """Values in the order of `entities`. low, high: of the devices of a node, by=node. missing: devices without one."""
 
     signal: SignalBrief
@@ -401,7 +415,7 @@ class HeatmapSignal(_Strict):
     high: list[float | None] | None
 
 
-class Heatmap(_Strict):
+class Heatmap(Strict):
     """One value per device or node. from, to: null for current values; step: seconds of the rollup read, 0 for rows."""
 
     model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
@@ -414,7 +428,7 @@ class Heatmap(_Strict):
     signals: list[HeatmapSignal]
 
 
-class FurthestDevice(_Strict):
+class FurthestDevice(Strict):
     """A device beside its peers. deviation: from their median, in standard deviations that fit their quartiles."""
 
     entity: str
@@ -427,7 +441,7 @@ class FurthestDevice(_Strict):
     peers: int
 
 
-class Furthest(_Strict):
+class Furthest(Strict):
     """The devices furthest from their peers. compared: devices with a value and peers; missing: without a value."""
 
     model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
@@ -442,7 +456,7 @@ class Furthest(_Strict):
     devices: list[FurthestDevice]
 
 
-class Item(_Strict):
+class Item(Strict):
     """One line of a timeline."""
 
     time: Time
@@ -451,7 +465,7 @@ class Item(_Strict):
     text: str
 
 
-class Timeline(_Strict):
+class Timeline(Strict):
     """Events, findings and gaps, newest first."""
 
     items: list[Item]

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from pipeline.http.client import OVER_LIMIT, REFUSED, WRONG_QUERY
-from pipeline.model.errors import InvalidQuery, OverLimit, Refused, Retryable, UsageError
+from pipeline.model.errors import InvalidQuery, Outdated, OverLimit, Refused, Retryable, UsageError
 
 PROBLEM_TYPES: Mapping[type[Exception], str] = {InvalidQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
 """Class of an error -> `type` of the problem; subclasses first."""
@@ -50,6 +50,10 @@ def install_handlers(app: FastAPI) -> None:
     def _invalid(request: Request, error: Exception) -> ProblemResponse:
         assert isinstance(error, RequestValidationError)
         return make_problem(400, "; ".join(_sentence(e) for e in error.errors()))
+
+    @app.exception_handler(Outdated)
+    def _outdated(request: Request, error: Exception) -> ProblemResponse:
+        return make_problem(412, str(error))
 
     @app.exception_handler(UsageError)
     @app.exception_handler(Refused)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar, cast
 
@@ -47,10 +47,12 @@ from pipeline.api.heatmap import (
     write_heatmap,
 )
 from pipeline.api.history import Peers, Span, find_signal, read_series, read_timeline
+from pipeline.api.people_routes import Acknowledgement, act_on_incident, answer_versioned
 from pipeline.api.query import QueryAnswer
 from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, encode_json, table_rows
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.incidents import ledger
+from pipeline.incidents.handover import list_similar
 from pipeline.model.records import SECOND, State, iso
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.store.schema import SCHEMA_VERSION
@@ -242,7 +244,6 @@ def sql(request: Request, body: models.Query) -> Response:
 
 
 incident_router = APIRouter(prefix="/api/v1/incidents")
-Write = Callable[[str, str, str], Mapping[str, Any]]
 
 
 @incident_router.get("", response_model=models.Incidents)
@@ -273,19 +274,21 @@ def incident_detail(request: Request, incident: str) -> Response:
             found = ledger.read_incident(cursor, incident)
         except KeyError as error:
             raise _unknown(incident) from error
-        others = ledger.list_incidents_near(cursor, incident)
+        others, similar = ledger.list_incidents_near(cursor, incident), list_similar(cursor, incident)
     topology = service.topology_copy.get()
     blast = compute_blast_radius(found["cause"], found["members"], topology)
     impact = {"entities": blast.entities, "jobs": list(blast.jobs)}
     near = list_co_occurring(found["cause"], others, topology)
     above = list(topology.ancestors(found["entity"]))
-    return json_response({**found, "blast_radius": impact, "above": above, "co_occurring": near})
+    version = max((row["number"] for row in found["history"]), default=0)
+    more = {"blast_radius": impact, "above": above, "co_occurring": near, "version": version, "similar": similar}
+    return answer_versioned({**found, **more})
 
 
 @incident_router.post("/{incident}/acknowledge", response_model=models.Incident)
-def acknowledge(request: Request, incident: str, note: models.Note) -> Response:
-    """Acknowledges an incident."""
-    return _write(request, get_context(request).backend.acknowledge, incident, note)
+def acknowledge(request: Request, incident: str, note: Acknowledgement) -> Response:
+    """Acknowledges an incident until it expires or becomes worse."""
+    return act_on_incident(request, "acknowledge", incident, note.model_dump())
 
 
 @incident_router.post("/{incident}/comment", response_model=models.Incident)
@@ -293,22 +296,13 @@ def comment(request: Request, incident: str, note: models.Note) -> Response:
     """Adds a comment; the state does not change."""
     if not note.comment.strip():
         raise HTTPException(400, "body.comment: is empty; expected a text")
-    return _write(request, get_context(request).backend.comment, incident, note)
+    return act_on_incident(request, "comment", incident, note.model_dump())
 
 
 @incident_router.post("/{incident}/resolve", response_model=models.Incident)
 def resolve(request: Request, incident: str, note: models.Verdict) -> Response:
     """Resolves an incident. not_a_fault: it was a false alarm; learning detectors accept the state as normal."""
-    backend = get_context(request).backend
-    return _write(request, backend.mark_normal if note.not_a_fault else backend.resolve, incident, note)
-
-
-def _write(request: Request, write: Write, incident: str, note: models.Note) -> Response:
-    user = cast(str, request.scope[USER])
-    try:
-        return json_response(write(incident, user, note.comment))
-    except KeyError as error:
-        raise _unknown(incident) from error
+    return act_on_incident(request, "not a fault" if note.not_a_fault else "resolve", incident, note.model_dump())
 
 
 def _unknown(incident: str) -> HTTPException:
@@ -334,7 +328,9 @@ def budget(request: Request) -> Response:
 @mute_router.post("/budget/{detector}/reset", response_model=models.PageBudgets)
 def reset_budget(request: Request, detector: str) -> Response:
     """Forgets the wrong pages of a detector until now, so that it pages again."""
-    return json_response({"budgets": get_context(request).backend.reset_budget(detector)})
+    return json_response(
+        {"budgets": get_context(request).backend.reset_budget(detector, cast(str, request.scope[USER]))}
+    )
 
 
 Version = Annotated[int | None, Query(ge=1, description="number of a version")]

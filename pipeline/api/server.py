@@ -18,6 +18,7 @@ from pipeline.api import problem, tokens
 from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
 from pipeline.api.notifications import receiver_router
+from pipeline.api.people_routes import people_router
 from pipeline.api.routes import (
     incident_router,
     mute_router,
@@ -50,7 +51,7 @@ def _utc_now() -> int:
 
 def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_now) -> FastAPI:
     """Returns the application. Raises ConfigError if it would listen beyond loopback without tokens."""
-    known = tokens.read_tokens(config.api)
+    known = tokens.read_tokens(config.api, roles=tokens.find_role_file(config.store.path), now=now)
     app = FastAPI(
         title="Fleetpulse",
         version=program_version(),
@@ -58,10 +59,18 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         redoc_url=None,
     )
     app.state.service = ApiContext(backend, config, now)
-    for router in (process_router, read_router, incident_router, mute_router, receiver_router, operation_router):
+    for router in (
+        process_router,
+        read_router,
+        incident_router,
+        mute_router,
+        receiver_router,
+        operation_router,
+        people_router,
+    ):
         app.include_router(router)
     problem.install_handlers(app)
-    app.add_middleware(Guard, tokens=known, host=config.api.host)
+    app.add_middleware(Guard, tokens=known, host=config.api.host, refused=backend.record_refusal)
     return app
 
 
@@ -90,7 +99,7 @@ class ApiServer:
 
 def start_server(app: FastAPI, config: Config, stop: threading.Event) -> ApiServer:
     """Serves until `stop` is set; returns when requests are answered. Raises ConfigError if the port is taken."""
-    tokens.read_tokens(config.api)
+    tokens.read_tokens(config.api, roles=tokens.find_role_file(config.store.path))
     most = limit_connections(config.api.connections, raise_file_limit())
     server = _Server(
         uvicorn.Config(

@@ -2,52 +2,166 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
+import json
 import os
 import re
 import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pipeline.config.sections import Api, Gateway
 from pipeline.http.addresses import is_loopback
-from pipeline.model.errors import ConfigError
+from pipeline.model.errors import ConfigError, UsageError
+from pipeline.model.records import SECOND, Caller, Role
 
 MIN_TOKEN_CHARACTERS = 16
 """Minimum length of a token (chosen: 16 random letters cannot be guessed over a network)."""
+MAX_DAYS = 366
+"""Longest life of a token with a role (days). Chosen: a year; 0 is for machines that nobody can reach."""
 INITIAL_USERS = ("dashboard", "operator")
 """Users that get a token from `fleetpulse init`; clients use the first line of the file."""
 
 
-class Tokens:
-    """The configured users. With none, every caller is `local`."""
+@dataclass(frozen=True, slots=True)
+class RoleToken:
+    """A token with a role, as it is stored: its hash, never itself. Times in UTC us; expires: None: never."""
 
-    def __init__(self, users: dict[str, str]) -> None:
+    id: str
+    owner: str
+    role: Role
+    hash: str
+    created: int
+    created_by: str
+    expires: int | None = None
+    revoked: int | None = None
+    revoked_by: str | None = None
+
+    def is_valid(self, now: int) -> bool:
+        """Returns whether it is accepted at `now`."""
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+
+def find_role_file(store: Path) -> Path:
+    """Returns the file with the tokens that have roles: beside the store, readable for its owner alone."""
+    return store.with_name(f"{store.name}.tokens")
+
+
+def load_role_tokens(path: Path) -> list[RoleToken]:
+    """Returns all tokens of the file, also revoked ones; none without a file. Raises ConfigError."""
+    try:
+        return [RoleToken(**row) for row in json.loads(path.read_text())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}; expected what `fleetpulse token create` wrote") from error
+
+
+def change_role_tokens(path: Path, change: Callable[[list[RoleToken]], list[RoleToken]]) -> None:
+    """Changes the file in one step, while nobody else does: a reader sees the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = [asdict(token) for token in change(load_role_tokens(path))]
+        draft = path.with_name(f"{path.name}.new")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(rows, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+
+def create_role_token(path: Path, owner: str, role: Role, days: float, by: str, now: int) -> tuple[RoleToken, str]:
+    """Adds a token and returns it with its text, which is stored nowhere. days: until it expires; 0: never."""
+    if not re.fullmatch(r"[\w.@-]{1,64}", owner):
+        raise UsageError(f"owner = {owner!r}: expected 1 to 64 letters, digits, . @ - _")
+    if not 0 <= days <= MAX_DAYS:
+        raise UsageError(f"days = {days:g}: expected 0 (never expires) to {MAX_DAYS}")
+    text = f"fp_{secrets.token_urlsafe(24)}"
+    expires = now + int(days * 86_400 * SECOND) if days else None
+    made = RoleToken(secrets.token_hex(4), owner, role, _digest(text).hex(), now, by, expires)
+    change_role_tokens(path, lambda known: [*known, made])
+    return made, text
+
+
+def revoke_role_token(path: Path, id_: str, by: str, now: int) -> RoleToken:
+    """Revokes a token at once. Raises UsageError if there is no such token, or it is revoked."""
+    found: list[RoleToken] = []
+
+    def change(known: list[RoleToken]) -> list[RoleToken]:
+        found.extend(replace(t, revoked=now, revoked_by=by) for t in known if t.id == id_ and t.revoked is None)
+        if not found:
+            raise UsageError(f"token {id_}: no such token, or it is revoked; see fleetpulse token list")
+        return [found[0] if t.id == id_ else t for t in known]
+
+    change_role_tokens(path, change)
+    return found[0]
+
+
+class Tokens:
+    """The configured users, all admins, and the tokens with roles, read again when their file changes.
+
+    With none, every caller is `local`.
+    """
+
+    def __init__(self, users: dict[str, str], roles: Path | None, now: Callable[[], int]) -> None:
         self._users = [(_digest(token), user) for user, token in users.items()]
+        self._roles, self._now = roles, now
+        self._known: list[RoleToken] = []
+        self._read: tuple[int, int] | None = None
+        self._refresh()
 
     def __bool__(self) -> bool:
-        return bool(self._users)
+        self._refresh()
+        return bool(self._users or self._known)
 
-    def find_user(self, authorization: str) -> str | None:
-        """Returns the user of a `Bearer` token, or None. Compares all tokens, so that the time reveals nothing."""
+    def _refresh(self) -> None:
+        """Reads the file with roles again if it changed; one that cannot be read keeps the tokens of before."""
+        if self._roles is None:
+            return
+        try:
+            status = self._roles.stat()
+        except FileNotFoundError:
+            return
+        if self._read != (stamp := (status.st_mtime_ns, status.st_ino)):
+            self._known, self._read = load_role_tokens(self._roles), stamp
+
+    def find_user(self, authorization: str) -> Caller | None:
+        """Returns who has a `Bearer` token, or None. Compares all tokens, so that the time reveals nothing."""
         scheme, _, token = authorization.partition(" ")
         given, found = _digest(token.strip()), None
         for digest, user in self._users:
             if hmac.compare_digest(digest, given):
-                found = user
+                found = Caller(user, "admin")
+        now = self._now()
+        for known in self._known:
+            if hmac.compare_digest(bytes.fromhex(known.hash), given) and known.is_valid(now):
+                found = Caller(known.owner, known.role)
         return found if scheme.lower() == "bearer" else None
 
 
-def read_tokens(api: Api | Gateway, section: str = "api") -> Tokens:
-    """Reads the token_file of [api] or [gateway]. Raises ConfigError, also beyond loopback without a file."""
+def _utc_now() -> int:
+    return time.time_ns() // 1000
+
+
+def read_tokens(
+    api: Api | Gateway, section: str = "api", roles: Path | None = None, now: Callable[[], int] = _utc_now
+) -> Tokens:
+    """Reads the token_file of [api] or [gateway], and the tokens with roles. Raises ConfigError, also beyond loopback
+    without any."""
     if api.token_file is None:
-        if not is_loopback(api.host):
+        found = Tokens({}, roles, now)
+        if not is_loopback(api.host) and not found:
             raise ConfigError(
                 f"[{section}] host = {api.host!r}: listens beyond loopback without tokens; "
                 f"set [{section}] token_file to a file of name:token lines, or host = '127.0.0.1'"
             )
-        return Tokens({})
-    return Tokens(_users(api.token_file, section))
+        return found
+    return Tokens(_users(api.token_file, section), roles, now)
 
 
 def create_token_file(path: Path) -> None:

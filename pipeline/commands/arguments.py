@@ -44,6 +44,99 @@ def parse_seconds(text: str) -> float:
     return found
 
 
+def _option(name: str, text: str, **settings: object) -> tuple[tuple[str], dict[str, object]]:
+    """Returns an option or argument; its metavar is its name in capitals."""
+    named = {} if settings.get("action") or settings.get("choices") else {"metavar": name.strip("-").upper()}
+    return (name,), {**named, **settings, "help": text}
+
+
+INCIDENT, INCIDENT_IDS = _option("id", "id of the incident"), _option("id", "ids of incidents", nargs="+")
+COMMENT = _option("--comment", "what you know, for the history", metavar="TEXT")
+WHY = _option("--comment", "why, for the history", metavar="TEXT", required=True)
+REASON = _option("--reason", "why, for the next person on call", metavar="TEXT", required=True)
+VERSION = _option("--if-version", "refuse unless it still has this version", type=int, metavar="N", dest="expected")
+ALL = _option("--all", "also what has ended", action="store_true")
+HOURS = _option("--hours", "duration, at most 720", type=float, metavar="H", required=True)
+MORE_HOURS = _option("--hours", "hours to add to its end", type=float, metavar="H", required=True)
+STARTS = _option("--starts", "start, ISO 8601 (default: now)", metavar="TIME")
+SINCE = _option("--since", "from this time on, ISO 8601", metavar="TIME")
+MATCHERS = _option("matchers", "such as 'rack=~\"r1|r2\"' severity!=info", nargs="+", metavar="MATCHER")
+SILENCE = _option("id", "id from the list")
+STATES = ("open", "acknowledged", "silenced", "resolved")
+STATE = _option("--state", "only those in a state", choices=STATES)
+PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "incidents": ("list unresolved incidents, or show one with its history", (STATE, ALL, OUTPUT)),
+    "ack": (
+        "acknowledge incidents until they expire or become worse",
+        (
+            INCIDENT_IDS,
+            COMMENT,
+            _option("--hours", "until it expires; 0: never (default: as configured)", type=float, metavar="H"),
+            VERSION,
+            OUTPUT,
+        ),
+    ),
+    "assign": (
+        "assign an incident to a person",
+        (INCIDENT, _option("to", "the person; '-': nobody", metavar="PERSON"), COMMENT, VERSION, OUTPUT),
+    ),
+    "comment": ("add a comment to incidents", (INCIDENT_IDS, WHY, VERSION, OUTPUT)),
+    "resolve": (
+        "resolve incidents",
+        (
+            INCIDENT_IDS,
+            COMMENT,
+            _option("--not-a-fault", "a false alarm: learning detectors accept the state", action="store_true"),
+            VERSION,
+            OUTPUT,
+        ),
+    ),
+    "reopen": ("reopen resolved incidents until a person resolves them", (INCIDENT_IDS, WHY, VERSION, OUTPUT)),
+    "merge": (
+        "make other open incidents part of one",
+        (INCIDENT, _option("others", "ids of the others", nargs="+", metavar="OTHER"), WHY, VERSION, OUTPUT),
+    ),
+    "split": (
+        "make some members an incident of their own",
+        (INCIDENT, _option("entities", "members that leave", nargs="+", metavar="ENTITY"), WHY, VERSION, OUTPUT),
+    ),
+    "feedback": (
+        "say whether an incident was useful, a wrong page, or known",
+        (
+            INCIDENT,
+            _option("verdict", "wrong counts in the page budget", choices=("useful", "wrong", "known")),
+            *(COMMENT, VERSION, OUTPUT),
+        ),
+    ),
+    "silences": ("list, add, preview, edit, extend or expire silences", (ALL, OUTPUT)),
+    "maintenance": ("list, add, extend or end maintenance windows", (ALL, OUTPUT)),
+    "handover": (
+        "show what is open, muted and pending, and what changed since your shift began",
+        (
+            _option("--hours", "length of the shift (default: 8)", type=float, default=8.0, metavar="H"),
+            _option("--since", "start of the shift, ISO 8601", metavar="TIME"),
+            OUTPUT,
+        ),
+    ),
+    "audit": (
+        "show who changed what, from where and why, and what was refused",
+        (
+            SINCE,
+            _option("--actor", "only of a person", metavar="NAME"),
+            _option("--target", "only about an id", metavar="ID"),
+            _option("--limit", "most rows (default: 100)", type=int, default=100, metavar="N"),
+            OUTPUT,
+        ),
+    ),
+    "token": ("create, list or revoke tokens with roles, on the host of the pipeline", (OUTPUT,)),
+    "completion": (
+        "print completion for a shell",
+        (_option("shell", "the shell that reads it", choices=("bash", "zsh", "fish")),),
+    ),
+}
+"""What people do to incidents, through the running pipeline."""
+
+
 COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "demo": ("run the whole system with a simulated fleet, in a temporary directory", ()),
     "up": ("run agent, pipeline and dashboard on this host, without a broker", ()),
@@ -114,6 +207,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         "list nodes out of service, decommission a node, or return it",
         ((("--all",), {"action": "store_true", "help": "also returned nodes"}), OUTPUT),
     ),
+    **PEOPLE,
     "mutes": (
         "list, add or end mutes",
         ((("--all",), {"action": "store_true", "help": "also expired mutes"}), OUTPUT),
@@ -178,6 +272,53 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 
 
 VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
+    "incidents": {
+        "list": ("list incidents (the default)", (STATE, ALL, OUTPUT)),
+        "show": ("show one incident with its history; as JSON with findings", (INCIDENT, OUTPUT)),
+    },
+    "silences": {
+        "list": ("list silences that have not ended (the default)", (ALL, OUTPUT)),
+        "add": ("silence what matches all matchers", (MATCHERS, HOURS, REASON, STARTS, OUTPUT)),
+        "preview": ("list the open incidents that matchers match now", (MATCHERS, OUTPUT)),
+        "edit": (
+            "change a silence",
+            (
+                SILENCE,
+                _option("matchers", "in place of those it has", nargs="*", metavar="MATCHER"),
+                _option("--ends", "new end, ISO 8601", metavar="TIME"),
+                _option("--reason", "new reason", metavar="TEXT"),
+                VERSION,
+                OUTPUT,
+            ),
+        ),
+        "extend": ("make a silence end later", (SILENCE, MORE_HOURS, VERSION, OUTPUT)),
+        "expire": ("end a silence now", (SILENCE, VERSION, OUTPUT)),
+    },
+    "maintenance": {
+        "list": ("list windows that have not ended (the default)", (ALL, OUTPUT)),
+        "add": (
+            "announce work on entities and all below them",
+            (
+                _option("scopes", "entities such as rack:r12", nargs="+", metavar="SCOPE"),
+                *(HOURS, REASON, STARTS, OUTPUT),
+            ),
+        ),
+        "extend": ("make a window end later", (SILENCE, MORE_HOURS, VERSION, OUTPUT)),
+        "end": ("end a window; alerts follow 15 minutes later", (SILENCE, VERSION, OUTPUT)),
+    },
+    "token": {
+        "list": ("list tokens (the default)", (OUTPUT,)),
+        "create": (
+            "create a token and print it once",
+            (
+                _option("owner", "name of the person or program"),
+                _option("--role", "what it may do", choices=("viewer", "operator", "admin"), required=True),
+                _option("--days", "until it expires, at most 366; 0: never (default: 90)", type=float, default=90.0),
+                OUTPUT,
+            ),
+        ),
+        "revoke": ("revoke a token at once", (_option("id", "id from the list"), OUTPUT)),
+    },
     "node": {
         "list": (
             "list nodes out of service (the default)",

@@ -14,14 +14,22 @@ Form = Literal["table", "json", "jsonl", "csv"]
 FORMS: tuple[Form, ...] = ("table", "json", "jsonl", "csv")
 
 
-def render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: Form) -> str:
-    """Returns the rows as text with a final newline. Missing and non-finite values are empty, null in JSON."""
+def render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: Form, width: int | None = None) -> str:
+    """Returns the rows as text with a final newline. Missing and non-finite values are empty, null in JSON.
+
+    width: lines of a table that are longer are cut, with `…` at their end.
+    """
     plain = [{name: to_json(row.get(name)) for name in columns} for row in rows]
     if form == "json":
         return json.dumps(plain, indent=1, default=str) + "\n"
     if form == "jsonl":
         return "".join(json.dumps(row, default=str) + "\n" for row in plain)
-    return _csv(plain, columns) if form == "csv" else _table(plain, columns)
+    if form == "csv":
+        return _csv(plain, columns)
+    table = _table(plain, columns)
+    if width is None:
+        return table
+    return "".join(f"{line if len(line) <= width else line[: width - 1] + '…'}\n" for line in table.splitlines())
 
 
 def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

@@ -20,9 +20,10 @@ from pipeline.engine import decommission
 from pipeline.engine.engine import Engine, Judge
 from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
+from pipeline.incidents.silences import parse_matchers
 from pipeline.ingest.admission import RULES
 from pipeline.model.errors import Retryable, UsageError
-from pipeline.model.records import SECOND, Event
+from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import InboundEvent
 from pipeline.notify.routes import GROUP_PREFIX
@@ -132,6 +133,29 @@ class PipelineBackend:
             engine.change_service(row, over, decommission.end_row(row))
         return {**row.as_json(), "incidents": 0}
 
+    def act(
+        self, verb: str, incident: str, user: Caller, version: int | None, said: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """See `Backend.act`."""
+        made = self.people.act(verb, incident, user, version, said)
+        return {**made.as_json(), "version": self.people.read_version(made.id)}
+
+    def change_silence(
+        self, verb: str, kind: str, id_: str, user: Caller, version: int | None, said: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """See `Backend.change_silence`."""
+        made = self.people.change_silence(verb, kind, id_, user, version, said)
+        return made.as_json(self._service.clock())
+
+    def preview_silence(self, matchers: Sequence[str | Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """See `Backend.preview_silence`."""
+        return [i.as_json() for i in self.people.preview_silence(parse_matchers(matchers))]
+
+    def record_refusal(self, user: Caller, action: str, reason: str) -> None:
+        """See `Backend.record_refusal`. While the service starts, the log has it."""
+        if self._service.engine is not None:
+            self.people.record_audit(user, action, "", reason, "refused")
+
     @property
     def people(self) -> People:
         """What people do to incidents, silences and settings. Raises Retryable while the service starts."""
@@ -181,9 +205,9 @@ class PipelineBackend:
         """Returns the page budget of each detector."""
         return self._require_engine().list_budgets()
 
-    def reset_budget(self, detector: str) -> Sequence[Mapping[str, Any]]:
+    def reset_budget(self, detector: str, user: str) -> Sequence[Mapping[str, Any]]:
         """Forgets the wrong pages of a detector until now. Raises UsageError if it is unknown."""
-        return self.people.reset_budget(detector)
+        return self.people.reset_budget(detector, user)
 
     # --- receivers ----------------------------------------------------------------------------------
 

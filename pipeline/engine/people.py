@@ -31,6 +31,8 @@ from pipeline.incidents.silences import (
     expire,
     from_mute,
     load_silences,
+    make_scope_matchers,
+    parse_matchers,
     save_silence,
 )
 from pipeline.judging.mutes import MAX_MUTES, Mute, check_mute, warn_unknown_scope
@@ -53,6 +55,38 @@ class People:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    def act(self, verb: str, incident: str, user: str, version: int | None, said: Mapping[str, Any]) -> Incident:
+        """Does what a person asked for, by name. said: the body of the request, checked by the API."""
+        comment = str(said["comment"])
+        acts: Mapping[str, Callable[[], Incident]] = {
+            "acknowledge": lambda: self.acknowledge(incident, user, comment, version, said.get("hours")),
+            "comment": lambda: self.comment(incident, user, comment, version),
+            "resolve": lambda: self.resolve(incident, user, comment, version),
+            "not a fault": lambda: self.mark_normal(incident, user, comment, version),
+            "assign": lambda: self.assign(incident, user, said["to"], comment, version),
+            "reopen": lambda: self.reopen(incident, user, comment, version),
+            "merge": lambda: self.merge(incident, said["incidents"], user, comment, version),
+            "split": lambda: self.split(incident, said["entities"], user, comment, version),
+            "feedback": lambda: self.give_feedback(incident, user, said["verdict"], comment, version),
+        }
+        return acts[verb]()
+
+    def change_silence(
+        self, verb: str, kind: str, id_: str, user: str, version: int | None, said: Mapping[str, Any]
+    ) -> Silence:
+        """Adds, edits or expires a silence or maintenance window. said: the body of the request."""
+        if verb == "expire":
+            return self.expire_silence(id_, user, version)
+        given = said.get("matchers")
+        matchers = None if given is None else parse_matchers(given)
+        if verb == "edit":
+            return self.edit_silence(id_, user, version, matchers, said["starts"], said["ends"], said["reason"])
+        if said["ends"] is None:
+            raise UsageError("ends: missing; expected an end, or seconds")
+        found = make_scope_matchers(said["scopes"]) if matchers is None else matchers
+        made: Kind = "silence" if kind == "silence" else "maintenance"
+        return self.add_silence(made, found, said["starts"], said["ends"], said["reason"], user)
 
     # --- incidents ----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ WRONG_QUERY = "urn:fleetpulse:wrong-query"
 OVER_LIMIT = "urn:fleetpulse:over-limit"
 REFUSED = "urn:fleetpulse:refused"
 """`type` of problems (RFC 9457) with a meaning beyond the status."""
+TOKEN_VARIABLE = "FLEETPULSE_TOKEN"
+"""Environment variable with the token of a person; without it, the first one of [api] token_file is used."""
 QUERY_MARGIN = 45.0
 """Extra time of a response beyond the limit of the query (s). Chosen: 30 to send it, the rest to start it."""
 _KINDS: Mapping[str, type[FleetpulseError]] = {WRONG_QUERY: InvalidQuery, OVER_LIMIT: OverLimit, REFUSED: Refused}
@@ -48,8 +51,22 @@ def query(config: Config, text: str) -> tuple[list[str], list[list[Any]], bool]:
 
 def post(config: Config, path: str, body: Mapping[str, Any], timeout: float = 10.0) -> Any:
     """Returns the JSON response of a POST. Raises Unreachable, Refused (no right), UsageError (bad or unknown)."""
-    url = base_url(config) + path
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return send(config, "POST", path, body, timeout=timeout)
+
+
+def send(
+    config: Config,
+    method: str,
+    path: str,
+    body: Mapping[str, Any],
+    version: int | None = None,
+    timeout: float = 10.0,
+) -> Any:
+    """Returns the JSON response of a write. version: only if what is changed still has it. Raises as `post`."""
+    url, headers = base_url(config) + path, {"Content-Type": "application/json"}
+    if version is not None:
+        headers["If-Match"] = f'"{version}"'
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
     status, answer = _send(config, request, timeout)
     if status != 200:
         raise make_error(status, answer, url)
@@ -57,8 +74,9 @@ def post(config: Config, path: str, body: Mapping[str, Any], timeout: float = 10
 
 
 def _send(config: Config, request: urllib.request.Request, timeout: float) -> tuple[int, Any]:
-    if config.api.token_file is not None:
-        request.add_header("Authorization", f"Bearer {read_token(config.api.token_file)}")
+    token = os.environ.get(TOKEN_VARIABLE) or (config.api.token_file and read_token(config.api.token_file))
+    if token:
+        request.add_header("Authorization", f"Bearer {token.strip()}")
     try:
         with _OPENER.open(request, timeout=timeout) as answer:
             return answer.status, json.loads(answer.read())
@@ -95,7 +113,7 @@ def make_error(status: int, answer: Any, url: str, bad: type[FleetpulseError] = 
     kind = answer.get("type") if isinstance(answer, dict) else None
     if status == 400:
         return _KINDS.get(str(kind), bad)(text)
-    return Refused(text) if status in (401, 403) else UsageError(text) if status < 500 else FleetpulseError(text)
+    return Refused(text) if status in (401, 403, 412) else UsageError(text) if status < 500 else FleetpulseError(text)
 
 
 def read_token(path: Path) -> str:

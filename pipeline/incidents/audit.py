@@ -14,32 +14,13 @@ from typing import Any, Literal
 
 import duckdb
 
-from pipeline.model.records import iso, to_json
+from pipeline.model.records import Caller, iso, to_json
 
-Role = Literal["viewer", "operator", "admin"]
-ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
 Outcome = Literal["done", "refused"]
 MAX_TEXT = 4000
 """Characters of a reason or a target that are kept. Chosen: the longest comment."""
 MOST_ROWS = 10_000
 """Most rows of one answer. Chosen: a day of a busy site."""
-
-
-class Caller(str):
-    """The name of who calls the API, with the role that the token gives and where the call comes from."""
-
-    __slots__ = ("origin", "role")
-    role: Role
-    origin: str
-
-    def __new__(cls, name: str, role: Role = "admin", origin: str = "") -> Caller:
-        made = super().__new__(cls, name)
-        made.role, made.origin = role, origin
-        return made
-
-    def may(self, role: Role) -> bool:
-        """Returns whether its role includes another one."""
-        return ROLES.index(self.role) >= ROLES.index(role)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ Level = Literal["suspect", "ticket", "page"]
 LEVELS: tuple[Level, ...] = ("suspect", "ticket", "page")
 Severity = Literal["watch", "ticket", "page"]
 State = Literal["open", "acknowledged", "silenced", "resolved"]
+Role = Literal["viewer", "operator", "admin"]
+ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
 TELEMETRY = "telemetry.v1"
 EVENTS = "events.v1"
 OTLP = "otlp_metrics"
@@ -275,6 +277,23 @@ class Incident:
             "entity": self.entity,
             **self.life.as_json(),
         }
+
+
+class Caller(str):
+    """The name of who calls the API, with the role that the token gives and where the call comes from."""
+
+    __slots__ = ("origin", "role")
+    role: Role
+    origin: str
+
+    def __new__(cls, name: str, role: Role = "admin", origin: str = "") -> Caller:
+        made = super().__new__(cls, name)
+        made.role, made.origin = role, origin
+        return made
+
+    def may(self, role: Role) -> bool:
+        """Returns whether its role includes another one."""
+        return ROLES.index(self.role) >= ROLES.index(role)
 
 
 def to_json(value: Any) -> Any:

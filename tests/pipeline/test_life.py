@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from pipeline.config.sections import EscalationStep, Incidents
 from pipeline.incidents import ledger
-from pipeline.incidents.audit import Caller, check_chain, list_audit
+from pipeline.incidents.audit import check_chain, list_audit
 from pipeline.incidents.cases import NoSuchIncident
 from pipeline.incidents.life import STORM
 from pipeline.incidents.silences import make_scope_matchers, parse_matchers
 from pipeline.model.errors import FleetpulseError, Outdated, Refused, UsageError
+from pipeline.model.records import Caller
 from tests.pipeline.living import HOUR, MINUTE, LivingSite
 
 ANN = Caller("ann", "operator", "10.0.0.7")

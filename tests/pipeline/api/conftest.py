@@ -71,6 +71,7 @@ class StoreBackend:
     counts: dict[str, float] = field(default_factory=dict)
     standing: Health = field(default_factory=lambda: STANDING)
     budget: PageBudget = field(default_factory=PageBudget)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
     clock: Callable[[], int] = field(default=lambda: NOW)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
@@ -104,6 +105,14 @@ class StoreBackend:
 
     def mark_normal(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         return self._note(incident, user, f"not a fault: {comment}", "resolved", "resolved")
+
+    def act(self, verb, incident, user, version, said) -> Mapping[str, Any]:
+        acts = {"acknowledge": self.acknowledge, "comment": self.comment, "resolve": self.resolve}
+        made = (acts | {"not a fault": self.mark_normal})[verb](incident, user, said["comment"])
+        return {**made, "version": ledger.count_history(self.database.connection, incident)}
+
+    def record_refusal(self, user, action: str, reason: str) -> None:
+        self.refused.append((str(user), action, reason))
 
     def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         check_mute(detector, scope, seconds, reason, ("straggler",))
@@ -150,7 +159,7 @@ class StoreBackend:
     def list_budgets(self) -> Sequence[Mapping[str, Any]]:
         return self.budget.list_rows(("straggler", "xid"))
 
-    def reset_budget(self, detector: str) -> Sequence[Mapping[str, Any]]:
+    def reset_budget(self, detector: str, user: str) -> Sequence[Mapping[str, Any]]:
         if detector not in ("straggler", "xid"):
             raise UsageError(f"detector = {detector!r}: no such detector")
         self.budget.review({}, 1000.0, NOW)

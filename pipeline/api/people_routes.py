@@ -1,0 +1,344 @@
+"""What people do to incidents and silences, and what the next person reads: handover and audit.
+
+A write may carry `If-Match` with the `version` that the caller has read (also the `ETag` of the answer); after another
+change it is refused with 412. Every write is a row of the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from pipeline.api.guard import USER
+from pipeline.api.models import COMMENT_CHARACTERS, Incident, Incidents, Note, Strict, Time
+from pipeline.api.result_formats import encode_json
+from pipeline.api.service import get_context, json_response
+from pipeline.incidents import audit
+from pipeline.incidents.handover import format_handover, read_handover
+from pipeline.incidents.silences import load_silences
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, Caller, from_iso
+
+SHIFT = 8 * 3600 * SECOND
+"""Time of a handover without `since`. Chosen: a shift."""
+Name = Annotated[str, Field(max_length=200)]
+
+
+class Acknowledgement(Note):
+    """The body of acknowledge. hours: until it expires; 0: never; null: as configured."""
+
+    hours: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+
+class Assignment(Note):
+    """The body of assign. to: a person; empty: nobody."""
+
+    to: Name
+
+
+class Because(Strict):
+    """A body with a required reason."""
+
+    comment: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
+
+
+class Merge(Because):
+    """The body of merge. incidents: those that become part of this one."""
+
+    incidents: list[Name] = Field(min_length=1, max_length=1000)
+
+
+class Split(Because):
+    """The body of split. entities: members that become an incident of their own."""
+
+    entities: list[Name] = Field(min_length=1, max_length=10_000)
+
+
+class Verdict(Note):
+    """The body of feedback."""
+
+    verdict: Literal["useful", "wrong", "known"]
+
+
+class Matcher(Strict):
+    """A matcher in the form of Alertmanager."""
+
+    name: str
+    value: str
+    isRegex: bool = False  # noqa: N815 - Alertmanager's name
+    isEqual: bool = True  # noqa: N815 - Alertmanager's name
+
+
+Matchers = Annotated[list[str | Matcher], Field(min_length=1, max_length=20)]
+
+
+class Preview(Strict):
+    """Matchers, as text (`rack="r12"`) or as objects."""
+
+    matchers: Matchers
+
+
+class NewSilence(Preview):
+    """A silence to add: `ends`, or `seconds` from its start; `starts`: now by default."""
+
+    reason: str = Field(max_length=COMMENT_CHARACTERS)
+    starts: str | None = None
+    ends: str | None = None
+    seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class NewMaintenance(Strict):
+    """A maintenance window to add. scopes: entities, each with all below it."""
+
+    scopes: list[Name] = Field(min_length=1, max_length=200)
+    reason: str = Field(max_length=COMMENT_CHARACTERS)
+    starts: str | None = None
+    ends: str | None = None
+    seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class SilenceChange(Strict):
+    """What to change of a silence or maintenance window; null: as it is."""
+
+    matchers: Matchers | None = None
+    starts: str | None = None
+    ends: str | None = None
+    reason: str | None = Field(None, max_length=COMMENT_CHARACTERS)
+
+
+class Silence(Strict):
+    """A silence, maintenance window or mute. text: its matchers. until: its end, with the grace of maintenance."""
+
+    id: str
+    kind: Literal["silence", "mute", "maintenance"]
+    state: Literal["pending", "active", "expired"]
+    matchers: list[Matcher]
+    text: str
+    starts: Time
+    ends: Time
+    until: Time
+    author: str
+    reason: str
+    created: Time
+    updated: Time
+    updated_by: str
+    version: int
+    expired: Time | None
+    expired_by: str | None
+    source: str
+
+
+class Silences(Strict):
+    """Silences, newest first."""
+
+    silences: list[Silence]
+
+
+class Handover(Strict):
+    """The site at a change of shift."""
+
+    since: Time
+    now: Time
+    open: list[Incident]
+    muted: dict[str, Any]
+    pending: list[dict[str, Any]]
+    changed: list[dict[str, Any]]
+
+
+class AuditRow(Strict):
+    """One write, or attempt that was refused."""
+
+    number: int
+    time: Time
+    actor: str
+    role: str
+    origin: str
+    action: str
+    target: str
+    reason: str
+    outcome: Literal["done", "refused"]
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class Audit(Strict):
+    """Rows of the audit, newest first. broken: number of the first row that was changed or removed; null: none."""
+
+    audit: list[AuditRow]
+    broken: int | None
+
+
+people_router = APIRouter(prefix="/api/v1")
+
+
+def read_version(request: Request) -> int | None:
+    """Returns the version in `If-Match`, None without it. Raises HTTPException."""
+    given = request.headers.get("if-match")
+    if given is None or given.strip() == "*":
+        return None
+    text = given.strip().removeprefix("W/").strip('"')
+    if not text.isdecimal():
+        raise HTTPException(400, f"If-Match: {given!r}: expected the version of an earlier answer")
+    return int(text)
+
+
+def answer_versioned(found: Mapping[str, Any]) -> Response:
+    """Returns an answer with the version of what it shows as ETag."""
+    response = json_response(found)
+    response.headers["ETag"] = f'"{found["version"]}"'
+    return response
+
+
+def act_on_incident(request: Request, verb: str, incident: str, said: Mapping[str, Any]) -> Response:
+    """Does what a person asked for to an incident."""
+    user = cast(Caller, request.scope[USER])
+    backend, version = get_context(request).backend, read_version(request)
+    try:
+        return answer_versioned(backend.act(verb, incident, user, version, said))
+    except KeyError as error:
+        raise HTTPException(404, f"incident {incident!r} is not known") from error
+
+
+@people_router.post("/incidents/{incident}/assign", response_model=Incident)
+def assign(request: Request, incident: str, wanted: Assignment) -> Response:
+    """Assigns an incident to a person, or to nobody."""
+    return act_on_incident(request, "assign", incident, wanted.model_dump())
+
+
+@people_router.post("/incidents/{incident}/reopen", response_model=Incident)
+def reopen(request: Request, incident: str, wanted: Because) -> Response:
+    """Reopens a resolved incident, also an old one; only a person resolves it then."""
+    return act_on_incident(request, "reopen", incident, wanted.model_dump())
+
+
+@people_router.post("/incidents/{incident}/merge", response_model=Incident)
+def merge(request: Request, incident: str, wanted: Merge) -> Response:
+    """Makes other open incidents part of this one."""
+    return act_on_incident(request, "merge", incident, wanted.model_dump())
+
+
+@people_router.post("/incidents/{incident}/split", response_model=Incident)
+def split(request: Request, incident: str, wanted: Split) -> Response:
+    """Makes some members an incident of their own, and returns that."""
+    return act_on_incident(request, "split", incident, wanted.model_dump())
+
+
+@people_router.post("/incidents/{incident}/feedback", response_model=Incident)
+def feedback(request: Request, incident: str, wanted: Verdict) -> Response:
+    """Records whether an incident was useful, a wrong page, or known."""
+    return act_on_incident(request, "feedback", incident, wanted.model_dump())
+
+
+def _change(request: Request, verb: str, kind: str, id_: str, said: Mapping[str, Any]) -> Response:
+    """Adds, edits or expires a silence or maintenance window."""
+    user = cast(Caller, request.scope[USER])
+    backend, version = get_context(request).backend, read_version(request)
+    try:
+        return answer_versioned(backend.change_silence(verb, kind, id_, user, version, _parse_times(said, request)))
+    except KeyError as error:
+        raise HTTPException(404, f"{kind} {id_!r} is not known") from error
+
+
+def _parse_times(said: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """Returns the body with times in us; `seconds` becomes `ends`. Raises UsageError."""
+    out = dict(said)
+    for name in ("starts", "ends"):
+        if out.get(name) is not None:
+            try:
+                out[name] = from_iso(out[name])
+            except (ValueError, OverflowError) as error:
+                raise UsageError(f"{name} = {said[name]!r}: expected a time such as 2026-01-31T08:00:00Z") from error
+    if out.get("seconds") is not None:
+        if out.get("ends") is not None:
+            raise UsageError("ends and seconds: expected one of them")
+        out["ends"] = (out.get("starts") or get_context(request).now()) + int(out["seconds"] * SECOND)
+    return out
+
+
+def _listing(request: Request, keep: Callable[[str], bool], active: bool) -> Response:
+    service = get_context(request)
+    now = service.now()
+    with service.cursor() as cursor:
+        found = [s.as_json(now) for s in load_silences(cursor) if keep(s.kind)]
+    return json_response({"silences": [s for s in found if not active or s["state"] != "expired"]})
+
+
+Active = Annotated[bool, Query(description="only those that have not ended")]
+
+
+@people_router.get("/silences", response_model=Silences)
+def silences(request: Request, active: Active = False) -> Response:
+    """All silences, also mutes, maintenance windows and ended ones; newest first."""
+    return _listing(request, lambda kind: True, active)
+
+
+@people_router.post("/silences", response_model=Silence)
+def add_silence(request: Request, wanted: NewSilence) -> Response:
+    """Adds a silence: what matches all matchers sends no alerts until its end."""
+    return _change(request, "add", "silence", "", wanted.model_dump())
+
+
+@people_router.post("/silences/preview", response_model=Incidents)
+def preview_silence(request: Request, wanted: Preview) -> Response:
+    """The open incidents that matchers match now."""
+    found = get_context(request).backend.preview_silence(wanted.model_dump()["matchers"])
+    known: dict[str, Any] = {"judged": None, "stalled": False, "unready": []}
+    return Response(encode_json({"incidents": found, **known}), media_type="application/json")
+
+
+@people_router.put("/silences/{silence}", response_model=Silence)
+def edit_silence(request: Request, silence: str, wanted: SilenceChange) -> Response:
+    """Changes or extends a silence or maintenance window that has not ended."""
+    return _change(request, "edit", "silence", silence, wanted.model_dump())
+
+
+@people_router.post("/silences/{silence}/expire", response_model=Silence)
+def expire_silence(request: Request, silence: str) -> Response:
+    """Ends a silence now; a maintenance window 15 minutes later."""
+    return _change(request, "expire", "silence", silence, {})
+
+
+@people_router.get("/maintenance", response_model=Silences)
+def maintenance(request: Request, active: Active = False) -> Response:
+    """All maintenance windows, also ended ones; newest first."""
+    return _listing(request, lambda kind: kind == "maintenance", active)
+
+
+@people_router.post("/maintenance", response_model=Silence)
+def add_maintenance(request: Request, wanted: NewMaintenance) -> Response:
+    """Adds a maintenance window: findings are recorded, incidents silenced, and judged 15 minutes after its end."""
+    return _change(request, "add", "maintenance", "", wanted.model_dump())
+
+
+@people_router.get("/handover", response_model=Handover, responses={200: {"content": {"text/plain": {}}}})
+def handover(request: Request, since: Annotated[str | None, Query(description="ISO 8601; 8 h ago")] = None) -> Response:
+    """What is open, muted and pending, and what changed since; as text for `Accept: text/plain`."""
+    service = get_context(request)
+    now = service.now()
+    begun = _parse_times({"starts": since}, request)["starts"] if since else now - SHIFT
+    with service.cursor() as cursor:
+        found = read_handover(cursor, begun, now)
+    if "text/plain" in request.headers.get("accept", ""):
+        return PlainTextResponse(format_handover(found))
+    return json_response(found)
+
+
+@people_router.get("/audit", response_model=Audit)
+def read_audit(
+    request: Request,
+    since: str | None = None,
+    actor: str | None = None,
+    target: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=audit.MOST_ROWS)] = 500,
+) -> Response:
+    """Writes through the API and attempts that were refused, newest first; and whether a row was changed."""
+    begun = _parse_times({"starts": since}, request)["starts"] if since else 0
+    with get_context(request).cursor() as cursor:
+        rows = audit.list_audit(cursor, begun, actor, target, limit)
+        return json_response({"audit": rows, "broken": audit.check_chain(cursor)})

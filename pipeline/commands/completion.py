@@ -1,0 +1,124 @@
+"""`fleetpulse completion SHELL`: completes commands, verbs, options and their choices in bash, zsh and fish.
+
+The scripts are made from the table of commands, so that they never lag behind it. Ids are not completed: that would ask
+the pipeline at each key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.commands.arguments import COMMANDS, CONFIG, VERBS
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def make_script(shell: str) -> str:
+    """Returns the script for a shell, to be sourced."""
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
+
+
+def list_words() -> dict[str, list[str]]:
+    """Returns `command` or `command verb` -> the words that may follow it."""
+    found: dict[str, list[str]] = {"": [*COMMANDS, "--help", "--version"]}
+    for name, (_, options) in COMMANDS.items():
+        found[name] = [*VERBS.get(name, ()), *_option_words(options)]
+        for verb, (_, own) in VERBS.get(name, {}).items():
+            found[f"{name} {verb}"] = _option_words(own)
+    return found
+
+
+def list_choices() -> dict[str, list[str]]:
+    """Returns option -> its choices; options of one name have the same choices everywhere, or are left out."""
+    found: dict[str, list[str]] = {}
+    mixed = set()
+    for options in _all_options():
+        for flags, settings in options:
+            words = [str(choice) for choice in settings.get("choices", ())]
+            for flag in (f for f in flags if f.startswith("--")):
+                if found.setdefault(flag, words) != words:
+                    mixed.add(flag)
+    return {flag: words for flag, words in found.items() if words and flag not in mixed}
+
+
+def _all_options() -> list[tuple[tuple[Any, Mapping[str, Any]], ...]]:
+    every = [options for _, options in COMMANDS.values()]
+    return every + [own for verbs in VERBS.values() for _, own in verbs.values()]
+
+
+def _option_words(options: tuple[tuple[Any, Mapping[str, Any]], ...]) -> list[str]:
+    """Returns the options, and the choices of the positional arguments."""
+    words: dict[str, None] = {}
+    for flags, settings in (*options, CONFIG):
+        if flags[0].startswith("-"):
+            words |= dict.fromkeys(flags)
+        else:
+            words |= dict.fromkeys(map(str, settings.get("choices", ())))
+    return [*words, "--help"]
+
+
+def _bash() -> str:
+    cases = "\n".join(f'    "{key}") words="{" ".join(words)}" ;;' for key, words in list_words().items())
+    choices = "\n".join(f'    {flag}) words="{" ".join(words)}" ;;' for flag, words in list_choices().items())
+    return f"""# fleetpulse completion for bash: source <(fleetpulse completion bash)
+_fleetpulse() {{
+  local words="" key="" current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
+  case "$previous" in
+    --config|--token-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+{choices}
+  esac
+  if [ -z "$words" ]; then
+    [ "$COMP_CWORD" -gt 1 ] && key="${{COMP_WORDS[1]}}"
+    [ "$COMP_CWORD" -gt 2 ] && case "$key ${{COMP_WORDS[2]}}" in
+{_verb_cases()}
+    esac
+    case "$key" in
+{cases}
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -F _fleetpulse fleetpulse
+"""
+
+
+def _verb_cases() -> str:
+    names = [f'"{name} {verb}"' for name, verbs in VERBS.items() for verb in verbs]
+    return f'      {"|".join(names)}) key="$key ${{COMP_WORDS[2]}}" ;;'
+
+
+def _zsh() -> str:
+    return f"""#compdef fleetpulse
+# fleetpulse completion for zsh: source <(fleetpulse completion zsh)
+autoload -U +X bashcompinit && bashcompinit
+{_bash()}"""
+
+
+def _fish() -> str:
+    lines = ["# fleetpulse completion for fish: fleetpulse completion fish | source", "complete -c fleetpulse -f"]
+    for name, (text, _) in COMMANDS.items():
+        lines.append(f"complete -c fleetpulse -n __fish_use_subcommand -a {name} -d {_quote(text)}")
+    for name, verbs in VERBS.items():
+        lines += [
+            f"complete -c fleetpulse -n '__fish_seen_subcommand_from {name}' -a {verb} -d {_quote(text)}"
+            for verb, (text, _) in verbs.items()
+        ]
+    for name, (_, options) in COMMANDS.items():
+        every = [*options, *(o for _, own in VERBS.get(name, {}).values() for o in own), CONFIG]
+        lines += list(dict.fromkeys(line for o in every if (line := _fish_option(name, *o))))
+    return "\n".join(lines) + "\n"
+
+
+def _fish_option(name: str, flags: tuple[str, ...], settings: Mapping[str, Any]) -> str:
+    """Returns the line of an option, or of the choices of a positional argument."""
+    seen = f"complete -c fleetpulse -n '__fish_seen_subcommand_from {name}'"
+    words = " ".join(map(str, settings.get("choices", ())))
+    if not flags[0].startswith("-"):
+        return f"{seen} -a '{words}'" if words else ""
+    takes = "" if settings.get("action") == "store_true" else f" -x -a '{words}'" if words else " -r"
+    return f"{seen} -l {flags[0].removeprefix('--')}{takes} -d {_quote(str(settings.get('help', '')))}"
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

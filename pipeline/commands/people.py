@@ -1,0 +1,161 @@
+"""`fleetpulse incidents`, `ack`, `assign`, `comment`, `resolve`, `reopen`, `merge`, `split`, `feedback`, `silences`,
+`maintenance`, `handover`, `audit` and `token`: what people do, through the running pipeline.
+
+`token` changes the file with the tokens beside the store, on the host of the pipeline; it needs no running pipeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from pipeline.api import tokens
+from pipeline.config.sections import Config
+from pipeline.http import client
+from pipeline.incidents.handover import format_handover
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, from_iso, iso
+
+Rows = list[Mapping[str, Any]]
+WIDTH = 120
+"""Columns of a table for people; the last column is cut to fit."""
+INCIDENTS = ("id", "severity", "state", "opened", "who", "cause", "summary")
+SILENCES = ("id", "kind", "state", "until", "author", "text", "reason")
+AUDIT = ("number", "time", "actor", "role", "origin", "outcome", "action", "target", "reason")
+TOKENS = ("id", "owner", "role", "created", "created_by", "expires", "state")
+HISTORY = ("number", "time", "kind", "actor", "comment")
+_ACTS = {"ack": "acknowledge", "split": "split"}
+
+
+def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
+    """Returns incidents (unresolved, of a state, or all), or one with its history, and the columns for people."""
+    if given.verb == "show":
+        found = _get(config, f"/incidents/{quote(given.id, safe='')}")
+        return ([found], ()) if given.output != "table" else (found["history"], HISTORY)
+    state = f"?state={given.state}" if given.state else ""
+    rows = _get(config, f"/incidents{state}")["incidents"]
+    kept = rows if given.state or given.all else [row for row in rows if row["resolved"] is None]
+    return [_with_person(row) for row in kept], INCIDENTS
+
+
+def run_act(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
+    """Does what a person asks for to each incident, and returns them."""
+    body: dict[str, Any] = {"comment": given.comment or ""}
+    ids = [given.id] if isinstance(given.id, str) else given.id
+    if given.command == "ack":
+        body["hours"] = given.hours
+    elif given.command == "assign":
+        body["to"] = "" if given.to == "-" else given.to
+    elif given.command == "resolve":
+        body["not_a_fault"] = given.not_a_fault
+    elif given.command == "merge":
+        body["incidents"] = given.others
+    elif given.command == "split":
+        body["entities"] = given.entities
+    elif given.command == "feedback":
+        body["verdict"] = given.verdict
+    verb = _ACTS.get(given.command, given.command)
+    made = [_send(config, f"/incidents/{quote(id_, safe='')}/{verb}", body, given.expected) for id_ in ids]
+    return [_with_person(row) for row in made], INCIDENTS
+
+
+def run_silences(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
+    """Lists, adds, previews, edits, extends or expires silences; and maintenance windows."""
+    where, verb = f"/{given.command}", given.verb or "list"
+    if verb == "list":
+        return _get(config, f"{where}?active={'false' if given.all else 'true'}")["silences"], SILENCES
+    if verb == "preview":
+        found = _send(config, f"{where}/preview", {"matchers": given.matchers})["incidents"]
+        return [_with_person(row) for row in found], INCIDENTS
+    if verb == "add":
+        span = {"seconds": given.hours * 3600, "reason": given.reason, "starts": _optional(given, "starts")}
+        what = {"matchers": given.matchers} if given.command == "silences" else {"scopes": given.scopes}
+        return [_send(config, where, {**what, **span})], SILENCES
+    path = f"/silences/{quote(given.id, safe='')}"
+    if verb in ("expire", "end"):
+        return [_send(config, f"{path}/expire", {}, _optional(given, "expected"))], SILENCES
+    body: dict[str, Any] = {}
+    if verb == "edit":
+        body = {
+            "matchers": given.matchers or None,
+            "ends": _optional(given, "ends"),
+            "reason": _optional(given, "reason"),
+        }
+    else:
+        known = _get(config, f"{where}?active=true")["silences"]
+        ends = next((s["ends"] for s in known if s["id"] == given.id), None)
+        if ends is None:
+            raise UsageError(f"{given.command} {given.id}: no such one that has not ended")
+        body["ends"] = iso(from_iso(ends) + int(given.hours * 3600 * SECOND))
+    return [client.send(config, "PUT", f"/api/v1{path}", body, _optional(given, "expected"))], SILENCES
+
+
+def run_handover(config: Config, given: argparse.Namespace) -> tuple[Rows, str]:
+    """Returns the handover as one row, and as text for people."""
+    begun = given.since or iso(time.time_ns() // 1000 - int(given.hours * 3600 * SECOND))
+    found = _get(config, f"/handover?{urlencode({'since': begun})}")
+    return [found], format_handover(found, WIDTH)
+
+
+def run_audit(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str], int | None]:
+    """Returns rows of the audit, newest first, the columns, and the first row that was changed, if there is one."""
+    chosen = {"since": given.since, "actor": given.actor, "target": given.target, "limit": given.limit}
+    found = _get(config, f"/audit?{urlencode({name: value for name, value in chosen.items() if value is not None})}")
+    return found["audit"], AUDIT, found["broken"]
+
+
+def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str], str]:
+    """Creates, lists or revokes tokens. Returns rows, columns, and the text of a new token, which is shown once."""
+    path, now, text = tokens.find_role_file(config.store.path), time.time_ns() // 1000, ""
+    if given.verb == "create":
+        made, text = tokens.create_role_token(
+            path, given.owner, given.role, _optional(given, "days", 90.0), getpass.getuser(), now
+        )
+        found = [made]
+    elif given.verb == "revoke":
+        found = [tokens.revoke_role_token(path, given.id, getpass.getuser(), now)]
+    else:
+        found = tokens.load_role_tokens(path)
+    rows: Rows = [
+        {
+            **{name: getattr(token, name) for name in ("id", "owner", "role", "created_by", "revoked_by")},
+            "created": iso(token.created),
+            "expires": None if token.expires is None else iso(token.expires),
+            "state": "revoked" if token.revoked is not None else "valid" if token.is_valid(now) else "expired",
+        }
+        for token in found
+    ]
+    return rows, TOKENS, text
+
+
+def shorten_times(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Rows:
+    """Returns rows for people: times to the second, without the letters of ISO 8601."""
+    times = {"opened", "until", "time", "created", "expires"}
+    return [
+        {c: str(r[c])[:19].replace("T", " ") if c in times and r.get(c) else r.get(c) for c in columns} for r in rows
+    ]
+
+
+def _with_person(incident: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an incident with who has it: the assignee, else who acknowledged it."""
+    return {**incident, "who": incident["assignee"] or incident["acknowledged_by"]}
+
+
+def _optional(given: argparse.Namespace, name: str, default: Any = None) -> Any:
+    """Returns an option of a verb, which is absent if it was not given."""
+    return getattr(given, name, default)
+
+
+def _get(config: Config, path: str) -> Any:
+    status, answer = client.get(config, f"/api/v1{path}", timeout=30.0)
+    if status != 200:
+        raise client.make_error(status, answer, client.base_url(config) + path)
+    return answer
+
+
+def _send(config: Config, path: str, body: Mapping[str, Any], version: int | None = None) -> Any:
+    return client.send(config, "POST", f"/api/v1{path}", body, version)

@@ -1,0 +1,122 @@
+"""The commands of people against a served API, with exit codes and tables of at most 120 columns; completion."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+
+import pytest
+
+import fleetpulse
+from pipeline.api.server import create_app, start_server
+from pipeline.commands.arguments import COMMANDS, VERBS
+from pipeline.commands.completion import list_words, make_script
+from pipeline.commands.pipeline import PipelineBackend
+from pipeline.config.sections import Api, Config, Store
+from tests.pipeline.api.test_api_people import Service
+from tests.pipeline.living import LivingSite
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = LivingSite(tmp_path / "store.duckdb")
+    yield made
+    made.database.close()
+
+
+@pytest.fixture
+def run(site, tmp_path, capsys):
+    """Runs a command: (exit code, stdout, stderr)."""
+    backend = PipelineBackend(Service(site))
+    backend.list_unready_reasons, backend.read_revision = list, object
+    backend.read_health = lambda: {"watermark": None, "stalled": False}
+    config, stop = Config(api=Api(port=0), store=Store(path=tmp_path / "store.duckdb")), threading.Event()
+    server = start_server(create_app(backend, config, lambda: site.now), config, stop)
+    file = tmp_path / "fleetpulse.toml"
+    file.write_text(f'[api]\nport = {server.port}\n[store]\npath = "{tmp_path}/store.duckdb"\n')
+
+    def call(*words):
+        code = fleetpulse.main([*words, "--config", str(file)])
+        out = capsys.readouterr()
+        assert max(map(len, out.out.splitlines()), default=0) <= 120 or "--output" in words
+        return code, out.out, out.err
+
+    yield call
+    stop.set()
+    server.join(5)
+
+
+def test_a_shift_by_the_command_line(site, run):
+    page, ticket = site.report("gpu:n0.0"), site.report("gpu:n5.0", level="ticket")
+    code, out, _ = run("incidents")
+    assert (code, out.count("\n")) == (0, 3)
+    assert run("ack", page, "--comment", "on it")[1].count("acknowledged") == 1
+    assert "bob" in run("assign", page, "bob")[1]
+    assert run("feedback", page, "useful")[0] == 0
+    assert "4  " in run("incidents", "show", page)[1]
+    assert json.loads(run("incidents", "show", page, "--output", "json")[1])[0]["version"] == 4
+    assert page in run("silences", "preview", 'rack="r0"')[1]
+    made = run("silences", "add", 'rack="r0"', "--hours", "2", "--reason", "a long reason " * 9, "--output", "json")[1]
+    silence = json.loads(made)[0]["id"]
+    assert "…" in run("silences")[1]
+    assert run("silences", "extend", silence, "--hours", "1")[0] == 0
+    assert run("silences", "edit", silence, "node=n0", "--reason", "only n0")[1].count('node="n0"') == 1
+    assert "Muted: 1" in run("handover")[1]
+    assert json.loads(run("handover", "--output", "json")[1])[0]["muted"]["incidents"][0]["id"] == page
+    assert "expired" in run("silences", "expire", silence)[1]
+    assert run("maintenance", "add", "rack:r1", "--hours", "1", "--reason", "pump")[0] == 0
+    assert "silenced" in run("incidents", "list", "--state", "silenced")[1]
+    assert run("resolve", ticket, page)[1].count("resolved") == 2
+    assert run("reopen", page, "--comment", "still there")[1].count("open") == 1 + 1  # the heading `opened`
+    code, out, _ = run("audit", "--limit", "2")
+    assert (code, out.splitlines()[1].split()[0]) == (0, "11")
+
+
+def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, monkeypatch):
+    page = site.report("gpu:n0.0")
+    assert run("ack", "inc-nope")[0] == 2
+    assert run("ack", page, "--if-version", "7")[0] == 4
+    assert run("reopen", page, "--comment", "x")[0] == 4
+    assert run("silences", "add", "a!=b", "--hours", "1", "--reason", "x")[0] == 2
+    code, out, _ = run("token", "create", "eve", "--role", "viewer")
+    assert code == 0
+    token = out.splitlines()[-1]
+    assert token not in (tmp_path / "store.duckdb.tokens").read_text()
+    assert run("incidents")[0] == 4
+    monkeypatch.setenv("FLEETPULSE_TOKEN", token)
+    assert run("incidents")[0] == 0
+    code, _, said = run("ack", page)
+    assert (code, "eve is viewer" in said) == (4, True)
+    id_ = run("token")[1].splitlines()[1].split()[0]
+    assert "revoked" in run("token", "revoke", id_)[1]
+    assert run("incidents")[0] == 4
+
+
+def test_completion_knows_every_command_verb_and_option():
+    words = list_words()
+    assert set(COMMANDS) <= set(words[""])
+    for name, verbs in VERBS.items():
+        assert set(verbs) <= set(words[name])
+    assert {"--hours", "--reason"} <= set(words["silences add"])
+    fish = make_script("fish")
+    assert all(f" -a {name} " in fish for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (("inc",), ["incidents"]),
+        (("silences", "e"), ["edit", "extend", "expire"]),
+        (("silences", "add", "--re"), ["--reason"]),
+        (("feedback", "x", "u"), ["useful"]),
+        (("token", "create", "ann", "--role", "v"), ["viewer"]),
+    ],
+)
+def test_bash_completes_with_the_script(tmp_path, line, wanted):
+    script = tmp_path / "complete"
+    words = " ".join(f"'{word}'" for word in ("fleetpulse", *line))
+    ask = f"COMP_WORDS=({words}); COMP_CWORD={len(line)}; _fleetpulse; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    script.write_text(make_script("bash") + ask)
+    ran = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == wanted
