@@ -176,7 +176,7 @@ def main() -> None:
         broker = stack.enter_context(Broker(folder / "broker", properties=LENIENT))
         port = free_port()
         (folder / "fleetpulse.toml").write_text(CONFIG.format(folder=folder, bootstrap=broker.bootstrap, port=port))
-        subprocess.run(command(folder, "init"), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command(folder, "init"), check=True, capture_output=True)
         senders = Senders(folder / "spool", Kafka(bootstrap_servers=broker.bootstrap))
         stack.callback(senders.close)
         pipeline = Pipeline(folder, Api(port))

@@ -337,3 +337,21 @@ def test_a_detector_prints_its_description_limits_and_settings(runner: CommandRu
     assert "Blind spots: " in said.stdout
     assert "  quorum = 5" in said.stdout
     expect_refusal(runner.call("detectors", "sdcc"), 2, "did you mean 'sdc'?")
+
+
+def test_a_service_that_has_closed_everything_ends_at_once_but_runs_exit_handlers() -> None:
+    """Without it, the interpreter would collect the objects of compiled code first: 0.9 s of CPU."""
+    program = (
+        "import atexit, gc, sys, fleetpulse\n"
+        "main = fleetpulse.main\n"
+        "atexit.register(print, 'handler')\n"
+        "gc.callbacks.append(lambda *_: print('collected'))\n"
+        "print('shown', end=' ')\n"
+        "fleetpulse._end_process({code})\n"
+        "print('not ended')\n"
+    )
+    run = lambda text: subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT)  # noqa: E731
+    ended = run(program.format(code=3))
+    assert (ended.returncode, ended.stdout) == (3, "shown handler\n")
+    within = run(program.replace("main = fleetpulse.main\n", "").format(code=3))  # another program that calls it
+    assert (within.returncode, "not ended" in within.stdout) == (0, True)
