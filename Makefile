@@ -31,7 +31,7 @@ lint: .venv/.tests-installed ## check and format-check with ruff
 types: .venv/.tests-installed ## check types strictly
 	@$(BIN)/mypy
 
-docs: .venv/.installed ## write docs/{signals,events,detectors,simulator}.md anew from the code
+docs: .venv/.installed ## write docs/{signals,events,detectors,simulator,exporters}.md anew from the code
 	@PYTHONPATH=. $(BIN)/python -P docs/generate.py
 
 soak: .venv/.tests-installed ## run for hours: a day of faults against the agent, a killed and a frozen broker, a million hostile inputs of each format, 1,000 kills of the pipeline (HOURS=n MINUTES=n ROUNDS=n)

@@ -1,4 +1,4 @@
-"""Writes docs/signals.md, docs/events.md, docs/detectors.md and docs/simulator.md from the code: `make docs`.
+"""Writes docs/signals.md, events.md, detectors.md, simulator.md and exporters.md from the code: `make docs`.
 
 tests/test_docs.py compares them. docs/coverage/*.toml lists which signals of the field are collected.
 """
@@ -16,6 +16,9 @@ from agents.sim.faults.kind import Kind
 from agents.sim.kinds import CONFOUNDERS, FAULTS, describe
 from agents.sim.world import AXES
 from detectors import listing
+from pipeline.foreign.mapping import MappedMetric
+from pipeline.foreign.mapping import list_shipped
+from pipeline.foreign.mapping import load_mapping
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.signals import CLASSES
 from pipeline.model.signals import Signal
@@ -313,7 +316,44 @@ def kinds_row(kind: type[Kind]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-PAGES = {"simulator.md": simulator, "signals.md": signals, "events.md": events, "detectors.md": detectors}
+EXPORTERS = """# Names of exporters
+
+Which metric of another exporter becomes which signal ([signals.md](signals.md)), whether an agent scrapes it ([prometheus.md](prometheus.md)) or a Prometheus or Collector sends it ([otlp.md](otlp.md)). Written from
+`pipeline/foreign/mappings/` by `make docs`. Every other metric of these exporters is kept as a custom signal. "Merged" combines several series of one device; over remote write such series stay custom signals.
+"""
+
+
+def exporters() -> str:
+    """docs/exporters.md."""
+    parts = [EXPORTERS]
+    for name in list_shipped():
+        mapping = load_mapping(name)
+        parts += [f"## {name}", f"Names from: {mapping.source}."]
+        head = ["| metric | series with | becomes | of | conversion |", "|---|---|---|---|---|"]
+        rows = [mapped_row(metric, mapping.entity_template(metric)) for metric in mapping.metric]
+        parts.append("\n".join([*head, *rows]))
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def mapped_row(metric: MappedMetric, entity: str) -> str:
+    """One line of a mapping's table."""
+    labels = [f"`{key}={value}`".replace("|", "\\|") for key, value in metric.where.items()]
+    labels += [f"no `{label}`" for label in metric.without]
+    steps = [f"times {metric.scale:g}"] if metric.scale != 1 else []
+    steps += [f"plus {metric.offset:g}"] if metric.offset else []
+    steps += [f"merged: {metric.merge}"] if metric.merge else []
+    steps += [", ".join(f"{value}: {state}" for value, state in metric.states.items())] if metric.states else []
+    cells = f"`{metric.name}`", ", ".join(labels), f"`{metric.signal}`", f"`{entity}`", "; ".join(steps)
+    return f"| {' | '.join(cells)} |"
+
+
+PAGES = {
+    "simulator.md": simulator,
+    "signals.md": signals,
+    "events.md": events,
+    "detectors.md": detectors,
+    "exporters.md": exporters,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -25,6 +25,7 @@ from pipeline.api import notifications, people_routes, routes
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
 from pipeline.config.settings import KEY
+from pipeline.foreign.mapping import list_shipped, load_mapping
 from pipeline.ingest.foreign import FOREIGN_COUNTERS
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import signals_of_class
@@ -285,3 +286,12 @@ def test_every_counter_of_other_senders_is_documented() -> None:
     families = {"accepted", "refused", "stored", "repeated", "requests"}
     assert all(f"fleetpulse_gateway_{name}_total" in page for name in families)
     assert all(f"`{reason}`" in page for reason in REASONS.values())
+
+
+def test_the_examples_of_exporters_names_are_in_the_mappings() -> None:
+    page = text("docs/otlp.md").partition("### What their names become")[2].partition("## Straight")[0]
+    rows = [re.findall(r"`([^`]+)`", line) for line in page.splitlines() if line.startswith("| ") and "`" in line]
+    assert len(rows) == 7
+    for metric, signal, *_ in rows:
+        found = {m.signal for name in list_shipped() for m in load_mapping(name).find_metrics(metric)}
+        assert signal in found or signal.startswith("custom:")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ _LARGEST = {"u1": (1 << 8) - 2, "u2": (1 << 16) - 2, "u4": (1 << 32) - 2, "u8": 
 _FLOAT4_MAX = float(np.finfo(np.float32).max)
 MAX_JOINED = 1000
 """Most different times for which those within JOIN_NS are joined. Chosen: ten minutes of a series of 1 Hz are 600."""
+_Shared = TypeVar("_Shared")
 BlockShape = tuple[str, tuple[tuple[str, str], ...], int]
 """Class, (signal, type) of its columns, and rows of one block."""
 
@@ -51,13 +52,14 @@ BlockShape = tuple[str, tuple[tuple[str, str], ...], int]
 class RowShape:
     """What equal messages of different nodes have in common. Interned: compared by identity.
 
-    row_tick, row_entity: per block the tick and the entity of each row, in order of time.
+    row_tick, row_entity: per block the tick and the entity of each row, in order of time.  rows: of each class.
     """
 
     blocks: tuple[BlockShape, ...]
     row_tick: tuple[NDArray[np.intp], ...]
     row_entity: tuple[NDArray[np.intp], ...]
     cells: int
+    rows: Mapping[str, int]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -143,8 +145,7 @@ class PartPlan:
         cells = pattern.empty.copy()
         e = self.entries
         _scatter(values, e.value, pattern.cell, e.merge, e.scale, e.offset, e.blank, e.largest, cells)
-        times = values[pattern.first, walker.TIME].view(np.uint64) // np.uint64(1000)
-        return NodeSamples(self, pattern.shape, times.astype(np.int64), cells)
+        return NodeSamples(self, pattern.shape, _read_times(values, pattern.first), cells)
 
 
 @dataclass(slots=True)
@@ -248,7 +249,8 @@ def _build_part(
         np.array([t.blank for _, t in targets], np.float64),
         np.array([_LARGEST[CATALOGUE[t.signal].type] for _, t in targets], np.int64),
     )
-    return PartPlan(layouts.Layout(site, node, blocks, shape), simulated, entries, named, measured)
+    layout = layouts.Layout(site, node, blocks, shape)
+    return PartPlan(layout, simulated, _intern(entries, *(field.tobytes() for field in entries)), named, measured)
 
 
 def _build_pattern(values: NDArray[np.int64], part: PartPlan) -> Pattern:
@@ -305,21 +307,24 @@ def _place_cells(tick: NDArray[np.int64], first: NDArray[np.int64], apart: int, 
             empty.append(np.full(len(rows), _MISSING if code[0] == "u" else _NAN))
     single = cell[e.merge == SET]
     repeated = len(np.unique(single)) < len(single)
-    shape = _intern_shape(tuple(shapes), ticks, entities, size)
-    return Pattern(tick, first, apart, shape, cell, np.concatenate(empty)), repeated
+    rows = (*(t.tobytes() for t in ticks), *(e.tobytes() for e in entities))
+    numbers = {device_class: number for device_class, _, number in shapes}
+    shape = _intern(RowShape(tuple(shapes), tuple(ticks), tuple(entities), size, numbers), tuple(shapes), *rows)
+    pattern = Pattern(tick, first, apart, shape, cell, np.concatenate(empty))
+    return _intern(pattern, id(shape), apart, tick.tobytes(), first.tobytes(), cell.tobytes()), repeated
 
 
-_shapes: dict[tuple[Any, ...], RowShape] = {}
-_SHAPES = 4096  # interned; nodes with equal hardware and exporters share one
+_interned: dict[tuple[Any, ...], Any] = {}
+_MOST = 8192
+"""Interned shapes, patterns and entries. Chosen: three for each of 2,700 kinds of node."""
 
 
-def _intern_shape(
-    blocks: tuple[BlockShape, ...], ticks: Sequence[NDArray[np.intp]], entities: Sequence[NDArray[np.intp]], cells: int
-) -> RowShape:
-    key = (blocks, *(t.tobytes() for t in ticks), *(e.tobytes() for e in entities))
-    if len(_shapes) >= _SHAPES:
-        _shapes.clear()
-    return _shapes.setdefault(key, RowShape(blocks, tuple(ticks), tuple(entities), cells))
+def _intern(made: _Shared, *key: object) -> _Shared:
+    """The first one made with this key. Nodes with equal hardware and exporters share it, and the processor's cache."""
+    if len(_interned) >= _MOST:
+        _interned.clear()
+    found: _Shared = _interned.setdefault((type(made), *key), made)
+    return found
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -337,6 +342,15 @@ def _fits(values: NDArray[np.int64], tick: NDArray[np.int64], first: NDArray[np.
         if values[first[t], walker.TIME] - values[first[t - 1], walker.TIME] <= 2 * apart:
             return False
     return True
+
+
+@compiled
+def _read_times(values: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The times of the ticks (us). Those above 2^63 ns, negative as int64, are read as unsigned."""
+    times = np.empty(len(first), np.int64)
+    for t in range(len(first)):
+        times[t] = np.int64(np.uint64(values[first[t], walker.TIME]) // np.uint64(1000))
+    return times
 
 
 @compiled

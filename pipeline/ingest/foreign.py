@@ -7,7 +7,7 @@ bound is moved back, but never forward, since nothing tells a late message from 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -74,11 +74,12 @@ class ForeignDecoder:
         except WireError as error:
             return Item.from_dead_letter(DeadLetter(message, str(error)))
         faults = [fault for samples in found for fault in samples.faults]
-        counts: dict[str, int] = defaultdict(int)
+        counts = Counter[str]()
         nodes = []
         for samples in found:
             for what, number in samples.dropped.items():
-                counts[what] += number
+                if number:
+                    counts[what] += number
             for node in samples.nodes:
                 if len(node.times) and node.times[0] >= EARLIEST and node.times[-1] < wire.MAX_TIME:
                     nodes.append(_limit_times(node, arrival))
@@ -129,14 +130,14 @@ def _limit_times(node: NodeSamples, arrival: Arrival) -> NodeSamples:
 
 
 def _build_item(message: Message, batch: ForeignBatch, arrival: Arrival) -> Item:
-    rows: dict[str, int] = defaultdict(int)
-    samples = 0
-    for node in batch.nodes:
-        for device_class, signals, number in node.shape.blocks:
-            rows[device_class] += number
-            samples += number * len(signals)
-    times = [int(t) for node in batch.nodes for t in (node.times[0], node.times[-1])]
-    return Item(message, batch, min(times, default=arrival.time), max(times, default=None), rows, samples, arrival.time)
+    if not batch.nodes:
+        return Item(message, batch, arrival.time, None, {}, 0, arrival.time)
+    first = min(int(node.times[0]) for node in batch.nodes)
+    last = max(int(node.times[-1]) for node in batch.nodes)
+    rows = batch.nodes[0].shape.rows
+    if len(batch.nodes) > 1:
+        rows = sum((Counter(node.shape.rows) for node in batch.nodes), Counter[str]())
+    return Item(message, batch, first, last, rows, sum(node.shape.cells for node in batch.nodes), arrival.time)
 
 
 # --- who has an agent -----------------------------------------------------------------------------------------------

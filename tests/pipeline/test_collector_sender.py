@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,3 +169,15 @@ def test_a_collector_whose_gateway_is_away_sends_again(tmp_path: Path) -> None:
     database.close()
     assert len(set(times)) == len(times)
     assert any(closed < at < opened for at in times)
+
+
+def test_the_configuration_of_the_page_is_valid(tmp_path: Path, certificate: Path) -> None:
+    if why := sender_build.missing(sender_build.collector()):
+        do_without("collector", why)
+    page = (Path(__file__).parents[2] / "docs" / "otlp.md").read_text()
+    block = page.partition("### Configuration of a Collector")[2].partition("###")[0]
+    file = tmp_path / "collector.yaml"
+    file.write_text(textwrap.dedent(block).replace("/etc/otelcol/ca.pem", str(certificate)))
+    words = [str(sender_build.collector()), "validate", f"--config={file}"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -273,3 +274,19 @@ def test_restarts_of_gateway_and_prometheus_lose_and_double_nothing(
         doubled = "SELECT epoch_us(time), entity, count(*) FROM custom GROUP BY ALL HAVING count(*) > 1 LIMIT 3"
         assert site.query(doubled) == []
         assert site.ingest.rejected == {}
+
+
+def test_the_configuration_of_the_page_is_accepted(tmp_path: Path, certificate: Path) -> None:
+    if why := sender_build.missing(sender_build.prometheus()):
+        do_without("prometheus", why)
+    page = (Path(__file__).parents[2] / "docs" / "otlp.md").read_text()
+    block = page.partition("### Configuration of a Prometheus")[2].partition("###")[0]
+    (tmp_path / "token").write_text("0123456789abcdef")
+    found = textwrap.dedent(block).replace("/etc/prometheus/ca.pem", str(certificate))
+    (tmp_path / "prometheus.yml").write_text(found.replace("/etc/prometheus/gateway.token", str(tmp_path / "token")))
+    port = free_port()
+    words = [str(sender_build.prometheus()), f"--config.file={tmp_path / 'prometheus.yml'}"]
+    words += [f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}"]
+    with open(tmp_path / "log", "wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+        until(lambda: b"Completed loading of configuration file" in (tmp_path / "log").read_bytes(), 60.0)
+        process.kill()
