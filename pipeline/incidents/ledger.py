@@ -81,25 +81,17 @@ FROM (SELECT unnest($1::VARCHAR[]) AS incident, unnest($2::INTEGER[]) AS place, 
 LEFT JOIN (SELECT incident, max(number) AS number FROM history WHERE incident IN (SELECT unnest($1::VARCHAR[]))
            GROUP BY incident) h USING (incident)
 """
+_NEWEST_PAYLOADS = """
+SELECT incident, receiver, max(number), arg_max(kind, number) FILTER (kind <> 'update') FROM outbox
+WHERE incident IN (SELECT unnest($1::VARCHAR[])) GROUP BY ALL
+"""
 _PAYLOADS = """
 INSERT INTO outbox
     (id, incident, number, receiver, kind, payload, created, attempts, next_attempt, state, answer)
-WITH n AS (
-    SELECT unnest($1::VARCHAR[]) AS incident, unnest($2::VARCHAR[]) AS receiver, unnest($3::VARCHAR[]) AS kind,
-           unnest($4::VARCHAR[]) AS payload, make_timestamptz(unnest($5::BIGINT[])) AS created,
-           unnest($6::VARCHAR[]) AS state, unnest($7::INTEGER[]) AS place),
-h AS (
-    SELECT incident, receiver, max(number) AS number, arg_max(kind, number) FILTER (kind <> 'update') AS newest
-    FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) GROUP BY ALL),
-k AS (
-    SELECT n.*, coalesce(h.number, 0) AS number, coalesce(last_value(nullif(n.kind, 'update') IGNORE NULLS) OVER (
-               PARTITION BY n.incident, n.receiver ORDER BY place
-               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), h.newest) AS newest
-    FROM n LEFT JOIN h ON h.incident = n.incident AND h.receiver = n.receiver)
-SELECT concat(incident, '.', place, '.', receiver), incident, place, receiver, kind, payload, created, 0, created,
-       state, ''
-FROM (SELECT * REPLACE (number + row_number() OVER (PARTITION BY incident, receiver ORDER BY place) AS place)
-      FROM k WHERE kind = 'firing' OR newest = 'firing')
+SELECT id, incident, number, receiver, kind, payload, time, 0, time, state, ''
+FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS incident, unnest($3::INTEGER[]) AS number,
+             unnest($4::VARCHAR[]) AS receiver, unnest($5::VARCHAR[]) AS kind, unnest($6::VARCHAR[]) AS payload,
+             make_timestamptz(unnest($7::BIGINT[])) AS time, unnest($8::VARCHAR[]) AS state)
 """
 _INCIDENTS = """
 SELECT id, cause, epoch_us(opened), epoch_us(onset), epoch_us(resolved), severity, members, confidence, state, summary,
@@ -128,7 +120,22 @@ def write_changes(
     for change in changes:
         _apply_end(connection, change)
     if payloads:
-        rows = [(p.incident, p.receiver, p.kind, p.body, p.created, p.state, i) for i, p in enumerate(payloads)]
+        _write_payloads(connection, payloads)
+
+
+def _write_payloads(connection: duckdb.DuckDBPyConnection, payloads: Sequence[Payload]) -> None:
+    """Adds payloads, numbered on from the newest of their incident and receiver."""
+    rows: list[tuple[Any, ...]] = []
+    found = connection.execute(_NEWEST_PAYLOADS, [list({p.incident for p in payloads})]).fetchall()
+    known = {(incident, receiver): (number, kind) for incident, receiver, number, kind in found}
+    for p in payloads:
+        number, newest = known.get((p.incident, p.receiver), (0, None))
+        if p.kind == "firing" or newest == "firing":
+            number += 1
+            known[p.incident, p.receiver] = number, newest if p.kind == "update" else p.kind
+            id_ = f"{p.incident}.{number}.{p.receiver}"
+            rows.append((id_, p.incident, number, p.receiver, p.kind, p.body, p.created, p.state))
+    if rows:
         connection.execute(_PAYLOADS, [list(column) for column in zip(*rows, strict=True)])
 
 

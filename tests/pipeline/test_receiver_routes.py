@@ -57,7 +57,7 @@ class Served:
     def open_incident(self, entity: str = "gpu:n1.0") -> str:
         finding = Finding(self.now, self.now, entity, "sdc", "page", 9.0, "wrong results")
         assert self.service.engine is not None
-        changes = self.service.engine._apply(lambda desk: desk.observe_own(self.now, [finding]), [], [finding])
+        changes = self.service.engine.apply(lambda desk: desk.observe_own(self.now, [finding]), [], [finding])
         return str(changes[0].incident.id)
 
     def get(self, path: str) -> Any:
