@@ -12,6 +12,7 @@
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
 #   helm       Helm, built from its Go module
 #   prometheus, collector  a Prometheus server and an OpenTelemetry Collector, built from Go modules
+#   spark      a Spark in a virtual environment of its own, which reads the sealed files: 450 MB
 #   torch      a PyTorch for processors, for the training callback and the canary's GPU code: 150 MB, 650 MB installed
 # Debian or Ubuntu, as root; without root it says what is missing.
 set -euo pipefail
@@ -40,6 +41,13 @@ INDEX_IS_FRESH=
 fresh_index() {
     [ -n "$INDEX_IS_FRESH" ] || apt-get update -qq
     INDEX_IS_FRESH=yes
+}
+
+part_spark() { # kept in a cache folder
+    local folder="${XDG_CACHE_HOME:-$HOME/.cache}/fleetpulse/spark"
+    have_java || get Java "$(java_package)"
+    [ -x "$folder/bin/spark-submit" ] || { "$PYTHON" -m venv "$folder" && "$folder/bin/python" -m pip install --quiet "pyspark==4.3.0"; }
+    echo "parts: Spark is there"
 }
 
 part_alertmanager() { # the newer one takes a CPU minute; kept in a cache folder
@@ -201,4 +209,5 @@ part_slurm
 part_kubernetes
 part_helm
 part_senders
+part_spark
 part_torch

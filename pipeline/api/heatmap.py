@@ -122,9 +122,8 @@ def _life_of(signal: Signal) -> str:
 
 
 def _read_hot(cursor: duckdb.DuckDBPyConnection, devices: Devices, signal: Signal, start: int, end: int) -> list[_Part]:
-    tables = schema.list_tables_with(cursor, signal.device_class, signal.column)
-    if not tables:
-        return []
+    layout = schema.read_layout(cursor, signal.device_class)
+    tables = {table: columns for table, columns in layout.items() if signal.column in columns}
     life, where = _life_of(signal), f"time >= make_timestamptz({start}) AND time < make_timestamptz({end})"
     each = " UNION ALL ".join(
         f'SELECT device, time, "{signal.column}"{"" if signal.kind == "state" else "::DOUBLE"} AS v, '
@@ -340,6 +339,8 @@ def find_furthest(
     The spread is the standard deviation that fits the peers' quartiles, at least that of a typical group. Median and
     band are of the peers without the device.
     """
+    if peers == "none":
+        raise UsageError("peers = none: expected peers to compare with")
     device_class = found.signal.device_class
     groups = names.groups(devices, topology, device_class, peers)[: len(found.known)]
     known = np.flatnonzero(found.known[: len(groups)] & (groups >= 0))
@@ -353,17 +354,18 @@ def find_furthest(
     of = np.repeat(np.arange(len(starts)), number)
     distance = np.where(number[of] > 1, np.abs(values - middle[of]) / np.maximum(spread[of], least), -1.0)
     candidates = np.argsort(-distance, kind="stable")[: 4 * most + 16]
-    rows = [
-        _compare(values, starts[of[i]], number[of[i]], i, least) | {"slot": int(order[i])}
-        for i in candidates
-        if distance[i] >= 0
-    ]
-    rows.sort(key=lambda row: -abs(row["deviation"]))
+    candidates = candidates[distance[candidates] >= 0]
+    rows = _compare(values, starts[of[candidates]], number[of[candidates]], candidates, least)
+    deviation = (values[candidates] - rows["median"]) / rows.pop("spread")
+    rows |= {"value": values[candidates], "deviation": deviation, "peers": number[of[candidates]] - 1}
     entities, origins = devices.names(device_class), devices.origins(device_class)
     shown = [
-        {"entity": entities[slot], "node": origins[slot][1], **row}
-        for row in rows[:most]
-        if (slot := row.pop("slot")) >= 0
+        {
+            "entity": entities[(slot := int(order[candidates[i]]))],
+            "node": origins[slot][1],
+            **{name: column[i].item() for name, column in rows.items()},
+        }
+        for i in np.argsort(-np.abs(deviation), kind="stable")[:most].tolist()
     ]
     return {
         "from": _time(found.start),
@@ -385,20 +387,20 @@ def _quantile(values: NDArray[Any], starts: NDArray[np.intp], number: NDArray[np
     return np.asarray(values[below] + (place - below) * (values[above] - values[below]))
 
 
-def _compare(values: NDArray[Any], start: int, number: int, place: int, least: float) -> dict[str, Any]:
-    """Returns one device beside its peers. values: sorted; the group is [start, start + number)."""
-    others = np.delete(values[start : start + number], place - start)
-    low, quarter, middle, three, high = (
-        float(_quantile(others, np.zeros(1, np.intp), np.array([len(others)]), q)[0])
-        for q in (0.1, 0.25, 0.5, 0.75, 0.9)
-    )
-    spread = max((three - quarter) / _IQR_OF_SIGMA, least)
-    value = float(values[place])
-    return {
-        "value": value,
-        "median": middle,
-        "low": low,
-        "high": high,
-        "deviation": (value - middle) / spread,
-        "peers": len(others),
-    }
+def _compare(
+    values: NDArray[Any], start: NDArray[np.intp], number: NDArray[np.intp], place: NDArray[np.intp], least: float
+) -> dict[str, NDArray[Any]]:
+    """Returns median, band and spread of the peers of some devices, without themselves.
+
+    values: sorted within each group.  start, number: the group of each device.  place: its position in `values`.
+    """
+
+    def quantile(q: float) -> NDArray[Any]:
+        at = q * (number - 2)
+        below = np.floor(at).astype(np.intp)
+        low, high = (start + i for i in (below, np.minimum(below + 1, number - 2)))
+        one, two = (values[i + (i >= place)] for i in (low, high))
+        return np.asarray(one + (at - below) * (two - one))
+
+    spread = np.maximum((quantile(0.75) - quantile(0.25)) / _IQR_OF_SIGMA, least)
+    return {"median": quantile(0.5), "low": quantile(0.1), "high": quantile(0.9), "spread": spread}

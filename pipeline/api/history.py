@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import duckdb
+import numpy as np
 
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
@@ -17,7 +19,7 @@ from pipeline.model.topology import Topology, kind_of
 from pipeline.store import history_files, rollups, schema
 from pipeline.store.history_files import STEPS
 
-Peers = Literal["auto", "rack", "stage", "loop", "class"]
+Peers = Literal["auto", "rack", "stage", "loop", "class", "none"]
 MAX_ROWS, LEAST_PEERS = 4_000_000, 8
 """Rows that one series reads, with fewer peers if necessary, but these (chosen: 0.5 s of CPU; 2,000 points of readings
 each second of 512 peers would be 60 million rows)."""
@@ -62,7 +64,7 @@ def read_series(
         "signal": signal_brief(signal),
         "peer_kind": kind,
         "peers": len(others),
-        "points": [_point(span.start + i * span.width, found.get(i)) for i in range(count)],
+        "points": [_point(time, found.get(i)) for i, time in enumerate(_list_times(span, count))],
     }
 
 
@@ -71,6 +73,8 @@ def find_peers(
 ) -> tuple[str, list[str]]:
     """Returns (kind of peers, at most so many of them without the entity). `auto`: the class if there is no group."""
     wanted = find_peer_kind(entity, peers)
+    if wanted == "none":
+        return wanted, []
     group = find_group(topology, entity, wanted)
     if group is None and peers == "auto":
         wanted = "class"
@@ -121,11 +125,16 @@ def _read(
         "state": ("v", "arg_max(x, time)"),
         "gauge": ("v", "sum(x * n) / sum(n)" if step else "avg(x)"),
     }[signal.kind]
+    if not others and signal.kind != "counter":
+        return cursor.execute(
+            f"""SELECT (epoch_us(time) - {span.start}) // {span.width} AS bucket, ({per_bucket})::DOUBLE,
+                       NULL, NULL, NULL
+                FROM (SELECT time, n, v AS x FROM ({_select_values(cursor, signal, step, span, [entity])}))
+                WHERE x IS NOT NULL GROUP BY bucket"""
+        ).fetchall()
     return cursor.execute(
         f"""
-        WITH raw AS (SELECT * FROM ({_select_values(cursor, signal, step, span)})
-                     WHERE time >= make_timestamptz($start) AND time < make_timestamptz($end)
-                       AND entity IN (SELECT unnest($entities))),
+        WITH raw AS ({_select_values(cursor, signal, step, span, [entity, *others])}),
              measured AS (SELECT time, entity, n, {per_row} AS x FROM raw WHERE v IS NOT NULL
                           WINDOW w AS (PARTITION BY entity ORDER BY time)),
              bucketed AS (SELECT (epoch_us(time) - $start) // $width AS bucket, entity, ({per_bucket})::DOUBLE AS x
@@ -135,9 +144,7 @@ def _read(
         FROM bucketed GROUP BY bucket""",
         {
             "start": span.start,
-            "end": span.end,
             "width": span.width,
-            "entities": [entity, *others],
             "entity": entity,
         },
     ).fetchall()
@@ -172,27 +179,48 @@ def choose_step(cursor: duckdb.DuckDBPyConnection, signal: Signal, span: Span) -
     return max(fitting, default=STEPS[0]) if rolled else 0
 
 
-def _select_values(cursor: duckdb.DuckDBPyConnection, signal: Signal, step: int, span: Span) -> str:
-    """Returns SQL for time, entity, value v, number of values n and generation `life` of all devices of the class."""
+def _select_values(
+    cursor: duckdb.DuckDBPyConnection, signal: Signal, step: int, span: Span, entities: Sequence[str]
+) -> str:
+    """Returns SQL for time, entity, value v, number of values n and generation `life` of some devices."""
     column, life = signal.column, f"{signal.device_class}.generation"
     life = CATALOGUE[life].column if life in CATALOGUE else ""
+    time = f"time >= make_timestamptz({span.start}) AND time < make_timestamptz({span.end})"
+    listed = ", ".join("'" + e.replace("'", "''") + "'" for e in entities)
     if not step:
-        names = dict.fromkeys(["time", "entity", column, *([life] if life else [])])
+        names = dict.fromkeys([column, *([life] if life else [])])
         value = f'CASE WHEN isfinite("{column}") THEN "{column}" END' if signal.type.startswith("f") else f'"{column}"'
-        rows = schema.select_class(cursor, signal.device_class, names, span.start, span.end)
+        layout = schema.read_layout(cursor, signal.device_class)
+        rows = schema.select_hot(cursor, signal.device_class, layout, list(names), time, entities)
+        files = history_files.list_files(cursor, signal.device_class, 0, span.start, span.end)
+        folder = history_files.folder_of(cursor) if files else None
+        if folder is not None:
+            types = layout[f"hot_{signal.device_class}"]
+            wanted = {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **{c: types[c] for c in names}}
+            sealed = history_files.select_files(folder, files, wanted)
+            rows += f" UNION ALL SELECT * FROM ({sealed}) WHERE {time} AND entity IN ({listed})"
         return f"SELECT time, entity, {value} AS v, 1 AS n, {life or 'NULL'} AS life FROM ({rows})"
     value = f"{column}_mean" if signal.kind == "gauge" else f"{column}_last"
     names = dict.fromkeys(["time", "entity", value, f"{column}_count", *([f"{life}_last"] if life else [])])
     view = f"rollup_{step}_{signal.device_class}"
     rows = rollups.select_view(cursor, view, names, span.start, span.end)
     newest = f'"{life}_last"' if life else "NULL"
-    return f'SELECT time, entity, "{value}" AS v, "{column}_count" AS n, {newest} AS life FROM ({rows})'
+    return (
+        f'SELECT time, entity, "{value}" AS v, "{column}_count" AS n, {newest} AS life FROM ({rows}) '
+        f"WHERE {time} AND entity IN ({listed})"
+    )
 
 
-def _point(time: int, found: tuple[Any, ...] | None) -> dict[str, Any]:
+def _list_times(span: Span, count: int) -> list[str]:
+    """Returns the start of each bucket as text."""
+    starts = (span.start + np.arange(count, dtype=np.int64) * span.width).view("datetime64[us]")
+    return np.char.add(np.datetime_as_string(starts, unit="us"), "Z").tolist()  # type: ignore[no-any-return]
+
+
+def _point(time: str, found: tuple[Any, ...] | None) -> dict[str, Any]:
     """Returns one point. A bucket without samples has no values, so that a gap is visible."""
     value, median, low, high = found or (None,) * 4
-    return {"time": iso(time), "value": value, "median": median, "low": low, "high": high}
+    return {"time": time, "value": value, "median": median, "low": low, "high": high}
 
 
 # Leaves out inventory, and canary digests that no finding quotes: both are sent all the time.

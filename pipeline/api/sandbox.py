@@ -103,6 +103,7 @@ INTERNAL = frozenset(
         "sender",
         "snapshot",
         "calibrations",
+        "decommissioned",
     }
 )
 """Tables of the store that are not served: internal state, or tables behind a served view."""

@@ -86,7 +86,7 @@ def test_late_rows_of_a_sealed_interval_are_added_up(store):
 
 def test_sql_reads_rollups(store):
     store.sealer.seal(T0 + 2 * HOUR)
-    runner = QueryRunner(store.database.cursor, Api())
+    runner = QueryRunner(store.database.cursor, Api(sql_seconds=60.0))
     try:
         query = (
             "SELECT count(*), sum(temperature_count), max(sm_clock_max) FROM rollup_600_gpu "
