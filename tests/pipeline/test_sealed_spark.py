@@ -26,8 +26,9 @@ for vectorised in ("true", "false"):
     session.conf.set("spark.sql.parquet.enableVectorizedReader", vectorised)
     rows = session.read.parquet(sys.argv[1] + "/gpu")
     minutes = session.read.parquet(sys.argv[1] + "/rollup_60/gpu")
-    read = rows.selectExpr("count(*)", "count(distinct entity)", "sum(cast(energy AS decimal(38,0)))", "sum(temperature)", "max(sm_clock)",
-                           "cast(min(time) as double)", "min(site)", "count(distinct day)").collect()[0]
+    read = rows.selectExpr("count(*)", "count(distinct entity)", "sum(cast(energy AS decimal(38,0)))",
+                           "sum(temperature)", "max(sm_clock)", "cast(min(time) as double)", "min(site)",
+                           "count(distinct day)").collect()[0]
     rolled = minutes.selectExpr("count(*)", "sum(energy_count)", "max(temperature_max)").collect()[0]
     found.append([*read[:6], read[6], read[7], *rolled])
 print(json.dumps(found, default=str))
