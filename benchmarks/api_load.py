@@ -117,7 +117,7 @@ class Probe:
 
 def run(nodes: int, seconds: int, folder: Path) -> None:
     """Runs all phases on one fleet."""
-    readings = WARM_S + 2 * seconds + 5
+    readings = (WARM_S + 2 * seconds) // 5 * 5 + 6  # the last window of 5 s is complete
     with Broker(folder / "broker", heap="512m", properties=PATIENT) as broker:
         kafka, port = Kafka(bootstrap_servers=broker.bootstrap, partitions=32), free_port()
         make_topics(kafka)

@@ -7,7 +7,7 @@ id, sealed rows or the coarsest rollup that suffices by entity. Both are added u
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -358,15 +358,7 @@ def find_furthest(
     rows = _compare(values, starts[of[candidates]], number[of[candidates]], candidates, least)
     deviation = (values[candidates] - rows["median"]) / rows.pop("spread")
     rows |= {"value": values[candidates], "deviation": deviation, "peers": number[of[candidates]] - 1}
-    entities, origins = devices.names(device_class), devices.origins(device_class)
-    shown = [
-        {
-            "entity": entities[(slot := int(order[candidates[i]]))],
-            "node": origins[slot][1],
-            **{name: column[i].item() for name, column in rows.items()},
-        }
-        for i in np.argsort(-np.abs(deviation), kind="stable")[:most].tolist()
-    ]
+    best = np.argsort(-np.abs(deviation), kind="stable")[:most]
     return {
         "from": _time(found.start),
         "to": _time(found.end),
@@ -375,8 +367,18 @@ def find_furthest(
         "peers": peers,
         "compared": int(np.count_nonzero(number[of] > 1)) if len(order) else 0,
         "missing": int(np.count_nonzero(~found.known)),
-        "devices": shown,
+        "devices": list(_list_devices(devices, device_class, order[candidates[best]], rows, best)),
     }
+
+
+def _list_devices(
+    devices: Devices, device_class: str, slots: NDArray[np.intp], rows: dict[str, NDArray[Any]], best: NDArray[np.intp]
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows at `best` with the names of their devices."""
+    entities, origins = devices.names(device_class), devices.origins(device_class)
+    for slot, i in zip(slots.tolist(), best.tolist(), strict=True):
+        named = {name: column[i].item() for name, column in rows.items()}
+        yield {"entity": entities[slot], "node": origins[slot][1], **named}
 
 
 def _quantile(values: NDArray[Any], starts: NDArray[np.intp], number: NDArray[np.intp], q: float) -> NDArray[Any]:
