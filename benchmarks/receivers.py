@@ -2,6 +2,7 @@
 
     python -m benchmarks.receivers outage     receivers away for 3 min, 30 min and 3 h; time is injected
     python -m benchmarks.receivers storm      5,000 incidents in a minute: what people get, by receiver and route
+    python -m benchmarks.receivers desk       5,000 findings in a minute through the whole engine, with its storm page
 
 Receivers are HTTP servers of this program; the store, the outbox and the notifier are the real ones.
 """
@@ -19,10 +20,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from detectors.runner import Runner
+from pipeline.commands.service import PipelineService
 from pipeline.config.receivers import Notify, PagerDuty, Route, Slack, Webhook
+from pipeline.config.sections import Config
+from pipeline.config.settings import build_section
 from pipeline.incidents import ledger
 from pipeline.incidents.cases import Change
-from pipeline.model.records import SECOND, Incident, Severity
+from pipeline.model.records import SECOND, Finding, Incident, Severity
 from pipeline.notify.outbox import Notifier
 from pipeline.store.database import Database
 
@@ -165,17 +170,46 @@ def storms() -> None:
         storm("slack", Notify(slack=(slack,), route=Route("slack", group_by=("alertname",))), service)
 
 
+def desk_storm() -> None:
+    """Prints what a webhook got of STORM page findings in a minute that went through the Desk."""
+    service = Service()
+    with tempfile.TemporaryDirectory() as folder:
+        now, cpu = [START], time.process_time()
+        hook = {"webhooks": [{"name": "hook", "url": service.url}]}
+        paths = {"store": {"path": f"{folder}/store.duckdb"}, "spool": {"directory": f"{folder}/spool"}}
+        pipeline = PipelineService(
+            build_section(Config, {**paths, "notify": hook}, "bench"), Runner([]), lambda: now[0]
+        )
+        pipeline.start_engine()
+        assert pipeline.engine is not None
+        for part in range(100):
+            wanted = range(part * STORM // 6, (part + 1) * STORM // 6) if part < 6 else range(0)
+            names = [f"gpu:n{i // 8}.{i % 8}" for i in wanted]
+            found = [Finding(now[0], now[0], name, "sdc", "page", 9.0, f"{name}: wrong results") for name in names]
+            if found:
+                pipeline.engine.apply(lambda desk, found=found: desk.observe_own(now[0], found), [], found)
+            pipeline.engine.advance_life()
+            while pipeline.notifier.send_due("hook"):
+                pass
+            now[0] += 10 * SECOND
+        heard = Counter((b["alerts"][-1]["labels"]["alertname"], b["status"]) for _, _, b in service.posts)
+        print(f"storm through the Desk: {dict(heard)}; {time.process_time() - cpu:.1f} s of CPU")
+        pipeline.close()
+
+
 def main() -> None:
     """Runs what the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", metavar="outage|storm")
-    chosen = parser.parse_args().what or ["outage", "storm"]
+    parser.add_argument("what", nargs="*", metavar="outage|storm|desk")
+    chosen = parser.parse_args().what or ["outage", "storm", "desk"]
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "outage" in chosen:
         for seconds in OUTAGES_S:
             outage(seconds)
     if "storm" in chosen:
         storms()
+    if "desk" in chosen:
+        desk_storm()
 
 
 if __name__ == "__main__":
