@@ -316,6 +316,8 @@ class IncidentDetail(Incident):
     co_occurring: list[CoOccurring]
     version: int
     similar: list[dict[str, Any]]
+    advice: str | None
+    runbook_url: str | None
 
 
 class Entity(Strict):

@@ -282,7 +282,7 @@ def incident_detail(request: Request, incident: str) -> Response:
     above = list(topology.ancestors(found["entity"]))
     version = max((row["number"] for row in found["history"]), default=0)
     more = {"blast_radius": impact, "above": above, "co_occurring": near, "version": version, "similar": similar}
-    return answer_versioned({**found, **more})
+    return answer_versioned({**found, **more, **service.advice.find(found["detector"], found["cause"])})
 
 
 @incident_router.post("/{incident}/acknowledge", response_model=models.Incident)

@@ -18,6 +18,7 @@ from pipeline.api.query import QueryRunner
 from pipeline.api.result_formats import encode_json
 from pipeline.api.store_reads import StoreReads
 from pipeline.config.sections import Config
+from pipeline.incidents.advice import AdviceBook
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso
 
@@ -37,6 +38,8 @@ class ApiContext:
         self.reads = StoreReads(backend.cursor, config.api.sql_seconds)
         self.names = FleetNames()
         self._kept: dict[str, tuple[object, Any]] = {}
+        pages = config.notify.external_url or f"http://{config.dashboard.host}:{config.dashboard.port}"
+        self.advice = AdviceBook(config.incidents.advice_file, f"{pages.rstrip('/')}/detectors")
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:

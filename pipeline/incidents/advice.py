@@ -1,0 +1,80 @@
+"""What to do about an incident, and where its runbook is: the shipped advice.toml, overridden by a file of the site.
+
+The site's file replaces single keys, and is read again when it changes. One that cannot be read is an error at the
+start; later it is logged, and what was read before stays in force.
+"""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.model.errors import ConfigError
+from pipeline.model.topology import kind_of
+
+log = logging.getLogger("fleetpulse.advice")
+SHIPPED = Path(__file__).with_name("advice.toml")
+KEYS = frozenset({"advice", "runbook"})
+SECTIONS = ("detector", "cause")
+Table = dict[str, dict[str, dict[str, str]]]
+
+
+class AdviceBook:
+    """Advice by detector and by kind of cause. pages: address of the page about a detector without a runbook."""
+
+    def __init__(self, path: Path | None, pages: str = "") -> None:
+        self._path, self._pages = path, pages
+        self._shipped = read_advice(SHIPPED)
+        self._own: Table = {} if path is None else read_advice(path)
+        self._read = None if path is None else _stamp(path)
+
+    def find(self, detector: str, cause: str) -> dict[str, str | None]:
+        """Returns `advice` (that of the detector, then that of the kind of cause) and `runbook_url`."""
+        self._refresh()
+        of_detector, of_cause = self._merged("detector", detector), self._merged("cause", kind_of(cause))
+        texts = [text for text in (of_cause.get("advice"), of_detector.get("advice")) if text]
+        runbook = of_detector.get("runbook") or of_cause.get("runbook") or self._pages
+        return {"advice": " ".join(texts) or None, "runbook_url": runbook or None}
+
+    def _merged(self, section: str, name: str) -> Mapping[str, str]:
+        own = self._own.get(section, {}).get(name, {})
+        return {**self._shipped.get(section, {}).get(name, {}), **own}
+
+    def _refresh(self) -> None:
+        """Reads the site's file again if it changed."""
+        if self._path is None or (stamp := _stamp(self._path)) == self._read:
+            return
+        self._read = stamp
+        try:
+            self._own = read_advice(self._path)
+        except ConfigError as error:
+            log.error("%s; the advice read before stays in force", error)
+
+
+def read_advice(path: Path) -> Table:
+    """Returns section -> name -> key -> text. Raises ConfigError naming the file, key, found and expected value."""
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"[incidents] advice_file = '{path}': cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    for section, names in found.items():
+        if section not in SECTIONS or not isinstance(names, dict):
+            raise ConfigError(f"{path}: [{section}]: expected [detector.NAME] or [cause.KIND]")
+        for name, keys in names.items():
+            wrong = None if not isinstance(keys, dict) else next((k for k in keys if k not in KEYS), None)
+            if not isinstance(keys, dict) or wrong is not None or not all(isinstance(v, str) for v in keys.values()):
+                raise ConfigError(f"{path}: [{section}.{name}]: expected the texts advice and runbook, found {keys!r}")
+    return found
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
