@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import shutil
 import stat
@@ -126,7 +127,7 @@ def open_file(path: Path, settings: Mapping[str, str], read_only: bool = False) 
 def _check_file(path: Path) -> None:
     """Raises UsageError if the file at `path` cannot be a store; a missing file is fine."""
     where = f"[store] path = '{path}'"
-    if (marker := restore_marker(path)).exists():
+    if os.path.exists(marker := restore_marker(path)):
         raise UsageError(
             f"{where}: a restore was interrupted ({marker} exists): run fleetpulse restore with the same backup again"
         )
