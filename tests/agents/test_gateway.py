@@ -240,7 +240,7 @@ def test_refusals_are_counted_by_reason_and_listed_by_sender(tmp_path: Path) -> 
 
 def test_only_the_newest_refused_senders_are_kept(tmp_path: Path) -> None:
     intake = DurableIntake(Spool(tmp_path, "gw", OTLP, free_bytes=0))
-    receiver = Receiver(intake, Origin("site", "gw", bytes(16)), Tokens({}))
+    receiver = Receiver(intake, Origin("site", "gw", bytes(16)), Tokens({}, None, lambda: 0))
     for i in range(MAX_SENDERS + 10):
         receiver.record_refusal(f"10.0.{i // 256}.{i % 256}", HTTPStatus.BAD_REQUEST, "why\x00" * 200)
     listed = receiver.list_refused()
