@@ -173,10 +173,16 @@ def _senders(cursor: duckdb.DuckDBPyConnection, incidents: Iterable[Row]) -> dic
 
 
 def list_nodes(cursor: duckdb.DuckDBPyConnection) -> list[tuple[str, bool]]:
-    """Returns (entity, simulated) of the nodes in service."""
+    """Returns (entity, simulated) of the nodes in service: of inventories, and of telemetry without one.
+
+    The view `entities` would read the newest rows of all devices for it.
+    """
     return cursor.execute(
-        """SELECT entity, simulated FROM entities WHERE kind = 'node' AND entity NOT IN (
-               SELECT 'node:' || node FROM decommissioned WHERE returned IS NULL) ORDER BY entity"""
+        """WITH known AS (SELECT entity, simulated FROM entity WHERE kind = 'node'),
+                sent AS (SELECT entity, bool_and(simulated) AS simulated FROM device
+                         WHERE starts_with(entity, 'node:') GROUP BY entity)
+           SELECT entity, coalesce(k.simulated, s.simulated) FROM known k FULL JOIN sent s USING (entity)
+           WHERE entity NOT IN (SELECT 'node:' || node FROM decommissioned WHERE returned IS NULL) ORDER BY entity"""
     ).fetchall()
 
 
