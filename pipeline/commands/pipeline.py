@@ -14,6 +14,7 @@ import duckdb
 
 from pipeline.api.backend import Health, Sources
 from pipeline.api.server import create_app, start_server
+from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
 from pipeline.engine import decommission
@@ -354,11 +355,15 @@ def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     service = PipelineService(config, judge)
-    api = start_server(create_app(PipelineBackend(service), config), config, stop)
+    backend = PipelineBackend(service)
+    api = start_server(create_app(backend, config), config, stop)
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command
     notifier = threading.Thread(target=service.notifier.run, args=(stop,), name="notifier")
     notifier.start()
+    if config.incidents.slurm_seconds:
+        watch = (lambda: backend.people, config.incidents.slurm_seconds, stop)
+        threading.Thread(target=watch_reservations, args=watch, name="slurm", daemon=True).start()
     try:
         warm_up()
         service.run(stop)

@@ -40,8 +40,8 @@ MAINTENANCE_GRACE = 900 * SECOND
 """After the end of a maintenance window, what is still found is judged: devices take minutes to settle. Chosen."""
 MAX_SILENCES = 1000
 """Most silences that have not ended; each is compared with every incident that changes. Chosen."""
-MAX_MATCHERS, MAX_MATCHER_CHARACTERS = 20, 4000
-"""Of one silence; a maintenance window of 200 nodes fits. Chosen."""
+MAX_MATCHERS, MAX_MATCHER_CHARACTERS = 20, 100_000
+"""Of one silence; a maintenance window of 5,000 nodes fits. Chosen."""
 SCOPE = "scope"
 """Label with every entity of which all members of the incident are a part, as kind:name; it has many values."""
 Kind = Literal["silence", "mute", "maintenance"]
