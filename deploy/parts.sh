@@ -12,6 +12,7 @@
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
 #   helm       Helm, built from its Go module
 #   prometheus, collector  a Prometheus server and an OpenTelemetry Collector, built from Go modules
+#   promtool   Prometheus' own checks, of the distribution
 #   spark      a Spark in a virtual environment of its own, which reads the sealed files: 450 MB
 #   torch      a PyTorch for processors, for the training callback and the canary's GPU code: 150 MB, 650 MB installed
 # Debian or Ubuntu, as root; without root it says what is missing.
@@ -41,6 +42,11 @@ INDEX_IS_FRESH=
 fresh_index() {
     [ -n "$INDEX_IS_FRESH" ] || apt-get update -qq
     INDEX_IS_FRESH=yes
+}
+
+part_promtool() { # checks pages in the text format of Prometheus
+    have promtool || get promtool prometheus
+    echo "parts: promtool is there"
 }
 
 part_spark() { # kept in a cache folder
@@ -209,5 +215,6 @@ part_slurm
 part_kubernetes
 part_helm
 part_senders
+part_promtool
 part_spark
 part_torch
