@@ -441,7 +441,7 @@ class Engine:
             unheard = ledger.load_snapshot(self.database.connection, "unheard")
             judge = ledger.load_snapshot(self.database.connection, "judge")
             spent = ledger.load_snapshot(self.database.connection, "page_budget")
-        self.life.shown = {incident.id: incident for incident in lives}
+        self.life.load(lives)
         if pages is not None:
             self.life.pages = tuple(json.loads(pages[1])["pages"])
         if spent is not None:

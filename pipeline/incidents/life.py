@@ -8,6 +8,7 @@ after it: the newest row is the state, so that a restart continues from the stor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,6 +60,12 @@ class LifeBook:
     pages: tuple[int, ...] = ()
     due: int = 0
     _busy_since: dict[str, int] = field(default_factory=dict)
+    _storm: str = ""
+
+    def load(self, incidents: Iterable[Incident]) -> None:
+        """Takes over the stored incidents at a start."""
+        self.shown = {incident.id: incident for incident in incidents}
+        self._storm = next((i.id for i in self._open() if i.detector == STORM), "")
 
     def copy_state(self) -> tuple[dict[str, Incident], list[Silence], tuple[int, ...], int]:
         """Returns what `restore_state` needs. Incidents are replaced, never changed."""
@@ -77,8 +84,8 @@ class LifeBook:
         for change in changes:
             made += self._publish_one(change, now, joined)
         made += self._update_storm(joined, now)
-        self._forget(now)
-        self.due = min(self.due, self._next_due(now))  # what is due already stays due
+        times = (self._list_due(self.shown[change.incident.id], now) for change in made)
+        self.due = min(itertools.chain((self.due,), *times))
         return made
 
     def _publish_one(self, change: Change, now: int, joined: list[str]) -> list[Change]:
@@ -193,11 +200,13 @@ class LifeBook:
         return len(self.pages) > self.rules.storm_pages
 
     def _open_storm(self) -> Incident | None:
-        return next((i for i in self.shown.values() if i.detector == STORM and i.resolved is None), None)
+        found = self.shown.get(self._storm)
+        return found if found is not None and found.resolved is None else None
 
     def _storm_id(self, now: int) -> str:
         storm = self._open_storm()
-        return derive_id(STORM, self.site, str(now)) if storm is None else storm.id
+        self._storm = derive_id(STORM, self.site, str(now)) if storm is None else storm.id
+        return self._storm
 
     def _update_storm(self, joined: Sequence[str], now: int) -> Iterator[Change]:
         """Yields the change of the storm that some pages joined, or that ended with the last of them."""
@@ -317,15 +326,18 @@ class LifeBook:
         """Returns the time of the next thing to do."""
         times = [now + _HOUR]
         times += [t for s in self.silences for t in (s.starts, s.end) if t > now]
-        for incident in self._open():
-            life = incident.life
-            times += [t for t in (life.acknowledged_until, life.held_until) if t is not None]
-            if life.held_until is not None:
-                times.append(now + _MINUTE)  # a job may begin
-            waits = incident.state == "open" and not incident.is_held_back
-            if waits and life.waits_since is not None and life.escalation < len(self.rules.escalation):
-                times.append(life.waits_since + self._wait_of(life.escalation))
-        return min(times)
+        return min(itertools.chain(times, *(self._list_due(incident, now) for incident in self._open())))
+
+    def _list_due(self, incident: Incident, now: int) -> list[int]:
+        """Returns when something is to be done to an incident."""
+        life = incident.life
+        times = [t for t in (life.acknowledged_until, life.held_until) if t is not None]
+        if life.held_until is not None:
+            times.append(now + _MINUTE)  # a job may begin
+        waits = incident.state == "open" and not incident.is_held_back
+        if waits and life.waits_since is not None and life.escalation < len(self.rules.escalation):
+            times.append(life.waits_since + self._wait_of(life.escalation))
+        return times
 
     def _forget(self, now: int) -> None:
         """Drops what was resolved long ago; the store keeps it."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -496,4 +500,39 @@ def test_a_store_of_version_3_opens_with_its_mutes_as_silences_and_its_acknowled
     assert site.people.comment(page, ANN, "still mine").state == "acknowledged"
     site.restart()
     assert site.state(page) == "acknowledged"
+    site.database.close()
+
+
+CHILD = """
+import pathlib, sys
+from tests.pipeline.living import LivingSite
+site = LivingSite(pathlib.Path(sys.argv[1]))
+page = site.report("gpu:n0.0")
+print(page, flush=True)
+for number in range(10_000):
+    verb = (site.people.comment, site.people.acknowledge)[number % 2]
+    verb(page, "ann", str(number))
+    print(number, flush=True)
+"""
+
+
+def test_what_was_answered_before_a_kill_is_there_after_it_with_its_audit(tmp_path):
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-c", CHILD, str(tmp_path / "s.duckdb")]
+    environ = {**os.environ, "PYTHONPATH": "."}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=root, env=environ) as child:
+        page = child.stdout.readline().strip()
+        for _ in range(25):
+            answered = int(child.stdout.readline())
+        child.kill()
+        answered = max([answered, *map(int, child.stdout.read().split())])
+    site = LivingSite(tmp_path / "s.duckdb")
+    rows = site.database.connection.execute("SELECT comment FROM history WHERE incident = ? AND actor = 'ann'", [page])
+    kept = {int(text) for (text,) in rows.fetchall()}
+    audited = {int(row["reason"]) for row in list_audit(site.database.connection, most=10_000)}
+    assert set(range(answered + 1)) <= kept
+    assert kept == audited
+    assert max(kept) <= answered + 1
+    assert check_chain(site.database.connection) is None
+    check_life(site, history(site))
     site.database.close()
