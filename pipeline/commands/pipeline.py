@@ -21,6 +21,7 @@ from pipeline.engine import decommission
 from pipeline.engine.engine import Engine, Judge
 from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
+from pipeline.incidents.audit import AuditEntry, write_audit
 from pipeline.incidents.silences import parse_matchers
 from pipeline.ingest.admission import RULES
 from pipeline.model.errors import Retryable, UsageError
@@ -117,7 +118,8 @@ class PipelineBackend:
             if node not in known.nodes:
                 decommission.check_node(node, reason, engine.devices.has_device, len(known.nodes))
                 row = decommission.Decommission(node, now, user, reason.strip())
-                engine.change_service(row, decommission.announce(row, now), decommission.add_row(row))
+                write = _audited(decommission.add_row(row), AuditEntry(user, "decommission node", node, reason), now)
+                engine.change_service(row, decommission.announce(row, now), write)
             why = f"node {node} decommissioned: {known.nodes[node].reason}"
             concerned = known.find_concerned(engine.life.shown.values())
             for incident in concerned:
@@ -131,7 +133,8 @@ class PipelineBackend:
         with engine.lock:
             row = decommission.end(engine.decommissioned.nodes[node], now, user)
             over = Event(now, f"node:{node}", "maintenance_end", {"reason": f"returned by {user}"})
-            engine.change_service(row, over, decommission.end_row(row))
+            entry = AuditEntry(user, "return node", node)
+            engine.change_service(row, over, _audited(decommission.end_row(row), entry, now))
         return {**row.as_json(), "incidents": 0}
 
     def act(
@@ -225,6 +228,8 @@ class PipelineBackend:
             raise UsageError(f"receiver {receiver!r} is not configured; known: {known}")
         with service.database.transaction() as connection:
             found = ledger.replay_payloads(connection, ids, receiver, user, service.clock())
+            entry = AuditEntry(user, "replay notifications", receiver or ", ".join(ids))
+            write_audit(connection, [entry], service.clock())
         log.info("%d dead messages are sent again, by %s", len(found), user)
         service.notifier.wake()
         with contextlib.closing(self.cursor()) as cursor:
@@ -339,6 +344,16 @@ class PipelineBackend:
         for row in service.judge.listing():
             out[f'fleetpulse_detector_errors_total{{detector="{row["name"]}"}}'] = float(row["errors"])
         return out
+
+
+def _audited(write: decommission.Write, entry: AuditEntry, now: int) -> decommission.Write:
+    """Returns a write that also adds its row of the audit, in the same transaction."""
+
+    def both(connection: duckdb.DuckDBPyConnection) -> None:
+        write(connection)
+        write_audit(connection, [entry], now)
+
+    return both
 
 
 def _count_kept(effects: Sequence[float | None], least: float) -> int:
