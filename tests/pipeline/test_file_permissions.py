@@ -23,7 +23,7 @@ from pipeline.runtime import private_files
 from pipeline.transport import segments
 
 ROOT = Path(__file__).parents[2]
-NOT_SECRET = {"token_ca_file", "ca_file", "certificate_file", "status_file"}
+NOT_SECRET = {"advice_file", "token_ca_file", "ca_file", "certificate_file", "status_file"}
 
 
 @pytest.fixture

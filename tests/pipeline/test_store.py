@@ -11,7 +11,6 @@ import pytest
 from pipeline.config.sections import Store
 from pipeline.engine.restart import CHUNK, read_since
 from pipeline.incidents import ledger
-from pipeline.judging.mutes import Mute
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, EventBatch, Origin, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
@@ -143,8 +142,17 @@ def insert_rows(database, *samples):
 def test_mutes_from_before_the_column_ended_by_are_kept(tmp_path):
     path = tmp_path / "old.duckdb"
     old = Database(path)
-    ledger.add_mute(old.connection, Mute("m1", "straggler", "rack:r1", T0, T0 + SECOND, "new paste", "ann"))
-    old.connection.execute("ALTER TABLE mutes DROP COLUMN ended_by")
+    old.connection.execute(
+        """DROP VIEW mutes;
+        UPDATE meta SET value = '3' WHERE key = 'schema_version';
+        CREATE TABLE mutes (id VARCHAR PRIMARY KEY, detector VARCHAR NOT NULL, scope VARCHAR NOT NULL,
+            since TIMESTAMPTZ NOT NULL, "until" TIMESTAMPTZ NOT NULL, reason VARCHAR NOT NULL, "user" VARCHAR NOT NULL,
+            ended TIMESTAMPTZ)"""
+    )
+    until = f"make_timestamptz({T0}), make_timestamptz({T0 + SECOND})"
+    old.connection.execute(
+        f"INSERT INTO mutes VALUES ('m1', 'straggler', 'rack:r1', {until}, 'new paste', 'ann', NULL)"
+    )
     old.close()
     new = Database(path)
     (found,) = ledger.load_all_mutes(new.connection)
