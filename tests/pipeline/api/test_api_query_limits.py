@@ -190,12 +190,15 @@ def wait_for_one() -> int:
     return found[0]
 
 
-def test_the_forking_process_may_die_and_is_started_again(queries: QueryRunner) -> None:
-    (host,) = query_hosts()
-    os.kill(host, signal.SIGKILL)
-    with pytest.raises(Retryable):
-        queries.run("SELECT 1")
-    queries.run("SELECT 1").release()
+def test_the_forking_process_may_die_and_is_started_again(database: Database) -> None:
+    before = query_hosts()
+    with contextlib.closing(QueryRunner(database.cursor, Api(sql_seconds=60.0))) as queries:
+        queries.run("SELECT 1").release()
+        (host,) = query_hosts() - before
+        os.kill(host, signal.SIGKILL)
+        with pytest.raises(Retryable):
+            queries.run("SELECT 1")
+        queries.run("SELECT 1").release()
 
 
 @pytest.mark.parametrize("asked", ["SELECT 1", HOSTILE["cross join"]], ids=["cheap", "hostile"])
