@@ -57,6 +57,9 @@ ATTEMPTS = 3
 HEAD_BYTES = 12_288
 """Bytes of the three headers of a DuckDB file: a checkpoint changes one of them."""
 _HOLD = "UPDATE meta SET value = value WHERE key = 'schema_version'"  # a row that nothing else changes
+_OFFSETS = "SELECT topic, partition, incarnation, next_offset FROM partition_offset ORDER BY ALL"
+_OFFSETS_OF_1 = "SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP BY ALL ORDER BY ALL"
+"""Of schema version 1, where the commits are kept. Later ones expire: a partition without new messages has none."""
 _PIECE = 1 << 20  # bytes read at once; chosen
 _FICLONE = 0x40049409  # ioctl(2): share the blocks of another file, where the file system can
 Report = Callable[[str], None]
@@ -185,9 +188,7 @@ class Checkpoints:
         state = cursor.execute("SELECT state FROM snapshot WHERE key = 'judge'").fetchall()
         history = cursor.execute("SELECT path, bytes FROM sealed ORDER BY path") if "sealed" in tables else None
         files = tuple((str(path), int(size)) for path, size in history.fetchall()) if history else ()
-        offsets = cursor.execute(
-            "SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP BY ALL ORDER BY ALL"
-        ).fetchall()
+        offsets = cursor.execute(_OFFSETS if "partition_offset" in tables else _OFFSETS_OF_1).fetchall()
         named = str(state[0][0]) if state and str(state[0][0]).endswith(".state") else ""
         return StoreMoment(
             *(id_, str(self._store.absolute()), self._site, duckdb.__version__, self._clock(), version),

@@ -128,7 +128,7 @@ class SenderCheck:
                 return
             node = (message.sender or b"").decode(errors="replace")
         # before anything about it is kept, such as its clock
-        if fault := _find_known_fault(node) if len(node) <= MAX_NAME else find_name_fault((node,)):
+        if fault := _find_node_fault(node) if len(node) <= MAX_NAME else find_name_fault((node,)):
             raise Rejected("name", fault)
         if message.sender != node.encode():
             raise Rejected("sender", f"message of node {node!r} {_describe_sender(message)}")
@@ -139,7 +139,7 @@ class SenderCheck:
 
 
 @lru_cache(MAX_NODES)
-def _find_known_fault(node: str) -> str | None:
+def _find_node_fault(node: str) -> str | None:
     return find_name_fault((node,))
 
 

@@ -90,6 +90,11 @@ class TestWhileIngestGoesOn:
         assert totals(tmp_path / "copy") == before
         assert begun == [1]  # checkpoints were held, so the first copy counts
 
+    def test_a_partition_whose_commits_expired_keeps_its_offset_in_the_backup(self, filled):
+        before = checkpoints(filled).describe().offsets
+        filled.database.connection.execute("DELETE FROM ingest_commit")
+        assert checkpoints(filled).describe().offsets == before != ()
+
     def test_checkpoints_go_on_after_a_backup(self, filled, tmp_path):
         writer = BackupWriter(tmp_path / "copy")
         writer.write(checkpoints(filled))
