@@ -6,7 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -95,6 +95,14 @@ class Client:
     def end_mute(self, identity: str) -> Mute:
         """Ends a mute now. Raises ApiError (404 if it has already ended)."""
         return self._post(answers.parse_mute, f"mutes/{quote(identity, safe='')}/end", {})
+
+    def fetch(self, parse: Callable[[Mapping[str, Any]], T], path: str, query: Iterable[tuple[str, str]] = ()) -> T:
+        """Returns the parsed response of `GET /api/v1/{path}?{query}`. Raises ApiError."""
+        return self._get(parse, path, dict(query))
+
+    def send(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
+        """Sends a change by `POST /api/v1/{path}` and returns the parsed response. Raises ApiError."""
+        return self._post(parse, path, body)
 
     def _post(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
         headers = {"Content-Type": "application/json"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -11,11 +12,44 @@ if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
 _PAGES = "pages"
+FACILITY_KINDS = frozenset(
+    {"cdu", "loop", "connector", "pump", "reservoir", "filter", "pdu", "shelf", "circuit", "outlet"}
+)
+GROUP_KINDS = frozenset({"rack", "row", "hall", "pod", "leaf", "spine", "switch", "rail", "site", "fabric", "facility"})
 
 
 def register_pages(pages: Mapping[str, Page]) -> None:
     """Stores the pages of the session by name, so that pages need not import each other."""
     st.session_state[_PAGES] = dict(pages)
+
+
+def href(page: str, /, **query: str) -> str:
+    """Returns the address of a page, relative to any other: it holds behind a proxy with a base path."""
+    asked = query if is_live() else {**query, "live": "0"}
+    return f"{page}?{urlencode(asked)}" if asked else page
+
+
+def entity_href(entity: str) -> str:
+    """Returns the address of the page about an entity `kind:name`: its node, job, link or facility part."""
+    kind, _, name = entity.partition(":")
+    if kind in ("node", "agent", "bmc"):
+        return href("node", entity=f"node:{name}")
+    if kind in ("job", "rank", "stage"):
+        return href("jobs", entity=entity)
+    if kind in ("port", "nvlink", "nic"):
+        return href("link", entity=entity)
+    if kind in FACILITY_KINDS:
+        return href("facility", entity=entity)
+    if kind == "detector":
+        return href("detectors", detector=name)
+    if kind in GROUP_KINDS:
+        return href("fleet", within=entity)
+    return href("node", entity=entity)
+
+
+def open_page(name: str, /, **query: str) -> NoReturn:
+    """Opens a page of this session."""
+    _open(name, query)
 
 
 def open_incident(identity: str) -> NoReturn:

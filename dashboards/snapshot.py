@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -72,6 +73,18 @@ def make_client() -> Client:
     """Returns a client with the address and token file of the environment."""
     token_file = os.environ.get(API_TOKEN_FILE)
     return Client(os.environ.get(API_URL) or DEFAULT_URL, read_token(Path(token_file)) if token_file else "")
+
+
+def fetch(parse: Callable[[Mapping[str, Any]], T], path: str, /, **query: str) -> CachedAnswer[T]:
+    """Returns the cached response of `GET /api/v1/{path}`. `parse` is a function of a module."""
+    return cast(CachedAnswer[T], _fetch("fetch", parse, path, tuple(sorted(query.items()))))
+
+
+def send(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
+    """Sends a change by `POST /api/v1/{path}` and clears the cache for all viewers. Raises ApiError."""
+    changed = make_client().send(parse, path, body)
+    _fetch_cached.clear()
+    return changed
 
 
 @st.cache_data(ttl=TTL_S, refresh_mode="background", max_entries=MAX_CACHED, show_spinner=False)

@@ -82,9 +82,14 @@ class Cluster:
         raise AssertionError(f"not within {seconds:g} s: {what}")
 
     def partitions(self, topic: str) -> list[dict[str, Any]]:
-        """Partitions of a topic as the brokers describe them."""
+        """Partitions of a topic as a broker describes them; one that has not heard of a new topic describes none."""
         found: list[dict[str, Any]] = []
-        self.wait_until(lambda admin: found.extend(_partitions(admin, topic)) or True, f"{topic} is described")
+
+        def is_described(admin: KafkaAdminClient) -> bool:
+            found.extend(_partitions(admin, topic))
+            return bool(found)
+
+        self.wait_until(is_described, f"{topic} is described")
         return found
 
     def leader_of(self, topic: str, number: int) -> int:

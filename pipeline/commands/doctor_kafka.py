@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from contextlib import closing
+from dataclasses import replace
 
 from kafka.errors import KafkaError
 
@@ -36,13 +37,15 @@ def check_kafka(config: Config) -> list[Check]:
         bad = Check("credential", "fail", str(error), WORKING, "fix that file, or the key that names it")
         return [_not_tried("broker"), bad, _not_tried("topics"), _not_tried("clock")]
     trouble = diagnosis.find_broker_problem(kafka, ANSWER_S)
-    found = [_broker(kafka, trouble), _credential(kafka, trouble)]
+    away = {} if trouble is not None else diagnosis.find_absent_brokers(kafka, ANSWER_S)
+    found = [_broker(kafka, trouble, away), _credential(kafka, trouble)]
     if trouble is not None:
         return [*found, *(_not_tried(name) for name in ("topics", "clock"))]
+    kafka = _without(kafka, away)
     try:
         with closing(kafka_clients.create_admin(kafka, "doctor", ANSWER_S)) as admin:
             state = topic_state.read_topics(admin, topics.configured_topics(kafka))
-            found += [_topics(kafka, state), _clock(config, state)]
+            found += [_topics(kafka, state), _clock(replace(config, kafka=kafka), state)]
     except KafkaError as error:
         found += [_broken(kafka, error, "topics"), _not_tried("clock")]
     return found
@@ -52,10 +55,15 @@ def _not_tried(name: str) -> Check:
     return Check(name, "warn", "not checked: the brokers cannot be used")
 
 
-def _broker(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
+def _without(kafka: Kafka, away: Container[str]) -> Kafka:
+    """Returns the settings without absent brokers: the client draws an address at random and may draw only those."""
+    answering = [server for server in kafka_clients.broker_addresses(kafka) if server not in away]
+    return replace(kafka, bootstrap_servers=",".join(answering)) if answering else kafka
+
+
+def _broker(kafka: Kafka, trouble: BrokerProblem | None, away: Mapping[str, BrokerProblem]) -> Check:
     if trouble is not None and trouble.kind == "unreachable":
         return Check("broker", "fail", trouble.text, WORKING, trouble.remedy, unreachable=True)
-    away = diagnosis.find_absent_brokers(kafka, ANSWER_S)
     answering = ",".join(server for server in kafka_clients.broker_addresses(kafka) if server not in away)
     found = f"kafka: {answering or kafka.bootstrap_servers} answers"
     if not away:

@@ -49,6 +49,16 @@ def test_the_detail_and_status_of_a_problem_document_are_reported(api: Any) -> N
     assert caught.value.status == 404
 
 
+def test_any_path_is_fetched_with_a_query_and_parsed(api: Any) -> None:
+    assert Client(api.url).fetch(lambda table: len(table["nodes"]), "fleet", [("kind", "node")]) == 3
+    assert api.asked == [("fleet", {"kind": ["node"]})]
+
+
+def test_any_change_is_sent_to_a_path(api: Any) -> None:
+    Client(api.url).send(dict, "incidents/A1/comment", {"comment": "seen"})
+    assert api.posted == [("incidents/A1/comment", {"comment": "seen"})]
+
+
 def test_names_are_quoted_in_the_path(api: Any) -> None:
     with pytest.raises(ApiError):
         Client(api.url).fetch_incident("../fleet")

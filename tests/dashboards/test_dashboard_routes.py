@@ -1,0 +1,36 @@
+"""Addresses of the pages: which page is about which kind of entity."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboards import routes
+
+
+@pytest.fixture(autouse=True)
+def live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "is_live", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("entity", "address"),
+    [
+        ("node:n042", "node?entity=node%3An042"),
+        ("agent:n042", "node?entity=node%3An042"),
+        ("gpu:n042.3", "node?entity=gpu%3An042.3"),
+        ("rank:81.17", "jobs?entity=rank%3A81.17"),
+        ("port:n042.mlx5_0", "link?entity=port%3An042.mlx5_0"),
+        ("cdu:c2", "facility?entity=cdu%3Ac2"),
+        ("detector:link_flap", "detectors?detector=link_flap"),
+        ("rack:a05", "fleet?within=rack%3Aa05"),
+        ("node:häß<b>&x=1", "node?entity=node%3Ah%C3%A4%C3%9F%3Cb%3E%26x%3D1"),
+    ],
+)
+def test_each_kind_of_entity_leads_to_the_page_about_it(entity: str, address: str) -> None:
+    assert routes.entity_href(entity) == address
+
+
+def test_a_page_that_does_not_refresh_links_to_pages_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "is_live", lambda: False)
+    assert routes.href("incidents") == "incidents?live=0"
+    assert routes.entity_href("job:81") == "jobs?entity=job%3A81&live=0"
