@@ -70,8 +70,8 @@ class UnresolvedIncidents:
 
 def read_unresolved(cursor: duckdb.DuckDBPyConnection, topology: Topology) -> UnresolvedIncidents:
     """Returns the unresolved incidents and the nodes that they affect."""
-    incidents = _unresolved(cursor)
-    affected = find_affected_nodes(incidents, topology, _senders(cursor, incidents))
+    incidents = list_unresolved(cursor)
+    affected = find_affected_nodes(incidents, topology, find_senders(cursor, incidents))
     return UnresolvedIncidents(affected, {incident: severity for incident, severity, _, _ in incidents})
 
 
@@ -156,13 +156,14 @@ class _NodesBelow:
         return self._index.get(entity, set())
 
 
-def _unresolved(cursor: duckdb.DuckDBPyConnection) -> list[Row]:
+def list_unresolved(cursor: duckdb.DuckDBPyConnection) -> list[Row]:
+    """Returns the unresolved incidents, the oldest first."""
     return cursor.execute(
         "SELECT id, severity, cause, members FROM incidents WHERE state <> 'resolved' ORDER BY opened, id"
     ).fetchall()
 
 
-def _senders(cursor: duckdb.DuckDBPyConnection, incidents: Iterable[Row]) -> dict[str, str]:
+def find_senders(cursor: duckdb.DuckDBPyConnection, incidents: Iterable[Row]) -> dict[str, str]:
     """Returns entity -> the node that sends it, for entities on nodes that are in no inventory."""
     wanted = sorted({entity for _, _, cause, members in incidents for entity in (cause, *members)})
     rows = cursor.execute(

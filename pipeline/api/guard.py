@@ -25,7 +25,7 @@ BODY_BYTES = 256 * 1024
 OPEN_PATHS = frozenset({"/healthz"})
 SIGNED_PATHS = re.compile(r"/api/v1/receivers/[A-Za-z0-9_.-]{1,64}/pagerduty")
 """Routes that check the sender's signature themselves, under whichever name a proxy in front passes on."""
-READING_PATHS = frozenset({"/api/v1/sql", "/api/v1/silences/preview"})
+READING_PATHS = frozenset({"/api/v1/sql", "/api/v1/silences/preview", "/api/v1/share"})
 ADMIN_PATHS = ("/api/v1/calibration", "/api/v1/budget", "/api/v1/nodes", "/api/v1/backup")
 """Paths of which writes need the role admin: settings of the site, and what takes nodes out of service."""
 USER, REFUSED = "fleetpulse.user", "fleetpulse.refused"

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from pipeline.api import problem, tokens
 from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
+from pipeline.api.map_routes import map_router
 from pipeline.api.notifications import receiver_router
 from pipeline.api.people_routes import people_router
 from pipeline.api.routes import (
@@ -62,6 +63,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
     for router in (
         process_router,
         read_router,
+        map_router,
         incident_router,
         mute_router,
         receiver_router,

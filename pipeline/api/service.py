@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from pipeline.api.backend import Backend
 from pipeline.api.fleet import TopologyCopy
+from pipeline.api.fleet_groups import FleetGroups
+from pipeline.api.fleet_map import NodePlaces
 from pipeline.api.heatmap import FleetNames
 from pipeline.api.history import Span
 from pipeline.api.query import QueryRunner
@@ -37,6 +39,7 @@ class ApiContext:
         self.queries = QueryRunner(backend.cursor, config.api)
         self.reads = StoreReads(backend.cursor, config.api.sql_seconds)
         self.names = FleetNames()
+        self.groups, self.places = FleetGroups(), NodePlaces(self.names)
         self._kept: dict[str, tuple[object, Any]] = {}
         pages = config.notify.external_url or f"http://{config.dashboard.host}:{config.dashboard.port}"
         self.advice = AdviceBook(config.incidents.advice_file, f"{pages.rstrip('/')}/detectors")
