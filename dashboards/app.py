@@ -6,18 +6,15 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboards import routes, theme
-from dashboards.views import detectors, fleet, incident, incidents
+from dashboards import pages, routes, theme
+from dashboards.frame.component import draw_frame
 
 ICON = Path(__file__).parent / "icon.png"  # a local file: Streamlit fetches named icons from the internet
 
 st.set_page_config(page_title="Fleetpulse", layout="wide", page_icon=ICON)
 st.html(f"<style>{theme.page_css()}</style>")
-pages = {
-    "fleet": st.Page(fleet.page, title="Fleet", url_path="fleet", icon=":material/grid_view:", default=True),
-    "incidents": st.Page(incidents.page, title="Incidents", url_path="incidents", icon=":material/notifications:"),
-    "detectors": st.Page(detectors.page, title="Detectors", url_path="detectors", icon=":material/troubleshoot:"),
-    "incident": st.Page(incident.page, title="Incident", url_path="incident", visibility="hidden"),
-}
-routes.register_pages(pages)
-st.navigation(list(pages.values()), position="top").run()
+known = pages.make_pages()
+routes.register_pages(known)
+page = st.navigation(list(known.values()), position="top")
+draw_frame()
+page.run()

@@ -7,6 +7,7 @@ from html import escape
 
 from dashboards.answers import NODE_STATES, Detector, Fleet
 from dashboards.evidence import Vote
+from dashboards.links import Text, as_markup
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Severity, State
@@ -117,24 +118,24 @@ def notice(text: str, tone: str = "quiet", heading: str = "", of_now: bool = Fal
     return f'<div class="fp-notice fp-notice-{escape(tone)}" role="{role}">{strong}{content}</div>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str:
-    """Returns a table of texts, or `empty` without rows. The first column does not wrap."""
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+def table(head: Sequence[str], rows: Iterable[Sequence[Text]], empty: str) -> str:
+    """Returns a table of texts and links, or `empty` without rows. The first column does not wrap."""
+    body = "".join(f"<tr>{''.join(f'<td>{as_markup(cell)}</td>' for cell in row)}</tr>" for row in rows)
     if not body:
         return f'<p class="fp-empty">{escape(empty)}</p>'
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     return f'<table class="fp-table"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def facts(rows: Iterable[tuple[str, str]], empty: str = "") -> str:
+def facts(rows: Iterable[tuple[str, Text]], empty: str = "") -> str:
     """Returns label and value per line."""
-    body = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in rows)
+    body = "".join(f"<div><dt>{escape(label)}</dt><dd>{as_markup(value)}</dd></div>" for label, value in rows)
     return f'<dl class="fp-facts">{body}</dl>' if body else f'<p class="fp-empty">{escape(empty)}</p>'
 
 
-def comparison(rows: Iterable[tuple[str, str]]) -> str:
+def comparison(rows: Iterable[tuple[str, Text]]) -> str:
     """Returns label and sentence per line, in larger type."""
-    body = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in rows)
+    body = "".join(f"<div><dt>{escape(label)}</dt><dd>{as_markup(text)}</dd></div>" for label, text in rows)
     return f'<dl class="fp-story">{body}</dl>'
 
 
@@ -166,9 +167,9 @@ def _limits(one: Detector) -> list[str]:
     return [*(["DISABLED"] if one.off else []), *errors, *rules]
 
 
-def chips(texts: Sequence[str], most: int = 24) -> str:
+def chips(texts: Sequence[Text], most: int = 24) -> str:
     """Returns names in a row; those beyond `most` are counted."""
-    shown = "".join(f'<span class="fp-chip">{escape(text)}</span>' for text in texts[:most])
+    shown = "".join(f'<span class="fp-chip">{as_markup(text)}</span>' for text in texts[:most])
     more = f'<span class="fp-chip fp-more">and {len(texts) - most:,} more</span>' if len(texts) > most else ""
     return f'<div class="fp-chips">{shown}{more}</div>'
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import streamlit as st
 
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
 _PAGES = "pages"
+DEFAULT = "fleet"
+"""The page at /; Streamlit has no other address for it."""
+LOCAL_TIME = ("tz", "local")
+"""Parameter of the address, and its value, for times in the browser's zone."""
 FACILITY_KINDS = frozenset(
     {"cdu", "loop", "connector", "pump", "reservoir", "filter", "pdu", "shelf", "circuit", "outlet"}
 )
@@ -25,8 +29,21 @@ def register_pages(pages: Mapping[str, Page]) -> None:
 
 def href(page: str, /, **query: str) -> str:
     """Returns the address of a page, relative to any other: it holds behind a proxy with a base path."""
-    asked = query if is_live() else {**query, "live": "0"}
-    return f"{page}?{urlencode(asked)}" if asked else page
+    asked, name = with_kept(query), "./" if page == DEFAULT else page
+    return f"{name}?{urlencode(asked)}" if asked else name
+
+
+def with_kept(query: Mapping[str, str]) -> dict[str, str]:
+    """Returns parameters of a page, with those that every page keeps: no refreshing, local time."""
+    kept = {"live": "" if is_live() else "0", LOCAL_TIME[0]: LOCAL_TIME[1] if is_local_time() else ""}
+    return {**query, **{name: value for name, value in kept.items() if value}}
+
+
+def open_address(address: str) -> None:
+    """Opens `PAGE?QUERY` within the session; an unknown page is ignored."""
+    name, _, query = address.partition("?")
+    if name in st.session_state[_PAGES]:
+        _open(name, dict(parse_qsl(query)))
 
 
 def entity_href(entity: str) -> str:
@@ -67,5 +84,10 @@ def is_live() -> bool:
     return st.query_params.get("live") != "0"
 
 
+def is_local_time() -> bool:
+    """Returns whether the address asks for times in the browser's zone."""
+    return st.query_params.get(LOCAL_TIME[0]) == LOCAL_TIME[1]
+
+
 def _open(name: str, query: dict[str, Any]) -> NoReturn:
-    st.switch_page(st.session_state[_PAGES][name], query_params=query if is_live() else {**query, "live": "0"})
+    st.switch_page(st.session_state[_PAGES][name], query_params=with_kept(query))

@@ -77,7 +77,8 @@ def make_client() -> Client:
 
 def fetch(parse: Callable[[Mapping[str, Any]], T], path: str, /, **query: str) -> CachedAnswer[T]:
     """Returns the cached response of `GET /api/v1/{path}`. `parse` is a function of a module."""
-    return cast(CachedAnswer[T], _fetch("fetch", parse, path, tuple(sorted(query.items()))))
+    name = f"{parse.__module__}.{parse.__qualname__}"
+    return cast(CachedAnswer[T], _fetch("fetch", name, path, tuple(sorted(query.items())), parse=parse))
 
 
 def send(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
@@ -87,23 +88,26 @@ def send(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, 
     return changed
 
 
-@st.cache_data(ttl=TTL_S, refresh_mode="background", max_entries=MAX_CACHED, show_spinner=False)
-def _fetch_cached(url: str, what: str, arguments: tuple[Any, ...]) -> CachedAnswer[Any]:
-    """Sends one request to the API. `url` is a part of the cache key."""
+@st.cache_data(ttl=TTL_S, refresh_mode="background", max_entries=MAX_CACHED, show_spinner="Waiting for the API")
+def _fetch_cached(
+    url: str, what: str, arguments: tuple[Any, ...], _parse: Callable[[Mapping[str, Any]], Any] | None = None
+) -> CachedAnswer[Any]:
+    """Sends one request to the API. `url` is a part of the cache key; `_parse` is not, the first argument names it."""
+    given = arguments if _parse is None else (_parse, *arguments[1:])
     try:
-        answer = CachedAnswer(getattr(make_client(), what)(*arguments), now())
+        answer = CachedAnswer(getattr(make_client(), what)(*given), now())
     except ApiError as error:
         answer = CachedAnswer(None, now(), str(error), error.status)
     return _CACHE.update((url, what, arguments), answer)
 
 
-def _fetch(what: str, *arguments: Any) -> CachedAnswer[Any]:
+def _fetch(what: str, *arguments: Any, parse: Callable[[Mapping[str, Any]], Any] | None = None) -> CachedAnswer[Any]:
     """Returns a cached response. One older than three intervals (no viewer since) is replaced first."""
     url = make_client().url
-    answer = _fetch_cached(url, what, arguments)
+    answer = _fetch_cached(url, what, arguments, parse)
     if now() - answer.fetched > 3 * INTERVAL_S * SECOND and not answer.error:
-        _fetch_cached.clear(url, what, arguments)
-        answer = _fetch_cached(url, what, arguments)
+        _fetch_cached.clear(url, what, arguments, parse)
+        answer = _fetch_cached(url, what, arguments, parse)
     return answer
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from pipeline.model.entity_names import KINDS, entity_name
@@ -59,10 +61,21 @@ def age(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
+_ZONE: ContextVar[tzinfo] = ContextVar("zone", default=UTC)
+"""Zone of the times of the page that runs in this thread."""
+
+
+def set_zone(zone: tzinfo) -> None:
+    """Sets the zone of all times that this run of a page shows."""
+    _ZONE.set(zone)
+
+
 def clock(time: int, now: int) -> str:
-    """Returns a UTC time such as `11:43:02Z`, with the date unless it is today."""
-    text = iso(time)
-    return f"{text[11:19]}Z" if text[:10] == iso(now)[:10] else f"{text[:10]} {text[11:19]}Z"
+    """Returns a time such as `11:43:02Z`, or `12:43:02 CET` in local time; with the date unless it is today."""
+    moment, today = (datetime.fromtimestamp(t // SECOND, _ZONE.get()) for t in (time, now))
+    zone = "Z" if moment.tzinfo is UTC else f" {moment.tzname()}"
+    date = "" if moment.date() == today.date() else f"{moment:%Y-%m-%d} "
+    return f"{date}{moment:%H:%M:%S}{zone}"
 
 
 def ago(time: int, now: int) -> str:

@@ -37,6 +37,7 @@ def _body() -> None:
     known = fleet if unknown_since(answer, answer, now) is None else replace(fleet, stalled=True)
     parts.draw_head(markup.headline(known), [], sources(known), answer, of_now=True, now=now)
     parts.draw_error(answer)
+    parts.draw_empty_fleet(fleet)
     st.html(markup.tiles(fleet))
     picked = fleet_map(fleet.nodes, fleet.as_of, stale=bool(answer.error))
     if picked:

@@ -3,14 +3,15 @@ state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import streamlit as st
 
-from dashboards import markup, snapshot
+from dashboards import markup, snapshot, times
 from dashboards.answers import Fleet
 from dashboards.freshness.component import freshness
+from dashboards.links import Text, breadcrumbs
 from dashboards.routes import is_live
 from dashboards.snapshot import INTERVAL_S, CachedAnswer
 from dashboards.words import clock
@@ -45,16 +46,27 @@ def statement(last_known: str, since: int | None, now: int) -> str:
 
 def draw_refreshing(body: Callable[[], None]) -> None:
     """Runs `body` now and at every interval, unless the address turns refreshing off."""
-    st.fragment(body, run_every=INTERVAL_S if is_live() else None)()
+
+    def run() -> None:
+        times.apply_zone()
+        body()
+
+    st.fragment(run, run_every=INTERVAL_S if is_live() else None)()
 
 
 def draw_head(
-    text: str, badges: list[str], below: str, answer: CachedAnswer[Any], of_now: bool = False, now: int | None = None
+    text: str,
+    badges: list[str],
+    below: str,
+    answer: CachedAnswer[Any],
+    of_now: bool = False,
+    now: int | None = None,
+    crumbs: Sequence[Text] = (),
 ) -> None:
     """Draws headline and data age, and above them the reasons if the pipeline is not ready.
 
     of_now: the headline is a statement about the present.  now: when `answer`, then the fleet, was fetched for the
-    headline; a later response may differ.
+    headline; a later response may differ.  crumbs: the way to this page.
     """
     fleet = snapshot.fetch_fleet() if now is None else answer
     now = snapshot.now() if now is None else now
@@ -63,7 +75,8 @@ def draw_head(
     left, right = st.columns([2.1, 1], vertical_alignment="top")
     since = unknown_since(answer, fleet, now) if of_now else None
     headline = text if since is None else statement(text, since, now)
-    left.html(markup.title(headline, badges, below, of_now and since is None))
+    way = breadcrumbs(crumbs) if crumbs else ""
+    left.html(way + markup.title(headline, badges, below, of_now and since is None))
     with right:
         freshness(answer, fleet, snapshot.now(), is_live())
 
@@ -74,3 +87,16 @@ def draw_error(answer: CachedAnswer[Any]) -> None:
         return
     heading = "No data." if answer.value is None else "Showing the last known state."
     st.html(markup.notice(answer.error, "critical", heading))
+
+
+EMPTY_FLEET = (
+    "No node has sent data yet. Install the agent on a GPU node and start it with `fleetpulse agent`, with the brokers "
+    "of this pipeline in its configuration. `fleetpulse doctor` on the node finds what is missing. To try Fleetpulse "
+    "without GPUs: `fleetpulse demo`."
+)
+
+
+def draw_empty_fleet(fleet: Fleet) -> None:
+    """Draws what to do next while no node has ever sent data; nothing otherwise."""
+    if not fleet.nodes:
+        st.html(markup.notice(EMPTY_FLEET, "advice", "Nothing to show yet."))

@@ -283,15 +283,29 @@ class Incident(BaseModel):
     feedback: Literal["useful", "wrong", "known"] | None = None
     merged_into: str | None = None
     represents: list[str] = []
+    labels: dict[str, list[str]] | None = None
+
+
+class IncidentGroup(Strict):
+    """Incidents with the same value of a label; empty: their members share none."""
+
+    value: str
+    total: int
 
 
 class Incidents(Strict):
-    """Incidents, newest first. While `stalled`, no data after `judged` is evaluated; `unready` has the reasons."""
+    """Incidents, newest first. While `stalled`, no data after `judged` is evaluated; `unready` has the reasons.
+
+    total: without pages.   counts: of each `show`, with the same filters.   groups: with `group`, the largest first.
+    """
 
     incidents: list[Incident]
     judged: Time | None
     stalled: bool
     unready: list[str]
+    total: int | None = None
+    counts: dict[str, int] = {}
+    groups: list[IncidentGroup] = []
 
 
 class CoOccurring(Strict):

@@ -47,13 +47,14 @@ from pipeline.api.heatmap import (
     write_heatmap,
 )
 from pipeline.api.history import Peers, Span, find_signal, read_series, read_timeline
+from pipeline.api.incident_list import labels_of
 from pipeline.api.people_routes import Acknowledgement, act_on_incident, answer_versioned
 from pipeline.api.query import QueryAnswer
-from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, encode_json, table_rows
+from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.incidents import ledger
 from pipeline.incidents.handover import list_similar
-from pipeline.model.records import SECOND, State, iso
+from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.store.schema import SCHEMA_VERSION
 
@@ -246,25 +247,6 @@ def sql(request: Request, body: models.Query) -> Response:
 incident_router = APIRouter(prefix="/api/v1/incidents")
 
 
-@incident_router.get("", response_model=models.Incidents)
-def incidents(request: Request, state: State | None = None) -> Response:
-    """All incidents, also resolved ones, or those in one state; newest first. While `stalled`, no data after `judged`
-    is evaluated."""
-    service = get_context(request)
-    health = service.backend.read_health()
-    judged = None if health["watermark"] is None else iso(health["watermark"])
-    known = {"judged": judged, "stalled": health["stalled"], "unready": service.backend.list_unready_reasons()}
-    found = service.remember(
-        f"incidents {state}", service.backend.read_revision(), lambda: _encode_incidents(service, state)
-    )
-    return Response(b'{"incidents":%b,%b' % (found, encode_json(known)[1:]), media_type="application/json")
-
-
-def _encode_incidents(service: ApiContext, state: State | None) -> bytes:
-    with service.cursor() as cursor:
-        return encode_json(ledger.list_incidents(cursor, state))
-
-
 @incident_router.get("/{incident}", response_model=models.IncidentDetail)
 def incident_detail(request: Request, incident: str) -> Response:
     """One incident with its findings, history, notifications, blast radius and co-occurring incidents."""
@@ -282,6 +264,7 @@ def incident_detail(request: Request, incident: str) -> Response:
     above = list(topology.ancestors(found["entity"]))
     version = max((row["number"] for row in found["history"]), default=0)
     more = {"blast_radius": impact, "above": above, "co_occurring": near, "version": version, "similar": similar}
+    more["labels"] = labels_of(service, incident)
     return answer_versioned({**found, **more, **service.advice.find(found["detector"], found["cause"])})
 
 

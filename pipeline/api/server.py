@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from pipeline.api import problem, tokens
 from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
+from pipeline.api.incident_list import incident_list_router
 from pipeline.api.map_routes import map_router
 from pipeline.api.notifications import receiver_router
 from pipeline.api.people_routes import people_router
@@ -28,6 +29,7 @@ from pipeline.api.routes import (
     program_version,
     read_router,
 )
+from pipeline.api.search import search_router
 from pipeline.api.service import ApiContext
 from pipeline.config.sections import Api, Config
 from pipeline.http.connections import limit_connections, make_protocol, raise_file_limit
@@ -64,6 +66,8 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         process_router,
         read_router,
         map_router,
+        search_router,
+        incident_list_router,
         incident_router,
         mute_router,
         receiver_router,

@@ -148,6 +148,9 @@ class Api:
             "sources": {"agents": 3, "silent": 1, "gaps": 2, "dead_letters": 0},
         }
         self.mutes: list[dict[str, Any]] = []
+        hit = {"kind": "incident", "id": "A1", "match": "A1", "text": "rank 17 is slow", "state": "open"}
+        node = {"kind": "node", "id": "node:n003", "match": "node:n003", "text": "rack:r1", "state": None}
+        self.hits: list[dict[str, Any]] = [node, hit]
         self.panel: dict[str, Any] = {"detectors": [detector_table()], "modes": []}
         self.incidents = {
             "A1": {**incident_table("A1"), "findings": [finding_table()], "history": [], "notifications": []},
@@ -169,6 +172,8 @@ class Api:
             return 200, json.dumps(self.fleet).encode()
         if path == "incidents":
             return 200, json.dumps({"incidents": list(self.incidents.values())}).encode()
+        if path == "search":
+            return 200, json.dumps({"results": self.hits, "total": len(self.hits)}).encode()
         if path == "mutes":
             return 200, json.dumps({"mutes": self.mutes}).encode()
         if path == "detectors":

@@ -136,6 +136,31 @@ def test_an_incident_opens_from_the_list_and_can_be_acknowledged(address: str, b
     assert api.posted == [("incidents/A1/acknowledge", {"comment": ""})]
 
 
+def test_the_search_key_opens_an_incident_within_the_session(address: str, browser: Any) -> None:
+    page, faults = open_page(browser, f"{address}/detectors?live=0")
+    page.evaluate("window.sameSession = true")
+    page.keyboard.press("/")
+    page.keyboard.type("rank")
+    page.locator(".hit", has_text="Rank 17 is slow").wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/incident?*id=A1*")
+    page.get_by_text("The whole job waits").first.wait_for()
+    assert "live=0" in page.url
+    assert page.evaluate("window.sameSession")
+    assert faults == []
+
+
+def test_local_time_is_one_click_away(address: str, browser: Any) -> None:
+    page, faults = open_page(browser, f"{address}/incident?id=A1&live=0")
+    page.get_by_text("onset 2026-01-01 11:45:00Z").first.wait_for()
+    page.locator("button.zone").click()
+    page.wait_for_url("**tz=local**")
+    page.get_by_text("onset 2026-01-01 11:45:00Z").first.wait_for(state="detached")
+    assert "id=A1" in page.url
+    assert faults == []
+
+
 @pytest.mark.slow
 def test_the_stamp_is_red_if_the_api_is_unreachable(address: str, browser: Any, api: Any) -> None:
     page, _ = open_page(browser, address)

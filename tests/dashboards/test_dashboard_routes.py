@@ -10,6 +10,7 @@ from dashboards import routes
 @pytest.fixture(autouse=True)
 def live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "is_live", lambda: True)
+    monkeypatch.setattr(routes, "is_local_time", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> None:
         ("port:n042.mlx5_0", "link?entity=port%3An042.mlx5_0"),
         ("cdu:c2", "facility?entity=cdu%3Ac2"),
         ("detector:link_flap", "detectors?detector=link_flap"),
-        ("rack:a05", "fleet?within=rack%3Aa05"),
+        ("rack:a05", "./?within=rack%3Aa05"),
         ("node:häß<b>&x=1", "node?entity=node%3Ah%C3%A4%C3%9F%3Cb%3E%26x%3D1"),
     ],
 )
@@ -34,3 +35,9 @@ def test_a_page_that_does_not_refresh_links_to_pages_that_do_not(monkeypatch: py
     monkeypatch.setattr(routes, "is_live", lambda: False)
     assert routes.href("incidents") == "incidents?live=0"
     assert routes.entity_href("job:81") == "jobs?entity=job%3A81&live=0"
+
+
+def test_a_page_in_local_time_links_to_pages_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "is_local_time", lambda: True)
+    assert routes.href("incidents", state="open") == "incidents?state=open&tz=local"
+    assert routes.href("fleet") == "./?tz=local"

@@ -1,0 +1,122 @@
+// Search, links within the session, and the time zone. All names come from the fleet: they are set as text.
+const WAIT_MS = 140; // chosen: a pause between keys
+const GIVE_UP_MS = 1500; // chosen: a session that does not answer; then the browser loads the page
+
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text) made.textContent = text;
+  return made;
+}
+
+function isTyping(event) {
+  const at = event.composedPath()[0];
+  return at instanceof HTMLElement && (at.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(at.tagName));
+}
+
+function drawHits(parts, data, chosen) {
+  const { list, input } = parts;
+  const text = input.value.trim();
+  const current = text === data.query && text.length > 1;
+  const rows = current ? data.hits : [];
+  const links = rows.map((hit, i) => {
+    const link = element("a", i === chosen ? "hit on" : "hit");
+    link.href = hit.href;
+    link.target = "_self";
+    link.id = `fp-hit-${i}`;
+    link.setAttribute("role", "option");
+    link.setAttribute("aria-selected", i === chosen);
+    link.append(element("b", "", hit.name), element("i", "", hit.kind), element("span", "", hit.below));
+    return link;
+  });
+  let note = "";
+  if (text.length < 2) note = "Search nodes, racks, jobs, serial numbers and incidents: at least 2 characters.";
+  else if (!current) note = "Searching…";
+  else if (data.error) note = data.error;
+  else if (!rows.length) note = `Nothing found for "${text}".`;
+  else if (data.total > rows.length) note = `${rows.length} of ${data.total}; type more to see others.`;
+  if (note) links.push(element("div", "note", note));
+  list.replaceChildren(...links);
+  if (links[chosen] && links[chosen].scrollIntoView) links[chosen].scrollIntoView({ block: "nearest" });
+  input.setAttribute("aria-expanded", !list.hidden);
+  if (rows.length) input.setAttribute("aria-activedescendant", `fp-hit-${chosen}`);
+  else input.removeAttribute("aria-activedescendant");
+}
+
+// Returns PAGE?QUERY if a link leads to another page of this dashboard, else null.
+function pageAddress(link, pages) {
+  if (!link.href || (link.target && link.target !== "_self") || link.hasAttribute("download")) return null;
+  const to = new URL(link.href, location.href);
+  const base = location.pathname.replace(/[^/]*$/, "");
+  if (to.origin !== location.origin || !to.pathname.startsWith(base)) return null;
+  const page = to.pathname.slice(base.length) || pages[0];
+  return pages.includes(page) ? page + to.search : null;
+}
+
+export default function (component) {
+  const { parentElement, data, setStateValue, setTriggerValue } = component;
+  const root = parentElement.querySelector(".frame");
+  const parts = { list: root.querySelector(".hits"), input: root.querySelector(".q") };
+  const { list, input } = parts;
+  const zone = root.querySelector(".zone");
+  if (root.fleetpulseStop) root.fleetpulseStop(); // a rerun calls this again without the clean-up of the previous call
+  root.fleetpulseChosen = 0;
+  let timer = 0;
+
+  zone.textContent = data.local ? "Local time" : "UTC";
+  zone.title = data.local ? `Times are in ${data.zone || "local time"}. Show UTC.` : `Show local time ${data.zone}`.trim();
+  zone.setAttribute("aria-label", zone.title);
+  zone.onclick = () => setTriggerValue("zone", true);
+
+  const close = () => { list.hidden = true; drawHits(parts, data, 0); };
+  const ask = () => setStateValue("query", input.value.trim());
+  input.oninput = () => {
+    list.hidden = false;
+    root.fleetpulseChosen = 0;
+    drawHits(parts, data, 0);
+    clearTimeout(timer);
+    timer = setTimeout(ask, WAIT_MS);
+  };
+  input.onfocus = () => { list.hidden = false; drawHits(parts, data, root.fleetpulseChosen); };
+  input.onkeydown = (event) => {
+    const links = [...list.querySelectorAll("a")];
+    if (event.key === "Escape") { input.blur(); close(); }
+    else if (event.key === "Enter") { const link = links[root.fleetpulseChosen]; if (link) link.click(); }
+    else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      const step = event.key === "ArrowDown" ? 1 : -1;
+      root.fleetpulseChosen = Math.max(0, Math.min(links.length - 1, root.fleetpulseChosen + step));
+      drawHits(parts, data, root.fleetpulseChosen);
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  const onKey = (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
+    event.preventDefault();
+    input.focus();
+    input.select();
+  };
+  const onClick = (event) => {
+    if (!event.composedPath().includes(root)) list.hidden = true;
+    if (event.defaultPrevented || event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
+    const link = event.composedPath().find((part) => part instanceof HTMLAnchorElement);
+    const address = link && pageAddress(link, data.pages);
+    if (!address) return;
+    event.preventDefault();
+    list.hidden = true;
+    input.blur();
+    const before = location.href;
+    if (link.href === before) return;
+    setTriggerValue("go", address);
+    setTimeout(() => { if (location.href === before) location.assign(link.href); }, GIVE_UP_MS);
+  };
+  document.addEventListener("keydown", onKey);
+  document.addEventListener("click", onClick);
+  drawHits(parts, data, 0);
+  root.fleetpulseStop = () => {
+    clearTimeout(timer);
+    document.removeEventListener("keydown", onKey);
+    document.removeEventListener("click", onClick);
+  };
+  return root.fleetpulseStop;
+}

@@ -1,0 +1,56 @@
+"""The table of pages. A new page is a module `views/NAME.py` with a function `page`, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+import streamlit as st
+
+if TYPE_CHECKING:
+    from streamlit.navigation.page import Page
+
+
+@dataclass(frozen=True, slots=True)
+class PageEntry:
+    """One page at /NAME. `shown`: in the navigation; the others are reached by links only."""
+
+    name: str
+    title: str
+    icon: str
+    shown: bool = True
+
+
+PAGES: tuple[PageEntry, ...] = (
+    PageEntry("fleet", "Fleet", "grid_view"),
+    PageEntry("incidents", "Incidents", "notifications"),
+    PageEntry("incident", "Incident", "notifications", shown=False),
+    PageEntry("detectors", "Detectors", "troubleshoot"),
+)
+"""In the order of the navigation; the first is the default page, at /."""
+
+
+def find_draw(entry: PageEntry) -> Callable[[], None]:
+    """Returns the function that draws a page; its module is imported when the page is opened first."""
+
+    def draw() -> None:
+        cast(Callable[[], None], import_module(f"dashboards.views.{entry.name}").page)()
+
+    return draw
+
+
+def make_pages() -> dict[str, Page]:
+    """Returns the pages of a session by name."""
+    return {
+        entry.name: st.Page(
+            find_draw(entry),
+            title=entry.title,
+            url_path=entry.name,
+            icon=f":material/{entry.icon}:",
+            default=entry is PAGES[0],
+            visibility="visible" if entry.shown else "hidden",
+        )
+        for entry in PAGES
+    }

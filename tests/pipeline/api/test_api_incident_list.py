@@ -1,0 +1,82 @@
+"""The list of incidents: filters, order, groups, pages and counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline.api import models
+
+INCIDENTS = "/api/v1/incidents"
+
+
+@pytest.fixture
+def listed(client: httpx.Client, open_incident: Any) -> Any:
+    """Asks for the list, of four incidents; returns ids."""
+    open_incident("A", "gpu:n1.0", "ticket")
+    open_incident("B", "gpu:n1.1", "page", state="acknowledged")
+    open_incident("C", "gpu:n3.0", "page")
+    open_incident("D", "cdu:c2", "watch", members=("gpu:n3.0", "gpu:n3.1"))
+
+    def ask(**query: Any) -> list[str]:
+        answer = client.get(INCIDENTS, params=query)
+        assert answer.status_code == 200, answer.text
+        return [i.id for i in models.Incidents.model_validate(answer.json()).incidents]
+
+    return ask
+
+
+def test_incidents_are_filtered_by_what_needs_a_person(listed: Any) -> None:
+    assert listed(show="pending", sort="severity") == ["C", "A", "D"]
+    assert listed(show="acknowledged") == ["B"]
+    assert listed(show="muted") == []
+    assert listed(show="unresolved", sort="severity") == ["C", "B", "A", "D"]
+
+
+def test_matchers_are_those_of_silences(listed: Any) -> None:
+    assert listed(filter='rack="r1"') == ["A", "B"]
+    assert listed(filter=['rack=~"r.*"', 'severity="critical"']) == ["B", "C"]
+    assert listed(filter='scope="cdu:c2"') == ["C", "D"]
+    assert listed(filter='detector!="straggler"') == []
+
+
+def test_all_words_must_occur(listed: Any) -> None:
+    assert listed(q="WRONG n1.1") == ["B"]
+    assert listed(q="wrong <b>") == []
+
+
+def test_groups_are_counted_and_the_largest_comes_first(listed: Any, client: httpx.Client) -> None:
+    assert listed(group="node")[:2] in (["A", "B"], ["C", "D"])
+    page = client.get(INCIDENTS, params={"group": "severity", "limit": 1}).json()
+    assert page["groups"] == [
+        {"value": "critical", "total": 2},
+        {"value": "info", "total": 1},
+        {"value": "warning", "total": 1},
+    ]
+    assert [i["id"] for i in page["incidents"]] == ["B"]
+
+
+def test_a_page_has_the_counts_of_all_tabs(listed: Any, client: httpx.Client) -> None:
+    assert listed(limit=2, offset=2, sort="severity") == ["A", "D"]
+    page = client.get(INCIDENTS, params={"limit": 1, "q": "n1"}).json()
+    assert (page["total"], len(page["incidents"])) == (2, 1)
+    assert page["counts"] == {"unresolved": 2, "pending": 1, "acknowledged": 1, "muted": 0, "resolved": 0, "all": 2}
+
+
+def test_labels_come_only_on_request(listed: Any, client: httpx.Client) -> None:
+    assert "labels" not in client.get(INCIDENTS).json()["incidents"][0]
+    found = {i["id"]: i["labels"] for i in client.get(INCIDENTS, params={"labels": "true"}).json()["incidents"]}
+    assert (found["A"]["rack"], found["A"]["severity"]) == (["r1"], ["warning"])
+    assert client.get(f"{INCIDENTS}/A").json()["labels"] == found["A"]
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [({"filter": "rack"}, "expected LABEL=VALUE"), ({"show": "some"}, "show"), ({"limit": 0}, "limit")],
+)
+def test_a_bad_filter_is_refused_with_what_was_expected(client: httpx.Client, query: Any, fault: str) -> None:
+    answer = client.get(INCIDENTS, params=query)
+    assert answer.status_code == 400
+    assert fault in answer.json()["detail"]
