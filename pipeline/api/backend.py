@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
 import duckdb
@@ -34,6 +35,23 @@ class Health(TypedDict):
     lag_s: float | None
     stalled: bool
     sources: Sources
+
+
+@dataclass(frozen=True, slots=True)
+class SenderStates:
+    """What ingest knows of the nodes that send, without those out of service.
+
+    arrivals: node -> arrival of its newest message (UTC us).  newest: node -> newest event time of its telemetry.
+    intervals: node -> event time between its last two messages (us), 0 if unknown.
+    clock_errors: node -> error of its clock (us, above 0: ahead), only wrong clocks.
+    newer: nodes whose agent is newer than the pipeline, so that their messages wait in their spools.
+    """
+
+    arrivals: Mapping[str, int]
+    newest: Mapping[str, int]
+    intervals: Mapping[str, int]
+    clock_errors: Mapping[str, int]
+    newer: tuple[str, ...]
 
 
 Calibrated = Literal["pin", "unpin", "rollback"]
@@ -172,6 +190,10 @@ class Backend(Protocol):
 
     def read_health(self) -> Health:
         """Returns the state of the pipeline."""
+        ...
+
+    def read_senders(self) -> SenderStates:
+        """Returns the state of every node that sends."""
         ...
 
     def list_unready_reasons(self) -> list[str]:

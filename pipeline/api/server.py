@@ -21,6 +21,7 @@ from pipeline.api.incident_list import incident_list_router
 from pipeline.api.map_routes import map_router
 from pipeline.api.notifications import receiver_router
 from pipeline.api.people_routes import people_router
+from pipeline.api.quality.routes import quality_router
 from pipeline.api.routes import (
     incident_router,
     mute_router,
@@ -73,6 +74,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         receiver_router,
         operation_router,
         people_router,
+        quality_router,
     ):
         app.include_router(router)
     problem.install_handlers(app)

@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 
-from pipeline.api.backend import Health, Sources
+from pipeline.api.backend import Health, SenderStates, Sources
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
@@ -291,6 +291,14 @@ class PipelineBackend:
             "stalled": service.is_stalled(),
             "sources": self._count_sources(),
         }
+
+    def read_senders(self) -> SenderStates:
+        """See `Backend.read_senders`."""
+        ingest, engine = self._service.ingest, self._service.engine
+        progress = ingest.progress
+        arrivals = engine.decommissioned.keep_senders(progress.arrivals) if engine else progress.arrivals
+        intervals = {node: ingest.senders.interval_of(node) for node in arrivals}
+        return SenderStates(arrivals, progress.nodes, intervals, progress.clock_errors, progress.newer)
 
     def _count_sources(self) -> Sources:
         ingest, engine = self._service.ingest, self._service.engine

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from detectors import configured
 from detectors.heat.thermal import Thermal
 from detectors.runner import Runner
-from pipeline.api.backend import Calibrated, Health
+from pipeline.api.backend import Calibrated, Health, SenderStates
 from pipeline.api.server import create_app
 from pipeline.config.sections import Api, Config
 from pipeline.incidents import calibrations, ledger
@@ -73,6 +73,7 @@ class StoreBackend:
     budget: PageBudget = field(default_factory=PageBudget)
     refused: list[tuple[str, str, str]] = field(default_factory=list)
     clock: Callable[[], int] = field(default=lambda: NOW)
+    senders: SenderStates = field(default_factory=lambda: SenderStates({}, {}, {}, {}, ()))
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         return self.database.cursor()
@@ -170,6 +171,9 @@ class StoreBackend:
 
     def read_health(self) -> Health:
         return self.standing
+
+    def read_senders(self) -> SenderStates:
+        return self.senders
 
     def list_unready_reasons(self) -> list[str]:
         return self.reasons
