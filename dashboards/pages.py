@@ -27,6 +27,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("fleet", "Fleet", "grid_view"),
     PageEntry("incidents", "Incidents", "notifications"),
     PageEntry("incident", "Incident", "notifications", shown=False),
+    PageEntry("data", "Data quality", "sensors"),
     PageEntry("detectors", "Detectors", "troubleshoot"),
 )
 """In the order of the navigation; the first is the default page, at /."""

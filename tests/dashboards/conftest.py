@@ -151,6 +151,7 @@ class Api:
         hit = {"kind": "incident", "id": "A1", "match": "A1", "text": "rank 17 is slow", "state": "open"}
         node = {"kind": "node", "id": "node:n003", "match": "node:n003", "text": "rack:r1", "state": None}
         self.hits: list[dict[str, Any]] = [node, hit]
+        self.answers: dict[str, Any] = {}  # path -> table, for pages that bring their own
         self.panel: dict[str, Any] = {"detectors": [detector_table()], "modes": []}
         self.incidents = {
             "A1": {**incident_table("A1"), "findings": [finding_table()], "history": [], "notifications": []},
@@ -168,6 +169,8 @@ class Api:
         self.asked.append((path, query))
         if path in self.broken:
             return self.broken[path]
+        if path in self.answers:
+            return 200, json.dumps(self.answers[path]).encode()
         if path == "fleet":
             return 200, json.dumps(self.fleet).encode()
         if path == "incidents":

@@ -13,6 +13,7 @@ import pytest
 from pipeline.api.backend import SenderStates
 from pipeline.api.quality.blind import BlindSpots
 from pipeline.api.quality.groups import group_problems
+from pipeline.api.quality.routes import Quality
 from pipeline.api.quality.sources import SourceProblem, find_problems
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import Topology
@@ -143,6 +144,7 @@ def test_losses_are_counted_with_cause_sender_and_time(client, backend) -> None:
         )
     backend.counts = {'fleetpulse_rows_late_total{class="gpu"}': 4.0, 'fleetpulse_rows_late_total{class="nic"}': 0.0}
     found = client.get("/api/v1/quality").json()
+    Quality.model_validate(found)
     (gap,) = found["gaps"]
     assert (gap["messages"], gap["last_day"], gap["examples"]) == (10, 7, ["n1"])
     assert (sum(found["gap_hours"]), found["gap_hours"][23]) == (7, 7)

@@ -1,0 +1,306 @@
+"""HTML of the page Data quality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from dashboards import linked
+from dashboards.data_quality import explain
+from dashboards.data_quality.answers import Destination, Loss, Member, Problem, Quality, Sight, Version
+from dashboards.links import as_markup, detector_link, incident_link
+from dashboards.markup import badge, chips
+from dashboards.routes import href
+from dashboards.words import age, ago, amount, clock, signal_name
+from pipeline.model.entity_names import KINDS
+from pipeline.model.records import SECOND
+
+TONES = {"agent": "critical", "clock": "degraded", "bmc": "degraded", "exporter": "degraded", "tool": "degraded"}
+MAX_SIGNALS = 8
+"""Signals named in a row; more are counted. Chosen."""
+
+
+def headline(quality: Quality) -> str:
+    """Returns how many sources do not report, the worst first."""
+    if not quality.agents.known:
+        return "No agent has sent data yet"
+    failing: dict[str, int] = {}
+    for problem in quality.problems:
+        if not problem.expected:
+            failing[problem.kind] = failing.get(problem.kind, 0) + problem.count
+    silent = failing.pop("agent", 0)
+    texts = [f"{silent:,} of {amount(quality.agents.known, 'agent', 'agents')} not reporting"] if silent else []
+    if other := sum(failing.values()):
+        texts.append(f"{amount(other, 'other source fails', 'other sources fail')}")
+    return ", ".join(texts) or f"All {amount(quality.agents.known, 'agent', 'agents')} report, no source fails"
+
+
+def overview(quality: Quality) -> str:
+    """Returns the figures at the top; each leads to its section."""
+    agents, lost = quality.agents, sum(quality.gap_hours)
+    failing = [p for p in quality.problems if not p.expected and p.kind != "agent"]
+    failed = sum(p.count for p in failing)
+    blind = [s for s in quality.sights if s.blind or s.off or s.errors]
+    rejected, late = sum(quality.rejected_total.values()), sum(quality.late.values())
+    ages = "no telemetry" if agents.age_p50 is None else f"newest data p50 {age(agents.age_p50)} old"
+    if agents.age_p99 is not None:
+        ages += f", p99 {age(agents.age_p99)}"
+    lag = quality.backlog.lag_s
+    return linked.tiles(
+        (
+            linked.tile(
+                f"{agents.reporting:,}/{agents.known:,}", "agents report", ages, _tone(agents.silent), "#sources"
+            ),
+            linked.tile(f"{failed:,}", "other sources fail", _kinds(failing), _tone(failed, "degraded"), "#sources"),
+            linked.tile(
+                f"{len(blind):,}/{len(quality.sights):,}",
+                "detectors partly blind",
+                f"{sum(s.blind for s in blind):,} devices not judged" if blind else "all devices judged",
+                _tone(len(blind), "degraded"),
+                "#blind",
+            ),
+            linked.tile(f"{lost:,}", "messages lost", "in 24 h", _tone(lost, "degraded"), "#lost"),
+            linked.tile(
+                f"{rejected:,}", "rejected", f"since start; {late:,} rows late", _tone(rejected, "watch"), "#rejected"
+            ),
+            linked.tile(
+                "unknown" if lag is None else age(lag),
+                "lag of the pipeline",
+                _backlog(quality),
+                _tone(int(quality.backlog.backlog or quality.backlog.stalled), "degraded"),
+                "#waiting",
+            ),
+        )
+    )
+
+
+def _kinds(problems: Sequence[Problem]) -> str:
+    counts: dict[str, int] = {}
+    for problem in problems:
+        counts[problem.kind] = counts.get(problem.kind, 0) + problem.count
+    return linked.kinds(counts, {**KINDS, "tool": ("tool", "tools"), "clock": ("clock", "clocks")}) or "none"
+
+
+def _backlog(quality: Quality) -> str:
+    if quality.backlog.stalled:
+        return "stalled"
+    if quality.backlog.unsent:
+        return f"{quality.backlog.unsent:,} messages wait at agents"
+    return "processing a backlog" if quality.backlog.backlog else "no backlog"
+
+
+def _tone(number: int, tone: str = "critical") -> str:
+    return tone if number else "none"
+
+
+def problem(one: Problem, now: int) -> str:
+    """Returns one row: what, where, since when, why, what it blinds, and what to do."""
+    tone = TONES.get(one.kind, "watch")
+    since = "" if one.since is None else f"since {ago(one.since, now)}"
+    if one.since is not None and one.until is not None and one.until - one.since > 60 * SECOND:
+        since = f"since {clock(one.since, now)} to {ago(one.until, now)}"
+    reason = f"<code>{escape(one.reason)}</code> " if one.reason and one.kind != "clock" else ""
+    why = f"{reason}{escape(explain.meaning(one))}".strip() or "The source reported no reason."
+    lines = [("Why", why), ("Blinds", _blinds(one)), ("Do", code(explain.advice(one)))]
+    if one.incidents:
+        lines.insert(1, ("Incident", ", ".join(as_markup(incident_link(i)) for i in one.incidents)))
+    lines.append(("Where", _where(one)))
+    body = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in lines if text)
+    return (
+        f'<article class="fp-row fp-row-{tone}"><h3>{escape(explain.title(one))}<span>{escape(since)}</span></h3>'
+        f'<dl class="fp-lines">{body}</dl></article>'
+    )
+
+
+def code(text: str) -> str:
+    """Returns text in which parts between backquotes are commands."""
+    return "".join(f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`")))
+
+
+def _blinds(one: Problem) -> str:
+    if not one.detectors and not one.signals:
+        return "" if one.kind == "clock" else "No signal is missing that a detector uses."
+    names = ", ".join(as_markup(detector_link(d)) for d in one.detectors) or "no detector"
+    devices = linked.kinds(one.devices, KINDS)
+    signals = ", ".join(escape(signal_name(s)) for s in one.signals[:MAX_SIGNALS])
+    more = f" and {len(one.signals) - MAX_SIGNALS:,} more" if len(one.signals) > MAX_SIGNALS else ""
+    return f"{names} cannot judge {escape(devices)}. Missing: {signals}{more}."
+
+
+def _where(one: Problem) -> str:
+    shared = f"{linked.entity_link(one.shared)}: " if one.shared else ""
+    shown = one.examples[:6]
+    names = linked.entity_links([_source(e) for e in shown], one.count, short=one.kind != "collector")
+    every = linked.link(f"all {one.count:,}", href("data", group=one.id)) if one.count > len(shown) else ""
+    return f"{shared}{names}{f' · {every}' if every else ''}"
+
+
+def _source(entity: str) -> str:
+    """Returns what a source leads to: the node of a collector."""
+    return f"node:{explain.node_of(entity)}" if entity.startswith("collector:") else entity
+
+
+def expected(problems: Sequence[Problem]) -> str:
+    """Returns the collectors that have nothing to read, folded."""
+    rows = [
+        (
+            escape(p.part),
+            f"<code>{escape(p.reason)}</code>" if p.reason else "",
+            linked.link(f"{p.nodes:,}", href("data", group=p.id), f"{p.nodes} nodes of {p.part}"),
+        )
+        for p in problems
+    ]
+    inside = linked.table(("Collector", "Reason", "Nodes"), rows, "", "Collectors without data", numbers=1)
+    text = f"{amount(len(problems), 'collector has', 'collectors have')} nothing to read on some nodes, as expected"
+    return f'<details class="fp-fold"><summary>{text}</summary>{inside}</details>'
+
+
+def sights(found: Sequence[Sight]) -> str:
+    """Returns the detectors that cannot judge all of their devices."""
+    rows = [
+        (
+            as_markup(detector_link(s.detector)),
+            _sight_state(s),
+            escape(", ".join(map(signal_name, s.off)) or (signal_name(s.missing) if s.blind else "")),
+            f"{s.blind:,} of {amount(s.devices, *KINDS.get(s.kind, (s.kind, s.kind)))}",
+        )
+        for s in sorted(found, key=lambda s: (-bool(s.errors), -bool(s.off), -s.blind))
+        if s.blind or s.off or s.errors
+    ]
+    head = ("Detector", "State", "Missing", "Not judged now")
+    return linked.table(head, rows, "Every detector judges all of its devices.", "Blind detectors", numbers=1)
+
+
+def _sight_state(sight: Sight) -> str:
+    if sight.errors:
+        return badge(f"FAILED ON {sight.errors:,} FRAMES", "critical")
+    if sight.off:
+        return badge("DISABLED", "quiet")
+    return badge("PARTLY BLIND" if sight.blind < sight.devices else "BLIND", "degraded")
+
+
+def gap_hours(hours: Sequence[int]) -> str:
+    """Returns the messages lost per hour of the last day, as bars."""
+    most = max(hours, default=0)
+    if not most:
+        return ""
+    bars = "".join(f'<i style="height:{max(4, round(100 * n / most)) if n else 0}%"></i>' for n in hours)
+    text = f"messages lost per hour in the last 24 h, at most {most:,} in one hour"
+    axis = f"<span>24 h ago</span><span>at most {most:,} messages/h</span><span>now</span>"
+    return f'<div class="fp-bars" role="img" aria-label="{text}">{bars}</div><p class="fp-axis">{axis}</p>'
+
+
+def gaps(found: Sequence[Loss], now: int) -> str:
+    """Returns lost messages by cause."""
+    rows = [
+        (
+            escape(g.what),
+            escape(g.topic),
+            linked.entity_links([f"node:{s}" for s in g.senders[:3]], g.total_senders, short=True),
+            escape(ago(g.last, now)),
+            f"{g.last_day or 0:,}",
+            f"{g.messages:,}",
+        )
+        for g in found
+    ]
+    head = ("Cause", "Topic", "Senders", "Newest", "24 h", "All")
+    return linked.table(head, rows, "No message was lost.", "Lost messages", numbers=2)
+
+
+def rejected(quality: Quality, now: int) -> str:
+    """Returns rejected messages by rule and sender."""
+    rows = [
+        (
+            escape(r.what),
+            f"<code>{escape(r.reason)}</code>",
+            linked.entity_links([f"node:{s}" for s in r.senders], short=True) or "unknown",
+            escape(ago(r.last, now)),
+            f"{r.messages:,}",
+        )
+        for r in quality.rejected
+    ]
+    head = ("Rule", "Newest reason", "Sender", "Newest", "Kept")
+    text = linked.table(head, rows, "No rejected message is kept.", "Rejected messages", numbers=1)
+    counted = [f"{rule} {number:,}" for rule, number in sorted(quality.rejected_total.items(), key=lambda p: -p[1])]
+    return text + (chips(counted) if counted else "")
+
+
+def late(quality: Quality) -> str:
+    """Returns how many rows came too late to be evaluated."""
+    rows = [(escape(name), f"{number:,}") for name, number in sorted(quality.late.items(), key=lambda p: -p[1])]
+    empty = "No row came too late to be evaluated since the start."
+    return linked.table(("Device class", "Rows since the start"), rows, empty, "Late rows", numbers=1)
+
+
+def versions(found: Sequence[Version]) -> str:
+    """Returns the versions that differ from those of most nodes; what all nodes share is one line."""
+    names = list(dict.fromkeys(v.name for v in found))
+    rows, same = [], []
+    for name in names:
+        own = [v for v in found if v.name == name]
+        if len(own) == 1:
+            same.append(f"{name.replace('_', ' ')} {own[0].version}")
+            continue
+        for i, v in enumerate(own):
+            part = f"{v.nodes:,} of {sum(o.nodes for o in own):,}"
+            who = "" if i == 0 else linked.entity_links(v.examples[:3], v.nodes, short=True)
+            mark = badge("MOST", "quiet") if i == 0 else badge("DIFFERS", "watch")
+            rows.append((escape(name.replace("_", " ")), f"{escape(v.version)} {mark}", who, part))
+    text = linked.table(("Software", "Version", "Nodes that differ", "Nodes"), rows, "", "Versions", numbers=1)
+    if not found:
+        return '<p class="fp-empty">No node reports versions.</p>'
+    alike = f'<p class="fp-empty">The same everywhere: {escape(", ".join(same))}</p>' if same else ""
+    return (text if rows else "") + alike
+
+
+def destinations(found: Sequence[Destination], now: int) -> str:
+    """Returns the receivers of alerts with what waits and what was not delivered."""
+    tones = {"ok": "quiet", "unknown": "quiet", "failing": "degraded", "down": "critical"}
+    rows = [
+        (
+            escape(d.receiver),
+            badge(d.state.upper(), tones.get(d.state, "degraded")),
+            escape(d.answer),
+            "never" if d.delivered is None else escape(ago(d.delivered, now)),
+            f"{d.pending:,}",
+            f"{d.dead:,}",
+        )
+        for d in found
+    ]
+    head = ("Receiver", "State", "Last answer", "Last delivered", "Waiting", "Dead")
+    empty = "No receiver is configured: alerts are shown here only. Add [[notify.webhooks]] to the configuration."
+    return linked.table(head, rows, empty, "Receivers of alerts", numbers=2)
+
+
+def waiting(quality: Quality) -> str:
+    """Returns what waits to be sent or evaluated, and the space of the store."""
+    backlog = quality.backlog
+    lines = [
+        ("Evaluated up to", "nothing yet" if backlog.watermark is None else ago(backlog.watermark, quality.as_of)),
+        ("Oldest unread input", "none" if backlog.lag_s is None else f"{age(backlog.lag_s)} old"),
+    ]
+    body = [(name, escape(text)) for name, text in lines]
+    unsent = "none" if not backlog.unsent else f"{backlog.unsent:,} messages at "
+    body.append(("Waiting at agents", unsent + linked.entity_links(backlog.examples[:3], backlog.agents, short=True)))
+    if quality.agents.worst and quality.agents.age_worst is not None:
+        worst = f"{escape(age(quality.agents.age_worst))}: {linked.entity_link(quality.agents.worst)}"
+        body.append(("Oldest data of a reporting agent", worst))
+    if quality.disk is not None:
+        free, total = quality.disk["free"], quality.disk["total"]
+        body.append(("Disk of the store", f"{free / 1e9:,.1f} of {total / 1e9:,.1f} GB free"))
+    return f'<dl class="fp-facts">{"".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in body)}</dl>'
+
+
+def members(found: Sequence[Member], now: int) -> str:
+    """Returns the sources of one row."""
+    rows = [
+        (
+            linked.entity_link(m.entity),
+            linked.entity_link(m.node, short=True),
+            linked.entity_link(m.rack, short=True) if m.rack else "",
+            "unknown" if m.since is None else escape(ago(m.since, now)),
+            f"<code>{escape(m.reason)}</code>" if m.reason else "",
+        )
+        for m in found
+    ]
+    return linked.table(("Source", "Node", "Rack", "Since", "Reason"), rows, "No source is left.", "Sources")

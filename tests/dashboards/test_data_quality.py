@@ -1,0 +1,142 @@
+"""The page Data quality with a real API, without a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards import snapshot
+from dashboards.data_quality import explain, markup
+from dashboards.data_quality.answers import parse_quality
+from tests.dashboards.quality_tables import (
+    HOSTILE,
+    empty_quality,
+    members_table,
+    problem,
+    quality_table,
+    receivers_table,
+)
+from tests.dashboards.test_dashboard_pages import page, shown
+
+
+def script() -> None:
+    from dashboards.data_quality.page import page
+
+    page()
+
+
+@pytest.fixture
+def quality(api: Any) -> Any:
+    api.answers = {"quality": quality_table(), "quality/aa01": members_table(240), "receivers": receivers_table()}
+    return api
+
+
+def title_of(**changes: Any) -> str:
+    table = quality_table(problems=[problem("x", **changes)])
+    return explain.title(parse_quality(table).problems[0])
+
+
+def test_a_rack_of_silent_agents_is_one_row_with_cause_blindness_and_advice(quality: Any) -> None:
+    text = shown(page(script))
+    assert "19 of 64 agents not reporting, 6 other sources fail" in text
+    assert "18 agents silent, all in rack r12<span>since" in text
+    assert "cannot judge 144 GPUs. Missing: power, temperature." in text
+    assert 'href="incident?id=A1"' in text
+    assert "<code>systemctl status fleetpulse-agent</code>" in text
+    assert 'href="data?group=aa01"' in text
+
+
+def test_reasons_are_shown_verbatim_and_explained_and_never_as_markup(quality: Any) -> None:
+    text = shown(page(script))
+    assert "certificate verify failed</code> The TLS certificate is not accepted." in text
+    assert "connection refused</code> Nothing listens on that address." in text
+    assert "<b>x</b>" not in text
+    assert "&lt;b&gt;x&lt;/b&gt;" in text
+
+
+def test_collectors_without_hardware_are_folded_and_not_failures(quality: Any) -> None:
+    text = shown(page(script))
+    assert "1 collector has nothing to read on some nodes, as expected" in text
+    assert text.index("as expected") > text.index("<details")
+
+
+def test_losses_late_rows_rejections_versions_and_receivers_are_listed(quality: Any) -> None:
+    text = shown(page(script))
+    for part in (
+        "spool full",
+        "320",
+        "bounds 220",
+        "1.3.2",
+        "DIFFERS",
+        "The same everywhere: nvidia driver",
+        "timed out",
+    ):
+        assert part in text
+    assert "at most 30 in one hour" in text
+
+
+def test_all_sources_of_a_row_are_on_pages(quality: Any) -> None:
+    text = shown(page(script, group="aa01"))
+    assert "1 to 100 of 240" in text
+    assert 'href="data?group=aa01&amp;page=2"' in text
+    assert ["0"] in [query.get("offset") for path, query in quality.asked if path == "quality/aa01"]
+    page(script, group="aa01", page="3")
+    assert ["200"] in [query.get("offset") for path, query in quality.asked if path == "quality/aa01"]
+    assert "This problem is over" in shown(page(script, group="gone"))
+
+
+def test_an_empty_site_says_what_to_do_next(api: Any) -> None:
+    api.answers = {"quality": empty_quality(), "receivers": {"receivers": []}}
+    text = shown(page(script))
+    assert "No agent has sent data yet" in text
+    assert "systemctl enable --now fleetpulse-agent" in text
+
+
+def test_a_site_without_problems_says_so_only_while_the_api_answers(quality: Any) -> None:
+    quality.answers["quality"] = quality_table(problems=[], agents={**quality_table()["agents"], "silent": 0})
+    assert "All 64 agents report, no source fails" in shown(page(script))
+    quality.broken["quality"] = (503, b"{}")
+    snapshot._fetch_cached.clear()  # the time of the cache is over
+    text = shown(page(script))
+    assert "Last known: all 64 agents report" in text
+    assert "Showing the last known state." in text
+
+
+def test_without_any_answer_nothing_is_called_healthy(api: Any) -> None:
+    api.broken["quality"] = (503, b'{"detail": "starting"}')
+    text = shown(page(script))
+    assert "Data quality unknown" in text
+    assert "Starting" in text
+    assert "report, no source fails" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"kind": "agent", "state": "silent"}, "Agent n003 silent"),
+        ({"kind": "bmc", "state": "does not respond"}, "BMC n003 does not respond"),
+        ({"kind": "clock", "state": "ahead", "reason": "8 s", "examples": ["node:n1"]}, "Clock of node n1 8 s ahead"),
+        ({"kind": "clock", "state": "ahead", "count": 4, "racks": 2}, "4 clocks ahead in 2 racks"),
+        (
+            {"kind": "collector", "state": "hung", "part": "nvml", "examples": ["collector:n1.nvml"]},
+            "Collector nvml hangs on node n1",
+        ),
+        ({"kind": "collector", "state": "fault", "part": "nvml", "nodes": 3}, "Collector nvml fails on 3 nodes"),
+        (
+            {"kind": "tool", "state": "failing", "part": "iblinkinfo", "nodes": 2},
+            "Fabric tool iblinkinfo fails on 2 nodes",
+        ),
+        ({"kind": "driver", "state": "refuses calls", "examples": ["gpu:n1.0"]}, "GPU 0 of n1 refuses calls"),
+    ],
+)
+def test_the_title_of_a_row_says_what_and_where(changes: dict[str, Any], expected: str) -> None:
+    assert title_of(**changes) == expected
+
+
+def test_every_kind_of_problem_has_advice() -> None:
+    for row in quality_table()["problems"]:
+        (one,) = parse_quality(quality_table(problems=[row])).problems
+        assert explain.advice(one)
+        assert markup.problem(one, one.since or 0)
+    assert HOSTILE in explain.title(parse_quality(quality_table()).problems[4])
