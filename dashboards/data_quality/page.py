@@ -87,13 +87,14 @@ def _group(group: str) -> None:
     of = snapshot.fetch(parse_quality, "quality")
     known = next((p for p in of.value.problems if p.id == group), None) if of.value else None
     steps = [links.Link("Data quality", href("data")), "Sources" if known is None else explain.title(known)]
-    st.html(links.breadcrumbs(steps))
     if answer.value is None:
-        parts.draw_head("This problem is over" if answer.status == 404 else "Sources unknown", [], "", answer)
+        text = "This problem is over" if answer.status == 404 else "Sources unknown"
+        parts.draw_head(text, [], "", answer, crumbs=steps)
         if answer.status != 404:
             parts.draw_error(answer)
         return
-    parts.draw_head("Sources" if known is None else explain.title(known), [], "", answer, of_now=True)
+    title = "Sources" if known is None else explain.title(known)
+    parts.draw_head(title, [], "", answer, of_now=True, crumbs=steps)
     parts.draw_error(answer)
     if known is not None:
         st.html(markup.problem(known, answer.fetched))
