@@ -86,7 +86,10 @@ def _group(group: str) -> None:
     answer = snapshot.fetch(parse_members, f"quality/{group}", **given)
     of = snapshot.fetch(parse_quality, "quality")
     known = next((p for p in of.value.problems if p.id == group), None) if of.value else None
-    steps = [links.Link("Data quality", href("data")), "Sources" if known is None else explain.title(known)]
+    steps: list[links.Text] = [
+        links.Link("Data quality", href("data")),
+        "Sources" if known is None else explain.title(known),
+    ]
     if answer.value is None:
         text = "This problem is over" if answer.status == 404 else "Sources unknown"
         parts.draw_head(text, [], "", answer, crumbs=steps)
