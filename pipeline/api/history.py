@@ -121,7 +121,7 @@ def _read(
 ) -> list[tuple[Any, ...]]:
     """Returns (bucket, value, median, low, high) of every bucket in which the entity or a peer has a sample."""
     per_row, per_bucket = {
-        "counter": (_rate(signal), "avg(x)"),
+        "counter": (rate_sql(signal), "avg(x)"),
         "state": ("v", "arg_max(x, time)"),
         "gauge": ("v", "sum(x * n) / sum(n)" if step else "avg(x)"),
     }[signal.kind]
@@ -129,12 +129,12 @@ def _read(
         return cursor.execute(
             f"""SELECT (epoch_us(time) - {span.start}) // {span.width} AS bucket, ({per_bucket})::DOUBLE,
                        NULL, NULL, NULL
-                FROM (SELECT time, n, v AS x FROM ({_select_values(cursor, signal, step, span, [entity])}))
+                FROM (SELECT time, n, v AS x FROM ({select_values(cursor, signal, step, span, [entity])}))
                 WHERE x IS NOT NULL GROUP BY bucket"""
         ).fetchall()
     return cursor.execute(
         f"""
-        WITH raw AS ({_select_values(cursor, signal, step, span, [entity, *others])}),
+        WITH raw AS ({select_values(cursor, signal, step, span, [entity, *others])}),
              measured AS (SELECT time, entity, n, {per_row} AS x FROM raw WHERE v IS NOT NULL
                           WINDOW w AS (PARTITION BY entity ORDER BY time)),
              bucketed AS (SELECT (epoch_us(time) - $start) // $width AS bucket, entity, ({per_bucket})::DOUBLE AS x
@@ -150,7 +150,7 @@ def _read(
     ).fetchall()
 
 
-def _rate(signal: Signal) -> str:
+def rate_sql(signal: Signal) -> str:
     """SQL for the rate of a counter. Of one that wraps, less than a whole wrap may pass between two rows."""
     limit = WRAPS_AT.get(signal.name)
     rise = "v - lag(v) OVER w"
@@ -179,10 +179,18 @@ def choose_step(cursor: duckdb.DuckDBPyConnection, signal: Signal, span: Span) -
     return max(fitting, default=STEPS[0]) if rolled else 0
 
 
-def _select_values(
-    cursor: duckdb.DuckDBPyConnection, signal: Signal, step: int, span: Span, entities: Sequence[str]
+def select_values(
+    cursor: duckdb.DuckDBPyConnection,
+    signal: Signal,
+    step: int,
+    span: Span,
+    entities: Sequence[str],
+    extremes: bool = False,
 ) -> str:
-    """Returns SQL for time, entity, value v, number of values n and generation `life` of some devices."""
+    """Returns SQL for time, entity, value v, number of values n and generation `life` of some devices.
+
+    extremes: also the lowest and highest value of each row, `low` and `high`.
+    """
     column, life = signal.column, f"{signal.device_class}.generation"
     life = CATALOGUE[life].column if life in CATALOGUE else ""
     time = f"time >= make_timestamptz({span.start}) AND time < make_timestamptz({span.end})"
@@ -199,14 +207,17 @@ def _select_values(
             wanted = {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **{c: types[c] for c in names}}
             sealed = history_files.select_files(folder, files, wanted)
             rows += f" UNION ALL SELECT * FROM ({sealed}) WHERE {time} AND entity IN ({listed})"
-        return f"SELECT time, entity, {value} AS v, 1 AS n, {life or 'NULL'} AS life FROM ({rows})"
+        outer = f", {value} AS low, {value} AS high" if extremes else ""
+        return f"SELECT time, entity, {value} AS v, 1 AS n, {life or 'NULL'} AS life{outer} FROM ({rows})"
     value = f"{column}_mean" if signal.kind == "gauge" else f"{column}_last"
-    names = dict.fromkeys(["time", "entity", value, f"{column}_count", *([f"{life}_last"] if life else [])])
+    ends = [f"{column}_min", f"{column}_max"] if extremes else []
+    names = dict.fromkeys(["time", "entity", value, f"{column}_count", *ends, *([f"{life}_last"] if life else [])])
     view = f"rollup_{step}_{signal.device_class}"
     rows = rollups.select_view(cursor, view, names, span.start, span.end)
     newest = f'"{life}_last"' if life else "NULL"
+    outer = f', "{ends[0]}" AS low, "{ends[1]}" AS high' if ends else ""
     return (
-        f'SELECT time, entity, "{value}" AS v, "{column}_count" AS n, {newest} AS life FROM ({rows}) '
+        f'SELECT time, entity, "{value}" AS v, "{column}_count" AS n, {newest} AS life{outer} FROM ({rows}) '
         f"WHERE {time} AND entity IN ({listed})"
     )
 

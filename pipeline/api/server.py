@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from pipeline.api import problem, tokens
 from pipeline.api.backend import Backend
+from pipeline.api.device_routes import device_router
 from pipeline.api.guard import Guard
 from pipeline.api.incident_list import incident_list_router
 from pipeline.api.map_routes import map_router
@@ -69,6 +70,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         map_router,
         search_router,
         incident_list_router,
+        device_router,
         incident_router,
         mute_router,
         receiver_router,

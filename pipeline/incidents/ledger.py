@@ -212,9 +212,12 @@ def load_case(connection: duckdb.DuckDBPyConnection, incident: Incident) -> Case
     return Case(replace(incident), conditions, raised_at=incident.opened, visible_since=incident.opened)
 
 
-def list_incidents(cursor: duckdb.DuckDBPyConnection, state: str | None = None) -> list[dict[str, Any]]:
-    """Returns all incidents, or those of one state, newest first, in the form of the API."""
-    found = _load(cursor, "WHERE $1 IS NULL OR state = $1 ORDER BY opened DESC, id", [state])
+def list_incidents(
+    cursor: duckdb.DuckDBPyConnection, state: str | None = None, ids: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Returns all incidents, those of one state or with these ids, newest first, in the form of the API."""
+    where = "$1 IS NULL OR state = $1" if ids is None else "id IN (SELECT unnest($1))"
+    found = _load(cursor, f"WHERE {where} ORDER BY opened DESC, id", [state if ids is None else list(ids)])
     return [incident.as_json() for incident in found]
 
 
