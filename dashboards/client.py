@@ -6,7 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -97,8 +97,8 @@ class Client:
         return self._post(answers.parse_mute, f"mutes/{quote(identity, safe='')}/end", {})
 
     def fetch(self, parse: Callable[[Mapping[str, Any]], T], path: str, query: Iterable[tuple[str, str]] = ()) -> T:
-        """Returns the parsed response of `GET /api/v1/{path}?{query}`. Raises ApiError."""
-        return self._get(parse, path, dict(query))
+        """Returns the parsed response of `GET /api/v1/{path}?{query}`; a name may be repeated. Raises ApiError."""
+        return self._get(parse, path, list(query))
 
     def send(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
         """Sends a change by `POST /api/v1/{path}` and returns the parsed response. Raises ApiError."""
@@ -108,7 +108,12 @@ class Client:
         headers = {"Content-Type": "application/json"}
         return self._request(parse, urllib.request.Request(self._address(path), json.dumps(body).encode(), headers))
 
-    def _get(self, parse: Callable[[Mapping[str, Any]], T], path: str, query: Mapping[str, str] | None = None) -> T:
+    def _get(
+        self,
+        parse: Callable[[Mapping[str, Any]], T],
+        path: str,
+        query: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    ) -> T:
         address = self._address(path) + (f"?{urlencode(query)}" if query else "")
         return self._request(parse, urllib.request.Request(address))
 

@@ -28,6 +28,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("incidents", "Incidents", "notifications"),
     PageEntry("incident", "Incident", "notifications", shown=False),
     PageEntry("data", "Data quality", "sensors"),
+    PageEntry("node", "Node", "dns", shown=False),
     PageEntry("detectors", "Detectors", "troubleshoot"),
 )
 """In the order of the navigation; the first is the default page, at /."""

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -75,10 +75,16 @@ def make_client() -> Client:
     return Client(os.environ.get(API_URL) or DEFAULT_URL, read_token(Path(token_file)) if token_file else "")
 
 
-def fetch(parse: Callable[[Mapping[str, Any]], T], path: str, /, **query: str) -> CachedAnswer[T]:
+def fetch(parse: Callable[[Mapping[str, Any]], T], path: str, /, **query: str | Sequence[str]) -> CachedAnswer[T]:
     """Returns the cached response of `GET /api/v1/{path}`. `parse` is a function of a module."""
     name = f"{parse.__module__}.{parse.__qualname__}"
-    return cast(CachedAnswer[T], _fetch("fetch", name, path, tuple(sorted(query.items())), parse=parse))
+    return cast(CachedAnswer[T], _fetch("fetch", name, path, query_pairs(query), parse=parse))
+
+
+def query_pairs(query: Mapping[str, str | Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    """Returns (name, value) sorted by name; a name with several values is repeated."""
+    pairs = ((name, [value] if isinstance(value, str) else value) for name, value in sorted(query.items()))
+    return tuple((name, one) for name, values in pairs for one in values)
 
 
 def send(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:

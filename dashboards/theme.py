@@ -87,13 +87,28 @@ DARK = Palette(
     median="#A9B7C3",
     device="#FF8A3D",
 )
+SERIES: tuple[tuple[str, str], ...] = (
+    ("#0072B2", "#56B4E9"),
+    ("#D55E00", "#FF8A3D"),
+    ("#009E73", "#2FC79B"),
+    ("#AA4499", "#E08AC8"),
+    ("#8A6D00", "#D9CD3B"),
+    ("#3B4CC0", "#9AA8FF"),
+    ("#117733", "#8BD17C"),
+    ("#882255", "#FF7FA6"),
+)
+"""Colours of several lines of one chart, light and dark. Source: Okabe and Ito (2008) and Tol (2021), made darker or
+lighter until each has a contrast of 3:1 with the ground."""
 PALETTES: dict[Mode, Palette] = {"light": LIGHT, "dark": DARK}
 
 
 def css_variables(selector: str = ":root") -> str:
-    """Returns `--fp-NAME` for every colour; the browser chooses light or dark by the page's `color-scheme`."""
+    """Returns `--fp-NAME` for every colour and `--fp-series-N` for lines; the browser chooses light or dark by the
+    page's `color-scheme`.
+    """
     dark = asdict(DARK)
-    pairs = (f"--fp-{k.replace('_', '-')}:light-dark({v},{dark[k]});" for k, v in asdict(LIGHT).items())
+    pairs = [f"--fp-{k.replace('_', '-')}:light-dark({v},{dark[k]});" for k, v in asdict(LIGHT).items()]
+    pairs += [f"--fp-series-{i}:light-dark({light},{deep});" for i, (light, deep) in enumerate(SERIES)]
     return f"{selector}{{{''.join(pairs)}}}\n"
 
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import duckdb
 
-from pipeline.api.history import (
-    MAX_ROWS,
-    Peers,
-    Span,
-    choose_step,
-    find_peers,
-    find_signal,
-    rate_sql,
-    select_values,
-    signal_brief,
-)
+from pipeline.api.compare_read import Row, Wanted, read_rows
+from pipeline.api.history import MAX_ROWS, Peers, Span, choose_step, find_peers, find_signal, signal_brief
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CLASS_OF_KIND, Signal
@@ -56,40 +48,42 @@ def read_comparison(
     signals = [find_signal(name) for name in dict.fromkeys(names)]
     if not 0 < len(signals) <= MAX_SIGNALS:
         raise UsageError(f"signal: found {len(signals)}; expected 1 to {MAX_SIGNALS}")
-    found = [_read_signal(cursor, topology, list(dict.fromkeys(entities)), signal, span, peers) for signal in signals]
-    return {"from": iso(span.start), "to": iso(span.end), "signals": found}
+    groups: dict[tuple[str, int, int], list[Signal]] = {}
+    for signal in signals:
+        own = replace(span, points=_count_points(span, signal))
+        groups.setdefault((signal.device_class, own.points, choose_step(cursor, signal, own)), []).append(signal)
+    entities = list(dict.fromkeys(entities))
+    found: dict[str, dict[str, Any]] = {}
+    for (device_class, points, step), own_signals in groups.items():
+        own = replace(span, points=points)
+        rows = max(1, (span.end - span.start) // int((step or own_signals[0].interval or 1) * SECOND))
+        most = max(_MIN_PEERS, min(MAX_PEERS, MAX_ROWS // len(signals) // rows))
+        chosen = _choose(cursor, topology, entities, device_class, peers, most)
+        wanted = Wanted(own, step, chosen.devices, chosen.peers)
+        read = read_rows(cursor, own_signals, wanted) if chosen.devices else repeat([])
+        for signal, lines in zip(own_signals, read, strict=False):
+            found[signal.name] = _write_signal(signal, chosen, wanted, lines)
+    return {"from": iso(span.start), "to": iso(span.end), "signals": [found[signal.name] for signal in signals]}
 
 
-def _read_signal(
-    cursor: duckdb.DuckDBPyConnection,
-    topology: Topology,
-    entities: Sequence[str],
-    signal: Signal,
-    whole: Span,
-    peers: Peers,
-) -> dict[str, Any]:
-    span = replace(whole, points=_count_points(whole, signal))
-    step = choose_step(cursor, signal, span)
-    rows = max(1, (span.end - span.start) // int((step or signal.interval or 1) * SECOND))
-    most = max(_MIN_PEERS, min(MAX_PEERS, MAX_ROWS // MAX_SIGNALS // rows))
-    chosen = _choose(cursor, topology, entities, signal, peers, most)
+def _write_signal(signal: Signal, chosen: _Chosen, wanted: Wanted, rows: Iterable[Row]) -> dict[str, Any]:
+    span = wanted.span
     count = math.ceil((span.end - span.start) / span.width)
     lines = {name: _Line.empty(count) for name in chosen.devices}
     band = _Line.empty(count)
-    for bucket, entity, value, low, high in _read(cursor, signal, chosen, span, step):
+    for bucket, entity, value, low, high in rows:
         if 0 <= bucket < count:
             (band if entity is None else lines[entity]).put(bucket, value, low, high)
-    outer = signal.kind == "gauge"
     return {
         "signal": signal_brief(signal),
         "states": list(signal.states),
-        "step": step,
+        "step": wanted.step,
         "start": iso(span.start),
         "width": span.width / SECOND,
         "peer_kind": chosen.peer_kind,
         "peers": len(chosen.peers),
         "left_out": chosen.left_out,
-        "lines": [{"entity": e, **line.as_json(outer)} for e, line in lines.items()],
+        "lines": [{"entity": e, **line.as_json(signal.kind == "gauge")} for e, line in lines.items()],
         "band": {"median": band.value, "low": band.low, "high": band.high} if chosen.peers else None,
     }
 
@@ -129,22 +123,22 @@ def _choose(
     cursor: duckdb.DuckDBPyConnection,
     topology: Topology,
     entities: Sequence[str],
-    signal: Signal,
+    device_class: str,
     peers: Peers,
     most: int,
 ) -> _Chosen:
-    """Returns the entities of the signal's class; of another entity, such as a node, its parts of that class."""
+    """Returns the entities of a class; of another entity, such as a node, its parts of that class."""
     found: dict[str, None] = {}
     for entity in entities:
-        if CLASS_OF_KIND.get(kind_of(entity)) == signal.device_class:
+        if CLASS_OF_KIND.get(kind_of(entity)) == device_class:
             found[entity] = None
         else:
-            below = (e for e in topology.descendants(entity) if CLASS_OF_KIND.get(kind_of(e)) == signal.device_class)
+            below = (e for e in topology.descendants(entity) if CLASS_OF_KIND.get(kind_of(e)) == device_class)
             found.update(dict.fromkeys(sorted(below, key=natural_key)))
     devices = list(found)[:MAX_DEVICES]
     if not devices or peers == "none":
         return _Chosen(devices, len(found) - len(devices), "none", [])
-    kind, others = find_peers(cursor, topology, devices[0], signal.device_class, peers, most + len(devices))
+    kind, others = find_peers(cursor, topology, devices[0], device_class, peers, most + len(devices))
     others = [e for e in others if e not in found][:most]
     return _Chosen(devices, len(found) - len(devices), kind, others)
 
@@ -162,33 +156,3 @@ def natural_key(entity: str) -> tuple[tuple[int, int, str], ...]:
             digits = ""
         parts.append((1, 0, sign))
     return tuple(parts)
-
-
-def _read(
-    cursor: duckdb.DuckDBPyConnection, signal: Signal, chosen: _Chosen, span: Span, step: int
-) -> list[tuple[int, str | None, float | None, float | None, float | None]]:
-    """Returns (bucket, device, value, lowest, highest); without a device: median, 10th and 90th percentile of peers."""
-    if not chosen.devices:
-        return []
-    outer = signal.kind == "gauge"
-    per_row, per_bucket = {
-        "counter": (rate_sql(signal), "avg(x)"),
-        "state": ("v", "arg_max(x, time)"),
-        "gauge": ("v", "sum(x * n) / sum(n)" if step else "avg(x)"),
-    }[signal.kind]
-    low, high = ("low", "high") if outer else ("NULL", "NULL")
-    rows = select_values(cursor, signal, step, span, [*chosen.devices, *chosen.peers], extremes=outer)
-    return cursor.execute(
-        f"""
-        WITH raw AS ({rows}),
-             measured AS (SELECT time, entity, n, {low} AS low, {high} AS high, {per_row} AS x
-                          FROM raw WHERE v IS NOT NULL WINDOW w AS (PARTITION BY entity ORDER BY time)),
-             bucketed AS (SELECT (epoch_us(time) - $start) // $width AS bucket, entity, ({per_bucket})::DOUBLE AS x,
-                                 min(low)::DOUBLE AS low, max(high)::DOUBLE AS high
-                          FROM measured WHERE x IS NOT NULL GROUP BY ALL)
-        SELECT bucket, entity, x, low, high FROM bucketed WHERE list_contains($devices, entity)
-        UNION ALL
-        SELECT bucket, NULL, median(x), quantile_cont(x, 0.1), quantile_cont(x, 0.9) FROM bucketed
-        WHERE NOT list_contains($devices, entity) GROUP BY bucket""",
-        {"start": span.start, "width": span.width, "devices": chosen.devices},
-    ).fetchall()

@@ -180,17 +180,9 @@ def choose_step(cursor: duckdb.DuckDBPyConnection, signal: Signal, span: Span) -
 
 
 def select_values(
-    cursor: duckdb.DuckDBPyConnection,
-    signal: Signal,
-    step: int,
-    span: Span,
-    entities: Sequence[str],
-    extremes: bool = False,
+    cursor: duckdb.DuckDBPyConnection, signal: Signal, step: int, span: Span, entities: Sequence[str]
 ) -> str:
-    """Returns SQL for time, entity, value v, number of values n and generation `life` of some devices.
-
-    extremes: also the lowest and highest value of each row, `low` and `high`.
-    """
+    """Returns SQL for time, entity, value v, number of values n and generation `life` of some devices."""
     column, life = signal.column, f"{signal.device_class}.generation"
     life = CATALOGUE[life].column if life in CATALOGUE else ""
     time = f"time >= make_timestamptz({span.start}) AND time < make_timestamptz({span.end})"
@@ -207,17 +199,14 @@ def select_values(
             wanted = {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **{c: types[c] for c in names}}
             sealed = history_files.select_files(folder, files, wanted)
             rows += f" UNION ALL SELECT * FROM ({sealed}) WHERE {time} AND entity IN ({listed})"
-        outer = f", {value} AS low, {value} AS high" if extremes else ""
-        return f"SELECT time, entity, {value} AS v, 1 AS n, {life or 'NULL'} AS life{outer} FROM ({rows})"
+        return f"SELECT time, entity, {value} AS v, 1 AS n, {life or 'NULL'} AS life FROM ({rows})"
     value = f"{column}_mean" if signal.kind == "gauge" else f"{column}_last"
-    ends = [f"{column}_min", f"{column}_max"] if extremes else []
-    names = dict.fromkeys(["time", "entity", value, f"{column}_count", *ends, *([f"{life}_last"] if life else [])])
+    names = dict.fromkeys(["time", "entity", value, f"{column}_count", *([f"{life}_last"] if life else [])])
     view = f"rollup_{step}_{signal.device_class}"
     rows = rollups.select_view(cursor, view, names, span.start, span.end)
     newest = f'"{life}_last"' if life else "NULL"
-    outer = f', "{ends[0]}" AS low, "{ends[1]}" AS high' if ends else ""
     return (
-        f'SELECT time, entity, "{value}" AS v, "{column}_count" AS n, {newest} AS life{outer} FROM ({rows}) '
+        f'SELECT time, entity, "{value}" AS v, "{column}_count" AS n, {newest} AS life FROM ({rows}) '
         f"WHERE {time} AND entity IN ({listed})"
     )
 

@@ -1,0 +1,1 @@
+"""The page that compares any signals of any devices, and queries the store."""

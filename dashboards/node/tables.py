@@ -1,0 +1,151 @@
+"""Tables of a node's devices: GPUs side by side, ports, power supplies, collectors, and generic newest values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from dashboards.devices import cells, html
+from dashboards.devices.answers import ClassValues, EntityDetail, Values
+from dashboards.devices.cells import Column
+from dashboards.devices.html import entity_link, explore_href, link
+from dashboards.time_chart.component import short_name
+from dashboards.words import age, ago, quantity
+from pipeline.model.records import SECOND
+
+GPU_COLUMNS = (
+    Column("gpu.temperature", "Core", high_is_bad=True),
+    Column("gpu.memory_temperature", "Memory", high_is_bad=True),
+    Column("gpu.power", "Power", low_is_bad=True, high_is_bad=True),
+    Column("gpu.sm_clock", "SM clock", low_is_bad=True),
+    Column("gpu.utilization", "Utilization", low_is_bad=True),
+    Column("gpu.memory_used", "Memory used"),
+    Column("gpu.ecc_uncorrected", "ECC uncorr."),
+    Column("gpu.rows_pending", "Row remap"),
+    Column("gpu.throttle_reasons", "Throttle"),
+    Column("gpu.recovery_action", "Recovery action"),
+)
+PORT_COLUMNS = (
+    Column("nic.state", "State"),
+    Column("nic.speed", "Speed", low_is_bad=True),
+    Column("nic.module_temperature", "Module", high_is_bad=True),
+    Column("nic.rx_power_min", "Rx power", low_is_bad=True),
+    Column("nic.tx_power_min", "Tx power", low_is_bad=True),
+    Column("nic.carrier_downs", "Link downs"),
+    Column("nic.symbol_errors", "Symbol errors"),
+)
+PSU_COLUMNS = (
+    Column("psu.input_power", "Input"),
+    Column("psu.output_power", "Output"),
+    Column("psu.input_voltage", "Input voltage"),
+    Column("psu.temperature", "Temperature", high_is_bad=True),
+    Column("psu.input_status", "Input state"),
+    Column("psu.status", "State"),
+)
+COLLECTOR_COLUMNS = (
+    Column("collector.state", "State"),
+    Column("collector.latency", "Latency"),
+    Column("collector.silence", "Silent for"),
+)
+NODE_SIGNALS = (
+    "node.power", "node.load1", "node.memory_available", "node.memory_total", "node.uptime", "node.clock_offset",
+    "node.clock_synchronized", "node.chassis_faults", "node.gpu_expected", "node.gpu_driver",
+)  # fmt: skip
+OTHER_SIGNALS = (
+    "sensor.temperature", "sensor.fan_speed", "leak.state", "bmc.reachable", "bmc.latency", "agent.spool_bytes",
+    "agent.spool_wait", "agent.dropped", "exporter.up", "nvlink.state", "neuroncore.utilization",
+    "gpu.power_limit", "gpu.pcie_width", "gpu.pcie_generation", "gpu.rows_failed", "gpu.present",
+)  # fmt: skip
+COLUMNS = (*GPU_COLUMNS, *PORT_COLUMNS, *PSU_COLUMNS, *COLLECTOR_COLUMNS)
+SIGNALS = (*(column.signal for column in COLUMNS), *NODE_SIGNALS, *OTHER_SIGNALS)
+SILENT_S = 60.0
+"""Age from which the newest row of a device counts as missing (s): as the fleet's state of a node."""
+
+
+def device_table(
+    values: ClassValues, columns: Sequence[Column], name: str, now: int, focus: str = "", extra: Mapping[str, str] = {}
+) -> str:
+    """Returns the devices of a class, one per row, and their peers in the last. extra: markup of a last column."""
+    shown = cells.present(columns, values)
+    rows = [_row(values, shown, i, now, focus, extra) for i in range(len(values.entities))]
+    peers = cells.peers_row(shown, values)
+    if any(peers):
+        rows.append([f"<i>{escape(cells.peers_title(values))}</i>", *peers, *([""] if extra else [])])
+    head = [name, *(column.title for column in shown), *(["Far end"] if extra else [])]
+    return html.table(head, rows, f"No {name.lower()}s known.", "fp-devices")
+
+
+def _row(
+    values: ClassValues, shown: Sequence[Column], i: int, now: int, focus: str, extra: Mapping[str, str]
+) -> list[str]:
+    entity = values.entities[i]
+    head = entity_link(entity, short_name(entity))
+    if entity == focus:
+        head = f'<b class="fp-focus">{head}</b>'
+    seen = values.last_seen[i]
+    if seen is None or (now - seen) / SECOND > SILENT_S:
+        silent = "no data yet" if seen is None else f"no data for {age((now - seen) / SECOND)}"
+        head += f' <span class="fp-silent">{escape(silent)}</span>'
+    found = [
+        cells.cell(
+            column,
+            values.signals[column.signal],
+            values.signals[column.signal].values[i],
+            explore_href([entity], [column.signal]),
+        )
+        for column in shown
+    ]
+    return [head, *found, *([extra.get(entity, "")] if extra else [])]
+
+
+def far_ends(detail: EntityDetail) -> dict[str, str]:
+    """Returns port -> link to what is at its far end, or that it is not monitored."""
+    found = {}
+    for part in detail.parts_of_kind("port"):
+        peer = detail.links.get(part.entity)
+        leaf = next((p for p in part.parents if p.partition(":")[0] == "leaf"), None)
+        said = part.attributes.get("peer_name") or part.attributes.get("peer_guid")
+        if peer:
+            found[part.entity] = entity_link(peer)
+        elif leaf:
+            found[part.entity] = f"{entity_link(leaf)}, far end not monitored"
+        else:
+            found[part.entity] = escape(f"{said}, not monitored" if said else "far end not monitored")
+    return found
+
+
+def focus_rows(values: Values, focus: str, detail: EntityDetail) -> list[tuple[str, str]]:
+    """Returns (label, value as markup) of the newest values of one device beside its peers."""
+    found = []
+    for one in values.classes.values():
+        if focus not in one.entities:
+            continue
+        for name, signal in one.signals.items():
+            value = one.value(name, focus)
+            if value is None:
+                continue
+            beside = "" if signal.median is None else f" (peers {quantity(signal.median, signal.unit)})"
+            column = next((c for c in COLUMNS if c.signal == name), Column(name, name))
+            chart = explore_href([focus], [name])
+            found.append((cells.title_of(signal), cells.cell(column, signal, value, chart) + escape(beside)))
+    return found
+
+
+def node_rows(values: Values, now: int) -> list[tuple[str, str]]:
+    """Returns (label, value as markup) of the node itself: power, load, memory, clock, GPUs expected and found."""
+    own = values.of_class("node")
+    if not own.entities:
+        return []
+    node, found = own.entities[0], []
+    for name in NODE_SIGNALS:
+        signal = own.signals.get(name)
+        value = own.value(name, node)
+        if signal is None or value is None or name == "node.memory_total":
+            continue
+        shown = age(value) if name == "node.uptime" else cells.text(signal, value)
+        if name == "node.memory_available" and (total := own.value("node.memory_total", node)):
+            shown += f" of {quantity(total, 'By')}"
+        found.append((cells.title_of(signal).partition(" (")[0], link(explore_href([node], [name]), shown)))
+    seen = own.last_seen[0]
+    found.append(("Last data", escape("never" if seen is None else ago(seen, now))))
+    return found

@@ -1,0 +1,1 @@
+"""Charts of signals over one time axis, drawn on canvases by the browser."""
