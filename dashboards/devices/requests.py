@@ -27,6 +27,8 @@ HISTORY_TTL_S = 60.0
 """Lifetime of cached history (s): late rows change it for a minute. Chosen."""
 ERROR_TTL_S = 5.0
 """Lifetime of a failed request for history (s), so that viewers do not all wait for the same limit. Chosen."""
+LAST_KNOWN_S = 86_400
+"""Age until which last known values are shown, with their age (s). Chosen: a day; charts have older ones."""
 TIMEOUT_S = 16.0
 """Limit of a request for history (s): the API waits 5 s for a free place and reads for 10 s. Chosen."""
 _LAST = AnswerCache(64)
@@ -39,7 +41,7 @@ def fetch_entity(entity: str) -> CachedAnswer[EntityDetail]:
 
 def fetch_values(entity: str, signals: Sequence[str]) -> CachedAnswer[Values]:
     """Returns the newest values of an entity and its parts."""
-    return fetch(answers.parse_values, "values", entity=entity, signal=tuple(signals))
+    return fetch(answers.parse_values, "values", entity=entity, signal=tuple(signals), max_age=str(LAST_KNOWN_S))
 
 
 def fetch_events(entity: str, start: int, end: int, limit: int = 200) -> CachedAnswer[EventItems]:
@@ -71,9 +73,9 @@ def fetch_history(
 
 
 @st.cache_data(ttl=HISTORY_TTL_S, max_entries=128, show_spinner="Reading history")
-def _read_history(url: str, parse: Callable[[Any], Any], path: str, query: tuple[tuple[str, str], ...]) -> Any:
-    """Returns a response. Raises ApiError, which is not kept here. `url` is a part of the cache key."""
-    answer = _try_history(url, parse, path, query)
+def _read_history(url: str, _parse: Callable[[Any], Any], path: str, query: tuple[tuple[str, str], ...]) -> Any:
+    """Returns a response. Raises ApiError, which is not kept here. `url` is a part of the cache key, `_parse` not."""
+    answer = _try_history(url, _parse, path, query)
     if answer.error:
         raise ApiError(answer.error, answer.status)
     return answer
@@ -81,11 +83,11 @@ def _read_history(url: str, parse: Callable[[Any], Any], path: str, query: tuple
 
 @st.cache_data(ttl=ERROR_TTL_S, max_entries=128, show_spinner=False)
 def _try_history(
-    url: str, parse: Callable[[Any], Any], path: str, query: tuple[tuple[str, str], ...]
+    url: str, _parse: Callable[[Any], Any], path: str, query: tuple[tuple[str, str], ...]
 ) -> CachedAnswer[Any]:
     client = replace(snapshot.make_client(), timeout=TIMEOUT_S)
     try:
-        return CachedAnswer(client.fetch(parse, path, query), snapshot.now())
+        return CachedAnswer(client.fetch(_parse, path, query), snapshot.now())
     except ApiError as error:
         return CachedAnswer(None, snapshot.now(), str(error), error.status)
 

@@ -130,7 +130,9 @@ def _head(detail: EntityDetail, focus: EntityDetail | None, answer: CachedAnswer
     known = _fleet_node(detail.entity)
     badges = [_state_badge(known), markup.simulated_badge(shown.simulated)]
     st.html(links.breadcrumbs(identity.crumbs(detail, focus.entity if focus else "")))
-    parts.draw_head(plain(entity_name(shown.entity)), badges, state_text(shown, known), answer, of_now=True)
+    since = parts.unknown_since(answer, snapshot.fetch_fleet(), now)
+    state = parts.statement(state_text(shown, known), since, now)
+    parts.draw_head(plain(entity_name(shown.entity)), badges, state, answer)
     parts.draw_error(answer)
     if lines := incident_rows.open_list(shown.incidents, now):
         st.html(lines)

@@ -83,9 +83,10 @@ def _row(
     if entity == focus:
         head = f'<b class="fp-focus">{head}</b>'
     seen = values.last_seen[i]
-    if seen is None or (now - seen) / SECOND > SILENT_S:
-        silent = "no data yet" if seen is None else f"no data for {age((now - seen) / SECOND)}"
-        head += f' <span class="fp-silent">{escape(silent)}</span>'
+    silent = seen is None or (now - seen) / SECOND > SILENT_S
+    if silent:
+        since = "no data yet" if seen is None else f"last known, no data for {age((now - seen) / SECOND)}"
+        head += f' <span class="fp-silent">{escape(since)}</span>'
     found = [
         cells.cell(
             column,
@@ -95,6 +96,8 @@ def _row(
         )
         for column in shown
     ]
+    if silent:
+        found = [f'<span class="fp-old">{one}</span>' for one in found]
     return [head, *found, *([extra.get(entity, "")] if extra else [])]
 
 

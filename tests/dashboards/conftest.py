@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -147,6 +147,7 @@ class Api:
             ],
             "sources": {"agents": 3, "silent": 1, "gaps": 2, "dead_letters": 0},
         }
+        self.tables: dict[str, Callable[[dict[str, list[str]]], Any]] = {}  # path -> query -> table
         self.mutes: list[dict[str, Any]] = []
         hit = {"kind": "incident", "id": "A1", "match": "A1", "text": "rank 17 is slow", "state": "open"}
         node = {"kind": "node", "id": "node:n003", "match": "node:n003", "text": "rack:r1", "state": None}
@@ -171,6 +172,8 @@ class Api:
             return self.broken[path]
         if path in self.answers:
             return 200, json.dumps(self.answers[path]).encode()
+        if path in self.tables and (table := self.tables[path](query)) is not None:
+            return 200, json.dumps(table).encode()
         if path == "fleet":
             return 200, json.dumps(self.fleet).encode()
         if path == "incidents":

@@ -1,0 +1,131 @@
+"""The page of a node: identity, state with cause or affected, devices beside peers, events with their meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboards import snapshot
+from dashboards.devices import requests
+from dashboards.devices.answers import EventItem, parse_comparison, parse_values
+from dashboards.devices.happened import describe
+from dashboards.node.page import odd_lines, recovery_text
+from dashboards.node.tables import SIGNALS
+from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CATALOGUE
+from tests.dashboards.conftest import NOW
+from tests.dashboards.device_tables import HOSTILE, compare_table, serve_node, values_table
+from tests.dashboards.test_dashboard_pages import page, shown
+
+
+def node_script() -> None:
+    from dashboards.node import page
+
+    page.page()
+
+
+@pytest.fixture(autouse=True)
+def _empty_caches() -> None:
+    snapshot._fetch_cached.clear()
+    requests._read_history.clear()
+    requests._try_history.clear()
+
+
+def test_all_signals_of_the_page_exist() -> None:
+    assert set(SIGNALS) <= CATALOGUE.keys()
+    assert len(set(SIGNALS)) <= 64
+
+
+def test_a_node_shows_who_it_is_and_what_is_wrong(api: Any) -> None:
+    serve_node(api)
+    text = shown(page(node_script, entity="node:n003", live="0"))
+    for expected in (
+        "NODE CRITICAL",
+        "Suspected cause:",
+        'Affected by <a class="fp-link" href="facility?entity=cdu%3Ac1',
+        "BOARD-7",
+        'href="jobs?entity=job%3A81',
+        "within=rack%3Ar1",
+        "GPU 3 of n003: reset GPU (NVML_GPU_RECOVERY_ACTION_GPU_RESET)",
+        "above its peers",
+        "XID 79",
+        "GPU has fallen off the bus. Do: reboot node, then RMA.",
+        "12 messages of samples lost: spool full",
+        "leaf switch l1</a>, far end not monitored",
+        "Past incidents",
+    ):
+        assert expected in text
+    assert text.count("Suspected cause of an unresolved incident.") == 1
+    assert len({path for path, _ in api.asked}) <= 6
+
+
+def test_a_device_of_a_node_stands_on_top(api: Any) -> None:
+    serve_node(api)
+    text = shown(page(node_script, entity="gpu:n003.3", live="0"))
+    assert "GPU 3 of n003" in text
+    assert "Against its peers" in text
+    assert "SN3" in text
+    assert 'href="node?entity=node%3An003' in text
+
+
+def test_hostile_names_are_shown_as_text(api: Any) -> None:
+    serve_node(api, HOSTILE)
+    text = shown(page(node_script, entity=HOSTILE, live="0"))
+    assert "<b>n" not in text
+    assert "&lt;b&gt;n\N{SNOWMAN}&lt;/b&gt;" in text
+    assert "<i>no driver" not in text
+
+
+@pytest.mark.parametrize("asked", ["", "n003", "node:"])
+def test_an_address_without_an_entity_says_what_is_expected(api: Any, asked: str) -> None:
+    assert "Expected a node or a device of it in the address" in shown(page(node_script, entity=asked))
+
+
+def test_an_unknown_node_is_not_found(api: Any) -> None:
+    assert "Node n9 is not known." in shown(page(node_script, entity="node:n9"))
+
+
+def test_a_node_without_gpus_says_so(api: Any) -> None:
+    serve_node(api, gpus=0)
+    assert "No GPU of this node has sent data" in shown(page(node_script, entity="node:n003", live="0"))
+
+
+def test_the_last_known_node_stays_while_the_api_is_away(api: Any) -> None:
+    serve_node(api)
+    assert "Showing the last known state." not in shown(page(node_script, entity="node:n003", live="0"))
+    for path in ("entity", "values", "compare", "events", "fleet"):
+        api.broken[path] = (503, b'{"detail": "the store is not open"}')
+    _empty()
+    text = shown(page(node_script, entity="node:n003", live="0"))
+    assert "Showing the last known state." in text
+    assert "Unknown since" in text
+    assert "No unresolved incidents." not in text
+
+
+def _empty() -> None:
+    snapshot._fetch_cached.clear()
+    requests._read_history.clear()
+    requests._try_history.clear()
+
+
+def test_the_driver_s_recovery_action_has_nvml_s_name() -> None:
+    found = parse_values(values_table("node:n1", ["gpu.recovery_action"], "node:n1", 8))
+    assert recovery_text(found) == "GPU 3 of n1: reset GPU (NVML_GPU_RECOVERY_ACTION_GPU_RESET)"
+
+
+def test_a_line_that_left_its_peers_is_framed() -> None:
+    query = {"from": [iso(NOW - 3600 * SECOND)], "to": [iso(NOW)], "entity": ["node:n1"], "signal": ["gpu.temperature"]}
+    found = parse_comparison(compare_table(query, "node:n1", 8))
+    # GPU i is at 60 + i, the band of the peers is 58 to 64, and half its width is tolerated
+    assert odd_lines(found) == frozenset()
+    found.signals[0].lines[7].values[-20:] = np.float32(80)
+    assert odd_lines(found) == {("gpu:n1.7", "gpu.temperature")}
+
+
+def test_a_consequence_names_its_root() -> None:
+    data = {"xid": 94, "name": "Contained memory error", "count": 3, "root": {"xid": 48, "entity": "gpu:n1.0"}}
+    what, meaning = describe(EventItem(NOW, "event", "gpu:n1.0", "xid", data))
+    assert what == "XID 94"
+    assert meaning == "Contained memory error. 3 times. Consequence of XID 48."
