@@ -33,6 +33,7 @@ from pipeline.api.routes import (
 )
 from pipeline.api.search import search_router
 from pipeline.api.service import ApiContext
+from pipeline.api.topology_routes import topology_router
 from pipeline.config.sections import Api, Config
 from pipeline.http.connections import limit_connections, make_protocol, raise_file_limit
 from pipeline.model.errors import ConfigError, Unreachable
@@ -77,6 +78,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         operation_router,
         people_router,
         quality_router,
+        topology_router,
     ):
         app.include_router(router)
     problem.install_handlers(app)

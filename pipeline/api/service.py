@@ -64,8 +64,8 @@ class ApiContext:
 
     def parse_span(self, start: str | None, end: str | None, points: int = 300) -> Span:
         """Parses the time range of a request; by default the last hour. Raises UsageError."""
-        until = self.now() if end is None else _time("to", end)
-        since = until - HOUR if start is None else _time("from", start)
+        until = self.now() if end is None else parse_time("to", end)
+        since = until - HOUR if start is None else parse_time("from", start)
         if not 0 < until - since <= LONGEST:
             raise UsageError("from and to: expected from before to, at most 366 days apart")
         return Span(since, until, points)
@@ -83,7 +83,8 @@ def json_response(body: Any) -> Response:
     return Response(encode_json(body), media_type="application/json")
 
 
-def _time(name: str, text: str) -> int:
+def parse_time(name: str, text: str) -> int:
+    """Parses a time of a request (UTC us). Raises UsageError."""
     try:
         return from_iso(text)
     except (ValueError, OverflowError) as error:

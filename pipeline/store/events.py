@@ -14,6 +14,7 @@ from pipeline.model.records import SECOND, EventBatch
 from pipeline.model.topology import kind_of
 from pipeline.store.append import NEVER, TIME, insert_columns, to_timestamps
 from pipeline.store.database import Database
+from pipeline.store.job_membership import update_job_ranks
 
 UPGRADE_WINDOW = 1800 * SECOND
 """Time within which an upgrade of agents may explain their silence (us). Chosen."""
@@ -30,7 +31,7 @@ GROUP BY version HAVING count(DISTINCT entity) >= $3 ORDER BY count(DISTINCT ent
 
 
 def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventBatch], closed: int = NEVER) -> None:
-    """Writes events as rows; inventories also update the table `entity`.
+    """Writes events as rows; inventories also update the table `entity`, and those of jobs the table `job_rank`.
 
     closed: frames before it are closed; earlier events are evaluated in the first open frame.
     """
@@ -49,6 +50,7 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
             "judged": pa.array([closed if event.time < closed else None for event, _ in flat], TIME),
         },
     )
+    update_job_ranks(connection, flat)
     known: dict[str, tuple[str, str, str, bool, list[str], str, str, int]] = {}
     for event, origin in flat:
         if event.kind == "inventory":

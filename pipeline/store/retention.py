@@ -17,6 +17,7 @@ from pipeline.model.records import SECOND
 from pipeline.model.signals import CLASSES
 from pipeline.store import schema
 from pipeline.store.database import Database
+from pipeline.store.job_membership import end_unnamed_ranks
 
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
@@ -26,6 +27,7 @@ EVENT_ROWS = 2_000_000  # chosen: one per minute and node of 1,000 nodes for a d
 FINDING_ROWS = 1_000_000  # chosen: a finding a minute for two years
 INCIDENT_ROWS = 100_000  # chosen: a thousand a day for a quarter
 MUTE_ROWS = 10_000  # chosen: a hundred a day for a quarter
+RANK_ROWS = 5_000_000  # chosen: 50 starts of a job on all of 100,000 GPUs
 AUDIT_ROWS = 1_000_000  # chosen: two thousand writes a day for a year
 LOSS_CAUSES = 1_000  # causes come from senders; more are counted as one; chosen
 
@@ -186,6 +188,13 @@ BOUNDS: Mapping[str, Bound] = {
                 AND least(ends, coalesce(expired, ends)) < make_timestamptz({{history}})""",
         ),
     ),
+    "job_rank": Bound(
+        f"[store] history_days after the rank ended, and the newest {RANK_ROWS:,} ended ones",
+        (
+            f"""DELETE FROM job_rank WHERE "until" IS NOT NULL
+             AND {_older_than("job_rank", '"until"', "history", RANK_ROWS)}""",
+        ),
+    ),
     "audit": Bound(
         f"[store] audit_days, and the newest {AUDIT_ROWS:,} rows",
         (f"DELETE FROM audit WHERE {_older_than('audit', 'time', 'audit', AUDIT_ROWS)}",),
@@ -304,5 +313,6 @@ def drop_unnamed_entities(database: Database, keep: int, now: int) -> int:
     with database.transaction() as connection:
         before = find_newest_row(connection, now) - keep
         connection.execute(f"UPDATE entity SET named = make_timestamptz({now}) WHERE named IS NULL")
+        end_unnamed_ranks(connection, before)
         found = connection.execute(f"DELETE FROM entity WHERE named < make_timestamptz({before})").fetchall()
     return int(found[0][0])
