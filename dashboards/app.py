@@ -6,15 +6,26 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboards import pages, routes, theme
+from dashboards import identity, pages, routes, theme
 from dashboards.frame.component import draw_frame
+from dashboards.views import login
 
 ICON = Path(__file__).parent / "icon.png"  # a local file: Streamlit fetches named icons from the internet
 
 st.set_page_config(page_title="Fleetpulse", layout="wide", page_icon=ICON)
 st.html(f"<style>{theme.page_css()}</style>")
 known = pages.make_pages()
-routes.register_pages(known)
-page = st.navigation(list(known.values()), position="top")
-draw_frame()
-page.run()
+who = identity.current()
+if isinstance(who, identity.Stranger):
+    # all pages stay known, so that the address of an alert's link survives the login
+    st.navigation(list(known.values()), position="hidden")
+    login.draw_login(who)
+else:
+    if identity.has_login():
+        title, icon = f"{who.name} ({who.role})", ":material/account_circle:"
+        known["account"] = st.Page(login.account_page, title=title, url_path="account", icon=icon)
+    routes.register_pages(known)
+    page = st.navigation(list(known.values()), position="top")
+    draw_frame()
+    login.draw_banner(who)
+    page.run()

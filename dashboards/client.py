@@ -43,11 +43,12 @@ _OPENER = make_opener()
 
 @dataclass(frozen=True)
 class Client:
-    """The API at `url`, with the bearer token if it requires one."""
+    """The API at `url`, with the bearer token if it requires one. headers: name the person for whom it writes."""
 
     url: str
     token: str = ""
     timeout: float = TIMEOUT_S
+    headers: tuple[tuple[str, str], ...] = ()
 
     def fetch_fleet(self) -> Fleet:
         """Returns all nodes with their states."""
@@ -105,7 +106,7 @@ class Client:
         return self._post(parse, path, body)
 
     def _post(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **dict(self.headers)}
         return self._request(parse, urllib.request.Request(self._address(path), json.dumps(body).encode(), headers))
 
     def _get(

@@ -1,13 +1,10 @@
-"""`fleetpulse dashboard`: runs Streamlit in this process until SIGTERM or SIGINT, behind a guard.
-
-The pages use the dashboard's own token, so the guard blocks cross-site access: it accepts only known Host names (DNS
-rebinding) and origins, and forbids frames (clickjacking).
-"""
+"""`fleetpulse dashboard`: runs Streamlit in this process until SIGTERM or SIGINT, behind a guard."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets as random
 import signal
 import socket
 import sys
@@ -17,13 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
+from dashboards import identity, oidc
 from dashboards.client import API_TOKEN_FILE, API_URL, read_token
+from dashboards.guard import Guard
+from dashboards.login_cookies import LoginCookies
 from pipeline.config.sections import Config
-from pipeline.http.addresses import is_loopback, is_same_origin, parse_host, parse_host_header
+from pipeline.http.addresses import is_loopback, parse_host
 from pipeline.model.errors import Refused, UsageError
 from pipeline.runtime import logs
 
@@ -31,6 +27,8 @@ MESSAGE_BYTES = 200 << 20
 """Longest WebSocket message (bytes): Streamlit's default of server.maxMessageSize."""
 PING_SECONDS = 30.0
 """Interval and timeout of WebSocket pings (s): Streamlit's default."""
+MIN_SECRET = 16
+"""Shortest secret (characters), as for tokens of the API."""
 APP = Path(__file__).parent / "app.py"
 EXIT_TIMEOUT_S = 2.0
 """Longest wait for threads with an open API request; the process must stop within 3 s. Chosen."""
@@ -40,6 +38,7 @@ def run(config: Config) -> int:
     """Serves the pages until a signal. Raises UsageError if the port is in use, Refused beyond loopback."""
     host, port = config.dashboard.host, config.dashboard.port
     _check(config)
+    identity.configure(config.dashboard)
     os.environ.update(environment(config))
     sys.stderr.write(f"dashboard: http://{_in_url(host)}:{port} (reads {api_url(config)})\n")
     sys.stderr.flush()
@@ -72,13 +71,14 @@ def _serve(config: Config) -> None:
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
-    host, port = config.dashboard.host, config.dashboard.port
-    bootstrap.load_config_options(options(host, port))
+    board = config.dashboard
+    bootstrap.load_config_options(options(config))
+    pages = LoginCookies(streamlit.App(APP, secrets=secrets(config)), board, public_url(config))
     settings = uvicorn.Config(
-        Guard(streamlit.App(APP), allowed_hosts(config)),
-        host=host,
-        port=port,
-        http=make_protocol(limit_connections(config.dashboard.connections, raise_file_limit())),
+        Guard(pages, allowed_hosts(config), board.proxy_login.check_seconds if board.proxy_login else None),
+        host=board.host,
+        port=board.port,
+        http=make_protocol(limit_connections(board.connections, raise_file_limit())),
         ws="websockets-sansio",
         ws_max_size=MESSAGE_BYTES,
         ws_ping_interval=PING_SECONDS,
@@ -87,6 +87,7 @@ def _serve(config: Config) -> None:
         access_log=False,
         log_level="warning",
         server_header=False,
+        forwarded_allow_ips=list(board.trusted_proxies),
         timeout_graceful_shutdown=1,
     )
     Server(settings).run()
@@ -106,13 +107,55 @@ def api_url(config: Config) -> str:
     return f"http://{_in_url(host)}:{config.api.port}"
 
 
-def options(host: str, port: int) -> dict[str, Any]:
+def public_url(config: Config) -> str:
+    """Returns the address of the pages in browsers, without a slash at its end: where the provider sends people to."""
+    board = config.dashboard
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(board.host, board.host)
+    return (config.notify.external_url or f"http://{_in_url(host)}:{board.port}{board.base_path}").rstrip("/")
+
+
+def secrets(config: Config) -> dict[str, Any]:
+    """Returns the settings of Streamlit's login; none without [dashboard.oidc]. Raises UsageError."""
+    settings = config.dashboard.oidc
+    if settings is None:
+        return {}
+    key = _read_secret(settings.cookie_secret_file) if settings.cookie_secret_file else random.token_urlsafe(32)
+    asked = {"scope": " ".join(settings.scopes), "code_challenge_method": "S256", "prompt": settings.prompt}
+    return {
+        "auth": {
+            "redirect_uri": f"{public_url(config)}/oauth2callback",
+            "cookie_secret": key,
+            "client_id": settings.client_id,
+            "client_secret": _read_secret(settings.client_secret_file),
+            "server_metadata_url": oidc.metadata_url(settings),
+            "expose_tokens": ["access"],
+            "client_kwargs": asked,
+        }
+    }
+
+
+def _read_secret(path: Path) -> str:
+    """Returns the secret in a file, without its line end. Raises UsageError."""
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"[dashboard.oidc] {path}: cannot be read: {error}; expected a file with one secret"
+        ) from error
+    if len(text) < MIN_SECRET:
+        raise UsageError(f"[dashboard.oidc] {path}: {len(text)} characters; expected a secret of at least {MIN_SECRET}")
+    return text
+
+
+def options(config: Config) -> dict[str, Any]:
     """Returns Streamlit's settings, named as on its command line with underscores for dots."""
     from dashboards.theme import streamlit_options
 
+    board = config.dashboard
     settings: dict[str, Any] = {
-        "server.address": host,
-        "server.port": port,
+        "server.address": board.host,
+        "server.port": board.port,
+        "server.baseUrlPath": board.base_path.strip("/"),
         "server.headless": True,
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": False,
@@ -130,11 +173,13 @@ def options(host: str, port: int) -> dict[str, Any]:
 def _check(config: Config) -> None:
     """Raises Refused or UsageError for settings with which Streamlit would fail later."""
     host, port = config.dashboard.host, config.dashboard.port
-    if not config.dashboard.behind_proxy and not is_loopback(host):
+    if not config.dashboard.behind_proxy and config.dashboard.oidc is None and not is_loopback(host):
         raise Refused(
             f"{config.source}: [dashboard] host = {host!r}: the pages have no login, so they listen on loopback only; "
-            "expected 127.0.0.1, or behind_proxy = true if a proxy with a login is the only way to reach them"
+            "expected 127.0.0.1, or [dashboard.oidc], or behind_proxy = true if a proxy with a login is the only way "
+            "to reach them"
         )
+    secrets(config)
     if config.dashboard.token_file:
         read_token(config.dashboard.token_file)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -158,57 +203,8 @@ def _exit_after_timeout() -> None:
     os._exit(0)
 
 
-HEADERS = {
-    "Content-Security-Policy": "frame-ancestors 'none'",
-    "X-Frame-Options": "DENY",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-}
-_POLICY_VIOLATION = 1008
-"""Close code of a WebSocket (RFC 6455, 7.4.1)."""
-
-
 def allowed_hosts(config: Config) -> frozenset[str]:
     """Returns the host names that browsers may use, in addition to loopback; on any port, because of proxies."""
     board = config.dashboard
     known = {board.host.lower(), parse_host(config.notify.external_url), *map(str.lower, board.names)}
     return frozenset(host for host in known - {"", "0.0.0.0", "::"} if not is_loopback(host))
-
-
-class Guard:
-    """ASGI middleware that checks Host and Origin of HTTP requests and WebSockets."""
-
-    def __init__(self, app: ASGIApp, allowed: frozenset[str]) -> None:
-        self._app, self._allowed = app, allowed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        reason = self._find_refusal(Headers(scope=scope))
-        if scope["type"] == "websocket":
-            if reason is None:
-                await self._app(scope, receive, send)
-            else:
-                await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason[:120]})
-            return
-        answer = self._app if reason is None else PlainTextResponse(reason, 421 if "Host" in reason else 403)
-        await answer(scope, receive, _with_headers(send))
-
-    def _find_refusal(self, headers: Headers) -> str | None:
-        """Returns why a request is refused, None if it is allowed."""
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if not is_loopback(parse_host_header(host)) and parse_host_header(host) not in self._allowed:
-            return f"Host {parse_host_header(host)!r} is not a name of this dashboard; add it to [dashboard] names"
-        if origin is not None and not is_same_origin(origin, host) and parse_host(origin) not in self._allowed:
-            return f"Origin {origin!r}: requests from other sites are refused"
-        return None
-
-
-def _with_headers(send: Send) -> Send:
-    async def sent(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(HEADERS)
-        await send(message)
-
-    return sent

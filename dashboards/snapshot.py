@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
+from urllib.parse import quote
 
 import streamlit as st
 
+from dashboards import identity
 from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem
 from dashboards.client import API_TOKEN_FILE, API_URL, ApiError, Client, NoteKind, read_token
 from pipeline.model.records import SECOND, Incident, State
@@ -69,10 +71,19 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def make_client() -> Client:
-    """Returns a client with the address and token file of the environment."""
+def make_client(headers: tuple[tuple[str, str], ...] = ()) -> Client:
+    """Returns a client with the address and token file of the environment. headers: name the person who writes."""
     token_file = os.environ.get(API_TOKEN_FILE)
-    return Client(os.environ.get(API_URL) or DEFAULT_URL, read_token(Path(token_file)) if token_file else "")
+    token = read_token(Path(token_file)) if token_file else ""
+    return Client(os.environ.get(API_URL) or DEFAULT_URL, token, headers=headers)
+
+
+def _writer(path: str, body: Mapping[str, Any]) -> Client:
+    """Returns a client that writes for the person at the page. Raises ApiError (401, 403) if that person may not.
+
+    Every write passes here; what a page offers or hides is no control.
+    """
+    return make_client(identity.require_write(path, body).headers())
 
 
 def fetch(parse: Callable[[Mapping[str, Any]], T], path: str, /, **query: str | Sequence[str]) -> CachedAnswer[T]:
@@ -89,7 +100,7 @@ def query_pairs(query: Mapping[str, str | Sequence[str]]) -> tuple[tuple[str, st
 
 def send(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
     """Sends a change by `POST /api/v1/{path}` and clears the cache for all viewers. Raises ApiError."""
-    changed = make_client().send(parse, path, body)
+    changed = _writer(path, body).send(parse, path, body)
     _fetch_cached.clear()
     return changed
 
@@ -108,7 +119,12 @@ def _fetch_cached(
 
 
 def _fetch(what: str, *arguments: Any, parse: Callable[[Mapping[str, Any]], Any] | None = None) -> CachedAnswer[Any]:
-    """Returns a cached response. One older than three intervals (no viewer since) is replaced first."""
+    """Returns a cached response. One older than three intervals (no viewer since) is replaced first.
+
+    Somebody whose login ended sees no more data: the page then starts again, at the login.
+    """
+    if isinstance(identity.current(), identity.Stranger):
+        st.rerun(scope="app")
     url = make_client().url
     answer = _fetch_cached(url, what, arguments, parse)
     if now() - answer.fetched > 3 * INTERVAL_S * SECOND and not answer.error:
@@ -154,20 +170,21 @@ def fetch_mutes() -> CachedAnswer[tuple[Mute, ...]]:
 
 def add_mute(detector: str, scope: str, seconds: float, reason: str) -> Mute:
     """Mutes a detector on a scope and clears the cache for all viewers. Raises ApiError."""
-    made = make_client().add_mute(detector, scope, seconds, reason)
+    made = _writer("mutes", {}).add_mute(detector, scope, seconds, reason)
     _fetch_cached.clear()
     return made
 
 
-def end_mute(identity: str) -> Mute:
+def end_mute(mute: str) -> Mute:
     """Ends a mute now and clears the cache for all viewers. Raises ApiError."""
-    ended = make_client().end_mute(identity)
+    ended = _writer(f"mutes/{mute}/end", {}).end_mute(mute)
     _fetch_cached.clear()
     return ended
 
 
-def write_note(identity: str, kind: NoteKind, comment: str) -> Incident:
+def write_note(incident: str, kind: NoteKind, comment: str) -> Incident:
     """Writes a note and clears the cache for all viewers. Raises ApiError."""
-    changed = make_client().write_note(identity, kind, comment)
+    path = f"incidents/{quote(incident, safe='')}/{'resolve' if kind == 'not_a_fault' else kind}"
+    changed = _writer(path, {"not_a_fault": kind == "not_a_fault"}).write_note(incident, kind, comment)
     _fetch_cached.clear()
     return changed

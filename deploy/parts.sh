@@ -12,6 +12,7 @@
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
 #   helm       Helm, built from its Go module
 #   prometheus, collector  a Prometheus server and an OpenTelemetry Collector, built from Go modules
+#   oidc       Node.js and a certified OpenID Connect provider, for the dashboard's login
 #   promtool   Prometheus' own checks, of the distribution
 #   spark      a Spark in a virtual environment of its own, which reads the sealed files: 450 MB
 #   torch      a PyTorch for processors, for the training callback and the canary's GPU code: 150 MB, 650 MB installed
@@ -190,6 +191,12 @@ part_redfish() { # kept in a cache folder: its twenty packages are no business o
     echo "parts: DMTF's Redfish clients are there"
 }
 
+part_oidc() { # kept in a cache folder
+    have npm || get Node.js nodejs npm
+    "$PYTHON" tests/oidc_build.py >/dev/null
+    echo "parts: an OpenID Connect provider and axe-core are there"
+}
+
 have_torch() {
     local python
     for python in .venv/bin/python /usr/bin/python3; do
@@ -215,6 +222,7 @@ part_slurm
 part_kubernetes
 part_helm
 part_senders
+part_oidc
 part_promtool
 part_spark
 part_torch

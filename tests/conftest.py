@@ -31,7 +31,19 @@ EXTERNAL = "FLEETPULSE_TEST_KAFKA"
 FIX = "run 'make parts'"
 BROKERS = {"kafka", "own_broker", "new_broker", "secure_kafka"}
 RARE_PARTS = (
-    *("alertmanager", "collector", "gpu", "helm", "infiniband", "kubernetes", "lldp", "prometheus", "redfish", "slurm"),
+    *(
+        "alertmanager",
+        "collector",
+        "gpu",
+        "helm",
+        "infiniband",
+        "kubernetes",
+        "lldp",
+        "oidc",
+        "prometheus",
+        "redfish",
+        "slurm",
+    ),
     "torch",
 )
 

@@ -18,16 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.api.problem import ProblemResponse, make_problem
 from pipeline.api.tokens import Tokens
 from pipeline.http.addresses import is_loopback, is_same_origin, parse_host_header
-from pipeline.model.records import Caller, Role
+from pipeline.http.roles import CLIENT_HEADER, MAX_CLIENT, ROLE_HEADER, USER_HEADER, decode_name, find_role
+from pipeline.model.records import ROLES, Caller
 
 BODY_BYTES = 256 * 1024
 """Longest request body (chosen: four times the longest query; all other bodies are much shorter)."""
 OPEN_PATHS = frozenset({"/healthz"})
 SIGNED_PATHS = re.compile(r"/api/v1/receivers/[A-Za-z0-9_.-]{1,64}/pagerduty")
 """Routes that check the sender's signature themselves, under whichever name a proxy in front passes on."""
-READING_PATHS = frozenset({"/api/v1/sql", "/api/v1/silences/preview", "/api/v1/share"})
-ADMIN_PATHS = ("/api/v1/calibration", "/api/v1/budget", "/api/v1/nodes", "/api/v1/backup")
-"""Paths of which writes need the role admin: settings of the site, and what takes nodes out of service."""
 USER, REFUSED = "fleetpulse.user", "fleetpulse.refused"
 AUDITED = 60
 """Attempts without the right that are written to the audit in a minute. Chosen: more than people make."""
@@ -83,20 +81,32 @@ class Guard:
                 return make_problem(403, f"Origin {origin!r}: pages of other sites may not call this server")
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 return make_problem(415, "expected Content-Type: application/json")
-        origin = (scope.get("client") or ("",))[0]
-        scope[USER] = Caller("local", "admin", origin)
-        if self.tokens and not is_signed and scope["path"] not in OPEN_PATHS:
-            caller = self.tokens.find_user(headers.get("authorization", ""))
-            if caller is None:
-                why = "expected Authorization: Bearer with a token of [api] token_file or `fleetpulse token create`"
-                scope[REFUSED] = Caller("unknown", "viewer", origin), "no token, or an unknown, expired or revoked one"
-                return make_problem(401, why, {"WWW-Authenticate": "Bearer"})
-            scope[USER] = Caller(caller, caller.role, origin)
-            needed = find_role(scope["method"], scope["path"])
-            if not caller.may(needed):
-                why = f"{caller} is {caller.role}; {scope['method']} {scope['path']} needs the role {needed}"
-                scope[REFUSED] = scope[USER], why
-                return make_problem(403, why)
+        if is_signed or scope["path"] in OPEN_PATHS:
+            scope[USER] = Caller("local", "admin", _origin(scope))
+            return None
+        return self._identify(scope, headers)
+
+    def _identify(self, scope: Scope, headers: Headers) -> ProblemResponse | None:
+        """Sets the caller in the scope; returns the answer that rejects the request, None if it has the right."""
+        origin = _origin(scope)
+        caller = self.tokens.find_user(headers.get("authorization", "")) if self.tokens else Caller("local")
+        if caller is None:
+            why = "expected Authorization: Bearer with a token of [api] token_file or `fleetpulse token create`"
+            scope[REFUSED] = Caller("unknown", "viewer", origin), "no token, or an unknown, expired or revoked one"
+            return make_problem(401, why, {"WWW-Authenticate": "Bearer"})
+        scope[USER] = Caller(caller, caller.role, origin, caller.on_behalf_of)
+        try:
+            scope[USER] = find_person(scope[USER], headers)
+        except ValueError as error:
+            return make_problem(400, str(error))
+        except PermissionError as error:
+            scope[REFUSED] = scope[USER], str(error)
+            return make_problem(403, str(error))
+        needed = find_role(scope["method"], scope["path"])
+        if not scope[USER].may(needed):
+            why = f"{scope[USER]} is {scope[USER].role}; {scope['method']} {scope['path']} needs the role {needed}"
+            scope[REFUSED] = scope[USER], why
+            return make_problem(403, why)
         return None
 
     async def _audit(self, scope: Scope, caller: Caller, why: str) -> None:
@@ -117,11 +127,36 @@ class Guard:
             _LOG.exception("an attempt without the right was not written to the audit")
 
 
-def find_role(method: str, path: str) -> Role:
-    """Returns the role that a request needs: reading and SQL viewer, settings and nodes admin, all else operator."""
-    if path.startswith(ADMIN_PATHS) and method not in ("GET", "HEAD"):
-        return "admin"
-    return "viewer" if method in ("GET", "HEAD") or path in READING_PATHS else "operator"
+def find_person(caller: Caller, headers: Headers) -> Caller:
+    """Returns the person for whom a program acts, with the lower of both roles; the caller if it names nobody.
+
+    The origin then is the person's address and the program: `10.1.2.3 via dashboard (127.0.0.1)`. Raises
+    PermissionError if the token lacks the right, ValueError if the headers are not understood.
+    """
+    given = {name: headers.getlist(name) for name in (USER_HEADER, ROLE_HEADER, CLIENT_HEADER)}
+    if not any(given.values()):
+        return caller
+    if not caller.on_behalf_of:
+        raise PermissionError(f"{caller} may not act on behalf of others; see fleetpulse token create --on-behalf-of")
+    if len(given[USER_HEADER]) != 1 or len(given[ROLE_HEADER]) != 1 or len(given[CLIENT_HEADER]) > 1:
+        raise ValueError(f"expected one {USER_HEADER}, one {ROLE_HEADER} and at most one {CLIENT_HEADER}")
+    try:
+        name = decode_name(given[USER_HEADER][0])
+    except ValueError as error:
+        raise ValueError(f"{USER_HEADER}: {error}") from error
+    role = next((role for role in ROLES if role == given[ROLE_HEADER][0]), None)
+    if role is None:
+        raise ValueError(f"{ROLE_HEADER}: {given[ROLE_HEADER][0][:32]!r}: expected one of {', '.join(ROLES)}")
+    address = "".join(given[CLIENT_HEADER])
+    if len(address) > MAX_CLIENT or not (address.isascii() and address.isprintable()):
+        raise ValueError(f"{CLIENT_HEADER}: expected an address of at most {MAX_CLIENT} characters")
+    lower = min(role, caller.role, key=ROLES.index)
+    return Caller(name, lower, f"{address} via {caller} ({caller.origin})".strip())
+
+
+def _origin(scope: Scope) -> str:
+    """Returns the caller's address."""
+    return str((scope.get("client") or ("",))[0])
 
 
 async def _read_body(receive: Receive) -> bytes | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -23,11 +23,19 @@ from pipeline.incidents import audit
 from pipeline.incidents.handover import format_handover, read_handover
 from pipeline.incidents.silences import load_silences
 from pipeline.model.errors import UsageError
-from pipeline.model.records import SECOND, Caller, from_iso
+from pipeline.model.records import SECOND, Caller, Role, from_iso
 
 SHIFT = 8 * 3600 * SECOND
 """Time of a handover without `since`. Chosen: a shift."""
 Name = Annotated[str, Field(max_length=200)]
+
+
+class WhoAmI(BaseModel):
+    """The caller. on_behalf_of: it may name the person for whom it acts."""
+
+    name: str
+    role: Role
+    on_behalf_of: bool
 
 
 class Acknowledgement(Note):
@@ -314,6 +322,13 @@ def maintenance(request: Request, active: Active = False) -> Response:
 def add_maintenance(request: Request, wanted: NewMaintenance) -> Response:
     """Adds a maintenance window: findings are recorded, incidents silenced, and judged 15 minutes after its end."""
     return _change(request, "add", "maintenance", "", wanted.model_dump())
+
+
+@people_router.get("/whoami", response_model=WhoAmI)
+def whoami(request: Request) -> Response:
+    """Name, role and rights of the caller."""
+    user = cast(Caller, request.scope[USER])
+    return json_response({"name": str(user), "role": user.role, "on_behalf_of": user.on_behalf_of})
 
 
 @people_router.get("/handover", response_model=Handover, responses={200: {"content": {"text/plain": {}}}})

@@ -40,6 +40,8 @@ class RoleToken:
     expires: int | None = None
     revoked: int | None = None
     revoked_by: str | None = None
+    on_behalf_of: bool = False
+    """Whether its owner, such as the dashboard, may name the person for whom it writes."""
 
     def is_valid(self, now: int) -> bool:
         """Returns whether it is accepted at `now`."""
@@ -75,7 +77,9 @@ def change_role_tokens(path: Path, change: Callable[[list[RoleToken]], list[Role
         draft.replace(path)
 
 
-def create_role_token(path: Path, owner: str, role: Role, days: float, by: str, now: int) -> tuple[RoleToken, str]:
+def create_role_token(
+    path: Path, owner: str, role: Role, days: float, by: str, now: int, on_behalf_of: bool = False
+) -> tuple[RoleToken, str]:
     """Adds a token and returns it with its text, which is stored nowhere. days: until it expires; 0: never."""
     if not re.fullmatch(r"[\w.@-]{1,64}", owner):
         raise UsageError(f"owner = {owner!r}: expected 1 to 64 letters, digits, . @ - _")
@@ -83,7 +87,9 @@ def create_role_token(path: Path, owner: str, role: Role, days: float, by: str, 
         raise UsageError(f"days = {days:g}: expected 0 (never expires) to {MAX_DAYS}")
     text = f"fp_{secrets.token_urlsafe(24)}"
     expires = now + int(days * 86_400 * SECOND) if days else None
-    made = RoleToken(secrets.token_hex(4), owner, role, _digest(text).hex(), now, by, expires)
+    made = RoleToken(
+        secrets.token_hex(4), owner, role, _digest(text).hex(), now, by, expires, on_behalf_of=on_behalf_of
+    )
     change_role_tokens(path, lambda known: [*known, made])
     return made, text
 
@@ -140,7 +146,7 @@ class Tokens:
         now = self._now()
         for known in self._known:
             if hmac.compare_digest(bytes.fromhex(known.hash), given) and known.is_valid(now):
-                found = Caller(known.owner, known.role)
+                found = Caller(known.owner, known.role, on_behalf_of=known.on_behalf_of)
         return found if scheme.lower() == "bearer" else None
 
 

@@ -314,6 +314,10 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
                 _option("owner", "name of the person or program"),
                 _option("--role", "what it may do", choices=("viewer", "operator", "admin"), required=True),
                 _option("--days", "until it expires, at most 366; 0: never (default: 90)", type=float, default=90.0),
+                (
+                    ("--on-behalf-of",),
+                    {"action": "store_true", "help": "for the dashboard: it may name the person for whom it writes"},
+                ),
                 OUTPUT,
             ),
         ),

@@ -26,7 +26,7 @@ WIDTH = 120
 INCIDENTS = ("id", "severity", "state", "opened", "who", "cause", "summary")
 SILENCES = ("id", "kind", "state", "until", "author", "text", "reason")
 AUDIT = ("number", "time", "actor", "role", "origin", "outcome", "action", "target", "reason")
-TOKENS = ("id", "owner", "role", "created", "created_by", "expires", "state")
+TOKENS = ("id", "owner", "role", "on_behalf_of", "created", "created_by", "expires", "state")
 HISTORY = ("number", "time", "kind", "actor", "comment")
 _ACTS = {"ack": "acknowledge", "split": "split"}
 
@@ -112,9 +112,8 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
     """Creates, lists or revokes tokens. Returns rows, columns, and the text of a new token, which is shown once."""
     path, now, text = tokens.find_role_file(config.store.path), time.time_ns() // 1000, ""
     if given.verb == "create":
-        made, text = tokens.create_role_token(
-            path, given.owner, given.role, _optional(given, "days", 90.0), getpass.getuser(), now
-        )
+        days, behalf = _optional(given, "days", 90.0), _optional(given, "on_behalf_of", False)
+        made, text = tokens.create_role_token(path, given.owner, given.role, days, getpass.getuser(), now, behalf)
         found = [made]
     elif given.verb == "revoke":
         found = [tokens.revoke_role_token(path, given.id, getpass.getuser(), now)]
@@ -122,7 +121,10 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
         found = tokens.load_role_tokens(path)
     rows: Rows = [
         {
-            **{name: getattr(token, name) for name in ("id", "owner", "role", "created_by", "revoked_by")},
+            **{
+                name: getattr(token, name)
+                for name in ("id", "owner", "role", "created_by", "revoked_by", "on_behalf_of")
+            },
             "created": iso(token.created),
             "expires": None if token.expires is None else iso(token.expires),
             "state": "revoked" if token.revoked is not None else "valid" if token.is_valid(now) else "expired",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.config.dashboard import Dashboard
 from pipeline.config.receivers import Notify
 from pipeline.config.settings import EnvironmentText, build_section, constraint
 from pipeline.model.errors import ConfigError
@@ -234,24 +235,6 @@ class Api:
     sql_rows: int = field(default=100_000, metadata=_POSITIVE)
     sql_memory_bytes: int = field(default=512 << 20, metadata=_QUERY_BYTES)
     sql_queries: int = field(default=4, metadata=_POSITIVE)
-
-
-@dataclass(frozen=True)
-class Dashboard:
-    """[dashboard]: address of the pages, and the API that they use (default: that of [api]).
-
-    `behind_proxy`: a proxy in front controls access, so the pages may be served beyond loopback.
-    `names`: host names under which browsers reach it, besides loopback, `host` and that of [notify] external_url.
-    `connections`: maximum connections, two per viewer.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = field(default=8501, metadata=_PORT)
-    behind_proxy: bool = False
-    names: tuple[str, ...] = ()
-    connections: int = field(default=512, metadata=_POSITIVE)
-    api_url: str = ""
-    token_file: Path | None = None
 
 
 @dataclass(frozen=True)

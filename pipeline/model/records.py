@@ -280,15 +280,19 @@ class Incident:
 
 
 class Caller(str):
-    """The name of who calls the API, with the role that the token gives and where the call comes from."""
+    """The name of who calls the API, with the role that the token gives and where the call comes from.
 
-    __slots__ = ("origin", "role")
+    on_behalf_of: the token may name the person for whom it acts.
+    """
+
+    __slots__ = ("on_behalf_of", "origin", "role")
     role: Role
     origin: str
+    on_behalf_of: bool
 
-    def __new__(cls, name: str, role: Role = "admin", origin: str = "") -> Caller:
+    def __new__(cls, name: str, role: Role = "admin", origin: str = "", on_behalf_of: bool = False) -> Caller:
         made = super().__new__(cls, name)
-        made.role, made.origin = role, origin
+        made.role, made.origin, made.on_behalf_of = role, origin, on_behalf_of
         return made
 
     def may(self, role: Role) -> bool:

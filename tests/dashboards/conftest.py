@@ -14,7 +14,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from dashboards import identity
 from dashboards.client import API_TOKEN_FILE, API_URL
+from dashboards.identity import Person
 from pipeline.model.records import SECOND, iso
 from tests.parts import do_without
 
@@ -127,6 +129,7 @@ class Api:
         self.url = ""
         self.asked: list[tuple[str, dict[str, list[str]]]] = []
         self.posted: list[tuple[str, dict[str, Any]]] = []
+        self.posted_headers: list[dict[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.broken: dict[str, tuple[int, bytes]] = {}
         self.released = threading.Event()
@@ -215,10 +218,14 @@ class Api:
         return 200, json.dumps(found).encode()
 
 
+OPERATOR = Person("ann@example.org", "operator")
+
+
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    """A running API; the environment of the dashboard points to it."""
+    """A running API; the environment of the dashboard points to it, and an operator is logged in."""
     with running_api() as state:
+        monkeypatch.setattr(identity, "current", lambda: OPERATOR)
         monkeypatch.setenv(API_URL, state.url)
         monkeypatch.delenv(API_TOKEN_FILE, raising=False)
         yield state
@@ -248,6 +255,7 @@ def running_api() -> Iterator[Api]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            state.posted_headers.append(dict(self.headers))
             self.answer(state.post(unquote(self.path).removeprefix("/api/v1/"), body))
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

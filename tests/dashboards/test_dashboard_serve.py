@@ -101,7 +101,7 @@ def test_the_pages_read_the_configured_api(config: Config, url: str) -> None:
 
 
 def test_streamlit_sends_no_statistics_and_skips_garbage_collection_after_each_run() -> None:
-    options = serve.options("127.0.0.1", 8501)
+    options = serve.options(Config())
     assert options["browser_gatherUsageStats"] is False
     assert options["runner_postScriptGC"] is False
     assert options["server_fileWatcherType"] == "none"

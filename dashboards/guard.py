@@ -1,0 +1,71 @@
+"""The outermost layer of the pages: Host, Origin, and the headers of every response.
+
+The pages use the dashboard's own token, so the guard blocks cross-site access: it accepts only known Host names (DNS
+rebinding) and origins, and forbids frames (clickjacking).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline.http.addresses import is_loopback, is_same_origin, parse_host, parse_host_header
+
+HEADERS = {
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+_POLICY_VIOLATION, _GOING_AWAY = 1008, 1001
+"""Close codes of a WebSocket (RFC 6455, 7.4.1)."""
+
+
+class Guard:
+    """ASGI middleware that checks Host and Origin of HTTP requests and WebSockets."""
+
+    def __init__(self, app: ASGIApp, allowed: frozenset[str], seconds: float | None = None) -> None:
+        """seconds: longest life of a WebSocket; the browser then connects again, past a proxy that decides again."""
+        self._app, self._allowed, self._seconds = app, allowed, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        reason = self._find_refusal(Headers(scope=scope))
+        if scope["type"] == "websocket":
+            if reason is None:
+                await self._serve_websocket(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason[:120]})
+            return
+        answer = self._app if reason is None else PlainTextResponse(reason, 421 if "Host" in reason else 403)
+        await answer(scope, receive, _with_headers(send))
+
+    async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._app(scope, receive, send)
+        except TimeoutError:
+            await send({"type": "websocket.close", "code": _GOING_AWAY})
+
+    def _find_refusal(self, headers: Headers) -> str | None:
+        """Returns why a request is refused, None if it is allowed."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not is_loopback(parse_host_header(host)) and parse_host_header(host) not in self._allowed:
+            return f"Host {parse_host_header(host)!r} is not a name of this dashboard; add it to [dashboard] names"
+        if origin is not None and not is_same_origin(origin, host) and parse_host(origin) not in self._allowed:
+            return f"Origin {origin!r}: requests from other sites are refused"
+        return None
+
+
+def _with_headers(send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(HEADERS)
+        await send(message)
+
+    return sent

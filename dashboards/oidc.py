@@ -1,0 +1,181 @@
+"""Whether a login at an OpenID Connect provider still counts.
+
+Streamlit's login checks signature, issuer, nonce and expiry of the ID token once and keeps its claims in a signed
+cookie for 30 days. Here they are checked again at each run of a page, and the provider is asked at intervals: the
+answer of its userinfo endpoint ends a revoked login and brings the groups of now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeGuard
+
+from pipeline.config.dashboard import Oidc
+from pipeline.http.addresses import is_loopback_url, make_opener
+from pipeline.http.roles import MAX_NAME, is_name
+
+TIMEOUT_S = 2.5
+"""Limit of one request to the provider (s): as for the API. Chosen."""
+RETRY_S = 10
+"""Time until a provider that did not answer is asked again (s). Chosen."""
+MAX_BYTES = 1 << 20
+"""Longest answer of the provider: thousands of groups. Chosen."""
+MAX_LOGINS = 10_000
+"""Logins that are remembered; a forgotten one is checked again. Chosen: 100 viewers, 100 logins each."""
+CLOCK_S = 120
+"""Difference of the clocks of provider and dashboard that is allowed (s), as in Streamlit's own check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A login that counts. until: its latest end (s since 1970)."""
+
+    name: str
+    groups: tuple[str, ...]
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoLogin:
+    """Nobody is logged in, or the login no longer counts, and why."""
+
+    barrier: Literal["logged_out", "ended", "refused"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the provider said about an access token. groups: None if it gave none. confirmed: it accepted the token."""
+
+    asked: float
+    confirmed: bool
+    rejected: bool = False
+    groups: tuple[str, ...] | None = None
+
+
+_ANSWERS: OrderedDict[bytes, _Answer] = OrderedDict()
+_ENDPOINTS: dict[str, str] = {}
+_LOCK = threading.Lock()
+_ASKING = tuple(threading.Lock() for _ in range(64))
+"""Held while the provider is asked about a token; by the first byte of its hash."""
+
+
+def forget_logins() -> None:
+    """Forgets what the provider said, so that it is asked again."""
+    with _LOCK:
+        _ANSWERS.clear()
+        _ENDPOINTS.clear()
+
+
+def metadata_url(settings: Oidc) -> str:
+    """Returns the address of the provider's metadata."""
+    return settings.metadata_url or f"{settings.issuer.rstrip('/')}/.well-known/openid-configuration"
+
+
+def check(settings: Oidc, user: Mapping[str, Any], clock: Callable[[], float] = time.time) -> Login | NoLogin:
+    """Returns the login in `user`, the claims of Streamlit's cookie with `tokens`, or why there is none."""
+    if not user.get("is_logged_in"):
+        return NoLogin("logged_out", "Log in to see the fleet.")
+    now = clock()
+    issued, expires = user.get("iat"), user.get("exp")
+    if not user.get("sub") or not _is_time(issued) or not _is_time(expires) or issued > now + CLOCK_S:
+        return NoLogin("refused", "The login has no valid subject or time (sub, iat, exp). Log in again.")
+    audience = user.get("aud")
+    known = [audience] if isinstance(audience, str) else audience
+    if user.get("iss") != settings.issuer or not isinstance(known, list) or settings.client_id not in known:
+        return NoLogin("refused", "The login is for another program or from another provider. Log in again.")
+    until = int(issued + settings.max_hours * 3600)
+    if now >= until:
+        return NoLogin("ended", f"The login ended after {settings.max_hours:g} h. Log in again.")
+    token = (user.get("tokens") or {}).get("access")
+    answer = _ask(settings, token, now) if isinstance(token, str) and token else _Answer(now, False)
+    if answer.rejected:
+        return NoLogin("ended", "The provider has ended this login. Log in again.")
+    if not answer.confirmed and now >= expires:
+        return NoLogin("ended", "The login has expired, and the provider does not confirm it. Log in again.")
+    groups = answer.groups if settings.groups_from == "userinfo" else _groups(user, settings.groups_claim)
+    if groups is None:
+        return NoLogin("refused", "The provider does not answer, so your groups are unknown. Try again in a minute.")
+    return Login(_name(user, settings.name_claim), groups, until)
+
+
+def _ask(settings: Oidc, token: str, now: float) -> _Answer:
+    """Returns what the provider says about a token: its answer of the last check, or asks now if that is too old."""
+    key = hashlib.sha256(token.encode()).digest()
+    with _ASKING[key[0] % len(_ASKING)]:  # sessions of one login wait for one answer
+        with _LOCK:
+            last = _ANSWERS.get(key)
+        if last is not None:
+            lifetime = settings.check_seconds if last.confirmed else RETRY_S
+            if last.rejected or 0 <= now - last.asked < lifetime:
+                return last
+        answer = _read_answer(settings, token, now, last)
+        with _LOCK:
+            _ANSWERS[key] = answer
+            _ANSWERS.move_to_end(key)
+            while len(_ANSWERS) > MAX_LOGINS:
+                _ANSWERS.popitem(last=False)
+        return answer
+
+
+def _read_answer(settings: Oidc, token: str, now: float, last: _Answer | None) -> _Answer:
+    """Asks the userinfo endpoint. A provider that does not answer changes no groups, but confirms nothing."""
+    try:
+        endpoint = _ENDPOINTS.get(metadata_url(settings))
+        if endpoint is None:
+            endpoint = _ENDPOINTS[settings.issuer] = str(_fetch(metadata_url(settings))["userinfo_endpoint"])
+        claims = _fetch(endpoint, token)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code in (401, 403):
+                return _Answer(now, False, rejected=True)
+        return _unanswered(now, last)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return _unanswered(now, last)
+    return _Answer(now, True, groups=_groups(claims, settings.groups_claim))
+
+
+def _unanswered(now: float, last: _Answer | None) -> _Answer:
+    return _Answer(now, False, groups=None if last is None else last.groups)
+
+
+def _fetch(url: str, token: str = "") -> Mapping[str, Any]:
+    """Returns the JSON object at a URL of the provider. Raises OSError, HTTPException, ValueError."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    if not url.startswith("https://") and not is_loopback_url(url):
+        raise ValueError(f"{url}: expected https")  # the token would be readable on the network
+    with make_opener(environment_proxies_to=url).open(request, timeout=TIMEOUT_S) as answer:
+        found = json.loads(answer.read(MAX_BYTES))
+    if not isinstance(found, dict):
+        raise TypeError(f"{url}: expected a JSON object")
+    return found
+
+
+def _groups(claims: Mapping[str, Any], claim: str) -> tuple[str, ...]:
+    """Returns the groups in a claim: a list, or one group as text."""
+    given = claims.get(claim)
+    listed = [given] if isinstance(given, str) else given
+    return tuple(g for g in listed if isinstance(g, str)) if isinstance(listed, list) else ()
+
+
+def _name(user: Mapping[str, Any], claim: str) -> str:
+    """Returns the name to record: that claim if the provider vouches for it, else the subject."""
+    given = user.get(claim)
+    trusted = claim != "email" or user.get("email_verified") is not False
+    if trusted and isinstance(given, str) and is_name(given):
+        return given
+    return str(user["sub"]).strip()[:MAX_NAME]
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    """Returns whether a claim is a time in s."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,59 @@
+"""Which role a request to the API needs, and the headers with which a program names the person for whom it acts.
+
+Shared by the API, which enforces both, and by the dashboard, which asks first and sends them.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote, unquote
+
+from pipeline.model.records import Role
+
+USER_HEADER, ROLE_HEADER, CLIENT_HEADER = "Fleetpulse-User", "Fleetpulse-Role", "Fleetpulse-Client"
+"""The person's name (percent-encoded UTF-8), role, and address."""
+MAX_NAME = 128
+"""Longest name of a person (characters): the longest mail addresses in use. Chosen."""
+MAX_CLIENT = 64
+"""Longest address of a client (characters): an IPv6 address with a zone. Chosen."""
+READING_PATHS = frozenset({"/api/v1/sql", "/api/v1/silences/preview", "/api/v1/share"})
+"""POST requests that only read."""
+ADMIN_PATHS = ("/api/v1/calibration", "/api/v1/budget", "/api/v1/nodes", "/api/v1/backup")
+"""Paths of which writes need the role admin: settings of the site, and what takes nodes out of service."""
+_NOTE_PATHS = re.compile(r"/api/v1/incidents/[^/]+/(acknowledge|assign|comment|feedback|reopen|resolve)")
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that change the direction of text: a name must look like what it is."""
+
+
+def find_role(method: str, path: str) -> Role:
+    """Returns the role that a request needs: reading and SQL viewer, settings and nodes admin, all else operator."""
+    if path.startswith(ADMIN_PATHS) and method not in ("GET", "HEAD"):
+        return "admin"
+    return "viewer" if method in ("GET", "HEAD") or path in READING_PATHS else "operator"
+
+
+def is_note(path: str) -> bool:
+    """Returns whether a POST writes only a note on an incident: it changes neither alerts nor settings."""
+    return _NOTE_PATHS.fullmatch(path) is not None
+
+
+def is_name(name: str) -> bool:
+    """Returns whether `name` can be a person's: 1 to MAX_NAME visible characters without spaces at the ends."""
+    return 0 < len(name) <= MAX_NAME and name == name.strip() and _FORBIDDEN.search(name) is None
+
+
+def encode_name(name: str) -> str:
+    """Returns a name as the value of USER_HEADER."""
+    return quote(name, safe="@.+-_")
+
+
+def decode_name(value: str) -> str:
+    """Returns the name in a value of USER_HEADER. Raises ValueError if it is not one."""
+    expected = f"expected 1 to {MAX_NAME} visible characters, percent-encoded as UTF-8"
+    try:
+        name = unquote(value, errors="strict")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{value[:200]!r}: {expected}") from error
+    if not is_name(name):
+        raise ValueError(f"{value[:200]!r}: {expected}")
+    return name
