@@ -105,6 +105,10 @@ class Client:
         """Sends a change by `POST /api/v1/{path}` and returns the parsed response. Raises ApiError."""
         return self._post(parse, path, body)
 
+    def ask(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: str) -> T:
+        """Returns the parsed response to a question in JSON that `POST /api/v1/{path}` answers. Raises ApiError."""
+        return self._post(parse, path, json.loads(body))
+
     def _post(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
         headers = {"Content-Type": "application/json", **dict(self.headers)}
         return self._request(parse, urllib.request.Request(self._address(path), json.dumps(body).encode(), headers))

@@ -5,6 +5,7 @@ If the API is unreachable, the pages keep the last good response and show the er
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -96,6 +97,12 @@ def query_pairs(query: Mapping[str, str | Sequence[str]]) -> tuple[tuple[str, st
     """Returns (name, value) sorted by name; a name with several values is repeated."""
     pairs = ((name, [value] if isinstance(value, str) else value) for name, value in sorted(query.items()))
     return tuple((name, one) for name, values in pairs for one in values)
+
+
+def ask(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> CachedAnswer[T]:
+    """Returns the cached response of `POST /api/v1/{path}`, which reads and changes nothing."""
+    name = f"{parse.__module__}.{parse.__qualname__}"
+    return cast(CachedAnswer[T], _fetch("ask", name, path, json.dumps(body, sort_keys=True), parse=parse))
 
 
 def send(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:

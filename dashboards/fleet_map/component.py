@@ -1,67 +1,108 @@
-"""The map of all nodes. The script receives bytes, not objects: two bytes and a name per node."""
+"""The map of all nodes. The script receives bytes, not objects: three or four bytes per cell, and names once."""
 
 from __future__ import annotations
 
-import base64
-import re
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import streamlit as st
 
-from dashboards import theme
-from dashboards.answers import NODE_STATES, Node
+from dashboards import routes, theme
+from dashboards.answers import NODE_STATES
+from dashboards.fleet_map.answers import FILTERS, FleetLayout, FleetMap
 from dashboards.words import NODE_STATE
-from pipeline.model.records import SECOND
+from pipeline.model.records import iso
 
-NEVER = 65_535
-"""Age (s) that means "no data yet"; longer ages are cut to NEVER - 1 (18 h)."""
 _HERE = Path(__file__).parent
+_SCRIPTS = ("layout.js", "paint.js", "input.js", "fleet_map.js")
 _map = st.components.v2.component(
     "fleetpulse.fleet_map",
     html=(_HERE / "fleet_map.html").read_text(),
     css=theme.css_variables(":host") + (_HERE / "fleet_map.css").read_text(),
-    js=(_HERE / "fleet_map.js").read_text(),
+    js="\n".join((_HERE / name).read_text() for name in _SCRIPTS),
 )
+_store = st.components.v2.component("fleetpulse.fleet_layout", js=(_HERE / "layout_store.js").read_text())
+FILTER_WORDS: Mapping[str, str] = {**NODE_STATE, "affected": "affected"}
 
 
-def fleet_map(nodes: Sequence[Node], now: int, stale: bool) -> str | None:
-    """Draws the map and returns the entity of the clicked node, None without a click. `stale` fades the map."""
-    picked = _map(key="fleet_map", data=map_data(nodes, now, stale), on_picked_change=lambda: None).picked
-    return str(picked) if picked else None
+@dataclass(frozen=True, slots=True)
+class MapEvents:
+    """What a person did since the last run. picked: node.  narrowed: group.  filtered: a state, `none` to show all.
+    selected: layout and ranges of cells, as they are now."""
+
+    picked: str
+    narrowed: str
+    filtered: str
+    selected: Mapping[str, Any]
 
 
-def map_data(nodes: Sequence[Node], now: int, stale: bool) -> dict[str, Any]:
-    """Returns the data of the script: racks in natural order; state, age, simulated bit and name per node."""
-    placed = sorted(nodes, key=lambda n: (n.rack == "", natural_key(n.rack), natural_key(n.entity)))
-    ages = [NEVER if n.last_seen is None else _seconds(now - n.last_seen) for n in placed]
+@dataclass(frozen=True, slots=True)
+class MapView:
+    """How the map is shown. unknown: the state is not known now.  state: the filter.  selection: of the address."""
+
+    unknown: bool
+    state: str
+    selection: Sequence[str]
+    title: str
+
+
+def fleet_map(found: FleetMap, layout: FleetLayout, view: MapView) -> MapEvents:
+    """Draws the map and returns what a person did."""
+    _store(
+        key="fleet_layout",
+        data={"layout": layout.layout, "groups": [list(group) for group in layout.groups], "names": list(layout.names)},
+        height=1,
+    )
+
+    def nothing() -> None:
+        """The result has the value; the map needs no call."""
+
+    got = _map(
+        key="fleet_map",
+        data=map_data(found, view),
+        on_picked_change=nothing,
+        on_narrowed_change=nothing,
+        on_filtered_change=nothing,
+        on_selected_change=nothing,
+    )
+    selected = got.selected if isinstance(got.selected, Mapping) else {}
+    return MapEvents(str(got.picked or ""), str(got.narrowed or ""), str(got.filtered or ""), selected)
+
+
+def map_data(found: FleetMap, view: MapView) -> dict[str, Any]:
+    """Returns the data of the script."""
     return {
-        "racks": [[rack.partition(":")[2] or rack, len(list(group))] for rack, group in groupby(placed, _rack)],
-        "names": [n.entity for n in placed],
-        "states": _bytes(np.array([NODE_STATES.index(n.state) for n in placed], np.uint8)),
-        "simulated": _bytes(np.array([n.simulated for n in placed], np.uint8)),
-        "ages": _bytes(np.array(ages, "<u2")),
-        "incidents": {str(i): len(n.incidents) for i, n in enumerate(placed) if n.incidents},
+        "layout": found.layout,
+        "by": found.by,
+        "looks": found.looks,
+        "ages": found.ages,
+        "levels": found.levels,
+        "scale": found.scale,
+        "incident_sets": found.incident_sets,
+        "incident_of": found.incident_of,
+        "causes": found.causes,
+        "counts": dict(found.counts),
         "words": [NODE_STATE[state] for state in NODE_STATES],
-        "stale": stale,
+        "tiles": [FILTER_WORDS[name] for name in FILTERS],
+        "hrefs": {name: routes.href("fleet", state=name) for name in FILTERS},
+        "state": view.state,
+        "unknown": view.unknown,
+        "selection": list(view.selection),
+        "selection_id": "\n".join(view.selection),
+        "title": view.title,
+        "caption": caption(found, view.unknown),
+        "stamp": iso(found.head.as_of)[:19].replace(":", ""),
     }
 
 
-def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
-    """Returns a sort key that puts n9 before n10."""
-    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"([0-9]+)", text) if part)
-
-
-def _rack(node: Node) -> str:
-    return node.rack
-
-
-def _seconds(micros: int) -> int:
-    return max(0, min(NEVER - 1, micros // SECOND))
-
-
-def _bytes(values: np.ndarray[Any, Any]) -> str:
-    return base64.b64encode(values.tobytes()).decode()
+def caption(found: FleetMap, unknown: bool) -> str:
+    """Returns the line under the title of a picture: time, grouping, colour, simulation."""
+    moment = f"{'last known, ' if unknown else ''}as of {iso(found.head.as_of)[:10]} {iso(found.head.as_of)[11:19]}Z"
+    parts = [moment, f"grouped by {found.by}"]
+    if found.scale is not None:
+        parts.append(f"colour: {found.scale['label']}")
+    if found.simulated:
+        parts.append(f"{found.simulated:,} of {found.nodes:,} nodes SIMULATED")
+    return " · ".join(parts)

@@ -1,24 +1,61 @@
-"""`/`: the state of all nodes, the map, and the unresolved incidents."""
+"""`/`: the state of all nodes, the map with what a selection has in common, and the unresolved incidents."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import streamlit as st
 
 from dashboards import markup, routes, snapshot
-from dashboards.answers import Fleet, Node
-from dashboards.fleet_map.component import fleet_map
+from dashboards.answers import Fleet
+from dashboards.fleet_map import table
+from dashboards.fleet_map.answers import (
+    COLOURS,
+    FILTERS,
+    GROUPINGS,
+    Colour,
+    FleetLayout,
+    FleetMap,
+    parse_layout,
+    parse_map,
+    selected_entities,
+)
+from dashboards.fleet_map.component import FILTER_WORDS, MapEvents, MapView, fleet_map
 from dashboards.incident_list.component import incident_list, sort_incidents
 from dashboards.snapshot import CachedAnswer
 from dashboards.views import parts
 from dashboards.views.parts import statement, unknown_since
-from dashboards.words import NODE_STATE, age, ago, amount, plain
+from dashboards.views.sharing import draw_share
+from dashboards.words import amount, joined
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 
 MAX_INCIDENTS = 6
 """Incidents under the map; the list has all. Chosen."""
+MAX_IN_ADDRESS = 30
+"""Selected entities in the address (chosen: 1,000 characters); more stay in the session."""
+COLOUR_NAMES: dict[Colour, str] = {
+    "state": "State",
+    "temperature": "Temperature",
+    "power": "Power",
+    "ber": "Link BER",
+    "step": "Step time",
+}
+_WRITTEN, _INCIDENT = "fleet_selection", "incident:"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the address asks for. Unknown words are ignored."""
+
+    by: str
+    colour: str
+    within: str
+    state: str
+    selection: tuple[str, ...]
+    table: bool
 
 
 def page() -> None:
@@ -26,94 +63,179 @@ def page() -> None:
     parts.draw_refreshing(_body)
 
 
+def read_address() -> Wanted:
+    """Returns what the address asks for."""
+    query = st.query_params
+    by, colour, state = query.get("by", ""), query.get("colour", ""), query.get("state", "")
+    within = query.get("within", "")
+    return Wanted(
+        by=by if by in GROUPINGS else "rack",
+        colour=colour if colour in COLOURS else "state",
+        within=within if ":" in within else "",
+        state=state if state in FILTERS else "",
+        selection=tuple(entity for entity in query.get_all("selection") if ":" in entity),
+        table=query.get("table") == "1",
+    )
+
+
 def _body() -> None:
-    answer = snapshot.fetch_fleet()
-    fleet = answer.value
-    if fleet is None:
-        parts.draw_head("Fleet state unknown", [], "", answer)
+    wanted = read_address()
+    where = {"within": wanted.within} if wanted.within else {}
+    answer = snapshot.fetch(parse_map, "fleet/map", by=wanted.by, colour=wanted.colour, **where)
+    found = answer.value
+    if found is None:
+        parts.draw_head("Fleet state unknown", [], "", cast(CachedAnswer[Fleet], answer))
         parts.draw_error(answer)
         return
     now = snapshot.now()
-    known = fleet if unknown_since(answer, answer, now) is None else replace(fleet, stalled=True)
-    parts.draw_head(markup.headline(known), [], sources(known), answer, of_now=True, now=now)
+    head = CachedAnswer(found.head, answer.fetched, answer.error, answer.status)
+    since = unknown_since(head, head, now)
+    known = replace(found, head=replace(found.head, stalled=found.head.stalled or since is not None))
+    parts.draw_head(headline(known), [], sources(known), head, of_now=True, now=now)
     parts.draw_error(answer)
-    parts.draw_empty_fleet(fleet)
-    st.html(markup.tiles(fleet))
-    picked = fleet_map(fleet.nodes, fleet.as_of, stale=bool(answer.error))
-    if picked:
-        _open(fleet, picked)
-    _panel(fleet)
-    _incidents(answer, fleet)
+    if not found.fleet:
+        parts.draw_empty_fleet(found.head)
+    _toolbar(wanted)
+    layout = _layout(found, where)
+    if layout is None:
+        st.html(markup.notice("The names of the nodes are not known yet; the page asks again in a few seconds."))
+    else:
+        _draw_map(found, layout, wanted, since is not None)
+    _incidents(head, found)
 
 
-def _open(fleet: Fleet, entity: str) -> None:
-    """Opens the incident of a node that has exactly one, else the panel of the node."""
-    node = next((n for n in fleet.nodes if n.entity == entity), None)
-    if node and len(node.incidents) == 1:
-        routes.open_incident(node.incidents[0])
-    st.query_params["node"] = entity
+def _layout(found: FleetMap, where: dict[str, str]) -> FleetLayout | None:
+    """Returns the names of the cells, None while they are of another topology than the values."""
+    for mark in (found.layout, f"{found.layout} again"):  # the second time past the cache
+        layout = snapshot.fetch(parse_layout, "fleet/layout", by=found.by, mark=mark, **where).value
+        if layout is not None and layout.layout == found.layout:
+            return layout
+    return None
 
 
-def _panel(fleet: Fleet) -> None:
-    entity = st.query_params.get("node")
-    if not entity:
-        return
-    node = next((n for n in fleet.nodes if n.entity == entity), None)
-    with st.container(border=True):
-        if node is None:
-            st.html(markup.notice(f"Node not found: {entity_name(entity)}."))
-        else:
-            st.html(markup.title(plain(entity_name(entity)), [_badge(node), markup.simulated_badge(node.simulated)]))
-            st.html(markup.facts(node_facts(node, fleet.as_of)))
-        row = st.container(horizontal=True)
-        for identity in node.incidents if node else ():
-            if row.button(f"Open {identity}", key=f"open-{identity}", type="primary"):
-                routes.open_incident(identity)
-        if row.button("Close", key="close-panel"):
-            del st.query_params["node"]
-            st.rerun(scope="fragment")
+# --- choices ----------------------------------------------------------------------------------------------------------
 
 
-def _badge(node: Node) -> str:
-    tone = node.state if node.state in ("critical", "degraded", "watch") else "quiet"
-    return markup.badge(NODE_STATE[node.state].upper(), tone)
-
-
-def node_facts(node: Node, now: int) -> list[tuple[str, str]]:
-    """Returns rack, time of the last data, and number of unresolved incidents."""
-    return [
-        ("Rack", entity_name(node.rack) if node.rack else "unknown"),
-        ("Last data", "never" if node.last_seen is None else ago(node.last_seen, now)),
-        ("Unresolved incidents", str(len(node.incidents)) if node.incidents else "none"),
-    ]
-
-
-def _incidents(of_fleet: CachedAnswer[Fleet], fleet: Fleet) -> None:
-    answer = snapshot.fetch_incidents()
-    since = unknown_since(answer, of_fleet, snapshot.now())
-    unresolved = [i for i in answer.value or () if i.state != "resolved"]
-    more = f"{MAX_INCIDENTS} of {len(unresolved):,}" if len(unresolved) > MAX_INCIDENTS else ""
-    st.html(markup.section("Unresolved incidents", more))
-    if answer.value is None:
-        st.html(markup.notice(answer.error, "critical", "Incidents unavailable."))
-        return
-    if since is not None:
-        last = (
-            "no unresolved incidents."
-            if not unresolved
-            else f"{amount(len(unresolved), 'incident', 'incidents')}, below."
+def _toolbar(wanted: Wanted) -> None:
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        by = st.segmented_control(
+            "Group by", GROUPINGS, default=wanted.by, key="fleet_by", format_func=str.title, required=True
         )
-        st.html(markup.notice(statement(last, since, snapshot.now()), "degraded"))
-    elif not unresolved:
-        st.html(markup.notice(healthy_text(fleet), of_now=True))
-    if unresolved:
-        _show(sort_incidents(unresolved)[:MAX_INCIDENTS], fleet.as_of)
+        colour = st.segmented_control(
+            "Colour by",
+            COLOURS,
+            default=cast(Colour, wanted.colour),
+            key="fleet_colour",
+            format_func=lambda name: COLOUR_NAMES[name],
+            required=True,
+        )
+        shown = st.toggle("As a table", value=wanted.table, key="fleet_table")
+    changed = {
+        "by": "" if by == "rack" else by,
+        "colour": "" if colour == "state" else colour,
+        "table": "1" if shown else "",
+    }
+    if (by, colour, shown) != (wanted.by, wanted.colour, wanted.table):
+        _set_address(**{name: value or "" for name, value in changed.items()})
+        st.rerun(scope="fragment")
+    if wanted.within:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.html(f'<p class="fp-big">Only {markup.chips([entity_name(wanted.within)])}</p>')
+            if st.button("Show the whole fleet", key="fleet_all"):
+                _set_address(within="")
+                st.rerun(scope="fragment")
 
 
-def _show(incidents: list[Incident], now: int) -> None:
-    picked = incident_list(incidents, now, key="open_incidents")
-    if picked:
-        routes.open_incident(picked)
+def _set_address(**changes: str) -> None:
+    for name, value in changes.items():
+        if value:
+            st.query_params[name] = value
+        elif name in st.query_params:
+            del st.query_params[name]
+
+
+# --- the map ----------------------------------------------------------------------------------------------------------
+
+
+def _draw_map(found: FleetMap, layout: FleetLayout, wanted: Wanted, unknown: bool) -> None:
+    own = tuple(st.session_state.get(_WRITTEN, ())) == wanted.selection
+    view = MapView(unknown, wanted.state, () if own else wanted.selection, headline(found))
+    events = fleet_map(found, layout, view)
+    _follow(events, found, layout, wanted)
+    if wanted.state:
+        st.html(table.node_table(found, layout, wanted.state))
+    if wanted.table:
+        st.html(table.group_table(found, layout))
+    _draw_selection(_selection(events, layout, wanted), wanted)
+
+
+def _follow(events: MapEvents, found: FleetMap, layout: FleetLayout, wanted: Wanted) -> None:
+    """Does what a person did on the map: opens a node, narrows the map, filters by state."""
+    if events.picked:
+        _open(found, layout, events.picked)
+    if events.narrowed:
+        _set_address(within=events.narrowed, selection="")
+        st.rerun(scope="fragment")
+    if events.filtered and events.filtered != (wanted.state or "none"):
+        _set_address(state="" if events.filtered == "none" else events.filtered)
+        st.rerun(scope="fragment")
+
+
+def _open(found: FleetMap, layout: FleetLayout, node: str) -> None:
+    """Opens the page of a node."""
+    if routes.has_page("node"):
+        routes.open_page("node", entity=node)
+    ids = table.incidents_of(found, layout, node)
+    if len(ids) == 1:
+        routes.open_incident(ids[0])
+    _set_address(selection=node)
+
+
+def _selection(events: MapEvents, layout: FleetLayout, wanted: Wanted) -> Sequence[str]:
+    """Returns the selected entities: those of the map, else of the address; writes them into the address."""
+    written = tuple(st.session_state.get(_WRITTEN, ()))
+    if events.selected.get("layout") != layout.layout:
+        return wanted.selection or st.session_state.get("fleet_selected", ())
+    marks = (events.selected["layout"], str(events.selected["ranges"]))
+    if st.session_state.get("fleet_marks") == marks:  # nothing new: the address may have been changed since
+        return wanted.selection if wanted.selection != written else st.session_state.get("fleet_selected", ())
+    entities = tuple(selected_entities(layout, events.selected["ranges"]))
+    st.session_state["fleet_marks"] = marks
+    st.session_state["fleet_selected"] = entities
+    st.session_state[_WRITTEN] = entities if len(entities) <= MAX_IN_ADDRESS else ()
+    if st.session_state[_WRITTEN]:
+        st.query_params["selection"] = list(entities)
+    elif "selection" in st.query_params:
+        del st.query_params["selection"]
+    return entities
+
+
+def _draw_selection(selection: Sequence[str], wanted: Wanted) -> None:
+    incident = next((e.removeprefix(_INCIDENT) for e in selection if e.startswith(_INCIDENT)), "")
+    entities = [e for e in selection if not e.startswith(_INCIDENT)]
+    if incident or entities:
+        draw_share(entities, incident, "" if wanted.within in selection else wanted.within)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def headline(found: FleetMap) -> str:
+    """Returns the state of the fleet in one sentence; nodes without data never count as healthy."""
+    count, total = found.counts, found.nodes
+    if not total:
+        return f"No nodes in {entity_name(found.within)}" if found.within else "No node has sent data yet"
+    where = f" in {entity_name(found.within)}" if found.within else ""
+    nodes = f"{amount(total, 'node', 'nodes')}{where}"
+    bad = [f"{count[s]:,} {FILTER_WORDS[s]}" for s in ("critical", "degraded", "affected") if count[s]]
+    no_data = f", {count['no_data']:,} without data" if count["no_data"] else ""
+    if bad:
+        return f"{joined(bad)} of {nodes}{no_data}"
+    if count["no_data"] == total:
+        return f"No data from any node{where}"
+    if count["no_data"]:
+        return f"No data from {count['no_data']:,} of {nodes}, no problems on the others"
+    return f"No problems on {nodes}"
 
 
 def reporting(fleet: Fleet) -> str:
@@ -125,13 +247,14 @@ def reporting(fleet: Fleet) -> str:
 
 
 def healthy_text(fleet: Fleet) -> str:
-    """Returns the text of an empty list, with the reporting agents and the oldest last data of a node."""
-    worst = max((fleet.as_of - n.last_seen for n in fleet.nodes if n.last_seen is not None), default=0)
-    return f"No unresolved incidents. {reporting(fleet)}, oldest data of a node {age(worst / SECOND)} ago."
+    """Returns the text of an empty list, with the reporting agents and how far the evaluation is behind."""
+    lag = "" if fleet.lag_s is None else f", evaluated up to {fleet.lag_s:.0f} s ago"
+    return f"No unresolved incidents. {reporting(fleet)}{lag}."
 
 
-def sources(fleet: Fleet) -> str:
+def sources(found: FleetMap) -> str:
     """Returns the quality of the data in one line: reporting agents, gaps, unreadable messages, backlog, simulation."""
+    fleet = found.head
     texts = [reporting(fleet)]
     for key, one, many in (
         ("gaps", "data gap", "data gaps"),
@@ -143,7 +266,47 @@ def sources(fleet: Fleet) -> str:
         texts.append("waiting for input")
     elif fleet.backlog:
         texts.append("processing a backlog")
-    simulated = sum(node.simulated for node in fleet.nodes)
-    if simulated:
-        texts.append(f"{simulated:,} of {len(fleet.nodes):,} nodes are SIMULATED")
+    if found.simulated:
+        texts.append(f"{found.simulated:,} of {found.nodes:,} nodes are SIMULATED")
+    if found.missing:
+        texts.append(f"{found.missing:,} without a value of this colour")
     return " · ".join(texts)
+
+
+# --- incidents --------------------------------------------------------------------------------------------------------
+
+
+def _incidents(of_fleet: CachedAnswer[Fleet], found: FleetMap) -> None:
+    answer = snapshot.fetch_incidents()
+    since = unknown_since(answer, of_fleet, snapshot.now())
+    unresolved = [i for i in answer.value or () if i.state != "resolved"]
+    if found.within or found.nodes < found.fleet:
+        own = {identity for ids in found.incident_sets for identity in ids}
+        unresolved = [i for i in unresolved if i.id in own]
+    st.html(markup.section("Unresolved incidents", _note(unresolved, found.head.as_of)))
+    if answer.value is None:
+        st.html(markup.notice(answer.error, "critical", "Incidents unavailable."))
+        return
+    if since is not None:
+        number = amount(len(unresolved), "incident", "incidents")
+        last = f"{number}, below." if unresolved else "no unresolved incidents."
+        st.html(markup.notice(statement(last, since, snapshot.now()), "degraded"))
+    elif not unresolved:
+        st.html(markup.notice(healthy_text(found.head), of_now=True))
+    if unresolved:
+        _show(sort_incidents(unresolved)[:MAX_INCIDENTS], found.head.as_of)
+
+
+def _note(unresolved: Sequence[Incident], now: int) -> str:
+    parts_ = []
+    if len(unresolved) > MAX_INCIDENTS:
+        parts_.append(f"{MAX_INCIDENTS} of {len(unresolved):,}")
+    if new := sum(now - i.opened < 3600 * SECOND for i in unresolved):
+        parts_.append(f"{new:,} opened in the last hour")
+    return ", ".join(parts_)
+
+
+def _show(incidents: list[Incident], now: int) -> None:
+    picked = incident_list(incidents, now, key="open_incidents")
+    if picked:
+        routes.open_incident(picked)

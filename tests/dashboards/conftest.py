@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
@@ -122,6 +123,53 @@ def detector_table(**changes: Any) -> dict[str, Any]:
     }
 
 
+def map_tables(fleet: dict[str, Any], by: str, colour: str, within: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns (map, layout) of a fleet as in the API: by rack, all others in one group. Levels are the node's place."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for node in fleet["nodes"]:
+        group = (node["rack"] or "") if by == "rack" else f"{by}:1"
+        if not within or group == within:
+            groups.setdefault(group, []).append(node)
+    ordered = dict(sorted(groups.items(), key=lambda item: item[0] == ""))
+    nodes = [node for group in ordered.values() for node in group]
+    sets = list(dict.fromkeys(tuple(n["incidents"]) for n in nodes if n["incidents"]))
+    states = ["ok", "watch", "degraded", "critical", "no_data"]
+    looks = [states.index(n["state"]) | 8 * bool(n.get("affected")) | 16 * n["simulated"] for n in nodes]
+    counts = {s: sum(n["state"] == s and not n.get("affected") for n in nodes) for s in states}
+    scale = {"label": "measured", "unit": "W", "low": 0.0, "high": 100.0, "diverging": False, "logarithmic": False}
+    head = {k: v for k, v in fleet.items() if k not in ("nodes", "counts")}
+    mark = str(hash((by, within, tuple(n["entity"] for n in nodes), tuple(ordered))))
+    values = {
+        "by": by,
+        "colour": colour,
+        "within": within or None,
+        "layout": mark,
+        "nodes": len(nodes),
+        "fleet": len(fleet["nodes"]),
+        "simulated": sum(n["simulated"] for n in nodes),
+        "counts": counts | {"affected": sum(bool(n.get("affected")) for n in nodes)},
+        "causes": fleet.get("causes", []),
+        "looks": base64.b64encode(bytes(looks)).decode(),
+        "ages": base64.b64encode(bytes(74 if n["state"] == "no_data" else 0 for n in nodes)).decode(),
+        "levels": None if colour == "state" else base64.b64encode(bytes(i % 251 for i in range(len(nodes)))).decode(),
+        "scale": None if colour == "state" else scale,
+        "missing": 0,
+        "incident_sets": [list(ids) for ids in sets],
+        "incident_of": base64.b64encode(
+            bytes(1 + sets.index(tuple(n["incidents"])) if n["incidents"] else 0 for n in nodes)
+        ).decode(),
+    }
+    names = {"groups": [[g, len(ns)] for g, ns in ordered.items()], "names": [n["entity"] for n in nodes]}
+    head = {k: v for k, v in head.items() if k != "causes"}
+    return head | values, {"layout": mark, "by": by, "within": within or None, **names}
+
+
+def shared_table(value: str, inside: int, outside: int, p: float, attribute: str = "leaf") -> dict[str, Any]:
+    """Returns a value that selected nodes share, as in the API."""
+    counts = {"inside": inside, "outside": outside, "p": p / 10, "p_corrected": p}
+    return {"attribute": attribute, "value": value, **counts, "separates": p < 0.01}
+
+
 class Api:
     """State of the server. `broken` maps a path to (status, bytes); while `released` is clear, responses wait."""
 
@@ -151,6 +199,16 @@ class Api:
             "sources": {"agents": 3, "silent": 1, "gaps": 2, "dead_letters": 0},
         }
         self.tables: dict[str, Callable[[dict[str, list[str]]], Any]] = {}  # path -> query -> table
+        self.share: dict[str, Any] = {
+            "as_of": iso(NOW),
+            "selected": 2,
+            "others": 1,
+            "compared": 7,
+            "threshold": 0.01,
+            "statistic": "hypergeometric tail, Bonferroni",
+            "unknown": [],
+            "shared": [shared_table("leaf:l7", 2, 0, 0.0004)],
+        }
         self.mutes: list[dict[str, Any]] = []
         hit = {"kind": "incident", "id": "A1", "match": "A1", "text": "rank 17 is slow", "state": "open"}
         node = {"kind": "node", "id": "node:n003", "match": "node:n003", "text": "rack:r1", "state": None}
@@ -179,6 +237,10 @@ class Api:
             return 200, json.dumps(table).encode()
         if path == "fleet":
             return 200, json.dumps(self.fleet).encode()
+        if path in ("fleet/map", "fleet/layout"):
+            one = {name: query.get(name, [""])[0] for name in ("by", "colour", "within")}
+            tables = map_tables(self.fleet, one["by"] or "rack", one["colour"] or "state", one["within"])
+            return 200, json.dumps(tables[path == "fleet/layout"]).encode()
         if path == "incidents":
             return 200, json.dumps({"incidents": list(self.incidents.values())}).encode()
         if path == "search":
@@ -201,6 +263,8 @@ class Api:
         if path in self.broken:
             return self.broken[path]
         self.posted.append((path, body))
+        if path == "share":
+            return 200, json.dumps(self.share).encode()
         if path.startswith("mutes"):
             return self._handle_mute(path, body)
         _, identity, act = path.split("/")

@@ -116,19 +116,6 @@ def test_a_page_opens_from_its_address_without_errors(
     assert faults == []
 
 
-def test_keyboard_navigation_opens_the_incident_of_a_node(address: str, browser: Any) -> None:
-    page, _ = open_page(browser, f"{address}/?live=0")
-    canvas = page.locator("canvas[role=application]")
-    canvas.focus()
-    page.keyboard.press("n")
-    said = page.locator(".said")
-    assert said.inner_text().startswith("node n003 - CRITICAL")
-    assert said.inner_text().endswith("SIMULATED")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/incident?*id=A1*")
-    assert "live=0" in page.url
-
-
 @pytest.mark.walk
 def test_an_incident_opens_from_the_list_and_can_be_acknowledged(address: str, browser: Any, api: Any) -> None:
     page, _ = open_page(browser, f"{address}/incidents?live=0")
@@ -168,7 +155,8 @@ def test_local_time_is_one_click_away(address: str, browser: Any) -> None:
 def test_the_stamp_is_red_if_the_api_is_unreachable(address: str, browser: Any, api: Any) -> None:
     page, _ = open_page(browser, address)
     page.locator(".stamp").wait_for()
-    api.broken["fleet"] = (503, b'{"detail": "the store is not open yet"}')
+    for path in ("fleet", "fleet/map"):
+        api.broken[path] = (503, b'{"detail": "the store is not open yet"}')
     page.locator(".stamp.bad").wait_for(timeout=30_000)
     assert "API unreachable" in page.locator(".stamp").inner_text()
     page.locator("canvas.stale").wait_for(timeout=30_000)  # the same refresh draws it, a moment later
@@ -196,7 +184,7 @@ def test_a_page_shows_unknown_since_if_the_api_stops(address: str, browser: Any,
     api.fleet |= {"as_of": iso(now), "newest": iso(now), "watermark": iso(now), "nodes": [api.node("n1", "ok")]}
     page, faults = open_page(browser, address)
     page.get_by_text("No unresolved incidents.").first.wait_for()
-    for path in ("fleet", "incidents"):
+    for path in ("fleet", "fleet/map", "incidents"):
         api.broken[path] = (503, b'{"detail": "the store is not open"}')
     page.get_by_text("Last known: no unresolved incidents.").first.wait_for(timeout=30_000)
     page.get_by_text("Last known: no problems on 1 node", exact=False).first.wait_for(timeout=30_000)

@@ -1,17 +1,28 @@
-"""Data of the scripts in the browser."""
+"""Data of the scripts in the browser, and what the fleet page says beside them."""
 
 from __future__ import annotations
 
-import base64
+import re
 
-import numpy as np
+import pytest
 
-from dashboards.answers import Fleet, Node, parse_incident
-from dashboards.fleet_map.component import NEVER, map_data, natural_key
+from dashboards.answers import Fleet, parse_incident
+from dashboards.fleet_map import table
+from dashboards.fleet_map.answers import (
+    FleetLayout,
+    FleetMap,
+    parse_layout,
+    parse_map,
+    parse_share,
+    selected_entities,
+)
 from dashboards.freshness.component import stamp_data
 from dashboards.incident_list.component import MAX_LISTED, list_rows, sort_incidents
 from dashboards.snapshot import CachedAnswer
+from dashboards.views.fleet import headline
+from dashboards.views.sharing import chance, share_markup
 from pipeline.model.records import SECOND, Incident, iso
+from tests.dashboards.conftest import Api, map_tables, shared_table
 
 NOW = 1_767_268_800 * SECOND
 
@@ -38,35 +49,89 @@ def fleet_answer(newest: int, unready: tuple[str, ...] = ()) -> CachedAnswer[Fle
     return CachedAnswer(Fleet(NOW, NOW - 60 * SECOND, False, None, (), newest=newest, unready=unready), NOW)
 
 
-def numbers(text: object, kind: str) -> list[int]:
-    return [int(v) for v in np.frombuffer(base64.b64decode(str(text)), kind)]
+def fleet_tables(*nodes: dict[str, object], by: str = "rack", within: str = "") -> tuple[FleetMap, FleetLayout]:
+    table, names = map_tables({**Api().fleet, "nodes": list(nodes)}, by, "state", within)
+    return parse_map(table), parse_layout(names)
 
 
-def test_racks_are_in_natural_order_and_nodes_without_rack_are_last() -> None:
-    nodes = [
-        Node("node:n10", "rack:r10", "ok", NOW, True),
-        Node("node:n2", "rack:r2", "critical", NOW - 90 * SECOND, True, ("A", "B")),
-        Node("node:host", "", "no_data", None, False),
-        Node("node:n1", "rack:r2", "ok", NOW + 5 * SECOND, True),
+def node(name: str, rack: str | None, state: str, *incidents: str, affected: bool = False) -> dict[str, object]:
+    made = {**Api().node(name, state, list(incidents)), "rack": rack}
+    return {**made, "affected": affected}
+
+
+FEW = (
+    node("n1", "rack:r1", "critical", "A1"),
+    node("n2", "rack:r1", "degraded", "B2", affected=True),
+    node("n3", "rack:r2", "no_data"),
+    node("<b>", None, "ok"),
+)
+
+
+def test_tables_have_each_group_and_each_node_of_a_state_with_links() -> None:
+    found, layout = fleet_tables(*FEW)
+    groups = table.group_table(found, layout)
+    lines = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', groups)
+    texts = [(re.sub("<[^>]*>", "", name), re.findall("<td>([^<]*)</td>", cells)) for name, cells in lines]
+    assert texts == [
+        ("rack r1", ["2", "1", "0", "0", "1", "0", "0"]),
+        ("rack r2", ["1", "0", "0", "0", "0", "1", "0"]),
+        ("no rack", ["1", "0", "0", "0", "0", "0", "1"]),
     ]
-    data = map_data(nodes, NOW, stale=False)
-    assert data["racks"] == [["r2", 2], ["r10", 1], ["", 1]]
-    assert data["names"] == ["node:n1", "node:n2", "node:n10", "node:host"]
-    assert numbers(data["states"], "u1") == [0, 3, 0, 4]
-    assert numbers(data["simulated"], "u1") == [1, 1, 1, 0]
-    assert numbers(data["ages"], "<u2") == [0, 90, 0, NEVER]
-    assert data["incidents"] == {"1": 2}
+    assert 'href="./?within=rack%3Ar1"' in groups
+    critical = table.node_table(found, layout, "critical")
+    assert ">node n1</a>" in critical
+    assert 'href="incident?id=A1"' in critical
+    assert "n2" not in critical
+    assert "&lt;b&gt;" in table.node_table(found, layout, "ok")
+    assert table.incidents_of(found, layout, "node:n2") == ("B2",)
+    assert table.incidents_of(found, layout, "node:none") == ()
 
 
-def test_an_empty_fleet_is_a_map_without_racks() -> None:
-    data = map_data([], NOW, stale=True)
-    assert data["racks"] == []
-    assert data["names"] == []
-    assert data["stale"]
+def test_an_empty_fleet_is_a_map_without_cells() -> None:
+    found, layout = fleet_tables()
+    assert table.group_table(found, layout) == '<p class="fp-empty">No nodes.</p>'
+    assert headline(found) == "No node has sent data yet"
 
 
-def test_digits_are_compared_as_numbers() -> None:
-    assert sorted(["n10", "n9", "n", "9"], key=natural_key) == ["9", "n", "n9", "n10"]
+def test_the_headline_counts_causes_and_affected_nodes_apart() -> None:
+    found, _ = fleet_tables(*FEW)
+    assert headline(found) == "1 critical and 1 affected of 4 nodes, 1 without data"
+    narrowed, _ = fleet_tables(*FEW, within="rack:r2")
+    assert headline(narrowed) == "No data from any node in rack r2"
+
+
+def test_a_selection_of_whole_groups_is_their_names() -> None:
+    _, layout = fleet_tables(*FEW)
+    assert selected_entities(layout, [[0, 1]]) == ["rack:r1"]
+    assert selected_entities(layout, [[0, 0], [2, 3]]) == ["node:n1", "node:n3", "node:<b>"]
+    assert selected_entities(layout, [[-5, 99]]) == ["rack:r1", "node:n3", "node:<b>"]
+    assert selected_entities(layout, []) == []
+
+
+def test_what_separates_a_selection_is_shown_with_numbers_and_method() -> None:
+    text = share_markup(parse_share(Api().share))
+    assert 'href="./?within=leaf%3Al7"' in text
+    assert "2 of 2" in text
+    assert "0 of 1" in text
+    assert "1 in 2,500" in text
+    assert "corrected for 7 compared values; a value separates below 1%" in text
+
+
+def test_nothing_separates_them_is_an_answer() -> None:
+    shared = [shared_table("<script>", 2, 1, 0.8, "driver")]
+    text = share_markup(parse_share({**Api().share, "shared": shared, "unknown": ["rack:none"]}))
+    assert "Nothing separates them." in text
+    assert "Nearest, but within chance" in text
+    assert "&lt;script&gt;" in text
+    assert "Not found: rack none." in text
+    assert "Select two or more nodes" in share_markup(parse_share({**Api().share, "selected": 1}))
+
+
+@pytest.mark.parametrize(
+    ("p", "text"), [(1e-30, "below 1 in a billion"), (1e-4, "1 in 10,000"), (0.34, "34 %"), (1.0, "100 %")]
+)
+def test_a_probability_is_said_as_a_person_says_it(p: float, text: str) -> None:
+    assert chance(p) == text
 
 
 def test_the_list_starts_with_open_incidents_of_high_severity() -> None:

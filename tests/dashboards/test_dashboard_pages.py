@@ -54,11 +54,21 @@ def test_the_app_opens_on_the_fleet(api: Any) -> None:
     assert "--fp-critical:light-dark(" in text
 
 
-def test_an_address_with_a_node_opens_its_panel(api: Any) -> None:
-    test = page(fleet_script, node="node:n003")
-    assert "Node n003" in shown(test)
-    assert [button.label for button in test.button] == ["Open A1", "Close"]
-    assert "Node not found: node n9" in shown(page(fleet_script, node="node:n9"))
+def test_the_address_of_the_fleet_page_narrows_filters_and_selects(api: Any) -> None:
+    text = shown(page(fleet_script, within="rack:r1", state="critical", selection="rack:r1", table="1"))
+    assert "1 critical of 2 nodes in rack r1, 1 without data" in text
+    assert ">node n003</a>" in text
+    assert "Nodes by rack and state" in text
+    assert "What do these share?" in text
+    assert ("share", {"entities": ["rack:r1"]}) in api.posted
+    page(fleet_script, selection="incident:A1")
+    assert api.posted[-1] == ("share", {"entities": [], "incident": "A1"})
+
+
+def test_an_unknown_word_in_the_address_of_the_fleet_page_is_ignored(api: Any) -> None:
+    text = shown(page(fleet_script, by="shoe", colour="mood", state="odd", within="r1", selection="x"))
+    assert "1 critical of 3 nodes" in text
+    assert api.posted == []
 
 
 def test_a_healthy_fleet_shows_the_reporting_agents(api: Any) -> None:
@@ -91,7 +101,7 @@ def test_an_empty_list_of_a_stalled_pipeline_is_unknown(api: Any) -> None:
 def test_an_unreachable_api_keeps_the_last_known_state_with_its_time(api: Any) -> None:
     api.incidents.clear()
     assert "No unresolved incidents." in shown(page(fleet_script))
-    for path in ("fleet", "incidents"):
+    for path in ("fleet", "fleet/map", "incidents"):
         api.broken[path] = (503, b'{"detail": "away"}')
     snapshot._fetch_cached.clear()
     text = shown(page(fleet_script))

@@ -1,0 +1,255 @@
+// How cells look. A look is colour and shape: cause = full cell (critical: outlined), affected = half a cell,
+// no data = hollow with a slash, simulated = cut corner.
+const OK = 0, CRITICAL = 3, NO_DATA = 4, AFFECTED = 8, SIMULATED = 16;
+const UNKNOWN = 255, TOP = 250;
+const STATE_VARIABLES = ["ok", "watch", "degraded", "critical", "no-data"];
+const FONT = "'Source Sans', 'Source Sans Pro', sans-serif";
+// cividis: Nunez, Anderton, Renslow (2018); equal for people with and without colour vision deficiency
+const CIVIDIS = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
+
+function colours(element) {
+  // the browser resolves light-dark() only in an applied colour, so each variable is applied to a probe
+  const probe = document.createElement("span");
+  element.append(probe);
+  const get = (name) => {
+    probe.style.color = `var(--fp-${name})`;
+    return getComputedStyle(probe).color;
+  };
+  const found = {
+    state: STATE_VARIABLES.map(get),
+    text: [get("ok-ink"), get("watch-ink"), get("degraded-ink"), get("critical-ink"), get("muted")],
+    line: get("critical-line"), noData: get("no-data"), simulated: get("simulated"), ground: get("ground"),
+    muted: get("muted"), ink: get("ink"), box: get("line"), accent: get("accent"), surface: get("surface"),
+  };
+  probe.remove();
+  return found;
+}
+
+function levelColours(scale, colour) {
+  const rgb = (text) => (text[0] === "#" ? [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16)) : text.match(/[\d.]+/g).map(Number));
+  const stops = (scale.diverging ? ["#0072b2", "#7fb8d8", colour.state[OK], "#f0b860", "#d55e00"] : CIVIDIS).map(rgb);
+  return Array.from({ length: TOP + 1 }, (_, level) => {
+    const at = (level / TOP) * (stops.length - 1), low = Math.min(Math.floor(at), stops.length - 2);
+    const mixed = stops[low].slice(0, 3).map((v, c) => Math.round(v + (stops[low + 1][c] - v) * (at - low)));
+    return `rgb(${mixed.join(",")})`;
+  });
+}
+
+function paint(view) {
+  const { canvas, placed } = view;
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth, height = Math.min(placed.height + 4, view.most);
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.height = `${height}px`;
+  }
+  const g = canvas.getContext("2d");
+  g.setTransform(ratio, 0, 0, ratio, 0, 0);
+  g.clearRect(0, 0, width, height);
+  g.translate(0, 2 - view.top);
+  paintAll(g, view, view.top - 2, view.top + height);
+  if (view.drag) paintDrag(g, view);
+}
+
+function paintAll(g, view, top, bottom) {
+  const { placed } = view;
+  g.textBaseline = "middle";
+  const shown = placed.boxes.filter((box) => box.y + box.height >= top && box.y <= bottom);
+  for (const box of shown) paintGroup(g, box, view);
+  paintFills(g, shown, view);
+  for (const box of shown) {
+    for (let k = 0; k < box.count; k++) paintMarks(g, box, k, view);
+  }
+  if (view.focus >= 0 && view.focus < placed.cells) paintFocus(g, view);
+}
+
+function paintGroup(g, box, view) {
+  const { placed, colour } = view;
+  const cause = view.causes.has(box.entity);
+  if (!placed.head) {
+    if (placed.margin && box.begins) {
+      g.font = `11px ${FONT}`;
+      g.fillStyle = colour.muted;
+      g.fillText(box.entity ? shortName(box.entity) : groupName(view, box), 0, box.y + Math.min(box.height / 2, 10), MARGIN - 8);
+    }
+    if (cause) frame(g, box.x - 1.5, box.y - 1.5, box.width + 3, box.height + 3, 0, colour.state[CRITICAL], 2);
+    return; // too small for a frame and a name: only the gap separates groups
+  }
+  g.fillStyle = colour.surface;
+  g.beginPath();
+  g.roundRect(box.x + 0.5, box.y + 0.5, box.width - 1, box.height - 1, 5);
+  g.fill();
+  frame(g, box.x + 0.5, box.y + 0.5, box.width - 1, box.height - 1, 5, cause ? colour.state[CRITICAL] : colour.box, cause ? 2 : 1);
+  g.font = `600 12px ${FONT}`;
+  const name = groupName(view, box);
+  g.fillStyle = cause ? colour.ink : colour.muted;
+  let left = box.x + PAD + 1;
+  if (cause) { // a filled triangle: the fault is the group itself
+    g.fillStyle = colour.state[CRITICAL];
+    g.beginPath();
+    g.moveTo(left, box.y + 15); g.lineTo(left + 10, box.y + 15); g.lineTo(left + 5, box.y + 6);
+    g.fill();
+    g.fillStyle = colour.ink;
+    left += 14;
+  }
+  g.fillText(name, left, box.y + HEAD / 2 + 1, Math.max(1, box.x + box.width - PAD - left));
+  paintSimulated(g, box, view, left + g.measureText(name).width + 10);
+}
+
+function paintSimulated(g, box, view, left) {
+  let simulated = 0;
+  for (let i = box.first; i < box.first + box.count; i++) simulated += (view.fleet.looks[i] & SIMULATED) > 0;
+  if (!simulated) return;
+  g.font = `700 9px ${FONT}`;
+  g.fillStyle = view.colour.simulated;
+  const room = box.x + box.width - PAD - left;
+  const part = simulated === box.count ? "SIMULATED" : `${simulated} SIMULATED`;
+  const label = g.measureText(part).width <= room ? part : "SIM";
+  if (g.measureText(label).width > room) return; // then only the cut corners mark simulated nodes
+  g.fillText(label, box.x + box.width - PAD - g.measureText(label).width, box.y + HEAD / 2 + 1);
+}
+
+function fillOf(view, i) {
+  // The fill of a cell as a number: levels as they are, states from 256 on; -1 for a hollow cell.
+  const look = view.fleet.looks[i] & 7;
+  if (look === NO_DATA) return -1;
+  if (view.fleet.levels) return view.fleet.levels[i] === UNKNOWN ? -1 : view.fleet.levels[i];
+  if (view.unknown && look === OK) return -1; // while the state is unknown no cell is shown as healthy
+  return 256 + (view.fleet.looks[i] & AFFECTED ? OK : look);
+}
+
+function paintFills(g, boxes, view) {
+  const { placed, colour } = view;
+  const w = placed.cellWidth, h = placed.cellHeight, round = h >= 9 ? Math.min(4, h / 4) : 0;
+  const byFill = new Map();
+  for (const box of boxes) {
+    for (let k = 0; k < box.count; k++) {
+      const fill = fillOf(view, box.first + k);
+      const list = byFill.get(fill) ?? byFill.set(fill, []).get(fill);
+      const { x, y } = cellAt(placed, box, k);
+      list.push(x, y);
+    }
+  }
+  for (const [fill, at] of byFill) {
+    g.fillStyle = fill < 0 ? (h < 4 ? colour.noData : colour.ground) : fill >= 256 ? colour.state[fill - 256] : view.levels[fill];
+    const half = fill < 0 && h < 4; // at two pixels a hollow cell is a dot
+    for (let k = 0; k < at.length; k += 2) {
+      if (half) g.fillRect(at[k], at[k + 1], Math.max(1, w / 2), Math.max(1, h / 2));
+      else if (round) { g.beginPath(); g.roundRect(at[k], at[k + 1], w, h, round); g.fill(); }
+      else g.fillRect(at[k], at[k + 1], w, h);
+    }
+  }
+}
+
+function paintMarks(g, box, k, view) {
+  const { fleet, placed, colour } = view;
+  const i = box.first + k, look = fleet.looks[i], state = look & 7, hollow = fillOf(view, i) < 0;
+  const dimmed = view.state && !matches(view.state, look);
+  if (state === OK && !hollow && !dimmed && !(look & SIMULATED && placed.cellHeight >= 7) && placed.cellWidth < NAMED && !view.selected.has(i)) return;
+  const { x, y } = cellAt(placed, box, k);
+  const w = placed.cellWidth, h = placed.cellHeight, round = Math.min(4, h / 4);
+  if (hollow && h >= 4) slash(g, x, y, w, h, round, colour);
+  else if (look & AFFECTED && !fleet.levels) halve(g, x, y, w, h, round, colour.state[state]);
+  if (look & SIMULATED && h >= 7) cutCorner(g, x, y, w, h, colour.simulated);
+  if (state === CRITICAL && !(look & AFFECTED)) frame(g, x, y, w, h, h >= 9 ? round : 0, colour.line, h > 9 ? 2 : h > 3 ? 1.2 : 1);
+  if (w >= NAMED) paintName(g, i, x, y, w, h, view);
+  if (dimmed) { g.fillStyle = colour.ground; g.globalAlpha = 0.82; g.fillRect(x - 1, y - 1, w + 2, h + 2); g.globalAlpha = 1; }
+  if (view.selected.has(i)) frame(g, x - 0.5, y - 0.5, w + 1, h + 1, round, colour.accent, h > 6 ? 2.5 : 1.5);
+}
+
+function frame(g, x, y, w, h, round, stroke, thick) {
+  g.strokeStyle = stroke;
+  g.lineWidth = thick;
+  g.beginPath();
+  if (round) g.roundRect(x, y, w, h, round); else g.rect(x, y, w, h);
+  g.stroke();
+}
+
+function slash(g, x, y, w, h, round, colour) {
+  frame(g, x + 0.5, y + 0.5, w - 1, h - 1, round, colour.noData, 1);
+  if (h < 5) return; // a hollow square
+  g.beginPath();
+  g.moveTo(x + 1, y + h - 1);
+  g.lineTo(x + w - 1, y + 1);
+  g.stroke();
+}
+
+function halve(g, x, y, w, h, round, fill) {
+  g.fillStyle = fill;
+  const tall = Math.max(1, Math.round(h * 0.4));
+  if (h >= 9) { g.beginPath(); g.roundRect(x, y + h - tall, w, tall, [0, 0, round, round]); g.fill(); }
+  else g.fillRect(x, y + h - tall, w, tall);
+}
+
+function cutCorner(g, x, y, w, h, fill) {
+  const cut = Math.min(8, h / 2.5);
+  g.fillStyle = fill;
+  g.beginPath();
+  g.moveTo(x + w - cut, y); g.lineTo(x + w, y); g.lineTo(x + w, y + cut);
+  g.fill();
+}
+
+function paintName(g, i, x, y, w, h, view) {
+  const { fleet, colour } = view;
+  const name = shortName(view.names[i]), look = fleet.looks[i], state = look & 7, fill = fillOf(view, i);
+  g.font = `${state === OK ? 400 : 650} 12px ${FONT}`;
+  const wide = Math.min(g.measureText(name).width, w - 12);
+  if (fill < 0) { // clear the slash behind the name
+    g.fillStyle = colour.ground;
+    g.fillRect(x + (w - wide) / 2 - 3, y + h / 2 - 7, wide + 6, 14);
+  }
+  g.fillStyle = fill < 0 ? colour.muted : fill < 256 ? inkOn(view.levels[fill]) : colour.text[fill - 256];
+  g.textAlign = "center";
+  g.fillText(name, x + w / 2, y + h / 2 + (look & AFFECTED && fill >= 256 ? -h / 6 : 1), w - 12);
+  g.textAlign = "left";
+}
+
+function inkOn(fill) {
+  const [red, green, blue] = fill.match(/[\d.]+/g).map(Number);
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#17212b" : "#ffffff";
+}
+
+function paintFocus(g, { placed, focus, colour }) {
+  const { x, y } = positionOf(placed, focus);
+  frame(g, x - 2, y - 2, placed.cellWidth + 4, placed.cellHeight + 4, 5, colour.accent, 3);
+}
+
+function paintDrag(g, { drag, colour }) {
+  g.fillStyle = colour.accent;
+  g.globalAlpha = 0.15;
+  g.fillRect(drag.left, drag.top, drag.right - drag.left, drag.bottom - drag.top);
+  g.globalAlpha = 1;
+  frame(g, drag.left, drag.top, drag.right - drag.left, drag.bottom - drag.top, 0, colour.accent, 1);
+}
+
+function savePicture(view) {
+  // The whole map, not only what is in view, with its title and legend; 2 pixels a point for print.
+  const width = view.canvas.clientWidth, height = view.placed.height + 60;
+  const most = 16_000; // pixels of one side that every browser can draw
+  const ratio = Math.max(0.5, Math.min(2, most / Math.max(width + 20, height)));
+  const sheet = document.createElement("canvas");
+  sheet.width = Math.round((width + 20) * ratio);
+  sheet.height = Math.round(height * ratio);
+  const g = sheet.getContext("2d");
+  g.scale(ratio, ratio);
+  g.fillStyle = view.colour.ground;
+  g.fillRect(0, 0, width + 20, height);
+  g.translate(10, 0);
+  g.textBaseline = "middle";
+  g.fillStyle = view.colour.ink;
+  g.font = `600 15px ${FONT}`;
+  g.fillText(view.data.title, 0, 18, width);
+  g.font = `12px ${FONT}`;
+  g.fillStyle = view.colour.muted;
+  g.fillText(view.data.caption, 0, 36, width);
+  g.translate(0, 50);
+  paintAll(g, { ...view, focus: -1, selected: new Set(view.selected) }, 0, view.placed.height);
+  sheet.toBlob((blob) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = `fleet-${view.data.by}-${view.data.stamp}.png`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }, "image/png");
+}
