@@ -332,6 +332,7 @@ class IncidentDetail(Incident):
     similar: list[dict[str, Any]]
     advice: str | None
     runbook_url: str | None
+    explanation: dict[str, Any]
 
 
 class Entity(Strict):

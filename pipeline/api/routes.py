@@ -54,6 +54,7 @@ from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.incidents import ledger
 from pipeline.incidents.handover import list_similar
+from pipeline.incidents.paths import explain_incident
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.store.schema import SCHEMA_VERSION
@@ -265,6 +266,7 @@ def incident_detail(request: Request, incident: str) -> Response:
     version = max((row["number"] for row in found["history"]), default=0)
     more = {"blast_radius": impact, "above": above, "co_occurring": near, "version": version, "similar": similar}
     more["labels"] = labels_of(service, incident)
+    more["explanation"] = explain_incident(found, topology)
     return answer_versioned({**found, **more, **service.advice.find(found["detector"], found["cause"])})
 
 

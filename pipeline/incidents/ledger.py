@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -65,12 +65,12 @@ SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[]), make_timestamptz(unnest($3:
        make_timestamptz(unnest($4::BIGINT[])), make_timestamptz(unnest($5::BIGINT[])), unnest($6::VARCHAR[]),
        unnest($7::VARCHAR[][]), unnest($8::DOUBLE[]), unnest($9::VARCHAR[]), unnest($10::VARCHAR[]),
        unnest($11::BOOLEAN[]), unnest($12::VARCHAR[]), unnest($13::VARCHAR[]), make_timestamptz(unnest($14::BIGINT[])),
-       unnest($15::VARCHAR[])
+       unnest($15::VARCHAR[]), unnest($16::VARCHAR[])
 ON CONFLICT (id) DO UPDATE SET
     cause = excluded.cause, opened = excluded.opened, onset = excluded.onset, resolved = excluded.resolved,
     severity = excluded.severity, members = excluded.members, confidence = excluded.confidence, state = excluded.state,
     summary = excluded.summary, simulated = excluded.simulated, detector = excluded.detector, entity = excluded.entity,
-    updated = excluded.updated, life = excluded.life
+    updated = excluded.updated, life = excluded.life, explanation = excluded.explanation
 """
 _HISTORY = """
 INSERT INTO history
@@ -95,12 +95,12 @@ FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS incident, unn
 """
 _INCIDENTS = """
 SELECT id, cause, epoch_us(opened), epoch_us(onset), epoch_us(resolved), severity, members, confidence, state, summary,
-       simulated, detector, entity, epoch_us(updated), life FROM incidents
+       simulated, detector, entity, epoch_us(updated), life, explanation FROM incidents
 """
 _FINDING = ("time", "onset", "entity", "detector", "level", "score", "summary", "evidence", "signals")
 _NAMES = (
     *("id", "cause", "opened", "onset", "resolved", "severity", "members", "confidence", "state", "summary"),
-    *("simulated", "detector", "entity", "updated", "life"),
+    *("simulated", "detector", "entity", "updated", "life", "explanation"),
 )
 _FIELDS = {f.name: f.default for f in dataclasses.fields(Life)}
 
@@ -226,8 +226,9 @@ def read_incident(cursor: duckdb.DuckDBPyConnection, id_: str) -> dict[str, Any]
     found = _load(cursor, "WHERE id = $1", [id_])
     if not found:
         raise KeyError(f"incident {id_}: not found")
-    more = {"findings": _findings_of(cursor, id_), "history": _history_of(cursor, id_)}
-    return {**found[0].as_json(), **more, "notifications": list_notifications(cursor, id_)}
+    more: dict[str, Any] = {"findings": _findings_of(cursor, id_), "history": _history_of(cursor, id_)}
+    more |= {"notifications": list_notifications(cursor, id_), "explanation": dict(found[0].explanation)}
+    return {**found[0].as_json(), **more}
 
 
 def list_incidents_near(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[dict[str, Any]]:
@@ -345,6 +346,7 @@ def _write_incidents(connection: duckdb.DuckDBPyConnection, changes: Sequence[Ch
         (
             *(i.id, i.cause, i.opened, i.onset, i.resolved, i.severity, list(i.members), to_json(i.confidence)),
             *(i.state, i.summary, i.simulated, i.detector, i.entity, i.updated, encode_life(i.life)),
+            json.dumps(to_json(dict(i.explanation))),
         )
         for i in newest.values()
     ]
@@ -427,11 +429,17 @@ def count_wrong_pages(
 
 
 def _load(cursor: duckdb.DuckDBPyConnection, where: str, parameters: Sequence[Any]) -> list[Incident]:
-    rows = cursor.execute(_INCIDENTS + where, parameters).fetchall()
-    return [
-        Incident(**{**dict(zip(_NAMES, row, strict=True)), "members": tuple(row[6]), "life": decode_life(row[-1])})
-        for row in rows
-    ]
+    decode: dict[str, Callable[[Any], Any]] = {
+        "members": tuple,
+        "life": decode_life,
+        "explanation": _decode_explanation,
+    }
+    rows = [dict(zip(_NAMES, row, strict=True)) for row in cursor.execute(_INCIDENTS + where, parameters).fetchall()]
+    return [Incident(**{**row, **{name: read(row[name]) for name, read in decode.items()}}) for row in rows]
+
+
+def _decode_explanation(text: str | None) -> Mapping[str, Any]:
+    return json.loads(text) if text else {}
 
 
 def encode_life(life: Life) -> str:

@@ -236,7 +236,11 @@ class Life:
 
 @dataclass(slots=True)
 class Incident:
-    """Findings with one suspected cause. The id comes from the first entity, detector and onset and never changes."""
+    """Findings with one suspected cause. The id comes from the first entity, detector and onset and never changes.
+
+    confidence:  calibrated probability that the cause is right; None: nothing was weighed.
+    explanation: why this cause: `evidence` (text), `faults_per_day` (prior), `alternatives` (cause, probability).
+    """
 
     id: str
     cause: str
@@ -253,6 +257,7 @@ class Incident:
     simulated: bool = False
     updated: int = 0
     life: Life = field(default=Life(), compare=False)
+    explanation: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def is_held_back(self) -> bool:

@@ -105,7 +105,7 @@ def put_incident(database: Database, name: str, resolved: str) -> None:
     run(
         database,
         f"""INSERT INTO incidents VALUES ('{name}', 'c', {time_ago(200 * DAY)}, {time_ago(200 * DAY)}, {resolved},
-            'page', [], 1, 'open', 's', false, 'd', 'e', {time_ago(200 * DAY)}, NULL)""",
+            'page', [], 1, 'open', 's', false, 'd', 'e', {time_ago(200 * DAY)}, NULL, NULL)""",
     )
     run(database, f"INSERT INTO history VALUES ('{name}', 1, {time_ago(200 * DAY)}, 'opened', 'a', '', '{{}}')")
     run(

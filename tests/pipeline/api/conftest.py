@@ -267,7 +267,7 @@ def open_incident(database: Database) -> Open:
         with database.transaction() as connection:
             connection.execute(
                 """INSERT INTO incidents SELECT $id, $cause, t, t, NULL, $severity, $members, 0.9, $state,
-                   'something is wrong', true, 'straggler', $cause, t, NULL
+                   'something is wrong', true, 'straggler', $cause, t, NULL, NULL
                    FROM (SELECT make_timestamptz($time) AS t)""",
                 {
                     "id": number,

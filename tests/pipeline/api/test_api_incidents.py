@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
 
 from pipeline.api import models
+from pipeline.store.database import Database
+from tests.pipeline.api.conftest import NOW
 
 INCIDENTS = "/api/v1/incidents"
 
@@ -82,3 +85,19 @@ def test_incidents_that_began_together_near_each_other_are_linked_both_ways(
     for one, other in (("inc-1", "inc-2"), ("inc-2", "inc-1")):
         detail = models.IncidentDetail.model_validate(client.get(f"{INCIDENTS}/{one}").json())
         assert [(c.id, c.shared) for c in detail.co_occurring] == [(other, "node:n1")]
+
+
+def test_the_detail_explains_the_cause(client: httpx.Client, database: Database, open_incident: Any) -> None:
+    open_incident("inc-1", "cdu:c1", members=("gpu:n1.0",))
+    stored = {"evidence": "2 of 2 nodes", "alternatives": [{"cause": None, "probability": 0.1}]}
+    with database.transaction() as connection:
+        connection.execute("UPDATE incidents SET explanation = $1 WHERE id = 'inc-1'", [json.dumps(stored)])
+        connection.execute(
+            """INSERT INTO findings SELECT t, t, 'rank:81.0', 'straggler', 'page', 1, 'slow', '{}', [], 'inc-1'
+               FROM (SELECT make_timestamptz($1) AS t)""",
+            [NOW],
+        )
+    found = client.get("/api/v1/incidents/inc-1").json()["explanation"]
+    assert (found["root"], found["probability"], found["evidence"]) == ("cdu:c1", 0.9, "2 of 2 nodes")
+    assert found["alternatives"] == [{"cause": None, "probability": 0.1}]
+    assert found["explained"][0]["path"] == ["cdu:c1", "rack:r1", "node:n1", "gpu:n1.0", "rank:81.0"]
