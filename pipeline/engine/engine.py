@@ -22,7 +22,7 @@ import duckdb
 from pipeline.config.sections import Budget, Incidents, ModeRule
 from pipeline.engine.decommission import Decommission, Decommissioned, Write
 from pipeline.engine.restart import MAX_FUTURE, EngineProgress, keep_state, limit_to_now, read_since
-from pipeline.incidents import calibrations, ledger
+from pipeline.incidents import calibrations, ledger, wrong_pages
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
 from pipeline.incidents.audit import AuditEntry, write_audit
 from pipeline.incidents.cases import Change
@@ -246,7 +246,7 @@ class Engine:
             self._budget_reviewed = now = self.clock()
             budget = self.finding_filter.budget
             with self.database.transaction() as connection:
-                counts = ledger.count_wrong_pages(connection, now, budget.config.days, budget.resets)
+                counts = wrong_pages.count_wrong_pages(connection, now, budget.config.days, budget.resets)
             if found := budget.review(*counts, now):
                 state = {"page_budget": budget.snapshot()}
                 self.apply(lambda desk: desk.observe_own(now, found), [], found, state)

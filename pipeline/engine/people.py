@@ -17,7 +17,7 @@ from typing import Any, Literal
 import duckdb
 
 from pipeline.engine.engine import Engine
-from pipeline.incidents import calibrations, ledger
+from pipeline.incidents import calibrations, ledger, wrong_pages
 from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
 from pipeline.incidents.cases import Change, ChangeKind, NoSuchIncident
@@ -133,9 +133,9 @@ class People:
         now = self.engine.clock()
 
         def count(connection: duckdb.DuckDBPyConnection, made: Sequence[Change]) -> None:
-            ledger.remove_wrong_page(connection, incident)
+            wrong_pages.remove_wrong_page(connection, incident)
             if verdict == "wrong":
-                ledger.add_wrong_page(connection, made[0].incident, now, "marked as a wrong page")
+                wrong_pages.add_wrong_page(connection, made[0].incident, now, "marked as a wrong page")
 
         said = f"{verdict}: {comment}" if comment else verdict
         found = self._note(incident, "feedback", "feedback", user, said, version, count, feedback=verdict)
@@ -172,7 +172,7 @@ class People:
                 comment,
                 version,
                 lambda desk: [replace(desk.resolve(incident, user, comment, now), life={"feedback": "wrong"})],
-                lambda connection, made: ledger.add_wrong_page(
+                lambda connection, made: wrong_pages.add_wrong_page(
                     connection, made[0].incident, now, "marked as not a fault"
                 ),
                 events,

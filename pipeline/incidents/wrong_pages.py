@@ -1,0 +1,60 @@
+"""Rows of wrong pages: those that ended without harm or action, and those that a person marked; they cost budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import duckdb
+
+from pipeline.incidents.desk import ACTOR
+from pipeline.judging.page_budget import LOGGED, family_of
+from pipeline.model.records import SECOND, Incident
+
+_DAY = 86_400 * SECOND
+
+
+def is_unneeded_page(connection: duckdb.DuckDBPyConnection, incident: Incident) -> bool:
+    """Returns whether a page ended without an action of a person and without a second family that saw harm."""
+    if incident.severity != "page" or incident.simulated or incident.is_held_back:
+        return False
+    acts = connection.execute(
+        "SELECT count(*) FROM history WHERE incident = $1 AND actor <> $2", [incident.id, ACTOR]
+    ).fetchone()
+    found = connection.execute(
+        "SELECT DISTINCT detector FROM findings WHERE incident = $1 AND level IN ('ticket', 'page')", [incident.id]
+    ).fetchall()
+    names = {str(name) for (name,) in found} | {incident.detector}
+    return acts == (0,) and not names & LOGGED and len({family_of(name) for name in names}) == 1
+
+
+def add_wrong_page(connection: duckdb.DuckDBPyConnection, incident: Incident, time: int, reason: str) -> None:
+    """Counts a page against the budget of its detector, once; other severities cost nothing."""
+    if incident.severity == "page" and not incident.simulated:
+        connection.execute(
+            "INSERT OR IGNORE INTO wrong_pages VALUES ($1, $2, make_timestamptz($3::BIGINT), $4)",
+            [incident.id, incident.detector, time, reason],
+        )
+
+
+def remove_wrong_page(connection: duckdb.DuckDBPyConnection, id_: str) -> None:
+    """Forgets that an incident was counted as a wrong page."""
+    connection.execute("DELETE FROM wrong_pages WHERE incident = $1", [id_])
+
+
+def count_wrong_pages(
+    connection: duckdb.DuckDBPyConnection, now: int, days: float, resets: Mapping[str, int]
+) -> tuple[dict[str, int], float]:
+    """Returns the wrong pages of each detector in the window, and its node-days; since a reset of the detector."""
+    key = "watched_since"
+    connection.execute("INSERT OR IGNORE INTO meta VALUES ($1, $2)", [key, str(now)])
+    since = connection.execute("SELECT value FROM meta WHERE key = $1", [key]).fetchone()
+    nodes = connection.execute("SELECT count(*) FROM entity WHERE kind = 'node'").fetchone()
+    assert since is not None
+    seen = min(max((now - int(since[0])) / _DAY, 1.0), days)
+    rows = connection.execute(
+        "SELECT detector, epoch_us(time) FROM wrong_pages WHERE time > make_timestamptz($1::BIGINT)",
+        [now - int(days * _DAY)],
+    ).fetchall()
+    counted = Counter(str(name) for name, time in rows if time > resets.get(name, 0))
+    return dict(counted), max(int(nodes[0]) if nodes else 0, 1) * seen
