@@ -29,6 +29,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("incident", "Incident", "notifications", shown=False),
     PageEntry("data", "Data quality", "sensors"),
     PageEntry("node", "Node", "dns", shown=False),
+    PageEntry("link", "Link", "cable", shown=False),
     PageEntry("detectors", "Detectors", "troubleshoot"),
 )
 """In the order of the navigation; the first is the default page, at /."""

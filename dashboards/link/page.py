@@ -1,0 +1,275 @@
+"""`/link?entity=`: both ends of a link, its optics, errors as rates, flaps, history, and neighbours on the leaf."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import escape
+
+import numpy as np
+import streamlit as st
+
+from dashboards import links, markup, routes, snapshot
+from dashboards.devices import cells, happened, html, incident_rows, ranges, requests
+from dashboards.devices.answers import Compared, Comparison, EntityDetail, EventItems, Values
+from dashboards.devices.html import entity_link, explore_href, link
+from dashboards.devices.ranges import TimeRange
+from dashboards.link import signals
+from dashboards.node import identity
+from dashboards.snapshot import CachedAnswer
+from dashboards.time_chart.component import Look, signal_title, time_charts
+from dashboards.views import parts
+from dashboards.words import age, ago, amount, plain, quantity
+from pipeline.model.entity_names import entity_name
+from pipeline.model.records import SECOND
+
+MAX_NEIGHBOURS = 64
+"""Ports of the leaf that are listed. Chosen: those of one switch."""
+MAX_EVENTS = 40
+"""Rows of events. Chosen: a screen."""
+EXPECTED = "Expected a port or NVLink in the address: /link?entity=port:NODE.mlx5_0"
+_PEER_NAMES = ("peer_name", "peer", "peer_system", "peer_guid")
+
+
+def page() -> None:
+    """Draws the page of the link in the address."""
+    asked = st.query_params.get("entity", "").strip()
+    if asked.partition(":")[0] not in ("port", "nvlink") or not asked.partition(":")[2]:
+        st.html(markup.title("Link"))
+        st.html(markup.notice(EXPECTED, "degraded", "No link selected."))
+        return
+    parts.draw_refreshing(lambda: _body(asked))
+
+
+def _body(asked: str) -> None:
+    answer = requests.fetch_entity(asked)
+    detail = answer.value
+    name = plain(entity_name(asked))
+    if detail is None:
+        if answer.status == 404:
+            st.html(markup.title("Link"))
+            text = "No inventory and no telemetry names it. Search for its node, whose page lists the ports."
+            st.html(markup.notice(text, "degraded", f"{name} is not known."))
+        else:
+            parts.draw_head(name, [], "", answer)
+            parts.draw_error(answer)
+        return
+    now = snapshot.now()
+    peer = far_end(detail)
+    known_peer = requests.fetch_entity(peer).value if peer else None
+    values = requests.fetch_values(asked, [c.signal for c in signals.END_COLUMNS])
+    chosen = ranges.read_range(now)
+    events = requests.fetch_events(asked, chosen.start, chosen.end)
+    _head(detail, peer, answer, values, now)
+    _ends(detail, known_peer, peer, values, now)
+    ranges.draw_range(chosen, "link-range")
+    _charts(detail, peer, chosen, now, events)
+    _neighbours(detail, now)
+    _happened(detail, events, now)
+
+
+def far_end(detail: EntityDetail) -> str:
+    """Returns the entity at the far end if inventories of both ends name it, else an empty text."""
+    said = detail.attributes.get("peer")
+    return detail.links.get(detail.entity) or (said if isinstance(said, str) and ":" in said else "")
+
+
+def _head(
+    detail: EntityDetail, peer: str, answer: CachedAnswer[EntityDetail], values: CachedAnswer[Values], now: int
+) -> None:
+    ends = plain(entity_name(detail.entity)) + (f" to {entity_name(peer)}" if peer else "")
+    st.html(links.breadcrumbs([*links.entity_crumbs(detail.above), entity_name(detail.entity)]))
+    worst = incident_rows.worst(detail.incidents)
+    said = "No unresolved incidents of this end." if worst is None else incident_rows.WORDS[worst.relation]
+    if worst is not None:
+        said += (
+            f" {entity_name(worst.incident.cause)}." if worst.relation == "affected" else " of an unresolved incident."
+        )
+    since = parts.unknown_since(answer, snapshot.fetch_fleet(), now)
+    badges = [state_badge(values.value, detail.entity, now), markup.simulated_badge(detail.simulated)]
+    parts.draw_head(ends, badges, parts.statement(said, since, now), answer)
+    parts.draw_error(answer)
+    if lines := incident_rows.open_list(detail.incidents, now):
+        st.html(lines)
+
+
+def state_badge(values: Values | None, entity: str, now: int) -> str:
+    """Returns UP, DOWN or STATE UNKNOWN: without a row for a minute it is unknown."""
+    own = None if values is None else values.of_class("nvlink" if entity.startswith("nvlink:") else "nic")
+    if own is None or entity not in own.entities:
+        return markup.badge("STATE UNKNOWN", "quiet")
+    seen = own.last_seen[own.entities.index(entity)]
+    value = own.value(f"{own.device_class}.state", entity)
+    signal = own.signals.get(f"{own.device_class}.state")
+    if signal is None or value is None or seen is None or now - seen > 60 * SECOND:
+        return markup.badge("STATE UNKNOWN", "quiet")
+    text = cells.text(signal, value)
+    return markup.badge(text.upper(), "critical" if signal.normal and text not in signal.normal else "quiet")
+
+
+# --- both ends ------------------------------------------------------------------------------------------------------
+
+
+def _ends(
+    detail: EntityDetail, peer_detail: EntityDetail | None, peer: str, values: CachedAnswer[Values], now: int
+) -> None:
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.html(markup.section("This end", entity_name(detail.entity)))
+        st.html(f'<div class="fp-narrow">{html.facts(_end_rows(detail, values.value, now))}</div>')
+        if values.value is None:
+            st.html(markup.notice(values.error, "critical", "No newest values."))
+    with right:
+        st.html(markup.section("Far end", entity_name(peer) if peer else "not monitored"))
+        if peer_detail is None:
+            st.html(far_end_notice(detail, peer))
+            return
+        far = requests.fetch_values(peer, [c.signal for c in signals.END_COLUMNS])
+        st.html(f'<div class="fp-narrow">{html.facts(_end_rows(peer_detail, far.value, now))}</div>')
+
+
+def _end_rows(detail: EntityDetail, values: Values | None, now: int) -> list[tuple[str, str]]:
+    """Returns (label, markup) of one end: where, state, optics, then what the inventory says."""
+    rows = [(label, shown) for label, shown in identity.place_rows(detail) if label not in ("Site", "PDU", "CDU")]
+    own = None if values is None else next((c for c in values.classes.values() if detail.entity in c.entities), None)
+    for column in signals.END_COLUMNS if own else ():
+        signal = own.signals.get(column.signal) if own else None
+        value = own.value(column.signal, detail.entity) if own else None
+        if signal is None or value is None:
+            continue
+        peers = f" (peers {quantity(signal.median, signal.unit)})" if signal.median is not None else ""
+        chart = explore_href([detail.entity], [column.signal])
+        rows.append((column.title, cells.cell(column, signal, value, chart) + escape(peers)))
+    if own:
+        seen = own.last_seen[own.entities.index(detail.entity)]
+        rows.append(("Last data", escape("never" if seen is None else ago(seen, now))))
+    rows += identity.attribute_rows(detail.attributes)
+    if detail.kind == "port" and not any(str(k).startswith("module_") for k in detail.attributes):
+        rows.append(("Cable or transceiver", "not read: the collector ethtool reads it where the driver allows it"))
+    return rows
+
+
+def far_end_notice(detail: EntityDetail, peer: str) -> str:
+    """Returns what is known of a far end that nothing monitors, and how to monitor it, as markup."""
+    above = next((e for e in detail.above if e.partition(":")[0] in ("leaf", "switch", "spine")), None)
+    said = next((str(detail.attributes[k]) for k in _PEER_NAMES if detail.attributes.get(k)), "")
+    known = [f"Switch: {entity_link(above)}." if above else "", f"Reported as {escape(said)}." if said else ""]
+    if peer:
+        known.append(f"Named {entity_link(peer)}, but it sends no data.")
+    if detail.kind == "nvlink":
+        fix = "NVSwitch and GPU at the far end report their side only through this GPU's counters."
+    else:
+        fix = "A fabric agent (InfiniBand) or LLDP on the node names it; SNMP or gNMI is not read. See docs/fabric.md."
+    lead = "<b>Far end not monitored.</b> Errors and flaps here may have their cause there."
+    return f'<div class="fp-notice" role="status">{lead} {" ".join(filter(None, known))} {escape(fix)}</div>'
+
+
+# --- charts ---------------------------------------------------------------------------------------------------------
+
+
+def _charts(detail: EntityDetail, peer: str, chosen: TimeRange, now: int, events: CachedAnswer[EventItems]) -> None:
+    ends = [detail.entity, *([peer] if peer else [])]
+    asked = [signals.LEVELS[detail.kind], *signals.ERRORS[detail.kind]]
+    found = [requests.fetch_comparison(ends, names, chosen.start, chosen.end) for names in asked]
+    failed = next((answer for answer in found if answer.error), None)
+    if failed is not None:
+        parts.draw_error(failed)
+    known = [answer.value for answer in found if answer.value is not None]
+    if not known:
+        return
+    merged = signals.with_bit_error_rate(
+        Comparison(known[0].start, known[0].end, tuple(signal for one in known for signal in one.signals))
+    )
+    errors = [s for s in merged.signals if s.kind == "counter" and "bytes" not in s.name and "data" not in s.name]
+    levels = [s for s in merged.signals if s not in errors and s.has_data()]
+    bad = [s for s in errors if signals.has_errors(s)]
+    st.html(markup.section("Error counters", f"rates in the time range; {flap_text(events.value, detail.entity)}"))
+    st.html(error_table(errors, detail.entity))
+    st.html(markup.section("History", "this end and the band of its peers" + (", far end beside it" if peer else "")))
+    marks = [*incident_rows.marks(detail.incidents, now), *happened.marks(events.value.items if events.value else ())]
+    shown = replace(merged, signals=(*bad, *levels))
+    if not shown.signals:
+        st.html(markup.notice("No data of this link in this time range."))
+        return
+    picked = time_charts(shown, marks, Look(120, detail.entity, failed is not None), "link")
+    if picked:
+        ranges.write_range(*picked)
+        st.rerun(scope="fragment")
+
+
+def flap_text(events: EventItems | None, entity: str) -> str:
+    """Returns the number of times that the link went down in the time range."""
+    if events is None:
+        return "flaps unknown"
+    downs = sum(
+        i.subject == "link_state" and i.data.get("state") == "down" and i.entity == entity for i in events.items
+    )
+    return amount(downs, "flap", "flaps") + (" or more" if events.truncated else "")
+
+
+def error_table(errors: list[Compared], entity: str) -> str:
+    """Returns each counter that was read: rate per hour on average, its highest point, and the peers' average."""
+    rows, quiet = [], []
+    for signal in errors:
+        line = next((one for one in signal.lines if one.entity == entity), None)
+        if line is None or not np.isfinite(line.values).any():
+            continue
+        if not (line.values > 0).any():
+            quiet.append(signal_title(signal.name, signal.help).partition(": ")[2])
+            continue
+        peers = "" if signal.band is None else _per_hour(signal.band[0])
+        title = signal_title(signal.name, signal.help).partition(": ")[2]
+        chart = link(explore_href([entity], [signal.name]), title)
+        highest = f"{float(np.nanmax(line.values)):.3g}/s"
+        rows.append([chart, escape(_per_hour(line.values)), escape(highest), escape(peers)])
+    table = html.table(("Counter", "Mean per hour", "Highest", "Peers per hour"), rows, "No errors counted.")
+    note = f'<p class="fp-empty">Without errors: {escape(", ".join(quiet))}.</p>' if quiet else ""
+    return table + note
+
+
+def _per_hour(rates: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
+    known = rates[np.isfinite(rates)]
+    return quantity(float(known.mean()) * 3600) if len(known) else "no data"
+
+
+# --- neighbours and events ------------------------------------------------------------------------------------------
+
+
+def _neighbours(detail: EntityDetail, now: int) -> None:
+    leaf = next((e for e in detail.above if e.partition(":")[0] in ("leaf", "switch")), None)
+    if leaf is None:
+        st.html(markup.section("Neighbours", "no leaf switch known"))
+        return
+    answer = requests.fetch_values(leaf, [c.signal for c in signals.NEIGHBOUR_COLUMNS])
+    st.html(markup.section("Neighbours on the same leaf switch", entity_name(leaf)))
+    if answer.value is None:
+        st.html(markup.notice(answer.error, "critical", "No neighbours."))
+        return
+    ports = answer.value.of_class("nic")
+    shown = cells.present(signals.NEIGHBOUR_COLUMNS, ports)
+    rows = []
+    for i, entity in enumerate(ports.entities[:MAX_NEIGHBOURS]):
+        seen = ports.last_seen[i]
+        old = seen is None or now - seen > 60 * SECOND
+        since = "" if not old else " no data" + ("" if seen is None else f" for {age((now - seen) / SECOND)}")
+        name = entity_link(entity) + (f' <span class="fp-silent">{escape(since.strip())}</span>' if old else "")
+        name = f'<b class="fp-focus">{name}</b>' if entity == detail.entity else name
+        found = [cells.cell(c, ports.signals[c.signal], ports.signals[c.signal].values[i]) for c in shown]
+        rows.append([name, *found])
+    more = len(ports.entities) + ports.left_out - len(rows)
+    st.html(html.table(["Port", *(c.title for c in shown)], rows, "No port of it sends data.", "fp-devices"))
+    if more > 0:
+        st.html(link(routes.entity_href(leaf), f"{more:,} more ports of {entity_name(leaf)}"))
+
+
+def _happened(detail: EntityDetail, events: CachedAnswer[EventItems], now: int) -> None:
+    st.html(markup.section("Events and findings", "in the time range, UTC, newest first"))
+    if events.value is None:
+        st.html(markup.notice(events.error, "critical", "No events."))
+    else:
+        rows = happened.rows(events.value.items[:MAX_EVENTS], now, detail.entity)
+        st.html(
+            html.table(("Time", "Entity", "What", "Meaning"), rows, "Nothing happened in this time range.", "fp-events")
+        )
+    st.html(markup.section("Past incidents"))
+    head = ("Onset", "Severity", "Title", "Duration", "Relation")
+    st.html(html.table(head, incident_rows.past_rows(detail.incidents, now), "No past incidents are stored."))
