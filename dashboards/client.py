@@ -24,18 +24,19 @@ API_URL = "FLEETPULSE_API_URL"
 API_TOKEN_FILE = "FLEETPULSE_API_TOKEN_FILE"
 TIMEOUT_S = 2.5
 """Limit of one request (s): the dashboard must stop within 3 s. Chosen."""
-MAX_RESPONSE_BYTES = 64 << 20
-"""Longest response: about 300,000 nodes. Chosen."""
+MAX_RESPONSE_BYTES = 65 << 20
+"""Longest response: about 300,000 nodes, or the largest result of a query with its envelope. Chosen."""
+ARROW = "application/vnd.apache.arrow.stream"
 
 
 class ApiError(FleetpulseError):
-    """A request to the API failed. `status` is the HTTP status, None without a response."""
+    """A request to the API failed. status: of HTTP, None without a response. kind: `type` of the problem."""
 
     exit_code = 3
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, kind: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.kind = status, kind
 
 
 _OPENER = make_opener()
@@ -109,6 +110,13 @@ class Client:
         """Returns the parsed response to a question in JSON that `POST /api/v1/{path}` answers. Raises ApiError."""
         return self._post(parse, path, json.loads(body))
 
+    def run_query(self, query: str) -> tuple[bytes, bool]:
+        """Runs one SELECT; returns an Arrow IPC stream, and whether it was cut. Raises ApiError."""
+        headers = {"Content-Type": "application/json", "Accept": ARROW}
+        request = urllib.request.Request(self._address("sql"), json.dumps({"query": query}).encode(), headers)
+        raw, answered = self._exchange(request)
+        return raw, answered.get("X-Truncated") == "true"
+
     def _post(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
         headers = {"Content-Type": "application/json", **dict(self.headers)}
         return self._request(parse, urllib.request.Request(self._address(path), json.dumps(body).encode(), headers))
@@ -136,11 +144,16 @@ class Client:
             ) from error
 
     def _read(self, request: urllib.request.Request) -> bytes:
+        return self._exchange(request)[0]
+
+    def _exchange(self, request: urllib.request.Request) -> tuple[bytes, Mapping[str, str]]:
+        """Returns body and headers of a response."""
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
         try:
             with _OPENER.open(request, timeout=self.timeout) as answer:
                 raw: bytes = answer.read(MAX_RESPONSE_BYTES + 1)
+                headers: Mapping[str, str] = answer.headers
         except urllib.error.HTTPError as error:
             with error:
                 raise self._error_of(error) from error
@@ -151,13 +164,14 @@ class Client:
             ) from error
         if len(raw) > MAX_RESPONSE_BYTES:
             raise ApiError(f"{request.full_url}: response is longer than {MAX_RESPONSE_BYTES >> 20} MiB")
-        return raw
+        return raw, headers
 
     def _error_of(self, error: urllib.error.HTTPError) -> ApiError:
         if error.code in (401, 403):
             fix = "Give the dashboard a token with this right: [dashboard] token_file"
-            return ApiError(f"The API at {self.url} refused ({_problem(error)}). {fix}", error.code)
-        return ApiError(f"{_problem(error)} (HTTP {error.code})", error.code)
+            return ApiError(f"The API at {self.url} refused ({_problem(error)[0]}). {fix}", error.code)
+        text, kind = _problem(error)
+        return ApiError(f"{text} (HTTP {error.code})", error.code, kind)
 
 
 def read_token(path: Path) -> str:
@@ -171,15 +185,16 @@ def read_token(path: Path) -> str:
     return lines[0].rpartition(":")[2]
 
 
-def _problem(error: urllib.error.HTTPError) -> str:
-    """Returns the detail of a problem document (RFC 9457), else the status in words."""
+def _problem(error: urllib.error.HTTPError) -> tuple[str, str]:
+    """Returns detail and type of a problem document (RFC 9457), else the status in words."""
     try:
         table = json.loads(error.read(1 << 16))
     except (OSError, http.client.HTTPException, ValueError):
-        return str(error.reason)
+        return str(error.reason), ""
     detail = (table.get("detail") or table.get("title")) if isinstance(table, dict) else None
     text = detail if isinstance(detail, str) and detail else str(error.reason)
-    return text[:1].upper() + text[1:]
+    kind = table.get("type") if isinstance(table, dict) else None
+    return text[:1].upper() + text[1:], kind if isinstance(kind, str) else ""
 
 
 def _reason(error: BaseException) -> str:

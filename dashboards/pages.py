@@ -30,6 +30,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("data", "Data quality", "sensors"),
     PageEntry("node", "Node", "dns", shown=False),
     PageEntry("link", "Link", "cable", shown=False),
+    PageEntry("explore", "Explore", "monitoring"),
     PageEntry("detectors", "Detectors", "troubleshoot"),
 )
 """In the order of the navigation; the first is the default page, at /."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qs, urlencode
 
 import streamlit as st
 
@@ -43,7 +43,7 @@ def open_address(address: str) -> None:
     """Opens `PAGE?QUERY` within the session; an unknown page is ignored."""
     name, _, query = address.partition("?")
     if name in st.session_state[_PAGES]:
-        _open(name, dict(parse_qsl(query)))
+        _open(name, parse_qs(query, keep_blank_values=True))  # a name may be repeated
 
 
 def entity_href(entity: str) -> str:

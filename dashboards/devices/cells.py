@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from dashboards.devices.answers import ClassValues, SignalValues
-from dashboards.words import quantity, signal_name, unit_name
+from dashboards.words import label, quantity, signal_name, unit_name
 
 MIN_PEERS = 5
 """Fewest peers whose middle 80 % a value is compared with. Chosen: as in charts."""
@@ -117,4 +117,4 @@ def peers_title(values: ClassValues) -> str:
 def title_of(signal: SignalValues) -> str:
     """Returns a signal's name with its unit."""
     unit = unit_name(signal.unit)
-    return signal_name(signal.name).capitalize() + (f" ({unit})" if unit else "")
+    return label(signal_name(signal.name)) + (f" ({unit})" if unit else "")

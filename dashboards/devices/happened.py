@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from dashboards.devices.answers import EventItem
 from dashboards.devices.html import entity_link, incident_link
 from dashboards.time_chart.component import Mark
-from dashboards.words import clock, label, plain
-from pipeline.model.records import SECOND
+from dashboards.words import amount, clock, label, plain
 
 MAX_FACTS = 6
 """Facts of an event that are named; more are left out. Chosen."""
+MAX_CHANGES = 4
+"""Changes of a link that are listed one by one. Chosen: two flaps."""
 _TONES = {"fatal": "critical", "critical": "critical", "page": "critical", "ticket": "degraded", "watch": "watch"}
 _QUIET = frozenset({"job_start", "job_end", "checkpoint", "gpu_processes", "version", "link_peer", "service"})
 
@@ -57,10 +59,20 @@ def facts(data: Mapping[str, Any]) -> str:
 
 
 def rows(items: Iterable[EventItem], now: int, about: str = "") -> list[tuple[str, str, str, str]]:
-    """Returns cells (markup): time, entity, what, meaning. about: entity whose name is left out."""
+    """Returns cells (markup): time, entity, what, meaning. about: entity whose name is left out.
+
+    More than MAX_CHANGES changes of one link without another event between them are one row.
+    """
     found = []
-    for item in items:
+    for group in _group_changes(items):
+        item = group[0]
         what, meaning = describe(item)
+        if len(group) > 1:
+            downs = sum(one.data.get("state") == "down" for one in group)
+            what, meaning = (
+                f"Link: {amount(downs, 'flap', 'flaps')}",
+                f"since {clock(group[-1].time, now)}; last {meaning}",
+            )
         incident = item.data.get("incident")
         shown = incident_link(str(incident), what) if item.type == "finding" and incident else escape(what)
         entity = "" if item.entity == about else entity_link(item.entity)
@@ -68,10 +80,22 @@ def rows(items: Iterable[EventItem], now: int, about: str = "") -> list[tuple[st
     return found
 
 
+def _group_changes(items: Iterable[EventItem]) -> Iterator[list[EventItem]]:
+    """Yields single events, and runs of more than MAX_CHANGES changes of one link."""
+    for (entity, is_link), run in groupby(items, key=lambda item: (item.entity, item.subject == "link_state")):
+        group = list(run)
+        if is_link and entity and len(group) > MAX_CHANGES:
+            yield group
+        else:
+            yield from ([one] for one in group)
+
+
 def marks(items: Iterable[EventItem], most: int = 60) -> list[Mark]:
     """Returns the events and gaps that charts mark, the newest ones; findings are marked by their incidents."""
     found = []
     for item in items:
+        if item.data.get("state") == "up" and item.subject == "link_state":
+            continue
         if item.type == "finding" or item.subject in ("collector", "gpu_processes", "service"):
             continue
         what, meaning = describe(item)
@@ -79,8 +103,3 @@ def marks(items: Iterable[EventItem], most: int = 60) -> list[Mark]:
         text = f"{what}: {meaning}" if len(meaning) < 90 else f"{what}: {meaning[:88]}…"
         found.append(Mark(item.time, text, "no_data" if item.type == "gap" else tone))
     return found[:most]
-
-
-def is_recent(item: EventItem, now: int, seconds: float) -> bool:
-    """Returns whether an event is younger than this."""
-    return now - item.time <= seconds * SECOND

@@ -19,15 +19,18 @@ _ORDER = ("page", "ticket", "watch")
 
 def worst(incidents: Iterable[OwnIncident]) -> OwnIncident | None:
     """Returns the most severe unresolved incident, one of its own before one above it."""
+    return next(iter(sort_open(incidents)), None)
+
+
+def sort_open(incidents: Iterable[OwnIncident]) -> list[OwnIncident]:
+    """Returns the unresolved incidents: those of its own before those above it, the most severe first."""
     unresolved = [one for one in incidents if one.incident.resolved is None]
-    return min(
-        unresolved, key=lambda one: (one.relation == "affected", _ORDER.index(one.incident.severity)), default=None
-    )
+    return sorted(unresolved, key=lambda one: (one.relation == "affected", _ORDER.index(one.incident.severity)))
 
 
 def open_list(incidents: Iterable[OwnIncident], now: int) -> str:
     """Returns the unresolved incidents, one line each, as markup; empty without any."""
-    lines = "".join(_open_line(one, now) for one in incidents if one.incident.resolved is None)
+    lines = "".join(_open_line(one, now) for one in sort_open(incidents))
     return f'<ul class="fp-open">{lines}</ul>' if lines else ""
 
 

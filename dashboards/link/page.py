@@ -190,7 +190,7 @@ def _charts(detail: EntityDetail, peer: str, chosen: TimeRange, now: int, events
     if not shown.signals:
         st.html(markup.notice("No data of this link in this time range."))
         return
-    picked = time_charts(shown, marks, Look(120, detail.entity, failed is not None), "link")
+    picked = time_charts(shown, marks, Look(120, frozenset({detail.entity}), failed is not None, layout="two"), "link")
     if picked:
         ranges.write_range(*picked)
         st.rerun(scope="fragment")

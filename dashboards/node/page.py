@@ -224,7 +224,7 @@ def _focus(focus: EntityDetail, values: CachedAnswer[Values], chosen: TimeRange,
         names = FOCUS_SIGNALS.get(focus.kind, ())
         st.html(markup.section("Against its peers", entity_name(focus.entity)))
         if names:
-            _draw_comparison([focus.entity], names[:2], chosen, focus, now, "focus")
+            _draw_comparison([(focus.entity, names[:4])], chosen, focus, now, "focus")
             st.html(link(explore_href([focus.entity], list(names)), "All signals of it in Explore"))
     with right:
         st.html(markup.section("Device"))
@@ -245,11 +245,11 @@ def _charts(detail: EntityDetail, chosen: TimeRange, now: int, events: CachedAns
         parts.draw_error(answer)
         if answer.value is not None:
             _small_multiples(answer.value, detail, events, now, bool(answer.error))
-    st.html(markup.section("Node, power and coolant", "with the band of their peers"))
-    _draw_comparison([detail.entity], FOCUS_SIGNALS["node"], chosen, detail, now, "node")
-    for kind in ("cdu", "loop", "pdu", "shelf"):
-        if above := detail.above_of_kind(kind):
-            _draw_comparison([above], SUPPLY_SIGNALS[kind], chosen, detail, now, kind)
+    st.html(
+        markup.section("Node, power and coolant", "the node and the units that supply it, with the band of their peers")
+    )
+    supplies = [(above, SUPPLY_SIGNALS[kind]) for kind in SUPPLY_SIGNALS if (above := detail.above_of_kind(kind))]
+    _draw_comparison([(detail.entity, FOCUS_SIGNALS["node"]), *supplies], chosen, detail, now, "node")
 
 
 def _small_multiples(
@@ -264,7 +264,7 @@ def _small_multiples(
     hrefs = {(e, s): explore_href([e], [s], name) for e, s in pairs}
     items = events.value.items if events.value else ()
     found_marks = [*incident_rows.marks(detail.incidents, now), *happened.marks(items)]
-    look = Look(46, "", stale, hrefs, odd_lines(seen), "grid")
+    look = Look(46, frozenset(), stale, hrefs, odd_lines(seen), "grid")
     time_charts(seen, found_marks, look, "gpus")
 
 
@@ -291,20 +291,22 @@ def odd_lines(found: Comparison) -> frozenset[tuple[str, str]]:
 
 
 def _draw_comparison(
-    entities: Sequence[str], signals: Sequence[str], chosen: TimeRange, detail: EntityDetail, now: int, key: str
+    asked: Sequence[tuple[str, Sequence[str]]], chosen: TimeRange, detail: EntityDetail, now: int, key: str
 ) -> None:
-    """Draws the signals that have data; a zoom changes the address."""
-    answer = requests.fetch_comparison(entities, signals, chosen.start, chosen.end)
-    if answer.value is None:
-        st.html(markup.notice(answer.error, "critical", "No history."))
-        return
-    seen = tuple(signal for signal in answer.value.signals if signal.has_data())
+    """Draws (entity, signals) that have data, in two columns; a zoom changes the address."""
+    answers = [requests.fetch_comparison([entity], names, chosen.start, chosen.end) for entity, names in asked]
+    failed = next((answer for answer in answers if answer.error), None)
+    if failed is not None:
+        parts.draw_error(failed)
+    known = [answer.value for answer in answers if answer.value is not None]
+    seen = tuple(signal for one in known for signal in one.signals if signal.has_data())
     if not seen:
-        st.html(markup.notice(f"No data of {entity_name(entities[0])} in this time range."))
+        if failed is None:
+            st.html(markup.notice(f"No data of {entity_name(asked[0][0])} in this time range."))
         return
-    own = entities[0] if len(entities) == 1 else ""
-    shown = Comparison(answer.value.start, answer.value.end, seen)
-    look = Look(130, own, bool(answer.error))
+    own = frozenset(entity for entity, _ in asked)
+    look = Look(130, own, failed is not None, layout="two")
+    shown = Comparison(known[0].start, known[0].end, seen)
     picked = time_charts(shown, incident_rows.marks(detail.incidents, now), look, f"chart-{key}")
     if picked:
         ranges.write_range(*picked)

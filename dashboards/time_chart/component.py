@@ -16,7 +16,7 @@ import streamlit as st
 
 from dashboards import theme
 from dashboards.devices.answers import Compared, Comparison, Line, Numbers
-from dashboards.words import amount, clock, quantity, unit_name
+from dashboards.words import amount, clock, label, quantity, unit_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
@@ -46,17 +46,17 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How charts are drawn. own: entity whose line is drawn as the device. hrefs: (entity, signal) -> address.
+    """How charts are drawn. own: entities whose lines are drawn as the device. hrefs: (entity, signal) -> address.
 
     odd: (entity, signal) whose cell stands out.  stale: older than it should be.
     """
 
     height: int = 170
-    own: str = ""
+    own: frozenset[str] = frozenset()
     stale: bool = False
     hrefs: Mapping[tuple[str, str], str] | None = None
     odd: frozenset[tuple[str, str]] = frozenset()
-    layout: Literal["stack", "grid"] = "stack"
+    layout: Literal["stack", "two", "grid"] = "stack"
 
 
 def time_charts(found: Comparison, marks: Sequence[Mark], look: Look, key: str) -> tuple[int, int] | None:
@@ -101,7 +101,7 @@ def _panel(signal: Compared, colours: Mapping[str, int], look: Look) -> dict[str
     return {
         "title": signal_title(signal.name, signal.help),
         "unit": "" if signal.unit.startswith("{") and "/" not in signal.unit else unit_name(signal.unit),
-        "note": resolution(signal) if look.layout == "stack" else unit_name(signal.unit),
+        "note": resolution(signal) if look.layout != "grid" else unit_name(signal.unit),
         "height": look.height,
         "states": list(signal.states),
         "start": signal.start // 1000,
@@ -121,7 +121,7 @@ def _line(line: Line, signal: Compared, colours: Mapping[str, int], look: Look) 
         "name": entity_name(line.entity),
         "short": short_name(line.entity),
         "colour": colours[line.entity],
-        "own": line.entity == look.own,
+        "own": line.entity in look.own,
         "odd": about in look.odd,
         "href": (look.hrefs or {}).get(about, ""),
         "label": _summary(line, signal),
@@ -140,7 +140,8 @@ def signal_title(name: str, help_: str) -> str:
     known = CATALOGUE.get(name)
     if known is None:
         return help_ or name
-    words = known.column.replace("_", " ")
+    words = label(known.column)
+    words = words if words[1:2].isupper() else words[:1].lower() + words[1:]
     return f"{CLASS_NAMES.get(known.device_class, known.device_class)}: {words}"
 
 

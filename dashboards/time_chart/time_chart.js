@@ -170,7 +170,7 @@ function axes(g, view, panel, x, y, low, high, width, height) {
   g.fillStyle = colours.muted;
   g.textAlign = "right";
   g.textBaseline = "middle";
-  const ticks = panel.states.length ? panel.states.map((_, i) => i) : valueTicks(low, high, Math.max(2, Math.floor((height - 36) / 34)));
+  const ticks = panel.states.length ? panel.states.map((_, i) => i) : valueTicks(low, high, Math.max(3, Math.floor((height - 36) / 26)));
   for (const v of ticks) {
     g.beginPath(); g.moveTo(PAD.left, y(v)); g.lineTo(width - PAD.right, y(v)); g.stroke();
     const text = panel.states.length ? panel.states[v] : shown(v, "");
@@ -418,6 +418,7 @@ function build(view) {
   view.root.replaceChildren();
   view.colours = palette(view.root);
   view.root.classList.toggle("stale", view.data.stale);
+  view.root.classList.toggle("two", view.data.layout === "two");
   view.line = null;
   if (view.data.layout === "grid") buildGrid(view);
   else {
