@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from pipeline.model.entity_names import KINDS, entity_name
@@ -63,6 +63,11 @@ def age(seconds: float) -> str:
 
 _ZONE: ContextVar[tzinfo] = ContextVar("zone", default=UTC)
 """Zone of the times of the page that runs in this thread."""
+
+
+def zone_offset_s(time: int) -> int:
+    """Returns how far the zone of this run is ahead of UTC at a time (s)."""
+    return int((datetime.fromtimestamp(time / SECOND, _ZONE.get()).utcoffset() or timedelta()).total_seconds())
 
 
 def set_zone(zone: tzinfo) -> None:

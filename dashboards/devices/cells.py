@@ -38,7 +38,14 @@ def text(signal: SignalValues, value: float | None) -> str:
         return signal.states[int(value)]
     if signal.name == "gpu.throttle_reasons":
         return throttle_text(int(value))
-    return quantity(value, "" if signal.unit.startswith("{") else signal.unit)
+    return measured(value, signal.unit)
+
+
+def measured(value: float, unit: str) -> str:
+    """Returns a value with its unit; counts have none, and speeds are in Gbit/s."""
+    if unit == "Mbit/s" and abs(value) >= 1000:
+        return f"{value / 1000:.3g} Gbit/s"
+    return quantity(value, "" if unit.startswith("{") else unit)
 
 
 _THROTTLE = (
@@ -97,11 +104,9 @@ def peers_row(columns: Sequence[Column], values: ClassValues) -> list[str]:
         if signal.median is None or signal.low is None or signal.high is None:
             found.append("")
             continue
-        unit = "" if signal.unit.startswith("{") else signal.unit
-        band = f"{quantity(signal.low)} to {quantity(signal.high, unit)}" if signal.peers >= MIN_PEERS else ""
-        if max(abs(signal.low), abs(signal.high)) >= 1e6:
-            band = f"{quantity(signal.low, unit)} to {quantity(signal.high, unit)}"
-        found.append(f"{escape(quantity(signal.median, unit))}<small>{escape(band)}</small>")
+        low, median, high = (measured(v, signal.unit) for v in (signal.low, signal.median, signal.high))
+        band = f"{low} to {high}" if signal.peers >= MIN_PEERS and low != high else ""
+        found.append(f"{escape(median)}<small>{escape(band)}</small>")
     return found
 
 

@@ -17,7 +17,7 @@ from dashboards.explore import choose, export, sql_view
 from dashboards.explore.choose import Choice
 from dashboards.time_chart.component import Look, Mark, signal_title, time_charts
 from dashboards.views import parts
-from dashboards.words import amount, quantity, unit_name
+from dashboards.words import amount, plain, quantity, unit_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 
@@ -62,7 +62,7 @@ def _body(chosen: Choice) -> None:
     answer = requests.fetch_comparison(
         chosen.entities, chosen.signals, span.start, span.end, chosen.peers, _count_points(span)
     )
-    parts.draw_head(title(chosen), [], _about(chosen), answer)
+    parts.draw_head(plain(title(chosen)), [], _about(chosen), answer)
     parts.draw_error(answer)
     if answer.value is None:
         return

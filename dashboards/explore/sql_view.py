@@ -88,7 +88,7 @@ def draw() -> None:
     st.html(markup.title("SQL", below="DuckDB's dialect over the tables of the store. Times are UTC."))
     asked = st.query_params.get("sql", "")
     st.session_state["sql-text"] = asked
-    left, right = st.columns([2.4, 1], gap="medium")
+    left, right = st.columns([1.7, 1], gap="medium")
     with left:
         st.text_area("Query", key="sql-text", height=190, on_change=_write_query, placeholder="SELECT ...")
         row = st.container(horizontal=True, vertical_alignment="center", gap="small")

@@ -136,7 +136,7 @@ def _end_rows(detail: EntityDetail, values: Values | None, now: int) -> list[tup
         value = own.value(column.signal, detail.entity) if own else None
         if signal is None or value is None:
             continue
-        peers = f" (peers {quantity(signal.median, signal.unit)})" if signal.median is not None else ""
+        peers = f" (peers {cells.measured(signal.median, signal.unit)})" if signal.median is not None else ""
         chart = explore_href([detail.entity], [column.signal])
         rows.append((column.title, cells.cell(column, signal, value, chart) + escape(peers)))
     if own:

@@ -127,7 +127,7 @@ def focus_rows(values: Values, focus: str, detail: EntityDetail) -> list[tuple[s
             value = one.value(name, focus)
             if value is None:
                 continue
-            beside = "" if signal.median is None else f" (peers {quantity(signal.median, signal.unit)})"
+            beside = "" if signal.median is None else f" (peers {cells.measured(signal.median, signal.unit)})"
             column = next((c for c in COLUMNS if c.signal == name), Column(name, name))
             chart = explore_href([focus], [name])
             found.append((cells.title_of(signal), cells.cell(column, signal, value, chart) + escape(beside)))

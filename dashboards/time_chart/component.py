@@ -16,7 +16,7 @@ import streamlit as st
 
 from dashboards import theme
 from dashboards.devices.answers import Compared, Comparison, Line, Numbers
-from dashboards.words import amount, clock, label, quantity, unit_name
+from dashboards.words import amount, clock, label, quantity, unit_name, zone_offset_s
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
@@ -75,6 +75,7 @@ def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str
         "start": found.start // 1000,
         "end": found.end // 1000,
         "layout": look.layout,
+        "ahead": zone_offset_s(found.end) * 1000,
         "columns": [short_name(e) for e in entities] if look.layout == "grid" else [],
         "hint": HINT,
         "stale": look.stale,

@@ -31,14 +31,15 @@ export function shown(value, unit) {
 }
 
 const two = (n) => String(n).padStart(2, "0");
+let ahead = 0; // ms that the viewer's zone is ahead of UTC; 0: times are UTC
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 function clock(ms, seconds) {
-  const d = new Date(ms);
-  return `${two(d.getUTCHours())}:${two(d.getUTCMinutes())}${seconds ? `:${two(d.getUTCSeconds())}` : ""}Z`;
+  const d = new Date(ms + ahead);
+  return `${two(d.getUTCHours())}:${two(d.getUTCMinutes())}${seconds ? `:${two(d.getUTCSeconds())}` : ""}${ahead ? "" : "Z"}`;
 }
 
-const day = (ms) => `${new Date(ms).getUTCDate()} ${MONTHS[new Date(ms).getUTCMonth()]}`;
+const day = (ms) => `${new Date(ms + ahead).getUTCDate()} ${MONTHS[new Date(ms + ahead).getUTCMonth()]}`;
 
 const STEPS = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000].map((s) => s * 1000);
 
@@ -46,8 +47,8 @@ function timeTicks(start, end, width) {
   const most = Math.max(2, Math.floor(width / 85));
   const step = STEPS.find((s) => (end - start) / s <= most) ?? STEPS.at(-1) * Math.ceil((end - start) / STEPS.at(-1) / most);
   const ticks = [];
-  for (let t = Math.ceil(start / step) * step; t <= end; t += step)
-    ticks.push({ at: t, text: step >= 86400000 || (t % 86400000 === 0 && end - start > 43200000) ? day(t) : clock(t) });
+  for (let t = Math.ceil((start + ahead) / step) * step - ahead; t <= end; t += step)
+    ticks.push({ at: t, text: step >= 86400000 || ((t + ahead) % 86400000 === 0 && end - start > 43200000) ? day(t) : clock(t) });
   return ticks;
 }
 
@@ -414,6 +415,7 @@ function buildGrid(view) {
 
 function build(view) {
   const focused = view.root.getRootNode().activeElement, at = [...view.root.querySelectorAll("canvas, button, a")].indexOf(focused);
+  ahead = view.data.ahead;
   view.places = [];
   view.root.replaceChildren();
   view.colours = palette(view.root);

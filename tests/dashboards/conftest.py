@@ -198,6 +198,7 @@ class Api:
             ],
             "sources": {"agents": 3, "silent": 1, "gaps": 2, "dead_letters": 0},
         }
+        self.sql = (400, b'{"detail": "no query is expected"}')
         self.tables: dict[str, Callable[[dict[str, list[str]]], Any]] = {}  # path -> query -> table
         self.share: dict[str, Any] = {
             "as_of": iso(NOW),
@@ -265,6 +266,8 @@ class Api:
         self.posted.append((path, body))
         if path == "share":
             return 200, json.dumps(self.share).encode()
+        if path == "sql":
+            return self.sql
         if path.startswith("mutes"):
             return self._handle_mute(path, body)
         _, identity, act = path.split("/")

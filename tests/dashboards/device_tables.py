@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from dashboards import snapshot
+from dashboards.devices import requests
 from pipeline.model.records import SECOND, from_iso, iso
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND
 from tests.dashboards.conftest import NOW, incident_table
+
+
+def empty_caches() -> None:
+    """Empties the caches of the process, so that pages ask again."""
+    snapshot._fetch_cached.clear()
+    requests._read_history.clear()
+    requests._try_history.clear()
+
 
 HOSTILE = "node:<b>n\N{SNOWMAN}</b>"
 

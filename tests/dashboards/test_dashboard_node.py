@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboards import snapshot
-from dashboards.devices import requests
 from dashboards.devices.answers import EventItem, parse_comparison, parse_values
 from dashboards.devices.happened import describe
 from dashboards.node.page import odd_lines, recovery_text
@@ -16,7 +14,7 @@ from dashboards.node.tables import SIGNALS
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
 from tests.dashboards.conftest import NOW
-from tests.dashboards.device_tables import HOSTILE, compare_table, serve_node, values_table
+from tests.dashboards.device_tables import HOSTILE, compare_table, empty_caches, serve_node, values_table
 from tests.dashboards.test_dashboard_pages import page, shown
 
 
@@ -28,9 +26,7 @@ def node_script() -> None:
 
 @pytest.fixture(autouse=True)
 def _empty_caches() -> None:
-    snapshot._fetch_cached.clear()
-    requests._read_history.clear()
-    requests._try_history.clear()
+    empty_caches()
 
 
 def test_all_signals_of_the_page_exist() -> None:
@@ -97,17 +93,11 @@ def test_the_last_known_node_stays_while_the_api_is_away(api: Any) -> None:
     assert "Showing the last known state." not in shown(page(node_script, entity="node:n003", live="0"))
     for path in ("entity", "values", "compare", "events", "fleet"):
         api.broken[path] = (503, b'{"detail": "the store is not open"}')
-    _empty()
+    empty_caches()
     text = shown(page(node_script, entity="node:n003", live="0"))
     assert "Showing the last known state." in text
     assert "Unknown since" in text
     assert "No unresolved incidents." not in text
-
-
-def _empty() -> None:
-    snapshot._fetch_cached.clear()
-    requests._read_history.clear()
-    requests._try_history.clear()
 
 
 def test_the_driver_s_recovery_action_has_nvml_s_name() -> None:

@@ -1,0 +1,165 @@
+"""Explore: the address holds the view; charts, exports and SQL."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from dashboards import routes
+from dashboards.devices.answers import parse_comparison
+from dashboards.devices.html import explore_href
+from dashboards.explore import choose, export, sql_view
+from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CATALOGUE
+from tests.dashboards.conftest import NOW
+from tests.dashboards.device_tables import compare_table, empty_caches, serve_node
+from tests.dashboards.test_dashboard_pages import page, shown
+
+
+def explore_script() -> None:
+    from dashboards.explore import page
+
+    page.page()
+
+
+@pytest.fixture(autouse=True)
+def _empty_caches() -> None:
+    empty_caches()
+    sql_view.run.clear()
+
+
+def test_presets_and_examples_use_what_exists() -> None:
+    assert {name for names in choose.PRESETS.values() for name in names} <= CATALOGUE.keys()
+    assert all(len(names) <= choose.MAX_SIGNALS for names in choose.PRESETS.values())
+
+
+def test_the_address_has_the_view(api: Any) -> None:
+    serve_node(api)
+    test = page(
+        explore_script, entity=["node:n003", "gpu:n004.0"], signal=["gpu.temperature", "gpu.nonsense"], peers="class",
+        range="24h", live="0",
+    )  # fmt: skip
+    text = shown(test)
+    assert "Node n003, GPU 0 of n004: 1 signal" in text
+    assert "gpu.nonsense: not in the catalogue" in text
+    assert [m.value for m in test.multiselect] == [["node:n003", "gpu:n004.0"], ["gpu.temperature"]]
+    asked = next(query for path, query in api.asked if path == "compare")
+    assert asked["entity"] == ["node:n003", "gpu:n004.0"]
+    assert asked["peers"] == ["class"]
+    assert "Values in the time range" in text
+    assert len(test.get("download_button")) == 2
+
+
+def test_a_fixed_range_is_asked_for_as_it_is(api: Any) -> None:
+    serve_node(api)
+    start, end = iso(NOW - 7200 * SECOND), iso(NOW - 3600 * SECOND)
+    page(explore_script, entity="node:n003", signal="gpu.power", **{"from": start, "to": end}, live="0")
+    asked = next(query for path, query in api.asked if path == "compare")
+    assert (asked["from"], asked["to"]) == ([start], [end])
+
+
+def test_without_a_choice_the_page_says_what_to_do(api: Any) -> None:
+    text = shown(page(explore_script, live="0"))
+    assert "Choose a device and a signal above." in text
+    assert "GPU heat of node n003" in text  # the critical node of the fleet
+
+
+def test_addresses_repeat_names() -> None:
+    entities = ["node:a,b", "gpu:\N{SNOWMAN}.1"]
+    assert explore_href(entities, ["gpu.power"]).startswith(
+        "explore?entity=node%3Aa%2Cb&entity=gpu%3A%E2%98%83.1&signal="
+    )
+    assert routes.entity_href("gpu:a.1").startswith("node?entity=")
+
+
+# --- export ---------------------------------------------------------------------------------------------------------
+
+
+def _table() -> pa.Table:
+    query = {"from": [iso(NOW - 3600 * SECOND)], "to": [iso(NOW)], "entity": ["node:n1"], "signal": ["gpu.power"]}
+    return export.chart_table(parse_comparison(compare_table(query, "node:n1", 2)))
+
+
+def test_a_chart_is_exported_without_its_gaps() -> None:
+    table = _table()
+    assert table.num_rows == 2 * (60 - 7)  # points 21 to 27 have no value
+    parquet = pyarrow.parquet.read_table(io.BytesIO(export.write_parquet(table)))
+    assert parquet.equals(table)
+    csv = pyarrow.csv.read_csv(io.BytesIO(export.write_csv(table)))
+    assert csv.num_rows == table.num_rows
+    assert csv.column_names == table.column_names
+    assert b"2026-01-01T11:00:00.000000Z" in export.write_csv(table)
+    assert set(table["entity"].to_pylist()) == {"gpu:n1.0", "gpu:n1.1"}
+
+
+def test_a_text_is_no_formula_in_a_spreadsheet() -> None:
+    table = pa.table({"job": ["=cmd|' /C calc'!A0", "plain"], "tags": [["a"], []], "x": [1, 2]})
+    text = export.write_csv(table).decode()
+    assert "'=cmd" in text
+    assert "plain" in text
+
+
+# --- SQL ------------------------------------------------------------------------------------------------------------
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def test_a_query_in_the_address_shows_its_result(api: Any) -> None:
+    api.sql = (200, _stream(pa.table({"entity": ["gpu:n1.0", "<b>x</b>"], "hottest": [91.5, 60.0]})))
+    test = page(explore_script, view="sql", sql="SELECT 1", live="0")
+    text = shown(test)
+    assert "2 rows in" in text
+    assert test.text_area[0].value == "SELECT 1"
+    assert [len(frame.value) for frame in test.dataframe] == [2]
+    assert len(test.get("download_button")) == 2
+    assert "At most 10 s, 100,000 rows" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("urn:fleetpulse:wrong-query", "The query has a mistake."),
+        ("urn:fleetpulse:refused", "Only SELECT over the listed tables is allowed"),
+        ("urn:fleetpulse:over-limit", "or use a rollup table"),
+    ],
+)
+def test_an_error_says_what_to_do(api: Any, kind: str, advice: str) -> None:
+    problem = f'{{"type": "{kind}", "title": "Bad Request", "status": 400, "detail": "the query: no"}}'
+    api.sql = (400, problem.encode())
+    text = shown(page(explore_script, view="sql", sql="SELECT nonsense", live="0"))
+    assert "The query: no (HTTP 400)" in text
+    assert advice in text
+
+
+def test_an_example_is_written_into_the_address(api: Any) -> None:
+    api.sql = (200, _stream(pa.table({"n": pa.array([], pa.int64())})))
+    test = page(explore_script, view="sql", live="0")
+    next(box for box in test.selectbox if box.key == "sql-example").select("XIDs of the last day").run()
+    assert sql_view.EXAMPLES["XIDs of the last day"] in test.query_params["sql"]
+    assert "The query returned no rows." in shown(test)
+
+
+def test_columns_of_classes_and_rollups_come_from_the_catalogue() -> None:
+    columns = {name: unit for name, unit, _ in sql_view.columns_of("gpu")}
+    assert columns["temperature"] == "°C"
+    assert "temperature_mean" in {name for name, _, _ in sql_view.columns_of("rollup_600_gpu")}
+    assert sql_view.columns_of("incidents") == []
+
+
+def test_times_become_lines_and_texts_bars() -> None:
+    times = pa.array([0, 1], pa.timestamp("us", "UTC"))
+    over_time = pa.table({"name": ["a", "b"], "time": times, "x": [1, 2], "y": [0.5, np.nan]})
+    assert sql_view.chart_columns(over_time) == ("time", ["x", "y"])
+    assert sql_view.chart_columns(pa.table({"name": ["a"], "x": [1]})) == ("name", ["x"])
+    assert sql_view.chart_columns(pa.table({"x": [1], "y": [2]})) == ("", [])

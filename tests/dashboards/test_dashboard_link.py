@@ -1,0 +1,117 @@
+"""The page of a link: both ends, optics, errors as rates, flaps and neighbours; what is not monitored is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboards.devices.answers import EventItem, EventItems, parse_comparison, parse_values
+from dashboards.devices.happened import rows
+from dashboards.link.page import flap_text, state_badge
+from dashboards.link.signals import BER, ERRORS, LEVELS, with_bit_error_rate
+from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CATALOGUE
+from tests.dashboards.conftest import NOW
+from tests.dashboards.device_tables import compare_table, empty_caches, entity_table, serve_node, values_table
+from tests.dashboards.test_dashboard_pages import page, shown
+
+PORT = "port:n003.mlx5_0"
+
+
+def link_script() -> None:
+    from dashboards.link import page
+
+    page.page()
+
+
+@pytest.fixture(autouse=True)
+def _empty_caches() -> None:
+    empty_caches()
+
+
+def test_all_signals_of_the_page_exist() -> None:
+    asked = [name for one in (*LEVELS.values(), *(s for many in ERRORS.values() for s in many)) for name in one]
+    assert set(asked) <= CATALOGUE.keys()
+    assert all(len(one) <= 8 for one in (*LEVELS.values(), *(s for many in ERRORS.values() for s in many)))
+
+
+def test_a_far_end_that_is_not_monitored_is_said(api: Any) -> None:
+    serve_node(api)
+    text = shown(page(link_script, entity=PORT, live="0"))
+    for expected in (
+        "Port mlx5_0 of n003",
+        "STATE UNKNOWN",  # the newest row is months old
+        "Far end not monitored.",
+        "leaf switch l1</a>",
+        "MT1",
+        "Error counters",
+        "Neighbours on the same leaf switch",
+        "not read: the collector ethtool reads it",
+    ):
+        assert expected in text
+
+
+def test_the_state_is_known_for_a_minute() -> None:
+    values = parse_values(values_table(PORT, ["nic.state"], "node:n003", 0))
+    assert ">UP<" in state_badge(values, PORT, NOW + 60 * SECOND)
+    assert "UNKNOWN" in state_badge(values, PORT, NOW + 61 * SECOND)
+    assert "UNKNOWN" in state_badge(None, PORT, NOW)
+    down = values_table(PORT, ["nic.state"], "node:n003", 0)
+    down["classes"][1]["signals"][0]["values"] = [0.0]
+    assert "fp-tone-critical" in state_badge(parse_values(down), PORT, NOW)
+
+
+def test_both_ends_are_shown_if_both_are_known(api: Any) -> None:
+    serve_node(api)
+    peer = "port:sw1.7"
+
+    def entity(query: dict[str, list[str]]) -> Any:
+        if query["entity"][0] == peer:
+            return {**(entity_table(PORT, "node:n003", 8) or {}), "entity": peer, "attributes": {"serial": "SW-1"}}
+        return {**(entity_table(PORT, "node:n003", 8) or {}), "links": {PORT: peer}}
+
+    api.tables["entity"] = entity
+    text = shown(page(link_script, entity=PORT, live="0"))
+    assert "Port mlx5_0 of n003 to port 7 of sw1" in text
+    assert "SW-1" in text
+    assert "Far end not monitored" not in text
+    asked = [query["entity"] for path, query in api.asked if path == "compare"]
+    assert asked
+    assert all(one == [PORT, peer] for one in asked)
+
+
+@pytest.mark.parametrize("asked", ["", "gpu:n1.0", "port:"])
+def test_an_address_without_a_port_says_what_is_expected(api: Any, asked: str) -> None:
+    assert "Expected a port or NVLink in the address" in shown(page(link_script, entity=asked))
+
+
+def test_an_unknown_port_is_not_found(api: Any) -> None:
+    assert "is not known." in shown(page(link_script, entity="port:n9.x"))
+
+
+def test_the_bit_error_rate_is_corrected_bits_per_bit() -> None:
+    names = ["nic.phy_corrected_bits", "nic.phy_bits", "nic.symbol_errors"]
+    query = {"from": [iso(NOW - 3600 * SECOND)], "to": [iso(NOW)], "entity": [PORT], "signal": names}
+    found = parse_comparison(compare_table(query, "node:n003", 8))
+    found.signals[1].lines[0].values[:] = np.float32(6e9)
+    found.signals[1].lines[0].values[0] = 0  # nothing received: no rate, not an infinite one
+    made = with_bit_error_rate(found)
+    assert [signal.name for signal in made.signals] == [BER, "nic.symbol_errors"]
+    rate = made.signals[0].lines[0].values
+    assert np.isnan(rate[0])
+    assert rate[1] == pytest.approx(1e-8)
+
+
+def test_many_flaps_are_one_row() -> None:
+    items = tuple(
+        EventItem(NOW - i * SECOND, "event", PORT, "link_state", {"from": "a", "to": "b", "state": s})
+        for i, s in enumerate(["up", "down"] * 10)
+    )
+    assert flap_text(EventItems(items, False), PORT) == "10 flaps"
+    assert flap_text(EventItems(items, True), PORT) == "10 flaps or more"
+    found = rows(items, NOW)
+    assert len(found) == 1
+    assert "Link: 10 flaps" in found[0][2]
+    assert len(rows(items[:4], NOW)) == 4
