@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.api.backend import Health
 from pipeline.api.heatmap import FleetNames
 from pipeline.incidents.causes import EXPLAINED_FAMILIES
+from pipeline.incidents.reach import NodesBelow, split_nodes
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CLASSES
 from pipeline.model.topology import Topology, kind_of
@@ -53,17 +54,16 @@ SILENT = 60 * SECOND
 """Age of a node's newest row from which it counts as silent (chosen: six frames of 10 s)."""
 STATES = ("ok", "watch", "degraded", "critical", "no_data")
 STATE_OF: Mapping[str, str] = {"page": "critical", "ticket": "degraded", "watch": "watch"}
-_SPREADS = frozenset({"rack", "cdu", "loop", "pdu", "leaf", "spine", "switch", "rail", "row", "pod", "fabric"})
-"""Kinds that affect every node below them when they are the cause; a job or a site does not."""
-
 _NOT_ON_NODES = ["power", "coolant"]
 """Device classes outside the nodes, whichever agent sends them."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnresolvedIncidents:
-    """affected: node -> ids of its incidents. severity: by id."""
+    """faulty, affected: node -> ids of incidents of which it is the cause or has it, and of those whose cause is
+    elsewhere. severity: by id."""
 
+    faulty: Mapping[str, Sequence[str]]
     affected: Mapping[str, Sequence[str]]
     severity: Mapping[str, str]
 
@@ -71,8 +71,8 @@ class UnresolvedIncidents:
 def read_unresolved(cursor: duckdb.DuckDBPyConnection, topology: Topology) -> UnresolvedIncidents:
     """Returns the unresolved incidents and the nodes that they affect."""
     incidents = list_unresolved(cursor)
-    affected = find_affected_nodes(incidents, topology, find_senders(cursor, incidents))
-    return UnresolvedIncidents(affected, {incident: severity for incident, severity, _, _ in incidents})
+    faulty, affected = find_affected_nodes(incidents, topology, find_senders(cursor, incidents))
+    return UnresolvedIncidents(faulty, affected, {incident: severity for incident, severity, _, _ in incidents})
 
 
 def build_fleet(
@@ -85,10 +85,11 @@ def build_fleet(
     now: int,
 ) -> dict[str, Any]:
     """Returns the answer of GET /api/v1/fleet. nodes_known: with `simulated`. seen: node -> time of its newest row."""
-    affected, worst = unresolved.affected, unresolved.severity
+    faulty, affected, worst = unresolved.faulty, unresolved.affected, unresolved.severity
     nodes = []
     for entity, simulated in nodes_known:
-        own, last = affected.get(entity, []), seen.get(entity.partition(":")[2])
+        own, last = faulty.get(entity, []), seen.get(entity.partition(":")[2])
+        others = affected.get(entity, [])
         nodes.append(
             {
                 "entity": entity,
@@ -96,7 +97,8 @@ def build_fleet(
                 "state": node_state([worst[incident] for incident in own], last, now),
                 "last_seen": None if last is None else iso(last),
                 "simulated": simulated,
-                "incidents": own,
+                "incidents": [*own, *others],
+                "affected_by": others,
             }
         )
     return {
@@ -108,6 +110,7 @@ def build_fleet(
         "unready": unready,
         "stalled": health["stalled"],
         "counts": {name: sum(node["state"] == name for node in nodes) for name in STATES},
+        "affected": sum(node["state"] == "ok" and bool(node["affected_by"]) for node in nodes),
         "nodes": nodes,
         "sources": health["sources"],
     }
@@ -126,34 +129,20 @@ Row = tuple[str, str, str, list[str]]
 
 def find_affected_nodes(
     incidents: Iterable[Row], topology: Topology, senders: Mapping[str, str]
-) -> dict[str, list[str]]:
-    """Returns node -> ids of the incidents that affect it. An incident is (id, severity, cause, members)."""
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Returns node -> ids of the incidents that have their cause on it, and of those it only suffers from.
+
+    An incident is (id, severity, cause, members).
+    """
+    faulty: dict[str, list[str]] = defaultdict(list)
     affected: dict[str, list[str]] = defaultdict(list)
-    nodes_under = _NodesBelow(topology)
+    below = NodesBelow(topology)
     for incident, _, cause, members in incidents:
-        reached = {find_node(topology, entity, senders) for entity in (cause, *members)}
-        if kind_of(cause) in _SPREADS:
-            reached |= nodes_under(cause)
-        for node in sorted(reached - {None}, key=str):
-            affected[str(node)].append(incident)
-    return dict(affected)
-
-
-class _NodesBelow:
-    """Finds the nodes below an entity, or with a part below it (a port of a leaf switch). Indexed once."""
-
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
-        self._index: dict[str, set[str | None]] | None = None
-
-    def __call__(self, entity: str) -> set[str | None]:
-        if self._index is None:
-            self._index = defaultdict(set)
-            for child in self._topology.parents:
-                node = find_node(self._topology, child)
-                for parent in self._topology.ancestors(child) if node else ():
-                    self._index[parent].add(node)
-        return self._index.get(entity, set())
+        own, others = split_nodes(cause, members, topology, below, senders)
+        for nodes, found in ((own, faulty), (others, affected)):
+            for node in sorted(nodes):
+                found[node].append(incident)
+    return dict(faulty), dict(affected)
 
 
 def list_unresolved(cursor: duckdb.DuckDBPyConnection) -> list[Row]:

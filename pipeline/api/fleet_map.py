@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.api.fleet import SILENT, STATE_OF, STATES, Row, find_affected_nodes, find_node
+from pipeline.api.fleet import SILENT, STATE_OF, STATES, Row, find_affected_nodes
 from pipeline.api.fleet_groups import FleetIndex, Layout
 from pipeline.api.heatmap import DeviceValues, FleetNames
 from pipeline.model.records import SECOND
@@ -71,13 +71,7 @@ class NodeRoles:
 
 def find_roles(incidents: Sequence[Row], topology: Topology, senders: Mapping[str, str]) -> NodeRoles:
     """Returns which nodes hold the cause of an unresolved incident, and which are only affected by one."""
-    reached = find_affected_nodes(incidents, topology, senders)
-    at = {incident: find_node(topology, cause, senders) for incident, _, cause, _ in incidents}
-    own: dict[str, list[str]] = {}
-    affected: dict[str, list[str]] = {}
-    for node, ids in reached.items():
-        for incident in ids:
-            (own if at[incident] == node else affected).setdefault(node, []).append(incident)
+    own, affected = find_affected_nodes(incidents, topology, senders)
     return NodeRoles(own, affected, {incident: severity for incident, severity, _, _ in incidents})
 
 

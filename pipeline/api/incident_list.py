@@ -18,6 +18,7 @@ from starlette.responses import Response
 from pipeline.api import models
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.incidents import ledger
+from pipeline.incidents.impact_rows import read_short_impacts
 from pipeline.incidents.silences import Labels, Matcher, collect_labels, parse_matcher
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Incident, State, iso
@@ -76,9 +77,10 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredIncidents:
-    """All stored incidents, newest first; equal only to itself."""
+    """All stored incidents, newest first; equal only to itself. impact: by incident, in numbers."""
 
     rows: Sequence[Incident]
+    impact: Mapping[str, Mapping[str, Any]]
 
 
 def load_incidents(service: ApiContext) -> StoredIncidents:
@@ -86,7 +88,8 @@ def load_incidents(service: ApiContext) -> StoredIncidents:
 
     def read() -> StoredIncidents:
         with service.cursor() as cursor:
-            return StoredIncidents(sorted(ledger.load_lives(cursor, 0), key=lambda i: (-i.opened, i.id)))
+            rows = sorted(ledger.load_lives(cursor, 0), key=lambda i: (-i.opened, i.id))
+            return StoredIncidents(rows, read_short_impacts(cursor))
 
     return service.remember("incident rows", service.backend.read_revision(), read)
 
@@ -158,7 +161,10 @@ def list_incidents(
         labelled = load_labels(service, stored, service.topology_copy.get())
     chosen = stored.rows if state is None else [i for i in stored.rows if i.state == state]
     found = select_incidents(chosen, labelled, wanted)
-    rows = [{**i.as_json(), **({"labels": labelled[i.id]} if labels else {})} for i in found.rows]
+    rows = [
+        {**i.as_json(), "impact": stored.impact.get(i.id), **({"labels": labelled[i.id]} if labels else {})}
+        for i in found.rows
+    ]
     groups = [{"value": value, "total": total} for value, total in found.groups]
     page = {"incidents": rows, "total": found.total, "counts": found.counts, "groups": groups}
     return json_response({**page, **read_progress(service)})

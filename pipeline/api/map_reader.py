@@ -81,12 +81,13 @@ class MapReader:
     def reached(self, incident: str) -> NDArray[np.bool_]:
         """Returns which nodes an incident reaches. Raises 404 if there is no such incident."""
 
-        def find(cursor: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+        def find(cursor: duckdb.DuckDBPyConnection) -> list[str]:
             query = "SELECT id, severity, cause, members FROM incidents WHERE id = ?"
             rows = cursor.execute(query, [incident]).fetchall()
             if not rows:
                 raise HTTPException(404, f"incident {incident!r}: not found")
-            return find_affected_nodes(rows, self.topology, find_senders(cursor, rows))
+            found = find_affected_nodes(rows, self.topology, find_senders(cursor, rows))
+            return [node for nodes in found for node in nodes]
 
         own = np.zeros(len(self.index.nodes), bool)
         for node in self._read(find):

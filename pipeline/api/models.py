@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline.api.impact_models import Impact, ImpactShort
+from pipeline.api.strict_model import Strict as Strict
+from pipeline.api.strict_model import Time as Time
+
 COMMENT_CHARACTERS = 4000
 """Longest comment (chosen: two pages; a log belongs elsewhere)."""
-Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$")]
-
-
-class Strict(BaseModel):
-    """A model without other fields."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Note(Strict):
@@ -293,19 +290,25 @@ class IncidentGroup(Strict):
     total: int
 
 
+class ListedIncident(Incident):
+    """One incident of the list. impact: null for one of an older version."""
+
+    impact: ImpactShort | None = None
+
+
 class Incidents(Strict):
     """Incidents, newest first. While `stalled`, no data after `judged` is evaluated; `unready` has the reasons.
 
     total: without pages.   counts: of each `show`, with the same filters.   groups: with `group`, the largest first.
     """
 
-    incidents: list[Incident]
+    incidents: list[ListedIncident]
     judged: Time | None
     stalled: bool
     unready: list[str]
     total: int | None = None
-    counts: dict[str, int] = {}
-    groups: list[IncidentGroup] = []
+    counts: dict[str, int] = Field(default_factory=dict)
+    groups: list[IncidentGroup] = Field(default_factory=list)
 
 
 class CoOccurring(Strict):
@@ -326,6 +329,7 @@ class IncidentDetail(Incident):
     history: list[dict[str, Any]]
     notifications: list[dict[str, Any]]
     blast_radius: dict[str, Any]
+    impact: Impact | None
     above: list[str]
     co_occurring: list[CoOccurring]
     version: int
@@ -352,7 +356,8 @@ class Entities(Strict):
 
 
 class FleetNode(Strict):
-    """One node on the map."""
+    """One node on the map. state: by faults of its own.  affected_by: those of its incidents whose cause is elsewhere,
+    such as its coolant loop, its leaf switch or a job."""
 
     entity: str
     rack: str | None
@@ -360,10 +365,12 @@ class FleetNode(Strict):
     last_seen: Time | None
     simulated: bool
     incidents: list[str]
+    affected_by: list[str]
 
 
 class Fleet(Strict):
-    """All nodes at one time, and the progress of the pipeline. newest: time of the newest stored row."""
+    """All nodes at one time, and the progress of the pipeline. newest: time of the newest stored row.  affected: nodes
+    in state ok that suffer from a fault elsewhere."""
 
     as_of: Time
     watermark: Time | None
@@ -373,6 +380,7 @@ class Fleet(Strict):
     unready: list[str]
     stalled: bool
     counts: dict[Literal["ok", "watch", "degraded", "critical", "no_data"], int]
+    affected: int
     nodes: list[FleetNode]
     sources: dict[Literal["agents", "silent", "gaps", "dead_letters"], int]
 

@@ -54,6 +54,7 @@ from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.incidents import ledger
 from pipeline.incidents.handover import list_similar
+from pipeline.incidents.impact_rows import read_impact
 from pipeline.incidents.paths import explain_incident
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE, Signal
@@ -258,14 +259,15 @@ def incident_detail(request: Request, incident: str) -> Response:
         except KeyError as error:
             raise _unknown(incident) from error
         others, similar = ledger.list_incidents_near(cursor, incident), list_similar(cursor, incident)
+        impact = read_impact(cursor, incident)
     topology = service.topology_copy.get()
     blast = compute_blast_radius(found["cause"], found["members"], topology)
-    impact = {"entities": blast.entities, "jobs": list(blast.jobs)}
+    radius = {"entities": blast.entities, "jobs": list(blast.jobs)}
     near = list_co_occurring(found["cause"], others, topology)
     above = list(topology.ancestors(found["entity"]))
     version = max((row["number"] for row in found["history"]), default=0)
-    more = {"blast_radius": impact, "above": above, "co_occurring": near, "version": version, "similar": similar}
-    more["labels"] = labels_of(service, incident)
+    more = {"blast_radius": radius, "above": above, "co_occurring": near, "version": version, "similar": similar}
+    more |= {"labels": labels_of(service, incident), "impact": impact}
     more["explanation"] = explain_incident(found, topology)
     return answer_versioned({**found, **more, **service.advice.find(found["detector"], found["cause"])})
 

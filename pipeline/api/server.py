@@ -19,6 +19,7 @@ from pipeline.api.backend import Backend
 from pipeline.api.device_routes import device_router
 from pipeline.api.guard import Guard
 from pipeline.api.incident_list import incident_list_router
+from pipeline.api.job_routes import job_router
 from pipeline.api.map_routes import map_router
 from pipeline.api.notifications import receiver_router
 from pipeline.api.people_routes import people_router
@@ -79,6 +80,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         people_router,
         quality_router,
         topology_router,
+        job_router,
     ):
         app.include_router(router)
     problem.install_handlers(app)

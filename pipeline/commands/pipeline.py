@@ -74,7 +74,7 @@ class PipelineBackend:
     def read_revision(self) -> object:
         """See `Backend.read_revision`."""
         engine = self._service.engine
-        return engine, 0 if engine is None else engine.revision, self._service.retention_at
+        return engine, 0 if engine is None else engine.visible_revision, self._service.retention_at
 
     # --- notes and mutes ----------------------------------------------------------------------------
 

@@ -220,6 +220,7 @@ class PipelineService:
             self.config.budget,
             self.config.incidents,
             self.config.site.name,
+            self.config.impact,
         )
         self._trouble, self._last_commit = None, self.clock()
 

@@ -392,6 +392,18 @@ class Incidents:
 
 
 @dataclass(frozen=True)
+class Impact:
+    """[impact]: what a GPU-hour costs, so that incidents show money (docs/impact.md). 0: not shown.
+
+    model_prices: by GPU model, in place of price_per_gpu_hour.
+    """
+
+    price_per_gpu_hour: float = field(default=0.0, metadata=_NOT_NEGATIVE)
+    currency: str = "USD"
+    model_prices: Mapping[str, float] = field(default_factory=dict, metadata=_SHARES)
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole file. `detector` and `collector` are raw tables; their owners convert them with `build_section`."""
 
@@ -414,6 +426,7 @@ class Config:
     gateway: Gateway = field(default_factory=Gateway)
     budget: Budget = field(default_factory=Budget)
     incidents: Incidents = field(default_factory=Incidents)
+    impact: Impact = field(default_factory=Impact)
     modes: tuple[ModeRule, ...] = ()
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     collector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -19,13 +19,17 @@ from typing import Any, Protocol
 
 import duckdb
 
-from pipeline.config.sections import Budget, Incidents, ModeRule
+from pipeline.config.sections import Budget, Impact, Incidents, ModeRule
 from pipeline.engine.decommission import Decommission, Decommissioned, Write
 from pipeline.engine.restart import MAX_FUTURE, EngineProgress, keep_state, limit_to_now, read_since
 from pipeline.incidents import calibrations, ledger, wrong_pages
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
 from pipeline.incidents.audit import AuditEntry, write_audit
 from pipeline.incidents.cases import Change
+from pipeline.incidents.impact import ImpactBook
+from pipeline.incidents.impact_rows import ImpactWriter, load_books, load_losses
+from pipeline.incidents.job_pace import SIGNALS
+from pipeline.incidents.jobs import JobBook
 from pipeline.incidents.life import KEPT, LifeBook
 from pipeline.incidents.silences import load_silences
 from pipeline.ingest.ingest import Committed
@@ -131,6 +135,7 @@ class Engine:
         budget: Budget | None = None,
         rules: Incidents | None = None,
         site: str = "local",
+        prices: Impact | None = None,
     ) -> None:
         """wake: called when payloads of `enqueue` are durable.  ended: whether the process is stopping; then
         Interrupted is raised before the next instant, here and by `advance`."""
@@ -139,11 +144,12 @@ class Engine:
         self.database, self.devices, self.topology = database, devices, topology
         self.finding_filter = FindingFilter(topology, modes, budget=PageBudget(budget or Budget()))
         check_rules(modes, judge.names)
-        self.membership = Membership(topology)
-        self.judge, self.clock = judge, clock
+        self.judge, self.clock, self.membership = judge, clock, Membership(topology)
         self.lock = threading.RLock()
         self.desk = LiveDesk(topology, self._is_simulated, self._site_of)
         self.life = LifeBook(rules or Incidents(), topology, site)
+        self.impact = ImpactBook(JobBook(topology, self._is_simulated), prices or Impact())
+        self._impact_rows = ImpactWriter(self.impact)
         self.progress = EngineProgress()
         self.faults = self.unjudged = self._budget_reviewed = self.revision = 0  # revision: of stored incidents
         self._last_seen, self._ready_instants = LastSeen(), deque[Instant]()
@@ -152,9 +158,14 @@ class Engine:
         for device_class in CLASSES:
             self._last_seen.add_devices(device_class, devices.names(device_class))
         start = self.progress.snapshot if self.progress.snapshot > 0 else None
-        self.framer = Framer(step, topology, devices.names, start=start, signals=judge.signals)
-        self._stored_events: list[Event] = []  # only while stored rows are read at the start
-        read_since(database, start or 0, clock() + MAX_FUTURE, self._add_stored)
+        wanted = judge.signals if judge.signals is None else {*judge.signals, *SIGNALS}
+        self.framer = Framer(step, topology, devices.names, start=start, signals=wanted)
+        self._read_stored(start or 0)
+
+    def _read_stored(self, start: int) -> None:
+        """Reads and evaluates again what is stored since the snapshot."""
+        self._stored_events: list[Event] = []  # only while stored rows are read
+        read_since(self.database, start, self.clock() + MAX_FUTURE, self._add_stored)
         self._evaluate_arrived(self._stored_events, again=True)
         self._stored_events = []
 
@@ -264,8 +275,10 @@ class Engine:
         found = self.judge.observe(instant.frames)
         with self.lock:
             self._last_seen.record_instant(instant)
+            self.impact.jobs.observe(instant)
             if instant.end > self._pending.end:
                 self._observe_instant(instant, found)
+                self.impact.advance(instant.end)
 
     def _observe_instant(self, instant: Instant, found: list[Finding]) -> None:
         """Passes an instant and earlier arrivals to the Desk."""
@@ -313,9 +326,7 @@ class Engine:
                 name, self.progress.tried = keep_state(self.database, done.end, self.judge.snapshot()), done.end
             with self._changing_life(), self.database.transaction() as connection:
                 changes = self.life.publish(done.changes, self.clock())
-                payloads = self._enqueue(changes, self.clock())
-                ledger.write_changes(connection, done.findings, changes, payloads, done.end)
-                self._save_life(connection)
+                payloads = self._write_changes(connection, done.findings, changes, done.end)
                 state = self.desk.snapshot()
                 ledger.save_snapshot(connection, "desk", done.end, state)
                 ledger.save_snapshot(connection, "unheard", done.end, self.finding_filter.held.snapshot())
@@ -323,6 +334,7 @@ class Engine:
                     ledger.save_snapshot(connection, "judge", done.end, name)
                     calibrations.keep_calibration(connection, done.end, CALIBRATION_EVERY, self.judge.calibration)
             self.progress.judged, self.revision = done.end, self.revision + bool(done.changes)
+            self._impact_rows.done(self.clock())
             if name:
                 self.progress.snapshot = done.end
                 delete_other_states(self.database.path, name)
@@ -332,16 +344,25 @@ class Engine:
 
     @contextlib.contextmanager
     def _changing_life(self) -> Iterator[None]:
-        """Restores the life of the incidents if it was not written."""
-        before = self.life.copy_state()
+        """Restores life and impact of the incidents if they were not written."""
+        before, impact = self.life.copy_state(), self.impact.copy_state()
         try:
             yield
         except BaseException:
             self.life.restore_state(before)
+            self.impact.restore_state(impact)
             raise
 
-    def _save_life(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def _write_changes(
+        self, connection: duckdb.DuckDBPyConnection, findings: Sequence[Finding], changes: Sequence[Change], time: int
+    ) -> Sequence[ledger.Payload]:
+        """Writes changes as people see them, with their impact, alerts and the life after them; returns the alerts."""
+        self.impact.publish(changes, findings, self._pending.end, lambda id_: load_losses(connection, id_))
+        payloads = self._enqueue(changes, self.clock())
+        ledger.write_changes(connection, findings, changes, payloads, time)
+        self._impact_rows.write(connection, self.clock())
         ledger.save_snapshot(connection, "life", self.clock(), json.dumps({"pages": self.life.pages}))
+        return payloads
 
     def advance_life(self) -> list[Change]:
         """Does what is due by the clock: see `LifeBook.advance`. Cheap if nothing is."""
@@ -360,9 +381,8 @@ class Engine:
     def _store_changes(self, made: Sequence[Change]) -> Sequence[ledger.Payload]:
         """Writes changes of the clock with their alerts."""
         with self.database.transaction() as connection:
-            payloads = self._enqueue(made, self.clock())
-            ledger.write_changes(connection, [], made, payloads, self.clock())
-            self._save_life(connection)
+            payloads = self._write_changes(connection, [], made, self.clock())
+        self._impact_rows.done(self.clock())
         self.revision += 1
         return payloads
 
@@ -392,19 +412,18 @@ class Engine:
             try:
                 made = self.life.publish(change(self.desk), self.clock())
                 with self.database.transaction() as connection:
-                    payloads = self._enqueue(made, self.clock())
-                    ledger.write_changes(connection, findings, made, payloads, self.clock())
+                    payloads = self._write_changes(connection, findings, made, self.clock())
                     if events:
                         write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))], self.framer.closed)
                     also(connection, made)
                     write_audit(connection, audit, self.clock())
-                    self._save_life(connection)
                     after, held = self.desk.snapshot(), self.finding_filter.held.snapshot()
                     for key, state in {"desk": after, "unheard": held, **states}.items():
                         ledger.save_snapshot(connection, key, self.progress.judged, state)
             except BaseException:
                 self.desk.restore(before)
                 raise
+            self._impact_rows.done(self.clock())
             self._desk_state, self.revision = after, self.revision + 1
             self.framer.add_events(events)
         if payloads:
@@ -424,6 +443,11 @@ class Engine:
         self._last_seen.end_entities(names, self.clock())
 
     @property
+    def visible_revision(self) -> tuple[int, int]:
+        """A value that differs after each change of incidents or of their impact."""
+        return self.revision, self._impact_rows.revision
+
+    @property
     def is_ahead(self) -> bool:
         """Whether our clock was set back far behind the closed frames: nothing would be evaluated until then."""
         return self.framer.closed > self.clock() + MAX_FUTURE
@@ -441,6 +465,7 @@ class Engine:
             unheard = ledger.load_snapshot(self.database.connection, "unheard")
             judge = ledger.load_snapshot(self.database.connection, "judge")
             spent = ledger.load_snapshot(self.database.connection, "page_budget")
+            load_books(self.database.connection, self.impact, [i for i in lives if i.resolved is None], self.clock())
         self.life.load(lives)
         if pages is not None:
             self.life.pages = tuple(json.loads(pages[1])["pages"])

@@ -29,6 +29,8 @@ INCIDENT_ROWS = 100_000  # chosen: a thousand a day for a quarter
 MUTE_ROWS = 10_000  # chosen: a hundred a day for a quarter
 RANK_ROWS = 5_000_000  # chosen: 50 starts of a job on all of 100,000 GPUs
 AUDIT_ROWS = 1_000_000  # chosen: two thousand writes a day for a year
+JOB_ROWS = 200_000  # chosen: two thousand jobs a day for a quarter
+PACE_ROWS = 5_000_000  # chosen: a hundred jobs for a month, 200 MB
 LOSS_CAUSES = 1_000  # causes come from senders; more are counted as one; chosen
 
 
@@ -161,6 +163,22 @@ BOUNDS: Mapping[str, Bound] = {
     "history": Bound(
         "removed with their incident",
         ("DELETE FROM history WHERE incident NOT IN (SELECT id FROM incidents)",),
+    ),
+    "impact": Bound(
+        "removed with their incident",
+        ("DELETE FROM impact WHERE incident NOT IN (SELECT id FROM incidents)",),
+    ),
+    "impact_jobs": Bound(
+        "removed with their incident",
+        ("DELETE FROM impact_jobs WHERE incident NOT IN (SELECT id FROM incidents)",),
+    ),
+    "jobs": Bound(
+        f"[store] history_days after their end, and the newest {JOB_ROWS:,} runs",
+        (f"DELETE FROM jobs WHERE ended IS NOT NULL AND {_older_than('jobs', 'ended', 'history', JOB_ROWS)}",),
+    ),
+    "job_pace": Bound(
+        f"[store] gap_days, and the newest {PACE_ROWS:,} rows",
+        (f"DELETE FROM job_pace WHERE {_older_than('job_pace', 'time', 'gaps', PACE_ROWS)}",),
     ),
     "outbox": Bound(
         "a week after their incident was resolved (notifier), or with the incident",

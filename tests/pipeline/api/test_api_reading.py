@@ -104,15 +104,22 @@ def test_an_incident_on_a_node_or_on_a_part_of_it_sets_the_state_of_the_node(
     assert _states(client)["node:n2"] == "ok"
 
 
-def test_a_fault_of_a_rack_loop_or_leaf_sets_the_state_of_the_nodes_below_it(
+def test_nodes_below_a_faulty_rack_loop_or_leaf_are_affected_and_not_at_fault(
     client: httpx.Client, open_incident: Any
 ) -> None:
     open_incident("inc-1", "leaf:l1")
-    assert _states(client) == {"node:n1": "critical", "node:n2": "ok", "node:n3": "critical", "node:n4": "no_data"}
     open_incident("inc-2", "cdu:c1", "ticket")
-    nodes = {n["entity"]: n for n in client.get("/api/v1/fleet").json()["nodes"]}
-    assert (nodes["node:n1"]["state"], nodes["node:n1"]["incidents"]) == ("critical", ["inc-1", "inc-2"])
-    assert nodes["node:n2"]["state"] == "degraded"
+    open_incident("inc-3", "gpu:n2.0", "ticket")
+    body = client.get("/api/v1/fleet").json()
+    nodes = {n["entity"]: n for n in body["nodes"]}
+    shown = {entity[5:]: (n["state"], n["incidents"], n["affected_by"]) for entity, n in nodes.items()}
+    assert shown == {
+        "n1": ("ok", ["inc-1", "inc-2"], ["inc-1", "inc-2"]),
+        "n2": ("degraded", ["inc-3", "inc-2"], ["inc-2"]),
+        "n3": ("no_data", ["inc-1"], ["inc-1"]),
+        "n4": ("no_data", [], []),
+    }
+    assert (body["affected"], body["counts"]["degraded"]) == (1, 1)
 
 
 def test_no_data_has_priority_over_all_but_a_critical_incident(client: httpx.Client, open_incident: Any) -> None:

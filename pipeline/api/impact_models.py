@@ -1,0 +1,147 @@
+"""Answers about the impact of incidents and about jobs, as in /openapi.json."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipeline.api.strict_model import Strict, Time
+
+
+class ImpactShort(Strict):
+    """Who suffers from an incident, in numbers. cost: in the currency of [impact], null without a price."""
+
+    gpus: int
+    nodes: int
+    ranks: int
+    jobs: int
+    lost_gpu_hours: float
+    lost_gpu_hours_per_hour: float
+    cost: float | None
+
+
+class ImpactedJob(Strict):
+    """A job that an incident reaches. ranks: reached ones.  slowdown: excess of its step time over that before the
+    onset; null if it is not measured, then `basis` says why.  lost_gpu_hours: of the whole job, by this incident."""
+
+    job: str
+    name: str
+    account: str
+    gpus: int
+    ranks: int
+    rank_names: list[str]
+    slowdown: float | None
+    basis: str
+    state: Literal["slow", "hanging", "lost", "unaffected", "unknown"]
+    lost_gpu_hours: float
+    lost_gpu_hours_per_hour: float
+
+
+class Cost(Strict):
+    """What lost GPU-hours cost."""
+
+    amount: float
+    per_hour: float
+    currency: str
+
+
+class Impact(Strict):
+    """Who suffers from an incident, frozen when it is resolved. gpus, nodes, ranks: reached, and those of jobs that are
+    slow, hang or are lost.  jobs: at most 50 of job_count.  affected: nodes that only suffer, at most 100 of
+    affected_count; none of them is at fault.  text: all of it in one line."""
+
+    gpus: int
+    nodes: int
+    ranks: int
+    job_count: int
+    jobs: list[ImpactedJob]
+    lost_gpu_hours: float
+    lost_gpu_hours_per_hour: float
+    cost: Cost | None
+    affected: list[str]
+    affected_count: int
+    text: str
+    as_of: Time
+
+
+class Job(Strict):
+    """A run of a job. account: of the scheduler, or its namespace.  step_time, usual_step_time: s; null without steps.
+    slowdown: of a running job against its usual step time.  last_step, checkpoint: newest ones.  nodes: at most
+    1,024 of node_count.  incidents: open ones that reach it.  lost_gpu_hours: by all incidents of this run."""
+
+    job: str
+    name: str
+    account: str
+    user: str
+    scheduler: str
+    state: Literal["running", "hanging", "ended"]
+    started: Time
+    ended: Time | None
+    ranks: int
+    gpus: int
+    nodes: list[str]
+    node_count: int
+    simulated: bool
+    step_time: float | None
+    usual_step_time: float | None
+    slowdown: float | None
+    last_step: Time | None
+    checkpoint: Time | None
+    lost_gpu_hours: float
+    lost_gpu_hours_per_hour: float
+    incidents: list[str]
+
+
+class Jobs(Strict):
+    """Running jobs, the largest first, and those that ended."""
+
+    jobs: list[Job]
+    as_of: Time
+
+
+class Rank(Strict):
+    """A rank of a running job. slowdown: excess of its compute time over the median of its stage; null without one.
+    suspect: it is slower than its peers by 3 % or more, so that the others wait for it."""
+
+    rank: str
+    stage: str | None
+    gpu: str | None
+    node: str | None
+    step: int | None
+    step_time: float | None
+    compute_time: float | None
+    slowdown: float | None
+    suspect: bool
+    as_of: Time | None
+
+
+class PaceMinute(Strict):
+    """A minute of a job in which it made steps. step_time: median (s).  steps: finished."""
+
+    time: Time
+    step_time: float
+    steps: float
+
+
+class JobIncident(Strict):
+    """An incident that reached a job, open or resolved."""
+
+    id: str
+    summary: str
+    severity: Literal["watch", "ticket", "page"]
+    onset: Time
+    resolved: Time | None
+    state: Literal["slow", "hanging", "lost", "unaffected", "unknown"]
+    slowdown: float | None
+    basis: str
+    lost_gpu_hours: float
+    lost_gpu_hours_per_hour: float
+
+
+class JobDetail(Job):
+    """A job: its newest run with its ranks now, the history of its step time, incidents, and earlier runs."""
+
+    rank_list: list[Rank]
+    history: list[PaceMinute]
+    harmed_by: list[JobIncident]
+    runs: list[Job]
+    as_of: Time
