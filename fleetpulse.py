@@ -255,16 +255,6 @@ def _init(given: argparse.Namespace) -> int:
     return init.initialize(_load_config(given), _print_message, given.acls)
 
 
-def _sql(given: argparse.Namespace) -> int:
-    from pipeline.commands import sql
-
-    columns, rows, truncated = sql.run_query(_load_config(given), given.query)
-    _print_rows(rows, columns, given.output)
-    if truncated:
-        _print_message("fleetpulse: the answer is truncated; [api] sql_rows is the maximum number of rows")
-    return 0
-
-
 def _detectors(given: argparse.Namespace) -> int:
     from detectors import command
 
@@ -273,47 +263,6 @@ def _detectors(given: argparse.Namespace) -> int:
         sys.stdout.write("\n".join(map(command.row_text, rows)))
         return 0
     _print_rows(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)
-    return 0
-
-
-def _backup(given: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from pipeline.commands import operation
-
-    rows = operation.run_backup(_load_config(given), Path(given.target), _print_progress)
-    _print_rows(rows, operation.COLUMNS, given.output)
-    return 0
-
-
-def _restore(given: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from pipeline.commands import operation
-
-    rows = operation.run_restore(_load_config(given), Path(given.source), given.replace, _print_progress)
-    _print_rows(rows, operation.COLUMNS, given.output)
-    return 0
-
-
-def _print_progress(line: str) -> None:
-    _print_message(f"fleetpulse: {line}")
-
-
-def _node(given: argparse.Namespace) -> int:
-    from pipeline.commands import operation
-
-    _print_rows(operation.run_node(_load_config(given), given), operation.NODE_COLUMNS, given.output)
-    return 0
-
-
-def _mutes(given: argparse.Namespace) -> int:
-    from pipeline.commands import mutes
-
-    rows = mutes.run_mutes(_load_config(given), given)
-    _print_rows(rows, mutes.COLUMNS, given.output)
-    for warning in filter(None, (row.get("warning") for row in rows)):
-        _print_message(f"fleetpulse: {warning}")
     return 0
 
 
@@ -332,83 +281,6 @@ def _budget(given: argparse.Namespace) -> int:
     from detectors import command
 
     _print_rows(command.run_budget(_load_config(given), given), command.BUDGET_COLUMNS, given.output)
-    return 0
-
-
-def _notify(given: argparse.Namespace) -> int:
-    from pipeline.commands import notify
-
-    rows, columns, code = notify.run_notify(_load_config(given), given, _print_message)
-    _print_rows(rows, columns, given.output)
-    return code
-
-
-def _routes(given: argparse.Namespace) -> int:
-    from pipeline.commands import notify
-
-    rows, columns = notify.run_routes(_load_config(given), given)
-    _print_rows(rows, columns, given.output)
-    return 0
-
-
-def _people(given: argparse.Namespace) -> int:
-    from pipeline.commands import people
-
-    run = people.run_incidents if given.command == "incidents" else people.run_act
-    if given.command in ("silences", "maintenance"):
-        run = people.run_silences
-    _print_for_people(*run(_load_config(given), given), given.output)
-    return 0
-
-
-def _print_for_people(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
-    """Prints rows: those for people with short times, cut to 120 columns; others with all fields."""
-    from pipeline.commands import people
-    from pipeline.commands.output import render_rows
-
-    if form == "table":
-        sys.stdout.write(render_rows(people.shorten_times(rows, columns), columns, "table", people.WIDTH))
-    else:
-        every = list(dict.fromkeys(name for row in rows for name in row)) or columns
-        sys.stdout.write(render_rows(rows, every if form != "csv" else columns, form))  # type: ignore[arg-type]
-
-
-def _handover(given: argparse.Namespace) -> int:
-    from pipeline.commands import people
-
-    rows, text = people.run_handover(_load_config(given), given)
-    if given.output == "table":
-        sys.stdout.write(text)
-    else:
-        _print_for_people(rows, list(rows[0]), given.output)
-    return 0
-
-
-def _audit(given: argparse.Namespace) -> int:
-    from pipeline.commands import people
-
-    rows, columns, broken = people.run_audit(_load_config(given), given)
-    _print_for_people(rows, columns, given.output)
-    if broken is not None:
-        _print_message(f"fleetpulse: row {broken} of the audit was changed, or the row before it is missing")
-    return 0 if broken is None else 1
-
-
-def _token(given: argparse.Namespace) -> int:
-    from pipeline.commands import people
-
-    rows, columns, text = people.run_token(_load_config(given), given)
-    _print_for_people([{**row, **({"token": text} if text else {})} for row in rows], columns, given.output)
-    if text and given.output == "table":
-        sys.stdout.write(f"\n{text}\n")
-        _print_message("fleetpulse: this token is shown once; keep it in a file that only its owner can read")
-    return 0
-
-
-def _completion(given: argparse.Namespace) -> int:
-    from pipeline.commands import completion
-
-    sys.stdout.write(completion.make_script(given.shell))
     return 0
 
 
@@ -454,7 +326,14 @@ def _score(given: argparse.Namespace) -> int:
     return 0
 
 
+def _of_pipeline(given: argparse.Namespace) -> int:
+    from pipeline.commands import dispatch
+
+    return dispatch.RUN[given.command](given)
+
+
 RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    **dict.fromkeys(arguments.COMMANDS, _of_pipeline),
     "demo": _demo,
     "up": _up,
     "agent": _agent,
@@ -466,25 +345,10 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "check": _check,
     "once": _once,
     "record": _record,
-    "sql": _sql,
     "signals": _signals,
     "detectors": _detectors,
-    "backup": _backup,
-    "restore": _restore,
-    "node": _node,
-    **dict.fromkeys(
-        ["incidents", "ack", "assign", "comment", "resolve", "reopen", "merge", "split", "feedback"], _people
-    ),
-    **dict.fromkeys(("silences", "maintenance"), _people),
-    "handover": _handover,
-    "audit": _audit,
-    "token": _token,
-    "completion": _completion,
-    "mutes": _mutes,
     "calibration": _calibration,
     "budget": _budget,
-    "notify": _notify,
-    "routes": _routes,
     "simulate": _simulate,
     "replay": _replay,
     "score": _score,

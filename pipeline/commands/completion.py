@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.commands.arguments import COMMANDS, CONFIG, VERBS
+from pipeline.commands.arguments import COMMANDS
+from pipeline.commands.options import CONFIG
+from pipeline.commands.verbs import VERBS
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -10,9 +10,10 @@ import pytest
 
 import fleetpulse
 from pipeline.api.server import create_app, start_server
-from pipeline.commands.arguments import COMMANDS, VERBS
+from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import list_words, make_script
 from pipeline.commands.pipeline import PipelineBackend
+from pipeline.commands.verbs import VERBS
 from pipeline.config.sections import Api, Config, Store
 from tests.pipeline.api.test_api_people import Service
 from tests.pipeline.living import LivingSite

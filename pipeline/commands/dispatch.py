@@ -1,0 +1,166 @@
+"""Commands that need nothing but `pipeline`: each reads its arguments, runs, prints, and returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.commands.output import render_rows
+from pipeline.config.sections import load_config
+
+
+def print_message(line: str) -> None:
+    """Prints a line for people on stderr."""
+    sys.stderr.write(f"{line}\n")
+
+
+def _print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
+    sys.stdout.write(render_rows(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
+
+
+def _sql(given: argparse.Namespace) -> int:
+    from pipeline.commands import sql
+
+    columns, rows, truncated = sql.run_query(load_config(given.config), given.query)
+    _print_rows(rows, columns, given.output)
+    if truncated:
+        print_message("fleetpulse: the answer is truncated; [api] sql_rows is the maximum number of rows")
+    return 0
+
+
+def _backup(given: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from pipeline.commands import operation
+
+    rows = operation.run_backup(load_config(given.config), Path(given.target), _print_progress)
+    _print_rows(rows, operation.COLUMNS, given.output)
+    return 0
+
+
+def _restore(given: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from pipeline.commands import operation
+
+    rows = operation.run_restore(load_config(given.config), Path(given.source), given.replace, _print_progress)
+    _print_rows(rows, operation.COLUMNS, given.output)
+    return 0
+
+
+def _print_progress(line: str) -> None:
+    print_message(f"fleetpulse: {line}")
+
+
+def _node(given: argparse.Namespace) -> int:
+    from pipeline.commands import operation
+
+    _print_rows(operation.run_node(load_config(given.config), given), operation.NODE_COLUMNS, given.output)
+    return 0
+
+
+def _mutes(given: argparse.Namespace) -> int:
+    from pipeline.commands import mutes
+
+    rows = mutes.run_mutes(load_config(given.config), given)
+    _print_rows(rows, mutes.COLUMNS, given.output)
+    for warning in filter(None, (row.get("warning") for row in rows)):
+        print_message(f"fleetpulse: {warning}")
+    return 0
+
+
+def _notify(given: argparse.Namespace) -> int:
+    from pipeline.commands import notify
+
+    rows, columns, code = notify.run_notify(load_config(given.config), given, print_message)
+    _print_rows(rows, columns, given.output)
+    return code
+
+
+def _routes(given: argparse.Namespace) -> int:
+    from pipeline.commands import notify
+
+    rows, columns = notify.run_routes(load_config(given.config), given)
+    _print_rows(rows, columns, given.output)
+    return 0
+
+
+def _people(given: argparse.Namespace) -> int:
+    from pipeline.commands import people
+
+    run = people.run_incidents if given.command == "incidents" else people.run_act
+    if given.command in ("silences", "maintenance"):
+        run = people.run_silences
+    _print_for_people(*run(load_config(given.config), given), given.output)
+    return 0
+
+
+def _print_for_people(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
+    """Prints rows: those for people with short times, cut to 120 columns; others with all fields."""
+    from pipeline.commands import people
+
+    if form == "table":
+        sys.stdout.write(render_rows(people.shorten_times(rows, columns), columns, "table", people.WIDTH))
+    else:
+        every = list(dict.fromkeys(name for row in rows for name in row)) or columns
+        sys.stdout.write(render_rows(rows, every if form != "csv" else columns, form))  # type: ignore[arg-type]
+
+
+def _handover(given: argparse.Namespace) -> int:
+    from pipeline.commands import people
+
+    rows, text = people.run_handover(load_config(given.config), given)
+    if given.output == "table":
+        sys.stdout.write(text)
+    else:
+        _print_for_people(rows, list(rows[0]), given.output)
+    return 0
+
+
+def _audit(given: argparse.Namespace) -> int:
+    from pipeline.commands import people
+
+    rows, columns, broken = people.run_audit(load_config(given.config), given)
+    _print_for_people(rows, columns, given.output)
+    if broken is not None:
+        print_message(f"fleetpulse: row {broken} of the audit was changed, or the row before it is missing")
+    return 0 if broken is None else 1
+
+
+def _token(given: argparse.Namespace) -> int:
+    from pipeline.commands import people
+
+    rows, columns, text = people.run_token(load_config(given.config), given)
+    _print_for_people([{**row, **({"token": text} if text else {})} for row in rows], columns, given.output)
+    if text and given.output == "table":
+        sys.stdout.write(f"\n{text}\n")
+        print_message("fleetpulse: this token is shown once; keep it in a file that only its owner can read")
+    return 0
+
+
+def _completion(given: argparse.Namespace) -> int:
+    from pipeline.commands import completion
+
+    sys.stdout.write(completion.make_script(given.shell))
+    return 0
+
+
+RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "sql": _sql,
+    "backup": _backup,
+    "restore": _restore,
+    "node": _node,
+    **dict.fromkeys(
+        ["incidents", "ack", "assign", "comment", "resolve", "reopen", "merge", "split", "feedback"], _people
+    ),
+    **dict.fromkeys(("silences", "maintenance"), _people),
+    "handover": _handover,
+    "audit": _audit,
+    "token": _token,
+    "completion": _completion,
+    "mutes": _mutes,
+    "notify": _notify,
+    "routes": _routes,
+}

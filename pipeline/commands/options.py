@@ -1,0 +1,60 @@
+"""Options and arguments that several commands share. Imports only argparse's words, for a fast --help."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without importing typing
+if TYPE_CHECKING:
+    pass
+
+FORMS = ("table", "json", "jsonl", "csv")
+OUTPUT = (("--output",), {"choices": FORMS, "default": "table", "help": "form of the data on stdout (default: table)"})
+CONFIG = (("--config",), {"metavar": "FILE", "help": "TOML (default: FLEETPULSE_CONFIG, else ./fleetpulse.toml)"})
+INPUT = {"nargs": "+", "metavar": "FILE", "required": True}
+TARGET = {"metavar": "FILE"}
+COMPARED = (("--compare",), {"type": int, "metavar": "VERSION", "help": "beside those of an earlier version"})
+SENT = (
+    (
+        ("--state",),
+        {
+            "choices": ("pending", "held", "grouped", "delivered", "dead", "muted"),
+            "help": "only messages in this state",
+        },
+    ),
+    (("--incident",), {"metavar": "ID", "help": "only those of one incident"}),
+)
+RECORDING = (("--replay-recording",), {"metavar": "DIR", "help": "play this recording instead of reading the node"})
+SPEED = (
+    ("--speed",),
+    {"type": float, "metavar": "N", "help": "with a recording: factor of its speed (default: 1)"},
+)
+
+
+def parse_seconds(text: str) -> float:
+    """Returns the seconds of `5s`, `500ms` or `5`, above 0 and at most 600. Raises ValueError for argparse."""
+    unit = 0.001 if text.endswith("ms") else 1.0
+    found = float(text.removesuffix("ms").removesuffix("s")) * unit
+    if not 0 < found <= 600:
+        raise ValueError(text)
+    return found
+
+
+def option(name: str, text: str, **settings: object) -> tuple[tuple[str], dict[str, object]]:
+    """Returns an option or argument; its metavar is its name in capitals."""
+    named = {} if settings.get("action") or settings.get("choices") else {"metavar": name.strip("-").upper()}
+    return (name,), {**named, **settings, "help": text}
+
+
+INCIDENT, INCIDENT_IDS = option("id", "id of the incident"), option("id", "ids of incidents", nargs="+")
+COMMENT = option("--comment", "what you know, for the history", metavar="TEXT")
+WHY = option("--comment", "why, for the history", metavar="TEXT", required=True)
+REASON = option("--reason", "why, for the next person on call", metavar="TEXT", required=True)
+VERSION = option("--if-version", "refuse unless it still has this version", type=int, metavar="N", dest="expected")
+ALL = option("--all", "also what has ended", action="store_true")
+HOURS = option("--hours", "duration, at most 720", type=float, metavar="H", required=True)
+MORE_HOURS = option("--hours", "hours to add to its end", type=float, metavar="H", required=True)
+STARTS = option("--starts", "start, ISO 8601 (default: now)", metavar="TIME")
+SINCE = option("--since", "from this time on, ISO 8601", metavar="TIME")
+MATCHERS = option("matchers", "such as 'rack=~\"r1|r2\"' severity!=info", nargs="+", metavar="MATCHER")
+SILENCE = option("id", "id from the list")
+STATES = ("open", "acknowledged", "silenced", "resolved")
+STATE = option("--state", "only those in a state", choices=STATES)
