@@ -9,7 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from pipeline.model.records import LEVELS, Finding, Incident, Severity, State, from_iso
+from dashboards.detail_answers import (
+    Explanation,
+    Impact,
+    Similar,
+    parse_explanation,
+    parse_impact,
+    parse_similar,
+)
+from dashboards.json_values import parse_names, parse_number
+from dashboards.json_values import parse_time as parse_time
+from dashboards.json_values import require_list as require_list
+from pipeline.model.records import LEVELS, Finding, Incident, Life, Severity, State, from_iso
 
 NodeState = Literal["ok", "watch", "degraded", "critical", "no_data"]
 NODE_STATES: tuple[NodeState, ...] = get_args(NodeState)
@@ -55,6 +66,7 @@ class Change:
     kind: str
     actor: str
     comment: str
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,10 @@ class CoOccurring:
 
 @dataclass(frozen=True, slots=True)
 class IncidentDetail:
-    """An incident with findings, history, notifications and blast radius (empty if the API has none)."""
+    """An incident with findings, history, notifications and blast radius (empty if the API has none).
+
+    impact, explanation: None if the API has none.  labels: those that matchers of silences compare.
+    """
 
     incident: Incident
     findings: tuple[Finding, ...]
@@ -92,6 +107,13 @@ class IncidentDetail:
     blast_radius: Mapping[str, Any]
     above: tuple[str, ...] = ()
     co_occurring: tuple[CoOccurring, ...] = ()
+    version: int | None = None
+    similar: tuple[Similar, ...] = ()
+    advice: str = ""
+    runbook_url: str = ""
+    impact: Impact | None = None
+    explanation: Explanation | None = None
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +156,7 @@ def parse_fleet(table: Mapping[str, Any]) -> Fleet:
         as_of=from_iso(table["as_of"]),
         watermark=parse_time(table.get("watermark")),
         backlog=bool(table.get("backlog")),
-        lag_s=_number(table.get("lag_s")),
+        lag_s=parse_number(table.get("lag_s")),
         nodes=tuple(_node(n) for n in require_list(table["nodes"])),
         sources={str(k): _count(v) for k, v in (table.get("sources") or {}).items()},
         newest=parse_time(table.get("newest")),
@@ -165,12 +187,28 @@ def parse_incident(table: Mapping[str, Any]) -> Incident:
         resolved=parse_time(table.get("resolved")),
         severity=_one_of(table["severity"], get_args(Severity), "severity"),
         members=tuple(map(str, require_list(table["members"]))),
-        confidence=_number(table.get("confidence")),
+        confidence=parse_number(table.get("confidence")),
         state=_one_of(table["state"], STATES, "state"),
         summary=str(table["summary"]),
         simulated=bool(table["simulated"]),
         detector=str(table.get("detector") or ""),
         entity=str(table.get("entity") or table["cause"]),
+        life=_life(table),
+    )
+
+
+def _life(table: Mapping[str, Any]) -> Life:
+    """Returns what people and the clock did; empty for an API without it."""
+    return Life(
+        acknowledged_by=str(table.get("acknowledged_by") or ""),
+        acknowledged_until=parse_time(table.get("acknowledged_until")),
+        assignee=str(table.get("assignee") or ""),
+        silenced_by=parse_names(table.get("silenced_by")),
+        inhibited_by=parse_names(table.get("inhibited_by")),
+        escalation=int(table.get("escalation") or 0),
+        feedback=str(table.get("feedback") or ""),
+        merged_into=str(table.get("merged_into") or ""),
+        represents=parse_names(table.get("represents")),
     )
 
 
@@ -181,7 +219,10 @@ def parse_detail(table: Mapping[str, Any]) -> IncidentDetail:
         incident=parse_incident(table),
         findings=tuple(_finding(f) for f in require_list(table.get("findings") or [])),
         history=tuple(
-            Change(from_iso(h["time"]), str(h["kind"]), str(h.get("actor") or ""), str(h.get("comment") or ""))
+            Change(
+                *(from_iso(h["time"]), str(h["kind"]), str(h.get("actor") or ""), str(h.get("comment") or "")),
+                int(h.get("number") or 0),
+            )
             for h in require_list(table.get("history") or [])
         ),
         notifications=tuple(_notification(n) for n in require_list(table.get("notifications") or [])),
@@ -191,6 +232,13 @@ def parse_detail(table: Mapping[str, Any]) -> IncidentDetail:
             CoOccurring(str(c["id"]), str(c["severity"]), str(c["summary"]), str(c["shared"]))
             for c in require_list(table.get("co_occurring") or [])
         ),
+        version=None if table.get("version") is None else int(table["version"]),
+        similar=parse_similar(table.get("similar")),
+        advice=str(table.get("advice") or ""),
+        runbook_url=str(table.get("runbook_url") or ""),
+        impact=parse_impact(table.get("impact")),
+        explanation=parse_explanation(table.get("explanation")),
+        labels={str(k): parse_names(v) for k, v in (table.get("labels") or {}).items()},
     )
 
 
@@ -201,7 +249,7 @@ def _finding(table: Mapping[str, Any]) -> Finding:
         entity=str(table["entity"]),
         detector=str(table["detector"]),
         level=_one_of(table["level"], LEVELS, "level"),
-        score=_number(table.get("score")) or 0.0,
+        score=parse_number(table.get("score")) or 0.0,
         summary=str(table["summary"]),
         evidence=dict(table.get("evidence") or {}),
         signals=tuple(map(str, require_list(table.get("signals") or []))),
@@ -232,7 +280,7 @@ def parse_series(table: Mapping[str, Any]) -> Series:
         peer_kind=str(table.get("peer_kind") or ""),
         peers=_count(table.get("peers")),
         points=tuple(
-            Point(from_iso(p["time"]), *(_number(p.get(key)) for key in ("value", "median", "low", "high")))
+            Point(from_iso(p["time"]), *(parse_number(p.get(key)) for key in ("value", "median", "low", "high")))
             for p in require_list(table["points"])
         ),
     )
@@ -251,25 +299,9 @@ def parse_incidents(table: Mapping[str, Any]) -> tuple[Incident, ...]:
     return tuple(parse_incident(i) for i in require_list(table["incidents"]))
 
 
-def require_list(value: Any) -> Sequence[Any]:
-    """Returns `value` if it is a list. Raises TypeError otherwise."""
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, found {type(value).__name__}")
-    return value
-
-
 def _count(value: Any) -> int:
     """Returns a number as int, or the length of a list or table."""
     return len(value) if isinstance(value, (list, dict)) else int(value or 0)
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def parse_time(text: Any) -> int | None:
-    """Converts a time of the API to UTC microseconds; None for null."""
-    return None if text is None else from_iso(text)
 
 
 def _one_of(value: Any, allowed: Sequence[Any], what: str) -> Any:

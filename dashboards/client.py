@@ -102,9 +102,23 @@ class Client:
         """Returns the parsed response of `GET /api/v1/{path}?{query}`; a name may be repeated. Raises ApiError."""
         return self._get(parse, path, list(query))
 
-    def send(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
-        """Sends a change by `POST /api/v1/{path}` and returns the parsed response. Raises ApiError."""
-        return self._post(parse, path, body)
+    def send(
+        self,
+        parse: Callable[[Mapping[str, Any]], T],
+        path: str,
+        body: Mapping[str, Any],
+        version: int | None = None,
+        method: Literal["POST", "PUT"] = "POST",
+    ) -> T:
+        """Sends a change to `/api/v1/{path}` and returns the parsed response. Raises ApiError.
+
+        version: of what is changed, as shown to the person; if it has another one now, the status is 412.
+        """
+        headers = {"Content-Type": "application/json", **dict(self.headers)}
+        if version is not None:
+            headers["If-Match"] = f'"{version}"'
+        request = urllib.request.Request(self._address(path), json.dumps(body).encode(), headers, method=method)
+        return self._request(parse, request)
 
     def ask(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: str) -> T:
         """Returns the parsed response to a question in JSON that `POST /api/v1/{path}` answers. Raises ApiError."""
@@ -118,8 +132,7 @@ class Client:
         return raw, answered.get("X-Truncated") == "true"
 
     def _post(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
-        headers = {"Content-Type": "application/json", **dict(self.headers)}
-        return self._request(parse, urllib.request.Request(self._address(path), json.dumps(body).encode(), headers))
+        return self.send(parse, path, body)
 
     def _get(
         self,

@@ -16,6 +16,7 @@ import altair as alt
 
 from dashboards import words
 from dashboards.answers import IncidentDetail, Mute, Point, Series, TimelineItem
+from dashboards.links import Text, entity_link
 from dashboards.theme import Palette
 from dashboards.words import amount, clock, quantity, unit_name
 from pipeline.model.entity_names import entity_name
@@ -181,11 +182,16 @@ def chart_signals(detail: IncidentDetail) -> list[tuple[str, str]]:
     return list(pairs)[:MAX_CHART_SIGNALS]
 
 
-def chart_span(incident: Incident, now: int) -> tuple[int, int]:
-    """Returns start and end (UTC us): from well before the onset until now, or until shortly after the end."""
+def chart_span(incident: Incident, now: int, seconds: float = 0) -> tuple[int, int]:
+    """Returns start and end (UTC us): from well before the onset until now, or until shortly after the end.
+
+    seconds: length of the range instead (s), which ends at the same time.
+    """
     end = now if incident.resolved is None else min(now, incident.resolved + MIN_BEFORE_ONSET // 3)
     end = max(end, incident.onset + TIME_GRID)
     start = incident.onset - max(MIN_BEFORE_ONSET, (end - incident.onset) // 2)
+    if seconds:
+        start = end - int(seconds * SECOND)
     return start // TIME_GRID * TIME_GRID, end // TIME_GRID * TIME_GRID
 
 
@@ -285,7 +291,7 @@ def _delivery_status(state: str, attempts: int, answer: str, remote: str) -> str
     return f"{shown}; there {remote}" if remote else shown
 
 
-def timeline_rows(detail: IncidentDetail, items: Iterable[TimelineItem], now: int) -> list[tuple[str, str, str, str]]:
+def timeline_rows(detail: IncidentDetail, items: Iterable[TimelineItem], now: int) -> list[tuple[str, str, Text, str]]:
     """Returns (time, type, entity, text) of events around the incident and of its findings, newest first, each once."""
     found = {(i.time, i.entity, i.text): i.kind for i in items}
     for finding in sorted(detail.findings, key=lambda f: f.onset)[:MAX_TIMELINE_FINDINGS]:
@@ -293,7 +299,7 @@ def timeline_rows(detail: IncidentDetail, items: Iterable[TimelineItem], now: in
         found.setdefault((finding.onset, finding.entity, text), "finding")
     ordered = sorted(found.items(), reverse=True)[:MAX_TIMELINE_ROWS]
     return [
-        (words.clock(time, now), kind.replace("_", " "), entity_name(entity), words.plain(text))
+        (words.clock(time, now), kind.replace("_", " "), entity_link(entity), words.plain(text))
         for (time, entity, text), kind in ordered
     ]
 

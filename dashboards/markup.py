@@ -14,6 +14,8 @@ from pipeline.model.records import Severity, State
 
 MAX_VOTERS = 256
 """Voters drawn as squares; with more, only the results are shown. Chosen."""
+SEVERITY_OF: Mapping[str, str] = {str(name): word.lower() for name, word in SEVERITY.items()}
+"""Severity of the API -> its word in a sentence."""
 TONES: Mapping[Severity, str] = {"page": "critical", "ticket": "degraded", "watch": "watch"}
 
 
@@ -116,6 +118,17 @@ def notice(text: str, tone: str = "quiet", heading: str = "", of_now: bool = Fal
     role = "alert" if tone == "critical" else "status"
     content = present_statement(text) if of_now else escape(text)
     return f'<div class="fp-notice fp-notice-{escape(tone)}" role="{role}">{strong}{content}</div>'
+
+
+def notice_of(heading: str, content: str, tone: str = "quiet") -> str:
+    """Returns a message box around markup."""
+    strong = f"<b>{escape(heading)}</b> " if heading else ""
+    return f'<div class="fp-notice fp-notice-{escape(tone)}" role="status">{strong}{content}</div>'
+
+
+def empty(text: str) -> str:
+    """Returns a quiet line."""
+    return f'<p class="fp-empty">{escape(text)}</p>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Text]], empty: str) -> str:

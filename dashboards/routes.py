@@ -39,6 +39,11 @@ def with_kept(query: Mapping[str, str]) -> dict[str, str]:
     return {**query, **{name: value for name, value in kept.items() if value}}
 
 
+def has_page(name: str) -> bool:
+    """Returns whether this dashboard has a page of that name."""
+    return name in st.session_state.get(_PAGES, {})
+
+
 def open_address(address: str) -> None:
     """Opens `PAGE?QUERY` within the session; an unknown page is ignored."""
     name, _, query = address.partition("?")

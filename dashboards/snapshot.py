@@ -13,13 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 from urllib.parse import quote
 
 import streamlit as st
 
 from dashboards import identity
-from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem
+from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem, parse_incidents
 from dashboards.client import API_TOKEN_FILE, API_URL, ApiError, Client, NoteKind, read_token
 from pipeline.model.records import SECOND, Incident, State
 
@@ -88,7 +88,8 @@ def _writer(path: str, body: Mapping[str, Any]) -> Client:
 
 
 def fetch(parse: Callable[[Mapping[str, Any]], T], path: str, /, **query: str | Sequence[str]) -> CachedAnswer[T]:
-    """Returns the cached response of `GET /api/v1/{path}`. `parse` is a function of a module."""
+    """Returns the cached response of `GET /api/v1/{path}`. `parse` is a function of a module; a list repeats its
+    parameter."""
     name = f"{parse.__module__}.{parse.__qualname__}"
     return cast(CachedAnswer[T], _fetch("fetch", name, path, query_pairs(query), parse=parse))
 
@@ -105,11 +106,19 @@ def ask(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, A
     return cast(CachedAnswer[T], _fetch("ask", name, path, json.dumps(body, sort_keys=True), parse=parse))
 
 
-def send(parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
-    """Sends a change by `POST /api/v1/{path}` and clears the cache for all viewers. Raises ApiError."""
-    changed = _writer(path, body).send(parse, path, body)
-    _fetch_cached.clear()
-    return changed
+def send(
+    parse: Callable[[Mapping[str, Any]], T],
+    path: str,
+    body: Mapping[str, Any],
+    version: int | None = None,
+    method: Literal["POST", "PUT"] = "POST",
+) -> T:
+    """Sends a change to `/api/v1/{path}` and clears the cache for all viewers. Raises ApiError, also if it failed
+    because what is changed no longer has that version (412)."""
+    try:
+        return _writer(path, body).send(parse, path, body, version, method)
+    finally:
+        _fetch_cached.clear()
 
 
 @st.cache_data(ttl=TTL_S, refresh_mode="background", max_entries=MAX_CACHED, show_spinner="Waiting for the API")
@@ -195,3 +204,13 @@ def write_note(incident: str, kind: NoteKind, comment: str) -> Incident:
     changed = _writer(path, {"not_a_fault": kind == "not_a_fault"}).write_note(incident, kind, comment)
     _fetch_cached.clear()
     return changed
+
+
+def quoted(identity: str) -> str:
+    """Returns an id as one part of a path."""
+    return quote(identity, safe="")
+
+
+def preview_matchers(matchers: Sequence[str]) -> tuple[Incident, ...]:
+    """Returns the unresolved incidents that matchers match now. Raises ApiError, for a wrong matcher with its fault."""
+    return make_client().send(parse_incidents, "silences/preview", {"matchers": list(matchers)})

@@ -1,29 +1,27 @@
-"""`/incident?id=`: evidence, impact, recommended action, response, timeline and delivery status of one incident."""
+"""`/incident?id=`: what it is, why, whom it hurts and what to do; evidence, timeline and history of one incident."""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from dashboards import evidence, markup, routes, snapshot
+from dashboards import cause_and_impact, evidence, markup, routes, snapshot
 from dashboards.answers import IncidentDetail
-from dashboards.client import ApiError, NoteKind
 from dashboards.evidence import peers_chart
+from dashboards.links import Link, Text, as_markup, entity_crumbs, entity_link, incident_link
+from dashboards.markup import SEVERITY_OF
 from dashboards.theme import PALETTES
 from dashboards.views import muting, parts
-from dashboards.words import STATE, age, clock, joined, plain, recommended_action
+from dashboards.views.response import draw_actions
+from dashboards.words import STATE, age, amount, clock, plain, signal_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 
-_RESULT = "fleetpulse.result"
-_DONE: dict[NoteKind, str] = {
-    "acknowledge": "Acknowledged.",
-    "comment": "Comment added.",
-    "resolve": "Resolved. It alerts again only after the condition clears and recurs.",
-    "not_a_fault": "Resolved as normal. Learning detectors accept this state; others alert again after it clears once.",
-}
-_REQUIRED_TEXT: dict[NoteKind, str] = {"comment": "Enter a comment first.", "not_a_fault": "Enter a reason first."}
-MAX_NAMED = 3
-"""Detectors and entities that the explanation names; more are counted. Chosen."""
+RANGES = {"Onset": 0.0, "6 h": 6 * 3600.0, "24 h": 86_400.0, "7 d": 7 * 86_400.0}
+"""Time ranges of the chart (s); 0: around the onset. Chosen."""
+ACTS = (
+    "Acts on machines (hold, drain, reset) are not a part of this page yet: no plan, no guards, no approvals. "
+    "Fleetpulse changes nothing on a machine."
+)
 
 
 def page() -> None:
@@ -54,40 +52,84 @@ def _body(identity: str) -> None:
             parts.draw_error(answer)
         return
     now = snapshot.now()
-    _head(detail.incident, answer, now)
+    _head(detail, answer, now)
     parts.draw_error(answer)
+    draw_actions(detail)
+    for heading, texts in cause_and_impact.life_notices(detail.incident, now):
+        shown = ", ".join(map(as_markup, texts))
+        st.html(markup.notice_of(heading, shown, "degraded"))
     muting.draw_applying(detail, now)
-    left, right = st.columns([2.1, 1], gap="medium")
+    left, right = st.columns([1, 1.7], gap="medium")
     with left:
-        _evidence(detail, now)
+        _answers(detail, now)
     with right:
-        _impact(detail)
-        _response(detail)
+        _evidence(detail, now)
     _history(detail, now)
 
 
-def _head(incident: Incident, answer: snapshot.CachedAnswer[IncidentDetail], now: int) -> None:
+def _head(detail: IncidentDetail, answer: snapshot.CachedAnswer[IncidentDetail], now: int) -> None:
+    incident = detail.incident
     badges = [
         markup.severity_badge(incident.severity),
         markup.state_badge(incident.state),
         markup.simulated_badge(incident.simulated),
     ]
-    parts.draw_head(plain(incident.summary), badges, subtitle(incident, now), answer)
+    crumbs: list[Text] = [Link("Incidents", routes.href("incidents")), *entity_crumbs(detail.above)[1:], incident.id]
+    parts.draw_head(plain(incident.summary), badges, subtitle(incident, now), answer, crumbs=crumbs)
 
 
 def subtitle(incident: Incident, now: int) -> str:
-    """Returns id, suspected cause, onset, duration, detection delay, detector and confidence in one line."""
+    """Returns suspected cause, confidence, onset, duration, detection delay and owner in one line."""
     until = now if incident.resolved is None else incident.resolved
     delay = (incident.opened - incident.onset) / SECOND
     texts = [
-        incident.id,
         f"suspected cause {entity_name(incident.cause)}",
+        "" if incident.confidence is None else f"confidence {cause_and_impact.percent(incident.confidence)}",
         f"onset {clock(incident.onset, now)}, duration {age((until - incident.onset) / SECOND)}",
         f"detected after {age(delay)}",
-        f"detector {incident.detector}" if incident.detector else "",
-        "" if incident.confidence is None else f"confidence {incident.confidence:.0%}",
+        cause_and_impact.owner_text(incident, now),
     ]
     return " · ".join(filter(None, texts))
+
+
+def _answers(detail: IncidentDetail, now: int) -> None:
+    """Draws why, impact, action and delivery: what the first screen of a phone answers."""
+    st.html(markup.section("Recommended action") + _action(detail))
+    st.html(markup.section("Impact") + _impact(detail))
+    cause = markup.facts(cause_and_impact.cause_rows(detail))
+    st.html(markup.section("Cause") + f'<div class="fp-narrow">{cause}</div>')
+    st.html(markup.section("Delivery status") + _delivery(detail, now))
+    st.html(markup.section("Acts", "plan, guards, approval") + markup.notice(ACTS))
+
+
+def _action(detail: IncidentDetail) -> str:
+    runbook = cause_and_impact.runbook_link(detail)
+    more = f" {as_markup(runbook)}" if runbook else ""
+    return markup.notice_of("", f"{as_markup(cause_and_impact.action_text(detail))}{more}", "advice")
+
+
+def _impact(detail: IncidentDetail) -> str:
+    impact = detail.impact
+    if impact is None:
+        reached = markup.chips([*evidence.impact(detail)])
+        return f'<div class="fp-narrow">{reached}</div>' + markup.empty("Loss of goodput: not computed by this API.")
+    lines = "".join(f'<p class="fp-line">{as_markup(line)}</p>' for line in cause_and_impact.impact_lines(impact))
+    rows = cause_and_impact.job_rows(impact)
+    more = impact.job_count - len(impact.jobs)
+    rest = markup.empty(f"and {amount(more, 'more job', 'more jobs')}") if more > 0 else ""
+    jobs = markup.table(("Job", "Effect", "Lost"), rows, "No job is hit.")
+    nodes = ""
+    if impact.affected:
+        chips = markup.chips([entity_link(node) for node in impact.affected])
+        heading = f"{amount(impact.affected_count, 'node', 'nodes')} only affected, not at fault"
+        nodes = f'<details class="fp-fold"><summary>{heading}</summary>{chips}</details>'
+    return f"{lines}{jobs}{rest}{nodes}"
+
+
+def _delivery(detail: IncidentDetail, now: int) -> str:
+    empty = "No notifications: no receiver is configured, or this severity is not sent."
+    rows = evidence.delivery_rows(detail, now)
+    return markup.table(("Time", "Receiver", "Type", "Status"), rows, empty)
 
 
 def _evidence(detail: IncidentDetail, now: int) -> None:
@@ -112,111 +154,72 @@ def _evidence(detail: IncidentDetail, now: int) -> None:
 
 
 def _chart(detail: IncidentDetail, now: int) -> None:
-    start, end = evidence.chart_span(detail.incident, now)
-    for entity, signal in evidence.chart_signals(detail):
+    place = st.container()
+    signals = evidence.chart_signals(detail)
+    row = st.container(horizontal=True, vertical_alignment="center")
+    chosen = row.segmented_control(
+        "Range", list(RANGES), default="Onset", required=True, key=f"range-{detail.incident.id}", width="content"
+    )
+    if len(signals) > 1:
+        names = [f"{signal_name(signal)}, {entity_name(entity)}" for entity, signal in signals]
+        first = row.selectbox(
+            "Signal", range(len(signals)), format_func=lambda i: names[i], key=f"signal-{detail.incident.id}", width=320
+        )
+        signals = [signals[first or 0], *(s for i, s in enumerate(signals) if i != (first or 0))]
+    start, end = evidence.chart_span(detail.incident, now, RANGES[str(chosen)])
+    for entity, signal in signals:
         answer = snapshot.fetch_series(entity, signal, start, end)
         if answer.value is not None and any(p.value is not None for p in answer.value.points):
-            st.html(markup.section("Evidence", f"{answer.value.help}, {entity_name(entity)} and its peers"))
             palette = PALETTES["dark" if st.context.theme.type == "dark" else "light"]
-            st.altair_chart(peers_chart(answer.value, detail.incident.onset, palette), key="peers")
+            with place:
+                st.html(markup.section("Evidence", f"{answer.value.help}, {entity_name(entity)} and its peers"))
+                st.altair_chart(peers_chart(answer.value, detail.incident.onset, palette), key="peers")
             return
-    st.html(markup.section("Evidence"))
-    st.html(markup.notice("No chart for this kind of finding; see the measurements below."))
-
-
-def _impact(detail: IncidentDetail) -> None:
-    st.html(markup.section("Impact"))
-    st.html(f'<div class="fp-narrow">{markup.chips(evidence.impact(detail))}</div>')
-    st.html(markup.section("Recommended action"))
-    st.html(markup.notice(recommended_action(detail.incident.detector, detail.incident.cause), "advice"))
-
-
-def _response(detail: IncidentDetail) -> None:
-    """Draws comment and buttons: acknowledge, comment, resolve, mark as normal, mute. None of them acts on a
-    machine."""
-    incident = detail.incident
-    st.html(markup.section("Response"))
-    st.text_area("Comment", key="note", height=68, placeholder="What you know or did", label_visibility="collapsed")
-    row = st.container(horizontal=True)
-    row.button(
-        "Acknowledge",
-        key="acknowledge",
-        type="primary",
-        shortcut="A",
-        disabled=incident.state not in ("open", "silenced"),
-        on_click=_write,
-        args=(incident.id, "acknowledge"),
-    )
-    row.button("Comment", key="comment", on_click=_write, args=(incident.id, "comment"))
-    resolved = incident.state == "resolved"
-    row.button("Resolve", key="resolve", disabled=resolved, on_click=_write, args=(incident.id, "resolve"))
-    with row.popover("Mark as normal", disabled=resolved):
-        st.html(markup.notice(explain_not_a_fault(detail)))
-        st.text_input("Reason", key="why", placeholder="Why this is normal here")
-        st.button("Mark as normal", key="not_a_fault", on_click=_write, args=(incident.id, "not_a_fault", "why"))
-        _draw_result(incident.id)
-    with row.popover("Mute"):
-        muting.draw_form(detail)
-    _draw_result(incident.id)
-
-
-def _draw_result(identity: str) -> None:
-    """Draws the result of the last request about this incident."""
-    result = st.session_state.get(_RESULT)
-    if result and result[0] == identity:
-        st.html(markup.notice(result[2], result[1]))
-
-
-def explain_not_a_fault(detail: IncidentDetail) -> str:
-    """Returns what `Mark as normal` does."""
-    pairs = dict.fromkeys((f.detector, f.entity) for f in detail.findings)
-    shown = [f"{detector} on {entity_name(entity)}" for detector, entity in list(pairs)[:MAX_NAMED]]
-    more = [f"{len(pairs) - MAX_NAMED:,} more"] if len(pairs) > MAX_NAMED else []
-    names = joined([*shown, *more]) or detail.incident.detector
-    return (
-        f"Resolves the incident. Detectors that learn a baseline accept the current state as normal ({names}) and "
-        "report it again only if it grows. Detectors with fixed rules (link and memory errors, XIDs, wrong results) "
-        "report it again after it has cleared once. Use this if nothing is wrong. To suppress a known fault, mute it."
-    )
-
-
-def _write(identity: str, kind: NoteKind, field: str = "note") -> None:
-    """Sends the note and keeps the result for display until the page is left."""
-    text = str(st.session_state.get(field) or "").strip()
-    if not text and kind in _REQUIRED_TEXT:
-        st.session_state[_RESULT] = (identity, "degraded", _REQUIRED_TEXT[kind])
-        return
-    try:
-        snapshot.write_note(identity, kind, text)
-    except ApiError as error:
-        st.session_state[_RESULT] = (identity, "critical", f"Nothing changed. {error}")
-        return
-    st.session_state[_RESULT] = (identity, "quiet", _DONE[kind])
-    st.session_state[field] = ""
+    with place:
+        st.html(markup.section("Evidence"))
+        st.html(markup.notice("No chart for this kind of finding; see the measurements below."))
 
 
 def _history(detail: IncidentDetail, now: int) -> None:
-    left, right = st.columns([2.1, 1], gap="medium")
+    left, right = st.columns([1.7, 1], gap="medium")
     with left:
-        st.html(markup.section("Timeline", "UTC, newest first"))
+        st.html(markup.section("Timeline", "newest first"))
         st.html(markup.table(("Time", "Type", "Entity", "Description"), _timeline(detail, now), "No events."))
+        if detail.explanation is not None and detail.explanation.explained:
+            note = f"{detail.explanation.explained_count:,} findings that this cause explains"
+            rows = cause_and_impact.explained_rows(detail.explanation.explained, now)
+            st.html(markup.section("Explained by the cause", note))
+            st.html(markup.table(("Onset", "Entity", "How it shows", "Path"), rows, ""))
         st.html(markup.section("Members", f"{len(detail.incident.members):,} with findings of this cause"))
-        st.html(markup.chips([entity_name(member) for member in detail.incident.members]))
-        if detail.co_occurring:
-            st.html(markup.section("Co-occurring incidents", "began within 2 min; not known to have one cause"))
-            rows = [(c.id, c.severity, entity_name(c.shared), plain(c.summary)) for c in detail.co_occurring]
-            st.html(markup.table(("Incident", "Severity", "In common", "Title"), rows, ""))
+        st.html(markup.chips([entity_link(member) for member in detail.incident.members]))
+        _others(detail, now)
     with right:
-        st.html(markup.section("Delivery status"))
-        empty = "No notifications: no receiver is configured, or this severity is not sent."
-        rows = evidence.delivery_rows(detail, now)
-        st.html(markup.table(("Time", "Receiver", "Type", "Status"), rows, empty))
-        st.html(markup.section("History", STATE[detail.incident.state]))
+        st.html(markup.section("Comments and history", STATE[detail.incident.state]))
         rows = [(clock(c.time, now), c.actor, c.kind.replace("_", " "), c.comment) for c in reversed(detail.history)]
         st.html(markup.table(("Time", "User", "Change", "Comment"), rows, "No changes since it opened."))
+        if routes.has_page("audit"):
+            audit = Link("Audit of this incident", routes.href("audit", target=detail.incident.id))
+            st.html(f'<p class="fp-empty">{as_markup(audit)}</p>')
 
 
-def _timeline(detail: IncidentDetail, now: int) -> list[tuple[str, str, str, str]]:
+def _others(detail: IncidentDetail, now: int) -> None:
+    """Draws incidents that have to do with this one: of a storm, at the same time, and similar ones of the past."""
+    if storm := cause_and_impact.storm_rows(detail):
+        st.html(markup.section("Storm", f"stands for {amount(len(storm), 'incident', 'incidents')}"))
+        st.html(markup.chips(storm, most=60))
+    if detail.co_occurring:
+        st.html(markup.section("Co-occurring incidents", "began within 2 min; not known to have one cause"))
+        rows = [
+            (incident_link(c.id), SEVERITY_OF.get(c.severity, c.severity), entity_link(c.shared), plain(c.summary))
+            for c in detail.co_occurring
+        ]
+        st.html(markup.table(("Incident", "Severity", "In common", "Title"), rows, ""))
+    st.html(markup.section("Similar past incidents", "same device, cause or detector"))
+    head = ("Onset", "Incident", "Duration", "Similar", "What people wrote")
+    st.html(markup.table(head, cause_and_impact.similar_rows(detail, now), "None known."))
+
+
+def _timeline(detail: IncidentDetail, now: int) -> list[tuple[str, str, Text, str]]:
     start, end = evidence.chart_span(detail.incident, now)
     answer = snapshot.fetch_timeline(detail.incident.entity, start, end)
     return evidence.timeline_rows(detail, answer.value or (), now)

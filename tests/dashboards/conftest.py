@@ -104,6 +104,30 @@ def mute_table(identity: str, **changes: Any) -> dict[str, Any]:
     }
 
 
+def silence_table(identity: str, kind: str = "silence", **changes: Any) -> dict[str, Any]:
+    """Returns a silence as in the API."""
+    return {
+        "id": identity,
+        "kind": kind,
+        "state": "active",
+        "matchers": [{"name": "rack", "value": "r1", "isRegex": False, "isEqual": True}],
+        "text": 'rack="r1"',
+        "starts": iso(NOW - 3600 * SECOND),
+        "ends": "2999-01-01T00:00:00.000000Z",
+        "until": "2999-01-01T00:00:00.000000Z",
+        "author": "ann",
+        "reason": "new paste",
+        "created": iso(NOW - 3600 * SECOND),
+        "updated": iso(NOW - 3600 * SECOND),
+        "updated_by": "ann",
+        "version": 1,
+        "expired": None,
+        "expired_by": None,
+        "source": "api",
+        **changes,
+    }
+
+
 def detector_table(**changes: Any) -> dict[str, Any]:
     """Returns a detector as in the API."""
     return {
@@ -211,6 +235,9 @@ class Api:
             "shared": [shared_table("leaf:l7", 2, 0, 0.0004)],
         }
         self.mutes: list[dict[str, Any]] = []
+        self.silences: list[dict[str, Any]] = []
+        self.audit: list[dict[str, Any]] = []
+        self.changed: list[dict[str, Any]] = []
         hit = {"kind": "incident", "id": "A1", "match": "A1", "text": "rank 17 is slow", "state": "open"}
         node = {"kind": "node", "id": "node:n003", "match": "node:n003", "text": "rack:r1", "state": None}
         self.hits: list[dict[str, Any]] = [node, hit]
@@ -243,7 +270,13 @@ class Api:
             tables = map_tables(self.fleet, one["by"] or "rack", one["colour"] or "state", one["within"])
             return 200, json.dumps(tables[path == "fleet/layout"]).encode()
         if path == "incidents":
-            return 200, json.dumps({"incidents": list(self.incidents.values())}).encode()
+            return 200, json.dumps(self.list_incidents(query)).encode()
+        if path == "silences":
+            return 200, json.dumps({"silences": self.silences}).encode()
+        if path == "audit":
+            return 200, json.dumps({"audit": self.audit, "broken": None}).encode()
+        if path == "handover":
+            return 200, json.dumps(self.hand_over(query)).encode()
         if path == "search":
             return 200, json.dumps({"results": self.hits, "total": len(self.hits)}).encode()
         if path == "mutes":
@@ -259,6 +292,33 @@ class Api:
             return 200, json.dumps({"items": [item]}).encode()
         return 404, json.dumps({"title": "Not Found", "status": 404, "detail": f"no {path} here"}).encode()
 
+    def list_incidents(self, query: dict[str, list[str]]) -> dict[str, Any]:
+        """Returns a page of incidents; of the filters only `show` and `limit` count here."""
+        everything = list(self.incidents.values())
+        unresolved = [i for i in everything if i["state"] != "resolved"]
+        shown = {"unresolved": unresolved, "pending": [i for i in unresolved if i["state"] == "open"]}
+        shown |= {"resolved": [i for i in everything if i["state"] == "resolved"], "all": everything}
+        shown |= {"acknowledged": [i for i in unresolved if i["state"] == "acknowledged"]}
+        shown |= {"muted": [i for i in unresolved if i["state"] == "silenced"]}
+        found = shown[query.get("show", ["all"])[0]]
+        limit, offset = int(query.get("limit", ["1000"])[0]), int(query.get("offset", ["0"])[0])
+        counts = {name: len(rows) for name, rows in shown.items()}
+        page = {"incidents": found[offset : offset + limit], "total": len(found), "counts": counts, "groups": []}
+        return {**page, "judged": iso(NOW), "stalled": False, "unready": []}
+
+    def hand_over(self, query: dict[str, list[str]]) -> dict[str, Any]:
+        """Returns a handover."""
+        unresolved = [i for i in self.incidents.values() if i["state"] != "resolved"]
+        late = {"time": iso(NOW), "id": "A1", "what": "page that nobody took", "about": "rank:81.17 is slow"}
+        return {
+            "since": query.get("since", [iso(NOW - 8 * 3600 * SECOND)])[0],
+            "now": iso(NOW),
+            "open": unresolved,
+            "muted": {"incidents": [], "silences": self.silences},
+            "pending": [late],
+            "changed": self.changed,
+        }
+
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         """Returns (status, body) of a POST."""
         if path in self.broken:
@@ -270,11 +330,33 @@ class Api:
             return self.sql
         if path.startswith("mutes"):
             return self._handle_mute(path, body)
+        if path.startswith(("silences", "maintenance")):
+            return self._handle_silence(path, body)
         _, identity, act = path.split("/")
-        state = {"acknowledge": "acknowledged", "resolve": "resolved"}.get(act)
+        found = self.incidents[identity]
+        state = {"acknowledge": "acknowledged", "resolve": "resolved", "reopen": "open"}.get(act)
         if state:
-            self.incidents[identity]["state"] = state
-        return 200, json.dumps(self.incidents[identity]).encode()
+            found["state"] = state
+        if act == "assign":
+            found["assignee"] = body["to"] or None
+        return 200, json.dumps(found).encode()
+
+    def _handle_silence(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if path == "silences/preview":
+            if any("=" not in matcher for matcher in body["matchers"]):
+                return 400, b'{"detail": "matcher: expected LABEL=VALUE"}'
+            unresolved = [i for i in self.incidents.values() if i["state"] != "resolved"]
+            return 200, json.dumps({"incidents": unresolved}).encode()
+        kind, _, rest = path.partition("/")
+        if not rest:
+            made = silence_table(f"s{len(self.silences)}", kind.removesuffix("s"), reason=body["reason"])
+            made["text"] = " ".join(body.get("matchers") or [f"scope={json.dumps(s)}" for s in body.get("scopes", [])])
+            self.silences.append(made)
+            return 200, json.dumps(made).encode()
+        found = next(s for s in self.silences if s["id"] == rest.split("/")[0])
+        found |= {"state": "expired"} if rest.endswith("/expire") else {k: body[k] for k in ("ends", "reason")}
+        found["version"] += 1
+        return 200, json.dumps(found).encode()
 
     def _handle_mute(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         if path == "mutes":
@@ -323,7 +405,15 @@ def running_api() -> Iterator[Api]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             state.posted_headers.append(dict(self.headers))
-            self.answer(state.post(unquote(self.path).removeprefix("/api/v1/"), body))
+            path = unquote(self.path).removeprefix("/api/v1/")
+            known = state.incidents.get(path.split("/")[1], {}) if "/" in path else {}
+            if self.headers.get("If-Match") not in (None, f'"{known.get("version")}"') and known:
+                self.answer((412, b'{"detail": "somebody changed it; read it again"}'))
+            else:
+                self.answer(state.post(path, body))
+
+        def do_PUT(self) -> None:
+            self.do_POST()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

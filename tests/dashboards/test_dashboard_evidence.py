@@ -8,6 +8,7 @@ import pytest
 
 from dashboards import evidence
 from dashboards.answers import IncidentDetail, Notification, TimelineItem, parse_detail
+from dashboards.links import Link
 from pipeline.model.records import SECOND, Finding, from_iso, iso
 
 NOON = from_iso("2026-01-01T12:00:00Z")
@@ -105,7 +106,10 @@ def test_the_timeline_shows_a_finding_once() -> None:
     found = finding()
     item = TimelineItem(found.onset, "finding", found.entity, "page sdc: it is wrong")
     rows = evidence.timeline_rows(detail(found), [item], NOON)
-    assert rows == [("12:00:00Z", "finding", "GPU 0 of n1", "Page sdc: it is wrong")]
+    time, kind, entity, text = rows[0]
+    assert (len(rows), time, kind, text) == (1, "12:00:00Z", "finding", "Page sdc: it is wrong")
+    assert isinstance(entity, Link)
+    assert (entity.text, entity.title) == ("GPU 0 of n1", "gpu:n1.0")
 
 
 def test_notifications_show_their_delivery_status() -> None:

@@ -16,24 +16,24 @@ def detectors_script() -> None:
 
 
 def test_mark_as_normal_explains_itself_and_reaches_the_api(api: Any) -> None:
-    test = page(incident_script, id="A1")
+    test = page(incident_script, opened="more-A1", id="A1")
     assert "accept the current state as normal (straggler on rank 17 of job 81)" in shown(test)
-    test.text_input(key="why").set_value("always so")
-    test.button(key="not_a_fault").click().run()
+    test.text_input(key="more-A1-why").set_value("always so")
+    test.button(key="more-A1-normal").click().run()
     assert api.posted == [("incidents/A1/resolve", {"comment": "always so", "not_a_fault": True})]
     assert "Resolved as normal." in shown(test)
 
 
 def test_mark_as_normal_requires_a_reason(api: Any) -> None:
-    test = page(incident_script, id="A1")
-    test.button(key="not_a_fault").click().run()
+    test = page(incident_script, opened="more-A1", id="A1")
+    test.button(key="more-A1-normal").click().run()
     assert api.posted == []
     assert "Enter a reason first." in shown(test)
 
 
 def test_a_mute_offers_scopes_and_reaches_the_api(api: Any) -> None:
     api.incidents["A1"]["above"] = ["gpu:n003.1", "node:n003", "rack:r1"]
-    test = page(incident_script, id="A1")
+    test = page(incident_script, opened="more-A1", id="A1")
     assert test.selectbox(key="mute-detector-A1").options == ["straggler", "all detectors"]
     assert test.selectbox(key="mute-scope-A1").options == [
         *("rank 17 of job 81", "GPU 1 of n003", "node n003", "rack r1"),
@@ -50,7 +50,7 @@ def test_a_mute_offers_scopes_and_reaches_the_api(api: Any) -> None:
 
 
 def test_the_error_of_a_refused_mute_is_shown(api: Any) -> None:
-    test = page(incident_script, id="A1")
+    test = page(incident_script, opened="more-A1", id="A1")
     api.broken["mutes"] = (400, b'{"detail": "reason: is empty; wanted why"}')
     test.button(key="mute").click().run()
     assert "Not muted. Reason: is empty; wanted why (HTTP 400)" in shown(test)

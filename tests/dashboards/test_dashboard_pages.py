@@ -33,8 +33,11 @@ def incident_script() -> None:
     incident.page()
 
 
-def page(script: Any, **query: str) -> AppTest:
+def page(script: Any, opened: str = "", **query: str) -> AppTest:
+    """Runs a page; opened: key of a popover that is open."""
     test = AppTest.from_function(script, default_timeout=30)
+    if opened:
+        test.session_state[opened] = True
     for name, value in query.items():
         test.query_params[name] = value
     return test.run()
@@ -169,29 +172,3 @@ def test_a_missing_or_unknown_incident_links_to_the_list(api: Any) -> None:
     assert "No incident selected" in shown(missing)
     assert missing.button[0].label == "Show all incidents"
     assert "Incident Z9 not found" in shown(page(incident_script, id="Z9"))
-
-
-def test_an_acknowledgement_with_comment_reaches_the_api(api: Any) -> None:
-    test = page(incident_script, id="A1")
-    test.text_area(key="note").set_value(" on it ")
-    test.button(key="acknowledge").click().run()
-    assert api.posted == [("incidents/A1/acknowledge", {"comment": "on it"})]
-    assert "Acknowledged." in shown(test)
-    assert test.button(key="acknowledge").disabled
-    assert test.text_area(key="note").value == ""
-
-
-def test_a_refused_note_shows_the_error_and_keeps_the_text(api: Any) -> None:
-    api.broken["incidents/A1/resolve"] = (409, b'{"detail": "another user resolved it"}')
-    test = page(incident_script, id="A1")
-    test.text_area(key="note").set_value("over")
-    test.button(key="resolve").click().run()
-    assert "Nothing changed. Another user resolved it (HTTP 409)" in shown(test)
-    assert test.text_area(key="note").value == "over"
-
-
-def test_an_empty_comment_is_not_sent(api: Any) -> None:
-    test = page(incident_script, id="A1")
-    test.button(key="comment").click().run()
-    assert "Enter a comment first." in shown(test)
-    assert api.posted == []

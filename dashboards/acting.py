@@ -1,0 +1,61 @@
+"""Writes of a person about incidents and silences: each with the version that the person saw.
+
+If somebody else changed an incident meanwhile, nothing is written and the answer says what changed. Changes of
+Fleetpulse itself (new findings, escalation) do not stop an acknowledgement: then it is sent again with the new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dashboards import answers, snapshot
+from dashboards.answers import Change
+from dashboards.client import ApiError
+from dashboards.words import age, joined
+from pipeline.model.records import SECOND
+
+CONFLICT = 412
+MACHINE = "fleetpulse"
+"""The actor of changes that no person made."""
+TRIES = 3
+"""Writes of one click, if only Fleetpulse changed the incident in between. Chosen."""
+
+
+class Outcome(NamedTuple):
+    """What became of a write: the tone of a notice, and its text."""
+
+    tone: str
+    text: str
+    done: bool
+
+
+def act_on_incident(identity: str, version: int | None, verb: str, body: Mapping[str, Any], done: str) -> Outcome:
+    """Sends an act on an incident; `done` is the text if it succeeds."""
+    for _ in range(TRIES):
+        try:
+            snapshot.send(answers.parse_incident, f"incidents/{snapshot.quoted(identity)}/{verb}", body, version)
+            return Outcome("quiet", done, True)
+        except ApiError as error:
+            if error.status != CONFLICT or version is None:
+                return Outcome("critical", f"Nothing changed. {error}", False)
+        try:
+            fresh = snapshot.make_client().fetch_incident(identity)
+        except ApiError as error:
+            return Outcome("critical", f"Nothing changed: somebody else changed the incident. {error}", False)
+        since = [change for change in fresh.history if change.number > version]
+        if any(change.actor != MACHINE for change in since):
+            return Outcome("degraded", describe_conflict(since, snapshot.now()), False)
+        version = fresh.version
+    return Outcome("degraded", "Nothing changed: the incident changes too fast. Try again.", False)
+
+
+def describe_conflict(since: list[Change], now: int) -> str:
+    """Returns who changed what since the page was drawn."""
+    texts = [
+        f"{change.actor} {change.kind.replace('_', ' ')} it {age((now - change.time) / SECOND)} ago"
+        + (f' ("{change.comment}")' if change.comment else "")
+        for change in since
+        if change.actor != MACHINE
+    ]
+    return f"Nothing changed, because meanwhile {joined(texts)}. Look at it, then repeat what you want to do."

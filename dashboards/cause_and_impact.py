@@ -1,0 +1,148 @@
+"""Why an incident is what it is, whom it hurts and what to do: rows and texts of the incident page, with links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboards import routes
+from dashboards.answers import IncidentDetail
+from dashboards.detail_answers import Explained, Impact, ImpactedJob
+from dashboards.links import Link, Text, detector_link, entity_link, incident_link
+from dashboards.words import age, amount, clock, plain, quantity, recommended_action
+from pipeline.model.entity_names import entity_name
+from pipeline.model.records import SECOND, Incident
+
+MAX_ALTERNATIVES = 3
+"""Other causes that are listed; the rest is less likely. Chosen."""
+_JOB_STATES = {
+    "slow": "slow",
+    "hanging": "hanging",
+    "lost": "lost",
+    "unaffected": "not affected",
+    "unknown": "effect unknown",
+}
+
+
+def percent(share: float) -> str:
+    """Returns a share in whole percent, `under 1 %` for small ones."""
+    return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
+
+
+def cause_rows(detail: IncidentDetail) -> list[tuple[str, Text]]:
+    """Returns label and text: suspected cause, confidence, evidence, and other causes that were weighed."""
+    incident, why = detail.incident, detail.explanation
+    rows: list[tuple[str, Text]] = [("Suspected cause", entity_link(incident.cause))]
+    confidence = incident.confidence if why is None or why.probability is None else why.probability
+    rows.append(("Confidence", "not computed" if confidence is None else percent(confidence)))
+    if incident.detector:
+        rows.append(("Detector", detector_link(incident.detector)))
+    if why is None:
+        return rows
+    if why.evidence:
+        rows.append(("Evidence", plain(why.evidence)))
+    for cause, probability in why.alternatives[:MAX_ALTERNATIVES]:
+        name = entity_link(cause) if cause else "no shared cause"
+        label = f"Alternative, {percent(probability)}"
+        rows.append((label, name))
+    return rows
+
+
+def explained_rows(found: Sequence[Explained], now: int) -> list[tuple[Text, ...]]:
+    """Returns (onset, entity, how the cause shows there, path) of explained findings, as they are ordered."""
+    return [
+        (clock(e.onset, now), entity_link(e.entity), e.step, " → ".join(entity_name(part) for part in e.path))
+        for e in found
+    ]
+
+
+def impact_lines(impact: Impact) -> list[str]:
+    """Returns reached devices and the loss: `8 GPUs on 1 node, 8 ranks`, `12.5 GPU-hours lost, 4 per hour`."""
+    reached = f"{amount(impact.gpus, 'GPU', 'GPUs')} on {amount(impact.nodes, 'node', 'nodes')}"
+    lines = [f"{reached}, {amount(impact.ranks, 'rank', 'ranks')}"]
+    if impact.lost_gpu_hours or impact.lost_gpu_hours_per_hour:
+        loss = f"{quantity(impact.lost_gpu_hours)} GPU-hours lost, {quantity(impact.lost_gpu_hours_per_hour)} per hour"
+        if impact.cost is not None:
+            total, hourly, currency = impact.cost
+            loss += f" ({quantity(total)} {currency}, {quantity(hourly)} {currency} per hour)"
+        lines.append(loss)
+    else:
+        lines.append("no GPU-hours lost so far")
+    return lines
+
+
+def job_rows(impact: Impact) -> list[tuple[Text, ...]]:
+    """Returns (job, effect, loss) of the jobs that are hit, as the API orders them."""
+    return [
+        (entity_link(j.job, _job_name(j)), job_effect(j), f"{quantity(j.lost_gpu_hours)} GPU-h") for j in impact.jobs
+    ]
+
+
+def _job_name(job: ImpactedJob) -> str:
+    name = entity_name(job.job)
+    return f"{name} {job.name}".strip() if job.name not in name else name
+
+
+def job_effect(job: ImpactedJob) -> str:
+    """Returns `31 % slower`, or the state with the reason why the slowdown is not measured."""
+    if job.slowdown is not None and job.state in ("slow", "unaffected"):
+        return f"{percent(job.slowdown)} slower" if job.slowdown >= 0.005 else "not slower"
+    text = _JOB_STATES.get(job.state, job.state)
+    return f"{text}: {job.basis}" if job.basis and job.state == "unknown" else text
+
+
+def action_text(detail: IncidentDetail) -> str:
+    """Returns the advice of the site or of Fleetpulse."""
+    return (
+        plain(detail.advice) if detail.advice else recommended_action(detail.incident.detector, detail.incident.cause)
+    )
+
+
+def runbook_link(detail: IncidentDetail) -> Text:
+    """Returns the link to the runbook; empty without one."""
+    return Link("Runbook", detail.runbook_url) if detail.runbook_url else ""
+
+
+def life_notices(incident: Incident, now: int) -> list[tuple[str, list[Text]]]:
+    """Returns (heading, texts) about what people and the clock did: who has it, until when, what holds it back."""
+    life, found = incident.life, list[tuple[str, list[Text]]]()
+    if life.merged_into:
+        found.append(("Merged into", [incident_link(life.merged_into)]))
+    if life.inhibited_by:
+        found.append(("No alert of its own: part of", [incident_link(i) for i in life.inhibited_by]))
+    if life.silenced_by and incident.state != "resolved":
+        found.append(("Silenced by", [Link(s, routes.href("silences", id=s)) for s in life.silenced_by]))
+    return found
+
+
+def owner_text(incident: Incident, now: int) -> str:
+    """Returns who works on it: `acknowledged by ann until 14:00:00Z`, `assigned to bob`; empty if nobody does."""
+    life, texts = incident.life, []
+    if life.acknowledged_by and incident.resolved is None:
+        until = life.acknowledged_until
+        texts.append(
+            f"acknowledged by {life.acknowledged_by}" + ("" if until is None else f" until {clock(until, now)}")
+        )
+    if life.assignee:
+        texts.append(f"assigned to {life.assignee}")
+    if life.feedback:
+        texts.append(f"feedback: {life.feedback}")
+    return ", ".join(texts)
+
+
+def storm_rows(detail: IncidentDetail) -> list[Text]:
+    """Returns links to the incidents that a storm stands for."""
+    return [incident_link(i) for i in detail.incident.life.represents]
+
+
+def similar_rows(detail: IncidentDetail, now: int) -> list[tuple[Text, ...]]:
+    """Returns (onset, incident, duration, why it is similar, what people wrote) of past incidents."""
+    return [
+        (
+            clock(s.onset, now),
+            incident_link(s.id, plain(s.summary)),
+            "" if s.resolved is None else age((s.resolved - s.onset) / SECOND),
+            s.why,
+            "; ".join(filter(None, (s.note, f"feedback: {s.feedback}" if s.feedback else ""))),
+        )
+        for s in detail.similar
+    ]

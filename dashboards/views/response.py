@@ -1,0 +1,243 @@
+"""What a person does about an incident: buttons under its title. None of them acts on a machine.
+
+Only Acknowledge has a key, because it can be undone. Resolve asks first; Reopen undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from dashboards import markup, snapshot
+from dashboards.acting import Outcome, act_on_incident
+from dashboards.answers import IncidentDetail
+from dashboards.views import muting, silencing
+from dashboards.words import joined, plain
+from pipeline.model.entity_names import entity_name
+
+_RESULT = "fleetpulse.result"
+MAX_NAMED = 3
+"""Detectors and entities that an explanation names; more are counted. Chosen."""
+ACKNOWLEDGE_HOURS = {"1 h": 1.0, "4 h": 4.0, "8 h": 8.0, "24 h": 24.0, "no end": 0.0}
+"""Ends of an acknowledgement other than the configured one (h); 0: never. Chosen."""
+VERDICTS = {"useful": "Useful", "wrong": "Wrong", "known": "Known"}
+MAX_OFFERED = 200
+"""Incidents offered for a merge, and members for a split. Chosen: a list that can be searched by typing."""
+
+
+def draw_actions(detail: IncidentDetail) -> None:
+    """Draws the row of buttons, and the result of the last one."""
+    incident = detail.incident
+    row = st.container(horizontal=True, key="actions")
+    if incident.state == "resolved":
+        _popover(row, "Reopen", "reopen", detail, _reopen_form, primary=True)
+    else:
+        row.button(
+            "Acknowledge",
+            key="acknowledge",
+            type="primary",
+            shortcut="A",
+            disabled=incident.state not in ("open", "silenced"),
+            on_click=_do,
+            args=(_about(detail), "acknowledge", {"comment": ""}, "Acknowledged."),
+        )
+    _popover(row, "Assign", "assign", detail, _assign_form)
+    _popover(row, "Comment", "comment", detail, _comment_form)
+    if incident.state != "resolved":
+        _popover(row, "Silence", "silence", detail, _silence_form)
+        _popover(row, "Resolve", "resolve", detail, _resolve_form)
+    _popover(row, "Feedback", "feedback", detail, _feedback_form)
+    _popover(row, "More", "more", detail, _more_forms)
+    draw_result(incident.id)
+
+
+About = tuple[str, int | None]
+"""Id and version of the incident that a form is about."""
+
+
+def _about(detail: IncidentDetail) -> About:
+    return detail.incident.id, detail.version
+
+
+def _popover(row: Any, label: str, name: str, detail: IncidentDetail, form: Any, primary: bool = False) -> None:
+    """Draws a button that opens a form; the form is drawn only while it is open."""
+    key = f"{name}-{detail.incident.id}"
+    box = row.popover(label, key=key, on_change="rerun", type="primary" if primary else "secondary")
+    if box.open:
+        with box:
+            form(detail, key)
+
+
+def draw_result(identity: str) -> None:
+    """Draws the result of the last request about this incident."""
+    result = st.session_state.get(_RESULT)
+    if result and result[0] == identity:
+        st.html(markup.notice(result[2], result[1]))
+
+
+def keep_result(identity: str, outcome: Outcome) -> None:
+    """Keeps a result for display until the page is left."""
+    st.session_state[_RESULT] = (identity, outcome.tone, outcome.text)
+
+
+def _do(about: About, verb: str, body: Mapping[str, Any], done: str, popover: str = "") -> None:
+    """Sends an act, keeps its result, and closes its popover if it is done."""
+    outcome = act_on_incident(*about, verb, body, done)
+    keep_result(about[0], outcome)
+    if outcome.done and popover:
+        st.session_state[popover] = False
+
+
+def _do_with(about: About, verb: str, body: Mapping[str, Any], done: str, popover: str, text: str, need: str) -> None:
+    """As `_do`, with the text of a widget as comment. need: what to say if it is empty; empty: it may be."""
+    comment = str(st.session_state.get(text) or "").strip()
+    if need and not comment:
+        keep_result(about[0], Outcome("degraded", need, False))
+        return
+    _do(about, verb, {**body, "comment": comment}, done, popover)
+    if st.session_state[_RESULT][1] == "quiet":
+        st.session_state[text] = ""
+
+
+def _assign_form(detail: IncidentDetail, key: str) -> None:
+    life = detail.incident.life
+    st.text_input("Assign to", key=f"{key}-to", value=life.assignee, placeholder="name; empty: nobody")
+    st.text_input("Comment", key=f"{key}-text")
+    st.button("Assign", key=f"{key}-do", type="primary", on_click=_assign, args=(_about(detail), key))
+
+
+def _assign(about: About, key: str) -> None:
+    to = str(st.session_state.get(f"{key}-to") or "").strip()
+    done = f"Assigned to {to}." if to else "Assigned to nobody."
+    _do_with(about, "assign", {"to": to}, done, key, f"{key}-text", "")
+
+
+def _comment_form(detail: IncidentDetail, key: str) -> None:
+    st.text_area("Comment", key=f"{key}-text", height=100, placeholder="What you know or did")
+    need = "Enter a comment first."
+    st.button(
+        "Add comment",
+        key=f"{key}-do",
+        type="primary",
+        on_click=_do_with,
+        args=(_about(detail), "comment", {}, "Comment added.", key, f"{key}-text", need),
+    )
+
+
+def _silence_form(detail: IncidentDetail, key: str) -> None:
+    silencing.draw_form(key, [detail.incident], {detail.incident.id: detail.labels}, key)
+
+
+def _resolve_form(detail: IncidentDetail, key: str) -> None:
+    text = "Resolve this incident? It alerts again only after its condition clears and recurs. Reopen undoes it."
+    st.html(markup.notice(text))
+    st.text_input("Comment", key=f"{key}-text", placeholder="What the cause was")
+    done = "Resolved. It alerts again only after the condition clears and recurs. Reopen undoes this."
+    st.button(
+        "Resolve incident",
+        key=f"{key}-do",
+        type="primary",
+        on_click=_do_with,
+        args=(_about(detail), "resolve", {}, done, key, f"{key}-text", ""),
+    )
+
+
+def _reopen_form(detail: IncidentDetail, key: str) -> None:
+    st.html(markup.notice("Opens the incident again. Then only a person resolves it."))
+    st.text_input("Reason", key=f"{key}-text")
+    st.button(
+        "Reopen incident",
+        key=f"{key}-do",
+        type="primary",
+        on_click=_do_with,
+        args=(_about(detail), "reopen", {}, "Reopened.", key, f"{key}-text", "Enter a reason first."),
+    )
+
+
+def _feedback_form(detail: IncidentDetail, key: str) -> None:
+    st.html(markup.notice("Was this right? A wrong page counts in the page budget of its detector."))
+    st.text_input("Comment", key=f"{key}-text")
+    row = st.container(horizontal=True)
+    for verdict, label in VERDICTS.items():
+        args = (_about(detail), "feedback", {"verdict": verdict}, f"Feedback: {label}.", key, f"{key}-text", "")
+        row.button(label, key=f"{key}-{verdict}", on_click=_do_with, args=args)
+
+
+def _more_forms(detail: IncidentDetail, key: str) -> None:
+    """Draws what is needed less often, each in an expander."""
+    if detail.incident.state != "resolved":
+        with st.expander("Acknowledge for another time"):
+            st.segmented_control("Until", list(ACKNOWLEDGE_HOURS), default="4 h", required=True, key=f"{key}-hours")
+            args = (_about(detail), key)
+            st.button("Acknowledge for that time", key=f"{key}-ack", on_click=_acknowledge_for, args=args)
+        with st.expander("Mark as normal"):
+            st.html(markup.notice(explain_not_a_fault(detail)))
+            st.text_input("Reason", key=f"{key}-why", placeholder="Why this is normal here")
+            done = "Resolved as normal. Learning detectors accept this state; others alert again after it clears once."
+            normal = (
+                _about(detail),
+                "resolve",
+                {"not_a_fault": True},
+                done,
+                key,
+                f"{key}-why",
+                "Enter a reason first.",
+            )
+            st.button("Mark as normal", key=f"{key}-normal", on_click=_do_with, args=normal)
+        with st.expander("Mute a detector"):
+            muting.draw_form(detail)
+        with st.expander("Merge other incidents into this one"):
+            _merge_form(detail, key)
+    if len(detail.incident.members) > 1:
+        with st.expander("Split members off"):
+            _split_form(detail, key)
+
+
+def _acknowledge_for(about: About, key: str) -> None:
+    chosen = str(st.session_state.get(f"{key}-hours"))
+    until = "without end" if chosen == "no end" else f"for {chosen}"
+    body = {"comment": "", "hours": ACKNOWLEDGE_HOURS.get(chosen, 4.0)}
+    _do(about, "acknowledge", body, f"Acknowledged {until}.", key)
+
+
+def _merge_form(detail: IncidentDetail, key: str) -> None:
+    found = snapshot.fetch_incidents().value or ()
+    others = {i.id: i for i in found if i.state != "resolved" and i.id != detail.incident.id}
+    offered = list(others)[:MAX_OFFERED]
+    names = {i: f"{i} {plain(others[i].summary)}" for i in offered}
+    st.multiselect("Incidents", offered, format_func=lambda i: names[i], key=f"{key}-merge")
+    st.text_input("Reason", key=f"{key}-merge-why", placeholder="Why they have one cause")
+    args = (_about(detail), "merge", "incidents", f"{key}-merge", key)
+    st.button("Merge", key=f"{key}-merge-do", on_click=_join_or_part, args=args)
+
+
+def _split_form(detail: IncidentDetail, key: str) -> None:
+    offered = list(detail.incident.members)[:MAX_OFFERED]
+    st.multiselect("Members", offered, format_func=entity_name, key=f"{key}-split")
+    st.text_input("Reason", key=f"{key}-split-why", placeholder="Why they have another cause")
+    args = (_about(detail), "split", "entities", f"{key}-split", key)
+    st.button("Split off", key=f"{key}-split-do", on_click=_join_or_part, args=args)
+
+
+def _join_or_part(about: About, verb: str, name: str, field: str, popover: str) -> None:
+    chosen = list(st.session_state.get(field) or [])
+    if not chosen:
+        keep_result(about[0], Outcome("degraded", f"Choose at least one of the {name} first.", False))
+        return
+    done = f"{len(chosen)} merged into this incident." if verb == "merge" else f"{len(chosen)} split off."
+    _do_with(about, verb, {name: chosen}, done, popover, f"{field}-why", "Enter a reason first.")
+
+
+def explain_not_a_fault(detail: IncidentDetail) -> str:
+    """Returns what `Mark as normal` does."""
+    pairs = dict.fromkeys((f.detector, f.entity) for f in detail.findings)
+    shown = [f"{detector} on {entity_name(entity)}" for detector, entity in list(pairs)[:MAX_NAMED]]
+    more = [f"{len(pairs) - MAX_NAMED:,} more"] if len(pairs) > MAX_NAMED else []
+    names = joined([*shown, *more]) or detail.incident.detector
+    return (
+        f"Resolves the incident. Detectors that learn a baseline accept the current state as normal ({names}) and "
+        "report it again only if it grows. Detectors with fixed rules (link and memory errors, XIDs, wrong results) "
+        "report it again after it has cleared once. Use this if nothing is wrong. To suppress a known fault, mute it."
+    )

@@ -1,0 +1,199 @@
+"""The acts on an incident's page: what they send, what they need, and what happens if somebody else was faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards import acting, cause_and_impact, detail_answers
+from dashboards.answers import Change, parse_detail
+from dashboards.links import Link
+from dashboards.views import silencing
+from pipeline.model.records import SECOND, iso
+from tests.dashboards.conftest import NOW, incident_table
+from tests.dashboards.test_dashboard_pages import incident_script, page, shown
+
+HISTORY = [{"number": 1, "time": iso(NOW), "kind": "opened", "actor": "fleetpulse", "comment": ""}]
+IMPACT = {
+    "gpus": 8,
+    "nodes": 1,
+    "ranks": 8,
+    "job_count": 1,
+    "jobs": [
+        {
+            "job": "job:81",
+            "name": "run<b>17</b>",
+            "gpus": 512,
+            "ranks": 8,
+            "basis": "",
+            "state": "slow",
+            "slowdown": 0.31,
+            "lost_gpu_hours": 12.4,
+            "lost_gpu_hours_per_hour": 158.0,
+        }
+    ],
+    "lost_gpu_hours": 12.4,
+    "lost_gpu_hours_per_hour": 158.0,
+    "cost": {"amount": 31.0, "per_hour": 395.0, "currency": "EUR"},
+    "affected": ["node:n1"],
+    "affected_count": 1,
+}
+
+
+def act(api: Any, opened: str, values: dict[str, str], button: str) -> str:
+    """Opens a form on the page of A1, fills it in, presses the button and returns the page."""
+    test = page(incident_script, opened=f"{opened}-A1", id="A1")
+    for name, value in values.items():
+        key = f"{opened}-A1-{name}"
+        (test.text_area if name == "text" and opened == "comment" else test.text_input)(key=key).set_value(value)
+    test.button(key=f"{opened}-A1-{button}").click().run()
+    return shown(test)
+
+
+def test_acknowledge_sends_the_version_that_was_shown(api: Any) -> None:
+    api.incidents["A1"] |= {"version": 1, "history": HISTORY}
+    test = page(incident_script, id="A1")
+    test.button(key="acknowledge").click().run()
+    assert api.posted == [("incidents/A1/acknowledge", {"comment": ""})]
+    assert "Acknowledged." in shown(test)
+    assert test.button(key="acknowledge").disabled
+
+
+def test_an_act_after_a_change_by_another_person_is_not_done_and_says_what_changed(api: Any) -> None:
+    api.incidents["A1"] |= {"version": 1, "history": HISTORY}
+    test = page(incident_script, id="A1")
+    taken = {"number": 2, "time": iso(NOW), "kind": "acknowledged", "actor": "bob", "comment": "mine"}
+    api.incidents["A1"] |= {"version": 2, "history": [*HISTORY, taken]}
+    test.button(key="acknowledge").click().run()
+    assert api.posted == []
+    assert "Nothing changed, because meanwhile bob acknowledged it" in shown(test)
+
+
+def test_an_update_by_the_pipeline_does_not_stop_a_person(api: Any) -> None:
+    api.incidents["A1"] |= {"version": 1, "history": HISTORY}
+    test = page(incident_script, id="A1")
+    api.incidents["A1"] |= {"version": 2, "history": [*HISTORY, {**HISTORY[0], "number": 2, "kind": "updated"}]}
+    test.button(key="acknowledge").click().run()
+    assert [path for path, _ in api.posted] == ["incidents/A1/acknowledge"]
+
+
+@pytest.mark.parametrize(
+    ("opened", "values", "button", "path", "body"),
+    [
+        ("assign", {"to": "bob", "text": "yours"}, "do", "assign", {"to": "bob", "comment": "yours"}),
+        ("comment", {"text": " on it "}, "do", "comment", {"comment": "on it"}),
+        ("resolve", {"text": "valve"}, "do", "resolve", {"comment": "valve"}),
+        ("feedback", {"text": ""}, "wrong", "feedback", {"verdict": "wrong", "comment": ""}),
+    ],
+)
+def test_each_form_reaches_the_api(
+    api: Any, opened: str, values: dict[str, str], button: str, path: str, body: dict[str, Any]
+) -> None:
+    act(api, opened, values, button)
+    assert api.posted == [(f"incidents/A1/{path}", body)]
+
+
+def test_a_resolved_incident_offers_to_reopen_it(api: Any) -> None:
+    api.incidents["A1"]["state"] = "resolved"
+    assert "Enter a reason first." in act(api, "reopen", {}, "do")
+    act(api, "reopen", {"text": "still hot"}, "do")
+    assert api.posted == [("incidents/A1/reopen", {"comment": "still hot"})]
+
+
+def test_an_empty_comment_is_not_sent(api: Any) -> None:
+    assert "Enter a comment first." in act(api, "comment", {}, "do")
+    assert api.posted == []
+
+
+def test_a_refused_act_shows_the_error_and_keeps_the_text(api: Any) -> None:
+    api.broken["incidents/A1/resolve"] = (409, b'{"detail": "another user resolved it"}')
+    test = page(incident_script, opened="resolve-A1", id="A1")
+    test.text_input(key="resolve-A1-text").set_value("over")
+    test.button(key="resolve-A1-do").click().run()
+    assert "Nothing changed. Another user resolved it (HTTP 409)" in shown(test)
+    assert test.text_input(key="resolve-A1-text").value == "over"
+
+
+def test_a_silence_is_prefilled_previewed_and_added(api: Any) -> None:
+    scope = ["gpu:n003.1", "node:n003", "rack:r1"]
+    api.incidents["A1"]["labels"] = {"scope": scope, "detector": ["straggler"], "incident": ["A1"]}
+    test = page(incident_script, opened="silence-A1", id="A1")
+    assert test.selectbox(key="silence-A1-scope").options == [
+        *("this incident only", "GPU 1 of n003", "node n003 and all below it", "rack r1 and all below it"),
+    ]
+    assert "Matches 1 unresolved incident now." in shown(test)
+    test.selectbox(key="silence-A1-scope").set_value("rack:r1").run()
+    test.text_input(key="silence-A1-reason").set_value("new paste")
+    test.button(key="silence-A1-add").click().run()
+    wanted = {"matchers": ['scope="rack:r1"', 'detector="straggler"'], "seconds": 7200.0, "reason": "new paste"}
+    assert [posted for posted in api.posted if posted[0] == "silences"] == [("silences", wanted)]
+
+
+def test_matchers_of_several_incidents_name_what_they_share() -> None:
+    found = [parse_detail(incident_table(i, detector=d)).incident for i, d in (("A.1", "link"), ("B", "link_flap"))]
+    labels = {"A.1": {"scope": ("gpu:n1.0", "rack:r1")}, "B": {"scope": ("gpu:n2.0", "rack:r1")}}
+    assert silencing.scope_choices(found, labels) == [silencing.ONLY_THIS, "rack:r1"]
+    assert silencing.write_matchers(found, "rack:r1") == ['scope="rack:r1"', 'detector=~"link|link_flap"']
+    assert silencing.write_matchers(found, silencing.ONLY_THIS) == ['incident=~"A\\\\.1|B"']
+
+
+def test_impact_shows_jobs_and_loss_as_text(api: Any) -> None:
+    api.incidents["A1"]["impact"] = IMPACT
+    text = shown(page(incident_script, id="A1"))
+    for part in (
+        "8 GPUs on 1 node, 8 ranks",
+        "12.4 GPU-hours lost, 158 per hour (31 EUR, 395 EUR per hour)",
+        'href="jobs?entity=job%3A81"',
+        "job 81 run&lt;b&gt;17&lt;/b&gt;",
+        "31 % slower",
+        "1 node only affected, not at fault",
+    ):
+        assert part in text
+    assert "not computed" not in text
+
+
+def test_a_missing_impact_is_said(api: Any) -> None:
+    assert "Loss of goodput: not computed by this API." in shown(page(incident_script, id="A1"))
+
+
+def test_the_cause_shows_its_alternatives(api: Any) -> None:
+    api.incidents["A1"]["explanation"] = {
+        "root": "cdu:c2",
+        "kind": "cdu",
+        "probability": 0.93,
+        "evidence": "flow of cdu:c2 fell first",
+        "alternatives": [{"cause": "row:a", "probability": 0.05}, {"cause": None, "probability": 0.002}],
+        "explained_count": 0,
+        "explained": [],
+    }
+    text = shown(page(incident_script, id="A1"))
+    for part in ("93 %", "Flow of CDU c2 fell first", "Alternative, 5 %", "Alternative, under 1 %", "no shared cause"):
+        assert part in text
+
+
+def test_who_has_it_and_what_holds_it_back_is_shown(api: Any) -> None:
+    api.incidents["A1"] |= {
+        "acknowledged_by": "ann",
+        "acknowledged_until": iso(NOW + 3600 * SECOND),
+        "assignee": "bob",
+        "inhibited_by": ["S1"],
+        "runbook_url": "javascript:alert(1)",
+    }
+    text = shown(page(incident_script, id="A1"))
+    assert "acknowledged by ann until 2026-01-01 13:00:00Z, assigned to bob" in text
+    assert "No alert of its own: part of" in text
+    assert 'href="javascript' not in text
+
+
+def test_a_job_without_a_measured_slowdown_says_why() -> None:
+    job = detail_answers.parse_impact({**IMPACT, "jobs": [{**IMPACT["jobs"][0], "slowdown": None, "state": "unknown"}]})
+    assert job is not None
+    assert cause_and_impact.job_effect(job.jobs[0]) == "effect unknown"
+    assert isinstance(cause_and_impact.job_rows(job)[0][0], Link)
+
+
+def test_a_conflict_names_people_only() -> None:
+    changes = [Change(NOW, "updated", acting.MACHINE, "", 2), Change(NOW - 60 * SECOND, "resolved", "bob", "fixed", 3)]
+    text = acting.describe_conflict(changes, NOW)
+    assert text.startswith('Nothing changed, because meanwhile bob resolved it 1 min ago ("fixed").')
