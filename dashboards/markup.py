@@ -7,7 +7,7 @@ from html import escape
 
 from dashboards.answers import NODE_STATES, Detector, Fleet
 from dashboards.evidence import Vote
-from dashboards.links import Text, as_markup
+from dashboards.links import Link, Text, as_markup
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Severity, State
@@ -126,6 +126,21 @@ def notice_of(heading: str, content: str, tone: str = "quiet") -> str:
     return f'<div class="fp-notice fp-notice-{escape(tone)}" role="status">{strong}{content}</div>'
 
 
+def tabs(label: str, links: Sequence[Link], chosen: str) -> str:
+    """Returns links as tabs; the one with the text `chosen` is marked."""
+    made = "".join(
+        f'<a class="fp-tab{" fp-tab-on" * (link.text == chosen)}" href="{escape(link.href)}" target="_self"'
+        f"{' aria-current=page' * (link.text == chosen)}>{escape(link.text)}</a>"
+        for link in links
+    )
+    return f'<nav class="fp-tabs" aria-label="{escape(label)}">{made}</nav>'
+
+
+def quoted(text: str) -> str:
+    """Returns a text as the value of an attribute."""
+    return escape(text)
+
+
 def empty(text: str) -> str:
     """Returns a quiet line."""
     return f'<p class="fp-empty">{escape(text)}</p>'
@@ -152,8 +167,11 @@ def comparison(rows: Iterable[tuple[str, Text]]) -> str:
     return f'<dl class="fp-story">{body}</dl>'
 
 
-def detector(one: Detector) -> str:
-    """Returns one detector with its blind spots and false alarm budget; method and settings are collapsed."""
+def detector(one: Detector, links: Sequence[Text] = ()) -> str:
+    """Returns one detector with its blind spots and false alarm budget; method and settings are collapsed.
+
+    links: what else there is about it.
+    """
     marks = [badge(one.family.upper(), "quiet"), *(badge(text, "degraded") for text in _limits(one))]
     lines = [("Blind spots", one.blind)]
     if one.off:
@@ -165,9 +183,10 @@ def detector(one: Detector) -> str:
     more = f"Device class: {one.device_class}\nRequired signals: {', '.join(one.needs)}\n"
     more += f"Optional signals: {', '.join(one.wants) or 'none'}"
     folded = escape(f"{one.about}\n\n{more}\n\n[detector.{one.name}]\n{settings}")
+    more_links = f"<p>{' · '.join(map(as_markup, links))}</p>" if links else ""
     off = " fp-detector-off" if one.off or one.errors else ""
     return (
-        f'<div class="fp-detector{off}"><div><b>{escape(one.name)}</b>{"".join(marks)}</div>{notes}'
+        f'<div class="fp-detector{off}"><div><b>{escape(one.name)}</b>{"".join(marks)}</div>{notes}{more_links}'
         f"<details><summary>Method and settings</summary><pre>{folded}</pre></details></div>"
     )
 

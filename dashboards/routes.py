@@ -27,13 +27,13 @@ def register_pages(pages: Mapping[str, Page]) -> None:
     st.session_state[_PAGES] = dict(pages)
 
 
-def href(page: str, /, **query: str) -> str:
+def href(page: str, /, **query: str | list[str]) -> str:
     """Returns the address of a page, relative to any other: it holds behind a proxy with a base path."""
     asked, name = with_kept(query), "./" if page == DEFAULT else page
-    return f"{name}?{urlencode(asked)}" if asked else name
+    return f"{name}?{urlencode(asked, doseq=True)}" if asked else name
 
 
-def with_kept(query: Mapping[str, str]) -> dict[str, str]:
+def with_kept(query: Mapping[str, Any]) -> dict[str, Any]:
     """Returns parameters of a page, with those that every page keeps: no refreshing, local time."""
     kept = {"live": "" if is_live() else "0", LOCAL_TIME[0]: LOCAL_TIME[1] if is_local_time() else ""}
     return {**query, **{name: value for name, value in kept.items() if value}}

@@ -1,8 +1,8 @@
-"""The list of incidents: links that open in the session, or with a middle click in a new tab."""
+"""The list of incidents: links that open in the session, or with a middle click in a new tab; with boxes to select."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,30 @@ _list = st.components.v2.component(
 
 
 def incident_list(incidents: Sequence[Incident], now: int, key: str) -> str | None:
-    """Draws the list and returns the id of the clicked incident, None without a click."""
-    picked = _list(key=key, data=list_rows(incidents, now), on_picked_change=lambda: None).picked
+    """Draws the list, worst first, and returns the id of the clicked incident, None without a click."""
+    data = {"items": list_rows(incidents, now), "selectable": False}
+    picked = _list(key=key, data=data, on_picked_change=lambda: None).picked
     return str(picked) if picked else None
+
+
+def selectable_list(
+    incidents: Sequence[Incident], now: int, key: str, groups: Mapping[str, str] | None = None
+) -> tuple[str | None, list[str]]:
+    """Draws the list in the given order, with boxes; returns the id of the clicked incident, and the selected ids.
+
+    groups: incident -> heading of its group; incidents of one group follow each other.
+    """
+    rows = [{**_row(i, now), "group": (groups or {}).get(i.id, "")} for i in incidents]
+    drawn = _list(
+        key=key,
+        data={"items": rows, "selectable": True},
+        default={"selected": []},
+        on_picked_change=lambda: None,
+        on_selected_change=lambda: None,
+    )
+    shown = {i.id for i in incidents}
+    picked = drawn.picked
+    return str(picked) if picked else None, [str(i) for i in drawn.selected or [] if i in shown]
 
 
 def sort_incidents(incidents: Sequence[Incident]) -> list[Incident]:
@@ -48,6 +69,7 @@ def list_rows(incidents: Sequence[Incident], now: int) -> list[dict[str, Any]]:
 
 def _row(incident: Incident, now: int) -> dict[str, Any]:
     until = now if incident.resolved is None else incident.resolved
+    life = incident.life
     return {
         "id": incident.id,
         "tone": TONES[incident.severity],
@@ -59,5 +81,6 @@ def _row(incident: Incident, now: int) -> dict[str, Any]:
         "members": amount(len(incident.members), "member", "members"),
         "confidence": "" if incident.confidence is None else f"{incident.confidence:.0%}",
         "state": STATE[incident.state],
+        "owner": life.assignee or (life.acknowledged_by if incident.resolved is None else ""),
         "simulated": "SIMULATED" if incident.simulated else "",
     }

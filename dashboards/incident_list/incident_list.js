@@ -1,5 +1,5 @@
 // Names and summaries come from the fleet: they are set as text, never as markup.
-const NUMBERS = { age: "Duration", members: "Members", confidence: "Confidence" };
+const NUMBERS = { age: "Duration", members: "Members", confidence: "Confidence", owner: "Owner" };
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -8,11 +8,10 @@ function element(tag, className, text) {
   return made;
 }
 
-function row(item, numbers, open) {
+function row(item, numbers, open, role) {
   const link = element("a", `row ${item.tone}`);
   link.href = `incident?id=${encodeURIComponent(item.id)}`;
   link.target = "_self";
-  link.setAttribute("role", "row");
   const severity = element("span", "cell");
   severity.append(element("b", `badge ${item.tone}`, item.severity));
   const what = element("span", "cell what");
@@ -23,7 +22,10 @@ function row(item, numbers, open) {
   what.append(first, second);
   const state = element("span", `cell state ${item.state === "Open" ? "open" : ""}`, item.state);
   link.append(severity, what, ...numbers.map((f) => element("span", "cell num", item[f])), state);
-  for (const cell of link.children) cell.setAttribute("role", "cell");
+  if (role) {
+    link.setAttribute("role", "row");
+    for (const cell of link.children) cell.setAttribute("role", "cell");
+  }
   link.onclick = (event) => {
     if (event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
     event.preventDefault();
@@ -32,22 +34,84 @@ function row(item, numbers, open) {
   return link;
 }
 
-export default function (component) {
-  const { parentElement, data, setTriggerValue } = component;
-  const list = parentElement.querySelector(".list");
-  const focused = parentElement.activeElement && parentElement.activeElement.href;
-  list.setAttribute("role", "table");
-  list.setAttribute("aria-label", "Incidents");
-  const numbers = Object.keys(NUMBERS).filter((f) => data.some((item) => item[f])); // no empty columns
-  list.style.setProperty("--numbers", numbers.length);
-  const head = element("div", "row head");
-  head.setAttribute("role", "row");
+function head(numbers, role) {
+  const made = element("div", "row head");
+  if (role) made.setAttribute("role", "row");
+  else made.setAttribute("aria-hidden", "true");
   for (const name of ["Severity", "Incident", ...numbers.map((f) => NUMBERS[f]), "State"]) {
     const cell = element("span", "cell", name);
-    cell.setAttribute("role", "columnheader");
-    head.append(cell);
+    if (role) cell.setAttribute("role", "columnheader");
+    made.append(cell);
   }
-  list.replaceChildren(head, ...data.map((item) => row(item, numbers, (id) => setTriggerValue("picked", id))));
+  return made;
+}
+
+function box(label, checked, change) {
+  const made = element("input", "box");
+  made.type = "checkbox";
+  made.checked = checked;
+  made.setAttribute("aria-label", label);
+  made.onchange = () => change(made.checked);
+  return made;
+}
+
+// Lines with a box in front; `list.fleetpulseSelected` lives as long as the element, so that a refresh keeps it.
+function selectableLines(list, items, numbers, open, report) {
+  const chosen = (list.fleetpulseSelected = list.fleetpulseSelected || new Set());
+  for (const id of [...chosen]) if (!items.some((item) => item.id === id)) chosen.delete(id);
+  const boxes = new Map();
+  const tell = () => {
+    all.checked = chosen.size > 0 && chosen.size === items.length;
+    all.indeterminate = chosen.size > 0 && chosen.size < items.length;
+    report([...chosen]);
+  };
+  const all = box("Select all incidents of this page", false, (on) => {
+    chosen.clear();
+    for (const item of items) {
+      if (on) chosen.add(item.id);
+      boxes.get(item.id).checked = on;
+    }
+    tell();
+  });
+  all.checked = chosen.size > 0 && chosen.size === items.length;
+  all.indeterminate = chosen.size > 0 && chosen.size < items.length;
+  const first = element("div", "line");
+  first.append(all, head(numbers, false));
+  const lines = [first];
+  let group = null;
+  for (const item of items) {
+    if (item.group && item.group !== group) lines.push(element("div", "group", (group = item.group)));
+    const line = element("div", "line");
+    const own = box(`Select ${item.id}`, chosen.has(item.id), (on) => {
+      if (on) chosen.add(item.id);
+      else chosen.delete(item.id);
+      tell();
+    });
+    boxes.set(item.id, own);
+    line.append(own, row(item, numbers, open, false));
+    lines.push(line);
+  }
+  return lines;
+}
+
+export default function (component) {
+  const { parentElement, data, setTriggerValue, setStateValue } = component;
+  const list = parentElement.querySelector(".list");
+  const active = parentElement.activeElement;
+  const focused = active && (active.href || active.getAttribute("aria-label"));
+  const { items, selectable } = data;
+  const numbers = Object.keys(NUMBERS).filter((f) => items.some((item) => item[f])); // no empty columns
+  const open = (id) => setTriggerValue("picked", id);
+  list.style.setProperty("--numbers", numbers.length);
+  list.setAttribute("role", selectable ? "group" : "table");
+  list.setAttribute("aria-label", "Incidents");
+  list.classList.toggle("selectable", selectable);
+  const lines = selectable
+    ? selectableLines(list, items, numbers, open, (ids) => setStateValue("selected", ids))
+    : [head(numbers, true), ...items.map((item) => row(item, numbers, open, true))];
+  list.replaceChildren(...lines);
   // a refresh replaces the rows; the keyboard focus stays
-  if (focused) for (const link of list.querySelectorAll("a")) if (link.href === focused) link.focus();
+  if (!focused) return;
+  for (const part of list.querySelectorAll("a, input"))
+    if ((part.href || part.getAttribute("aria-label")) === focused) part.focus();
 }

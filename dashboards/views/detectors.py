@@ -1,13 +1,23 @@
-"""`/detectors`: active mutes, modes, and for each detector its blind spots and false alarm budget."""
+"""`/detectors?detector=`: active mutes, modes, and for each detector its blind spots, false alarm budget and incidents;
+of a chosen detector also its calibration."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import streamlit as st
 
-from dashboards import markup, snapshot
-from dashboards.answers import DetectorList, Mute
+from dashboards import markup, routes, snapshot
+from dashboards.answers import Detector, DetectorList, Mute
+from dashboards.json_values import require_list
+from dashboards.links import Link, Text, detector_link, entity_link
+from dashboards.list_query import ListQuery
+from dashboards.people_answers import quote_value
 from dashboards.views import muting, parts
-from dashboards.words import amount, detector_name, scope_name
+from dashboards.words import amount, detector_name, fact, quantity, scope_name
+from pipeline.model.records import Incident
 
 MAX_EXPIRED = 10
 """Expired mutes shown, the newest. Chosen."""
@@ -39,11 +49,75 @@ def _body() -> None:
         muting.draw_active(active, now)
     if detectors.value is not None:
         _modes(detectors.value)
-        st.html(markup.section("Detectors", "required signals, blind spots, false alarm budget"))
-        st.html("".join(map(markup.detector, detectors.value.detectors)))
+        _list(detectors.value, active)
     st.html(markup.section("Expired mutes", f"the newest {MAX_EXPIRED}"))
     expired = tuple(m for m in found if not m.is_active(now))[:MAX_EXPIRED]
     st.html(markup.table(("Ended", "Detector", "Scope", "User", "Reason"), muting.expired_rows(expired, now), "None."))
+
+
+def _list(found: DetectorList, mutes: Sequence[Mute]) -> None:
+    """Draws the detectors, the chosen one first, each with links to its incidents and mutes."""
+    chosen = st.query_params.get("detector", "")
+    budgets = snapshot.fetch(parse_budgets, "budget").value or {}
+    incidents = snapshot.fetch_incidents().value
+    ordered = sorted(found.detectors, key=lambda d: d.name != chosen)
+    names = {d.name for d in ordered}
+    if chosen and chosen not in names:
+        st.html(markup.notice(f"Expected one of {', '.join(sorted(names))}.", "degraded", f"No detector {chosen}."))
+    st.html(markup.section("Detectors", "required signals, blind spots, false alarm budget"))
+    for one in ordered:
+        st.html(markup.detector(one, detector_links(one, incidents, mutes, budgets)))
+        if one.name == chosen:
+            _calibration(chosen)
+            st.html(markup.section("Other detectors"))
+
+
+def detector_links(
+    one: Detector, incidents: Sequence[Incident] | None, mutes: Sequence[Mute], budgets: Mapping[str, str]
+) -> list[Text]:
+    """Returns links to a detector's incidents by tab, and texts about its mutes and page budget.
+
+    incidents: None if they are not known; then they are not counted.
+    """
+    query = ListQuery(matchers=(f"detector={quote_value(one.name)}",))
+    links: list[Text] = []
+    if incidents is not None:
+        counts = Counter(i.resolved is not None for i in incidents if i.detector == one.name)
+        links.append(Link(f"{amount(counts[False], 'unresolved incident', 'unresolved incidents')}", query.href()))
+        links.append(Link(f"{counts[True]:,} resolved", query.href(show="resolved", sort="newest")))
+    count = sum(m.detector in (one.name, "*") for m in mutes)
+    links.append(amount(count, "active mute", "active mutes"))
+    if one.name in budgets:
+        links.append(budgets[one.name])
+    links.append(Link("Calibration", routes.href("detectors", detector=one.name)))
+    return links
+
+
+def parse_budgets(table: Mapping[str, Any]) -> dict[str, str]:
+    """Parses GET /api/v1/budget: detector -> its page budget in words."""
+    return {str(row["detector"]): _budget_text(row) for row in require_list(table["budgets"])}
+
+
+def _budget_text(row: Mapping[str, Any]) -> str:
+    if row["exempt"]:
+        return "no page budget: reports logged facts"
+    lowered = ", lowered to tickets" if row["lowered"] else ""
+    return f"{int(row['wrong_pages']):,} of {quantity(float(row['allowed']))} wrong pages used{lowered}"
+
+
+def parse_calibration(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Parses the rows of GET /api/v1/calibration."""
+    return [dict(row) for row in require_list(table["rows"])]
+
+
+def _calibration(name: str) -> None:
+    answer = snapshot.fetch(parse_calibration, "calibration")
+    parts.draw_error(answer)
+    names = ("statistic", "kind", "devices", "hours", "factor", "threshold", "least_effect", "suspects", "pages")
+    rows = [tuple(fact(row.get(n)) for n in names) for row in answer.value or () if row.get("detector") == name]
+    head = ("Statistic", "Product", "Devices", "Hours", "Factor", "Threshold", "Least effect", "Suspects", "Pages")
+    st.html(markup.section("Calibration", f"thresholds of {name} that this site has taught"))
+    st.html(markup.table(head, rows, "It has no thresholds that a site teaches."))
 
 
 def headline(detectors: DetectorList, active: tuple[Mute, ...]) -> str:
@@ -60,6 +134,14 @@ def headline(detectors: DetectorList, active: tuple[Mute, ...]) -> str:
 
 def _modes(detectors: DetectorList) -> None:
     st.html(markup.section("Modes", "[[modes]] of the configuration; the nearest scope applies"))
-    rows = [(detector_name(m.detector), scope_name(m.scope), m.mode, _MODES.get(m.mode, "")) for m in detectors.modes]
+    rows: list[tuple[Text, ...]] = [
+        (
+            detector_name(m.detector) if m.detector == "*" else detector_link(m.detector),
+            scope_name(m.scope) if m.scope == "*" else entity_link(m.scope),
+            m.mode,
+            _MODES.get(m.mode, ""),
+        )
+        for m in detectors.modes
+    ]
     empty = "No rules: every detector opens incidents and sends alerts everywhere (notify)."
     st.html(markup.table(("Detector", "Scope", "Mode", "Meaning"), rows, empty))

@@ -1,21 +1,36 @@
-"""`/incidents?state=`: the list of incidents, filtered by state."""
+"""`/incidents?state=&q=&filter=&sort=&group=`: the incidents, filtered and in pages; acts on a selection."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
 from dashboards import markup, routes, snapshot
-from dashboards.incident_list.component import MAX_LISTED, incident_list
-from dashboards.views import fleet, parts
+from dashboards.acting import Outcome
+from dashboards.answers import parse_incident
+from dashboards.client import ApiError
+from dashboards.incident_list.component import selectable_list
+from dashboards.links import Link, as_markup
+from dashboards.list_query import GROUPS, PER_PAGE, SHOWN, SORTS, ListQuery, parse_query
+from dashboards.people_answers import IncidentPage, parse_incident_page
+from dashboards.views import fleet, parts, silencing
 from dashboards.views.parts import statement, unknown_since
-from dashboards.words import STATE, amount
+from dashboards.words import amount
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Incident
 
-ALL = "all"
-UNRESOLVED = "unresolved"
-_CHOICES = {UNRESOLVED: "Unresolved", **{str(k): v for k, v in STATE.items()}, ALL: "All"}
+_RESULT = "fleetpulse.list.result"
+VIEWS: tuple[tuple[str, ListQuery], ...] = (
+    ("Nobody has taken it", ListQuery(show="pending")),
+    ("Critical, by rack", ListQuery(matchers=('severity="critical"',), group="rack")),
+    ("By job", ListQuery(group="job")),
+    ("By cause, most members first", ListQuery(group="cause", sort="members")),
+    ("Muted, by detector", ListQuery(show="muted", group="detector")),
+    ("Resolved, newest first", ListQuery(show="resolved", sort="newest")),
+)
+"""Views that every site needs; others are bookmarks of the address."""
+SAVE_VIEW = "All filters are in the address: bookmark this page to save a view of your own; send the link to share it."
 
 
 def page() -> None:
@@ -24,68 +39,206 @@ def page() -> None:
 
 
 def _body() -> None:
-    answer = snapshot.fetch_incidents()
-    found = answer.value or ()
-    text = "Incidents" if answer.value is None else headline(found)
-    parts.draw_head(text, [], "", answer, of_now=answer.value is not None)
+    query = parse_query(st.query_params.to_dict(), st.query_params.get_all("filter"))
+    answer = snapshot.fetch(parse_incident_page, "incidents", **query.api_parameters())
+    found = answer.value
+    text = "Incidents" if found is None else headline(found.counts, query)
+    parts.draw_head(text, [], "", answer, of_now=found is not None)
     parts.draw_error(answer)
-    if answer.value is None:
+    _tabs(query, None if found is None else found.counts)
+    _filters(query)
+    if found is None:
         return
-    counts: Counter[str] = Counter(i.state for i in found)
-    shown = filter_by_state(found, _choose_state(counts, len(found)))
-    if len(shown) > MAX_LISTED:
-        st.html(markup.notice(f"Showing {MAX_LISTED} of {len(shown):,}; choose a state to see fewer."))
-    if not shown:
-        since = unknown_since(answer, snapshot.fetch_fleet(), snapshot.now())
-        last = _empty_text() if since is None else statement("no incidents in this state.", since, snapshot.now())
-        st.html(markup.notice(last, "quiet" if since is None else "degraded", of_now=since is None))
+    bar = st.container()
+    if not found.incidents:
+        with bar:
+            _draw_empty(query, answer)
         return
-    picked = incident_list(shown, answer.fetched, key="incidents")
+    groups = _group_headings(query, found)
+    picked, selected = selectable_list(found.incidents, answer.fetched, f"incidents-{query.show}", groups)
+    with bar:
+        _bulk([i for i in found.incidents if i.id in selected], found.labels)
+    _pages(query, found.total)
     if picked:
         routes.open_incident(picked)
 
 
-def _choose_state(counts: Counter[str], total: int) -> str:
-    """Draws the filter and returns the state in the address, which the buttons write; an unknown one is ignored."""
-    requested = st.query_params.get("state", UNRESOLVED)
-    many = {**counts, ALL: total, UNRESOLVED: total - counts["resolved"]}
-    st.session_state["state"] = requested if requested in _CHOICES else UNRESOLVED
-    st.segmented_control(
-        "State",
-        list(_CHOICES),
-        format_func=lambda key: f"{_CHOICES[key]} {many.get(key, 0):,}",
-        key="state",
-        label_visibility="collapsed",
-        on_change=_write_state,
-    )
-    return str(st.session_state["state"] or UNRESOLVED)
-
-
-def _write_state() -> None:
-    """Writes the state into the address; a second click on a state selects the default."""
-    st.query_params["state"] = st.session_state["state"] or UNRESOLVED
-
-
-def filter_by_state(incidents: tuple[Incident, ...], state: str) -> list[Incident]:
-    """Returns the incidents in a state; `unresolved` is every state but resolved."""
-    if state == ALL:
-        return list(incidents)
-    if state == UNRESOLVED:
-        return [i for i in incidents if i.state != "resolved"]
-    return [i for i in incidents if i.state == state]
-
-
-def headline(incidents: tuple[Incident, ...]) -> str:
-    """Returns the number of unresolved incidents, and how many of them are not acknowledged."""
-    unresolved = [i for i in incidents if i.state != "resolved"]
+def headline(counts: Mapping[str, int], query: ListQuery) -> str:
+    """Returns the number of unresolved incidents, and how many of them nobody has taken."""
+    unresolved, pending = counts.get("unresolved", 0), counts.get("pending", 0)
+    matching = " that match" if query.is_filtered else ""
     if not unresolved:
-        return "No unresolved incidents"
-    not_acknowledged = sum(i.state == "open" for i in unresolved)
-    text = amount(len(unresolved), "unresolved incident", "unresolved incidents")
-    return f"{text}, {not_acknowledged:,} not acknowledged" if not_acknowledged else f"{text}, all acknowledged"
+        return f"No unresolved incidents{matching}"
+    text = f"{amount(unresolved, 'unresolved incident', 'unresolved incidents')}{matching}"
+    return f"{text}, {pending:,} not acknowledged" if pending else f"{text}, all acknowledged or muted"
 
 
-def _empty_text() -> str:
-    """Returns the text of an empty list, with the number of reporting agents if known."""
-    answer = snapshot.fetch_fleet()
-    return "No incidents in this state." + (f" {fleet.reporting(answer.value)}." if answer.value else "")
+def _tabs(query: ListQuery, counts: Mapping[str, int] | None) -> None:
+    """Draws the tabs with their counts, if they are known; they are links, and the address decides."""
+    number = {} if counts is None else {name: f" <b>{counts.get(name, 0):,}</b>" for name in SHOWN}
+    tabs = "".join(
+        f'<a class="fp-tab{" fp-tab-on" * (name == query.show)}" href="{markup.quoted(query.href(show=name))}" '
+        f'target="_self"{" aria-current=page" * (name == query.show)}>{title}{number.get(name, "")}</a>'
+        for name, title in SHOWN.items()
+    )
+    st.html(f'<nav class="fp-tabs" aria-label="States">{tabs}</nav>')
+
+
+def _filters(query: ListQuery) -> None:
+    row = st.container(horizontal=True, vertical_alignment="center")
+    row.text_input(
+        "Search",
+        value=query.text,
+        key=f"list-q-{query.text}",
+        placeholder="Words in title, cause, detector, person",
+        label_visibility="collapsed",
+        on_change=_write,
+        args=("q", f"list-q-{query.text}"),
+        width=300,
+    )
+    box = row.popover("Filter and sort", key="list-filter", on_change="rerun")
+    if box.open:
+        with box:
+            _filter_form(query)
+    views = row.popover("Views", key="list-views", on_change="rerun")
+    if views.open:
+        with views:
+            links = [(Link(name, view.href()),) for name, view in VIEWS]
+            st.html(markup.table(("Views",), links, ""))
+            st.html(
+                markup.empty("All filters are in the address: bookmark this page, or send it, to save your own view.")
+            )
+    if chips := _active(query):
+        st.html(f'<div class="fp-chips">{"".join(chips)}</div>')
+
+
+def _filter_form(query: ListQuery) -> None:
+    """Draws matchers, assignee, order and groups; each change is written into the address."""
+    with st.form("list-form", border=False):
+        matchers = st.text_area(
+            "Matchers, one a line",
+            "\n".join(query.matchers),
+            height=90,
+            placeholder='rack="r12"\nseverity=~"critical|warning"',
+            help="As in Alertmanager and in silences: = != =~ !~",
+        )
+        assignee = st.text_input("Assigned to or acknowledged by", query.assignee)
+        sort = st.selectbox("Sort", list(SORTS), list(SORTS).index(query.sort), format_func=lambda k: SORTS[k])
+        group = st.selectbox("Group by", list(GROUPS), list(GROUPS).index(query.group), format_func=lambda k: GROUPS[k])
+        if st.form_submit_button("Show", type="primary"):
+            lines = silencing.split_matchers(matchers)
+            st.query_params["filter"] = lines
+            for name, value in (("assignee", assignee.strip()), ("sort", sort), ("group", group), ("page", "")):
+                _set(name, str(value or ""))
+            st.rerun(scope="fragment")
+
+
+def _write(name: str, key: str) -> None:
+    _set(name, str(st.session_state.get(key) or "").strip())
+    _set("page", "")
+
+
+def _set(name: str, value: str) -> None:
+    """Writes a parameter of the address; an empty one is removed."""
+    if value:
+        st.query_params[name] = value
+    elif name in st.query_params:
+        del st.query_params[name]
+
+
+def _active(query: ListQuery) -> list[str]:
+    """Returns a chip per active filter; its link removes it."""
+    found = [(f'"{query.text}"', query.href(text=""))] if query.text else []
+    found += [(m, query.href(matchers=tuple(n for n in query.matchers if n != m))) for m in query.matchers]
+    if query.assignee:
+        found.append((f"person {query.assignee}", query.href(assignee="")))
+    if query.group:
+        found.append((f"by {GROUPS[query.group].lower()}", query.href(group="")))
+    return [f'<span class="fp-chip">{as_markup(Link(f"{text} ✕", href, "Remove"))}</span>' for text, href in found]
+
+
+def _draw_empty(query: ListQuery, answer: snapshot.CachedAnswer[IncidentPage]) -> None:
+    since = unknown_since(answer, snapshot.fetch_fleet(), snapshot.now())
+    what = "No incidents match these filters." if query.is_filtered else "No incidents in this state."
+    known = snapshot.fetch_fleet().value
+    if since is None:
+        last = what + (f" {fleet.reporting(known)}." if known else "")
+    else:
+        last = statement(what[:1].lower() + what[1:], since, snapshot.now())
+    st.html(markup.notice(last, "quiet" if since is None else "degraded", of_now=since is None))
+    if query.is_filtered:
+        st.html(f'<p class="fp-empty">{as_markup(Link("Remove all filters", ListQuery(show=query.show).href()))}</p>')
+
+
+def _group_headings(query: ListQuery, found: IncidentPage) -> dict[str, str]:
+    """Returns incident -> heading of its group, with the number of incidents in it."""
+    if not query.group:
+        return {}
+    totals = dict(found.groups)
+    headings = {}
+    for incident in found.incidents:
+        value = next(iter(found.labels.get(incident.id, {}).get(query.group, ())), "")
+        if not value:
+            name = f"no common {GROUPS[query.group].lower()}"
+        else:
+            name = entity_name(value) if query.group in ("cause",) else f"{GROUPS[query.group]} {value}"
+        headings[incident.id] = f"{name}: {amount(totals.get(value, 0), 'incident', 'incidents')}"
+    return headings
+
+
+def _pages(query: ListQuery, total: int) -> None:
+    """Draws links to the page before and after."""
+    if total <= PER_PAGE:
+        return
+    last = -(-total // PER_PAGE)
+    first = (query.page - 1) * PER_PAGE
+    texts = [f"{first + 1:,} to {min(total, first + PER_PAGE):,} of {total:,}"]
+    if query.page > 1:
+        texts.insert(0, as_markup(Link("Previous", query.href(page=query.page - 1))))
+    if query.page < last:
+        texts.append(as_markup(Link("Next", query.href(page=query.page + 1))))
+    st.html(f'<nav class="fp-pages" aria-label="Pages">{" ".join(f"<span>{t}</span>" for t in texts)}</nav>')
+
+
+def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+    """Draws the acts on the selected incidents, and the result of the last one."""
+    if chosen:
+        row = st.container(horizontal=True, vertical_alignment="center", key="bulk")
+        row.html(f"<b>{amount(len(chosen), 'incident', 'incidents')} selected</b>", width="content")
+        waiting = [i.id for i in chosen if i.state in ("open", "silenced")]
+        row.button(
+            f"Acknowledge {len(waiting)}",
+            key="bulk-acknowledge",
+            type="primary",
+            disabled=not waiting,
+            on_click=_acknowledge,
+            args=(waiting,),
+        )
+        box = row.popover("Silence", key="bulk-silence", on_change="rerun")
+        if box.open:
+            with box:
+                silencing.draw_form("bulk-form", chosen, labels, "bulk-silence")
+        else:
+            with row:
+                silencing.draw_result("bulk-form")
+    if outcome := st.session_state.get(_RESULT):
+        st.html(markup.notice(outcome.text, outcome.tone))
+
+
+def _acknowledge(identities: Sequence[str]) -> None:
+    """Acknowledges incidents one after the other; the result says which were not."""
+    failed: list[str] = []
+    for identity in identities:
+        try:
+            snapshot.send(parse_incident, f"incidents/{snapshot.quoted(identity)}/acknowledge", {"comment": ""})
+        except ApiError as error:
+            failed.append(f"{identity}: {error}")
+            if error.status is None:  # no answer: the others would wait as long
+                break
+    st.session_state[_RESULT] = _describe(len(identities), failed)
+
+
+def _describe(wanted: int, failed: Sequence[str]) -> Outcome:
+    if not failed:
+        return Outcome("quiet", f"{amount(wanted, 'incident', 'incidents')} acknowledged.", True)
+    return Outcome("critical", f"{len(failed):,} of {wanted:,} not acknowledged. {failed[0]}", False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from dashboards import markup, snapshot
+from dashboards import identity, markup, snapshot
 from dashboards.acting import Outcome
 from dashboards.client import ApiError
 from dashboards.links import incident_link
@@ -18,7 +18,7 @@ from pipeline.model.records import SECOND, Incident
 HOURS = {"1 h": 1.0, "2 h": 2.0, "8 h": 8.0, "24 h": 24.0, "7 d": 168.0}
 """Durations in hours: a check, a repair, a shift, a day, delivery of a spare part. Chosen."""
 DEFAULT_DURATION = "2 h"
-MOST_PREVIEWED = 5
+MOST_PREVIEWED = 3
 """Matching incidents that are named; more are counted. Chosen."""
 ONLY_THIS = "this incident only"
 _RESULT = "fleetpulse.silence.result"
@@ -36,13 +36,14 @@ def scope_choices(incidents: Sequence[Incident], labels: Mapping[str, Labels]) -
 def write_matchers(incidents: Sequence[Incident], scope: str) -> list[str]:
     """Returns the matchers of a scope: the incidents by id, or the entity with the detectors of the incidents."""
     if scope == ONLY_THIS:
-        return [_one_of("incident", [i.id for i in incidents])]
+        return [one_of("incident", [i.id for i in incidents])]
     detectors = sorted({i.detector for i in incidents if i.detector})
-    about = [_one_of("detector", detectors)] if detectors else []
+    about = [one_of("detector", detectors)] if detectors else []
     return [f"scope={quote_value(scope)}", *about]
 
 
-def _one_of(name: str, values: Sequence[str]) -> str:
+def one_of(name: str, values: Sequence[str]) -> str:
+    """Returns the matcher of a label with one of some values."""
     if len(values) == 1:
         return f"{name}={quote_value(values[0])}"
     return f"{name}=~{quote_value('|'.join(map(_escape, values)))}"
@@ -63,6 +64,8 @@ def draw_form(key: str, incidents: Sequence[Incident], labels: Mapping[str, Labe
 
     incidents: those that the matchers are prefilled for; none: an empty form.
     """
+    if not draw_right("silences"):
+        return
     prefilled: list[str] = []
     if incidents:
         choices = scope_choices(incidents, labels)
@@ -85,6 +88,16 @@ def draw_form(key: str, incidents: Sequence[Incident], labels: Mapping[str, Labe
     st.text_input("Reason", key=f"{key}-reason", placeholder="Why, for the next person on call")
     st.button("Silence", key=f"{key}-add", type="primary", on_click=_add, args=(key, field, popover))
     draw_result(key)
+
+
+def draw_right(path: str) -> bool:
+    """Returns whether the person at the page may write there; draws why not."""
+    try:
+        identity.require_write(path, {})
+    except ApiError as error:
+        st.html(markup.notice(str(error), "degraded", "Not allowed."))
+        return False
+    return True
 
 
 def scope_text(scope: str) -> str:

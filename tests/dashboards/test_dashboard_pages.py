@@ -104,6 +104,7 @@ def test_an_empty_list_of_a_stalled_pipeline_is_unknown(api: Any) -> None:
 def test_an_unreachable_api_keeps_the_last_known_state_with_its_time(api: Any) -> None:
     api.incidents.clear()
     assert "No unresolved incidents." in shown(page(fleet_script))
+    assert "No incidents in this state." in shown(page(incidents_script))
     for path in ("fleet", "fleet/map", "incidents"):
         api.broken[path] = (503, b'{"detail": "away"}')
     snapshot._fetch_cached.clear()

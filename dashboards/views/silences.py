@@ -1,0 +1,245 @@
+"""`/silences?id=`: silences and maintenance windows: add, edit, extend, end; which incidents they hold back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import streamlit as st
+
+from dashboards import markup, routes, snapshot
+from dashboards.acting import CONFLICT, Outcome
+from dashboards.answers import parse_incident
+from dashboards.client import ApiError
+from dashboards.json_values import require_list
+from dashboards.links import Link, Text, incident_link
+from dashboards.people_answers import Silence, parse_silence, parse_silences
+from dashboards.views import parts, silencing
+from dashboards.words import age, amount, clock, plain
+from pipeline.model.records import SECOND, Incident, from_iso, iso
+
+_RESULT = "fleetpulse.silences.result"
+MAX_EXPIRED = 50
+"""Ended silences shown, the newest. Chosen."""
+KINDS = {"silence": "Silence", "maintenance": "Maintenance", "mute": "Mute"}
+EXTENSIONS = {"1 h": 3600.0, "8 h": 8 * 3600.0, "24 h": 86_400.0}
+"""Steps of an extension (s). Chosen."""
+
+
+def page() -> None:
+    """Draws the page."""
+    parts.draw_refreshing(_body)
+
+
+def _body() -> None:
+    answer = snapshot.fetch(parse_silences, "silences")
+    now, found = snapshot.now(), answer.value
+    text = "Silences and maintenance" if found is None else headline(found)
+    parts.draw_head(text, [], "", answer, of_now=found is not None)
+    parts.draw_error(answer)
+    _add_forms()
+    if outcome := st.session_state.get(_RESULT):
+        st.html(markup.notice(outcome.text, outcome.tone))
+    if found is None:
+        return
+    held = snapshot.fetch(parse_held, "incidents", show="muted").value or ()
+    chosen = st.query_params.get("id", "")
+    current = [s for s in found if s.state != "expired"]
+    current.sort(key=lambda s: (s.id != chosen, s.until))
+    st.html(markup.section("In force and planned", f"{len(current):,}; those that end first come first"))
+    if not current:
+        st.html(markup.notice("No silences, maintenance windows or mutes are in force or planned."))
+    for silence in current:
+        _draw_one(silence, [i for i in held if silence.id in i.life.silenced_by], now, silence.id == chosen)
+    ended = [s for s in found if s.state == "expired"][:MAX_EXPIRED]
+    st.html(markup.section("Ended", f"the newest {MAX_EXPIRED}"))
+    st.html(markup.table(("Ended", "Kind", "Matchers", "User", "Reason"), ended_rows(ended, now), "None."))
+
+
+def parse_held(table: Any) -> tuple[Incident, ...]:
+    """Parses the incidents that are held back."""
+    return tuple(map(parse_incident, require_list(table["incidents"])))
+
+
+def headline(found: Sequence[Silence]) -> str:
+    """Returns how many of each kind are in force."""
+    texts = []
+    for kind, one, many in (
+        ("silence", "silence", "silences"),
+        ("maintenance", "maintenance window", "maintenance windows"),
+        ("mute", "mute", "mutes"),
+    ):
+        if count := sum(s.kind == kind and s.state == "active" for s in found):
+            texts.append(amount(count, one, many))
+    return f"{', '.join(texts)} in force" if texts else "Nothing is silenced"
+
+
+def ended_rows(found: Sequence[Silence], now: int) -> list[tuple[Text, ...]]:
+    """Returns (end, kind, matchers, user, reason) of ended silences."""
+    return [
+        (clock(s.expired or s.until, now), KINDS.get(s.kind, s.kind), s.text or "everything", s.author, s.reason)
+        for s in found
+    ]
+
+
+def _add_forms() -> None:
+    row = st.container(horizontal=True)
+    new = row.popover("New silence", key="silences-new", type="primary", on_change="rerun")
+    if new.open:
+        with new:
+            silencing.draw_form("silences-form", (), {}, "silences-new")
+    else:
+        with row:
+            silencing.draw_result("silences-form")
+    window = row.popover("New maintenance window", key="silences-window", on_change="rerun")
+    if window.open:
+        with window:
+            _window_form()
+
+
+def _window_form() -> None:
+    """Draws the form of a maintenance window: entities with all below them, a start and an end."""
+    if not silencing.draw_right("maintenance"):
+        return
+    st.text_area("Entities, one a line", key="window-scopes", placeholder="rack:r12\nnode:n042", height=90)
+    scopes = silencing.split_matchers(str(st.session_state.get("window-scopes") or ""))
+    if scopes:
+        silencing.draw_preview([silencing.one_of("scope", scopes)])
+    now = snapshot.now()
+    st.text_input("Start (UTC)", iso(now)[:16] + "Z", key="window-starts")
+    st.text_input("End (UTC)", iso(now + 4 * 3600 * SECOND)[:16] + "Z", key="window-ends")
+    st.text_input("Reason", key="window-reason", placeholder="Work that is planned, ticket")
+    st.button("Add maintenance window", key="window-add", type="primary", on_click=_add_window)
+
+
+def _add_window() -> None:
+    state = st.session_state
+    body = {
+        "scopes": silencing.split_matchers(str(state.get("window-scopes") or "")),
+        "starts": str(state.get("window-starts") or "").strip(),
+        "ends": str(state.get("window-ends") or "").strip(),
+        "reason": str(state.get("window-reason") or "").strip(),
+    }
+    if not body["scopes"]:
+        state[_RESULT] = Outcome("degraded", "Enter at least one entity, such as rack:r12.", False)
+        return
+    outcome = _send("maintenance", body, None, "Maintenance window added")
+    if outcome.done:
+        state["silences-window"], state["window-scopes"], state["window-reason"] = False, "", ""
+
+
+def _send(
+    path: str, body: dict[str, Any], version: int | None, done: str, method: Literal["POST", "PUT"] = "POST"
+) -> Outcome:
+    """Sends a change of a silence and keeps the result."""
+    try:
+        made = snapshot.send(parse_silence, path, body, version, method)
+        outcome = Outcome("quiet", f"{done}: {made.text}, until {clock(made.until, snapshot.now())}.", True)
+    except ApiError as error:
+        why = "Somebody else changed it meanwhile; it is shown as it is now. " if error.status == CONFLICT else ""
+        outcome = Outcome("degraded" if why else "critical", f"Nothing changed. {why or error}", False)
+    st.session_state[_RESULT] = outcome
+    return outcome
+
+
+def _draw_one(silence: Silence, held: Sequence[Incident], now: int, chosen: bool) -> None:
+    with st.container(border=True, key=f"silence-{silence.id}"):
+        left, right = st.columns([4, 1.6], vertical_alignment="center")
+        badges = [markup.badge(KINDS.get(silence.kind, silence.kind).upper(), "open" if chosen else "quiet")]
+        if silence.state == "pending":
+            badges.append(markup.badge("PLANNED", "quiet"))
+        text = silence.text or "everything"
+        left.html(
+            f'<div class="fp-badges">{"".join(badges)}</div><p class="fp-big"><code>{markup.quoted(text)}</code></p>'
+            + markup.empty(describe(silence, now))
+            + _held_line(silence, held)
+        )
+        with right.container(horizontal=True):
+            _buttons(silence)
+
+
+def _held_line(silence: Silence, held: Sequence[Incident]) -> str:
+    if silence.kind == "mute":
+        return markup.chips([Link("Detectors and mutes", routes.href("detectors"))])
+    links: list[Text] = [incident_link(i.id, plain(i.summary)) for i in held]
+    return markup.chips(links, most=6) if links else markup.empty("Holds back no incident now.")
+
+
+def describe(silence: Silence, now: int) -> str:
+    """Returns author, times and reason of a silence."""
+    begin = f"from {clock(silence.starts, now)} " if silence.state == "pending" else ""
+    left = age(silencing.time_left(silence, now))
+    changed = f", changed by {silence.updated_by}" if silence.updated_by not in ("", silence.author) else ""
+    source = f" ({silence.source})" if silence.source.startswith("slurm") else ""
+    until = f"{begin}until {clock(silence.until, now)} ({left} left)"
+    return f"by {silence.author}{source}{changed}, {until}: {silence.reason}"
+
+
+def _buttons(silence: Silence) -> None:
+    if silence.kind == "mute":
+        st.button("End", key=f"end-{silence.id}", on_click=_end_mute, args=(silence.id,))
+        return
+    edit = st.popover("Edit", key=f"edit-{silence.id}", on_change="rerun")
+    if edit.open:
+        with edit:
+            _edit_form(silence)
+    extend = st.popover("Extend", key=f"extend-{silence.id}", on_change="rerun")
+    if extend.open:
+        with extend:
+            for label, seconds in EXTENSIONS.items():
+                ends = iso(silence.ends + int(seconds * SECOND))
+                st.button(f"By {label}", key=f"by-{label}-{silence.id}", on_click=_extend, args=(silence, ends))
+    end = st.popover("End", key=f"end-{silence.id}", on_change="rerun")
+    if end.open:
+        with end:
+            late = " 15 minutes from now, so that devices settle" if silence.kind == "maintenance" else " now"
+            st.html(markup.notice(f"Ends it{late}. What is still found is then sent."))
+            st.button("End it", key=f"end-now-{silence.id}", type="primary", on_click=_expire, args=(silence,))
+
+
+def _edit_form(silence: Silence) -> None:
+    key = f"edit-{silence.id}-{silence.version}"
+    text = st.text_area("Matchers, one a line", "\n".join(silence.matchers), key=f"{key}-matchers", height=90)
+    silencing.draw_preview(silencing.split_matchers(text))
+    st.text_input("Start (UTC)", iso(silence.starts)[:19] + "Z", key=f"{key}-starts")
+    st.text_input("End (UTC)", iso(silence.ends)[:19] + "Z", key=f"{key}-ends")
+    st.text_input("Reason", silence.reason, key=f"{key}-reason")
+    st.button("Save", key=f"{key}-save", type="primary", on_click=_edit, args=(silence, key))
+
+
+def _edit(silence: Silence, key: str) -> None:
+    state = st.session_state
+    body = {
+        "matchers": silencing.split_matchers(str(state[f"{key}-matchers"])),
+        "starts": str(state[f"{key}-starts"]).strip(),
+        "ends": str(state[f"{key}-ends"]).strip(),
+        "reason": str(state[f"{key}-reason"]).strip(),
+    }
+    for name in ("starts", "ends"):
+        try:
+            from_iso(str(body[name]))
+        except ValueError:
+            text = f"{name}: {body[name]!r} is no time; expected one such as 2026-01-31T08:00:00Z."
+            state[_RESULT] = Outcome("degraded", text, False)
+            return
+    if _send(f"silences/{snapshot.quoted(silence.id)}", body, silence.version, "Changed", "PUT").done:
+        state[f"edit-{silence.id}"] = False
+
+
+def _extend(silence: Silence, ends: str) -> None:
+    body = {"ends": ends, "reason": silence.reason}
+    if _send(f"silences/{snapshot.quoted(silence.id)}", body, silence.version, "Extended", "PUT").done:
+        st.session_state[f"extend-{silence.id}"] = False
+
+
+def _expire(silence: Silence) -> None:
+    if _send(f"silences/{snapshot.quoted(silence.id)}/expire", {}, silence.version, "Ended").done:
+        st.session_state[f"end-{silence.id}"] = False
+
+
+def _end_mute(identity: str) -> None:
+    try:
+        snapshot.end_mute(identity)
+        st.session_state[_RESULT] = Outcome("quiet", "Mute ended.", True)
+    except ApiError as error:
+        st.session_state[_RESULT] = Outcome("critical", f"Mute not ended. {error}", False)

@@ -1,0 +1,212 @@
+"""The list of incidents, silences and maintenance, handover, audit, and the links of the detectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards import routes
+from dashboards.answers import parse_detail
+from dashboards.incident_list.component import list_rows
+from dashboards.list_query import ListQuery, parse_query
+from dashboards.people_answers import parse_audit, parse_silence, write_matcher
+from dashboards.views import audit, handover, incidents, silences
+from pipeline.model.records import SECOND, iso
+from tests.dashboards.conftest import NOW, detector_table, incident_table, silence_table
+from tests.dashboards.test_dashboard_mutes import detectors_script
+from tests.dashboards.test_dashboard_pages import incidents_script, page, shown
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def silences_script() -> None:
+    from dashboards.views import silences
+
+    silences.page()
+
+
+def handover_script() -> None:
+    from dashboards.views import handover
+
+    handover.page()
+
+
+def audit_script() -> None:
+    from dashboards.views import audit
+
+    audit.page()
+
+
+@pytest.fixture
+def plain_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "is_live", lambda: True)
+    monkeypatch.setattr(routes, "is_local_time", lambda: False)
+
+
+def test_every_filter_is_in_the_address_and_comes_back_from_it(plain_address: None) -> None:
+    query = ListQuery("muted", "a b", ('rack="r&1"', 'job!="x"'), "ann", "members", "rack", 3)
+    single = {name: value for name, value in query.parameters().items() if name != "filter"}
+    assert parse_query(single, query.parameters()["filter"]) == query
+    assert ListQuery().href() == "incidents"
+    assert query.href(matchers=(), text="", assignee="", group="", sort="severity") == "incidents?state=muted"
+    assert "filter=rack%3D%22r%261%22&filter=job" in query.href()
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "0", "1e9", "²", "99999999"])
+def test_a_wrong_address_shows_the_default_list(value: str) -> None:
+    assert parse_query({"state": value, "sort": value, "group": value, "page": value}, [""]) == ListQuery()
+
+
+def test_states_of_older_addresses_are_understood() -> None:
+    assert parse_query({"state": "open"}, []).show == "pending"
+    assert parse_query({"state": "silenced"}, []).show == "muted"
+
+
+def test_the_list_asks_for_one_page_with_its_filters(api: Any) -> None:
+    text = shown(page(incidents_script, state="pending", q="rank", group="rack", page="2"))
+    asked = next(query for path, query in api.asked if path == "incidents")
+    assert asked["show"] == ["pending"]
+    assert (asked["q"], asked["group"], asked["limit"], asked["offset"]) == (["rank"], ["rack"], ["100"], ["100"])
+    assert "&quot;rank&quot; ✕" in text
+    assert 'href="incidents?state=muted&amp;q=rank&amp;group=rack"' in text
+
+
+def test_tabs_have_no_counts_while_the_api_is_away(api: Any) -> None:
+    assert "Pending <b>1</b>" in shown(page(incidents_script))
+    api.broken["incidents"] = (503, b'{"detail": "away"}')
+    text = shown(page(incidents_script, q="never asked before"))
+    assert "Away (HTTP 503)" in text
+    assert "<b>0</b>" not in text
+    assert "No unresolved incidents" not in text
+
+
+def test_a_wrong_matcher_is_shown_with_its_fault(api: Any) -> None:
+    api.broken["incidents"] = (400, b'{"detail": "matcher \\"rack\\": expected LABEL=VALUE"}')
+    assert "expected LABEL=VALUE" in shown(page(incidents_script, filter="rack"))
+
+
+def test_a_selection_is_acknowledged_one_by_one_and_says_what_failed(api: Any) -> None:
+    api.incidents["C3"] = {**incident_table("C3"), "findings": [], "history": [], "notifications": []}
+    incidents._acknowledge(["A1", "C3"])
+    assert [path for path, _ in api.posted] == ["incidents/A1/acknowledge", "incidents/C3/acknowledge"]
+    assert incidents._describe(2, []).text == "2 incidents acknowledged."
+    assert incidents._describe(3, ["A1: no"]).text == "1 of 3 not acknowledged. A1: no"
+
+
+def test_a_row_shows_who_has_the_incident() -> None:
+    found = parse_detail(incident_table("A1", acknowledged_by="ann", state="acknowledged")).incident
+    assert list_rows([found], NOW)[0]["owner"] == "ann"
+
+
+def test_silences_are_listed_with_what_they_hold_back(api: Any) -> None:
+    api.silences = [silence_table("s1", reason=HOSTILE, text=f'rack="{HOSTILE}"'), silence_table("s2", state="expired")]
+    api.incidents["A1"] |= {"state": "silenced", "silenced_by": ["s1"]}
+    text = shown(page(silences_script))
+    assert "1 silence in force" in text
+    assert HOSTILE not in text
+    assert 'href="incident?id=A1"' in text
+
+
+def test_a_silence_is_extended_and_ended_with_its_version(api: Any) -> None:
+    api.silences = [silence_table("s1", ends=iso(NOW + 3600 * SECOND))]
+    test = page(silences_script, opened="extend-s1")
+    test.button(key="by-8 h-s1").click().run()
+    assert api.posted[-1] == ("silences/s1", {"ends": iso(NOW + 9 * 3600 * SECOND), "reason": "new paste"})
+    assert "Extended: " in shown(test)
+    test = page(silences_script, opened="end-s1")
+    test.button(key="end-now-s1").click().run()
+    assert api.posted[-1] == ("silences/s1/expire", {})
+    assert "Ended: " in shown(test)
+
+
+def test_an_edited_silence_with_a_wrong_time_is_not_sent(api: Any) -> None:
+    api.silences = [silence_table("s1")]
+    test = page(silences_script, opened="edit-s1")
+    test.text_input(key="edit-s1-1-ends").set_value("tomorrow")
+    test.button(key="edit-s1-1-save").click().run()
+    assert "&#x27;tomorrow&#x27; is no time; expected one such as 2026-01-31T08:00:00Z." in shown(test)
+    assert [path for path, _ in api.posted if path != "silences/preview"] == []
+
+
+def test_a_maintenance_window_is_added(api: Any) -> None:
+    test = page(silences_script, opened="silences-window")
+    test.text_area(key="window-scopes").set_value("rack:r1\nnode:n1")
+    test.text_input(key="window-reason").set_value("firmware")
+    test.button(key="window-add").click().run()
+    path, body = api.posted[-1]
+    assert (path, body["scopes"], body["reason"]) == ("maintenance", ["rack:r1", "node:n1"], "firmware")
+    assert "Maintenance window added" in shown(test)
+
+
+def test_matchers_are_written_as_they_are_read() -> None:
+    row = {"name": "rack", "value": 'a"b\\', "isRegex": True, "isEqual": False}
+    assert write_matcher(row) == 'rack!~"a\\"b\\\\"'
+
+
+def test_silences_of_slurm_and_planned_ones_say_so() -> None:
+    later = parse_silence(silence_table("m", "maintenance", state="pending", source="slurm:root_1", updated_by="bob"))
+    text = silences.describe(later, NOW)
+    assert text.startswith("by ann (slurm:root_1), changed by bob, from 11:00:00Z until 2999-01-01 00:00:00Z")
+
+
+def test_the_handover_shows_what_waits_and_links_to_it(api: Any) -> None:
+    api.changed = [
+        {
+            "id": "B2",
+            "changes": ["opened", "updated", "updated", "resolved"],
+            "time": iso(NOW),
+            "summary": "gpu:n1.0 was hot",
+            "state": "resolved",
+            "severity": "ticket",
+        }
+    ]
+    text = shown(page(handover_script, since="24 h"))
+    assert "1 open incident, 0 muted, 1 pending, 1 changed" in text
+    for part in ("page that nobody took", "opened, updated, resolved", "nobody", 'href="incident?id=B2"'):
+        assert part in text
+    asked = next(query for path, query in api.asked if path == "handover")
+    assert asked["since"][0].endswith("00.000000Z")
+
+
+def test_the_begin_of_a_shift_is_a_length_or_a_time() -> None:
+    assert handover.parse_since("12 h", NOW) == NOW - 12 * 3600 * SECOND
+    assert handover.parse_since("2026-01-01T06:00Z", NOW) == NOW - 6 * 3600 * SECOND
+    assert handover.parse_since("soon", NOW) == NOW - 8 * 3600 * SECOND
+
+
+def test_the_audit_links_to_what_was_changed(api: Any) -> None:
+    row = {
+        "number": 1,
+        "time": iso(NOW),
+        "actor": "eve",
+        "role": "viewer",
+        "origin": "10.0.0.9",
+        "target": "A1",
+        "action": "acknowledge",
+        "reason": HOSTILE,
+        "outcome": "refused",
+        "before": None,
+        "after": None,
+    }
+    api.audit = [row, {**row, "action": "add silence", "target": "s1"}, {**row, "action": "x", "target": "node:n1"}]
+    text = shown(page(audit_script, actor="eve"))
+    assert next(query for path, query in api.asked if path == "audit")["actor"] == ["eve"]
+    for part in ("acknowledge (refused)", 'href="incident?id=A1"', 'href="silences?id=s1"', "node?entity=node%3An1"):
+        assert part in text
+    assert HOSTILE not in text
+
+
+def test_a_broken_chain_of_the_audit_is_an_alarm() -> None:
+    assert parse_audit({"audit": [], "broken": 7}).broken == 7
+    assert audit.audit_rows((), NOW) == []
+
+
+def test_a_detector_links_to_its_incidents_and_shows_its_calibration(api: Any) -> None:
+    api.panel = {"detectors": [detector_table(name="coolant"), detector_table()], "modes": []}
+    text = shown(page(detectors_script, detector="straggler"))
+    assert text.index("<b>straggler</b>") < text.index("<b>coolant</b>")
+    assert "1 unresolved incident</a>" in text
+    assert "filter=detector%3D%22straggler%22" in text
+    assert "thresholds of straggler" in text
+    assert "No detector" in shown(page(detectors_script, detector="nope"))
