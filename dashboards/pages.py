@@ -27,14 +27,14 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("fleet", "Fleet", "grid_view"),
     PageEntry("incidents", "Incidents", "notifications"),
     PageEntry("incident", "Incident", "notifications", shown=False),
-    PageEntry("data", "Data quality", "sensors"),
     PageEntry("node", "Node", "dns", shown=False),
-    PageEntry("handover", "Handover", "sync_alt"),
-    PageEntry("silences", "Silences", "notifications_off"),
-    PageEntry("audit", "Audit", "fact_check"),
     PageEntry("link", "Link", "cable", shown=False),
     PageEntry("explore", "Explore", "monitoring"),
+    PageEntry("data", "Data quality", "sensors"),
     PageEntry("detectors", "Detectors", "troubleshoot"),
+    PageEntry("silences", "Silences", "notifications_off"),
+    PageEntry("handover", "Handover", "sync_alt"),
+    PageEntry("audit", "Audit", "fact_check"),
 )
 """In the order of the navigation; the first is the default page, at /."""
 

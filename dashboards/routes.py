@@ -69,11 +69,6 @@ def entity_href(entity: str) -> str:
     return href("node", entity=entity)
 
 
-def has_page(name: str) -> bool:
-    """Returns whether this dashboard has a page."""
-    return name in st.session_state.get(_PAGES, {})
-
-
 def open_page(name: str, /, **query: str) -> NoReturn:
     """Opens a page of this session."""
     _open(name, query)
