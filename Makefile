@@ -9,7 +9,7 @@ UPGRADE ?=
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all lint types parts docs soak bench score compose-test constraints clean
+.PHONY: help install run test test-all lint types parts docs pictures soak bench score compose-test constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ types: .venv/.tests-installed ## check types strictly
 
 docs: .venv/.installed ## write docs/{signals,events,detectors,simulator,exporters}.md anew from the code
 	@PYTHONPATH=. $(BIN)/python -P docs/generate.py
+
+pictures: .venv/.tests-installed ## make the pictures of README and docs from the demo, in a headless Chromium
+	@PYTHONPATH=. $(BIN)/python -P docs/pictures.py
 
 soak: .venv/.tests-installed ## run for hours: a day of faults against the agent, a killed and a frozen broker, a million hostile inputs of each format, 1,000 kills of the pipeline (HOURS=n MINUTES=n ROUNDS=n)
 	@$(BIN)/python -m benchmarks.storm --hours $(or $(HOURS),24)

@@ -184,9 +184,9 @@ def _end_process(code: int) -> None:
 
 def _dashboard(given: argparse.Namespace) -> int:
     config = _load_service_config(given)
-    from dashboards import serve
+    from dashboards import commands
 
-    return serve.run(config)
+    return commands.run(config, given)
 
 
 def _up(given: argparse.Namespace) -> int:
@@ -339,7 +339,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "agent": _agent,
     "gateway": _gateway,
     "pipeline": _pipeline,
-    "dashboard": _dashboard,
+    **dict.fromkeys(("dashboard", "report"), _dashboard),
     "init": _init,
     "doctor": _doctor,
     "check": _check,

@@ -77,11 +77,11 @@ def map_data(found: FleetMap, view: MapView) -> dict[str, Any]:
         "layout": found.layout,
         "by": found.by,
         "looks": found.looks,
-        "ages": found.ages,
+        "ages": without_zeros(found.ages),
         "levels": found.levels,
         "scale": found.scale,
         "incident_sets": found.incident_sets,
-        "incident_of": found.incident_of,
+        "incident_of": without_zeros(found.incident_of),
         "causes": found.causes,
         "counts": dict(found.counts),
         "words": [NODE_STATE[state] for state in NODE_STATES],
@@ -95,6 +95,11 @@ def map_data(found: FleetMap, view: MapView) -> dict[str, Any]:
         "caption": caption(found, view.unknown),
         "stamp": iso(found.head.as_of)[:19].replace(":", ""),
     }
+
+
+def without_zeros(text: str) -> str:
+    """Returns base64, or nothing if all bytes are zero: in most seconds all data is fresh."""
+    return text if text.strip("A=") else ""
 
 
 def caption(found: FleetMap, unknown: bool) -> str:

@@ -65,7 +65,8 @@ function take(view, component) {
   const layout = globalThis.fleetpulseLayouts?.get(data.layout);
   view.data = data;
   view.unknown = data.unknown || document.documentElement.hasAttribute("data-fleetpulse-unknown");
-  view.fleet = { looks: bytes(data.looks), ages: bytes(data.ages), levels: bytes(data.levels), incidents: bytes(data.incident_of) };
+  const looks = bytes(data.looks) ?? new Uint8Array(0), zeros = () => new Uint8Array(looks.length);
+  view.fleet = { looks, ages: bytes(data.ages) ?? zeros(), levels: bytes(data.levels), incidents: bytes(data.incident_of) ?? zeros() };
   view.causes = new Set(data.causes);
   view.state = data.state;
   if (!layout || layout.names.length !== view.fleet.looks.length) { view.placed = null; return false; }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
 from typing import cast
 
 import streamlit as st
@@ -24,13 +26,15 @@ from dashboards.fleet_map.answers import (
 )
 from dashboards.fleet_map.component import FILTER_WORDS, MapEvents, MapView, fleet_map
 from dashboards.incident_list.component import incident_list, sort_incidents
+from dashboards.report.document import write_report
 from dashboards.snapshot import CachedAnswer
 from dashboards.views import parts
 from dashboards.views.parts import statement, unknown_since
 from dashboards.views.sharing import draw_share
 from dashboards.words import amount, joined
 from pipeline.model.entity_names import entity_name
-from pipeline.model.records import SECOND, Incident
+from pipeline.model.errors import FleetpulseError
+from pipeline.model.records import SECOND, Incident, iso
 
 MAX_INCIDENTS = 6
 """Incidents under the map; the list has all. Chosen."""
@@ -130,6 +134,15 @@ def _toolbar(wanted: Wanted) -> None:
             required=True,
         )
         shown = st.toggle("As a table", value=wanted.table, key="fleet_table")
+        st.download_button(
+            "Report",
+            partial(write_report_now, wanted.within),
+            file_name=f"fleet-report-{iso(snapshot.now())[:10]}.html",
+            mime="text/html",
+            key="fleet_report",
+            help="One HTML file to print or to save as PDF",
+            on_click="ignore",
+        )
     changed = {
         "by": "" if by == "rack" else by,
         "colour": "" if colour == "state" else colour,
@@ -152,6 +165,15 @@ def _set_address(**changes: str) -> None:
             st.query_params[name] = value
         elif name in st.query_params:
             del st.query_params[name]
+
+
+def write_report_now(within: str) -> str:
+    """Returns the report of this moment, or why there is none."""
+    client = snapshot.make_client()
+    try:
+        return write_report(lambda path, query: client.fetch(dict, path, query.items()), snapshot.now(), within)
+    except FleetpulseError as error:
+        return f"<!doctype html><title>Fleet report</title><p>The fleet cannot be read: {escape(str(error))}</p>"
 
 
 # --- the map ----------------------------------------------------------------------------------------------------------

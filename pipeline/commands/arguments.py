@@ -19,6 +19,7 @@ from pipeline.commands.options import (
     parse_seconds,
 )
 from pipeline.commands.people_arguments import PEOPLE
+from pipeline.commands.report_arguments import REPORTS
 from pipeline.commands.verbs import VERBS
 
 TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without importing typing
@@ -97,6 +98,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         ((("--all",), {"action": "store_true", "help": "also returned nodes"}), OUTPUT),
     ),
     **PEOPLE,
+    **REPORTS,
     "mutes": (
         "list, add or end mutes",
         ((("--all",), {"action": "store_true", "help": "also expired mutes"}), OUTPUT),

@@ -90,9 +90,7 @@ def _routes(given: argparse.Namespace) -> int:
 def _people(given: argparse.Namespace) -> int:
     from pipeline.commands import people
 
-    run = people.run_incidents if given.command == "incidents" else people.run_act
-    if given.command in ("silences", "maintenance"):
-        run = people.run_silences
+    run = people.RUN.get(given.command, people.run_act)
     _print_for_people(*run(load_config(given.config), given), given.output)
     return 0
 
@@ -155,7 +153,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     **dict.fromkeys(
         ["incidents", "ack", "assign", "comment", "resolve", "reopen", "merge", "split", "feedback"], _people
     ),
-    **dict.fromkeys(("silences", "maintenance"), _people),
+    **dict.fromkeys(("silences", "maintenance", "share"), _people),
     "handover": _handover,
     "audit": _audit,
     "token": _token,

@@ -1,5 +1,5 @@
 """`fleetpulse incidents`, `ack`, `assign`, `comment`, `resolve`, `reopen`, `merge`, `split`, `feedback`, `silences`,
-`maintenance`, `handover`, `audit` and `token`: what people do, through the running pipeline.
+`maintenance`, `share`, `handover`, `audit` and `token`: what people do, through the running pipeline.
 
 `token` changes the file with the tokens beside the store, on the host of the pipeline; it needs no running pipeline.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ WIDTH = 120
 INCIDENTS = ("id", "severity", "state", "opened", "who", "cause", "summary")
 SILENCES = ("id", "kind", "state", "until", "author", "text", "reason")
 AUDIT = ("number", "time", "actor", "role", "origin", "outcome", "action", "target", "reason")
+SHARED = ("attribute", "value", "inside", "outside", "p_corrected", "separates")
 TOKENS = ("id", "owner", "role", "on_behalf_of", "created", "created_by", "expires", "state")
 HISTORY = ("number", "time", "kind", "actor", "comment")
 _ACTS = {"ack": "acknowledge", "split": "split"}
@@ -132,6 +134,29 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
         for token in found
     ]
     return rows, TOKENS, text
+
+
+def run_share(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
+    """Returns what nodes have in common that others have not; for people, only what is not chance if there is some."""
+    asked = {"incident": given.incident, "within": given.within}
+    body = {"entities": given.entities, **{name: value for name, value in asked.items() if value}}
+    found = _send(config, "/share", body)
+    proven = [row for row in found["shared"] if row["separates"]]
+    about = f"{found['selected']:,} nodes against {found['others']:,} others, {found['compared']:,} values compared"
+    nothing = "" if proven else ": nothing separates them; the nearest values are within chance"
+    for line in (about + nothing, *(f"{entity}: no node of it is known" for entity in found["unknown"])):
+        sys.stderr.write(f"fleetpulse: {line}\n")
+    rows = proven if proven and given.output == "table" else found["shared"]
+    return ([{**r, "p_corrected": float(f"{r['p_corrected']:.2g}")} for r in rows] if rows else []), SHARED
+
+
+RUN = {
+    "incidents": run_incidents,
+    "silences": run_silences,
+    "maintenance": run_silences,
+    "share": run_share,
+}
+"""Command -> what it runs; all others are acts on incidents."""
 
 
 def shorten_times(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Rows:

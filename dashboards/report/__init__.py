@@ -1,0 +1,1 @@
+"""The fleet on paper: a printable report, and the map as a picture."""

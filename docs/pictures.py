@@ -1,0 +1,155 @@
+"""Makes all pictures of the pages in docs/images from the demo: `make pictures`.
+
+Starts `fleetpulse demo` on free ports, waits until its faults are incidents, and takes every page of the navigation in
+a headless Chromium. What it shows is simulated, and says so.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, Error, Page, sync_playwright
+
+from dashboards.pages import PAGES
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connection-state=CONNECTED]"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+START_S = 900.0
+"""Time limit for the demo's 6 h of history (s). Chosen: it takes 1 min, on a busy machine ten."""
+INCIDENTS = 5
+"""Incidents that the demo's faults become."""
+SETTLE_MS = 1500
+"""Wait for charts after the page is ready (ms). Chosen: fonts and the last animation."""
+COLOURS = 256
+"""Colours of a picture; a page has fewer, except at the edges of letters. A third of the size."""
+FIND_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+def main() -> int:
+    """Starts the demo, makes the pictures, and stops it."""
+    api, dashboard = _free_port(), _free_port()
+    environ = os.environ | {
+        "FLEETPULSE__API__PORT": str(api),
+        "FLEETPULSE__DASHBOARD__PORT": str(dashboard),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, str(ROOT / "fleetpulse.py"), "demo"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
+        try:
+            _wait_for_incidents(demo, api, dashboard)
+            make_pictures(f"http://127.0.0.1:{dashboard}", f"http://127.0.0.1:{api}")
+        finally:
+            demo.terminate()
+            demo.wait(30)
+    return 0
+
+
+def make_pictures(dashboard: str, api: str) -> None:
+    """Makes the pictures of a running dashboard, and of its API."""
+    examples = find_examples(api)
+    chromium = next(filter(None, map(shutil.which, FIND_CHROMIUM)), None)
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
+        for entry in PAGES:
+            query = "&".join(["live=0", examples.get(entry.name, "")]).rstrip("&")
+            path = "/" if entry is PAGES[0] else f"/{entry.name}"
+            _take(browser, f"{dashboard}{path}?{query}", f"{entry.name}-light")
+        first = f"{dashboard}/?live=0"
+        _take(browser, f"{first}&by=loop&colour=temperature", "fleet-dark", scheme="dark")
+        _take(browser, first, "fleet-phone", width=390, height=844)
+        _take(browser, f"{dashboard}/incident?live=0&{examples['incident']}", "incident-phone", width=390, height=844)
+        browser.close()
+
+
+def find_examples(api: str) -> dict[str, str]:
+    """Returns the query of the pages about one thing: the first page with a GPU as its cause, its node and its job."""
+    incidents = _get(api, "/api/v1/incidents")["incidents"]
+    pages = [i for i in incidents if i["severity"] == "page"]
+    gpus = [i for i in pages if i["cause"].startswith(("gpu:", "rank:"))] or pages or incidents
+    chosen = gpus[0]
+    device = next((e for e in (chosen["cause"], *chosen["members"]) if e.startswith("gpu:")), "")
+    node = f"node:{device.partition(':')[2].rpartition('.')[0]}" if device else "node:sim-n010"
+    port = next((i["cause"] for i in pages if i["cause"].startswith("port:")), "")
+    jobs = [e["entity"] for e in _get(api, "/api/v1/entities?kind=job")["entities"]]
+    return {
+        "incident": f"id={chosen['id']}",
+        "node": f"entity={node}",
+        "link": f"entity={port}" if port else "",
+        "job": f"entity={jobs[0]}" if jobs else "",
+        "explore": f"entity={device}&signal=gpu.temperature" if device else "",
+    }
+
+
+def _take(
+    browser: Browser, address: str, name: str, scheme: Any = "light", width: int = 1440, height: int = 900
+) -> None:
+    """Saves one picture. Raises SystemExit if the page shows an error."""
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height}, locale="en-GB")
+    page = context.new_page()
+    try:
+        page.goto(address)
+        page.locator(READY).wait_for(timeout=120_000)
+        page.wait_for_timeout(SETTLE_MS)
+        raw = _shoot(page)
+        faults = page.locator("[data-testid=stException]").all_inner_texts()
+    finally:
+        context.close()
+    if faults:
+        raise SystemExit(f"{address}: the page shows an error: {faults[0][:200]}")
+    with Image.open(io.BytesIO(raw)) as picture:
+        picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
+    sys.stderr.write(f"{name}.png: {(IMAGES / f'{name}.png').stat().st_size // 1024} kB\n")
+
+
+def _shoot(page: Page) -> bytes:
+    """Returns a screenshot; Chromium fails to take one now and then, so it is asked twice."""
+    try:
+        return page.screenshot()
+    except Error:
+        return page.screenshot()
+
+
+def _wait_for_incidents(demo: subprocess.Popen[bytes], api: int, dashboard: int) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if demo.poll() is not None:
+            raise SystemExit(f"fleetpulse demo ended with {demo.returncode}")
+        try:
+            ready = len(_get(f"http://127.0.0.1:{api}", "/api/v1/incidents")["incidents"]) >= INCIDENTS
+            with urllib.request.urlopen(f"http://127.0.0.1:{dashboard}/_stcore/health", timeout=5):
+                pass
+        except OSError:
+            ready = False
+        if ready:
+            return
+        time.sleep(2)  # polls another process
+    raise SystemExit(f"fleetpulse demo has fewer than {INCIDENTS} incidents after {START_S:.0f} s")
+
+
+def _get(address: str, path: str) -> Any:
+    with urllib.request.urlopen(address + path, timeout=30) as answer:
+        return json.load(answer)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

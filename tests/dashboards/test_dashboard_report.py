@@ -1,0 +1,107 @@
+"""The printable report and the picture of the map: from a real API over HTTP, through the command."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from dashboards import commands
+from dashboards.client import Client
+from dashboards.fleet_map.answers import parse_layout, parse_map
+from dashboards.report.document import MapParts, map_picture, write_report
+from pipeline.config.sections import Api as ApiSection
+from pipeline.config.sections import Config
+from pipeline.model.errors import UsageError
+from tests.dashboards.conftest import NOW, map_tables
+
+
+def report(api: Any, within: str = "") -> str:
+    client = Client(api.url)
+    return write_report(lambda path, query: client.fetch(dict, path, query.items()), NOW, within)
+
+
+def test_a_report_has_state_incidents_impact_quality_and_detectors(api: Any) -> None:
+    text = report(api)
+    for part in (
+        "State of 2026-01-01 12:00:00Z",
+        "2 of 3 nodes are SIMULATED",
+        "<b>1</b> critical",
+        "<h2>Unresolved incidents (1)</h2>",
+        "Rank 17 of job 81 computes 0.61 s a step",
+        "<h2>Impact and recommended action</h2>",
+        "<th>Agents reporting</th><td>2 of 3</td>",
+        "<th>Lag of the evaluation</th><td>40 s</td>",
+        "data:image/png;base64,",
+    ):
+        assert part in text
+    assert "(B2)" not in text  # resolved
+    assert "<script" not in text
+    assert re.findall(r'(?:src|href)="(?!data:)', text) == []
+
+
+def test_a_part_that_cannot_be_read_says_why(api: Any) -> None:
+    api.broken["detectors"] = (503, b'{"detail": "too many queries"}')
+    text = report(api)
+    assert "Unavailable: Too many queries (HTTP 503)" in text
+    assert "<h2>Fleet state</h2>" in text
+
+
+def test_names_in_a_report_are_text(api: Any) -> None:
+    api.incidents["A1"]["summary"] = "<img src=x onerror=alert(1)> is wrong"
+    api.fleet["nodes"][0]["rack"] = "rack:<b>"
+    text = report(api)
+    assert "<img src=x" not in text
+    assert "&lt;img src=x" in text
+
+
+def test_a_report_of_a_rack_has_only_its_incidents(api: Any) -> None:
+    assert "(1)</h2>" in report(api, "rack:r1")
+    assert "Unresolved incidents (0)</h2><p>None.</p>" in report(api, "rack:none")
+
+
+@pytest.mark.parametrize("number", [0, 1, 64, 12_500])
+@pytest.mark.parametrize("colour", ["state", "power"])
+def test_the_picture_has_every_size_of_fleet(api: Any, number: int, colour: str) -> None:
+    states = ("ok", "watch", "degraded", "critical", "no_data")
+    nodes = [api.node(f"n{i}", states[i % 5], ["A1"] if i % 5 == 3 else []) for i in range(number)]
+    nodes = [{**node, "rack": f"rack:機{i // 16}", "affected": i % 7 == 0} for i, node in enumerate(nodes)]
+    table, names = map_tables({**api.fleet, "nodes": nodes, "causes": ["rack:機1"]}, "rack", colour, "")
+    drawn = map_picture(MapParts(parse_map(table), parse_layout(names)))
+    with Image.open(io.BytesIO(drawn)) as picture:
+        assert picture.width == 1600
+        assert 100 < picture.height < 1600
+        colours = {colour for _, colour in picture.getcolors(1 << 20) or []}
+    assert (213, 94, 0) in colours  # critical, at least in the legend
+    assert len(drawn) < 400_000
+
+
+def config_of(api: Any) -> Config:
+    port = int(api.url.rpartition(":")[2])
+    return Config(api=ApiSection(port=port))
+
+
+def given(**options: Any) -> argparse.Namespace:
+    every = {"command": "report", "html": None, "png": None, "by": "rack", "colour": "state", "within": None}
+    return argparse.Namespace(**{**every, **options})
+
+
+def test_the_command_writes_both_files(api: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, picture = tmp_path / "fleet.html", tmp_path / "fleet.png"
+    assert commands.run(config_of(api), given(html=str(page), png=str(picture))) == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("fleetpulse: wrote")) == ("", 2)
+
+
+def test_the_command_refuses_what_it_cannot_do(api: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected --html FILE or --png FILE"):
+        commands.run(config_of(api), given())
+    with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
+        commands.run(config_of(api), given(png=str(tmp_path / "none" / "x.png")))
