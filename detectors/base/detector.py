@@ -75,8 +75,8 @@ class Detector(State, ABC):
     """Judges frames. Deterministic: the same frames give the same findings, whatever their batches.
 
     name:         in findings, configuration and labels. Its text before the first underscore decides which shared
-                  causes explain its findings: `link` for `link_stall`; see EXPLAINED_FAMILIES in
-                  pipeline/incidents/causes.py.
+                  causes explain its findings: `link` for `link_stall`; see FACTOR_KINDS in
+                  pipeline/incidents/factors.py.
     family:       what kind of fault, in words for operators, shown in lists; equal for the detectors of one subject.
     device_class: class of the entities that the memory() arrays are about.
     needs:        signals without which it is off; `event:KIND` means events of that kind.

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.api.backend import Health
 from pipeline.api.heatmap import FleetNames
-from pipeline.incidents.causes import EXPLAINED_FAMILIES
+from pipeline.incidents.factors import FACTOR_KINDS
 from pipeline.incidents.reach import NodesBelow, split_nodes
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CLASSES
@@ -229,7 +229,7 @@ def list_co_occurring(cause: str, others: Iterable[Mapping[str, Any]], topology:
     found = []
     for other in others:
         theirs = {other["cause"], *topology.ancestors(other["cause"])}
-        shared = next((e for e in mine if e in theirs and kind_of(e) in (kind_of(cause), *EXPLAINED_FAMILIES)), None)
+        shared = next((e for e in mine if e in theirs and kind_of(e) in (kind_of(cause), *FACTOR_KINDS)), None)
         if shared is not None:
             keys = ("id", "cause", "severity", "summary", "onset")
             found.append({**{key: other[key] for key in keys}, "shared": shared})

@@ -27,7 +27,9 @@ from pipeline.incidents.cases import (
     make_incident_id,
     visibility_order,
 )
-from pipeline.incidents.causes import NODE_SILENCE, REFINE_WINDOW, SYMPTOM_FAMILY, CauseRules, MergeProposal
+from pipeline.incidents.causes import ABSORB_WINDOW, NODE_SILENCE, REFINE_WINDOW, CauseRules, MergeProposal
+from pipeline.incidents.confidence import make_explanation
+from pipeline.incidents.factors import SYMPTOM_FAMILY
 from pipeline.incidents.likelihood import BaseRates
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology, kind_of
@@ -96,6 +98,7 @@ class Desk:
         for finding in sorted(findings, key=instant_order):
             self._handle_finding(finding)
         self._refine_causes()
+        self._assess_causes()
         self._causes.count_new((self._cases[id_] for id_ in self._before), time)
         self._resolve_quiet(has_telemetry)
         self._drop_old_resolved()
@@ -109,6 +112,7 @@ class Desk:
             for finding in sorted(findings, key=instant_order):
                 self._handle_finding(finding)
             self._refine_causes()
+            self._assess_causes()
             return self._collect_changes()
         finally:
             self.time = of_frames
@@ -163,7 +167,8 @@ class Desk:
     def as_json(self) -> dict[str, Any]:
         """Returns all state as plain data."""
         cases, mutes = [c.as_json() for c in self._cases.values()], self._mutes.as_json()
-        return {"time": self.time, "cases": cases, "mutes": mutes, "rates": self._causes.rates.as_json()}
+        known = {"rates": self._causes.rates.as_json(), "changed": self._causes.index.as_json()}
+        return {"time": self.time, "cases": cases, "mutes": mutes, **known}
 
     def load_json(self, data: Mapping[str, Any]) -> None:
         """Restores the state of `as_json`."""
@@ -172,7 +177,8 @@ class Desk:
         known = sorted(self._cases.values(), key=lambda c: c.is_open)
         self._case_ids = {key: c.incident.id for c in known for key in c.conditions}
         self._mutes.restore(data["mutes"])
-        self._causes.rates = BaseRates.from_json(data.get("rates"))
+        self._causes.solver.rates = BaseRates.from_json(data.get("rates"))
+        self._causes.index.load_json(data.get("changed", ()))
 
     def _find_case(self, incident_id: str) -> Case:
         if incident_id not in self._cases:
@@ -248,7 +254,7 @@ class Desk:
         A ticket or page finding joins a watch incident only if no other case absorbs it.
         """
         chain = self._causes.list_suspects(finding.entity)
-        severity, near = SEVERITIES[LEVELS.index(finding.level)], {*chain, *self._causes.network_around(finding.entity)}
+        severity, near = SEVERITIES[LEVELS.index(finding.level)], {*self._causes.causes_near(finding.entity)}
         found = [
             case
             for case in self._cases.values()
@@ -327,6 +333,8 @@ class Desk:
             self._new_keys.setdefault(case.incident.id, []).append(finding.key)
             if before.severity == "watch" and finding.level != "suspect":
                 self._take_over_cause(case, finding)
+            if (rack := self._causes.localize(case)) is not None and self._find_open_by_cause(rack) is None:
+                case.incident.cause, case.reason = rack, f"its leak detector names {rack}"
             case.refresh_incident(self._causes, self._before[case.incident.id], self.time)
             self._retitled.discard(case.incident.id)
         elif case.refresh_title():
@@ -363,12 +371,24 @@ class Desk:
         while True:
             open_ = [c for c in self._cases.values() if c.is_open]
             fresh = [c for c in open_ if c.incident.severity == "watch" or self.time - c.raised_at <= REFINE_WINDOW]
-            folds = self._causes.propose_merges(fresh, [c for c in open_ if self._causes.can_absorb_at(c, self.time)])
+            recent = [c for c in open_ if c in fresh or self.time - c.raised_at <= ABSORB_WINDOW]
+            absorbing = [c for c in open_ if self._causes.can_absorb_at(c, self.time)]
+            folds = self._causes.propose_merges(fresh, recent, absorbing)
             folds = [fold for fold in folds if not are_apart(fold.cases)]
             if not folds:
                 return
             for fold in folds:
                 self._merge_cases(fold)
+
+    def _assess_causes(self) -> None:
+        """Sets the confidence of the incidents with new findings."""
+        if not self._new_keys:
+            return
+        every = [c for c in self._cases.values() if c.is_open]
+        changed = [c for c in every if c.incident.id in self._before and c.incident.id not in self._retitled]
+        for case, assessed in zip(changed, self._causes.assess(changed, every), strict=True):
+            case.incident.confidence = assessed.confidence
+            case.incident.explanation = make_explanation(case, assessed)
 
     def _merge_cases(self, proposal: MergeProposal) -> None:
         """Merges cases into the case of that cause, else into the one that people saw first."""

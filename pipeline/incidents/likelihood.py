@@ -1,26 +1,13 @@
-"""How much more likely one fault is than independent ones, from rates per day: of the site where it has measured them.
-
-One shared fault F with n affected and s silent members (section "Root cause" of docs/architecture.md):
-
-    ln odds = ln P(F fails in T) + n ln((1 - MISS) / p) + s ln(MISS / (1 - p))
-
-T is the time within which the members began, p the chance that a member begins by itself in T. The form is that of
-maximum-posterior explanations: SCORE (Kompella et al., NSDI 2005) and Flock (Harsh et al., CoNEXT 2023).
-"""
+"""How often conditions begin by chance, measured at the site; how likely one fault is of two conditions of a device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from pipeline.incidents.cases import Case
-from pipeline.model.entity_names import KINDS
 from pipeline.model.records import SECOND
-from pipeline.model.topology import kind_of
 
 DAY = 86_400 * SECOND
 WINDOW = 120 * SECOND
@@ -41,16 +28,6 @@ LONGEST_STEP = 600 * SECOND
 FRAILTY = 0.2
 """Gamma shape of the rates of single devices: the worst 5 % have 44 % of all faults (Kokolis et al., HPCA 2025). Two
 independent conditions meet on one device 1 + 1/shape times as often as if all were alike."""
-SHARED_RATES = {
-    "node": 8e-5,  # power 0.14, CPU, board and chassis 0.09 each per 1M GPU-hours (Llama 3, table 5), of 8 GPUs
-    "rack": 8e-5,  # a leak 0.02 and a power shelf 0.01 per rack-year (assumed)
-    "row": 3e-3,  # recirculation 0.5 per hall-month (assumed), five rows
-    "cdu": 2.7e-4,  # loss of a pump 0.1 per year (assumed)
-    "pdu": 5.5e-5,  # a trip 0.02 per year (assumed)
-    "leaf": 2e-5,  # 0.051 % per month (HPN, SIGCOMM 2024), and 0.01 % gray (assumed)
-    "rail": 2e-5,  # as a leaf
-}
-"""Faults per day of what members share. A tenth or ten times as many changes the answer by a third of a member."""
 DEVICE_RATES = {
     "gpu": 5e-4,  # 19.7 per 1M GPU-hours (Llama 3, table 5)
     "port": 1e-2,  # flap episodes per link-day (assumed), optics 0.5 % and hard failures 0.057 % per month (HPN)
@@ -121,75 +98,6 @@ class BaseRates:
             return cls()
         counts = {(family, kind): (number, time) for family, kind, number, time in data["counts"]}
         return cls(counts, data["days"], data["time"])
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOdds:
-    """Log odds of one shared fault.
-
-    since:  onset of the first member that belongs to it; members before are others.
-    unsure: how much lower they may be, since the rate is known from few conditions.
-    """
-
-    log_odds: float
-    since: int
-    unsure: float
-
-
-@dataclass(frozen=True, slots=True)
-class SharedCause:
-    """A cause above several affected units, with its log odds against independent faults.
-
-    cases: those that began in its time span, by id.   size: monitored units below it.
-    safe:  log odds with the uncertainty of the rate, by which it is believed.
-    """
-
-    cause: str
-    cases: Mapping[str, Case]
-    units: tuple[str, ...]
-    size: int
-    span: int
-    log_odds: float
-    safe: float
-
-    def describe(self) -> str:
-        """Returns the evidence as a sentence."""
-        words = KINDS.get(kind_of(self.units[0]), ("unit", "units"))[1]
-        ratio = describe_odds(self.safe)
-        return (
-            f"{len(self.units)} of {self.size} {words} within {describe_span(self.span)}: "
-            f"one shared fault is {ratio} as likely as separate ones"
-        )
-
-
-def weigh_group(kind: str, onsets: Sequence[int], silent: int, rate: Rate, others: Callable[[int], float]) -> GroupOdds:
-    """Returns the log odds of one fault of an entity of `kind` against independent ones, over the best time span.
-
-    onsets: of its affected members, ascending.   silent: monitored members without a condition.
-    others: share of the members of comparable groups that began since a time: what has hit all of them is no fault of
-    one.
-    """
-    began = np.array(onsets, np.int64)
-    days = np.maximum(began[-1] - began, WINDOW) / DAY
-    shared = -np.expm1(-SHARED_RATES.get(kind, LEAST_RATE) * days)
-    alone = -np.expm1(-rate.per_day * days)
-    shape = min(rate.shape, FRAILTY) if kind == "node" else rate.shape  # the parts of one node are frail together
-    unsure = np.cumsum(np.log1p(np.arange(len(began)) / shape))[::-1]  # ln E[rate^n] / E[rate]^n
-    odds = _log_odds(shared, np.arange(len(began), 0, -1), silent, alone)
-    best = int(np.argmax(odds - unsure))
-    since, found = int(began[best]), float(odds[best])
-    if (share := others(min(since, int(began[-1]) - WINDOW))) > alone[best]:
-        found = min(found, float(_log_odds(shared[best], len(began) - best, silent, share)))
-    return GroupOdds(found, since, float(unsure[best]))
-
-
-def _log_odds(shared: Any, affected: Any, silent: int, alone: Any) -> Any:
-    """Returns the log odds of the formula above, of numbers or arrays.
-
-    Silence never counts for a shared fault: a member may have had a condition that ended within the time.
-    """
-    by_chance = np.clip(alone, 1e-12, 1 - MISS)
-    return np.log(shared) + affected * np.log((1 - MISS) / by_chance) + silent * np.log(MISS / (1 - by_chance))
 
 
 def weigh_pair(kind: str, apart: int, first: Rate, second: Rate) -> float:

@@ -38,6 +38,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "job": ("job", "jobs"),
     "rank": ("rank", "ranks"),
     "stage": ("stage", "stages"),
+    "version": ("version", "versions"),
+    "change": ("recent change to", "recent changes"),
     "site": ("site", "sites"),
     "fabric": ("fabric", "fabrics"),
     "nvlink": ("NVLink", "NVLinks"),
@@ -56,6 +58,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "detector": ("detector", "detectors"),
 }
 _OF_A_JOB = ("rank", "stage")
+_VERSIONS = ("version", "change")
+"""Kinds whose names are `attribute=version`, which has dots of its own."""
 
 
 def entity_name(entity: str) -> str:
@@ -65,6 +69,8 @@ def entity_name(entity: str) -> str:
     if kind not in KINDS or not name:
         return entity
     word = KINDS[kind][0]
+    if kind in _VERSIONS:
+        return f"{word} {name.replace('=', ' ', 1)}"
     if name == "all":
         return f"whole {word}"
     if dot and kind in _OF_A_JOB:

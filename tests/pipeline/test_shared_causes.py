@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.incidents.desk import Desk
-from pipeline.incidents.likelihood import DAY, HALF_LIFE, LEAST_RATE, BaseRates, Rate, weigh_group, weigh_pair
+from pipeline.incidents.likelihood import DAY, HALF_LIFE, LEAST_RATE, BaseRates, Rate, weigh_pair
+from pipeline.incidents.solver import log_odds
 from pipeline.model.records import SECOND, Finding, Level
 from pipeline.model.topology import Topology
 from tests.pipeline.test_incidents import START, Case, found
@@ -376,8 +377,8 @@ def test_a_month_of_trouble_is_forgotten_and_a_gap_is_not_quiet() -> None:
 
 def test_more_silent_members_more_frequent_conditions_and_more_time_always_lower_the_odds() -> None:
     def odds(silent: int, rate: float, seconds: int) -> float:
-        onsets = [START + i * seconds * SECOND for i in range(5)]
-        return weigh_group("rack", onsets, silent, Rate(rate, 10), lambda _: 0.0).log_odds
+        days = max(4 * seconds * SECOND, 120 * SECOND) / DAY
+        return float(log_odds(8e-5 * days, 5, silent, -math.expm1(-rate * days)))
 
     assert odds(0, 0.1, 1) > odds(1, 0.1, 1) > odds(20, 0.1, 1)
     assert odds(3, 0.01, 1) > odds(3, 0.1, 1) > odds(3, 10.0, 1)
