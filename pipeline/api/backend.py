@@ -128,6 +128,10 @@ class Backend(Protocol):
         """Adds an attempt without the right to the audit."""
         ...
 
+    def record_act(self, user: Caller, action: str, target: str) -> None:
+        """Adds an act that changes no incident to the audit."""
+        ...
+
     def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         """Adds a mute."""
         ...

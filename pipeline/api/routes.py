@@ -56,7 +56,7 @@ from pipeline.incidents import ledger
 from pipeline.incidents.handover import list_similar
 from pipeline.incidents.impact_rows import read_impact
 from pipeline.incidents.paths import explain_incident
-from pipeline.model.records import SECOND, iso
+from pipeline.model.records import SECOND, Caller, iso
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.store.schema import SCHEMA_VERSION
 
@@ -410,7 +410,14 @@ def describe_store(request: Request) -> Response:
 @operation_router.post("/backup/begin", response_model=models.StoreMoment)
 def begin_backup(request: Request) -> Response:
     """Holds checkpoints back and returns the moment that can be copied now; for one backup at a time."""
-    return json_response(asdict(get_context(request).backend.backups.begin()))
+    backend = get_context(request).backend
+    moment = backend.backups.begin()
+    try:
+        backend.record_act(cast(Caller, request.scope[USER]), "backup", moment.store)
+    except BaseException:
+        backend.backups.end(moment.id)
+        raise
+    return json_response(asdict(moment))
 
 
 @operation_router.post("/backup/{moment}/end", response_model=models.Held)

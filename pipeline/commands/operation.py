@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 from pipeline.config.sections import Config
 from pipeline.http import client
+from pipeline.incidents.outside_acts import add_act
 from pipeline.model.errors import DamagedStore, NoAnswer, Refused, Unreachable, UsageError
 from pipeline.model.records import from_iso
 from pipeline.runtime import private_files
@@ -108,6 +109,7 @@ def _open_source(config: Config, report: Report) -> Iterator[backup.Source]:
             held = backup.Checkpoints(config.store.path, threading.RLock(), connection.cursor, config.site.name, now)
             yield held
             held.release()
+        add_act(config.store.path, "backup", str(config.store.path), "without a pipeline", time.time_ns() // 1000)
         return
     yield source
 
@@ -187,6 +189,7 @@ def run_restore(
         _forget_cursors(config.spool.directory)
     restore_marker(store).unlink()
     sync_folder(store.parent)
+    add_act(store, "restore", str(source), f"as of {manifest['time']}", time.time_ns() // 1000)
     step("done")
     report(_what_next(config, manifest))
     return [_describe(source, manifest, manifest["history"])]

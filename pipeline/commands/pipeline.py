@@ -160,6 +160,10 @@ class PipelineBackend:
         if self._service.engine is not None:
             self.people.record_audit(user, action, "", reason, "refused")
 
+    def record_act(self, user: Caller, action: str, target: str) -> None:
+        """See `Backend.record_act`. Raises Retryable while the service starts."""
+        self.people.record_audit(user, action, target, "", "done")
+
     @property
     def people(self) -> People:
         """What people do to incidents, silences and settings. Raises Retryable while the service starts."""

@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 
 import duckdb
 
+from pipeline.api.tokens import find_role_file, load_role_tokens
 from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine, Judge
+from pipeline.incidents.outside_acts import OutsideActs
 from pipeline.ingest.admission import Admission, StoredState
 from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.ingest.foreign import ForeignDecoder
@@ -30,6 +32,7 @@ from pipeline.model.errors import ConfigError, Interrupted, Retryable
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import ParentGraph
 from pipeline.notify.alertmanager import locate_entity
+from pipeline.notify.annotations import Annotations
 from pipeline.notify.outbox import Notifier
 from pipeline.runtime.heartbeat import EvaluationProgress
 from pipeline.store import events
@@ -106,6 +109,8 @@ class PipelineService:
         self._must_stop: Callable[[], bool] = lambda: False
         self.sealer = Sealer(self.database, config.store, clock)
         self.backups = Checkpoints(config.store.path, self.database.lock, self.database.cursor, config.site.name, clock)
+        roles = find_role_file(store.path)
+        self._outside_acts = OutsideActs(store.path, roles, lambda: load_role_tokens(roles))
         self._must_reload = False  # the parts belong to the store before it was reopened
         try:
             self._assemble()
@@ -195,7 +200,11 @@ class PipelineService:
         alive = lambda: not self._list_problems()  # noqa: E731 - called later by the notifier's thread
         try:
             locate = lambda entity: locate_entity(self.topology, entity)  # noqa: E731 - called for each new incident
-            return Notifier(self.database, link_alerts(config), config.site.name, self.clock, alive, locate=locate)
+            notify = link_alerts(config)
+            impact = lambda id_: "" if self.engine is None else self.engine.impact.summarize(id_)  # noqa: E731
+            notes = Annotations(config, notify.external_url, impact)
+            about = (self.database, notify, config.site.name, self.clock, alive)
+            return Notifier(*about, locate=locate, annotate=notes)
         except ConfigError as error:
             raise ConfigError(f"{config.source}: {error}") from error
 
@@ -370,6 +379,7 @@ class PipelineService:
         """Does to incidents what is due by the clock. Returns True: it never waits."""
         if self.engine is not None:
             self.engine.advance_life()
+            self._outside_acts.record(self.database, self.clock())
         return True
 
     def _read_problem(self) -> str | None:

@@ -56,14 +56,21 @@ def make_labels(incident: Incident, site: str, place: Mapping[str, str] = {}) ->
     return {**found, "simulated": "true"} if incident.simulated else found
 
 
-def make_alert(incident: Incident, own: Mapping[str, str], external_url: str, ended: int | None = None) -> Alert:
+def make_alert(
+    incident: Incident,
+    own: Mapping[str, str],
+    external_url: str,
+    ended: int | None = None,
+    more: Mapping[str, str] = {},
+) -> Alert:
     """Returns one alert with labels `own`; with `ended` a resolved one. It never ends before it starts, which
-    Alertmanager refuses."""
+    Alertmanager refuses. more: further annotations, such as who suffers and what to do."""
     link = f"{external_url}/incident?id={incident.id}" if external_url else ""
     notes = {
         "summary": incident.summary,
         "description": _describe(incident),
         "dashboard_url": link,
+        **more,
     }
     if incident.confidence is not None:
         notes["confidence"] = f"{incident.confidence:.2f}"
@@ -184,6 +191,7 @@ MAX_PLACED = 20_000
 class PayloadPlanner:
     """Makes the outbox rows of changes: for which receivers, with which alerts, and whether they are held.
 
+    annotate:  incident -> further annotations: `impact`, `suggested_action`, `runbook_url`.
     locate:    entity -> where it is, as labels.   The place of an incident is fixed while its entity stays the same,
                since labels are the identity of its alert.
     read_sent: incident -> labels of its newest stored alert, after a restart.
@@ -196,7 +204,9 @@ class PayloadPlanner:
         source: AlertSource,
         locate: Callable[[str], Mapping[str, str]],
         read_sent: Callable[[str], Mapping[str, str] | None],
+        annotate: Callable[[Incident], Mapping[str, str]] = lambda incident: {},
     ) -> None:
+        self._annotate = annotate
         self._endpoints, self._rules, self._source = endpoints, rules, source
         self._locate, self._read_sent = locate, read_sent
         self._places: OrderedDict[str, tuple[str, Mapping[str, str]]] = OrderedDict()
@@ -261,7 +271,7 @@ class PayloadPlanner:
         }
 
     def _alert(self, incident: Incident, labels: Mapping[str, str], ended: int | None = None) -> Alert:
-        return make_alert(incident, labels, self._source.external_url, ended)
+        return make_alert(incident, labels, self._source.external_url, ended, self._annotate(incident))
 
     def _emit(self, name: str, change: Change, alerts: Sequence[Alert], kind: Kind, now: int) -> Iterator[Payload]:
         """Yields the rows of one receiver: one with all alerts, or one per route and alert where routes group."""

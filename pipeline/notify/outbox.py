@@ -24,12 +24,13 @@ from pipeline.config.receivers import Notify
 from pipeline.incidents import ledger
 from pipeline.incidents.cases import Change
 from pipeline.incidents.ledger import Payload
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, Incident
 from pipeline.notify import alertmanager, delivery
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.delivery import MAX_FAILURES, ReceiverHealth
 from pipeline.notify.receivers import Message, build_endpoints
-from pipeline.notify.routes import GROUP_PREFIX, HeldMessages, Labels, Store, build_rules
+from pipeline.notify.routes import HeldMessages, Labels, Store, build_rules
+from pipeline.notify.settling import Result, Settlements
 from pipeline.runtime.heartbeat import Heartbeat
 
 log = logging.getLogger("fleetpulse.notify")
@@ -59,7 +60,7 @@ Chosen."""
 MAX_LOGGED_FAULTS = 100  # distinct faults of which the logging is remembered; chosen
 CLOCK_STEP_S = 5.0
 """Backward clock step after which planned times are invalid (s). Chosen: waits are short below it."""
-BATCH_SIZE = 100  # payloads read at a time
+BATCH_SIZE = 500  # payloads read at a time; chosen: reading them sorts all that wait
 
 _HEADS = """
 SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coalesce(t.reference, '') FROM (
@@ -69,10 +70,6 @@ SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coales
     LEFT JOIN notify_threads t ON t.receiver = $1 AND t.thread = o.incident
 WHERE place = 1 AND epoch_us(next_attempt) <= $2
 ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, o.incident LIMIT $3
-"""
-_SETTLE = """
-UPDATE outbox SET state = $2, attempts = attempts + $5, answer = $3, next_attempt = make_timestamptz($4::BIGINT)
-WHERE id = $1
 """
 _ALL_DUE = """
 UPDATE outbox SET next_attempt = make_timestamptz($2::BIGINT)
@@ -100,13 +97,9 @@ _RESENT = """
 SELECT arg_max(payload, number) FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind <> 'update'
 GROUP BY incident HAVING arg_max(kind, number) = 'firing' OR epoch_us(max(next_attempt)) >= $2
 """
-_REFER = "INSERT OR REPLACE INTO notify_threads VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
-_SETTLE_PARTS = """
-UPDATE outbox SET state = $4, answer = $5
-WHERE receiver = $1 AND part_of = $2 AND state = 'grouped' AND epoch_us(created) <= $3
-"""
 RESEND_RESOLVED_S = 300
 """Time for which a resolved alert is sent again (s), as Alertmanager asks its clients to."""
+_SILENCED = "INSERT OR REPLACE INTO notify_silences VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
 _ANY_TIME = 1 << 62  # UTC us: any time of the next attempt
 
 
@@ -131,7 +124,7 @@ class Notifier:
     """Makes payloads from changes and delivers them. Raises ConfigError on receivers that can never be called.
 
     alive: returns whether the pipeline is ready; while it is not, the Watchdog is not sent.
-    locate: entity -> where it is, as labels of its alerts.
+    locate: entity -> where it is, as labels of its alerts.  annotate: incident -> further annotations of its alerts.
     """
 
     def __init__(
@@ -144,6 +137,7 @@ class Notifier:
         timeout_s: float = delivery.TIMEOUT_S,
         monotonic: Callable[[], float] = time.monotonic,
         locate: Callable[[str], Mapping[str, str]] = lambda entity: {},
+        annotate: Callable[[Incident], Mapping[str, str]] = lambda incident: {},
     ) -> None:
         self.receivers = build_endpoints(notify.receivers)
         self.health = {name: ReceiverHealth() for name in self.receivers}
@@ -152,7 +146,7 @@ class Notifier:
         self._call = functools.partial(delivery.exchange, timeout_s=timeout_s)
         self._source = AlertSource(site, notify.external_url.rstrip("/"))
         rules = build_rules(notify)
-        self._planner = PayloadPlanner(self.receivers, rules, self._source, locate, self._read_sent)
+        self._planner = PayloadPlanner(self.receivers, rules, self._source, locate, self._read_sent, annotate)
         self._held = {
             name: HeldMessages(store, name, rules, self._load_firing, functools.partial(self._make_group_body, name))
             for name in self.receivers
@@ -266,14 +260,18 @@ class Notifier:
         if self._holding[name]:
             self._holding[name] = self._held[name].release(self._clock()) or self._rules.hold
         due = self._load_probe(name) if health.is_down else self._load_due(name, self._clock())
-        for payload in due:
-            self.beats[name].beat("POST")
-            answer = self._send(name, payload)
-            if ended():
-                return len(due)
-            self._store_result(name, payload, answer)
-            if health.is_down:
-                break
+        settled = Settlements(self._store, name)
+        try:
+            for payload in due:
+                self.beats[name].beat("POST")
+                answer = self._send(name, payload)
+                if ended():
+                    return len(due)
+                self._store_result(name, payload, answer, settled)
+                if health.is_down:
+                    break
+        finally:
+            settled.write()
         self._report_receiver(name)
         return len(due)
 
@@ -341,11 +339,11 @@ class Notifier:
         found = self.receivers[name].read_silences(alerts, now, self._call) if alerts else {}
         if found != self._silences.get(name):
             with self._store.transaction() as connection:
-                connection.execute("DELETE FROM notify_silences WHERE receiver = $1", [name])
-            with self._store.transaction() as connection:
+                gone = "DELETE FROM notify_silences WHERE receiver = $1 AND NOT list_contains($2::VARCHAR[], incident)"
+                connection.execute(gone, [name, list(found)])
                 for incident, text in found.items():
                     row = [name, incident, text, now]
-                    connection.execute("INSERT INTO notify_silences VALUES ($1, $2, $3, make_timestamptz($4))", row)
+                    connection.execute(_SILENCED, row)
             self._silences[name] = found
 
     def _record_result(self, name: str, answer: delivery.PostResult) -> None:
@@ -408,19 +406,16 @@ class Notifier:
         waiting = self._load_due(name, _ANY_TIME)
         return [min(waiting, key=lambda payload: health.probes[payload.id])] if waiting else []
 
-    def _store_result(self, name: str, payload: DuePayload, answer: delivery.PostResult) -> None:
-        """Stores the result of a payload."""
+    def _store_result(self, name: str, payload: DuePayload, answer: delivery.PostResult, settled: Settlements) -> None:
+        """Adds the result of a payload to those that are written together."""
         now, probe = self._clock(), self.health[name].is_down
         self._record_result(name, answer)
         state, text, later = "delivered", answer.text, now
         if answer.outcome == "retry":
             state, text, later = self._plan_retry(name, payload, answer, probe)
-        with self._store.transaction() as connection:
-            connection.execute(_SETTLE, [payload.id, state, text, later, int(state == "delivered" or not probe)])
-            if answer.reference:
-                connection.execute(_REFER, [name, payload.incident, answer.reference, now])
-            if state != "pending" and payload.incident.startswith(GROUP_PREFIX):
-                connection.execute(_SETTLE_PARTS, [name, payload.incident, payload.created, state, text])
+        tried = state == "delivered" or not probe
+        about = (payload.id, payload.incident, payload.created)
+        settled.add(Result(*about, state, text, later, tried, answer.reference, now))
         if state == "delivered":
             self._refused[name].pop(payload.id, None)
         elif payload.attempts + 1 >= MAX_FAILURES and not probe:

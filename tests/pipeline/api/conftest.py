@@ -115,6 +115,9 @@ class StoreBackend:
     def record_refusal(self, user, action: str, reason: str) -> None:
         self.refused.append((str(user), action, reason))
 
+    def record_act(self, user, action: str, target: str) -> None:
+        self.refused.append((str(user), action, target))
+
     def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         check_mute(detector, scope, seconds, reason, ("straggler",))
         mute = Mute("m1", detector, scope, NOW, NOW + int(seconds * SECOND), reason, user)
